@@ -1,0 +1,55 @@
+"""aicf compiles a whole training step into one plan and replays it with the same bits every time."""
+
+from . import init, optim
+from ._core import (
+    Array,
+    CaptureError,
+    DeviceLost,
+    DeviceUnavailable,
+    DTypeError,
+    Error,
+    FormatError,
+    GraphError,
+    InternalError,
+    OutOfMemory,
+    Outputs,
+    Report,
+    ShapeError,
+    StaleOutput,
+    Unsupported,
+    num_threads,
+    set_num_threads,
+)
+from .graph import Graph, Value, trace
+from .ops import *  # noqa: F403
+from .ops import __all__ as _op_names
+from .step import Step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Array",
+    "CaptureError",
+    "DTypeError",
+    "DeviceLost",
+    "DeviceUnavailable",
+    "Error",
+    "FormatError",
+    "Graph",
+    "GraphError",
+    "InternalError",
+    "OutOfMemory",
+    "Outputs",
+    "Report",
+    "ShapeError",
+    "StaleOutput",
+    "Step",
+    "Unsupported",
+    "Value",
+    "init",
+    "num_threads",
+    "optim",
+    "set_num_threads",
+    "trace",
+    *_op_names,
+]

@@ -1,0 +1,87 @@
+"""Command line: verify, info, dump."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+
+from . import Error, Graph, __version__, _core
+from .step import resolve_device
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from . import verify
+
+    write = (lambda text: None) if args.json else print
+    log = verify.run(args.device, args.replays, args.seed, args.dump, write)
+    if args.json:
+        print(json.dumps({"ok": not log.failed, "checks": log.records}, indent=1))
+    return 1 if log.failed else 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    print(f"aicf {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"cpu: kernels for {_core.cpu_isa()}, {_core.num_threads()} threads")
+    print(f'device="auto" means {resolve_device("auto")}')
+    return 0
+
+
+def _dump(args: argparse.Namespace) -> int:
+    with open(args.file, "rb") as file:
+        graph = Graph.from_json(file.read(), strict=not args.lenient)
+    stages = [args.stage] if args.stage else ["ir", "passes", "lowered", "plan"]
+    report = graph.verify()
+    for stage in stages:
+        if stage == "dot":
+            print(graph.to_dot())
+            continue
+        print(f"=== {stage.upper()} ===")
+        if stage == "ir":
+            print(graph)
+            print(report)
+            if not report:
+                return 1
+        elif stage == "passes":
+            for count, name in enumerate(_core.pass_names(), 1):
+                print(f"--- after {name}")
+                print(graph._core.after_passes(_core.pass_names()[:count]).to_text())
+        elif stage == "lowered":
+            print(graph._core.lower_text())
+        elif stage == "plan":
+            print(graph.compile(device=args.device, capture=False).plan)
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m aicf", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    verify = commands.add_parser("verify", help="the reference training step, checked end to end")
+    verify.add_argument("--device", default="auto")
+    verify.add_argument("--replays", type=int, default=20)
+    verify.add_argument("--seed", type=int, default=0)
+    verify.add_argument("--dump", action="store_true", help="print the IR as JSON")
+    verify.add_argument("--json", action="store_true", help="print the checks as JSON alone")
+    verify.set_defaults(run=_verify)
+    info = commands.add_parser("info", help="versions, devices, kernels")
+    info.set_defaults(run=_info)
+    dump = commands.add_parser("dump", help="a graph file at each stage, with the same ids")
+    dump.add_argument("file")
+    dump.add_argument("--stage", choices=["ir", "passes", "lowered", "plan", "dot"])
+    dump.add_argument("--device", default="cpu")
+    dump.add_argument("--lenient", action="store_true", help="read a broken graph to see why")
+    dump.set_defaults(run=_dump)
+    args = parser.parse_args(argv)
+    if args.command == "verify" and args.replays < 2:
+        parser.error("--replays: need at least 2")
+    try:
+        return args.run(args)
+    except (Error, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""Building a graph: values, their operators, and the Graph they live in."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import _core
+from . import init as initializers
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _user_line() -> str:
+    """file:line of the nearest caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+class Value:
+    """One value of a graph: a name for data, not data. Operators and methods append nodes."""
+
+    __slots__ = ("graph", "id")
+    __array_ufunc__ = None  # NumPy must not take over `array * value`
+
+    def __init__(self, graph: Graph, id: int) -> None:
+        self.graph = graph
+        self.id = id
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, outermost first."""
+        return self.graph._core.shape(self.id)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name: "float32", "bfloat16", "bool", ..."""
+        return self.graph._core.dtype(self.id)
+
+    @property
+    def name(self) -> str:
+        """The name it was given, or what its op calls its output."""
+        return self.graph._core.value_name(self.id)
+
+    @property
+    def role(self) -> str:
+        """input, param, state, constant or temp."""
+        return self.graph._core.role(self.id)
+
+    def __repr__(self) -> str:
+        return f"aicf.Value({self.graph._core.describe(self.id)} {self.name!r})"
+
+    def __hash__(self) -> int:
+        return hash((id(self.graph), self.id))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Value) and other.graph is self.graph and other.id == self.id
+
+    def _no_data(self, asked: str, instead: str) -> _core.GraphError:
+        text = self.graph._core.describe(self.id)
+        return _core.GraphError(
+            f"{asked} of value {text}: it has no data while the graph is built; {instead}"
+        )
+
+    def __bool__(self) -> bool:
+        raise self._no_data("bool", "use aicf.where to choose by it, or aicf.equal to compare")
+
+    def __float__(self) -> float:
+        raise self._no_data("float", "make it an output and read it after a step")
+
+    def __int__(self) -> int:
+        raise self._no_data("int", "make it an output and read it after a step")
+
+    def __len__(self) -> int:
+        raise self._no_data("len", "use value.shape[0]")
+
+    def __iter__(self) -> Any:
+        raise self._no_data("iteration", "use aicf functions over an axis")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise self._no_data("array", "make it an output and read it after a step")
+
+
+class Graph:
+    """A training step as a graph: forward, backward and optimizer.
+
+    Args:
+        name: what dumps call it.
+
+    >>> g = aicf.Graph("double")
+    >>> g.output("y", g.input("x", (3,)) * 2.0)
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self._core = _core.Graph(name)
+        self._steps: dict[str, tuple[Value, Value]] = {}  # optimizer name -> (step, step + 1)
+
+    @property
+    def name(self) -> str:
+        """What dumps call it."""
+        return self._core.name
+
+    def _here(self) -> _core.Graph:
+        self._core.where = _user_line()
+        return self._core
+
+    def _id(self, value: Value, where: str) -> int:
+        if not isinstance(value, Value):
+            raise _core.GraphError(
+                f"{where}: got {type(value).__name__} {value!r}; need a Value of this graph"
+            )
+        if value.graph is not self:
+            raise _core.GraphError(
+                f'{where}: {value!r} belongs to graph "{value.graph.name}", this is "{self.name}"; '
+                "values of two graphs never mix"
+            )
+        return value.id
+
+    # ---- leaves
+
+    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Value:
+        """A tensor given at every step.
+
+        Raises: GraphError when the name is taken, ShapeError, DTypeError.
+        """
+        _text(name, "input")
+        return Value(self, self._here().input(name, _sizes(shape, name), str(dtype)))
+
+    def param(
+        self, name: str, shape: Sequence[int], dtype: str = "float32", init: Any = None
+    ) -> Value:
+        """A trained tensor, kept between steps.
+
+        Args:
+            init: an initializer of aicf.init, or an array; None = aicf.init.default(shape).
+        """
+        sizes = _sizes(shape, _text(name, "param"))
+        start = initializers.default(sizes) if init is None else init
+        return Value(self, self._here().param(name, sizes, str(dtype), start))
+
+    def state(
+        self, name: str, shape: Sequence[int], dtype: str = "float32", init: Any = None
+    ) -> Value:
+        """A tensor kept between steps that no optimizer trains; zero without `init`."""
+        _text(name, "state")
+        start = initializers.zeros() if init is None else init
+        return Value(self, self._here().state(name, _sizes(shape, name), str(dtype), start))
+
+    def constant(self, value: Any, dtype: str | None = None) -> Value:
+        """A fixed array. Python numbers take `dtype` (default float32); arrays keep their own."""
+        return Value(self, self._here().constant(value, dtype))
+
+    def assign(self, target: Value, source: Value) -> None:
+        """Says what a param or state holds at the start of the next step. Once per target."""
+        self._here().assign(self._id(target, "assign"), self._id(source, "assign"))
+
+    def output(self, name: str, value: Value, keep: int = 1) -> None:
+        """Makes a value readable after a step; keep=K holds the last K steps, oldest first."""
+        if not hasattr(keep, "__index__") or not 0 < keep < 2**31:
+            raise _core.GraphError(
+                f'output "{name}": keep is {keep!r}; need an int, 1 to 1048576 steps'
+            )
+        self._here().output(_text(name, "output"), self._id(value, "output"), keep)
+
+    def dense(self, name: str, x: Value, out: int, bias: bool = True) -> Value:
+        """A linear layer with params `<name>.W` (out, in) and `<name>.b` (out,)."""
+        from .ops import linear
+
+        self._id(x, "dense")
+        if not x.shape:
+            raise _core.ShapeError(f"dense: x is {x!r}, of rank 0; need rank >= 1")
+        weight = self.param(f"{name}.W", (out, x.shape[-1]), x.dtype)
+        offset = self.param(f"{name}.b", (out,), x.dtype) if bias else None
+        return linear(x, weight, offset)
+
+    # ---- training
+
+    def backward(
+        self, loss: Value, wrt: Sequence[Value] | None = None, grad: Value | None = None
+    ) -> dict[Value, Value]:
+        """Appends the nodes that compute d loss / d value.
+
+        Args:
+            loss: rank 0, unless `grad` gives d / d loss in its shape.
+            wrt: values to differentiate by; None = every float param the loss reaches.
+
+        Raises: GraphError naming param and op when an op between them has no gradient.
+        """
+        core = self._here()
+        root = self._id(loss, "backward")
+        ids = (
+            core.reached_params(root)
+            if wrt is None
+            else [self._id(value, "backward") for value in wrt]
+        )
+        seed = -1 if grad is None else self._id(grad, "backward")
+        grads = core.backward(root, ids, seed)
+        return {Value(self, a): Value(self, b) for a, b in zip(ids, grads, strict=True)}
+
+    def minimize(
+        self,
+        loss: Value,
+        optimizer: Any,
+        params: Sequence[Value] | None = None,
+        clip_norm: float | Value | None = None,
+        name: str = "opt",
+    ) -> None:
+        """Backward and optimizer as ordinary nodes.
+
+        Args:
+            optimizer: a description from aicf.optim.
+            params: None = every float param the loss reaches.
+            name: prefix of the optimizer's states: `<name>.step`, `<name>.lr`, `<name>.m.<param>`.
+        """
+        if not hasattr(optimizer, "_apply"):
+            raise _core.GraphError(
+                f"minimize: optimizer is {optimizer!r}; need one of aicf.optim, as Adam(lr=1e-3)"
+            )
+        grads = self.backward(loss, params)
+        if not grads:
+            raise _core.GraphError("minimize: the loss reaches no float param; need at least one")
+        optimizer._apply(self, name, grads, clip_norm)
+
+    def _step_values(self, name: str) -> tuple[Value, Value]:
+        """(`<name>.step` at the start of the step, the same plus one), made at the first call."""
+        if name not in self._steps:
+            step = self.state(f"{name}.step", (), "int32")
+            (after,) = self._emit("StepInc", [step])
+            self.assign(step, after)
+            self._steps[name] = (step, after)
+        return self._steps[name]
+
+    def _number(self, name: str, value: float | Value, dtype: str) -> Value:
+        """A hyper-parameter: a named state scalar, or the Value a schedule computes."""
+        if isinstance(value, Value):
+            self._id(value, name)
+            if value.shape != () or value.dtype != dtype:
+                raise _core.DTypeError(f"{name}: got {value!r}; need rank 0 and {dtype} (cast it)")
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _core.DTypeError(f"{name}: got {value!r}; need a number or a rank-0 Value")
+        known = self._core.find(name)
+        if known >= 0:
+            return Value(self, known)
+        return self.state(name, (), dtype, initializers.constant(value))
+
+    def _emit(self, op: str, inputs: Sequence[Value], name: str = "", **attrs: Any) -> list[Value]:
+        ids = [self._id(value, op) for value in inputs]
+        return [Value(self, id) for id in self._here().emit(op, ids, attrs, name)]
+
+    # ---- looking at it
+
+    def verify(self) -> _core.Report:
+        """Checks the graph; the report is falsy, and says why, when something is wrong."""
+        return self._core.verify()
+
+    def lower(self) -> list[dict[str, Any]]:
+        """The lowered ops before any pass: op, inputs, outputs, attrs."""
+        return json.loads(self._core.lower_json())["ops"]
+
+    def to_json(self) -> str:
+        """The graph as JSON text; `from_json` reads it back."""
+        return self._core.to_json()
+
+    def to_dot(self) -> str:
+        """The graph in Graphviz's language."""
+        return self._core.to_dot()
+
+    def __str__(self) -> str:
+        return self._core.to_text()
+
+    @staticmethod
+    def from_json(text: str | bytes, strict: bool = True) -> Graph:
+        """Reads a graph. A file is not trusted: whatever is wrong with it is a FormatError.
+
+        Args:
+            strict: False keeps unknown ops and broken links, so that `verify()` can name them.
+        """
+        from .serialize import read_graph
+
+        graph = Graph()
+        graph._core = read_graph(text, strict)
+        return graph
+
+    def compile(
+        self,
+        device: str = "auto",
+        *,
+        params: dict[str, Any] | None = None,
+        share: Any = None,
+        seed: int = 0,
+        math: str = "fp32",
+        deterministic: bool = True,
+        passes: str | Sequence[str] = "default",
+        capture: bool = True,
+    ) -> Any:
+        """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
+
+        Args:
+            device: "cpu", "cuda:0", or "auto" (the environment variable AICF_DEVICE, else a GPU
+                if one is usable, else the CPU).
+            params: arrays that replace the initial values of params or states, copied in.
+            share: a Step or several; params and states of equal name use their storage.
+            seed: of the initial random values.
+            passes: names in order, "default", or () for none.
+            capture: False leaves only `run`.
+
+        Returns: a Step.
+        """
+        from .step import Step
+
+        return Step(
+            self,
+            device=device,
+            params=params,
+            share=share,
+            seed=seed,
+            math=math,
+            deterministic=deterministic,
+            passes=passes,
+            capture=capture,
+        )
+
+
+def _sizes(shape: Sequence[int], name: str) -> list[int]:
+    try:
+        sizes = [int(size.__index__()) for size in shape]
+    except (AttributeError, TypeError):
+        raise _core.ShapeError(f'"{name}": shape is {shape!r}; need a sequence of ints') from None
+    if any(not -(2**63) <= size < 2**63 for size in sizes):
+        raise _core.ShapeError(f'"{name}": shape is {sizes}; need sizes below 2**63')
+    return sizes
+
+
+def _text(name: Any, where: str) -> str:
+    if not isinstance(name, str):
+        raise _core.GraphError(f"{where}: the name is {name!r}; need a str")
+    return name
+
+
+def trace(fn: Callable[..., dict[str, Value]], **inputs: Any) -> Graph:
+    """Calls `fn(g, **values)` with one input per keyword; the dict it returns becomes outputs.
+
+    Args:
+        inputs: a shape, or (shape, dtype), or an array whose shape and dtype are taken.
+
+    >>> g = aicf.trace(lambda g, x: {"y": x + x}, x=(2, 3))
+    """
+    graph = Graph(getattr(fn, "__name__", "graph"))
+    values = {}
+    for name, spec in inputs.items():
+        if hasattr(spec, "shape") and hasattr(spec, "dtype"):
+            shape, dtype = tuple(spec.shape), str(spec.dtype)
+        elif isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], str):
+            shape, dtype = spec
+        else:
+            shape, dtype = spec, "float32"
+        values[name] = graph.input(name, shape, dtype)
+    outputs = fn(graph, **values)
+    if not isinstance(outputs, dict):
+        raise _core.GraphError(
+            f"trace: {graph.name} returned {type(outputs).__name__}; need a dict of name to Value"
+        )
+    for name, value in outputs.items():
+        graph.output(name, value)
+    return graph

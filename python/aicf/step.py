@@ -1,0 +1,264 @@
+"""A compiled step: run it, replay it, read and write its state."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from . import _core
+from .serialize import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+
+class Leaves(Mapping[str, _core.Array]):
+    """Params or states of a step, by name: live Arrays; assigning copies in."""
+
+    def __init__(self, step: Step, role: str) -> None:
+        self._step = step
+        self._names = step._leaves(role)
+
+    def __getitem__(self, name: str) -> _core.Array:
+        self._check(name)
+        return self._step._array(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._check(name)
+        self._step._write(name, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _check(self, name: str) -> None:
+        if name not in self._names:
+            known = ", ".join(self._names) or "none"
+            raise _core.GraphError(f'step: there is no "{name}" here; it has {known}')
+
+
+class Launch(NamedTuple):
+    """One launch that the backend holds, read back from it."""
+
+    op: str
+    kernel: str
+
+
+class Plan:
+    """Where every value lies and what every launch waits for."""
+
+    def __init__(self, text: str, record: dict[str, Any], report: _core.Report) -> None:
+        self._text = text
+        self._record = record
+        self.report = report
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of all regions: known before the first run, constant after."""
+        return self._record["peak_bytes"]
+
+    @property
+    def regions(self) -> dict[str, int]:
+        """Bytes by region."""
+        return self._record["regions"]
+
+    @property
+    def values(self) -> dict[str, dict[str, Any]]:
+        """name, region, offset, bytes, storage by value id."""
+        return self._record["values"]
+
+    @property
+    def ops(self) -> list[dict[str, Any]]:
+        """op, inputs, outputs, attrs, kernel, lane, waits, workspace, one entry per launch."""
+        return self._record["ops"]
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        return json.dumps(self._record, indent=1)
+
+    def __str__(self) -> str:
+        return self._text
+
+
+class Step(_core.Step):
+    """What `Graph.compile` returns. One sequential machine: threads that call it take turns.
+
+    Calling it with its inputs runs one step and returns its outputs:
+
+    >>> out = step(x=batch, t=target)
+    >>> float(out["loss"])
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        device: str = "auto",
+        params: Mapping[str, Any] | None = None,
+        share: Step | Sequence[Step] | None = None,
+        seed: int = 0,
+        math: str = "fp32",
+        deterministic: bool = True,
+        passes: str | Sequence[str] = "default",
+        capture: bool = True,
+    ) -> None:
+        if math != "fp32":
+            raise _core.Unsupported(f'compile: math is "{math}"; need "fp32"')
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
+            raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
+        if isinstance(passes, str) and passes != "default":
+            raise _core.GraphError(
+                f'compile: passes is "{passes}"; need "default" or a tuple of names'
+            )
+        names = _core.pass_names() if isinstance(passes, str) else list(passes)
+        others = [] if share is None else [share] if isinstance(share, _core.Step) else share
+        if not isinstance(others, Sequence):
+            raise _core.GraphError(f"compile: share is {share!r}; need a Step or several")
+        for other in others:
+            if not isinstance(other, _core.Step):
+                raise _core.GraphError(f"compile: share holds {other!r}; need Steps")
+        super().__init__(graph._core, resolve_device(device), seed, capture, others, names)
+        for name, value in (params or {}).items():
+            if name in self.params:
+                self.params[name] = value
+            else:
+                self.state[name] = value
+
+    # ---- state
+
+    @property
+    def params(self) -> Leaves:
+        """Params by name: live Arrays; assigning copies in."""
+        return Leaves(self, "param")
+
+    @property
+    def state(self) -> Leaves:
+        """States by name (`opt.*`, `rng.*`, your own): live Arrays; assigning copies in."""
+        return Leaves(self, "state")
+
+    def set(self, name: str, number: float) -> None:
+        """Sets a rank-0 state, such as "opt.lr"; it holds from the next step on.
+
+        >>> step.set("opt.lr", 3e-4)
+        """
+        array = self.state[name]
+        if array.shape != ():
+            raise _core.ShapeError(f'set: "{name}" has shape {array.shape}; need a rank-0 state')
+        if not isinstance(number, (bool, int, float)):
+            raise _core.DTypeError(f'set: "{name}" got {number!r}; need a Python number')
+        self._write(name, number)
+
+    def bind(self, **tensors: Any) -> None:
+        """Replaces the storage of inputs, outputs, params or states by the caller's tensors.
+
+        Zero-copy: the tensor's content is the value from now on, and the step keeps it alive.
+        Shape, dtype and device must be equal, the layout C order.
+        """
+        for name, tensor in tensors.items():
+            self._bind(name, tensor)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """A copy of every param and state: what a run needs to go on with the same bits.
+
+        A bfloat16 value comes as float32, which is exact.
+        """
+        return {name: self._array(name).numpy() for name in [*self.params, *self.state]}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Copies in exactly the values `state_dict` returns; nothing is written unless all fit.
+
+        Raises: GraphError naming missing or unknown names; ShapeError; DTypeError.
+        """
+        if not isinstance(values, Mapping):
+            raise _core.GraphError(
+                f"load_state_dict: got {type(values).__name__}; need a mapping of name to array"
+            )
+        expected = [*self.params, *self.state]
+        missing = [name for name in expected if name not in values]
+        unknown = [name for name in values if name not in expected]
+        if missing or unknown:
+            raise _core.GraphError(
+                f"load_state_dict: missing {missing}, unknown {unknown}; need exactly {expected}"
+            )
+        arrays = {}
+        for name in expected:
+            target, value = self._array(name), values[name]
+            if tuple(np.shape(value)) != target.shape:
+                raise _core.ShapeError(
+                    f'load_state_dict: "{name}" has shape {np.shape(value)}; need {target.shape}'
+                )
+            dtype = str(getattr(value, "dtype", target.dtype)).removeprefix("torch.")
+            if target.dtype == "bfloat16" and dtype == "float32":
+                value = _bfloat16_bytes(np.asarray(value), name)
+            elif dtype != target.dtype:
+                raise _core.DTypeError(
+                    f'load_state_dict: "{name}" is {dtype}; need {target.dtype} (cast it)'
+                )
+            arrays[name] = value
+        for name, value in arrays.items():
+            if isinstance(value, bytes):
+                self._write_bytes(name, value)
+            else:
+                self._write(name, value)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes `state_dict` as safetensors, atomically: a temporary file, then a rename."""
+        tensors = {}
+        for name in [*self.params, *self.state]:
+            array = self._array(name)
+            values = array.numpy()
+            if array.dtype == "bfloat16":
+                values = (values.view(np.uint32) >> 16).astype(np.uint16)
+            tensors[name] = (array.dtype, values)
+        write_tensors(path, tensors)
+
+    def load(self, path: str | os.PathLike) -> None:
+        """Reads what `save` wrote. Raises: FormatError; whatever load_state_dict raises."""
+        values = {}
+        for name, (dtype, array) in read_tensors(path).items():
+            if dtype == "bfloat16":
+                array = (array.astype(np.uint32) << 16).view(np.float32)
+            values[name] = array
+        self.load_state_dict(values)
+
+    # ---- looking at it
+
+    @property
+    def plan(self) -> Plan:
+        """Where every value lies and what every launch waits for."""
+        return Plan(self._plan_text(), json.loads(self._plan_json()), self._plan_report())
+
+    @property
+    def lowered(self) -> list[dict[str, Any]]:
+        """One entry per launch: op, inputs, outputs, attrs, kernel."""
+        return self.plan.ops
+
+    @property
+    def trace(self) -> list[Launch]:
+        """What the backend really holds for a replay, read back from it."""
+        return [Launch(op, kernel) for op, kernel in self._trace()]
+
+    def __repr__(self) -> str:
+        return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
+
+
+def resolve_device(device: str) -> str:
+    """The device "auto" means here; any other name unchanged."""
+    if not isinstance(device, str):
+        raise _core.GraphError(f'device: got {device!r}; need "auto", "cpu" or "cuda:<index>"')
+    return os.environ.get("AICF_DEVICE", "cpu") if device == "auto" else device
+
+
+def _bfloat16_bytes(values: np.ndarray, name: str) -> bytes:
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    if (bits & 0xFFFF).any():
+        raise _core.DTypeError(
+            f'load_state_dict: "{name}" has float32 values that bfloat16 cannot hold'
+        )
+    return (bits >> 16).astype(np.uint16).tobytes()

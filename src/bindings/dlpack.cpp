@@ -1,0 +1,744 @@
+#include "bindings/dlpack.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace aicf {
+
+DLPackHooks dlpack_hooks;
+
+namespace {
+
+extern DLPackExchangeAPI exchange_table;
+
+constexpr char kVersioned[] = "dltensor_versioned", kUnversioned[] = "dltensor";
+constexpr char kExchangeApi[] = "dlpack_exchange_api";
+constexpr size_t kAlign = 64;  // less makes JAX copy what it imports
+constexpr int kMaxRoutes = 64;
+
+std::atomic<bool> closing{false};  // set by atexit
+std::atomic<int> entered{0};       // threads inside with_python
+std::thread::id closing_thread;
+
+/// Runs `release` with the GIL, on any thread. A thread that asks for the GIL of a closing
+/// interpreter is stopped for good, even inside a destructor; so once it closes only the closing
+/// thread still enters, and what the others hold is leaked.
+template <class Release>
+void with_python(Release release) {
+    entered++;
+    if (!closing || std::this_thread::get_id() == closing_thread)
+        if (nb::detail::cleanup_guard guard{}; guard) release();
+    entered--;
+}
+
+/// How to import the objects of one type.
+struct Route {
+    nb::object type;    // kept alive, so that no other type takes its address
+    nb::object is_neg;  // PyTorch's method, else empty
+    const DLPackExchangeAPI* api = nullptr;
+    bool own = false;        // is our Array, or derived from it
+    bool tensor = false;     // has __dlpack__
+    bool buffer = false;     // has the buffer protocol
+    bool ndarray = false;    // is NumPy's, or derived from it
+    bool immutable = false;  // may never be written, whatever its capsule says
+};
+
+/// Looked up once; never freed, as the interpreter is gone before static objects are.
+struct Python {
+    nb::object ndarray, empty, asarray, dtypes[kDTypes];
+    Route routes[kMaxRoutes];
+    int count = 0;
+};
+
+PyObject* on_exit(PyObject* self, PyObject*);
+
+Python& python() {
+    static Python* instance = [] {
+        static PyMethodDef exit_method = {"dlpack_on_exit", on_exit, METH_NOARGS, nullptr};
+        auto made = std::make_unique<Python>();
+        nb::module_ numpy = nb::module_::import_("numpy");
+        made->ndarray = numpy.attr("ndarray");
+        made->empty = numpy.attr("empty");
+        made->asarray = numpy.attr("asarray");
+        for (int i = 0; i < kDTypes; i++)
+            if (auto dtype = static_cast<DType>(i); dtype != DType::bf16)
+                made->dtypes[i] = numpy.attr("dtype")(dtype_name(dtype));
+        nb::module_::import_("atexit").attr("register")(
+            nb::steal(PyCFunction_New(&exit_method, nullptr)));
+        return made.release();
+    }();
+    return *instance;
+}
+
+PyObject* on_exit(PyObject*, PyObject*) {
+    closing_thread = std::this_thread::get_id();
+    closing = true;
+    PyThreadState* state = PyEval_SaveThread();
+    for (int ms = 0; entered && ms < 1000; ms++)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    PyEval_RestoreThread(state);
+    for (Route& route : python().routes) route = {};  // no type may outlive its module
+    python().count = kMaxRoutes;
+    Py_RETURN_NONE;
+}
+
+std::string str_of(nb::handle object) {
+    nb::str text(object);
+    const char* utf8 = text.c_str();
+    if (!utf8) PyErr_Clear();
+    return utf8 ? utf8 : "?";
+}
+
+std::string type_of(nb::handle object) { return str_of(nb::type_name(object.type())); }
+
+/// The current Python error as ours; what is not about the tensor (KeyboardInterrupt, MemoryError)
+/// stays itself.
+[[noreturn]] void raise_python(const char* where, nb::handle object) {
+    nb::python_error error;
+    if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw error;
+    std::string said = str_of(error.value());
+    raise(ErrorKind::unsupported, where, ": this ", type_of(object),
+          " cannot be exported: ", said.substr(0, said.find('\n')));  // PyTorch adds its C++ stack
+}
+
+Route make_route(nb::handle object) {
+    nb::handle type = object.type();
+    Route route;
+    route.type = nb::borrow(type);
+    std::string module = str_of(nb::getattr(type, "__module__", nb::str("")));
+    route.tensor =
+        nb::hasattr(type, "__dlpack__") && module != "numpy.ma";  // an export would lose the mask
+    if (!route.tensor) return route;
+    route.ndarray = nb::isinstance(object, python().ndarray);
+    route.buffer = PyObject_CheckBuffer(object.ptr());
+    route.immutable = module.starts_with("jax") || module.starts_with("tensorflow");
+    if (nb::hasattr(type, "is_neg") && nb::hasattr(type, "resolve_neg"))
+        route.is_neg = type.attr("is_neg");
+    nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+    if (!PyCapsule_IsValid(capsule.ptr(), kExchangeApi)) return route;
+    route.api =
+        static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule.ptr(), kExchangeApi));
+    while (route.api && route.api->version.major > kDLPackMajor) route.api = route.api->previous;
+    if (route.api && route.api->version.major != kDLPackMajor) route.api = nullptr;
+    route.own = route.api == &exchange_table;
+    return route;
+}
+
+/// The route of a known type; else of a new one, made in `scratch`.
+const Route& find_route(nb::handle object, Route& scratch) {
+    Python& py = python();
+    nb::handle type = object.type();
+    for (int i = 0; i < py.count; i++)
+        if (py.routes[i].type.ptr() == type.ptr()) return py.routes[i];
+    scratch = make_route(object);
+    if (!scratch.tensor || py.count == kMaxRoutes) return scratch;
+    return py.routes[py.count++] = scratch;
+}
+
+/// To C order, from strides in bytes and any alignment.
+void copy_strided(char*& to, const char* from, const Dims& shape, const int64_t* byte_strides,
+                  int64_t item, int axis = 0) {
+    bool rows = axis < shape.rank();
+    int64_t size = rows ? shape[axis] : 1, stride = rows ? byte_strides[axis] : item;
+    if (axis + 1 < shape.rank()) {
+        for (int64_t i = 0; i < size; i++)
+            copy_strided(to, from + i * stride, shape, byte_strides, item, axis + 1);
+    } else if (stride == item) {
+        memcpy(to, from, size * item);
+        to += size * item;
+    } else {
+        for (int64_t i = 0; i < size; i++, to += item)  // a known size is one move, not a call
+            item == 4 ? memcpy(to, from + i * stride, 4) : memcpy(to, from + i * stride, item);
+    }
+}
+
+void copy_into(void* to, const TensorRef& ref) {
+    int64_t item = dtype_size(ref.dtype);
+    Dims bytes = ref.strides;
+    for (int i = 0; i < bytes.rank(); i++) bytes[i] *= item;
+    char* out = static_cast<char*>(to);
+    if (!ref.data) return;  // no elements
+    if (is_contiguous(ref.shape, ref.strides))
+        memcpy(out, ref.data, element_count(ref.shape) * item);
+    else
+        copy_strided(out, static_cast<const char*>(ref.data), ref.shape, bytes.begin(), item);
+}
+
+/// Fills shape, strides and data; copies where strides in elements cannot say where the data is.
+void place(TensorRef& ref, void* data, int rank, const int64_t* shape, const int64_t* byte_strides,
+           const char* where, const ImportOptions& options) {
+    if (rank < 0 || rank > kMaxDims)
+        raise(ErrorKind::shape, where, ": got ", rank, " dimensions; need at most ", kMaxDims);
+    int64_t item = dtype_size(ref.dtype);
+    bool empty = false, odd = reinterpret_cast<uintptr_t>(data) % item != 0;
+    Dims strides;
+    for (int i = 0; i < rank; i++) {
+        if (shape[i] < 0)
+            raise(ErrorKind::format, where, ": axis ", i, " has size ", shape[i],
+                  "; need 0 or more");
+        empty |= shape[i] == 0;
+        odd |= shape[i] > 1 && byte_strides[i] % item != 0;
+        ref.shape.push(shape[i]);
+        strides.push(shape[i] > 1 ? byte_strides[i] / item : 1);
+    }
+    if (!data && !empty)
+        raise(ErrorKind::format, where, ": ", to_string(ref.shape), " elements at a NULL pointer");
+    ref.strides = empty ? contiguous_strides(ref.shape) : strides;
+    ref.data = data;
+    if (!odd || empty) return;
+    const char* need = "; need an aligned tensor whose strides are whole elements";
+    if (!options.allow_copy || ref.device.kind != Device::cpu)
+        raise(ErrorKind::unsupported, where, ": unaligned ", type_string(ref.dtype, ref.shape),
+              need);
+    TensorRef copied = empty_tensor(ref.dtype, ref.shape);
+    char* to = static_cast<char*>(copied.data);
+    copy_strided(to, static_cast<const char*>(data), ref.shape, byte_strides, item);
+    copied.read_only = true;
+    ref = std::move(copied);
+}
+
+std::string text(DLDataType type) {
+    static const char* names[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    std::string name = type.code < 7
+                           ? cat(names[type.code], int{type.bits})
+                           : cat("the ", int{type.bits}, "-bit DLPack type ", int{type.code});
+    return type.lanes == 1 ? name : cat(name, " in ", int{type.lanes}, " lanes");
+}
+
+constexpr const char* kNeedDType =
+    "; need one of float32, float64, float16, bfloat16, int32, int64, uint8, bool; cast it";
+
+DType dtype_of(DLDataType type, const char* where) {
+    auto is = [&](DLTypeCode code, int bits) {
+        return type.code == code && type.bits == bits && type.lanes == 1;
+    };
+    if (is(kDLFloat, 32)) return DType::f32;
+    if (is(kDLFloat, 64)) return DType::f64;
+    if (is(kDLFloat, 16)) return DType::f16;
+    if (is(kDLBfloat, 16)) return DType::bf16;
+    if (is(kDLInt, 32)) return DType::i32;
+    if (is(kDLInt, 64)) return DType::i64;
+    if (is(kDLUInt, 8)) return DType::u8;
+    if (is(kDLBool, 8)) return DType::boolean;
+    raise(ErrorKind::dtype, where, ": got ", text(type), kNeedDType);
+}
+
+DLDataType dl_dtype(DType dtype) {
+    static constexpr DLTypeCode codes[kDTypes] = {kDLFloat, kDLFloat, kDLFloat, kDLBfloat,
+                                                  kDLInt,   kDLInt,   kDLUInt,  kDLBool};
+    return {codes[static_cast<int>(dtype)], static_cast<uint8_t>(8 * dtype_size(dtype)), 1};
+}
+
+Device device_of(DLDevice device, const char* where) {
+    if (device.type == kDLCPU || device.type == kDLCUDAHost) return {Device::cpu, 0};
+    if (device.type == kDLCUDA || device.type == kDLCUDAManaged) return {Device::cuda, device.id};
+    raise(ErrorKind::device_unavailable, where, ": got a tensor on DLPack device type ",
+          int{device.type}, "; need one on the CPU or a CUDA device");
+}
+
+TensorRef describe(const DLTensor& tensor, std::shared_ptr<void> owner, const char* where,
+                   const ImportOptions& options) {
+    TensorRef ref;
+    ref.device = device_of(tensor.device, where);
+    ref.dtype = dtype_of(tensor.dtype, where);
+    ref.owner = std::move(owner);
+    if (tensor.ndim > 0 && !tensor.shape)
+        raise(ErrorKind::format, where, ": a tensor without a shape");
+    int64_t item = dtype_size(ref.dtype), strides[kMaxDims];
+    int64_t dense = item;
+    for (int i = std::min(tensor.ndim, kMaxDims) - 1; i >= 0; i--) {
+        bool overflow = __builtin_mul_overflow(tensor.strides ? tensor.strides[i] : dense,
+                                               tensor.strides ? item : 1, &strides[i]);
+        overflow |= __builtin_mul_overflow(dense, std::max<int64_t>(tensor.shape[i], 1), &dense);
+        if (overflow && tensor.shape[i] > 1)
+            raise(ErrorKind::format, where, ": sizes beyond 64 bits");
+    }
+    char* data = static_cast<char*>(tensor.data);
+    place(ref, data ? data + tensor.byte_offset : data, tensor.ndim, tensor.shape, strides, where,
+          options);
+    return ref;
+}
+
+/// Takes a managed tensor: from here on its deleter runs once, when the last TensorRef goes.
+template <class Managed>
+TensorRef adopt(Managed* managed, const char* where, const ImportOptions& options) {
+    std::shared_ptr<void> owner(managed, [](Managed* mine) {
+        if (mine->deleter) with_python([&] { mine->deleter(mine); });
+    });
+    bool read_only = false;
+    if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
+        if (managed->version.major != kDLPackMajor)
+            raise(ErrorKind::unsupported, where, ": got DLPack version ", managed->version.major,
+                  ".", managed->version.minor, "; need ", kDLPackMajor, ".x");
+        read_only = managed->flags & kDLReadOnly;
+    }
+    TensorRef ref = describe(managed->dl_tensor, std::move(owner), where, options);
+    ref.read_only |= read_only;
+    return ref;
+}
+
+struct BufferOwner {
+    Py_buffer view{};
+    ~BufferOwner() {
+        if (view.obj) with_python([&] { PyBuffer_Release(&view); });
+    }
+};
+
+/// The dtype of a buffer in native byte order: struct's format characters.
+std::optional<DType> parse_format(const char* format, int64_t item) {
+    constexpr bool little = std::endian::native == std::endian::little;
+    if (!format) return DType::u8;
+    if (*format == '@' || *format == '=' || *format == (little ? '<' : '>')) format++;
+    if (!*format || format[1]) return std::nullopt;
+    static constexpr std::string_view letters = "fde?B";
+    static constexpr DType dtypes[] = {DType::f32, DType::f64, DType::f16, DType::boolean,
+                                       DType::u8};
+    if (size_t at = letters.find(*format); at != letters.npos) return dtypes[at];
+    bool whole = *format == 'i' || *format == 'l' || *format == 'q';
+    if (!whole) return std::nullopt;
+    return item == 8 ? DType::i64 : DType::i32;
+}
+
+/// Through the buffer protocol, as `as` where given; false where the object has no buffer of a
+/// known dtype.
+bool from_buffer(nb::handle object, std::optional<DType> as, TensorRef& ref, const char* where,
+                 const ImportOptions& options) {
+    auto owner = std::make_shared<BufferOwner>();
+    Py_buffer& view = owner->view;
+    if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_STRIDES | PyBUF_FORMAT)) {
+        PyErr_Clear();
+        view.obj = nullptr;
+        return false;
+    }
+    std::optional<DType> dtype = as ? as : parse_format(view.format, view.itemsize);
+    if (!dtype) return false;
+    static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
+    ref.dtype = *dtype;
+    ref.read_only = view.readonly;
+    ref.owner = std::move(owner);
+    place(ref, view.buf, view.ndim, reinterpret_cast<int64_t*>(view.shape),
+          reinterpret_cast<int64_t*>(view.strides), where, options);
+    return true;
+}
+
+/// NumPy arrays whose dtype has no buffer format we know: ml_dtypes' bfloat16, else an error.
+TensorRef from_extension_array(nb::handle object, const char* where, const ImportOptions& options) {
+    std::string dtype = str_of(object.attr("dtype"));
+    TensorRef ref;
+    if (dtype == "bfloat16" &&
+        from_buffer(object.attr("view")("uint16"), DType::bf16, ref, where, options))
+        return ref;
+    raise(ErrorKind::dtype, where, ": got ", dtype, kNeedDType);
+}
+
+/// Through the exchange API, which orders no streams: false where the producer has to.
+bool from_exchange(nb::handle object, const Route& route, TensorRef& ref, const char* where,
+                   const ImportOptions& options) {
+    DLManagedTensorVersioned* managed = nullptr;
+    if (route.api->from_object(object.ptr(), &managed)) raise_python(where, object);
+    ref = adopt(managed, where, options);
+    if (ref.device.kind == Device::cpu || options.consumer_stream == -1) return true;
+    void* now = nullptr;
+    if (route.api->current_work_stream(kDLCUDA, ref.device.index, &now))
+        raise_python(where, object);
+    auto number = [](intptr_t stream) { return stream ? stream : 1; };
+    return number(reinterpret_cast<intptr_t>(now)) == number(options.consumer_stream);
+}
+
+nb::object call_dlpack(nb::handle object, const ImportOptions& options) {
+    nb::object method = object.attr("__dlpack__");
+    nb::dict keywords, none;
+    if (options.consumer_stream) {
+        nb::object device = object.attr("__dlpack_device__")();
+        int type = nb::cast<int>(nb::int_(nb::object(device[0])));
+        if (type == kDLCUDA || type == kDLCUDAManaged)
+            none["stream"] = keywords["stream"] = options.consumer_stream;
+    }
+    keywords["max_version"] = nb::make_tuple(kDLPackMajor, 1);
+    try {
+        return method(**keywords);
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_TypeError)) throw;
+    }
+    return method(**none);  // from before DLPack 1.0
+}
+
+TensorRef from_capsule(nb::handle object, const char* where, const ImportOptions& options) {
+    nb::object capsule;
+    try {
+        capsule = call_dlpack(object, options);
+    } catch (nb::python_error& error) {
+        error.restore();
+        raise_python(where, object);
+    }
+    if (PyCapsule_IsValid(capsule.ptr(), kVersioned)) {
+        auto* managed =
+            static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), kVersioned));
+        PyCapsule_SetName(capsule.ptr(), "used_dltensor_versioned");
+        return adopt(managed, where, options);
+    }
+    if (PyCapsule_IsValid(capsule.ptr(), kUnversioned)) {
+        auto* managed =
+            static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kUnversioned));
+        PyCapsule_SetName(capsule.ptr(), "used_dltensor");
+        return adopt(managed, where, options);
+    }
+    raise(ErrorKind::format, where, ": __dlpack__ of ", type_of(object),
+          " returned no unused DLPack capsule");
+}
+
+/// True for what could be the imaginary parts of complex numbers: they lie two elements apart.
+bool may_be_part(const TensorRef& ref) {
+    for (int i = 0; i < ref.shape.rank(); i++)
+        if (ref.shape[i] > 1 && ref.strides[i] % 2) return false;
+    return is_float(ref.dtype);
+}
+
+/// PyTorch exports a lazily negated view (`x.conj().imag`) without its sign.
+void refuse_negative(nb::handle object, const Route& route, const char* where) {
+    if (nb::cast<bool>(route.is_neg(object)))
+        raise(ErrorKind::unsupported, where,
+              ": got a view with the negative bit set; need tensor.resolve_neg()");
+}
+
+template <class Managed>
+struct Export {
+    Managed managed;
+    TensorRef ref;
+};
+
+DLDevice dl_device_of(const TensorRef& ref) {
+    return {ref.device.kind == Device::cpu ? kDLCPU : kDLCUDA, ref.device.index};
+}
+
+template <class Managed>
+Managed* make_managed(TensorRef ref, bool copied) {
+    auto* made = new Export<Managed>{{}, std::move(ref)};
+    TensorRef& kept = made->ref;
+    made->managed.manager_ctx = made;
+    made->managed.deleter = [](Managed* self) {
+        delete static_cast<Export<Managed>*>(self->manager_ctx);
+    };
+    made->managed.dl_tensor = {kept.data,
+                               dl_device_of(kept),
+                               kept.shape.rank(),
+                               dl_dtype(kept.dtype),
+                               &kept.shape[0],
+                               &kept.strides[0],
+                               0};
+    if constexpr (std::is_same_v<Managed, DLManagedTensorVersioned>) {
+        made->managed.version = {kDLPackMajor, 1};
+        made->managed.flags = (kept.read_only ? kDLReadOnly : 0) | (copied ? kDLIsCopied : 0);
+    }
+    return &made->managed;
+}
+
+/// A capsule that frees the tensor unless a consumer has renamed it.
+template <class Managed, const char* name>
+nb::object make_capsule(TensorRef ref, bool copied) {
+    Managed* managed = make_managed<Managed>(std::move(ref), copied);
+    PyObject* capsule = PyCapsule_New(managed, name, [](PyObject* self) {
+        if (!PyCapsule_IsValid(self, name)) return;
+        auto* unused = static_cast<Managed*>(PyCapsule_GetPointer(self, name));
+        unused->deleter(unused);
+    });
+    if (!capsule) {
+        managed->deleter(managed);
+        throw nb::python_error();
+    }
+    return nb::steal(capsule);
+}
+
+/// Runs a body of the exchange table: no C++ exception may leave it.
+template <class Body>
+int guarded(Body body) noexcept {
+    try {
+        body();
+        return 0;
+    } catch (const Error& error) {
+        dlpack_hooks.set_error ? dlpack_hooks.set_error(error)
+                               : PyErr_SetString(PyExc_BufferError, error.what());
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_BufferError, error.what());
+    }
+    return -1;
+}
+
+int exchange_allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
+                      void (*set_error)(void*, const char*, const char*)) {
+    try {
+        DLTensor shape = *prototype;  // only its dtype, sizes and device mean something
+        shape.data = reinterpret_cast<void*>(kAlign);
+        shape.strides = nullptr;
+        shape.byte_offset = 0;
+        TensorRef wanted = describe(shape, nullptr, "DLPack", {});
+        if (wanted.device.kind != Device::cpu)
+            raise(ErrorKind::unsupported, "DLPack: only CPU tensors are made here");
+        *out =
+            make_managed<DLManagedTensorVersioned>(empty_tensor(wanted.dtype, wanted.shape), false);
+        return 0;
+    } catch (const std::exception& error) {
+        set_error(context, "BufferError", error.what());
+        return -1;
+    }
+}
+
+int exchange_from_object(void* object, DLManagedTensorVersioned** out) {
+    return guarded([&] {
+        TensorRef ref;
+        if (!dlpack_hooks.as_tensor_ref ||
+            !dlpack_hooks.as_tensor_ref(static_cast<PyObject*>(object), &ref))
+            raise(ErrorKind::dtype, "DLPack: got ", type_of(static_cast<PyObject*>(object)),
+                  "; need an aicf.Array");
+        *out = make_managed<DLManagedTensorVersioned>(std::move(ref), false);
+    });
+}
+
+int exchange_to_object(DLManagedTensorVersioned* tensor, void** out) {
+    return guarded([&] {
+        TensorRef ref = adopt(tensor, "DLPack", {});
+        if (!dlpack_hooks.from_tensor_ref)
+            raise(ErrorKind::unsupported, "DLPack: no aicf.Array is made from outside");
+        *out = dlpack_hooks.from_tensor_ref(std::move(ref));
+        if (!*out) throw nb::python_error();
+    });
+}
+
+int exchange_work_stream(DLDeviceType type, int32_t id, void** out) {
+    return guarded([&] {
+        Device device = device_of({type, id}, "DLPack");
+        bool ask = device.kind == Device::cuda && dlpack_hooks.work_stream;
+        *out = ask ? dlpack_hooks.work_stream(device) : nullptr;
+    });
+}
+
+DLPackExchangeAPI exchange_table = {
+    {kDLPackMajor, 3},  nullptr, exchange_allocate,   exchange_from_object,
+    exchange_to_object, nullptr, exchange_work_stream};
+
+/// Copies Python numbers, row by row, to where `wanted` elements stand; false at anything but a
+/// number.
+bool fill(nb::handle object, DType wanted, const Dims& shape, int axis, char*& to,
+          const char* where) {
+    PyObject* o = object.ptr();
+    bool list = PyList_Check(o);
+    if (axis < shape.rank()) {
+        Py_ssize_t size = list ? PyList_Size(o) : PyTuple_Check(o) ? PyTuple_Size(o) : -1;
+        if (size != shape[axis])
+            raise(ErrorKind::shape, where, ": rows of different lengths; need a regular nesting");
+        for (Py_ssize_t i = 0; i < size; i++)
+            if (!fill(list ? PyList_GetItem(o, i) : PyTuple_GetItem(o, i), wanted, shape, axis + 1,
+                      to, where))
+                return false;
+        return true;
+    }
+    if (list || PyTuple_Check(o))
+        raise(ErrorKind::shape, where, ": rows of different depths; need a regular nesting");
+    bool truth = PyBool_Check(o), whole = PyLong_Check(o) && !truth, real = PyFloat_Check(o);
+    if (!truth && !whole && !real) return false;
+    if (!(is_float(wanted) ? whole || real : is_integer(wanted) ? whole : truth))
+        raise(ErrorKind::dtype, where, ": got a Python ",
+              truth   ? "bool"
+              : whole ? "int"
+                      : "float",
+              ", need ", dtype_name(wanted), "; cast it");
+    auto put = [&to](auto value) {
+        memcpy(to, &value, sizeof value);
+        to += sizeof value;
+    };
+    if (!is_float(wanted)) {
+        int overflow = 0;
+        long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
+        bool fits = wanted == DType::i32  ? value == static_cast<int32_t>(value)
+                    : wanted == DType::u8 ? value == static_cast<uint8_t>(value)
+                                          : true;
+        if (overflow || !fits)
+            raise(ErrorKind::dtype, where, ": ", str_of(object), " does not fit ",
+                  dtype_name(wanted));
+        if (wanted == DType::i64) put(int64_t{value});
+        if (wanted == DType::i32) put(static_cast<int32_t>(value));
+        if (wanted == DType::u8) put(static_cast<uint8_t>(value));
+        if (wanted == DType::boolean) put(value != 0);
+        return true;
+    }
+    double value = real ? PyFloat_AsDouble(o) : PyLong_AsDouble(o);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        raise(ErrorKind::dtype, where, ": an int too large for ", dtype_name(wanted));
+    }
+    if (wanted == DType::f64) put(value);
+    if (wanted == DType::f32) put(static_cast<float>(value));
+    if (wanted == DType::f16) put(float_to_half(static_cast<float>(value)));
+    if (wanted == DType::bf16) put(float_to_bfloat(static_cast<float>(value)));
+    return true;
+}
+
+}  // namespace
+
+TensorRef empty_tensor(DType dtype, const Dims& shape) {
+    bool none = std::find(shape.begin(), shape.end(), 0) != shape.end(), overflow = false;
+    uint64_t bytes = none ? 0 : dtype_size(dtype);
+    for (int64_t size : shape) overflow |= __builtin_mul_overflow(bytes, size, &bytes);
+    TensorRef ref;
+    ref.dtype = dtype;
+    ref.shape = shape;
+    if (!overflow) ref.data = std::aligned_alloc(kAlign, (bytes / kAlign + 1) * kAlign);
+    if (!ref.data)
+        raise(ErrorKind::out_of_memory, "no memory for a copy of ", type_string(dtype, shape));
+    ref.strides = contiguous_strides(shape);
+    ref.owner.reset(ref.data, std::free);
+    return ref;
+}
+
+TensorRef copy_tensor(const TensorRef& ref) {
+    check(ref.device.kind == Device::cpu, "copy_tensor: not a CPU tensor");
+    TensorRef copied = empty_tensor(ref.dtype, ref.shape);
+    copy_into(copied.data, ref);
+    return copied;
+}
+
+bool is_tensor(nb::handle object) {
+    Route scratch;
+    return find_route(object, scratch).tensor;
+}
+
+TensorRef import_tensor(nb::handle object, const char* where, const ImportOptions& options) {
+    TensorRef ref;
+    Route scratch;
+    const Route& route = find_route(object, scratch);
+    if (route.own && dlpack_hooks.as_tensor_ref(object.ptr(), &ref)) return ref;
+    if (!route.tensor)
+        raise(ErrorKind::dtype, where, ": got ", type_of(object),
+              "; need a tensor: an object with __dlpack__");
+    if (route.buffer && from_buffer(object, {}, ref, where, options)) {
+        ref.read_only |= route.immutable;
+        return ref;
+    }
+    if (route.ndarray) return from_extension_array(object, where, options);
+    if (!route.api || !from_exchange(object, route, ref, where, options)) {
+        nb::object source = nb::borrow(object);
+        if (route.is_neg)
+            source = object.attr("detach")();  // __dlpack__ refuses one that requires grad
+        ref = from_capsule(source, where, options);
+    }
+    if (route.is_neg && may_be_part(ref)) refuse_negative(object, route, where);
+    ref.read_only |= route.immutable;
+    return ref;
+}
+
+TensorRef numpy_like(nb::handle object, DType wanted, const char* where) {
+    Dims shape;
+    for (nb::object first = nb::borrow(object);
+         PyList_Check(first.ptr()) || PyTuple_Check(first.ptr());) {
+        if (shape.rank() == kMaxDims)
+            raise(ErrorKind::shape, where, ": lists more than ", kMaxDims, " deep");
+        shape.push(static_cast<int64_t>(nb::len(first)));
+        if (shape[shape.rank() - 1] == 0) break;
+        first = first[0];
+    }
+    TensorRef ref = empty_tensor(wanted, shape);
+    char* to = static_cast<char*>(ref.data);
+    if (fill(object, wanted, shape, 0, to, where)) return ref;
+    nb::object array;
+    try {
+        array = python().asarray(object);
+    } catch (nb::python_error& error) {
+        error.restore();
+        raise_python(where, object);
+    }
+    ref = import_tensor(array, where);
+    if (ref.dtype != wanted)
+        raise(ErrorKind::dtype, where, ": got ", type_string(ref.dtype, ref.shape), ", need ",
+              dtype_name(wanted), "; cast it");
+    return ref;
+}
+
+std::optional<intptr_t> producer_stream(nb::handle object, Device device) {
+    Route scratch;
+    const Route& route = find_route(object, scratch);
+    if (!route.api) return std::nullopt;
+    void* stream = nullptr;
+    if (route.api->current_work_stream(device.kind == Device::cpu ? kDLCPU : kDLCUDA, device.index,
+                                       &stream))
+        throw nb::python_error();
+    return reinterpret_cast<intptr_t>(stream);
+}
+
+nb::object export_capsule(const TensorRef& ref, nb::handle stream, nb::handle max_version,
+                          nb::handle dl_device, nb::handle copy) {
+    DLDevice own = dl_device_of(ref);
+    if (!dl_device.is_none()) {
+        int type = nb::cast<int>(nb::int_(nb::object(dl_device[0]))),
+            id = nb::cast<int>(nb::int_(nb::object(dl_device[1])));
+        if (type != own.type || id != own.id)
+            throw nb::buffer_error(
+                cat("this Array is on ", to_string(ref.device), "; copy it there first").c_str());
+    }
+    bool copied = !copy.is_none() && nb::cast<bool>(copy);
+    bool versioned = !max_version.is_none() && nb::cast<int64_t>(max_version[0]) >= kDLPackMajor;
+    if (ref.device.kind == Device::cpu) {
+        if (!stream.is_none() && nb::cast<intptr_t>(stream) != -1)
+            throw nb::buffer_error("a CPU Array has no stream; need stream=None");
+    } else {
+        if (copied) throw nb::buffer_error("copy=True is for CPU Arrays; use Array.copy()");
+        intptr_t number = stream.is_none() ? 1 : nb::cast<intptr_t>(stream);
+        if (number == 0 || number < -1)
+            throw nb::value_error("stream: need None, -1, 1, 2 or a stream's address");
+        if (number != -1 && dlpack_hooks.order_stream)
+            dlpack_hooks.order_stream(ref.device, number);
+    }
+    if (ref.read_only && !versioned && !copied)
+        throw nb::buffer_error("a read-only Array needs DLPack 1.0 (max_version) or copy=True");
+    TensorRef out = copied ? copy_tensor(ref) : ref;
+    return versioned ? make_capsule<DLManagedTensorVersioned, kVersioned>(std::move(out), copied)
+                     : make_capsule<DLManagedTensor, kUnversioned>(std::move(out), copied);
+}
+
+nb::tuple dlpack_device(const TensorRef& ref) {
+    DLDevice device = dl_device_of(ref);
+    return nb::make_tuple(int{device.type}, device.id);
+}
+
+nb::object exchange_api_capsule() {
+    PyObject* capsule = PyCapsule_New(&exchange_table, kExchangeApi, nullptr);
+    if (!capsule) throw nb::python_error();
+    return nb::steal(capsule);
+}
+
+nb::object to_numpy(const TensorRef& ref, bool writable) {
+    check(ref.device.kind == Device::cpu, "to_numpy: not a CPU tensor");
+    bool widen = ref.dtype == DType::bf16;
+    nb::object shape = nb::steal(PyTuple_New(ref.shape.rank()));
+    for (int i = 0; i < ref.shape.rank(); i++)
+        PyTuple_SetItem(shape.ptr(), i, PyLong_FromLongLong(ref.shape[i]));
+    nb::object array =
+        python().empty(shape, python().dtypes[static_cast<int>(widen ? DType::f32 : ref.dtype)]);
+    BufferOwner target;
+    if (PyObject_GetBuffer(array.ptr(), &target.view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS))
+        throw nb::python_error();
+    copy_into(target.view.buf, ref);
+    if (widen) {
+        // In place, last element first: each bfloat16 is read before its wider form covers it.
+        char* data = static_cast<char*>(target.view.buf);
+        for (int64_t i = element_count(ref.shape) - 1; i >= 0; i--) {
+            uint16_t bits;
+            memcpy(&bits, data + 2 * i, 2);
+            float value = bfloat_to_float(bits);
+            memcpy(data + 4 * i, &value, 4);
+        }
+    }
+    if (!writable) array.attr("setflags")("write"_a = false);
+    return array;
+}
+
+}  // namespace aicf

@@ -1,0 +1,70 @@
+// The extension module: errors first, then the classes.
+#include "bindings/bindings.h"
+#include "core/backend.h"
+#include "kernels/cpu/backend.h"
+
+namespace aicf {
+
+namespace {
+
+struct PythonError {
+    ErrorKind kind;
+    const char* name;
+    PyObject* builtin;
+    const char* doc;
+};
+
+PyObject* error_classes[16] = {};
+
+void set_error(const Error& error) {
+    PyErr_SetString(error_classes[static_cast<int>(error.kind())], error.what());
+}
+
+}  // namespace
+
+void bind_errors(nb::module_& m) {
+    PyObject* base = PyErr_NewExceptionWithDoc("aicf.Error", "Base of every error aicf raises.", PyExc_Exception, nullptr);
+    m.attr("Error") = nb::borrow(base);
+    const PythonError kinds[] = {
+        {ErrorKind::graph, "GraphError", PyExc_ValueError, "A graph, a name or a call that means nothing."},
+        {ErrorKind::shape, "ShapeError", PyExc_ValueError, "Sizes that do not fit."},
+        {ErrorKind::dtype, "DTypeError", PyExc_TypeError, "Element types that do not fit; nothing is cast silently."},
+        {ErrorKind::device_unavailable, "DeviceUnavailable", PyExc_RuntimeError, "No such device, or no usable driver."},
+        {ErrorKind::device_lost, "DeviceLost", PyExc_RuntimeError, "The device failed; this process cannot use it again."},
+        {ErrorKind::out_of_memory, "OutOfMemory", PyExc_MemoryError, "An allocation failed."},
+        {ErrorKind::capture, "CaptureError", PyExc_RuntimeError, "A step that is not, or cannot be, captured."},
+        {ErrorKind::stale_output, "StaleOutput", PyExc_RuntimeError, "An output read after a later step replaced it."},
+        {ErrorKind::format, "FormatError", PyExc_ValueError, "A file that is not what it claims to be."},
+        {ErrorKind::unsupported, "Unsupported", PyExc_NotImplementedError, "A true limit of this backend."},
+        {ErrorKind::internal, "InternalError", PyExc_RuntimeError, "A broken invariant of aicf itself; please report it."},
+    };
+    for (const PythonError& kind : kinds) {
+        const std::string full = std::string("aicf.") + kind.name;
+        nb::tuple bases = nb::make_tuple(nb::borrow(base), nb::borrow(kind.builtin));
+        PyObject* type = PyErr_NewExceptionWithDoc(full.c_str(), kind.doc, bases.ptr(), nullptr);
+        error_classes[static_cast<int>(kind.kind)] = type;
+        m.attr(kind.name) = nb::borrow(type);
+    }
+    nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+        try {
+            std::rethrow_exception(pointer);
+        } catch (const Error& error) {
+            set_error(error);
+        }
+    });
+    dlpack_hooks.set_error = set_error;
+}
+
+}  // namespace aicf
+
+NB_MODULE(_core, m) {
+    m.doc() = "The compiler and runtime of aicf. Use the package `aicf`, not this module.";
+    aicf::cpu::register_cpu_backend();
+    aicf::bind_errors(m);
+    aicf::bind_graph(m);
+    aicf::bind_step(m);
+    m.def("set_num_threads", &aicf::cpu::set_cpu_threads, nanobind::arg("count"),
+          "Use at most `count` threads of the CPU backend; 0 returns to the default.");
+    m.def("cpu_isa", &aicf::cpu::cpu_isa, "The instruction set the CPU kernels in use were built for.");
+    m.def("num_threads", &aicf::cpu::cpu_threads, "Threads the CPU backend uses.");
+}

@@ -1,0 +1,226 @@
+// Reverse-mode differentiation: gradient rules append ordinary nodes, from the loss backwards.
+#include <algorithm>
+
+#include "core/op.h"
+
+namespace aicf {
+
+// ---- formulas ----------------------------------------------------------------------------------
+
+Var emit(const std::string& op, const std::vector<Var>& inputs, const Attrs& attrs) {
+    std::vector<ValueId> ids;
+    for (const Var& v : inputs) ids.push_back(v.id);
+    Graph* graph = inputs.at(0).graph;
+    return {graph, graph->emit(op, ids, attrs)[0]};
+}
+
+namespace {
+
+Var number_like(Var v, double number) { return {v.graph, v.graph->scalar(v.type().dtype, number)}; }
+
+}  // namespace
+
+Var operator+(Var a, Var b) { return emit("Add", {a, b}); }
+Var operator-(Var a, Var b) { return emit("Sub", {a, b}); }
+Var operator*(Var a, Var b) { return emit("Mul", {a, b}); }
+Var operator/(Var a, Var b) { return emit("Div", {a, b}); }
+Var operator-(Var a) { return emit("Neg", {a}); }
+Var operator*(Var a, double number) { return a * number_like(a, number); }
+Var operator+(Var a, double number) { return a + number_like(a, number); }
+
+Var reshape(Var v, const Dims& shape) {
+    return v.shape() == shape ? v : emit("Reshape", {v}, {{"shape", shape.vector()}});
+}
+
+Var broadcast_to(Var v, const Dims& shape) {
+    return v.shape() == shape ? v : emit("BroadcastTo", {v}, {{"shape", shape.vector()}});
+}
+
+Var zeros_like(Var v) { return broadcast_to(number_like(v, 0), v.shape()); }
+
+Var sum_to(Var v, const Dims& shape) {
+    if (v.shape() == shape) return v;
+    const int extra = v.shape().rank() - shape.rank();
+    std::vector<int64_t> axes;
+    for (int i = 0; i < v.shape().rank(); i++)
+        if (i < extra || (shape[i - extra] == 1 && v.shape()[i] != 1)) axes.push_back(i);
+    Var summed = axes.empty() ? v : emit("Sum", {v}, {{"axes", axes}, {"keepdims", true}});
+    return reshape(summed, shape);
+}
+
+// ---- one rule ----------------------------------------------------------------------------------
+
+GradContext::GradContext(Graph& graph, const Node& node, std::vector<ValueId> output_grads,
+                         std::vector<char> needed)
+    : graph_(graph), node_(node), output_grads_(std::move(output_grads)), needed_(std::move(needed)),
+      result_(node.inputs.size(), kNone) {}
+
+bool GradContext::dy_is_one(int i) const {
+    const Value& value = graph_.value(output_grads_[i]);
+    return value.role == Role::constant && value.name == "one";
+}
+
+void GradContext::set(int i, Var grad) {
+    if (!needs(i)) return;
+    check(grad.type().dtype == in(i).type().dtype, "gradient: dtype differs from the input's");
+    grad = sum_to(grad, in(i).shape());
+    result_[i] = grad.id;
+}
+
+std::vector<Var> GradContext::emit_all(const std::string& op, const std::vector<Var>& inputs,
+                                       const Attrs& attrs) const {
+    std::vector<ValueId> ids;
+    for (const Var& v : inputs) ids.push_back(v.id);
+    std::vector<Var> result;
+    for (ValueId id : graph_.emit(op, ids, attrs)) result.push_back({&graph_, id});
+    return result;
+}
+
+// ---- the walk ----------------------------------------------------------------------------------
+
+namespace {
+
+/// Which values the loss depends on.
+std::vector<char> ancestors(const Graph& graph, ValueId loss) {
+    std::vector<char> reached(graph.values.size(), 0);
+    reached[loss] = 1;
+    for (size_t n = graph.nodes.size(); n-- > 0;) {
+        const Node& node = graph.nodes[n];
+        if (std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return reached[id]; }))
+            for (ValueId id : node.inputs) reached[id] = 1;
+    }
+    return reached;
+}
+
+/// Takes back what a failing gradient rule appended.
+class Rollback {
+  public:
+    explicit Rollback(Graph& graph)
+        : graph_(graph), nodes_(graph.nodes.size()), values_(graph.values.size()) {}
+    ~Rollback() {
+        graph_.differentiating = -1;
+        if (done) return;
+        graph_.nodes.resize(nodes_);
+        graph_.values.resize(values_);
+    }
+    bool done = false;
+
+  private:
+    Graph& graph_;
+    size_t nodes_, values_;
+};
+
+/// Raises when every path from `id` to the loss meets an op that has no gradient.
+void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached) {
+    std::vector<char> from(graph.values.size(), 0);
+    from[id] = 1;
+    for (const Node& node : graph.nodes) {
+        auto on_path = [&](ValueId in) { return from[in] != 0; };
+        if (std::none_of(node.inputs.begin(), node.inputs.end(), on_path)) continue;
+        for (ValueId out : node.outputs) from[out] = reached[out];
+        const bool blocks = !node.op->grad && std::any_of(node.outputs.begin(), node.outputs.end(), on_path);
+        if (blocks)
+            raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", node.op->no_grad,
+                  ") and stands between \"", graph.value(id).name, "\" and the loss %", loss, " at node ",
+                  node.id, node.where.empty() ? "" : cat(" (", node.where, ")"),
+                  "; take another op or leave it out of wrt");
+    }
+}
+
+}  // namespace
+
+std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
+    const std::vector<char> reached = ancestors(graph, loss);
+    std::vector<ValueId> params;
+    for (const Value& value : graph.values)
+        if (value.role == Role::param && reached[value.id] && is_float(value.type.dtype))
+            params.push_back(value.id);
+    return params;
+}
+
+std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt, ValueId seed) {
+    const Type loss_type = graph.value(loss).type;
+    if (!is_float(loss_type.dtype))
+        raise(ErrorKind::dtype, "backward: loss is ", graph.describe(loss), "; need a float dtype");
+    if (seed == kNone && loss_type.shape.rank() != 0)
+        raise(ErrorKind::shape, "backward: loss is ", graph.describe(loss),
+              "; need rank 0 (sum or mean it), or give its gradient with grad=");
+    if (seed != kNone && !(graph.value(seed).type == loss_type))
+        raise(ErrorKind::shape, "backward: grad is ", graph.describe(seed), ", loss is ",
+              graph.describe(loss), "; need equal shape and dtype");
+    const std::vector<char> reached = ancestors(graph, loss);
+    for (ValueId id : wrt) {
+        const Value& value = graph.value(id);
+        if (!reached[id])
+            raise(ErrorKind::graph, "backward: loss %", loss, " does not depend on \"", value.name, "\" ",
+                  graph.describe(id), "; leave it out of wrt");
+        if (!is_float(value.type.dtype))
+            raise(ErrorKind::dtype, "backward: \"", value.name, "\" is ", graph.describe(id),
+                  "; need a float value, others have no gradient");
+    }
+
+    // Values on a path from `wrt` to the loss.
+    std::vector<char> needed(graph.values.size(), 0);
+    for (ValueId id : wrt) needed[id] = 1;
+    for (const Node& node : graph.nodes) {
+        auto is_needed = [&](ValueId id) { return needed[id] && reached[id]; };
+        if (std::any_of(node.inputs.begin(), node.inputs.end(), is_needed))
+            for (ValueId id : node.outputs) needed[id] |= reached[id];
+    }
+
+    Rollback rollback(graph);
+    const int first_new = static_cast<int>(graph.nodes.size());
+    std::vector<ValueId> grads(graph.values.size(), kNone);
+    if (seed == kNone) {
+        seed = graph.scalar(loss_type.dtype, 1);
+        if (graph.values[seed].name == "const") graph.values[seed].name = "one";
+    }
+    grads.resize(graph.values.size(), kNone);
+    grads[loss] = seed;
+    // Contributions of a value read several times are added in the reverse of reading order.
+    for (int n = first_new - 1; n >= 0; n--) {
+        const Node node = graph.nodes[n];
+        std::vector<ValueId> output_grads;
+        bool any = false, want = false;
+        for (ValueId id : node.outputs) {
+            output_grads.push_back(grads[id]);
+            any |= grads[id] != kNone;
+        }
+        std::vector<char> inputs_needed;
+        for (ValueId id : node.inputs) {
+            inputs_needed.push_back(needed[id] && is_float(graph.value(id).type.dtype));
+            want |= inputs_needed.back() != 0;
+        }
+        if (!any || !want) continue;
+        const OpDef& op = *node.op;
+        if (!op.grad) {
+            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached);
+            continue;
+        }
+        graph.differentiating = node.id;
+        GradContext context(graph, node, output_grads, inputs_needed);
+        op.grad(context);
+        for (size_t i = 0; i < node.inputs.size(); i++) {
+            if (context.result()[i] == kNone) continue;
+            ValueId& grad = grads[node.inputs[i]];
+            grad = grad == kNone ? context.result()[i] : graph.emit("Add", {grad, context.result()[i]})[0];
+        }
+        graph.differentiating = -1;
+    }
+
+    std::vector<ValueId> result;
+    for (ValueId id : wrt) {
+        if (grads[id] == kNone) {  // every path has a zero derivative (floor, sign, ...)
+            refuse_blocked(graph, id, loss, reached);
+            graph.differentiating = graph.value(loss).producer;
+            grads[id] = zeros_like(Var{&graph, id}).id;
+            graph.differentiating = -1;
+        }
+        graph.gradients.push_back({loss, id, grads[id]});
+        result.push_back(grads[id]);
+    }
+    rollback.done = true;
+    return result;
+}
+
+}  // namespace aicf

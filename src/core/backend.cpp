@@ -1,0 +1,23 @@
+#include "core/backend.h"
+
+#include <atomic>
+
+namespace aicf {
+
+namespace {
+
+std::atomic<BackendMaker> makers[2];  // by Device::Kind
+
+}  // namespace
+
+void register_backend(Device::Kind kind, BackendMaker maker) { makers[kind] = maker; }
+
+std::unique_ptr<Backend> open_backend(Device device) {
+    const BackendMaker maker = makers[device.kind];
+    if (!maker)
+        raise(ErrorKind::device_unavailable, "device: ", to_string(device),
+              " is not available: this build of aicf has no backend for it; need cpu");
+    return maker(device);
+}
+
+}  // namespace aicf

@@ -1,0 +1,69 @@
+// The door to a device. Core knows nothing else of a device than these two classes.
+#pragma once
+
+#include "core/plan.h"
+
+namespace aicf {
+
+/// A kernel chosen for one lowered op and its operands' types and strides. Backends derive from it.
+struct Kernel {
+    virtual ~Kernel() = default;
+    std::string name;              // "gemm_f32", as traces and dumps print it
+    uint64_t workspace_bytes = 0;  // lent for the call
+    uint32_t tail_bytes = 0;       // room the backend wants at the end of the argument block
+};
+
+/// One op with its addresses: the block a kernel receives.
+struct BoundOp {
+    std::shared_ptr<const Kernel> kernel;
+    std::string op;                    // lowered name
+    std::shared_ptr<ArgBlock> args;    // 64-byte aligned
+    std::vector<int> waits;
+};
+
+/// The replayable form of a list of bound ops.
+class Captured {
+  public:
+    virtual ~Captured() = default;
+    virtual void launch(int64_t times) = 0;  // enqueues
+    virtual void rebind(int op, const ArgBlock& args) = 0;
+    struct Launch {
+        std::string op, kernel;
+    };
+    virtual std::vector<Launch> trace() const = 0;  // read back from what is really held
+};
+
+class Backend {
+  public:
+    virtual ~Backend() = default;
+    virtual Device device() const = 0;
+    /// Finishes before any replay what first use would do: loading, attributes. Unsupported when no
+    /// kernel fits.
+    virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) = 0;
+    /// Fills the backend's tail of a block whose pointers are set; again after a rebind.
+    virtual void finish_args(const Kernel& kernel, ArgBlock& args) = 0;
+
+    virtual std::shared_ptr<void> allocate(uint64_t bytes) = 0;  // 256-byte aligned; OutOfMemory
+    virtual void upload(void* to, const void* from, uint64_t bytes) = 0;    // host to device
+    virtual void download(void* to, const void* from, uint64_t bytes) = 0;  // device to host, complete on return
+    virtual void copy(void* to, const void* from, uint64_t bytes) = 0;      // on the device
+    /// Packs a tensor of any strides, on this device or the host, into C order at `to`.
+    virtual void gather(void* to, const TensorRef& from) = 0;
+    virtual void run(const BoundOp& op) = 0;  // enqueues one op
+    virtual std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) = 0;
+    virtual void synchronize() = 0;
+};
+
+/// Backends register a maker by device kind; a Step asks for one of its own (its own stream).
+using BackendMaker = std::unique_ptr<Backend> (*)(Device device);
+void register_backend(Device::Kind kind, BackendMaker maker);
+std::unique_ptr<Backend> open_backend(Device device);
+
+/// Packs an op's operands and attributes into a block; `addresses` gives each operand's first element.
+std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
+                                    const std::vector<void*>& addresses, void* workspace);
+/// The attributes of an op as the scalars a kernel receives, in schema order: numbers as they are,
+/// a list of axes as a bit mask, order "tree" as 0 and "chain(c)" as c, a choice as its index.
+std::vector<Scalar> pack_scalars(const LoweredOp& op);
+
+}  // namespace aicf

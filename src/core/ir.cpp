@@ -1,0 +1,287 @@
+#include "core/ir.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "core/op.h"
+
+namespace aicf {
+
+// ---- attributes --------------------------------------------------------------------------------
+
+const Attr* Attrs::find(std::string_view name) const {
+    for (const auto& [key, attr] : items_)
+        if (key == name) return &attr;
+    return nullptr;
+}
+
+void Attrs::set(std::string_view name, Attr value) {
+    for (auto& [key, attr] : items_)
+        if (key == name) {
+            attr = std::move(value);
+            return;
+        }
+    items_.emplace_back(name, std::move(value));
+}
+
+namespace {
+
+constexpr const char* kRoleNames[] = {"input", "param", "state", "constant", "temp"};
+constexpr const char* kAttrKinds[] = {"bool", "int", "float", "str", "list of ints"};
+
+/// An int is accepted where a float is declared; nothing else converts.
+std::optional<Attr> as_kind(const Attr& given, const Attr& like) {
+    if (given.index() == like.index()) return given;
+    if (std::holds_alternative<double>(like) && std::holds_alternative<int64_t>(given))
+        return Attr(static_cast<double>(std::get<int64_t>(given)));
+    return std::nullopt;
+}
+
+}  // namespace
+
+const char* role_name(Role role) { return kRoleNames[static_cast<int>(role)]; }
+
+std::optional<Role> parse_role(std::string_view name) {
+    for (int i = 0; i < 5; i++)
+        if (name == kRoleNames[i]) return static_cast<Role>(i);
+    return std::nullopt;
+}
+
+Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
+                     const std::string& where) {
+    for (const auto& [name, attr] : given.items()) {
+        auto known = [&](const AttrDef& def) { return def.name == name; };
+        if (std::none_of(defs.begin(), defs.end(), known)) {
+            std::string names;
+            for (const AttrDef& def : defs) names += (names.empty() ? "" : ", ") + def.name;
+            raise(ErrorKind::graph, where, ": unknown attribute \"", name, "\"; need one of {", names, "}");
+        }
+    }
+    Attrs result;
+    for (const AttrDef& def : defs) {
+        const Attr* attr = given.find(def.name);
+        if (!attr && def.required)
+            raise(ErrorKind::graph, where, ": attribute \"", def.name, "\" is missing; it has no default");
+        if (!attr) {
+            result.set(def.name, def.fallback);
+            continue;
+        }
+        std::optional<Attr> converted = as_kind(*attr, def.fallback);
+        if (!converted)
+            raise(ErrorKind::graph, where, ": attribute \"", def.name, "\" is a ",
+                  kAttrKinds[attr->index()], "; need a ", kAttrKinds[def.fallback.index()]);
+        if (!def.choices.empty()) {
+            const auto& text = std::get<std::string>(*converted);
+            if (std::find(def.choices.begin(), def.choices.end(), text) == def.choices.end()) {
+                std::string names;
+                for (const auto& choice : def.choices) names += (names.empty() ? "" : ", ") + choice;
+                raise(ErrorKind::graph, where, ": ", def.name, " is \"", text, "\"; need one of ", names);
+            }
+        }
+        result.set(def.name, std::move(*converted));
+    }
+    return result;
+}
+
+// ---- building ----------------------------------------------------------------------------------
+
+ValueId Graph::add_value(Value value) {
+    value.id = static_cast<ValueId>(values.size());
+    values.push_back(std::move(value));
+    return values.back().id;
+}
+
+ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, const Init& init) {
+    const std::string at = cat(role_name(role), " \"", value_name, "\"");
+    if (value_name.empty()) raise(ErrorKind::graph, role_name(role), ": empty name; need a name");
+    if (const Value* other = find(value_name))
+        raise(ErrorKind::graph, at, ": the name is taken by ", role_name(other->role), " ",
+              describe(other->id), "; need a name of its own");
+    int64_t count = 1;
+    for (int64_t size : type.shape) {
+        if (size < 0)
+            raise(ErrorKind::shape, at, ": shape ", to_string(type.shape),
+                  " has a negative size; need sizes >= 0");
+        if (size && __builtin_mul_overflow(count, size, &count))
+            raise(ErrorKind::shape, at, ": shape ", to_string(type.shape),
+                  " has more than 2**63 elements; need fewer");
+    }
+    if (count > INT64_MAX / 16)
+        raise(ErrorKind::shape, at, ": shape ", to_string(type.shape), " is too large");
+    if (init.kind == Init::data &&
+        static_cast<int64_t>(init.bytes->size()) != element_count(type.shape) * dtype_size(type.dtype))
+        raise(ErrorKind::shape, at, ": the initial value has ", init.bytes->size(),
+              " bytes; need ", to_string(type));
+    Value value;
+    value.name = value_name;
+    value.type = type;
+    value.role = role;
+    value.init = init;
+    return add_value(std::move(value));
+}
+
+ValueId Graph::input(const std::string& value_name, const Type& type) {
+    return leaf(Role::input, value_name, type, {});
+}
+
+ValueId Graph::param(const std::string& value_name, const Type& type, const Init& init) {
+    return leaf(Role::param, value_name, type, init);
+}
+
+ValueId Graph::state(const std::string& value_name, const Type& type, const Init& init) {
+    return leaf(Role::state, value_name, type, init);
+}
+
+ValueId Graph::constant(const Type& type, std::vector<char> bytes, const std::string& value_name) {
+    check(static_cast<int64_t>(bytes.size()) == element_count(type.shape) * dtype_size(type.dtype),
+          "constant: byte count does not fit the type");
+    Value value;
+    value.name = value_name.empty() ? "const" : value_name;
+    value.type = type;
+    value.role = Role::constant;
+    value.init = {Init::data, 0, 0, std::make_shared<const std::vector<char>>(std::move(bytes))};
+    return add_value(std::move(value));
+}
+
+ValueId Graph::scalar(DType dtype, double number) {
+    std::vector<char> bytes(static_cast<size_t>(dtype_size(dtype)));
+    auto put = [&](auto element) { std::memcpy(bytes.data(), &element, sizeof element); };
+    switch (dtype) {
+        case DType::f32: put(static_cast<float>(number)); break;
+        case DType::f64: put(number); break;
+        case DType::f16: put(float_to_half(static_cast<float>(number))); break;
+        case DType::bf16: put(float_to_bfloat(static_cast<float>(number))); break;
+        default: {
+            if (number != std::floor(number) || std::fabs(number) > 9e18)
+                raise(ErrorKind::dtype, "constant: ", number, " is not a whole number; the other operand is ",
+                      dtype_name(dtype), ", cast it to a float type");
+            const auto whole = static_cast<int64_t>(number);
+            const int64_t low = dtype == DType::i32 ? INT32_MIN : dtype == DType::i64 ? INT64_MIN : 0;
+            const int64_t high = dtype == DType::i32   ? INT32_MAX
+                                 : dtype == DType::i64 ? INT64_MAX
+                                 : dtype == DType::u8  ? 255
+                                                       : 1;
+            if (whole < low || whole > high)
+                raise(ErrorKind::dtype, "constant: ", whole, " does not fit ", dtype_name(dtype),
+                      "; need a value in [", low, ", ", high, "]");
+            if (dtype == DType::i32) put(static_cast<int32_t>(whole));
+            if (dtype == DType::i64) put(whole);
+            if (dtype == DType::u8 || dtype == DType::boolean) put(static_cast<uint8_t>(whole));
+        }
+    }
+    for (const Value& value : values)
+        if (value.role == Role::constant && value.type == Type{dtype, {}} && *value.init.bytes == bytes)
+            return value.id;
+    return constant({dtype, {}}, std::move(bytes));
+}
+
+const Value& Graph::value(ValueId id) const {
+    if (id < 0 || id >= static_cast<ValueId>(values.size()))
+        raise(ErrorKind::graph, "graph \"", name, "\": there is no value %", id, "; it has ",
+              values.size(), " values");
+    return values[id];
+}
+
+const Value* Graph::find(std::string_view value_name) const {
+    for (const Value& value : values)
+        if (value.role != Role::temp && value.role != Role::constant && value.name == value_name)
+            return &value;
+    return nullptr;
+}
+
+std::string Graph::describe(ValueId id) const { return cat("%", id, " ", to_string(value(id).type)); }
+
+std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueId>& inputs,
+                                 const Attrs& attrs, const std::string& value_name) {
+    const OpDef* def = find_op(op);
+    if (!def) raise(ErrorKind::graph, "graph \"", name, "\": unknown op \"", op, "\"");
+    Node node;
+    node.id = static_cast<int>(nodes.size());
+    node.op = def;
+    node.op_name = def->name;
+    node.inputs = inputs;
+    node.attrs = complete_attrs(def->attrs, attrs, def->fn);
+    node.forward = differentiating;
+    node.where = where;
+    check_arity(def->inputs, inputs.size(), def->fn);
+    std::vector<Type> types;
+    std::vector<std::string> labels;
+    for (ValueId id : inputs) {
+        types.push_back(value(id).type);
+        labels.push_back(describe(id));
+    }
+    InferContext context(def->fn.c_str(), def->inputs, std::move(types), std::move(labels), node.attrs);
+    const std::vector<Type> results = def->infer(context);
+    for (const Type& type : results) {
+        int64_t bytes = 16;
+        for (int64_t size : type.shape)
+            if (size && __builtin_mul_overflow(bytes, size, &bytes))
+                raise(ErrorKind::shape, def->fn, ": the result ", to_string(type), " has more than 2**63 bytes; need fewer");
+    }
+    for (size_t i = 0; i < results.size(); i++) {
+        Value value;
+        value.name = !value_name.empty() && i == 0 ? value_name : def->outputs[i];
+        value.type = results[i];
+        value.producer = node.id;
+        node.outputs.push_back(add_value(std::move(value)));
+    }
+    nodes.push_back(std::move(node));
+    return nodes.back().outputs;
+}
+
+void Graph::assign(ValueId target, ValueId source) {
+    const Value& to = value(target);
+    const Value& from = value(source);
+    const std::string where_text = cat("assign to \"", to.name, "\"");
+    if (to.role != Role::param && to.role != Role::state)
+        raise(ErrorKind::graph, where_text, ": target is ", describe(target), ", a ", role_name(to.role),
+              "; need a param or a state");
+    for (const Assign& other : assigns)
+        if (other.target == target)
+            raise(ErrorKind::graph, where_text, ": already assigned from %", other.source,
+                  "; a target is assigned once");
+    if (from.type.dtype != to.type.dtype)
+        raise(ErrorKind::dtype, where_text, ": source is ", describe(source), ", target is ",
+              describe(target), "; need equal dtypes (cast the source)");
+    if (!(from.type.shape == to.type.shape))
+        raise(ErrorKind::shape, where_text, ": source is ", describe(source), ", target is ",
+              describe(target), "; need equal shapes");
+    assigns.push_back({target, source});
+}
+
+void Graph::output(const std::string& output_name, ValueId id, int keep) {
+    value(id);
+    for (const GraphOutput& other : outputs)
+        if (other.name == output_name)
+            raise(ErrorKind::graph, "output \"", output_name, "\": the name is taken by %", other.value,
+                  "; need a name of its own");
+    if (keep < 1 || keep > 1 << 20)
+        raise(ErrorKind::graph, "output \"", output_name, "\": keep is ", keep,
+              "; need 1 to 1048576 steps");
+    outputs.push_back({output_name, id, keep});
+}
+
+void Graph::mark_moment(ValueId state, ValueId param, int slot) {
+    check(value(state).role == Role::state && value(param).role == Role::param &&
+              value(state).type == value(param).type,
+          "mark_moment: need a state and a param of one type");
+    values[state].moment_of = param;
+    values[state].moment_slot = slot;
+}
+
+std::vector<char> live_nodes(const Graph& graph) {
+    std::vector<char> wanted(graph.values.size(), 0), live(graph.nodes.size(), 0);
+    for (const GraphOutput& output : graph.outputs) wanted[output.value] = 1;
+    for (const Assign& assign : graph.assigns) wanted[assign.source] = 1;
+    for (size_t n = graph.nodes.size(); n-- > 0;) {
+        const Node& node = graph.nodes[n];
+        for (ValueId id : node.outputs) live[n] |= wanted[id];
+        if (live[n])
+            for (ValueId id : node.inputs) wanted[id] = 1;
+    }
+    return live;
+}
+
+}  // namespace aicf

@@ -1,0 +1,245 @@
+// What an op is. An OpDef is the whole meaning of one IR op: arity, attributes, shape and dtype
+// inference, gradient, lowering. A LoweredDef is the schema of what a backend runs. Both are
+// registered by the call list in op.cpp; one block per op, in ops_<family>.cpp.
+#pragma once
+
+#include "core/ir.h"
+
+namespace aicf {
+
+// ---- attributes and inference -------------------------------------------------------------------
+
+struct AttrDef {
+    std::string name;
+    Attr fallback;          // default and kind
+    bool required = false;  // no default
+    std::vector<std::string> choices = {};  // of a string attribute
+};
+
+/// Fills defaults and checks names, kinds and choices. GraphError naming `where`.
+Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given, const std::string& where);
+
+/// GraphError unless `count` operands fit the schema's names.
+void check_arity(const std::vector<std::string>& names, size_t count, const std::string& where);
+
+/// What an inference function sees: the operands' types and how errors spell them.
+class InferContext {
+  public:
+    InferContext(const char* where, const std::vector<std::string>& names, std::vector<Type> inputs,
+                 std::vector<std::string> labels, const Attrs& given)
+        : where_(where), names_(names), inputs_(std::move(inputs)), labels_(std::move(labels)),
+          attrs(given) {}
+
+    int count() const { return static_cast<int>(inputs_.size()); }
+    const Type& in(int i) const { return inputs_[i]; }
+    const Dims& shape(int i) const { return inputs_[i].shape; }
+    DType dtype(int i) const { return inputs_[i].dtype; }
+    const char* where() const { return where_; }
+    std::string describe(int i) const;  // "a is %3 f32[64, 128]"
+    std::string describe_all() const;
+
+    template <class... Parts>
+    [[noreturn]] void shape_error(const Parts&... parts) const {
+        raise(ErrorKind::shape, where_, ": ", parts...);
+    }
+    template <class... Parts>
+    [[noreturn]] void dtype_error(const Parts&... parts) const {
+        raise(ErrorKind::dtype, where_, ": ", parts...);
+    }
+    void need_rank(int i, int rank) const;
+    void need_float(int i) const;
+    void need_dtype(int i, DType dtype) const;
+    void need_same_dtype(int i, int j) const;
+    /// NumPy's broadcast of the operands first..last (inclusive).
+    Dims broadcast(int first, int last) const;
+    /// Axis in [0, rank) from one that may be negative.
+    int64_t axis(int64_t given, int rank) const;
+    /// Sorted, in [0, rank), without repeats.
+    std::vector<int64_t> axes(const std::vector<int64_t>& given, int rank) const;
+
+  private:
+    const char* where_;
+    const std::vector<std::string>& names_;
+    std::vector<Type> inputs_;
+    std::vector<std::string> labels_;
+
+  public:
+    const Attrs& attrs;
+};
+
+Dims broadcast_shapes(const Dims& a, const Dims& b, const std::string& where);
+
+// ---- gradients ----------------------------------------------------------------------------------
+
+/// A value while a gradient rule writes formulas.
+struct Var {
+    Graph* graph = nullptr;
+    ValueId id = kNone;
+    explicit operator bool() const { return id != kNone; }
+    Type type() const { return graph->value(id).type; }  // a copy: emitting may move the values
+    Dims shape() const { return type().shape; }
+};
+Var emit(const std::string& op, const std::vector<Var>& inputs, const Attrs& attrs = {});
+Var operator+(Var a, Var b);
+Var operator-(Var a, Var b);
+Var operator*(Var a, Var b);
+Var operator/(Var a, Var b);
+Var operator-(Var a);
+Var operator*(Var a, double number);
+Var operator+(Var a, double number);
+Var sum_to(Var v, const Dims& shape);  // undoes a broadcast
+Var reshape(Var v, const Dims& shape);
+Var broadcast_to(Var v, const Dims& shape);
+Var zeros_like(Var v);
+
+class GradContext {
+  public:
+    GradContext(Graph& graph, const Node& node, std::vector<ValueId> output_grads,
+                std::vector<char> needed);
+    Var in(int i) const { return {&graph_, node_.inputs[i]}; }
+    Var out(int i = 0) const { return {&graph_, node_.outputs[i]}; }
+    int inputs() const { return static_cast<int>(node_.inputs.size()); }
+    Var dy(int i = 0) const { return {&graph_, output_grads_[i]}; }  // empty: none reaches it
+    bool dy_is_one(int i = 0) const;  // the seed of backward(), so a product by it is dropped
+    bool needs(int i) const { return i < inputs() && needed_[i]; }
+    const Attrs& attrs() const { return node_.attrs; }
+    /// The gradient of input i; summed down to the input's shape when it was broadcast.
+    void set(int i, Var grad);
+    std::vector<Var> emit_all(const std::string& op, const std::vector<Var>& inputs,
+                              const Attrs& attrs = {}) const;
+    const std::vector<ValueId>& result() const { return result_; }
+
+  private:
+    Graph& graph_;
+    Node node_;  // a copy: emitting may move the graph's nodes
+    std::vector<ValueId> output_grads_;
+    std::vector<char> needed_;
+    std::vector<ValueId> result_;
+};
+
+// ---- lowering -----------------------------------------------------------------------------------
+
+/// An operand of a lowered op: part of a value's storage.
+struct View {
+    ValueId value = kNone;
+    DType dtype = DType::f32;
+    Dims shape, strides;
+    int64_t offset = 0;  // elements
+    bool whole(const Type& type) const;  // the value's full storage in C order
+};
+
+struct LoweredDef;
+struct LoweredOp {
+    const LoweredDef* def = nullptr;
+    std::vector<View> inputs, outputs;
+    Attrs attrs;
+    int node = -1;  // IR node it came from
+};
+
+/// The list of lowered ops of a graph. `values` begins with the graph's own, same ids; lowering and
+/// passes append.
+struct Lowered {
+    std::string name;
+    std::vector<Value> values;
+    std::vector<LoweredOp> ops;
+    std::vector<View> views;  // by value id: where an IR value lies (movement ops move nothing)
+    struct Output {
+        std::string name;
+        ValueId value = kNone;  // the value that holds it, alone and in C order
+        int keep = 1;
+        ValueId ring = kNone, position = kNone;  // keep > 1
+    };
+    std::vector<Output> outputs;
+    std::vector<Assign> assigns;  // source's storage becomes target's
+    std::vector<std::pair<ValueId, ValueId>> param_grads;  // (param, the gradient its optimizer reads)
+};
+
+class LowerContext {
+  public:
+    LowerContext(Lowered& lowered, const Graph& graph, const Node& node, std::vector<char>& used);
+    int inputs() const { return static_cast<int>(node_.inputs.size()); }
+    const View& in(int i) const { return lowered_.views[node_.inputs[i]]; }
+    const Type& type(int i) const { return graph_.value(node_.inputs[i]).type; }
+    const Type& out_type(int i = 0) const { return graph_.value(node_.outputs[i]).type; }
+    bool used(int i) const { return used_[node_.outputs[i]]; }
+    const Attrs& attrs() const { return node_.attrs; }
+    const OpDef& def() const { return *node_.op; }
+    View out(int i = 0) const;                               // the output's own storage
+    View temp(const Type& type, const std::string& name);    // fresh storage
+    View copy_of(const View& view);                          // packed into fresh storage
+    void alias(int i, const View& view) { lowered_.views[node_.outputs[i]] = view; }
+    void op(const std::string& name, std::vector<View> inputs, std::vector<View> outputs,
+            const Attrs& attrs = {});
+
+  private:
+    Lowered& lowered_;
+    const Graph& graph_;
+    const Node& node_;
+    std::vector<char>& used_;
+};
+
+View broadcast_view(const View& view, const Dims& shape);
+View permute_view(const View& view, const std::vector<int64_t>& axes);
+View transpose_view(const View& view, int a, int b);
+std::optional<View> reshape_view(const View& view, const Dims& shape);  // empty: needs a copy
+std::string chain_order();  // "chain(256)"
+
+// ---- definitions --------------------------------------------------------------------------------
+
+using InferFn = std::vector<Type> (*)(const InferContext&);
+using GradFn = void (*)(GradContext&);
+using LowerFn = void (*)(LowerContext&);
+
+struct OpDef {
+    std::string name;                 // "Linear"
+    std::string fn;                   // the user's word for it, in errors: "linear"
+    std::vector<std::string> inputs;  // names; "b?" optional, "xs*" one or more
+    std::vector<std::string> outputs;
+    std::vector<AttrDef> attrs = {};
+    InferFn infer = nullptr;
+    GradFn grad = nullptr;
+    std::string no_grad = {};  // why there is none; exactly one of grad and no_grad is given
+    LowerFn lower = nullptr;
+    std::string lowered = {};  // the one lowered op of a pointwise op
+    bool effect = false;  // its outputs are new states: each must be assigned or read
+};
+
+struct Cost {
+    double flops = 0, bytes = 0;
+};
+
+/// The schema of a lowered op. Any strides and offsets are allowed for every operand unless
+/// `contiguous` names it; an output never overlaps an input unless `inplace` pairs them.
+struct LoweredDef {
+    std::string name;  // "gemm"
+    std::vector<std::string> inputs, outputs;  // names; "?" and "*" as in OpDef
+    std::vector<AttrDef> attrs = {};
+    /// Types of the outputs; checks the operands. Null: the pointwise rule by `pointwise_kind`.
+    InferFn infer = nullptr;
+    std::vector<std::pair<int, int>> inplace = {};  // (output, input) that may share storage
+    std::vector<int> contiguous = {};               // operand positions, inputs first
+    bool pointwise = false, reduction = false, gemm = false, optimizer = false;
+    bool random = false;
+    double flops_per_element = 1;  // of the largest operand
+    double (*flops)(const LoweredOp&) = nullptr;
+};
+Cost cost_of(const LoweredOp& op);
+
+/// Registration, called once by op.cpp's list.
+void define(OpDef def);
+void define(LoweredDef def);
+const OpDef* find_op(std::string_view name);
+const LoweredDef* find_lowered(std::string_view name);
+const std::vector<const OpDef*>& all_ops();
+const std::vector<const LoweredDef*>& all_lowered();
+/// Checks a lowered op against its schema and returns the outputs' types.
+std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
+                                const Attrs& attrs);
+
+Lowered lower(const Graph& graph);
+/// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
+Report verify(const Lowered& lowered);
+std::string to_text(const Lowered& lowered);
+std::string to_json(const Lowered& lowered);
+
+}  // namespace aicf

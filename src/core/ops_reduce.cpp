@@ -1,0 +1,150 @@
+// Reductions over any set of axes, and the row-wise softmax family built on the same sums.
+#include <algorithm>
+
+#include "core/op.h"
+
+namespace aicf {
+
+namespace {
+
+Dims reduced_shape(const InferContext& c, const std::vector<int64_t>& axes, bool keepdims) {
+    Dims shape;
+    for (int i = 0; i < c.shape(0).rank(); i++) {
+        const bool reduced = std::find(axes.begin(), axes.end(), i) != axes.end();
+        if (!reduced) shape.push(c.shape(0)[i]);
+        if (reduced && keepdims) shape.push(1);
+    }
+    return shape;
+}
+
+std::vector<Type> infer_reduce(const InferContext& c) {
+    if (c.dtype(0) == DType::boolean) c.dtype_error(c.describe(0), "; need a number dtype (cast it)");
+    const auto axes = c.axes(c.attrs.ints("axes"), c.shape(0).rank());
+    return {{c.dtype(0), reduced_shape(c, axes, c.attrs.flag("keepdims"))}};
+}
+
+std::vector<Type> infer_mean(const InferContext& c) {
+    c.need_float(0);
+    return infer_reduce(c);
+}
+
+std::vector<Type> infer_extremum(const InferContext& c) {
+    const std::vector<Type> types = infer_reduce(c);
+    for (int64_t axis : c.axes(c.attrs.ints("axes"), c.shape(0).rank()))
+        if (c.shape(0)[static_cast<int>(axis)] == 0)
+            c.shape_error(c.describe(0), ": axis ", axis, " has size 0, which has no largest or smallest element; "
+                          "need size >= 1");
+    return types;
+}
+
+std::vector<Type> infer_rows(const InferContext& c) {  // softmax family: along one axis
+    for (int i = 0; i < c.count(); i++) c.need_float(i);
+    for (int i = 1; i < c.count(); i++) {
+        c.need_same_dtype(0, i);
+        if (!(c.shape(0) == c.shape(i))) c.shape_error(c.describe_all(), "; need equal shapes");
+    }
+    c.axis(c.attrs.integer("axis"), c.shape(0).rank());
+    return {{c.dtype(0), c.shape(0)}};
+}
+
+/// The incoming gradient, spread back over the axes that were reduced.
+Var spread(GradContext& g, Var v) {
+    Dims kept = g.in(0).shape();
+    for (int64_t axis : g.attrs().ints("axes")) kept[static_cast<int>(axis < 0 ? axis + kept.rank() : axis)] = 1;
+    return broadcast_to(reshape(v, kept), g.in(0).shape());
+}
+
+double reduced_count(GradContext& g) {
+    return static_cast<double>(element_count(g.in(0).shape())) /
+           static_cast<double>(std::max<int64_t>(element_count(g.out().shape()), 1));
+}
+
+void extremum_grad(GradContext& g) {  // ties share equally, as amax does
+    Var hit = emit("Cast", {emit("Eq", {g.in(0), spread(g, g.out())})},
+                   {{"dtype", dtype_name(g.in(0).type().dtype)}});
+    Var ties = emit("Sum", {hit}, g.attrs());
+    g.set(0, hit * spread(g, g.dy() / ties));
+}
+
+void reduction(const std::string& name, const std::string& fn, const std::string& lowered, InferFn infer,
+               GradFn grad, bool ordered) {
+    const std::vector<AttrDef> attrs = {{"axes", std::vector<int64_t>(), true}, {"keepdims", false}};
+    define(OpDef{.name = name,
+                 .fn = fn,
+                 .inputs = {"x"},
+                 .outputs = {fn + "_out"},
+                 .attrs = attrs,
+                 .infer = infer,
+                 .grad = grad,
+                 .lower =
+                     [](LowerContext& c) {
+                         c.op(c.def().lowered, {c.in(0)}, {c.out()}, c.attrs());
+                     },
+                 .lowered = lowered});
+    LoweredDef low;
+    low.name = lowered;
+    low.inputs = {"x"};
+    low.outputs = {"y"};
+    low.attrs = attrs;
+    if (ordered) low.attrs.push_back({"order", std::string("tree")});
+    low.infer = infer;
+    low.reduction = true;
+    define(std::move(low));
+}
+
+/// A softmax-like op and its derivative from (y, dy).
+void row_op(const std::string& name, const std::string& lowered, GradFn grad) {
+    const std::vector<AttrDef> attrs = {{"axis", int64_t(-1)}};
+    LoweredDef low;
+    low.name = lowered;
+    low.inputs = {"x"};
+    low.outputs = {"y"};
+    low.attrs = {{"axis", int64_t(-1)}, {"order", std::string("tree")}};
+    low.infer = infer_rows;
+    low.inplace = {{0, 0}};
+    low.reduction = true;
+    low.flops_per_element = 15;
+    define(low);
+    low.name = lowered + "_bwd";
+    low.inputs = {"y", "dy"};
+    low.inplace = {{0, 0}, {0, 1}};
+    low.flops_per_element = 5;
+    define(low);
+    const LowerFn lower = [](LowerContext& c) {
+        std::vector<View> inputs;
+        for (int i = 0; i < c.inputs(); i++) inputs.push_back(c.in(i));
+        c.op(c.def().lowered, std::move(inputs), {c.out()}, c.attrs());
+    };
+    OpDef op{.name = name,
+             .fn = lowered,
+             .inputs = {"x"},
+             .outputs = {lowered + "_out"},
+             .attrs = attrs,
+             .infer = infer_rows,
+             .grad = grad,
+             .lower = lower,
+             .lowered = lowered};
+    define(op);
+    op.name += "Bwd";
+    op.fn += "_bwd";
+    op.inputs = {"y", "dy"};
+    op.grad = nullptr;
+    op.no_grad = "second derivatives are not offered";
+    op.lowered += "_bwd";
+    define(std::move(op));
+}
+
+}  // namespace
+
+void define_reduce_ops() {
+    reduction("Sum", "sum", "reduce_sum", infer_reduce, [](GradContext& g) { g.set(0, spread(g, g.dy())); }, true);
+    reduction("Mean", "mean", "reduce_mean", infer_mean,
+              [](GradContext& g) { g.set(0, spread(g, g.dy() * (1.0 / reduced_count(g)))); }, true);
+    reduction("Max", "max", "reduce_max", infer_extremum, extremum_grad, false);
+    reduction("Min", "min", "reduce_min", infer_extremum, extremum_grad, false);
+    row_op("Softmax", "softmax", [](GradContext& g) { g.set(0, emit("SoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
+    row_op("LogSoftmax", "log_softmax",
+           [](GradContext& g) { g.set(0, emit("LogSoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
+}
+
+}  // namespace aicf

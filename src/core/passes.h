@@ -1,0 +1,22 @@
+// Graph rewrites, as an ordered list one can read and switch.
+#pragma once
+
+#include "core/op.h"
+
+namespace aicf {
+
+struct Pass {
+    std::string name;
+    bool keeps_bits;  // true: every state and output byte is the same with and without it
+    void (*on_graph)(Graph&);      // one of the two is null
+    void (*on_lowered)(Lowered&);
+};
+const std::vector<Pass>& all_passes();  // in the order of "default"
+
+/// The named passes in the given order; GraphError for a name that does not exist.
+std::vector<const Pass*> select_passes(const std::vector<std::string>& names);
+/// Runs those of one level; after each, the result is verified.
+void run_passes(Graph& graph, const std::vector<const Pass*>& passes);
+void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes);
+
+}  // namespace aicf

@@ -1,0 +1,379 @@
+#include "core/plan.h"
+
+#include <algorithm>
+#include <climits>
+#include <map>
+
+#include "core/backend.h"
+
+namespace aicf {
+
+namespace {
+
+constexpr const char* kRegionNames[kRegions] = {"params",  "grads", "moments",   "state",    "inputs",
+                                                "outputs", "temps", "constants", "workspace"};
+
+int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
+
+int64_t byte_count(const Type& type) { return element_count(type.shape) * dtype_size(type.dtype); }
+
+bool same_layout(const View& a, const View& b) {
+    return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset &&
+           dtype_size(a.dtype) == dtype_size(b.dtype);
+}
+
+/// A stretch of memory one op touches. Shared values lie outside the regions: keyed by value.
+struct Touch {
+    int space;  // region, or kRegions + storage id for a shared value
+    int64_t begin, end;
+    bool write;
+    bool conflicts(const Touch& other) const {
+        return space == other.space && begin < other.end && other.begin < end && (write || other.write);
+    }
+};
+
+std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
+    std::vector<Touch> result;
+    auto add = [&](const View& view, bool write) {
+        const Place& place = plan.places[view.value];
+        const int space = place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+        const int64_t begin = std::max<int64_t>(place.offset, 0);
+        result.push_back({space, begin, begin + place.bytes, write});
+    };
+    for (const View& view : planned.op.inputs) add(view, false);
+    for (const View& view : planned.op.outputs) add(view, true);
+    if (planned.kernel->workspace_bytes)
+        result.push_back({static_cast<int>(Region::workspace), 0,
+                          static_cast<int64_t>(planned.kernel->workspace_bytes), true});
+    return result;
+}
+
+bool conflict(const std::vector<Touch>& a, const std::vector<Touch>& b) {
+    for (const Touch& x : a)
+        for (const Touch& y : b)
+            if (x.conflicts(y)) return true;
+    return false;
+}
+
+class Planner {
+  public:
+    Planner(const Lowered& lowered, Backend& backend, const std::vector<char>& shared)
+        : lowered_(lowered), shared_(shared) {
+        plan_.name = lowered.name;
+        plan_.device = backend.device();
+        plan_.values = lowered.values;
+        plan_.outputs = lowered.outputs;
+        plan_.assigns = lowered.assigns;
+        plan_.places.resize(lowered.values.size());
+        for (const LoweredOp& op : lowered.ops) plan_.ops.push_back({op, backend.select(op), 0, {}});
+        find_lifetimes();
+        place_leaves();
+        place_outputs();
+        share_in_place();
+        place_temps();
+        for (const PlannedOp& op : plan_.ops)
+            bytes(Region::workspace) = std::max<int64_t>(bytes(Region::workspace),
+                                                         align_up(static_cast<int64_t>(op.kernel->workspace_bytes)));
+        order_ops();
+    }
+    Plan plan_;
+
+  private:
+    int64_t& bytes(Region region) { return plan_.region_bytes[static_cast<int>(region)]; }
+
+    void find_lifetimes() {
+        first_.assign(lowered_.values.size(), INT_MAX);
+        last_.assign(lowered_.values.size(), -1);
+        for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
+            for (const View& view : lowered_.ops[i].inputs) last_[view.value] = i;
+            for (const View& view : lowered_.ops[i].outputs) {
+                first_[view.value] = i;
+                last_[view.value] = std::max(last_[view.value], i);
+            }
+        }
+    }
+
+    void put(ValueId id, Region region, int64_t offset) {
+        plan_.places[id] = {region, offset, byte_count(lowered_.values[id].type), id};
+    }
+    void append(ValueId id, Region region) {
+        put(id, region, bytes(region));
+        bytes(region) += align_up(plan_.places[id].bytes);
+    }
+
+    /// Params get one layout that grads and moments repeat; everything else follows in id order.
+    void place_leaves() {
+        std::vector<int64_t> layout(lowered_.values.size(), -1);
+        int64_t params = 0;
+        bool any_own = false;
+        int slots = 0;
+        for (const Value& value : lowered_.values) {
+            if (value.role == Role::param) {
+                layout[value.id] = params;
+                params += align_up(byte_count(value.type));
+                any_own |= !shared_[value.id];
+            }
+            if (value.moment_of != kNone && !shared_[value.id]) slots = std::max(slots, value.moment_slot + 1);
+        }
+        bytes(Region::params) = any_own ? params : 0;
+        bytes(Region::moments) = slots * params;
+        bytes(Region::grads) = lowered_.param_grads.empty() ? 0 : params;
+        for (const Value& value : lowered_.values) {
+            const ValueId id = value.id;
+            const bool ring = value.role == Role::state && value.name.starts_with("output.");
+            if (value.role == Role::param) put(id, Region::params, layout[id]);
+            else if (value.moment_of != kNone)
+                put(id, Region::moments, value.moment_slot * params + layout[value.moment_of]);
+            else if (value.role == Role::state && !shared_[id]) append(id, ring ? Region::outputs : Region::state);
+            else if (value.role == Role::input) append(id, Region::inputs);
+            else if (value.role == Role::constant && last_[id] >= 0) append(id, Region::constants);
+            if (shared_[id]) plan_.places[id] = {value.role == Role::param ? Region::params : Region::state, -1,
+                                                 byte_count(value.type), id};
+        }
+        for (auto [param, grad] : lowered_.param_grads)
+            if (lowered_.values[grad].role == Role::temp && plan_.places[grad].storage == kNone &&
+                lowered_.values[grad].type == lowered_.values[param].type)
+                put(grad, Region::grads, layout[param]);
+    }
+
+    void place_outputs() {
+        for (const Lowered::Output& output : lowered_.outputs)
+            if (plan_.places[output.value].storage == kNone) append(output.value, Region::outputs);
+        for (const Assign& assign : lowered_.assigns) {
+            plan_.places[assign.source] = plan_.places[assign.target];
+            plan_.places[assign.source].storage = assign.target;
+        }
+    }
+
+    /// An output takes over the storage of a temporary that its op is the last to read, where the
+    /// op's definition allows it.
+    void share_in_place() {
+        std::vector<ValueId> storage(lowered_.values.size());
+        for (size_t i = 0; i < storage.size(); i++) storage[i] = static_cast<ValueId>(i);
+        for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
+            const LoweredOp& op = lowered_.ops[i];
+            std::vector<ValueId> taken;
+            for (auto [out, in] : op.def->inplace) {
+                if (in >= static_cast<int>(op.inputs.size())) continue;
+                const View &from = op.inputs[in], &to = op.outputs[out];
+                const ValueId root = storage[from.value];
+                if (plan_.places[to.value].storage != kNone || storage[to.value] != to.value) continue;
+                if (lowered_.values[root].role != Role::temp || plan_.places[root].storage != kNone) continue;
+                if (last_[root] != i || !same_layout(from, to) ||
+                    byte_count(lowered_.values[root].type) != byte_count(lowered_.values[to.value].type))
+                    continue;
+                bool clear = std::find(taken.begin(), taken.end(), root) == taken.end();
+                for (int j = 0; j < static_cast<int>(op.inputs.size()); j++)
+                    if (j != in && storage[op.inputs[j].value] == root)
+                        clear &= op.def->pointwise && same_layout(op.inputs[j], to);
+                if (!clear) continue;
+                storage[to.value] = root;
+                taken.push_back(root);
+                last_[root] = std::max(last_[root], last_[to.value]);
+            }
+        }
+        for (size_t i = 0; i < storage.size(); i++)
+            if (storage[i] != static_cast<ValueId>(i)) plan_.places[i] = {Region::temps, -1, 0, storage[i]};
+    }
+
+    /// Largest first, each at the lowest offset free over its whole life.
+    void place_temps() {
+        std::vector<ValueId> order;
+        for (const Value& value : lowered_.values)
+            if (value.role == Role::temp && first_[value.id] != INT_MAX && plan_.places[value.id].storage == kNone)
+                order.push_back(value.id);
+        const auto size = [&](ValueId id) { return byte_count(lowered_.values[id].type); };
+        std::stable_sort(order.begin(), order.end(), [&](ValueId a, ValueId b) { return size(a) > size(b); });
+        std::vector<ValueId> placed;
+        for (ValueId id : order) {
+            std::vector<std::pair<int64_t, int64_t>> busy;
+            for (ValueId other : placed)
+                if (first_[other] <= last_[id] && first_[id] <= last_[other])
+                    busy.emplace_back(plan_.places[other].offset,
+                                      plan_.places[other].offset + align_up(plan_.places[other].bytes));
+            std::sort(busy.begin(), busy.end());
+            int64_t offset = 0;
+            for (auto [begin, end] : busy) {
+                if (offset + size(id) <= begin) break;
+                offset = std::max(offset, end);
+            }
+            put(id, Region::temps, offset);
+            placed.push_back(id);
+            bytes(Region::temps) = std::max(bytes(Region::temps), offset + align_up(size(id)));
+            plan_.temps_without_reuse += align_up(size(id));
+        }
+        for (Place& place : plan_.places)
+            if (place.storage != kNone && place.bytes == 0 && place.offset < 0) {
+                const ValueId storage = place.storage;
+                place = plan_.places[storage];
+                place.storage = storage;
+            }
+    }
+
+    /// Each op waits for the nearest earlier ops whose memory it meets; what those already waited
+    /// for is implied.
+    void order_ops() {
+        const size_t count = plan_.ops.size(), words = (count + 63) / 64;
+        std::vector<std::vector<Touch>> touched;
+        for (const PlannedOp& op : plan_.ops) touched.push_back(touches(plan_, op));
+        std::vector<uint64_t> before(count * words, 0);
+        for (size_t i = 0; i < count; i++) {
+            uint64_t* mine = &before[i * words];
+            for (size_t j = i; j-- > 0;) {
+                if (mine[j / 64] >> (j % 64) & 1 || !conflict(touched[i], touched[j])) continue;
+                plan_.ops[i].waits.push_back(static_cast<int>(j));
+                mine[j / 64] |= uint64_t{1} << (j % 64);
+                for (size_t w = 0; w < words; w++) mine[w] |= before[j * words + w];
+            }
+            std::reverse(plan_.ops[i].waits.begin(), plan_.ops[i].waits.end());
+        }
+    }
+
+    const Lowered& lowered_;
+    const std::vector<char>& shared_;
+    std::vector<int> first_, last_;
+};
+
+}  // namespace
+
+const char* region_name(Region region) { return kRegionNames[static_cast<int>(region)]; }
+
+int64_t Plan::peak_bytes() const {
+    int64_t sum = 0;
+    for (int64_t bytes : region_bytes) sum += bytes;
+    return sum;
+}
+
+Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared) {
+    return std::move(Planner(lowered, backend, shared).plan_);
+}
+
+Report verify(const Plan& plan) {
+    Report report;
+    // What each stretch of memory holds, op by op: a read must find its own value there.
+    struct Held {
+        Touch at;
+        ValueId value;
+    };
+    std::vector<Held> memory;
+    const auto touch = [&](ValueId id) {
+        const Place& place = plan.places[id];
+        const int space = place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+        const int64_t begin = std::max<int64_t>(place.offset, 0);
+        return Touch{space, begin, begin + place.bytes, true};
+    };
+    const auto write = [&](ValueId id) {
+        const Touch at = touch(id);
+        std::erase_if(memory, [&](const Held& held) { return held.at.conflicts(at); });
+        memory.push_back({at, id});
+    };
+    const auto holds = [&](ValueId id) {
+        const Touch at = touch(id);
+        return at.begin == at.end || std::any_of(memory.begin(), memory.end(), [&](const Held& held) {
+                   return held.value == id && held.at.space == at.space && held.at.begin == at.begin;
+               });
+    };
+    for (const Value& value : plan.values)
+        if (value.role != Role::temp && plan.places[value.id].storage != kNone) {
+            const Touch at = touch(value.id);
+            for (const Held& held : memory)
+                if (held.at.conflicts(at))
+                    report.fail("plan", cat("%", value.id, " and %", held.value, " share storage"));
+            memory.push_back({at, value.id});
+        }
+    const size_t count = plan.ops.size();
+    std::vector<std::vector<char>> before(count, std::vector<char>(count, 0));
+    std::vector<std::vector<Touch>> touched;
+    for (size_t i = 0; i < count; i++) {
+        const PlannedOp& planned = plan.ops[i];
+        touched.push_back(touches(plan, planned));
+        for (int wait : planned.waits) {
+            before[i][wait] = 1;
+            for (int j = 0; j < wait; j++) before[i][j] |= before[wait][j];
+        }
+        for (size_t j = 0; j < i; j++)
+            if (!before[i][j] && conflict(touched[i], touched[j]))
+                report.fail("plan", cat("op ", i, " ", planned.op.def->name, " meets the memory of op ", j, " ",
+                                        plan.ops[j].op.def->name, " but does not wait for it"));
+        for (const View& view : planned.op.inputs)
+            if (!holds(view.value))
+                report.fail("plan", cat("op ", i, " ", planned.op.def->name, " reads %", view.value,
+                                        ", whose storage was overwritten"));
+        for (const View& view : planned.op.outputs) write(view.value);
+    }
+    for (const Lowered::Output& output : plan.outputs) {
+        ValueId held = output.value;
+        for (const Assign& assign : plan.assigns)
+            if (assign.target == output.value) held = assign.source;
+        if (!holds(held)) report.fail("plan", cat("output \"", output.name, "\" is overwritten before the step ends"));
+    }
+    for (const Assign& assign : plan.assigns)
+        if (!holds(assign.source) || !(touch(assign.source).begin == touch(assign.target).begin))
+            report.fail("plan", cat("%", assign.target, " does not hold %", assign.source, " when the step ends"));
+    if (report.ok())
+        report.pass("plan", cat("memory OK: no two live values overlap, ", count, " ops ordered, peak ",
+                                plan.peak_bytes(), " bytes"));
+    return report;
+}
+
+// ---- argument blocks ---------------------------------------------------------------------------
+
+std::vector<Scalar> pack_scalars(const LoweredOp& op) {
+    std::vector<Scalar> scalars;
+    for (const AttrDef& def : op.def->attrs) {
+        const Attr& attr = *op.attrs.find(def.name);
+        Scalar scalar{.i = 0};
+        if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
+        if (const auto* integer = std::get_if<int64_t>(&attr)) scalar.i = *integer;
+        if (const auto* number = std::get_if<double>(&attr)) scalar.f = *number;
+        if (const auto* list = std::get_if<std::vector<int64_t>>(&attr))
+            for (int64_t axis : *list) scalar.i |= int64_t{1} << (axis < 0 ? axis + op.inputs[0].shape.rank() : axis);
+        if (const auto* text = std::get_if<std::string>(&attr)) {
+            const auto choice = std::find(def.choices.begin(), def.choices.end(), *text);
+            if (def.name == "order") scalar.i = text->starts_with("chain(") ? std::atoll(text->c_str() + 6) : 0;
+            else if (choice != def.choices.end()) scalar.i = choice - def.choices.begin();
+        }
+        scalars.push_back(scalar);
+    }
+    return scalars;
+}
+
+std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
+                                    const std::vector<void*>& addresses, void* workspace) {
+    std::vector<const View*> views;
+    for (const View& view : op.inputs) views.push_back(&view);
+    for (const View& view : op.outputs) views.push_back(&view);
+    const auto round = [](size_t bytes, size_t to) { return static_cast<uint32_t>((bytes + to - 1) / to * to); };
+    std::vector<uint32_t> at;
+    uint32_t used = round(sizeof(ArgBlock) + 4 * views.size(), 8);
+    for (const View* view : views) {
+        at.push_back(used);
+        used += static_cast<uint32_t>(sizeof(Operand) + 16 * view->shape.rank());
+    }
+    const std::vector<Scalar> scalars = pack_scalars(op);
+    const uint32_t scalars_at = used;
+    const uint32_t tail_at = round(used + 8 * scalars.size(), 64);
+    const uint32_t total = round(tail_at + kernel.tail_bytes, 64);
+    if (total > kMaxArgBytes)
+        raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total, " bytes; at most ",
+              kMaxArgBytes, " fit, use fewer operands");
+    std::shared_ptr<ArgBlock> block(static_cast<ArgBlock*>(::operator new(total, std::align_val_t(64))),
+                                    [](ArgBlock* p) { ::operator delete(p, std::align_val_t(64)); });
+    auto* base = reinterpret_cast<char*>(block.get());
+    std::fill(base, base + total, 0);
+    *block = {total, static_cast<uint16_t>(op.inputs.size()), static_cast<uint16_t>(op.outputs.size()), scalars_at,
+              tail_at, workspace, kernel.workspace_bytes};
+    std::copy(at.begin(), at.end(), reinterpret_cast<uint32_t*>(block.get() + 1));
+    for (size_t i = 0; i < views.size(); i++) {
+        const View& view = *views[i];
+        auto* operand = reinterpret_cast<Operand*>(base + at[i]);
+        *operand = {addresses[i], static_cast<int32_t>(view.dtype), view.shape.rank()};
+        auto* sizes = reinterpret_cast<int64_t*>(operand + 1);
+        std::copy(view.shape.begin(), view.shape.end(), sizes);
+        std::copy(view.strides.begin(), view.strides.end(), sizes + view.shape.rank());
+    }
+    std::copy(scalars.begin(), scalars.end(), reinterpret_cast<Scalar*>(base + scalars_at));
+    return block;
+}
+
+}  // namespace aicf

@@ -1,0 +1,406 @@
+#include "core/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/philox.h"
+#include "kernels/scalar.h"
+
+namespace aicf {
+
+Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
+    verify(graph_).require("compile");
+    const auto passes = select_passes(options.passes);
+    run_passes(graph_, passes);
+
+    Lowered lowered = lower(graph_);
+    verify(lowered).require("compile");
+    run_passes(lowered, passes);
+
+    std::vector<char> shared(lowered.values.size(), 0);
+    for (const Step* other : options.share) {
+        if (!machine_) machine_ = other->machine_;
+        if (other->machine_ != machine_) others_.push_back(other->machine_);
+        others_.insert(others_.end(), other->others_.begin(), other->others_.end());
+        if (!(other->device() == options.device))
+            raise(ErrorKind::graph, "compile: share= holds a step on ", to_string(other->device()),
+                  ", this one is for ", to_string(options.device), "; need one device");
+        for (const Value& value : graph_.values) {
+            if (value.role != Role::param && value.role != Role::state) continue;
+            const Value* theirs = other->graph_.find(value.name);
+            if (!theirs || (theirs->role != Role::param && theirs->role != Role::state)) continue;
+            if (!(theirs->type == value.type))
+                raise(theirs->type.dtype == value.type.dtype ? ErrorKind::shape : ErrorKind::dtype,
+                      "compile: shared \"", value.name, "\" is ", to_string(theirs->type), " there and ",
+                      to_string(value.type), " here; need equal shape and dtype");
+            shared[value.id] = 1;
+            cells_.emplace(value.id, other->cells_.at(theirs->id));
+        }
+    }
+    std::sort(others_.begin(), others_.end());
+    others_.erase(std::unique(others_.begin(), others_.end()), others_.end());
+    std::erase(others_, machine_);
+    if (!machine_) {
+        machine_ = std::make_shared<Machine>();
+        machine_->backend = open_backend(options.device);
+    }
+
+    std::vector<char> read(lowered.values.size(), 0);
+    for (const LoweredOp& op : lowered.ops)
+        for (const View& view : op.inputs) read[view.value] = 1;
+    for (const Value& value : graph_.values) {
+        if (value.role == Role::temp || value.role == Role::constant) continue;
+        names_.emplace(value.name, value.id);
+        if (value.role == Role::input && read[value.id]) needed_inputs_.push_back(value.id);
+    }
+    plan_ = make_plan(lowered, *machine_->backend, shared);
+    verify(plan_).require("compile");
+    allocate(options);
+    bind_ops();
+    if (options.capture) capture();
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+std::unique_lock<std::mutex> Step::hold() { return std::unique_lock(machine_->lock); }
+
+char* Step::address(ValueId id) const {
+    const Place& place = plan_.places[id];
+    const auto cell = cells_.find(place.storage);
+    if (cell != cells_.end()) return cell->second->data;
+    auto* base = static_cast<char*>(regions_[static_cast<int>(place.region)].get());
+    return base ? base + place.offset : nullptr;
+}
+
+void Step::allocate(const Options& options) {
+    const auto lock = hold();
+    Backend& backend = *machine_->backend;
+    for (int r = 0; r < kRegions; r++)
+        if (plan_.region_bytes[r])
+            regions_[r] = backend.allocate(static_cast<uint64_t>(plan_.region_bytes[r]));
+    std::vector<char> zeros;
+    for (Region region : {Region::grads, Region::moments, Region::state, Region::inputs, Region::outputs,
+                          Region::params}) {
+        const int r = static_cast<int>(region);
+        zeros.assign(static_cast<size_t>(plan_.region_bytes[r]), 0);
+        if (!zeros.empty()) backend.upload(regions_[r].get(), zeros.data(), zeros.size());
+    }
+    const auto own = [&](ValueId id) {
+        const Place& place = plan_.places[id];
+        auto cell = std::make_shared<Cell>();
+        cell->owner = regions_[static_cast<int>(place.region)];
+        cell->data = cell->owner ? static_cast<char*>(cell->owner.get()) + place.offset : nullptr;
+        cells_.emplace(id, cell);
+    };
+    for (const Value& value : plan_.values) {
+        if (value.role == Role::temp || plan_.places[value.id].storage == kNone || cells_.contains(value.id)) continue;
+        own(value.id);
+        fill(value, options.seed);
+    }
+    for (const Lowered::Output& output : plan_.outputs) {
+        const ValueId storage = plan_.places[output.value].storage;
+        if (!cells_.contains(storage)) own(storage);
+    }
+    backend.synchronize();
+}
+
+void Step::fill(const Value& value, uint64_t seed) {
+    const int64_t count = element_count(value.type.shape), size = dtype_size(value.type.dtype);
+    const Init& init = value.init;
+    if (count == 0 || (init.kind == Init::zeros && value.role != Role::constant)) return;
+    void* to = address(value.id);
+    if (init.kind == Init::data) {
+        machine_->backend->upload(to, init.bytes->data(), init.bytes->size());
+        return;
+    }
+    uint64_t key = 0xcbf29ce484222325u;  // FNV-1a of the name, so that values do not depend on order
+    for (char c : value.name) key = (key ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
+    key ^= seed * 0x9E3779B97F4A7C15u;
+    std::vector<char> bytes(static_cast<size_t>(count * size));
+    for (int64_t i = 0; i < count; i++) {
+        double number = init.a;
+        const Philox4 words = philox(static_cast<uint64_t>(i), 0, key);
+        if (init.kind == Init::uniform) {
+            const float low = static_cast<float>(init.a), high = static_cast<float>(init.b);
+            number = low + (high - low) * uniform_from(words.word[0]);
+        } else if (init.kind == Init::normal) {
+            const float radius = scalar::sqrt(-2.0f * scalar::log(open_uniform_from(words.word[0])));
+            const float turn = scalar::cos(6.2831853f * uniform_from(words.word[1]));
+            number = static_cast<float>(init.a) + static_cast<float>(init.b) * (radius * turn);
+        }
+        char* at = &bytes[static_cast<size_t>(i * size)];
+        const auto put = [&](auto element) { std::memcpy(at, &element, sizeof element); };
+        switch (value.type.dtype) {
+            case DType::f32: put(static_cast<float>(number)); break;
+            case DType::f64: put(number); break;
+            case DType::f16: put(float_to_half(static_cast<float>(number))); break;
+            case DType::bf16: put(float_to_bfloat(static_cast<float>(number))); break;
+            case DType::i32: put(static_cast<int32_t>(number)); break;
+            case DType::i64: put(static_cast<int64_t>(number)); break;
+            case DType::u8:
+            case DType::boolean: put(static_cast<uint8_t>(number)); break;
+        }
+    }
+    machine_->backend->upload(to, bytes.data(), bytes.size());
+}
+
+void Step::bind_ops() {
+    void* workspace = regions_[static_cast<int>(Region::workspace)].get();
+    for (const PlannedOp& planned : plan_.ops) {
+        std::vector<void*> addresses;
+        for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
+            for (const View& view : *views)
+                addresses.push_back(address(view.value) + view.offset * dtype_size(view.dtype));
+        auto args = pack_args(planned.op, *planned.kernel, addresses, workspace);
+        machine_->backend->finish_args(*planned.kernel, *args);
+        ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits});
+    }
+    seen_bindings_ = machine_->bindings;
+}
+
+/// Patches the addresses that a bind(), here or in a sharing Step, has changed since.
+void Step::follow_bindings() {
+    uint64_t now = machine_->bindings;
+    for (const auto& other : others_) now += other->bindings;
+    if (now == seen_bindings_) return;
+    seen_bindings_ = now;
+    for (size_t i = 0; i < ops_.size(); i++) {
+        ArgBlock& args = *ops_[i].args;
+        const LoweredOp& op = plan_.ops[i].op;
+        bool changed = false;
+        for (int k = 0; k < args.inputs + args.outputs; k++) {
+            const View& view = k < args.inputs ? op.inputs[k] : op.outputs[k - args.inputs];
+            void* at = address(view.value) + view.offset * dtype_size(view.dtype);
+            auto& operand = const_cast<Operand&>(args.operand(k));
+            changed |= operand.ptr != at;
+            operand.ptr = at;
+        }
+        if (!changed) continue;
+        machine_->backend->finish_args(*ops_[i].kernel, args);
+        if (captured_) captured_->rebind(static_cast<int>(i), args);
+    }
+}
+
+// ---- running -----------------------------------------------------------------------------------
+
+namespace {
+
+/// Holds the locks of every machine a Step touches, in one order, and drains the other streams.
+class Turn {
+  public:
+    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others) : mine_(mine), others_(others) {
+        std::vector<std::mutex*> locks{&mine.lock};
+        for (const auto& other : others) locks.push_back(&other->lock);
+        std::sort(locks.begin(), locks.end());
+        for (std::mutex* lock : locks) held_.emplace_back(*lock);
+        for (const auto& other : others) other->backend->synchronize();
+    }
+    ~Turn() noexcept(false) {
+        if (!others_.empty()) mine_.backend->synchronize();
+    }
+
+  private:
+    Machine& mine_;
+    const std::vector<std::shared_ptr<Machine>>& others_;
+    std::vector<std::unique_lock<std::mutex>> held_;
+};
+
+}  // namespace
+
+void Step::run_locked() {
+    follow_bindings();
+    for (const BoundOp& op : ops_) machine_->backend->run(op);
+    generation_++;
+}
+
+void Step::replay_locked(int64_t times) {
+    if (!captured_) raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
+    follow_bindings();
+    captured_->launch(times);
+    generation_ += static_cast<uint64_t>(times);
+}
+
+void Step::run(const std::vector<std::pair<ValueId, TensorRef>>& inputs) {
+    check_inputs(inputs);
+    Turn turn(*machine_, others_);
+    for (const auto& [id, tensor] : inputs) machine_->backend->gather(address(id), tensor);
+    run_locked();
+}
+
+void Step::replay(int64_t times) {
+    if (times < 0) raise(ErrorKind::graph, "replay: n is ", times, "; need n >= 0");
+    Turn turn(*machine_, others_);
+    if (times) replay_locked(times);
+}
+
+void Step::capture() {
+    Turn turn(*machine_, others_);
+    follow_bindings();
+    captured_ = machine_->backend->capture(ops_);
+}
+
+void Step::reset() {
+    Turn turn(*machine_, others_);
+    machine_->backend->synchronize();
+    captured_.reset();
+}
+
+void Step::synchronize() {
+    const auto lock = hold();
+    machine_->backend->synchronize();
+}
+
+std::vector<Captured::Launch> Step::trace() const {
+    if (!captured_) raise(ErrorKind::capture, "trace: the step is not captured; call capture() first");
+    return captured_->trace();
+}
+
+void Step::check_inputs(const std::vector<std::pair<ValueId, TensorRef>>& inputs) const {
+    for (const auto& [id, tensor] : inputs) {
+        const Value& value = plan_.values[id];
+        if (value.role != Role::input)
+            raise(ErrorKind::graph, "step: \"", value.name, "\" is a ", role_name(value.role),
+                  ", not an input; write to step.params or step.state, or use set or bind");
+        check_fits(value, tensor, "step");
+    }
+}
+
+void Step::call(const std::vector<std::pair<ValueId, TensorRef>>& inputs) {
+    check_inputs(inputs);
+    for (ValueId id : needed_inputs_) {
+        const auto given = [id = id](const auto& pair) { return pair.first == id; };
+        if (!cells_.at(id)->bound && std::none_of(inputs.begin(), inputs.end(), given))
+            raise(ErrorKind::graph, "step: input \"", plan_.values[id].name, "\" ", to_string(plan_.values[id].type),
+                  " is missing; give it, bind it, or use replay() to run on what stands there");
+    }
+    Turn turn(*machine_, others_);
+    for (const auto& [id, tensor] : inputs) machine_->backend->gather(address(id), tensor);
+    if (captured_) replay_locked(1);
+    else run_locked();
+}
+
+// ---- values ------------------------------------------------------------------------------------
+
+const Value& Step::leaf(std::string_view name) const {
+    const auto at = names_.find(name);
+    if (at != names_.end()) return plan_.values[at->second];
+    std::string known;
+    for (const Value& other : graph_.values)
+        if (other.role != Role::temp && other.role != Role::constant)
+            known += cat(known.empty() ? "" : ", ", role_name(other.role), " ", other.name);
+    raise(ErrorKind::graph, "step: there is no \"", name, "\"; it has ", known);
+}
+
+const Lowered::Output& Step::output(std::string_view name) const {
+    std::string known;
+    for (const Lowered::Output& output : plan_.outputs) {
+        if (output.name == name) return output;
+        known += (known.empty() ? "" : ", ") + output.name;
+    }
+    raise(ErrorKind::graph, "step: there is no output \"", name, "\"; it has ", known.empty() ? "none" : known);
+}
+
+ValueId Step::bindable(std::string_view name) const {
+    for (const Lowered::Output& output : plan_.outputs)
+        if (output.name == name && output.keep == 1 && !graph_.find(name)) return plan_.places[output.value].storage;
+    return leaf(name).id;
+}
+
+void Step::check_fits(const Value& value, const TensorRef& tensor, const char* verb) const {
+    if (tensor.dtype != value.type.dtype)
+        raise(ErrorKind::dtype, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
+              type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type), " (cast the array)");
+    if (!(tensor.shape == value.type.shape))
+        raise(ErrorKind::shape, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
+              type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type));
+}
+
+void Step::write(ValueId id, const TensorRef& from) {
+    check_fits(plan_.values[id], from, "set");
+    Turn turn(*machine_, others_);
+    if (char* to = address(id)) machine_->backend->gather(to, from);
+}
+
+void Step::bind(ValueId id, const TensorRef& to) {
+    const Value& value = plan_.values[id];
+    check_fits(value, to, "bind");
+    if (!is_contiguous(to.shape, to.strides))
+        raise(ErrorKind::shape, "bind: \"", value.name, "\" got strides ", to_string(to.strides), " for shape ",
+              to_string(to.shape), "; need C order (copy it)");
+    if (!(to.device == device()))
+        raise(ErrorKind::device_unavailable, "bind: \"", value.name, "\" got a tensor on ", to_string(to.device),
+              ", the step is on ", to_string(device()), "; need one device");
+    if (to.read_only && value.role != Role::input)
+        raise(ErrorKind::graph, "bind: \"", value.name, "\" got a read-only tensor, the step writes it; need a writable one");
+    if (reinterpret_cast<uintptr_t>(to.data) % static_cast<uintptr_t>(dtype_size(to.dtype)))
+        raise(ErrorKind::shape, "bind: \"", value.name, "\" is not aligned to its element; need an aligned tensor");
+    const int64_t bytes = element_count(to.shape) * dtype_size(to.dtype);
+    std::shared_ptr<void> released;  // freed after the lock
+    Turn turn(*machine_, others_);
+    const auto* begin = static_cast<const char*>(to.data);
+    for (const auto& [other, cell] : cells_) {
+        const int64_t size = plan_.places[other].bytes;
+        if (other != id && cell->data && begin < cell->data + size && cell->data < begin + bytes)
+            raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"", plan_.values[other].name,
+                  "\" lies in; need storage of its own");
+    }
+    machine_->backend->synchronize();
+    Cell& cell = *cells_.at(id);
+    released = std::exchange(cell.owner, to.owner);
+    cell.data = static_cast<char*>(to.data);
+    cell.bound = true;
+    machine_->bindings++;
+}
+
+TensorRef Step::view(ValueId id) const {
+    const Value& value = plan_.values[id];
+    const auto cell = cells_.find(plan_.places[id].storage);
+    TensorRef ref;
+    ref.data = address(id);
+    ref.dtype = value.type.dtype;
+    ref.shape = value.type.shape;
+    ref.strides = contiguous_strides(ref.shape);
+    ref.device = device();
+    ref.read_only = true;
+    if (cell != cells_.end()) ref.owner = cell->second->owner;
+    return ref;
+}
+
+TensorRef Step::read_locked(ValueId id) {
+    TensorRef ref = view(id);
+    const auto bytes = static_cast<uint64_t>(element_count(ref.shape) * dtype_size(ref.dtype));
+    std::shared_ptr<char[]> host(new char[bytes + 1]);
+    machine_->backend->synchronize();
+    if (bytes) machine_->backend->download(host.get(), ref.data, bytes);
+    ref.data = host.get();
+    ref.owner = host;
+    ref.device = {};
+    ref.read_only = false;
+    return ref;
+}
+
+TensorRef Step::read(ValueId id) {
+    Turn turn(*machine_, others_);
+    return read_locked(id);
+}
+
+TensorRef Step::read_output(const Lowered::Output& output) {
+    Turn turn(*machine_, others_);
+    TensorRef ring = read_locked(output.value);
+    if (output.keep == 1) return ring;
+    const TensorRef position = read_locked(output.position);
+    const int64_t done = *static_cast<const int64_t*>(position.data), keep = output.keep;
+    const int64_t count = std::min(done, keep), row = element_count(ring.shape) / keep * dtype_size(ring.dtype);
+    TensorRef last = ring;
+    last.shape[0] = count;
+    std::shared_ptr<char[]> host(new char[static_cast<size_t>(count * row) + 1]);
+    for (int64_t i = 0; i < count; i++)
+        std::memcpy(host.get() + i * row, static_cast<char*>(ring.data) + (done - count + i) % keep * row,
+                    static_cast<size_t>(row));
+    last.data = host.get();
+    last.owner = host;
+    return last;
+}
+
+}  // namespace aicf

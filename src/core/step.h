@@ -1,0 +1,95 @@
+// A compiled training step: the plan, its memory, and the captured form of it.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "core/backend.h"
+#include "core/passes.h"
+
+namespace aicf {
+
+/// What Steps that share storage have in common: one order of effects, one stream.
+struct Machine {
+    std::mutex lock;
+    std::unique_ptr<Backend> backend;
+    uint64_t bindings = 0;  // counts bind() calls: a Step that lags patches its addresses
+};
+
+/// The storage of one leaf value; sharing Steps hold the same cell.
+struct Cell {
+    char* data = nullptr;
+    std::shared_ptr<void> owner;
+    bool bound = false;  // to a caller's tensor
+};
+
+class Step {
+  public:
+    struct Options {
+        Device device;
+        uint64_t seed = 0;
+        bool capture = true;
+        std::vector<const Step*> share;
+        std::vector<std::string> passes;
+    };
+    Step(const Graph& graph, const Options& options);
+
+    void replay(int64_t times);    // the captured form
+    void capture();
+    void reset();                  // drops the captured form
+    bool captured() const { return captured_ != nullptr; }
+    void synchronize();
+
+    const Plan& plan() const { return plan_; }
+    const Graph& graph() const { return graph_; }
+    Device device() const { return plan_.device; }
+    std::vector<Captured::Launch> trace() const;
+    uint64_t generation() const { return generation_; }  // steps run so far
+
+    const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
+    const Lowered::Output& output(std::string_view name) const;
+    /// Copies a tensor into an input, param or state; shape and dtype must be equal.
+    void write(ValueId id, const TensorRef& from);
+    /// Copies the given inputs in, then runs one step under one lock. Every input that an op reads
+    /// and that is not bound must be there.
+    void call(const std::vector<std::pair<ValueId, TensorRef>>& inputs);
+    /// The same op by op; inputs that are missing stay as they stand.
+    void run(const std::vector<std::pair<ValueId, TensorRef>>& inputs);
+    /// Replaces the storage of an input, output, param or state by the caller's tensor.
+    void bind(ValueId id, const TensorRef& to);
+    ValueId bindable(std::string_view name) const;
+    /// The live storage of a leaf or output.
+    TensorRef view(ValueId id) const;
+    /// A copy in host memory, C order. Of a ring: the last steps, oldest first.
+    TensorRef read(ValueId id);
+    TensorRef read_output(const Lowered::Output& output);
+
+  private:
+    std::unique_lock<std::mutex> hold();
+    char* address(ValueId id) const;
+    void allocate(const Options& options);
+    void fill(const Value& value, uint64_t seed);
+    void bind_ops();
+    void follow_bindings();
+    void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
+    void check_inputs(const std::vector<std::pair<ValueId, TensorRef>>& inputs) const;
+    TensorRef read_locked(ValueId id);
+    void run_locked();
+    void replay_locked(int64_t times);
+
+    Graph graph_;
+    Plan plan_;
+    std::shared_ptr<Machine> machine_;
+    std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
+    std::shared_ptr<void> regions_[kRegions];
+    std::map<ValueId, std::shared_ptr<Cell>> cells_;  // leaves and outputs
+    std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
+    std::vector<ValueId> needed_inputs_;                 // those some op reads
+    std::vector<BoundOp> ops_;
+    std::unique_ptr<Captured> captured_;
+    uint64_t seen_bindings_ = 0;
+    std::atomic<uint64_t> generation_ = 0;
+};
+
+}  // namespace aicf

@@ -1,0 +1,82 @@
+// The contract between the compiler and a kernel, read by the C++ compiler and by NVRTC.
+//
+// Argument block. A kernel receives one packed block: a header, one Operand per input and output
+// (inputs first) with as many dimensions as that operand really has, the op's attributes as 8-byte
+// scalars in the order its schema declares them, and a 64-byte-aligned tail that belongs to the
+// backend. Strides count elements and may be zero or negative. Device and stream are given at the
+// launch, not in the block. A kernel never allocates, synchronises, prints or returns a status.
+//
+// Summation orders. Every reduction that rounds follows one of two orders, fixed by its lowered
+// op's `order` attribute, so that no tile, thread count, vector width or backend changes a bit.
+//   chain(c)  Elements (for a product: k) are taken in ascending index inside chunks of c; a chunk
+//             starts from its first term, a product accumulates by fma from +0, and the chunk
+//             results are added in ascending order.
+//   tree      The n elements, in row-major order of the reduced axes, are cut into leaves of 512.
+//             Inside a leaf, lane l of 128 adds elements l, l+128, l+256, l+384 in that order; the
+//             lanes are then halved: l += l+64, l += l+32, ... l += l+1. Leaves are joined by
+//             T[a,b) = T[a,a+p) + T[a+p,b), p the largest power of two below b-a. A missing element
+//             counts as -0, which changes no sum; the sum of no elements is +0.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#define AICF_HD __host__ __device__ __forceinline__
+#else
+#include <cstdint>
+#define AICF_HD inline __attribute__((always_inline))
+#endif
+
+namespace aicf {
+
+constexpr int kMaxDims = 8;
+constexpr int64_t kChainChunk = 256;  // c of every chain(c) that lowering writes
+constexpr int64_t kTreeLeaf = 512;
+constexpr int64_t kTreeLanes = 128;
+constexpr uint32_t kMaxArgBytes = 4096;
+
+enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
+constexpr int kDTypes = 8;
+
+struct Operand {
+    void* ptr;
+    int32_t dtype;
+    int32_t rank;
+    // int64_t shape[rank], strides[rank] follow
+    AICF_HD const int64_t* shape() const { return reinterpret_cast<const int64_t*>(this + 1); }
+    AICF_HD const int64_t* strides() const { return shape() + rank; }
+};
+
+union Scalar {
+    int64_t i;
+    double f;
+};
+
+struct ArgBlock {
+    uint32_t bytes;  // the whole block, tail included
+    uint16_t inputs, outputs;
+    uint32_t scalars;  // byte offset of Scalar[]
+    uint32_t tail;     // byte offset of the backend's own part
+    void* workspace;
+    uint64_t workspace_bytes;
+    // uint32_t at[inputs + outputs]: byte offsets of the operands, padded to 8 bytes
+
+    AICF_HD const uint32_t* at() const { return reinterpret_cast<const uint32_t*>(this + 1); }
+    AICF_HD const Operand& operand(int i) const {
+        return *reinterpret_cast<const Operand*>(reinterpret_cast<const char*>(this) + at()[i]);
+    }
+    AICF_HD const Operand& in(int i) const { return operand(i); }
+    AICF_HD const Operand& out(int i) const { return operand(inputs + i); }
+    AICF_HD const Scalar& scalar(int i) const {
+        return reinterpret_cast<const Scalar*>(reinterpret_cast<const char*>(this) + scalars)[i];
+    }
+    AICF_HD const void* tail_ptr() const { return reinterpret_cast<const char*>(this) + tail; }
+};
+
+}  // namespace aicf

@@ -1,0 +1,262 @@
+// Chooses kernels, binds them, and replays flat lists of bound calls.
+#include "kernels/cpu/backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "core/backend.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/program.h"
+
+namespace aicf::cpu {
+
+namespace {
+
+// ---- instruction sets ---------------------------------------------------------------------------
+
+struct Isa {
+    const char* name;
+    void (*fill)(Table&);
+    bool usable;
+};
+
+struct Chosen {
+    Table table;
+    const char* name;
+};
+
+Chosen* choose() {
+    std::vector<Isa> sets = {{"baseline", baseline::fill_table, true}};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    sets.push_back({"avx2", avx2::fill_table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                                                  __builtin_cpu_supports("bmi2")});
+    sets.push_back({"avx512", avx512::fill_table,
+                    sets[1].usable && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512cd")});
+#endif
+    const char* wanted = std::getenv("AICF_CPU_ISA");
+    const Isa* best = nullptr;
+    for (const Isa& isa : sets)
+        if (isa.usable && (!wanted || !*wanted || std::string_view(wanted) == isa.name)) best = &isa;
+    if (!best) {
+        std::string usable;
+        for (const Isa& isa : sets)
+            if (isa.usable) usable += cat(usable.empty() ? "" : ", ", isa.name);
+        raise(ErrorKind::device_unavailable, "device: AICF_CPU_ISA is \"", wanted,
+              "\", which this machine or build does not have; need one of ", usable);
+    }
+    auto* chosen = new Chosen;  // lives as long as the process
+    chosen->name = best->name;
+    best->fill(chosen->table);
+    return chosen;
+}
+
+const Chosen& chosen() {
+    static const Chosen* const once = choose();
+    return *once;
+}
+
+// ---- kernels ------------------------------------------------------------------------------------
+
+/// Below this much work, waking the other threads costs more than it saves.
+constexpr double kParallelNs = 20000;
+
+double estimate_ns(const LoweredOp& op) {
+    const Cost cost = cost_of(op);
+    return cost.bytes * 0.1 + cost.flops * (op.def->gemm ? 0.02 : 0.1);
+}
+
+struct BoundKernel : Kernel {
+    CpuKernel code;
+    std::vector<char> program;
+    int threads = 1;
+};
+
+int64_t program_units(const ArgBlock& args, int) {
+    const Program& program = *static_cast<const Program*>(args.tail_ptr());
+    return (program.total + program.unit - 1) / program.unit;
+}
+
+struct Call {
+    const CpuKernel* code;
+    const ArgBlock* args;
+    int threads;
+    int64_t units[kMaxPhases];
+};
+
+Call make_call(const BoundOp& op) {
+    const auto& kernel = static_cast<const BoundKernel&>(*op.kernel);
+    Call call{&kernel.code, op.args.get(), kernel.threads, {}};
+    for (int phase = 0; phase < kernel.code.phases; phase++) call.units[phase] = kernel.code.units(*op.args, phase);
+    return call;
+}
+
+void run_call(const Call& call, int threads) {
+    for (int phase = 0; phase < call.code->phases; phase++) {
+        const int64_t units = call.units[phase];
+        if (units == 0) continue;
+        if (threads < 2 || call.threads < 2 || units < 2) {
+            call.code->run(*call.args, 0, units, phase, 0);
+            continue;
+        }
+        struct Region {
+            const Call* call;
+            int phase;
+        } region{&call, phase};
+        run_parallel(
+            [](const void* context, int64_t begin, int64_t end, int thread) {
+                const auto& at = *static_cast<const Region*>(context);
+                at.call->code->run(*at.call->args, begin, end, at.phase, thread);
+            },
+            &region, units, std::min(threads, call.threads));
+    }
+}
+
+class CpuCaptured : public Captured {
+  public:
+    explicit CpuCaptured(std::vector<BoundOp> ops) : ops_(std::move(ops)) {
+        for (const BoundOp& op : ops_) calls_.push_back(make_call(op));
+    }
+    void launch(int64_t times) override {
+        const int threads = cpu_threads();
+        for (int64_t i = 0; i < times; i++)
+            for (const Call& call : calls_) run_call(call, threads);
+    }
+    void rebind(int op, const ArgBlock& args) override {
+        ArgBlock& held = *ops_[static_cast<size_t>(op)].args;
+        if (&held != &args) std::memcpy(&held, &args, args.bytes);
+    }
+    std::vector<Launch> trace() const override {
+        std::vector<Launch> launches;
+        for (const BoundOp& op : ops_) launches.push_back({op.op, op.kernel->name});
+        return launches;
+    }
+
+  private:
+    std::vector<BoundOp> ops_;
+    std::vector<Call> calls_;
+};
+
+std::string describe(const LoweredOp& op) {
+    std::string text;
+    for (const auto* views : {&op.inputs, &op.outputs}) {
+        if (!text.empty()) text += " -> ";
+        for (size_t i = 0; i < views->size(); i++)
+            text += cat(i ? ", " : "", type_string((*views)[i].dtype, (*views)[i].shape));
+    }
+    return text;
+}
+
+class CpuBackend : public Backend {
+  public:
+    Device device() const override { return {}; }
+
+    std::shared_ptr<const Kernel> select(const LoweredOp& op) override {
+        const Table& table = chosen().table;
+        auto kernel = std::make_shared<BoundKernel>();
+        const std::string& name = op.def->name;
+        const DType dtype = (op.inputs.empty() ? op.outputs : op.inputs)[0].dtype;
+        kernel->name = cat(name, "_", dtype_abbrev(dtype));
+        bool found = false;
+        for (int i = 0; i < table.kernel_count && !found; i++) {
+            const CpuKernel& code = table.kernels[i];
+            if (name != code.op || !(code.dtypes & dtype_bit(dtype))) continue;
+            kernel->code = code;
+            found = true;
+        }
+        if (!found) {
+            kernel->program = build_program(table, op);
+            found = !kernel->program.empty();
+            kernel->code = {kernel->name.c_str(), 0, table.run_program, program_units};
+            kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
+        }
+        if (!found)
+            raise(ErrorKind::unsupported, name, ": the cpu backend has no kernel for ", describe(op),
+                  "; need other dtypes (cast the operands)");
+        kernel->tail_bytes = kernel->code.tail_bytes;
+        if (estimate_ns(op) > kParallelNs) kernel->threads = cpu_threads();
+        if (kernel->code.workspace) {
+            const std::vector<void*> addresses(op.inputs.size() + op.outputs.size(), nullptr);
+            const auto args = pack_args(op, *kernel, addresses, nullptr);
+            if (kernel->code.prepare) kernel->code.prepare(*args);
+            kernel->workspace_bytes = kernel->code.workspace(*args, kernel->threads);
+        }
+        return kernel;
+    }
+
+    void finish_args(const Kernel& kernel, ArgBlock& args) override {
+        const auto& bound = static_cast<const BoundKernel&>(kernel);
+        if (bound.code.prepare) bound.code.prepare(args);
+        if (bound.program.empty()) return;
+        std::memcpy(reinterpret_cast<char*>(&args) + args.tail, bound.program.data(), bound.program.size());
+        bind_program(args);
+    }
+
+    std::shared_ptr<void> allocate(uint64_t bytes) override {
+        constexpr std::align_val_t align{kArenaAlign};
+        void* memory = ::operator new(std::max<uint64_t>(bytes, 1), align, std::nothrow);
+        if (!memory) raise(ErrorKind::out_of_memory, "cpu: cannot allocate ", bytes, " bytes; need a smaller plan");
+        return {memory, [](void* p) { ::operator delete(p, std::align_val_t{kArenaAlign}); }};
+    }
+
+    void upload(void* to, const void* from, uint64_t bytes) override { copy(to, from, bytes); }
+    void download(void* to, const void* from, uint64_t bytes) override { copy(to, from, bytes); }
+    void copy(void* to, const void* from, uint64_t bytes) override {
+        if (bytes) std::memmove(to, from, bytes);
+    }
+
+    void gather(void* to, const TensorRef& from) override {
+        const int64_t count = element_count(from.shape), size = dtype_size(from.dtype);
+        if (count == 0) return;
+        if (is_contiguous(from.shape, from.strides)) return copy(to, from.data, static_cast<uint64_t>(count * size));
+        const Dims strides = contiguous_strides(from.shape);
+        chosen().table.strided_copy(to, strides.begin(), from.data, from.strides.begin(), from.shape.begin(),
+                                    from.shape.rank(), static_cast<int>(size));
+    }
+
+    void run(const BoundOp& op) override { run_call(make_call(op), cpu_threads()); }
+
+    std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {
+        return std::make_unique<CpuCaptured>(ops);
+    }
+
+    void synchronize() override {}
+};
+
+}  // namespace
+
+void register_cpu_backend() {
+    register_backend(Device::cpu, [](Device device) -> std::unique_ptr<Backend> {
+        if (device.index != 0)
+            raise(ErrorKind::device_unavailable, "device: cpu:", device.index, " is not available; need cpu");
+        chosen();
+        return std::make_unique<CpuBackend>();
+    });
+}
+
+const char* cpu_isa() { return chosen().name; }
+
+std::vector<std::pair<std::string, DType>> cpu_kernels() {
+    const Table& table = chosen().table;
+    std::vector<std::pair<std::string, DType>> list;
+    const auto add = [&](const char* op, DType dtype) {
+        std::pair<std::string, DType> entry{op, dtype};
+        if (std::find(list.begin(), list.end(), entry) == list.end()) list.push_back(std::move(entry));
+    };
+    for (int i = 0; i < table.kernel_count; i++)
+        for (int d = 0; d < kDTypes; d++)
+            if (table.kernels[i].dtypes >> d & 1) add(table.kernels[i].op, static_cast<DType>(d));
+    for (int i = 0; i < table.instr_count; i++) {
+        add(table.instrs[i].name, table.instrs[i].in);
+        if (table.instrs[i].in != DType::f32) continue;
+        add(table.instrs[i].name, DType::f16);  // through conversions
+        add(table.instrs[i].name, DType::bf16);
+    }
+    return list;
+}
+
+}  // namespace aicf::cpu

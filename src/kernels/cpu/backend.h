@@ -1,0 +1,24 @@
+// The CPU backend. Everything else of it is reached through core/backend.h.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace aicf::cpu {
+
+/// Makes open_backend({Device::cpu}) work.
+void register_cpu_backend();
+
+/// How many threads a kernel may use: the affinity mask, at most AICF_NUM_THREADS, unless set.
+int cpu_threads();
+void set_cpu_threads(int count);
+
+/// Instruction set in use: "baseline", "avx2" or "avx512".
+const char* cpu_isa();
+/// Every (lowered op, dtype of its first value operand) that has a kernel.
+std::vector<std::pair<std::string, DType>> cpu_kernels();
+
+}  // namespace aicf::cpu

@@ -1,0 +1,31 @@
+// Every CPU kernel, compiled once per instruction set into a namespace of its name (AICF_ISA).
+// No standard-library template may be used below: its code would be shared between the sets.
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/cpu/kernels.h"
+#include "kernels/scalar.h"
+
+#define AICF_INLINE inline __attribute__((always_inline))
+
+#include "kernels/cpu/pointwise.inl"
+#include "kernels/cpu/movement.inl"
+#include "kernels/cpu/reduce.inl"
+#include "kernels/cpu/nn.inl"
+#include "kernels/cpu/optim.inl"
+
+#undef AICF_INLINE
+#include "kernels/cpu/matmul.inl"
+
+namespace aicf::cpu::AICF_ISA {
+
+void fill_table(Table& table) {
+    register_pointwise(table);
+    register_movement(table);
+    register_reduce(table);
+    register_nn(table);
+    register_optim(table);
+    table.add(CpuKernel{"gemm", kFloats, gemm_run, gemm_units, gemm_workspace});
+}
+
+}  // namespace aicf::cpu::AICF_ISA

@@ -1,0 +1,121 @@
+// What the instruction-set units hand to the backend. Included by both sides, so nothing here may
+// emit code: an inline function compiled for AVX-512 could be the one the linker keeps for all.
+#pragma once
+
+#include "kernels/abi.h"
+
+namespace aicf::cpu {
+
+AICF_HD constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int>(dtype); }
+constexpr uint32_t kFloats = dtype_bit(DType::f32) | dtype_bit(DType::f64) |
+                             dtype_bit(DType::f16) | dtype_bit(DType::bf16);
+constexpr uint32_t kNumbers =
+    kFloats | dtype_bit(DType::i32) | dtype_bit(DType::i64) | dtype_bit(DType::u8);
+constexpr uint32_t kAnyDType = kNumbers | dtype_bit(DType::boolean);
+
+constexpr int kMaxPhases = 2;
+
+/// A kernel runs in phases, one after the other; a phase consists of units that any threads may
+/// share out in any way without changing a bit.
+struct CpuKernel {
+    const char* op;   // lowered name
+    uint32_t dtypes;  // of the first input
+    void (*run)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
+    int64_t (*units)(const ArgBlock& args, int phase);
+    uint64_t (*workspace)(const ArgBlock& args, int threads) = nullptr;
+    uint32_t tail_bytes = 0;
+    void (*prepare)(ArgBlock& args) = nullptr;  // fills the tail; pointers may not be set yet
+    int phases = 1;
+};
+
+// ---- programs -----------------------------------------------------------------------------------
+//
+// Every elementwise op is a program: instructions on contiguous arrays, interpreted over blocks of
+// the iteration space. A single op on contiguous operands is a program of one instruction and one
+// block; 16-bit types add conversions around it; a fusion is only a longer program.
+
+constexpr int kBlock = 512;  // elements of a block buffer
+constexpr int kMaxSlots = 48;
+constexpr int kMaxInstrOperands = 14;
+
+/// at: outputs, then inputs.
+using InstrFn = void (*)(int64_t n, void* const* at, const Scalar* scalars);
+
+struct InstrDef {
+    const char* name;
+    DType in, out;  // `in` is the type computed in; f16 and bf16 meet only conversions
+    uint8_t outputs, inputs, scalars;
+    uint16_t first_only;  // inputs of which only element 0 is read
+    InstrFn fn;
+};
+
+enum class SlotMode : uint8_t {
+    buffer,  // of the block
+    linear,  // an operand contiguous in the iteration space: used in place
+    row,     // contiguous within a row, and blocks stay within rows: used in place
+    once,    // the same for every block: gathered at the start
+    gather,  // gathered (or scattered) for each block
+    first,   // only element 0 is read
+};
+
+struct Slot {
+    char* ptr;
+    int64_t buffer;  // byte offset of the block buffer
+    int16_t operand;  // of the argument block; -1: none
+    SlotMode mode;
+    bool output;
+    int32_t size;  // of an element
+    int64_t strides[kMaxDims];
+};
+
+struct Instr {
+    InstrFn fn;
+    Scalar scalars[2];
+    uint8_t operands;
+    uint8_t slot[kMaxInstrOperands];
+};
+
+/// The tail of a program's argument block; Slot[slots] and Instr[instrs] follow.
+struct Program {
+    int64_t total, unit, block;  // elements: all, of a unit of work, of a block at most
+    int64_t buffer_bytes;
+    int32_t rank, slots, instrs;
+    bool flat;  // one instruction, every operand used in place
+    bool rows;  // blocks stay within a row
+    int64_t shape[kMaxDims];
+    AICF_HD const Slot* slot() const { return reinterpret_cast<const Slot*>(this + 1); }
+    AICF_HD Slot* slot() { return reinterpret_cast<Slot*>(this + 1); }
+    AICF_HD const Instr* instr() const { return reinterpret_cast<const Instr*>(slot() + slots); }
+    AICF_HD Instr* instr() { return reinterpret_cast<Instr*>(slot() + slots); }
+};
+
+// ---- what one instruction set offers ------------------------------------------------------------
+
+/// Copies elements of `size` bytes between any strides (counted in elements); no alignment needed.
+using StridedCopyFn = void (*)(void* to, const int64_t* to_strides, const void* from,
+                               const int64_t* from_strides, const int64_t* shape, int rank, int size);
+
+struct Table {
+    CpuKernel kernels[32];
+    int kernel_count = 0;
+    InstrDef instrs[400];
+    int instr_count = 0;
+    void (*run_program)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
+    StridedCopyFn strided_copy;
+    AICF_HD void add(const CpuKernel& kernel) { kernels[kernel_count++] = kernel; }
+    AICF_HD void add(const InstrDef& instr) { instrs[instr_count++] = instr; }
+};
+
+namespace baseline {
+void fill_table(Table& table);
+}
+#if defined(__x86_64__)
+namespace avx2 {
+void fill_table(Table& table);
+}
+namespace avx512 {
+void fill_table(Table& table);
+}
+#endif
+
+}  // namespace aicf::cpu

@@ -1,0 +1,727 @@
+// C[b][i][j] = sum over k of A[b][i][k] * B[b][k][j] in the order chain(c) of abi.h.
+//
+// One kernel, `tile`, computes R rows by NV vectors of C over one chunk of k: it accumulates by fma
+// from +0 in registers and then stores (first chunk) or adds (later chunks) the result. Lanes run
+// over columns of C, never over k, so each element sees exactly the declared order whatever R, NV,
+// the vector width, the blocking or the split over threads. Everything else only decides where the
+// tile reads from: the operand itself when its layout suits, or a packed copy that holds a strip of
+// `width` columns (B) or R rows (A) as [k][width].
+//
+// Included once per instruction set; see isa.cpp. No standard-library templates here.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kernels/abi.h"
+#include "kernels/scalar.h"
+
+namespace aicf::cpu::AICF_ISA {
+namespace mm {
+
+AICF_HD int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+AICF_HD int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+AICF_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---- vectors ------------------------------------------------------------------------------------
+
+template <class T, int Bytes>
+struct VecOf {
+    typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
+};
+template <class T, int Bytes>
+using Vec = typename VecOf<T, Bytes>::type;
+
+template <class V, class T>
+AICF_HD V load(const T* p) {
+    return *reinterpret_cast<const V*>(p);
+}
+template <class V, class T>
+AICF_HD void store(T* p, V v) {
+    *reinterpret_cast<V*>(p) = v;
+}
+
+// x - 0 keeps every x, -0 included, and compiles to a broadcast.
+template <class V, class T>
+AICF_HD V splat(T x) {
+    return x - V{};
+}
+
+template <class T, int Bytes>
+AICF_HD Vec<T, Bytes> fma(Vec<T, Bytes> a, Vec<T, Bytes> b, Vec<T, Bytes> c) {
+#if defined(__AVX512F__)
+    if constexpr (Bytes == 64 && sizeof(T) == 4)
+        return (Vec<T, Bytes>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    if constexpr (Bytes == 64 && sizeof(T) == 8)
+        return (Vec<T, Bytes>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#endif
+#if defined(__FMA__)
+    if constexpr (Bytes == 32 && sizeof(T) == 4)
+        return (Vec<T, Bytes>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+    if constexpr (Bytes == 32 && sizeof(T) == 8)
+        return (Vec<T, Bytes>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+    if constexpr (Bytes == 16 && sizeof(T) == 4)
+        return (Vec<T, Bytes>)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+    if constexpr (Bytes == 16 && sizeof(T) == 8)
+        return (Vec<T, Bytes>)_mm_fmadd_pd((__m128d)a, (__m128d)b, (__m128d)c);
+#endif
+    for (int i = 0; i < Bytes / int(sizeof(T)); ++i) {
+        if constexpr (sizeof(T) == 4)
+            c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+        else
+            c[i] = __builtin_fma(a[i], b[i], c[i]);
+    }
+    return c;
+}
+
+// ---- the tile -----------------------------------------------------------------------------------
+
+// Merges a dense tile into C: the path of tiles cut by the edge of C and of strided C.
+template <class T>
+__attribute__((noinline)) void merge(const T* t, int64_t t_row, T* c, int64_t c_row, int64_t c_col,
+                                     int64_t rows, int64_t cols, bool add) {
+    for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < cols; ++j) {
+            T* d = c + i * c_row + j * c_col;
+            const T v = t[i * t_row + j];
+            *d = add ? *d + v : v;
+        }
+    }
+}
+
+// RowA: A is read as a[r * a_step + p]; otherwise as a[r + p * a_step].
+template <class T, int Bytes, int NV, int R, bool RowA>
+void tile(int64_t k, const T* a, int64_t a_step, const T* b, int64_t b_step, T* c, int64_t c_row,
+          bool add) {
+    using V = Vec<T, Bytes>;
+    constexpr int L = Bytes / sizeof(T);
+    // One pointer serves three rows: p, p + step and p + 2 * step are addresses of one instruction.
+    const T* at[(R + 2) / 3];
+    for (int g = 0; g < (R + 2) / 3; ++g) at[g] = a + 3 * g * a_step;
+    V acc[R][NV] = {};
+    if (add) {
+        T* d = c;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r, d += c_row) {
+            asm("" : "+r"(d));  // one running pointer, not R addresses kept in memory
+            for (int x = 0; x < NV * Bytes; x += 64)
+                __builtin_prefetch(reinterpret_cast<char*>(d) + x, 1);
+        }
+    }
+    for (int64_t p = 0; p < k; ++p) {
+        V bv[NV];
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + v * L);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const V av = splat<V>(RowA ? at[r / 3][r % 3 * a_step] : a[r]);
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; ++v) acc[r][v] = fma<T, Bytes>(av, bv[v], acc[r][v]);
+        }
+        if constexpr (RowA) {
+#pragma GCC unroll 16
+            for (int g = 0; g < (R + 2) / 3; ++g) {
+                ++at[g];
+                asm("" : "+r"(at[g]));  // else the compiler rebuilds all R addresses each time
+            }
+        } else {
+            a += a_step;
+        }
+        b += b_step;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r, c += c_row) {
+        asm("" : "+r"(c));
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; ++v)
+            store(c + v * L, add ? load<V>(c + v * L) + acc[r][v] : acc[r][v]);
+    }
+}
+
+template <class T>
+using TileFn = void (*)(int64_t, const T*, int64_t, const T*, int64_t, T*, int64_t, bool);
+
+// How many rows of accumulators the registers hold under strips of two vectors and of one.
+#if defined(__AVX512F__)
+constexpr int kBytes = 64, kMainRows = 14, kSlimRows = 14;
+#elif defined(__AVX2__)
+constexpr int kBytes = 32, kMainRows = 6, kSlimRows = 12;
+#else
+constexpr int kBytes = 16, kMainRows = 6, kSlimRows = 8;
+#endif
+constexpr int kMaxTile = kBytes * 2 * 16;  // bytes
+constexpr int kWideRows = 3;  // so few rows need a wider strip to hide the latency of fma
+
+enum Strip { kVector, kWide, kMain, kSingle, kHalf, kStrips };
+
+struct Shape {
+    int bytes, vectors, rows;
+};
+constexpr Shape kShapes[kStrips] = {{kBytes, 8, 1},
+                                    {kBytes, 4, kWideRows},
+                                    {kBytes, 2, kMainRows},
+                                    {kBytes, 1, kSlimRows},
+                                    {kBytes > 16 ? kBytes / 2 : 16, 1, kSlimRows}};
+
+// Every tile there is, by strip, by whether A is read by rows, and by the number of rows.
+template <class T>
+struct Tiles {
+    TileFn<T> at[kStrips][2][kSlimRows + 1] = {};
+    constexpr Tiles() { fill<0, kShapes[0].rows>(); }
+    template <int S, int R>
+    constexpr void fill() {
+        at[S][0][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, false>;
+        at[S][1][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, true>;
+        if constexpr (R > 1)
+            fill<S, R - 1>();
+        else if constexpr (S + 1 < kStrips)
+            fill<S + 1, kShapes[S + 1].rows>();
+    }
+};
+template <class T>
+constexpr Tiles<T> kTiles;
+
+template <class T>
+AICF_HD int64_t width_of(int strip) {
+    return kShapes[strip].bytes / int64_t(sizeof(T)) * kShapes[strip].vectors;
+}
+
+// The widest strip that the columns left fill, few rows wanting more; else the narrowest around
+// them.
+template <class T>
+AICF_HD int strip_for(int64_t rows, int64_t cols) {
+    constexpr int64_t L = kBytes / sizeof(T);
+    if (rows == 1 && cols >= 8 * L) return kVector;
+    if (rows <= kWideRows && cols >= 4 * L) return kWide;
+    if (cols > L) return kMain;
+    return cols > L / 2 || kBytes == 16 ? kSingle : kHalf;
+}
+
+// ---- packing ------------------------------------------------------------------------------------
+
+struct Half {
+    uint16_t bits;
+};
+struct Brain {
+    uint16_t bits;
+};
+
+AICF_HD float widen(Half x) { return scalar::half_to_f32(x.bits); }
+AICF_HD float widen(Brain x) { return scalar::bfloat_to_f32(x.bits); }
+AICF_HD void narrow(float x, Half* to) { to->bits = scalar::f32_to_half(x); }
+AICF_HD void narrow(float x, Brain* to) { to->bits = scalar::f32_to_bfloat(x); }
+
+#if defined(__clang__)
+#define AICF_SHUFFLE(M, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define AICF_SHUFFLE(M, a, b, ...) __builtin_shuffle(a, b, M{__VA_ARGS__})
+#endif
+
+// Transposes the square that each 16-byte lane of the rows v holds: 4 x 4 floats or 2 x 2 doubles.
+template <class Q>
+AICF_HD void transpose(Q (&v)[4]) {
+    using M = Vec<int32_t, sizeof(Q)>;
+    if constexpr (sizeof(Q) == 32) {
+        const Q a = AICF_SHUFFLE(M, v[0], v[1], 0, 8, 1, 9, 4, 12, 5, 13);
+        const Q b = AICF_SHUFFLE(M, v[0], v[1], 2, 10, 3, 11, 6, 14, 7, 15);
+        const Q c = AICF_SHUFFLE(M, v[2], v[3], 0, 8, 1, 9, 4, 12, 5, 13);
+        const Q d = AICF_SHUFFLE(M, v[2], v[3], 2, 10, 3, 11, 6, 14, 7, 15);
+        v[0] = AICF_SHUFFLE(M, a, c, 0, 1, 8, 9, 4, 5, 12, 13);
+        v[1] = AICF_SHUFFLE(M, a, c, 2, 3, 10, 11, 6, 7, 14, 15);
+        v[2] = AICF_SHUFFLE(M, b, d, 0, 1, 8, 9, 4, 5, 12, 13);
+        v[3] = AICF_SHUFFLE(M, b, d, 2, 3, 10, 11, 6, 7, 14, 15);
+    } else {
+        const Q a = AICF_SHUFFLE(M, v[0], v[1], 0, 4, 1, 5),
+                b = AICF_SHUFFLE(M, v[0], v[1], 2, 6, 3, 7);
+        const Q c = AICF_SHUFFLE(M, v[2], v[3], 0, 4, 1, 5),
+                d = AICF_SHUFFLE(M, v[2], v[3], 2, 6, 3, 7);
+        v[0] = AICF_SHUFFLE(M, a, c, 0, 1, 4, 5), v[1] = AICF_SHUFFLE(M, a, c, 2, 3, 6, 7);
+        v[2] = AICF_SHUFFLE(M, b, d, 0, 1, 4, 5), v[3] = AICF_SHUFFLE(M, b, d, 2, 3, 6, 7);
+    }
+}
+template <class Q>
+AICF_HD void transpose(Q (&v)[2]) {
+    using M = Vec<int64_t, sizeof(Q)>;
+    const Q a = v[0], b = v[1];
+    if constexpr (sizeof(Q) == 32)
+        v[0] = AICF_SHUFFLE(M, a, b, 0, 4, 2, 6), v[1] = AICF_SHUFFLE(M, a, b, 1, 5, 3, 7);
+    else
+        v[0] = AICF_SHUFFLE(M, a, b, 0, 2), v[1] = AICF_SHUFFLE(M, a, b, 1, 3);
+}
+#undef AICF_SHUFFLE
+
+// One 16-byte lane from p and, where Q has two, one from q.
+template <class Q, class T>
+AICF_HD Q load_lanes(const T* p, [[maybe_unused]] const T* q) {
+#if defined(__AVX__)
+    if constexpr (sizeof(Q) == 32) {
+        const __m128 low = (__m128)load<Vec<T, 16>>(p), high = (__m128)load<Vec<T, 16>>(q);
+        return (Q)_mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+    }
+#endif
+    return load<Q>(p);
+}
+#if defined(__AVX__)
+constexpr int kDotBytes = 32;
+#else
+constexpr int kDotBytes = 16;
+#endif
+
+template <class T>
+struct Packer {
+    using Q = Vec<T, 16>;
+    using V = Vec<T, kBytes>;
+    static constexpr int64_t L = 16 / sizeof(T), kMainWidth = 2 * kBytes / sizeof(T);
+
+    // L rows of L elements at s (stride `row`), transposed to d.
+    static AICF_HD void turn(const T* s, int64_t row, T* d, int64_t width) {
+        Q q[L];
+#pragma GCC unroll 4
+        for (int r = 0; r < L; ++r) q[r] = load<Q>(s + r * row);
+        transpose(q);
+#pragma GCC unroll 4
+        for (int r = 0; r < L; ++r) store(d + r * width, q[r]);
+    }
+
+    // out[p * width + x] = s[p * k_step + x * x_step] for x < count, 0 up to width.
+    static void pack(const T* s, int64_t k_step, int64_t x_step, int64_t k, int64_t count,
+                     int64_t width, T* out) {
+        if (count < width) {
+            for (int64_t p = 0; p < k; ++p)
+                for (int64_t x = count; x < width; ++x) out[p * width + x] = T(0);
+        }
+        if (x_step == 1 && count == kMainWidth) {
+            for (int64_t p = 0; p < k; ++p, s += k_step, out += width) {
+                const V low = load<V>(s), high = load<V>(s + kMainWidth / 2);
+                store(out, low);
+                store(out + kMainWidth / 2, high);
+            }
+            return;
+        }
+        // The last group of L overlaps the one before it: only counts below L go one by one.
+        if (x_step == 1 && count >= L) {
+            for (int64_t p = 0; p < k; ++p, s += k_step, out += width) {
+                for (int64_t x = 0; x + L <= count; x += L) store(out + x, load<Q>(s + x));
+                store(out + count - L, load<Q>(s + count - L));
+            }
+        } else if (k_step == 1 && count >= L && k >= L) {
+            for (int64_t x = 0;; x = x + 2 * L <= count ? x + L : count - L) {
+                const T* sx = s + x * x_step;
+                T* dx = out + x;
+                for (int64_t p = 0; p + L <= k; p += L) turn(sx + p, x_step, dx + p * width, width);
+                turn(sx + k - L, x_step, dx + (k - L) * width, width);
+                if (x + L == count) break;
+            }
+        } else {
+            for (int64_t p = 0; p < k; ++p)
+                for (int64_t x = 0; x < count; ++x) out[p * width + x] = s[p * k_step + x * x_step];
+        }
+    }
+};
+
+template <class S, class T>
+void pack(const S* s, int64_t k_step, int64_t x_step, int64_t k, int64_t count, int64_t width,
+          T* out) {
+    if constexpr (sizeof(S) == sizeof(T)) {
+        Packer<T>::pack(s, k_step, x_step, k, count, width, out);
+    } else {
+        for (int64_t p = 0; p < k; ++p) {
+            for (int64_t x = 0; x < count; ++x)
+                out[p * width + x] = widen(s[p * k_step + x * x_step]);
+            for (int64_t x = count; x < width; ++x) out[p * width + x] = T(0);
+        }
+    }
+}
+
+// Prefetches part t of `parts` of what pack() will read.
+template <class S>
+AICF_HD void fetch(const S* s, int64_t k_step, int64_t x_step, int64_t k, int64_t count, int64_t t,
+                   int64_t parts) {
+    if (count <= 0) return;
+    if (k_step == 1) {
+        for (int64_t x = count * t / parts; x < count * (t + 1) / parts; ++x)
+            for (int64_t p = 0; p < k; p += 64 / sizeof(S))
+                __builtin_prefetch(s + x * x_step + p, 0, 2);
+    } else {
+        for (int64_t p = k * t / parts; p < k * (t + 1) / parts; ++p)
+            __builtin_prefetch(s + p * k_step, 0, 2);
+    }
+}
+
+// ---- matrix times vector ------------------------------------------------------------------------
+
+// c[j] for G vectors of columns of B, each column contiguous in k: squares of B are transposed in
+// registers, so that lanes are columns here too. All chunks are summed before c is written.
+template <class T, int G>
+void dots(const T* x, const T* b, int64_t b_col, T* c, int64_t c_col, int64_t k, int64_t chunk) {
+    using Q = Vec<T, kDotBytes>;
+    constexpr int W = kDotBytes / sizeof(T), L = 16 / sizeof(T), kLine = 64 / sizeof(T);
+    auto square = [&](int g, int64_t p, Q acc) __attribute__((always_inline)) {
+        const T *s = b + g * W * b_col + p, *lane = s + L * b_col;
+        // Else the compiler keeps a pointer per column, and few of them in registers.
+        asm("" : "+r"(s), "+r"(lane));
+        Q row[L];
+#pragma GCC unroll 4
+        for (int r = 0; r < L; ++r) row[r] = load_lanes<Q>(s + r * b_col, lane + r * b_col);
+        transpose(row);
+#pragma GCC unroll 4
+        for (int r = 0; r < L; ++r) acc = fma<T, kDotBytes>(splat<Q>(x[p + r]), row[r], acc);
+        return acc;
+    };
+    Q total[G] = {};
+    for (int64_t p0 = 0; p0 < k; p0 += chunk) {
+        const int64_t end = p0 + min(chunk, k - p0);
+        Q acc[G] = {};
+        int64_t p = p0;
+        // A cache line of each column at a time: all columns may fall into one set of the cache.
+        for (; p + kLine <= end; p += kLine) {
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 8
+                for (int q = 0; q < kLine; q += L) acc[g] = square(g, p + q, acc[g]);
+            }
+        }
+        for (; p + L <= end; p += L) {
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) acc[g] = square(g, p, acc[g]);
+        }
+        for (; p < end; ++p) {
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) {
+                Q v;
+                for (int w = 0; w < W; ++w) v[w] = b[(g * W + w) * b_col + p];
+                acc[g] = fma<T, kDotBytes>(splat<Q>(x[p]), v, acc[g]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < G; ++g) total[g] = p0 ? total[g] + acc[g] : acc[g];
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g)
+        for (int w = 0; w < W; ++w) c[(g * W + w) * c_col] = total[g][w];
+}
+
+// ---- few k --------------------------------------------------------------------------------------
+
+constexpr int kThin = 8;
+
+// One strip of C, all rows, the K rows of B held in registers: a row costs K fma and a store.
+template <class T, int Bytes, int K>
+void thin(const T* a, int64_t a_row, const T* b, int64_t b_row, T* c, int64_t c_row, int64_t m) {
+    using V = Vec<T, Bytes>;
+    V bv[K];
+#pragma GCC unroll 8
+    for (int p = 0; p < K; ++p) bv[p] = load<V>(b + p * b_row);
+    for (int64_t i = 0; i < m; ++i, a += a_row, c += c_row) {
+        V acc = {};
+#pragma GCC unroll 8
+        for (int p = 0; p < K; ++p) acc = fma<T, Bytes>(splat<V>(a[p]), bv[p], acc);
+        store(c, acc);
+    }
+}
+
+template <class T, int Bytes, int K = 1>
+void thin(int64_t k, const T* a, int64_t a_row, const T* b, int64_t b_row, T* c, int64_t c_row,
+          int64_t m) {
+    if (k == K) return thin<T, Bytes, K>(a, a_row, b, b_row, c, c_row, m);
+    if constexpr (K < kThin) thin<T, Bytes, K + 1>(k, a, a_row, b, b_row, c, c_row, m);
+}
+
+// ---- blocking -----------------------------------------------------------------------------------
+
+// Elements of B that stay in a 32 KB cache beside tiles of A and C.
+template <class T>
+constexpr int64_t kResident = 24576 / sizeof(T);
+
+// A panel of k holds whole chunks, because a chunk's accumulators never leave the registers.
+struct Blocks {
+    int64_t m, n, k;
+};
+template <class T>
+AICF_HD Blocks blocks(int64_t k, int64_t chunk) {
+    constexpr int64_t kPanel = 256, kA = 61440 * 4 / sizeof(T), kB = 524288 * 4 / sizeof(T);
+    const int64_t kc = min(k, chunk >= kPanel ? chunk : kPanel / chunk * chunk);
+    const int64_t depth = max(kc, kPanel);
+    if (depth == kPanel) return {kA / kPanel, kB / kPanel, kc};  // no division on the usual way
+    return {max(kA / depth, 2 * kMainRows), max(kB / depth / 64 * 64, 64), kc};
+}
+
+// Bytes of packing space; also enough for any part of the same product, and for its transpose.
+template <class T>
+int64_t share(int64_t m, int64_t n, int64_t k, int64_t chunk) {
+    const Blocks s = blocks<T>(k, chunk);
+    const int64_t pad = kBytes / sizeof(T) * 2;
+    const int64_t straight = min(m, s.m) + min(n + pad, s.n),
+                  swapped = min(n, s.m) + min(m + pad, s.n);
+    return (max(straight, swapped) * s.k * int64_t(sizeof(T)) + 127) / 64 * 64;
+}
+
+// Two shapes that need no tiles; false for all others.
+template <class T>
+bool special(const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row, int64_t b_col,
+             T* c, int64_t c_row, int64_t c_col, int64_t m, int64_t n, int64_t k, int64_t chunk,
+             T* packed_b) {
+    constexpr int64_t W = kDotBytes / sizeof(T);
+    if (m == 1 && a_col == 1 && b_row == 1 && b_col != 1 && n >= W) {
+        int64_t j = 0;
+        for (; j + 4 * W <= n; j += 4 * W)
+            dots<T, 4>(a, b + j * b_col, b_col, c + j * c_col, c_col, k, chunk);
+        for (; j < n; j += W) {
+            j = min(j, n - W);  // the last group overlaps: the same columns give the same bits
+            dots<T, 1>(a, b + j * b_col, b_col, c + j * c_col, c_col, k, chunk);
+        }
+        return true;
+    }
+    const int strip = n >= int64_t(kBytes / sizeof(T)) ? kSingle : kHalf;
+    const int64_t width = width_of<T>(strip);
+    if (k > min(kThin, chunk) || a_col != 1 || c_col != 1 || (n & (width - 1)) != 0 ||
+        n > 4 * width || m < 8)
+        return false;
+    for (int64_t j = 0; j < n; j += width) {
+        const T* bt = b + j * b_col;
+        if (b_col != 1) pack(bt, b_row, b_col, k, width, width, packed_b), bt = packed_b;
+        const int64_t b_step = b_col != 1 ? width : b_row;
+        if (strip == kSingle)
+            thin<T, kBytes>(k, a, a_row, bt, b_step, c + j, c_row, m);
+        else
+            thin<T, kShapes[kHalf].bytes>(k, a, a_row, bt, b_step, c + j, c_row, m);
+    }
+    return true;
+}
+
+// Type T of the sums and of C, type S of the operands (16-bit ones are widened while packing).
+template <class T, class S>
+void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row, int64_t b_col,
+             T* c, int64_t c_row, int64_t c_col, int64_t m, int64_t n, int64_t k, int64_t chunk,
+             void* workspace) {
+    if (m <= 0 || n <= 0) return;
+    if (k <= 0) {
+        for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < n; ++j) c[i * c_row + j * c_col] = T(0);
+        return;
+    }
+    // Lanes should run along the unit stride of C, and never along a single column.
+    if ((n == 1 && m > 1) || (c_col != 1 && c_row == 1 && m > 1))
+        return product<T, S>(b, b_col, b_row, a, a_col, a_row, c, c_col, c_row, n, m, k, chunk,
+                             workspace);
+
+    T* const packed_b =
+        reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(workspace) + 63) & ~uintptr_t(63));
+    constexpr bool convert = sizeof(S) != sizeof(T);
+    if constexpr (!convert) {
+        if (special(a, a_row, a_col, b, b_row, b_col, c, c_row, c_col, m, n, k, chunk, packed_b))
+            return;
+    }
+    const Blocks s = blocks<T>(k, chunk);
+    const bool pack_a = convert || (a_row != 1 && a_col != 1) || (n > 128 && m > 1);
+    const bool pack_b = convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > 8192);
+    const bool row_a = !pack_a && a_row != 1;
+    T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * s.k;
+
+    for (int64_t j0 = 0; j0 < n; j0 += s.n) {
+        const int64_t nb = min(s.n, n - j0);
+        for (int64_t p0 = 0; p0 < k; p0 += s.k) {
+            const int64_t kb = min(s.k, k - p0);
+            for (int64_t i0 = 0; i0 < m; i0 += s.m) {
+                const int64_t mb = min(s.m, m - i0);
+                // Rows are dealt out evenly: 8 as 4 + 4, not 6 + 2.
+                const int64_t most = kShapes[strip_for<T>(m, nb)].rows,
+                              tiles = mb <= most ? 1 : ceil_div(mb, most);
+                const int64_t low = tiles == 1 ? mb : mb / tiles, taller = mb - low * tiles;
+
+                auto cell = [&](int64_t t, int64_t j, int strip) __attribute__((always_inline)) {
+                    const int64_t i = t * low + min(t, taller), rows = low + (t < taller);
+                    const int64_t width = width_of<T>(strip), cols = min(width, nb - j);
+                    const bool own_b = pack_b || cols < width;  // padded, so that loads stay inside
+                    const S* as = a + (i0 + i) * a_row + p0 * a_col;
+                    const S* bs = b + p0 * b_row + (j0 + j) * b_col;
+                    T *const ap = packed_a + i * kb, *const bp = packed_b + j * kb;
+                    if (pack_a && j == 0) pack(as, a_col, a_row, kb, rows, rows, ap);
+                    if (own_b && i0 + i == 0) pack(bs, b_row, b_col, kb, cols, width, bp);
+                    const T* const at = pack_a ? ap : reinterpret_cast<const T*>(as);
+                    const T* const bt = own_b ? bp : reinterpret_cast<const T*>(bs);
+                    const int64_t a_step = pack_a ? rows : (row_a ? a_row : a_col);
+                    const int64_t a_next = row_a ? 1 : a_step;
+                    const int64_t b_step = own_b ? width : b_row;
+                    T* const ct = c + (i0 + i) * c_row + (j0 + j) * c_col;
+                    const TileFn<T> fn = kTiles<T>.at[strip][row_a][rows];
+                    // What the next tiles will pack arrives while this one computes.
+                    if (kb * nb > kResident<T>) {
+                        if (pack_b && i0 == 0)
+                            fetch(bs + width * b_col, b_row, b_col, kb, min(width, nb - j - width),
+                                  t, tiles);
+                        if (pack_a && j == 0)
+                            fetch(as + rows * a_row, a_col, a_row, kb, min(rows, mb - i - rows), 0,
+                                  1);
+                    }
+                    const bool whole = cols == width && c_col == 1;
+                    T cut[kMaxTile / sizeof(T)];
+                    for (int64_t q = 0; q < kb; q += chunk) {
+                        const bool add = p0 + q > 0;
+                        fn(min(chunk, kb - q), at + q * a_next, a_step, bt + q * b_step, b_step,
+                           whole ? ct : cut, whole ? c_row : width, whole && add);
+                        if (!whole) merge(cut, width, ct, c_row, c_col, rows, cols, add);
+                    }
+                    return j + width;
+                };
+                // The operand that stays in the first-level cache is the inner one's partner: a
+                // strip of B under all rows, or, where the whole panel of B is small, a band of C
+                // written in one go.
+                if (kb * nb <= kResident<T>) {
+                    for (int64_t t = 0; t < tiles; ++t)
+                        for (int64_t j = 0; j < nb;) j = cell(t, j, strip_for<T>(m, nb - j));
+                } else {
+                    for (int64_t j = 0; j < nb;) {
+                        const int strip = strip_for<T>(m, nb - j);
+                        int64_t next = j;
+                        for (int64_t t = 0; t < tiles; ++t) next = cell(t, j, strip);
+                        j = next;
+                    }
+                }
+            }
+        }
+    }
+}
+
+// ---- operands, units ----------------------------------------------------------------------------
+
+// Units are the cells of a grid over one C, numbered across its shorter side first, for every
+// batch; a run of units is at most three rectangles of C, each computed as one product.
+struct Grid {
+    int64_t m, n, k, batches, rows, cols;  // rows, cols: size of a cell
+    bool down;                             // numbered down the columns first
+    int64_t across() const { return ceil_div(n, cols); }
+    int64_t along() const { return ceil_div(m, rows); }
+    int64_t cells() const { return across() * along(); }
+};
+
+inline Grid grid_of(const ArgBlock& args) {
+    const Operand &a = args.in(0), &c = args.out(0);
+    const int d = c.rank;
+    Grid g{c.shape()[d - 2], c.shape()[d - 1], a.shape()[a.rank - 1], 1, 96, 128, false};
+    for (int i = 0; i < d - 2; ++i) g.batches *= c.shape()[i];
+    g.down = g.n > g.m;
+    // A cell is worth some ten microseconds, so that sharing it out pays.
+    while (g.rows * g.cols * max(g.k, 1) < 1 << 19 && (g.rows < g.m || g.cols < g.n)) {
+        int64_t& side = g.rows < g.m && (g.rows <= g.cols || g.cols >= g.n) ? g.rows : g.cols;
+        side *= 2;
+    }
+    return g;
+}
+
+constexpr int64_t kConvertRows = 96, kConvertCols = 512;  // block of f32 sums behind a 16-bit C
+
+template <class T, class S, class D>
+void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t batch, int64_t i0,
+               int64_t i1, int64_t j0, int64_t j1, int64_t chunk, char* workspace) {
+    if (i0 >= i1 || j0 >= j1) return;
+    const int d = c.rank;
+    const int64_t *as = a.strides(), *bs = b.strides(), *cs = c.strides(), k = a.shape()[d - 1];
+    const S* ap = static_cast<const S*>(a.ptr) + i0 * as[d - 2];
+    const S* bp = static_cast<const S*>(b.ptr) + j0 * bs[d - 1];
+    D* cp = static_cast<D*>(c.ptr) + i0 * cs[d - 2] + j0 * cs[d - 1];
+    for (int i = d - 3; i >= 0; --i) {
+        const int64_t at = batch % c.shape()[i];
+        batch /= c.shape()[i];
+        ap += at * as[i], bp += at * bs[i], cp += at * cs[i];
+    }
+    const int64_t m = i1 - i0, n = j1 - j0;
+    if constexpr (sizeof(D) == sizeof(T)) {
+        product<T, S>(ap, as[d - 2], as[d - 1], bp, bs[d - 2], bs[d - 1], cp, cs[d - 2], cs[d - 1],
+                      m, n, k, chunk, workspace);
+    } else {
+        T* const sums = reinterpret_cast<T*>(workspace);  // rounded once, after the last chunk
+        char* const rest = workspace + kConvertRows * kConvertCols * sizeof(T);
+        for (int64_t j = 0; j < n; j += kConvertCols) {
+            const int64_t nb = min(kConvertCols, n - j);
+            for (int64_t i = 0; i < m; i += kConvertRows) {
+                const int64_t mb = min(kConvertRows, m - i);
+                product<T, S>(ap + i * as[d - 2], as[d - 2], as[d - 1], bp + j * bs[d - 1],
+                              bs[d - 2], bs[d - 1], sums, nb, 1, mb, nb, k, chunk, rest);
+                for (int64_t y = 0; y < mb; ++y)
+                    for (int64_t x = 0; x < nb; ++x)
+                        narrow(sums[y * nb + x], cp + (i + y) * cs[d - 2] + (j + x) * cs[d - 1]);
+            }
+        }
+    }
+}
+
+template <class T, class S, class D>
+void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* workspace) {
+    const Operand &a = args.in(0), &b = args.in(1), &c = args.out(0);
+    const int64_t chunk = args.scalar(0).i, cells = g.cells(),
+                  inner = g.down ? g.along() : g.across();
+    while (begin < end) {
+        const int64_t batch = begin / cells, first = begin % cells,
+                      last = min(cells, first + end - begin);
+        begin += last - first;
+        for (int64_t u = first; u < last;) {
+            // As many whole lines of cells as follow, or else the part of one line.
+            const int64_t o0 = u / inner, at = u % inner;
+            const int64_t o1 = o0 + (at == 0 ? max((last - u) / inner, 1) : 1);
+            const int64_t stop = min(inner, at + last - u);
+            const int64_t r0 = g.down ? at : o0, r1 = g.down ? stop : o1;
+            const int64_t c0 = g.down ? o0 : at, c1 = g.down ? o1 : stop;
+            rectangle<T, S, D>(a, b, c, batch, r0 * g.rows, min(g.m, r1 * g.rows), c0 * g.cols,
+                               min(g.n, c1 * g.cols), chunk, workspace);
+            u = (o1 - 1) * inner + stop;
+        }
+    }
+}
+
+}  // namespace mm
+
+// One matrix product; strides in elements. `workspace` holds gemm_share<T>() bytes.
+template <class T>
+void gemm(const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row, int64_t b_col, T* c,
+          int64_t c_row, int64_t c_col, int64_t m, int64_t n, int64_t k, int64_t chunk,
+          void* workspace) {
+    mm::product<T, T>(a, a_row, a_col, b, b_row, b_col, c, c_row, c_col, m, n, k, chunk, workspace);
+}
+
+template <class T>
+int64_t gemm_share(int64_t m, int64_t n, int64_t k, int64_t chunk) {
+    return mm::share<T>(m, n, k, chunk);
+}
+
+// The gemm kernel: in(0) = A [..., M, K], in(1) = B [..., K, N], out(0) = C [..., M, N] of equal
+// rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c). 16-bit A and B give
+// a 16-bit C.
+int64_t gemm_units(const ArgBlock& args, int phase) {
+    const mm::Grid g = mm::grid_of(args);
+    return phase == 0 && g.m > 0 && g.n > 0 ? g.batches * g.cells() : 0;
+}
+
+uint64_t gemm_workspace(const ArgBlock& args, int threads) {
+    const mm::Grid g = mm::grid_of(args);
+    const int64_t chunk = args.scalar(0).i;
+    switch (DType(args.out(0).dtype)) {
+        case DType::f32:
+            return uint64_t(threads) * mm::share<float>(g.m, g.n, g.k, chunk);
+        case DType::f64:
+            return uint64_t(threads) * mm::share<double>(g.m, g.n, g.k, chunk);
+        default:
+            return uint64_t(threads) * (mm::share<float>(g.m, g.n, g.k, chunk) +
+                                        mm::kConvertRows * mm::kConvertCols * sizeof(float));
+    }
+}
+
+void gemm_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread) {
+    if (phase != 0) return;
+    const mm::Grid g = mm::grid_of(args);
+    char* const workspace =
+        static_cast<char*>(args.workspace) + uint64_t(thread) * gemm_workspace(args, 1);
+    switch (DType(args.out(0).dtype)) {
+        case DType::f32:
+            return mm::run<float, float, float>(args, g, begin, end, workspace);
+        case DType::f64:
+            return mm::run<double, double, double>(args, g, begin, end, workspace);
+        case DType::f16:
+            return mm::run<float, mm::Half, mm::Half>(args, g, begin, end, workspace);
+        case DType::bf16:
+            return mm::run<float, mm::Brain, mm::Brain>(args, g, begin, end, workspace);
+        default:
+            return;
+    }
+}
+
+}  // namespace aicf::cpu::AICF_ISA

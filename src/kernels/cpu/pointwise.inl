@@ -1,0 +1,345 @@
+// Elementwise instructions, and the interpreter that runs programs of them (see kernels.h).
+// Included once per instruction set; see isa.cpp. No standard-library templates here.
+
+namespace aicf::cpu::AICF_ISA {
+
+template <class T>
+constexpr DType dtype_of = DType::boolean;
+template <>
+constexpr DType dtype_of<float> = DType::f32;
+template <>
+constexpr DType dtype_of<double> = DType::f64;
+template <>
+constexpr DType dtype_of<int32_t> = DType::i32;
+template <>
+constexpr DType dtype_of<int64_t> = DType::i64;
+template <>
+constexpr DType dtype_of<uint8_t> = DType::u8;
+
+AICF_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- instructions -------------------------------------------------------------------------------
+
+// An output may lie exactly on an input: element i is read before it is written, in any width.
+#define AICF_LOOP                     \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
+
+template <class F, class T, class R, int Scalars>
+void map1(int64_t n, void* const* at, const Scalar* s) {
+    R* y = static_cast<R*>(at[0]);
+    const T* x = static_cast<const T*>(at[1]);
+    if constexpr (Scalars == 0) {
+        AICF_LOOP y[i] = F::call(x[i]);
+    } else if constexpr (Scalars == 1) {
+        const T p = scalar::cast<T>(s[0].f);
+        AICF_LOOP y[i] = F::call(x[i], p);
+    } else {
+        const T p = scalar::cast<T>(s[0].f), q = scalar::cast<T>(s[1].f);
+        AICF_LOOP y[i] = F::call(x[i], p, q);
+    }
+}
+
+template <class F, class T, class R, int Scalars>
+void map2(int64_t n, void* const* at, const Scalar* s) {
+    R* y = static_cast<R*>(at[0]);
+    const T *a = static_cast<const T*>(at[1]), *b = static_cast<const T*>(at[2]);
+    if constexpr (Scalars == 0) {
+        AICF_LOOP y[i] = F::call(a[i], b[i]);
+    } else if constexpr (Scalars == 1) {
+        const T p = scalar::cast<T>(s[0].f);
+        AICF_LOOP y[i] = F::call(a[i], b[i], p);
+    } else {
+        const T p = scalar::cast<T>(s[0].f), q = scalar::cast<T>(s[1].f);
+        AICF_LOOP y[i] = F::call(a[i], b[i], p, q);
+    }
+}
+
+template <class F, class T, class A>
+void map3(int64_t n, void* const* at, const Scalar*) {
+    T* y = static_cast<T*>(at[0]);
+    const A* a = static_cast<const A*>(at[1]);
+    const T *b = static_cast<const T*>(at[2]), *c = static_cast<const T*>(at[3]);
+    AICF_LOOP y[i] = F::call(a[i], b[i], c[i]);
+}
+
+template <class F, class T, int Arity, int Scalars, class R, class First>
+void add_instr(Table& table, const char* name, DType in, DType out) {
+    InstrFn fn = nullptr;
+    if constexpr (Arity == 1) fn = map1<F, T, R, Scalars>;
+    else if constexpr (Arity == 2) fn = map2<F, T, R, Scalars>;
+    else fn = map3<F, T, First>;
+    table.add(InstrDef{name, in, out, 1, Arity, Scalars, 0, fn});
+}
+
+// Which types a row of AICF_POINTWISE is compiled for, by its kind.
+template <class F, int Arity, int Scalars>
+struct Row {
+    Table& table;
+    const char* name;
+    template <class T>
+    void same() const {
+        add_instr<F, T, Arity, Scalars, T, T>(table, name, dtype_of<T>, dtype_of<T>);
+    }
+    template <class T>
+    void to_bool() const {
+        add_instr<F, T, Arity, Scalars, bool, T>(table, name, dtype_of<T>, DType::boolean);
+    }
+    template <class T>
+    void chosen() const {
+        add_instr<F, T, Arity, Scalars, T, bool>(table, name, dtype_of<T>, dtype_of<T>);
+    }
+    void flt() const {
+        same<float>();
+        same<double>();
+    }
+    void num() const {
+        flt();
+        same<int32_t>();
+        same<int64_t>();
+        same<uint8_t>();
+    }
+    void test() const {
+        to_bool<float>();
+        to_bool<double>();
+    }
+    void logic() const { to_bool<bool>(); }
+    void cmp() const {
+        test();
+        to_bool<int32_t>();
+        to_bool<int64_t>();
+        to_bool<uint8_t>();
+        logic();
+    }
+    void select() const {
+        chosen<float>();
+        chosen<double>();
+        chosen<int32_t>();
+        chosen<int64_t>();
+        chosen<uint8_t>();
+        chosen<bool>();
+    }
+    void any() const {
+        num();
+        same<bool>();
+    }
+};
+
+#define AICF_ROW(fn, arity, kind, scalars)                 \
+    struct fn##_fn {                                       \
+        template <class... A>                              \
+        static AICF_INLINE auto call(A... a) {             \
+            return scalar::fn(a...);                       \
+        }                                                  \
+    };
+AICF_POINTWISE(AICF_ROW)
+#undef AICF_ROW
+
+// Huge angles take a branch, which would keep the whole loop from vectorising.
+#define AICF_ANGLE(fn)                                                                    \
+    template <>                                                                           \
+    void map1<fn##_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {      \
+        float* y = static_cast<float*>(at[0]);                                            \
+        const float* x = static_cast<const float*>(at[1]);                                \
+        for (int64_t b = 0; b < n; b += kBlock, x += kBlock, y += kBlock) {               \
+            const int64_t m = min64(kBlock, n - b);                                       \
+            int32_t huge = 0;                                                             \
+            for (int64_t i = 0; i < m; i++)                                               \
+                huge |= scalar::abs(x[i]) <= scalar::kSinFastLimit ? 0 : 1;               \
+            if (huge == 0) {                                                              \
+                _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] = scalar::fn##_fast(x[i]); \
+            } else {                                                                      \
+                for (int64_t i = 0; i < m; i++) y[i] = scalar::fn(x[i]);                  \
+            }                                                                             \
+        }                                                                                 \
+    }
+AICF_ANGLE(sin)
+AICF_ANGLE(cos)
+#undef AICF_ANGLE
+
+// ---- casts --------------------------------------------------------------------------------------
+
+template <class To, class From>
+void cast_loop(int64_t n, void* const* at, const Scalar*) {
+    To* y = static_cast<To*>(at[0]);
+    const From* x = static_cast<const From*>(at[1]);
+    AICF_LOOP y[i] = scalar::cast<To>(x[i]);
+}
+
+void widen_half(int64_t n, void* const* at, const Scalar*) {
+    float* y = static_cast<float*>(at[0]);
+    const uint16_t* x = static_cast<const uint16_t*>(at[1]);
+    AICF_LOOP y[i] = scalar::half_to_f32(x[i]);
+}
+void widen_bfloat(int64_t n, void* const* at, const Scalar*) {
+    float* y = static_cast<float*>(at[0]);
+    const uint16_t* x = static_cast<const uint16_t*>(at[1]);
+    AICF_LOOP y[i] = scalar::bfloat_to_f32(x[i]);
+}
+void narrow_half(int64_t n, void* const* at, const Scalar*) {
+    uint16_t* y = static_cast<uint16_t*>(at[0]);
+    const float* x = static_cast<const float*>(at[1]);
+    AICF_LOOP y[i] = scalar::f32_to_half(x[i]);
+}
+void narrow_bfloat(int64_t n, void* const* at, const Scalar*) {
+    uint16_t* y = static_cast<uint16_t*>(at[0]);
+    const float* x = static_cast<const float*>(at[1]);
+    AICF_LOOP y[i] = scalar::f32_to_bfloat(x[i]);
+}
+
+template <class From>
+void add_casts(Table& table) {
+    const auto add = [&](DType to, InstrFn fn) {
+        table.add(InstrDef{"cast", dtype_of<From>, to, 1, 1, 0, 0, fn});
+    };
+    add(DType::f32, cast_loop<float, From>);
+    add(DType::f64, cast_loop<double, From>);
+    add(DType::i32, cast_loop<int32_t, From>);
+    add(DType::i64, cast_loop<int64_t, From>);
+    add(DType::u8, cast_loop<uint8_t, From>);
+    add(DType::boolean, cast_loop<bool, From>);
+}
+
+// ---- strided operands ---------------------------------------------------------------------------
+
+template <class U, bool Scatter>
+AICF_INLINE void move_row(U* buffer, U* operand, int64_t stride, int64_t n) {
+    if constexpr (Scatter) {
+        for (int64_t i = 0; i < n; i++) operand[i * stride] = buffer[i];
+    } else if (stride == 0) {
+        const U value = *operand;
+        for (int64_t i = 0; i < n; i++) buffer[i] = value;
+    } else if (stride == 1 && n * int64_t(sizeof(U)) >= 64) {
+        memcpy(buffer, operand, size_t(n) * sizeof(U));
+    } else {
+        for (int64_t i = 0; i < n; i++) buffer[i] = operand[i * stride];
+    }
+}
+
+/// Elements [pos, pos + n) of the iteration space between an operand and a block buffer.
+template <class U, bool Scatter>
+void move_block(const Program& p, const Slot& slot, int64_t pos, int64_t n, char* to) {
+    U* buffer = reinterpret_cast<U*>(to);
+    U* operand = reinterpret_cast<U*>(slot.ptr);
+    const int inner = p.rank - 1;
+    if (inner < 0) return move_row<U, Scatter>(buffer, operand, 0, n);
+    int64_t index[kMaxDims];
+    for (int d = inner; d >= 0; d--) {
+        const int64_t size = p.shape[d], next = pos / size;
+        index[d] = pos - next * size;
+        operand += index[d] * slot.strides[d];
+        pos = next;
+    }
+    for (;;) {
+        const int64_t run = min64(n, p.shape[inner] - index[inner]);
+        move_row<U, Scatter>(buffer, operand, slot.strides[inner], run);
+        n -= run;
+        if (n == 0) return;
+        buffer += run;
+        operand -= index[inner] * slot.strides[inner];
+        index[inner] = 0;
+        for (int d = inner - 1; d >= 0; d--) {
+            operand += slot.strides[d];
+            if (++index[d] < p.shape[d]) break;
+            operand -= p.shape[d] * slot.strides[d];
+            index[d] = 0;
+        }
+    }
+}
+
+template <bool Scatter>
+void move_block(const Program& p, const Slot& slot, int64_t pos, int64_t n, char* buffer) {
+    switch (slot.size) {
+        case 1: return move_block<uint8_t, Scatter>(p, slot, pos, n, buffer);
+        case 2: return move_block<uint16_t, Scatter>(p, slot, pos, n, buffer);
+        case 4: return move_block<uint32_t, Scatter>(p, slot, pos, n, buffer);
+        default: return move_block<uint64_t, Scatter>(p, slot, pos, n, buffer);
+    }
+}
+
+// ---- the interpreter ----------------------------------------------------------------------------
+
+void run_blocks(const Program& p, int64_t pos, int64_t stop) {
+    const Slot* slots = p.slot();
+    const Instr* instrs = p.instr();
+    char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
+    char* at[kMaxSlots];
+    for (int s = 0; s < p.slots; s++) {
+        const Slot& slot = slots[s];
+        at[s] = slot.mode == SlotMode::first ? slot.ptr : buffers + slot.buffer;
+        if (slot.mode == SlotMode::once) move_block<false>(p, slot, 0, min64(p.block, p.total), at[s]);
+    }
+    const int inner = p.rank - 1;
+    int64_t index[kMaxDims] = {};
+    if (p.rows) {
+        for (int64_t d = inner, rest = pos; d >= 0; d--) {
+            index[d] = rest % p.shape[d];
+            rest /= p.shape[d];
+        }
+    }
+    while (pos < stop) {
+        int64_t n = min64(p.block, stop - pos);
+        if (p.rows && inner >= 0) n = min64(n, p.shape[inner] - index[inner]);
+        for (int s = 0; s < p.slots; s++) {
+            const Slot& slot = slots[s];
+            if (slot.mode == SlotMode::linear) {
+                at[s] = slot.ptr + pos * slot.size;
+            } else if (slot.mode == SlotMode::row) {
+                int64_t offset = 0;
+                for (int d = 0; d <= inner; d++) offset += index[d] * slot.strides[d];
+                at[s] = slot.ptr + offset * slot.size;
+            } else if (slot.mode == SlotMode::gather && !slot.output) {
+                move_block<false>(p, slot, pos, n, at[s]);
+            }
+        }
+        for (int k = 0; k < p.instrs; k++) {
+            const Instr& instr = instrs[k];
+            void* operands[kMaxInstrOperands];
+            for (int i = 0; i < instr.operands; i++) operands[i] = at[instr.slot[i]];
+            instr.fn(n, operands, instr.scalars);
+        }
+        for (int s = 0; s < p.slots; s++)
+            if (slots[s].mode == SlotMode::gather && slots[s].output)
+                move_block<true>(p, slots[s], pos, n, at[s]);
+        pos += n;
+        if (!p.rows || inner < 0) continue;
+        index[inner] += n;
+        for (int d = inner; d > 0 && index[d] == p.shape[d]; d--) {
+            index[d] = 0;
+            index[d - 1]++;
+        }
+    }
+}
+
+void run_program(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    const Program& p = *static_cast<const Program*>(args.tail_ptr());
+    const int64_t pos = begin * p.unit, stop = min64(end * p.unit, p.total);
+    if (pos >= stop) return;
+    if (!p.flat) return run_blocks(p, pos, stop);
+    const Slot* slots = p.slot();
+    const Instr& instr = *p.instr();
+    void* operands[kMaxInstrOperands];
+    for (int i = 0; i < instr.operands; i++) {
+        const Slot& slot = slots[instr.slot[i]];
+        operands[i] = slot.mode == SlotMode::first ? slot.ptr : slot.ptr + pos * slot.size;
+    }
+    instr.fn(stop - pos, operands, instr.scalars);
+}
+
+void register_pointwise(Table& table) {
+#define AICF_ROW(fn, arity, kind, scalars) Row<fn##_fn, arity, scalars>{table, #fn}.kind();
+    AICF_POINTWISE(AICF_ROW)
+#undef AICF_ROW
+    add_casts<float>(table);
+    add_casts<double>(table);
+    add_casts<int32_t>(table);
+    add_casts<int64_t>(table);
+    add_casts<uint8_t>(table);
+    add_casts<bool>(table);
+    table.add(InstrDef{"cast", DType::f16, DType::f32, 1, 1, 0, 0, widen_half});
+    table.add(InstrDef{"cast", DType::bf16, DType::f32, 1, 1, 0, 0, widen_bfloat});
+    table.add(InstrDef{"cast", DType::f32, DType::f16, 1, 1, 0, 0, narrow_half});
+    table.add(InstrDef{"cast", DType::f32, DType::bf16, 1, 1, 0, 0, narrow_bfloat});
+    table.run_program = run_program;
+}
+
+}  // namespace aicf::cpu::AICF_ISA

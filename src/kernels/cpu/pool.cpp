@@ -1,0 +1,154 @@
+#include "kernels/cpu/pool.h"
+
+#include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <system_error>
+#include <thread>
+
+#include "kernels/cpu/backend.h"
+
+namespace aicf::cpu {
+
+namespace {
+
+constexpr int kMaxThreads = 256;
+constexpr auto kSpin = std::chrono::microseconds(20);
+
+void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
+
+/// Waits for `value` to leave `old`: a short spin, then sleep.
+uint64_t await_change(std::atomic<uint64_t>& value, uint64_t old) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 64; i++) {
+            const uint64_t now = value.load(std::memory_order_acquire);
+            if (now != old) return now;
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() < until);
+    value.wait(old, std::memory_order_acquire);
+    return value.load(std::memory_order_acquire);
+}
+
+class Pool {
+  public:
+    void run(RegionFn fn, const void* context, int64_t units, int threads) {
+        if (busy_.test_and_set(std::memory_order_acquire)) return fn(context, 0, units, 0);
+        threads = start(threads);
+        if (threads < 2) {
+            busy_.clear(std::memory_order_release);
+            return fn(context, 0, units, 0);
+        }
+        fn_ = fn;
+        context_ = context;
+        units_ = units;
+        pending_.store(static_cast<uint64_t>(threads - 1), std::memory_order_relaxed);
+        // The count of threads travels with the region's number, so a worker that has no share in it
+        // never looks at fields that the next region may already be changing.
+        region_ += kMaxThreads;
+        turn_.store(region_ | static_cast<uint64_t>(threads - 1), std::memory_order_release);
+        turn_.notify_all();
+        work(0, threads);
+        for (uint64_t left; (left = pending_.load(std::memory_order_acquire)) != 0;) await_change(pending_, left);
+        busy_.clear(std::memory_order_release);
+    }
+
+  private:
+    void work(int thread, int threads) {
+        const int64_t begin = units_ * thread / threads, end = units_ * (thread + 1) / threads;
+        if (begin < end) fn_(context_, begin, end, thread);
+    }
+
+    /// Starts missing workers; returns how many threads there are, the caller included.
+    int start(int wanted) {
+        wanted = std::min(wanted, kMaxThreads);
+        while (started_ < wanted) {
+            try {
+                std::thread([this, thread = started_, seen = turn_.load()] { serve(thread, seen); }).detach();
+            } catch (const std::system_error&) {
+                break;
+            }
+            started_++;
+        }
+        return std::min(started_, wanted);
+    }
+
+    void serve(int thread, uint64_t seen) {
+        for (;;) {
+            seen = await_change(turn_, seen);
+            const int threads = static_cast<int>(seen % kMaxThreads) + 1;
+            if (thread >= threads) continue;
+            work(thread, threads);
+            if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+        }
+    }
+
+    std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
+    int started_ = 1;
+    uint64_t region_ = 0;
+    RegionFn fn_ = nullptr;
+    const void* context_ = nullptr;
+    int64_t units_ = 0;
+    alignas(64) std::atomic<uint64_t> turn_{0};
+    alignas(64) std::atomic<uint64_t> pending_{0};
+};
+
+std::atomic<Pool*> the_pool{nullptr};
+std::atomic<int> the_threads{0};
+
+/// Workers do not survive a fork: the child forgets the pool and starts another when it needs one.
+/// A pool is never destroyed, because its sleeping workers end only with the process.
+Pool& pool() {
+    if (Pool* found = the_pool.load(std::memory_order_acquire)) return *found;
+    static const int registered =
+        pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_release); });
+    (void)registered;
+    Pool* fresh = new Pool;
+    Pool* expected = nullptr;
+    if (the_pool.compare_exchange_strong(expected, fresh)) return *fresh;
+    delete fresh;
+    return *expected;
+}
+
+int default_threads() {
+    int count = static_cast<int>(std::thread::hardware_concurrency());
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) count = CPU_COUNT(&set);
+#endif
+    if (const char* text = std::getenv("AICF_NUM_THREADS"))
+        if (const int wanted = std::atoi(text); wanted > 0) count = std::min(count, wanted);
+    return std::clamp(count, 1, kMaxThreads);
+}
+
+}  // namespace
+
+int cpu_threads() {
+    int count = the_threads.load(std::memory_order_relaxed);
+    if (count == 0) the_threads.store(count = default_threads(), std::memory_order_relaxed);
+    return count;
+}
+
+void set_cpu_threads(int count) { the_threads.store(std::clamp(count, 1, kMaxThreads), std::memory_order_relaxed); }
+
+void run_parallel(RegionFn fn, const void* context, int64_t units, int threads) {
+    threads = static_cast<int>(std::min<int64_t>(threads, units));
+    if (threads < 2) return fn(context, 0, units, 0);
+    pool().run(fn, context, units, threads);
+}
+
+}  // namespace aicf::cpu

@@ -1,0 +1,27 @@
+// Builds programs of elementwise instructions (kernels.h) for lowered ops.
+#pragma once
+
+#include <vector>
+
+#include "core/op.h"
+#include "kernels/cpu/kernels.h"
+
+namespace aicf::cpu {
+
+/// One step of a program. Operand numbers: inputs of the op, then its outputs, then temporaries.
+struct ProgramStep {
+    std::string name;
+    std::vector<int> outputs, inputs;
+    std::vector<double> scalars;
+};
+
+/// The bytes of a program's tail with null pointers, or empty when some instruction does not exist.
+/// `temps` are the dtypes of the values that never leave the block.
+std::vector<char> build_program(const Table& table, const LoweredOp& op, const std::vector<ProgramStep>& steps,
+                                const std::vector<DType>& temps);
+/// The program of an op that is one instruction; empty when there is none.
+std::vector<char> build_program(const Table& table, const LoweredOp& op);
+/// Fills the pointers from the block's operands.
+void bind_program(ArgBlock& args);
+
+}  // namespace aicf::cpu

@@ -1,0 +1,35 @@
+// Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011):
+// four random words from a 128-bit counter and a 64-bit key, integer arithmetic only.
+#pragma once
+
+#include "kernels/abi.h"
+
+namespace aicf {
+
+struct Philox4 {
+    uint32_t word[4];
+};
+
+AICF_HD Philox4 philox(uint64_t counter_low, uint64_t counter_high, uint64_t key) {
+    uint32_t c0 = uint32_t(counter_low), c1 = uint32_t(counter_low >> 32);
+    uint32_t c2 = uint32_t(counter_high), c3 = uint32_t(counter_high >> 32);
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = uint64_t(0xD2511F53u) * c0, p1 = uint64_t(0xCD9E8D57u) * c2;
+        const uint32_t n0 = uint32_t(p1 >> 32) ^ c1 ^ k0, n2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
+        c1 = uint32_t(p1);
+        c3 = uint32_t(p0);
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+/// 24 random bits as a multiple of 2^-24 in [0, 1).
+AICF_HD float uniform_from(uint32_t word) { return float(word >> 8) * 0x1p-24f; }
+/// The same moved into (0, 1]: safe under a logarithm.
+AICF_HD float open_uniform_from(uint32_t word) { return float((word >> 8) + 1) * 0x1p-24f; }
+
+}  // namespace aicf
