@@ -1,4 +1,4 @@
-"""aicf compiles a whole training step into one plan and replays it with the same bits every time."""
+"""A whole training step, compiled into one plan and replayed with the same bits every time."""
 
 from . import init, optim
 from ._core import (

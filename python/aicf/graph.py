@@ -104,6 +104,8 @@ class Graph:
     def __init__(self, name: str = "graph") -> None:
         self._core = _core.Graph(name)
         self._steps: dict[str, tuple[Value, Value]] = {}  # optimizer name -> (step, step + 1)
+        self._rng: tuple[Value, Value] | None = None
+        self._streams = 0
 
     @property
     def name(self) -> str:
@@ -239,6 +241,38 @@ class Graph:
             self.assign(step, after)
             self._steps[name] = (step, after)
         return self._steps[name]
+
+    def step_count(self, name: str = "opt") -> Value:
+        """int32, rank 0: how many steps were finished before this one; for schedules."""
+        return self._step_values(name)[0]
+
+    def _random(self) -> tuple[Value, Value, int]:
+        """(`rng.seed`, `rng.step`, a stream number of its own); the graph advances `rng.step`."""
+        if self._rng is None:
+            seed = self.state("rng.seed", (), "int64", ("seed",))
+            step = self.state("rng.step", (), "int64")
+            self.assign(step, step + 1)
+            self._rng = (seed, step)
+        self._streams += 1
+        return (*self._rng, self._streams - 1)
+
+    def random_uniform(
+        self, shape: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: str = "float32"
+    ) -> Value:
+        """Fresh numbers in [low, high) at every step, of 24 random bits each."""
+        return self._random_value("RandomUniform", shape, dtype, low, high)
+
+    def random_normal(
+        self, shape: Sequence[int], mean: float = 0.0, std: float = 1.0, dtype: str = "float32"
+    ) -> Value:
+        """Fresh normal numbers at every step (Box-Muller in float32)."""
+        return self._random_value("RandomNormal", shape, dtype, mean, std)
+
+    def _random_value(self, op: str, shape: Sequence[int], dtype: str, a: float, b: float) -> Value:
+        seed, step, stream = self._random()
+        sizes = _sizes(shape, "random")
+        attrs = {"shape": sizes, "dtype": str(dtype), "a": float(a), "b": float(b)}
+        return self._emit(op, [seed, step], **attrs, stream=stream)[0]
 
     def _number(self, name: str, value: float | Value, dtype: str) -> Value:
         """A hyper-parameter: a named state scalar, or the Value a schedule computes."""

@@ -20,21 +20,35 @@ Operand = Value | int | float | bool
 __all__ = [
     "abs",
     "add",
+    "argmax",
+    "avg_pool2d",
+    "batch_norm",
+    "binary_cross_entropy_with_logits",
     "broadcast_to",
     "cast",
     "clip",
+    "concat",
+    "conv2d",
     "cos",
     "cross_entropy",
+    "cumsum",
+    "detach",
     "div",
+    "dropout",
     "elu",
+    "embedding",
     "equal",
     "erf",
     "exp",
+    "expand_dims",
+    "flatten",
     "floor",
     "gelu",
     "greater",
     "greater_equal",
+    "huber_loss",
     "isnan",
+    "layer_norm",
     "leaky_relu",
     "less",
     "less_equal",
@@ -45,8 +59,10 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logsumexp",
     "matmul",
     "max",
+    "max_pool2d",
     "maximum",
     "mean",
     "min",
@@ -54,24 +70,34 @@ __all__ = [
     "mse_loss",
     "mul",
     "neg",
+    "nll_loss",
     "not_equal",
+    "pad",
     "permute",
     "pow",
     "relu",
     "reshape",
+    "rms_norm",
     "round",
     "rsqrt",
+    "scaled_dot_product_attention",
     "sigmoid",
     "sign",
     "silu",
     "sin",
+    "slice",
     "softmax",
     "softplus",
+    "split",
     "sqrt",
+    "squeeze",
+    "stack",
     "sub",
     "sum",
+    "take",
     "tanh",
     "transpose",
+    "var",
     "where",
 ]
 
@@ -454,6 +480,417 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     return _emit("CrossEntropy", "cross_entropy", logits, labels)
 
 
+# ---- movement, continued
+
+
+def slice(
+    x: Value, start: Sequence[int], stop: Sequence[int], step: Sequence[int] | None = None
+) -> Value:
+    """x[start:stop:step] along every axis, with Python's rules for negative and large bounds."""
+    return _index(
+        x,
+        tuple(builtins.slice(*s) for s in zip(start, stop, step or [1] * len(start), strict=True)),
+    )
+
+
+def _index(x: Value, key: Any) -> Value:
+    """Basic indexing: ints, slices, `...` and None, as NumPy's."""
+    rank = _value("index", x).ndim
+    keys = list(key) if isinstance(key, tuple) else [key]
+    taken = builtins.sum(k is not None and k is not Ellipsis for k in keys)
+    if taken > rank or builtins.sum(k is Ellipsis for k in keys) > 1:
+        raise ShapeError(f"index: {key!r} of {x!r}; need at most {rank} indices and one ...")
+    if Ellipsis not in keys:
+        keys.append(Ellipsis)
+    at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+    keys[at : at + 1] = [builtins.slice(None)] * (rank - taken)
+    starts, sizes, steps, shape = [], [], [], []
+    axis = 0
+    for k in keys:
+        if k is None:
+            shape.append(1)
+            continue
+        extent = x.shape[axis]
+        if isinstance(k, builtins.slice):
+            begin, end, stride = k.indices(extent)
+            count = len(range(begin, end, stride))
+            shape.append(count)
+        elif hasattr(k, "__index__") and not isinstance(k, builtins.bool):
+            begin, count, stride = k.__index__(), 1, 1
+            if not -extent <= begin < extent:
+                raise ShapeError(
+                    f"index: {begin} on axis {axis} of {x!r}; need [{-extent}, {extent})"
+                )
+            begin += extent if begin < 0 else 0
+        else:
+            raise GraphError(
+                f"index: got {k!r}; need ints, slices, ... or None (take() for arrays)"
+            )
+        starts.append(begin if count else 0)
+        sizes.append(count)
+        steps.append(stride)
+        axis += 1
+    if sizes != list(x.shape) or builtins.any(step != 1 for step in steps):
+        x = _emit("Slice", "index", x, start=starts, size=sizes, step=steps)
+    return x if list(x.shape) == shape else reshape(x, shape)
+
+
+def concat(xs: Sequence[Value], axis: int = 0) -> Value:
+    """Values joined along an axis; all other sizes equal."""
+    if not xs:
+        raise GraphError("concat: got no values; need at least one")
+    parts = list(xs)
+    while len(parts) > 16:  # an argument block holds so many operands
+        parts = [concat(parts[i : i + 16], axis) for i in range(0, len(parts), 16)]
+    return parts[0] if len(parts) == 1 else _emit("Concat", "concat", *parts, axis=axis)
+
+
+def stack(xs: Sequence[Value], axis: int = 0) -> Value:
+    """Values of one shape joined along a new axis."""
+    if not xs:
+        raise GraphError("stack: got no values; need at least one")
+    rank = _value("stack", xs[0]).ndim + 1
+    if not -rank <= axis < rank:
+        raise ShapeError(f"stack: axis {axis} of {xs[0]!r}; need [{-rank}, {rank})")
+    at = axis + rank if axis < 0 else axis
+    return concat([expand_dims(x, at) for x in xs], at)
+
+
+def split(x: Value, sections: int | Sequence[int], axis: int = 0) -> list[Value]:
+    """x cut along an axis: into `sections` equal parts, or into parts of the given sizes."""
+    rank = _value("split", x).ndim
+    if not -rank <= axis < rank:
+        raise ShapeError(f"split: axis {axis} of {x!r}; need [{-rank}, {rank})")
+    axis = axis + rank if axis < 0 else axis
+    extent = x.shape[axis]
+    if isinstance(sections, int):
+        if sections < 1 or extent % sections:
+            raise ShapeError(f"split: {sections} sections of {x!r}; need a divisor of {extent}")
+        sections = [extent // sections] * sections
+    if builtins.sum(sections) != extent or builtins.min(sections, default=0) < 0:
+        raise ShapeError(f"split: sizes {list(sections)} of {x!r}; need a sum of {extent}")
+    parts, at = [], 0
+    for size in sections:
+        keys = [builtins.slice(None)] * axis + [builtins.slice(at, at + size)]
+        parts.append(_index(x, tuple(keys)))
+        at += size
+    return parts
+
+
+def expand_dims(x: Value, axis: int) -> Value:
+    """x with a new axis of size 1 at `axis`."""
+    rank = _value("expand_dims", x).ndim + 1
+    if not -rank <= axis < rank:
+        raise ShapeError(f"expand_dims: axis {axis} of {x!r}; need [{-rank}, {rank})")
+    shape = list(x.shape)
+    shape.insert(axis + rank if axis < 0 else axis, 1)
+    return reshape(x, shape)
+
+
+def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Value:
+    """x without the given axes of size 1 (None = all of size 1)."""
+    axes = _axes("squeeze", x, axis)
+    if axis is None:
+        axes = [a for a in axes if x.shape[a] == 1]
+    if builtins.any(not -x.ndim <= a < x.ndim or x.shape[a] != 1 for a in axes):
+        raise ShapeError(f"squeeze: axes {axes} of {x!r}; need axes of size 1")
+    drop = {a % x.ndim for a in axes}
+    return reshape(x, [size for a, size in enumerate(x.shape) if a not in drop])
+
+
+def flatten(x: Value, start_axis: int = 0) -> Value:
+    """The axes from `start_axis` on as one."""
+    rank = _value("flatten", x).ndim
+    if not 0 <= start_axis <= rank:
+        raise ShapeError(f"flatten: start_axis {start_axis} of {x!r}; need [0, {rank}]")
+    return reshape(x, [*x.shape[:start_axis], math.prod(x.shape[start_axis:])])
+
+
+def pad(x: Value, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
+    """x with `widths[axis] = (before, after)` elements of `value` around it."""
+    rank = _value("pad", x).ndim
+    pairs = [tuple(w) for w in widths]
+    if len(pairs) != rank or builtins.any(len(w) != 2 or builtins.min(w) < 0 for w in pairs):
+        raise ShapeError(f"pad: widths {widths!r} of {x!r}; need {rank} pairs (before, after) >= 0")
+    shape = [size + a + b for size, (a, b) in zip(x.shape, pairs, strict=True)]
+    start = [a for a, _ in pairs]
+    return _emit("Pad", "pad", x, shape=shape, start=start, step=[1] * rank, value=float(value))
+
+
+def take(x: Value, indices: Value, axis: int = 0) -> Value:
+    """x's slices along `axis` at int `indices`.
+
+    An index outside [0, n) gives NaN (0 for integers) and takes no gradient.
+    """
+    rank = _value("take", x).ndim
+    if not -rank <= axis < rank:
+        raise ShapeError(f"take: axis {axis} of {x!r}; need [{-rank}, {rank})")
+    axis = axis + rank if axis < 0 else axis
+    if axis == 0:
+        return _emit("Take", "take", x, indices)
+    order = [axis] + [a for a in range(rank) if a != axis]
+    rows = _emit("Take", "take", permute(x, order), indices)
+    lead, rest = list(range(indices.ndim)), list(range(indices.ndim, rows.ndim))
+    return permute(rows, rest[:axis] + lead + rest[axis:])
+
+
+def detach(x: Value) -> Value:
+    """x without its gradient."""
+    return _emit("Detach", "detach", x)
+
+
+# ---- reductions, continued
+
+
+def var(
+    x: Value, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False
+) -> Value:
+    """Variance over `axis`: Σ(x − mean)² / (n − correction)."""
+    axes = _axes("var", x, axis)
+    centred = sub(x, mean(x, axes, keepdims=True))
+    count = math.prod(x.shape[a] for a in axes)
+    total = sum(mul(centred, centred), axes, keepdims)
+    return div(total, float(count - correction)) if count > correction else mul(total, math.nan)
+
+
+def argmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
+    """int64 position of the first largest element along `axis` (None = of the flattened x)."""
+    if axis is None:
+        x, axis = reshape(x, [-1]), 0
+    return _emit("ArgMax", "argmax", x, axes=[axis], keepdims=builtins.bool(keepdims))
+
+
+def cumsum(x: Value, axis: int) -> Value:
+    """Running sum along `axis`, in ascending order."""
+    return _emit("CumSum", "cumsum", x, axis=axis)
+
+
+def logsumexp(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
+    """log Σ exp(x) over `axis`, safe for large x."""
+    top = detach(max(x, axis, keepdims=True))
+    top = where(less(abs(top), math.inf), top, 0.0)
+    total = add(log(sum(exp(sub(x, top)), axis, keepdims=True)), top)
+    return total if keepdims else squeeze(total, _axes("logsumexp", x, axis))
+
+
+# ---- layers
+
+
+def layer_norm(
+    x: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+) -> Value:
+    """(x − mean) / sqrt(var + eps) · weight + bias over the last len(normalized_shape) axes."""
+    y = _normalize("layer_norm", x, normalized_shape, eps, True)
+    y = y if weight is None else mul(y, weight)
+    return y if bias is None else add(y, bias)
+
+
+def rms_norm(
+    x: Value, normalized_shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+) -> Value:
+    """x / sqrt(mean(x²) + eps) · weight; eps None = the dtype's machine epsilon."""
+    tiny = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+    e = tiny.get(_value("rms_norm", x).dtype, 0.0) if eps is None else eps
+    y = _normalize("rms_norm", x, normalized_shape, e, False)
+    return y if weight is None else mul(y, weight)
+
+
+def _normalize(where: str, x: Value, shape: Sequence[int], eps: float, center: bool) -> Value:
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    count = len(sizes)
+    if not count or list(_value(where, x).shape[-count:]) != sizes:
+        raise ShapeError(f"{where}: normalized_shape {sizes} of {x!r}; need its last sizes")
+    rows = x if count == 1 else reshape(x, [*x.shape[:-count], math.prod(sizes)])
+    y = _emit("Normalize", where, rows, eps=float(eps), center=center)
+    return y if count == 1 else reshape(y, x.shape)
+
+
+def embedding(indices: Value, weight: Value) -> Value:
+    """Rows of weight[n, d] by int indices -> [indices..., d]; its gradient is deterministic."""
+    return _emit("Take", "embedding", weight, indices)
+
+
+def scaled_dot_product_attention(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Value:
+    """softmax(q k^T · scale + mask) v over [..., L, E], [..., S, E], [..., S, Ev].
+
+    Args:
+        mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
+        causal: hides positions after one's own.
+        scale: None = 1/sqrt(E).
+    """
+    g = _value("scaled_dot_product_attention", q).graph
+    scores = mul(matmul(q, transpose(k)), 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if causal:
+        rows, columns = scores.shape[-2:]
+        visible = [[column <= row for column in range(columns)] for row in range(rows)]
+        scores = where(g.constant(visible, "bool"), scores, -math.inf)
+    if mask is not None:
+        scores = where(mask, scores, -math.inf) if mask.dtype == "bool" else add(scores, mask)
+    return matmul(softmax(scores), v)
+
+
+def _pair(where: str, value: int | Sequence[int]) -> list[int]:
+    pair = [value, value] if isinstance(value, int) else list(value)
+    if len(pair) != 2 or not builtins.all(isinstance(v, int) for v in pair):
+        raise ShapeError(f"{where}: got {value!r}; need an int or two")
+    return pair
+
+
+def _padded(where: str, x: Value, padding: int | Sequence[int], value: float) -> Value:
+    if _value(where, x).ndim < 3:
+        raise ShapeError(f"{where}: x is {x!r}; need [N, C, H, W]")
+    rows, columns = _pair(where, padding)
+    if rows == columns == 0:
+        return x
+    return pad(x, [(0, 0)] * (x.ndim - 2) + [(rows, rows), (columns, columns)], value)
+
+
+def conv2d(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Value:
+    """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow]."""
+    if _value("conv2d", x).ndim != 4 or _value("conv2d", weight).ndim != 4:
+        raise ShapeError(f"conv2d: x is {x!r}, weight is {weight!r}; need rank 4 each")
+    outs, depth, kh, kw = weight.shape
+    if groups < 1 or x.shape[1] != depth * groups or outs % groups:
+        raise ShapeError(
+            f"conv2d: x is {x!r}, weight is {weight!r}, groups is {groups}; "
+            "need x.shape[1] == weight.shape[1] * groups and groups dividing weight.shape[0]"
+        )
+    windows = _emit(
+        "Windows", "conv2d", _padded("conv2d", x, padding, 0.0), kernel=[kh, kw],
+        stride=_pair("conv2d", stride), dilation=_pair("conv2d", dilation),
+    )  # fmt: skip
+    n, oh, ow = x.shape[0], *windows.shape[-2:]
+    columns = reshape(windows, [n, groups, depth * kh * kw, oh * ow])
+    kernels = reshape(weight, [groups, outs // groups, depth * kh * kw])
+    y = reshape(matmul(kernels, columns), [n, outs, oh, ow])
+    return y if bias is None else add(y, reshape(bias, [outs, 1, 1]))
+
+
+def max_pool2d(
+    x: Value,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Value:
+    """Largest element of each window of [..., H, W]; the first of equals takes the gradient."""
+    kernel = _pair("max_pool2d", kernel_size)
+    return _emit(
+        "MaxPool", "max_pool2d", _padded("max_pool2d", x, padding, -math.inf), kernel=kernel,
+        stride=kernel if stride is None else _pair("max_pool2d", stride),
+        dilation=_pair("max_pool2d", dilation),
+    )  # fmt: skip
+
+
+def avg_pool2d(
+    x: Value,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+) -> Value:
+    """Mean of each window of [..., H, W]; padding counts as zeros."""
+    kernel = _pair("avg_pool2d", kernel_size)
+    windows = _emit(
+        "Windows", "avg_pool2d", _padded("avg_pool2d", x, padding, 0.0), kernel=kernel,
+        stride=kernel if stride is None else _pair("avg_pool2d", stride),
+    )  # fmt: skip
+    return mean(windows, [-4, -3])
+
+
+def batch_norm(
+    x: Value,
+    running_mean: Value,
+    running_var: Value,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Value:
+    """Normalises each channel of x[N, C, ...].
+
+    Args:
+        running_mean, running_var: states [C]. Training moves them towards the batch's mean and
+            unbiased variance by `momentum`; otherwise they are used as they stand.
+    """
+    if _value("batch_norm", x).ndim < 2:
+        raise ShapeError(f"batch_norm: x is {x!r}; need [N, C, ...]")
+    channels = [x.shape[1]] + [1] * (x.ndim - 2)
+    if training:
+        axes = [a for a in range(x.ndim) if a != 1]
+        mu, count = mean(x, axes), math.prod(x.shape[a] for a in axes)
+        if count < 2:
+            raise ShapeError(
+                f"batch_norm: x is {x!r}; need more than one value per channel to train"
+            )
+        rows = reshape(permute(x, [1, *axes]), [x.shape[1], count])
+        y = reshape(
+            _emit("Normalize", "batch_norm", rows, eps=float(eps)),
+            [x.shape[1]] + [x.shape[a] for a in axes],
+        )
+        y = permute(y, [1, 0, *range(2, x.ndim)])
+        g = x.graph
+        unbiased = var(detach(x), axes)
+        for state, now in ((running_mean, detach(mu)), (running_var, unbiased)):
+            g.assign(state, add(mul(state, 1 - momentum), mul(now, momentum)))
+    else:
+        centred = sub(x, reshape(running_mean, channels))
+        y = mul(centred, reshape(rsqrt(add(running_var, eps)), channels))
+    y = y if weight is None else mul(y, reshape(weight, channels))
+    return y if bias is None else add(y, reshape(bias, channels))
+
+
+def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
+    """x / (1 − p) where a fresh uniform number is >= p, else 0; x itself when not training."""
+    if not training:
+        return _value("dropout", x)
+    seed, step, stream = _value("dropout", x).graph._random()
+    return _emit("Dropout", "dropout", x, seed, step, p=float(p), stream=stream)
+
+
+# ---- losses, continued
+
+
+def nll_loss(log_probabilities: Value, labels: Value) -> Value:
+    """mean(−log_probabilities[row, label]) of [N, C] and int labels [N], rank 0."""
+    return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
+
+
+def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
+    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0."""
+    return mean(add(sub(relu(x), mul(x, t)), log(add(exp(neg(abs(x))), 1.0))))
+
+
+def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
+    """mean of d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; rank 0."""
+    d = sub(y, t)
+    size = abs(d)
+    inside, outside = mul(mul(d, d), 0.5), mul(sub(size, delta / 2), delta)
+    return mean(where(less_equal(size, delta), inside, outside))
+
+
+_NOT_METHODS = {"concat", "cross_entropy", "embedding", "linear", "stack", "where"}
+
+
 def _add_operators() -> None:
     def swapped(fn: Any) -> Any:
         return lambda self, other: fn(other, self)
@@ -478,8 +915,9 @@ def _add_operators() -> None:
     Value.__invert__ = logical_not  # type: ignore[attr-defined]
     Value.T = property(transpose)  # type: ignore[attr-defined]
     for name in __all__:
-        if name not in ("where", "linear", "cross_entropy"):
+        if name not in _NOT_METHODS:
             setattr(Value, name, globals()[name])
+    Value.__getitem__ = _index  # type: ignore[attr-defined]
 
 
 _add_operators()

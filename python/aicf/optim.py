@@ -1,53 +1,159 @@
-"""Optimizers: descriptions that `Graph.minimize` turns into nodes; arguments and formulas PyTorch's.
+"""Optimizers: descriptions that `Graph.minimize` turns into nodes, with PyTorch's formulas.
 
 A hyper-parameter given as a float becomes a state scalar (`opt.lr`, `opt.beta1`, ...) that
-`Step.set` changes between replays; given as a rank-0 Value it is computed in the graph.
+`Step.set` changes between replays; given as a rank-0 Value it is computed in the graph. Those that
+are 0 (momentum, weight_decay) leave their terms out of the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ._core import DTypeError
+from ._core import DTypeError, GraphError
 
 if TYPE_CHECKING:
     from .graph import Graph, Value
 
+Number = "float | Value"
+Grads = Mapping["Value", "Value"]
 
-def _number_dtype(grads: Mapping[Value, Value]) -> str:
-    """Hyper-parameters are float64 for float64 params and float32 for all others."""
-    dtypes = sorted({p.dtype for p in grads})
-    if "float64" in dtypes and len(dtypes) > 1:
-        raise DTypeError(
-            f"minimize: params have dtypes {', '.join(dtypes)}; "
-            "need float64 alone, or two minimize calls with names of their own"
-        )
-    return "float64" if dtypes == ["float64"] else "float32"
+
+def _is_zero(number: float | Value) -> bool:
+    return isinstance(number, (int, float)) and number == 0
+
+
+class _Update:
+    """What every optimizer needs while it emits: named numbers, moments, clipped gradients."""
+
+    def __init__(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        dtypes = sorted({p.dtype for p in grads})
+        if "float64" in dtypes and len(dtypes) > 1:
+            raise DTypeError(
+                f"minimize: params have dtypes {', '.join(dtypes)}; "
+                "need float64 alone, or two minimize calls with names of their own"
+            )
+        self.g, self.name = g, name
+        self.dtype = "float64" if dtypes == ["float64"] else "float32"
+        self.grads = dict(grads)
+        if clip_norm is not None:
+            limit = self.number("clip_norm", clip_norm)
+            self.grads = clip_grad_norm(self.grads, limit)
+
+    def number(self, name: str, value: float | Value) -> Value:
+        """float64 beside float64 params, float32 beside all others."""
+        return self.g._number(f"{self.name}.{name}", value, self.dtype)
+
+    def moment(self, name: str, p: Value, slot: int, start: float = 0.0) -> Value:
+        """A state like `p`."""
+        m = self.g.state(f"{self.name}.{name}.{p.name}", p.shape, p.dtype, ("constant", start))
+        self.g._core.mark_moment(m.id, p.id, slot)
+        return m
+
+    def to(self, number: Value, p: Value) -> Value:
+        """The number in the dtype of `p`."""
+        from .ops import cast
+
+        return number if number.dtype == p.dtype else cast(number, p.dtype)
+
+    def assign(self, targets: list[Value], sources: list[Value]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self.g.assign(target, source)
+
+
+def clip_grad_norm(grads: Grads, max_norm: float | Value) -> dict[Value, Value]:
+    """Gradients scaled by min(1, max_norm / (‖all gradients‖₂ + 1e-6)).
+
+    Source: torch.nn.utils.clip_grad_norm_.
+    """
+    from .ops import add, cast, div, minimum, mul, sqrt, sum
+
+    if not grads:
+        raise GraphError("clip_grad_norm: got no gradients; need at least one")
+    wide = "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
+    squares = []
+    for grad in grads.values():
+        grad = grad if grad.dtype == wide else cast(grad, wide)
+        squares.append(sum(mul(grad, grad)))
+    total = squares[0]
+    for square in squares[1:]:
+        total = add(total, square)
+    scale = minimum(div(max_norm, add(sqrt(total), 1e-6)), 1.0)
+    return {
+        p: mul(grad, scale if grad.dtype == wide else cast(scale, grad.dtype))
+        for p, grad in grads.items()
+    }
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent: p ← p − lr·g.
+    """Stochastic gradient descent with optional momentum: p ← p − lr·g.
 
     Source: torch.optim.SGD.
     """
 
     lr: float | Value = 1e-3
+    momentum: float | Value = 0.0
+    dampening: float | Value = 0.0
+    weight_decay: float | Value = 0.0
+    nesterov: bool = False
 
-    def _apply(
-        self, g: Graph, name: str, grads: Mapping[Value, Value], clip_norm: float | Value | None
-    ) -> None:
-        lr = g._number(f"{name}.lr", self.lr, _number_dtype(grads))
-        for p, grad in grads.items():
-            (new,) = g._emit("SgdStep", [p, grad, lr])
-            g.assign(p, new)
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        from .ops import add, mul, sub, where
+
+        if self.nesterov and (_is_zero(self.momentum) or not _is_zero(self.dampening)):
+            raise GraphError(
+                f"SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
+                "need momentum > 0 and dampening 0"
+            )
+        u = _Update(g, name, grads, clip_norm)
+        lr = u.number("lr", self.lr)
+        decay = None if _is_zero(self.weight_decay) else u.number("weight_decay", self.weight_decay)
+        mu = None if _is_zero(self.momentum) else u.number("momentum", self.momentum)
+        damp = None if _is_zero(self.dampening) else u.number("dampening", self.dampening)
+        first = None
+        if mu is not None and damp is not None:
+            first = g._step_values(name)[0] <= 0
+        for p, grad in u.grads.items():
+            if decay is not None:
+                grad = add(grad, mul(p, u.to(decay, p)))
+            if mu is not None:
+                buffer = u.moment("momentum_buffer", p, 0)
+                part = grad if damp is None else mul(grad, sub(1.0, u.to(damp, p)))
+                after = add(mul(buffer, u.to(mu, p)), part)
+                if first is not None:  # PyTorch starts the buffer with the gradient itself
+                    after = where(first, grad, after)
+                g.assign(buffer, after)
+                grad = add(grad, mul(after, u.to(mu, p))) if self.nesterov else after
+            u.assign([p], g._emit("SgdStep", [p, grad, lr]))
+
+
+def _adam(
+    g: Graph,
+    name: str,
+    grads: Grads,
+    clip_norm: float | Value | None,
+    opt: Adam | AdamW,
+    decayed: Callable[[_Update, Value, Value, Value, Value], tuple[Value, Value]],
+) -> None:
+    u = _Update(g, name, grads, clip_norm)
+    lr = u.number("lr", opt.lr)
+    beta1, beta2 = u.number("beta1", opt.betas[0]), u.number("beta2", opt.betas[1])
+    eps = u.number("eps", opt.eps)
+    decay = None if _is_zero(opt.weight_decay) else u.number("weight_decay", opt.weight_decay)
+    _, step = g._step_values(name)
+    bc1, bc2 = g._emit("BiasCorr", [step, beta1, beta2])
+    for p, grad in u.grads.items():
+        m, v = u.moment("m", p, 0), u.moment("v", p, 1)
+        start, grad = (p, grad) if decay is None else decayed(u, p, grad, lr, decay)
+        new = g._emit("AdamStep", [start, grad, m, v, bc1, bc2, lr, beta1, beta2, eps])
+        u.assign([p, m, v], new)
 
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba, 2015), bias-corrected, eps outside the root.
+    """Adam (Kingma and Ba, 2015), bias-corrected, eps outside the root; weight decay as L2.
 
     Source: torch.optim.Adam.
     """
@@ -55,22 +161,124 @@ class Adam:
     lr: float | Value = 1e-3
     betas: tuple[float | Value, float | Value] = (0.9, 0.999)
     eps: float | Value = 1e-8
+    weight_decay: float | Value = 0.0
 
-    def _apply(
-        self, g: Graph, name: str, grads: Mapping[Value, Value], clip_norm: float | Value | None
-    ) -> None:
-        dtype = _number_dtype(grads)
-        lr = g._number(f"{name}.lr", self.lr, dtype)
-        beta1 = g._number(f"{name}.beta1", self.betas[0], dtype)
-        beta2 = g._number(f"{name}.beta2", self.betas[1], dtype)
-        eps = g._number(f"{name}.eps", self.eps, dtype)
-        _, step = g._step_values(name)
-        bc1, bc2 = g._emit("BiasCorr", [step, beta1, beta2])
-        for p, grad in grads.items():
-            m = g.state(f"{name}.m.{p.name}", p.shape, p.dtype)
-            v = g.state(f"{name}.v.{p.name}", p.shape, p.dtype)
-            g._core.mark_moment(m.id, p.id, 0)
-            g._core.mark_moment(v.id, p.id, 1)
-            new = g._emit("AdamStep", [p, grad, m, v, bc1, bc2, lr, beta1, beta2, eps])
-            for target, source in zip((p, m, v), new, strict=True):
-                g.assign(target, source)
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        from .ops import add, mul
+
+        def decayed(
+            u: _Update, p: Value, grad: Value, lr: Value, decay: Value
+        ) -> tuple[Value, Value]:
+            return p, add(grad, mul(p, u.to(decay, p)))
+
+        _adam(g, name, grads, clip_norm, self, decayed)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): p ← p·(1 − lr·decay) first.
+
+    Source: torch.optim.AdamW.
+    """
+
+    lr: float | Value = 1e-3
+    betas: tuple[float | Value, float | Value] = (0.9, 0.999)
+    eps: float | Value = 1e-8
+    weight_decay: float | Value = 1e-2
+
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        from .ops import mul, sub
+
+        def decayed(
+            u: _Update, p: Value, grad: Value, lr: Value, decay: Value
+        ) -> tuple[Value, Value]:
+            return mul(p, u.to(sub(1.0, mul(lr, decay)), p)), grad
+
+        _adam(g, name, grads, clip_norm, self, decayed)
+
+
+@dataclass(frozen=True)
+class RMSprop:
+    """v ← alpha·v + (1 − alpha)·g²; p ← p − lr·g / (sqrt(v) + eps).
+
+    Source: torch.optim.RMSprop.
+    """
+
+    lr: float | Value = 1e-2
+    alpha: float | Value = 0.99
+    eps: float | Value = 1e-8
+    weight_decay: float | Value = 0.0
+
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        from .ops import add, div, mul, sqrt, sub
+
+        u = _Update(g, name, grads, clip_norm)
+        lr, alpha = u.number("lr", self.lr), u.number("alpha", self.alpha)
+        eps = u.number("eps", self.eps)
+        decay = None if _is_zero(self.weight_decay) else u.number("weight_decay", self.weight_decay)
+        for p, grad in u.grads.items():
+            if decay is not None:
+                grad = add(grad, mul(p, u.to(decay, p)))
+            v, a = u.moment("v", p, 0), u.to(alpha, p)
+            after = add(mul(v, a), mul(mul(grad, grad), sub(1.0, a)))
+            g.assign(v, after)
+            ratio = div(grad, add(sqrt(after), u.to(eps, p)))
+            u.assign([p], g._emit("SgdStep", [p, ratio, lr]))
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """sum ← sum + g²; p ← p − lr·g / (sqrt(sum) + eps) (Duchi et al., 2011).
+
+    Source: torch.optim.Adagrad.
+    """
+
+    lr: float | Value = 1e-2
+    eps: float | Value = 1e-10
+    weight_decay: float | Value = 0.0
+    initial_accumulator_value: float = 0.0
+
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        from .ops import add, div, mul, sqrt
+
+        u = _Update(g, name, grads, clip_norm)
+        lr, eps = u.number("lr", self.lr), u.number("eps", self.eps)
+        decay = None if _is_zero(self.weight_decay) else u.number("weight_decay", self.weight_decay)
+        for p, grad in u.grads.items():
+            if decay is not None:
+                grad = add(grad, mul(p, u.to(decay, p)))
+            total = u.moment("sum", p, 0, float(self.initial_accumulator_value))
+            after = add(total, mul(grad, grad))
+            g.assign(total, after)
+            ratio = div(grad, add(sqrt(after), u.to(eps, p)))
+            u.assign([p], g._emit("SgdStep", [p, ratio, lr]))
+
+
+# ---- learning-rate schedules: rank-0 float32 Values of the number of finished steps
+
+
+def warmup_cosine(step: Value, peak: float, warmup: int, total: int, floor: float = 0.0) -> Value:
+    """Linear up to `peak` over `warmup` steps, then half a cosine to `floor` at `total`."""
+    from .ops import cast, clip, cos, where
+
+    if not 0 <= warmup < total:
+        raise GraphError(f"warmup_cosine: warmup {warmup}, total {total}; need 0 <= warmup < total")
+    t = cast(step, "float32")
+    rising = (t + 1.0) * (peak / max(warmup, 1))
+    done = clip((t - float(warmup)) * (1.0 / (total - warmup)), 0.0, 1.0)
+    falling = (cos(done * 3.141592653589793) + 1.0) * ((peak - floor) / 2) + floor
+    return where(t < float(warmup), rising, falling)
+
+
+def step_decay(step: Value, lr: float, step_size: int, gamma: float = 0.1) -> Value:
+    """lr · gamma ** floor(step / step_size).
+
+    Source: torch.optim.lr_scheduler.StepLR.
+    """
+    from .ops import cast, floor, pow
+
+    if step_size < 1:
+        raise GraphError(f"step_decay: step_size {step_size}; need >= 1")
+    # The half keeps a quotient that rounds just below a whole number on the right side of it.
+    drops = floor((cast(step, "float32") + 0.5) * (1.0 / step_size))
+    return pow(gamma, drops) * lr

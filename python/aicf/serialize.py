@@ -40,10 +40,7 @@ def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str, *defa
     value = record.get(key, *default)
     if value is None and default:
         return default[0]
-    if (value is None and not default) or (
-        value is not None
-        and (not isinstance(value, kind) or (isinstance(value, bool) and kind is int))
-    ):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         raise FormatError(f'{where}: "{key}" is {str(value)[:60]!r}; need {kind}')
     return value
 

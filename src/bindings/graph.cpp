@@ -13,7 +13,8 @@ Device parse_device(std::string_view text) {
     if (text.starts_with("cuda:") && text.size() > 5 && text.size() < 9 &&
         text.find_first_not_of("0123456789", 5) == std::string_view::npos)
         return {Device::cuda, std::stoi(std::string(text.substr(5)))};
-    raise(ErrorKind::graph, "device: got \"", text, "\"; need \"cpu\", \"cuda\" or \"cuda:<index>\"");
+    raise(ErrorKind::graph, "device: got \"", text,
+          "\"; need \"cpu\", \"cuda\" or \"cuda:<index>\"");
 }
 
 TensorRef tensor_or_numbers(nb::handle object, DType wanted, const char* where) {
@@ -22,9 +23,12 @@ TensorRef tensor_or_numbers(nb::handle object, DType wanted, const char* where) 
 
 std::vector<char> packed_bytes(const TensorRef& tensor) {
     if (tensor.device.kind != Device::cpu)
-        raise(ErrorKind::device_unavailable, "init: got a tensor on ", to_string(tensor.device), "; need one in host memory");
-    const TensorRef packed = is_contiguous(tensor.shape, tensor.strides) ? tensor : copy_tensor(tensor);
-    std::vector<char> bytes(static_cast<size_t>(element_count(packed.shape) * dtype_size(packed.dtype)));
+        raise(ErrorKind::device_unavailable, "init: got a tensor on ", to_string(tensor.device),
+              "; need one in host memory");
+    const TensorRef packed =
+        is_contiguous(tensor.shape, tensor.strides) ? tensor : copy_tensor(tensor);
+    std::vector<char> bytes(
+        static_cast<size_t>(element_count(packed.shape) * dtype_size(packed.dtype)));
     if (!bytes.empty()) std::memcpy(bytes.data(), packed.data, bytes.size());
     return bytes;
 }
@@ -46,12 +50,14 @@ Attr to_attr(nb::handle object, const std::string& name) {
         for (nb::handle item : object) {
             int64_t value = 0;
             if (nb::isinstance<nb::bool_>(item) || !nb::try_cast(item, value))
-                raise(ErrorKind::graph, "attribute \"", name, "\": its list holds something else than 64-bit integers");
+                raise(ErrorKind::graph, "attribute \"", name,
+                      "\": its list holds something else than 64-bit integers");
             list.push_back(value);
         }
         return list;
     }
-    raise(ErrorKind::graph, "attribute \"", name, "\" is a ", nb::cast<std::string>(nb::str(object.type())),
+    raise(ErrorKind::graph, "attribute \"", name, "\" is a ",
+          nb::cast<std::string>(nb::str(object.type())),
           "; need bool, int, float, str or a list of int");
 }
 
@@ -73,7 +79,8 @@ Dims to_dims(const std::vector<int64_t>& shape, const char* where) {
 /// ("zeros",), ("constant", v), ("uniform", low, high), ("normal", mean, deviation) or a tensor.
 Init to_init(nb::handle spec, const Type& type, const std::string& name) {
     const std::string where = "init of \"" + name + "\"";
-    if (!nb::isinstance<nb::tuple>(spec) || nb::len(spec) == 0 || !nb::isinstance<nb::str>(spec[0])) {
+    if (!nb::isinstance<nb::tuple>(spec) || nb::len(spec) == 0 ||
+        !nb::isinstance<nb::str>(spec[0])) {
         const TensorRef tensor = tensor_or_numbers(spec, type.dtype, where.c_str());
         if (!(Type{tensor.dtype, tensor.shape} == type))
             raise(tensor.dtype == type.dtype ? ErrorKind::shape : ErrorKind::dtype, where, ": got ",
@@ -84,35 +91,43 @@ Init to_init(nb::handle spec, const Type& type, const std::string& name) {
     const auto number = [&](size_t i) {
         double value = 0;
         if (i >= nb::len(spec) || !nb::try_cast(spec[i], value))
-            raise(ErrorKind::graph, where, ": kind \"", kind, "\" lacks a number; need what aicf.init makes");
+            raise(ErrorKind::graph, where, ": kind \"", kind,
+                  "\" lacks a number; need what aicf.init makes");
         return value;
     };
     if (kind == "zeros") return {};
+    if (kind == "seed") return {Init::seed, 0, 0, {}};
     if (kind == "constant") return {Init::constant, number(1), 0, {}};
     if (kind == "uniform") return {Init::uniform, number(1), number(2), {}};
     if (kind == "normal") return {Init::normal, number(1), number(2), {}};
-    raise(ErrorKind::graph, where, ": unknown kind \"", kind, "\"; need zeros, constant, uniform or normal");
+    raise(ErrorKind::graph, where, ": unknown kind \"", kind,
+          "\"; need zeros, constant, uniform or normal");
 }
 
-Value read_value(int id, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape,
-                 const std::string& role, nb::handle init, int moment_of, int slot) {
+Value read_value(int id, const std::string& name, const std::string& dtype,
+                 const std::vector<int64_t>& shape, const std::string& role, nb::handle init,
+                 int moment_of, int slot) {
     const std::string where = cat("values[", id, "]");
     Value value;
     value.id = id;
     value.name = name;
-    if (shape.size() > kMaxDims) raise(ErrorKind::format, where, ": ", shape.size(), " dimensions; need at most ", kMaxDims);
+    if (shape.size() > kMaxDims)
+        raise(ErrorKind::format, where, ": ", shape.size(), " dimensions; need at most ", kMaxDims);
     try {
         value.type = {parse_dtype(dtype, where), Dims(shape)};
     } catch (const Error& error) {
         raise(ErrorKind::format, error.what());
     }
     const std::optional<Role> parsed = parse_role(role);
-    if (!parsed) raise(ErrorKind::format, where, ": unknown role \"", role, "\"; need input, param, state, constant or temp");
+    if (!parsed)
+        raise(ErrorKind::format, where, ": unknown role \"", role,
+              "\"; need input, param, state, constant or temp");
     value.role = *parsed;
     if (nb::isinstance<nb::bytes>(init)) {
         const auto bytes = nb::cast<nb::bytes>(init);
-        value.init = {Init::data, 0, 0,
-                      std::make_shared<const std::vector<char>>(bytes.c_str(), bytes.c_str() + bytes.size())};
+        value.init = {
+            Init::data, 0, 0,
+            std::make_shared<const std::vector<char>>(bytes.c_str(), bytes.c_str() + bytes.size())};
     } else if (!init.is_none()) {
         value.init = to_init(init, value.type, name);
     }
@@ -126,11 +141,15 @@ Value read_value(int id, const std::string& name, const std::string& dtype, cons
 void bind_graph(nb::module_& m) {
     nb::class_<Report>(m, "Report", "What verify() found, line by line.")
         .def_prop_ro("ok", &Report::ok, "True when no line failed.")
-        .def_prop_ro("lines", [](const Report& r) {
-            std::vector<std::pair<bool, std::string>> lines;
-            for (const ReportLine& line : r.lines) lines.emplace_back(line.ok, "[" + line.area + "] " + line.text);
-            return lines;
-        }, "Pairs (ok, text).")
+        .def_prop_ro(
+            "lines",
+            [](const Report& r) {
+                std::vector<std::pair<bool, std::string>> lines;
+                for (const ReportLine& line : r.lines)
+                    lines.emplace_back(line.ok, "[" + line.area + "] " + line.text);
+                return lines;
+            },
+            "Pairs (ok, text).")
         .def("__bool__", &Report::ok)
         .def("__str__", &Report::text)
         .def("__repr__", &Report::text);
@@ -139,92 +158,147 @@ void bind_graph(nb::module_& m) {
         .def(nb::init<std::string>(), nb::arg("name"))
         .def_rw("where", &Graph::where)
         .def_ro("name", &Graph::name)
-        .def("input", [](Graph& g, const std::string& name, const std::vector<int64_t>& shape, const std::string& dtype) {
-            return g.input(name, {parse_dtype(dtype, "input"), to_dims(shape, "input")});
-        })
-        .def("param", [](Graph& g, const std::string& name, const std::vector<int64_t>& shape, const std::string& dtype, nb::object init) {
-            const Type type{parse_dtype(dtype, "param"), to_dims(shape, "param")};
-            return g.param(name, type, to_init(init, type, name));
-        })
-        .def("state", [](Graph& g, const std::string& name, const std::vector<int64_t>& shape, const std::string& dtype, nb::object init) {
-            const Type type{parse_dtype(dtype, "state"), to_dims(shape, "state")};
-            return g.state(name, type, to_init(init, type, name));
-        })
-        .def("constant", [](Graph& g, nb::handle object, std::optional<std::string> dtype) {
-            const TensorRef tensor = tensor_or_numbers(object, dtype ? parse_dtype(*dtype, "constant") : DType::f32, "constant");
-            return g.constant({tensor.dtype, tensor.shape}, packed_bytes(tensor));
-        }, nb::arg("array").none(), nb::arg("dtype") = nb::none())
-        .def("scalar", [](Graph& g, const std::string& dtype, double number) { return g.scalar(parse_dtype(dtype, "constant"), number); })
-        .def("emit", [](Graph& g, const std::string& op, const std::vector<ValueId>& inputs, const nb::dict& attrs, const std::string& name) {
-            return g.emit(op, inputs, to_attrs(attrs), name);
-        }, nb::arg("op"), nb::arg("inputs"), nb::arg("attrs") = nb::dict(), nb::arg("name") = "")
+        .def("input",
+             [](Graph& g, const std::string& name, const std::vector<int64_t>& shape,
+                const std::string& dtype) {
+                 return g.input(name, {parse_dtype(dtype, "input"), to_dims(shape, "input")});
+             })
+        .def("param",
+             [](Graph& g, const std::string& name, const std::vector<int64_t>& shape,
+                const std::string& dtype, nb::object init) {
+                 const Type type{parse_dtype(dtype, "param"), to_dims(shape, "param")};
+                 return g.param(name, type, to_init(init, type, name));
+             })
+        .def("state",
+             [](Graph& g, const std::string& name, const std::vector<int64_t>& shape,
+                const std::string& dtype, nb::object init) {
+                 const Type type{parse_dtype(dtype, "state"), to_dims(shape, "state")};
+                 return g.state(name, type, to_init(init, type, name));
+             })
+        .def(
+            "constant",
+            [](Graph& g, nb::handle object, std::optional<std::string> dtype) {
+                const TensorRef tensor = tensor_or_numbers(
+                    object, dtype ? parse_dtype(*dtype, "constant") : DType::f32, "constant");
+                return g.constant({tensor.dtype, tensor.shape}, packed_bytes(tensor));
+            },
+            nb::arg("array").none(), nb::arg("dtype") = nb::none())
+        .def("scalar",
+             [](Graph& g, const std::string& dtype, double number) {
+                 return g.scalar(parse_dtype(dtype, "constant"), number);
+             })
+        .def(
+            "emit",
+            [](Graph& g, const std::string& op, const std::vector<ValueId>& inputs,
+               const nb::dict& attrs,
+               const std::string& name) { return g.emit(op, inputs, to_attrs(attrs), name); },
+            nb::arg("op"), nb::arg("inputs"), nb::arg("attrs") = nb::dict(), nb::arg("name") = "")
         .def("assign", &Graph::assign)
         .def("output", &Graph::output)
         .def("mark_moment", &Graph::mark_moment)
-        .def("backward", [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed) { return backward(g, loss, wrt, seed); },
-             nb::arg("loss"), nb::arg("wrt"), nb::arg("seed") = kNone)
+        .def(
+            "backward",
+            [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed) {
+                return backward(g, loss, wrt, seed);
+            },
+            nb::arg("loss"), nb::arg("wrt"), nb::arg("seed") = kNone)
         .def("reached_params", &reached_params)
-        .def("find", [](const Graph& g, std::string_view name) { const Value* v = g.find(name); return v ? v->id : kNone; })
-        .def("shape", [](const Graph& g, ValueId id) { return nb::tuple(nb::cast(g.value(id).type.shape.vector())); })
+        .def("find",
+             [](const Graph& g, std::string_view name) {
+                 const Value* v = g.find(name);
+                 return v ? v->id : kNone;
+             })
+        .def("shape",
+             [](const Graph& g, ValueId id) {
+                 return nb::tuple(nb::cast(g.value(id).type.shape.vector()));
+             })
         .def("dtype", [](const Graph& g, ValueId id) { return dtype_name(g.value(id).type.dtype); })
         .def("role", [](const Graph& g, ValueId id) { return role_name(g.value(id).role); })
         .def("value_name", [](const Graph& g, ValueId id) { return g.value(id).name; })
         .def("describe", &Graph::describe)
-        .def("leaves", [](const Graph& g, const std::string& role) {
-            std::vector<ValueId> ids;
-            for (const Value& value : g.values)
-                if (role_name(value.role) == role) ids.push_back(value.id);
-            return ids;
-        })
+        .def("leaves",
+             [](const Graph& g, const std::string& role) {
+                 std::vector<ValueId> ids;
+                 for (const Value& value : g.values)
+                     if (role_name(value.role) == role) ids.push_back(value.id);
+                 return ids;
+             })
         .def("verify", [](const Graph& g) { return verify(g); })
         .def("to_json", [](const Graph& g) { return to_json(g); })
         .def("to_text", [](const Graph& g) { return to_text(g); })
         .def("to_dot", [](const Graph& g) { return to_dot(g); })
-        .def("after_passes", [](const Graph& g, const std::vector<std::string>& names) {
-            Graph copy = g;
-            verify(copy).require("passes");
-            run_passes(copy, select_passes(names));
-            return copy;
-        })
-        .def("lower_text", [](const Graph& g) { verify(g).require("lower"); return to_text(lower(g)); })
-        .def("lower_json", [](const Graph& g) { verify(g).require("lower"); return to_json(lower(g)); });
+        .def("after_passes",
+             [](const Graph& g, const std::vector<std::string>& names) {
+                 Graph copy = g;
+                 verify(copy).require("passes");
+                 run_passes(copy, select_passes(names));
+                 return copy;
+             })
+        .def("lower_text",
+             [](const Graph& g) {
+                 verify(g).require("lower");
+                 return to_text(lower(g));
+             })
+        .def("lower_json", [](const Graph& g) {
+            verify(g).require("lower");
+            return to_json(lower(g));
+        });
 
-    nb::class_<GraphReader>(m, "GraphReader", "Rebuilds a graph from the pieces of a file, checking each.")
+    nb::class_<GraphReader>(m, "GraphReader",
+                            "Rebuilds a graph from the pieces of a file, checking each.")
         .def(nb::init<std::string, bool>(), nb::arg("name"), nb::arg("strict"))
-        .def("value", [](GraphReader& r, int id, const std::string& name, const std::string& dtype, const std::vector<int64_t>& shape,
-                         const std::string& role, nb::handle init, int moment_of, int slot) {
-            r.value(read_value(id, name, dtype, shape, role, init, moment_of, slot));
-        }, nb::arg("id"), nb::arg("name"), nb::arg("dtype"), nb::arg("shape"), nb::arg("role"), nb::arg("init").none(),
-           nb::arg("moment_of"), nb::arg("slot"))
-        .def("node", [](GraphReader& r, const std::string& op, std::vector<ValueId> inputs, std::vector<ValueId> outputs,
-                        const nb::dict& attrs, int forward, const std::string& where) {
-            r.node(op, std::move(inputs), std::move(outputs), to_attrs(attrs), forward, where);
-        })
+        .def(
+            "value",
+            [](GraphReader& r, int id, const std::string& name, const std::string& dtype,
+               const std::vector<int64_t>& shape, const std::string& role, nb::handle init,
+               int moment_of, int slot) {
+                r.value(read_value(id, name, dtype, shape, role, init, moment_of, slot));
+            },
+            nb::arg("id"), nb::arg("name"), nb::arg("dtype"), nb::arg("shape"), nb::arg("role"),
+            nb::arg("init").none(), nb::arg("moment_of"), nb::arg("slot"))
+        .def("node",
+             [](GraphReader& r, const std::string& op, std::vector<ValueId> inputs,
+                std::vector<ValueId> outputs, const nb::dict& attrs, int forward,
+                const std::string& where) {
+                 r.node(op, std::move(inputs), std::move(outputs), to_attrs(attrs), forward, where);
+             })
         .def("output", &GraphReader::output)
         .def("assign", &GraphReader::assign)
         .def("gradient", &GraphReader::gradient)
         .def("finish", &GraphReader::finish);
 
-    m.def("op_names", [] {
-        std::vector<std::string> names;
-        for (const OpDef* def : all_ops()) names.push_back(def->name);
-        return names;
-    }, "Names of all IR ops.");
-    m.def("lowered_names", [] {
-        std::vector<std::string> names;
-        for (const LoweredDef* def : all_lowered()) names.push_back(def->name);
-        return names;
-    }, "Names of all lowered ops.");
-    m.def("op_grad", [](const std::string& name) -> std::string {
-        const OpDef* def = find_op(name);
-        if (!def) raise(ErrorKind::graph, "op_grad: unknown op \"", name, "\"");
-        return def->grad ? "" : def->no_grad;
-    }, "Empty when the op has a gradient, else the written reason why not.");
-    m.def("pass_names", [] {
-        std::vector<std::string> names;
-        for (const Pass& pass : all_passes()) names.push_back(pass.name);
-        return names;
-    }, "The default pass list, in order.");
+    m.def(
+        "op_names",
+        [] {
+            std::vector<std::string> names;
+            for (const OpDef* def : all_ops()) names.push_back(def->name);
+            return names;
+        },
+        "Names of all IR ops.");
+    m.def(
+        "lowered_names",
+        [] {
+            std::vector<std::string> names;
+            for (const LoweredDef* def : all_lowered()) names.push_back(def->name);
+            return names;
+        },
+        "Names of all lowered ops.");
+    m.def(
+        "op_grad",
+        [](const std::string& name) -> std::string {
+            const OpDef* def = find_op(name);
+            if (!def) raise(ErrorKind::graph, "op_grad: unknown op \"", name, "\"");
+            return def->grad ? "" : def->no_grad;
+        },
+        "Empty when the op has a gradient, else the written reason why not.");
+    m.def(
+        "pass_names",
+        [] {
+            std::vector<std::string> names;
+            for (const Pass& pass : all_passes()) names.push_back(pass.name);
+            return names;
+        },
+        "The default pass list, in order.");
 }
 
 }  // namespace aicf

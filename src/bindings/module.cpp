@@ -23,20 +23,30 @@ void set_error(const Error& error) {
 }  // namespace
 
 void bind_errors(nb::module_& m) {
-    PyObject* base = PyErr_NewExceptionWithDoc("aicf.Error", "Base of every error aicf raises.", PyExc_Exception, nullptr);
+    PyObject* base = PyErr_NewExceptionWithDoc("aicf.Error", "Base of every error aicf raises.",
+                                               PyExc_Exception, nullptr);
     m.attr("Error") = nb::borrow(base);
     const PythonError kinds[] = {
-        {ErrorKind::graph, "GraphError", PyExc_ValueError, "A graph, a name or a call that means nothing."},
+        {ErrorKind::graph, "GraphError", PyExc_ValueError,
+         "A graph, a name or a call that means nothing."},
         {ErrorKind::shape, "ShapeError", PyExc_ValueError, "Sizes that do not fit."},
-        {ErrorKind::dtype, "DTypeError", PyExc_TypeError, "Element types that do not fit; nothing is cast silently."},
-        {ErrorKind::device_unavailable, "DeviceUnavailable", PyExc_RuntimeError, "No such device, or no usable driver."},
-        {ErrorKind::device_lost, "DeviceLost", PyExc_RuntimeError, "The device failed; this process cannot use it again."},
+        {ErrorKind::dtype, "DTypeError", PyExc_TypeError,
+         "Element types that do not fit; nothing is cast silently."},
+        {ErrorKind::device_unavailable, "DeviceUnavailable", PyExc_RuntimeError,
+         "No such device, or no usable driver."},
+        {ErrorKind::device_lost, "DeviceLost", PyExc_RuntimeError,
+         "The device failed; this process cannot use it again."},
         {ErrorKind::out_of_memory, "OutOfMemory", PyExc_MemoryError, "An allocation failed."},
-        {ErrorKind::capture, "CaptureError", PyExc_RuntimeError, "A step that is not, or cannot be, captured."},
-        {ErrorKind::stale_output, "StaleOutput", PyExc_RuntimeError, "An output read after a later step replaced it."},
-        {ErrorKind::format, "FormatError", PyExc_ValueError, "A file that is not what it claims to be."},
-        {ErrorKind::unsupported, "Unsupported", PyExc_NotImplementedError, "A true limit of this backend."},
-        {ErrorKind::internal, "InternalError", PyExc_RuntimeError, "A broken invariant of aicf itself; please report it."},
+        {ErrorKind::capture, "CaptureError", PyExc_RuntimeError,
+         "A step that is not, or cannot be, captured."},
+        {ErrorKind::stale_output, "StaleOutput", PyExc_RuntimeError,
+         "An output read after a later step replaced it."},
+        {ErrorKind::format, "FormatError", PyExc_ValueError,
+         "A file that is not what it claims to be."},
+        {ErrorKind::unsupported, "Unsupported", PyExc_NotImplementedError,
+         "A true limit of this backend."},
+        {ErrorKind::internal, "InternalError", PyExc_RuntimeError,
+         "A broken invariant of aicf itself; please report it."},
     };
     for (const PythonError& kind : kinds) {
         const std::string full = std::string("aicf.") + kind.name;
@@ -65,6 +75,7 @@ NB_MODULE(_core, m) {
     aicf::bind_step(m);
     m.def("set_num_threads", &aicf::cpu::set_cpu_threads, nanobind::arg("count"),
           "Use at most `count` threads of the CPU backend; 0 returns to the default.");
-    m.def("cpu_isa", &aicf::cpu::cpu_isa, "The instruction set the CPU kernels in use were built for.");
+    m.def("cpu_isa", &aicf::cpu::cpu_isa,
+          "The instruction set the CPU kernels in use were built for.");
     m.def("num_threads", &aicf::cpu::cpu_threads, "Threads the CPU backend uses.");
 }

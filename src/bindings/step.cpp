@@ -23,7 +23,8 @@ struct Array {
         if (leaf != kNone) return step->plan().values[leaf].type;
         const Lowered::Output& out = step->output(output);
         Type type = step->plan().values[out.value].type;
-        if (out.keep > 1) type.shape[0] = std::min<int64_t>(static_cast<int64_t>(generation), out.keep);
+        if (out.keep > 1)
+            type.shape[0] = std::min<int64_t>(static_cast<int64_t>(generation), out.keep);
         return type;
     }
     /// A copy in host memory, made now.
@@ -42,8 +43,10 @@ struct Array {
             after = step->generation();
         }
         if (before != generation || after != generation)
-            raise(ErrorKind::stale_output, "output \"", output, "\": it belongs to step ", generation, ", the step has run ", after,
-                  " times since; read or copy() it before the next run, use output(keep=K), or bind storage of your own");
+            raise(ErrorKind::stale_output, "output \"", output, "\": it belongs to step ",
+                  generation, ", the step has run ", after,
+                  " times since; read or copy() it before the next run, use output(keep=K), or "
+                  "bind storage of your own");
         return copy;
     }
 };
@@ -93,12 +96,14 @@ void replay(Step& step, int64_t times) {
     } while (times > 0);
 }
 
-std::vector<std::pair<ValueId, TensorRef>> import_inputs(const Step& step, const nb::kwargs& inputs) {
+std::vector<std::pair<ValueId, TensorRef>> import_inputs(const Step& step,
+                                                         const nb::kwargs& inputs) {
     std::vector<std::pair<ValueId, TensorRef>> result;
     result.reserve(inputs.size());
     for (auto [key, object] : inputs) {
         const Value& value = step.leaf(nb::borrow<nb::str>(key).c_str());
-        result.emplace_back(value.id, tensor_or_numbers(object, value.type.dtype, value.name.c_str()));
+        result.emplace_back(value.id,
+                            tensor_or_numbers(object, value.type.dtype, value.name.c_str()));
     }
     return result;
 }
@@ -114,33 +119,67 @@ void bind_step(nb::module_& m) {
     dlpack_hooks.as_tensor_ref = array_hook;
     dlpack_hooks.from_tensor_ref = array_from_hook;
 
-    nb::class_<Array> array(m, "Array", "A tensor that a step hands out: NumPy and DLPack read it.");
-    array.def_prop_ro("shape", [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); })
+    nb::class_<Array> array(m, "Array",
+                            "A tensor that a step hands out: NumPy and DLPack read it.");
+    array
+        .def_prop_ro("shape",
+                     [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); })
         .def_prop_ro("dtype", [](const Array& a) { return dtype_name(a.type().dtype); })
-        .def_prop_ro("device", [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); })
+        .def_prop_ro(
+            "device",
+            [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); })
         .def_prop_ro("ndim", [](const Array& a) { return a.type().shape.rank(); })
-        .def("numpy", [](const Array& a) { return to_numpy(a.read(), true); },
-             "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an output of an earlier step.")
-        .def("__array__", [](const Array& a, nb::handle dtype, nb::handle copy) {
-            if (!copy.is_none() && !nb::cast<bool>(copy)) throw nb::value_error("aicf.Array: NumPy needs a copy; use copy=None or copy=True");
-            nb::object result = to_numpy(a.read(), true);
-            return dtype.is_none() ? result : result.attr("astype")(dtype);
-        }, nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none())
-        .def("copy", [](const Array& a) { return array_of(a.step ? a.read() : copy_tensor(a.tensor)); },
-             "An Array that owns a copy in host memory.")
-        .def("item", [](const Array& a) { return to_numpy(a.read(), true).attr("item")(); }, "The one element as a Python number.")
-        .def("__float__", [](const Array& a) { return nb::cast<double>(nb::float_(to_numpy(a.read(), true).attr("item")())); })
-        .def("__int__", [](const Array& a) { return nb::int_(to_numpy(a.read(), true).attr("item")()); })
-        .def("__getitem__", [](const Array& a, nb::handle key) { return nb::object(to_numpy(a.read(), true)[key]); })
-        .def("__len__", [](const Array& a) {
-            if (a.type().shape.rank() == 0) throw nb::type_error("aicf.Array: len() of a rank-0 array");
-            return a.type().shape[0];
-        })
-        .def("__repr__", [](const Array& a) { return cat("aicf.Array(", to_string(a.type()), ", ", to_string(a.step ? a.step->device() : a.tensor.device), ")"); })
-        .def("__dlpack__", [](const Array& a, nb::handle stream, nb::handle max_version, nb::handle dl_device, nb::handle copy) {
-            return export_capsule(dlpack_ref(a), stream, max_version, dl_device, copy);
-        }, nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
-           nb::arg("copy").none() = nb::none())
+        .def(
+            "numpy", [](const Array& a) { return to_numpy(a.read(), true); },
+            "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
+            "output of an earlier step.")
+        .def(
+            "__array__",
+            [](const Array& a, nb::handle dtype, nb::handle copy) {
+                if (!copy.is_none() && !nb::cast<bool>(copy))
+                    throw nb::value_error(
+                        "aicf.Array: NumPy needs a copy; use copy=None or copy=True");
+                nb::object result = to_numpy(a.read(), true);
+                return dtype.is_none() ? result : result.attr("astype")(dtype);
+            },
+            nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none())
+        .def(
+            "copy",
+            [](const Array& a) { return array_of(a.step ? a.read() : copy_tensor(a.tensor)); },
+            "An Array that owns a copy in host memory.")
+        .def(
+            "item", [](const Array& a) { return to_numpy(a.read(), true).attr("item")(); },
+            "The one element as a Python number.")
+        .def("__float__",
+             [](const Array& a) {
+                 return nb::cast<double>(nb::float_(to_numpy(a.read(), true).attr("item")()));
+             })
+        .def("__int__",
+             [](const Array& a) { return nb::int_(to_numpy(a.read(), true).attr("item")()); })
+        .def("__getitem__",
+             [](const Array& a, nb::handle key) {
+                 return nb::object(to_numpy(a.read(), true)[key]);
+             })
+        .def("__len__",
+             [](const Array& a) {
+                 if (a.type().shape.rank() == 0)
+                     throw nb::type_error("aicf.Array: len() of a rank-0 array");
+                 return a.type().shape[0];
+             })
+        .def("__repr__",
+             [](const Array& a) {
+                 return cat("aicf.Array(", to_string(a.type()), ", ",
+                            to_string(a.step ? a.step->device() : a.tensor.device), ")");
+             })
+        .def(
+            "__dlpack__",
+            [](const Array& a, nb::handle stream, nb::handle max_version, nb::handle dl_device,
+               nb::handle copy) {
+                return export_capsule(dlpack_ref(a), stream, max_version, dl_device, copy);
+            },
+            nb::kw_only(), nb::arg("stream").none() = nb::none(),
+            nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
+            nb::arg("copy").none() = nb::none())
         .def("__dlpack_device__", [](const Array& a) {
             TensorRef ref;
             if (a.step && a.leaf != kNone) ref.device = a.step->device();
@@ -149,26 +188,29 @@ void bind_step(nb::module_& m) {
     array.attr("__dlpack_c_exchange_api__") = exchange_api_capsule();
 
     nb::class_<Outputs>(m, "Outputs", "The outputs of one run, by name.")
-        .def("__getitem__", [](const Outputs& o, const std::string& name) {
-            o.step->output(name);
-            Array result;
-            result.owner = o.owner;
-            result.step = o.step;
-            result.output = name;
-            result.generation = o.generation;
-            return result;
-        })
+        .def("__getitem__",
+             [](const Outputs& o, const std::string& name) {
+                 o.step->output(name);
+                 Array result;
+                 result.owner = o.owner;
+                 result.step = o.step;
+                 result.output = name;
+                 result.generation = o.generation;
+                 return result;
+             })
         .def("__len__", [](const Outputs& o) { return o.step->plan().outputs.size(); })
-        .def("__contains__", [](const Outputs& o, const std::string& name) {
-            for (const auto& output : o.step->plan().outputs)
-                if (output.name == name) return true;
-            return false;
-        })
-        .def("keys", [](const Outputs& o) {
-            std::vector<std::string> names;
-            for (const auto& output : o.step->plan().outputs) names.push_back(output.name);
-            return names;
-        })
+        .def("__contains__",
+             [](const Outputs& o, const std::string& name) {
+                 for (const auto& output : o.step->plan().outputs)
+                     if (output.name == name) return true;
+                 return false;
+             })
+        .def("keys",
+             [](const Outputs& o) {
+                 std::vector<std::string> names;
+                 for (const auto& output : o.step->plan().outputs) names.push_back(output.name);
+                 return names;
+             })
         .def("__iter__", [](const Outputs& o) {
             nb::list names;
             for (const auto& output : o.step->plan().outputs) names.append(output.name);
@@ -176,93 +218,128 @@ void bind_step(nb::module_& m) {
         });
 
     nb::class_<Step>(m, "Step", "A compiled step; aicf.Step is its public face.")
-        .def("__init__", [](Step* self, const Graph& graph, const std::string& device, uint64_t seed, bool capture,
-                            const std::vector<Step*>& share, const std::vector<std::string>& passes) {
-            Step::Options options;
-            options.device = parse_device(device);
-            options.seed = seed;
-            options.capture = capture;
-            options.share.assign(share.begin(), share.end());
-            options.passes = passes;
-            nb::gil_scoped_release release;
-            new (self) Step(graph, options);
-        }, nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"), nb::arg("share"), nb::arg("passes"))
-        .def("__call__", [](nb::handle self, const nb::kwargs& kwargs) {
-            Step& step = *nb::inst_ptr<Step>(self);
-            const auto inputs = import_inputs(step, kwargs);
-            {
+        .def(
+            "__init__",
+            [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,
+               bool capture, const std::vector<Step*>& share,
+               const std::vector<std::string>& passes) {
+                Step::Options options;
+                options.device = parse_device(device);
+                options.seed = seed;
+                options.capture = capture;
+                options.share.assign(share.begin(), share.end());
+                options.passes = passes;
                 nb::gil_scoped_release release;
-                step.call(inputs);
-            }
-            return outputs_of(self);
-        }, "Copies the named inputs in, runs one step and returns its outputs.")
-        .def("replay", [](nb::handle self, nb::handle n) {
-            int64_t times = 0;
-            if (!nb::try_cast(n, times))
-                raise(ErrorKind::graph, "replay: n is ", nb::repr(n).c_str(), "; need an int in [0, 2**63)");
-            replay(*nb::inst_ptr<Step>(self), times);
-            return outputs_of(self);
-        }, nb::arg("n") = 1, "Runs the captured step n times on the inputs as they stand.")
-        .def("run", [](nb::handle self, const nb::kwargs& kwargs) {
-            Step& step = *nb::inst_ptr<Step>(self);
-            const auto inputs = import_inputs(step, kwargs);
-            {
-                nb::gil_scoped_release release;
-                step.run(inputs);
-            }
-            return outputs_of(self);
-        }, "Runs the same ops one by one, without the captured form.")
-        .def("capture", &Step::capture, nb::call_guard<nb::gil_scoped_release>(), "Builds the replayable form again.")
-        .def("reset", &Step::reset, nb::call_guard<nb::gil_scoped_release>(), "Drops the captured form; state stays.")
-        .def("synchronize", &Step::synchronize, nb::call_guard<nb::gil_scoped_release>(), "Waits until all enqueued work is done.")
+                new (self) Step(graph, options);
+            },
+            nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
+            nb::arg("share"), nb::arg("passes"))
+        .def(
+            "__call__",
+            [](nb::handle self, const nb::kwargs& kwargs) {
+                Step& step = *nb::inst_ptr<Step>(self);
+                const auto inputs = import_inputs(step, kwargs);
+                {
+                    nb::gil_scoped_release release;
+                    step.call(inputs);
+                }
+                return outputs_of(self);
+            },
+            "Copies the named inputs in, runs one step and returns its outputs.")
+        .def(
+            "replay",
+            [](nb::handle self, nb::handle n) {
+                int64_t times = 0;
+                if (!nb::try_cast(n, times))
+                    raise(ErrorKind::graph, "replay: n is ", nb::repr(n).c_str(),
+                          "; need an int in [0, 2**63)");
+                replay(*nb::inst_ptr<Step>(self), times);
+                return outputs_of(self);
+            },
+            nb::arg("n") = 1, "Runs the captured step n times on the inputs as they stand.")
+        .def(
+            "run",
+            [](nb::handle self, const nb::kwargs& kwargs) {
+                Step& step = *nb::inst_ptr<Step>(self);
+                const auto inputs = import_inputs(step, kwargs);
+                {
+                    nb::gil_scoped_release release;
+                    step.run(inputs);
+                }
+                return outputs_of(self);
+            },
+            "Runs the same ops one by one, without the captured form.")
+        .def("capture", &Step::capture, nb::call_guard<nb::gil_scoped_release>(),
+             "Builds the replayable form again.")
+        .def("reset", &Step::reset, nb::call_guard<nb::gil_scoped_release>(),
+             "Drops the captured form; state stays.")
+        .def("synchronize", &Step::synchronize, nb::call_guard<nb::gil_scoped_release>(),
+             "Waits until all enqueued work is done.")
         .def_prop_ro("captured", &Step::captured, "Whether a captured form is held.")
-        .def_prop_ro("device", [](const Step& s) { return to_string(s.device()); }, "\"cpu\" or \"cuda:<index>\".")
-        .def_prop_ro("outputs", [](nb::handle self) { return outputs_of(self); }, "The outputs of the last step.")
+        .def_prop_ro(
+            "device", [](const Step& s) { return to_string(s.device()); },
+            "\"cpu\" or \"cuda:<index>\".")
+        .def_prop_ro(
+            "outputs", [](nb::handle self) { return outputs_of(self); },
+            "The outputs of the last step.")
         .def_prop_ro("steps_run", &Step::generation, "Steps run so far.")
-        .def("_trace", [](const Step& s) {
-            std::vector<std::pair<std::string, std::string>> list;
-            for (const Captured::Launch& launch : s.trace()) list.emplace_back(launch.op, launch.kernel);
-            return list;
-        })
+        .def("_trace",
+             [](const Step& s) {
+                 std::vector<std::pair<std::string, std::string>> list;
+                 for (const Captured::Launch& launch : s.trace())
+                     list.emplace_back(launch.op, launch.kernel);
+                 return list;
+             })
         .def("_plan_text", [](const Step& s) { return to_text(s.plan()); })
         .def("_plan_json", [](const Step& s) { return to_json(s.plan()); })
         .def("_plan_report", [](const Step& s) { return verify(s.plan()); })
-        .def("_leaves", [](const Step& s, const std::string& role) {
-            std::vector<std::string> names;
-            for (const Value& value : s.graph().values)
-                if (role_name(value.role) == role) names.push_back(value.name);
-            return names;
-        })
-        .def("_array", [](nb::handle self, const std::string& name) {
-            Array result;
-            result.owner = nb::borrow(self);
-            result.step = nb::inst_ptr<Step>(self);
-            result.leaf = result.step->leaf(name).id;
-            return result;
-        })
-        .def("_write", [](Step& s, const std::string& name, nb::handle object) {
-            const Value& value = s.leaf(name);
-            const TensorRef tensor = tensor_or_numbers(object, value.type.dtype, name.c_str());
-            nb::gil_scoped_release release;
-            s.write(value.id, tensor);
-        }, nb::arg("name"), nb::arg("tensor").none())
-        .def("_write_bytes", [](Step& s, const std::string& name, const nb::bytes& bytes) {
-            const Value& value = s.leaf(name);
-            TensorRef tensor = empty_tensor(value.type.dtype, value.type.shape);
-            const auto size = static_cast<size_t>(element_count(tensor.shape) * dtype_size(tensor.dtype));
-            if (bytes.size() != size)
-                raise(ErrorKind::shape, "\"", name, "\": got ", bytes.size(), " bytes; need ", size);
-            std::copy(bytes.c_str(), bytes.c_str() + size, static_cast<char*>(tensor.data));
-            s.write(value.id, tensor);
-        })
-        .def("_bind", [](Step& s, const std::string& name, nb::handle object) {
-            const ValueId id = s.bindable(name);
-            ImportOptions options;
-            options.allow_copy = false;
-            const TensorRef tensor = import_tensor(object, name.c_str(), options);
-            nb::gil_scoped_release release;
-            s.bind(id, tensor);
-        }, nb::arg("name"), nb::arg("tensor").none());
+        .def("_leaves",
+             [](const Step& s, const std::string& role) {
+                 std::vector<std::string> names;
+                 for (const Value& value : s.graph().values)
+                     if (role_name(value.role) == role) names.push_back(value.name);
+                 return names;
+             })
+        .def("_array",
+             [](nb::handle self, const std::string& name) {
+                 Array result;
+                 result.owner = nb::borrow(self);
+                 result.step = nb::inst_ptr<Step>(self);
+                 result.leaf = result.step->leaf(name).id;
+                 return result;
+             })
+        .def(
+            "_write",
+            [](Step& s, const std::string& name, nb::handle object) {
+                const Value& value = s.leaf(name);
+                const TensorRef tensor = tensor_or_numbers(object, value.type.dtype, name.c_str());
+                nb::gil_scoped_release release;
+                s.write(value.id, tensor);
+            },
+            nb::arg("name"), nb::arg("tensor").none())
+        .def("_write_bytes",
+             [](Step& s, const std::string& name, const nb::bytes& bytes) {
+                 const Value& value = s.leaf(name);
+                 TensorRef tensor = empty_tensor(value.type.dtype, value.type.shape);
+                 const auto size =
+                     static_cast<size_t>(element_count(tensor.shape) * dtype_size(tensor.dtype));
+                 if (bytes.size() != size)
+                     raise(ErrorKind::shape, "\"", name, "\": got ", bytes.size(), " bytes; need ",
+                           size);
+                 std::copy(bytes.c_str(), bytes.c_str() + size, static_cast<char*>(tensor.data));
+                 s.write(value.id, tensor);
+             })
+        .def(
+            "_bind",
+            [](Step& s, const std::string& name, nb::handle object) {
+                const ValueId id = s.bindable(name);
+                ImportOptions options;
+                options.allow_copy = false;
+                const TensorRef tensor = import_tensor(object, name.c_str(), options);
+                nb::gil_scoped_release release;
+                s.bind(id, tensor);
+            },
+            nb::arg("name"), nb::arg("tensor").none());
 }
 
 }  // namespace aicf

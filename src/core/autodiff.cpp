@@ -52,7 +52,10 @@ Var sum_to(Var v, const Dims& shape) {
 
 GradContext::GradContext(Graph& graph, const Node& node, std::vector<ValueId> output_grads,
                          std::vector<char> needed)
-    : graph_(graph), node_(node), output_grads_(std::move(output_grads)), needed_(std::move(needed)),
+    : graph_(graph),
+      node_(node),
+      output_grads_(std::move(output_grads)),
+      needed_(std::move(needed)),
       result_(node.inputs.size(), kNone) {}
 
 bool GradContext::dy_is_one(int i) const {
@@ -86,7 +89,8 @@ std::vector<char> ancestors(const Graph& graph, ValueId loss) {
     reached[loss] = 1;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
         const Node& node = graph.nodes[n];
-        if (std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return reached[id]; }))
+        if (std::any_of(node.outputs.begin(), node.outputs.end(),
+                        [&](ValueId id) { return reached[id]; }))
             for (ValueId id : node.inputs) reached[id] = 1;
     }
     return reached;
@@ -111,18 +115,21 @@ class Rollback {
 };
 
 /// Raises when every path from `id` to the loss meets an op that has no gradient.
-void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached) {
+void refuse_blocked(const Graph& graph, ValueId id, ValueId loss,
+                    const std::vector<char>& reached) {
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
     for (const Node& node : graph.nodes) {
         auto on_path = [&](ValueId in) { return from[in] != 0; };
         if (std::none_of(node.inputs.begin(), node.inputs.end(), on_path)) continue;
         for (ValueId out : node.outputs) from[out] = reached[out];
-        const bool blocks = !node.op->grad && std::any_of(node.outputs.begin(), node.outputs.end(), on_path);
+        const bool blocks =
+            !node.op->grad && std::any_of(node.outputs.begin(), node.outputs.end(), on_path);
         if (blocks)
-            raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", node.op->no_grad,
-                  ") and stands between \"", graph.value(id).name, "\" and the loss %", loss, " at node ",
-                  node.id, node.where.empty() ? "" : cat(" (", node.where, ")"),
+            raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (",
+                  node.op->no_grad, ") and stands between \"", graph.value(id).name,
+                  "\" and the loss %", loss, " at node ", node.id,
+                  node.where.empty() ? "" : cat(" (", node.where, ")"),
                   "; take another op or leave it out of wrt");
     }
 }
@@ -138,7 +145,8 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
     return params;
 }
 
-std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt, ValueId seed) {
+std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
+                              ValueId seed) {
     const Type loss_type = graph.value(loss).type;
     if (!is_float(loss_type.dtype))
         raise(ErrorKind::dtype, "backward: loss is ", graph.describe(loss), "; need a float dtype");
@@ -152,8 +160,8 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     for (ValueId id : wrt) {
         const Value& value = graph.value(id);
         if (!reached[id])
-            raise(ErrorKind::graph, "backward: loss %", loss, " does not depend on \"", value.name, "\" ",
-                  graph.describe(id), "; leave it out of wrt");
+            raise(ErrorKind::graph, "backward: loss %", loss, " does not depend on \"", value.name,
+                  "\" ", graph.describe(id), "; leave it out of wrt");
         if (!is_float(value.type.dtype))
             raise(ErrorKind::dtype, "backward: \"", value.name, "\" is ", graph.describe(id),
                   "; need a float value, others have no gradient");
@@ -203,7 +211,8 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
         for (size_t i = 0; i < node.inputs.size(); i++) {
             if (context.result()[i] == kNone) continue;
             ValueId& grad = grads[node.inputs[i]];
-            grad = grad == kNone ? context.result()[i] : graph.emit("Add", {grad, context.result()[i]})[0];
+            grad = grad == kNone ? context.result()[i]
+                                 : graph.emit("Add", {grad, context.result()[i]})[0];
         }
         graph.differentiating = -1;
     }

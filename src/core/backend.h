@@ -16,8 +16,8 @@ struct Kernel {
 /// One op with its addresses: the block a kernel receives.
 struct BoundOp {
     std::shared_ptr<const Kernel> kernel;
-    std::string op;                    // lowered name
-    std::shared_ptr<ArgBlock> args;    // 64-byte aligned
+    std::string op;                  // lowered name
+    std::shared_ptr<ArgBlock> args;  // 64-byte aligned
     std::vector<int> waits;
 };
 
@@ -44,9 +44,10 @@ class Backend {
     virtual void finish_args(const Kernel& kernel, ArgBlock& args) = 0;
 
     virtual std::shared_ptr<void> allocate(uint64_t bytes) = 0;  // 256-byte aligned; OutOfMemory
-    virtual void upload(void* to, const void* from, uint64_t bytes) = 0;    // host to device
-    virtual void download(void* to, const void* from, uint64_t bytes) = 0;  // device to host, complete on return
-    virtual void copy(void* to, const void* from, uint64_t bytes) = 0;      // on the device
+    virtual void upload(void* to, const void* from, uint64_t bytes) = 0;  // host to device
+    virtual void download(void* to, const void* from,
+                          uint64_t bytes) = 0;  // device to host, complete on return
+    virtual void copy(void* to, const void* from, uint64_t bytes) = 0;  // on the device
     /// Packs a tensor of any strides, on this device or the host, into C order at `to`.
     virtual void gather(void* to, const TensorRef& from) = 0;
     virtual void run(const BoundOp& op) = 0;  // enqueues one op
@@ -59,11 +60,13 @@ using BackendMaker = std::unique_ptr<Backend> (*)(Device device);
 void register_backend(Device::Kind kind, BackendMaker maker);
 std::unique_ptr<Backend> open_backend(Device device);
 
-/// Packs an op's operands and attributes into a block; `addresses` gives each operand's first element.
+/// Packs an op's operands and attributes into a block; `addresses` gives each operand's first
+/// element.
 std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
                                     const std::vector<void*>& addresses, void* workspace);
 /// The attributes of an op as the scalars a kernel receives, in schema order: numbers as they are,
-/// a list of axes as a bit mask, order "tree" as 0 and "chain(c)" as c, a choice as its index.
+/// the list "axes" as a bit mask, any other list as eight scalars, order "tree" as 0 and "chain(c)"
+/// as c, a choice as its index.
 std::vector<Scalar> pack_scalars(const LoweredOp& op);
 
 }  // namespace aicf

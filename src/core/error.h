@@ -1,4 +1,5 @@
-// The typed errors a user can meet. Text: `where: what is wrong, with both values; what would be right`.
+// The typed errors a user can meet. Text: `where: what is wrong, with both values; what would be
+// right`.
 #pragma once
 
 #include <stdexcept>

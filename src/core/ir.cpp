@@ -56,14 +56,16 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
         if (std::none_of(defs.begin(), defs.end(), known)) {
             std::string names;
             for (const AttrDef& def : defs) names += (names.empty() ? "" : ", ") + def.name;
-            raise(ErrorKind::graph, where, ": unknown attribute \"", name, "\"; need one of {", names, "}");
+            raise(ErrorKind::graph, where, ": unknown attribute \"", name, "\"; need one of {",
+                  names, "}");
         }
     }
     Attrs result;
     for (const AttrDef& def : defs) {
         const Attr* attr = given.find(def.name);
         if (!attr && def.required)
-            raise(ErrorKind::graph, where, ": attribute \"", def.name, "\" is missing; it has no default");
+            raise(ErrorKind::graph, where, ": attribute \"", def.name,
+                  "\" is missing; it has no default");
         if (!attr) {
             result.set(def.name, def.fallback);
             continue;
@@ -76,8 +78,10 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
             const auto& text = std::get<std::string>(*converted);
             if (std::find(def.choices.begin(), def.choices.end(), text) == def.choices.end()) {
                 std::string names;
-                for (const auto& choice : def.choices) names += (names.empty() ? "" : ", ") + choice;
-                raise(ErrorKind::graph, where, ": ", def.name, " is \"", text, "\"; need one of ", names);
+                for (const auto& choice : def.choices)
+                    names += (names.empty() ? "" : ", ") + choice;
+                raise(ErrorKind::graph, where, ": ", def.name, " is \"", text, "\"; need one of ",
+                      names);
             }
         }
         result.set(def.name, std::move(*converted));
@@ -110,10 +114,10 @@ ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, 
     }
     if (count > INT64_MAX / 16)
         raise(ErrorKind::shape, at, ": shape ", to_string(type.shape), " is too large");
-    if (init.kind == Init::data &&
-        static_cast<int64_t>(init.bytes->size()) != element_count(type.shape) * dtype_size(type.dtype))
-        raise(ErrorKind::shape, at, ": the initial value has ", init.bytes->size(),
-              " bytes; need ", to_string(type));
+    if (init.kind == Init::data && static_cast<int64_t>(init.bytes->size()) !=
+                                       element_count(type.shape) * dtype_size(type.dtype))
+        raise(ErrorKind::shape, at, ": the initial value has ", init.bytes->size(), " bytes; need ",
+              to_string(type));
     Value value;
     value.name = value_name;
     value.type = type;
@@ -149,16 +153,27 @@ ValueId Graph::scalar(DType dtype, double number) {
     std::vector<char> bytes(static_cast<size_t>(dtype_size(dtype)));
     auto put = [&](auto element) { std::memcpy(bytes.data(), &element, sizeof element); };
     switch (dtype) {
-        case DType::f32: put(static_cast<float>(number)); break;
-        case DType::f64: put(number); break;
-        case DType::f16: put(float_to_half(static_cast<float>(number))); break;
-        case DType::bf16: put(float_to_bfloat(static_cast<float>(number))); break;
+        case DType::f32:
+            put(static_cast<float>(number));
+            break;
+        case DType::f64:
+            put(number);
+            break;
+        case DType::f16:
+            put(float_to_half(static_cast<float>(number)));
+            break;
+        case DType::bf16:
+            put(float_to_bfloat(static_cast<float>(number)));
+            break;
         default: {
             if (number != std::floor(number) || std::fabs(number) > 9e18)
-                raise(ErrorKind::dtype, "constant: ", number, " is not a whole number; the other operand is ",
-                      dtype_name(dtype), ", cast it to a float type");
+                raise(ErrorKind::dtype, "constant: ", number,
+                      " is not a whole number; the other operand is ", dtype_name(dtype),
+                      ", cast it to a float type");
             const auto whole = static_cast<int64_t>(number);
-            const int64_t low = dtype == DType::i32 ? INT32_MIN : dtype == DType::i64 ? INT64_MIN : 0;
+            const int64_t low = dtype == DType::i32   ? INT32_MIN
+                                : dtype == DType::i64 ? INT64_MIN
+                                                      : 0;
             const int64_t high = dtype == DType::i32   ? INT32_MAX
                                  : dtype == DType::i64 ? INT64_MAX
                                  : dtype == DType::u8  ? 255
@@ -172,7 +187,8 @@ ValueId Graph::scalar(DType dtype, double number) {
         }
     }
     for (const Value& value : values)
-        if (value.role == Role::constant && value.type == Type{dtype, {}} && *value.init.bytes == bytes)
+        if (value.role == Role::constant && value.type == Type{dtype, {}} &&
+            *value.init.bytes == bytes)
             return value.id;
     return constant({dtype, {}}, std::move(bytes));
 }
@@ -191,7 +207,9 @@ const Value* Graph::find(std::string_view value_name) const {
     return nullptr;
 }
 
-std::string Graph::describe(ValueId id) const { return cat("%", id, " ", to_string(value(id).type)); }
+std::string Graph::describe(ValueId id) const {
+    return cat("%", id, " ", to_string(value(id).type));
+}
 
 std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueId>& inputs,
                                  const Attrs& attrs, const std::string& value_name) {
@@ -212,13 +230,15 @@ std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueI
         types.push_back(value(id).type);
         labels.push_back(describe(id));
     }
-    InferContext context(def->fn.c_str(), def->inputs, std::move(types), std::move(labels), node.attrs);
+    InferContext context(def->fn.c_str(), def->inputs, std::move(types), std::move(labels),
+                         node.attrs);
     const std::vector<Type> results = def->infer(context);
     for (const Type& type : results) {
         int64_t bytes = 16;
         for (int64_t size : type.shape)
             if (size && __builtin_mul_overflow(bytes, size, &bytes))
-                raise(ErrorKind::shape, def->fn, ": the result ", to_string(type), " has more than 2**63 bytes; need fewer");
+                raise(ErrorKind::shape, def->fn, ": the result ", to_string(type),
+                      " has more than 2**63 bytes; need fewer");
     }
     for (size_t i = 0; i < results.size(); i++) {
         Value value;
@@ -236,8 +256,8 @@ void Graph::assign(ValueId target, ValueId source) {
     const Value& from = value(source);
     const std::string where_text = cat("assign to \"", to.name, "\"");
     if (to.role != Role::param && to.role != Role::state)
-        raise(ErrorKind::graph, where_text, ": target is ", describe(target), ", a ", role_name(to.role),
-              "; need a param or a state");
+        raise(ErrorKind::graph, where_text, ": target is ", describe(target), ", a ",
+              role_name(to.role), "; need a param or a state");
     for (const Assign& other : assigns)
         if (other.target == target)
             raise(ErrorKind::graph, where_text, ": already assigned from %", other.source,
@@ -255,8 +275,8 @@ void Graph::output(const std::string& output_name, ValueId id, int keep) {
     value(id);
     for (const GraphOutput& other : outputs)
         if (other.name == output_name)
-            raise(ErrorKind::graph, "output \"", output_name, "\": the name is taken by %", other.value,
-                  "; need a name of its own");
+            raise(ErrorKind::graph, "output \"", output_name, "\": the name is taken by %",
+                  other.value, "; need a name of its own");
     if (keep < 1 || keep > 1 << 20)
         raise(ErrorKind::graph, "output \"", output_name, "\": keep is ", keep,
               "; need 1 to 1048576 steps");

@@ -58,8 +58,9 @@ std::optional<Role> parse_role(std::string_view name);
 
 /// How a param or state begins. Random kinds depend on (seed, value name, element index) alone.
 struct Init {
-    enum Kind : uint8_t { zeros, constant, uniform, normal, data } kind = zeros;
-    double a = 0, b = 0;  // constant: value; uniform: low, high; normal: mean, deviation
+    enum Kind : uint8_t { zeros, constant, uniform, normal, seed, data } kind = zeros;
+    double a = 0, b = 0;  // constant: value; uniform: low, high; normal: mean, deviation; seed: the
+                          // compile seed itself
     std::shared_ptr<const std::vector<char>> bytes;  // data: the elements, C order
 };
 
@@ -113,7 +114,8 @@ class Graph {
     ValueId constant(const Type& type, std::vector<char> bytes, const std::string& value_name = "");
     ValueId scalar(DType dtype, double number);  // a rank-0 constant, one per (dtype, number)
 
-    /// Appends a node: attributes get their defaults, shapes and dtypes are inferred. Raises at once.
+    /// Appends a node: attributes get their defaults, shapes and dtypes are inferred. Raises at
+    /// once.
     std::vector<ValueId> emit(const std::string& op, const std::vector<ValueId>& inputs,
                               const Attrs& attrs = {}, const std::string& value_name = "");
     /// Says what a param or state holds at the start of the next step; once per target.
@@ -132,7 +134,7 @@ class Graph {
     std::vector<GraphOutput> outputs;
     std::vector<Assign> assigns;
     std::vector<Gradient> gradients;
-    std::string where;       // the user's line, set before each call that builds
+    std::string where;         // the user's line, set before each call that builds
     int differentiating = -1;  // the node whose gradient rule is running
 
     ValueId add_value(Value value);  // gives it the next id
@@ -154,8 +156,12 @@ struct ReportLine {
 struct Report {
     std::vector<ReportLine> lines;
     bool ok() const;
-    void fail(const std::string& area, const std::string& text) { lines.push_back({false, area, text}); }
-    void pass(const std::string& area, const std::string& text) { lines.push_back({true, area, text}); }
+    void fail(const std::string& area, const std::string& text) {
+        lines.push_back({false, area, text});
+    }
+    void pass(const std::string& area, const std::string& text) {
+        lines.push_back({true, area, text});
+    }
     /// GraphError with the failing lines unless ok.
     void require(const std::string& where) const;
     std::string text() const;  // "[OK] [ir] topo OK: ..." line by line

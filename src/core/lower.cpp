@@ -77,7 +77,8 @@ std::string chain_order() { return cat("chain(", kChainChunk, ")"); }
 
 // ---- what a rule sees --------------------------------------------------------------------------
 
-LowerContext::LowerContext(Lowered& lowered, const Graph& graph, const Node& node, std::vector<char>& used)
+LowerContext::LowerContext(Lowered& lowered, const Graph& graph, const Node& node,
+                           std::vector<char>& used)
     : lowered_(lowered), graph_(graph), node_(node), used_(used) {}
 
 View LowerContext::out(int i) const { return lowered_.views[node_.outputs[i]]; }
@@ -116,7 +117,8 @@ void LowerContext::op(const std::string& name, std::vector<View> inputs, std::ve
     if (!def) raise(ErrorKind::internal, "lower: ", node_.op_name, " lowers to unknown op ", name);
     for (int position : def->contiguous)
         if (position < static_cast<int>(inputs.size()))
-            if (View& view = inputs[position]; !is_contiguous(view.shape, view.strides)) view = copy_of(view);
+            if (View& view = inputs[position]; !is_contiguous(view.shape, view.strides))
+                view = copy_of(view);
     lowered_.ops.push_back({def, std::move(inputs), std::move(outputs),
                             complete_attrs(def->attrs, attrs, def->name), node_.id});
 }
@@ -137,16 +139,19 @@ void lower_outputs(Lowered& lowered, const Graph& graph) {
         if (output.keep > 1) {
             Dims shape = type.shape;
             shape.insert(0, output.keep);
-            result.ring = append_value(lowered, {type.dtype, shape}, "output." + output.name + ".ring");
-            result.position = append_value(lowered, {DType::i64, {}}, "output." + output.name + ".position");
+            result.ring =
+                append_value(lowered, {type.dtype, shape}, "output." + output.name + ".ring");
+            result.position =
+                append_value(lowered, {DType::i64, {}}, "output." + output.name + ".position");
             for (ValueId id : {result.ring, result.position}) lowered.values[id].role = Role::state;
             const ValueId ring = append_value(lowered, {type.dtype, shape}, "ring");
             const ValueId position = append_value(lowered, {DType::i64, {}}, "position");
-            lowered.ops.push_back({find_lowered("ring_push"),
-                                   {view, lowered.views[result.ring], lowered.views[result.position]},
-                                   {lowered.views[ring], lowered.views[position]},
-                                   {},
-                                   -1});
+            lowered.ops.push_back(
+                {find_lowered("ring_push"),
+                 {view, lowered.views[result.ring], lowered.views[result.position]},
+                 {lowered.views[ring], lowered.views[position]},
+                 {},
+                 -1});
             lowered.assigns.push_back({result.ring, ring});
             lowered.assigns.push_back({result.position, position});
             result.value = result.ring;
@@ -192,8 +197,8 @@ void lower_assigns(Lowered& lowered, const Graph& graph) {
     lowered.ops.insert(lowered.ops.begin(), early.begin(), early.end());
 }
 
-/// Direct placement is legal when every read of the target comes before the write, or is the write's
-/// own in-place operand. Elsewhere the new value is copied into place at the end.
+/// Direct placement is legal when every read of the target comes before the write, or is the
+/// write's own in-place operand. Elsewhere the new value is copied into place at the end.
 void settle_assigns(Lowered& lowered) {
     std::vector<LoweredOp> late;
     for (Assign& assign : lowered.assigns) {
@@ -212,7 +217,8 @@ void settle_assigns(Lowered& lowered) {
                     for (auto [out, in] : op.def->inplace)
                         in_place |= in == j && op.outputs[out].value == assign.source &&
                                     op.inputs[j].shape == op.outputs[out].shape &&
-                                    op.inputs[j].strides == op.outputs[out].strides && op.inputs[j].offset == 0;
+                                    op.inputs[j].strides == op.outputs[out].strides &&
+                                    op.inputs[j].offset == 0;
                 legal &= in_place;
             }
         }
@@ -243,7 +249,8 @@ Lowered lower(const Graph& graph) {
         if (!live[node.id]) continue;
         LowerContext context(lowered, graph, node, used);
         node.op->lower(context);
-        if (node.op->effect && node.inputs.size() > 1 && graph.value(node.inputs[0]).role == Role::param)
+        if (node.op->effect && node.inputs.size() > 1 &&
+            graph.value(node.inputs[0]).role == Role::param)
             lowered.param_grads.emplace_back(node.inputs[0], lowered.views[node.inputs[1]].value);
     }
     lower_outputs(lowered, graph);
@@ -266,10 +273,12 @@ Report verify(const Lowered& lowered) {
         std::vector<Type> inputs;
         for (const View& view : op.inputs) {
             inputs.push_back({view.dtype, view.shape});
-            if (!defined[view.value]) fail(i, cat("reads %", view.value, " before any op wrote it"));
+            if (!defined[view.value])
+                fail(i, cat("reads %", view.value, " before any op wrote it"));
         }
         for (const View& view : op.outputs) {
-            if (defined[view.value]) fail(i, cat("writes %", view.value, ", which has a writer or is a leaf"));
+            if (defined[view.value])
+                fail(i, cat("writes %", view.value, ", which has a writer or is a leaf"));
             defined[view.value] = 1;
             if (!view.whole(lowered.values[view.value].type))
                 fail(i, cat("writes a part of %", view.value, "; need its whole storage"));
@@ -279,17 +288,20 @@ Report verify(const Lowered& lowered) {
             for (size_t k = 0; k < op.outputs.size(); k++)
                 if (k >= types.size() || types[k].dtype != op.outputs[k].dtype ||
                     element_count(types[k].shape) != element_count(op.outputs[k].shape))
-                    fail(i, cat("output ", k, " is ", type_string(op.outputs[k].dtype, op.outputs[k].shape),
-                                "; need ", k < types.size() ? to_string(types[k]) : "no such output"));
+                    fail(i, cat("output ", k, " is ",
+                                type_string(op.outputs[k].dtype, op.outputs[k].shape), "; need ",
+                                k < types.size() ? to_string(types[k]) : "no such output"));
         } catch (const Error& error) {
             fail(i, error.what());
         }
     }
     for (const Assign& assign : lowered.assigns)
         if (!defined[assign.source])
-            report.fail("lowered", cat("assign %", assign.target, " = %", assign.source, ": nothing writes the source"));
+            report.fail("lowered", cat("assign %", assign.target, " = %", assign.source,
+                                       ": nothing writes the source"));
     if (failures == 0 && report.ok())
-        report.pass("lowered", cat("list OK: ", lowered.ops.size(), " ops, single writer, use after define, types"));
+        report.pass("lowered", cat("list OK: ", lowered.ops.size(),
+                                   " ops, single writer, use after define, types"));
     return report;
 }
 

@@ -11,6 +11,7 @@ void define_movement_ops();
 void define_reduce_ops();
 void define_matmul_ops();
 void define_nn_ops();
+void define_random_ops();
 void define_optim_ops();
 
 namespace {
@@ -36,6 +37,7 @@ const Registry& registry() {
         define_reduce_ops();
         define_matmul_ops();
         define_nn_ops();
+        define_random_ops();
         define_optim_ops();
         return fresh;
     }();
@@ -46,7 +48,8 @@ const Registry& registry() {
 
 void define(OpDef def) {
     check(def.infer && def.lower, "define: an op needs inference and lowering");
-    check((def.grad != nullptr) != !def.no_grad.empty(), "define: an op needs a gradient or a written none");
+    check((def.grad != nullptr) != !def.no_grad.empty(),
+          "define: an op needs a gradient or a written none");
     Registry& r = *filling();
     auto [at, fresh] = r.ops.emplace(def.name, std::move(def));
     check(fresh, "define: two ops of one name");
@@ -99,7 +102,8 @@ void check_arity(const std::vector<std::string>& names, size_t count, const std:
         most = name.ends_with('*') ? 256 : most + 1;
     }
     if (count < least || count > most)
-        raise(ErrorKind::graph, where, ": got ", count, " operands; need ", least, most == least ? "" : cat(" to ", most));
+        raise(ErrorKind::graph, where, ": got ", count, " operands; need ", least,
+              most == least ? "" : cat(" to ", most));
 }
 
 std::string InferContext::describe(int i) const {
@@ -118,24 +122,26 @@ void InferContext::need_rank(int i, int rank) const {
 }
 
 void InferContext::need_float(int i) const {
-    if (!is_float(dtype(i)))
-        dtype_error(describe(i), "; need a float dtype (cast it)");
+    if (!is_float(dtype(i))) dtype_error(describe(i), "; need a float dtype (cast it)");
 }
 
 void InferContext::need_dtype(int i, DType wanted) const {
-    if (dtype(i) != wanted) dtype_error(describe(i), "; need dtype ", dtype_name(wanted), " (cast it)");
+    if (dtype(i) != wanted)
+        dtype_error(describe(i), "; need dtype ", dtype_name(wanted), " (cast it)");
 }
 
 void InferContext::need_same_dtype(int i, int j) const {
     if (dtype(i) != dtype(j))
-        dtype_error("dtypes differ: ", describe(i), ", ", describe(j), "; need equal dtypes (cast one)");
+        dtype_error("dtypes differ: ", describe(i), ", ", describe(j),
+                    "; need equal dtypes (cast one)");
 }
 
 Dims broadcast_shapes(const Dims& a, const Dims& b, const std::string& where) {
     const int rank = std::max(a.rank(), b.rank());
     Dims shape(rank, 1);
     for (int i = 1; i <= rank; i++) {
-        const int64_t x = i <= a.rank() ? a[a.rank() - i] : 1, y = i <= b.rank() ? b[b.rank() - i] : 1;
+        const int64_t x = i <= a.rank() ? a[a.rank() - i] : 1,
+                      y = i <= b.rank() ? b[b.rank() - i] : 1;
         if (x != y && x != 1 && y != 1)
             raise(ErrorKind::shape, where, "; need sizes equal or 1, counted from the last axis");
         shape[rank - i] = x == 1 ? y : x;
@@ -148,15 +154,16 @@ Dims InferContext::broadcast(int first, int last) const {
     std::string all = describe(first);
     for (int i = first + 1; i <= last; i++) {
         all += ", " + describe(i);
-        shape = broadcast_shapes(shape, this->shape(i), cat(where_, ": shapes do not broadcast: ", all));
+        shape = broadcast_shapes(shape, this->shape(i),
+                                 cat(where_, ": shapes do not broadcast: ", all));
     }
     return shape;
 }
 
 int64_t InferContext::axis(int64_t given, int rank) const {
     if (given < -rank || given >= rank)
-        shape_error("axis ", given, " is out of range: ", describe_all(), "; need an axis in [", -rank,
-                    ", ", rank, ")");
+        shape_error("axis ", given, " is out of range: ", describe_all(), "; need an axis in [",
+                    -rank, ", ", rank, ")");
     return given < 0 ? given + rank : given;
 }
 
@@ -183,7 +190,9 @@ Cost cost_of(const LoweredOp& op) {
     auto count = [&](const View& view) {
         double elements = 1;  // broadcast axes are read once
         for (int i = 0; i < view.shape.rank(); i++)
-            elements *= view.strides[i] == 0 && view.shape[i] > 0 ? 1.0 : static_cast<double>(view.shape[i]);
+            elements *= view.strides[i] == 0 && view.shape[i] > 0
+                            ? 1.0
+                            : static_cast<double>(view.shape[i]);
         cost.bytes += elements * static_cast<double>(dtype_size(view.dtype));
         largest = std::max(largest, static_cast<double>(element_count(view.shape)));
     };

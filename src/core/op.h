@@ -11,13 +11,14 @@ namespace aicf {
 
 struct AttrDef {
     std::string name;
-    Attr fallback;          // default and kind
-    bool required = false;  // no default
+    Attr fallback;                          // default and kind
+    bool required = false;                  // no default
     std::vector<std::string> choices = {};  // of a string attribute
 };
 
 /// Fills defaults and checks names, kinds and choices. GraphError naming `where`.
-Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given, const std::string& where);
+Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
+                     const std::string& where);
 
 /// GraphError unless `count` operands fit the schema's names.
 void check_arity(const std::vector<std::string>& names, size_t count, const std::string& where);
@@ -27,7 +28,10 @@ class InferContext {
   public:
     InferContext(const char* where, const std::vector<std::string>& names, std::vector<Type> inputs,
                  std::vector<std::string> labels, const Attrs& given)
-        : where_(where), names_(names), inputs_(std::move(inputs)), labels_(std::move(labels)),
+        : where_(where),
+          names_(names),
+          inputs_(std::move(inputs)),
+          labels_(std::move(labels)),
           attrs(given) {}
 
     int count() const { return static_cast<int>(inputs_.size()); }
@@ -124,7 +128,7 @@ struct View {
     ValueId value = kNone;
     DType dtype = DType::f32;
     Dims shape, strides;
-    int64_t offset = 0;  // elements
+    int64_t offset = 0;                  // elements
     bool whole(const Type& type) const;  // the value's full storage in C order
 };
 
@@ -151,7 +155,8 @@ struct Lowered {
     };
     std::vector<Output> outputs;
     std::vector<Assign> assigns;  // source's storage becomes target's
-    std::vector<std::pair<ValueId, ValueId>> param_grads;  // (param, the gradient its optimizer reads)
+    std::vector<std::pair<ValueId, ValueId>>
+        param_grads;  // (param, the gradient its optimizer reads)
 };
 
 class LowerContext {
@@ -164,9 +169,9 @@ class LowerContext {
     bool used(int i) const { return used_[node_.outputs[i]]; }
     const Attrs& attrs() const { return node_.attrs; }
     const OpDef& def() const { return *node_.op; }
-    View out(int i = 0) const;                               // the output's own storage
-    View temp(const Type& type, const std::string& name);    // fresh storage
-    View copy_of(const View& view);                          // packed into fresh storage
+    View out(int i = 0) const;                             // the output's own storage
+    View temp(const Type& type, const std::string& name);  // fresh storage
+    View copy_of(const View& view);                        // packed into fresh storage
     void alias(int i, const View& view) { lowered_.views[node_.outputs[i]] = view; }
     void op(const std::string& name, std::vector<View> inputs, std::vector<View> outputs,
             const Attrs& attrs = {});
@@ -182,7 +187,7 @@ View broadcast_view(const View& view, const Dims& shape);
 View permute_view(const View& view, const std::vector<int64_t>& axes);
 View transpose_view(const View& view, int a, int b);
 std::optional<View> reshape_view(const View& view, const Dims& shape);  // empty: needs a copy
-std::string chain_order();  // "chain(256)"
+std::string chain_order();                                              // "chain(256)"
 
 // ---- definitions --------------------------------------------------------------------------------
 
@@ -201,7 +206,7 @@ struct OpDef {
     std::string no_grad = {};  // why there is none; exactly one of grad and no_grad is given
     LowerFn lower = nullptr;
     std::string lowered = {};  // the one lowered op of a pointwise op
-    bool effect = false;  // its outputs are new states: each must be assigned or read
+    bool effect = false;       // its outputs are new states: each must be assigned or read
 };
 
 struct Cost {
@@ -211,7 +216,7 @@ struct Cost {
 /// The schema of a lowered op. Any strides and offsets are allowed for every operand unless
 /// `contiguous` names it; an output never overlaps an input unless `inplace` pairs them.
 struct LoweredDef {
-    std::string name;  // "gemm"
+    std::string name;                          // "gemm"
     std::vector<std::string> inputs, outputs;  // names; "?" and "*" as in OpDef
     std::vector<AttrDef> attrs = {};
     /// Types of the outputs; checks the operands. Null: the pointwise rule by `pointwise_kind`.

@@ -20,7 +20,8 @@ std::vector<Type> infer_linear(const InferContext& c) {
     if (c.count() == 3) {
         c.need_rank(2, 1);
         if (c.shape(2)[0] != c.shape(1)[0])
-            c.shape_error("bias differs: ", c.describe(1), ", ", c.describe(2), "; need b.shape[0] == W.shape[0]");
+            c.shape_error("bias differs: ", c.describe(1), ", ", c.describe(2),
+                          "; need b.shape[0] == W.shape[0]");
     }
     Dims shape = c.shape(0);
     shape[last] = c.shape(1)[0];
@@ -58,7 +59,8 @@ std::vector<Type> infer_linear_bwd(const InferContext& c) {
     Dims shape = c.shape(0);
     if (last >= 0) shape[last] = c.shape(1)[0];
     if (last < 0 || c.shape(0)[last] != c.shape(1)[1] || !(c.shape(2) == shape))
-        c.shape_error("shapes do not fit: ", c.describe_all(), "; need x[..., in], W[out, in], dy[..., out]");
+        c.shape_error("shapes do not fit: ", c.describe_all(),
+                      "; need x[..., in], W[out, in], dy[..., out]");
     return {{c.dtype(0), c.shape(0)}, {c.dtype(1), c.shape(1)}, {c.dtype(1), {c.shape(1)[0]}}};
 }
 
@@ -82,12 +84,14 @@ std::vector<Type> infer_matmul(const InferContext& c) {
     if (row) a.insert(0, 1);
     if (column) b.insert(1, 1);
     if (a[a.rank() - 1] != b[b.rank() - 2])
-        c.shape_error("inner sizes differ: ", c.describe_all(), "; need a.shape[", row ? 0 : 1, "] == b.shape[0]",
+        c.shape_error("inner sizes differ: ", c.describe_all(), "; need a.shape[", row ? 0 : 1,
+                      "] == b.shape[0]",
                       a.rank() > 2 || b.rank() > 2 ? ", counted in the last two axes" : "");
     const int64_t m = a[a.rank() - 2], n = b[b.rank() - 1];
     for (Dims* dims : {&a, &b})
         for (int i = 0; i < 2; i++) dims->erase(dims->rank() - 1);
-    Dims shape = broadcast_shapes(a, b, cat("matmul: batch axes do not broadcast: ", c.describe_all()));
+    Dims shape =
+        broadcast_shapes(a, b, cat("matmul: batch axes do not broadcast: ", c.describe_all()));
     if (!row) shape.push(m);
     if (!column) shape.push(n);
     return {{c.dtype(0), shape}};
@@ -136,9 +140,13 @@ void matmul_grad(GradContext& g) {
     if (column) b = with_axis(b, 1);
     if (row) dy = with_axis(dy, dy.shape().rank() - (column ? 0 : 1));
     if (column) dy = with_axis(dy, dy.shape().rank());
-    const auto without_axis = [](Var grad, Dims with, Dims plain) { return reshape(sum_to(grad, with), plain); };
-    if (g.needs(0)) g.set(0, without_axis(emit("MatMul", {dy, transposed(b)}), a.shape(), g.in(0).shape()));
-    if (g.needs(1)) g.set(1, without_axis(emit("MatMul", {transposed(a), dy}), b.shape(), g.in(1).shape()));
+    const auto without_axis = [](Var grad, Dims with, Dims plain) {
+        return reshape(sum_to(grad, with), plain);
+    };
+    if (g.needs(0))
+        g.set(0, without_axis(emit("MatMul", {dy, transposed(b)}), a.shape(), g.in(0).shape()));
+    if (g.needs(1))
+        g.set(1, without_axis(emit("MatMul", {transposed(a), dy}), b.shape(), g.in(1).shape()));
 }
 
 /// gemm: C[..., M, N] = A[..., M, K] B[..., K, N], batch axes already equal.
@@ -149,9 +157,11 @@ std::vector<Type> infer_gemm(const InferContext& c) {
     const int rank = a.rank();
     if (rank < 2 || b.rank() != rank) c.shape_error(c.describe_all(), "; need equal ranks >= 2");
     if (a[rank - 1] != b[rank - 2])
-        c.shape_error("inner sizes differ: ", c.describe_all(), "; need a.shape[-1] == b.shape[-2]");
+        c.shape_error("inner sizes differ: ", c.describe_all(),
+                      "; need a.shape[-1] == b.shape[-2]");
     for (int i = 0; i < rank - 2; i++)
-        if (a[i] != b[i]) c.shape_error("batch sizes differ: ", c.describe_all(), "; need equal batch axes");
+        if (a[i] != b[i])
+            c.shape_error("batch sizes differ: ", c.describe_all(), "; need equal batch axes");
     Dims shape = a;
     shape[rank - 1] = b[rank - 1];
     return {{c.dtype(0), shape}};
@@ -159,7 +169,8 @@ std::vector<Type> infer_gemm(const InferContext& c) {
 
 double gemm_flops(const LoweredOp& op) {
     const Dims& a = op.inputs[0].shape;
-    return 2.0 * static_cast<double>(element_count(op.outputs[0].shape)) * static_cast<double>(a[a.rank() - 1]);
+    return 2.0 * static_cast<double>(element_count(op.outputs[0].shape)) *
+           static_cast<double>(a[a.rank() - 1]);
 }
 
 }  // namespace

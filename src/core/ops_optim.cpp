@@ -22,7 +22,8 @@ void check_alike(const InferContext& c, int count) {
     for (int i = 1; i < count; i++) {
         c.need_same_dtype(0, i);
         if (!(c.shape(0) == c.shape(i)))
-            c.shape_error("shapes differ: ", c.describe(0), ", ", c.describe(i), "; need equal shapes");
+            c.shape_error("shapes differ: ", c.describe(0), ", ", c.describe(i),
+                          "; need equal shapes");
     }
 }
 
@@ -56,9 +57,9 @@ std::vector<Type> infer_adam(const InferContext& c) {
 }
 
 /// An op whose node and kernel are the same list of operands, each result in place of its source.
-void effect(const std::string& name, const std::string& lowered, const std::vector<std::string>& inputs,
-            const std::vector<std::string>& outputs, InferFn infer, std::vector<std::pair<int, int>> inplace,
-            double flops) {
+void effect(const std::string& name, const std::string& lowered,
+            const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
+            InferFn infer, std::vector<std::pair<int, int>> inplace, double flops) {
     define(OpDef{.name = name,
                  .fn = lowered,
                  .inputs = inputs,
@@ -69,7 +70,8 @@ void effect(const std::string& name, const std::string& lowered, const std::vect
                      [](LowerContext& c) {
                          std::vector<View> in, out;
                          for (int i = 0; i < c.inputs(); i++) in.push_back(c.in(i));
-                         for (size_t i = 0; i < c.def().outputs.size(); i++) out.push_back(c.out(static_cast<int>(i)));
+                         for (size_t i = 0; i < c.def().outputs.size(); i++)
+                             out.push_back(c.out(static_cast<int>(i)));
                          c.op(c.def().lowered, std::move(in), std::move(out));
                      },
                  .lowered = lowered,
@@ -91,14 +93,15 @@ void define_optim_ops() {
     // step' = step + 1
     effect("StepInc", "step_inc", {"step"}, {"step"}, infer_step_inc, {{0, 0}}, 1);
     // bc_inv = 1 / (1 - beta^step), beta^step powered in f64
-    effect("BiasCorr", "bias_corr", {"step", "beta1", "beta2"}, {"bc1_inv", "bc2_inv"}, infer_bias_corr, {}, 20);
+    effect("BiasCorr", "bias_corr", {"step", "beta1", "beta2"}, {"bc1_inv", "bc2_inv"},
+           infer_bias_corr, {}, 20);
     // p' = p - lr grad
     effect("SgdStep", "sgd_step", {"p", "grad", "lr"}, {"p"}, infer_sgd, {{0, 0}}, 2);
     // m' = beta1 m + (1 - beta1) grad;  v' = beta2 v + (1 - beta2) grad^2
     // p' = p - lr (m' bc1_inv) / (sqrt(v' bc2_inv) + eps)
     effect("AdamStep", "adam_step",
-           {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps"}, {"p", "m", "v"},
-           infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 15);
+           {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps"},
+           {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 15);
 
     // Writes x at the next place of a ring of K and advances the position (outputs kept K steps).
     LoweredDef ring;

@@ -10,7 +10,8 @@ namespace {
 
 std::vector<Type> infer_same(const InferContext& c) {  // numbers of one dtype
     for (int i = 0; i < c.count(); i++)
-        if (c.dtype(i) == DType::boolean) c.dtype_error(c.describe(i), "; need a number dtype (cast it)");
+        if (c.dtype(i) == DType::boolean)
+            c.dtype_error(c.describe(i), "; need a number dtype (cast it)");
     for (int i = 1; i < c.count(); i++) c.need_same_dtype(0, i);
     return {{c.dtype(0), c.broadcast(0, c.count() - 1)}};
 }
@@ -51,13 +52,16 @@ std::vector<Type> infer_copy(const InferContext& c) { return {{c.dtype(0), c.sha
 
 void lower_pointwise(LowerContext& c) {
     std::vector<View> inputs;
-    for (int i = 0; i < c.inputs(); i++) inputs.push_back(broadcast_view(c.in(i), c.out_type().shape));
+    for (int i = 0; i < c.inputs(); i++)
+        inputs.push_back(broadcast_view(c.in(i), c.out_type().shape));
     c.op(c.def().lowered, std::move(inputs), {c.out()}, c.attrs());
 }
 
 void lower_cast(LowerContext& c) {
-    if (c.in(0).dtype == c.out_type().dtype) c.alias(0, c.in(0));
-    else lower_pointwise(c);
+    if (c.in(0).dtype == c.out_type().dtype)
+        c.alias(0, c.in(0));
+    else
+        lower_pointwise(c);
 }
 
 void zero_grad(GradContext&) {}  // the derivative is zero wherever it exists
@@ -71,8 +75,8 @@ struct Options {
     LowerFn lower = lower_pointwise;
 };
 
-void pointwise_kernel(const std::string& lowered, const std::vector<std::string>& inputs, InferFn infer,
-                      const Options& options = {}) {
+void pointwise_kernel(const std::string& lowered, const std::vector<std::string>& inputs,
+                      InferFn infer, const Options& options = {}) {
     LoweredDef low;
     low.name = lowered;
     low.inputs = inputs;
@@ -85,8 +89,9 @@ void pointwise_kernel(const std::string& lowered, const std::vector<std::string>
     define(std::move(low));
 }
 
-void pointwise(const std::string& name, const std::string& lowered, const std::vector<std::string>& inputs,
-               InferFn infer, GradFn grad, const std::string& no_grad, const Options& options = {}) {
+void pointwise(const std::string& name, const std::string& lowered,
+               const std::vector<std::string>& inputs, InferFn infer, GradFn grad,
+               const std::string& no_grad, const Options& options = {}) {
     OpDef op;
     op.name = name;
     op.fn = lowered;
@@ -102,7 +107,8 @@ void pointwise(const std::string& name, const std::string& lowered, const std::v
     pointwise_kernel(lowered, inputs, infer, options);
 }
 
-void unary(const std::string& name, const std::string& lowered, GradFn grad, const Options& options = {}) {
+void unary(const std::string& name, const std::string& lowered, GradFn grad,
+           const Options& options = {}) {
     pointwise(name, lowered, {"x"}, infer_float, grad, "", options);
 }
 
@@ -141,14 +147,16 @@ void define_pointwise_ops() {
         if (g.needs(0)) g.set(0, emit("MinimumBwd", {g.in(0), g.in(1), g.dy()}));
         if (g.needs(1)) g.set(1, emit("MinimumBwd", {g.in(1), g.in(0), g.dy()}));
     });
-    for (auto [name, lowered] : {std::pair{"MaximumBwd", "maximum_bwd"}, {"MinimumBwd", "minimum_bwd"}})
+    for (auto [name, lowered] :
+         {std::pair{"MaximumBwd", "maximum_bwd"}, {"MinimumBwd", "minimum_bwd"}})
         pointwise(name, lowered, {"a", "b", "dy"}, infer_float, nullptr, kFirstOrder);
-    pointwise("Div", "div", ab, infer_float,
-              [](GradContext& g) {
-                  if (g.needs(0)) g.set(0, g.dy() / g.in(1));
-                  if (g.needs(1)) g.set(1, -(g.dy() * g.out() / g.in(1)));
-              },
-              "");
+    pointwise(
+        "Div", "div", ab, infer_float,
+        [](GradContext& g) {
+            if (g.needs(0)) g.set(0, g.dy() / g.in(1));
+            if (g.needs(1)) g.set(1, -(g.dy() * g.out() / g.in(1)));
+        },
+        "");
     pointwise("Pow", "pow", ab, infer_float,
               [](GradContext& g) {
                   Var a = g.in(0), b = g.in(1);
@@ -159,15 +167,17 @@ void define_pointwise_ops() {
                   }
                   if (g.needs(1)) {  // 0 ** b is flat in b for b >= 0
                       Var zero = zeros_like(g.out());
-                      Var flat = emit("LogicalAnd", {emit("Eq", {a, zeros_like(a)}), emit("Ge", {b, zeros_like(b)})});
+                      Var flat = emit("LogicalAnd", {emit("Eq", {a, zeros_like(a)}),
+                                                     emit("Ge", {b, zeros_like(b)})});
                       g.set(1, g.dy() * emit("Where", {flat, zero, g.out() * emit("Log", {a})}));
                   }
               },
               "", {{}, 20});
 
     pointwise("Neg", "neg", {"x"}, infer_same, [](GradContext& g) { g.set(0, -g.dy()); }, "");
-    pointwise("Abs", "abs", {"x"}, infer_same,
-              [](GradContext& g) { g.set(0, g.dy() * emit("Sign", {g.in(0)})); }, "");
+    pointwise(
+        "Abs", "abs", {"x"}, infer_same,
+        [](GradContext& g) { g.set(0, g.dy() * emit("Sign", {g.in(0)})); }, "");
     pointwise("Sign", "sign", {"x"}, infer_same, zero_grad, "");
     pointwise("ReLU", "relu", {"x"}, infer_same, [](GradContext& g) { use_y(g, "ReluBwd"); }, "");
     unary("Floor", "floor", zero_grad);
@@ -176,12 +186,16 @@ void define_pointwise_ops() {
     unary("Log", "log", [](GradContext& g) { g.set(0, g.dy() / g.in(0)); }, {{}, 10});
     unary("Sqrt", "sqrt", [](GradContext& g) { g.set(0, g.dy() / (g.out() * 2.0)); });
     unary("Rsqrt", "rsqrt", [](GradContext& g) { g.set(0, g.dy() * (g.out() / g.in(0)) * -0.5); });
-    unary("Sin", "sin", [](GradContext& g) { g.set(0, g.dy() * emit("Cos", {g.in(0)})); }, {{}, 15});
-    unary("Cos", "cos", [](GradContext& g) { g.set(0, -(g.dy() * emit("Sin", {g.in(0)}))); }, {{}, 15});
-    unary("Erf", "erf", [](GradContext& g) {
-        const double slope = 1.1283791670955126;  // 2 / sqrt(pi)
-        g.set(0, g.dy() * emit("Exp", {-(g.in(0) * g.in(0))}) * slope);
-    }, {{}, 20});
+    unary("Sin", "sin", [](GradContext& g) { g.set(0, g.dy() * emit("Cos", {g.in(0)})); },
+          {{}, 15});
+    unary("Cos", "cos", [](GradContext& g) { g.set(0, -(g.dy() * emit("Sin", {g.in(0)}))); },
+          {{}, 15});
+    unary("Erf", "erf",
+          [](GradContext& g) {
+              const double slope = 1.1283791670955126;  // 2 / sqrt(pi)
+              g.set(0, g.dy() * emit("Exp", {-(g.in(0) * g.in(0))}) * slope);
+          },
+          {{}, 20});
     unary("Tanh", "tanh", [](GradContext& g) { use_y(g, "TanhBwd"); }, {{}, 15});
     unary("Sigmoid", "sigmoid", [](GradContext& g) { use_y(g, "SigmoidBwd"); }, {{}, 12});
     unary("SiLU", "silu", [](GradContext& g) { use_x(g, "SiluBwd"); }, {{}, 12});
@@ -204,21 +218,27 @@ void define_pointwise_ops() {
     derivative("EluBwd", "elu_bwd", alpha);
     derivative("ClipBwd", "clip_bwd", range);
 
-    for (auto [name, lowered] : {std::pair{"Eq", "eq"}, {"Ne", "ne"}, {"Lt", "lt"}, {"Le", "le"},
-                                 {"Gt", "gt"}, {"Ge", "ge"}})
+    for (auto [name, lowered] : {std::pair{"Eq", "eq"},
+                                 {"Ne", "ne"},
+                                 {"Lt", "lt"},
+                                 {"Le", "le"},
+                                 {"Gt", "gt"},
+                                 {"Ge", "ge"}})
         pointwise(name, lowered, ab, infer_compare, nullptr, kBool);
-    for (auto [name, lowered] : {std::pair{"LogicalAnd", "logical_and"}, {"LogicalOr", "logical_or"},
+    for (auto [name, lowered] : {std::pair{"LogicalAnd", "logical_and"},
+                                 {"LogicalOr", "logical_or"},
                                  {"LogicalXor", "logical_xor"}})
         pointwise(name, lowered, ab, infer_logic, nullptr, kBool);
     pointwise("LogicalNot", "logical_not", {"x"}, infer_logic, nullptr, kBool);
     pointwise("IsNan", "isnan", {"x"}, infer_test, nullptr, kBool);
-    pointwise("Where", "where", {"condition", "a", "b"}, infer_where,
-              [](GradContext& g) {
-                  Var zero = zeros_like(g.dy());
-                  if (g.needs(1)) g.set(1, emit("Where", {g.in(0), g.dy(), zero}));
-                  if (g.needs(2)) g.set(2, emit("Where", {g.in(0), zero, g.dy()}));
-              },
-              "");
+    pointwise(
+        "Where", "where", {"condition", "a", "b"}, infer_where,
+        [](GradContext& g) {
+            Var zero = zeros_like(g.dy());
+            if (g.needs(1)) g.set(1, emit("Where", {g.in(0), g.dy(), zero}));
+            if (g.needs(2)) g.set(2, emit("Where", {g.in(0), zero, g.dy()}));
+        },
+        "");
     pointwise("Cast", "cast", {"x"}, infer_cast,
               [](GradContext& g) {
                   g.set(0, emit("Cast", {g.dy()}, {{"dtype", dtype_name(g.in(0).type().dtype)}}));

@@ -15,7 +15,8 @@ void merge_common(Graph& graph) {
         for (ValueId& id : node.inputs) id = now[id];
         if (node.op->effect) continue;
         const auto same = [&](const Node* other) {
-            return other->op == node.op && other->inputs == node.inputs && other->attrs == node.attrs;
+            return other->op == node.op && other->inputs == node.inputs &&
+                   other->attrs == node.attrs;
         };
         const auto at = std::find_if(kept.begin(), kept.end(), same);
         if (at == kept.end()) {
@@ -49,7 +50,8 @@ std::vector<const Pass*> select_passes(const std::vector<std::string>& names) {
             known += (known.empty() ? "" : ", ") + pass.name;
             if (pass.name == name) found = &pass;
         }
-        if (!found) raise(ErrorKind::graph, "passes: unknown pass \"", name, "\"; need one of ", known);
+        if (!found)
+            raise(ErrorKind::graph, "passes: unknown pass \"", name, "\"; need one of ", known);
         result.push_back(found);
     }
     return result;

@@ -7,8 +7,8 @@ namespace aicf {
 
 struct Pass {
     std::string name;
-    bool keeps_bits;  // true: every state and output byte is the same with and without it
-    void (*on_graph)(Graph&);      // one of the two is null
+    bool keeps_bits;           // true: every state and output byte is the same with and without it
+    void (*on_graph)(Graph&);  // one of the two is null
     void (*on_lowered)(Lowered&);
 };
 const std::vector<Pass>& all_passes();  // in the order of "default"

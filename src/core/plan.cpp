@@ -10,8 +10,8 @@ namespace aicf {
 
 namespace {
 
-constexpr const char* kRegionNames[kRegions] = {"params",  "grads", "moments",   "state",    "inputs",
-                                                "outputs", "temps", "constants", "workspace"};
+constexpr const char* kRegionNames[kRegions] = {
+    "params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants", "workspace"};
 
 int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
 
@@ -28,7 +28,8 @@ struct Touch {
     int64_t begin, end;
     bool write;
     bool conflicts(const Touch& other) const {
-        return space == other.space && begin < other.end && other.begin < end && (write || other.write);
+        return space == other.space && begin < other.end && other.begin < end &&
+               (write || other.write);
     }
 };
 
@@ -36,7 +37,8 @@ std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
     std::vector<Touch> result;
     auto add = [&](const View& view, bool write) {
         const Place& place = plan.places[view.value];
-        const int space = place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+        const int space =
+            place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
         const int64_t begin = std::max<int64_t>(place.offset, 0);
         result.push_back({space, begin, begin + place.bytes, write});
     };
@@ -65,15 +67,17 @@ class Planner {
         plan_.outputs = lowered.outputs;
         plan_.assigns = lowered.assigns;
         plan_.places.resize(lowered.values.size());
-        for (const LoweredOp& op : lowered.ops) plan_.ops.push_back({op, backend.select(op), 0, {}});
+        for (const LoweredOp& op : lowered.ops)
+            plan_.ops.push_back({op, backend.select(op), 0, {}});
         find_lifetimes();
         place_leaves();
         place_outputs();
         share_in_place();
         place_temps();
         for (const PlannedOp& op : plan_.ops)
-            bytes(Region::workspace) = std::max<int64_t>(bytes(Region::workspace),
-                                                         align_up(static_cast<int64_t>(op.kernel->workspace_bytes)));
+            bytes(Region::workspace) =
+                std::max<int64_t>(bytes(Region::workspace),
+                                  align_up(static_cast<int64_t>(op.kernel->workspace_bytes)));
         order_ops();
     }
     Plan plan_;
@@ -113,7 +117,8 @@ class Planner {
                 params += align_up(byte_count(value.type));
                 any_own |= !shared_[value.id];
             }
-            if (value.moment_of != kNone && !shared_[value.id]) slots = std::max(slots, value.moment_slot + 1);
+            if (value.moment_of != kNone && !shared_[value.id])
+                slots = std::max(slots, value.moment_slot + 1);
         }
         bytes(Region::params) = any_own ? params : 0;
         bytes(Region::moments) = slots * params;
@@ -121,14 +126,19 @@ class Planner {
         for (const Value& value : lowered_.values) {
             const ValueId id = value.id;
             const bool ring = value.role == Role::state && value.name.starts_with("output.");
-            if (value.role == Role::param) put(id, Region::params, layout[id]);
+            if (value.role == Role::param)
+                put(id, Region::params, layout[id]);
             else if (value.moment_of != kNone)
                 put(id, Region::moments, value.moment_slot * params + layout[value.moment_of]);
-            else if (value.role == Role::state && !shared_[id]) append(id, ring ? Region::outputs : Region::state);
-            else if (value.role == Role::input) append(id, Region::inputs);
-            else if (value.role == Role::constant && last_[id] >= 0) append(id, Region::constants);
-            if (shared_[id]) plan_.places[id] = {value.role == Role::param ? Region::params : Region::state, -1,
-                                                 byte_count(value.type), id};
+            else if (value.role == Role::state && !shared_[id])
+                append(id, ring ? Region::outputs : Region::state);
+            else if (value.role == Role::input)
+                append(id, Region::inputs);
+            else if (value.role == Role::constant && last_[id] >= 0)
+                append(id, Region::constants);
+            if (shared_[id])
+                plan_.places[id] = {value.role == Role::param ? Region::params : Region::state, -1,
+                                    byte_count(value.type), id};
         }
         for (auto [param, grad] : lowered_.param_grads)
             if (lowered_.values[grad].role == Role::temp && plan_.places[grad].storage == kNone &&
@@ -157,10 +167,13 @@ class Planner {
                 if (in >= static_cast<int>(op.inputs.size())) continue;
                 const View &from = op.inputs[in], &to = op.outputs[out];
                 const ValueId root = storage[from.value];
-                if (plan_.places[to.value].storage != kNone || storage[to.value] != to.value) continue;
-                if (lowered_.values[root].role != Role::temp || plan_.places[root].storage != kNone) continue;
+                if (plan_.places[to.value].storage != kNone || storage[to.value] != to.value)
+                    continue;
+                if (lowered_.values[root].role != Role::temp || plan_.places[root].storage != kNone)
+                    continue;
                 if (last_[root] != i || !same_layout(from, to) ||
-                    byte_count(lowered_.values[root].type) != byte_count(lowered_.values[to.value].type))
+                    byte_count(lowered_.values[root].type) !=
+                        byte_count(lowered_.values[to.value].type))
                     continue;
                 bool clear = std::find(taken.begin(), taken.end(), root) == taken.end();
                 for (int j = 0; j < static_cast<int>(op.inputs.size()); j++)
@@ -173,24 +186,28 @@ class Planner {
             }
         }
         for (size_t i = 0; i < storage.size(); i++)
-            if (storage[i] != static_cast<ValueId>(i)) plan_.places[i] = {Region::temps, -1, 0, storage[i]};
+            if (storage[i] != static_cast<ValueId>(i))
+                plan_.places[i] = {Region::temps, -1, 0, storage[i]};
     }
 
     /// Largest first, each at the lowest offset free over its whole life.
     void place_temps() {
         std::vector<ValueId> order;
         for (const Value& value : lowered_.values)
-            if (value.role == Role::temp && first_[value.id] != INT_MAX && plan_.places[value.id].storage == kNone)
+            if (value.role == Role::temp && first_[value.id] != INT_MAX &&
+                plan_.places[value.id].storage == kNone)
                 order.push_back(value.id);
         const auto size = [&](ValueId id) { return byte_count(lowered_.values[id].type); };
-        std::stable_sort(order.begin(), order.end(), [&](ValueId a, ValueId b) { return size(a) > size(b); });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](ValueId a, ValueId b) { return size(a) > size(b); });
         std::vector<ValueId> placed;
         for (ValueId id : order) {
             std::vector<std::pair<int64_t, int64_t>> busy;
             for (ValueId other : placed)
                 if (first_[other] <= last_[id] && first_[id] <= last_[other])
-                    busy.emplace_back(plan_.places[other].offset,
-                                      plan_.places[other].offset + align_up(plan_.places[other].bytes));
+                    busy.emplace_back(
+                        plan_.places[other].offset,
+                        plan_.places[other].offset + align_up(plan_.places[other].bytes));
             std::sort(busy.begin(), busy.end());
             int64_t offset = 0;
             for (auto [begin, end] : busy) {
@@ -258,7 +275,8 @@ Report verify(const Plan& plan) {
     std::vector<Held> memory;
     const auto touch = [&](ValueId id) {
         const Place& place = plan.places[id];
-        const int space = place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+        const int space =
+            place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
         const int64_t begin = std::max<int64_t>(place.offset, 0);
         return Touch{space, begin, begin + place.bytes, true};
     };
@@ -269,8 +287,10 @@ Report verify(const Plan& plan) {
     };
     const auto holds = [&](ValueId id) {
         const Touch at = touch(id);
-        return at.begin == at.end || std::any_of(memory.begin(), memory.end(), [&](const Held& held) {
-                   return held.value == id && held.at.space == at.space && held.at.begin == at.begin;
+        return at.begin == at.end ||
+               std::any_of(memory.begin(), memory.end(), [&](const Held& held) {
+                   return held.value == id && held.at.space == at.space &&
+                          held.at.begin == at.begin;
                });
     };
     for (const Value& value : plan.values)
@@ -293,8 +313,9 @@ Report verify(const Plan& plan) {
         }
         for (size_t j = 0; j < i; j++)
             if (!before[i][j] && conflict(touched[i], touched[j]))
-                report.fail("plan", cat("op ", i, " ", planned.op.def->name, " meets the memory of op ", j, " ",
-                                        plan.ops[j].op.def->name, " but does not wait for it"));
+                report.fail("plan",
+                            cat("op ", i, " ", planned.op.def->name, " meets the memory of op ", j,
+                                " ", plan.ops[j].op.def->name, " but does not wait for it"));
         for (const View& view : planned.op.inputs)
             if (!holds(view.value))
                 report.fail("plan", cat("op ", i, " ", planned.op.def->name, " reads %", view.value,
@@ -305,14 +326,17 @@ Report verify(const Plan& plan) {
         ValueId held = output.value;
         for (const Assign& assign : plan.assigns)
             if (assign.target == output.value) held = assign.source;
-        if (!holds(held)) report.fail("plan", cat("output \"", output.name, "\" is overwritten before the step ends"));
+        if (!holds(held))
+            report.fail("plan",
+                        cat("output \"", output.name, "\" is overwritten before the step ends"));
     }
     for (const Assign& assign : plan.assigns)
         if (!holds(assign.source) || !(touch(assign.source).begin == touch(assign.target).begin))
-            report.fail("plan", cat("%", assign.target, " does not hold %", assign.source, " when the step ends"));
+            report.fail("plan", cat("%", assign.target, " does not hold %", assign.source,
+                                    " when the step ends"));
     if (report.ok())
-        report.pass("plan", cat("memory OK: no two live values overlap, ", count, " ops ordered, peak ",
-                                plan.peak_bytes(), " bytes"));
+        report.pass("plan", cat("memory OK: no two live values overlap, ", count,
+                                " ops ordered, peak ", plan.peak_bytes(), " bytes"));
     return report;
 }
 
@@ -326,12 +350,21 @@ std::vector<Scalar> pack_scalars(const LoweredOp& op) {
         if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
         if (const auto* integer = std::get_if<int64_t>(&attr)) scalar.i = *integer;
         if (const auto* number = std::get_if<double>(&attr)) scalar.f = *number;
-        if (const auto* list = std::get_if<std::vector<int64_t>>(&attr))
-            for (int64_t axis : *list) scalar.i |= int64_t{1} << (axis < 0 ? axis + op.inputs[0].shape.rank() : axis);
+        const auto* list = std::get_if<std::vector<int64_t>>(&attr);
+        if (list && def.name != "axes") {
+            for (size_t i = 0; i < kMaxDims; i++)
+                scalars.push_back({.i = i < list->size() ? (*list)[i] : 0});
+            continue;
+        }
+        if (list)
+            for (int64_t axis : *list)
+                scalar.i |= int64_t{1} << (axis < 0 ? axis + op.inputs[0].shape.rank() : axis);
         if (const auto* text = std::get_if<std::string>(&attr)) {
             const auto choice = std::find(def.choices.begin(), def.choices.end(), *text);
-            if (def.name == "order") scalar.i = text->starts_with("chain(") ? std::atoll(text->c_str() + 6) : 0;
-            else if (choice != def.choices.end()) scalar.i = choice - def.choices.begin();
+            if (def.name == "order")
+                scalar.i = text->starts_with("chain(") ? std::atoll(text->c_str() + 6) : 0;
+            else if (choice != def.choices.end())
+                scalar.i = choice - def.choices.begin();
         }
         scalars.push_back(scalar);
     }
@@ -343,7 +376,9 @@ std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
     std::vector<const View*> views;
     for (const View& view : op.inputs) views.push_back(&view);
     for (const View& view : op.outputs) views.push_back(&view);
-    const auto round = [](size_t bytes, size_t to) { return static_cast<uint32_t>((bytes + to - 1) / to * to); };
+    const auto round = [](size_t bytes, size_t to) {
+        return static_cast<uint32_t>((bytes + to - 1) / to * to);
+    };
     std::vector<uint32_t> at;
     uint32_t used = round(sizeof(ArgBlock) + 4 * views.size(), 8);
     for (const View* view : views) {
@@ -355,14 +390,20 @@ std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
     const uint32_t tail_at = round(used + 8 * scalars.size(), 64);
     const uint32_t total = round(tail_at + kernel.tail_bytes, 64);
     if (total > kMaxArgBytes)
-        raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total, " bytes; at most ",
-              kMaxArgBytes, " fit, use fewer operands");
-    std::shared_ptr<ArgBlock> block(static_cast<ArgBlock*>(::operator new(total, std::align_val_t(64))),
-                                    [](ArgBlock* p) { ::operator delete(p, std::align_val_t(64)); });
+        raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total,
+              " bytes; at most ", kMaxArgBytes, " fit, use fewer operands");
+    std::shared_ptr<ArgBlock> block(
+        static_cast<ArgBlock*>(::operator new(total, std::align_val_t(64))),
+        [](ArgBlock* p) { ::operator delete(p, std::align_val_t(64)); });
     auto* base = reinterpret_cast<char*>(block.get());
     std::fill(base, base + total, 0);
-    *block = {total, static_cast<uint16_t>(op.inputs.size()), static_cast<uint16_t>(op.outputs.size()), scalars_at,
-              tail_at, workspace, kernel.workspace_bytes};
+    *block = {total,
+              static_cast<uint16_t>(op.inputs.size()),
+              static_cast<uint16_t>(op.outputs.size()),
+              scalars_at,
+              tail_at,
+              workspace,
+              kernel.workspace_bytes};
     std::copy(at.begin(), at.end(), reinterpret_cast<uint32_t*>(block.get() + 1));
     for (size_t i = 0; i < views.size(); i++) {
         const View& view = *views[i];

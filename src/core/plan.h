@@ -12,13 +12,23 @@ constexpr int64_t kArenaAlign = 256;
 
 /// Regions in the order of their dump. params, grads and each moment slot hold the same params at
 /// equal offsets, so an optimizer or an all-reduce may treat each as one array.
-enum class Region : uint8_t { params, grads, moments, state, inputs, outputs, temps, constants, workspace };
+enum class Region : uint8_t {
+    params,
+    grads,
+    moments,
+    state,
+    inputs,
+    outputs,
+    temps,
+    constants,
+    workspace
+};
 constexpr int kRegions = 9;
 const char* region_name(Region region);
 
 struct Place {
     Region region = Region::temps;
-    int64_t offset = -1;      // bytes; -1: the value has no storage (unused, or seen through a view)
+    int64_t offset = -1;  // bytes; -1: the value has no storage (unused, or seen through a view)
     int64_t bytes = 0;
     ValueId storage = kNone;  // the value whose storage this is: itself, or what it aliases
 };
@@ -46,7 +56,8 @@ struct Plan {
 /// Places every value and asks the backend for kernels. `shared` marks params and states that live
 /// in another Step (by value id).
 Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared);
-/// Recomputes from the plan alone that no two live values overlap and that waits order every hazard.
+/// Recomputes from the plan alone that no two live values overlap and that waits order every
+/// hazard.
 Report verify(const Plan& plan);
 std::string to_text(const Plan& plan);
 std::string to_json(const Plan& plan);

@@ -12,7 +12,8 @@ std::string number_text(double number) {
     if (std::isnan(number)) return "NaN";
     if (std::isinf(number)) return number > 0 ? "Infinity" : "-Infinity";
     char buffer[32];
-    const auto end = std::to_chars(buffer, buffer + sizeof buffer, number).ptr;  // shortest that reads back equal
+    const auto end = std::to_chars(buffer, buffer + sizeof buffer, number)
+                         .ptr;  // shortest that reads back equal
     std::string text(buffer, end);
     if (text.find_first_of(".e") == std::string::npos) text += ".0";
     return text;
@@ -66,21 +67,24 @@ std::string view_text(const View& view) {
 std::string op_text(const LoweredOp& op) {
     std::string text = cat("op=", op.def->name);
     if (!op.attrs.items().empty()) text += " attrs=" + to_string(op.attrs);
-    return text + cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text), ")");
+    return text +
+           cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text), ")");
 }
 
 std::string index_text(size_t i) { return cat(i < 10 ? "0" : "", i); }
 
 std::string op_json(const LoweredOp& op) {
     const auto view_json = [](const View& view) {
-        return cat("{\"value\": ", view.value, ", \"dtype\": ", quoted(dtype_name(view.dtype)), ", \"shape\": ",
-                   int_list(view.shape), ", \"strides\": ", int_list(view.strides), ", \"offset\": ", view.offset, "}");
+        return cat("{\"value\": ", view.value, ", \"dtype\": ", quoted(dtype_name(view.dtype)),
+                   ", \"shape\": ", int_list(view.shape), ", \"strides\": ", int_list(view.strides),
+                   ", \"offset\": ", view.offset, "}");
     };
-    return cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node, ", \"inputs\": [", joined(op.inputs, view_json),
-               "], \"outputs\": [", joined(op.outputs, view_json), "], \"attrs\": ", to_string(op.attrs));
+    return cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node, ", \"inputs\": [",
+               joined(op.inputs, view_json), "], \"outputs\": [", joined(op.outputs, view_json),
+               "], \"attrs\": ", to_string(op.attrs));
 }
 
-constexpr const char* kInitNames[] = {"zeros", "constant", "uniform", "normal", "data"};
+constexpr const char* kInitNames[] = {"zeros", "constant", "uniform", "normal", "seed", "data"};
 
 std::string hex(const std::vector<char>& bytes) {
     constexpr const char* kHex = "0123456789abcdef";
@@ -93,63 +97,87 @@ std::string hex(const std::vector<char>& bytes) {
 }
 
 std::string value_json(const Value& value) {
-    std::string text = cat("{\"id\": ", value.id, ", \"name\": ", quoted(value.name), ", \"shape\": ",
-                           int_list(value.type.shape), ", \"dtype\": ", quoted(dtype_name(value.type.dtype)),
+    std::string text = cat("{\"id\": ", value.id, ", \"name\": ", quoted(value.name),
+                           ", \"shape\": ", int_list(value.type.shape),
+                           ", \"dtype\": ", quoted(dtype_name(value.type.dtype)),
                            ", \"device\": \"any\", \"role\": ", quoted(role_name(value.role)));
     if (value.role != Role::temp && value.role != Role::input) {
         const Init& init = value.init;
         text += cat(", \"init\": {\"kind\": ", quoted(kInitNames[init.kind]));
-        if (init.kind == Init::data) text += cat(", \"bytes\": ", quoted(hex(*init.bytes)));
-        else if (init.kind != Init::zeros) text += cat(", \"a\": ", number_text(init.a), ", \"b\": ", number_text(init.b));
+        if (init.kind == Init::data)
+            text += cat(", \"bytes\": ", quoted(hex(*init.bytes)));
+        else if (init.kind != Init::zeros)
+            text += cat(", \"a\": ", number_text(init.a), ", \"b\": ", number_text(init.b));
         text += "}";
     }
-    if (value.moment_of != kNone) text += cat(", \"moment_of\": ", value.moment_of, ", \"slot\": ", value.moment_slot);
+    if (value.moment_of != kNone)
+        text += cat(", \"moment_of\": ", value.moment_of, ", \"slot\": ", value.moment_slot);
     return text + "}";
 }
 
 }  // namespace
 
 std::string to_string(const Attrs& attrs) {
-    return "{" + joined(attrs.items(), [](const auto& item) { return quoted(item.first) + ": " + attr_text(item.second); }) + "}";
+    return "{" +
+           joined(attrs.items(),
+                  [](const auto& item) {
+                      return quoted(item.first) + ": " + attr_text(item.second);
+                  }) +
+           "}";
 }
 
 // ---- graph -------------------------------------------------------------------------------------
 
 std::string to_text(const Graph& graph) {
-    std::string text = cat("graph ", quoted(graph.name), ": ", graph.values.size(), " values, ", graph.nodes.size(), " nodes\n");
+    std::string text = cat("graph ", quoted(graph.name), ": ", graph.values.size(), " values, ",
+                           graph.nodes.size(), " nodes\n");
     for (const Value& value : graph.values)
         if (value.role != Role::temp)
-            text += cat("  %", value.id, " ", role_name(value.role), " ", to_string(value.type), " ", quoted(value.name), "\n");
+            text += cat("  %", value.id, " ", role_name(value.role), " ", to_string(value.type),
+                        " ", quoted(value.name), "\n");
     for (const Node& node : graph.nodes) {
-        text += cat("  ", joined(node.outputs, [&](ValueId id) { return graph.describe(id); }), " = ", node.op_name, "(",
-                    ids(node.inputs), ")");
+        text += cat("  ", joined(node.outputs, [&](ValueId id) { return graph.describe(id); }),
+                    " = ", node.op_name, "(", ids(node.inputs), ")");
         if (!node.attrs.items().empty()) text += " " + to_string(node.attrs);
         if (node.forward >= 0) text += cat(" of node ", node.forward);
         text += cat("  # node ", node.id, node.where.empty() ? "" : ", " + node.where, "\n");
     }
-    for (const Assign& assign : graph.assigns) text += cat("  assign %", assign.target, " <- %", assign.source, "\n");
+    for (const Assign& assign : graph.assigns)
+        text += cat("  assign %", assign.target, " <- %", assign.source, "\n");
     for (const GraphOutput& output : graph.outputs)
-        text += cat("  output ", quoted(output.name), " = %", output.value, output.keep > 1 ? cat(", last ", output.keep) : "", "\n");
+        text += cat("  output ", quoted(output.name), " = %", output.value,
+                    output.keep > 1 ? cat(", last ", output.keep) : "", "\n");
     return text;
 }
 
 std::string to_json(const Graph& graph) {
     const auto id_list = [](const std::vector<ValueId>& list) { return int_list(list); };
-    std::string text = cat("{\n\"graph\": ", quoted(graph.name), ",\n\"version\": 1,\n\"values\": {\n");
-    text += joined(graph.values, [](const Value& value) { return cat("\"", value.id, "\": ", value_json(value)); }, ",\n");
+    std::string text =
+        cat("{\n\"graph\": ", quoted(graph.name), ",\n\"version\": 1,\n\"values\": {\n");
+    text += joined(
+        graph.values,
+        [](const Value& value) { return cat("\"", value.id, "\": ", value_json(value)); }, ",\n");
     text += "\n},\n\"nodes\": [\n";
-    text += joined(graph.nodes, [&](const Node& node) {
-        return cat("{\"id\": ", node.id, ", \"op\": ", quoted(node.op_name), ", \"inputs\": ", id_list(node.inputs),
-                   ", \"outputs\": ", id_list(node.outputs), ", \"attrs\": ", to_string(node.attrs),
-                   node.forward >= 0 ? cat(", \"grad_of\": ", node.forward) : "",
-                   node.where.empty() ? "" : ", \"where\": " + quoted(node.where), "}");
-    }, ",\n");
+    text += joined(
+        graph.nodes,
+        [&](const Node& node) {
+            return cat("{\"id\": ", node.id, ", \"op\": ", quoted(node.op_name),
+                       ", \"inputs\": ", id_list(node.inputs),
+                       ", \"outputs\": ", id_list(node.outputs),
+                       ", \"attrs\": ", to_string(node.attrs),
+                       node.forward >= 0 ? cat(", \"grad_of\": ", node.forward) : "",
+                       node.where.empty() ? "" : ", \"where\": " + quoted(node.where), "}");
+        },
+        ",\n");
     text += "\n],\n\"outputs\": [";
     text += joined(graph.outputs, [](const GraphOutput& o) {
-        return cat("{\"name\": ", quoted(o.name), ", \"value\": ", o.value, ", \"keep\": ", o.keep, "}");
+        return cat("{\"name\": ", quoted(o.name), ", \"value\": ", o.value, ", \"keep\": ", o.keep,
+                   "}");
     });
     text += "],\n\"assigns\": [";
-    text += joined(graph.assigns, [](const Assign& a) { return cat("{\"target\": ", a.target, ", \"source\": ", a.source, "}"); });
+    text += joined(graph.assigns, [](const Assign& a) {
+        return cat("{\"target\": ", a.target, ", \"source\": ", a.source, "}");
+    });
     text += "],\n\"gradients\": [";
     text += joined(graph.gradients, [](const Gradient& g) {
         return cat("{\"loss\": ", g.loss, ", \"value\": ", g.value, ", \"grad\": ", g.grad, "}");
@@ -158,21 +186,27 @@ std::string to_json(const Graph& graph) {
 }
 
 std::string to_dot(const Graph& graph) {
-    std::string text = cat("digraph ", quoted(graph.name), " {\n  rankdir=TB; node [fontname=\"monospace\"];\n");
+    std::string text =
+        cat("digraph ", quoted(graph.name), " {\n  rankdir=TB; node [fontname=\"monospace\"];\n");
     for (const Value& value : graph.values)
         if (value.role != Role::temp)
-            text += cat("  v", value.id, " [shape=ellipse, label=", quoted(cat("%", value.id, " ", value.name, " ", to_string(value.type))), "];\n");
+            text += cat("  v", value.id, " [shape=ellipse, label=",
+                        quoted(cat("%", value.id, " ", value.name, " ", to_string(value.type))),
+                        "];\n");
     for (const Node& node : graph.nodes) {
-        text += cat("  n", node.id, " [shape=box, label=", quoted(node.op_name), node.forward >= 0 ? ", style=dashed" : "", "];\n");
+        text += cat("  n", node.id, " [shape=box, label=", quoted(node.op_name),
+                    node.forward >= 0 ? ", style=dashed" : "", "];\n");
         for (ValueId id : node.inputs) {
             const int producer = graph.value(id).producer;
-            text += producer >= 0 ? cat("  n", producer, " -> n", node.id, " [label=", quoted(graph.describe(id)), "];\n")
+            text += producer >= 0 ? cat("  n", producer, " -> n", node.id,
+                                        " [label=", quoted(graph.describe(id)), "];\n")
                                   : cat("  v", id, " -> n", node.id, ";\n");
         }
     }
     for (const Assign& assign : graph.assigns)
         if (const int producer = graph.value(assign.source).producer; producer >= 0)
-            text += cat("  n", producer, " -> v", assign.target, " [style=dotted, label=\"assign\"];\n");
+            text += cat("  n", producer, " -> v", assign.target,
+                        " [style=dotted, label=\"assign\"];\n");
     return text + "}\n";
 }
 
@@ -180,22 +214,29 @@ std::string to_dot(const Graph& graph) {
 
 std::string to_text(const Lowered& lowered) {
     std::string text;
-    for (size_t i = 0; i < lowered.ops.size(); i++) text += cat("[lower ", index_text(i), "] ", op_text(lowered.ops[i]), "\n");
+    for (size_t i = 0; i < lowered.ops.size(); i++)
+        text += cat("[lower ", index_text(i), "] ", op_text(lowered.ops[i]), "\n");
     return text;
 }
 
 std::string to_json(const Lowered& lowered) {
     return cat("{\n\"graph\": ", quoted(lowered.name), ",\n\"ops\": [\n",
-               joined(lowered.ops, [](const LoweredOp& op) { return "{" + op_json(op) + "}"; }, ",\n"), "\n]\n}\n");
+               joined(
+                   lowered.ops, [](const LoweredOp& op) { return "{" + op_json(op) + "}"; }, ",\n"),
+               "\n]\n}\n");
 }
 
 std::string to_text(const Plan& plan) {
-    std::string text = cat("plan ", quoted(plan.name), " on ", to_string(plan.device), ": ", plan.ops.size(), " launches, peak ",
-                           plan.peak_bytes(), " bytes\n");
+    std::string text = cat("plan ", quoted(plan.name), " on ", to_string(plan.device), ": ",
+                           plan.ops.size(), " launches, peak ", plan.peak_bytes(), " bytes\n");
     for (int r = 0; r < kRegions; r++)
         if (plan.region_bytes[r])
-            text += cat("  region ", region_name(static_cast<Region>(r)), " ", plan.region_bytes[r], " bytes",
-                        static_cast<Region>(r) == Region::temps ? cat(" (", plan.temps_without_reuse, " without reuse)") : "", "\n");
+            text += cat("  region ", region_name(static_cast<Region>(r)), " ", plan.region_bytes[r],
+                        " bytes",
+                        static_cast<Region>(r) == Region::temps
+                            ? cat(" (", plan.temps_without_reuse, " without reuse)")
+                            : "",
+                        "\n");
     for (const Value& value : plan.values) {
         const Place& place = plan.places[value.id];
         if (place.storage == kNone) continue;
@@ -205,8 +246,10 @@ std::string to_text(const Plan& plan) {
     }
     for (size_t i = 0; i < plan.ops.size(); i++) {
         const PlannedOp& op = plan.ops[i];
-        text += cat("[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name, " lane=", op.lane, " waits=",
-                    int_list(op.waits), op.kernel->workspace_bytes ? cat(" workspace=", op.kernel->workspace_bytes) : "", "\n");
+        text += cat(
+            "[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name,
+            " lane=", op.lane, " waits=", int_list(op.waits),
+            op.kernel->workspace_bytes ? cat(" workspace=", op.kernel->workspace_bytes) : "", "\n");
     }
     return text;
 }
@@ -214,48 +257,62 @@ std::string to_text(const Plan& plan) {
 std::string to_json(const Plan& plan) {
     std::string regions, values;
     for (int r = 0; r < kRegions; r++)
-        regions += cat(r ? ", " : "", quoted(region_name(static_cast<Region>(r))), ": ", plan.region_bytes[r]);
+        regions += cat(r ? ", " : "", quoted(region_name(static_cast<Region>(r))), ": ",
+                       plan.region_bytes[r]);
     for (const Value& value : plan.values) {
         const Place& place = plan.places[value.id];
         if (place.storage == kNone) continue;
-        values += cat(values.empty() ? "" : ",\n", "\"", value.id, "\": {\"name\": ", quoted(value.name), ", \"region\": ",
-                      quoted(region_name(place.region)), ", \"offset\": ", place.offset, ", \"bytes\": ", place.bytes,
-                      ", \"storage\": ", place.storage, "}");
+        values +=
+            cat(values.empty() ? "" : ",\n", "\"", value.id, "\": {\"name\": ", quoted(value.name),
+                ", \"region\": ", quoted(region_name(place.region)), ", \"offset\": ", place.offset,
+                ", \"bytes\": ", place.bytes, ", \"storage\": ", place.storage, "}");
     }
-    return cat("{\n\"graph\": ", quoted(plan.name), ",\n\"device\": ", quoted(to_string(plan.device)), ",\n\"peak_bytes\": ",
-               plan.peak_bytes(), ",\n\"regions\": {", regions, "},\n\"values\": {\n", values, "\n},\n\"ops\": [\n",
-               joined(plan.ops, [](const PlannedOp& op) {
-                   return cat("{", op_json(op.op), ", \"kernel\": ", quoted(op.kernel->name), ", \"lane\": ", op.lane, ", \"waits\": ",
-                              int_list(op.waits), ", \"workspace\": ", op.kernel->workspace_bytes, "}");
-               }, ",\n"), "\n]\n}\n");
+    return cat("{\n\"graph\": ", quoted(plan.name),
+               ",\n\"device\": ", quoted(to_string(plan.device)),
+               ",\n\"peak_bytes\": ", plan.peak_bytes(), ",\n\"regions\": {", regions,
+               "},\n\"values\": {\n", values, "\n},\n\"ops\": [\n",
+               joined(
+                   plan.ops,
+                   [](const PlannedOp& op) {
+                       return cat("{", op_json(op.op), ", \"kernel\": ", quoted(op.kernel->name),
+                                  ", \"lane\": ", op.lane, ", \"waits\": ", int_list(op.waits),
+                                  ", \"workspace\": ", op.kernel->workspace_bytes, "}");
+                   },
+                   ",\n"),
+               "\n]\n}\n");
 }
 
 // ---- reading -----------------------------------------------------------------------------------
 
 void GraphReader::known(ValueId id, const std::string& where) const {
     if (id < 0 || id >= static_cast<ValueId>(graph_.values.size()))
-        raise(ErrorKind::format, where, ": names value ", id, "; the file has values 0 to ", graph_.values.size() - 1);
+        raise(ErrorKind::format, where, ": names value ", id, "; the file has values 0 to ",
+              graph_.values.size() - 1);
 }
 
 void GraphReader::value(Value value) {
     const std::string where = cat("values[", graph_.values.size(), "]");
     if (value.id != static_cast<ValueId>(graph_.values.size()))
-        raise(ErrorKind::format, where, ": id is ", value.id, "; need ids 0, 1, 2, ... without gaps or repeats");
+        raise(ErrorKind::format, where, ": id is ", value.id,
+              "; need ids 0, 1, 2, ... without gaps or repeats");
     int64_t bytes = 16;
     for (int64_t size : value.type.shape)
         if (size < 0 || (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)))
-            raise(ErrorKind::format, where, ": shape ", to_string(value.type.shape), " is negative or has more than 2**63 bytes");
+            raise(ErrorKind::format, where, ": shape ", to_string(value.type.shape),
+                  " is negative or has more than 2**63 bytes");
     if (value.init.kind == Init::data &&
         (!value.init.bytes || static_cast<int64_t>(value.init.bytes->size()) !=
                                   element_count(value.type.shape) * dtype_size(value.type.dtype)))
-        raise(ErrorKind::format, where, ": its content does not have the bytes of ", to_string(value.type));
+        raise(ErrorKind::format, where, ": its content does not have the bytes of ",
+              to_string(value.type));
     if (value.role == Role::constant && value.init.kind != Init::data)
         raise(ErrorKind::format, where, ": a constant without its content");
     graph_.add_value(std::move(value));
 }
 
-void GraphReader::node(const std::string& op, std::vector<ValueId> inputs, std::vector<ValueId> outputs, Attrs attrs,
-                       int forward, const std::string& where) {
+void GraphReader::node(const std::string& op, std::vector<ValueId> inputs,
+                       std::vector<ValueId> outputs, Attrs attrs, int forward,
+                       const std::string& where) {
     const std::string at = cat("nodes[", graph_.nodes.size(), "] ", op);
     Node node;
     node.id = static_cast<int>(graph_.nodes.size());
@@ -268,8 +325,10 @@ void GraphReader::node(const std::string& op, std::vector<ValueId> inputs, std::
         raise(ErrorKind::format, at, ": grad_of is ", forward, "; need a node before it");
     for (const auto* list : {&inputs, &outputs})
         for (ValueId id : *list) known(id, at);
-    try {  // attributes the seeds wrote and that are operands here are kept as they are when lenient
-        node.attrs = node.op && strict_ ? complete_attrs(node.op->attrs, attrs, op) : std::move(attrs);
+    try {  // attributes the seeds wrote and that are operands here are kept as they are when
+           // lenient
+        node.attrs =
+            node.op && strict_ ? complete_attrs(node.op->attrs, attrs, op) : std::move(attrs);
     } catch (const Error& error) {
         raise(ErrorKind::format, at, ": ", error.what());
     }
@@ -282,7 +341,8 @@ void GraphReader::node(const std::string& op, std::vector<ValueId> inputs, std::
 
 void GraphReader::output(const std::string& name, ValueId value, int keep) {
     known(value, "outputs");
-    if (keep < 1 || keep > 1 << 20) raise(ErrorKind::format, "outputs: keep is ", keep, "; need 1 to 1048576");
+    if (keep < 1 || keep > 1 << 20)
+        raise(ErrorKind::format, "outputs: keep is ", keep, "; need 1 to 1048576");
     graph_.outputs.push_back({name, value, keep});
 }
 
@@ -299,7 +359,8 @@ void GraphReader::gradient(ValueId loss, ValueId value, ValueId grad) {
 
 Graph GraphReader::finish() {
     for (const Value& value : graph_.values)
-        if (value.moment_of != kNone) known(value.moment_of, cat("values[", value.id, "] moment_of"));
+        if (value.moment_of != kNone)
+            known(value.moment_of, cat("values[", value.id, "] moment_of"));
     if (strict_) {
         const Report report = verify(graph_);
         if (!report.ok()) {

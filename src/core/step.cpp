@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "kernels/philox.h"
-#include "kernels/scalar.h"
 
 namespace aicf {
 
@@ -32,8 +31,8 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
             if (!theirs || (theirs->role != Role::param && theirs->role != Role::state)) continue;
             if (!(theirs->type == value.type))
                 raise(theirs->type.dtype == value.type.dtype ? ErrorKind::shape : ErrorKind::dtype,
-                      "compile: shared \"", value.name, "\" is ", to_string(theirs->type), " there and ",
-                      to_string(value.type), " here; need equal shape and dtype");
+                      "compile: shared \"", value.name, "\" is ", to_string(theirs->type),
+                      " there and ", to_string(value.type), " here; need equal shape and dtype");
             shared[value.id] = 1;
             cells_.emplace(value.id, other->cells_.at(theirs->id));
         }
@@ -80,8 +79,8 @@ void Step::allocate(const Options& options) {
         if (plan_.region_bytes[r])
             regions_[r] = backend.allocate(static_cast<uint64_t>(plan_.region_bytes[r]));
     std::vector<char> zeros;
-    for (Region region : {Region::grads, Region::moments, Region::state, Region::inputs, Region::outputs,
-                          Region::params}) {
+    for (Region region : {Region::grads, Region::moments, Region::state, Region::inputs,
+                          Region::outputs, Region::params}) {
         const int r = static_cast<int>(region);
         zeros.assign(static_cast<size_t>(plan_.region_bytes[r]), 0);
         if (!zeros.empty()) backend.upload(regions_[r].get(), zeros.data(), zeros.size());
@@ -94,7 +93,9 @@ void Step::allocate(const Options& options) {
         cells_.emplace(id, cell);
     };
     for (const Value& value : plan_.values) {
-        if (value.role == Role::temp || plan_.places[value.id].storage == kNone || cells_.contains(value.id)) continue;
+        if (value.role == Role::temp || plan_.places[value.id].storage == kNone ||
+            cells_.contains(value.id))
+            continue;
         own(value.id);
         fill(value, options.seed);
     }
@@ -114,7 +115,8 @@ void Step::fill(const Value& value, uint64_t seed) {
         machine_->backend->upload(to, init.bytes->data(), init.bytes->size());
         return;
     }
-    uint64_t key = 0xcbf29ce484222325u;  // FNV-1a of the name, so that values do not depend on order
+    uint64_t key =
+        0xcbf29ce484222325u;  // FNV-1a of the name, so that values do not depend on order
     for (char c : value.name) key = (key ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
     key ^= seed * 0x9E3779B97F4A7C15u;
     std::vector<char> bytes(static_cast<size_t>(count * size));
@@ -125,21 +127,35 @@ void Step::fill(const Value& value, uint64_t seed) {
             const float low = static_cast<float>(init.a), high = static_cast<float>(init.b);
             number = low + (high - low) * uniform_from(words.word[0]);
         } else if (init.kind == Init::normal) {
-            const float radius = scalar::sqrt(-2.0f * scalar::log(open_uniform_from(words.word[0])));
-            const float turn = scalar::cos(6.2831853f * uniform_from(words.word[1]));
-            number = static_cast<float>(init.a) + static_cast<float>(init.b) * (radius * turn);
+            number =
+                static_cast<float>(init.a) + static_cast<float>(init.b) * normal_from(words, 0);
         }
         char* at = &bytes[static_cast<size_t>(i * size)];
         const auto put = [&](auto element) { std::memcpy(at, &element, sizeof element); };
         switch (value.type.dtype) {
-            case DType::f32: put(static_cast<float>(number)); break;
-            case DType::f64: put(number); break;
-            case DType::f16: put(float_to_half(static_cast<float>(number))); break;
-            case DType::bf16: put(float_to_bfloat(static_cast<float>(number))); break;
-            case DType::i32: put(static_cast<int32_t>(number)); break;
-            case DType::i64: put(static_cast<int64_t>(number)); break;
+            case DType::f32:
+                put(static_cast<float>(number));
+                break;
+            case DType::f64:
+                put(number);
+                break;
+            case DType::f16:
+                put(float_to_half(static_cast<float>(number)));
+                break;
+            case DType::bf16:
+                put(float_to_bfloat(static_cast<float>(number)));
+                break;
+            case DType::i32:
+                put(static_cast<int32_t>(number));
+                break;
+            case DType::i64:
+                put(init.kind == Init::seed ? static_cast<int64_t>(seed)
+                                            : static_cast<int64_t>(number));
+                break;
             case DType::u8:
-            case DType::boolean: put(static_cast<uint8_t>(number)); break;
+            case DType::boolean:
+                put(static_cast<uint8_t>(number));
+                break;
         }
     }
     machine_->backend->upload(to, bytes.data(), bytes.size());
@@ -189,7 +205,8 @@ namespace {
 /// Holds the locks of every machine a Step touches, in one order, and drains the other streams.
 class Turn {
   public:
-    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others) : mine_(mine), others_(others) {
+    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
+        : mine_(mine), others_(others) {
         std::vector<std::mutex*> locks{&mine.lock};
         for (const auto& other : others) locks.push_back(&other->lock);
         std::sort(locks.begin(), locks.end());
@@ -215,7 +232,8 @@ void Step::run_locked() {
 }
 
 void Step::replay_locked(int64_t times) {
-    if (!captured_) raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
+    if (!captured_)
+        raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
     follow_bindings();
     captured_->launch(times);
     generation_ += static_cast<uint64_t>(times);
@@ -252,7 +270,8 @@ void Step::synchronize() {
 }
 
 std::vector<Captured::Launch> Step::trace() const {
-    if (!captured_) raise(ErrorKind::capture, "trace: the step is not captured; call capture() first");
+    if (!captured_)
+        raise(ErrorKind::capture, "trace: the step is not captured; call capture() first");
     return captured_->trace();
 }
 
@@ -271,13 +290,16 @@ void Step::call(const std::vector<std::pair<ValueId, TensorRef>>& inputs) {
     for (ValueId id : needed_inputs_) {
         const auto given = [id = id](const auto& pair) { return pair.first == id; };
         if (!cells_.at(id)->bound && std::none_of(inputs.begin(), inputs.end(), given))
-            raise(ErrorKind::graph, "step: input \"", plan_.values[id].name, "\" ", to_string(plan_.values[id].type),
+            raise(ErrorKind::graph, "step: input \"", plan_.values[id].name, "\" ",
+                  to_string(plan_.values[id].type),
                   " is missing; give it, bind it, or use replay() to run on what stands there");
     }
     Turn turn(*machine_, others_);
     for (const auto& [id, tensor] : inputs) machine_->backend->gather(address(id), tensor);
-    if (captured_) replay_locked(1);
-    else run_locked();
+    if (captured_)
+        replay_locked(1);
+    else
+        run_locked();
 }
 
 // ---- values ------------------------------------------------------------------------------------
@@ -298,19 +320,22 @@ const Lowered::Output& Step::output(std::string_view name) const {
         if (output.name == name) return output;
         known += (known.empty() ? "" : ", ") + output.name;
     }
-    raise(ErrorKind::graph, "step: there is no output \"", name, "\"; it has ", known.empty() ? "none" : known);
+    raise(ErrorKind::graph, "step: there is no output \"", name, "\"; it has ",
+          known.empty() ? "none" : known);
 }
 
 ValueId Step::bindable(std::string_view name) const {
     for (const Lowered::Output& output : plan_.outputs)
-        if (output.name == name && output.keep == 1 && !graph_.find(name)) return plan_.places[output.value].storage;
+        if (output.name == name && output.keep == 1 && !graph_.find(name))
+            return plan_.places[output.value].storage;
     return leaf(name).id;
 }
 
 void Step::check_fits(const Value& value, const TensorRef& tensor, const char* verb) const {
     if (tensor.dtype != value.type.dtype)
         raise(ErrorKind::dtype, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
-              type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type), " (cast the array)");
+              type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type),
+              " (cast the array)");
     if (!(tensor.shape == value.type.shape))
         raise(ErrorKind::shape, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
               type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type));
@@ -326,15 +351,17 @@ void Step::bind(ValueId id, const TensorRef& to) {
     const Value& value = plan_.values[id];
     check_fits(value, to, "bind");
     if (!is_contiguous(to.shape, to.strides))
-        raise(ErrorKind::shape, "bind: \"", value.name, "\" got strides ", to_string(to.strides), " for shape ",
-              to_string(to.shape), "; need C order (copy it)");
+        raise(ErrorKind::shape, "bind: \"", value.name, "\" got strides ", to_string(to.strides),
+              " for shape ", to_string(to.shape), "; need C order (copy it)");
     if (!(to.device == device()))
-        raise(ErrorKind::device_unavailable, "bind: \"", value.name, "\" got a tensor on ", to_string(to.device),
-              ", the step is on ", to_string(device()), "; need one device");
+        raise(ErrorKind::device_unavailable, "bind: \"", value.name, "\" got a tensor on ",
+              to_string(to.device), ", the step is on ", to_string(device()), "; need one device");
     if (to.read_only && value.role != Role::input)
-        raise(ErrorKind::graph, "bind: \"", value.name, "\" got a read-only tensor, the step writes it; need a writable one");
+        raise(ErrorKind::graph, "bind: \"", value.name,
+              "\" got a read-only tensor, the step writes it; need a writable one");
     if (reinterpret_cast<uintptr_t>(to.data) % static_cast<uintptr_t>(dtype_size(to.dtype)))
-        raise(ErrorKind::shape, "bind: \"", value.name, "\" is not aligned to its element; need an aligned tensor");
+        raise(ErrorKind::shape, "bind: \"", value.name,
+              "\" is not aligned to its element; need an aligned tensor");
     const int64_t bytes = element_count(to.shape) * dtype_size(to.dtype);
     std::shared_ptr<void> released;  // freed after the lock
     Turn turn(*machine_, others_);
@@ -342,8 +369,8 @@ void Step::bind(ValueId id, const TensorRef& to) {
     for (const auto& [other, cell] : cells_) {
         const int64_t size = plan_.places[other].bytes;
         if (other != id && cell->data && begin < cell->data + size && cell->data < begin + bytes)
-            raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"", plan_.values[other].name,
-                  "\" lies in; need storage of its own");
+            raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"",
+                  plan_.values[other].name, "\" lies in; need storage of its own");
     }
     machine_->backend->synchronize();
     Cell& cell = *cells_.at(id);
@@ -391,12 +418,14 @@ TensorRef Step::read_output(const Lowered::Output& output) {
     if (output.keep == 1) return ring;
     const TensorRef position = read_locked(output.position);
     const int64_t done = *static_cast<const int64_t*>(position.data), keep = output.keep;
-    const int64_t count = std::min(done, keep), row = element_count(ring.shape) / keep * dtype_size(ring.dtype);
+    const int64_t count = std::min(done, keep),
+                  row = element_count(ring.shape) / keep * dtype_size(ring.dtype);
     TensorRef last = ring;
     last.shape[0] = count;
     std::shared_ptr<char[]> host(new char[static_cast<size_t>(count * row) + 1]);
     for (int64_t i = 0; i < count; i++)
-        std::memcpy(host.get() + i * row, static_cast<char*>(ring.data) + (done - count + i) % keep * row,
+        std::memcpy(host.get() + i * row,
+                    static_cast<char*>(ring.data) + (done - count + i) % keep * row,
                     static_cast<size_t>(row));
     last.data = host.get();
     last.owner = host;

@@ -35,9 +35,9 @@ class Step {
     };
     Step(const Graph& graph, const Options& options);
 
-    void replay(int64_t times);    // the captured form
+    void replay(int64_t times);  // the captured form
     void capture();
-    void reset();                  // drops the captured form
+    void reset();  // drops the captured form
     bool captured() const { return captured_ != nullptr; }
     void synchronize();
 
@@ -83,7 +83,7 @@ class Step {
     std::shared_ptr<Machine> machine_;
     std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
     std::shared_ptr<void> regions_[kRegions];
-    std::map<ValueId, std::shared_ptr<Cell>> cells_;  // leaves and outputs
+    std::map<ValueId, std::shared_ptr<Cell>> cells_;     // leaves and outputs
     std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
     std::vector<ValueId> needed_inputs_;                 // those some op reads
     std::vector<BoundOp> ops_;

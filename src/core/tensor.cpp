@@ -14,10 +14,9 @@ struct DTypeInfo {
     const char* abbrev;
     int64_t size;
 };
-constexpr DTypeInfo kInfo[kDTypes] = {{"float32", "f32", 4},   {"float64", "f64", 8},
-                                      {"float16", "f16", 2},   {"bfloat16", "bf16", 2},
-                                      {"int32", "i32", 4},     {"int64", "i64", 8},
-                                      {"uint8", "u8", 1},      {"bool", "bool", 1}};
+constexpr DTypeInfo kInfo[kDTypes] = {
+    {"float32", "f32", 4}, {"float64", "f64", 8}, {"float16", "f16", 2}, {"bfloat16", "bf16", 2},
+    {"int32", "i32", 4},   {"int64", "i64", 8},   {"uint8", "u8", 1},    {"bool", "bool", 1}};
 
 const DTypeInfo& info(DType dtype) { return kInfo[static_cast<int>(dtype)]; }
 

@@ -17,7 +17,8 @@ const char* dtype_name(DType dtype);    // NumPy's: "float32", "bfloat16", "bool
 const char* dtype_abbrev(DType dtype);  // the dump's: "f32", "bf16", "bool"
 bool is_float(DType dtype);
 bool is_integer(DType dtype);  // i32, i64, u8
-/// NumPy's names, the abbreviations, and both with a "torch." prefix; else DTypeError naming `where`.
+/// NumPy's names, the abbreviations, and both with a "torch." prefix; else DTypeError naming
+/// `where`.
 DType parse_dtype(std::string_view name, std::string_view where);
 
 /// Up to kMaxDims sizes, strides or axes, stored in place.
@@ -46,7 +47,8 @@ class Dims {
 
 int64_t element_count(const Dims& shape);  // 1 for rank 0
 Dims contiguous_strides(const Dims& shape);
-/// True when no two rows overlap or leave gaps: C order. Axes of size 1 and empty tensors never matter.
+/// True when no two rows overlap or leave gaps: C order. Axes of size 1 and empty tensors never
+/// matter.
 bool is_contiguous(const Dims& shape, const Dims& strides);
 std::string to_string(const Dims& shape);             // "[64, 8]"
 std::string type_string(DType dtype, const Dims& s);  // "f32[64, 8]"

@@ -1,4 +1,5 @@
-// Does the graph mean something? Every rule fails closed: what is not known to be right is an error.
+// Does the graph mean something? Every rule fails closed: what is not known to be right is an
+// error.
 #include <algorithm>
 #include <set>
 
@@ -46,7 +47,8 @@ class Verifier {
 
   private:
     std::string node_text(const Node& node) const {
-        return cat("node ", node.id, " ", node.op_name, node.where.empty() ? "" : cat(" (", node.where, ")"));
+        return cat("node ", node.id, " ", node.op_name,
+                   node.where.empty() ? "" : cat(" (", node.where, ")"));
     }
     template <class... Parts>
     void fail(const Parts&... parts) {
@@ -57,21 +59,28 @@ class Verifier {
         if (failures_ == 0) report_.pass("ir", text);
         failures_ = 0;
     }
-    bool exists(ValueId id) const { return id >= 0 && id < static_cast<ValueId>(graph_.values.size()); }
+    bool exists(ValueId id) const {
+        return id >= 0 && id < static_cast<ValueId>(graph_.values.size());
+    }
 
     bool check_ids() {
         for (const Node& node : graph_.nodes) {
             for (const auto* list : {&node.inputs, &node.outputs})
                 for (ValueId id : *list)
-                    if (!exists(id)) fail(node_text(node), " names %", id, ", which is not in the graph");
+                    if (!exists(id))
+                        fail(node_text(node), " names %", id, ", which is not in the graph");
             if (node.forward >= static_cast<int>(graph_.nodes.size()))
-                fail(node_text(node), " belongs to node ", node.forward, ", which is not in the graph");
+                fail(node_text(node), " belongs to node ", node.forward,
+                     ", which is not in the graph");
         }
         for (const GraphOutput& output : graph_.outputs)
-            if (!exists(output.value)) fail("output \"", output.name, "\" names %", output.value, ", which is not in the graph");
+            if (!exists(output.value))
+                fail("output \"", output.name, "\" names %", output.value,
+                     ", which is not in the graph");
         for (const Assign& assign : graph_.assigns)
             if (!exists(assign.target) || !exists(assign.source))
-                fail("assign %", assign.target, " = %", assign.source, " names a value that is not in the graph");
+                fail("assign %", assign.target, " = %", assign.source,
+                     " names a value that is not in the graph");
         for (const Gradient& g : graph_.gradients)
             if (!exists(g.loss) || !exists(g.value) || !exists(g.grad))
                 fail("gradient of %", g.value, " names a value that is not in the graph");
@@ -92,29 +101,42 @@ class Verifier {
     void check_topology() {
         std::vector<int> producer(graph_.values.size(), -1);
         std::vector<char> reported(graph_.values.size(), 0);
-        for (const Value& value : graph_.values) producer[value.id] = value.role == Role::temp ? -1 : -2;  // -2: leaf
+        for (const Value& value : graph_.values)
+            producer[value.id] = value.role == Role::temp ? -1 : -2;  // -2: leaf
         for (const Node& node : graph_.nodes) {
             for (size_t i = 0; i < node.inputs.size(); i++) {
                 const ValueId id = node.inputs[i];
                 if (producer[id] != -1 || reported[id]) continue;
                 reported[id] = 1;
-                const bool later = std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& other) {
-                    return std::find(other.outputs.begin(), other.outputs.end(), id) != other.outputs.end();
-                });
-                fail("topo: ", node_text(node), " reads ", graph_.describe(id), " \"", graph_.value(id).name, "\", ",
-                     later ? "which a later node produces" : "which no node produces and which is no input, param, state or constant");
+                const bool later =
+                    std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& other) {
+                        return std::find(other.outputs.begin(), other.outputs.end(), id) !=
+                               other.outputs.end();
+                    });
+                fail(
+                    "topo: ", node_text(node), " reads ", graph_.describe(id), " \"",
+                    graph_.value(id).name, "\", ",
+                    later
+                        ? "which a later node produces"
+                        : "which no node produces and which is no input, param, state or constant");
             }
             for (ValueId id : node.outputs) {
-                if (producer[id] == -2) fail("topo: ", node_text(node), " writes the leaf ", graph_.describe(id));
+                if (producer[id] == -2)
+                    fail("topo: ", node_text(node), " writes the leaf ", graph_.describe(id));
                 else if (producer[id] >= 0)
-                    fail("topo: ", graph_.describe(id), " has two producers: node ", producer[id], " and ", node_text(node));
-                else producer[id] = node.id;
+                    fail("topo: ", graph_.describe(id), " has two producers: node ", producer[id],
+                         " and ", node_text(node));
+                else
+                    producer[id] = node.id;
                 if (graph_.value(id).producer != node.id && producer[id] == node.id)
-                    fail("topo: ", graph_.describe(id), " records producer ", graph_.value(id).producer, "; need ", node.id);
+                    fail("topo: ", graph_.describe(id), " records producer ",
+                         graph_.value(id).producer, "; need ", node.id);
             }
         }
         for (const GraphOutput& output : graph_.outputs)
-            if (producer[output.value] == -1) fail("topo: output \"", output.name, "\" is ", graph_.describe(output.value), ", which no node produces");
+            if (producer[output.value] == -1)
+                fail("topo: output \"", output.name, "\" is ", graph_.describe(output.value),
+                     ", which no node produces");
         close("topo OK: single-producer SSA + use-after-define, no dangling operand");
     }
 
@@ -132,14 +154,16 @@ class Verifier {
                     labels.push_back(graph_.describe(id));
                 }
                 check_arity(node.op->inputs, types.size(), node.op->fn);
-                const InferContext context(node.op->fn.c_str(), node.op->inputs, types, labels, attrs);
+                const InferContext context(node.op->fn.c_str(), node.op->inputs, types, labels,
+                                           attrs);
                 const std::vector<Type> results = node.op->infer(context);
                 if (results.size() != node.outputs.size())
-                    fail("shape: ", node_text(node), " has ", node.outputs.size(), " outputs; need ", results.size());
+                    fail("shape: ", node_text(node), " has ", node.outputs.size(),
+                         " outputs; need ", results.size());
                 for (size_t i = 0; i < std::min(results.size(), node.outputs.size()); i++)
                     if (!(results[i] == graph_.value(node.outputs[i]).type))
-                        fail("shape: ", node_text(node), ": output ", i, " is ", graph_.describe(node.outputs[i]),
-                             "; need ", to_string(results[i]));
+                        fail("shape: ", node_text(node), ": output ", i, " is ",
+                             graph_.describe(node.outputs[i]), "; need ", to_string(results[i]));
             } catch (const Error& error) {
                 fail("shape: ", node_text(node), ": ", error.what());
             }
@@ -154,31 +178,40 @@ class Verifier {
         for (const Value& value : graph_.values) {
             const bool leaf = value.role != Role::temp;
             if (value.role == Role::input || value.role == Role::param || value.role == Role::state)
-                if (!leaf_names.insert(value.name).second) fail("role: two leaves are named \"", value.name, "\"");
+                if (!leaf_names.insert(value.name).second)
+                    fail("role: two leaves are named \"", value.name, "\"");
             if (leaf && value.init.kind == Init::data &&
-                (!value.init.bytes || static_cast<int64_t>(value.init.bytes->size()) !=
-                                          element_count(value.type.shape) * dtype_size(value.type.dtype)))
-                fail("role: ", graph_.describe(value.id), " \"", value.name, "\" has content of another size");
+                (!value.init.bytes ||
+                 static_cast<int64_t>(value.init.bytes->size()) !=
+                     element_count(value.type.shape) * dtype_size(value.type.dtype)))
+                fail("role: ", graph_.describe(value.id), " \"", value.name,
+                     "\" has content of another size");
             if (value.moment_of != kNone &&
                 (!exists(value.moment_of) || graph_.value(value.moment_of).role != Role::param ||
-                 !(graph_.value(value.moment_of).type == value.type) || value.moment_slot < 0 || value.moment_slot > 7))
-                fail("role: state \"", value.name, "\" is the moment of %", value.moment_of, ", which is no param of its type");
+                 !(graph_.value(value.moment_of).type == value.type) || value.moment_slot < 0 ||
+                 value.moment_slot > 7))
+                fail("role: state \"", value.name, "\" is the moment of %", value.moment_of,
+                     ", which is no param of its type");
         }
         std::set<std::string> output_names;
         for (const GraphOutput& output : graph_.outputs)
             if (!output_names.insert(output.name).second || output.keep < 1)
-                fail("role: output \"", output.name, "\" is named twice or keeps ", output.keep, " steps");
+                fail("role: output \"", output.name, "\" is named twice or keeps ", output.keep,
+                     " steps");
         std::set<ValueId> targets;
         for (const Assign& assign : graph_.assigns) {
             const Value &to = graph_.value(assign.target), &from = graph_.value(assign.source);
             if (to.role != Role::param && to.role != Role::state)
-                fail("alias: assign to ", graph_.describe(to.id), ", a ", role_name(to.role), "; need a param or a state");
+                fail("alias: assign to ", graph_.describe(to.id), ", a ", role_name(to.role),
+                     "; need a param or a state");
             if (!targets.insert(assign.target).second)
                 fail("alias: \"", to.name, "\" ", graph_.describe(to.id), " has two writers");
             if (!(to.type == from.type))
-                fail("alias: assign of ", graph_.describe(from.id), " to ", graph_.describe(to.id), "; need equal types");
+                fail("alias: assign of ", graph_.describe(from.id), " to ", graph_.describe(to.id),
+                     "; need equal types");
         }
-        close(cat("roles OK: unique names, ", graph_.assigns.size(), " assigns with one writer each"));
+        close(cat("roles OK: unique names, ", graph_.assigns.size(),
+                  " assigns with one writer each"));
     }
 
     void check_effects() {
@@ -192,41 +225,53 @@ class Verifier {
             if (!node.op || !node.op->effect) continue;
             effects++;
             for (ValueId id : node.outputs)
-                if (!read[id]) fail("effect: ", node_text(node), " makes ", graph_.describe(id), " \"", graph_.value(id).name,
-                                    "\", which nobody assigns or reads");
+                if (!read[id])
+                    fail("effect: ", node_text(node), " makes ", graph_.describe(id), " \"",
+                         graph_.value(id).name, "\", which nobody assigns or reads");
         }
         close(cat("effects OK: ", effects, " state updates, each assigned or read"));
     }
 
-    /// A gradient belongs to a loss that really depends on its value, and is computed from nodes that
-    /// name the forward node they differentiate and touch one of its values.
+    /// A gradient belongs to a loss that really depends on its value, and is computed from nodes
+    /// that name the forward node they differentiate and touch one of its values.
     void check_links() {
         int linked = 0;
         for (const Node& node : graph_.nodes) {
             if (node.forward < 0) continue;
             linked++;
-            if (node.forward >= node.id) fail("links: ", node_text(node), " differentiates node ", node.forward, ", which does not come before it");
+            if (node.forward >= node.id)
+                fail("links: ", node_text(node), " differentiates node ", node.forward,
+                     ", which does not come before it");
         }
         std::vector<char> from(graph_.values.size());
         for (const Gradient& g : graph_.gradients) {
             std::fill(from.begin(), from.end(), 0);
             from[g.value] = 1;
             for (const Node& node : graph_.nodes)
-                if (std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) { return from[id] != 0; }))
+                if (std::any_of(node.inputs.begin(), node.inputs.end(),
+                                [&](ValueId id) { return from[id] != 0; }))
                     for (ValueId id : node.outputs) from[id] = 1;
-            if (!from[g.loss]) fail("links: gradient ", graph_.describe(g.grad), ": loss %", g.loss, " does not depend on %", g.value);
+            if (!from[g.loss])
+                fail("links: gradient ", graph_.describe(g.grad), ": loss %", g.loss,
+                     " does not depend on %", g.value);
             if (!(graph_.value(g.grad).type == graph_.value(g.value).type))
-                fail("links: gradient ", graph_.describe(g.grad), " belongs to ", graph_.describe(g.value), "; need equal types");
+                fail("links: gradient ", graph_.describe(g.grad), " belongs to ",
+                     graph_.describe(g.value), "; need equal types");
             const Value& grad = graph_.value(g.grad);
             if (grad.producer < 0) {
-                if (grad.role == Role::temp) fail("links: gradient ", graph_.describe(g.grad), " of %", g.value, " has no producer");
+                if (grad.role == Role::temp)
+                    fail("links: gradient ", graph_.describe(g.grad), " of %", g.value,
+                         " has no producer");
                 continue;  // the seed itself
             }
             const Node& node = graph_.nodes[grad.producer];
-            if (node.forward < 0) fail("links: gradient ", graph_.describe(g.grad), " comes from ", node_text(node), ", which differentiates no node");
+            if (node.forward < 0)
+                fail("links: gradient ", graph_.describe(g.grad), " comes from ", node_text(node),
+                     ", which differentiates no node");
         }
         if (!graph_.gradients.empty())
-            close(cat("links OK: ", graph_.gradients.size(), " gradients and ", linked, " backward nodes are connected to the forward graph"));
+            close(cat("links OK: ", graph_.gradients.size(), " gradients and ", linked,
+                      " backward nodes are connected to the forward graph"));
         failures_ = 0;
     }
 
@@ -241,10 +286,13 @@ class Verifier {
         std::string unused;
         for (const Value& value : graph_.values)
             if ((value.role == Role::input || value.role == Role::param) && !read[value.id])
-                unused += cat(unused.empty() ? "" : ", ", role_name(value.role), " \"", value.name, "\"");
+                unused +=
+                    cat(unused.empty() ? "" : ", ", role_name(value.role), " \"", value.name, "\"");
         if (!unused.empty()) report_.pass("ir", "unused: " + unused);
         const auto dead = std::count(live.begin(), live.end(), 0);
-        if (dead) report_.pass("ir", cat("dead: ", dead, " nodes reach no output and no state; they are not lowered"));
+        if (dead)
+            report_.pass("ir", cat("dead: ", dead,
+                                   " nodes reach no output and no state; they are not lowered"));
     }
 
     const Graph& graph_;

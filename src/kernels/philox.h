@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/abi.h"
+#include "kernels/scalar.h"
 
 namespace aicf {
 
@@ -31,5 +32,18 @@ AICF_HD Philox4 philox(uint64_t counter_low, uint64_t counter_high, uint64_t key
 AICF_HD float uniform_from(uint32_t word) { return float(word >> 8) * 0x1p-24f; }
 /// The same moved into (0, 1]: safe under a logarithm.
 AICF_HD float open_uniform_from(uint32_t word) { return float((word >> 8) + 1) * 0x1p-24f; }
+
+/// The key of a graph's random node: streams of one seed are apart.
+AICF_HD uint64_t random_key(uint64_t seed, uint64_t stream) {
+    return seed ^ (stream + 1) * 0x9E3779B97F4A7C15u;
+}
+
+/// Normal number `lane` (0 to 3) of four words: two Box-Muller pairs.
+AICF_HD float normal_from(const Philox4& words, int lane) {
+    const int pair = lane & 2;
+    const float radius = scalar::sqrt(-2.0f * scalar::log(open_uniform_from(words.word[pair])));
+    const float angle = 6.2831853f * uniform_from(words.word[pair + 1]);
+    return radius * (lane & 1 ? scalar::sin(angle) : scalar::cos(angle));
+}
 
 }  // namespace aicf

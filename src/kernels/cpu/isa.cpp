@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/cpu/kernels.h"
+#include "kernels/philox.h"
 #include "kernels/scalar.h"
 
 #define AICF_INLINE inline __attribute__((always_inline))
@@ -12,7 +13,9 @@
 #include "kernels/cpu/movement.inl"
 #include "kernels/cpu/reduce.inl"
 #include "kernels/cpu/nn.inl"
+#include "kernels/cpu/indexed.inl"
 #include "kernels/cpu/optim.inl"
+#include "kernels/cpu/random.inl"
 
 #undef AICF_INLINE
 #include "kernels/cpu/matmul.inl"
@@ -24,7 +27,9 @@ void fill_table(Table& table) {
     register_movement(table);
     register_reduce(table);
     register_nn(table);
+    register_indexed(table);
     register_optim(table);
+    register_random(table);
     table.add(CpuKernel{"gemm", kFloats, gemm_run, gemm_units, gemm_workspace});
 }
 

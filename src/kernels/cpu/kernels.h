@@ -96,7 +96,7 @@ using StridedCopyFn = void (*)(void* to, const int64_t* to_strides, const void* 
                                const int64_t* from_strides, const int64_t* shape, int rank, int size);
 
 struct Table {
-    CpuKernel kernels[32];
+    CpuKernel kernels[64];
     int kernel_count = 0;
     InstrDef instrs[400];
     int instr_count = 0;

@@ -5,7 +5,7 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- rows along one axis ------------------------------------------------------------------------
 
-constexpr int kRowOperands = 3;  // of row ops: inputs and output
+constexpr int kRowOperands = 4;  // of row ops: inputs and output
 
 struct RowPlan {
     int64_t rows, n, grain;
@@ -19,11 +19,10 @@ AICF_INLINE const RowPlan& row_plan(const ArgBlock& args) {
     return *static_cast<const RowPlan*>(args.tail_ptr());
 }
 
-void row_prepare(ArgBlock& args) {
+/// The rows of the first operand along `axis`, and where every operand has them.
+void plan_rows(ArgBlock& args, int64_t axis) {
     RowPlan& p = *const_cast<RowPlan*>(&row_plan(args));
     const Operand& x = args.in(0);
-    int64_t axis = args.scalar(0).i;
-    if (axis < 0) axis += x.rank;
     p.rows = 1;
     p.rank = 0;
     const int operands = args.inputs + args.outputs;
@@ -40,6 +39,11 @@ void row_prepare(ArgBlock& args) {
     }
     p.n = x.shape()[axis];
     p.grain = p.n > 0 && p.n < 1024 ? (1024 + p.n - 1) / p.n : 1;
+}
+
+void row_prepare(ArgBlock& args) {
+    const int64_t axis = args.scalar(0).i;
+    plan_rows(args, axis < 0 ? axis + args.in(0).rank : axis);
 }
 
 int64_t row_units(const ArgBlock& args, int) {
@@ -158,6 +162,92 @@ void softmax_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
         case DType::f64: return softmax_rows<double, double, Log, Bwd>(args, begin, end);
         case DType::f16: return softmax_rows<float, F16, Log, Bwd>(args, begin, end);
         case DType::bf16: return softmax_rows<float, BF16, Log, Bwd>(args, begin, end);
+        default: return;
+    }
+}
+
+// ---- normalize ----------------------------------------------------------------------------------
+
+void norm_prepare(ArgBlock& args) { plan_rows(args, args.in(0).rank - 1); }
+
+/// mean over a row of f(i-th element), by the tree.
+template <class A, class Value>
+AICF_INLINE A row_mean(int64_t n, Value value) {
+    alignas(64) A out[kTreeLeaf];
+    Tree<SumOp, Simd<A, 0>> tree;
+    for (int64_t at = 0; at < n; at += kTreeLeaf) {
+        const int64_t m = min64(kTreeLeaf, n - at);
+        value(at, m, out);
+        tree.push(leaf<SumOp>(out, m));
+    }
+    return scalar::div(tree.result(), static_cast<A>(n));
+}
+
+// Scalars: eps, center, order.
+template <class A, class E>
+void normalize_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+    const RowPlan& p = row_plan(args);
+    alignas(64) A buffer[kTreeLeaf], out[kTreeLeaf];
+    const A eps = static_cast<A>(args.scalar(0).f);
+    const bool center = args.scalar(1).i != 0;
+    for (int64_t r = begin * p.grain; r < min64(end * p.grain, p.rows); r++) {
+        int64_t at[kRowOperands];
+        place_row(p, r, 3, at);
+        const E* x = static_cast<const E*>(args.in(0).ptr) + at[0];
+        E* y = static_cast<E*>(args.out(0).ptr) + at[1];
+        const A mean = !center ? A(0) : row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
+            const A* v = fetch<A>(p.walk[0], x, i, m, buffer);
+            for (int64_t k = 0; k < m; k++) to[k] = v[k];
+        });
+        const A variance = row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
+            const A* v = fetch<A>(p.walk[0], x, i, m, buffer);
+            for (int64_t k = 0; k < m; k++) to[k] = (v[k] - mean) * (v[k] - mean);
+        });
+        const A rstd = scalar::div(A(1), scalar::sqrt(variance + eps));
+        for (int64_t i = 0; i < p.n; i += kTreeLeaf) {
+            const int64_t m = min64(kTreeLeaf, p.n - i);
+            const A* v = fetch<A>(p.walk[0], x, i, m, buffer);
+            for (int64_t k = 0; k < m; k++) out[k] = (v[k] - mean) * rstd;
+            store_block(p.walk[1], y, i, m, out);
+        }
+        put(static_cast<E*>(args.out(1).ptr) + at[2], rstd);
+    }
+}
+
+template <class A, class E>
+void normalize_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+    const RowPlan& p = row_plan(args);
+    alignas(64) A first[kTreeLeaf], second[kTreeLeaf], out[kTreeLeaf];
+    const bool center = args.scalar(1).i != 0;
+    for (int64_t r = begin * p.grain; r < min64(end * p.grain, p.rows); r++) {
+        int64_t at[kRowOperands];
+        place_row(p, r, 4, at);
+        const E *y = static_cast<const E*>(args.in(0).ptr) + at[0], *dy = static_cast<const E*>(args.in(2).ptr) + at[2];
+        const A rstd = widen(static_cast<const E*>(args.in(1).ptr)[at[1]]);
+        const A shift = !center ? A(0) : row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
+            const A* g = fetch<A>(p.walk[2], dy, i, m, second);
+            for (int64_t k = 0; k < m; k++) to[k] = g[k];
+        });
+        const A slope = row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
+            const A *v = fetch<A>(p.walk[0], y, i, m, first), *g = fetch<A>(p.walk[2], dy, i, m, second);
+            for (int64_t k = 0; k < m; k++) to[k] = g[k] * v[k];
+        });
+        for (int64_t i = 0; i < p.n; i += kTreeLeaf) {
+            const int64_t m = min64(kTreeLeaf, p.n - i);
+            const A *v = fetch<A>(p.walk[0], y, i, m, first), *g = fetch<A>(p.walk[2], dy, i, m, second);
+            for (int64_t k = 0; k < m; k++) out[k] = rstd * ((g[k] - shift) - v[k] * slope);
+            store_block(p.walk[3], static_cast<E*>(args.out(0).ptr) + at[3], i, m, out);
+        }
+    }
+}
+
+template <bool Bwd>
+void normalize_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    switch (DType(args.in(0).dtype)) {
+        case DType::f32: return Bwd ? normalize_bwd_rows<float, float>(args, begin, end) : normalize_rows<float, float>(args, begin, end);
+        case DType::f64: return Bwd ? normalize_bwd_rows<double, double>(args, begin, end) : normalize_rows<double, double>(args, begin, end);
+        case DType::f16: return Bwd ? normalize_bwd_rows<float, F16>(args, begin, end) : normalize_rows<float, F16>(args, begin, end);
+        case DType::bf16: return Bwd ? normalize_bwd_rows<float, BF16>(args, begin, end) : normalize_rows<float, BF16>(args, begin, end);
         default: return;
     }
 }
@@ -337,6 +427,11 @@ void register_nn(Table& table) {
     rows("log_softmax", softmax_run<true, false>);
     rows("softmax_bwd", softmax_run<false, true>);
     rows("log_softmax_bwd", softmax_run<true, true>);
+    const auto norm = [&](const char* op, auto run) {
+        table.add(CpuKernel{op, kFloats, run, row_units, nullptr, sizeof(RowPlan), norm_prepare});
+    };
+    norm("normalize", normalize_run<false>);
+    norm("normalize_bwd", normalize_run<true>);
     table.add(CpuKernel{"cross_entropy", kFloats, cross_entropy_run<false>, class_units});
     table.add(CpuKernel{"cross_entropy_grad", kFloats, cross_entropy_run<true>, class_units});
     table.add(CpuKernel{"mse_loss", kFloats, mse_run, mse_units, mse_workspace, sizeof(MsePlan), mse_prepare, 2});

@@ -125,40 +125,36 @@ class Builder {
         instrs_.push_back(instr);
     }
 
-    /// A slot holding the value as `dtype`, converted when it is not that already.
-    int converted(int slot, DType dtype) {
-        if (dtypes_[slot] == dtype) return slot;
-        const int result = add_slot(dtype);
-        emit(*find_instr(table_, "cast", dtypes_[slot], dtype), {result}, {slot}, {});
-        return result;
+    /// Between any two dtypes: in one conversion, or else by way of f32.
+    void add_cast(int to, int from) {
+        const auto find = [&](DType in, DType out) { return find_instr(table_, "cast", in, out); };
+        if (const InstrDef* direct = find(dtypes_[from], dtypes_[to])) return emit(*direct, {to}, {from}, {});
+        const int middle = add_slot(DType::f32);
+        emit(*find(dtypes_[from], DType::f32), {middle}, {from}, {});
+        emit(*find(DType::f32, dtypes_[to]), {to}, {middle}, {});
     }
 
     bool add_step(const ProgramStep& step) {
         if (step.outputs.size() + step.inputs.size() > kMaxInstrOperands) return false;
-        DType in = compute_dtype(dtypes_[step.inputs.back()]);
-        DType out = compute_dtype(dtypes_[step.outputs[0]]);
-        if (step.name == "cast" && in == out && dtypes_[step.inputs[0]] == dtypes_[step.outputs[0]]) in = out = dtypes_[step.inputs[0]];
-        const InstrDef* def = find_instr(table_, step.name, in, out);
-        // A conversion to or from 16 bits may be the whole cast.
-        if (step.name == "cast" && in == out && dtypes_[step.inputs[0]] != dtypes_[step.outputs[0]]) {
-            const int wide = converted(step.inputs[0], DType::f32);
-            if (dtypes_[step.outputs[0]] == DType::f32) {
-                instrs_.back().slot[0] = static_cast<uint8_t>(step.outputs[0]);
-                return true;
-            }
-            emit(*find_instr(table_, "cast", DType::f32, dtypes_[step.outputs[0]]), step.outputs, {wide}, {});
+        if (step.name == "cast") {
+            add_cast(step.outputs[0], step.inputs[0]);
             return true;
         }
-        if (!def) return false;
-        std::vector<int> inputs, outputs;
-        for (int slot : step.inputs)
-            inputs.push_back(is_16_bit(dtypes_[slot]) ? converted(slot, DType::f32) : slot);
-        for (int slot : step.outputs)
-            outputs.push_back(is_16_bit(dtypes_[slot]) ? add_slot(DType::f32) : slot);
+        const InstrDef* def = find_instr(table_, step.name, compute_dtype(dtypes_[step.inputs.back()]),
+                                         compute_dtype(dtypes_[step.outputs[0]]));
+        if (!def || def->inputs != step.inputs.size() || def->outputs != step.outputs.size()) return false;
+        std::vector<int> inputs = step.inputs, outputs = step.outputs;
+        for (int& slot : inputs)
+            if (is_16_bit(dtypes_[slot])) {
+                const int wide = add_slot(DType::f32);
+                add_cast(wide, slot);
+                slot = wide;
+            }
+        for (int& slot : outputs)
+            if (is_16_bit(dtypes_[slot])) slot = add_slot(DType::f32);
         emit(*def, outputs, inputs, step.scalars);
         for (size_t i = 0; i < outputs.size(); i++)
-            if (outputs[i] != step.outputs[i])
-                emit(*find_instr(table_, "cast", DType::f32, dtypes_[step.outputs[i]]), {step.outputs[i]}, {outputs[i]}, {});
+            if (outputs[i] != step.outputs[i]) add_cast(step.outputs[i], outputs[i]);
         return true;
     }
 
