@@ -1,4 +1,4 @@
-"""Command line: verify, info, dump."""
+"""Command line: verify, info, dump, cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,41 @@ def _verify(args: argparse.Namespace) -> int:
 def _info(args: argparse.Namespace) -> int:
     print(f"aicf {__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(f"cpu: kernels for {_core.cpu_isa()}, {_core.num_threads()} threads")
+    if hasattr(_core, "cuda_info"):
+        found = _core.cuda_info()
+        for device in found["devices"]:
+            print(device)
+        print(f"cuda: driver for {found['driver'] or 'none'}, NVRTC {found['nvrtc'] or 'none'}")
+        if found["problem"]:
+            print(f"cuda is not usable: {found['problem']}")
+        print(f"cache: {found['cache']}, {found['cache_entries']} programs")
+    else:
+        print("cuda: this build has no CUDA backend")
     print(f'device="auto" means {resolve_device("auto")}')
+    return 0
+
+
+def _cache(args: argparse.Namespace) -> int:
+    if not hasattr(_core, "cuda_info"):
+        print("this build has no CUDA backend and no kernel cache")
+        return 2
+    if args.action == "clear":
+        print(f"{_core.clear_cuda_cache()} programs removed")
+    elif args.action == "warm":
+        from . import verify
+
+        names = [args.file] if args.file else list(verify.CASES)
+        for name in names:
+            if args.file:
+                with open(name, "rb") as file:
+                    graph = Graph.from_json(file.read())
+            else:
+                graph = verify.build(name, verify.CASES[name])
+            program = _core.cuda_program(graph._core, _core.pass_names())
+            print(f"{name}: {len(_core.cuda_cubin(program, args.arch))} bytes for {args.arch}")
+    else:
+        found = _core.cuda_info()
+        print(f"{found['cache']}: {found['cache_entries']} programs, {found['cache_bytes']} bytes")
     return 0
 
 
@@ -67,6 +101,11 @@ def main(argv: list[str] | None = None) -> int:
     verify.set_defaults(run=_verify)
     info = commands.add_parser("info", help="versions, devices, kernels")
     info.set_defaults(run=_info)
+    cache = commands.add_parser("cache", help="compiled CUDA kernels on disk")
+    cache.add_argument("action", choices=["info", "clear", "warm"])
+    cache.add_argument("file", nargs="?", help="warm: a graph file (default: verify's graphs)")
+    cache.add_argument("--arch", default="sm_90a", help="warm: the device to compile for")
+    cache.set_defaults(run=_cache)
     dump = commands.add_parser("dump", help="a graph file at each stage, with the same ids")
     dump.add_argument("file")
     dump.add_argument("--stage", choices=["ir", "passes", "lowered", "plan", "dot"])

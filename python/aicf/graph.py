@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _core
@@ -224,13 +224,38 @@ class Graph:
             params: None = every float param the loss reaches.
             name: prefix of the optimizer's states: `<name>.step`, `<name>.lr`, `<name>.m.<param>`.
         """
-        if not hasattr(optimizer, "_apply"):
-            raise _core.GraphError(
-                f"minimize: optimizer is {optimizer!r}; need one of aicf.optim, as Adam(lr=1e-3)"
-            )
+        _optimizer(optimizer, "minimize")
         grads = self.backward(loss, params)
         if not grads:
             raise _core.GraphError("minimize: the loss reaches no float param; need at least one")
+        optimizer._apply(self, name, grads, clip_norm)
+
+    def update(
+        self,
+        grads: Mapping[Value, Value],
+        optimizer: Any,
+        clip_norm: float | Value | None = None,
+        name: str = "opt",
+    ) -> None:
+        """The optimizer alone, for gradients at hand: changed ones, or sums over several batches.
+
+        Args:
+            grads: the gradient of each param, as `backward` returns them.
+
+        Raises: GraphError, ShapeError, DTypeError when a gradient is not like its param.
+        """
+        _optimizer(optimizer, "update")
+        if not grads:
+            raise _core.GraphError("update: got no gradients; need at least one")
+        for p, grad in grads.items():
+            self._id(p, "update")
+            self._id(grad, "update")
+            if p.role != "param":
+                raise _core.GraphError(f"update: {p!r} is a {p.role}; need a param")
+            if p.shape != grad.shape:
+                raise _core.ShapeError(f"update: {grad!r} for {p!r}; need equal shapes")
+            if p.dtype != grad.dtype:
+                raise _core.DTypeError(f"update: {grad!r} for {p!r}; need equal dtypes")
         optimizer._apply(self, name, grads, clip_norm)
 
     def _step_values(self, name: str) -> tuple[Value, Value]:
@@ -374,6 +399,13 @@ def _sizes(shape: Sequence[int], name: str) -> list[int]:
     if any(not -(2**63) <= size < 2**63 for size in sizes):
         raise _core.ShapeError(f'"{name}": shape is {sizes}; need sizes below 2**63')
     return sizes
+
+
+def _optimizer(optimizer: Any, where: str) -> None:
+    if not hasattr(optimizer, "_apply"):
+        raise _core.GraphError(
+            f"{where}: optimizer is {optimizer!r}; need one of aicf.optim, as Adam(lr=1e-3)"
+        )
 
 
 def _text(name: Any, where: str) -> str:

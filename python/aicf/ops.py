@@ -388,8 +388,7 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
 def permute(x: Value, axes: Sequence[int]) -> Value:
     """Axes in another order: result.shape[i] == x.shape[axes[i]]."""
     rank = _value("permute", x).ndim
-    given = [] if hasattr(axes, "__index__") else _axes("permute", x, axes)
-    order = [axis + rank if -rank <= axis < 0 else axis for axis in given]
+    order = [axis + rank if -rank <= axis < 0 else axis for axis in _axes("permute", x, axes)]
     return _emit("Transpose", "permute", x, axes=order)
 
 
@@ -877,7 +876,8 @@ def nll_loss(log_probabilities: Value, labels: Value) -> Value:
 
 def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
     """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0."""
-    return mean(add(sub(relu(x), mul(x, t)), log(add(exp(neg(abs(x))), 1.0))))
+    # maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
+    return mean(add(sub(maximum(x, 0.0), mul(x, t)), softplus(neg(abs(x)))))
 
 
 def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +32,9 @@ class Leaves(Mapping[str, _core.Array]):
     def __setitem__(self, name: str, value: Any) -> None:
         self._check(name)
         self._step._write(name, value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -252,7 +257,16 @@ def resolve_device(device: str) -> str:
     """The device "auto" means here; any other name unchanged."""
     if not isinstance(device, str):
         raise _core.GraphError(f'device: got {device!r}; need "auto", "cpu" or "cuda:<index>"')
-    return os.environ.get("AICF_DEVICE", "cpu") if device == "auto" else device
+    return os.environ.get("AICF_DEVICE") or _best_device() if device == "auto" else device
+
+
+@functools.cache
+def _best_device() -> str:
+    """cuda:0 where the driver and NVRTC are usable, else cpu."""
+    problem = _core.cuda_problem() if hasattr(_core, "cuda_problem") else "no CUDA backend"
+    if "NVRTC" in problem:
+        warnings.warn(f"a GPU is here but {problem}; using the cpu", stacklevel=3)
+    return "cpu" if problem else "cuda:0"
 
 
 def _bfloat16_bytes(values: np.ndarray, name: str) -> bytes:

@@ -18,6 +18,7 @@ namespace nb = nanobind;
 void bind_errors(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_step(nb::module_& m);
+void bind_cuda(nb::module_& m);
 
 /// "cpu", "cuda", "cuda:1"; GraphError otherwise.
 Device parse_device(std::string_view text);

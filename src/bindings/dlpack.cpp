@@ -356,11 +356,13 @@ bool from_exchange(nb::handle object, const Route& route, TensorRef& ref, const 
 nb::object call_dlpack(nb::handle object, const ImportOptions& options) {
     nb::object method = object.attr("__dlpack__");
     nb::dict keywords, none;
-    if (options.consumer_stream) {
+    if (nb::hasattr(object, "__dlpack_device__")) {
         nb::object device = object.attr("__dlpack_device__")();
         int type = nb::cast<int>(nb::int_(nb::object(device[0])));
+        // Some producers order nothing unless told a stream; the legacy one orders all of ours.
         if (type == kDLCUDA || type == kDLCUDAManaged)
-            none["stream"] = keywords["stream"] = options.consumer_stream;
+            none["stream"] = keywords["stream"] =
+                options.consumer_stream ? options.consumer_stream : 1;
     }
     keywords["max_version"] = nb::make_tuple(kDLPackMajor, 1);
     try {

@@ -2,6 +2,7 @@
 #include "bindings/bindings.h"
 #include "core/backend.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/philox.h"
 
 namespace aicf {
 
@@ -73,9 +74,20 @@ NB_MODULE(_core, m) {
     aicf::bind_errors(m);
     aicf::bind_graph(m);
     aicf::bind_step(m);
+#ifdef AICF_CUDA
+    aicf::bind_cuda(m);
+#endif
     m.def("set_num_threads", &aicf::cpu::set_cpu_threads, nanobind::arg("count"),
           "Use at most `count` threads of the CPU backend; 0 returns to the default.");
     m.def("cpu_isa", &aicf::cpu::cpu_isa,
           "The instruction set the CPU kernels in use were built for.");
     m.def("num_threads", &aicf::cpu::cpu_threads, "Threads the CPU backend uses.");
+    m.def(
+        "philox",
+        [](uint64_t counter_low, uint64_t counter_high, uint64_t key) {
+            const aicf::Philox4 words = aicf::philox(counter_low, counter_high, key);
+            return nanobind::make_tuple(words.word[0], words.word[1], words.word[2], words.word[3]);
+        },
+        nanobind::arg("counter_low"), nanobind::arg("counter_high"), nanobind::arg("key"),
+        "The four words of Philox-4x32-10, the generator of every random op.");
 }

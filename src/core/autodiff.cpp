@@ -114,12 +114,13 @@ class Rollback {
     size_t nodes_, values_;
 };
 
-/// Raises when every path from `id` to the loss meets an op that has no gradient.
-void refuse_blocked(const Graph& graph, ValueId id, ValueId loss,
-                    const std::vector<char>& reached) {
+/// Raises when a path from `id` to the loss meets an op that has no gradient, among the `nodes`
+/// that were there before this backward.
+void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
+                    int nodes) {
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
-    for (const Node& node : graph.nodes) {
+    for (const Node& node : std::span(graph.nodes).first(static_cast<size_t>(nodes))) {
         auto on_path = [&](ValueId in) { return from[in] != 0; };
         if (std::none_of(node.inputs.begin(), node.inputs.end(), on_path)) continue;
         for (ValueId out : node.outputs) from[out] = reached[out];
@@ -202,7 +203,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
         if (!any || !want) continue;
         const OpDef& op = *node.op;
         if (!op.grad) {
-            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached);
+            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached, first_new);
             continue;
         }
         graph.differentiating = node.id;
@@ -220,7 +221,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     std::vector<ValueId> result;
     for (ValueId id : wrt) {
         if (grads[id] == kNone) {  // every path has a zero derivative (floor, sign, ...)
-            refuse_blocked(graph, id, loss, reached);
+            refuse_blocked(graph, id, loss, reached, first_new);
             graph.differentiating = graph.value(loss).producer;
             grads[id] = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;

@@ -133,7 +133,7 @@ void lower_outputs(Lowered& lowered, const Graph& graph) {
     std::vector<LoweredOp> early;  // reads of leaves: they mean the start of the step
     for (const GraphOutput& output : graph.outputs) {
         const View view = lowered.views[output.value];
-        const Value& root = lowered.values[view.value];
+        const Value root = lowered.values[view.value];  // a copy: append_value moves the values
         const Type type = graph.value(output.value).type;
         Lowered::Output result{output.name, view.value, output.keep};
         if (output.keep > 1) {

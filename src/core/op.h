@@ -188,6 +188,9 @@ View permute_view(const View& view, const std::vector<int64_t>& axes);
 View transpose_view(const View& view, int a, int b);
 std::optional<View> reshape_view(const View& view, const Dims& shape);  // empty: needs a copy
 std::string chain_order();                                              // "chain(256)"
+/// Elements of an axis that one window spans: axis `axis` of operand 0 must hold `size` >= that
+/// many.
+int64_t window_extent(const InferContext& c, int which, int axis, int64_t size);
 
 // ---- definitions --------------------------------------------------------------------------------
 

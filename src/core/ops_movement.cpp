@@ -80,9 +80,12 @@ std::vector<Type> infer_pad(const InferContext& c) {
         c.shape_error(c.describe(0), ", shape is ", to_string(shape),
                       "; need one size, start and step an axis");
     for (int i = 0; i < rank; i++) {
-        const int64_t count = c.shape(0)[i], last = start[i] + (count - 1) * step[i];
-        if (step[i] == 0 ||
-            (count > 0 && (start[i] < 0 || start[i] >= shape[i] || last < 0 || last >= shape[i])))
+        const int64_t count = c.shape(0)[i];
+        int64_t last = 0;
+        const bool overflow = __builtin_mul_overflow(count - 1, step[i], &last) ||
+                              __builtin_add_overflow(last, start[i], &last);
+        if (step[i] == 0 || (count > 0 && (overflow || start[i] < 0 || start[i] >= shape[i] ||
+                                           last < 0 || last >= shape[i])))
             c.shape_error("axis ", i, " from ", start[i], " by ", step[i], ": ", c.describe(0),
                           " does not fit ", to_string(shape), "; need every element inside");
     }
@@ -133,12 +136,8 @@ Dims window_shape(const InferContext& c, const Dims& image) {
             c.shape_error(name, " is ", to_string(Dims(c.attrs.ints(name))),
                           "; need two sizes >= 1");
     for (int i = 0; i < 2; i++) {
-        const int64_t kernel = c.attrs.ints("kernel")[i],
-                      extent = (kernel - 1) * c.attrs.ints("dilation")[i] + 1;
-        const int64_t size = image[rank - 2 + i];
-        if (size < extent)
-            c.shape_error(c.describe(0), ": axis ", rank - 2 + i, " is smaller than the window of ",
-                          extent, "; pad it or use a smaller kernel");
+        const int64_t kernel = c.attrs.ints("kernel")[i];
+        const int64_t size = image[rank - 2 + i], extent = window_extent(c, i, rank - 2 + i, size);
         shape[rank - 2 + i] = kernel;
         shape.push((size - extent) / c.attrs.ints("stride")[i] + 1);
     }
@@ -173,6 +172,19 @@ const std::vector<AttrDef> kWindowAttrs = {{"kernel", std::vector<int64_t>(), tr
                                            {"dilation", std::vector<int64_t>{1, 1}}};
 
 }  // namespace
+
+int64_t window_extent(const InferContext& c, int which, int axis, int64_t size) {
+    const int64_t kernel = c.attrs.ints("kernel")[which],
+                  dilation = c.attrs.ints("dilation")[which];
+    int64_t extent = 0;
+    const bool overflow = __builtin_mul_overflow(kernel - 1, dilation, &extent) ||
+                          __builtin_add_overflow(extent, 1, &extent);
+    if (overflow || size < extent)
+        c.shape_error(c.describe(0), ": axis ", axis, " has size ", size, ", the window spans ",
+                      kernel, " elements ", dilation,
+                      " apart; need it to fit (pad x, or a smaller kernel)");
+    return extent;
+}
 
 void define_movement_ops() {
     using Ints = std::vector<int64_t>;

@@ -121,10 +121,7 @@ std::vector<Type> infer_max_pool(const InferContext& c) {
             c.shape_error(name, " is ", to_string(Dims(c.attrs.ints(name))),
                           "; need two sizes >= 1");
     for (int i = 0; i < 2; i++) {
-        const int64_t extent = (c.attrs.ints("kernel")[i] - 1) * c.attrs.ints("dilation")[i] + 1;
-        if (shape[rank - 2 + i] < extent)
-            c.shape_error(c.describe(0), ": axis ", rank - 2 + i, " is smaller than the window of ",
-                          extent, "; pad it or use a smaller kernel");
+        const int64_t extent = window_extent(c, i, rank - 2 + i, shape[rank - 2 + i]);
         shape[rank - 2 + i] = (shape[rank - 2 + i] - extent) / c.attrs.ints("stride")[i] + 1;
     }
     return {{c.dtype(0), shape}};

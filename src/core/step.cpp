@@ -282,6 +282,9 @@ void Step::check_inputs(const std::vector<std::pair<ValueId, TensorRef>>& inputs
             raise(ErrorKind::graph, "step: \"", value.name, "\" is a ", role_name(value.role),
                   ", not an input; write to step.params or step.state, or use set or bind");
         check_fits(value, tensor, "step");
+        if (cells_.at(id)->read_only)
+            raise(ErrorKind::graph, "step: input \"", value.name,
+                  "\" is bound to a read-only tensor; leave it out, or bind a writable one");
     }
 }
 
@@ -377,6 +380,7 @@ void Step::bind(ValueId id, const TensorRef& to) {
     released = std::exchange(cell.owner, to.owner);
     cell.data = static_cast<char*>(to.data);
     cell.bound = true;
+    cell.read_only = to.read_only;
     machine_->bindings++;
 }
 

@@ -22,6 +22,7 @@ struct Cell {
     char* data = nullptr;
     std::shared_ptr<void> owner;
     bool bound = false;  // to a caller's tensor
+    bool read_only = false;
 };
 
 class Step {

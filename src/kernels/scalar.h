@@ -352,12 +352,18 @@ AICF_HD double silu(double x) {
     return (x < 0 ? -0.0 : x) - div(a * z, 1.0 + z);
 }
 
-// 0.5 x (1 + tanh(u)) = x sigmoid(2u), 2u = x (1.59576912 + 0.0713548163 x^2).
+// 0.5 x (1 + tanh(u)) = x sigmoid(2u), 2u = x (1.59576912 + 0.0713548163 x^2). The tail magnifies
+// an error of 2u by 2u, so the factor is kept as c + low, its constants' own rounding included.
 AICF_HD float gelu_tanh(float x) {
     const float a = abs(x) > 110.0f ? 110.0f : abs(x);
-    const float c = fma(0.0713548163f, a * a, 1.59576912f);
+    const float a2 = a * a, a2_low = fma(a, a, -a2);
+    const float p = 0.0713548163f * a2, p_low = fma(0.0713548163f, a2, -p);
+    const float c = p + 1.59576912f, q = c - p;
+    const float c_low = (p - (c - q)) + (1.59576912f - q);
+    const float low =
+        c_low + fma(0.0713548163f, a2_low, p_low) + fma(2.39883240e-9f, a2, -4.53406803e-8f);
     const float v = a * c;
-    return gate(x, v, v > 110.0f ? 0.0f : fma(a, c, -v));
+    return gate(x, v, v > 110.0f ? 0.0f : fma(a, low, fma(a, c, -v)));
 }
 AICF_HD double gelu_tanh(double x) {
     const double a = abs(x) > 40 ? 40.0 : abs(x);
@@ -760,5 +766,5 @@ AICF_HD double bias_corr(double beta, int32_t step) {
     X(gelu_erf_bwd, 2, flt, 0)   \
     X(softplus_bwd, 2, flt, 0)   \
     X(mse_grad, 2, flt, 1)       \
-    X(maximum_bwd, 3, flt, 0)  \
+    X(maximum_bwd, 3, flt, 0)    \
     X(minimum_bwd, 3, flt, 0)

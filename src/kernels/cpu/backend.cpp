@@ -31,17 +31,19 @@ Chosen* choose() {
     std::vector<Isa> sets = {{"baseline", baseline::fill_table, true}};
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    sets.push_back({"avx2", avx2::fill_table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                                                  __builtin_cpu_supports("bmi2")});
+    sets.push_back({"avx2", avx2::fill_table,
+                    __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c")});
     sets.push_back({"avx512", avx512::fill_table,
-                    sets[1].usable && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512cd")});
+                    sets[1].usable && __builtin_cpu_supports("avx512f") &&
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd")});
 #endif
     const char* wanted = std::getenv("AICF_CPU_ISA");
     const Isa* best = nullptr;
     for (const Isa& isa : sets)
-        if (isa.usable && (!wanted || !*wanted || std::string_view(wanted) == isa.name)) best = &isa;
+        if (isa.usable && (!wanted || !*wanted || std::string_view(wanted) == isa.name))
+            best = &isa;
     if (!best) {
         std::string usable;
         for (const Isa& isa : sets)
@@ -78,7 +80,10 @@ struct BoundKernel : Kernel {
 
 int64_t program_units(const ArgBlock& args, int) {
     const Program& program = *static_cast<const Program*>(args.tail_ptr());
-    return (program.total + program.unit - 1) / program.unit;
+    if (program.total == 0) return 0;
+    if (program.cross < 0) return (program.total + program.unit - 1) / program.unit;
+    const int64_t rows = program.shape[program.cross], inner = program.shape[program.rank - 1];
+    return program.total / (rows * inner) * ((rows + kTileRows - 1) / kTileRows);
 }
 
 struct Call {
@@ -91,7 +96,8 @@ struct Call {
 Call make_call(const BoundOp& op) {
     const auto& kernel = static_cast<const BoundKernel&>(*op.kernel);
     Call call{&kernel.code, op.args.get(), kernel.threads, {}};
-    for (int phase = 0; phase < kernel.code.phases; phase++) call.units[phase] = kernel.code.units(*op.args, phase);
+    for (int phase = 0; phase < kernel.code.phases; phase++)
+        call.units[phase] = kernel.code.units(*op.args, phase);
     return call;
 }
 
@@ -162,6 +168,9 @@ class CpuBackend : public Backend {
         const DType dtype = (op.inputs.empty() ? op.outputs : op.inputs)[0].dtype;
         kernel->name = cat(name, "_", dtype_abbrev(dtype));
         bool found = false;
+        if (name == "copy" && !(op.inputs[0].shape == op.outputs[0].shape))
+            raise(ErrorKind::unsupported, "copy: shapes differ: ", describe(op),
+                  "; need equal shapes");
         for (int i = 0; i < table.kernel_count && !found; i++) {
             const CpuKernel& code = table.kernels[i];
             if (name != code.op || !(code.dtypes & dtype_bit(dtype))) continue;
@@ -175,8 +184,8 @@ class CpuBackend : public Backend {
             kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
         }
         if (!found)
-            raise(ErrorKind::unsupported, name, ": the cpu backend has no kernel for ", describe(op),
-                  "; need other dtypes (cast the operands)");
+            raise(ErrorKind::unsupported, name, ": the cpu backend has no kernel for ",
+                  describe(op), "; need other dtypes (cast the operands)");
         kernel->tail_bytes = kernel->code.tail_bytes;
         if (estimate_ns(op) > kParallelNs) kernel->threads = cpu_threads();
         if (kernel->code.workspace) {
@@ -192,14 +201,17 @@ class CpuBackend : public Backend {
         const auto& bound = static_cast<const BoundKernel&>(kernel);
         if (bound.code.prepare) bound.code.prepare(args);
         if (bound.program.empty()) return;
-        std::memcpy(reinterpret_cast<char*>(&args) + args.tail, bound.program.data(), bound.program.size());
+        std::memcpy(reinterpret_cast<char*>(&args) + args.tail, bound.program.data(),
+                    bound.program.size());
         bind_program(args);
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override {
         constexpr std::align_val_t align{kArenaAlign};
         void* memory = ::operator new(std::max<uint64_t>(bytes, 1), align, std::nothrow);
-        if (!memory) raise(ErrorKind::out_of_memory, "cpu: cannot allocate ", bytes, " bytes; need a smaller plan");
+        if (!memory)
+            raise(ErrorKind::out_of_memory, "cpu: cannot allocate ", bytes,
+                  " bytes; need a smaller plan");
         return {memory, [](void* p) { ::operator delete(p, std::align_val_t{kArenaAlign}); }};
     }
 
@@ -212,10 +224,11 @@ class CpuBackend : public Backend {
     void gather(void* to, const TensorRef& from) override {
         const int64_t count = element_count(from.shape), size = dtype_size(from.dtype);
         if (count == 0) return;
-        if (is_contiguous(from.shape, from.strides)) return copy(to, from.data, static_cast<uint64_t>(count * size));
+        if (is_contiguous(from.shape, from.strides))
+            return copy(to, from.data, static_cast<uint64_t>(count * size));
         const Dims strides = contiguous_strides(from.shape);
-        chosen().table.strided_copy(to, strides.begin(), from.data, from.strides.begin(), from.shape.begin(),
-                                    from.shape.rank(), static_cast<int>(size));
+        chosen().table.strided_copy(to, strides.begin(), from.data, from.strides.begin(),
+                                    from.shape.begin(), from.shape.rank(), static_cast<int>(size));
     }
 
     void run(const BoundOp& op) override { run_call(make_call(op), cpu_threads()); }
@@ -232,7 +245,8 @@ class CpuBackend : public Backend {
 void register_cpu_backend() {
     register_backend(Device::cpu, [](Device device) -> std::unique_ptr<Backend> {
         if (device.index != 0)
-            raise(ErrorKind::device_unavailable, "device: cpu:", device.index, " is not available; need cpu");
+            raise(ErrorKind::device_unavailable, "device: cpu:", device.index,
+                  " is not available; need cpu");
         chosen();
         return std::make_unique<CpuBackend>();
     });
@@ -245,7 +259,8 @@ std::vector<std::pair<std::string, DType>> cpu_kernels() {
     std::vector<std::pair<std::string, DType>> list;
     const auto add = [&](const char* op, DType dtype) {
         std::pair<std::string, DType> entry{op, dtype};
-        if (std::find(list.begin(), list.end(), entry) == list.end()) list.push_back(std::move(entry));
+        if (std::find(list.begin(), list.end(), entry) == list.end())
+            list.push_back(std::move(entry));
     };
     for (int i = 0; i < table.kernel_count; i++)
         for (int d = 0; d < kDTypes; d++)

@@ -30,12 +30,16 @@ AICF_INLINE int64_t index_at(const Operand& indices, int64_t at) {
 AICF_INLINE int size_of(DType dtype) {
     switch (dtype) {
         case DType::f64:
-        case DType::i64: return 8;
+        case DType::i64:
+            return 8;
         case DType::f32:
-        case DType::i32: return 4;
+        case DType::i32:
+            return 4;
         case DType::f16:
-        case DType::bf16: return 2;
-        default: return 1;
+        case DType::bf16:
+            return 2;
+        default:
+            return 1;
     }
 }
 
@@ -44,39 +48,66 @@ AICF_INLINE uint64_t element_bits(DType dtype, double number) {
     uint64_t bits = 0;
     const auto put_bits = [&](auto element) { memcpy(&bits, &element, sizeof element); };
     switch (dtype) {
-        case DType::f32: put_bits(static_cast<float>(number)); break;
-        case DType::f64: put_bits(number); break;
-        case DType::f16: put_bits(scalar::f32_to_half(static_cast<float>(number))); break;
-        case DType::bf16: put_bits(scalar::f32_to_bfloat(static_cast<float>(number))); break;
-        case DType::i32: put_bits(scalar::cast<int32_t>(number)); break;
-        case DType::i64: put_bits(scalar::cast<int64_t>(number)); break;
-        case DType::u8: put_bits(scalar::cast<uint8_t>(number)); break;
-        case DType::boolean: put_bits(static_cast<uint8_t>(number != 0)); break;
+        case DType::f32:
+            put_bits(static_cast<float>(number));
+            break;
+        case DType::f64:
+            put_bits(number);
+            break;
+        case DType::f16:
+            put_bits(scalar::f32_to_half(static_cast<float>(number)));
+            break;
+        case DType::bf16:
+            put_bits(scalar::f32_to_bfloat(static_cast<float>(number)));
+            break;
+        case DType::i32:
+            put_bits(scalar::cast<int32_t>(number));
+            break;
+        case DType::i64:
+            put_bits(scalar::cast<int64_t>(number));
+            break;
+        case DType::u8:
+            put_bits(scalar::cast<uint8_t>(number));
+            break;
+        case DType::boolean:
+            put_bits(static_cast<uint8_t>(number != 0));
+            break;
     }
     return bits;
 }
 
 /// Calls fn with a pointer type of the element's size.
-#define AICF_BY_SIZE(dtype, fn)                   \
-    switch (size_of(DType(dtype))) {              \
-        case 8: return fn<uint64_t>(args, begin, end); \
-        case 4: return fn<uint32_t>(args, begin, end); \
-        case 2: return fn<uint16_t>(args, begin, end); \
-        default: return fn<uint8_t>(args, begin, end); \
+#define AICF_BY_SIZE(dtype, fn)                    \
+    switch (size_of(DType(dtype))) {               \
+        case 8:                                    \
+            return fn<uint64_t>(args, begin, end); \
+        case 4:                                    \
+            return fn<uint32_t>(args, begin, end); \
+        case 2:                                    \
+            return fn<uint16_t>(args, begin, end); \
+        default:                                   \
+            return fn<uint8_t>(args, begin, end);  \
     }
 
-#define AICF_BY_FLOAT(dtype, fn, ...)                                      \
-    switch (DType(dtype)) {                                                \
-        case DType::f32: return fn<float, float>(__VA_ARGS__);             \
-        case DType::f64: return fn<double, double>(__VA_ARGS__);           \
-        case DType::f16: return fn<float, F16>(__VA_ARGS__);               \
-        case DType::bf16: return fn<float, BF16>(__VA_ARGS__);             \
-        default: return;                                                   \
+#define AICF_BY_FLOAT(dtype, fn, ...)               \
+    switch (DType(dtype)) {                         \
+        case DType::f32:                            \
+            return fn<float, float>(__VA_ARGS__);   \
+        case DType::f64:                            \
+            return fn<double, double>(__VA_ARGS__); \
+        case DType::f16:                            \
+            return fn<float, F16>(__VA_ARGS__);     \
+        case DType::bf16:                           \
+            return fn<float, BF16>(__VA_ARGS__);    \
+        default:                                    \
+            return;                                 \
     }
 
 // ---- pad ----------------------------------------------------------------------------------------
 
-AICF_INLINE int64_t output_rows(const Operand& y) { return count_of(y, 0, y.rank > 0 ? y.rank - 1 : 0); }
+AICF_INLINE int64_t output_rows(const Operand& y) {
+    return count_of(y, 0, y.rank > 0 ? y.rank - 1 : 0);
+}
 
 int64_t pad_units(const ArgBlock& args, int) {
     return count_of(args.out(0), 0, args.out(0).rank) > 0 ? output_rows(args.out(0)) : 0;
@@ -99,7 +130,8 @@ void pad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
         int64_t rest = row, from = 0;
         bool inside = true;
         for (int d = last - 1; d >= 0; d--) {
-            const int64_t next = rest / y.shape()[d], off = rest - next * y.shape()[d] - args.scalar(8 + d).i;
+            const int64_t next = rest / y.shape()[d],
+                          off = rest - next * y.shape()[d] - args.scalar(8 + d).i;
             const int64_t step = args.scalar(16 + d).i, at = off / step;
             inside &= at * step == off && at >= 0 && at < x.shape()[d];
             from += at * x.strides()[d];
@@ -109,15 +141,19 @@ void pad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
         const T* source = static_cast<const T*>(x.ptr) + from;
         T* target = to + args.scalar(8 + last).i * y.strides()[last];
         const int64_t step = args.scalar(16 + last).i * y.strides()[last];
-        for (int64_t i = 0; i < x.shape()[last]; i++) target[i * step] = source[i * x.strides()[last]];
+        for (int64_t i = 0; i < x.shape()[last]; i++)
+            target[i * step] = source[i * x.strides()[last]];
     }
 }
 
-void pad_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) { AICF_BY_SIZE(args.out(0).dtype, pad_rows) }
+void pad_run(const ArgBlock& args, int64_t begin, int64_t end, int,
+             int){AICF_BY_SIZE(args.out(0).dtype, pad_rows)}
 
 // ---- concat: a unit is an input -----------------------------------------------------------------
 
-int64_t concat_units(const ArgBlock& args, int) { return args.inputs; }
+int64_t concat_units(const ArgBlock& args, int) {
+    return args.inputs;
+}
 
 void concat_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     const Operand& y = args.out(0);
@@ -126,8 +162,8 @@ void concat_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     for (int64_t k = 0; k < end; k++) {
         const Operand& x = args.in(static_cast<int>(k));
         if (k >= begin && count_of(x, 0, x.rank) > 0)
-            strided_copy(static_cast<char*>(y.ptr) + at * y.strides()[axis] * size, y.strides(), x.ptr, x.strides(),
-                         x.shape(), x.rank, size);
+            strided_copy(static_cast<char*>(y.ptr) + at * y.strides()[axis] * size, y.strides(),
+                         x.ptr, x.strides(), x.shape(), x.rank, size);
         at += x.shape()[axis];
     }
 }
@@ -139,14 +175,16 @@ int64_t take_units(const ArgBlock& args, int) { return count_of(args.in(1), 0, a
 template <class T>
 void take_rows(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &table = args.in(0), &indices = args.in(1), &y = args.out(0);
-    const T missing = static_cast<T>(element_bits(DType(y.dtype), (kFloats & dtype_bit(DType(y.dtype))) ? __builtin_nan("") : 0.0));
+    const T missing = static_cast<T>(element_bits(
+        DType(y.dtype), (kFloats & dtype_bit(DType(y.dtype))) ? __builtin_nan("") : 0.0));
     const int rest = table.rank - 1;
     const int64_t count = count_of(table, 1, table.rank);
     for (int64_t i = begin; i < end; i++) {
         const int64_t index = index_at(indices, place_of(indices, i, indices.rank));
         T* to = static_cast<T*>(y.ptr) + place_of(y, i, indices.rank);
         const bool inside = index >= 0 && index < table.shape()[0];
-        const T* from = static_cast<const T*>(table.ptr) + (inside ? index * table.strides()[0] : 0);
+        const T* from =
+            static_cast<const T*>(table.ptr) + (inside ? index * table.strides()[0] : 0);
         for (int64_t row = 0; row < count;) {  // a run of the last axis
             const int64_t run = rest > 0 ? table.shape()[rest] : 1;
             int64_t t_at = 0, y_at = 0, left = row / run;
@@ -156,29 +194,38 @@ void take_rows(const ArgBlock& args, int64_t begin, int64_t end) {
                 y_at += k * y.strides()[indices.rank + d - 1];
                 left = next;
             }
-            const int64_t t_step = rest > 0 ? table.strides()[rest] : 0, y_step = rest > 0 ? y.strides()[y.rank - 1] : 0;
-            for (int64_t j = 0; j < run; j++) to[y_at + j * y_step] = inside ? from[t_at + j * t_step] : missing;
+            const int64_t t_step = rest > 0 ? table.strides()[rest] : 0,
+                          y_step = rest > 0 ? y.strides()[y.rank - 1] : 0;
+            for (int64_t j = 0; j < run; j++)
+                to[y_at + j * y_step] = inside ? from[t_at + j * t_step] : missing;
             row += run;
         }
     }
 }
 
-void take_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) { AICF_BY_SIZE(args.out(0).dtype, take_rows) }
+void take_run(const ArgBlock& args, int64_t begin, int64_t end, int,
+              int){AICF_BY_SIZE(args.out(0).dtype, take_rows)}
 
 // take_bwd: phase 0 sorts positions by row, stably; phase 1 sums each row's in ascending position.
 uint64_t take_bwd_workspace(const ArgBlock& args, int) {
-    return 8 * static_cast<uint64_t>(args.scalar(0).i + 1 + count_of(args.in(1), 0, args.in(1).rank));
+    return 8 *
+           static_cast<uint64_t>(args.scalar(0).i + 1 + count_of(args.in(1), 0, args.in(1).rank));
 }
 
-int64_t take_bwd_units(const ArgBlock& args, int phase) { return phase == 0 ? 1 : args.scalar(0).i; }
+int64_t take_bwd_units(const ArgBlock& args, int phase) {
+    return phase == 0 ? 1 : args.scalar(0).i;
+}
 
 void sort_positions(const ArgBlock& args) {
     const Operand& indices = args.in(1);
     const int64_t rows = args.scalar(0).i, count = count_of(indices, 0, indices.rank);
-    int64_t* first = static_cast<int64_t*>(args.workspace);  // first[r]: where row r's positions begin
+    int64_t* first =
+        static_cast<int64_t*>(args.workspace);  // first[r]: where row r's positions begin
     int64_t* positions = first + rows + 1;
     for (int64_t r = 0; r <= rows; r++) first[r] = 0;
-    const auto row_at = [&](int64_t i) { return index_at(indices, place_of(indices, i, indices.rank)); };
+    const auto row_at = [&](int64_t i) {
+        return index_at(indices, place_of(indices, i, indices.rank));
+    };
     for (int64_t i = 0; i < count; i++) {
         const int64_t r = row_at(i);
         if (r >= 0 && r < rows) first[r + 1]++;
@@ -195,8 +242,10 @@ void sort_positions(const ArgBlock& args) {
 template <class A, class E>
 void take_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &dy = args.in(0), &indices = args.in(1), &y = args.out(0);
-    const int64_t rows = args.scalar(0).i, chain = args.scalar(1).i > 0 ? args.scalar(1).i : kChainChunk;
-    const int64_t *first = static_cast<const int64_t*>(args.workspace), *positions = first + rows + 1;
+    const int64_t rows = args.scalar(0).i,
+                  chain = args.scalar(1).i > 0 ? args.scalar(1).i : kChainChunk;
+    const int64_t *first = static_cast<const int64_t*>(args.workspace),
+                  *positions = first + rows + 1;
     const int64_t width = count_of(y, 1, y.rank);
     A part[kTreeLeaf], total[kTreeLeaf];
     for (int64_t r = begin; r < end; r++)
@@ -216,7 +265,8 @@ void take_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
                     part[j] = i % chain == 0 ? v : part[j] + v;
                 }
                 if ((i + 1) % chain == 0 || i + 1 == count)
-                    for (int64_t j = 0; j < n; j++) total[j] = i < chain ? part[j] : total[j] + part[j];
+                    for (int64_t j = 0; j < n; j++)
+                        total[j] = i < chain ? part[j] : total[j] + part[j];
             }
             for (int64_t j = 0; j < n; j++) {
                 int64_t off = r * y.strides()[0], left = at + j;
@@ -247,11 +297,14 @@ void pick_rows(const ArgBlock& args, int64_t begin, int64_t end) {
         const int64_t label = index_at(labels, i * labels.strides()[0]);
         const bool inside = label >= 0 && label < x.shape()[1];
         static_cast<T*>(y.ptr)[i * y.strides()[0]] =
-            inside ? static_cast<const T*>(x.ptr)[i * x.strides()[0] + label * x.strides()[1]] : missing;
+            inside ? static_cast<const T*>(x.ptr)[i * x.strides()[0] + label * x.strides()[1]]
+                   : missing;
     }
 }
 
-void pick_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) { AICF_BY_SIZE(args.out(0).dtype, pick_rows) }
+void pick_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    AICF_BY_SIZE(args.out(0).dtype, pick_rows)
+}
 
 template <class T>
 void pick_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
@@ -260,7 +313,8 @@ void pick_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
         const int64_t label = index_at(labels, i * labels.strides()[0]);
         T* row = static_cast<T*>(y.ptr) + i * y.strides()[0];
         for (int64_t c = 0; c < y.shape()[1]; c++)
-            row[c * y.strides()[1]] = c == label ? static_cast<const T*>(dy.ptr)[i * dy.strides()[0]] : T(0);
+            row[c * y.strides()[1]] =
+                c == label ? static_cast<const T*>(dy.ptr)[i * dy.strides()[0]] : T(0);
     }
 }
 
@@ -286,7 +340,8 @@ AICF_INLINE WindowGeometry window_geometry(const ArgBlock& args) {
 }
 
 /// Which window holds image position `at` as its kernel position k; -1 when none does.
-AICF_INLINE int64_t window_of(int64_t at, int64_t k, int64_t stride, int64_t dilation, int64_t windows) {
+AICF_INLINE int64_t window_of(int64_t at, int64_t k, int64_t stride, int64_t dilation,
+                              int64_t windows) {
     const int64_t off = at - k * dilation;
     return off >= 0 && off % stride == 0 && off / stride < windows ? off / stride : -1;
 }
@@ -313,7 +368,9 @@ void fold_planes(const ArgBlock& args, int64_t begin, int64_t end) {
                     if (oh < 0) continue;
                     for (int64_t j = 0; j < g.kernel[1]; j++) {
                         const int64_t ow = window_of(c, j, g.stride[1], g.dilation[1], wn[3]);
-                        if (ow >= 0) sum = sum + widen(from[i * ws[0] + j * ws[1] + oh * ws[2] + ow * ws[3]]);
+                        if (ow >= 0)
+                            sum =
+                                sum + widen(from[i * ws[0] + j * ws[1] + oh * ws[2] + ow * ws[3]]);
                     }
                 }
                 put(to + h * xs[0] + c * xs[1], sum);
@@ -327,7 +384,8 @@ void fold_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
 
 /// Position in the kernel of a window's first largest element; the first NaN if there is one.
 template <class A, class E>
-AICF_INLINE int64_t largest_in(const E* window, const WindowGeometry& g, const int64_t* xs, A* value) {
+AICF_INLINE int64_t largest_in(const E* window, const WindowGeometry& g, const int64_t* xs,
+                               A* value) {
     int64_t best = 0;
     A most = widen(*window);
     for (int64_t i = 0; i < g.kernel[0]; i++)
@@ -354,7 +412,8 @@ void max_pool_planes(const ArgBlock& args, int64_t begin, int64_t end) {
         for (int64_t h = 0; h < y.shape()[lead]; h++)
             for (int64_t c = 0; c < y.shape()[lead + 1]; c++) {
                 A value;
-                largest_in<A>(from + h * g.stride[0] * xs[0] + c * g.stride[1] * xs[1], g, xs, &value);
+                largest_in<A>(from + h * g.stride[0] * xs[0] + c * g.stride[1] * xs[1], g, xs,
+                              &value);
                 put(to + h * ys[0] + c * ys[1], value);
             }
     }
@@ -371,7 +430,8 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &x = args.in(0), &dy = args.in(2), &dx = args.out(0);
     const WindowGeometry g = window_geometry(args);
     const int lead = x.rank - 2;
-    const int64_t *xs = x.strides() + lead, *ds = dy.strides() + lead, *dn = dy.shape() + lead, *os = dx.strides() + lead;
+    const int64_t *xs = x.strides() + lead, *ds = dy.strides() + lead, *dn = dy.shape() + lead,
+                  *os = dx.strides() + lead;
     for (int64_t plane = begin; plane < end; plane++) {
         const E* image = static_cast<const E*>(x.ptr) + place_of(x, plane, lead);
         const E* grad = static_cast<const E*>(dy.ptr) + place_of(dy, plane, lead);
@@ -386,9 +446,11 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
                         const int64_t ow = window_of(c, j, g.stride[1], g.dilation[1], dn[1]);
                         if (ow < 0) continue;
                         A value;
-                        const int64_t best =
-                            largest_in<A>(image + oh * g.stride[0] * xs[0] + ow * g.stride[1] * xs[1], g, xs, &value);
-                        if (best == i * g.kernel[1] + j) sum = sum + widen(grad[oh * ds[0] + ow * ds[1]]);
+                        const int64_t best = largest_in<A>(
+                            image + oh * g.stride[0] * xs[0] + ow * g.stride[1] * xs[1], g, xs,
+                            &value);
+                        if (best == i * g.kernel[1] + j)
+                            sum = sum + widen(grad[oh * ds[0] + ow * ds[1]]);
                     }
                 }
                 put(to + h * os[0] + c * os[1], sum);
@@ -396,9 +458,8 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     }
 }
 
-void max_pool_bwd_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    AICF_BY_FLOAT(args.out(0).dtype, max_pool_bwd_planes, args, begin, end)
-}
+void max_pool_bwd_run(const ArgBlock& args, int64_t begin, int64_t end, int,
+                      int){AICF_BY_FLOAT(args.out(0).dtype, max_pool_bwd_planes, args, begin, end)}
 
 // ---- along one axis -----------------------------------------------------------------------------
 
@@ -421,9 +482,13 @@ int64_t beside_units(const Operand& o, int axis) {
     return count;
 }
 
-AICF_INLINE int reduced_axis(const ArgBlock& args) { return __builtin_ctzll(static_cast<uint64_t>(args.scalar(0).i)); }
+AICF_INLINE int reduced_axis(const ArgBlock& args) {
+    return __builtin_ctzll(static_cast<uint64_t>(args.scalar(0).i));
+}
 
-int64_t argmax_units(const ArgBlock& args, int) { return beside_units(args.in(0), reduced_axis(args)); }
+int64_t argmax_units(const ArgBlock& args, int) {
+    return beside_units(args.in(0), reduced_axis(args));
+}
 
 template <class E>
 void argmax_results(const ArgBlock& args, int64_t begin, int64_t end) {
@@ -441,19 +506,27 @@ void argmax_results(const ArgBlock& args, int64_t begin, int64_t end) {
                 best = i;
             }
         }
-        static_cast<int64_t*>(y.ptr)[kept ? place_beside(y, r, axis) : place_of(y, r, y.rank)] = best;
+        static_cast<int64_t*>(y.ptr)[kept ? place_beside(y, r, axis) : place_of(y, r, y.rank)] =
+            best;
     }
 }
 
 void argmax_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     switch (DType(args.in(0).dtype)) {
-        case DType::f32: return argmax_results<float>(args, begin, end);
-        case DType::f64: return argmax_results<double>(args, begin, end);
-        case DType::f16: return argmax_results<F16>(args, begin, end);
-        case DType::bf16: return argmax_results<BF16>(args, begin, end);
-        case DType::i32: return argmax_results<int32_t>(args, begin, end);
-        case DType::i64: return argmax_results<int64_t>(args, begin, end);
-        default: return argmax_results<uint8_t>(args, begin, end);
+        case DType::f32:
+            return argmax_results<float>(args, begin, end);
+        case DType::f64:
+            return argmax_results<double>(args, begin, end);
+        case DType::f16:
+            return argmax_results<F16>(args, begin, end);
+        case DType::bf16:
+            return argmax_results<BF16>(args, begin, end);
+        case DType::i32:
+            return argmax_results<int32_t>(args, begin, end);
+        case DType::i64:
+            return argmax_results<int64_t>(args, begin, end);
+        default:
+            return argmax_results<uint8_t>(args, begin, end);
     }
 }
 
@@ -482,13 +555,20 @@ void cumsum_results(const ArgBlock& args, int64_t begin, int64_t end) {
 
 void cumsum_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     switch (DType(args.in(0).dtype)) {
-        case DType::f32: return cumsum_results<float, float>(args, begin, end);
-        case DType::f64: return cumsum_results<double, double>(args, begin, end);
-        case DType::f16: return cumsum_results<float, F16>(args, begin, end);
-        case DType::bf16: return cumsum_results<float, BF16>(args, begin, end);
-        case DType::i32: return cumsum_results<uint32_t, int32_t>(args, begin, end);
-        case DType::i64: return cumsum_results<uint64_t, int64_t>(args, begin, end);
-        default: return cumsum_results<uint8_t, uint8_t>(args, begin, end);
+        case DType::f32:
+            return cumsum_results<float, float>(args, begin, end);
+        case DType::f64:
+            return cumsum_results<double, double>(args, begin, end);
+        case DType::f16:
+            return cumsum_results<float, F16>(args, begin, end);
+        case DType::bf16:
+            return cumsum_results<float, BF16>(args, begin, end);
+        case DType::i32:
+            return cumsum_results<uint32_t, int32_t>(args, begin, end);
+        case DType::i64:
+            return cumsum_results<uint64_t, int64_t>(args, begin, end);
+        default:
+            return cumsum_results<uint8_t, uint8_t>(args, begin, end);
     }
 }
 
@@ -498,7 +578,8 @@ void register_indexed(Table& table) {
     table.add(CpuKernel{"pad", kAnyDType, pad_run, pad_units});
     table.add(CpuKernel{"concat", kAnyDType, concat_run, concat_units});
     table.add(CpuKernel{"take", kAnyDType, take_run, take_units});
-    table.add(CpuKernel{"take_bwd", kFloats, take_bwd_run, take_bwd_units, take_bwd_workspace, 0, nullptr, 2});
+    table.add(CpuKernel{"take_bwd", kFloats, take_bwd_run, take_bwd_units, take_bwd_workspace, 0,
+                        nullptr, 2});
     table.add(CpuKernel{"pick", kFloats, pick_run, row_count});
     table.add(CpuKernel{"pick_bwd", kFloats, pick_bwd_run, row_count});
     table.add(CpuKernel{"fold", kFloats, fold_run, plane_units});

@@ -2,6 +2,9 @@
 // No standard-library template may be used below: its code would be shared between the sets.
 #include <stdint.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "kernels/cpu/kernels.h"
 #include "kernels/philox.h"
@@ -9,13 +12,17 @@
 
 #define AICF_INLINE inline __attribute__((always_inline))
 
-#include "kernels/cpu/pointwise.inl"
+// Each uses what those above it define.
+// clang-format off
 #include "kernels/cpu/movement.inl"
+#include "kernels/cpu/pointwise.inl"
+#include "kernels/cpu/tree.inl"
 #include "kernels/cpu/reduce.inl"
 #include "kernels/cpu/nn.inl"
 #include "kernels/cpu/indexed.inl"
 #include "kernels/cpu/optim.inl"
 #include "kernels/cpu/random.inl"
+// clang-format on
 
 #undef AICF_INLINE
 #include "kernels/cpu/matmul.inl"

@@ -7,8 +7,8 @@
 namespace aicf::cpu {
 
 AICF_HD constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int>(dtype); }
-constexpr uint32_t kFloats = dtype_bit(DType::f32) | dtype_bit(DType::f64) |
-                             dtype_bit(DType::f16) | dtype_bit(DType::bf16);
+constexpr uint32_t kFloats =
+    dtype_bit(DType::f32) | dtype_bit(DType::f64) | dtype_bit(DType::f16) | dtype_bit(DType::bf16);
 constexpr uint32_t kNumbers =
     kFloats | dtype_bit(DType::i32) | dtype_bit(DType::i64) | dtype_bit(DType::u8);
 constexpr uint32_t kAnyDType = kNumbers | dtype_bit(DType::boolean);
@@ -35,6 +35,7 @@ struct CpuKernel {
 // block; 16-bit types add conversions around it; a fusion is only a longer program.
 
 constexpr int kBlock = 512;  // elements of a block buffer
+constexpr int kTileRows = 16, kTileBlock = 256;
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
 
@@ -55,12 +56,13 @@ enum class SlotMode : uint8_t {
     row,     // contiguous within a row, and blocks stay within rows: used in place
     once,    // the same for every block: gathered at the start
     gather,  // gathered (or scattered) for each block
+    tile,    // gathered for a tile of rows, turned on the way
     first,   // only element 0 is read
 };
 
 struct Slot {
     char* ptr;
-    int64_t buffer;  // byte offset of the block buffer
+    int64_t buffer;   // byte offset of the block buffer
     int16_t operand;  // of the argument block; -1: none
     SlotMode mode;
     bool output;
@@ -80,8 +82,9 @@ struct Program {
     int64_t total, unit, block;  // elements: all, of a unit of work, of a block at most
     int64_t buffer_bytes;
     int32_t rank, slots, instrs;
-    bool flat;  // one instruction, every operand used in place
-    bool rows;  // blocks stay within a row
+    int32_t cross;  // the axis along which `tile` operands are contiguous; -1: there are none
+    bool flat;      // one instruction, every operand used in place
+    bool rows;      // blocks stay within a row
     int64_t shape[kMaxDims];
     AICF_HD const Slot* slot() const { return reinterpret_cast<const Slot*>(this + 1); }
     AICF_HD Slot* slot() { return reinterpret_cast<Slot*>(this + 1); }
@@ -93,7 +96,8 @@ struct Program {
 
 /// Copies elements of `size` bytes between any strides (counted in elements); no alignment needed.
 using StridedCopyFn = void (*)(void* to, const int64_t* to_strides, const void* from,
-                               const int64_t* from_strides, const int64_t* shape, int rank, int size);
+                               const int64_t* from_strides, const int64_t* shape, int rank,
+                               int size);
 
 struct Table {
     CpuKernel kernels[64];

@@ -3,6 +3,8 @@
 
 namespace aicf::cpu::AICF_ISA {
 
+AICF_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /// The axes of a copy, merged where both sides step as one; the last is the one walked innermost.
 struct CopyPlan {
     int64_t total;
@@ -12,7 +14,8 @@ struct CopyPlan {
     int64_t shape[kMaxDims], to[kMaxDims], from[kMaxDims];
 };
 
-void plan_copy(CopyPlan& p, const int64_t* to, const int64_t* from, const int64_t* shape, int rank, int size) {
+void plan_copy(CopyPlan& p, const int64_t* to, const int64_t* from, const int64_t* shape, int rank,
+               int size) {
     p.total = 1;
     p.rank = 0;
     p.size = size;
@@ -56,33 +59,87 @@ struct RawOf<8> {
     typedef uint64_t __attribute__((aligned(1), may_alias)) type;
 };
 
-/// A tile of B x B elements through registers: rows of `to` from columns of `from`.
-template <class U, int B>
-AICF_INLINE void transpose_tile(U* to, int64_t to_row, const U* from, int64_t from_row) {
-    U tile[B][B];
-    for (int i = 0; i < B; i++)
-        for (int j = 0; j < B; j++) tile[i][j] = from[i * from_row + j];
-    for (int j = 0; j < B; j++)
-        for (int i = 0; i < B; i++) to[j * to_row + i] = tile[i][j];
+/// Four rows of four 4-byte elements, turned.
+template <class U>
+AICF_INLINE void turn_4x4(const U* const* from, U* const* to) {
+    typedef int32_t V __attribute__((vector_size(16), aligned(1), may_alias));
+    typedef int32_t M __attribute__((vector_size(16)));
+    const V a = *reinterpret_cast<const V*>(from[0]), b = *reinterpret_cast<const V*>(from[1]);
+    const V c = *reinterpret_cast<const V*>(from[2]), d = *reinterpret_cast<const V*>(from[3]);
+    const V ab0 = __builtin_shuffle(a, b, M{0, 4, 1, 5}),
+            ab1 = __builtin_shuffle(a, b, M{2, 6, 3, 7});
+    const V cd0 = __builtin_shuffle(c, d, M{0, 4, 1, 5}),
+            cd1 = __builtin_shuffle(c, d, M{2, 6, 3, 7});
+    *reinterpret_cast<V*>(to[0]) = __builtin_shuffle(ab0, cd0, M{0, 1, 4, 5});
+    *reinterpret_cast<V*>(to[1]) = __builtin_shuffle(ab0, cd0, M{2, 3, 6, 7});
+    *reinterpret_cast<V*>(to[2]) = __builtin_shuffle(ab1, cd1, M{0, 1, 4, 5});
+    *reinterpret_cast<V*>(to[3]) = __builtin_shuffle(ab1, cd1, M{2, 3, 6, 7});
 }
 
-/// to[j * to_row + i] = from[i * from_row + j], i < columns of `to`, j < its rows.
-template <class U>
-void transpose(U* to, int64_t to_row, const U* from, int64_t from_row, int64_t rows, int64_t cols) {
-    constexpr int B = 8;
-    // Bands of `to` narrow enough that their cache lines stay while `from` is walked across them.
-    for (int64_t j0 = 0; j0 < rows; j0 += 64) {
-        const int64_t j1 = min64(j0 + 64, rows);
-        int64_t i = 0;
-        for (; i + B <= cols; i += B) {
-            int64_t j = j0;
-            for (; j + B <= j1; j += B)
-                transpose_tile<U, B>(to + j * to_row + i, to_row, from + i * from_row + j, from_row);
-            for (; j < j1; j++)
-                for (int64_t k = i; k < i + B; k++) to[j * to_row + k] = from[k * from_row + j];
+/// A tile of B x B elements by way of a buffer, so that both sides move whole cache lines.
+template <class U, int B>
+AICF_INLINE void transpose_tile(U* to, int64_t to_row, const U* from, int64_t from_row) {
+    U tile[B * B];
+    for (int i = 0; i < B; i += 4)
+        for (int j = 0; j < B; j += 4) {
+            const U* x = from + i * from_row + j;
+            U* y = tile + j * B + i;
+            if constexpr (sizeof(U) == 4) {
+                const U* const four[4] = {x, x + from_row, x + 2 * from_row, x + 3 * from_row};
+                U* const turned[4] = {y, y + B, y + 2 * B, y + 3 * B};
+                turn_4x4(four, turned);
+            } else {
+                for (int a = 0; a < 4; a++)
+                    for (int b = 0; b < 4; b++) y[b * B + a] = x[a * from_row + b];
+            }
         }
-        for (; i < cols; i++)
+    for (int j = 0; j < B; j++) __builtin_memcpy(to + j * to_row, tile + j * B, B * sizeof(U));
+}
+
+/// to[j * to_row + i] = from[i * from_row + j], j < rows, i < cols.
+template <class U>
+__attribute__((noinline)) void transpose(U* to, int64_t to_row, const U* from, int64_t from_row,
+                                         int64_t rows, int64_t cols) {
+    constexpr int B = sizeof(U) < 8 ? 16 : 8;
+    const auto edge = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+        int64_t i = i0;
+        for (; i + 4 <= i1; i += 4) {
+            int64_t j = j0;
+            for (; j + 4 <= j1; j += 4)
+                transpose_tile<U, 4>(to + j * to_row + i, to_row, from + i * from_row + j,
+                                     from_row);
+            for (; j < j1; j++)
+                for (int64_t k = i; k < i + 4; k++) to[j * to_row + k] = from[k * from_row + j];
+        }
+        for (; i < i1; i++)
             for (int64_t j = j0; j < j1; j++) to[j * to_row + i] = from[i * from_row + j];
+    };
+    for (int64_t i = 0; i < cols; i += B)
+        for (int64_t j = 0; j < rows; j += B) {
+            if (i + B <= cols && j + B <= rows)
+                transpose_tile<U, B>(to + j * to_row + i, to_row, from + i * from_row + j,
+                                     from_row);
+            else
+                edge(i, min64(i + B, cols), j, min64(j + B, rows));
+        }
+}
+
+void transpose_bytes(char* to, int64_t to_row, const char* from, int64_t from_row, int64_t rows,
+                     int64_t cols, int size) {
+    const auto run = [&](auto element) {
+        typedef decltype(element) U;
+        transpose(reinterpret_cast<U*>(to), to_row, reinterpret_cast<const U*>(from), from_row,
+                  rows, cols);
+    };
+    switch (size) {
+        case 1:
+            return run(uint8_t());
+        case 2:
+            return run(uint16_t());
+        case 4:
+            return run(uint32_t());
+        default:
+            return run(uint64_t());
     }
 }
 
@@ -104,7 +161,8 @@ void copy_row(U* to, int64_t to_step, const U* from, int64_t from_step, int64_t 
 
 /// Slices [begin, end) along the first axis.
 template <class U>
-void copy_slices(const CopyPlan& p, void* to_ptr, const void* from_ptr, int64_t begin, int64_t end) {
+void copy_slices(const CopyPlan& p, void* to_ptr, const void* from_ptr, int64_t begin,
+                 int64_t end) {
     if (p.total == 0 || begin >= end) return;
     U* to = static_cast<U*>(to_ptr);
     const U* from = static_cast<const U*>(from_ptr);
@@ -114,7 +172,8 @@ void copy_slices(const CopyPlan& p, void* to_ptr, const void* from_ptr, int64_t 
         return;
     }
     if (p.rank == 1)
-        return copy_row(to + begin * p.to[0], p.to[0], from + begin * p.from[0], p.from[0], end - begin);
+        return copy_row(to + begin * p.to[0], p.to[0], from + begin * p.from[0], p.from[0],
+                        end - begin);
     int64_t shape[kMaxDims];
     for (int d = 0; d < p.rank; d++) shape[d] = p.shape[d];
     shape[0] = end - begin;
@@ -143,15 +202,19 @@ void copy_slices(const CopyPlan& p, void* to_ptr, const void* from_ptr, int64_t 
 
 void copy_slices(const CopyPlan& p, void* to, const void* from, int64_t begin, int64_t end) {
     switch (p.size) {
-        case 1: return copy_slices<RawOf<1>::type>(p, to, from, begin, end);
-        case 2: return copy_slices<RawOf<2>::type>(p, to, from, begin, end);
-        case 4: return copy_slices<RawOf<4>::type>(p, to, from, begin, end);
-        default: return copy_slices<RawOf<8>::type>(p, to, from, begin, end);
+        case 1:
+            return copy_slices<RawOf<1>::type>(p, to, from, begin, end);
+        case 2:
+            return copy_slices<RawOf<2>::type>(p, to, from, begin, end);
+        case 4:
+            return copy_slices<RawOf<4>::type>(p, to, from, begin, end);
+        default:
+            return copy_slices<RawOf<8>::type>(p, to, from, begin, end);
     }
 }
 
-void strided_copy(void* to, const int64_t* to_strides, const void* from, const int64_t* from_strides,
-                  const int64_t* shape, int rank, int size) {
+void strided_copy(void* to, const int64_t* to_strides, const void* from,
+                  const int64_t* from_strides, const int64_t* shape, int rank, int size) {
     CopyPlan p;
     plan_copy(p, to_strides, from_strides, shape, rank, size);
     copy_slices(p, to, from, 0, p.rank ? p.shape[0] : 1);
@@ -160,12 +223,16 @@ void strided_copy(void* to, const int64_t* to_strides, const void* from, const i
 AICF_INLINE int element_size(int32_t dtype) {
     switch (DType(dtype)) {
         case DType::f32:
-        case DType::i32: return 4;
+        case DType::i32:
+            return 4;
         case DType::f64:
-        case DType::i64: return 8;
+        case DType::i64:
+            return 8;
         case DType::f16:
-        case DType::bf16: return 2;
-        default: return 1;
+        case DType::bf16:
+            return 2;
+        default:
+            return 1;
     }
 }
 
@@ -203,7 +270,8 @@ void copy_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
 }
 
 void register_movement(Table& table) {
-    table.add(CpuKernel{"copy", kAnyDType, copy_run, copy_units, nullptr, sizeof(CopyPlan), copy_prepare});
+    table.add(CpuKernel{"copy", kAnyDType, copy_run, copy_units, nullptr, sizeof(CopyPlan),
+                        copy_prepare});
     table.strided_copy = strided_copy;
 }
 

@@ -1,5 +1,5 @@
-// Row-wise softmax, losses. A row is taken 512 elements at a time; its sums follow the tree of abi.h.
-// Included once per instruction set; see isa.cpp. No standard-library templates here.
+// Row-wise softmax, losses. A row is taken 512 elements at a time; its sums follow the tree of
+// abi.h. Included once per instruction set; see isa.cpp. No standard-library templates here.
 
 namespace aicf::cpu::AICF_ISA {
 
@@ -52,8 +52,8 @@ int64_t row_units(const ArgBlock& args, int) {
 }
 
 AICF_INLINE void place_row(const RowPlan& p, int64_t row, int operands, int64_t* at) {
-    for (int o = 0; o < operands; o++) at[o] = 0;
-    for (int d = p.rank - 1; d >= 0; d--) {
+    for (int o = 0; o < operands; o++) at[o] = p.rank == 1 ? row * p.stride[o][0] : 0;
+    for (int d = p.rank == 1 ? -1 : p.rank - 1; d >= 0; d--) {
         const int64_t next = row / p.shape[d], index = row - next * p.shape[d];
         for (int o = 0; o < operands; o++) at[o] += index * p.stride[o][d];
         row = next;
@@ -66,7 +66,7 @@ AICF_INLINE void store_block(const Walk& w, E* base, int64_t pos, int64_t n, con
     const int64_t step = w.rank ? w.stride[0] : 0;
     E* y = base + pos * step;
     if (step == 1)
-        for (int64_t i = 0; i < n; i++) put(y + i, v[i]);
+        narrow_row(v, n, y);
     else
         for (int64_t i = 0; i < n; i++) put(y + i * step, v[i]);
 }
@@ -83,13 +83,16 @@ A row_max(const Walk& w, const E* x, int64_t n) {
     return most;
 }
 
+/// The sum of exp(x - most); `keep`, where given, receives the terms.
 template <class A, class E>
-A row_exp_sum(const Walk& w, const E* x, int64_t n, A most) {
-    alignas(64) A buffer[kTreeLeaf], e[kTreeLeaf];
+A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, A* keep = nullptr) {
+    alignas(64) A buffer[kTreeLeaf], terms[kTreeLeaf];
     Tree<SumOp, Simd<A, 0>> tree;
     for (int64_t at = 0; at < n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, n - at);
         const A* v = fetch<A>(w, x, at, m, buffer);
+        A* e = keep ? keep + at : terms;
+#pragma GCC ivdep
         for (int64_t i = 0; i < m; i++) e[i] = scalar::exp(v[i] - most);
         tree.push(leaf<SumOp>(e, m));
     }
@@ -100,6 +103,13 @@ template <class A, class E, bool Log>
 void softmax_row(const RowPlan& p, const E* x, E* y) {
     alignas(64) A buffer[kTreeLeaf], out[kTreeLeaf];
     const A most = row_max<A>(p.walk[0], x, p.n);
+    if constexpr (!Log && same_bits<E, A>) {
+        if (p.walk[1].dense) {  // y holds the terms meanwhile
+            const A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, y);
+            for (int64_t i = 0; i < p.n; i++) y[i] = scalar::div(y[i], sum);
+            return;
+        }
+    }
     const A sum = row_exp_sum<A>(p.walk[0], x, p.n, most);
     const A log_sum = Log ? scalar::log(sum) : A(0);
     for (int64_t at = 0; at < p.n; at += kTreeLeaf) {
@@ -131,7 +141,8 @@ void softmax_bwd_row(const RowPlan& p, const E* y, const E* dy, E* dx) {
     const A sum = tree.result();
     for (int64_t at = 0; at < p.n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, p.n - at);
-        const A *v = fetch<A>(p.walk[0], y, at, m, first), *g = fetch<A>(p.walk[1], dy, at, m, second);
+        const A *v = fetch<A>(p.walk[0], y, at, m, first),
+                *g = fetch<A>(p.walk[1], dy, at, m, second);
         if constexpr (Log)
             for (int64_t i = 0; i < m; i++) out[i] = scalar::log_softmax_bwd(v[i], g[i], sum);
         else
@@ -140,29 +151,116 @@ void softmax_bwd_row(const RowPlan& p, const E* y, const E* dy, E* dx) {
     }
 }
 
+// ---- short rows, in bundles: t[element][row], vectors over rows
+// ----------------------------------
+
+template <class A>
+AICF_INLINE void bundle_max(const A* t, int64_t n, A* most) {
+    constexpr int R = kBundle<A>;
+    typedef Simd<A, kVectorBytes> S;
+    for (int i = 0; i < R; i += S::lanes) {
+        typename S::V v = S::load(t + i);
+        for (int64_t l = 1; l < n; l++) v = S::largest(v, S::load(t + l * R + i));
+        S::get(v, most + i);
+    }
+}
+
+/// t = exp(t - most), sum = each row's sum of it.
+template <class A>
+AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum) {
+    constexpr int R = kBundle<A>;
+    alignas(64) A halves[kShortRow * R];
+    for (int64_t l = 0; l < n; l++)
+        for (int i = 0; i < R; i++) t[l * R + i] = scalar::exp(t[l * R + i] - most[i]);
+    memcpy(halves, t, size_t(n) * R * sizeof(A));
+    bundle_leaf<SumOp>(halves, n, sum);
+}
+
+template <class A, class E, bool Log>
+void softmax_bundle(const RowPlan& p, const E* x, E* y, const int64_t* from, const int64_t* to,
+                    int count) {
+    constexpr int R = kBundle<A>;
+    alignas(64) A t[kShortRow * R], most[R], sum[R];
+    load_bundle(t, x, from, count, p.walk[0].stride[0], p.n);
+    bundle_max(t, p.n, most);
+    if constexpr (Log) {
+        alignas(64) A e[kShortRow * R];
+        memcpy(e, t, size_t(p.n) * R * sizeof(A));
+        bundle_exp_sum(e, p.n, most, sum);
+        for (int i = 0; i < R; i++) sum[i] = scalar::log(sum[i]);
+        for (int64_t l = 0; l < p.n; l++)
+            for (int i = 0; i < R; i++) t[l * R + i] = (t[l * R + i] - most[i]) - sum[i];
+    } else {
+        bundle_exp_sum(t, p.n, most, sum);
+        for (int64_t l = 0; l < p.n; l++)
+            for (int i = 0; i < R; i++) t[l * R + i] = scalar::div(t[l * R + i], sum[i]);
+    }
+    store_bundle(t, y, to, count, p.walk[1].stride[0], p.n);
+}
+
+template <class A, class E, bool Log>
+void softmax_bwd_bundle(const RowPlan& p, const E* y, const E* dy, E* dx, const int64_t* y_at,
+                        const int64_t* dy_at, const int64_t* dx_at, int count) {
+    constexpr int R = kBundle<A>;
+    alignas(64) A t[kShortRow * R], g[kShortRow * R], product[kShortRow * R], sum[R];
+    load_bundle(t, y, y_at, count, p.walk[0].stride[0], p.n);
+    load_bundle(g, dy, dy_at, count, p.walk[1].stride[0], p.n);
+    for (int64_t i = 0; i < p.n * R; i++) product[i] = Log ? g[i] : t[i] * g[i];
+    bundle_leaf<SumOp>(product, p.n, sum);
+    for (int64_t l = 0; l < p.n; l++)
+        for (int i = 0; i < R; i++) {
+            const A v = t[l * R + i], d = g[l * R + i];
+            t[l * R + i] =
+                Log ? scalar::log_softmax_bwd(v, d, sum[i]) : scalar::softmax_bwd(v, d, sum[i]);
+        }
+    store_bundle(t, dx, dx_at, count, p.walk[2].stride[0], p.n);
+}
+
 template <class A, class E, bool Log, bool Bwd>
 void softmax_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+    constexpr int R = kBundle<A>, operands = Bwd ? 3 : 2;
     const RowPlan& p = row_plan(args);
-    const E* x = static_cast<const E*>(args.in(0).ptr);
-    for (int64_t r = begin * p.grain; r < min64(end * p.grain, p.rows); r++) {
-        int64_t at[kRowOperands];
-        place_row(p, r, Bwd ? 3 : 2, at);
+    const E *x = static_cast<const E*>(args.in(0).ptr),
+            *dy = static_cast<const E*>(args.in(Bwd ? 1 : 0).ptr);
+    E* y = static_cast<E*>(args.out(0).ptr);
+    const int64_t stop = min64(end * p.grain, p.rows);
+    int64_t r = begin * p.grain;
+    for (; p.n <= kShortRow && stop - r >= R / 4; r += R) {
+        int64_t at[kRowOperands][R];
+        const int count = int(min64(R, stop - r));
+        for (int i = 0; i < count; i++) {
+            int64_t row[kRowOperands];
+            place_row(p, r + i, operands, row);
+            for (int o = 0; o < operands; o++) at[o][i] = row[o];
+        }
         if constexpr (Bwd)
-            softmax_bwd_row<A, E, Log>(p, x + at[0], static_cast<const E*>(args.in(1).ptr) + at[1],
-                                       static_cast<E*>(args.out(0).ptr) + at[2]);
+            softmax_bwd_bundle<A, E, Log>(p, x, dy, y, at[0], at[1], at[2], count);
         else
-            softmax_row<A, E, Log>(p, x + at[0], static_cast<E*>(args.out(0).ptr) + at[1]);
+            softmax_bundle<A, E, Log>(p, x, y, at[0], at[1], count);
+    }
+    for (; r < stop; r++) {
+        int64_t at[kRowOperands];
+        place_row(p, r, operands, at);
+        if constexpr (Bwd)
+            softmax_bwd_row<A, E, Log>(p, x + at[0], dy + at[1], y + at[2]);
+        else
+            softmax_row<A, E, Log>(p, x + at[0], y + at[1]);
     }
 }
 
 template <bool Log, bool Bwd>
 void softmax_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     switch (DType(args.in(0).dtype)) {
-        case DType::f32: return softmax_rows<float, float, Log, Bwd>(args, begin, end);
-        case DType::f64: return softmax_rows<double, double, Log, Bwd>(args, begin, end);
-        case DType::f16: return softmax_rows<float, F16, Log, Bwd>(args, begin, end);
-        case DType::bf16: return softmax_rows<float, BF16, Log, Bwd>(args, begin, end);
-        default: return;
+        case DType::f32:
+            return softmax_rows<float, float, Log, Bwd>(args, begin, end);
+        case DType::f64:
+            return softmax_rows<double, double, Log, Bwd>(args, begin, end);
+        case DType::f16:
+            return softmax_rows<float, F16, Log, Bwd>(args, begin, end);
+        case DType::bf16:
+            return softmax_rows<float, BF16, Log, Bwd>(args, begin, end);
+        default:
+            return;
     }
 }
 
@@ -222,19 +320,22 @@ void normalize_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
     for (int64_t r = begin * p.grain; r < min64(end * p.grain, p.rows); r++) {
         int64_t at[kRowOperands];
         place_row(p, r, 4, at);
-        const E *y = static_cast<const E*>(args.in(0).ptr) + at[0], *dy = static_cast<const E*>(args.in(2).ptr) + at[2];
+        const E *y = static_cast<const E*>(args.in(0).ptr) + at[0],
+                *dy = static_cast<const E*>(args.in(2).ptr) + at[2];
         const A rstd = widen(static_cast<const E*>(args.in(1).ptr)[at[1]]);
         const A shift = !center ? A(0) : row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
             const A* g = fetch<A>(p.walk[2], dy, i, m, second);
             for (int64_t k = 0; k < m; k++) to[k] = g[k];
         });
         const A slope = row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
-            const A *v = fetch<A>(p.walk[0], y, i, m, first), *g = fetch<A>(p.walk[2], dy, i, m, second);
+            const A *v = fetch<A>(p.walk[0], y, i, m, first),
+                    *g = fetch<A>(p.walk[2], dy, i, m, second);
             for (int64_t k = 0; k < m; k++) to[k] = g[k] * v[k];
         });
         for (int64_t i = 0; i < p.n; i += kTreeLeaf) {
             const int64_t m = min64(kTreeLeaf, p.n - i);
-            const A *v = fetch<A>(p.walk[0], y, i, m, first), *g = fetch<A>(p.walk[2], dy, i, m, second);
+            const A *v = fetch<A>(p.walk[0], y, i, m, first),
+                    *g = fetch<A>(p.walk[2], dy, i, m, second);
             for (int64_t k = 0; k < m; k++) out[k] = rstd * ((g[k] - shift) - v[k] * slope);
             store_block(p.walk[3], static_cast<E*>(args.out(0).ptr) + at[3], i, m, out);
         }
@@ -244,11 +345,20 @@ void normalize_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
 template <bool Bwd>
 void normalize_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     switch (DType(args.in(0).dtype)) {
-        case DType::f32: return Bwd ? normalize_bwd_rows<float, float>(args, begin, end) : normalize_rows<float, float>(args, begin, end);
-        case DType::f64: return Bwd ? normalize_bwd_rows<double, double>(args, begin, end) : normalize_rows<double, double>(args, begin, end);
-        case DType::f16: return Bwd ? normalize_bwd_rows<float, F16>(args, begin, end) : normalize_rows<float, F16>(args, begin, end);
-        case DType::bf16: return Bwd ? normalize_bwd_rows<float, BF16>(args, begin, end) : normalize_rows<float, BF16>(args, begin, end);
-        default: return;
+        case DType::f32:
+            return Bwd ? normalize_bwd_rows<float, float>(args, begin, end)
+                       : normalize_rows<float, float>(args, begin, end);
+        case DType::f64:
+            return Bwd ? normalize_bwd_rows<double, double>(args, begin, end)
+                       : normalize_rows<double, double>(args, begin, end);
+        case DType::f16:
+            return Bwd ? normalize_bwd_rows<float, F16>(args, begin, end)
+                       : normalize_rows<float, F16>(args, begin, end);
+        case DType::bf16:
+            return Bwd ? normalize_bwd_rows<float, BF16>(args, begin, end)
+                       : normalize_rows<float, BF16>(args, begin, end);
+        default:
+            return;
     }
 }
 
@@ -273,54 +383,97 @@ int64_t class_units(const ArgBlock& args, int phase) {
 }
 
 template <class A, class E>
-void cross_entropy_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+AICF_INLINE void put_loss(const ArgBlock& args, int64_t r, A log_sum) {
     const Operand &logits = args.in(0), &loss = args.out(0), &lse = args.out(1);
-    const int64_t n = logits.shape()[1];
+    const int64_t label = label_at(args.in(1), r), n = logits.shape()[1];
+    A value = static_cast<A>(__builtin_nanf(""));
+    if (label >= 0 && label < n)
+        value = log_sum - widen(static_cast<const E*>(
+                              logits.ptr)[r * logits.strides()[0] + label * logits.strides()[1]]);
+    put(static_cast<E*>(loss.ptr) + r * loss.strides()[0], value);
+    put(static_cast<E*>(lse.ptr) + r * lse.strides()[0], log_sum);
+}
+
+template <class A, class E>
+void cross_entropy_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+    constexpr int R = kBundle<A>;
+    const Operand& logits = args.in(0);
+    const E* x = static_cast<const E*>(logits.ptr);
+    const int64_t n = logits.shape()[1], row = logits.strides()[0];
+    int64_t r = begin;
+    for (; n <= kShortRow && end - r >= R / 4; r += R) {
+        alignas(64) A t[kShortRow * R], most[R], sum[R];
+        int64_t at[R];
+        const int count = int(min64(R, end - r));
+        for (int i = 0; i < count; i++) at[i] = (r + i) * row;
+        load_bundle(t, x, at, count, logits.strides()[1], n);
+        bundle_max(t, n, most);
+        bundle_exp_sum(t, n, most, sum);
+        for (int i = 0; i < R; i++) sum[i] = most[i] + scalar::log(sum[i]);
+        for (int i = 0; i < count; i++) put_loss<A, E>(args, r + i, sum[i]);
+    }
     Walk w{};
     walk_start(w);
     walk_axis(w, n, logits.strides()[1]);
-    for (int64_t r = begin; r < end; r++) {
-        const E* x = static_cast<const E*>(logits.ptr) + r * logits.strides()[0];
-        const A most = row_max<A>(w, x, n);
-        const A log_sum = most + scalar::log(row_exp_sum<A>(w, x, n, most));
-        const int64_t label = label_at(args.in(1), r);
-        const A nan = static_cast<A>(__builtin_nanf(""));
-        const A value = label >= 0 && label < n ? log_sum - widen(x[label * logits.strides()[1]]) : nan;
-        put(static_cast<E*>(loss.ptr) + r * loss.strides()[0], value);
-        put(static_cast<E*>(lse.ptr) + r * lse.strides()[0], log_sum);
+    for (; r < end; r++) {
+        const A most = row_max<A>(w, x + r * row, n);
+        put_loss<A, E>(args, r, most + scalar::log(row_exp_sum<A>(w, x + r * row, n, most)));
     }
 }
 
 template <class A, class E>
 void cross_entropy_grad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+    constexpr int R = kBundle<A>;
     const Operand &logits = args.in(0), &lse = args.in(2), &out = args.out(0);
+    const E *x = static_cast<const E*>(logits.ptr), *sums = static_cast<const E*>(lse.ptr);
+    E* y = static_cast<E*>(out.ptr);
     const int64_t n = logits.shape()[1];
     const A scale = static_cast<A>(args.scalar(0).f);
-    alignas(64) A buffer[kTreeLeaf], grad[kTreeLeaf];
+    alignas(64) A t[kShortRow * R], log_sum[R];
+    int64_t r = begin;
+    for (; n <= kShortRow && end - r >= R / 4; r += R) {
+        int64_t from[R], to[R];
+        const int count = int(min64(R, end - r));
+        for (int i = 0; i < R; i++) {
+            const int64_t at = r + (i < count ? i : 0);
+            from[i] = at * logits.strides()[0];
+            to[i] = at * out.strides()[0];
+            log_sum[i] = widen(sums[at * lse.strides()[0]]);
+        }
+        load_bundle(t, x, from, count, logits.strides()[1], n);
+        for (int64_t l = 0; l < n; l++)
+            for (int i = 0; i < R; i++)
+                t[l * R + i] = scalar::cross_entropy_grad(t[l * R + i], log_sum[i], false, scale);
+        for (int i = 0; i < count; i++) {
+            const int64_t label = label_at(args.in(1), r + i);
+            if (label >= 0 && label < n) {
+                const A v = widen(x[from[i] + label * logits.strides()[1]]);
+                t[label * R + i] = scalar::cross_entropy_grad(v, log_sum[i], true, scale);
+            } else {
+                for (int64_t l = 0; l < n; l++) t[l * R + i] = A(0);
+            }
+        }
+        store_bundle(t, y, to, count, out.strides()[1], n);
+    }
     Walk w{}, wo{};
     walk_start(w);
     walk_axis(w, n, logits.strides()[1]);
     walk_start(wo);
     walk_axis(wo, n, out.strides()[1]);
-    for (int64_t r = begin; r < end; r++) {
-        const E* x = static_cast<const E*>(logits.ptr) + r * logits.strides()[0];
-        E* y = static_cast<E*>(out.ptr) + r * out.strides()[0];
-        const A log_sum = widen(static_cast<const E*>(lse.ptr)[r * lse.strides()[0]]);
+    A* grad = t;  // at least a leaf
+    alignas(64) A buffer[kTreeLeaf];
+    for (; r < end; r++) {
         const int64_t label = label_at(args.in(1), r);
         const bool known = label >= 0 && label < n;
+        const A sum = widen(sums[r * lse.strides()[0]]);
         for (int64_t at = 0; at < n; at += kTreeLeaf) {
-            const int64_t m = min64(kTreeLeaf, n - at);
-            if (known) {
-                const A* v = fetch<A>(w, x, at, m, buffer);
-                const int64_t hit = label - at;
-                const A seen = hit >= 0 && hit < m ? v[hit] : A(0);
-                for (int64_t i = 0; i < m; i++)
-                    grad[i] = scalar::cross_entropy_grad(v[i], log_sum, false, scale);
-                if (hit >= 0 && hit < m) grad[hit] = scalar::cross_entropy_grad(seen, log_sum, true, scale);
-            } else {
-                for (int64_t i = 0; i < m; i++) grad[i] = A(0);
-            }
-            store_block(wo, y, at, m, grad);
+            const int64_t m = min64(kTreeLeaf, n - at), hit = label - at;
+            const A* v = fetch<A>(w, x + r * logits.strides()[0], at, m, buffer);
+            for (int64_t i = 0; i < m; i++)
+                grad[i] = known ? scalar::cross_entropy_grad(v[i], sum, false, scale) : A(0);
+            if (known && hit >= 0 && hit < m)
+                grad[hit] = scalar::cross_entropy_grad(v[hit], sum, true, scale);
+            store_block(wo, y + r * out.strides()[0], at, m, grad);
         }
     }
 }
@@ -328,9 +481,10 @@ void cross_entropy_grad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
 template <bool Grad>
 void cross_entropy_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     const Operand& logits = args.in(0);
-    const int64_t grain = class_grain(logits), r0 = begin * grain, r1 = min64(end * grain, logits.shape()[0]);
-#define AICF_CASE(dtype, A, E)                                      \
-    case DType::dtype:                                              \
+    const int64_t grain = class_grain(logits), r0 = begin * grain,
+                  r1 = min64(end * grain, logits.shape()[0]);
+#define AICF_CASE(dtype, A, E)                                        \
+    case DType::dtype:                                                \
         if (Grad) return cross_entropy_grad_rows<A, E>(args, r0, r1); \
         return cross_entropy_rows<A, E>(args, r0, r1);
     switch (DType(logits.dtype)) {
@@ -338,7 +492,8 @@ void cross_entropy_run(const ArgBlock& args, int64_t begin, int64_t end, int, in
         AICF_CASE(f64, double, double)
         AICF_CASE(f16, float, F16)
         AICF_CASE(bf16, float, BF16)
-        default: return;
+        default:
+            return;
     }
 #undef AICF_CASE
 }
@@ -411,11 +566,16 @@ void mse_units_of(const ArgBlock& args, int64_t begin, int64_t end, int phase) {
 
 void mse_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
     switch (DType(args.in(0).dtype)) {
-        case DType::f32: return mse_units_of<float, float>(args, begin, end, phase);
-        case DType::f64: return mse_units_of<double, double>(args, begin, end, phase);
-        case DType::f16: return mse_units_of<float, F16>(args, begin, end, phase);
-        case DType::bf16: return mse_units_of<float, BF16>(args, begin, end, phase);
-        default: return;
+        case DType::f32:
+            return mse_units_of<float, float>(args, begin, end, phase);
+        case DType::f64:
+            return mse_units_of<double, double>(args, begin, end, phase);
+        case DType::f16:
+            return mse_units_of<float, F16>(args, begin, end, phase);
+        case DType::bf16:
+            return mse_units_of<float, BF16>(args, begin, end, phase);
+        default:
+            return;
     }
 }
 
@@ -434,7 +594,8 @@ void register_nn(Table& table) {
     norm("normalize_bwd", normalize_run<true>);
     table.add(CpuKernel{"cross_entropy", kFloats, cross_entropy_run<false>, class_units});
     table.add(CpuKernel{"cross_entropy_grad", kFloats, cross_entropy_run<true>, class_units});
-    table.add(CpuKernel{"mse_loss", kFloats, mse_run, mse_units, mse_workspace, sizeof(MsePlan), mse_prepare, 2});
+    table.add(CpuKernel{"mse_loss", kFloats, mse_run, mse_units, mse_workspace, sizeof(MsePlan),
+                        mse_prepare, 2});
 }
 
 }  // namespace aicf::cpu::AICF_ISA

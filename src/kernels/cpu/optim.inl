@@ -13,14 +13,16 @@ void sgd_step(int64_t n, void* const* at, const Scalar*) {
 
 template <class T>
 void adam_step(int64_t n, void* const* at, const Scalar*) {
-    T *p_out = static_cast<T*>(at[0]), *m_out = static_cast<T*>(at[1]), *v_out = static_cast<T*>(at[2]);
+    T *p_out = static_cast<T*>(at[0]), *m_out = static_cast<T*>(at[1]),
+      *v_out = static_cast<T*>(at[2]);
     const T *p = static_cast<const T*>(at[3]), *grad = static_cast<const T*>(at[4]);
     const T *m = static_cast<const T*>(at[5]), *v = static_cast<const T*>(at[6]);
     const auto number = [&](int i) { return *static_cast<const T*>(at[i]); };
-    const T bc1_inv = number(7), bc2_inv = number(8), lr = number(9), beta1 = number(10), beta2 = number(11),
-            eps = number(12);
+    const T bc1_inv = number(7), bc2_inv = number(8), lr = number(9), beta1 = number(10),
+            beta2 = number(11), eps = number(12);
     AICF_LOOP {
-        const T mi = scalar::adam_m(m[i], grad[i], beta1), vi = scalar::adam_v(v[i], grad[i], beta2);
+        const T mi = scalar::adam_m(m[i], grad[i], beta1),
+                vi = scalar::adam_v(v[i], grad[i], beta2);
         p_out[i] = scalar::adam_p(p[i], mi, vi, bc1_inv, bc2_inv, lr, eps);
         m_out[i] = mi;
         v_out[i] = vi;
@@ -45,11 +47,20 @@ void bias_corr_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     if (begin >= end) return;
     const int32_t step = *static_cast<const int32_t*>(args.in(0).ptr);
     for (int i = 0; i < 2; i++) switch (DType(args.in(1).dtype)) {
-            case DType::f32: bias_corr<float, float>(args, i, step); break;
-            case DType::f64: bias_corr<double, double>(args, i, step); break;
-            case DType::f16: bias_corr<float, F16>(args, i, step); break;
-            case DType::bf16: bias_corr<float, BF16>(args, i, step); break;
-            default: break;
+            case DType::f32:
+                bias_corr<float, float>(args, i, step);
+                break;
+            case DType::f64:
+                bias_corr<double, double>(args, i, step);
+                break;
+            case DType::f16:
+                bias_corr<float, F16>(args, i, step);
+                break;
+            case DType::bf16:
+                bias_corr<float, BF16>(args, i, step);
+                break;
+            default:
+                break;
         }
 }
 
@@ -63,18 +74,21 @@ void ring_push_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
         strided_copy(to.ptr, to.strides(), ring.ptr, ring.strides(), ring.shape(), ring.rank, size);
     if (keep > 0) {
         const int64_t at = (position % keep + keep) % keep;
-        strided_copy(static_cast<char*>(to.ptr) + at * to.strides()[0] * size, to.strides() + 1, x.ptr,
-                     x.strides(), x.shape(), x.rank, size);
+        strided_copy(static_cast<char*>(to.ptr) + at * to.strides()[0] * size, to.strides() + 1,
+                     x.ptr, x.strides(), x.shape(), x.rank, size);
     }
     *static_cast<int64_t*>(args.out(1).ptr) = position + 1;
 }
 
 void register_optim(Table& table) {
-    constexpr uint16_t kAdamNumbers = 0x3f0, kSgdNumbers = 0x4;  // inputs of which element 0 is read
+    constexpr uint16_t kAdamNumbers = 0x3f0,
+                       kSgdNumbers = 0x4;  // inputs of which element 0 is read
     table.add(InstrDef{"sgd_step", DType::f32, DType::f32, 1, 3, 0, kSgdNumbers, sgd_step<float>});
     table.add(InstrDef{"sgd_step", DType::f64, DType::f64, 1, 3, 0, kSgdNumbers, sgd_step<double>});
-    table.add(InstrDef{"adam_step", DType::f32, DType::f32, 3, 10, 0, kAdamNumbers, adam_step<float>});
-    table.add(InstrDef{"adam_step", DType::f64, DType::f64, 3, 10, 0, kAdamNumbers, adam_step<double>});
+    table.add(
+        InstrDef{"adam_step", DType::f32, DType::f32, 3, 10, 0, kAdamNumbers, adam_step<float>});
+    table.add(
+        InstrDef{"adam_step", DType::f64, DType::f64, 3, 10, 0, kAdamNumbers, adam_step<double>});
     table.add(CpuKernel{"step_inc", dtype_bit(DType::i32), step_inc_run, one_unit});
     table.add(CpuKernel{"bias_corr", dtype_bit(DType::i32), bias_corr_run, one_unit});
     table.add(CpuKernel{"ring_push", kAnyDType, ring_push_run, one_unit});

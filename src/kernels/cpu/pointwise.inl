@@ -16,13 +16,10 @@ constexpr DType dtype_of<int64_t> = DType::i64;
 template <>
 constexpr DType dtype_of<uint8_t> = DType::u8;
 
-AICF_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // ---- instructions -------------------------------------------------------------------------------
 
 // An output may lie exactly on an input: element i is read before it is written, in any width.
-#define AICF_LOOP                     \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
+#define AICF_LOOP _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
 
 template <class F, class T, class R, int Scalars>
 void map1(int64_t n, void* const* at, const Scalar* s) {
@@ -65,9 +62,12 @@ void map3(int64_t n, void* const* at, const Scalar*) {
 template <class F, class T, int Arity, int Scalars, class R, class First>
 void add_instr(Table& table, const char* name, DType in, DType out) {
     InstrFn fn = nullptr;
-    if constexpr (Arity == 1) fn = map1<F, T, R, Scalars>;
-    else if constexpr (Arity == 2) fn = map2<F, T, R, Scalars>;
-    else fn = map3<F, T, First>;
+    if constexpr (Arity == 1)
+        fn = map1<F, T, R, Scalars>;
+    else if constexpr (Arity == 2)
+        fn = map2<F, T, R, Scalars>;
+    else
+        fn = map3<F, T, First>;
     table.add(InstrDef{name, in, out, 1, Arity, Scalars, 0, fn});
 }
 
@@ -124,33 +124,34 @@ struct Row {
     }
 };
 
-#define AICF_ROW(fn, arity, kind, scalars)                 \
-    struct fn##_fn {                                       \
-        template <class... A>                              \
-        static AICF_INLINE auto call(A... a) {             \
-            return scalar::fn(a...);                       \
-        }                                                  \
+#define AICF_ROW(fn, arity, kind, scalars)     \
+    struct fn##_fn {                           \
+        template <class... A>                  \
+        static AICF_INLINE auto call(A... a) { \
+            return scalar::fn(a...);           \
+        }                                      \
     };
 AICF_POINTWISE(AICF_ROW)
 #undef AICF_ROW
 
 // Huge angles take a branch, which would keep the whole loop from vectorising.
-#define AICF_ANGLE(fn)                                                                    \
-    template <>                                                                           \
-    void map1<fn##_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {      \
-        float* y = static_cast<float*>(at[0]);                                            \
-        const float* x = static_cast<const float*>(at[1]);                                \
-        for (int64_t b = 0; b < n; b += kBlock, x += kBlock, y += kBlock) {               \
-            const int64_t m = min64(kBlock, n - b);                                       \
-            int32_t huge = 0;                                                             \
-            for (int64_t i = 0; i < m; i++)                                               \
-                huge |= scalar::abs(x[i]) <= scalar::kSinFastLimit ? 0 : 1;               \
-            if (huge == 0) {                                                              \
-                _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] = scalar::fn##_fast(x[i]); \
-            } else {                                                                      \
-                for (int64_t i = 0; i < m; i++) y[i] = scalar::fn(x[i]);                  \
-            }                                                                             \
-        }                                                                                 \
+#define AICF_ANGLE(fn)                                                               \
+    template <>                                                                      \
+    void map1<fn##_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) { \
+        float* y = static_cast<float*>(at[0]);                                       \
+        const float* x = static_cast<const float*>(at[1]);                           \
+        for (int64_t b = 0; b < n; b += kBlock, x += kBlock, y += kBlock) {          \
+            const int64_t m = min64(kBlock, n - b);                                  \
+            int32_t huge = 0;                                                        \
+            for (int64_t i = 0; i < m; i++)                                          \
+                huge |= scalar::abs(x[i]) <= scalar::kSinFastLimit ? 0 : 1;          \
+            if (huge == 0) {                                                         \
+                _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =          \
+                    scalar::fn##_fast(x[i]);                                         \
+            } else {                                                                 \
+                for (int64_t i = 0; i < m; i++) y[i] = scalar::fn(x[i]);             \
+            }                                                                        \
+        }                                                                            \
     }
 AICF_ANGLE(sin)
 AICF_ANGLE(cos)
@@ -165,20 +166,36 @@ void cast_loop(int64_t n, void* const* at, const Scalar*) {
     AICF_LOOP y[i] = scalar::cast<To>(x[i]);
 }
 
+// The hardware's conversions give the same bits as scalar.h's.
+void widen_halves(const uint16_t* x, int64_t n, float* y) {
+    int64_t i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(y + i,
+                         _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i))));
+#endif
+    for (; i < n; i++) y[i] = scalar::half_to_f32(x[i]);
+}
+void narrow_halves(const float* x, int64_t n, uint16_t* y) {
+    int64_t i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= n; i += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i),
+                         _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+    for (; i < n; i++) y[i] = scalar::f32_to_half(x[i]);
+}
+
 void widen_half(int64_t n, void* const* at, const Scalar*) {
-    float* y = static_cast<float*>(at[0]);
-    const uint16_t* x = static_cast<const uint16_t*>(at[1]);
-    AICF_LOOP y[i] = scalar::half_to_f32(x[i]);
+    widen_halves(static_cast<const uint16_t*>(at[1]), n, static_cast<float*>(at[0]));
+}
+void narrow_half(int64_t n, void* const* at, const Scalar*) {
+    narrow_halves(static_cast<const float*>(at[1]), n, static_cast<uint16_t*>(at[0]));
 }
 void widen_bfloat(int64_t n, void* const* at, const Scalar*) {
     float* y = static_cast<float*>(at[0]);
     const uint16_t* x = static_cast<const uint16_t*>(at[1]);
     AICF_LOOP y[i] = scalar::bfloat_to_f32(x[i]);
-}
-void narrow_half(int64_t n, void* const* at, const Scalar*) {
-    uint16_t* y = static_cast<uint16_t*>(at[0]);
-    const float* x = static_cast<const float*>(at[1]);
-    AICF_LOOP y[i] = scalar::f32_to_half(x[i]);
 }
 void narrow_bfloat(int64_t n, void* const* at, const Scalar*) {
     uint16_t* y = static_cast<uint16_t*>(at[0]);
@@ -249,59 +266,113 @@ void move_block(const Program& p, const Slot& slot, int64_t pos, int64_t n, char
 template <bool Scatter>
 void move_block(const Program& p, const Slot& slot, int64_t pos, int64_t n, char* buffer) {
     switch (slot.size) {
-        case 1: return move_block<uint8_t, Scatter>(p, slot, pos, n, buffer);
-        case 2: return move_block<uint16_t, Scatter>(p, slot, pos, n, buffer);
-        case 4: return move_block<uint32_t, Scatter>(p, slot, pos, n, buffer);
-        default: return move_block<uint64_t, Scatter>(p, slot, pos, n, buffer);
+        case 1:
+            return move_block<uint8_t, Scatter>(p, slot, pos, n, buffer);
+        case 2:
+            return move_block<uint16_t, Scatter>(p, slot, pos, n, buffer);
+        case 4:
+            return move_block<uint32_t, Scatter>(p, slot, pos, n, buffer);
+        default:
+            return move_block<uint64_t, Scatter>(p, slot, pos, n, buffer);
+    }
+}
+
+/// Repeats the first `period` elements of a buffer until n are filled.
+template <class U>
+void repeat(U* buffer, int64_t period, int64_t n) {
+    typedef U V __attribute__((vector_size(32), aligned(1), may_alias));
+    constexpr int64_t L = 32 / sizeof(U);
+    if (L % period == 0 && n >= L) {
+        V v;
+        for (int64_t i = 0; i < L; i++) v[i] = buffer[i & (period - 1)];
+        int64_t i = 0;
+        for (; i + L <= n; i += L) *reinterpret_cast<V*>(buffer + i) = v;
+        for (; i < n; i++) buffer[i] = buffer[i - L];
+        return;
+    }
+    for (int64_t done = period; done < n;) {
+        const int64_t more = min64(done, n - done);
+        memcpy(buffer + done, buffer, size_t(more) * sizeof(U));
+        done += more;
+    }
+}
+
+void repeat(char* buffer, int64_t size, int64_t period, int64_t n) {
+    switch (size) {
+        case 1:
+            return repeat(reinterpret_cast<uint8_t*>(buffer), period, n);
+        case 2:
+            return repeat(reinterpret_cast<uint16_t*>(buffer), period, n);
+        case 4:
+            return repeat(reinterpret_cast<uint32_t*>(buffer), period, n);
+        default:
+            return repeat(reinterpret_cast<uint64_t*>(buffer), period, n);
     }
 }
 
 // ---- the interpreter ----------------------------------------------------------------------------
 
-void run_blocks(const Program& p, int64_t pos, int64_t stop) {
+/// Points every slot at its buffer and fills those that no block changes.
+AICF_INLINE void start_slots(const Program& p, char* buffers, char** at) {
+    for (int s = 0; s < p.slots; s++) {
+        const Slot& slot = p.slot()[s];
+        at[s] = slot.mode == SlotMode::first ? slot.ptr : buffers + slot.buffer;
+        if (slot.mode != SlotMode::once) continue;
+        const int64_t n = min64(p.block, p.total),
+                      period = slot.strides[p.rank - 1] == 0 ? 1 : p.shape[p.rank - 1];
+        move_block<false>(p, slot, 0, period, at[s]);
+        repeat(at[s], slot.size, period, n);
+    }
+}
+
+/// One block of n elements from `pos` on, whose place in the iteration space is `index`.
+AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, int64_t pos,
+                           int64_t n) {
     const Slot* slots = p.slot();
     const Instr* instrs = p.instr();
-    char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
-    char* at[kMaxSlots];
     for (int s = 0; s < p.slots; s++) {
         const Slot& slot = slots[s];
-        at[s] = slot.mode == SlotMode::first ? slot.ptr : buffers + slot.buffer;
-        if (slot.mode == SlotMode::once) move_block<false>(p, slot, 0, min64(p.block, p.total), at[s]);
+        if (slot.mode == SlotMode::linear) {
+            at[s] = slot.ptr + pos * slot.size;
+        } else if (slot.mode == SlotMode::row) {
+            int64_t offset = 0;
+            for (int d = 0; d < p.rank; d++) offset += index[d] * slot.strides[d];
+            at[s] = slot.ptr + offset * slot.size;
+        } else if (slot.mode == SlotMode::gather && !slot.output) {
+            move_block<false>(p, slot, pos, n, at[s]);
+        }
     }
+    for (int k = 0; k < p.instrs; k++) {
+        const Instr& instr = instrs[k];
+        void* operands[kMaxInstrOperands];
+        for (int i = 0; i < instr.operands; i++) operands[i] = at[instr.slot[i]];
+        instr.fn(n, operands, instr.scalars);
+    }
+    for (int s = 0; s < p.slots; s++)
+        if (slots[s].mode == SlotMode::gather && slots[s].output)
+            move_block<true>(p, slots[s], pos, n, at[s]);
+}
+
+void run_blocks(const Program& p, int64_t pos, int64_t stop) {
+    char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
+    char* at[kMaxSlots];
+    start_slots(p, buffers, at);
     const int inner = p.rank - 1;
     int64_t index[kMaxDims] = {};
-    if (p.rows) {
-        for (int64_t d = inner, rest = pos; d >= 0; d--) {
-            index[d] = rest % p.shape[d];
-            rest /= p.shape[d];
+    if (!p.rows || inner < 0) {
+        for (int64_t n; pos < stop; pos += n) {
+            n = min64(p.block, stop - pos);
+            run_block(p, at, index, pos, n);
         }
+        return;
     }
-    while (pos < stop) {
-        int64_t n = min64(p.block, stop - pos);
-        if (p.rows && inner >= 0) n = min64(n, p.shape[inner] - index[inner]);
-        for (int s = 0; s < p.slots; s++) {
-            const Slot& slot = slots[s];
-            if (slot.mode == SlotMode::linear) {
-                at[s] = slot.ptr + pos * slot.size;
-            } else if (slot.mode == SlotMode::row) {
-                int64_t offset = 0;
-                for (int d = 0; d <= inner; d++) offset += index[d] * slot.strides[d];
-                at[s] = slot.ptr + offset * slot.size;
-            } else if (slot.mode == SlotMode::gather && !slot.output) {
-                move_block<false>(p, slot, pos, n, at[s]);
-            }
-        }
-        for (int k = 0; k < p.instrs; k++) {
-            const Instr& instr = instrs[k];
-            void* operands[kMaxInstrOperands];
-            for (int i = 0; i < instr.operands; i++) operands[i] = at[instr.slot[i]];
-            instr.fn(n, operands, instr.scalars);
-        }
-        for (int s = 0; s < p.slots; s++)
-            if (slots[s].mode == SlotMode::gather && slots[s].output)
-                move_block<true>(p, slots[s], pos, n, at[s]);
-        pos += n;
-        if (!p.rows || inner < 0) continue;
+    for (int64_t d = inner, rest = pos; d >= 0; d--) {
+        index[d] = rest % p.shape[d];
+        rest /= p.shape[d];
+    }
+    for (int64_t n; pos < stop; pos += n) {
+        n = min64(min64(p.block, stop - pos), p.shape[inner] - index[inner]);
+        run_block(p, at, index, pos, n);
         index[inner] += n;
         for (int d = inner; d > 0 && index[d] == p.shape[d]; d--) {
             index[d] = 0;
@@ -310,8 +381,50 @@ void run_blocks(const Program& p, int64_t pos, int64_t stop) {
     }
 }
 
+/// A unit is kTileRows neighbours along the cross axis, all other outer axes fixed.
+void run_tiles(const Program& p, int64_t begin, int64_t end) {
+    char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
+    char *at[kMaxSlots], *tiles[kMaxSlots];
+    start_slots(p, buffers, at);
+    for (int s = 0; s < p.slots; s++) tiles[s] = at[s];
+    const int inner = p.rank - 1;
+    const int64_t groups = (p.shape[p.cross] + kTileRows - 1) / kTileRows;
+    for (int64_t u = begin; u < end; u++) {
+        int64_t index[kMaxDims] = {}, rest = u / groups;
+        for (int d = inner - 1; d >= 0; d--) {
+            if (d == p.cross) continue;
+            index[d] = rest % p.shape[d];
+            rest /= p.shape[d];
+        }
+        const int64_t r0 = u % groups * kTileRows, r1 = min64(r0 + kTileRows, p.shape[p.cross]);
+        for (int64_t c = 0; c < p.shape[inner]; c += p.block) {
+            const int64_t n = min64(p.block, p.shape[inner] - c);
+            index[inner] = c;
+            index[p.cross] = r0;
+            for (int s = 0; s < p.slots; s++) {
+                const Slot& slot = p.slot()[s];
+                if (slot.mode != SlotMode::tile) continue;
+                int64_t offset = 0;
+                for (int d = 0; d <= inner; d++) offset += index[d] * slot.strides[d];
+                transpose_bytes(tiles[s], p.block, slot.ptr + offset * slot.size,
+                                slot.strides[inner], r1 - r0, n, slot.size);
+            }
+            for (int64_t r = r0; r < r1; r++) {
+                index[p.cross] = r;
+                int64_t pos = 0;
+                for (int d = 0; d <= inner; d++) pos = pos * p.shape[d] + index[d];
+                for (int s = 0; s < p.slots; s++)
+                    if (p.slot()[s].mode == SlotMode::tile)
+                        at[s] = tiles[s] + (r - r0) * p.block * p.slot()[s].size;
+                run_block(p, at, index, pos, n);
+            }
+        }
+    }
+}
+
 void run_program(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     const Program& p = *static_cast<const Program*>(args.tail_ptr());
+    if (p.cross >= 0) return run_tiles(p, begin, end);
     const int64_t pos = begin * p.unit, stop = min64(end * p.unit, p.total);
     if (pos >= stop) return;
     if (!p.flat) return run_blocks(p, pos, stop);

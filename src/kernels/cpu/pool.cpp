@@ -57,13 +57,14 @@ class Pool {
         context_ = context;
         units_ = units;
         pending_.store(static_cast<uint64_t>(threads - 1), std::memory_order_relaxed);
-        // The count of threads travels with the region's number, so a worker that has no share in it
-        // never looks at fields that the next region may already be changing.
+        // The count of threads travels with the region's number, so a worker that has no share in
+        // it never looks at fields that the next region may already be changing.
         region_ += kMaxThreads;
         turn_.store(region_ | static_cast<uint64_t>(threads - 1), std::memory_order_release);
         turn_.notify_all();
         work(0, threads);
-        for (uint64_t left; (left = pending_.load(std::memory_order_acquire)) != 0;) await_change(pending_, left);
+        for (uint64_t left; (left = pending_.load(std::memory_order_acquire)) != 0;)
+            await_change(pending_, left);
         busy_.clear(std::memory_order_release);
     }
 
@@ -78,7 +79,9 @@ class Pool {
         wanted = std::min(wanted, kMaxThreads);
         while (started_ < wanted) {
             try {
-                std::thread([this, thread = started_, seen = turn_.load()] { serve(thread, seen); }).detach();
+                std::thread([this, thread = started_, seen = turn_.load()] {
+                    serve(thread, seen);
+                }).detach();
             } catch (const std::system_error&) {
                 break;
             }
@@ -114,8 +117,8 @@ std::atomic<int> the_threads{0};
 /// A pool is never destroyed, because its sleeping workers end only with the process.
 Pool& pool() {
     if (Pool* found = the_pool.load(std::memory_order_acquire)) return *found;
-    static const int registered =
-        pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_release); });
+    static const int registered = pthread_atfork(
+        nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_release); });
     (void)registered;
     Pool* fresh = new Pool;
     Pool* expected = nullptr;
@@ -143,7 +146,9 @@ int cpu_threads() {
     return count;
 }
 
-void set_cpu_threads(int count) { the_threads.store(std::clamp(count, 1, kMaxThreads), std::memory_order_relaxed); }
+void set_cpu_threads(int count) {
+    the_threads.store(std::clamp(count, 0, kMaxThreads), std::memory_order_relaxed);
+}
 
 void run_parallel(RegionFn fn, const void* context, int64_t units, int threads) {
     threads = static_cast<int>(std::min<int64_t>(threads, units));

@@ -48,17 +48,21 @@ class Builder {
         program.slots = static_cast<int32_t>(slots_.size());
         program.instrs = static_cast<int32_t>(instrs_.size());
         program.rows = rows_;
+        program.cross = cross_;
         program.flat = instrs_.size() == 1;
         program.buffer_bytes = buffer_bytes_;
         bool in_place = program.flat;
         for (const Slot& slot : slots_) {
             program.flat &= slot.mode == SlotMode::linear || slot.mode == SlotMode::first;
-            in_place &= slot.mode != SlotMode::buffer && slot.mode != SlotMode::gather && slot.mode != SlotMode::once;
+            in_place &= slot.mode == SlotMode::linear || slot.mode == SlotMode::row ||
+                        slot.mode == SlotMode::first;
         }
         program.block = in_place ? std::max<int64_t>(program.total, 1) : block_;
         program.unit = rows_ ? 4096 : block_ * 8;
+        if (cross_ >= 0) program.unit = kTileRows * shape_.back();
         std::copy(shape_.begin(), shape_.end(), program.shape);
-        std::vector<char> bytes(sizeof program + sizeof(Slot) * slots_.size() + sizeof(Instr) * instrs_.size());
+        std::vector<char> bytes(sizeof program + sizeof(Slot) * slots_.size() +
+                                sizeof(Instr) * instrs_.size());
         std::memcpy(bytes.data(), &program, sizeof program);
         std::memcpy(bytes.data() + sizeof program, slots_.data(), sizeof(Slot) * slots_.size());
         std::memcpy(bytes.data() + sizeof program + sizeof(Slot) * slots_.size(), instrs_.data(),
@@ -74,7 +78,8 @@ class Builder {
             Dims aligned(shape.rank(), 0);
             const int extra = shape.rank() - view->shape.rank();
             if (view->shape.rank() > 0) {
-                if (extra < 0) raise(ErrorKind::internal, "cpu: an operand outranks the iteration space");
+                if (extra < 0)
+                    raise(ErrorKind::internal, "cpu: an operand outranks the iteration space");
                 for (int d = 0; d < view->shape.rank(); d++) {
                     check(view->shape[d] == shape[d + extra] || view->shape[d] == 1,
                           "cpu: an operand does not broadcast to the iteration space");
@@ -89,8 +94,10 @@ class Builder {
             bool merge = !shape_.empty();
             for (size_t i = 0; merge && i < views_.size(); i++)
                 merge = strides_[i].back() == strides[i][d] * shape[d];
-            if (merge) shape_.back() *= shape[d];
-            else shape_.push_back(shape[d]);
+            if (merge)
+                shape_.back() *= shape[d];
+            else
+                shape_.push_back(shape[d]);
             for (size_t i = 0; i < views_.size(); i++) {
                 if (merge) strides_[i].pop_back();
                 strides_[i].push_back(strides[i][d]);
@@ -99,7 +106,8 @@ class Builder {
         // Short rows are taken several to a block; a block then holds whole rows.
         const int64_t inner = shape_.empty() ? 1 : shape_.back();
         rows_ = shape_.size() < 2 || inner >= 128;
-        block_ = rows_ ? kBlock : std::max<int64_t>(1, kBlock / std::max<int64_t>(inner, 1)) * inner;
+        block_ =
+            rows_ ? kBlock : std::max<int64_t>(1, kBlock / std::max<int64_t>(inner, 1)) * inner;
         if (block_ == 0) block_ = kBlock;  // an empty space
     }
 
@@ -128,7 +136,8 @@ class Builder {
     /// Between any two dtypes: in one conversion, or else by way of f32.
     void add_cast(int to, int from) {
         const auto find = [&](DType in, DType out) { return find_instr(table_, "cast", in, out); };
-        if (const InstrDef* direct = find(dtypes_[from], dtypes_[to])) return emit(*direct, {to}, {from}, {});
+        if (const InstrDef* direct = find(dtypes_[from], dtypes_[to]))
+            return emit(*direct, {to}, {from}, {});
         const int middle = add_slot(DType::f32);
         emit(*find(dtypes_[from], DType::f32), {middle}, {from}, {});
         emit(*find(DType::f32, dtypes_[to]), {to}, {middle}, {});
@@ -140,9 +149,11 @@ class Builder {
             add_cast(step.outputs[0], step.inputs[0]);
             return true;
         }
-        const InstrDef* def = find_instr(table_, step.name, compute_dtype(dtypes_[step.inputs.back()]),
-                                         compute_dtype(dtypes_[step.outputs[0]]));
-        if (!def || def->inputs != step.inputs.size() || def->outputs != step.outputs.size()) return false;
+        const InstrDef* def =
+            find_instr(table_, step.name, compute_dtype(dtypes_[step.inputs.back()]),
+                       compute_dtype(dtypes_[step.outputs[0]]));
+        if (!def || def->inputs != step.inputs.size() || def->outputs != step.outputs.size())
+            return false;
         std::vector<int> inputs = step.inputs, outputs = step.outputs;
         for (int& slot : inputs)
             if (is_16_bit(dtypes_[slot])) {
@@ -158,7 +169,18 @@ class Builder {
         return true;
     }
 
+    /// An input that is contiguous along another axis than the innermost is read tile by tile.
+    void choose_cross() {
+        const int inner = static_cast<int>(shape_.size()) - 1;
+        for (int i = 0; rows_ && cross_ < 0 && i < inputs_; i++)
+            for (int d = 0; d < inner; d++)
+                if (strides_[i][d] == 1 && shape_[d] >= kTileRows && strides_[i][inner] > 1)
+                    cross_ = d;
+        if (cross_ >= 0) block_ = kTileBlock;
+    }
+
     void choose_modes() {
+        choose_cross();
         const int inner = static_cast<int>(shape_.size()) - 1;
         for (size_t s = 0; s < slots_.size(); s++) {
             Slot& slot = slots_[s];
@@ -173,16 +195,22 @@ class Builder {
                     expected *= shape_[d];
                     if (d < inner || rows_) outer_fixed &= strides[d] == 0;
                 }
-                const bool read_whole = slot.output || std::find(whole_.begin(), whole_.end(), s) != whole_.end();
-                slot.mode = !read_whole                                       ? SlotMode::first
-                            : linear                                          ? SlotMode::linear
-                            : rows_ && inner >= 0 && strides[inner] == 1      ? SlotMode::row
-                            : outer_fixed && !slot.output                     ? SlotMode::once
-                                                                              : SlotMode::gather;
+                const bool read_whole =
+                    slot.output || std::find(whole_.begin(), whole_.end(), s) != whole_.end();
+                slot.mode = !read_whole                                  ? SlotMode::first
+                            : linear                                     ? SlotMode::linear
+                            : rows_ && inner >= 0 && strides[inner] == 1 ? SlotMode::row
+                            : outer_fixed && !slot.output                ? SlotMode::once
+                                                                         : SlotMode::gather;
+                if (slot.mode == SlotMode::gather && !slot.output && cross_ >= 0 &&
+                    strides[cross_] == 1)
+                    slot.mode = SlotMode::tile;
             }
-            if (slot.mode == SlotMode::buffer || slot.mode == SlotMode::once || slot.mode == SlotMode::gather) {
+            if (slot.mode != SlotMode::linear && slot.mode != SlotMode::row &&
+                slot.mode != SlotMode::first) {
                 slot.buffer = buffer_bytes_;
-                buffer_bytes_ += (block_ * slot.size + 63) / 64 * 64;
+                buffer_bytes_ += block_ * slot.size * (slot.mode == SlotMode::tile ? kTileRows : 1);
+                buffer_bytes_ = (buffer_bytes_ + 63) / 64 * 64;
             }
         }
     }
@@ -193,6 +221,7 @@ class Builder {
     std::vector<int64_t> shape_;
     std::vector<std::vector<int64_t>> strides_;
     bool rows_ = true;
+    int cross_ = -1;
     int64_t block_ = kBlock, buffer_bytes_ = 0;
     std::vector<Slot> slots_;
     std::vector<DType> dtypes_;
@@ -202,7 +231,8 @@ class Builder {
 
 }  // namespace
 
-std::vector<char> build_program(const Table& table, const LoweredOp& op, const std::vector<ProgramStep>& steps,
+std::vector<char> build_program(const Table& table, const LoweredOp& op,
+                                const std::vector<ProgramStep>& steps,
                                 const std::vector<DType>& temps) {
     Builder builder(table, op);
     if (!builder.build(steps, temps)) return {};
@@ -211,12 +241,14 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op, const s
 
 std::vector<char> build_program(const Table& table, const LoweredOp& op) {
     bool known = false;
-    for (int i = 0; i < table.instr_count && !known; i++) known = op.def->name == table.instrs[i].name;
+    for (int i = 0; i < table.instr_count && !known; i++)
+        known = op.def->name == table.instrs[i].name;
     if (!known || op.inputs.empty() || op.outputs.empty()) return {};
     ProgramStep step{op.def->name, {}, {}, {}};
     const int inputs = static_cast<int>(op.inputs.size());
     for (int i = 0; i < inputs; i++) step.inputs.push_back(i);
-    for (int i = 0; i < static_cast<int>(op.outputs.size()); i++) step.outputs.push_back(inputs + i);
+    for (int i = 0; i < static_cast<int>(op.outputs.size()); i++)
+        step.outputs.push_back(inputs + i);
     for (const AttrDef& def : op.def->attrs)
         if (const Attr* attr = op.attrs.find(def.name))
             if (const auto* number = std::get_if<double>(attr)) step.scalars.push_back(*number);

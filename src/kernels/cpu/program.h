@@ -17,7 +17,8 @@ struct ProgramStep {
 
 /// The bytes of a program's tail with null pointers, or empty when some instruction does not exist.
 /// `temps` are the dtypes of the values that never leave the block.
-std::vector<char> build_program(const Table& table, const LoweredOp& op, const std::vector<ProgramStep>& steps,
+std::vector<char> build_program(const Table& table, const LoweredOp& op,
+                                const std::vector<ProgramStep>& steps,
                                 const std::vector<DType>& temps);
 /// The program of an op that is one instruction; empty when there is none.
 std::vector<char> build_program(const Table& table, const LoweredOp& op);

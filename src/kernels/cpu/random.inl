@@ -1,5 +1,5 @@
-// Random numbers by Philox; see kernels/philox.h and core/ops_random.cpp. An element's number depends
-// on (seed, stream, step, element) alone, so any split over threads gives the same bits.
+// Random numbers by Philox; see kernels/philox.h and core/ops_random.cpp. An element's number
+// depends on (seed, stream, step, element) alone, so any split over threads gives the same bits.
 // Included once per instruction set; see isa.cpp. No standard-library templates here.
 
 namespace aicf::cpu::AICF_ISA {
@@ -13,10 +13,13 @@ int64_t random_units(const ArgBlock& args, int) {
 
 /// Calls use(i, words of element i's block of four) for each element of the units.
 template <class Use>
-AICF_INLINE void each_random(const ArgBlock& args, int first, int64_t stream, int64_t begin, int64_t end, Use use) {
-    const uint64_t key = random_key(static_cast<uint64_t>(*static_cast<const int64_t*>(args.in(first).ptr)),
-                                    static_cast<uint64_t>(stream));
-    const uint64_t step = static_cast<uint64_t>(*static_cast<const int64_t*>(args.in(first + 1).ptr));
+AICF_INLINE void each_random(const ArgBlock& args, int first, int64_t stream, int64_t begin,
+                             int64_t end, Use use) {
+    const uint64_t key =
+        random_key(static_cast<uint64_t>(*static_cast<const int64_t*>(args.in(first).ptr)),
+                   static_cast<uint64_t>(stream));
+    const uint64_t step =
+        static_cast<uint64_t>(*static_cast<const int64_t*>(args.in(first + 1).ptr));
     const Operand& y = args.out(0);
     const int64_t stop = min64(end * kRandomUnit, count_of(y, 0, y.rank));
     for (int64_t i = begin * kRandomUnit; i < stop; i += 4) {
@@ -29,20 +32,24 @@ AICF_INLINE void each_random(const ArgBlock& args, int first, int64_t stream, in
 template <class A, class E>
 void uniform_units(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand& y = args.out(0);
-    const float low = static_cast<float>(args.scalar(9).f), high = static_cast<float>(args.scalar(10).f);
+    const float low = static_cast<float>(args.scalar(9).f),
+                high = static_cast<float>(args.scalar(10).f);
     each_random(args, 0, args.scalar(11).i, begin, end, [&](int64_t i, const Philox4& words) {
         const float u = uniform_from(words.word[i & 3]);
-        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank), static_cast<A>(scalar::fma(u, high - low, low)));
+        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank),
+            static_cast<A>(scalar::fma(u, high - low, low)));
     });
 }
 
 template <class A, class E>
 void normal_units(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand& y = args.out(0);
-    const float mean = static_cast<float>(args.scalar(9).f), deviation = static_cast<float>(args.scalar(10).f);
+    const float mean = static_cast<float>(args.scalar(9).f),
+                deviation = static_cast<float>(args.scalar(10).f);
     each_random(args, 0, args.scalar(11).i, begin, end, [&](int64_t i, const Philox4& words) {
         const float z = normal_from(words, static_cast<int>(i & 3));
-        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank), static_cast<A>(scalar::fma(z, deviation, mean)));
+        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank),
+            static_cast<A>(scalar::fma(z, deviation, mean)));
     });
 }
 
@@ -54,7 +61,8 @@ void dropout_units(const ArgBlock& args, int64_t begin, int64_t end) {
     const A scale = static_cast<A>(1.0 / (1.0 - args.scalar(0).f));
     each_random(args, 1, args.scalar(1).i, begin, end, [&](int64_t i, const Philox4& words) {
         const A v = widen(static_cast<const E*>(x.ptr)[place_of(x, i, x.rank)]);
-        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank), uniform_from(words.word[i & 3]) >= p ? v * scale : A(0));
+        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank),
+            uniform_from(words.word[i & 3]) >= p ? v * scale : A(0));
     });
 }
 

@@ -10,316 +10,17 @@
 
 namespace aicf::cpu::AICF_ISA {
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
-
-// ---- element types ------------------------------------------------------------------------------
-
-struct F16 {
-    uint16_t bits;
-};
-struct BF16 {
-    uint16_t bits;
-};
-
-AICF_INLINE float widen(F16 x) { return scalar::half_to_f32(x.bits); }
-AICF_INLINE float widen(BF16 x) { return scalar::bfloat_to_f32(x.bits); }
-template <class T>
-AICF_INLINE T widen(T x) {
-    return x;
-}
-AICF_INLINE void put(F16* to, float x) { to->bits = scalar::f32_to_half(x); }
-AICF_INLINE void put(BF16* to, float x) { to->bits = scalar::f32_to_bfloat(x); }
-template <class T, class A>
-AICF_INLINE void put(T* to, A x) {
-    *to = static_cast<T>(x);
-}
-
-/// The type an element is computed in.
-template <class E>
-struct ComputeOf {
-    typedef E type;
-};
-template <>
-struct ComputeOf<F16> {
-    typedef float type;
-};
-template <>
-struct ComputeOf<BF16> {
-    typedef float type;
-};
-
-template <class E, class A>
-constexpr bool same_bits = false;
-template <class T>
-constexpr bool same_bits<T, T> = true;
-template <>
-constexpr bool same_bits<int32_t, uint32_t> = true;
-template <>
-constexpr bool same_bits<int64_t, uint64_t> = true;
-
-// ---- vectors ------------------------------------------------------------------------------------
-
-template <class A>
-struct IntOf;
-template <>
-struct IntOf<float> {
-    typedef int32_t type;
-};
-template <>
-struct IntOf<double> {
-    typedef int64_t type;
-};
-template <>
-struct IntOf<uint32_t> {
-    typedef int32_t type;
-};
-template <>
-struct IntOf<int32_t> {
-    typedef int32_t type;
-};
-template <>
-struct IntOf<uint64_t> {
-    typedef int64_t type;
-};
-template <>
-struct IntOf<int64_t> {
-    typedef int64_t type;
-};
-
-template <class A, int Bytes>
-struct Simd {
-    typedef A V __attribute__((vector_size(Bytes), aligned(sizeof(A)), may_alias));
-    typedef typename IntOf<A>::type I __attribute__((vector_size(Bytes), aligned(sizeof(A)), may_alias));
-    static constexpr int lanes = Bytes / int(sizeof(A));
-    template <class E>
-    static AICF_INLINE V load(const E* p) {
-        if constexpr (same_bits<E, A>) {
-            return *reinterpret_cast<const V*>(p);
-        } else {
-            V v;
-            for (int i = 0; i < lanes; i++) v[i] = static_cast<A>(widen(p[i]));
-            return v;
-        }
-    }
-    static AICF_INLINE V splat(A x) {
-        V v;
-        for (int i = 0; i < lanes; i++) v[i] = x;
-        return v;
-    }
-    static AICF_INLINE void get(const V& v, A* to) { *reinterpret_cast<V*>(to) = v; }
-    static AICF_INLINE V largest(V a, V b) {
-        V r = a > b ? a : b;
-        if constexpr (scalar::is_float<A>) {
-            r = a != a ? a : r;
-            r = a == b ? (V)((I)a & (I)b) : r;
-        }
-        return r;
-    }
-    static AICF_INLINE V smallest(V a, V b) {
-        V r = a < b ? a : b;
-        if constexpr (scalar::is_float<A>) {
-            r = a != a ? a : r;
-            r = a == b ? (V)((I)a | (I)b) : r;
-        }
-        return r;
-    }
-};
-template <class A>
-struct Simd<A, 0> {  // a single lane
-    typedef A V;
-    static constexpr int lanes = 1;
-    template <class E>
-    static AICF_INLINE V load(const E* p) {
-        return static_cast<A>(widen(*p));
-    }
-    static AICF_INLINE V splat(A x) { return x; }
-    static AICF_INLINE void get(V v, A* to) { *to = v; }
-    static AICF_INLINE V largest(V a, V b) { return scalar::maximum(a, b); }
-    static AICF_INLINE V smallest(V a, V b) { return scalar::minimum(a, b); }
-};
-
-// ---- how two partial results join ---------------------------------------------------------------
-
-struct SumOp {
-    template <class S, class V>
-    static AICF_INLINE V join(V a, V b) {
-        return a + b;
-    }
-    /// Changes nothing it is joined with.
-    template <class S, class V>
-    static AICF_INLINE V missing(V) {
-        return S::splat(-0.0);
-    }
-};
-struct MaxOp {
-    template <class S, class V>
-    static AICF_INLINE V join(V a, V b) {
-        return S::largest(a, b);
-    }
-    template <class S, class V>
-    static AICF_INLINE V missing(V any) {
-        return any;
-    }
-};
-struct MinOp {
-    template <class S, class V>
-    static AICF_INLINE V join(V a, V b) {
-        return S::smallest(a, b);
-    }
-    template <class S, class V>
-    static AICF_INLINE V missing(V any) {
-        return any;
-    }
-};
-
-/// Joins leaves, given in ascending order, into the tree of abi.h: equal subtrees as a counter
-/// carries, what is left over from the right.
-template <class Op, class S>
-struct Tree {
-    typedef typename S::V V;
-    V part[40];
-    int depth = 0;
-    uint64_t count = 0;
-    AICF_INLINE void push(V v) {
-        for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) v = Op::template join<S>(part[--depth], v);
-        part[depth++] = v;
-    }
-    AICF_INLINE V result() {
-        V v = part[--depth];
-        while (depth > 0) v = Op::template join<S>(part[--depth], v);
-        return v;
-    }
-};
-
-AICF_INLINE int64_t power_of_two_from(int64_t n) {
-    return n <= 1 ? 1 : int64_t(1) << (64 - __builtin_clzll(uint64_t(n - 1)));
-}
-
-/// One leaf of n in [1, 512] elements.
-template <class Op, class A>
-A leaf(const A* x, int64_t n) {
-    typedef Simd<A, kVectorBytes> S;
-    typedef typename S::V V;
-    constexpr int L = S::lanes, N = int(kTreeLanes) / L;
-    if (n == kTreeLeaf) {
-        V v[N / 2];
-        const auto lane = [&](int i) __attribute__((always_inline)) {
-            const A* at = x + i * L;
-            V s = Op::template join<S>(S::load(at), S::load(at + kTreeLanes));
-            s = Op::template join<S>(s, S::load(at + 2 * kTreeLanes));
-            return Op::template join<S>(s, S::load(at + 3 * kTreeLanes));
-        };
-#pragma GCC unroll 32
-        for (int i = 0; i < N / 2; i++) v[i] = Op::template join<S>(lane(i), lane(i + N / 2));
-#pragma GCC unroll 8
-        for (int h = N / 4; h > 0; h /= 2) {
-#pragma GCC unroll 32
-            for (int i = 0; i < h; i++) v[i] = Op::template join<S>(v[i], v[i + h]);
-        }
-        A t[L];
-        S::get(v[0], t);
-#pragma GCC unroll 8
-        for (int h = L / 2; h > 0; h /= 2) {
-#pragma GCC unroll 16
-            for (int i = 0; i < h; i++) t[i] = Op::template join<Simd<A, 0>>(t[i], t[i + h]);
-        }
-        return t[0];
-    }
-    alignas(64) A t[kTreeLanes];
-    const int64_t lanes = min64(n, kTreeLanes), width = power_of_two_from(lanes);
-    for (int64_t l = 0; l < lanes; l++) t[l] = x[l];
-    const A pad = Op::template missing<Simd<A, 0>>(x[0]);
-    for (int64_t l = lanes; l < width; l++) t[l] = pad;
-    for (int64_t at = kTreeLanes; at < n; at += kTreeLanes) {
-        const int64_t m = min64(n - at, kTreeLanes);
-        for (int64_t l = 0; l < m; l++) t[l] = Op::template join<Simd<A, 0>>(t[l], x[at + l]);
-    }
-    for (int64_t h = width / 2; h > 0; h /= 2)
-        for (int64_t l = 0; l < h; l++) t[l] = Op::template join<Simd<A, 0>>(t[l], t[l + h]);
-    return t[0];
-}
-
-// ---- walking an operand -------------------------------------------------------------------------
-
-/// Some axes of an operand in row-major order, merged where they step as one.
-struct Walk {
-    int64_t total;
-    int32_t rank;
-    int32_t dense;  // elements lie side by side
-    int64_t shape[kMaxDims], stride[kMaxDims];
-};
-
-void walk_start(Walk& w) {
-    w.total = 1;
-    w.rank = 0;
-    w.dense = 1;
-}
-void walk_axis(Walk& w, int64_t size, int64_t stride) {
-    w.total *= size;
-    if (size == 1) return;
-    if (w.rank > 0 && w.stride[w.rank - 1] == stride * size) {
-        w.shape[w.rank - 1] *= size;
-        w.stride[w.rank - 1] = stride;
-    } else {
-        w.shape[w.rank] = size;
-        w.stride[w.rank++] = stride;
-    }
-    w.dense = w.rank == 1 && w.stride[0] == 1;
-}
-
-/// Elements [pos, pos + n) of the walk, as type A: in place or in `buffer`.
-template <class A, class E>
-AICF_INLINE const A* fetch(const Walk& w, const E* base, int64_t pos, int64_t n, A* buffer) {
-    if constexpr (same_bits<E, A>)
-        if (w.dense) return reinterpret_cast<const A*>(base + pos);
-    if (w.rank <= 1) {
-        const int64_t step = w.rank ? w.stride[0] : 0;
-        const E* x = base + pos * step;
-        if (step == 1)
-            for (int64_t i = 0; i < n; i++) buffer[i] = static_cast<A>(widen(x[i]));
-        else
-            for (int64_t i = 0; i < n; i++) buffer[i] = static_cast<A>(widen(x[i * step]));
-        return buffer;
-    }
-    const int inner = w.rank - 1;
-    int64_t index[kMaxDims];
-    const E* x = base;
-    for (int d = inner; d >= 0; d--) {
-        index[d] = pos % w.shape[d];
-        pos /= w.shape[d];
-        x += index[d] * w.stride[d];
-    }
-    const int64_t step = w.stride[inner];
-    for (int64_t done = 0;;) {
-        const int64_t run = min64(n - done, w.shape[inner] - index[inner]);
-        for (int64_t i = 0; i < run; i++) buffer[done + i] = static_cast<A>(widen(x[i * step]));
-        done += run;
-        if (done == n) return buffer;
-        x -= index[inner] * step;
-        index[inner] = 0;
-        for (int d = inner - 1; d >= 0; d--) {
-            x += w.stride[d];
-            if (++index[d] < w.shape[d]) break;
-            x -= w.shape[d] * w.stride[d];
-            index[d] = 0;
-        }
-    }
-}
-
 // ---- the plan of a reduction --------------------------------------------------------------------
 
+constexpr int64_t kStrip = 64;  // neighbouring results to a unit of columns, at most
+
 struct ReducePlan {
-    Walk reduced;                   // reduced.total elements make one result
-    int64_t results, chain;         // chain: c, or 0 for the tree
-    int64_t units, strips, strip;   // strip: results to a unit; of one row of results, if `columns`
-    int64_t groups, group;          // group: elements of a result that one unit takes
-    int32_t kept_rank, columns;
+    Walk reduced;                  // reduced.total elements make one result
+    int64_t results, chain;        // chain: c, or 0 for the tree
+    int64_t units, strips, strip;  // strip: results to a unit; of one row of results, if `columns`
+    int64_t groups, group;         // group: elements of a result that one unit takes
+    int32_t kept_rank;
+    bool columns, bundles;
     int64_t kept[kMaxDims], from[kMaxDims], to[kMaxDims];
 };
 
@@ -371,9 +72,9 @@ void reduce_prepare(ArgBlock& args, bool ordered) {
     const int last = p.kept_rank - 1;
     const int64_t n = p.reduced.total;
     p.columns = last >= 0 && p.from[last] == 1 && p.reduced.rank == 1 && p.reduced.stride[0] != 1;
-    if (p.results == 0 || n == 0) p.columns = 0;
+    if (p.results == 0 || n == 0) p.columns = false;
     if (p.columns) {
-        p.strips = (p.kept[last] + 63) / 64;
+        p.strips = (p.kept[last] + kStrip - 1) / kStrip;
         p.strip = (p.kept[last] + p.strips - 1) / p.strips;
         p.units = p.results / p.kept[last] * p.strips;
     } else {
@@ -382,10 +83,16 @@ void reduce_prepare(ArgBlock& args, bool ordered) {
         p.units = (p.results + p.strip - 1) / p.strip;
     }
     plan_groups(p, 65536);
+    p.bundles = p.groups == 1 && p.chain == 0 && p.reduced.rank <= 1 && n > 0 && n <= kShortRow;
 }
 
 template <class Plan>
 AICF_INLINE void place_result(const Plan& p, int64_t result, int64_t* from, int64_t* to) {
+    if (p.kept_rank <= 1) {
+        *from = p.kept_rank ? result * p.from[0] : 0;
+        *to = p.kept_rank ? result * p.to[0] : 0;
+        return;
+    }
     *from = *to = 0;
     for (int d = p.kept_rank - 1; d >= 0; d--) {
         const int64_t next = result / p.kept[d], index = result - next * p.kept[d];
@@ -414,125 +121,168 @@ A reduce_row(const Walk& w, const E* x, int64_t begin, int64_t end, int64_t chai
     }
     A total = A(0), part = A(0);
     for (int64_t at = begin; at < end;) {
-        const int64_t in_chunk = at % chain, n = min64(min64(kTreeLeaf, end - at), chain - in_chunk);
+        const int64_t in_chunk = at % chain,
+                      n = min64(min64(kTreeLeaf, end - at), chain - in_chunk);
         const A* v = fetch<A>(w, x, at, n, buffer);
         int64_t i = 0;
         if (in_chunk == 0) part = v[i++];
         for (; i < n; i++) part = Op::template join<S>(part, v[i]);
         at += n;
-        if (at % chain == 0 || at == end) total = at <= chain ? part : Op::template join<S>(total, part);
+        if (at % chain == 0 || at == end)
+            total = at <= chain ? part : Op::template join<S>(total, part);
     }
     return total;
 }
 
 // ---- columns ------------------------------------------------------------------------------------
 
-/// N vectors of neighbouring results, each over elements [begin, end) in one chain per chunk.
-template <class Op, class S, int N, class E>
-AICF_INLINE void column_chain(const E* x, int64_t step, int64_t begin, int64_t end, int64_t chain,
-                              const int64_t* at, typename S::V* total) {
+constexpr int64_t kMaxVectors = 32;  // of a strip
+
+/// Where the vectors of a strip begin. The last overlaps the one before it: shared lanes repeat the
+/// same work.
+struct Strip {
+    int64_t step, vectors;
+    int64_t at[kMaxVectors];
+};
+
+/// N vectors from v on, over elements [begin, end), in one chain per chunk.
+template <class Op, class S, int N, class A, class E>
+AICF_INLINE void column_chain(const Strip& strip, int64_t v, const E* x, int64_t begin, int64_t end,
+                              int64_t chain, A* to) {
     typedef typename S::V V;
+    const int64_t* at = strip.at + v;
+    V total[N] = {};
     for (int64_t c = begin; c < end; c += chain) {
         const int64_t stop = min64(end, c + chain);
-        const E* row = x + c * step;
+        const E* row = x + c * strip.step;
         V part[N];
 #pragma GCC unroll 8
-        for (int v = 0; v < N; v++) part[v] = S::load(row + at[v]);
-        for (int64_t i = c + 1; i < stop; i++) {
-            row += step;
+        for (int i = 0; i < N; i++) part[i] = S::load(row + at[i]);
+        for (int64_t r = c + 1; r < stop; r++) {
+            row += strip.step;
 #pragma GCC unroll 8
-            for (int v = 0; v < N; v++) part[v] = Op::template join<S>(part[v], S::load(row + at[v]));
+            for (int i = 0; i < N; i++)
+                part[i] = Op::template join<S>(part[i], S::load(row + at[i]));
         }
 #pragma GCC unroll 8
-        for (int v = 0; v < N; v++) total[v] = c == begin ? part[v] : Op::template join<S>(total[v], part[v]);
+        for (int i = 0; i < N; i++)
+            total[i] = c == begin ? part[i] : Op::template join<S>(total[i], part[i]);
     }
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) S::get(total[i], to + at[i]);
 }
 
-/// One vector of neighbouring results over one leaf of n elements. Lanes are visited in bit-reversed
-/// order, so that the halving of abi.h becomes a counter's carries.
+/// One leaf of n elements; the lanes of abi.h are rows of t, and its first halving is done on the
+/// way in.
 template <class Op, class S, class E>
-AICF_INLINE typename S::V column_leaf(const E* x, int64_t step, int64_t n) {
+__attribute__((noinline)) void column_leaf(const Strip& strip, const E* x, int64_t n,
+                                           typename S::V* to) {
     typedef typename S::V V;
-    const int64_t width = power_of_two_from(min64(n, kTreeLanes));
-    V part[8];
-    int depth = 0;
-    int64_t lane = 0;
-    for (int64_t r = 0; r < width; r++) {
-        V v;
-        if (lane < n) {
-            const E* at = x + lane * step;
-            v = S::load(at);
-            for (int64_t l = lane + kTreeLanes; l < n; l += kTreeLanes) {
-                at += kTreeLanes * step;
-                v = Op::template join<S>(v, S::load(at));
-            }
-        } else {
-            v = Op::template missing<S>(S::load(x));
-        }
-        for (int64_t c = r + 1; (c & 1) == 0 && depth > 0; c >>= 1) v = Op::template join<S>(part[--depth], v);
-        part[depth++] = v;
-        int64_t bit = width >> 1;  // lane = bit reversal of r + 1
-        for (; bit > 0 && (lane & bit) != 0; bit >>= 1) lane ^= bit;
-        lane |= bit;
+    const int64_t step = strip.step, vectors = strip.vectors, leap = kTreeLanes * step;
+    const int64_t lanes = min64(n, kTreeLanes), half = power_of_two_from(lanes) / 2;
+    const auto lane = [&](int64_t l, const E* row) __attribute__((always_inline)) {
+        V s = S::load(row);
+        for (l += kTreeLanes; l < n; l += kTreeLanes)
+            s = Op::template join<S>(s, S::load(row += leap));
+        return s;
+    };
+    if (half == 0) {
+        for (int64_t v = 0; v < vectors; v++) to[v] = S::load(x + strip.at[v]);
+        return;
     }
-    return part[0];
+    V t[kTreeLanes / 2 * (S::lanes > 1 ? 64 / S::lanes : 4)];
+    for (int64_t l = 0; l < half; l++) {
+        for (int64_t v = 0; v < vectors; v++) {
+            const E* row = x + l * step + strip.at[v];
+            V s;
+            if (n == kTreeLeaf) {
+                const E* far = row + half * step;
+                s = Op::template join<S>(S::load(row), S::load(row + leap));
+                s = Op::template join<S>(s, S::load(row + 2 * leap));
+                s = Op::template join<S>(s, S::load(row + 3 * leap));
+                V other = Op::template join<S>(S::load(far), S::load(far + leap));
+                other = Op::template join<S>(other, S::load(far + 2 * leap));
+                s = Op::template join<S>(s, Op::template join<S>(other, S::load(far + 3 * leap)));
+            } else {
+                s = lane(l, row);
+                if (l + half < lanes)
+                    s = Op::template join<S>(s, lane(l + half, row + half * step));
+            }
+            t[l * vectors + v] = s;
+        }
+    }
+    for (int64_t h = half / 2; h > 0; h /= 2)
+        for (int64_t i = 0; i < h * vectors; i++)
+            t[i] = Op::template join<S>(t[i], t[h * vectors + i]);
+    for (int64_t v = 0; v < vectors; v++) to[v] = t[v];
 }
 
 template <class Op, class S, class A, class E>
-void reduce_strip(const ReducePlan& p, const E* x, int64_t width, int64_t begin, int64_t end, A* to) {
+void column_tree(const Strip& strip, const E* x, int64_t begin, int64_t end, A* to) {
     typedef typename S::V V;
-    constexpr int L = S::lanes;
-    constexpr bool ordered = same_bits<Op, SumOp>;
-    const int64_t step = p.reduced.stride[0], vectors = (width + L - 1) / L;
-    // The last vector overlaps the one before it: its lanes repeat the same work.
-    const auto at = [&](int64_t v) { return min64(v * L, width - L); };
-    if (!ordered || p.chain != 0) {
-        const int64_t chain = ordered ? p.chain : end - begin;
-        int64_t v = 0;
-        for (; v < vectors;) {
-            const int64_t four[4] = {at(v), at(v + 1), at(v + 2), at(v + 3)};
-            V total[4] = {};
-            if (v + 4 <= vectors) {
-                column_chain<Op, S, 4>(x, step, begin, end, chain, four, total);
-                for (int i = 0; i < 4; i++) S::get(total[i], to + four[i]);
-                v += 4;
-            } else {
-                column_chain<Op, S, 1>(x, step, begin, end, chain, four, total);
-                S::get(total[0], to + four[0]);
-                v++;
-            }
-        }
-        return;
+    const int64_t n = strip.vectors;
+    V part[40 * (S::lanes > 1 ? 64 / S::lanes : 4)];
+    V* top = part;
+    uint64_t count = 0;
+    const auto carry = [&]() __attribute__((always_inline)) {
+        top -= n;
+        for (int64_t v = 0; v < n; v++) top[v - n] = Op::template join<S>(top[v - n], top[v]);
+    };
+    for (int64_t r = begin; r < end; r += kTreeLeaf) {
+        column_leaf<Op, S>(strip, x + r * strip.step, min64(kTreeLeaf, end - r), top);
+        top += n;
+        for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) carry();
     }
-    if (end - begin <= kTreeLeaf) {
-        for (int64_t v = 0; v < vectors; v++)
-            S::get(column_leaf<Op, S>(x + begin * step + at(v), step, end - begin), to + at(v));
-        return;
-    }
-    Tree<Op, S> trees[64 / (L > 64 ? 64 : L) + 1];
-    for (int64_t r = begin; r < end; r += kTreeLeaf)
-        for (int64_t v = 0; v < vectors; v++)
-            trees[v].push(column_leaf<Op, S>(x + r * step + at(v), step, min64(kTreeLeaf, end - r)));
-    for (int64_t v = 0; v < vectors; v++) S::get(trees[v].result(), to + at(v));
+    while (top > part + n) carry();
+    for (int64_t v = 0; v < n; v++) S::get(part[v], to + strip.at[v]);
 }
 
+template <class Op, class A>
+constexpr bool rounds =
+    same_bits<Op, SumOp> && scalar::is_float<A>;  // else any order gives the same
+
 template <class Op, class A, class E>
-void reduce_columns(const ReducePlan& p, const E* x, int64_t width, int64_t begin, int64_t end, A* to) {
-    if (width * int64_t(sizeof(A)) >= kVectorBytes) reduce_strip<Op, Simd<A, kVectorBytes>>(p, x, width, begin, end, to);
-    else if (width * int64_t(sizeof(A)) >= 16) reduce_strip<Op, Simd<A, 16>>(p, x, width, begin, end, to);
-    else reduce_strip<Op, Simd<A, 0>>(p, x, width, begin, end, to);
+void reduce_columns(const ReducePlan& p, const E* x, int64_t width, int64_t begin, int64_t end,
+                    A* to) {
+    const auto run = [&](auto vector) {
+        typedef decltype(vector) S;
+        Strip strip;
+        strip.step = p.reduced.stride[0];
+        strip.vectors = (width + S::lanes - 1) / S::lanes;
+        for (int64_t v = 0; v < strip.vectors; v++)
+            strip.at[v] = min64(v * S::lanes, width - S::lanes);
+        if constexpr (rounds<Op, A>)
+            if (p.chain == 0) return column_tree<Op, S>(strip, x, begin, end, to);
+        const int64_t chain = rounds<Op, A> ? p.chain : end - begin;
+        int64_t v = 0;
+        if constexpr (same_bits<E, A> && S::lanes > 1) {
+            for (; v + 8 <= strip.vectors; v += 8)
+                column_chain<Op, S, 8>(strip, v, x, begin, end, chain, to);
+            for (; v + 2 <= strip.vectors; v += 2)
+                column_chain<Op, S, 2>(strip, v, x, begin, end, chain, to);
+        }
+        for (; v < strip.vectors; v++) column_chain<Op, S, 1>(strip, v, x, begin, end, chain, to);
+    };
+    const int64_t bytes = width * int64_t(sizeof(A));
+    if (bytes < 16) return run(Simd<A, 0>{});
+    if constexpr (kVectorBytes > 16)
+        if (bytes < 32) return run(Simd<A, 16>{});
+    if constexpr (kVectorBytes > 32)
+        if (bytes < 64) return run(Simd<A, 32>{});
+    run(Simd<A, kVectorBytes>{});
 }
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-template <class E, class A, bool Mean>
-AICF_INLINE void finish(E* to, A value, int64_t n) {
-    if constexpr (Mean) put(to, value / static_cast<A>(n));
-    else put(to, value);
+template <class E, class A>
+AICF_INLINE void finish(E* to, A value, bool mean, int64_t n) {
+    if constexpr (scalar::is_float<A>)
+        if (mean) value = scalar::div(value, static_cast<A>(n));
+    put(to, value);
 }
 
-template <class Op, class E, class A, bool Mean>
-void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase) {
+template <class Op, class E, class A>
+void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, bool mean = false) {
     const ReducePlan& p = reduce_plan(args);
     const E* x = static_cast<const E*>(args.in(0).ptr);
     E* y = static_cast<E*>(args.out(0).ptr);
@@ -544,7 +294,7 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase) {
             Tree<Op, Simd<A, 0>> tree;
             for (int64_t g = 0; g < p.groups; g++) tree.push(parts[g * p.results + r]);
             place_result(p, r, &from, &to);
-            finish<E, A, Mean>(y + to, tree.result(), n);
+            finish(y + to, tree.result(), mean, n);
         }
         return;
     }
@@ -556,21 +306,37 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase) {
             const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
             const int64_t result = row * width + c0;
             if (c0 >= c1) continue;
-            alignas(64) A strip[64];
+            alignas(64) A strip[kStrip];
             place_result(p, result, &from, &to);
             reduce_columns<Op, A>(p, x + from, c1 - c0, first, stop, strip);
             const int64_t step = p.to[p.kept_rank - 1];
             if (p.groups > 1)
                 for (int64_t i = 0; i < c1 - c0; i++) parts[g * p.results + result + i] = strip[i];
             else
-                for (int64_t i = 0; i < c1 - c0; i++) finish<E, A, Mean>(y + to + i * step, strip[i], n);
+                for (int64_t i = 0; i < c1 - c0; i++) finish(y + to + i * step, strip[i], mean, n);
             continue;
         }
-        for (int64_t r = block * p.strip; r < min64(p.results, (block + 1) * p.strip); r++) {
+        int64_t r = block * p.strip;
+        const int64_t last = min64(p.results, r + p.strip);
+        if (p.bundles) {
+            alignas(64) A t[kShortRow * kBundle<A>], results[kBundle<A>];
+            int64_t at[kBundle<A>], put_at[kBundle<A>];
+            const int64_t step = p.reduced.rank ? p.reduced.stride[0] : 0;
+            for (; last - r >= kBundle<A> / 4; r += kBundle<A>) {
+                const int count = int(min64(kBundle<A>, last - r));
+                for (int i = 0; i < count; i++) place_result(p, r + i, &at[i], &put_at[i]);
+                load_bundle(t, x, at, count, step, n);
+                bundle_leaf<Op>(t, n, results);
+                for (int i = 0; i < count; i++) finish(y + put_at[i], results[i], mean, n);
+            }
+        }
+        for (; r < last; r++) {
             place_result(p, r, &from, &to);
             const A value = reduce_row<Op, A>(p.reduced, x + from, first, stop, p.chain);
-            if (p.groups > 1) parts[g * p.results + r] = value;
-            else finish<E, A, Mean>(y + to, value, n);
+            if (p.groups > 1)
+                parts[g * p.results + r] = value;
+            else
+                finish(y + to, value, mean, n);
         }
     }
 }
@@ -603,21 +369,30 @@ struct ExtremumOf<uint8_t> {
 template <class Op, template <class> class AccOf, bool Mean>
 void reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
     switch (DType(args.in(0).dtype)) {
-        case DType::f32: return reduce_units<Op, float, float, Mean>(args, begin, end, phase);
-        case DType::f64: return reduce_units<Op, double, double, Mean>(args, begin, end, phase);
-        case DType::f16: return reduce_units<Op, F16, float, Mean>(args, begin, end, phase);
-        case DType::bf16: return reduce_units<Op, BF16, float, Mean>(args, begin, end, phase);
-        default: break;
+        case DType::f32:
+            return reduce_units<Op, float, float>(args, begin, end, phase, Mean);
+        case DType::f64:
+            return reduce_units<Op, double, double>(args, begin, end, phase, Mean);
+        case DType::f16:
+            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean);
+        case DType::bf16:
+            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean);
+        default:
+            break;
     }
     if constexpr (!Mean) {
         switch (DType(args.in(0).dtype)) {
             case DType::i32:
-                return reduce_units<Op, int32_t, typename AccOf<int32_t>::type, false>(args, begin, end, phase);
+                return reduce_units<Op, int32_t, typename AccOf<int32_t>::type>(args, begin, end,
+                                                                                phase);
             case DType::i64:
-                return reduce_units<Op, int64_t, typename AccOf<int64_t>::type, false>(args, begin, end, phase);
+                return reduce_units<Op, int64_t, typename AccOf<int64_t>::type>(args, begin, end,
+                                                                                phase);
             case DType::u8:
-                return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type, false>(args, begin, end, phase);
-            default: return;
+                return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type>(args, begin, end,
+                                                                                phase);
+            default:
+                return;
         }
     }
 }
@@ -638,7 +413,8 @@ void extremum_prepare(ArgBlock& args) { reduce_prepare(args, false); }
 
 void register_reduce(Table& table) {
     const auto add = [&](const char* op, uint32_t dtypes, auto run, auto prepare) {
-        table.add(CpuKernel{op, dtypes, run, reduce_unit_count, reduce_workspace, sizeof(ReducePlan), prepare, 2});
+        table.add(CpuKernel{op, dtypes, run, reduce_unit_count, reduce_workspace,
+                            sizeof(ReducePlan), prepare, 2});
     };
     add("reduce_sum", kNumbers, reduce_run<SumOp, SumOf, false>, sum_prepare);
     add("reduce_mean", kFloats, reduce_run<SumOp, SumOf, true>, sum_prepare);

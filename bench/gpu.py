@@ -1,0 +1,141 @@
+"""Times compiled steps on a GPU and writes one JSON file.
+
+    python bench/gpu.py --out bench/results [--peers]
+
+Figures are medians over repetitions; bandwidth counts every byte read and written once.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from pathlib import Path
+
+import aicf
+import numpy as np
+from aicf import _core, verify
+
+REPEAT = 9
+
+
+def microseconds(step, times):
+    """Wall time of one replay: the median over repetitions of `times` replays."""
+    step.replay(times)
+    step.synchronize()
+    taken = []
+    for _ in range(REPEAT):
+        start = time.perf_counter()
+        step.replay(times)
+        step.synchronize()
+        taken.append((time.perf_counter() - start) / times * 1e6)
+    return statistics.median(taken)
+
+
+def compile_figures():
+    name, case = next(iter(verify.CASES.items()))
+    start = time.perf_counter()
+    verify.build(name, case).compile(device="cuda")
+    return {"compile_8_8_8_s": time.perf_counter() - start}
+
+
+def train_step():
+    name, case = next(iter(verify.CASES.items()))
+    step = verify.build(name, case).compile(device="cuda")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((case.batch, case.inputs)).astype(np.float32)
+    t = rng.standard_normal((case.batch, case.outputs)).astype(np.float32)
+    step(x=x, t=t)
+    start = time.perf_counter()
+    for _ in range(500):
+        step(x=x, t=t)
+    step.synchronize()
+    call = (time.perf_counter() - start) / 500 * 1e6
+    return {"replay_8_8_8_us": microseconds(step, 2000), "call_8_8_8_us": call}
+
+
+def bandwidth(name, build, bytes_moved):
+    g = aicf.Graph(name)
+    build(g)
+    step = g.compile(device="cuda")
+    taken = microseconds(step, 20)
+    return {f"{name}_us": taken, f"{name}_tb_s": bytes_moved / taken / 1e6}
+
+
+def memory_bound(n=1 << 28):
+    result = {}
+
+    def copy(g):
+        g.output("y", g.state("a", (n,)) * 1.0)
+
+    def total(g):
+        g.output("y", aicf.sum(g.state("a", (n,))))
+
+    def sine(g):
+        g.output("y", aicf.sin(g.state("a", (n,)) * 1.5 + 0.5))
+
+    def adam(g):
+        p = g.param("p", (n // 4,))
+        g.minimize(aicf.sum(p * g.state("c", (n // 4,))), aicf.optim.Adam(lr=1e-3))
+
+    result |= bandwidth("scale", copy, 8 * n)
+    result |= bandwidth("sum", total, 4 * n)
+    result |= bandwidth("sin_chain", sine, 8 * n)
+    result |= bandwidth("adam_step_graph", adam, 28 * n // 4)
+    return result
+
+
+def products():
+    result = {}
+    for m, n, k in ((1024, 1024, 1024), (4096, 4096, 4096), (64, 4096, 4096)):
+        g = aicf.Graph("gemm")
+        g.output("y", aicf.matmul(g.state("a", (m, k)), g.state("b", (k, n))))
+        step = g.compile(device="cuda")
+        taken = microseconds(step, 10)
+        result[f"gemm_f32_{m}x{n}x{k}_tflops"] = 2 * m * n * k / taken / 1e6
+    return result
+
+
+def torch_copy(n=1 << 28):
+    import torch
+
+    a, b = torch.empty(n, device="cuda"), torch.empty(n, device="cuda")
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    taken = []
+    for _ in range(20):
+        events[0].record()
+        b.copy_(a)
+        events[1].record()
+        torch.cuda.synchronize()
+        taken.append(events[0].elapsed_time(events[1]) * 1e3)
+    return {"torch_copy_tb_s": 8 * n / statistics.median(taken) / 1e6}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="bench/results")
+    parser.add_argument("--peers", action="store_true")
+    args = parser.parse_args()
+    info = _core.cuda_info()
+    figures = {
+        "device": info["devices"],
+        "driver": info["driver"],
+        "nvrtc": info["nvrtc"].split()[0],
+    }
+    figures["date"] = datetime.date.today().isoformat()
+    parts = [compile_figures, train_step, memory_bound, products]
+    for part in parts + ([torch_copy] if args.peers else []):
+        try:
+            figures |= part()
+        except Exception as error:
+            figures[f"{part.__name__}_error"] = f"{type(error).__name__}: {error}"
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    device = "h200" if "H200" in str(info["devices"]) else "gpu"
+    (out / f"steps_{device}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    for name, value in figures.items():
+        print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()

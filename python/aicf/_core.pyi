@@ -1,0 +1,245 @@
+"""
+The compiler and runtime of aicf. Use the package `aicf`, not this module.
+"""
+
+from collections.abc import Iterator, Sequence
+
+
+class Report:
+    """What verify() found, line by line."""
+
+    @property
+    def ok(self) -> bool:
+        """True when no line failed."""
+
+    @property
+    def lines(self) -> list[tuple[bool, str]]:
+        """Pairs (ok, text)."""
+
+    def __bool__(self) -> bool: ...
+
+    def __str__(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+class Graph:
+    """The intermediate representation; aicf.Graph is its public face."""
+
+    def __init__(self, name: str) -> None: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @where.setter
+    def where(self, arg: str, /) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def input(self, arg0: str, arg1: Sequence[int], arg2: str, /) -> int: ...
+
+    def param(self, arg0: str, arg1: Sequence[int], arg2: str, arg3: object, /) -> int: ...
+
+    def state(self, arg0: str, arg1: Sequence[int], arg2: str, arg3: object, /) -> int: ...
+
+    def constant(self, array: object | None, dtype: str | None = None) -> int: ...
+
+    def scalar(self, arg0: str, arg1: float, /) -> int: ...
+
+    def emit(self, op: str, inputs: Sequence[int], attrs: dict = {}, name: str = '') -> list[int]: ...
+
+    def assign(self, arg0: int, arg1: int, /) -> None: ...
+
+    def output(self, arg0: str, arg1: int, arg2: int, /) -> None: ...
+
+    def mark_moment(self, arg0: int, arg1: int, arg2: int, /) -> None: ...
+
+    def backward(self, loss: int, wrt: Sequence[int], seed: int = -1) -> list[int]: ...
+
+    def reached_params(self, arg: int, /) -> list[int]: ...
+
+    def find(self, arg: str, /) -> int: ...
+
+    def shape(self, arg: int, /) -> tuple: ...
+
+    def dtype(self, arg: int, /) -> str: ...
+
+    def role(self, arg: int, /) -> str: ...
+
+    def value_name(self, arg: int, /) -> str: ...
+
+    def describe(self, arg: int, /) -> str: ...
+
+    def leaves(self, arg: str, /) -> list[int]: ...
+
+    def verify(self) -> Report: ...
+
+    def to_json(self) -> str: ...
+
+    def to_text(self) -> str: ...
+
+    def to_dot(self) -> str: ...
+
+    def after_passes(self, arg: Sequence[str], /) -> Graph: ...
+
+    def lower_text(self) -> str: ...
+
+    def lower_json(self) -> str: ...
+
+class GraphReader:
+    """Rebuilds a graph from the pieces of a file, checking each."""
+
+    def __init__(self, name: str, strict: bool) -> None: ...
+
+    def value(self, id: int, name: str, dtype: str, shape: Sequence[int], role: str, init: object | None, moment_of: int, slot: int) -> None: ...
+
+    def node(self, arg0: str, arg1: Sequence[int], arg2: Sequence[int], arg3: dict, arg4: int, arg5: str, /) -> None: ...
+
+    def output(self, arg0: str, arg1: int, arg2: int, /) -> None: ...
+
+    def assign(self, arg0: int, arg1: int, /) -> None: ...
+
+    def gradient(self, arg0: int, arg1: int, arg2: int, /) -> None: ...
+
+    def finish(self) -> Graph: ...
+
+def op_names() -> list[str]:
+    """Names of all IR ops."""
+
+def lowered_names() -> list[str]:
+    """Names of all lowered ops."""
+
+def op_grad(arg: str, /) -> str:
+    """Empty when the op has a gradient, else the written reason why not."""
+
+def pass_names() -> list[str]:
+    """The default pass list, in order."""
+
+class Array:
+    """A tensor that a step hands out: NumPy and DLPack read it."""
+
+    @property
+    def shape(self) -> tuple: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    def numpy(self) -> object:
+        """
+        A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an output of an earlier step.
+        """
+
+    def __array__(self, dtype: object | None = None, copy: object | None = None) -> object: ...
+
+    def copy(self) -> Array:
+        """An Array that owns a copy in host memory."""
+
+    def item(self) -> object:
+        """The one element as a Python number."""
+
+    def __float__(self) -> float: ...
+
+    def __int__(self) -> int: ...
+
+    def __getitem__(self, arg: object, /) -> object: ...
+
+    def __len__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+    def __dlpack__(self, *, stream: object | None = None, max_version: object | None = None, dl_device: object | None = None, copy: object | None = None) -> object: ...
+
+    def __dlpack_device__(self) -> tuple: ...
+
+    __dlpack_c_exchange_api__: PyCapsule = ...
+
+class Outputs:
+    """The outputs of one run, by name."""
+
+    def __getitem__(self, arg: str, /) -> Array: ...
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, arg: str, /) -> bool: ...
+
+    def keys(self) -> list[str]: ...
+
+    def __iter__(self) -> Iterator: ...
+
+class Step:
+    """A compiled step; aicf.Step is its public face."""
+
+    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str]) -> None: ...
+
+    def __call__(self, **kwargs) -> Outputs:
+        """Copies the named inputs in, runs one step and returns its outputs."""
+
+    def replay(self, n: object = 1) -> Outputs:
+        """Runs the captured step n times on the inputs as they stand."""
+
+    def run(self, **kwargs) -> Outputs:
+        """Runs the same ops one by one, without the captured form."""
+
+    def capture(self) -> None:
+        """Builds the replayable form again."""
+
+    def reset(self) -> None:
+        """Drops the captured form; state stays."""
+
+    def synchronize(self) -> None:
+        """Waits until all enqueued work is done."""
+
+    @property
+    def captured(self) -> bool:
+        """Whether a captured form is held."""
+
+    @property
+    def device(self) -> str:
+        """"cpu" or "cuda:<index>"."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """The outputs of the last step."""
+
+    @property
+    def steps_run(self) -> int:
+        """Steps run so far."""
+
+def cuda_info() -> dict:
+    """
+    What was found of the NVIDIA driver, NVRTC, devices and the kernel cache on disk.
+    """
+
+def cuda_problem() -> str:
+    """Why no CUDA device can be used here; empty where one can."""
+
+def clear_cuda_cache() -> int:
+    """Removes every compiled kernel on disk; returns how many."""
+
+def cuda_program(graph: Graph, passes: Sequence[str]) -> str:
+    """The CUDA C++ program of a graph's kernels; needs no GPU."""
+
+def cuda_cubin(program: str, arch: str) -> bytes:
+    """
+    Compiles a program with NVRTC, through the cache on disk; needs no GPU.
+    """
+
+def set_num_threads(count: int) -> None:
+    """
+    Use at most `count` threads of the CPU backend; 0 returns to the default.
+    """
+
+def cpu_isa() -> str:
+    """The instruction set the CPU kernels in use were built for."""
+
+def num_threads() -> int:
+    """Threads the CPU backend uses."""
+
+def philox(counter_low: int, counter_high: int, key: int) -> tuple:
+    """The four words of Philox-4x32-10, the generator of every random op."""

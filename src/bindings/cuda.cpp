@@ -1,0 +1,65 @@
+// What Python sees of the CUDA backend beside its steps: what was found, the kernel cache.
+#ifdef AICF_CUDA
+#include "bindings/bindings.h"
+#include "core/passes.h"
+#include "kernels/cuda/backend.h"
+
+namespace aicf {
+
+void bind_cuda(nb::module_& m) {
+    register_cuda_backend();
+    std::vector<std::string> folders;
+    for (nb::handle entry : nb::module_::import_("sys").attr("path"))
+        if (nb::isinstance<nb::str>(entry)) folders.push_back(nb::cast<std::string>(entry));
+    set_cuda_search_path(std::move(folders));
+    m.def(
+        "cuda_info",
+        [] {
+            CudaInfo info;
+            {
+                nb::gil_scoped_release release;
+                info = cuda_info();
+            }
+            nb::dict result;
+            result["problem"] = info.problem;
+            result["driver"] = info.driver;
+            result["nvrtc"] = info.nvrtc;
+            result["devices"] = info.devices;
+            result["cache"] = info.cache;
+            result["cache_entries"] = info.cache_entries;
+            result["cache_bytes"] = info.cache_bytes;
+            return result;
+        },
+        "What was found of the NVIDIA driver, NVRTC, devices and the kernel cache on disk.");
+    m.def("cuda_problem", &cuda_problem, nb::call_guard<nb::gil_scoped_release>(),
+          "Why no CUDA device can be used here; empty where one can.");
+    m.def("clear_cuda_cache", &clear_cuda_cache,
+          "Removes every compiled kernel on disk; returns how many.");
+    m.def(
+        "cuda_program",
+        [](const Graph& graph, const std::vector<std::string>& names) {
+            Graph copy = graph;
+            const auto passes = select_passes(names);
+            run_passes(copy, passes);
+            Lowered lowered = lower(copy);
+            run_passes(lowered, passes);
+            return cuda_program(lowered.ops);
+        },
+        nb::arg("graph"), nb::arg("passes"),
+        "The CUDA C++ program of a graph's kernels; needs no GPU.");
+    m.def(
+        "cuda_cubin",
+        [](const std::string& program, const std::string& arch) {
+            std::string cubin;
+            {
+                nb::gil_scoped_release release;
+                cubin = cuda_cubin(program, arch);
+            }
+            return nb::bytes(cubin.data(), cubin.size());
+        },
+        nb::arg("program"), nb::arg("arch"),
+        "Compiles a program with NVRTC, through the cache on disk; needs no GPU.");
+}
+
+}  // namespace aicf
+#endif

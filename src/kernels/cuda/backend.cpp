@@ -1,0 +1,212 @@
+#include "kernels/cuda/backend.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cuda/disk_cache.h"
+#include "kernels/cuda/graph.h"
+#include "kernels/cuda/kernel_cache.h"
+#include "kernels/cuda/nvrtc.h"
+
+namespace aicf {
+
+namespace cuda {
+
+namespace {
+
+/// Packs a host tensor of any strides into C order.
+std::vector<char> packed(const TensorRef& from) {
+    const auto size = static_cast<size_t>(dtype_size(from.dtype));
+    const int64_t count = element_count(from.shape);
+    std::vector<char> bytes(static_cast<size_t>(count) * size);
+    const int rank = from.shape.rank();
+    int64_t index[kMaxDims] = {}, offset = 0;
+    for (int64_t i = 0; i < count; i++) {
+        std::memcpy(&bytes[static_cast<size_t>(i) * size],
+                    static_cast<const char*>(from.data) + offset * static_cast<int64_t>(size),
+                    size);
+        for (int d = rank - 1; d >= 0; d--) {
+            offset += from.strides[d];
+            if (++index[d] < from.shape[d]) break;
+            offset -= from.shape[d] * from.strides[d];
+            index[d] = 0;
+        }
+    }
+    return bytes;
+}
+
+class CudaBackend : public Backend {
+  public:
+    explicit CudaBackend(Device device) : gpu_(gpu(device.index)), cache_(kernel_cache(gpu_)) {
+        const NvrtcInfo& nvrtc = nvrtc_info(driver().version / 1000);
+        if (nvrtc.path.empty())
+            raise(ErrorKind::device_unavailable, to_string(device), ": ", nvrtc.problem);
+        stream_ = std::make_shared<Stream>(gpu_);
+    }
+
+    Device device() const override { return gpu_.device; }
+
+    std::shared_ptr<const Kernel> select(const LoweredOp& op) override {
+        const KernelText text = kernel_text(op, gpu_.processors);
+        auto kernel = std::make_shared<CudaKernel>();
+        kernel->name = text.name;
+        kernel->workspace_bytes = text.workspace;
+        kernel->tail_bytes = kTailBytes;
+        kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
+        kernel->threads = static_cast<unsigned>(text.threads);
+        kernel->shared = text.shared;
+        kernel->block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
+        if (text.blocks == 0) return kernel;
+        if (text.counters) {
+            const uint64_t bytes = 4 * static_cast<uint64_t>(text.counters);
+            kernel->counters = stream_->allocate(bytes);
+            stream_->clear(kernel->counters.get(), bytes);
+        }
+        kernel->loaded = cache_.request(text);
+        return kernel;
+    }
+
+    void finish_args(const Kernel& base, ArgBlock& args) override {
+        cache_.compile_pending();
+        const auto& kernel = static_cast<const CudaKernel&>(base);
+        check(args.bytes == kernel.block_bytes,
+              "cuda: an argument block is not laid out as its kernel was generated for");
+        void* counters = kernel.counters.get();
+        std::memcpy(reinterpret_cast<char*>(&args) + args.tail, &counters, sizeof counters);
+    }
+
+    std::shared_ptr<void> allocate(uint64_t bytes) override { return stream_->allocate(bytes); }
+    void upload(void* to, const void* from, uint64_t bytes) override {
+        stream_->upload(to, from, bytes);
+    }
+    void download(void* to, const void* from, uint64_t bytes) override {
+        stream_->download(to, from, bytes);
+    }
+    void copy(void* to, const void* from, uint64_t bytes) override {
+        stream_->copy(to, from, bytes);
+    }
+    void synchronize() override { stream_->synchronize(); }
+
+    void gather(void* to, const TensorRef& from) override {
+        const auto bytes =
+            static_cast<uint64_t>(element_count(from.shape) * dtype_size(from.dtype));
+        if (bytes == 0) return;
+        const bool whole = is_contiguous(from.shape, from.strides);
+        if (from.device.kind == Device::cpu)
+            return whole ? stream_->upload(to, from.data, bytes)
+                         : stream_->upload(to, packed(from).data(), bytes);
+        if (!(from.device == gpu_.device))
+            raise(ErrorKind::device_unavailable, "step: got a tensor on ", to_string(from.device),
+                  ", the step is on ", to_string(gpu_.device), "; need one device (copy it)");
+        if (whole) {
+            stream_->copy(to, from.data, bytes);
+        } else {
+            const LoweredOp op = copy_op(from.dtype, from.shape, from.strides);
+            BoundOp bound;
+            bound.kernel = select(op);
+            bound.op = "copy";
+            bound.args = pack_args(op, *bound.kernel, {from.data, to}, nullptr);
+            finish_args(*bound.kernel, *bound.args);
+            run(bound);
+        }
+        // The caller may overwrite the tensor at once, on a stream that is not known here.
+        stream_->synchronize();
+    }
+
+    void run(const BoundOp& op) override {
+        const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
+        if (!kernel.loaded) return;
+        const Driver& cu = driver();
+        const Scope scope(gpu_);
+        void* parameters[] = {op.args.get()};
+        const CUresult result =
+            cu.cuLaunchKernel(kernel.loaded->function, kernel.blocks, 1, 1, kernel.threads, 1, 1,
+                              kernel.shared, stream_->handle(), parameters, nullptr);
+        check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
+    }
+
+    std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {
+        return std::make_unique<CapturedGraph>(stream_, ops);
+    }
+
+  private:
+    Gpu& gpu_;
+    KernelCache& cache_;
+    std::shared_ptr<Stream> stream_;
+};
+
+}  // namespace
+
+}  // namespace cuda
+
+void register_cuda_backend() {
+    register_backend(Device::cuda, [](Device device) -> std::unique_ptr<Backend> {
+        return std::make_unique<cuda::CudaBackend>(device);
+    });
+}
+
+void set_cuda_search_path(std::vector<std::string> folders) {
+    cuda::set_nvrtc_folders(std::move(folders));
+}
+
+CudaInfo cuda_info() {
+    CudaInfo info;
+    info.problem = cuda::driver_problem();
+    int driver_major = 0;
+    if (info.problem.empty()) {
+        try {
+            const int version = cuda::driver().version;
+            driver_major = version / 1000;
+            info.driver = cat("CUDA ", driver_major, ".", version % 1000 / 10);
+            const int count = cuda::gpu_count();
+            for (int i = 0; i < count; i++) {
+                const cuda::Gpu& gpu = cuda::gpu(i);
+                info.devices.push_back(cat(to_string(gpu.device), " ", gpu.name, ", ", gpu.arch(),
+                                           ", ", gpu.processors, " multiprocessors"));
+            }
+            if (count == 0) info.problem = "the NVIDIA driver shows no device; need one";
+        } catch (const Error& error) {
+            info.problem = error.what();
+        }
+    }
+    const cuda::NvrtcInfo& nvrtc = cuda::nvrtc_info(driver_major);
+    if (!nvrtc.path.empty())
+        info.nvrtc = cat(nvrtc.major, ".", nvrtc.minor, " at ", nvrtc.path);
+    else if (info.problem.empty())
+        info.problem = nvrtc.problem;
+    const cuda::DiskCacheInfo cache = cuda::disk_cache_info();
+    info.cache = cache.folder.empty() ? cache.problem : cache.folder;
+    info.cache_entries = cache.entries;
+    info.cache_bytes = cache.bytes;
+    return info;
+}
+
+std::string cuda_problem() {
+    const std::string problem = cuda::driver_problem();
+    if (!problem.empty()) return problem;
+    try {
+        if (cuda::gpu_count() == 0) return "the NVIDIA driver shows no device; need one";
+        cuda::gpu(0);
+        return cuda::nvrtc_info(cuda::driver().version / 1000).problem;
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+uint64_t clear_cuda_cache() { return cuda::clear_disk_cache(); }
+
+std::string cuda_program(const std::vector<LoweredOp>& ops) {
+    constexpr int kProcessors = 132;
+    std::vector<std::shared_ptr<cuda::LoadedKernel>> kernels;
+    for (const LoweredOp& op : ops) {
+        const cuda::KernelText text = cuda::kernel_text(op, kProcessors);
+        if (text.blocks) kernels.push_back(cuda::loaded_kernel(text));
+    }
+    return cuda::program_text(kernels);
+}
+
+std::string cuda_cubin(const std::string& program, const std::string& arch) {
+    return cuda::cached_cubin(program, arch);
+}
+
+}  // namespace aicf

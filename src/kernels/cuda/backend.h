@@ -1,0 +1,32 @@
+// The NVIDIA GPU behind core's door to a device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+
+namespace aicf {
+
+/// Makes "cuda" a device kind; the driver is not touched before a step asks for it.
+void register_cuda_backend();
+/// Python's sys.path, where wheels may have brought NVRTC.
+void set_cuda_search_path(std::vector<std::string> folders);
+
+struct CudaInfo {
+    std::string problem;               // why no device can be used; "" if one can
+    std::string driver, nvrtc;         // what was found
+    std::vector<std::string> devices;  // "cuda:0 NVIDIA H200, sm_90a"
+    std::string cache;                 // folder of compiled kernels
+    uint64_t cache_entries = 0, cache_bytes = 0;
+};
+CudaInfo cuda_info();
+/// Why "auto" does not mean cuda:0 here; "" where it does.
+std::string cuda_problem();
+uint64_t clear_cuda_cache();
+
+/// The CUDA C++ program of a graph's kernels, and the cubin of a program: neither needs a GPU.
+std::string cuda_program(const std::vector<LoweredOp>& ops);
+std::string cuda_cubin(const std::string& program, const std::string& arch);
+
+}  // namespace aicf

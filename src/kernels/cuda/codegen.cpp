@@ -1,0 +1,161 @@
+#include "kernels/cuda/codegen.h"
+
+#include <algorithm>
+
+#include "core/backend.h"
+#include "kernels/scalar.h"
+
+namespace aicf::cuda {
+
+BlockLayout::BlockLayout(const LoweredOp& op) {
+    const auto round = [](size_t size, size_t to) {
+        return static_cast<int>((size + to - 1) / to * to);
+    };
+    int used = round(sizeof(ArgBlock) + 4 * (op.inputs.size() + op.outputs.size()), 8);
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views) {
+            operand.push_back(used);
+            used += static_cast<int>(sizeof(Operand)) + 16 * view.shape.rank();
+        }
+    scalars = used;
+    tail = round(static_cast<size_t>(used) + 8 * pack_scalars(op).size(), 64);
+    bytes = tail + static_cast<int>(kTailBytes);
+}
+
+const char* cuda_type(DType dtype) {
+    constexpr const char* names[kDTypes] = {"float",   "double",  "Half",    "Brain",
+                                            "int32_t", "int64_t", "uint8_t", "bool"};
+    return names[static_cast<int>(dtype)];
+}
+
+const char* wide_type(DType dtype) {
+    return dtype == DType::f16 || dtype == DType::bf16 ? "float" : cuda_type(dtype);
+}
+
+const char* raw_type(DType dtype) {
+    switch (dtype_size(dtype)) {
+        case 1:
+            return "uint8_t";
+        case 2:
+            return "uint16_t";
+        case 4:
+            return "uint32_t";
+        default:
+            return "uint64_t";
+    }
+}
+
+Iteration::Iteration(const Dims& full, const std::vector<Dims>& operands)
+    : strides(operands.size()) {
+    for (int d = 0; d < full.rank(); d++) {
+        if (full[d] == 1) continue;
+        const int last = shape.rank() - 1;
+        bool merges = last >= 0;
+        for (size_t k = 0; k < operands.size() && merges; k++)
+            merges = strides[k][last] == operands[k][d] * full[d];
+        if (merges)
+            shape[last] *= full[d];
+        else
+            shape.push(full[d]);
+        for (size_t k = 0; k < operands.size(); k++) {
+            if (merges)
+                strides[k][last] = operands[k][d];
+            else
+                strides[k].push(operands[k][d]);
+        }
+    }
+}
+
+std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides) {
+    const Iteration merged(shape, {strides});
+    const Dims &sizes = merged.shape, &steps = merged.strides[0];
+    const int rank = sizes.rank();
+    if (rank == 0 || element_count(shape) == 0) return cat("struct ", name, " : Line<0> {};\n");
+    if (rank == 1) return cat("struct ", name, " : Line<", steps[0], "> {};\n");
+    const bool small = element_count(shape) < (int64_t{1} << 31);
+    std::string text =
+        cat("struct ", name, " {\n    static constexpr bool dense = false;\n",
+            "    __device__ __forceinline__ static int64_t at(int64_t i) {\n        ",
+            small ? "uint32_t r = uint32_t(i);" : "uint64_t r = uint64_t(i);", " int64_t o = 0;\n");
+    const char* suffix = small ? "u" : "ull";
+    for (int d = rank - 1; d > 0; d--)
+        text += cat("        o += int64_t(r % ", sizes[d], suffix, ") * ", steps[d],
+                    "; r /= ", sizes[d], suffix, ";\n");
+    return text + cat("        return o + int64_t(r) * ", steps[0], ";\n    }\n};\n");
+}
+
+std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads, bool raw) {
+    std::string text = cat("extern \"C\" __global__ void __launch_bounds__(", threads,
+                           ") @(const __grid_constant__ Block<", layout.bytes, "> block) {\n");
+    size_t at = 0;
+    for (size_t k = 0; k < op.inputs.size(); k++, at++) {
+        const DType dtype = op.inputs[k].dtype;
+        text += cat("    const auto* x", k, " = block.ptr<const ",
+                    raw ? raw_type(dtype) : cuda_type(dtype), ">(", layout.operand[at], ");\n");
+    }
+    for (size_t k = 0; k < op.outputs.size(); k++, at++) {
+        const DType dtype = op.outputs[k].dtype;
+        text += cat("    auto* y", k, " = block.ptr<", raw ? raw_type(dtype) : cuda_type(dtype),
+                    ">(", layout.operand[at], ");\n");
+    }
+    return text;
+}
+
+LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides) {
+    LoweredOp op;
+    op.def = find_lowered("copy");
+    View from, to;
+    from.dtype = to.dtype = dtype;
+    from.shape = to.shape = shape;
+    from.strides = strides;
+    to.strides = contiguous_strides(shape);
+    op.inputs = {from};
+    op.outputs = {to};
+    return op;
+}
+
+std::string element_literal(DType dtype, double number) {
+    const auto text = [&](auto bits) {
+        return cat("static_cast<", raw_type(dtype), ">(", bits, "ull)");
+    };
+    switch (dtype) {
+        case DType::f32:
+            return text(scalar::bit_cast<uint32_t>(static_cast<float>(number)));
+        case DType::f64:
+            return text(scalar::bit_cast<uint64_t>(number));
+        case DType::f16:
+            return text(scalar::f32_to_half(static_cast<float>(number)));
+        case DType::bf16:
+            return text(scalar::f32_to_bfloat(static_cast<float>(number)));
+        case DType::i32:
+            return text(static_cast<uint32_t>(scalar::cast<int32_t>(number)));
+        case DType::i64:
+            return text(static_cast<uint64_t>(scalar::cast<int64_t>(number)));
+        case DType::u8:
+            return text(scalar::cast<uint8_t>(number));
+        default:
+            return text(number != 0 ? 1 : 0);
+    }
+}
+
+KernelText kernel_text(const LoweredOp& op, int processors) {
+    const std::string& name = op.def->name;
+    if (op.def->pointwise || name == "sgd_step" || name == "adam_step")
+        return pointwise_text(op, processors);
+    if (op.def->gemm) return gemm_text(op, processors);
+    if (name == "reduce_argmax") return indexed_text(op, processors);
+    if (name.starts_with("reduce_") || name == "mse_loss") return reduce_text(op, processors);
+    if (name.starts_with("softmax") || name.starts_with("log_softmax") ||
+        name.starts_with("cross_entropy") || name.starts_with("normalize"))
+        return row_text(op, processors);
+    if (op.def->random) return random_text(op, processors);
+    if (name == "step_inc" || name == "bias_corr" || name == "ring_push")
+        return small_text(op, processors);
+    for (const char* known : {"pad", "concat", "take", "take_bwd", "pick", "pick_bwd", "fold",
+                              "max_pool", "max_pool_bwd", "cumsum"})
+        if (name == known) return indexed_text(op, processors);
+    raise(ErrorKind::unsupported, "cuda: there is no kernel for ", name,
+          "; run this step on the cpu");
+}
+
+}  // namespace aicf::cuda

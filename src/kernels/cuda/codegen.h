@@ -1,0 +1,68 @@
+// From a lowered op to the CUDA C++ of one kernel, specialised to its shapes and strides.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/op.h"
+
+namespace aicf::cuda {
+
+/// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol.
+struct KernelText {
+    std::string name;     // "relu_f32", as traces print it
+    std::string include;  // the family's source: "reduce.cuh"
+    std::string body;
+    int64_t blocks = 1;  // 0: nothing to do
+    int threads = 256;
+    uint32_t shared = 0;     // bytes
+    uint64_t workspace = 0;  // bytes
+    int counters = 0;        // words that are 0 before and after each run
+};
+
+/// The kernel of an op; Unsupported when none fits.
+KernelText kernel_text(const LoweredOp& op, int processors);
+/// A copy from any strides into C order, as an op without a plan.
+LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
+
+// ---- what the families write with ---------------------------------------------------------------
+
+constexpr uint32_t kTailBytes = 64;  // holds the address of the counters
+
+/// Where pack_args puts things, by the same rule.
+struct BlockLayout {
+    explicit BlockLayout(const LoweredOp& op);
+    std::vector<int> operand;  // byte offsets, inputs first
+    int scalars = 0, tail = 0, bytes = 0;
+};
+
+const char* cuda_type(DType dtype);  // as stored: "float", "Half", ...
+const char* wide_type(DType dtype);  // as computed: "float" for 16-bit types
+const char* raw_type(DType dtype);   // same size, no meaning
+
+/// A struct named `name` with `at(i)`: the offset of element i of a shape in row-major order.
+std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides);
+/// The head of an entry with a pointer per operand: x0, x1, ... of the inputs, y0, ... of outputs.
+std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads,
+                       bool raw = false);
+
+/// A number as an element of `dtype`, spelled in its raw type.
+std::string element_literal(DType dtype, double number);
+
+/// Merges axes that all operands step through as one and drops those of size 1.
+struct Iteration {
+    Dims shape;
+    std::vector<Dims> strides;
+    Iteration(const Dims& full, const std::vector<Dims>& operands);
+};
+
+KernelText pointwise_text(const LoweredOp& op, int processors);
+KernelText reduce_text(const LoweredOp& op, int processors);
+KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross entropy, norms
+KernelText gemm_text(const LoweredOp& op, int processors);
+KernelText indexed_text(const LoweredOp& op, int processors);  // pad, take, windows, scans
+KernelText random_text(const LoweredOp& op, int processors);
+KernelText small_text(const LoweredOp& op, int processors);  // step_inc, bias_corr, ring_push
+
+}  // namespace aicf::cuda

@@ -1,0 +1,39 @@
+// A plan as one CUDA graph, built node by node: a kernel node an op, an edge a wait.
+#pragma once
+
+#include "core/backend.h"
+#include "kernels/cuda/kernel_cache.h"
+#include "kernels/cuda/stream.h"
+
+namespace aicf::cuda {
+
+struct CudaKernel : Kernel {
+    std::shared_ptr<const LoadedKernel> loaded;  // null: nothing to do
+    unsigned blocks = 1, threads = 1, shared = 0;
+    uint32_t block_bytes = 0;
+    std::shared_ptr<void> counters;
+};
+
+class CapturedGraph : public Captured {
+  public:
+    CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<BoundOp>& ops);
+    ~CapturedGraph() override;
+    CapturedGraph(const CapturedGraph&) = delete;
+    CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+    void launch(int64_t times) override;
+    void rebind(int op, const ArgBlock& args) override;
+    std::vector<Launch> trace() const override;
+
+  private:
+    void build();
+    void destroy();
+
+    std::shared_ptr<Stream> stream_;
+    std::vector<BoundOp> ops_;
+    std::vector<CUgraphNode> nodes_;  // by op
+    CUgraph graph_ = nullptr;
+    CUgraphExec exec_ = nullptr;
+};
+
+}  // namespace aicf::cuda

@@ -1,0 +1,245 @@
+// Ops that compute where to read: pad, concat, take, pick, windows, argmax, cumsum.
+#include <algorithm>
+
+#include "kernels/cuda/codegen.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+int64_t blocks_for(int64_t count, int processors) {
+    return std::min<int64_t>((count + 255) / 256, int64_t{processors} * 64);
+}
+
+Dims part(const Dims& dims, int begin, int end) {
+    Dims result;
+    for (int d = begin; d < end; d++) result.push(dims[d]);
+    return result;
+}
+
+std::string number(const char* name, int64_t value) {
+    return cat("    static constexpr int64_t ", name, " = ", value, ";\n");
+}
+
+/// The loop over a result's elements: `value` computes element i of y0 from the statements before
+/// it.
+std::string each(const View& y, const std::string& statements, const std::string& value) {
+    return cat("    AICF_EACH(i, ", element_count(y.shape), ") {\n", statements,
+               "        y0[@_Y::at(i)] = ", value, ";\n    }\n}\n");
+}
+
+void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+    const View &x = op.inputs[0], &y = op.outputs[0];
+    const auto &start = op.attrs.ints("start"), &step = op.attrs.ints("step");
+    std::string find = "        uint64_t r = uint64_t(i); bool inside = true; int64_t from = 0;\n";
+    for (int d = y.shape.rank() - 1; d >= 0; d--)
+        find += cat("        { const int64_t off = int64_t(r % ", y.shape[d], "ull) - ",
+                    start[static_cast<size_t>(d)], ", at = off / ", step[static_cast<size_t>(d)],
+                    "; r /= ", y.shape[d], "ull; inside &= at * ", step[static_cast<size_t>(d)],
+                    " == off && at >= 0 && at < ", x.shape[d], "; from += at * ", x.strides[d],
+                    "; }\n");
+    text.body =
+        place_struct("@_Y", y.shape, y.strides) + entry_head(op, layout, text.threads, true) +
+        each(y, find,
+             cat("inside ? x0[from] : ", element_literal(y.dtype, op.attrs.number("value"))));
+}
+
+void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+    const View& y = op.outputs[0];
+    const int axis = static_cast<int>(op.attrs.integer("axis"));
+    const int64_t inner = element_count(part(y.shape, axis + 1, y.shape.rank()));
+    std::string chosen = cat("        const int64_t c = i / ", inner, " % ", y.shape[axis],
+                             ";\n        ", raw_type(y.dtype), " v = 0;\n        ");
+    int64_t begin = 0;
+    for (size_t k = 0; k < op.inputs.size(); k++) {
+        const View& x = op.inputs[k];
+        if (element_count(x.shape) == 0) continue;
+        text.body += place_struct(cat("@_X", k), y.shape, x.strides);
+        chosen += cat("if (c >= ", begin, " && c < ", begin + x.shape[axis], ") v = x", k, "[@_X",
+                      k, "::at(i) - (", begin * x.strides[axis], ")];\n        ");
+        begin += x.shape[axis];
+    }
+    text.body += place_struct("@_Y", y.shape, y.strides) +
+                 entry_head(op, layout, text.threads, true) + each(y, chosen + "\n", "v");
+}
+
+void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
+    const bool backward = op.def->name == "take_bwd";
+    const View &first = op.inputs[0], &indices = op.inputs[1], &y = op.outputs[0];
+    const View& table = backward ? y : first;
+    const int64_t count = element_count(indices.shape), rows = table.shape[0];
+    const int64_t width = element_count(part(table.shape, 1, table.shape.rank()));
+    text.body = place_struct("@_I", indices.shape, indices.strides) +
+                place_struct("@_Y", y.shape, y.strides);
+    const char* index = cuda_type(indices.dtype);
+    const auto pointer = [&](size_t k, const char* type) {
+        return cat("block.ptr<", type, ">(", layout.operand[k], ")");
+    };
+    const std::string head =
+        cat("extern \"C\" __global__ void __launch_bounds__(256) @(const __grid_constant__ Block<",
+            layout.bytes, "> block) {\n    ");
+    const std::string reads =
+        cat(", block.ptr<const ", backward ? cuda_type(y.dtype) : raw_type(y.dtype), ">(",
+            layout.operand[0], "), block.ptr<const ", index, ">(", layout.operand[1], ")");
+    if (backward) {
+        Dims shape = part(first.shape, 0, first.shape.rank());
+        text.blocks = blocks_for(rows * ((width + 255) / 256) * 32, processors);
+        const std::string order = op.attrs.text("order");
+        const int64_t chunk =
+            order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : kChainChunk;
+        text.body += place_struct("@_D", shape, first.strides);
+        text.body +=
+            cat(head, "take_bwd<", wide_type(y.dtype), ", ", count, ", ", width, ", ", rows, ", ",
+                chunk, ", @_I, @_D, @_Y>(", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
+        return;
+    }
+    text.body += place_struct("@_T", part(table.shape, 1, table.shape.rank()),
+                              part(table.strides, 1, table.shape.rank()));
+    const double missing = is_float(y.dtype) ? __builtin_nan("") : 0.0;
+    text.body += cat(head, "take<", count, ", ", width, ", ", rows, ", ", table.strides[0],
+                     ", @_I, @_T, @_Y>(", pointer(2, raw_type(y.dtype)), reads, ", ",
+                     element_literal(y.dtype, missing), ");\n}\n");
+}
+
+void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+    const View &x = op.inputs[0], &labels = op.inputs[1], &y = op.outputs[0];
+    const bool backward = op.def->name == "pick_bwd";
+    const std::string raw = raw_type(y.dtype);
+    text.body = place_struct("@_Y", y.shape, y.strides);
+    text.body +=
+        cat("extern \"C\" __global__ void __launch_bounds__(256) @(const __grid_constant__ Block<",
+            layout.bytes, "> block) {\n    auto* y0 = block.ptr<", raw, ">(", layout.operand[2],
+            ");\n    const auto* x0 = block.ptr<const ", raw, ">(", layout.operand[0],
+            ");\n    const auto* x1 = block.ptr<const ", cuda_type(labels.dtype), ">(",
+            layout.operand[1], ");\n");
+    const std::string label = cat("x1[row * ", labels.strides[0], "]");
+    if (backward)
+        text.body += each(y,
+                          cat("        const int64_t row = i / ", y.shape[1], ", c = i - row * ",
+                              y.shape[1], ", label = ", label, ";\n"),
+                          cat("c == label ? x0[row * ", x.strides[0], "] : ", raw, "(0)"));
+    else
+        text.body += each(
+            y, cat("        const int64_t row = i, label = ", label, ";\n"),
+            cat("label >= 0 && label < ", x.shape[1], " ? x0[row * ", x.strides[0], " + label * ",
+                x.strides[1], "] : ", element_literal(y.dtype, __builtin_nan(""))));
+}
+
+void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+    const std::string& name = op.def->name;
+    const View &x = op.inputs[0], &y = op.outputs[0];
+    const int lead = y.shape.rank() - 2;
+    const auto planes = [&](const char* place, const View& view) {
+        return place_struct(place, part(view.shape, 0, lead), part(view.strides, 0, lead));
+    };
+    text.body = planes("@_X", x) + planes("@_Y", y);
+    std::string g = "struct @_G {\n    typedef @_X X;\n    typedef @_Y Y;\n";
+    for (const char* list : {"kernel", "stride", "dilation"})
+        for (size_t d = 0; d < 2; d++) g += number(cat(list, d).c_str(), op.attrs.ints(list)[d]);
+    for (int d = 0; d < x.shape.rank() - lead; d++)
+        g += number(cat("x", d).c_str(), x.strides[lead + d]);
+    for (int d = 0; d < 2; d++) {
+        g += number(cat("y", d).c_str(), y.strides[lead + d]);
+        g += number(cat("out", d).c_str(), y.shape[lead + d]);
+    }
+    if (name == "fold")
+        for (int d = 0; d < 2; d++) g += number(cat("windows", d).c_str(), x.shape[lead + 2 + d]);
+    if (name == "max_pool_bwd") {
+        const View& dy = op.inputs[2];
+        text.body += planes("@_D", dy);
+        g += "    typedef @_D D;\n";
+        for (int d = 0; d < 2; d++) {
+            g += number(cat("windows", d).c_str(), dy.shape[lead + d]);
+            g += number(cat("d", d).c_str(), dy.strides[lead + d]);
+        }
+    }
+    g += number("planes", element_count(part(y.shape, 0, lead))) + "};\n";
+    text.body += g + entry_head(op, layout, text.threads);
+    text.body += cat("    ", name, "<", wide_type(y.dtype), ", @_G>(y0, x0",
+                     name == "max_pool_bwd" ? ", x2" : "", ");\n}\n");
+}
+
+void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+    const View &x = op.inputs[0], &y = op.outputs[0];
+    const bool argmax = op.def->name == "reduce_argmax";
+    const int rank = x.shape.rank();
+    int64_t axis = argmax ? op.attrs.ints("axes")[0] : op.attrs.integer("axis");
+    if (axis < 0) axis += rank;
+    const int a = static_cast<int>(axis);
+    Dims shape = x.shape, from = x.strides, to = y.strides;
+    shape.erase(a);
+    from.erase(a);
+    if (to.rank() == rank) to.erase(a);
+    const int64_t results = element_count(shape), n = x.shape[a];
+    text.blocks = (results + 255) / 256;
+    text.body = place_struct("@_X", shape, from) + place_struct("@_Y", shape, to) +
+                entry_head(op, layout, text.threads);
+    if (argmax) {
+        text.body +=
+            cat("    argmax<", results, ", ", n, ", ", x.strides[a], ", @_X, @_Y>(y0, x0);\n}\n");
+        return;
+    }
+    const char* sum = x.dtype == DType::i32   ? "uint32_t"
+                      : x.dtype == DType::i64 ? "uint64_t"
+                                              : wide_type(x.dtype);
+    text.body +=
+        cat("    cumsum<", sum, ", ", results, ", ", n, ", ", x.strides[a], ", ", y.strides[a],
+            ", ", op.attrs.flag("reverse") ? "true" : "false", ", @_X, @_Y>(y0, x0);\n}\n");
+    if (n == 0) text.blocks = 0;
+}
+
+}  // namespace
+
+KernelText indexed_text(const LoweredOp& op, int processors) {
+    const std::string& name = op.def->name;
+    const BlockLayout layout(op);
+    const View& y = op.outputs[0];
+    const int64_t count = element_count(y.shape);
+    KernelText text;
+    text.include = "indexed.cuh";
+    text.name = cat(name, "_", dtype_abbrev(y.dtype));
+    text.blocks = blocks_for(count, processors);
+    if (count == 0) return text;
+    if (name == "pad")
+        pad(text, op, layout);
+    else if (name == "concat")
+        concat(text, op, layout);
+    else if (name.starts_with("take"))
+        take(text, op, layout, processors);
+    else if (name.starts_with("pick"))
+        pick(text, op, layout);
+    else if (name == "fold" || name.starts_with("max_pool"))
+        windows(text, op, layout);
+    else
+        scan(text, op, layout);
+    return text;
+}
+
+KernelText random_text(const LoweredOp& op, int processors) {
+    const std::string& name = op.def->name;
+    const BlockLayout layout(op);
+    const View& y = op.outputs[0];
+    const int64_t count = element_count(y.shape);
+    KernelText text;
+    text.include = "random.cuh";
+    text.name = cat(name, "_", dtype_abbrev(y.dtype));
+    text.blocks = blocks_for((count + 3) / 4, processors);
+    text.body = place_struct("@_Y", y.shape, y.strides);
+    const auto scalar = [&](int at, bool whole) {
+        return cat(whole ? "block.integer(" : "block.number(", layout.scalars + 8 * at, ")");
+    };
+    if (name == "dropout") {
+        text.body += place_struct("@_X", op.inputs[0].shape, op.inputs[0].strides) +
+                     entry_head(op, layout, text.threads);
+        text.body += cat("    dropout<@_X, @_Y>(y0, x0, ", count, ", *x1, *x2, ", scalar(0, false),
+                         ", ", scalar(1, true), ");\n}\n");
+        return text;
+    }
+    // Scalars: shape[8], dtype, a, b, stream.
+    text.body += entry_head(op, layout, text.threads);
+    text.body += cat("    ", name, "<@_Y>(y0, ", count, ", *x0, *x1, ", scalar(9, false), ", ",
+                     scalar(10, false), ", ", scalar(11, true), ");\n}\n");
+    return text;
+}
+
+}  // namespace aicf::cuda

@@ -1,0 +1,104 @@
+#include "kernels/cuda/kernel_cache.h"
+
+#include <algorithm>
+#include <set>
+
+#include "kernels/cuda/disk_cache.h"
+#include "kernels/cuda/nvrtc.h"
+#include "kernels/cuda/sources.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+std::string replaced(std::string text, const std::string& symbol) {
+    for (size_t at = text.find('@'); at != std::string::npos;
+         at = text.find('@', at + symbol.size()))
+        text.replace(at, 1, symbol);
+    return text;
+}
+
+/// Every embedded source is part of the key: changing one must miss.
+const std::string& sources_digest() {
+    static const std::string digest = [] {
+        std::string all;
+        for (const SourceFile& file : source_files()) all += cat(file.name, "\n", file.text);
+        return sha256(all);
+    }();
+    return digest;
+}
+
+}  // namespace
+
+std::shared_ptr<LoadedKernel> loaded_kernel(const KernelText& text) {
+    const std::string symbol =
+        cat("aicf_", text.name, "_", sha256(text.include + "\n" + text.body).substr(0, 16));
+    return std::make_shared<LoadedKernel>(
+        LoadedKernel{symbol, text.name, text.include, replaced(text.body, symbol), nullptr});
+}
+
+std::string program_text(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
+    std::set<std::string> includes;
+    std::map<std::string, std::string> bodies;  // in an order that does not depend on the graph's
+    for (const auto& kernel : kernels) {
+        includes.insert(kernel->include);
+        bodies.emplace(kernel->symbol, kernel->body);
+    }
+    std::string text;
+    for (const std::string& include : includes) text += cat("#include \"", include, "\"\n");
+    text += "namespace aicf {\n";
+    for (const auto& [symbol, body] : bodies) text += body;
+    return text + "}\n";
+}
+
+std::string cached_cubin(const std::string& program, const std::string& arch) {
+    const std::string key =
+        cat("arch ", arch, "\n", compile_key(), "\nsources ", sources_digest(), "\n", program);
+    if (std::optional<std::string> stored = load_cached(key)) return std::move(*stored);
+    std::string cubin = compile_cuda(program, arch);
+    store_cached(key, cubin);
+    return cubin;
+}
+
+std::shared_ptr<const LoadedKernel> KernelCache::request(const KernelText& text) {
+    auto kernel = loaded_kernel(text);
+    std::lock_guard guard(lock_);
+    auto& known = known_[kernel->symbol];
+    if (!known) {
+        known = std::move(kernel);
+        pending_.push_back(known);
+    }
+    return known;
+}
+
+void KernelCache::compile_pending() {
+    std::lock_guard guard(lock_);
+    if (pending_.empty()) return;
+    std::vector<std::shared_ptr<LoadedKernel>> kernels;
+    kernels.swap(pending_);
+    try {
+        const Driver& cu = driver();
+        const std::string cubin = cached_cubin(program_text(kernels), gpu_.arch());
+        const Scope scope(gpu_);
+        CUmodule module = nullptr;  // stays loaded: its kernels may be asked for again
+        AICF_CU(cu, cuModuleLoadData, &module, cubin.data());
+        for (const auto& kernel : kernels) {
+            AICF_CU(cu, cuModuleGetFunction, &kernel->function, module, kernel->symbol.c_str());
+            AICF_CU(cu, cuFuncLoad, kernel->function);
+        }
+    } catch (...) {
+        for (const auto& kernel : kernels) known_.erase(kernel->symbol);
+        throw;
+    }
+}
+
+KernelCache& kernel_cache(Gpu& gpu) {
+    static std::mutex lock;
+    static std::map<int, std::unique_ptr<KernelCache>> all;
+    std::lock_guard guard(lock);
+    auto& cache = all[gpu.device.index];
+    if (!cache) cache = std::make_unique<KernelCache>(gpu);
+    return *cache;
+}
+
+}  // namespace aicf::cuda

@@ -1,0 +1,197 @@
+#include "kernels/cuda/nvrtc.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+
+#include "core/error.h"
+#include "kernels/cuda/sources.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+using Program = void*;
+
+/// X(name, arguments): the functions of nvrtc.h that are used; all return 0 for success.
+#define AICF_NVRTC(X)                                                                            \
+    X(Version, (int* major, int* minor))                                                         \
+    X(CreateProgram, (Program * program, const char* source, const char* name, int header_count, \
+                      const char* const* headers, const char* const* header_names))              \
+    X(CompileProgram, (Program program, int option_count, const char* const* options))           \
+    X(GetProgramLogSize, (Program program, size_t* size))                                        \
+    X(GetProgramLog, (Program program, char* log))                                               \
+    X(GetCUBINSize, (Program program, size_t* size))                                             \
+    X(GetCUBIN, (Program program, char* cubin))                                                  \
+    X(DestroyProgram, (Program * program))
+
+struct Nvrtc {
+#define AICF_MEMBER(name, arguments) int(*name) arguments = nullptr;
+    AICF_NVRTC(AICF_MEMBER)
+#undef AICF_MEMBER
+    NvrtcInfo info;
+};
+
+std::mutex folders_lock;
+std::vector<std::string> search_folders;
+
+constexpr const char* kOptions[] = {"--std=c++20", "--fmad=false"};
+
+/// Files of a folder that are a libnvrtc, newest major first.
+std::vector<std::string> libraries_in(const std::string& folder, int driver_major) {
+    std::vector<std::pair<int, std::string>> found;
+    if (DIR* dir = opendir(folder.c_str())) {
+        while (const dirent* entry = readdir(dir)) {
+            const std::string name = entry->d_name, prefix = "libnvrtc.so.";
+            if (!name.starts_with(prefix)) continue;
+            const int major = std::atoi(name.c_str() + prefix.size());
+            if (major >= 12 && (driver_major == 0 || major <= driver_major))
+                found.emplace_back(-major, folder + "/" + name);
+        }
+        closedir(dir);
+    }
+    std::sort(found.begin(), found.end());
+    std::vector<std::string> paths;
+    for (auto& [major, path] : found) paths.push_back(std::move(path));
+    return paths;
+}
+
+/// Folders of libnvrtc files that this process has mapped already.
+std::vector<std::string> mapped_folders() {
+    std::vector<std::string> folders;
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        const size_t path = line.find('/'), name = line.rfind("/libnvrtc.so.");
+        if (path == std::string::npos || name == std::string::npos) continue;
+        const std::string folder = line.substr(path, name - path);
+        if (std::find(folders.begin(), folders.end(), folder) == folders.end())
+            folders.push_back(folder);
+    }
+    return folders;
+}
+
+std::vector<std::string> all_folders() {
+    std::vector<std::string> folders = mapped_folders();
+    {
+        std::lock_guard guard(folders_lock);
+        for (const std::string& base : search_folders)
+            for (const char* inside : {"/nvidia/cu13/lib", "/nvidia/cuda_nvrtc/lib"})
+                folders.push_back(base + inside);
+    }
+    for (const char* variable : {"CUDA_HOME", "CUDA_PATH"})
+        if (const char* home = std::getenv(variable)) {
+            folders.push_back(std::string(home) + "/lib64");
+            folders.push_back(std::string(home) + "/lib");
+        }
+    folders.push_back("/usr/local/cuda/lib64");
+    return folders;
+}
+
+/// NVRTC opens its builtins by bare name at the first compile; loaded before, they are found.
+void preload_builtins(const std::string& library) {
+    const std::string folder = library.substr(0, library.rfind('/'));
+    if (DIR* dir = opendir(folder.c_str())) {
+        while (const dirent* entry = readdir(dir)) {
+            const std::string name = entry->d_name;
+            if (name.starts_with("libnvrtc-builtins.so"))
+                dlopen((folder + "/" + name).c_str(), RTLD_NOW | RTLD_GLOBAL);
+        }
+        closedir(dir);
+    }
+}
+
+bool open_library(Nvrtc& nvrtc, const std::string& path) {
+    if (path.find('/') != std::string::npos) preload_builtins(path);
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!library) return false;
+    bool complete = true;
+#define AICF_LOAD(name, arguments)                                                      \
+    nvrtc.name = reinterpret_cast<decltype(nvrtc.name)>(dlsym(library, "nvrtc" #name)); \
+    complete &= nvrtc.name != nullptr;
+    AICF_NVRTC(AICF_LOAD)
+#undef AICF_LOAD
+    if (!complete || nvrtc.Version(&nvrtc.info.major, &nvrtc.info.minor) != 0) return false;
+    nvrtc.info.path = path;
+    return true;
+}
+
+void find_library(Nvrtc& nvrtc, int driver_major) {
+    for (const std::string& folder : all_folders())
+        for (const std::string& path : libraries_in(folder, driver_major))
+            if (open_library(nvrtc, path)) return;
+    for (int major : {13, 12})
+        if (driver_major == 0 || major <= driver_major)
+            if (open_library(nvrtc, cat("libnvrtc.so.", major))) return;
+    const int wanted = driver_major ? std::min(driver_major, 13) : 13;
+    nvrtc.info.problem =
+        cat("no NVRTC was found in the process, beside this package, under CUDA_HOME or by its "
+            "soname; need one for CUDA ",
+            wanted, " or older: pip install aicf[cuda", wanted, "]");
+}
+
+Nvrtc& nvrtc_once(int driver_major) {
+    static Nvrtc nvrtc;
+    static std::mutex lock;
+    std::lock_guard guard(lock);
+    if (nvrtc.info.path.empty()) {
+        nvrtc.info = {};
+        find_library(nvrtc, driver_major);
+    }
+    return nvrtc;
+}
+
+}  // namespace
+
+void set_nvrtc_folders(std::vector<std::string> folders) {
+    std::lock_guard guard(folders_lock);
+    search_folders = std::move(folders);
+}
+
+const NvrtcInfo& nvrtc_info(int driver_major) { return nvrtc_once(driver_major).info; }
+
+std::string compile_key() {
+    const NvrtcInfo& info = nvrtc_info();
+    std::string key = cat("nvrtc ", info.major, ".", info.minor);
+    for (const char* option : kOptions) key += cat(" ", option);
+    return key;
+}
+
+std::string compile_cuda(const std::string& source, const std::string& arch) {
+    const Nvrtc& nvrtc = nvrtc_once(0);
+    if (nvrtc.info.path.empty()) raise(ErrorKind::device_unavailable, "cuda: ", nvrtc.info.problem);
+    std::vector<const char*> names, texts;
+    for (const SourceFile& file : source_files()) {
+        names.push_back(file.name);
+        texts.push_back(file.text.c_str());
+    }
+    Program program = nullptr;
+    if (nvrtc.CreateProgram(&program, source.c_str(), "aicf.cu", static_cast<int>(names.size()),
+                            texts.data(), names.data()) != 0)
+        raise(ErrorKind::internal, "cuda: NVRTC could not make a program");
+    const std::string target = "--gpu-architecture=" + arch;
+    std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
+    options.push_back(target.c_str());
+    const int failed =
+        nvrtc.CompileProgram(program, static_cast<int>(options.size()), options.data());
+    std::string cubin;
+    size_t size = 0;
+    if (failed) {
+        nvrtc.GetProgramLogSize(program, &size);
+        std::string log(size, '\0');
+        if (size) nvrtc.GetProgramLog(program, log.data());
+        nvrtc.DestroyProgram(&program);
+        raise(ErrorKind::internal, "cuda: NVRTC ", nvrtc.info.major, ".", nvrtc.info.minor,
+              " refused a kernel for ", arch, ": ", log.c_str());
+    }
+    nvrtc.GetCUBINSize(program, &size);
+    cubin.resize(size);
+    nvrtc.GetCUBIN(program, cubin.data());
+    nvrtc.DestroyProgram(&program);
+    return cubin;
+}
+
+}  // namespace aicf::cuda

@@ -1,0 +1,27 @@
+// NVRTC, found and loaded at first use.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace aicf::cuda {
+
+/// Folders that may hold an `nvidia` package folder (Python's sys.path), searched for the library.
+void set_nvrtc_folders(std::vector<std::string> folders);
+
+struct NvrtcInfo {
+    std::string path;  // "" where none was found
+    int major = 0, minor = 0;
+    std::string problem;  // why there is none
+};
+/// Finds NVRTC: what the process has loaded already, wheel folders, CUDA_HOME, the soname. The
+/// newest whose major version does not exceed `driver_major` (0: any) wins within a place.
+const NvrtcInfo& nvrtc_info(int driver_major = 0);
+
+/// Compiles CUDA C++ to a cubin for `arch` ("sm_90a"). DeviceUnavailable where there is no NVRTC,
+/// InternalError with the log where our source does not compile.
+std::string compile_cuda(const std::string& source, const std::string& arch);
+/// What the binary depends on beside source and arch.
+std::string compile_key();
+
+}  // namespace aicf::cuda

@@ -1,0 +1,172 @@
+// Elementwise kernels: pointwise functions of scalar.h, casts, copies and optimizer updates.
+#include <algorithm>
+#include <set>
+
+#include "kernels/cuda/codegen.h"
+#include "kernels/scalar.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
+constexpr int kThreads = 256;
+
+/// How the elements of an operand are reached in the merged iteration space.
+enum class Reach { uniform, dense, inner, each };
+
+struct Access {
+    Reach reach = Reach::dense;
+    int step = 0;  // of `inner`: 0 or 1
+};
+
+Access access_of(const Iteration& space, size_t k, int width) {
+    const Dims& strides = space.strides[k];
+    const int rank = space.shape.rank();
+    if (std::all_of(strides.begin(), strides.end(), [](int64_t s) { return s == 0; }))
+        return {Reach::uniform, 0};
+    if (is_contiguous(space.shape, strides)) return {Reach::dense, 1};
+    const int64_t step = strides[rank - 1];
+    bool whole = space.shape[rank - 1] % width == 0 && (step == 0 || step == 1);
+    if (step == 1)
+        for (int d = 0; d + 1 < rank; d++) whole &= strides[d] % width == 0;
+    if (whole) return {Reach::inner, static_cast<int>(step)};
+    return {Reach::each, 0};
+}
+
+bool known_function(const std::string& name) {
+    static const std::set<std::string> names = {
+#define AICF_ROW(fn, arity, kind, scalars) #fn,
+        AICF_POINTWISE(AICF_ROW)
+#undef AICF_ROW
+    };
+    return names.contains(name);
+}
+
+/// The statements that compute r0, r1, ... of one element from a0, a1, ...
+std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
+    const std::string& name = op.def->name;
+    if (name == "copy") return "r0[j] = a0[j];";
+    if (name == "cast") {
+        const DType to = op.outputs[0].dtype;
+        return cat("r0[j] = scalar::cast<", wide_type(to), ">(a0[j]);");
+    }
+    if (name == "sgd_step") return "r0[j] = scalar::sgd_p(a0[j], a1[j], R(u2));";
+    if (name == "adam_step")
+        return "r1[j] = scalar::adam_m(a2[j], a1[j], R(u7)); r2[j] = scalar::adam_v(a3[j], a1[j], "
+               "R(u8)); "
+               "r0[j] = scalar::adam_p(a0[j], r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));";
+    if (!known_function(name))
+        raise(ErrorKind::unsupported, "cuda: there is no function ", name,
+              " in scalar.h; run this step on the cpu");
+    std::string call = cat("r0[j] = scalar::", name, "(");
+    for (size_t k = 0; k < op.inputs.size(); k++) call += cat(k ? ", a" : "a", k, "[j]");
+    const DType computed = op.inputs.back().dtype;  // of `where`: a choice, not the condition
+    for (size_t s = 0; s < op.def->attrs.size(); s++) {
+        before +=
+            cat("    const ", wide_type(computed), " s", s, " = scalar::cast<", wide_type(computed),
+                ">(block.number(", layout.scalars + 8 * static_cast<int>(s), "));\n");
+        call += cat(", s", s);
+    }
+    return call + ");";
+}
+
+}  // namespace
+
+KernelText pointwise_text(const LoweredOp& op, int) {
+    const View& out = op.outputs[0];
+    const bool update = op.def->optimizer, raw = op.def->name == "copy";
+    const int64_t count = element_count(out.shape);
+    std::vector<const View*> views;
+    std::vector<Dims> strides;
+    int64_t largest = 1;
+    for (const auto* list : {&op.inputs, &op.outputs})
+        for (const View& view : *list) {
+            views.push_back(&view);
+            // An optimizer's numbers have rank 0: the same one for all elements.
+            strides.push_back(update && view.shape.rank() == 0 ? Dims(out.shape.rank(), 0)
+                                                               : view.strides);
+            largest = std::max(largest, dtype_size(view.dtype));
+        }
+    const Iteration space(out.shape, strides);
+    const int width = count < kSmall ? 1 : static_cast<int>(std::min<int64_t>(16 / largest, 8));
+    const size_t inputs = op.inputs.size();
+    const BlockLayout layout(op);
+    const auto type = [&](size_t k) {
+        return std::string(raw ? raw_type(views[k]->dtype) : cuda_type(views[k]->dtype));
+    };
+
+    KernelText text;
+    text.name = cat(op.def->name, "_",
+                    dtype_abbrev(op.inputs.empty() ? out.dtype : op.inputs.back().dtype));
+    if (op.def->name == "cast") text.name += cat("_", dtype_abbrev(out.dtype));
+    if (update) text.name = cat(op.def->name, "_", dtype_abbrev(out.dtype));
+    text.include = "prelude.cuh";
+    text.threads = static_cast<int>(
+        std::min<int64_t>(kThreads, std::max<int64_t>((count + 31) / 32 * 32, 32)));
+    text.blocks = std::min<int64_t>(
+        (count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width), 1 << 30);
+
+    std::vector<Access> access;
+    bool flat = true;
+    std::string wide = "true", load, store, before;
+    for (size_t k = 0; k < views.size(); k++) {
+        const bool output = k >= inputs;
+        Access how = access_of(space, k, width);
+        if (output && how.reach != Reach::dense) how.reach = count > 1 ? Reach::each : Reach::dense;
+        access.push_back(how);
+        const std::string index = std::to_string(output ? k - inputs : k),
+                          pointer = (output ? "y" : "x") + index;
+        flat &= how.reach == Reach::dense || how.reach == Reach::uniform;
+        if (how.reach == Reach::inner || how.reach == Reach::each)
+            text.body += place_struct(cat("@_", pointer), space.shape, space.strides[k]);
+        if (width > 1 &&
+            (how.reach == Reach::dense || (how.reach == Reach::inner && how.step == 1)))
+            wide += cat(" && aligned16(", pointer, ")");
+        if (output) {
+            load += cat("        Wide<", type(k), "> r", index, "[", width, "];\n");
+            store += how.reach == Reach::dense ? cat("        store_dense<", width, ">(y", index,
+                                                     ", r", index, ", i, n, wide);\n")
+                                               : cat("        store_each<", width, ", @_y", index,
+                                                     ">(y", index, ", r", index, ", i, n);\n");
+            continue;
+        }
+        if (how.reach == Reach::uniform)
+            before += cat("    const auto u", index, " = widen(*x", index, ");\n");
+        load += cat("        Wide<", type(k), "> a", index, "[", width, "];\n");
+        switch (how.reach) {
+            case Reach::uniform:
+                load += cat("        for (auto& a : a", index, ") a = u", index, ";\n");
+                break;
+            case Reach::dense:
+                load += cat("        load_dense<", width, ", ", type(k), ">(a", index, ", x", index,
+                            ", i, n, wide);\n");
+                break;
+            case Reach::inner:
+                load += cat("        load_inner<", width, ", ", how.step, ", ", type(k), ">(a",
+                            index, ", x", index, " + @_x", index, "::at(i), wide);\n");
+                break;
+            case Reach::each:
+                load += cat("        load_each<", width, ", @_x", index, ", ", type(k), ">(a",
+                            index, ", x", index, ", i, n);\n");
+                break;
+        }
+    }
+    const std::string compute = formula(op, layout, before);
+    // Without strides the size is read from the block, and one binary serves every size.
+    const int shape_at = layout.operand[inputs] + static_cast<int>(sizeof(Operand));
+    const std::string size =
+        flat ? cat("block.count<", out.shape.rank(), ">(", shape_at, ")") : std::to_string(count);
+    text.body += entry_head(op, layout, kThreads, raw);
+    if (update) text.body += cat("    typedef ", wide_type(out.dtype), " R;\n");
+    text.body += before;
+    text.body += cat(
+        "    const int64_t n = ", size, ";\n    const bool wide = ", wide, ";\n",
+        "    const int64_t step = int64_t(gridDim.x) * blockDim.x * ", width, ";\n",
+        "    for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * ", width,
+        "; i < n; i += step) {\n", load, "#pragma unroll\n        for (int j = 0; j < ", width,
+        "; j++) {\n            ", compute, "\n        }\n", store, "    }\n    (void)wide;\n}\n");
+    return text;
+}
+
+}  // namespace aicf::cuda

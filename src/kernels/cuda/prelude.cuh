@@ -1,0 +1,138 @@
+// What every generated kernel stands on: the block it receives, element types, loads and stores.
+#pragma once
+
+#include "kernels/scalar.h"
+
+namespace aicf {
+
+/// The argument block by value. Generated code knows the offsets: they follow from the ranks.
+template <int Bytes>
+struct alignas(64) Block {
+    char bytes[Bytes];
+    template <class T>
+    __device__ __forceinline__ T* ptr(int offset) const {
+        return static_cast<T*>(*reinterpret_cast<void* const*>(bytes + offset));
+    }
+    __device__ __forceinline__ int64_t integer(int offset) const {
+        return *reinterpret_cast<const int64_t*>(bytes + offset);
+    }
+    __device__ __forceinline__ double number(int offset) const {
+        return *reinterpret_cast<const double*>(bytes + offset);
+    }
+    /// Elements of an operand whose shape begins at `offset`.
+    template <int Rank>
+    __device__ __forceinline__ int64_t count(int offset) const {
+        int64_t n = 1;
+        for (int d = 0; d < Rank; d++) n *= integer(offset + 8 * d);
+        return n;
+    }
+};
+
+struct Half {
+    uint16_t bits;
+};
+struct Brain {
+    uint16_t bits;
+};
+
+template <class E>
+__device__ __forceinline__ E widen(E x) {
+    return x;
+}
+__device__ __forceinline__ float widen(Half x) { return scalar::half_to_f32(x.bits); }
+__device__ __forceinline__ float widen(Brain x) { return scalar::bfloat_to_f32(x.bits); }
+template <class E>
+using Wide = decltype(widen(E{}));
+
+template <class A, class B>
+constexpr bool same_type = false;
+template <class A>
+constexpr bool same_type<A, A> = true;
+
+template <class E, class C>
+__device__ __forceinline__ E narrow(C x) {
+    if constexpr (same_type<E, Half>)
+        return Half{scalar::f32_to_half(x)};
+    else if constexpr (same_type<E, Brain>)
+        return Brain{scalar::f32_to_bfloat(x)};
+    else
+        return static_cast<E>(x);
+}
+
+template <class T, int V>
+struct alignas(sizeof(T) * V) Pack {
+    T at[V];
+};
+
+template <class T>
+__device__ __forceinline__ bool aligned16(const T* p) {
+    return (reinterpret_cast<uint64_t>(p) & 15) == 0;
+}
+
+/// An operand whose element i lies at offset i.
+struct Dense {
+    static constexpr bool dense = true;
+    __device__ __forceinline__ static int64_t at(int64_t i) { return i; }
+};
+/// Element i at offset i * Step.
+template <int64_t Step>
+struct Line {
+    static constexpr bool dense = Step == 1;
+    __device__ __forceinline__ static int64_t at(int64_t i) { return i * Step; }
+};
+
+/// Elements [i, i + V) of n, widened; what lies past the end is not read.
+template <int V, class E>
+__device__ __forceinline__ void load_dense(Wide<E> (&a)[V], const E* x, int64_t i, int64_t n,
+                                           bool wide) {
+    if constexpr (V == 1) {
+        a[0] = widen(x[i]);
+    } else if (wide && i + V <= n) {
+        const Pack<E, V> pack = *reinterpret_cast<const Pack<E, V>*>(x + i);
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = widen(pack.at[j]);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = i + j < n ? widen(x[i + j]) : Wide<E>{};
+    }
+}
+/// The same where V elements share one row: side by side (Step 1) or one for all (Step 0).
+template <int V, int Step, class E>
+__device__ __forceinline__ void load_inner(Wide<E> (&a)[V], const E* x, bool wide) {
+    if constexpr (Step == 0) {
+        const Wide<E> one = widen(*x);
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = one;
+    } else {
+        load_dense<V, E>(a, x, 0, V, wide);
+    }
+}
+template <int V, class At, class E>
+__device__ __forceinline__ void load_each(Wide<E> (&a)[V], const E* x, int64_t i, int64_t n) {
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] = V == 1 || i + j < n ? widen(x[At::at(i + j)]) : Wide<E>{};
+}
+template <int V, class E, class C>
+__device__ __forceinline__ void store_dense(E* y, const C (&a)[V], int64_t i, int64_t n,
+                                            bool wide) {
+    if constexpr (V == 1) {
+        y[i] = narrow<E>(a[0]);
+    } else if (wide && i + V <= n) {
+        Pack<E, V> pack;
+#pragma unroll
+        for (int j = 0; j < V; j++) pack.at[j] = narrow<E>(a[j]);
+        *reinterpret_cast<Pack<E, V>*>(y + i) = pack;
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            if (i + j < n) y[i + j] = narrow<E>(a[j]);
+    }
+}
+template <int V, class At, class E, class C>
+__device__ __forceinline__ void store_each(E* y, const C (&a)[V], int64_t i, int64_t n) {
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        if (V == 1 || i + j < n) y[At::at(i + j)] = narrow<E>(a[j]);
+}
+
+}  // namespace aicf

@@ -1,0 +1,361 @@
+// Reductions in the orders of abi.h. A leaf of the tree is one warp's: thread t holds lanes 4t to
+// 4t + 3, so that a row in C order is read 16 bytes at a time; the lanes halve by shuffles, which
+// commute, so every thread ends with the sum.
+#pragma once
+
+#include "prelude.cuh"
+
+namespace aicf {
+
+template <class A>
+struct SumOp {
+    __device__ __forceinline__ static A join(A a, A b) { return a + b; }
+    __device__ __forceinline__ static A missing() {
+        return scalar::is_float<A> ? static_cast<A>(-0.0) : A(0);
+    }
+    static constexpr bool empty_is_zero = true;
+};
+template <class A>
+__device__ __forceinline__ A lowest() {
+    if constexpr (scalar::is_float<A>)
+        return -static_cast<A>(scalar::from_bits(0x7f800000u));
+    else
+        return static_cast<A>(scalar::BitsOf<A>(1) << (8 * sizeof(A) - 1));
+}
+template <class A>
+struct MaxOp {
+    __device__ __forceinline__ static A join(A a, A b) { return scalar::maximum(a, b); }
+    __device__ __forceinline__ static A missing() { return lowest<A>(); }
+    static constexpr bool empty_is_zero = false;
+};
+template <class A>
+struct MinOp {
+    __device__ __forceinline__ static A join(A a, A b) { return scalar::minimum(a, b); }
+    __device__ __forceinline__ static A missing() {
+        if constexpr (scalar::is_float<A>)
+            return -lowest<A>();
+        else
+            return static_cast<A>(~lowest<A>());
+    }
+    static constexpr bool empty_is_zero = false;
+};
+
+// ---- what a row's elements are -----------------------------------------------------------------
+
+/// Element i of a row as type A; `four` gives elements i to i + 3.
+template <class A, class E, class Elem>
+struct RowOf {
+    const E* x;
+    bool wide;
+    __device__ __forceinline__ explicit RowOf(const E* base)
+        : x(base), wide(Elem::dense && aligned16(base)) {}
+    __device__ __forceinline__ A operator()(int64_t i) const {
+        return static_cast<A>(widen(x[Elem::at(i)]));
+    }
+    __device__ __forceinline__ void four(int64_t i, A (&a)[4]) const {
+        if constexpr (Elem::dense && sizeof(E) >= 2) {
+            Wide<E> v[4];
+            load_dense<4, E>(v, x, i, i + 4, wide);
+#pragma unroll
+            for (int j = 0; j < 4; j++) a[j] = static_cast<A>(v[j]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 4; j++) a[j] = (*this)(i + j);
+        }
+    }
+};
+
+/// f of one or two rows, element by element.
+template <class A, class F, class Row, class Other>
+struct Mapped {
+    F f;
+    Row row;
+    Other other;
+    __device__ __forceinline__ A operator()(int64_t i) const { return f(row(i), other(i)); }
+    __device__ __forceinline__ void four(int64_t i, A (&a)[4]) const {
+        A b[4];
+        row.four(i, a);
+        other.four(i, b);
+#pragma unroll
+        for (int j = 0; j < 4; j++) a[j] = f(a[j], b[j]);
+    }
+};
+template <class A>
+struct Nothing {
+    __device__ __forceinline__ A operator()(int64_t) const { return A(0); }
+    __device__ __forceinline__ void four(int64_t, A (&)[4]) const {}
+};
+template <class A, class F, class Row, class Other>
+__device__ __forceinline__ Mapped<A, F, Row, Other> mapped(F f, Row row, Other other) {
+    return {f, row, other};
+}
+
+// ---- the tree ----------------------------------------------------------------------------------
+
+/// One leaf of n elements, n in [1, 512], by a whole warp.
+template <class Op, class A, class Row>
+__device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
+    const int lane = threadIdx.x & 31;
+    A s[4], e[4];
+    if (n == kTreeLeaf) {
+        row.four(begin + 4 * lane, s);
+#pragma unroll
+        for (int j = 1; j < 4; j++) {
+            row.four(begin + 4 * lane + kTreeLanes * j, e);
+#pragma unroll
+            for (int c = 0; c < 4; c++) s[c] = Op::join(s[c], e[c]);
+        }
+    } else {
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const int l = 4 * lane + c;
+            s[c] = l < n ? row(begin + l) : Op::missing();
+        }
+#pragma unroll
+        for (int j = 1; j < 4; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int l = 4 * lane + c + int(kTreeLanes) * j;
+                if (l < n) s[c] = Op::join(s[c], row(begin + l));
+            }
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[c] = Op::join(s[c], __shfl_xor_sync(0xffffffffu, s[c], d));
+    return Op::join(Op::join(s[0], s[2]), Op::join(s[1], s[3]));
+}
+
+/// Elements [begin, end) by one warp; begin is where a subtree of at least this size begins.
+template <class Op, class A, class Row>
+__device__ __forceinline__ A warp_tree(const Row& row, int64_t begin, int64_t end) {
+    if (end - begin <= kTreeLeaf) return leaf<Op, A>(row, begin, end - begin);
+    A part[40];
+    int depth = 0;
+    uint64_t count = 0;
+    for (int64_t at = begin; at < end; at += kTreeLeaf) {
+        A v = leaf<Op, A>(row, at, end - at < kTreeLeaf ? end - at : kTreeLeaf);
+        for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) v = Op::join(part[--depth], v);
+        part[depth++] = v;
+    }
+    A v = part[--depth];
+    while (depth > 0) v = Op::join(part[--depth], v);
+    return v;
+}
+
+/// Joins v[0, count) as the tree does, by a whole block; the result stands in v[0].
+template <class Op, class A>
+__device__ __forceinline__ void join_shared(A* v, int count) {
+    __syncthreads();
+    for (int s = 1; s < count; s *= 2) {
+        for (int i = threadIdx.x * 2 * s; i + s < count; i += blockDim.x * 2 * s)
+            v[i] = Op::join(v[i], v[i + s]);
+        __syncthreads();
+    }
+}
+
+/// Elements [begin, end) by a whole block: each warp takes groups of `Group` leaves, a power of
+/// two. `shared` holds one value a group. Every thread gets the result; `shared` may be used again
+/// at once.
+template <class Op, class A, int Group, class Row>
+__device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t end, A* shared) {
+    constexpr int64_t span = Group * kTreeLeaf;
+    const int groups = int((end - begin + span - 1) / span), warps = blockDim.x / 32;
+    for (int g = threadIdx.x / 32; g < groups; g += warps) {
+        const int64_t at = begin + g * span, stop = end - at < span ? end : at + span;
+        A v;
+        if constexpr (Group == 1)
+            v = leaf<Op, A>(row, at, stop - at);
+        else
+            v = warp_tree<Op, A>(row, at, stop);
+        if ((threadIdx.x & 31) == 0) shared[g] = v;
+    }
+    join_shared<Op>(shared, groups);
+    const A result = shared[0];
+    __syncthreads();
+    return result;
+}
+
+/// True in every thread of the block that is the last of `count` to arrive; what the others wrote
+/// before is visible to it. The counter is back at 0 afterwards.
+__device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1u) == count - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
+template <class E, class A, bool Mean>
+__device__ __forceinline__ void finish(E* y, A value, int64_t n) {
+    if constexpr (Mean)
+        *y = narrow<E>(scalar::div(value, static_cast<A>(n)));
+    else
+        *y = narrow<E>(value);
+}
+
+// ---- kernels: Shape says rows, n and where things lie -------------------------------------------
+
+/// A warp a row.
+template <class Op, class A, bool Mean, class Shape, class E, class Make>
+__device__ __forceinline__ void reduce_warps(E* y, Make make) {
+    const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);
+    for (int64_t r = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; r < Shape::rows;
+         r += warps) {
+        A v = A(0);
+        if constexpr (Shape::n > 0) v = warp_tree<Op, A>(make(r), 0, Shape::n);
+        if ((threadIdx.x & 31) == 0) finish<E, A, Mean>(y + Shape::Out::at(r), v, Shape::n);
+    }
+}
+
+/// A block a row.
+template <class Op, class A, bool Mean, int Group, class Shape, class E, class Make>
+__device__ __forceinline__ void reduce_blocks(E* y, Make make) {
+    extern __shared__ __align__(16) char shared[];
+    for (int64_t r = blockIdx.x; r < Shape::rows; r += gridDim.x) {
+        const A v = block_tree<Op, A, Group>(make(r), 0, Shape::n, reinterpret_cast<A*>(shared));
+        if (threadIdx.x == 0) finish<E, A, Mean>(y + Shape::Out::at(r), v, Shape::n);
+    }
+}
+
+/// Many blocks a row: each reduces `Span` elements, whole subtrees, and the last one of a row
+/// joins.
+template <class Op, class A, bool Mean, int Group, int64_t Span, class Shape, class E, class Make>
+__device__ __forceinline__ void reduce_split(E* y, A* parts, uint32_t* counters, Make make) {
+    extern __shared__ __align__(16) char shared[];
+    A* const held = reinterpret_cast<A*>(shared);
+    constexpr int pieces = int((Shape::n + Span - 1) / Span);
+    for (int64_t u = blockIdx.x; u < Shape::rows * pieces; u += gridDim.x) {
+        const int64_t r = u / pieces, piece = u - r * pieces;
+        const int64_t begin = piece * Span, end = Shape::n - begin < Span ? Shape::n : begin + Span;
+        const A v = block_tree<Op, A, Group>(make(r), begin, end, held);
+        if (threadIdx.x == 0) parts[u] = v;
+        if (!arrive_last(counters + r, pieces)) continue;
+        for (int i = threadIdx.x; i < pieces; i += blockDim.x)
+            held[i] = __ldcg(parts + r * pieces + i);
+        join_shared<Op>(held, pieces);
+        if (threadIdx.x == 0) finish<E, A, Mean>(y + Shape::Out::at(r), held[0], Shape::n);
+        __syncthreads();
+    }
+}
+
+/// Neighbouring results lie side by side: 32 of them to a block of 256, whose thread (c, g) holds
+/// lanes g, g + 8, ..., g + 120 of result c. Halving down to 8 lanes stays inside a thread.
+template <class Op, class A, bool Mean, int64_t Span, class Shape, class E>
+__device__ __forceinline__ void reduce_columns(E* y, const E* x, A* parts, uint32_t* counters) {
+    __shared__ A held[8][33];
+    constexpr int pieces = int((Shape::n + Span - 1) / Span);
+    constexpr int64_t strips = (Shape::rows + 31) / 32;
+    const int c = threadIdx.x & 31, g = threadIdx.x / 32;
+    for (int64_t u = blockIdx.x; u < strips * pieces; u += gridDim.x) {
+        const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * 32 + c;
+        const bool mine = r < Shape::rows;
+        const E* row = x + (mine ? Shape::In::at(r) : 0);
+        const int64_t begin = piece * Span, end = Shape::n - begin < Span ? Shape::n : begin + Span;
+        A part[40], total = A(0);
+        int depth = 0;
+        uint64_t count = 0;
+        for (int64_t at = begin; at < end; at += kTreeLeaf) {
+            A s[16];
+#pragma unroll
+            for (int k = 0; k < 16; k++) {
+                const int64_t l = at + g + 8 * k;
+                s[k] = mine && l < end ? static_cast<A>(widen(row[Shape::Elem::at(l)]))
+                                       : Op::missing();
+            }
+#pragma unroll
+            for (int j = 1; j < 4; j++)
+#pragma unroll
+                for (int k = 0; k < 16; k++) {
+                    const int64_t l = at + g + 8 * k + kTreeLanes * j;
+                    if (mine && l < end)
+                        s[k] = Op::join(s[k], static_cast<A>(widen(row[Shape::Elem::at(l)])));
+                }
+#pragma unroll
+            for (int h = 8; h > 0; h /= 2)
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                    if (k < h) s[k] = Op::join(s[k], s[k + h]);
+            held[g][c] = s[0];
+            __syncthreads();
+            if (g < 4) held[g][c] = Op::join(held[g][c], held[g + 4][c]);
+            __syncthreads();
+            if (g < 2) held[g][c] = Op::join(held[g][c], held[g + 2][c]);
+            __syncthreads();
+            if (g == 0) {
+                A v = Op::join(held[0][c], held[1][c]);
+                for (uint64_t bit = ++count; (bit & 1) == 0; bit >>= 1)
+                    v = Op::join(part[--depth], v);
+                part[depth++] = v;
+            }
+            __syncthreads();
+        }
+        if (g == 0) {
+            total = part[--depth];
+            while (depth > 0) total = Op::join(part[--depth], total);
+            if (pieces > 1 && mine) parts[piece * Shape::rows + r] = total;
+        }
+        if constexpr (pieces > 1) {
+            if (!arrive_last(counters + strip, pieces)) continue;
+            if (g == 0 && mine) {
+                depth = 0;
+                for (int p = 0; p < pieces; p++) {
+                    A v = __ldcg(parts + p * Shape::rows + r);
+                    for (uint64_t bit = p + 1; (bit & 1) == 0; bit >>= 1)
+                        v = Op::join(part[--depth], v);
+                    part[depth++] = v;
+                }
+                total = part[--depth];
+                while (depth > 0) total = Op::join(part[--depth], total);
+            }
+        }
+        if (g == 0 && mine) finish<E, A, Mean>(y + Shape::Out::at(r), total, Shape::n);
+        __syncthreads();
+    }
+}
+
+/// chain(Chunk): 32 results to a block; warp w takes every blockDim/32-th chunk and the first adds
+/// them in order.
+template <class A, bool Mean, int64_t Chunk, class Shape, class E>
+__device__ __forceinline__ void reduce_chain(E* y, const E* x) {
+    __shared__ A held[32][33];
+    constexpr int64_t chunks = (Shape::n + Chunk - 1) / Chunk, strips = (Shape::rows + 31) / 32;
+    const int c = threadIdx.x & 31, w = threadIdx.x / 32, warps = blockDim.x / 32;
+    for (int64_t strip = blockIdx.x; strip < strips; strip += gridDim.x) {
+        const int64_t r = strip * 32 + c;
+        const bool mine = r < Shape::rows;
+        const E* row = x + (mine ? Shape::In::at(r) : 0);
+        A total = A(0);
+        for (int64_t first = 0; first < chunks; first += warps) {
+            const int64_t begin = (first + w) * Chunk,
+                          end = Shape::n - begin < Chunk ? Shape::n : begin + Chunk;
+            if (mine && begin < Shape::n) {
+                A part = static_cast<A>(widen(row[Shape::Elem::at(begin)]));
+                int64_t i = begin + 1;
+                for (; i + 16 <= end; i += 16) {  // loads first: the sums are one after the other
+                    A v[16];
+#pragma unroll
+                    for (int j = 0; j < 16; j++)
+                        v[j] = static_cast<A>(widen(row[Shape::Elem::at(i + j)]));
+#pragma unroll
+                    for (int j = 0; j < 16; j++) part = part + v[j];
+                }
+                for (; i < end; i++) part = part + static_cast<A>(widen(row[Shape::Elem::at(i)]));
+                held[w][c] = part;
+            }
+            __syncthreads();
+            if (w == 0 && mine)
+                for (int k = 0; k < warps && first + k < chunks; k++)
+                    total = first + k == 0 ? held[0][c] : total + held[k][c];
+            __syncthreads();
+        }
+        if (w == 0 && mine) finish<E, A, Mean>(y + Shape::Out::at(r), total, Shape::n);
+    }
+}
+
+}  // namespace aicf

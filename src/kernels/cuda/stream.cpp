@@ -1,0 +1,139 @@
+#include "kernels/cuda/stream.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace aicf::cuda {
+
+namespace {
+
+constexpr uint64_t kHalf = 2 << 20;  // of the staging memory
+
+CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+}  // namespace
+
+Stream::Stream(Gpu& gpu) : gpu_(gpu) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    // A blocking stream: ordered with the legacy default stream, where most producers work.
+    AICF_CU(cu, cuStreamCreate, &stream_, CU_STREAM_DEFAULT);
+}
+
+Stream::~Stream() {
+    try {
+        const Driver& cu = driver();
+        const Scope scope(gpu_);
+        cu.cuStreamSynchronize(stream_);
+        for (CUevent event : left_)
+            if (event) cu.cuEventDestroy(event);
+        if (pinned_) cu.cuMemFreeHost(pinned_);
+        cu.cuStreamDestroy(stream_);
+    } catch (const Error&) {  // the device is lost or belongs to the parent process: nothing to
+                              // give back
+    }
+}
+
+std::shared_ptr<void> Stream::allocate(uint64_t bytes) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    CUdeviceptr memory = 0;
+    CUresult result = cu.cuMemAllocAsync(&memory, bytes, stream_);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        AICF_CU(cu, cuStreamSynchronize, stream_);
+        AICF_CU(cu, cuMemPoolTrimTo, gpu_.pool, 0);
+        result = cu.cuMemAllocAsync(&memory, bytes, stream_);
+    }
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        size_t free = 0, total = 0;
+        cuuint64_t reserved = 0;
+        AICF_CU(cu, cuMemGetInfo, &free, &total);
+        AICF_CU(cu, cuMemPoolGetAttribute, gpu_.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+                &reserved);
+        raise(ErrorKind::out_of_memory, to_string(gpu_.device), ": asked for ", bytes, " bytes, ",
+              free, " of ", total, " are free and ", reserved,
+              " reserved by the pool; need a smaller step or a freed one");
+    }
+    check_call(result, "cuMemAllocAsync");
+    return {reinterpret_cast<void*>(memory), [self = shared_from_this()](void* pointer) {
+                try {
+                    const Driver& table = driver();
+                    const Scope inner(self->gpu_);
+                    table.cuMemFreeAsync(address(pointer), self->stream_);
+                } catch (const Error&) {
+                }
+            }};
+}
+
+char* Stream::stage(uint64_t wanted, uint64_t* got) {
+    const Driver& cu = driver();
+    if (!pinned_) {
+        void* memory = nullptr;
+        AICF_CU(cu, cuMemAllocHost, &memory, 2 * kHalf);
+        pinned_ = static_cast<char*>(memory);
+        for (CUevent& event : left_)
+            if (!event) AICF_CU(cu, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    }
+    const int half = static_cast<int>(used_ / kHalf);
+    uint64_t room = (kHalf - used_ % kHalf) / 256 * 256;
+    if (room < std::min<uint64_t>(wanted, kHalf)) {
+        AICF_CU(cu, cuEventRecord, left_[half], stream_);
+        pending_[half] = true;
+        const int next = 1 - half;
+        if (pending_[next]) AICF_CU(cu, cuEventSynchronize, left_[next]);
+        pending_[next] = false;
+        used_ = static_cast<uint64_t>(next) * kHalf;
+        room = kHalf;
+    }
+    *got = std::min(wanted, room);
+    char* at = pinned_ + used_;
+    // The last byte stays free, so that the offset never leaves the half it counts in.
+    used_ = std::min((used_ + *got + 255) / 256 * 256, (used_ / kHalf + 1) * kHalf - 1);
+    return at;
+}
+
+void Stream::upload(void* to, const void* from, uint64_t bytes) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    for (uint64_t done = 0, part = 0; done < bytes; done += part) {
+        char* staged = stage(bytes - done, &part);
+        std::memcpy(staged, static_cast<const char*>(from) + done, part);
+        AICF_CU(cu, cuMemcpyHtoDAsync, address(static_cast<char*>(to) + done), staged, part,
+                stream_);
+    }
+}
+
+void Stream::download(void* to, const void* from, uint64_t bytes) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    if (bytes > kHalf) {
+        AICF_CU(cu, cuMemcpyDtoHAsync, to, address(from), bytes, stream_);
+        AICF_CU(cu, cuStreamSynchronize, stream_);
+        return;
+    }
+    uint64_t part = 0;
+    char* staged = stage(bytes, &part);
+    AICF_CU(cu, cuMemcpyDtoHAsync, staged, address(from), bytes, stream_);
+    AICF_CU(cu, cuStreamSynchronize, stream_);
+    std::memcpy(to, staged, bytes);
+}
+
+void Stream::copy(void* to, const void* from, uint64_t bytes) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    AICF_CU(cu, cuMemcpyDtoDAsync, address(to), address(from), bytes, stream_);
+}
+
+void Stream::clear(void* to, uint64_t bytes) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    AICF_CU(cu, cuMemsetD8Async, address(to), 0, bytes, stream_);
+}
+
+void Stream::synchronize() {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    AICF_CU(cu, cuStreamSynchronize, stream_);
+}
+
+}  // namespace aicf::cuda

@@ -1,0 +1,110 @@
+"""Devices, seeds and the three ways to run a graph."""
+
+import os
+import time
+
+import aicf
+import numpy as np
+import pytest
+from compare import assert_bits
+
+FRESH = int(os.environ.get("AICF_TEST_SEED", time.time_ns() % 2**31))
+
+
+def _cuda_missing():
+    """Why no CUDA device is usable here; empty when one is."""
+    g = aicf.Graph("probe")
+    g.output("y", g.input("x", (2,)) + 1.0)
+    try:
+        g.compile(device="cuda")
+    except (aicf.DeviceUnavailable, aicf.Unsupported) as error:
+        return f"no usable CUDA device: {error}"
+    return ""
+
+
+_MISSING = _cuda_missing()
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(bool(_MISSING), reason=_MISSING)]
+    ),
+]
+
+
+def pytest_report_header(config):
+    return f"aicf: fresh seeds from AICF_TEST_SEED={FRESH}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed and hasattr(item, "seeds"):
+        report.sections.append(("seed", ", ".join(map(str, item.seeds))))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    """Each backend that exists; "cuda" is skipped with the reason where it is not usable."""
+    return request.param
+
+
+@pytest.fixture
+def make_rng(request):
+    """make_rng(seed) is a NumPy generator whose seed is printed when the test fails."""
+
+    def make(seed):
+        request.node.seeds = [*getattr(request.node, "seeds", []), seed]
+        return np.random.default_rng(seed)
+
+    return make
+
+
+@pytest.fixture
+def rng(make_rng):
+    """A generator with a fixed seed."""
+    return make_rng(0)
+
+
+def outputs_of(outputs):
+    """Copies of all outputs by name."""
+    return {name: outputs[name].numpy() for name in outputs}
+
+
+def run_modes(build, inputs, device="cpu", **options):
+    """Builds, compiles and runs a graph eagerly, captured and replayed: all bits must be equal.
+
+    Args:
+        build: (g, values by input name) -> outputs by name.
+        inputs: arrays by name.
+
+    Returns: the outputs as NumPy arrays.
+    """
+    g = aicf.Graph("case")
+    values = {name: g.input(name, array.shape, str(array.dtype)) for name, array in inputs.items()}
+    for name, value in build(g, **values).items():
+        g.output(name, value)
+    step = g.compile(device=device, **options)
+    eager = outputs_of(step.run(**inputs))
+    captured = outputs_of(step(**inputs))
+    replayed = outputs_of(step.replay())
+    for name, array in eager.items():
+        assert_bits(captured[name], array, f"captured and eager, output {name}")
+        assert_bits(replayed[name], array, f"replayed and eager, output {name}")
+    return eager
+
+
+@pytest.fixture
+def run_graph(device):
+    """run_modes on the test's device."""
+
+    def run(build, inputs, **options):
+        return run_modes(build, inputs, device, **options)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def fresh_seed():
+    """A base for seeds that differ from run to run; AICF_TEST_SEED fixes it."""
+    return FRESH

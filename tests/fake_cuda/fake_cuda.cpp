@@ -1,0 +1,390 @@
+// A driver for tests that has no GPU: exports the cu* symbols that aicf loads, under the name
+// libcuda.so.1. Device memory is host memory, kernels do nothing. It checks what a real driver
+// would only crash on: liveness of every pointer, edges, contexts. FAKE_CUDA_FAIL=k makes the k-th
+// call that can fail return out of memory; at exit a line says what was never given back.
+#include <cuda.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct Node {
+    CUgraphNodeType type;
+    CUDA_KERNEL_NODE_PARAMS params;
+    std::vector<char> block;  // what the kernel would receive
+    std::vector<CUgraphNode> waits;
+};
+struct Graph {
+    std::vector<CUgraphNode> nodes;
+};
+
+std::recursive_mutex lock;
+std::map<uintptr_t, size_t> device, pinned;
+std::set<void*> streams, events, modules, graphs, execs;
+std::map<CUfunction, std::string> functions;
+int contexts = 0, calls = 0;
+
+int number(const char* name, int otherwise) {
+    const char* text = std::getenv(name);
+    return text ? std::atoi(text) : otherwise;
+}
+
+[[noreturn]] void broken(const char* what) {
+    std::fprintf(stderr, "fake driver: %s\n", what);
+    std::abort();
+}
+
+/// True when this call is the one that shall fail.
+bool fails() {
+    static const int k = number("FAKE_CUDA_FAIL", 0);
+    return ++calls == k;
+}
+
+struct Report {
+    ~Report() {
+        if (!std::getenv("FAKE_CUDA_REPORT")) return;
+        std::fprintf(stderr,
+                     "fake driver: calls %d device %zu events %zu streams %zu graphs %zu execs %zu "
+                     "contexts %d\n",
+                     calls, device.size(), events.size(), streams.size(), graphs.size(),
+                     execs.size(), contexts);
+    }
+} report;
+
+bool alive(uintptr_t at, size_t bytes) {
+    auto block = device.upper_bound(at);
+    if (block == device.begin()) return false;
+    --block;
+    return at + bytes <= block->first + block->second;
+}
+
+/// Every operand of an argument block lies in living device memory.
+void check_block(const char* block) {
+    uint16_t counts[2];
+    std::memcpy(counts, block + 4, 4);
+    for (int i = 0; i < counts[0] + counts[1]; i++) {
+        uint32_t at;
+        std::memcpy(&at, block + 32 + 4 * i, 4);
+        uintptr_t pointer;
+        int32_t rank;
+        std::memcpy(&pointer, block + at, 8);
+        std::memcpy(&rank, block + at + 12, 4);
+        int64_t count = 1;
+        for (int d = 0; d < rank; d++) {
+            int64_t size;
+            std::memcpy(&size, block + at + 16 + 8 * d, 8);
+            count *= size;
+        }
+        if (count > 0 && !alive(pointer, 1))
+            broken("a kernel receives a pointer that is not alive");
+    }
+}
+
+}  // namespace
+
+#define LOCK std::lock_guard<std::recursive_mutex> guard(lock)
+#define MAY_FAIL \
+    LOCK;        \
+    if (fails()) return CUDA_ERROR_OUT_OF_MEMORY
+#define NEED_CONTEXT \
+    if (contexts <= 0) broken("a call without a current context")
+
+extern "C" {
+
+CUresult cuInit(unsigned) { return static_cast<CUresult>(number("FAKE_CUDA_INIT", 0)); }
+CUresult cuDriverGetVersion(int* version) {
+    *version = number("FAKE_CUDA_VERSION", 13000);
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetCount(int* count) {
+    *count = number("FAKE_CUDA_DEVICES", 1);
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGet(CUdevice* device_out, int index) {
+    *device_out = index;
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetName(char* name, int size, CUdevice) {
+    std::snprintf(name, static_cast<size_t>(size), "Fake GPU");
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
+    *value = which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? 9
+             : which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? 0
+             : which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? 132
+                                                                     : 232448;
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice) {
+    *pool = reinterpret_cast<CUmemoryPool>(1);
+    return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+    *context = reinterpret_cast<CUcontext>(2);
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxPushCurrent_v2(CUcontext) {
+    LOCK;
+    contexts++;
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxPopCurrent_v2(CUcontext*) {
+    LOCK;
+    contexts--;
+    return CUDA_SUCCESS;
+}
+CUresult cuGetErrorName(CUresult error, const char** name) {
+    *name = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
+    return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult, const char** text) {
+    *text = "as the test wants";
+    return CUDA_SUCCESS;
+}
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+    *free = 1 << 20;
+    *total = 1 << 30;
+    return CUDA_SUCCESS;
+}
+CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
+    MAY_FAIL;
+    NEED_CONTEXT;
+    if (!streams.count(stream)) broken("an allocation on a dead stream");
+    if (bytes > size_t(number("FAKE_CUDA_LARGEST", 1 << 30))) return CUDA_ERROR_OUT_OF_MEMORY;
+    void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    std::memset(memory, 0xff, bytes);
+    device[reinterpret_cast<uintptr_t>(memory)] = bytes;
+    *to = reinterpret_cast<CUdeviceptr>(memory);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
+    LOCK;
+    NEED_CONTEXT;
+    if (!streams.count(stream)) broken("memory freed on a dead stream");
+    if (!device.erase(static_cast<uintptr_t>(at))) broken("memory freed twice");
+    std::free(reinterpret_cast<void*>(at));
+    return CUDA_SUCCESS;
+}
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) { return CUDA_SUCCESS; }
+CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, void* value) {
+    *static_cast<uint64_t*>(value) = 0;
+    return CUDA_SUCCESS;
+}
+CUresult cuMemAllocHost_v2(void** to, size_t bytes) {
+    MAY_FAIL;
+    *to = std::malloc(bytes);
+    pinned[reinterpret_cast<uintptr_t>(*to)] = bytes;
+    return CUDA_SUCCESS;
+}
+CUresult cuMemFreeHost(void* at) {
+    LOCK;
+    pinned.erase(reinterpret_cast<uintptr_t>(at));
+    std::free(at);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
+    MAY_FAIL;
+    if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a copy into memory that is not alive");
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream) {
+    MAY_FAIL;
+    if (!alive(static_cast<uintptr_t>(from), bytes)) broken("a copy from memory that is not alive");
+    std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+    MAY_FAIL;
+    if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a copy into memory that is not alive");
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
+    MAY_FAIL;
+    if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a fill of memory that is not alive");
+    std::memset(reinterpret_cast<void*>(to), value, bytes);
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamCreate(CUstream* stream, unsigned) {
+    MAY_FAIL;
+    *stream = reinterpret_cast<CUstream>(new char);
+    streams.insert(*stream);
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamDestroy_v2(CUstream stream) {
+    LOCK;
+    if (!streams.erase(stream)) broken("a stream destroyed twice");
+    delete reinterpret_cast<char*>(stream);
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream stream) {
+    MAY_FAIL;
+    if (!streams.count(stream)) broken("a dead stream synchronised");
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) { return CUDA_SUCCESS; }
+CUresult cuEventCreate(CUevent* event, unsigned) {
+    MAY_FAIL;
+    *event = reinterpret_cast<CUevent>(new char);
+    events.insert(*event);
+    return CUDA_SUCCESS;
+}
+CUresult cuEventDestroy_v2(CUevent event) {
+    LOCK;
+    if (!events.erase(event)) broken("an event destroyed twice");
+    delete reinterpret_cast<char*>(event);
+    return CUDA_SUCCESS;
+}
+CUresult cuEventRecord(CUevent, CUstream) {
+    MAY_FAIL;
+    return CUDA_SUCCESS;
+}
+CUresult cuEventSynchronize(CUevent) {
+    MAY_FAIL;
+    return CUDA_SUCCESS;
+}
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+    MAY_FAIL;
+    NEED_CONTEXT;
+    if (std::memcmp(image, "\177ELF", 4) != 0) broken("a module that is no cubin");
+    *module = reinterpret_cast<CUmodule>(new char);
+    modules.insert(*module);
+    return CUDA_SUCCESS;
+}
+CUresult cuModuleUnload(CUmodule module) {
+    LOCK;
+    modules.erase(module);
+    return CUDA_SUCCESS;
+}
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+    MAY_FAIL;
+    if (!modules.count(module)) broken("a function of a dead module");
+    *function = reinterpret_cast<CUfunction>(new char);
+    functions[*function] = name;
+    return CUDA_SUCCESS;
+}
+CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
+CUresult cuFuncLoad(CUfunction) {
+    MAY_FAIL;
+    return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                        unsigned by, unsigned bz, unsigned shared, CUstream, void** parameters,
+                        void**) {
+    MAY_FAIL;
+    NEED_CONTEXT;
+    if (!functions.count(function)) broken("a launch of no function");
+    if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 || shared > 49152)
+        broken("a launch of impossible size");
+    check_block(static_cast<const char*>(parameters[0]));
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphCreate(CUgraph* graph, unsigned) {
+    MAY_FAIL;
+    *graph = reinterpret_cast<CUgraph>(new Graph);
+    graphs.insert(*graph);
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphDestroy(CUgraph graph) {
+    LOCK;
+    if (!graphs.erase(graph)) broken("a graph destroyed twice");
+    auto* held = reinterpret_cast<Graph*>(graph);
+    for (CUgraphNode node : held->nodes) delete reinterpret_cast<Node*>(node);
+    delete held;
+    return CUDA_SUCCESS;
+}
+static CUresult add_node(CUgraphNode* to, CUgraph graph, const CUgraphNode* waits, size_t count,
+                         Node* node) {
+    auto* held = reinterpret_cast<Graph*>(graph);
+    for (size_t i = 0; i < count; i++) {
+        bool known = false;
+        for (CUgraphNode other : held->nodes) known |= other == waits[i];
+        if (!known) broken("an edge from a node of another graph");
+        node->waits.push_back(waits[i]);
+    }
+    *to = reinterpret_cast<CUgraphNode>(node);
+    held->nodes.push_back(*to);
+    return CUDA_SUCCESS;
+}
+static void keep_block(Node* node, const CUDA_KERNEL_NODE_PARAMS* params) {
+    const char* block = static_cast<const char*>(params->kernelParams[0]);
+    uint32_t bytes;
+    std::memcpy(&bytes, block, 4);
+    node->params = *params;
+    node->block.assign(block, block + bytes);
+    check_block(block);
+}
+CUresult cuGraphAddKernelNode_v2(CUgraphNode* to, CUgraph graph, const CUgraphNode* waits,
+                                 size_t count, const CUDA_KERNEL_NODE_PARAMS* params) {
+    MAY_FAIL;
+    if (!functions.count(params->func)) broken("a node of no function");
+    if (!params->gridDimX || !params->blockDimX) broken("a node of size 0");
+    auto* node = new Node{CU_GRAPH_NODE_TYPE_KERNEL, {}, {}, {}};
+    keep_block(node, params);
+    return add_node(to, graph, waits, count, node);
+}
+CUresult cuGraphAddEmptyNode(CUgraphNode* to, CUgraph graph, const CUgraphNode* waits,
+                             size_t count) {
+    MAY_FAIL;
+    return add_node(to, graph, waits, count, new Node{CU_GRAPH_NODE_TYPE_EMPTY, {}, {}, {}});
+}
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
+    LOCK;
+    auto* held = reinterpret_cast<Graph*>(graph);
+    if (nodes)
+        for (size_t i = 0; i < held->nodes.size() && i < *count; i++) nodes[i] = held->nodes[i];
+    *count = held->nodes.size();
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType* type) {
+    *type = reinterpret_cast<Node*>(node)->type;
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* params) {
+    *params = reinterpret_cast<Node*>(node)->params;
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long) {
+    MAY_FAIL;
+    if (!graphs.count(graph)) broken("a dead graph instantiated");
+    auto* copy = new std::map<CUgraphNode, Node>;
+    for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes)
+        (*copy)[node] = *reinterpret_cast<Node*>(node);
+    *exec = reinterpret_cast<CUgraphExec>(copy);
+    execs.insert(*exec);
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    LOCK;
+    if (!execs.erase(exec)) broken("an executable graph destroyed twice");
+    delete reinterpret_cast<std::map<CUgraphNode, Node>*>(exec);
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                           const CUDA_KERNEL_NODE_PARAMS* params) {
+    MAY_FAIL;
+    keep_block(&reinterpret_cast<std::map<CUgraphNode, Node>*>(exec)->at(node), params);
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphUpload(CUgraphExec, CUstream) {
+    MAY_FAIL;
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    MAY_FAIL;
+    NEED_CONTEXT;
+    if (!execs.count(exec) || !streams.count(stream)) broken("a launch of a dead graph");
+    for (const auto& [node, held] : *reinterpret_cast<std::map<CUgraphNode, Node>*>(exec))
+        if (held.type == CU_GRAPH_NODE_TYPE_KERNEL) check_block(held.block.data());
+    return CUDA_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,907 @@
+"""The op table: one row says how an IR op is called, what NumPy float64 makes of it, how far the
+result may be off, and whether it has a gradient. test_ops.py runs every row in every way.
+
+A row's shapes are written in letters, so that any axis can be given another size.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import aicf
+import numpy as np
+from compare import FLOATS
+
+SIZES = {"a": 2, "b": 3, "c": 5, "d": 4, "i": 7, "o": 6}
+INTS = ("int32", "int64", "uint8")
+FIRST_ORDER = "second derivatives are not offered"
+EFFECT = "an optimizer's update is not differentiated"
+BOOL = "the result is bool"
+
+
+class Arg(NamedTuple):
+    """One operand: its axes, its range, and its dtype ("" = the dtype the row is run in)."""
+
+    dims: str = "abc"
+    low: float = -2.0
+    high: float = 2.0
+    dtype: str = ""  # "labels:c" = class numbers below the size of c, int64
+    gap: float = 0.02  # no value lies closer to zero: kinks and poles are tested by name
+
+
+class Case(NamedTuple):
+    """One row of the table."""
+
+    op: str
+    args: tuple[Arg, ...]
+    build: Callable[..., Any]  # (g, *values) -> Value or list of Values
+    reference: Callable[..., Any]  # (*float64 arrays) -> array or list of arrays
+    ulp: float = 0.0  # beyond one rounding, in float32, float16 and bfloat16
+    ulp64: float = 4.0  # the same in float64, where the reference is rounded too
+    extra: Callable[..., Any] | None = None  # allowed error in units of u, for sums
+    grad: tuple[int, ...] | str = ()  # differentiable operands, or why there are none
+    torch: Callable[..., Any] | None = None  # (torch, *tensors) -> tensor
+    dtypes: tuple[str, ...] = FLOATS
+    pointwise: bool = False
+    hard: bool = True  # pointwise: injected with NaN, infinities, ...
+    zero_sign: bool = True
+    empty_error: str = ""  # letters whose size may not be 0
+    stored: bool = False  # an intermediate result is rounded to the row's dtype
+    result: str = ""  # dtype of the results, where it is not the row's
+    label: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.op}-{self.label}" if self.label else self.op
+
+
+CASES: list[Case] = []
+
+
+def row(op, args, build, reference, **rest):
+    CASES.append(Case(op, tuple(args), build, reference, **rest))
+
+
+ONE = (Arg(),)
+
+
+def pointwise(op, fn, reference, args=ONE, **rest):
+    row(op, args, lambda g, *v: fn(*v), reference, pointwise=True, **rest)
+
+
+def derivative(op, fn, reference, args=ONE, **rest):
+    """The op that a gradient rule emits, reached through `backward`."""
+
+    def build(g, *v):
+        *x, dy = v
+        grads = g.backward(fn(*x), x, grad=dy)
+        return [grads[value] for value in x]
+
+    names = (*args, Arg(args[0].dims))
+    rest.setdefault("grad", FIRST_ORDER)
+    rest.setdefault("stored", True)
+    row(op, names, build, lambda *v: [reference(*v)], pointwise=True, hard=False, **rest)
+
+
+# ---- references
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def sigmoid(x):
+    with np.errstate(over="ignore"):
+        return np.where(x >= 0, 1 / (1 + np.exp(-x)), np.exp(x) / (1 + np.exp(np.minimum(x, 700))))
+
+
+def silu(x):
+    return np.where(x == -np.inf, -0.0, x * sigmoid(x))
+
+
+def gelu_erf(x):
+    return np.where(x == -np.inf, -0.0, 0.5 * x * erfc(-x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x):
+    u = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return np.where(x == -np.inf, -0.0, x * sigmoid(2 * u))
+
+
+def softplus(x):
+    return np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 30))))
+
+
+def dgelu_erf(x):
+    return 0.5 * erfc(-x * math.sqrt(0.5)) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def dgelu_tanh(x):
+    c = math.sqrt(2 / math.pi)
+    t = np.tanh(c * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c * (1 + 3 * 0.044715 * x * x)
+
+
+def softmax(x, axis=-1):
+    with np.errstate(all="ignore"):
+        e = np.exp(x - x.max(axis, keepdims=True, initial=-np.inf))
+        return e / e.sum(axis, keepdims=True)
+
+
+def log_softmax(x, axis=-1):
+    with np.errstate(all="ignore"):
+        z = x - x.max(axis, keepdims=True, initial=-np.inf)
+        return z - np.log(np.exp(z).sum(axis, keepdims=True))
+
+
+def mean(x, *args, **kwargs):
+    with np.errstate(all="ignore"):
+        return np.sum(x, *args, **kwargs) / np.sum(np.ones_like(x), *args, **kwargs)
+
+
+def truncated(low, high):
+    """To an integer: towards zero, saturating, NaN to 0."""
+    return lambda x: np.clip(np.trunc(np.nan_to_num(x, posinf=1e300, neginf=-1e300)), low, high)
+
+
+# ---- pointwise, one operand
+
+POSITIVE = (Arg(low=0.05, high=4),)
+WIDE = (Arg(low=-9, high=9),)
+
+pointwise("Neg", aicf.neg, np.negative, grad=(0,), torch=lambda t, x: -x)
+pointwise("Abs", aicf.abs, np.abs, grad=(0,), torch=lambda t, x: x.abs())
+pointwise("Sign", aicf.sign, np.sign, grad=(0,), torch=lambda t, x: t.sign(x), zero_sign=False)
+pointwise("Floor", aicf.floor, np.floor, args=WIDE, grad=(0,), torch=lambda t, x: x.floor())
+pointwise("Round", aicf.round, np.rint, args=WIDE, grad=(0,), torch=lambda t, x: x.round())
+pointwise("Exp", aicf.exp, np.exp, ulp=1, args=WIDE, grad=(0,), torch=lambda t, x: x.exp())
+pointwise("Log", aicf.log, np.log, ulp=1, args=POSITIVE, grad=(0,), torch=lambda t, x: x.log())
+pointwise("Sqrt", aicf.sqrt, np.sqrt, args=POSITIVE, grad=(0,), torch=lambda t, x: x.sqrt())
+pointwise(
+    "Rsqrt",
+    aicf.rsqrt,
+    lambda x: 1 / np.sqrt(x),
+    ulp=1,
+    args=POSITIVE,
+    grad=(0,),
+    torch=lambda t, x: x.rsqrt(),
+)
+pointwise("Sin", aicf.sin, np.sin, ulp=1, args=WIDE, grad=(0,), torch=lambda t, x: x.sin())
+pointwise("Cos", aicf.cos, np.cos, ulp=1, args=WIDE, grad=(0,), torch=lambda t, x: x.cos())
+pointwise("Tanh", aicf.tanh, np.tanh, ulp=1, args=WIDE, grad=(0,), torch=lambda t, x: x.tanh())
+pointwise("Erf", aicf.erf, erf, ulp=1, args=WIDE, grad=(0,), torch=lambda t, x: x.erf())
+pointwise(
+    "Sigmoid", aicf.sigmoid, sigmoid, ulp=4, args=WIDE, grad=(0,), torch=lambda t, x: x.sigmoid()
+)
+pointwise(
+    "SiLU",
+    aicf.silu,
+    silu,
+    ulp=4,
+    args=WIDE,
+    grad=(0,),
+    torch=lambda t, x: t.nn.functional.silu(x),
+)
+pointwise(
+    "GeluErf",
+    aicf.gelu,
+    gelu_erf,
+    ulp=4,
+    ulp64=64,
+    args=WIDE,
+    grad=(0,),
+    torch=lambda t, x: t.nn.functional.gelu(x),
+)
+pointwise(
+    "GeluTanh",
+    lambda x: aicf.gelu(x, approximate="tanh"),
+    gelu_tanh,
+    ulp=4,
+    ulp64=256,
+    args=WIDE,
+    grad=(0,),
+    torch=lambda t, x: t.nn.functional.gelu(x, approximate="tanh"),
+)
+pointwise(
+    "Softplus",
+    aicf.softplus,
+    softplus,
+    ulp=4,
+    args=WIDE,
+    grad=(0,),
+    torch=lambda t, x: t.nn.functional.softplus(x),
+)
+pointwise(
+    "ReLU",
+    aicf.relu,
+    lambda x: np.where(x > 0, x, 0 * np.nan_to_num(x, posinf=0, neginf=0) + np.where(x != x, x, 0)),
+    grad=(0,),
+    torch=lambda t, x: x.relu(),
+    zero_sign=False,
+)
+pointwise(
+    "LeakyReLU",
+    lambda x: aicf.leaky_relu(x, 0.125),
+    lambda x: np.where(x > 0, x, 0.125 * x),
+    grad=(0,),
+    torch=lambda t, x: t.nn.functional.leaky_relu(x, 0.125),
+)
+pointwise(
+    "ELU",
+    lambda x: aicf.elu(x, 1.5),
+    lambda x: np.where(x > 0, x, 1.5 * np.expm1(np.minimum(x, 1))),
+    ulp=4,
+    args=WIDE,
+    grad=(0,),
+    torch=lambda t, x: t.nn.functional.elu(x, 1.5),
+)
+pointwise(
+    "Clip",
+    lambda x: aicf.clip(x, -0.75, 1.25),
+    lambda x: np.clip(x, -0.75, 1.25),
+    grad=(0,),
+    torch=lambda t, x: x.clamp(-0.75, 1.25),
+)
+pointwise(
+    "Clip",
+    lambda x: aicf.clip(x, min=0.5),
+    lambda x: np.maximum(x, 0.5),
+    grad=(0,),
+    torch=lambda t, x: x.clamp(min=0.5),
+    label="low",
+)
+pointwise("IsNan", aicf.isnan, np.isnan, grad=BOOL, result="bool")
+pointwise(
+    "LogicalNot",
+    aicf.logical_not,
+    np.logical_not,
+    args=(Arg(dtype="bool"),),
+    grad=BOOL,
+    dtypes=("bool",),
+    result="bool",
+)
+for _op, _fn, _np in (
+    ("Neg", aicf.neg, np.negative),
+    ("Abs", aicf.abs, np.abs),
+    ("Sign", aicf.sign, np.sign),
+    ("ReLU", aicf.relu, lambda x: np.maximum(x, 0)),
+):
+    pointwise(
+        _op,
+        _fn,
+        _np,
+        args=(Arg(low=-9, high=9),),
+        dtypes=("int32", "int64"),
+        hard=False,
+        label="int",
+    )
+
+# ---- pointwise, two operands
+
+AB = (Arg(), Arg())
+for _op, _fn, _np in (
+    ("Add", aicf.add, np.add),
+    ("Sub", aicf.sub, np.subtract),
+    ("Mul", aicf.mul, np.multiply),
+    ("Maximum", aicf.maximum, np.maximum),
+    ("Minimum", aicf.minimum, np.minimum),
+):
+    _torch = {"Sub": "sub", "Add": "add", "Mul": "mul"}.get(_op, _op.lower())
+    pointwise(
+        _op,
+        _fn,
+        _np,
+        args=AB,
+        grad=(0, 1),
+        torch=lambda t, a, b, _name=_torch: getattr(t, _name)(a, b),
+        zero_sign=_op not in ("Maximum", "Minimum"),
+    )
+    pointwise(
+        _op,
+        _fn,
+        _np,
+        args=(Arg(low=9, high=15), Arg(low=0, high=9)),
+        dtypes=INTS,
+        hard=False,
+        label="int",
+    )
+pointwise(
+    "Div",
+    aicf.div,
+    np.divide,
+    args=(Arg(), Arg(gap=0.3)),
+    grad=(0, 1),
+    torch=lambda t, a, b: a / b,
+)
+pointwise(
+    "Pow",
+    aicf.pow,
+    np.power,
+    args=(Arg(low=0.1, high=3), Arg()),
+    ulp=1,
+    grad=(0, 1),
+    torch=lambda t, a, b: a**b,
+)
+for _op, _fn, _np in (
+    ("Eq", aicf.equal, np.equal),
+    ("Ne", aicf.not_equal, np.not_equal),
+    ("Lt", aicf.less, np.less),
+    ("Le", aicf.less_equal, np.less_equal),
+    ("Gt", aicf.greater, np.greater),
+    ("Ge", aicf.greater_equal, np.greater_equal),
+):
+    pointwise(_op, _fn, _np, args=AB, grad=BOOL, result="bool")
+    pointwise(
+        _op,
+        _fn,
+        _np,
+        args=(Arg(low=0, high=4), Arg(low=0, high=4)),
+        grad=BOOL,
+        dtypes=INTS,
+        result="bool",
+        hard=False,
+        label="int",
+    )
+for _op, _fn, _np in (
+    ("LogicalAnd", aicf.logical_and, np.logical_and),
+    ("LogicalOr", aicf.logical_or, np.logical_or),
+    ("LogicalXor", aicf.logical_xor, np.logical_xor),
+):
+    pointwise(
+        _op,
+        _fn,
+        _np,
+        args=(Arg(dtype="bool"), Arg(dtype="bool")),
+        grad=BOOL,
+        dtypes=("bool",),
+        result="bool",
+    )
+pointwise(
+    "Where",
+    aicf.where,
+    lambda c, a, b: np.where(c != 0, a, b),
+    args=(Arg(dtype="bool"), Arg(), Arg()),
+    grad=(1, 2),
+    torch=lambda t, c, a, b: t.where(c, a, b),
+)
+for _to in FLOATS:
+    pointwise(
+        "Cast",
+        lambda x, _to=_to: aicf.cast(x, _to),
+        lambda x: x,
+        grad=(0,),
+        result=_to,
+        torch=(lambda t, x: x.double()) if _to == "float64" else None,
+        label=f"to_{_to}",
+    )
+for _to, _low, _high in (("int32", -(2**31), 2**31 - 1), ("uint8", 0, 255)):
+    pointwise(
+        "Cast",
+        lambda x, _to=_to: aicf.cast(x, _to),
+        truncated(_low, _high),
+        args=(Arg(low=-300, high=300),),
+        grad=FIRST_ORDER,
+        result=_to,
+        label=f"to_{_to}",
+    )
+pointwise(
+    "Cast",
+    lambda x: aicf.cast(x, "bool"),
+    lambda x: x != 0,
+    grad=FIRST_ORDER,
+    result="bool",
+    label="to_bool",
+)
+for _from in ("int32", "int64", "uint8", "bool"):
+    pointwise(
+        "Cast",
+        lambda x: aicf.cast(x, "float32"),
+        lambda x: x,
+        args=(Arg(low=0, high=99, dtype=_from),),
+        dtypes=(_from,),
+        hard=False,
+        result="float32",
+        label=f"from_{_from}",
+    )
+
+# ---- derivatives
+
+derivative("ReluBwd", aicf.relu, lambda x, dy: dy * (x > 0), zero_sign=False)
+derivative(
+    "TanhBwd", aicf.tanh, lambda x, dy: dy / np.cosh(x) ** 2, extra=lambda x, dy: 8 * np.abs(dy)
+)
+derivative(
+    "SigmoidBwd",
+    aicf.sigmoid,
+    lambda x, dy: dy * sigmoid(x) * sigmoid(-x),
+    extra=lambda x, dy: 8 * np.abs(dy),
+)
+derivative(
+    "SiluBwd",
+    aicf.silu,
+    lambda x, dy: dy * sigmoid(x) * (1 + x * sigmoid(-x)),
+    ulp=4,
+    extra=lambda x, dy: 8 * np.abs(dy),
+)
+derivative(
+    "GeluErfBwd",
+    aicf.gelu,
+    lambda x, dy: dy * dgelu_erf(x),
+    ulp=4,
+    extra=lambda x, dy: 8 * np.abs(dy),
+)
+derivative(
+    "GeluTanhBwd",
+    lambda x: aicf.gelu(x, "tanh"),
+    lambda x, dy: dy * dgelu_tanh(x),
+    ulp=4,
+    extra=lambda x, dy: 16 * np.abs(dy),
+)
+derivative(
+    "SoftplusBwd",
+    aicf.softplus,
+    lambda x, dy: dy * np.where(x > 20, 1, sigmoid(x)),
+    ulp=4,
+    extra=lambda x, dy: 4 * np.abs(dy),
+)
+derivative(
+    "LeakyReluBwd",
+    lambda x: aicf.leaky_relu(x, 0.125),
+    lambda x, dy: dy * np.where(x > 0, 1, 0.125),
+)
+derivative(
+    "EluBwd",
+    lambda x: aicf.elu(x, 1.5),
+    lambda x, dy: dy * np.where(x > 0, 1, 1.5 * np.exp(np.minimum(x, 1))),
+    ulp=4,
+)
+derivative(
+    "ClipBwd",
+    lambda x: aicf.clip(x, -0.75, 1.25),
+    lambda x, dy: dy * ((x >= -0.75) & (x <= 1.25)),
+    zero_sign=False,
+)
+
+
+def _both(fn, wins):
+    def build(g, a, b, dy):
+        grads = g.backward(fn(a, b), [a, b], grad=dy)
+        return [grads[a], grads[b]]
+
+    def reference(a, b, dy):
+        share = np.where(a == b, 0.5, wins(a, b))
+        return [dy * share, dy * (1 - share)]
+
+    return build, reference
+
+
+for _op, _fn, _wins in (
+    ("MaximumBwd", aicf.maximum, np.greater),
+    ("MinimumBwd", aicf.minimum, np.less),
+):
+    _build, _reference = _both(_fn, _wins)
+    row(_op, (Arg(), Arg(), Arg()), _build, _reference, grad=FIRST_ORDER, zero_sign=False)
+
+# ---- movement
+
+row(
+    "Reshape",
+    (Arg("abc"),),
+    lambda g, x: aicf.reshape(x, (x.shape[1], x.shape[0] * x.shape[2])),
+    lambda x: x.reshape(x.shape[1], x.shape[0] * x.shape[2]),
+    grad=(0,),
+    torch=lambda t, x: x.reshape(x.shape[1], -1),
+)
+row(
+    "Reshape",
+    (Arg("abc"),),
+    lambda g, x: aicf.reshape(aicf.permute(x, (2, 0, 1)), (x.shape[2] * x.shape[0], 1, x.shape[1])),
+    lambda x: x.transpose(2, 0, 1).reshape(x.shape[2] * x.shape[0], 1, x.shape[1]),
+    grad=(0,),
+    torch=lambda t, x: x.permute(2, 0, 1).reshape(-1, 1, x.shape[1]),
+    label="permuted",
+)
+row(
+    "Transpose",
+    (Arg("abcd"),),
+    lambda g, x: aicf.permute(x, (2, 0, -1, 1)),
+    lambda x: x.transpose(2, 0, 3, 1),
+    grad=(0,),
+    torch=lambda t, x: x.permute(2, 0, 3, 1),
+)
+row(
+    "Transpose",
+    (Arg("abc"),),
+    lambda g, x: [x.T, aicf.transpose(x, 0, 1)],
+    lambda x: [x.transpose(0, 2, 1), x.transpose(1, 0, 2)],
+    label="two",
+)
+row(
+    "BroadcastTo",
+    (Arg("ac"),),
+    lambda g, x: aicf.broadcast_to(
+        x.reshape((x.shape[0], 1, x.shape[1])), (4, x.shape[0], 3, x.shape[1])
+    ),
+    lambda x: np.broadcast_to(x[:, None], (4, x.shape[0], 3, x.shape[1])),
+    grad=(0,),
+    torch=lambda t, x: x[:, None].expand(4, x.shape[0], 3, x.shape[1]),
+)
+for _dtype in (*INTS, "bool"):
+    row(
+        "Transpose",
+        (Arg("abc", 0, 50),),
+        lambda g, x: aicf.broadcast_to(aicf.permute(x, (2, 1, 0)), (2, *x.shape[::-1])),
+        lambda x: np.broadcast_to(x.transpose(2, 1, 0), (2, *x.shape[::-1])),
+        dtypes=(_dtype,),
+        label=f"{_dtype}",
+    )
+
+# ---- reductions
+
+
+def _sum_bound(axis):
+    def bound(x):
+        axes = range(x.ndim) if axis is None else np.atleast_1d(axis)
+        count = math.prod(x.shape[int(a)] for a in axes)
+        total = np.abs(x).sum(axis=None if axis is None else tuple(np.atleast_1d(axis)))
+        return (math.ceil(math.log2(max(count, 1))) + 2) * total
+
+    return bound
+
+
+def _mean_bound(axis):
+    total = _sum_bound(axis)
+
+    def bound(x):
+        shape = x.sum(axis=axis, keepdims=True).shape
+        return np.asarray(total(x)).reshape(shape) / max(x.size / max(math.prod(shape), 1), 1)
+
+    return bound
+
+
+for _axis, _label in ((None, "all"), (0, "first"), (-1, "last"), ((0, 2), "outer"), ((), "none")):
+    _np_axis = tuple(_axis) if isinstance(_axis, tuple) else _axis
+    row(
+        "Sum",
+        (Arg("abc"),),
+        lambda g, x, _a=_axis: aicf.sum(x, _a),
+        lambda x, _a=_np_axis: x.sum(axis=_a),
+        extra=_sum_bound(_axis),
+        grad=(0,),
+        torch=(lambda t, x, _a=_axis: x.sum() if _a is None else x.sum(_a))
+        if _axis != ()
+        else None,
+        label=_label,
+    )
+    row(
+        "Mean",
+        (Arg("abc"),),
+        lambda g, x, _a=_axis: aicf.mean(x, _a, keepdims=True),
+        lambda x, _a=_np_axis: mean(x, axis=_a, keepdims=True),
+        ulp=1,
+        extra=_mean_bound(_axis),
+        grad=(0,),
+        torch=(lambda t, x, _a=_axis: x.mean() if _a is None else x.mean(_a, keepdim=True))
+        if _axis not in ((), None)
+        else None,
+        label=_label,
+    )
+
+for _op, _fn, _np in (("Max", aicf.max, np.max), ("Min", aicf.min, np.min)):
+    _torch = f"a{_op.lower()}"
+    for _axis, _label, _letters in (
+        (None, "all", "abc"),
+        (1, "middle", "b"),
+        ((0, -1), "outer", "ac"),
+    ):
+        row(
+            _op,
+            (Arg("abc"),),
+            lambda g, x, _a=_axis, _f=_fn: _f(x, _a),
+            lambda x, _a=_axis, _n=_np: _n(x, axis=_a),
+            grad=(0,),
+            torch=lambda t, x, _a=_axis, _n=_torch: (
+                getattr(t, _n)(x) if _a is None else getattr(t, _n)(x, _a)
+            ),
+            empty_error=_letters,
+            label=_label,
+        )
+    row(
+        _op,
+        (Arg("abc", 0, 90),),
+        lambda g, x, _f=_fn: _f(x, 2, keepdims=True),
+        lambda x, _n=_np: _n(x, axis=2, keepdims=True),
+        dtypes=INTS,
+        empty_error="c",
+        label="int",
+    )
+row(
+    "Sum",
+    (Arg("abc", 0, 9),),
+    lambda g, x: aicf.sum(x, (1, 2), keepdims=True),
+    lambda x: x.sum(axis=(1, 2), keepdims=True),
+    dtypes=INTS,
+    label="int",
+)
+for _axis in (-1, 0, 1):
+    row(
+        "Softmax",
+        (Arg("abc", -6, 6),),
+        lambda g, x, _a=_axis: aicf.softmax(x, _a),
+        lambda x, _a=_axis: softmax(x, _a),
+        ulp=32,
+        ulp64=32,
+        grad=(0,),
+        torch=lambda t, x, _a=_axis: x.softmax(_a),
+        label=f"axis{_axis}",
+    )
+    row(
+        "LogSoftmax",
+        (Arg("abc", -6, 6),),
+        lambda g, x, _a=_axis: aicf.log_softmax(x, _a),
+        lambda x, _a=_axis: log_softmax(x, _a),
+        ulp=16,
+        ulp64=16,
+        extra=lambda x, _a=_axis: 4 + np.abs(log_softmax(x, _a)),
+        grad=(0,),
+        torch=lambda t, x, _a=_axis: x.log_softmax(_a),
+        label=f"axis{_axis}",
+    )
+
+
+def _softmax_bwd(x, dy):
+    y = softmax(x)
+    return [y * (dy - (y * dy).sum(-1, keepdims=True))]
+
+
+def _log_softmax_bwd(x, dy):
+    return [dy - softmax(x) * dy.sum(-1, keepdims=True)]
+
+
+for _op, _fn, _reference in (
+    ("SoftmaxBwd", aicf.softmax, _softmax_bwd),
+    ("LogSoftmaxBwd", aicf.log_softmax, _log_softmax_bwd),
+):
+    row(
+        _op,
+        (Arg("abc", -4, 4), Arg("abc")),
+        lambda g, x, dy, _f=_fn: [g.backward(_f(x), [x], grad=dy)[x]],
+        _reference,
+        ulp=8,
+        ulp64=8,
+        extra=lambda x, dy: 64 * np.abs(dy).sum(-1, keepdims=True) + 0 * x,
+        stored=True,
+        grad=FIRST_ORDER,
+    )
+
+# ---- matrix products: error <= 8 u |A||B|
+
+
+def _product_bound(a, b, *more):
+    return 8 * (np.abs(a) @ np.abs(b))
+
+
+row(
+    "MatMul",
+    (Arg("ai"), Arg("io")),
+    lambda g, a, b: a @ b,
+    lambda a, b: a @ b,
+    extra=_product_bound,
+    grad=(0, 1),
+    torch=lambda t, a, b: a @ b,
+    zero_sign=False,
+)
+for _label, _a, _b in (
+    ("batched", "abio", "aboc"),
+    ("broadcast", "bio", "oc"),
+    ("row", "i", "io"),
+    ("column", "bai", "i"),
+    ("dot", "i", "i"),
+    ("row_batched", "i", "bio"),
+):
+    row(
+        "MatMul",
+        (Arg(_a), Arg(_b)),
+        lambda g, a, b: aicf.matmul(a, b),
+        lambda a, b: a @ b,
+        extra=_product_bound,
+        grad=(0, 1),
+        torch=lambda t, a, b: a @ b,
+        zero_sign=False,
+        label=_label,
+    )
+row(
+    "MatMul",
+    (Arg("ia"), Arg("oi")),
+    lambda g, a, b: a.T @ b.T,
+    lambda a, b: a.T @ b.T,
+    extra=lambda a, b: _product_bound(a.T, b.T),
+    grad=(0, 1),
+    torch=lambda t, a, b: a.T @ b.T,
+    zero_sign=False,
+    label="transposed",
+)
+for _label, _x in (("matrix", "bi"), ("cube", "bai"), ("vector", "i")):
+    row(
+        "Linear",
+        (Arg(_x), Arg("oi"), Arg("o")),
+        lambda g, x, w, b: aicf.linear(x, w, b),
+        lambda x, w, b: x @ w.T + b,
+        ulp=1,
+        extra=lambda x, w, b: _product_bound(x, w.T) + np.abs(x @ w.T),
+        stored=True,
+        grad=(0, 1, 2),
+        torch=lambda t, x, w, b: t.nn.functional.linear(x, w, b),
+        zero_sign=False,
+        label=_label,
+    )
+row(
+    "Linear",
+    (Arg("bi"), Arg("oi")),
+    lambda g, x, w: aicf.linear(x, w),
+    lambda x, w: x @ w.T,
+    extra=lambda x, w: _product_bound(x, w.T),
+    grad=(0, 1),
+    torch=lambda t, x, w: t.nn.functional.linear(x, w),
+    zero_sign=False,
+    label="no_bias",
+)
+
+
+def _linear_bwd(g, x, w, b, dy):
+    grads = g.backward(aicf.linear(x, w, b), [x, w, b], grad=dy)
+    return [grads[x], grads[w], grads[b]]
+
+
+row(
+    "LinearBwd",
+    (Arg("bi"), Arg("oi"), Arg("o"), Arg("bo")),
+    _linear_bwd,
+    lambda x, w, b, dy: [dy @ w, dy.T @ x, dy.sum(0)],
+    extra=lambda x, w, b, dy: [
+        _product_bound(dy, w),
+        _product_bound(dy.T, x),
+        8 * np.abs(dy).sum(0),
+    ],
+    grad=FIRST_ORDER,
+    zero_sign=False,
+)
+
+# ---- losses
+
+
+def _mse(y, t):
+    with np.errstate(all="ignore"):
+        return np.asarray(((y - t) ** 2).sum() / np.float64(y.size))
+
+
+row(
+    "MseLoss",
+    (Arg("bc"), Arg("bc")),
+    lambda g, y, t: aicf.mse_loss(y, t),
+    _mse,
+    ulp=16,
+    ulp64=16,
+    grad=(0, 1),
+    torch=lambda t, a, b: t.nn.functional.mse_loss(a, b),
+)
+row(
+    "MseGrad",
+    (Arg("bc"), Arg("bc")),
+    lambda g, y, t: list(g.backward(aicf.mse_loss(y, t), [y, t]).values()),
+    lambda y, t: [2 * (y - t) / max(y.size, 1), -2 * (y - t) / max(y.size, 1)],
+    ulp=2,
+    extra=lambda y, t: [2 * np.abs(y - t) / max(y.size, 1)] * 2,
+    grad=FIRST_ORDER,
+    zero_sign=False,
+)
+
+
+def _cross_entropy(x, labels):
+    rows = -log_softmax(x)[np.arange(len(x)), labels.astype(int)]
+    with np.errstate(all="ignore"):
+        return np.asarray(rows.sum() / np.float64(len(x)))
+
+
+def _cross_entropy_grad(x, labels):
+    grad = softmax(x)
+    grad[np.arange(len(x)), labels.astype(int)] -= 1
+    return [grad / max(len(x), 1)]
+
+
+for _dtype in ("int64", "int32"):
+    row(
+        "CrossEntropy",
+        (Arg("bc", -4, 4), Arg("b", dtype=f"labels:c:{_dtype}")),
+        lambda g, x, labels: aicf.cross_entropy(x, labels),
+        _cross_entropy,
+        ulp=32,
+        ulp64=32,
+        grad=(0,),
+        torch=lambda t, x, labels: t.nn.functional.cross_entropy(x, labels.long()),
+        empty_error="c",
+        label=_dtype,
+    )
+    row(
+        "CrossEntropyGrad",
+        (Arg("bc", -4, 4), Arg("b", dtype=f"labels:c:{_dtype}")),
+        lambda g, x, labels: [g.backward(aicf.cross_entropy(x, labels), [x])[x]],
+        _cross_entropy_grad,
+        ulp=16,
+        ulp64=16,
+        extra=lambda x, labels: [np.full(x.shape, 32 / max(len(x), 1))],
+        stored=True,
+        grad=FIRST_ORDER,
+        zero_sign=False,
+        empty_error="c",
+        label=_dtype,
+    )
+
+# ---- optimizers, node by node (whole steps: test_random_graphs.py)
+
+NUMBER = "number"  # float64 beside float64, else float32
+row(
+    "StepInc",
+    (Arg("", 0, 1000, "int32"),),
+    lambda g, step: g._emit("StepInc", [step]),
+    lambda step: [step + 1],
+    dtypes=("int32",),
+    grad=EFFECT,
+)
+row(
+    "BiasCorr",
+    (Arg("", 1, 5000, "int32"), Arg("", 0.8, 0.95, NUMBER), Arg("", 0.99, 0.9999, NUMBER)),
+    lambda g, step, b1, b2: g._emit("BiasCorr", [step, b1, b2]),
+    lambda step, b1, b2: [1 / (1 - b1**step), 1 / (1 - b2**step)],
+    ulp=1,
+    ulp64=64,
+    extra=lambda step, b1, b2: [1 / (1 - b1**step) ** 2 * 1e-3, 1 / (1 - b2**step) ** 2 * 1e-3],
+    dtypes=("float32", "float64"),
+    grad=EFFECT,
+)
+row(
+    "SgdStep",
+    (Arg("bc"), Arg("bc"), Arg("", 0.01, 0.1, NUMBER)),
+    lambda g, p, grad, lr: g._emit("SgdStep", [p, grad, lr]),
+    lambda p, grad, lr: [p - lr * grad],
+    ulp=1,
+    extra=lambda p, grad, lr: [np.abs(p) + np.abs(lr * grad)],
+    grad=EFFECT,
+)
+
+
+def _adam(p, grad, m, v, c1, c2, lr, b1, b2, eps):
+    m = b1 * m + (1 - b1) * grad
+    v = b2 * v + (1 - b2) * grad * grad
+    return [p - lr * (m * c1) / (np.sqrt(v * c2) + eps), m, v]
+
+
+def _adam_bound(p, grad, m, v, c1, c2, lr, b1, b2, eps):
+    new_p, new_m, new_v = _adam(p, grad, m, v, c1, c2, lr, b1, b2, eps)
+    size = np.abs(m) + np.abs(grad)
+    step = lr * c1 * size / (np.sqrt(new_v * c2) + eps)
+    return [2 * np.abs(p) + 16 * step, 4 * size, 4 * (v + grad * grad)]
+
+
+row(
+    "AdamStep",
+    (
+        Arg("bc"),
+        Arg("bc"),
+        Arg("bc"),
+        Arg("bc", 0.1, 1),
+        Arg("", 1, 10, NUMBER),
+        Arg("", 1, 100, NUMBER),
+        Arg("", 1e-3, 1e-2, NUMBER, 0),
+        Arg("", 0.85, 0.95, NUMBER),
+        Arg("", 0.99, 0.999, NUMBER),
+        Arg("", 1e-9, 1e-7, NUMBER, 0),
+    ),
+    lambda g, *v: g._emit("AdamStep", list(v)),
+    lambda *v: _adam(*v),
+    ulp=1,
+    extra=_adam_bound,
+    grad=EFFECT,
+    zero_sign=False,
+)
+
+import op_cases_layers  # noqa: E402, F401  (its rows; it needs `row` from here)

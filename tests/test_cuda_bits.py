@@ -1,0 +1,120 @@
+"""The CUDA backend gives the CPU backend's bits in float32, and repeats itself."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import verify
+from conftest import DEVICES
+from op_cases import CASES, SIZES
+from test_ops import as_list, draw
+
+pytestmark = [pytest.mark.gpu, *DEVICES[1].marks]
+SHAPES = {"table": SIZES, "larger": {letter: 37 + i for i, letter in enumerate(SIZES)}}
+
+
+def outputs(case, arrays, device):
+    g = aicf.Graph("case")
+    values = [g.input(f"x{i}", a.shape, str(a.dtype)) for i, a in enumerate(arrays)]
+    for i, y in enumerate(as_list(case.build(g, *values))):
+        g.output(f"y{i}", y)
+    got = g.compile(device=device)(**{f"x{i}": a for i, a in enumerate(arrays)})
+    return [got[name].numpy() for name in got]
+
+
+def assert_same(cpu, cuda, what):
+    """Equal bytes; a NaN's payload is the one exception."""
+    for i, (a, b) in enumerate(zip(cpu, cuda, strict=True)):
+        a, b = np.atleast_1d(a), np.atleast_1d(b)
+        differs = a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")
+        if a.dtype.kind == "f":
+            differs &= ~(np.isnan(a) & np.isnan(b))
+        assert not differs.any(), f"{what} result {i}: {differs.sum()} of {a.size} differ"
+
+
+@pytest.mark.parametrize("sizes", SHAPES)
+@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+def test_ops(case, sizes, make_rng):
+    dtype = "float32" if "float32" in case.dtypes else case.dtypes[0]
+    rng = make_rng(5)
+    arrays = [draw(arg, dtype, SHAPES[sizes], rng) for arg in case.args]
+    try:
+        cpu = outputs(case, arrays, "cpu")
+    except aicf.ShapeError:
+        pytest.skip("the row holds for its own sizes alone")
+    assert_same(cpu, outputs(case, arrays, "cuda"), case.id)
+
+
+@pytest.mark.parametrize("name", verify.CASES)
+def test_training(name, make_rng):
+    case, rng = verify.CASES[name], make_rng(6)
+    x = rng.standard_normal((case.batch, case.inputs)).astype(np.float32)
+    t = rng.standard_normal((case.batch, case.outputs)).astype(np.float32)
+    hashes = []
+    for device in ("cpu", "cuda"):
+        step = verify.build(name, case).compile(device=device, seed=3)
+        step(x=x, t=t)
+        step.replay(19)
+        hashes.append(verify.state_hash(step))
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("n", [1, 511, 512, 513, 5000, 70_000, 1_000_003])
+def test_long_sums(n, make_rng):
+    rng = make_rng(7)
+    x = rng.standard_normal((3, n)).astype(np.float32)
+    results = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("sums")
+        v = g.input("x", x.shape)
+        g.output("rows", aicf.sum(v, axis=1))
+        g.output("all", aicf.mean(v))
+        g.output("max", aicf.max(v, axis=1))
+        g.output("columns", aicf.sum(aicf.permute(v, (1, 0)), axis=0))
+        g.output("mse", aicf.mse_loss(v, v * 0.5))
+        g.output("softmax", aicf.softmax(v, axis=1))
+        got = g.compile(device=device)(x=x)
+        results.append([got[name].numpy() for name in got])
+    assert_same(*results, f"n = {n}")
+
+
+@pytest.mark.parametrize("shape", [(5000, 40), (70_000, 9), (600, 300)])
+def test_column_sums(shape, make_rng):
+    x = make_rng(8).standard_normal(shape).astype(np.float32)
+    results = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("columns")
+        v = g.input("x", x.shape)
+        g.output("sum", aicf.sum(v, axis=0))
+        g.output("max", aicf.max(v, axis=0))
+        got = g.compile(device=device)(x=x)
+        results.append([got[name].numpy() for name in got])
+    assert_same(*results, f"{shape}")
+
+
+@pytest.mark.parametrize(
+    "m, n, k",
+    [
+        (1, 1, 1),
+        (3, 5, 7),
+        (64, 64, 64),
+        (65, 130, 300),
+        (33, 40, 1025),
+        (200, 129, 513),
+        (1500, 1600, 700),
+        (8, 8, 5000),
+    ],
+)
+@pytest.mark.parametrize("flip", [False, True])
+def test_products(m, n, k, flip, make_rng):
+    rng = make_rng(9)
+    a = rng.standard_normal((k, m) if flip else (m, k)).astype(np.float32)
+    b = rng.standard_normal((n, k) if flip else (k, n)).astype(np.float32)
+    results = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("gemm")
+        va, vb = g.input("a", a.shape), g.input("b", b.shape)
+        if flip:
+            va, vb = aicf.permute(va, (1, 0)), aicf.permute(vb, (1, 0))
+        g.output("c", aicf.matmul(va, vb))
+        results.append([g.compile(device=device)(a=a, b=b)["c"].numpy()])
+    assert_same(*results, f"{m} {n} {k}")

@@ -1,0 +1,59 @@
+"""Every kernel source is accepted by NVRTC, which needs no GPU, for an old and a new device."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core, verify
+from op_cases import CASES, SIZES
+from test_ops import as_list, draw
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
+GROUP = 16
+
+
+def compiled(graph, arch):
+    program = _core.cuda_program(graph._core, _core.pass_names())
+    assert _core.cuda_cubin(program, arch)[:4] == b"\x7fELF"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("first", range(0, len(CASES), GROUP))
+def test_ops(first, arch):
+    g = aicf.Graph("ops")
+    for case in CASES[first : first + GROUP]:
+        dtype = "float32" if "float32" in case.dtypes else case.dtypes[0]
+        arrays = [draw(arg, dtype, SIZES, np.random.default_rng(0)) for arg in case.args]
+        name = case.id
+        values = [g.input(f"{name}.x{i}", a.shape, str(a.dtype)) for i, a in enumerate(arrays)]
+        for i, y in enumerate(as_list(case.build(g, *values))):
+            g.output(f"{name}.y{i}", y)
+    compiled(g, arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_training_step(arch):
+    name, case = next(iter(verify.CASES.items()))
+    compiled(verify.build(name, case), arch)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_large(dtype):
+    """The kernels that only large operands reach."""
+    g = aicf.Graph("large")
+    x = g.input("x", (300, 70_000), dtype)
+    g.output("rows", aicf.sum(x, axis=1))
+    g.output("columns", aicf.sum(x, axis=0))
+    g.output("all", aicf.max(x))
+    g.output("softmax", aicf.softmax(x, axis=1))
+    g.output("product", aicf.matmul(x, aicf.permute(x, (1, 0))))
+    g.output("sine", aicf.sin(x + x[:, :1]))
+    compiled(g, "sm_90a")

@@ -1,0 +1,167 @@
+"""The whole CUDA backend on a driver without a GPU, which checks every pointer, node and edge and
+can fail any call."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from aicf import _core
+
+HERE = Path(__file__).parent
+SCRIPT = """
+import sys
+import numpy as np
+import aicf
+from aicf import verify
+
+name, case = next(iter(verify.CASES.items()))
+x = np.zeros((case.batch, case.inputs), np.float32)
+t = np.zeros((case.batch, case.outputs), np.float32)
+
+def use():
+    step = verify.build(name, case).compile(device="cuda")
+    step(x=x, t=t)
+    step.replay(3)
+    step.run(x=x, t=t)
+    planned = [(op["op"], op["kernel"]) for op in step.plan.ops]
+    assert [tuple(launch) for launch in step.trace] == planned
+    step.reset()
+    step.capture()
+    step.replay()
+    step.synchronize()
+    step.params["0.W"].numpy()
+
+for attempt in range(2):
+    try:
+        use()
+        print("done")
+    except aicf.Error as error:
+        print(type(error).__name__, error)
+"""
+
+
+def header_folder():
+    for folder in ("/usr/local/cuda/include", os.environ.get("CUDA_HOME", "") + "/include"):
+        if (Path(folder) / "cuda.h").exists():
+            return folder
+    try:
+        files = metadata.distribution("nvidia-cuda-runtime").files or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((str(f.locate().parent) for f in files if f.name == "cuda.h"), None)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """A folder with the fake driver as libcuda.so.1, and a kernel cache to share."""
+    if not hasattr(_core, "cuda_info"):
+        pytest.skip("this build has no CUDA backend")
+    if not _core.cuda_info()["nvrtc"]:
+        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
+    compiler, include = shutil.which("g++"), header_folder()
+    if not compiler or not include:
+        pytest.skip("no g++ or no cuda.h to build the fake driver with")
+    folder = tmp_path_factory.mktemp("fake_cuda")
+    subprocess.run(
+        [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-isystem", include]
+        + ["-Wl,-soname,libcuda.so.1", str(HERE / "fake_cuda" / "fake_cuda.cpp")]
+        + ["-o", str(folder / "libcuda.so.1")],
+        check=True,
+    )
+    # NVRTC looks into the driver while it compiles: all is compiled before the fake one is there.
+    subprocess.run(
+        [sys.executable, "-m", "aicf", "cache", "warm", "--arch", "sm_90a"],
+        env={**os.environ, "AICF_CACHE_DIR": str(folder / "cache")},
+        check=True,
+    )
+    return folder
+
+
+def run(driver, script=SCRIPT, **environment):
+    """The script's output and the driver's report, in a process of its own."""
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(driver),
+            "AICF_CACHE_DIR": str(driver / "cache"),
+            "FAKE_CUDA_REPORT": "1",
+            **{key: str(value) for key, value in environment.items()},
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    report = [line for line in result.stderr.splitlines() if line.startswith("fake driver: calls")]
+    words = report[-1].split()[2:] if report else []
+    counts = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    return result.stdout, counts
+
+
+def assert_clean(counts):
+    left = {
+        key: counts[key] for key in ("device", "events", "streams", "graphs", "execs", "contexts")
+    }
+    assert not any(left.values()), f"never given back: {left}"
+
+
+def test_a_step(driver):
+    out, counts = run(driver)
+    assert out.split() == ["done", "done"]
+    assert_clean(counts)
+
+
+def test_every_call_fails_once(driver):
+    """A typed error or a result, no memory kept, and the next step succeeds."""
+    total = run(driver)[1]["calls"]
+    stride = max(1, total // 2 // 40)
+    for k in [*range(1, 30), *range(30, total // 2, stride)]:
+        out, counts = run(driver, FAKE_CUDA_FAIL=k)
+        lines = out.splitlines()
+        assert lines[-1] == "done", f"call {k}: {out}"
+        assert lines[0] == "done" or lines[0].startswith("OutOfMemory"), f"call {k}: {out}"
+        assert_clean(counts)
+
+
+def test_out_of_memory_names_the_sizes(driver):
+    out, counts = run(driver, FAKE_CUDA_LARGEST=64)
+    assert "OutOfMemory" in out and "asked for" in out and "free" in out
+    assert_clean(counts)
+
+
+@pytest.mark.parametrize(
+    "environment, text",
+    [
+        ({"FAKE_CUDA_VERSION": 12020}, "too old"),
+        ({"FAKE_CUDA_DEVICES": 0}, "0 devices"),
+        ({"FAKE_CUDA_INIT": 100}, "does not start"),
+    ],
+)
+def test_no_usable_device(driver, environment, text):
+    out, _ = run(driver, **environment)
+    assert out.count("DeviceUnavailable") == 2 and text in out and "need" in out
+
+
+def test_forked_child(driver):
+    script = """
+import os
+from aicf import _core, verify, DeviceUnavailable
+name, case = next(iter(verify.CASES.items()))
+step = verify.build(name, case).compile(device="cuda")
+child = os.fork()
+if child == 0:
+    try:
+        verify.build(name, case).compile(device="cuda")
+    except DeviceUnavailable as error:
+        os._exit(0 if "fork" in str(error) else 1)
+    os._exit(2)
+assert os.waitpid(child, 0)[1] == 0
+step.replay()
+print("done")
+"""
+    assert run(driver, script)[0].split() == ["done"]

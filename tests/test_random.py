@@ -1,0 +1,172 @@
+"""The random generator: known answers, replays that differ, seeds that bring them back."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from compare import assert_bits
+from op_cases_layers import normals, philox_words, uniforms
+
+# Random123's kat_vectors, philox4x32-10: counter words, key words, result words.
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    (
+        (0xFFFFFFFF,) * 4,
+        (0xFFFFFFFF,) * 2,
+        (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+    ),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize("counter, key, words", KNOWN)
+def test_known_answers(counter, key, words):
+    low, high = counter[0] | counter[1] << 32, counter[2] | counter[3] << 32
+    assert _core.philox(low, high, key[0] | key[1] << 32) == words
+
+
+@pytest.mark.parametrize("counter, key, words", KNOWN)
+def test_reference_has_the_known_answers(counter, key, words):
+    """The generator in plain Python, at whose counters the op table looks."""
+    stream_key = 0x9E3779B97F4A7C15  # what stream 0 adds to the seed
+    seed = (key[0] | key[1] << 32) ^ stream_key
+    block, step = counter[0] | counter[1] << 32, counter[2] | counter[3] << 32
+    if block == 0:
+        assert tuple(philox_words(4, step, seed, 0)) == words
+    else:
+        assert _core.philox(block, step, seed ^ stream_key) == words
+
+
+def noise(make, device="cpu", keep=1, **options):
+    g = aicf.Graph("noise")
+    g.output("y", make(g), keep=keep)
+    return g.compile(device=device, **options)
+
+
+MAKERS = {
+    "uniform": lambda g: g.random_uniform((40, 50)),
+    "normal": lambda g: g.random_normal((40, 50)),
+    "mask": lambda g: aicf.dropout(g.constant(np.ones((40, 50), np.float32)), 0.3),
+}
+EACH = pytest.mark.parametrize("name", MAKERS)
+
+
+@EACH
+def test_thousand_replays(name, device):
+    """All distinct; setting the counter back brings each again, bit for bit."""
+    step = noise(MAKERS[name], device, seed=11)
+    seen = [step.replay()["y"].numpy().tobytes() for _ in range(1000)]
+    assert len(set(seen)) == 1000
+    assert int(step.state["rng.step"]) == 1000
+    step.set("rng.step", 0)
+    again = [step.replay()["y"].numpy().tobytes() for _ in range(20)]
+    assert again == seen[:20]
+    same, other = noise(MAKERS[name], device, seed=11), noise(MAKERS[name], device, seed=12)
+    assert same.replay()["y"].numpy().tobytes() == seen[0]
+    assert other.replay()["y"].numpy().tobytes() not in seen
+
+
+@EACH
+def test_eager_equals_replay(name, device):
+    eager, replayed = (noise(MAKERS[name], device, seed=3) for _ in range(2))
+    for _ in range(10):
+        assert_bits(replayed.replay()["y"].numpy(), eager.run()["y"].numpy(), name)
+
+
+@EACH
+def test_threads_change_no_bit(name):
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            aicf.set_num_threads(threads)
+            results.append(noise(MAKERS[name], seed=4).replay(3)["y"].numpy().tobytes())
+    finally:
+        aicf.set_num_threads(0)
+    assert len(set(results)) == 1
+
+
+def test_resumed_from_checkpoint(device, tmp_path):
+    """The seed and the counter are states: a loaded Step goes on with the same numbers."""
+    first = noise(MAKERS["normal"], device, seed=5)
+    first.replay(7)
+    first.save(tmp_path / "half")
+    second = noise(MAKERS["normal"], device, seed=6)
+    second.load(tmp_path / "half")
+    for _ in range(3):
+        assert_bits(second.replay()["y"].numpy(), first.replay()["y"].numpy())
+
+
+def test_values_by_reference(device):
+    """Element, step, seed and stream alone say what a number is."""
+
+    def make(g):
+        g.output("other", g.random_normal((3, 5), 1.0, 2.0))
+        return g.random_uniform((2, 7), -1.0, 3.0)
+
+    step = noise(make, device, seed=9)
+    for count in range(3):
+        seed = int(step.state["rng.seed"])
+        out = step.replay()
+        want = normals((3, 5), seed, count, 0) * 2 + 1
+        np.testing.assert_allclose(out["other"].numpy(), want, rtol=3e-6, atol=3e-6)
+        want = uniforms((2, 7), seed, count, 1) * 4 - 1
+        np.testing.assert_allclose(out["y"].numpy(), want, rtol=3e-7, atol=3e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_moments(dtype, device):
+    count = 200_000
+    u = noise(lambda g: g.random_uniform((count,), 2.0, 6.0, dtype), device).replay()["y"].numpy()
+    z = noise(lambda g: g.random_normal((count,), 3.0, 0.5, dtype), device).replay()["y"].numpy()
+    assert u.dtype == z.dtype == np.dtype(dtype)
+    u, z = u.astype(np.float64), z.astype(np.float64)
+    assert u.min() >= 2 and (u.max() < 6 or dtype == "float16")
+    assert abs(u.mean() - 4) < 0.02 and abs(u.var() - 16 / 12) < 0.02
+    assert abs(z.mean() - 3) < 0.01 and abs(z.std() - 0.5) < 0.005
+    standard = (z - 3) / 0.5
+    assert abs((standard**3).mean()) < 0.05 and abs((standard**4).mean() - 3) < 0.1
+    assert abs((np.abs(standard) < 1).mean() - 0.6827) < 0.005
+    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+def test_dropout(p, device):
+    """The kept share is 1 - p, kept elements grow by 1 / (1 - p), the gradient has the mask."""
+    count = 100_000
+    g = aicf.Graph("dropout")
+    x = g.param("x", (count,), init=aicf.init.constant(3.0))
+    y = aicf.dropout(x, p)
+    g.output("y", y)
+    g.output("dx", g.backward(y.sum(), [x])[x])
+    out = g.compile(device=device).replay()
+    y, dx = out["y"].numpy(), out["dx"].numpy()
+    kept = y != 0
+    assert abs(kept.mean() - (1 - p)) < 0.006
+    np.testing.assert_allclose(y[kept], 3 / (1 - p), rtol=1e-6)
+    np.testing.assert_allclose(dx, kept / (1 - p), rtol=1e-6)
+
+
+def test_dropout_edges(device):
+    """p = 1 leaves zeros, also of infinite x; not training is x itself."""
+    g = aicf.Graph("edges")
+    x = g.input("x", (4,))
+    y = aicf.dropout(x, 1.0)
+    g.output("y", y)
+    g.output("dx", g.backward(y.sum(), [x])[x])
+    assert aicf.dropout(x, 0.5, training=False) is x
+    out = g.compile(device=device)(x=np.array([1, -2, np.inf, 0], np.float32))
+    assert not out["y"].numpy().any() and not out["dx"].numpy().any()
+
+
+def test_streams_differ(device):
+    """Two random nodes of one graph share nothing."""
+    g = aicf.Graph("streams")
+    g.output("a", g.random_uniform((1000,)))
+    g.output("b", g.random_uniform((1000,)))
+    out = g.compile(device=device).replay()
+    a, b = out["a"].numpy(), out["b"].numpy()
+    assert (a != b).mean() > 0.99 and abs(np.corrcoef(a, b)[0, 1]) < 0.1

@@ -1,0 +1,257 @@
+"""What must stay true of the repository: a full registry, includes one way, a light package."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from op_cases import CASES
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(aicf.__file__).parent
+MODULES = [
+    "aicf",
+    "aicf.graph",
+    "aicf.ops",
+    "aicf.optim",
+    "aicf.init",
+    "aicf.step",
+    "aicf.serialize",
+    "aicf.verify",
+    "aicf.__main__",
+]
+
+
+# ---- registry
+
+
+def test_every_op_has_a_row():
+    ops, rows = set(_core.op_names()), {case.op for case in CASES}
+    assert ops - rows == set(), "IR ops without a row in op_cases.py"
+    assert rows - ops == set(), "rows of ops that do not exist"
+
+
+def test_every_op_is_reachable_from_python():
+    """Each op is named by the Python surface or emitted by a rule in core."""
+    python = "".join(p.read_text() for p in (ROOT / "python/aicf").glob("*.py"))
+    rules = "".join(p.read_text() for p in (ROOT / "src/core").glob("*.cpp"))
+    for op in _core.op_names():
+        emitted = re.search(rf'(emit|emit_all|use_x|use_y)\([^;]*"{op}"', rules)
+        assert f'"{op}"' in python or emitted, f"{op}: no Python function leads to it"
+
+
+def test_every_op_has_a_gradient_or_a_reason():
+    for op in _core.op_names():
+        reason = _core.op_grad(op)
+        assert reason == "" or len(reason) > 10, op
+    differentiable = {case.op for case in CASES if isinstance(case.grad, tuple) and case.grad}
+    for op in _core.op_names():
+        if not _core.op_grad(op):
+            assert op in differentiable, f"{op} has a gradient that no row checks"
+
+
+def test_every_lowered_op_has_a_cpu_kernel():
+    """Rows reach every lowered op on the CPU."""
+    from op_cases import SIZES
+    from test_ops import arg_dtype
+
+    seen = set()
+    for case in CASES:
+        g = aicf.Graph("row")
+        dtype = case.dtypes[0]
+        operands = [
+            g.input(f"x{i}", [SIZES[letter] for letter in arg.dims], arg_dtype(arg, dtype))
+            for i, arg in enumerate(case.args)
+        ]
+        result = case.build(g, *operands)
+        for i, y in enumerate(result if isinstance(result, list) else [result]):
+            g.output(f"y{i}", y, keep=2 if case.op == "Add" else 1)
+        seen |= {launch.op for launch in g.compile(device="cpu", passes=()).trace}
+    missing = set(_core.lowered_names()) - seen
+    assert missing == set(), f"lowered ops that no row of the table reaches: {missing}"
+
+
+# ---- sources
+
+
+def includes(folder):
+    for path in sorted((ROOT / folder).rglob("*")):
+        if path.suffix in (".h", ".cpp", ".inl", ".cu", ".cuh"):
+            for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(), re.M):
+                yield path.relative_to(ROOT), name
+
+
+FOREIGN = re.compile(r"^(Python\.h|nanobind|pybind|cuda|nvrtc|cublas|nccl|bindings/)")
+
+
+@pytest.mark.parametrize(
+    "folder, banned",
+    [
+        ("src/core", FOREIGN),
+        ("src/core", re.compile(r"^kernels/(cpu|cuda)/")),
+        ("src/kernels/cpu", re.compile(r"^(Python\.h|nanobind|cuda|nvrtc|bindings/|kernels/cuda)")),
+        ("src/kernels/cuda", re.compile(r"^(Python\.h|nanobind|bindings/|kernels/cpu)")),
+    ],
+)
+def test_includes_point_one_way(folder, banned):
+    wrong = [f"{path}: {name}" for path, name in includes(folder) if banned.search(name)]
+    assert wrong == []
+
+
+def test_kernel_headers_at_the_top_include_no_backend():
+    for path, name in includes("src/kernels"):
+        if len(path.parts) == 3:  # src/kernels/abi.h and its neighbours
+            assert not re.search(r"^(core|bindings|kernels/(cpu|cuda))/", name), (path, name)
+
+
+# ---- the installed package
+
+
+def child(code, *args, **env):
+    return subprocess.run(
+        [sys.executable, *args, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+    )
+
+
+def test_import_time():
+    """Processor time, so that a busy machine does not fail it; NumPy's share is most of it."""
+    code = "import time; t = time.process_time(); import aicf; print(time.process_time() - t)"
+    best = min(float(child(code).stdout) for _ in range(3))
+    assert best < 0.2, f"import aicf takes {best:.3f} s"
+
+
+def test_import_brings_no_framework():
+    done = child("import aicf, sys; print({'torch', 'jax', 'ml_dtypes'} & set(sys.modules))")
+    assert done.stdout.strip() == "set()"
+
+
+USE = """
+import numpy as np, aicf
+from aicf import verify
+step = verify.build("g", verify.CASES["train_step_distinct"]).compile(device="cpu")
+x, t = np.zeros((5, 7), np.float32), np.zeros((5, 3), np.float32)
+out = step(x=x, t=t)
+kept = [step, out, out["loss"], step.params, step.params["0.W"], np.from_dlpack(step.params["0.W"])]
+graph = aicf.Graph("failed")
+try:
+    graph.input("x", (1, -1))
+except aicf.Error as error:
+    kept.append(error)
+aicf.kept = kept
+loop = [kept]; loop.append(loop)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "del kept, step, out, loop"])
+def test_no_leak_line_at_exit(end):
+    """nanobind reports what is still alive when the interpreter goes."""
+    done = child(USE.format(end=end))
+    assert done.returncode == 0, done.stderr
+    assert "leaked" not in done.stderr and done.stderr == ""
+
+
+def test_package_files():
+    assert (PACKAGE / "_core.pyi").exists() and (PACKAGE / "py.typed").exists()
+    size = sum(p.stat().st_size for p in PACKAGE.rglob("*") if p.is_file())
+    assert size < 20e6
+    assert aicf.__version__ == importlib.import_module("importlib.metadata").version("aicf")
+
+
+def test_stub_covers_the_module():
+    stub = (PACKAGE / "_core.pyi").read_text()
+    for name in dir(_core):
+        if not name.startswith("__"):
+            assert re.search(rf"(class|def) {name}\b|^{name}\b", stub, re.M), name
+
+
+# ---- documentation
+
+
+def public_objects():
+    for name in aicf.__all__:
+        yield f"aicf.{name}", getattr(aicf, name)
+    for module in (aicf.optim, aicf.init):
+        for name, item in vars(module).items():
+            if not name.startswith("_") and getattr(item, "__module__", "") == module.__name__:
+                yield f"{module.__name__}.{name}", item
+
+
+def test_everything_public_is_documented():
+    missing = []
+    for name, item in public_objects():
+        if callable(item) and not (item.__doc__ or "").strip():
+            missing.append(name)
+        if inspect.isclass(item) and item.__module__.startswith("aicf"):
+            for key, member in vars(item).items():
+                documented = inspect.isroutine(member) or isinstance(member, property)
+                if not key.startswith("_") and documented and not getattr(member, "__doc__", ""):
+                    missing.append(f"{name}.{key}")
+    assert missing == []
+
+
+def test_all_is_complete():
+    for name in aicf.__all__:
+        assert hasattr(aicf, name), name
+    assert len(aicf.__all__) == len(set(aicf.__all__))
+
+
+def example_names():
+    """What examples may use without saying so."""
+    g = aicf.Graph("example")
+    x, target = g.input("x", (4, 3)), g.input("t", (4, 3))
+    w = g.param("w", (3, 3))
+    loss = aicf.mse_loss(x @ w, target)
+    g.minimize(loss, aicf.optim.Adam())
+    g.output("loss", loss)
+    step = g.compile(device="cpu")
+    batch = np.ones((4, 3), np.float32)
+    h = aicf.Graph("values")
+    return {
+        "aicf": aicf,
+        "np": np,
+        "g": h,
+        "x": h.input("x", (4, 3)),
+        "y": h.input("y", (4, 3)),
+        "step": step,
+        "batch": batch,
+        "target": batch,
+    }
+
+
+def test_examples_in_docstrings():
+    """Every line after >>> runs; a printed result is compared where one is written."""
+    finder, ran = doctest.DocTestFinder(exclude_empty=True), 0
+    for module in MODULES:
+        for test in finder.find(importlib.import_module(module)):
+            if not test.examples:
+                continue
+            test.globs = example_names()
+            for example in test.examples:
+                code = compile(ast.parse(example.source), test.name, "exec")
+                exec(code, test.globs)  # noqa: S102
+                ran += 1
+    assert ran >= 5
+
+
+def test_files_have_a_plain_style():
+    """No tabs, no trailing blanks, a newline at the end."""
+    for folder, kinds in (("python", {".py"}), ("tests", {".py"}), ("bench", {".py"})):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix not in kinds:
+                continue
+            text = path.read_text()
+            assert text.endswith("\n") and "\t" not in text, path
+            assert not any(line != line.rstrip() for line in text.splitlines()), path
