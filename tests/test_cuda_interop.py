@@ -3,9 +3,8 @@
 import aicf
 import numpy as np
 import pytest
-from conftest import DEVICES
 
-pytestmark = [pytest.mark.gpu, *DEVICES[1].marks]
+pytestmark = pytest.mark.gpu
 
 
 def doubling(shape=(64, 32)):

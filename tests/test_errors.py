@@ -293,6 +293,11 @@ TABLE = [
     ),
     (
         G,
+        ["backward", "cast", "int32", '"x"'],
+        lambda b: b.g.backward(b.x.cast("int32").cast("float32").sum(), [b.x]),
+    ),
+    (
+        G,
         ["backward", "relu_bwd", "has no gradient"],
         lambda b: b.g.backward(b.g.backward(aicf.relu(b.x).sum(), [b.x])[b.x].sum(), [b.x]),
     ),

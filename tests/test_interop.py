@@ -258,6 +258,13 @@ def test_torch(dtype):
     assert torch.equal(torch.from_dlpack(step.replay()["y"]), tensor)
 
 
+def test_masked_array_is_refused():
+    """Its data without its mask would be numbers nobody meant."""
+    step = identity((3,))
+    with pytest.raises(aicf.DTypeError, match="masked"):
+        step(x=np.ma.array(np.ones(3, np.float32), mask=[0, 1, 0]))
+
+
 def test_torch_requires_grad():
     torch = pytest.importorskip("torch")
     step = identity((2, 2))

@@ -21,6 +21,8 @@ from ._core import (
     set_num_threads,
 )
 from .graph import Graph, Value, trace
+from .nn import *  # noqa: F403
+from .nn import __all__ as _nn_names
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
 from .step import Step
@@ -51,5 +53,6 @@ __all__ = [
     "optim",
     "set_num_threads",
     "trace",
+    *_nn_names,
     *_op_names,
 ]

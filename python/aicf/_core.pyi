@@ -4,6 +4,8 @@ The compiler and runtime of aicf. Use the package `aicf`, not this module.
 
 from collections.abc import Iterator, Sequence
 
+import numpy
+
 
 class Report:
     """What verify() found, line by line."""
@@ -130,7 +132,7 @@ class Array:
     @property
     def ndim(self) -> int: ...
 
-    def numpy(self) -> object:
+    def numpy(self) -> numpy.ndarray:
         """
         A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an output of an earlier step.
         """
@@ -157,7 +159,7 @@ class Array:
 
     def __dlpack_device__(self) -> tuple: ...
 
-    __dlpack_c_exchange_api__: PyCapsule = ...
+    __dlpack_c_exchange_api__: object
 
 class Outputs:
     """The outputs of one run, by name."""
@@ -177,13 +179,13 @@ class Step:
 
     def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str]) -> None: ...
 
-    def __call__(self, **kwargs) -> Outputs:
+    def __call__(self, **inputs: object) -> Outputs:
         """Copies the named inputs in, runs one step and returns its outputs."""
 
     def replay(self, n: object = 1) -> Outputs:
         """Runs the captured step n times on the inputs as they stand."""
 
-    def run(self, **kwargs) -> Outputs:
+    def run(self, **inputs: object) -> Outputs:
         """Runs the same ops one by one, without the captured form."""
 
     def capture(self) -> None:
@@ -210,6 +212,24 @@ class Step:
     @property
     def steps_run(self) -> int:
         """Steps run so far."""
+
+    def _trace(self) -> list[tuple[str, str]]: ...
+
+    def _plan_text(self) -> str: ...
+
+    def _plan_json(self) -> str: ...
+
+    def _plan_report(self) -> Report: ...
+
+    def _leaves(self, arg: str, /) -> list[str]: ...
+
+    def _array(self, arg: str, /) -> Array: ...
+
+    def _write(self, name: str, tensor: object | None) -> None: ...
+
+    def _write_bytes(self, arg0: str, arg1: bytes, /) -> None: ...
+
+    def _bind(self, name: str, tensor: object | None) -> None: ...
 
 def cuda_info() -> dict:
     """
@@ -243,3 +263,27 @@ def num_threads() -> int:
 
 def philox(counter_low: int, counter_high: int, key: int) -> tuple:
     """The four words of Philox-4x32-10, the generator of every random op."""
+
+class Error(Exception): ...
+
+class GraphError(Error, ValueError): ...
+
+class ShapeError(Error, ValueError): ...
+
+class DTypeError(Error, TypeError): ...
+
+class DeviceUnavailable(Error, RuntimeError): ...
+
+class DeviceLost(Error, RuntimeError): ...
+
+class OutOfMemory(Error, MemoryError): ...
+
+class CaptureError(Error, RuntimeError): ...
+
+class StaleOutput(Error, RuntimeError): ...
+
+class FormatError(Error, ValueError): ...
+
+class Unsupported(Error, NotImplementedError): ...
+
+class InternalError(Error, RuntimeError): ...

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from . import init as initializers
@@ -65,6 +65,20 @@ class Value:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Value) and other.graph is self.graph and other.id == self.id
+
+    if TYPE_CHECKING:  # what aicf.ops adds
+
+        def _binary(self, other: Value | float, /) -> Value: ...
+        def _unary(self) -> Value: ...
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...
+        def __getitem__(self, key: object, /) -> Value: ...
+
+        __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _binary
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _binary
+        __lt__ = __le__ = __gt__ = __ge__ = _binary
+        __and__ = __or__ = __xor__ = __rand__ = __ror__ = __rxor__ = _binary
+        __neg__ = __abs__ = __invert__ = _unary
+        T: Value
 
     def _no_data(self, asked: str, instead: str) -> _core.GraphError:
         text = self.graph._core.describe(self.id)
@@ -296,7 +310,7 @@ class Graph:
     def _random_value(self, op: str, shape: Sequence[int], dtype: str, a: float, b: float) -> Value:
         seed, step, stream = self._random()
         sizes = _sizes(shape, "random")
-        attrs = {"shape": sizes, "dtype": str(dtype), "a": float(a), "b": float(b)}
+        attrs: dict[str, Any] = {"shape": sizes, "dtype": str(dtype), "a": float(a), "b": float(b)}
         return self._emit(op, [seed, step], **attrs, stream=stream)[0]
 
     def _number(self, name: str, value: float | Value, dtype: str) -> Value:

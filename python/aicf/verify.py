@@ -14,7 +14,8 @@ import numpy as np
 
 from . import optim
 from .graph import Graph
-from .ops import linear, mse_loss, relu
+from .nn import mse_loss
+from .ops import linear, relu
 from .step import Step
 
 LR, BETA1, BETA2, EPS = 1e-3, 0.9, 0.999, 1e-8

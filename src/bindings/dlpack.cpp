@@ -651,6 +651,9 @@ TensorRef numpy_like(nb::handle object, DType wanted, const char* where) {
     TensorRef ref = empty_tensor(wanted, shape);
     char* to = static_cast<char*>(ref.data);
     if (fill(object, wanted, shape, 0, to, where)) return ref;
+    if (nb::hasattr(object, "mask") && nb::hasattr(object, "filled"))
+        raise(ErrorKind::dtype, where,
+              ": got a masked array, whose mask would be lost; need it filled");
     nb::object array;
     try {
         array = python().asarray(object);

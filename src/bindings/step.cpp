@@ -131,6 +131,7 @@ void bind_step(nb::module_& m) {
         .def_prop_ro("ndim", [](const Array& a) { return a.type().shape.rank(); })
         .def(
             "numpy", [](const Array& a) { return to_numpy(a.read(), true); },
+            nb::sig("def numpy(self) -> numpy.ndarray"),
             "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
             "output of an earlier step.")
         .def(
@@ -245,6 +246,7 @@ void bind_step(nb::module_& m) {
                 }
                 return outputs_of(self);
             },
+            nb::sig("def __call__(self, **inputs: object) -> Outputs"),
             "Copies the named inputs in, runs one step and returns its outputs.")
         .def(
             "replay",
@@ -268,6 +270,7 @@ void bind_step(nb::module_& m) {
                 }
                 return outputs_of(self);
             },
+            nb::sig("def run(self, **inputs: object) -> Outputs"),
             "Runs the same ops one by one, without the captured form.")
         .def("capture", &Step::capture, nb::call_guard<nb::gil_scoped_release>(),
              "Builds the replayable form again.")

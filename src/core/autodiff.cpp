@@ -124,13 +124,14 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
         auto on_path = [&](ValueId in) { return from[in] != 0; };
         if (std::none_of(node.inputs.begin(), node.inputs.end(), on_path)) continue;
         for (ValueId out : node.outputs) from[out] = reached[out];
-        const bool blocks =
-            !node.op->grad && std::any_of(node.outputs.begin(), node.outputs.end(), on_path);
-        if (blocks)
-            raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (",
-                  node.op->no_grad, ") and stands between \"", graph.value(id).name,
-                  "\" and the loss %", loss, " at node ", node.id,
-                  node.where.empty() ? "" : cat(" (", node.where, ")"),
+        std::string why = node.op->no_grad;
+        for (ValueId out : node.outputs)
+            if (const DType dtype = graph.value(out).type.dtype; why.empty() && !is_float(dtype))
+                why = cat("the result is ", dtype_name(dtype));
+        if (!why.empty() && std::any_of(node.outputs.begin(), node.outputs.end(), on_path))
+            raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
+                  ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,
+                  " at node ", node.id, node.where.empty() ? "" : cat(" (", node.where, ")"),
                   "; take another op or leave it out of wrt");
     }
 }

@@ -1,0 +1,281 @@
+"""Layers and losses, composed of the ops: PyTorch's names, formulas and default values."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+
+from ._core import ShapeError
+from .graph import Value
+from .ops import (
+    _emit,
+    _value,
+    abs,
+    add,
+    detach,
+    less_equal,
+    matmul,
+    maximum,
+    mean,
+    mul,
+    neg,
+    pad,
+    permute,
+    reshape,
+    rsqrt,
+    softmax,
+    softplus,
+    sub,
+    transpose,
+    var,
+    where,
+)
+
+__all__ = [
+    "avg_pool2d",
+    "batch_norm",
+    "binary_cross_entropy_with_logits",
+    "conv2d",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "huber_loss",
+    "layer_norm",
+    "max_pool2d",
+    "mse_loss",
+    "nll_loss",
+    "rms_norm",
+    "scaled_dot_product_attention",
+]
+
+
+# ---- layers
+
+
+def layer_norm(
+    x: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+) -> Value:
+    """(x − mean) / sqrt(var + eps) · weight + bias over the last len(normalized_shape) axes."""
+    y = _normalize("layer_norm", x, normalized_shape, eps, True)
+    y = y if weight is None else mul(y, weight)
+    return y if bias is None else add(y, bias)
+
+
+def rms_norm(
+    x: Value, normalized_shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+) -> Value:
+    """x / sqrt(mean(x²) + eps) · weight; eps None = the dtype's machine epsilon."""
+    tiny = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+    e = tiny.get(_value("rms_norm", x).dtype, 0.0) if eps is None else eps
+    y = _normalize("rms_norm", x, normalized_shape, e, False)
+    return y if weight is None else mul(y, weight)
+
+
+def _normalize(where: str, x: Value, shape: Sequence[int], eps: float, center: bool) -> Value:
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    count = len(sizes)
+    if not count or list(_value(where, x).shape[-count:]) != sizes:
+        raise ShapeError(f"{where}: normalized_shape {sizes} of {x!r}; need its last sizes")
+    rows = x if count == 1 else reshape(x, [*x.shape[:-count], math.prod(sizes)])
+    y = _emit("Normalize", where, rows, eps=float(eps), center=center)
+    return y if count == 1 else reshape(y, x.shape)
+
+
+def embedding(indices: Value, weight: Value) -> Value:
+    """Rows of weight[n, d] by int indices -> [indices..., d]; its gradient is deterministic."""
+    return _emit("Take", "embedding", weight, indices)
+
+
+def scaled_dot_product_attention(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Value:
+    """softmax(q k^T · scale + mask) v over [..., L, E], [..., S, E], [..., S, Ev].
+
+    Args:
+        mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
+        causal: hides positions after one's own.
+        scale: None = 1/sqrt(E).
+    """
+    g = _value("scaled_dot_product_attention", q).graph
+    scores = mul(matmul(q, transpose(k)), 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if causal:
+        rows, columns = scores.shape[-2:]
+        visible = [[column <= row for column in range(columns)] for row in range(rows)]
+        scores = where(g.constant(visible, "bool"), scores, -math.inf)
+    if mask is not None:
+        scores = where(mask, scores, -math.inf) if mask.dtype == "bool" else add(scores, mask)
+    return matmul(softmax(scores), v)
+
+
+def _pair(where: str, value: int | Sequence[int]) -> list[int]:
+    pair = [value, value] if isinstance(value, int) else list(value)
+    if len(pair) != 2 or not builtins.all(isinstance(v, int) for v in pair):
+        raise ShapeError(f"{where}: got {value!r}; need an int or two")
+    return pair
+
+
+def _padded(where: str, x: Value, padding: int | Sequence[int], value: float) -> Value:
+    if _value(where, x).ndim < 3:
+        raise ShapeError(f"{where}: x is {x!r}; need [N, C, H, W]")
+    rows, columns = _pair(where, padding)
+    if rows == columns == 0:
+        return x
+    return pad(x, [(0, 0)] * (x.ndim - 2) + [(rows, rows), (columns, columns)], value)
+
+
+def conv2d(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Value:
+    """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow]."""
+    if _value("conv2d", x).ndim != 4 or _value("conv2d", weight).ndim != 4:
+        raise ShapeError(f"conv2d: x is {x!r}, weight is {weight!r}; need rank 4 each")
+    outs, depth, kh, kw = weight.shape
+    if groups < 1 or x.shape[1] != depth * groups or outs % groups:
+        raise ShapeError(
+            f"conv2d: x is {x!r}, weight is {weight!r}, groups is {groups}; "
+            "need x.shape[1] == weight.shape[1] * groups and groups dividing weight.shape[0]"
+        )
+    windows = _emit(
+        "Windows", "conv2d", _padded("conv2d", x, padding, 0.0), kernel=[kh, kw],
+        stride=_pair("conv2d", stride), dilation=_pair("conv2d", dilation),
+    )  # fmt: skip
+    n, oh, ow = x.shape[0], *windows.shape[-2:]
+    columns = reshape(windows, [n, groups, depth * kh * kw, oh * ow])
+    kernels = reshape(weight, [groups, outs // groups, depth * kh * kw])
+    y = reshape(matmul(kernels, columns), [n, outs, oh, ow])
+    return y if bias is None else add(y, reshape(bias, [outs, 1, 1]))
+
+
+def max_pool2d(
+    x: Value,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Value:
+    """Largest element of each window of [..., H, W]; the first of equals takes the gradient."""
+    kernel = _pair("max_pool2d", kernel_size)
+    return _emit(
+        "MaxPool", "max_pool2d", _padded("max_pool2d", x, padding, -math.inf), kernel=kernel,
+        stride=kernel if stride is None else _pair("max_pool2d", stride),
+        dilation=_pair("max_pool2d", dilation),
+    )  # fmt: skip
+
+
+def avg_pool2d(
+    x: Value,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+) -> Value:
+    """Mean of each window of [..., H, W]; padding counts as zeros."""
+    kernel = _pair("avg_pool2d", kernel_size)
+    windows = _emit(
+        "Windows", "avg_pool2d", _padded("avg_pool2d", x, padding, 0.0), kernel=kernel,
+        stride=kernel if stride is None else _pair("avg_pool2d", stride),
+    )  # fmt: skip
+    return mean(windows, [-4, -3])
+
+
+def batch_norm(
+    x: Value,
+    running_mean: Value,
+    running_var: Value,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Value:
+    """Normalises each channel of x[N, C, ...].
+
+    Args:
+        running_mean, running_var: states [C]. Training moves them towards the batch's mean and
+            unbiased variance by `momentum`; otherwise they are used as they stand.
+    """
+    if _value("batch_norm", x).ndim < 2:
+        raise ShapeError(f"batch_norm: x is {x!r}; need [N, C, ...]")
+    channels = [x.shape[1]] + [1] * (x.ndim - 2)
+    if training:
+        axes = [a for a in range(x.ndim) if a != 1]
+        mu, count = mean(x, axes), math.prod(x.shape[a] for a in axes)
+        if count < 2:
+            raise ShapeError(
+                f"batch_norm: x is {x!r}; need more than one value per channel to train"
+            )
+        rows = reshape(permute(x, [1, *axes]), [x.shape[1], count])
+        y = reshape(
+            _emit("Normalize", "batch_norm", rows, eps=float(eps)),
+            [x.shape[1]] + [x.shape[a] for a in axes],
+        )
+        y = permute(y, [1, 0, *range(2, x.ndim)])
+        g = x.graph
+        unbiased = var(detach(x), axes)
+        for state, now in ((running_mean, detach(mu)), (running_var, unbiased)):
+            g.assign(state, add(mul(state, 1 - momentum), mul(now, momentum)))
+    else:
+        centred = sub(x, reshape(running_mean, channels))
+        y = mul(centred, reshape(rsqrt(add(running_var, eps)), channels))
+    y = y if weight is None else mul(y, reshape(weight, channels))
+    return y if bias is None else add(y, reshape(bias, channels))
+
+
+def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
+    """x / (1 − p) where a fresh uniform number is >= p, else 0; x itself when not training."""
+    if not training:
+        return _value("dropout", x)
+    seed, step, stream = _value("dropout", x).graph._random()
+    return _emit("Dropout", "dropout", x, seed, step, p=float(p), stream=stream)
+
+
+# ---- losses
+
+
+def mse_loss(y: Value, t: Value) -> Value:
+    """mean((y − t)²) over all elements, rank 0."""
+    return _emit("MseLoss", "mse_loss", y, t)
+
+
+def cross_entropy(logits: Value, labels: Value) -> Value:
+    """mean(−log_softmax(logits)[row, label]) over rows, rank 0.
+
+    Args:
+        logits: [N, C], float.
+        labels: [N], int32 or int64, in [0, C); another label makes the row NaN, its gradient zero.
+    """
+    return _emit("CrossEntropy", "cross_entropy", logits, labels)
+
+
+def nll_loss(log_probabilities: Value, labels: Value) -> Value:
+    """mean(−log_probabilities[row, label]) of [N, C] and int labels [N], rank 0."""
+    return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
+
+
+def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
+    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0."""
+    # maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
+    return mean(add(sub(maximum(x, 0.0), mul(x, t)), softplus(neg(abs(x)))))
+
+
+def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
+    """mean of d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; rank 0."""
+    d = sub(y, t)
+    size = abs(d)
+    inside, outside = mul(mul(d, d), 0.5), mul(sub(size, delta / 2), delta)
+    return mean(where(less_equal(size, delta), inside, outside))
