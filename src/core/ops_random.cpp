@@ -1,6 +1,10 @@
 // Random values: Philox-4x32-10 keyed by (seed, stream) and counted by (element, step), so that an
 // element's value depends on nothing else. The stream number is fixed when the node is made.
+#include <cmath>
+#include <limits>
+
 #include "core/op.h"
+#include "kernels/scalar.h"
 
 namespace aicf {
 
@@ -34,29 +38,69 @@ std::vector<Type> infer_dropout(const InferContext& c) {
     return {{c.dtype(0), c.shape(0)}};
 }
 
-void define_random(const std::string& name, const std::string& lowered, double a, double b) {
-    const std::vector<AttrDef> attrs = {{"shape", std::vector<int64_t>(), true},
-                                        {"dtype", std::string("float32")},
-                                        {"a", a},
-                                        {"b", b},
-                                        {"stream", int64_t(0), true}};
+std::vector<Type> infer_uniform(const InferContext& c) {
+    const double low = c.attrs.number("a"), high = c.attrs.number("b");
+    if (!(low <= high) || !std::isfinite(high - low))
+        c.shape_error("low is ", low, ", high is ", high, "; need finite low <= high");
+    return infer_random(c);
+}
+
+/// The nearest number of a float dtype.
+double rounded(DType dtype, double x) {
+    const float f = static_cast<float>(x);
+    switch (dtype) {
+        case DType::f64:
+            return x;
+        case DType::f32:
+            return f;
+        case DType::f16:
+            return scalar::half_to_f32(scalar::f32_to_half(f));
+        default:
+            return scalar::bfloat_to_f32(scalar::f32_to_bfloat(f));
+    }
+}
+
+/// The largest number of the dtype that a uniform number in [low, high) may be: rounding must not
+/// reach `high`.
+double last_below(DType dtype, double low, double high) {
+    double last = rounded(dtype, high);
+    double step =
+        std::max(std::ldexp(std::fabs(last), -60), std::numeric_limits<double>::denorm_min());
+    for (; last >= high; step *= 2) last = rounded(dtype, rounded(dtype, high) - step);
+    return std::max(last, rounded(dtype, low));
+}
+
+void lower_random(LowerContext& c) {
+    Attrs attrs = c.attrs();
+    double last = std::numeric_limits<double>::infinity();
+    if (c.def().lowered == "random_uniform")
+        last = last_below(parse_dtype(attrs.text("dtype"), "random"), attrs.number("a"),
+                          attrs.number("b"));
+    attrs.set("last", last);
+    c.op(c.def().lowered, {c.in(0), c.in(1)}, {c.out()}, attrs);
+}
+
+void define_random(const std::string& name, const std::string& lowered, InferFn infer) {
+    std::vector<AttrDef> attrs = {{"shape", std::vector<int64_t>(), true},
+                                  {"dtype", std::string("float32")},
+                                  {"a", 0.0},
+                                  {"b", 1.0},
+                                  {"stream", int64_t(0), true}};
     define(OpDef{.name = name,
                  .fn = lowered,
                  .inputs = {"seed", "step"},
                  .outputs = {lowered + "_out"},
                  .attrs = attrs,
-                 .infer = infer_random,
+                 .infer = infer,
                  .no_grad = kRandom,
-                 .lower =
-                     [](LowerContext& c) {
-                         c.op(c.def().lowered, {c.in(0), c.in(1)}, {c.out()}, c.attrs());
-                     },
+                 .lower = lower_random,
                  .lowered = lowered});
+    attrs.push_back({"last", 0.0, true});  // no result is larger
     define(LoweredDef{.name = lowered,
                       .inputs = {"seed", "step"},
                       .outputs = {"y"},
                       .attrs = attrs,
-                      .infer = infer_random,
+                      .infer = infer,
                       .random = true,
                       .flops_per_element = 30});
 }
@@ -64,8 +108,8 @@ void define_random(const std::string& name, const std::string& lowered, double a
 }  // namespace
 
 void define_random_ops() {
-    define_random("RandomUniform", "random_uniform", 0, 1);  // a = low, b = high
-    define_random("RandomNormal", "random_normal", 0, 1);    // a = mean, b = deviation
+    define_random("RandomUniform", "random_uniform", infer_uniform);  // a = low, b = high
+    define_random("RandomNormal", "random_normal", infer_random);     // a = mean, b = deviation
     // y = x / (1 - p) where a uniform number is >= p, else 0. The gradient draws the same numbers
     // again.
     const std::vector<AttrDef> attrs = {{"p", 0.5}, {"stream", int64_t(0), true}};

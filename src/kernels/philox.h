@@ -30,7 +30,13 @@ AICF_HD Philox4 philox(uint64_t counter_low, uint64_t counter_high, uint64_t key
 
 /// 24 random bits as a multiple of 2^-24 in [0, 1).
 AICF_HD float uniform_from(uint32_t word) { return float(word >> 8) * 0x1p-24f; }
-/// The same moved into (0, 1]: safe under a logarithm.
+/// That number in [low, high); `last` is the largest one below high that the result's dtype has.
+template <class T>
+AICF_HD T uniform_in(uint32_t word, T low, T high, T last) {
+    const T x = scalar::fma(T(uniform_from(word)), high - low, low);
+    return x < last ? x : last;
+}
+/// 24 random bits moved into (0, 1]: safe under a logarithm.
 AICF_HD float open_uniform_from(uint32_t word) { return float((word >> 8) + 1) * 0x1p-24f; }
 
 /// The key of a graph's random node: streams of one seed are apart.

@@ -28,28 +28,25 @@ AICF_INLINE void each_random(const ArgBlock& args, int first, int64_t stream, in
     }
 }
 
-// Scalars: shape[8], dtype, a, b, stream.
+// Scalars: shape[8], dtype, a, b, stream, last.
 template <class A, class E>
 void uniform_units(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand& y = args.out(0);
-    const float low = static_cast<float>(args.scalar(9).f),
-                high = static_cast<float>(args.scalar(10).f);
+    const A low = static_cast<A>(args.scalar(9).f), high = static_cast<A>(args.scalar(10).f),
+            last = static_cast<A>(args.scalar(12).f);
     each_random(args, 0, args.scalar(11).i, begin, end, [&](int64_t i, const Philox4& words) {
-        const float u = uniform_from(words.word[i & 3]);
         put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank),
-            static_cast<A>(scalar::fma(u, high - low, low)));
+            uniform_in(words.word[i & 3], low, high, last));
     });
 }
 
 template <class A, class E>
 void normal_units(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand& y = args.out(0);
-    const float mean = static_cast<float>(args.scalar(9).f),
-                deviation = static_cast<float>(args.scalar(10).f);
+    const A mean = static_cast<A>(args.scalar(9).f), deviation = static_cast<A>(args.scalar(10).f);
     each_random(args, 0, args.scalar(11).i, begin, end, [&](int64_t i, const Philox4& words) {
-        const float z = normal_from(words, static_cast<int>(i & 3));
-        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank),
-            static_cast<A>(scalar::fma(z, deviation, mean)));
+        const A z = normal_from(words, static_cast<int>(i & 3));
+        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank), scalar::fma(z, deviation, mean));
     });
 }
 

@@ -235,10 +235,10 @@ KernelText random_text(const LoweredOp& op, int processors) {
                          ", ", scalar(1, true), ");\n}\n");
         return text;
     }
-    // Scalars: shape[8], dtype, a, b, stream.
+    // Scalars: shape[8], dtype, a, b, stream, last.
     text.body += entry_head(op, layout, text.threads);
     text.body += cat("    ", name, "<@_Y>(y0, ", count, ", *x0, *x1, ", scalar(9, false), ", ",
-                     scalar(10, false), ", ", scalar(11, true), ");\n}\n");
+                     scalar(10, false), ", ", scalar(11, true), ", ", scalar(12, false), ");\n}\n");
     return text;
 }
 

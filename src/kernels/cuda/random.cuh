@@ -22,21 +22,23 @@ __device__ __forceinline__ void each_random(int64_t n, int64_t seed, int64_t ste
 
 template <class Y, class E>
 __device__ __forceinline__ void random_uniform(E* y, int64_t n, int64_t seed, int64_t step,
-                                               double low, double high, int64_t stream) {
-    const float a = static_cast<float>(low), b = static_cast<float>(high);
+                                               double low, double high, int64_t stream,
+                                               double last) {
+    const auto a = static_cast<Wide<E>>(low), b = static_cast<Wide<E>>(high),
+               top = static_cast<Wide<E>>(last);
     each_random(n, seed, step, stream, [&](int64_t i, const Philox4& words) {
-        const float u = uniform_from(words.word[i & 3]);
-        y[Y::at(i)] = narrow<E>(static_cast<Wide<E>>(scalar::fma(u, b - a, a)));
+        y[Y::at(i)] = narrow<E>(uniform_in(words.word[i & 3], a, b, top));
     });
 }
 
 template <class Y, class E>
 __device__ __forceinline__ void random_normal(E* y, int64_t n, int64_t seed, int64_t step,
-                                              double mean, double deviation, int64_t stream) {
-    const float a = static_cast<float>(mean), b = static_cast<float>(deviation);
+                                              double mean, double deviation, int64_t stream,
+                                              double) {
+    const auto a = static_cast<Wide<E>>(mean), b = static_cast<Wide<E>>(deviation);
     each_random(n, seed, step, stream, [&](int64_t i, const Philox4& words) {
-        const float z = normal_from(words, static_cast<int>(i & 3));
-        y[Y::at(i)] = narrow<E>(static_cast<Wide<E>>(scalar::fma(z, b, a)));
+        const Wide<E> z = normal_from(words, static_cast<int>(i & 3));
+        y[Y::at(i)] = narrow<E>(scalar::fma(z, b, a));
     });
 }
 
