@@ -71,7 +71,9 @@ def test_thousand_replays(name, device):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("low, high", [(1.0, 2.0), (0.0, 1.0), (-2.0, -1.0), (-1.0, 0.0), (3.0, 3.0)])
+@pytest.mark.parametrize(
+    "low, high", [(1.0, 2.0), (0.0, 1.0), (-2.0, -1.0), (-1.0, 0.0), (3.0, 3.0)]
+)
 def test_uniform_stays_below_high(low, high, dtype, device):
     """Rounding to the dtype never reaches `high`: a million numbers, most would in 16 bits."""
     make = lambda g: g.random_uniform((1 << 20,), low, high, dtype)  # noqa: E731
