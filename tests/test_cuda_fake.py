@@ -5,13 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from aicf import _core
+from conftest import FRESH
 
 HERE = Path(__file__).parent
+ILLEGAL_ADDRESS = 700
+
 SCRIPT = """
 import sys
 import numpy as np
@@ -22,6 +26,16 @@ name, case = next(iter(verify.CASES.items()))
 x = np.zeros((case.batch, case.inputs), np.float32)
 t = np.zeros((case.batch, case.outputs), np.float32)
 
+class Foreign:  # another framework's device tensor
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, **options):
+        return self.capsule
+
 def use():
     step = verify.build(name, case).compile(device="cuda")
     step(x=x, t=t)
@@ -31,9 +45,19 @@ def use():
     assert [tuple(launch) for launch in step.trace] == planned
     step.reset()
     step.capture()
-    step.replay()
+    step.replay(stream=1)
     step.synchronize()
     step.params["0.W"].numpy()
+    same = verify.build(name, case).compile(device="cuda", share=step)
+    spare = verify.build(name, case).compile(device="cuda")
+    weight = spare.params["0.W"].__dlpack__(max_version=(1, 0), copy=True)
+    del spare
+    step.bind(**{"0.W": Foreign(weight)})  # patches the nodes of both, and outlives its producer
+    same(x=x, t=t)
+    step.replay()
+    loss = step.outputs["loss"]
+    assert loss.__dlpack_device__() == (2, 0)
+    loss.__dlpack__(stream=2, max_version=(1, 0))
 
 for attempt in range(2):
     try:
@@ -119,13 +143,71 @@ def test_a_step(driver):
 def test_every_call_fails_once(driver):
     """A typed error or a result, no memory kept, and the next step succeeds."""
     total = run(driver)[1]["calls"]
-    stride = max(1, total // 2 // 40)
-    for k in [*range(1, 30), *range(30, total // 2, stride)]:
-        out, counts = run(driver, FAKE_CUDA_FAIL=k)
-        lines = out.splitlines()
-        assert lines[-1] == "done", f"call {k}: {out}"
-        assert lines[0] == "done" or lines[0].startswith("OutOfMemory"), f"call {k}: {out}"
-        assert_clean(counts)
+    stride = max(1, total // 2 // 60)
+    ks = [*range(1, 30), *range(30 + FRESH % stride, total // 2, stride)]
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda k: run(driver, FAKE_CUDA_FAIL=k), ks)
+        for k, (out, counts) in zip(ks, results, strict=True):
+            lines = out.splitlines()
+            assert lines[-1] == "done", f"call {k}: {out}"
+            assert lines[0] == "done" or lines[0].startswith("OutOfMemory"), f"call {k}: {out}"
+            assert_clean(counts)
+
+
+@pytest.mark.parametrize(
+    "call", ["cuGraphLaunch", "cuGraphExecKernelNodeSetParams_v2", "cuStreamSynchronize"]
+)
+def test_a_lost_device(driver, call):
+    """The same typed error from every call after it, no crash, and a clean exit."""
+    out, _ = run(driver, FAKE_CUDA_CALL=call, FAKE_CUDA_CODE=ILLEGAL_ADDRESS)
+    lines = out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("DeviceLost") for line in lines), out
+    assert call.removesuffix("_v2") in lines[0] and "new process" in lines[1]
+
+
+def test_a_rebind_that_fails_is_made_up_for(driver):
+    """A replay after it runs on the new address, never on the old one."""
+    script = (
+        SCRIPT.replace("same(x=x, t=t)", "once(lambda: same(x=x, t=t))")
+        + """
+assert failed == ["OutOfMemory"], failed
+"""
+    )
+    script = (
+        """
+failed = []
+def once(call):
+    import aicf
+    try:
+        call()
+    except aicf.Error as error:
+        failed.append(type(error).__name__)
+        call()
+"""
+        + script
+    )
+    out, _ = run(driver, script, FAKE_CUDA_CALL="cuGraphExecKernelNodeSetParams_v2")
+    assert out.split() == ["done", "done"]
+
+
+def test_a_failed_load_stays_with_its_owner(driver):
+    """A kernel whose program failed to load for one thread is loaded again for another."""
+    script = """
+import threading
+import aicf
+from aicf import verify
+def build(i):
+    name = list(verify.CASES)[i]
+    try:
+        verify.build(name, verify.CASES[name]).compile(device="cuda").replay()
+    except aicf.OutOfMemory:
+        verify.build(name, verify.CASES[name]).compile(device="cuda").replay()
+threads = [threading.Thread(target=build, args=(i % 2,)) for i in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+print("done")
+"""
+    assert run(driver, script, FAKE_CUDA_CALL="cuModuleLoadData")[0].split() == ["done"]
 
 
 def test_out_of_memory_names_the_sizes(driver):

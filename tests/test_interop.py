@@ -265,6 +265,19 @@ def test_masked_array_is_refused():
         step(x=np.ma.array(np.ones(3, np.float32), mask=[0, 1, 0]))
 
 
+def test_unversioned_consumers_get_a_copy_of_live_state():
+    """They cannot be told that they may not write."""
+    step = identity((2, 2))
+    array = step.params["p"]
+    with pytest.raises(BufferError, match="copy"):
+        array.__dlpack__(copy=False)
+    old = np.array(array.numpy())
+    torch = pytest.importorskip("torch")
+    tensor = torch.utils.dlpack.from_dlpack(array.__dlpack__())
+    tensor += 1
+    assert (tensor.numpy() == old + 1).all() and (array.numpy() == old).all()
+
+
 def test_torch_requires_grad():
     torch = pytest.importorskip("torch")
     step = identity((2, 2))

@@ -210,6 +210,46 @@ def test_instruction_sets(isa, expected_hashes):
 # ---- sharing
 
 
+def test_bind_reaches_every_sharing_step(device):
+    """Also the owner on another machine, whose stream the binding Step has never used."""
+
+    def counter(name):
+        g = aicf.Graph(name)
+        count = g.state(name, (3,))
+        g.assign(count, count + 1.0)
+        return g
+
+    a, b = (counter(name).compile(device=device) for name in "ab")
+    g = aicf.Graph("both")
+    g.output("y", g.state("a", (3,)) + g.state("b", (3,)))
+    both = g.compile(device=device, share=[a, b])
+    g = aicf.Graph("target")
+    target = g.state("t", (3,))
+    g.assign(target, target * 1.0)
+    holder = g.compile(device=device)
+    holder.state["t"] = np.full(3, 100, np.float32)
+    foreign = Foreign(holder.state["t"].__dlpack__(max_version=(1, 0), copy=True), device)
+    both.bind(b=foreign)
+    b.replay()
+    assert (b.state["b"].numpy() == 101).all()
+    assert (both.replay()["y"].numpy() == 101).all()
+    a.replay(2)
+    assert (both.replay()["y"].numpy() == 103).all()
+
+
+class Foreign:
+    """Another framework's tensor, by its capsule."""
+
+    def __init__(self, capsule, device):
+        self.capsule, self.device = capsule, (1, 0) if device == "cpu" else (2, 0)
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        return self.capsule
+
+
 def test_share_three_steps(device):
     """Train, the short last batch and inference over one set of params, bit for bit."""
     train = build_train().compile(device=device)

@@ -20,6 +20,7 @@ from ._core import (
     num_threads,
     set_num_threads,
 )
+from .device import DeviceInfo, devices
 from .graph import Graph, Value, trace
 from .nn import *  # noqa: F403
 from .nn import __all__ as _nn_names
@@ -33,6 +34,7 @@ __all__ = [
     "Array",
     "CaptureError",
     "DTypeError",
+    "DeviceInfo",
     "DeviceLost",
     "DeviceUnavailable",
     "Error",
@@ -48,6 +50,7 @@ __all__ = [
     "Step",
     "Unsupported",
     "Value",
+    "devices",
     "init",
     "num_threads",
     "optim",

@@ -8,7 +8,7 @@ import platform
 import sys
 
 from . import Error, Graph, __version__, _core
-from .step import resolve_device
+from .device import resolve_device
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -26,8 +26,12 @@ def _info(args: argparse.Namespace) -> int:
     print(f"cpu: kernels for {_core.cpu_isa()}, {_core.num_threads()} threads")
     if hasattr(_core, "cuda_info"):
         found = _core.cuda_info()
-        for device in found["devices"]:
-            print(device)
+        for gpu in found["devices"]:
+            print(
+                f"{gpu['device']}: {gpu['name']}, {gpu['arch']}, "
+                f"{gpu['multiprocessors']} multiprocessors, {gpu['free_bytes'] / 2**30:.1f} of "
+                f"{gpu['total_bytes'] / 2**30:.1f} GiB free"
+            )
         print(f"cuda: driver for {found['driver'] or 'none'}, NVRTC {found['nvrtc'] or 'none'}")
         if found["problem"]:
             print(f"cuda is not usable: {found['problem']}")
@@ -54,7 +58,7 @@ def _cache(args: argparse.Namespace) -> int:
                     graph = Graph.from_json(file.read())
             else:
                 graph = verify.build(name, verify.CASES[name])
-            program = _core.cuda_program(graph._core, _core.pass_names())
+            program = _core.cuda_program(graph._core, _core.pass_names(), args.processors)
             print(f"{name}: {len(_core.cuda_cubin(program, args.arch))} bytes for {args.arch}")
     else:
         found = _core.cuda_info()
@@ -105,6 +109,9 @@ def main(argv: list[str] | None = None) -> int:
     cache.add_argument("action", choices=["info", "clear", "warm"])
     cache.add_argument("file", nargs="?", help="warm: a graph file (default: verify's graphs)")
     cache.add_argument("--arch", default="sm_90a", help="warm: the device to compile for")
+    cache.add_argument(
+        "--processors", type=int, default=132, help="warm: multiprocessors of that device"
+    )
     cache.set_defaults(run=_cache)
     dump = commands.add_parser("dump", help="a graph file at each stage, with the same ids")
     dump.add_argument("file")

@@ -180,10 +180,14 @@ class Step:
     def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str]) -> None: ...
 
     def __call__(self, **inputs: object) -> Outputs:
-        """Copies the named inputs in, runs one step and returns its outputs."""
+        """
+        Copies the named inputs in, runs one step and returns its outputs. stream= (of any framework, or its handle): the step comes after what the stream holds, and what the stream gets later comes after the step; nothing waits on the host.
+        """
 
-    def replay(self, n: object = 1) -> Outputs:
-        """Runs the captured step n times on the inputs as they stand."""
+    def replay(self, n: object = 1, stream: object | None = None) -> Outputs:
+        """
+        Runs the captured step n times on the inputs as they stand. stream: as in a call.
+        """
 
     def run(self, **inputs: object) -> Outputs:
         """Runs the same ops one by one, without the captured form."""
@@ -242,7 +246,7 @@ def cuda_problem() -> str:
 def clear_cuda_cache() -> int:
     """Removes every compiled kernel on disk; returns how many."""
 
-def cuda_program(graph: Graph, passes: Sequence[str]) -> str:
+def cuda_program(graph: Graph, passes: Sequence[str], processors: int = 132) -> str:
     """The CUDA C++ program of a graph's kernels; needs no GPU."""
 
 def cuda_cubin(program: str, arch: str) -> bytes:
@@ -257,6 +261,9 @@ def set_num_threads(count: int) -> None:
 
 def cpu_isa() -> str:
     """The instruction set the CPU kernels in use were built for."""
+
+def cpu_memory() -> tuple[int, int]:
+    """Bytes that Steps hold in host memory, and the most they ever held."""
 
 def num_threads() -> int:
     """Threads the CPU backend uses."""

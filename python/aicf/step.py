@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from . import _core
+from .device import resolve_device
 from .serialize import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -251,22 +250,6 @@ class Step(_core.Step):
 
     def __repr__(self) -> str:
         return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
-
-
-def resolve_device(device: str) -> str:
-    """The device "auto" means here; any other name unchanged."""
-    if not isinstance(device, str):
-        raise _core.GraphError(f'device: got {device!r}; need "auto", "cpu" or "cuda:<index>"')
-    return os.environ.get("AICF_DEVICE") or _best_device() if device == "auto" else device
-
-
-@functools.cache
-def _best_device() -> str:
-    """cuda:0 where the driver and NVRTC are usable, else cpu."""
-    problem = _core.cuda_problem() if hasattr(_core, "cuda_problem") else "no CUDA backend"
-    if "NVRTC" in problem:
-        warnings.warn(f"a GPU is here but {problem}; using the cpu", stacklevel=3)
-    return "cpu" if problem else "cuda:0"
 
 
 def _bfloat16_bytes(values: np.ndarray, name: str) -> bytes:

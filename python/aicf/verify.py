@@ -230,7 +230,7 @@ def run(
         "=== aicf verify: IR shapes + topo + lowering + plan + runtime trace "
         "+ determinism(full restore) ==="
     )
-    from .step import resolve_device
+    from .device import resolve_device
 
     target = resolve_device(device)
     write(f"replays={replays}, seed={seed}, device={target}")

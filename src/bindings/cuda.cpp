@@ -10,7 +10,9 @@ void bind_cuda(nb::module_& m) {
     register_cuda_backend();
     std::vector<std::string> folders;
     for (nb::handle entry : nb::module_::import_("sys").attr("path"))
-        if (nb::isinstance<nb::str>(entry)) folders.push_back(nb::cast<std::string>(entry));
+        if (nb::isinstance<nb::str>(entry))
+            if (std::string folder = nb::cast<std::string>(entry); folder.starts_with("/"))
+                folders.push_back(std::move(folder));
     set_cuda_search_path(std::move(folders));
     m.def(
         "cuda_info",
@@ -24,7 +26,21 @@ void bind_cuda(nb::module_& m) {
             result["problem"] = info.problem;
             result["driver"] = info.driver;
             result["nvrtc"] = info.nvrtc;
-            result["devices"] = info.devices;
+            nb::list devices;
+            for (const GpuInfo& gpu : info.devices) {
+                nb::dict entry;
+                entry["device"] = gpu.device;
+                entry["name"] = gpu.name;
+                entry["arch"] = gpu.arch;
+                entry["multiprocessors"] = gpu.multiprocessors;
+                entry["total_bytes"] = gpu.total_bytes;
+                entry["free_bytes"] = gpu.free_bytes;
+                entry["used_bytes"] = gpu.used_bytes;
+                entry["reserved_bytes"] = gpu.reserved_bytes;
+                entry["peak_bytes"] = gpu.peak_bytes;
+                devices.append(entry);
+            }
+            result["devices"] = devices;
             result["cache"] = info.cache;
             result["cache_entries"] = info.cache_entries;
             result["cache_bytes"] = info.cache_bytes;
@@ -37,15 +53,15 @@ void bind_cuda(nb::module_& m) {
           "Removes every compiled kernel on disk; returns how many.");
     m.def(
         "cuda_program",
-        [](const Graph& graph, const std::vector<std::string>& names) {
+        [](const Graph& graph, const std::vector<std::string>& names, int processors) {
             Graph copy = graph;
             const auto passes = select_passes(names);
             run_passes(copy, passes);
             Lowered lowered = lower(copy);
             run_passes(lowered, passes);
-            return cuda_program(lowered.ops);
+            return cuda_program(lowered.ops, processors);
         },
-        nb::arg("graph"), nb::arg("passes"),
+        nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
         "The CUDA C++ program of a graph's kernels; needs no GPU.");
     m.def(
         "cuda_cubin",

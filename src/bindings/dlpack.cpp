@@ -417,8 +417,8 @@ struct Export {
     TensorRef ref;
 };
 
-DLDevice dl_device_of(const TensorRef& ref) {
-    return {ref.device.kind == Device::cpu ? kDLCPU : kDLCUDA, ref.device.index};
+DLDevice dl_device_of(Device device) {
+    return {device.kind == Device::cpu ? kDLCPU : kDLCUDA, device.index};
 }
 
 template <class Managed>
@@ -430,7 +430,7 @@ Managed* make_managed(TensorRef ref, bool copied) {
         delete static_cast<Export<Managed>*>(self->manager_ctx);
     };
     made->managed.dl_tensor = {kept.data,
-                               dl_device_of(kept),
+                               dl_device_of(kept.device),
                                kept.shape.rank(),
                                dl_dtype(kept.dtype),
                                &kept.shape[0],
@@ -516,12 +516,10 @@ int exchange_to_object(DLManagedTensorVersioned* tensor, void** out) {
     });
 }
 
-int exchange_work_stream(DLDeviceType type, int32_t id, void** out) {
-    return guarded([&] {
-        Device device = device_of({type, id}, "DLPack");
-        bool ask = device.kind == Device::cuda && dlpack_hooks.work_stream;
-        *out = ask ? dlpack_hooks.work_stream(device) : nullptr;
-    });
+/// What is handed out this way is complete: any stream may read it.
+int exchange_work_stream(DLDeviceType, int32_t, void** out) {
+    *out = nullptr;
+    return 0;
 }
 
 DLPackExchangeAPI exchange_table = {
@@ -679,38 +677,43 @@ std::optional<intptr_t> producer_stream(nb::handle object, Device device) {
     return reinterpret_cast<intptr_t>(stream);
 }
 
-nb::object export_capsule(const TensorRef& ref, nb::handle stream, nb::handle max_version,
-                          nb::handle dl_device, nb::handle copy) {
-    DLDevice own = dl_device_of(ref);
+ExportRequest export_request(Device own, bool read_only, nb::handle stream, nb::handle max_version,
+                             nb::handle dl_device, nb::handle copy) {
+    const auto number = [](nb::handle object, int i) { return nb::cast<int>(nb::int_(object[i])); };
+    ExportRequest request;
+    request.versioned = !max_version.is_none() && number(max_version, 0) >= int{kDLPackMajor};
+    const DLDevice device = dl_device_of(own);
     if (!dl_device.is_none()) {
-        int type = nb::cast<int>(nb::int_(nb::object(dl_device[0]))),
-            id = nb::cast<int>(nb::int_(nb::object(dl_device[1])));
-        if (type != own.type || id != own.id)
+        const int type = number(dl_device, 0), id = number(dl_device, 1);
+        request.to_host = type == kDLCPU && own.kind != Device::cpu;
+        if (!request.to_host && (type != device.type || id != device.id))
             throw nb::buffer_error(
-                cat("this Array is on ", to_string(ref.device), "; copy it there first").c_str());
+                cat("this Array is on ", to_string(own), "; copy it there first").c_str());
     }
-    bool copied = !copy.is_none() && nb::cast<bool>(copy);
-    bool versioned = !max_version.is_none() && nb::cast<int64_t>(max_version[0]) >= kDLPackMajor;
-    if (ref.device.kind == Device::cpu) {
+    const bool must = !copy.is_none() && nb::cast<bool>(copy);
+    // An older consumer cannot be told that it may not write.
+    request.copied = must || request.to_host || (read_only && !request.versioned);
+    if (request.copied && !must && !copy.is_none())
+        throw nb::buffer_error("copy=False: this Array can only be given as a copy here");
+    if (own.kind == Device::cpu || request.to_host) {
         if (!stream.is_none() && nb::cast<intptr_t>(stream) != -1)
-            throw nb::buffer_error("a CPU Array has no stream; need stream=None");
-    } else {
-        if (copied) throw nb::buffer_error("copy=True is for CPU Arrays; use Array.copy()");
-        intptr_t number = stream.is_none() ? 1 : nb::cast<intptr_t>(stream);
-        if (number == 0 || number < -1)
-            throw nb::value_error("stream: need None, -1, 1, 2 or a stream's address");
-        if (number != -1 && dlpack_hooks.order_stream)
-            dlpack_hooks.order_stream(ref.device, number);
+            throw nb::buffer_error("a CPU tensor has no stream; need stream=None");
+        return request;
     }
-    if (ref.read_only && !versioned && !copied)
-        throw nb::buffer_error("a read-only Array needs DLPack 1.0 (max_version) or copy=True");
-    TensorRef out = copied ? copy_tensor(ref) : ref;
-    return versioned ? make_capsule<DLManagedTensorVersioned, kVersioned>(std::move(out), copied)
-                     : make_capsule<DLManagedTensor, kUnversioned>(std::move(out), copied);
+    request.stream = stream.is_none() ? 1 : nb::cast<intptr_t>(stream);
+    if (request.stream == 0 || request.stream < -1)
+        throw nb::value_error("stream: need None, -1, 1, 2 or a stream's address");
+    return request;
 }
 
-nb::tuple dlpack_device(const TensorRef& ref) {
-    DLDevice device = dl_device_of(ref);
+nb::object export_capsule(TensorRef ref, const ExportRequest& request) {
+    return request.versioned
+               ? make_capsule<DLManagedTensorVersioned, kVersioned>(std::move(ref), request.copied)
+               : make_capsule<DLManagedTensor, kUnversioned>(std::move(ref), request.copied);
+}
+
+nb::tuple dlpack_device(Device own) {
+    const DLDevice device = dl_device_of(own);
     return nb::make_tuple(int{device.type}, device.id);
 }
 

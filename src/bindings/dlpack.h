@@ -92,10 +92,6 @@ struct DLPackHooks {
     bool (*as_tensor_ref)(PyObject* object, TensorRef* out) = nullptr;
     /// A new Array.
     PyObject* (*from_tensor_ref)(TensorRef ref) = nullptr;
-    /// Makes `stream` (1 the legacy default, 2 per thread) wait for our work on `device`.
-    void (*order_stream)(Device device, intptr_t stream) = nullptr;
-    /// The stream our work on `device` is on.
-    void* (*work_stream)(Device device) = nullptr;
     /// Sets the current Python error; BufferError without it.
     void (*set_error)(const Error& error) = nullptr;
 };
@@ -129,12 +125,18 @@ TensorRef numpy_like(nanobind::handle object, DType wanted, const char* where);
 /// can tell.
 std::optional<intptr_t> producer_stream(nanobind::handle object, Device device);
 
-/// The body of `Array.__dlpack__(*, stream=None, max_version=None, dl_device=None, copy=None)`.
-nanobind::object export_capsule(const TensorRef& ref, nanobind::handle stream,
-                                nanobind::handle max_version, nanobind::handle dl_device,
-                                nanobind::handle copy);
-/// The body of `Array.__dlpack_device__()`.
-nanobind::tuple dlpack_device(const TensorRef& ref);
+/// What the arguments of `__dlpack__(*, stream, max_version, dl_device, copy)` ask of a tensor on
+/// `own`; BufferError where they cannot be had.
+struct ExportRequest {
+    intptr_t stream = -1;  // of the consumer, as in ImportOptions
+    bool versioned = false, copied = false, to_host = false;
+};
+ExportRequest export_request(Device own, bool read_only, nanobind::handle stream,
+                             nanobind::handle max_version, nanobind::handle dl_device,
+                             nanobind::handle copy);
+nanobind::object export_capsule(TensorRef ref, const ExportRequest& request);
+/// The value of `__dlpack_device__()`.
+nanobind::tuple dlpack_device(Device own);
 /// The value of `Array.__dlpack_c_exchange_api__`.
 nanobind::object exchange_api_capsule();
 

@@ -81,6 +81,8 @@ NB_MODULE(_core, m) {
           "Use at most `count` threads of the CPU backend; 0 returns to the default.");
     m.def("cpu_isa", &aicf::cpu::cpu_isa,
           "The instruction set the CPU kernels in use were built for.");
+    m.def("cpu_memory", &aicf::cpu::cpu_memory,
+          "Bytes that Steps hold in host memory, and the most they ever held.");
     m.def("num_threads", &aicf::cpu::cpu_threads, "Threads the CPU backend uses.");
     m.def(
         "philox",

@@ -34,12 +34,25 @@ struct Array {
             nb::gil_scoped_release release;
             return step->read(leaf);
         }
+        return fresh([&] { return step->read_output(step->output(output)); });
+    }
+    /// A copy on the step's device, in the order of its work.
+    TensorRef snapshot() const {
+        if (leaf == kNone) return fresh([&] { return step->snapshot(step->output(output)); });
+        nb::gil_scoped_release release;
+        return step->snapshot({"", leaf});
+    }
+
+  private:
+    /// What `read` reads, unless another step has run meanwhile.
+    template <class Read>
+    TensorRef fresh(Read read) const {
         TensorRef copy;
         uint64_t before = 0, after = 0;
         {
             nb::gil_scoped_release release;
             before = step->generation();
-            copy = step->read_output(step->output(output));
+            copy = read();
             after = step->generation();
         }
         if (before != generation || after != generation)
@@ -63,13 +76,43 @@ Array array_of(const TensorRef& tensor) {
     return array;
 }
 
+Device device_of(const Array& array) { return array.step ? array.step->device() : Device{}; }
+
+/// The tensor where it lies, all work on it done: a live leaf, or a copy of an output.
 TensorRef dlpack_ref(const Array& array) {
-    if (array.step && array.leaf != kNone) {
+    if (!array.step || (array.leaf == kNone && device_of(array).kind == Device::cpu))
+        return array.read();
+    if (array.leaf == kNone) {
+        TensorRef copy = array.snapshot();
         nb::gil_scoped_release release;
         array.step->synchronize();
-        return array.step->view(array.leaf);
+        return copy;
     }
-    return array.read();
+    nb::gil_scoped_release release;
+    array.step->synchronize();
+    return array.step->view(array.leaf);
+}
+
+nb::object to_dlpack(const Array& array, const ExportRequest& request) {
+    const bool live = array.step && array.leaf != kNone;
+    if (device_of(array).kind == Device::cpu) {
+        TensorRef ref = dlpack_ref(array);
+        return export_capsule(request.copied && (live || !array.step) ? copy_tensor(ref) : ref,
+                              request);
+    }
+    if (request.to_host) return export_capsule(array.read(), request);
+    TensorRef ref;
+    if (live && !request.copied) {
+        nb::gil_scoped_release release;
+        ref = array.step->view(array.leaf);
+    } else {
+        ref = array.snapshot();
+    }
+    if (request.stream != -1) {
+        nb::gil_scoped_release release;
+        ref.owner = array.step->lend(std::move(ref.owner), request.stream);
+    }
+    return export_capsule(std::move(ref), request);
 }
 
 bool array_hook(PyObject* object, TensorRef* out) {
@@ -80,7 +123,24 @@ bool array_hook(PyObject* object, TensorRef* out) {
 
 PyObject* array_from_hook(TensorRef ref) { return nb::cast(array_of(ref)).release().ptr(); }
 
-void replay(Step& step, int64_t times) {
+/// A stream of any framework, or its number as DLPack counts them; none for None.
+std::optional<intptr_t> stream_of(nb::handle object) {
+    if (object.is_none()) return std::nullopt;
+    nb::object number = nb::borrow(object);
+    if (nb::hasattr(object, "__cuda_stream__"))  // (version, handle)
+        number = nb::object(object.attr("__cuda_stream__")()[1]);
+    else if (nb::hasattr(object, "cuda_stream"))
+        number = object.attr("cuda_stream");
+    else if (nb::hasattr(object, "ptr"))
+        number = object.attr("ptr");
+    intptr_t stream = -1;
+    if (nb::isinstance<nb::bool_>(number) || !nb::try_cast(number, stream) || stream < 0)
+        raise(ErrorKind::graph, "stream: got ", nb::repr(object).c_str(),
+              "; need a CUDA stream of any framework or its handle as an int >= 0");
+    return stream;
+}
+
+void replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
     using clock = std::chrono::steady_clock;
     int64_t chunk = 256;
     do {  // in pieces of some 20 ms, so that Ctrl-C is noticed
@@ -88,7 +148,7 @@ void replay(Step& step, int64_t times) {
         const auto start = clock::now();
         {
             nb::gil_scoped_release release;
-            step.replay(times < 0 ? times : now);
+            step.replay(times < 0 ? times : now, stream);
         }
         times -= now;
         if (clock::now() - start < std::chrono::milliseconds(20)) chunk *= 2;
@@ -96,14 +156,30 @@ void replay(Step& step, int64_t times) {
     } while (times > 0);
 }
 
-std::vector<std::pair<ValueId, TensorRef>> import_inputs(const Step& step,
-                                                         const nb::kwargs& inputs) {
-    std::vector<std::pair<ValueId, TensorRef>> result;
-    result.reserve(inputs.size());
-    for (auto [key, object] : inputs) {
-        const Value& value = step.leaf(nb::borrow<nb::str>(key).c_str());
-        result.emplace_back(value.id,
-                            tensor_or_numbers(object, value.type.dtype, value.name.c_str()));
+TensorRef import_for(const Value& value, nb::handle object) {
+    TensorRef tensor = tensor_or_numbers(object, value.type.dtype, value.name.c_str());
+    if (tensor.device.kind != Device::cpu && !nb::isinstance<Array>(object))
+        tensor.stream = producer_stream(object, tensor.device);
+    return tensor;
+}
+
+/// The inputs of a call, and its stream= where no input has that name.
+struct CallArguments {
+    Step::Inputs inputs;
+    std::optional<intptr_t> stream;
+};
+
+CallArguments import_inputs(const Step& step, const nb::kwargs& given) {
+    CallArguments result;
+    result.inputs.reserve(given.size());
+    for (auto [key, object] : given) {
+        const char* name = nb::borrow<nb::str>(key).c_str();
+        if (std::string_view(name) == "stream" && !step.graph().find(name)) {
+            result.stream = stream_of(object);
+            continue;
+        }
+        const Value& value = step.leaf(name);
+        result.inputs.emplace_back(value.id, import_for(value, object));
     }
     return result;
 }
@@ -176,16 +252,14 @@ void bind_step(nb::module_& m) {
             "__dlpack__",
             [](const Array& a, nb::handle stream, nb::handle max_version, nb::handle dl_device,
                nb::handle copy) {
-                return export_capsule(dlpack_ref(a), stream, max_version, dl_device, copy);
+                const bool read_only = a.step && a.leaf != kNone;
+                return to_dlpack(a, export_request(device_of(a), read_only, stream, max_version,
+                                                   dl_device, copy));
             },
             nb::kw_only(), nb::arg("stream").none() = nb::none(),
             nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
             nb::arg("copy").none() = nb::none())
-        .def("__dlpack_device__", [](const Array& a) {
-            TensorRef ref;
-            if (a.step && a.leaf != kNone) ref.device = a.step->device();
-            return dlpack_device(ref);
-        });
+        .def("__dlpack_device__", [](const Array& a) { return dlpack_device(device_of(a)); });
     array.attr("__dlpack_c_exchange_api__") = exchange_api_capsule();
 
     nb::class_<Outputs>(m, "Outputs", "The outputs of one run, by name.")
@@ -239,34 +313,37 @@ void bind_step(nb::module_& m) {
             "__call__",
             [](nb::handle self, const nb::kwargs& kwargs) {
                 Step& step = *nb::inst_ptr<Step>(self);
-                const auto inputs = import_inputs(step, kwargs);
+                const CallArguments arguments = import_inputs(step, kwargs);
                 {
                     nb::gil_scoped_release release;
-                    step.call(inputs);
+                    step.call(arguments.inputs, arguments.stream);
                 }
                 return outputs_of(self);
             },
             nb::sig("def __call__(self, **inputs: object) -> Outputs"),
-            "Copies the named inputs in, runs one step and returns its outputs.")
+            "Copies the named inputs in, runs one step and returns its outputs. stream= (of any "
+            "framework, or its handle): the step comes after what the stream holds, and what the "
+            "stream gets later comes after the step; nothing waits on the host.")
         .def(
             "replay",
-            [](nb::handle self, nb::handle n) {
+            [](nb::handle self, nb::handle n, nb::handle stream) {
                 int64_t times = 0;
                 if (!nb::try_cast(n, times))
                     raise(ErrorKind::graph, "replay: n is ", nb::repr(n).c_str(),
                           "; need an int in [0, 2**63)");
-                replay(*nb::inst_ptr<Step>(self), times);
+                replay(*nb::inst_ptr<Step>(self), times, stream_of(stream));
                 return outputs_of(self);
             },
-            nb::arg("n") = 1, "Runs the captured step n times on the inputs as they stand.")
+            nb::arg("n") = 1, nb::arg("stream").none() = nb::none(),
+            "Runs the captured step n times on the inputs as they stand. stream: as in a call.")
         .def(
             "run",
             [](nb::handle self, const nb::kwargs& kwargs) {
                 Step& step = *nb::inst_ptr<Step>(self);
-                const auto inputs = import_inputs(step, kwargs);
+                const CallArguments arguments = import_inputs(step, kwargs);
                 {
                     nb::gil_scoped_release release;
-                    step.run(inputs);
+                    step.run(arguments.inputs, arguments.stream);
                 }
                 return outputs_of(self);
             },
@@ -315,7 +392,7 @@ void bind_step(nb::module_& m) {
             "_write",
             [](Step& s, const std::string& name, nb::handle object) {
                 const Value& value = s.leaf(name);
-                const TensorRef tensor = tensor_or_numbers(object, value.type.dtype, name.c_str());
+                const TensorRef tensor = import_for(value, object);
                 nb::gil_scoped_release release;
                 s.write(value.id, tensor);
             },

@@ -44,15 +44,24 @@ class Backend {
     virtual void finish_args(const Kernel& kernel, ArgBlock& args) = 0;
 
     virtual std::shared_ptr<void> allocate(uint64_t bytes) = 0;  // 256-byte aligned; OutOfMemory
+    virtual void clear(void* to, uint64_t bytes) = 0;            // to zero
     virtual void upload(void* to, const void* from, uint64_t bytes) = 0;  // host to device
     virtual void download(void* to, const void* from,
                           uint64_t bytes) = 0;  // device to host, complete on return
     virtual void copy(void* to, const void* from, uint64_t bytes) = 0;  // on the device
-    /// Packs a tensor of any strides, on this device or the host, into C order at `to`.
+    /// Packs a tensor of any strides, on this device or the host, into C order at `to`. Host memory
+    /// may be reused when the call returns, device memory after what is enqueued.
     virtual void gather(void* to, const TensorRef& from) = 0;
     virtual void run(const BoundOp& op) = 0;  // enqueues one op
     virtual std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) = 0;
     virtual void synchronize() = 0;
+    /// Our work from here on comes after what `stream` holds now; and what `stream` gets from here
+    /// on comes after our work. Neither waits on the host. Streams count as DLPack's: 1 is the
+    /// legacy default, 2 the per-thread default.
+    virtual void order_after(intptr_t stream) = 0;
+    virtual void order_before(intptr_t stream) = 0;
+    /// Memory for a reader on `stream`: ready there after our work; given back after the reader's.
+    virtual std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream) = 0;
 };
 
 /// Backends register a maker by device kind; a Step asks for one of its own (its own stream).

@@ -60,9 +60,19 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
     if (options.capture) capture();
 }
 
+/// What is bound belongs to the caller, who may reuse it as soon as it is let go.
+Step::~Step() {
+    const auto bound = [](const auto& cell) { return cell.second->bound; };
+    if (std::none_of(cells_.begin(), cells_.end(), bound)) return;
+    try {
+        synchronize();
+    } catch (const Error&) {  // the device is lost: nothing runs any more
+    }
+}
+
 // ---- memory ------------------------------------------------------------------------------------
 
-std::unique_lock<std::mutex> Step::hold() { return std::unique_lock(machine_->lock); }
+std::unique_lock<std::mutex> Step::hold() const { return std::unique_lock(machine_->lock); }
 
 char* Step::address(ValueId id) const {
     const Place& place = plan_.places[id];
@@ -78,12 +88,11 @@ void Step::allocate(const Options& options) {
     for (int r = 0; r < kRegions; r++)
         if (plan_.region_bytes[r])
             regions_[r] = backend.allocate(static_cast<uint64_t>(plan_.region_bytes[r]));
-    std::vector<char> zeros;
     for (Region region : {Region::grads, Region::moments, Region::state, Region::inputs,
                           Region::outputs, Region::params}) {
         const int r = static_cast<int>(region);
-        zeros.assign(static_cast<size_t>(plan_.region_bytes[r]), 0);
-        if (!zeros.empty()) backend.upload(regions_[r].get(), zeros.data(), zeros.size());
+        if (plan_.region_bytes[r])
+            backend.clear(regions_[r].get(), static_cast<uint64_t>(plan_.region_bytes[r]));
     }
     const auto own = [&](ValueId id) {
         const Place& place = plan_.places[id];
@@ -122,7 +131,9 @@ void Step::fill(const Value& value, uint64_t seed) {
     std::vector<char> bytes(static_cast<size_t>(count * size));
     for (int64_t i = 0; i < count; i++) {
         double number = init.a;
-        const Philox4 words = philox(static_cast<uint64_t>(i), 0, key);
+        Philox4 words{};
+        if (init.kind == Init::uniform || init.kind == Init::normal)
+            words = philox(static_cast<uint64_t>(i), 0, key);
         if (init.kind == Init::uniform) {
             const float low = static_cast<float>(init.a), high = static_cast<float>(init.b);
             number = low + (high - low) * uniform_from(words.word[0]);
@@ -175,51 +186,63 @@ void Step::bind_ops() {
     seen_bindings_ = machine_->bindings;
 }
 
-/// Patches the addresses that a bind(), here or in a sharing Step, has changed since.
+/// Patches the addresses that a bind(), here or in a sharing Step, has changed since. What fails
+/// half-way is taken up again at the next run.
 void Step::follow_bindings() {
     uint64_t now = machine_->bindings;
     for (const auto& other : others_) now += other->bindings;
     if (now == seen_bindings_) return;
-    seen_bindings_ = now;
+    stale_.resize(ops_.size(), 0);
     for (size_t i = 0; i < ops_.size(); i++) {
         ArgBlock& args = *ops_[i].args;
         const LoweredOp& op = plan_.ops[i].op;
-        bool changed = false;
         for (int k = 0; k < args.inputs + args.outputs; k++) {
             const View& view = k < args.inputs ? op.inputs[k] : op.outputs[k - args.inputs];
             void* at = address(view.value) + view.offset * dtype_size(view.dtype);
             auto& operand = const_cast<Operand&>(args.operand(k));
-            changed |= operand.ptr != at;
+            stale_[i] |= operand.ptr != at;
             operand.ptr = at;
         }
-        if (!changed) continue;
+        if (!stale_[i]) continue;
         machine_->backend->finish_args(*ops_[i].kernel, args);
         if (captured_) captured_->rebind(static_cast<int>(i), args);
+        stale_[i] = 0;
     }
+    seen_bindings_ = now;
 }
 
 // ---- running -----------------------------------------------------------------------------------
 
 namespace {
 
-/// Holds the locks of every machine a Step touches, in one order, and drains the other streams.
+/// Holds the locks of every machine a Step touches, in one order; drains the other streams before,
+/// and the Step's own after.
 class Turn {
   public:
     Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
-        : mine_(mine), others_(others) {
+        : mine_(mine), alone_(others.empty()) {
+        if (alone_) {
+            first_ = std::unique_lock(mine.lock);
+            return;
+        }
         std::vector<std::mutex*> locks{&mine.lock};
         for (const auto& other : others) locks.push_back(&other->lock);
         std::sort(locks.begin(), locks.end());
         for (std::mutex* lock : locks) held_.emplace_back(*lock);
         for (const auto& other : others) other->backend->synchronize();
     }
-    ~Turn() noexcept(false) {
-        if (!others_.empty()) mine_.backend->synchronize();
+    ~Turn() {
+        if (alone_) return;
+        try {
+            mine_.backend->synchronize();
+        } catch (const Error&) {  // the next call meets it again
+        }
     }
 
   private:
     Machine& mine_;
-    const std::vector<std::shared_ptr<Machine>>& others_;
+    const bool alone_;
+    std::unique_lock<std::mutex> first_;
     std::vector<std::unique_lock<std::mutex>> held_;
 };
 
@@ -239,17 +262,40 @@ void Step::replay_locked(int64_t times) {
     generation_ += static_cast<uint64_t>(times);
 }
 
-void Step::run(const std::vector<std::pair<ValueId, TensorRef>>& inputs) {
-    check_inputs(inputs);
-    Turn turn(*machine_, others_);
-    for (const auto& [id, tensor] : inputs) machine_->backend->gather(address(id), tensor);
-    run_locked();
+/// Copies inputs in. The caller may overwrite or free a device tensor when this returns: the stream
+/// its framework works on waits for the copy. Where nobody names that stream, the caller's `stream`
+/// will wait for the step, and without one the host waits.
+void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
+    Backend& backend = *machine_->backend;
+    std::vector<intptr_t> streams;
+    bool unknown = false;
+    for (const auto& [id, tensor] : inputs) {
+        backend.gather(address(id), tensor);
+        if (tensor.device.kind == Device::cpu) continue;
+        unknown |= !tensor.stream && !stream;
+        if (tensor.stream && tensor.stream != stream &&
+            std::find(streams.begin(), streams.end(), *tensor.stream) == streams.end())
+            streams.push_back(*tensor.stream);
+    }
+    if (unknown) return backend.synchronize();
+    for (intptr_t other : streams) backend.order_before(other);
 }
 
-void Step::replay(int64_t times) {
+void Step::run(const Inputs& inputs, std::optional<intptr_t> stream) {
+    check_inputs(inputs);
+    Turn turn(*machine_, others_);
+    if (stream) machine_->backend->order_after(*stream);
+    gather(inputs, stream);
+    run_locked();
+    if (stream) machine_->backend->order_before(*stream);
+}
+
+void Step::replay(int64_t times, std::optional<intptr_t> stream) {
     if (times < 0) raise(ErrorKind::graph, "replay: n is ", times, "; need n >= 0");
     Turn turn(*machine_, others_);
+    if (stream) machine_->backend->order_after(*stream);
     if (times) replay_locked(times);
+    if (stream) machine_->backend->order_before(*stream);
 }
 
 void Step::capture() {
@@ -265,17 +311,18 @@ void Step::reset() {
 }
 
 void Step::synchronize() {
-    const auto lock = hold();
+    Turn turn(*machine_, others_);
     machine_->backend->synchronize();
 }
 
 std::vector<Captured::Launch> Step::trace() const {
+    const auto lock = hold();
     if (!captured_)
         raise(ErrorKind::capture, "trace: the step is not captured; call capture() first");
     return captured_->trace();
 }
 
-void Step::check_inputs(const std::vector<std::pair<ValueId, TensorRef>>& inputs) const {
+void Step::check_inputs(const Inputs& inputs) const {
     for (const auto& [id, tensor] : inputs) {
         const Value& value = plan_.values[id];
         if (value.role != Role::input)
@@ -288,7 +335,7 @@ void Step::check_inputs(const std::vector<std::pair<ValueId, TensorRef>>& inputs
     }
 }
 
-void Step::call(const std::vector<std::pair<ValueId, TensorRef>>& inputs) {
+void Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
     check_inputs(inputs);
     for (ValueId id : needed_inputs_) {
         const auto given = [id = id](const auto& pair) { return pair.first == id; };
@@ -298,11 +345,13 @@ void Step::call(const std::vector<std::pair<ValueId, TensorRef>>& inputs) {
                   " is missing; give it, bind it, or use replay() to run on what stands there");
     }
     Turn turn(*machine_, others_);
-    for (const auto& [id, tensor] : inputs) machine_->backend->gather(address(id), tensor);
+    if (stream) machine_->backend->order_after(*stream);
+    gather(inputs, stream);
     if (captured_)
         replay_locked(1);
     else
         run_locked();
+    if (stream) machine_->backend->order_before(*stream);
 }
 
 // ---- values ------------------------------------------------------------------------------------
@@ -347,7 +396,7 @@ void Step::check_fits(const Value& value, const TensorRef& tensor, const char* v
 void Step::write(ValueId id, const TensorRef& from) {
     check_fits(plan_.values[id], from, "set");
     Turn turn(*machine_, others_);
-    if (char* to = address(id)) machine_->backend->gather(to, from);
+    if (address(id)) gather({{id, from}}, {});
 }
 
 void Step::bind(ValueId id, const TensorRef& to) {
@@ -382,6 +431,7 @@ void Step::bind(ValueId id, const TensorRef& to) {
     cell.bound = true;
     cell.read_only = to.read_only;
     machine_->bindings++;
+    for (const auto& other : others_) other->bindings++;  // whose Steps hold the same cells
 }
 
 TensorRef Step::view(ValueId id) const {
@@ -409,6 +459,37 @@ TensorRef Step::read_locked(ValueId id) {
     ref.device = {};
     ref.read_only = false;
     return ref;
+}
+
+/// Copies a value, or rows of it, into fresh device memory.
+TensorRef Step::snapshot(const Lowered::Output& output) {
+    Turn turn(*machine_, others_);
+    Backend& backend = *machine_->backend;
+    TensorRef now = view(output.value);
+    std::vector<int64_t> rows = {0};  // of the ring, oldest first
+    if (output.keep > 1) {
+        const TensorRef position = read_locked(output.position);
+        const int64_t done = *static_cast<const int64_t*>(position.data), keep = output.keep,
+                      count = std::min(done, keep);
+        rows.clear();
+        for (int64_t i = 0; i < count; i++) rows.push_back((done - count + i) % keep);
+        now.shape[0] = count;
+    }
+    const int64_t bytes = element_count(now.shape) * dtype_size(now.dtype);
+    const auto part = static_cast<uint64_t>(rows.empty() ? 0 : bytes / std::ssize(rows));
+    const char* from = static_cast<const char*>(now.data);
+    now.owner = backend.allocate(static_cast<uint64_t>(std::max<int64_t>(bytes, 1)));
+    now.data = now.owner.get();
+    now.read_only = false;
+    for (size_t i = 0; part && i < rows.size(); i++)
+        backend.copy(static_cast<char*>(now.data) + i * part,
+                     from + static_cast<uint64_t>(rows[i]) * part, part);
+    return now;
+}
+
+std::shared_ptr<void> Step::lend(std::shared_ptr<void> memory, intptr_t stream) {
+    Turn turn(*machine_, others_);
+    return machine_->backend->lend(std::move(memory), stream);
 }
 
 TensorRef Step::read(ValueId id) {

@@ -35,8 +35,13 @@ class Step {
         std::vector<std::string> passes;
     };
     Step(const Graph& graph, const Options& options);
+    ~Step();
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+    using Inputs = std::vector<std::pair<ValueId, TensorRef>>;
 
-    void replay(int64_t times);  // the captured form
+    /// Runs the captured form. `stream`: what it holds comes before, what it gets later after.
+    void replay(int64_t times, std::optional<intptr_t> stream = {});
     void capture();
     void reset();  // drops the captured form
     bool captured() const { return captured_ != nullptr; }
@@ -54,9 +59,9 @@ class Step {
     void write(ValueId id, const TensorRef& from);
     /// Copies the given inputs in, then runs one step under one lock. Every input that an op reads
     /// and that is not bound must be there.
-    void call(const std::vector<std::pair<ValueId, TensorRef>>& inputs);
+    void call(const Inputs& inputs, std::optional<intptr_t> stream = {});
     /// The same op by op; inputs that are missing stay as they stand.
-    void run(const std::vector<std::pair<ValueId, TensorRef>>& inputs);
+    void run(const Inputs& inputs, std::optional<intptr_t> stream = {});
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
     void bind(ValueId id, const TensorRef& to);
     ValueId bindable(std::string_view name) const;
@@ -65,16 +70,21 @@ class Step {
     /// A copy in host memory, C order. Of a ring: the last steps, oldest first.
     TensorRef read(ValueId id);
     TensorRef read_output(const Lowered::Output& output);
+    /// A copy on the device, made in the order of the step's work; of a ring as above.
+    TensorRef snapshot(const Lowered::Output& output);
+    /// See Backend.
+    std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream);
 
   private:
-    std::unique_lock<std::mutex> hold();
+    std::unique_lock<std::mutex> hold() const;
     char* address(ValueId id) const;
     void allocate(const Options& options);
     void fill(const Value& value, uint64_t seed);
     void bind_ops();
     void follow_bindings();
     void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
-    void check_inputs(const std::vector<std::pair<ValueId, TensorRef>>& inputs) const;
+    void check_inputs(const Inputs& inputs) const;
+    void gather(const Inputs& inputs, std::optional<intptr_t> stream);
     TensorRef read_locked(ValueId id);
     void run_locked();
     void replay_locked(int64_t times);
@@ -90,6 +100,7 @@ class Step {
     std::vector<BoundOp> ops_;
     std::unique_ptr<Captured> captured_;
     uint64_t seen_bindings_ = 0;
+    std::vector<char> stale_;  // by op: its block is not yet bound again
     std::atomic<uint64_t> generation_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,6 +69,8 @@ struct TensorRef {
     Device device;
     bool read_only = false;
     std::shared_ptr<void> owner;  // keeps `data` alive
+    /// The device stream that the tensor's framework works on now; empty where nobody can tell.
+    std::optional<intptr_t> stream = {};
 };
 
 float half_to_float(uint16_t bits);

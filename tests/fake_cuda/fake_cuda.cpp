@@ -1,7 +1,9 @@
 // A driver for tests that has no GPU: exports the cu* symbols that aicf loads, under the name
 // libcuda.so.1. Device memory is host memory, kernels do nothing. It checks what a real driver
-// would only crash on: liveness of every pointer, edges, contexts. FAKE_CUDA_FAIL=k makes the k-th
-// call that can fail return out of memory; at exit a line says what was never given back.
+// would only crash on: liveness of every byte a kernel may touch, an edge for every data hazard of
+// a graph, contexts. FAKE_CUDA_FAIL=k makes the k-th call that can fail return FAKE_CUDA_CODE (out
+// of memory), FAKE_CUDA_CALL=name the first call of that name; at exit a line says what was never
+// given back.
 #include <cuda.h>
 
 #include <cstdio>
@@ -41,10 +43,16 @@ int number(const char* name, int otherwise) {
     std::abort();
 }
 
-/// True when this call is the one that shall fail.
-bool fails() {
+/// True when this call is the one that shall fail; after an error that loses the device, always.
+bool fails(const char* name) {
     static const int k = number("FAKE_CUDA_FAIL", 0);
-    return ++calls == k;
+    static const char* wanted = std::getenv("FAKE_CUDA_CALL");
+    static bool failed = false;
+    calls++;
+    const bool lost = failed && number("FAKE_CUDA_CODE", 2) == CUDA_ERROR_ILLEGAL_ADDRESS;
+    const bool now = calls == k || (wanted && !failed && std::strcmp(wanted, name) == 0);
+    failed |= now;
+    return now || lost;
 }
 
 struct Report {
@@ -65,34 +73,88 @@ bool alive(uintptr_t at, size_t bytes) {
     return at + bytes <= block->first + block->second;
 }
 
-/// Every operand of an argument block lies in living device memory.
-void check_block(const char* block) {
-    uint16_t counts[2];
-    std::memcpy(counts, block + 4, 4);
-    for (int i = 0; i < counts[0] + counts[1]; i++) {
-        uint32_t at;
-        std::memcpy(&at, block + 32 + 4 * i, 4);
-        uintptr_t pointer;
-        int32_t rank;
-        std::memcpy(&pointer, block + at, 8);
-        std::memcpy(&rank, block + at + 12, 4);
-        int64_t count = 1;
+struct Span {
+    uintptr_t begin, end;
+    bool write;
+};
+
+template <class T>
+T read(const char* at) {
+    T value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+}
+
+/// The bytes that a kernel with this argument block may touch: operands (inputs first) and
+/// workspace.
+std::vector<Span> spans_of(const char* block) {
+    constexpr int64_t sizes[] = {4, 8, 2, 2, 4, 8, 1, 1};
+    std::vector<Span> spans;
+    const int inputs = read<uint16_t>(block + 4), outputs = read<uint16_t>(block + 6);
+    const auto workspace = read<uintptr_t>(block + 16);
+    if (const auto bytes = read<uint64_t>(block + 24))
+        spans.push_back({workspace, workspace + bytes, true});
+    for (int i = 0; i < inputs + outputs; i++) {
+        const char* operand = block + read<uint32_t>(block + 32 + 4 * i);
+        const auto pointer = read<uintptr_t>(operand);
+        const int64_t size = sizes[read<int32_t>(operand + 8)];
+        const int rank = read<int32_t>(operand + 12);
+        int64_t low = 0, high = 0;
+        bool empty = false;
         for (int d = 0; d < rank; d++) {
-            int64_t size;
-            std::memcpy(&size, block + at + 16 + 8 * d, 8);
-            count *= size;
+            const auto extent = read<int64_t>(operand + 16 + 8 * d);
+            const auto stride = read<int64_t>(operand + 16 + 8 * (rank + d));
+            empty |= extent == 0;
+            (stride < 0 ? low : high) += stride * (extent - 1);
         }
-        if (count > 0 && !alive(pointer, 1))
-            broken("a kernel receives a pointer that is not alive");
+        if (!empty)
+            spans.push_back({pointer + static_cast<uintptr_t>(low * size),
+                             pointer + static_cast<uintptr_t>((high + 1) * size), i >= inputs});
+    }
+    return spans;
+}
+
+void check_block(const char* block) {
+    for (const Span& span : spans_of(block))
+        if (!alive(span.begin, span.end - span.begin))
+            broken("a kernel may touch memory that is not alive");
+}
+
+bool conflict(const Span& a, const Span& b) {
+    return (a.write || b.write) && a.begin < b.end && b.begin < a.end;
+}
+
+/// Two nodes that touch the same bytes, one of them writing, are joined by a path of edges.
+void check_hazards(const Graph& graph) {
+    const size_t count = graph.nodes.size();
+    std::vector<std::vector<bool>> after(count, std::vector<bool>(count));
+    std::map<CUgraphNode, size_t> place;
+    std::vector<std::vector<Span>> spans(count);
+    for (size_t i = 0; i < count; i++) {
+        const Node& node = *reinterpret_cast<Node*>(graph.nodes[i]);
+        place[graph.nodes[i]] = i;
+        for (CUgraphNode wait : node.waits) {
+            const size_t w = place.at(wait);
+            after[i][w] = true;
+            for (size_t k = 0; k < w; k++) after[i][k] = after[i][k] || after[w][k];
+        }
+        if (!node.block.empty()) spans[i] = spans_of(node.block.data());
+        for (size_t k = 0; k < i; k++) {
+            if (after[i][k]) continue;
+            for (const Span& a : spans[i])
+                for (const Span& b : spans[k])
+                    if (conflict(a, b)) broken("two nodes share memory without an edge");
+        }
     }
 }
 
 }  // namespace
 
 #define LOCK std::lock_guard<std::recursive_mutex> guard(lock)
-#define MAY_FAIL \
-    LOCK;        \
-    if (fails()) return CUDA_ERROR_OUT_OF_MEMORY
+#define MAY_FAIL         \
+    LOCK;                \
+    if (fails(__func__)) \
+    return static_cast<CUresult>(number("FAKE_CUDA_CODE", CUDA_ERROR_OUT_OF_MEMORY))
 #define NEED_CONTEXT \
     if (contexts <= 0) broken("a call without a current context")
 
@@ -230,7 +292,16 @@ CUresult cuStreamSynchronize(CUstream stream) {
     if (!streams.count(stream)) broken("a dead stream synchronised");
     return CUDA_SUCCESS;
 }
-CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) { return CUDA_SUCCESS; }
+CUresult cuStreamWaitEvent(CUstream, CUevent event, unsigned) {
+    MAY_FAIL;
+    if (!events.count(event)) broken("a dead event waited for");
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxSynchronize() {
+    MAY_FAIL;
+    NEED_CONTEXT;
+    return CUDA_SUCCESS;
+}
 CUresult cuEventCreate(CUevent* event, unsigned) {
     MAY_FAIL;
     *event = reinterpret_cast<CUevent>(new char);
@@ -243,8 +314,9 @@ CUresult cuEventDestroy_v2(CUevent event) {
     delete reinterpret_cast<char*>(event);
     return CUDA_SUCCESS;
 }
-CUresult cuEventRecord(CUevent, CUstream) {
+CUresult cuEventRecord(CUevent event, CUstream) {
     MAY_FAIL;
+    if (!events.count(event)) broken("a dead event recorded");
     return CUDA_SUCCESS;
 }
 CUresult cuEventSynchronize(CUevent) {
@@ -355,6 +427,7 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long) {
     MAY_FAIL;
     if (!graphs.count(graph)) broken("a dead graph instantiated");
+    check_hazards(*reinterpret_cast<Graph*>(graph));
     auto* copy = new std::map<CUgraphNode, Node>;
     for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes)
         (*copy)[node] = *reinterpret_cast<Node*>(node);

@@ -2,6 +2,7 @@
 #include "kernels/cpu/backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -157,6 +158,8 @@ std::string describe(const LoweredOp& op) {
     return text;
 }
 
+std::atomic<uint64_t> held = 0, most_held = 0;  // bytes
+
 class CpuBackend : public Backend {
   public:
     Device device() const override { return {}; }
@@ -212,9 +215,15 @@ class CpuBackend : public Backend {
         if (!memory)
             raise(ErrorKind::out_of_memory, "cpu: cannot allocate ", bytes,
                   " bytes; need a smaller plan");
-        return {memory, [](void* p) { ::operator delete(p, std::align_val_t{kArenaAlign}); }};
+        const uint64_t now = held += bytes;
+        for (uint64_t seen = most_held; seen < now && !most_held.compare_exchange_weak(seen, now););
+        return {memory, [bytes](void* p) {
+                    ::operator delete(p, std::align_val_t{kArenaAlign});
+                    held -= bytes;
+                }};
     }
 
+    void clear(void* to, uint64_t bytes) override { std::memset(to, 0, bytes); }
     void upload(void* to, const void* from, uint64_t bytes) override { copy(to, from, bytes); }
     void download(void* to, const void* from, uint64_t bytes) override { copy(to, from, bytes); }
     void copy(void* to, const void* from, uint64_t bytes) override {
@@ -238,6 +247,14 @@ class CpuBackend : public Backend {
     }
 
     void synchronize() override {}
+    void order_after(intptr_t) override { no_streams(); }
+    void order_before(intptr_t) override { no_streams(); }
+    std::shared_ptr<void> lend(std::shared_ptr<void>, intptr_t) override { no_streams(); }
+
+  private:
+    [[noreturn]] static void no_streams() {
+        raise(ErrorKind::graph, "step: got stream=, the step is on cpu; need none");
+    }
 };
 
 }  // namespace
@@ -252,6 +269,7 @@ void register_cpu_backend() {
     });
 }
 
+std::pair<uint64_t, uint64_t> cpu_memory() { return {held, most_held}; }
 const char* cpu_isa() { return chosen().name; }
 
 std::vector<std::pair<std::string, DType>> cpu_kernels() {

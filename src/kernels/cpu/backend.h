@@ -17,6 +17,8 @@ int cpu_threads();
 void set_cpu_threads(int count);
 
 /// Instruction set in use: "baseline", "avx2" or "avx512".
+/// Bytes that Steps hold now, and the most they ever held.
+std::pair<uint64_t, uint64_t> cpu_memory();
 const char* cpu_isa();
 /// Every (lowered op, dtype of its first value operand) that has a kernel.
 std::vector<std::pair<std::string, DType>> cpu_kernels();

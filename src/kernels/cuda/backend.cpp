@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/graph.h"
@@ -38,7 +39,7 @@ std::vector<char> packed(const TensorRef& from) {
 class CudaBackend : public Backend {
   public:
     explicit CudaBackend(Device device) : gpu_(gpu(device.index)), cache_(kernel_cache(gpu_)) {
-        const NvrtcInfo& nvrtc = nvrtc_info(driver().version / 1000);
+        const NvrtcInfo& nvrtc = nvrtc_info();
         if (nvrtc.path.empty())
             raise(ErrorKind::device_unavailable, to_string(device), ": ", nvrtc.problem);
         stream_ = std::make_shared<Stream>(gpu_);
@@ -62,13 +63,17 @@ class CudaBackend : public Backend {
             kernel->counters = stream_->allocate(bytes);
             stream_->clear(kernel->counters.get(), bytes);
         }
-        kernel->loaded = cache_.request(text);
+        chosen_.push_back(cache_.request(text));
+        kernel->loaded = chosen_.back();
         return kernel;
     }
 
     void finish_args(const Kernel& base, ArgBlock& args) override {
-        cache_.compile_pending();
+        // The first block of a step is finished when all its kernels are chosen.
+        if (!chosen_.empty()) cache_.load(std::exchange(chosen_, {}));
         const auto& kernel = static_cast<const CudaKernel&>(base);
+        if (kernel.loaded && !kernel.loaded->function)  // an earlier load failed
+            cache_.load({std::const_pointer_cast<LoadedKernel>(kernel.loaded)});
         check(args.bytes == kernel.block_bytes,
               "cuda: an argument block is not laid out as its kernel was generated for");
         void* counters = kernel.counters.get();
@@ -76,6 +81,7 @@ class CudaBackend : public Backend {
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override { return stream_->allocate(bytes); }
+    void clear(void* to, uint64_t bytes) override { stream_->clear(to, bytes); }
     void upload(void* to, const void* from, uint64_t bytes) override {
         stream_->upload(to, from, bytes);
     }
@@ -86,6 +92,19 @@ class CudaBackend : public Backend {
         stream_->copy(to, from, bytes);
     }
     void synchronize() override { stream_->synchronize(); }
+    void order_after(intptr_t stream) override { stream_->order_after(stream); }
+    void order_before(intptr_t stream) override { stream_->order_before(stream); }
+    std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream) override {
+        stream_->order_before(stream);
+        void* at = memory.get();
+        return {at, [held = std::move(memory), ours = stream_, stream](void*) mutable {
+                    try {
+                        ours->settle(stream);
+                    } catch (const Error&) {  // the device is lost: nothing reads any more
+                    }
+                    held.reset();
+                }};
+    }
 
     void gather(void* to, const TensorRef& from) override {
         const auto bytes =
@@ -101,16 +120,8 @@ class CudaBackend : public Backend {
         if (whole) {
             stream_->copy(to, from.data, bytes);
         } else {
-            const LoweredOp op = copy_op(from.dtype, from.shape, from.strides);
-            BoundOp bound;
-            bound.kernel = select(op);
-            bound.op = "copy";
-            bound.args = pack_args(op, *bound.kernel, {from.data, to}, nullptr);
-            finish_args(*bound.kernel, *bound.args);
-            run(bound);
+            run(packer(to, from));
         }
-        // The caller may overwrite the tensor at once, on a stream that is not known here.
-        stream_->synchronize();
     }
 
     void run(const BoundOp& op) override {
@@ -130,9 +141,35 @@ class CudaBackend : public Backend {
     }
 
   private:
+    /// The copy of a strided device tensor into C order at `to`.
+    const BoundOp& packer(void* to, const TensorRef& from) {
+        for (BoundOp& known : packers_) {
+            const Operand& x = known.args->in(0);
+            if (x.dtype != static_cast<int>(from.dtype) || x.rank != from.shape.rank() ||
+                !std::equal(from.shape.begin(), from.shape.end(), x.shape()) ||
+                !std::equal(from.strides.begin(), from.strides.end(), x.strides()))
+                continue;
+            const_cast<Operand&>(known.args->in(0)).ptr = from.data;
+            const_cast<Operand&>(known.args->out(0)).ptr = to;
+            return known;
+        }
+        const LoweredOp op = copy_op(from.dtype, from.shape, from.strides);
+        BoundOp bound;
+        bound.kernel = select(op);
+        bound.op = "copy";
+        bound.args = pack_args(op, *bound.kernel, {from.data, to}, nullptr);
+        finish_args(*bound.kernel, *bound.args);
+        constexpr size_t kMost = 16;
+        if (packers_.size() == kMost) packers_.erase(packers_.begin());
+        packers_.push_back(std::move(bound));
+        return packers_.back();
+    }
+
     Gpu& gpu_;
     KernelCache& cache_;
     std::shared_ptr<Stream> stream_;
+    std::vector<std::shared_ptr<LoadedKernel>> chosen_;  // and perhaps not yet loaded
+    std::vector<BoundOp> packers_;  // of strided inputs, one for each layout met
 };
 
 }  // namespace
@@ -152,24 +189,23 @@ void set_cuda_search_path(std::vector<std::string> folders) {
 CudaInfo cuda_info() {
     CudaInfo info;
     info.problem = cuda::driver_problem();
-    int driver_major = 0;
     if (info.problem.empty()) {
         try {
             const int version = cuda::driver().version;
-            driver_major = version / 1000;
-            info.driver = cat("CUDA ", driver_major, ".", version % 1000 / 10);
+            info.driver = cat("CUDA ", version / 1000, ".", version % 1000 / 10);
             const int count = cuda::gpu_count();
             for (int i = 0; i < count; i++) {
                 const cuda::Gpu& gpu = cuda::gpu(i);
-                info.devices.push_back(cat(to_string(gpu.device), " ", gpu.name, ", ", gpu.arch(),
-                                           ", ", gpu.processors, " multiprocessors"));
+                const cuda::PoolUse use = cuda::pool_use(gpu);
+                info.devices.push_back({to_string(gpu.device), gpu.name, gpu.arch(), gpu.processors,
+                                        use.total, use.free, use.used, use.reserved, use.peak});
             }
             if (count == 0) info.problem = "the NVIDIA driver shows no device; need one";
         } catch (const Error& error) {
             info.problem = error.what();
         }
     }
-    const cuda::NvrtcInfo& nvrtc = cuda::nvrtc_info(driver_major);
+    const cuda::NvrtcInfo& nvrtc = cuda::nvrtc_info();
     if (!nvrtc.path.empty())
         info.nvrtc = cat(nvrtc.major, ".", nvrtc.minor, " at ", nvrtc.path);
     else if (info.problem.empty())
@@ -187,7 +223,7 @@ std::string cuda_problem() {
     try {
         if (cuda::gpu_count() == 0) return "the NVIDIA driver shows no device; need one";
         cuda::gpu(0);
-        return cuda::nvrtc_info(cuda::driver().version / 1000).problem;
+        return cuda::nvrtc_info().problem;
     } catch (const Error& error) {
         return error.what();
     }
@@ -195,11 +231,10 @@ std::string cuda_problem() {
 
 uint64_t clear_cuda_cache() { return cuda::clear_disk_cache(); }
 
-std::string cuda_program(const std::vector<LoweredOp>& ops) {
-    constexpr int kProcessors = 132;
+std::string cuda_program(const std::vector<LoweredOp>& ops, int processors) {
     std::vector<std::shared_ptr<cuda::LoadedKernel>> kernels;
     for (const LoweredOp& op : ops) {
-        const cuda::KernelText text = cuda::kernel_text(op, kProcessors);
+        const cuda::KernelText text = cuda::kernel_text(op, processors);
         if (text.blocks) kernels.push_back(cuda::loaded_kernel(text));
     }
     return cuda::program_text(kernels);

@@ -13,11 +13,18 @@ void register_cuda_backend();
 /// Python's sys.path, where wheels may have brought NVRTC.
 void set_cuda_search_path(std::vector<std::string> folders);
 
+struct GpuInfo {
+    std::string device, name, arch;  // "cuda:0", "NVIDIA H200", "sm_90a"
+    int multiprocessors = 0;
+    uint64_t total_bytes = 0, free_bytes = 0;                     // of the device
+    uint64_t used_bytes = 0, reserved_bytes = 0, peak_bytes = 0;  // of its memory pool
+};
+
 struct CudaInfo {
-    std::string problem;               // why no device can be used; "" if one can
-    std::string driver, nvrtc;         // what was found
-    std::vector<std::string> devices;  // "cuda:0 NVIDIA H200, sm_90a"
-    std::string cache;                 // folder of compiled kernels
+    std::string problem;        // why no device can be used; "" if one can
+    std::string driver, nvrtc;  // what was found
+    std::vector<GpuInfo> devices;
+    std::string cache;  // folder of compiled kernels
     uint64_t cache_entries = 0, cache_bytes = 0;
 };
 CudaInfo cuda_info();
@@ -26,7 +33,8 @@ std::string cuda_problem();
 uint64_t clear_cuda_cache();
 
 /// The CUDA C++ program of a graph's kernels, and the cubin of a program: neither needs a GPU.
-std::string cuda_program(const std::vector<LoweredOp>& ops);
+/// `processors`: multiprocessors of the device it is for.
+std::string cuda_program(const std::vector<LoweredOp>& ops, int processors);
 std::string cuda_cubin(const std::string& program, const std::string& arch);
 
 }  // namespace aicf

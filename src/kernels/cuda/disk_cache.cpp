@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ constexpr char kMagic[8] = {'A', 'I', 'C', 'F', 'C', 'U', 'B', '\n'};
 constexpr uint32_t kFormat = 1;
 constexpr uint64_t kMostBytes = 512ull << 20;  // of the folder
 constexpr uint64_t kLargestEntry = 256ull << 20;
-constexpr const char* kSuffix = ".cubin";
+constexpr const char *kSuffix = ".cubin", *kTemporary = ".writing.";
+constexpr int64_t kAbandonedSeconds = 3600;  // a temporary this old has no writer any more
 
 // ---- SHA-256 (FIPS 180-4) ----------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ struct Entry {
     uint64_t bytes;
     timespec used;
 };
-std::vector<Entry> entries_of(int folder) {
+std::vector<Entry> entries_of(int folder, bool temporary = false) {
     std::vector<Entry> entries;
     const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR* dir = again >= 0 ? fdopendir(again) : nullptr;
@@ -175,7 +177,7 @@ std::vector<Entry> entries_of(int folder) {
     while (const dirent* entry = readdir(dir)) {
         const std::string name = entry->d_name;
         struct stat status = {};
-        if (name.find(kSuffix) == std::string::npos) continue;
+        if (temporary ? !name.starts_with(kTemporary) : !name.ends_with(kSuffix)) continue;
         if (fstatat(folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
             !S_ISREG(status.st_mode))
             continue;
@@ -189,7 +191,11 @@ std::vector<Entry> entries_of(int folder) {
     return entries;
 }
 
+/// Keeps the folder below its size, and removes what killed writers left.
 void evict(int folder) {
+    for (const Entry& entry : entries_of(folder, true))
+        if (time(nullptr) - entry.used.tv_sec > kAbandonedSeconds)
+            unlinkat(folder, entry.name.c_str(), 0);
     std::vector<Entry> entries = entries_of(folder);
     uint64_t sum = 0;
     for (const Entry& entry : entries) sum += entry.bytes;
@@ -259,8 +265,11 @@ void store_cached(const std::string& key, const std::string& payload) {
     const File folder(open_folder(problem));
     if (folder.fd < 0) return warn_once(problem);
     static std::atomic<unsigned> counter = 0;
+    timespec now = {};
+    clock_gettime(CLOCK_REALTIME, &now);  // a process id alone comes back after a restart
     const std::string name = sha256(key) + kSuffix;
-    const std::string temporary = cat(name, ".", getpid(), ".", counter++);
+    const std::string temporary =
+        cat(kTemporary, getpid(), ".", now.tv_sec, ".", now.tv_nsec, ".", counter++);
     bool done = false;
     {
         const File file(openat(folder.fd, temporary.c_str(),
@@ -269,9 +278,9 @@ void store_cached(const std::string& key, const std::string& payload) {
             const std::string bytes = entry_bytes(key, payload);
             done = write_all(file.fd, bytes.data(), bytes.size());
         }
+        done = done && renameat(folder.fd, temporary.c_str(), folder.fd, name.c_str()) == 0;
         if (!done) warn_once(cat(wanted_folder(), " cannot be written: ", std::strerror(errno)));
     }
-    if (done) done = renameat(folder.fd, temporary.c_str(), folder.fd, name.c_str()) == 0;
     if (!done) unlinkat(folder.fd, temporary.c_str(), 0);
     evict(folder.fd);
 }

@@ -82,7 +82,6 @@ bool is_sticky(CUresult result) {
         case CUDA_ERROR_ECC_UNCORRECTABLE:
         case CUDA_ERROR_NVLINK_UNCORRECTABLE:
         case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-        case CUDA_ERROR_DEVICE_UNAVAILABLE:
         case CUDA_ERROR_EXTERNAL_DEVICE:
             return true;
         default:
@@ -115,6 +114,8 @@ const Driver& driver() {
     return loaded.table;
 }
 
+int driver_version() { return loaded_once().ready ? loaded_once().table.version : 0; }
+
 std::string driver_problem() { return loaded_once().problem; }
 
 void raise_driver_error(CUresult result, const char* call) {
@@ -126,7 +127,8 @@ void raise_driver_error(CUresult result, const char* call) {
     }
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         raise(ErrorKind::out_of_memory, "cuda: ", call, " found no memory; need a smaller step");
-    if (result == CUDA_ERROR_NO_DEVICE || result == CUDA_ERROR_INVALID_DEVICE)
+    if (result == CUDA_ERROR_NO_DEVICE || result == CUDA_ERROR_INVALID_DEVICE ||
+        result == CUDA_ERROR_DEVICE_UNAVAILABLE)
         raise(ErrorKind::device_unavailable, "cuda: ", call, " met ", error_text(result),
               "; need a device");
     raise(ErrorKind::internal, "cuda: ", call, " met ", error_text(result));
@@ -178,6 +180,25 @@ Gpu& gpu(int index) {
     AICF_CU(cu, cuDevicePrimaryCtxRetain, &made->context, made->handle);
     all[index] = std::move(made);
     return *all[index];
+}
+
+PoolUse pool_use(const Gpu& gpu) {
+    const Driver& cu = driver();
+    const Scope scope(gpu);
+    size_t free = 0, total = 0;
+    AICF_CU(cu, cuMemGetInfo, &free, &total);
+    PoolUse use;
+    use.free = free;
+    use.total = total;
+    const auto attribute = [&](CUmemPool_attribute which) {
+        cuuint64_t value = 0;
+        AICF_CU(cu, cuMemPoolGetAttribute, gpu.pool, which, &value);
+        return static_cast<uint64_t>(value);
+    };
+    use.used = attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+    use.reserved = attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+    use.peak = attribute(CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+    return use;
 }
 
 Scope::Scope(const Gpu& target) : driver_(driver()) {

@@ -22,6 +22,7 @@ namespace aicf::cuda {
     X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                \
     X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                             \
     X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                               \
+    X(cuCtxSynchronize, cuCtxSynchronize)                                \
     X(cuGetErrorName, cuGetErrorName)                                    \
     X(cuGetErrorString, cuGetErrorString)                                \
     X(cuMemGetInfo, cuMemGetInfo_v2)                                     \
@@ -72,6 +73,8 @@ struct Driver {
 /// Loads and initialises the driver at the first call; DeviceUnavailable naming what was found and
 /// what is needed, DeviceLost once a device has failed.
 const Driver& driver();
+/// 13000 for CUDA 13.0; 0 where there is no usable driver.
+int driver_version();
 /// "" where driver() would succeed, otherwise why it would not.
 std::string driver_problem();
 
@@ -92,6 +95,11 @@ struct Gpu {
     int compute_major = 0, compute_minor = 0, processors = 0, max_shared = 0;
     std::string arch() const;  // "sm_90a"
 };
+/// Bytes of the device, and of its stream-ordered pool.
+struct PoolUse {
+    uint64_t total = 0, free = 0, used = 0, reserved = 0, peak = 0;
+};
+PoolUse pool_use(const Gpu& gpu);
 /// DeviceUnavailable unless the device exists.
 Gpu& gpu(int index);
 int gpu_count();

@@ -51,45 +51,53 @@ std::string program_text(const std::vector<std::shared_ptr<LoadedKernel>>& kerne
     return text + "}\n";
 }
 
+namespace {
+
+std::string key_of(const std::string& program, const std::string& arch) {
+    return cat("arch ", arch, "\n", compile_key(), "\nsources ", sources_digest(), "\n", program);
+}
+
+}  // namespace
+
 std::string cached_cubin(const std::string& program, const std::string& arch) {
-    const std::string key =
-        cat("arch ", arch, "\n", compile_key(), "\nsources ", sources_digest(), "\n", program);
+    const std::string key = key_of(program, arch);
     if (std::optional<std::string> stored = load_cached(key)) return std::move(*stored);
     std::string cubin = compile_cuda(program, arch);
     store_cached(key, cubin);
     return cubin;
 }
 
-std::shared_ptr<const LoadedKernel> KernelCache::request(const KernelText& text) {
+std::shared_ptr<LoadedKernel> KernelCache::request(const KernelText& text) {
     auto kernel = loaded_kernel(text);
     std::lock_guard guard(lock_);
-    auto& known = known_[kernel->symbol];
-    if (!known) {
-        known = std::move(kernel);
-        pending_.push_back(known);
-    }
-    return known;
+    return known_.emplace(kernel->symbol, kernel).first->second;
 }
 
-void KernelCache::compile_pending() {
+void KernelCache::load(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
     std::lock_guard guard(lock_);
-    if (pending_.empty()) return;
-    std::vector<std::shared_ptr<LoadedKernel>> kernels;
-    kernels.swap(pending_);
+    std::vector<std::shared_ptr<LoadedKernel>> missing;
+    for (const auto& kernel : kernels)
+        if (!kernel->function) missing.push_back(kernel);
+    if (missing.empty()) return;
+    const std::string arch = gpu_.arch();
+    std::optional<std::string> cubin;
+    if (missing.size() < kernels.size()) cubin = load_cached(key_of(program_text(kernels), arch));
+    if (!cubin) cubin = cached_cubin(program_text(missing), arch);
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    CUmodule module = nullptr;  // stays loaded: its kernels may be asked for again
+    AICF_CU(cu, cuModuleLoadData, &module, cubin->data());
+    std::vector<CUfunction> functions(missing.size());
     try {
-        const Driver& cu = driver();
-        const std::string cubin = cached_cubin(program_text(kernels), gpu_.arch());
-        const Scope scope(gpu_);
-        CUmodule module = nullptr;  // stays loaded: its kernels may be asked for again
-        AICF_CU(cu, cuModuleLoadData, &module, cubin.data());
-        for (const auto& kernel : kernels) {
-            AICF_CU(cu, cuModuleGetFunction, &kernel->function, module, kernel->symbol.c_str());
-            AICF_CU(cu, cuFuncLoad, kernel->function);
+        for (size_t i = 0; i < missing.size(); i++) {
+            AICF_CU(cu, cuModuleGetFunction, &functions[i], module, missing[i]->symbol.c_str());
+            AICF_CU(cu, cuFuncLoad, functions[i]);
         }
     } catch (...) {
-        for (const auto& kernel : kernels) known_.erase(kernel->symbol);
+        cu.cuModuleUnload(module);
         throw;
     }
+    for (size_t i = 0; i < missing.size(); i++) missing[i]->function = functions[i];
 }
 
 KernelCache& kernel_cache(Gpu& gpu) {

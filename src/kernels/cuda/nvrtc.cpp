@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "kernels/cuda/driver.h"
 #include "kernels/cuda/sources.h"
 
 namespace aicf::cuda {
@@ -39,6 +41,7 @@ struct Nvrtc {
 std::mutex folders_lock;
 std::vector<std::string> search_folders;
 
+constexpr int kInvalidOption = 5;  // NVRTC_ERROR_INVALID_OPTION
 constexpr const char* kOptions[] = {"--std=c++20", "--fmad=false"};
 
 /// Files of a folder that are a libnvrtc, newest major first.
@@ -133,13 +136,13 @@ void find_library(Nvrtc& nvrtc, int driver_major) {
             wanted, " or older: pip install aicf[cuda", wanted, "]");
 }
 
-Nvrtc& nvrtc_once(int driver_major) {
+Nvrtc& nvrtc_once() {
     static Nvrtc nvrtc;
     static std::mutex lock;
     std::lock_guard guard(lock);
     if (nvrtc.info.path.empty()) {
         nvrtc.info = {};
-        find_library(nvrtc, driver_major);
+        find_library(nvrtc, driver_version() / 1000);
     }
     return nvrtc;
 }
@@ -151,17 +154,19 @@ void set_nvrtc_folders(std::vector<std::string> folders) {
     search_folders = std::move(folders);
 }
 
-const NvrtcInfo& nvrtc_info(int driver_major) { return nvrtc_once(driver_major).info; }
+const NvrtcInfo& nvrtc_info() { return nvrtc_once().info; }
 
 std::string compile_key() {
     const NvrtcInfo& info = nvrtc_info();
     std::string key = cat("nvrtc ", info.major, ".", info.minor);
+    struct stat status = {};  // tells one patch release from another
+    if (stat(info.path.c_str(), &status) == 0) key += cat(" of ", status.st_size, " bytes");
     for (const char* option : kOptions) key += cat(" ", option);
     return key;
 }
 
 std::string compile_cuda(const std::string& source, const std::string& arch) {
-    const Nvrtc& nvrtc = nvrtc_once(0);
+    const Nvrtc& nvrtc = nvrtc_once();
     if (nvrtc.info.path.empty()) raise(ErrorKind::device_unavailable, "cuda: ", nvrtc.info.problem);
     std::vector<const char*> names, texts;
     for (const SourceFile& file : source_files()) {
@@ -184,6 +189,10 @@ std::string compile_cuda(const std::string& source, const std::string& arch) {
         std::string log(size, '\0');
         if (size) nvrtc.GetProgramLog(program, log.data());
         nvrtc.DestroyProgram(&program);
+        if (failed == kInvalidOption)
+            raise(ErrorKind::device_unavailable, "cuda: NVRTC ", nvrtc.info.major, ".",
+                  nvrtc.info.minor, " at ", nvrtc.info.path, " does not know ", arch,
+                  "; need a newer NVRTC");
         raise(ErrorKind::internal, "cuda: NVRTC ", nvrtc.info.major, ".", nvrtc.info.minor,
               " refused a kernel for ", arch, ": ", log.c_str());
     }

@@ -15,8 +15,8 @@ struct NvrtcInfo {
     std::string problem;  // why there is none
 };
 /// Finds NVRTC: what the process has loaded already, wheel folders, CUDA_HOME, the soname. The
-/// newest whose major version does not exceed `driver_major` (0: any) wins within a place.
-const NvrtcInfo& nvrtc_info(int driver_major = 0);
+/// newest whose major version does not exceed the driver's (without one: any) wins within a place.
+const NvrtcInfo& nvrtc_info();
 
 /// Compiles CUDA C++ to a cubin for `arch` ("sm_90a"). DeviceUnavailable where there is no NVRTC,
 /// InternalError with the log where our source does not compile.

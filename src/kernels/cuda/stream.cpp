@@ -25,7 +25,7 @@ Stream::~Stream() {
         const Driver& cu = driver();
         const Scope scope(gpu_);
         cu.cuStreamSynchronize(stream_);
-        for (CUevent event : left_)
+        for (CUevent event : {order_, left_[0], left_[1]})
             if (event) cu.cuEventDestroy(event);
         if (pinned_) cu.cuMemFreeHost(pinned_);
         cu.cuStreamDestroy(stream_);
@@ -40,18 +40,14 @@ std::shared_ptr<void> Stream::allocate(uint64_t bytes) {
     CUdeviceptr memory = 0;
     CUresult result = cu.cuMemAllocAsync(&memory, bytes, stream_);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-        AICF_CU(cu, cuStreamSynchronize, stream_);
+        AICF_CU(cu, cuCtxSynchronize);  // what other streams have freed comes back as well
         AICF_CU(cu, cuMemPoolTrimTo, gpu_.pool, 0);
         result = cu.cuMemAllocAsync(&memory, bytes, stream_);
     }
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-        size_t free = 0, total = 0;
-        cuuint64_t reserved = 0;
-        AICF_CU(cu, cuMemGetInfo, &free, &total);
-        AICF_CU(cu, cuMemPoolGetAttribute, gpu_.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
-                &reserved);
+        const PoolUse use = pool_use(gpu_);
         raise(ErrorKind::out_of_memory, to_string(gpu_.device), ": asked for ", bytes, " bytes, ",
-              free, " of ", total, " are free and ", reserved,
+              use.free, " of ", use.total, " are free and ", use.reserved,
               " reserved by the pool; need a smaller step or a freed one");
     }
     check_call(result, "cuMemAllocAsync");
@@ -68,11 +64,11 @@ std::shared_ptr<void> Stream::allocate(uint64_t bytes) {
 char* Stream::stage(uint64_t wanted, uint64_t* got) {
     const Driver& cu = driver();
     if (!pinned_) {
+        for (CUevent& event : left_)
+            if (!event) AICF_CU(cu, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
         void* memory = nullptr;
         AICF_CU(cu, cuMemAllocHost, &memory, 2 * kHalf);
         pinned_ = static_cast<char*>(memory);
-        for (CUevent& event : left_)
-            if (!event) AICF_CU(cu, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
     }
     const int half = static_cast<int>(used_ / kHalf);
     uint64_t room = (kHalf - used_ % kHalf) / 256 * 256;
@@ -128,6 +124,25 @@ void Stream::clear(void* to, uint64_t bytes) {
     const Driver& cu = driver();
     const Scope scope(gpu_);
     AICF_CU(cu, cuMemsetD8Async, address(to), 0, bytes, stream_);
+}
+
+void Stream::order(CUstream first, CUstream then) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    std::lock_guard guard(order_lock_);
+    if (!order_) AICF_CU(cu, cuEventCreate, &order_, CU_EVENT_DISABLE_TIMING);
+    AICF_CU(cu, cuEventRecord, order_, first);
+    AICF_CU(cu, cuStreamWaitEvent, then, order_, 0);
+}
+
+void Stream::order_after(intptr_t other) { order(reinterpret_cast<CUstream>(other), stream_); }
+void Stream::order_before(intptr_t other) { order(stream_, reinterpret_cast<CUstream>(other)); }
+
+void Stream::settle(intptr_t other) {
+    if (other == 1 || other == 2) return order_after(other);
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    AICF_CU(cu, cuCtxSynchronize);
 }
 
 void Stream::synchronize() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 
 #include "kernels/cuda/driver.h"
 
@@ -26,13 +27,22 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void copy(void* to, const void* from, uint64_t bytes);
     void clear(void* to, uint64_t bytes);
     void synchronize();
+    void order_after(intptr_t other);   // our work from here on waits for what `other` holds now
+    void order_before(intptr_t other);  // what `other` gets from here on waits for our work
+    /// As order_after for one of the two default streams; another may have been destroyed since, so
+    /// that the host waits for all work.
+    void settle(intptr_t other);
 
   private:
+    void order(CUstream first, CUstream then);
+
     /// The next stretch of pinned memory, at most `wanted` bytes, that no copy in flight reads.
     char* stage(uint64_t wanted, uint64_t* got);
 
     Gpu& gpu_;
     CUstream stream_ = nullptr;
+    CUevent order_ = nullptr;
+    std::mutex order_lock_;  // tensors that were lent come back on any thread
     char* pinned_ = nullptr;
     uint64_t used_ = 0;     // of both halves
     CUevent left_[2] = {};  // recorded when a half was left

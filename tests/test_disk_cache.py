@@ -1,0 +1,201 @@
+"""Compiled kernels on disk: never a wrong load, whatever happens to the folder."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from aicf import _core
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
+ARCH = "sm_90a"
+
+
+def program(i=0, length=1):
+    table = ", ".join(str((i + 1) * k) for k in range(length))
+    return (
+        f'extern "C" __device__ int table[] = {{{table}}};\n'
+        f'extern "C" __global__ void k(int* y) {{ y[0] = table[0] + {i}; }}\n'
+    )
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("AICF_CACHE_DIR", str(folder))
+    return folder
+
+
+def entries(folder):
+    return sorted(folder.glob("*.cubin"))
+
+
+def run(code, folder, **environment):
+    """A process of its own: a warning is printed once a process."""
+    env = {**os.environ, "AICF_CACHE_DIR": str(folder), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", f"from aicf import _core\n{code}"],
+        env={key: value for key, value in env.items() if value is not None},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_an_entry_is_made_and_used(cache):
+    cubin = _core.cuda_cubin(program(), ARCH)
+    (entry,) = entries(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600
+    before = entry.stat()
+    assert _core.cuda_cubin(program(), ARCH) == cubin
+    assert entries(cache) == [entry] and entry.stat().st_ino == before.st_ino
+    info = _core.cuda_info()
+    assert (info["cache_entries"], info["cache_bytes"]) == (1, before.st_size)
+    assert _core.clear_cuda_cache() == 1 and entries(cache) == []
+
+
+def test_source_and_arch_are_in_the_key(cache):
+    cubins = {_core.cuda_cubin(program(i), arch) for i in range(2) for arch in ("sm_80", ARCH)}
+    assert len(cubins) == 4 and len(entries(cache)) == 4
+
+
+@pytest.mark.parametrize(
+    "at", [0, 8, 12, 20, 40, 400, -1, -64, -65, "cut", "grow", "empty", "swap"]
+)
+def test_a_damaged_entry_is_a_miss(cache, at):
+    cubin = _core.cuda_cubin(program(), ARCH)
+    (entry,) = entries(cache)
+    good = entry.read_bytes()
+    bad = bytearray(good)
+    if at == "cut":
+        bad = bad[: len(bad) // 2]
+    elif at == "grow":
+        bad += b"x"
+    elif at == "empty":
+        bad = b""
+    elif at == "swap":  # another program's entry under this name
+        _core.cuda_cubin(program(1), ARCH)
+        bad = next(e for e in entries(cache) if e != entry).read_bytes()
+    else:
+        bad[at] ^= 1
+    entry.write_bytes(bad)
+    assert _core.cuda_cubin(program(), ARCH) == cubin
+    assert entry.read_bytes() == good, "the entry was not made again"
+
+
+@pytest.mark.parametrize("what", ["link", "folder", "pipe", "writable"])
+def test_an_entry_that_is_no_plain_file_of_ours(cache, tmp_path, what):
+    cubin = _core.cuda_cubin(program(), ARCH)
+    (entry,) = entries(cache)
+    if what == "writable":
+        entry.chmod(0o666)
+    else:
+        kept = entry.rename(tmp_path / "kept")
+        if what == "link":
+            entry.symlink_to(kept)
+        elif what == "folder":
+            entry.mkdir()
+        else:
+            os.mkfifo(entry)
+    assert _core.cuda_cubin(program(), ARCH) == cubin
+    if what != "folder":
+        assert stat.S_ISREG(entry.lstat().st_mode)
+        assert stat.S_IMODE(entry.lstat().st_mode) == 0o600
+
+
+COMPILE = f"print(len(_core.cuda_cubin({program()!r}, {ARCH!r})))\n" * 2
+
+
+@pytest.mark.parametrize("what", ["file", "writable", "link", "no home", "read-only"])
+def test_an_unusable_folder(tmp_path, what):
+    """Compiled in memory, with one warning."""
+    folder, environment = tmp_path / "cache", {}
+    if what == "file":
+        folder.write_text("")
+    elif what == "writable":
+        folder.mkdir()
+        folder.chmod(0o777)
+    elif what == "link":
+        (tmp_path / "real").mkdir()
+        folder.symlink_to(tmp_path / "real")
+    elif what == "read-only":
+        folder = Path("/proc/aicf")
+    else:
+        environment = {"AICF_CACHE_DIR": None, "HOME": None, "XDG_CACHE_HOME": None}
+    done = run(COMPILE, folder, **environment)
+    assert len(set(done.stdout.split())) == 1
+    assert done.stderr.count("not used") == 1, done.stderr
+
+
+def test_sixteen_writers(cache):
+    """All start at once on the same programs; each gets the same bytes."""
+    code = "import hashlib\n" + "".join(
+        f"print(hashlib.sha256(_core.cuda_cubin({program(i)!r}, {ARCH!r})).hexdigest())\n"
+        for i in range(3)
+    )
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"from aicf import _core\n{code}"], stdout=subprocess.PIPE
+        )
+        for _ in range(16)
+    ]
+    assert len({writer.communicate()[0] for writer in writers}) == 1
+    assert len(entries(cache)) == 3
+    assert [name for name in os.listdir(cache) if name.startswith(".writing.")] == []
+
+
+@pytest.mark.slow
+def test_killed_while_writing(cache):
+    """300 writers are killed at a temporary's sight: no torn entry is ever read."""
+    programs = [program(i, 20_000) for i in range(4)]
+    whole = [_core.cuda_cubin(text, ARCH) for text in programs]
+    names = entries(cache)
+    kept = [entry.read_bytes() for entry in names]
+    in_writing = 0
+    for n in range(300):
+        names[n % 4].unlink(missing_ok=True)
+        child = os.fork()
+        if child == 0:  # NVRTC is loaded; the program is compiled, then written
+            try:
+                for text in programs:
+                    _core.cuda_cubin(text, ARCH)
+            finally:
+                os._exit(0)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if any(name.startswith(".writing.") for name in os.listdir(cache)):
+                in_writing += 1
+                break
+            if os.waitpid(child, os.WNOHANG) != (0, 0):
+                child = 0
+                break
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        for entry, good in zip(names, kept, strict=True):
+            assert not entry.exists() or entry.read_bytes() == good, f"torn after kill {n}"
+        for left in cache.glob(".writing.*"):
+            left.unlink()
+    assert in_writing >= 100
+    assert [_core.cuda_cubin(text, ARCH) for text in programs] == whole
+
+
+def test_what_killed_writers_left_is_swept(cache):
+    _core.cuda_cubin(program(), ARCH)
+    old, new = cache / ".writing.1", cache / ".writing.2"
+    for path in (old, new):
+        path.write_text("half")
+    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    _core.cuda_cubin(program(1), ARCH)
+    assert not old.exists() and new.exists()
+    assert _core.cuda_info()["cache_entries"] == 2
