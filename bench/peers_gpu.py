@@ -1,0 +1,192 @@
+"""Whole training steps on a GPU, ours and the peers', timed in one run.
+
+    python bench/peers_gpu.py --out bench/results
+
+Every row starts from random data of the same shape: forward, loss, backward, Adam. A row's figure
+is the median over repetitions of the mean wall time of a step, with a wait at both ends.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+
+import aicf
+import numpy as np
+from gpu import describe_device
+
+CONFIGS = {
+    "8-8-8 b64 mse": ((8, 8, 8), 64, "mse"),
+    "784-512-512-10 b128 ce": ((784, 512, 512, 10), 128, "ce"),
+}
+REPEAT = 9
+
+
+def timed(step, wait, steps=1, times=200):
+    """(median, spread) in microseconds a step; spread = interquartile range."""
+    for _ in range(20):
+        step()
+    wait()
+    taken = []
+    for _ in range(REPEAT):
+        start = time.perf_counter()
+        for _ in range(times):
+            step()
+        wait()
+        taken.append((time.perf_counter() - start) / (times * steps) * 1e6)
+    low, middle, high = statistics.quantiles(taken, n=4)
+    return {"us": middle, "iqr_us": high - low}
+
+
+def batch(config):
+    sizes, rows, loss = CONFIGS[config]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, sizes[0]), dtype=np.float32)
+    if loss == "mse":
+        return x, rng.standard_normal((rows, sizes[-1]), dtype=np.float32)
+    return x, rng.integers(0, sizes[-1], rows)
+
+
+def ours(config):
+    sizes, _, loss_kind = CONFIGS[config]
+    x, y = batch(config)
+    g = aicf.Graph("step")
+    h, target = g.input("x", x.shape), g.input("y", y.shape, str(y.dtype))
+    for i, size in enumerate(sizes[1:]):
+        h = g.dense(str(i), h, size)
+        h = aicf.relu(h) if i + 2 < len(sizes) else h
+    loss = (aicf.mse_loss if loss_kind == "mse" else aicf.cross_entropy)(h, target)
+    g.minimize(loss, aicf.optim.Adam())
+    g.output("loss", loss)
+    step = g.compile(device="cuda")
+    step(x=x, y=y)
+    yield "aicf replay(100)", timed(lambda: step.replay(100), step.synchronize, 100, 10)
+    yield "aicf replay()", timed(step.replay, step.synchronize)
+    yield "aicf call with host arrays", timed(lambda: step(x=x, y=y), step.synchronize)
+
+
+def torch_rows(config):
+    import torch
+
+    sizes, _, loss_kind = CONFIGS[config]
+    x, y = (torch.from_numpy(a).cuda() for a in batch(config))
+
+    def build(**options):
+        torch.manual_seed(0)
+        layers = []
+        for i, (a, b) in enumerate(itertools.pairwise(sizes)):
+            layers += [torch.nn.ReLU()] * (i > 0) + [torch.nn.Linear(a, b)]
+        model = torch.nn.Sequential(*layers).cuda()
+        optimizer = torch.optim.Adam(model.parameters(), **options)
+        loss_of = getattr(
+            torch.nn.functional, "mse_loss" if loss_kind == "mse" else "cross_entropy"
+        )
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    def graphed(step):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(4):
+                step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph.replay
+
+    wait = torch.cuda.synchronize
+    yield "torch eager", timed(build(), wait)
+    yield "torch eager, fused Adam", timed(build(fused=True), wait)
+    yield (
+        "torch whole-step CUDA graph, fused capturable Adam",
+        timed(graphed(build(fused=True, capturable=True)), wait),
+    )
+    compiled = torch.compile(build(capturable=True))
+    for _ in range(4):
+        compiled()
+    yield "torch compiled step in a CUDA graph", timed(graphed(compiled), wait)
+
+
+def jax_rows(config):
+    import jax
+    import jax.numpy as jnp
+
+    sizes, _, loss_kind = CONFIGS[config]
+    x, y = (jnp.asarray(a) for a in batch(config))
+    rng = np.random.default_rng(1)
+    params = [
+        (jnp.asarray(rng.standard_normal((a, b), dtype=np.float32) * 0.1), jnp.zeros(b))
+        for a, b in itertools.pairwise(sizes)
+    ]
+    zeros = jax.tree.map(jnp.zeros_like, params)
+
+    def loss_of(params):
+        h = x
+        for i, (w, b) in enumerate(params):
+            h = h @ w + b
+            h = jnp.maximum(h, 0) if i + 2 < len(sizes) else h
+        if loss_kind == "mse":
+            return jnp.mean((h - y) ** 2)
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(h), y[:, None], 1))
+
+    def step(state):
+        params, m, v, t = state
+        grads = jax.grad(loss_of)(params)
+        t = t + 1
+        m = jax.tree.map(lambda a, g: 0.9 * a + 0.1 * g, m, grads)
+        v = jax.tree.map(lambda a, g: 0.999 * a + 0.001 * g * g, v, grads)
+        scale = 1e-3 * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        params = jax.tree.map(lambda p, a, b: p - scale * a / (jnp.sqrt(b) + 1e-8), params, m, v)
+        return params, m, v, t
+
+    def runner(fn, state):
+        held = [state]
+
+        def run():
+            held[0] = fn(held[0])
+
+        return run, lambda: jax.block_until_ready(held[0])
+
+    state = jax.tree.map(jnp.copy, (params, zeros, zeros, jnp.zeros(())))
+    yield "jax jit", timed(*runner(jax.jit(step, donate_argnums=0), state))
+    many = jax.jit(
+        lambda s: jax.lax.scan(lambda c, _: (step(c), None), s, None, length=100)[0],
+        donate_argnums=0,
+    )
+    state = jax.tree.map(jnp.copy, (params, zeros, zeros, jnp.zeros(())))
+    yield "jax scan(100)", timed(*runner(many, state), 100, 10)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="bench/results")
+    args = parser.parse_args()
+    record = describe_device() | {"command": "python bench/peers_gpu.py", "rows": []}
+    for config in CONFIGS:
+        for part in (ours, torch_rows, jax_rows):
+            try:
+                for name, figures in part(config):
+                    record["rows"].append({"config": config, "row": name, **figures})
+                    print(f"{config}: {name}: {figures['us']:.2f} us", flush=True)
+            except Exception as error:  # a peer that is not here, or fails, is a row that says so
+                if part is ours:
+                    raise
+                record["rows"].append({"config": config, "row": part.__name__, "error": str(error)})
+                print(f"{config}: {part.__name__}: {error}", flush=True)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"train_step_{record['short']}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
