@@ -24,6 +24,10 @@ BUILTIN = {
 }
 
 
+def wide_W(b):
+    return b.W.cast("float64")
+
+
 class Bench:
     """A graph to make mistakes in, and a running step to make them on."""
 
@@ -306,6 +310,15 @@ TABLE = [
     (aicf.Error, ["minimize"], lambda b: b.g.minimize(b.W.sum(), "adam")),
     (aicf.Error, ["opt.lr"], lambda b: b.g.minimize(b.W.sum(), aicf.optim.SGD(lr="fast"))),
     (aicf.Error, ["lr", "f32[3]"], lambda b: b.g.minimize(b.W.sum(), aicf.optim.SGD(lr=b.v))),
+    # update
+    (G, ["update", "at least one"], lambda b: b.g.update({}, aicf.optim.SGD())),
+    (G, ["update", "'x'", "param"], lambda b: b.g.update({b.x: b.y}, aicf.optim.SGD())),
+    (S, ["update", "f32[4, 3]", "f32[2, 3]"], lambda b: b.g.update({b.W: b.x}, aicf.optim.SGD())),
+    (G, ["update", "other"], lambda b: b.g.update({b.W: b.alien}, aicf.optim.SGD())),
+    (D, ["update", "f32[2, 3]", "f64"], lambda b: b.g.update({b.W: wide_W(b)}, aicf.optim.SGD())),
+    (G, ["update", "Adam"], lambda b: b.g.update({b.W: b.W * 2.0}, "adam")),
+    (G, ["low", "2", "1"], lambda b: b.g.random_uniform((2,), 2.0, 1.0)),
+    (aicf.Error, ["low", "nan"], lambda b: b.g.random_uniform((2,), float("nan"), 1.0)),
     (aicf.Error, ["trace", "list"], lambda b: aicf.trace(lambda g, x: [x], x=(2,))),
     # compile
     (G, ["device", "gpu"], lambda b: b.train.compile(device="gpu")),
@@ -362,6 +375,10 @@ TABLE = [
     (C, ["trace", "capture()"], lambda b: b.train.compile(device="cpu", capture=False).trace),
     (aicf.StaleOutput, ['"loss"', "copy()"], lambda b: b.stale()),
     (G, ["output", '"q"', "loss"], lambda b: b.step.outputs["q"]),
+    (G, ["y", "no step"], lambda b: b.train.compile(device="cpu").outputs["y"].numpy()),
+    (G, ["stream", "cpu"], lambda b: b.step.replay(stream=0)),
+    (G, ["stream", "'s'"], lambda b: b.step.replay(stream="s")),
+    (G, ["stream", "cpu"], lambda b: b.step(x=b.xb, t=b.tb, stream=1)),
     # state
     (G, ['"q"', "opt.lr"], lambda b: b.step.set("q", 1.0)),
     (G, ['"0.W"'], lambda b: b.step.set("0.W", 1.0)),

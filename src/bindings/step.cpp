@@ -47,6 +47,9 @@ struct Array {
     /// What `read` reads, unless another step has run meanwhile.
     template <class Read>
     TensorRef fresh(Read read) const {
+        if (generation == 0)
+            raise(ErrorKind::graph, "output \"", output,
+                  "\": no step has run yet; give the step its inputs first");
         TensorRef copy;
         uint64_t before = 0, after = 0;
         {

@@ -43,6 +43,10 @@ class InferContext {
     std::string describe_all() const;
 
     template <class... Parts>
+    [[noreturn]] void value_error(const Parts&... parts) const {
+        raise(ErrorKind::graph, where_, ": ", parts...);
+    }
+    template <class... Parts>
     [[noreturn]] void shape_error(const Parts&... parts) const {
         raise(ErrorKind::shape, where_, ": ", parts...);
     }

@@ -34,14 +34,14 @@ std::vector<Type> infer_dropout(const InferContext& c) {
     c.need_float(0);
     check_counters(c, 1);
     const double p = c.attrs.number("p");
-    if (!(p >= 0 && p <= 1)) c.shape_error("p is ", p, "; need a probability in [0, 1]");
+    if (!(p >= 0 && p <= 1)) c.value_error("p is ", p, "; need a probability in [0, 1]");
     return {{c.dtype(0), c.shape(0)}};
 }
 
 std::vector<Type> infer_uniform(const InferContext& c) {
     const double low = c.attrs.number("a"), high = c.attrs.number("b");
     if (!(low <= high) || !std::isfinite(high - low))
-        c.shape_error("low is ", low, ", high is ", high, "; need finite low <= high");
+        c.value_error("low is ", low, ", high is ", high, "; need finite low <= high");
     return infer_random(c);
 }
 
