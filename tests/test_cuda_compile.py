@@ -45,6 +45,21 @@ def test_training_step(arch):
     compiled(verify.build(name, case), arch)
 
 
+@pytest.mark.parametrize("rows", [3, 5000])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_fused(dtype, rows):
+    """Bodies of many steps, with numbers, inner values, broadcasts and several results."""
+    g = aicf.Graph("fused")
+    x, row = g.input("x", (rows, 50), dtype), g.input("row", (50,), dtype)
+    turned, count = g.input("turned", (50, rows), dtype), g.input("count", (rows, 50), "int32")
+    y = aicf.sin(x) * row + aicf.exp(-x * x) - aicf.permute(turned, (1, 0))
+    g.output("y", aicf.where(aicf.logical_and(y < x, count > 3), y, aicf.elu(y, 0.5)))
+    g.output("clipped", aicf.clip(y, -1.5, 2.5))
+    g.output("count", aicf.cast(y, "int32") * count)
+    g.output("wide", aicf.cast(y, "float64") * 0.5)
+    compiled(g, "sm_90a")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_large(dtype):
     """The kernels that only large operands reach."""

@@ -84,7 +84,7 @@ def _dump(args: argparse.Namespace) -> int:
         elif stage == "passes":
             for count, name in enumerate(_core.pass_names(), 1):
                 print(f"--- after {name}")
-                print(graph._core.after_passes(_core.pass_names()[:count]).to_text())
+                print(graph._core.text_after(_core.pass_names()[:count]))
         elif stage == "lowered":
             print(graph._core.lower_text())
         elif stage == "plan":

@@ -227,12 +227,16 @@ void bind_graph(nb::module_& m) {
         .def("to_json", [](const Graph& g) { return to_json(g); })
         .def("to_text", [](const Graph& g) { return to_text(g); })
         .def("to_dot", [](const Graph& g) { return to_dot(g); })
-        .def("after_passes",
+        .def("text_after",
              [](const Graph& g, const std::vector<std::string>& names) {
                  Graph copy = g;
                  verify(copy).require("passes");
-                 run_passes(copy, select_passes(names));
-                 return copy;
+                 const auto passes = select_passes(names);
+                 run_passes(copy, passes);
+                 if (passes.empty() || passes.back()->on_graph) return to_text(copy);
+                 Lowered lowered = lower(copy);
+                 run_passes(lowered, passes);
+                 return to_text(lowered);
              })
         .def("lower_text",
              [](const Graph& g) {

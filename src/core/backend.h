@@ -75,7 +75,7 @@ std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
                                     const std::vector<void*>& addresses, void* workspace);
 /// The attributes of an op as the scalars a kernel receives, in schema order: numbers as they are,
 /// the list "axes" as a bit mask, any other list as eight scalars, order "tree" as 0 and "chain(c)"
-/// as c, a choice as its index.
+/// as c, a choice as its index. Those of a fused op's steps follow, in their order.
 std::vector<Scalar> pack_scalars(const LoweredOp& op);
 
 }  // namespace aicf

@@ -213,12 +213,8 @@ void settle_assigns(Lowered& lowered) {
             for (int j = 0; j < static_cast<int>(op.inputs.size()); j++) {
                 if (op.inputs[j].value != assign.target) continue;
                 bool in_place = false;
-                if (i == producer)
-                    for (auto [out, in] : op.def->inplace)
-                        in_place |= in == j && op.outputs[out].value == assign.source &&
-                                    op.inputs[j].shape == op.outputs[out].shape &&
-                                    op.inputs[j].strides == op.outputs[out].strides &&
-                                    op.inputs[j].offset == 0;
+                for (int out = 0; i == producer && out < static_cast<int>(op.outputs.size()); out++)
+                    in_place |= op.outputs[out].value == assign.source && may_overwrite(op, out, j);
                 legal &= in_place;
             }
         }
@@ -270,12 +266,9 @@ Report verify(const Lowered& lowered) {
     };
     for (size_t i = 0; i < lowered.ops.size(); i++) {
         const LoweredOp& op = lowered.ops[i];
-        std::vector<Type> inputs;
-        for (const View& view : op.inputs) {
-            inputs.push_back({view.dtype, view.shape});
+        for (const View& view : op.inputs)
             if (!defined[view.value])
                 fail(i, cat("reads %", view.value, " before any op wrote it"));
-        }
         for (const View& view : op.outputs) {
             if (defined[view.value])
                 fail(i, cat("writes %", view.value, ", which has a writer or is a leaf"));
@@ -284,7 +277,7 @@ Report verify(const Lowered& lowered) {
                 fail(i, cat("writes a part of %", view.value, "; need its whole storage"));
         }
         try {
-            const std::vector<Type> types = infer_lowered(*op.def, inputs, op.attrs);
+            const std::vector<Type> types = infer_lowered(op);
             for (size_t k = 0; k < op.outputs.size(); k++)
                 if (k >= types.size() || types[k].dtype != op.outputs[k].dtype ||
                     element_count(types[k].shape) != element_count(op.outputs[k].shape))
@@ -299,6 +292,10 @@ Report verify(const Lowered& lowered) {
         if (!defined[assign.source])
             report.fail("lowered", cat("assign %", assign.target, " = %", assign.source,
                                        ": nothing writes the source"));
+    for (const Lowered::Output& output : lowered.outputs)
+        if (!defined[output.value])
+            report.fail("lowered", cat("output \"", output.name, "\" is %", output.value,
+                                       ", which nothing writes"));
     if (failures == 0 && report.ok())
         report.pass("lowered", cat("list OK: ", lowered.ops.size(),
                                    " ops, single writer, use after define, types"));

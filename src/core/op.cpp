@@ -184,6 +184,84 @@ std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& 
     return def.infer(InferContext(def.name.c_str(), def.inputs, inputs, std::move(labels), attrs));
 }
 
+std::vector<Type> infer_lowered(const LoweredOp& op) {
+    std::vector<Type> inputs;
+    if (op.body.empty()) {
+        for (const View& view : op.inputs) inputs.push_back({view.dtype, view.shape});
+        return infer_lowered(*op.def, inputs, op.attrs);
+    }
+    const int count = static_cast<int>(op.inputs.size() + op.outputs.size() + op.inner.size());
+    std::vector<char> known(count, 0);
+    std::fill_n(known.begin(), op.inputs.size(), 1);
+    for (const FusedStep& step : op.body) {
+        const std::string where = cat(op.def->name, ": step ", step.def->name);
+        inputs.clear();
+        for (int i : step.inputs) {
+            if (i < 0 || i >= count || !known[i])
+                raise(ErrorKind::graph, where, " reads operand ", i, ", which no step before it ",
+                      "writes; need one of ", count, " operands");
+            inputs.push_back({op.operand(i).dtype, op.operand(i).shape});
+        }
+        const std::vector<Type> types = infer_lowered(*step.def, inputs, step.attrs);
+        check(types.size() == step.outputs.size(), "fused: a step has the wrong number of outputs");
+        for (size_t k = 0; k < types.size(); k++) {
+            const int i = step.outputs[k];
+            if (i < 0 || i >= count || known[i])
+                raise(ErrorKind::graph, where, " writes operand ", i,
+                      ", an input or already written; need an output or inner value");
+            known[i] = 1;
+            const View& view = op.operand(i);
+            if (!(types[k] == Type{view.dtype, view.shape}))
+                raise(ErrorKind::graph, where, " gives ", to_string(types[k]), " for operand ", i,
+                      ", which is ", type_string(view.dtype, view.shape), "; need equal types");
+        }
+    }
+    std::vector<Type> outputs;
+    for (size_t k = 0; k < op.outputs.size(); k++) {
+        if (!known[op.inputs.size() + k])
+            raise(ErrorKind::graph, op.def->name, ": no step writes output ", k);
+        outputs.push_back({op.outputs[k].dtype, op.outputs[k].shape});
+    }
+    return outputs;
+}
+
+const View& LoweredOp::operand(int number) const {
+    auto at = static_cast<size_t>(number);
+    if (at < inputs.size()) return inputs[at];
+    at -= inputs.size();
+    return at < outputs.size() ? outputs[at] : inner.at(at - outputs.size());
+}
+
+std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
+    if (op.body.empty()) return op.def->inplace;
+    std::vector<std::pair<int, int>> pairs;
+    const int inputs = static_cast<int>(op.inputs.size());
+    for (int out = 0; out < static_cast<int>(op.outputs.size()); out++)
+        for (int in = 0; in < inputs; in++) {
+            bool written = false, read_later = false;
+            for (const FusedStep& step : op.body) {
+                const auto has = [](const std::vector<int>& list, int number) {
+                    return std::find(list.begin(), list.end(), number) != list.end();
+                };
+                read_later |= written && has(step.inputs, in);
+                written |= has(step.outputs, inputs + out);
+            }
+            if (!read_later) pairs.emplace_back(out, in);
+        }
+    return pairs;
+}
+
+bool same_layout(const View& a, const View& b) {
+    return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset &&
+           dtype_size(a.dtype) == dtype_size(b.dtype);
+}
+
+bool may_overwrite(const LoweredOp& op, int out, int in) {
+    const auto pairs = inplace_of(op);
+    return std::find(pairs.begin(), pairs.end(), std::pair(out, in)) != pairs.end() &&
+           same_layout(op.outputs[out], op.inputs[in]);
+}
+
 Cost cost_of(const LoweredOp& op) {
     Cost cost;
     double largest = 0;
@@ -199,6 +277,7 @@ Cost cost_of(const LoweredOp& op) {
     for (const View& view : op.inputs) count(view);
     for (const View& view : op.outputs) count(view);
     cost.flops = op.def->flops ? op.def->flops(op) : largest * op.def->flops_per_element;
+    for (const FusedStep& step : op.body) cost.flops += largest * step.def->flops_per_element;
     return cost;
 }
 

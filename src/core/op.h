@@ -137,11 +137,23 @@ struct View {
 };
 
 struct LoweredDef;
+
+/// One step of a fused op. Operands are numbered: the op's inputs, its outputs, its inner values.
+struct FusedStep {
+    const LoweredDef* def = nullptr;
+    std::vector<int> inputs, outputs;
+    Attrs attrs;
+    int node = -1;
+};
+
 struct LoweredOp {
     const LoweredDef* def = nullptr;
     std::vector<View> inputs, outputs;
     Attrs attrs;
-    int node = -1;  // IR node it came from
+    int node = -1;                     // IR node it came from
+    std::vector<FusedStep> body = {};  // of a fused op: what it computes, in order
+    std::vector<View> inner = {};      // of a fused op: values that never get storage
+    const View& operand(int number) const;
 };
 
 /// The list of lowered ops of a graph. `values` begins with the graph's own, same ids; lowering and
@@ -236,6 +248,13 @@ struct LoweredDef {
     double (*flops)(const LoweredOp&) = nullptr;
 };
 Cost cost_of(const LoweredOp& op);
+/// (output, input) pairs that may share storage. A fused op writes an output when its step is done,
+/// so no later step may read the input.
+std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
+/// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
+bool may_overwrite(const LoweredOp& op, int out, int in);
+/// Whether two views step through a storage alike.
+bool same_layout(const View& a, const View& b);
 
 /// Registration, called once by op.cpp's list.
 void define(OpDef def);
@@ -247,6 +266,8 @@ const std::vector<const LoweredDef*>& all_lowered();
 /// Checks a lowered op against its schema and returns the outputs' types.
 std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
                                 const Attrs& attrs);
+/// The same of a whole op; of a fused one it checks step by step.
+std::vector<Type> infer_lowered(const LoweredOp& op);
 
 Lowered lower(const Graph& graph);
 /// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.

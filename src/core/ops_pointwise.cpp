@@ -249,6 +249,18 @@ void define_pointwise_ops() {
     pointwise_kernel("copy", {"x"}, infer_copy);
     pointwise_kernel("bias_add", {"x", "b"}, infer_same);
     pointwise_kernel("mse_grad", {"y", "t"}, infer_float, {{{"scale", 0.0, true}}, 2});
+
+    // Several of the above in one launch: its body says what it computes (FusedStep).
+    LoweredDef fused;
+    fused.name = "fused";
+    fused.inputs = {"xs*"};
+    fused.outputs = {"ys*"};
+    fused.infer = [](const InferContext& c) -> std::vector<Type> {
+        raise(ErrorKind::graph, c.where(), ": it has no body; need the steps it computes");
+    };
+    fused.pointwise = true;
+    fused.flops_per_element = 0;
+    define(std::move(fused));
 }
 
 }  // namespace aicf

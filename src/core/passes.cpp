@@ -37,7 +37,10 @@ void merge_common(Graph& graph) {
 }  // namespace
 
 const std::vector<Pass>& all_passes() {
-    static const std::vector<Pass> passes = {{"cse", true, merge_common, nullptr}};
+    static const std::vector<Pass> passes = {
+        {"cse", true, merge_common, nullptr},
+        {"fuse", true, nullptr, fuse_pointwise},
+    };
     return passes;
 }
 

@@ -17,11 +17,6 @@ int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign
 
 int64_t byte_count(const Type& type) { return element_count(type.shape) * dtype_size(type.dtype); }
 
-bool same_layout(const View& a, const View& b) {
-    return a.shape == b.shape && a.strides == b.strides && a.offset == b.offset &&
-           dtype_size(a.dtype) == dtype_size(b.dtype);
-}
-
 /// A stretch of memory one op touches. Shared values lie outside the regions: keyed by value.
 struct Touch {
     int space;  // region, or kRegions + storage id for a shared value
@@ -163,7 +158,7 @@ class Planner {
         for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
             const LoweredOp& op = lowered_.ops[i];
             std::vector<ValueId> taken;
-            for (auto [out, in] : op.def->inplace) {
+            for (auto [out, in] : inplace_of(op)) {
                 if (in >= static_cast<int>(op.inputs.size())) continue;
                 const View &from = op.inputs[in], &to = op.outputs[out];
                 const ValueId root = storage[from.value];
@@ -178,7 +173,7 @@ class Planner {
                 bool clear = std::find(taken.begin(), taken.end(), root) == taken.end();
                 for (int j = 0; j < static_cast<int>(op.inputs.size()); j++)
                     if (j != in && storage[op.inputs[j].value] == root)
-                        clear &= op.def->pointwise && same_layout(op.inputs[j], to);
+                        clear &= op.def->pointwise && may_overwrite(op, out, j);
                 if (!clear) continue;
                 storage[to.value] = root;
                 taken.push_back(root);
@@ -320,6 +315,14 @@ Report verify(const Plan& plan) {
             if (!holds(view.value))
                 report.fail("plan", cat("op ", i, " ", planned.op.def->name, " reads %", view.value,
                                         ", whose storage was overwritten"));
+        for (int out = 0; out < static_cast<int>(planned.op.outputs.size()); out++)
+            for (int in = 0; in < static_cast<int>(planned.op.inputs.size()); in++) {
+                const ValueId to = planned.op.outputs[out].value,
+                              from = planned.op.inputs[in].value;
+                if (touch(to).conflicts(touch(from)) && !may_overwrite(planned.op, out, in))
+                    report.fail("plan", cat("op ", i, " ", planned.op.def->name, " writes %", to,
+                                            " over %", from, ", which it still reads"));
+            }
         for (const View& view : planned.op.outputs) write(view.value);
     }
     for (const Lowered::Output& output : plan.outputs) {
@@ -342,10 +345,12 @@ Report verify(const Plan& plan) {
 
 // ---- argument blocks ---------------------------------------------------------------------------
 
-std::vector<Scalar> pack_scalars(const LoweredOp& op) {
-    std::vector<Scalar> scalars;
-    for (const AttrDef& def : op.def->attrs) {
-        const Attr& attr = *op.attrs.find(def.name);
+namespace {
+
+void pack_attrs(const LoweredOp& op, const LoweredDef& schema, const Attrs& attrs,
+                std::vector<Scalar>& scalars) {
+    for (const AttrDef& def : schema.attrs) {
+        const Attr& attr = *attrs.find(def.name);
         Scalar scalar{.i = 0};
         if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
         if (const auto* integer = std::get_if<int64_t>(&attr)) scalar.i = *integer;
@@ -368,6 +373,14 @@ std::vector<Scalar> pack_scalars(const LoweredOp& op) {
         }
         scalars.push_back(scalar);
     }
+}
+
+}  // namespace
+
+std::vector<Scalar> pack_scalars(const LoweredOp& op) {
+    std::vector<Scalar> scalars;
+    pack_attrs(op, *op.def, op.attrs, scalars);
+    for (const FusedStep& step : op.body) pack_attrs(op, *step.def, step.attrs, scalars);
     return scalars;
 }
 

@@ -66,9 +66,25 @@ std::string view_text(const View& view) {
 
 std::string op_text(const LoweredOp& op) {
     std::string text = cat("op=", op.def->name);
+    if (!op.body.empty())
+        text += "(" + joined(op.body, [](const FusedStep& step) { return step.def->name; }) + ")";
     if (!op.attrs.items().empty()) text += " attrs=" + to_string(op.attrs);
     return text +
            cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text), ")");
+}
+
+/// A line a step of a fused op; inner values are named as the graph names them.
+std::string body_text(const LoweredOp& op) {
+    std::string text;
+    const auto operand_text = [&](int number) { return view_text(op.operand(number)); };
+    const auto id_text = [&](int number) { return cat("%", op.operand(number).value); };
+    for (const FusedStep& step : op.body) {
+        text += cat("      ", joined(step.outputs, operand_text), " = ", step.def->name, "(",
+                    joined(step.inputs, id_text), ")");
+        if (!step.attrs.items().empty()) text += " " + to_string(step.attrs);
+        text += "\n";
+    }
+    return text;
 }
 
 std::string index_text(size_t i) { return cat(i < 10 ? "0" : "", i); }
@@ -79,9 +95,18 @@ std::string op_json(const LoweredOp& op) {
                    ", \"shape\": ", int_list(view.shape), ", \"strides\": ", int_list(view.strides),
                    ", \"offset\": ", view.offset, "}");
     };
-    return cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node, ", \"inputs\": [",
-               joined(op.inputs, view_json), "], \"outputs\": [", joined(op.outputs, view_json),
-               "], \"attrs\": ", to_string(op.attrs));
+    std::string text = cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node,
+                           ", \"inputs\": [", joined(op.inputs, view_json), "], \"outputs\": [",
+                           joined(op.outputs, view_json), "], \"attrs\": ", to_string(op.attrs));
+    if (op.body.empty()) return text;
+    const auto step_json = [](const FusedStep& step) {
+        return cat("{\"op\": ", quoted(step.def->name), ", \"node\": ", step.node,
+                   ", \"inputs\": ", int_list(step.inputs),
+                   ", \"outputs\": ", int_list(step.outputs),
+                   ", \"attrs\": ", to_string(step.attrs), "}");
+    };
+    return text + cat(", \"inner\": [", joined(op.inner, view_json), "], \"body\": [",
+                      joined(op.body, step_json), "]");
 }
 
 constexpr const char* kInitNames[] = {"zeros", "constant", "uniform", "normal", "seed", "data"};
@@ -215,7 +240,8 @@ std::string to_dot(const Graph& graph) {
 std::string to_text(const Lowered& lowered) {
     std::string text;
     for (size_t i = 0; i < lowered.ops.size(); i++)
-        text += cat("[lower ", index_text(i), "] ", op_text(lowered.ops[i]), "\n");
+        text += cat("[lower ", index_text(i), "] ", op_text(lowered.ops[i]), "\n",
+                    body_text(lowered.ops[i]));
     return text;
 }
 
@@ -246,10 +272,11 @@ std::string to_text(const Plan& plan) {
     }
     for (size_t i = 0; i < plan.ops.size(); i++) {
         const PlannedOp& op = plan.ops[i];
-        text += cat(
-            "[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name,
-            " lane=", op.lane, " waits=", int_list(op.waits),
-            op.kernel->workspace_bytes ? cat(" workspace=", op.kernel->workspace_bytes) : "", "\n");
+        text +=
+            cat("[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name,
+                " lane=", op.lane, " waits=", int_list(op.waits),
+                op.kernel->workspace_bytes ? cat(" workspace=", op.kernel->workspace_bytes) : "",
+                "\n", body_text(op.op));
     }
     return text;
 }

@@ -67,7 +67,6 @@ struct Slot {
     SlotMode mode;
     bool output;
     int32_t size;  // of an element
-    int64_t strides[kMaxDims];
 };
 
 struct Instr {
@@ -77,7 +76,8 @@ struct Instr {
     uint8_t slot[kMaxInstrOperands];
 };
 
-/// The tail of a program's argument block; Slot[slots] and Instr[instrs] follow.
+/// The tail of a program's argument block; Slot[slots], Instr[instrs] and the strides of every
+/// operand follow.
 struct Program {
     int64_t total, unit, block;  // elements: all, of a unit of work, of a block at most
     int64_t buffer_bytes;
@@ -90,6 +90,9 @@ struct Program {
     AICF_HD Slot* slot() { return reinterpret_cast<Slot*>(this + 1); }
     AICF_HD const Instr* instr() const { return reinterpret_cast<const Instr*>(slot() + slots); }
     AICF_HD Instr* instr() { return reinterpret_cast<Instr*>(slot() + slots); }
+    AICF_HD const int64_t* strides(const Slot& of) const {
+        return reinterpret_cast<const int64_t*>(instr() + instrs) + of.operand * rank;
+    }
 };
 
 // ---- what one instruction set offers ------------------------------------------------------------

@@ -239,25 +239,26 @@ void move_block(const Program& p, const Slot& slot, int64_t pos, int64_t n, char
     U* operand = reinterpret_cast<U*>(slot.ptr);
     const int inner = p.rank - 1;
     if (inner < 0) return move_row<U, Scatter>(buffer, operand, 0, n);
+    const int64_t* strides = p.strides(slot);
     int64_t index[kMaxDims];
     for (int d = inner; d >= 0; d--) {
         const int64_t size = p.shape[d], next = pos / size;
         index[d] = pos - next * size;
-        operand += index[d] * slot.strides[d];
+        operand += index[d] * strides[d];
         pos = next;
     }
     for (;;) {
         const int64_t run = min64(n, p.shape[inner] - index[inner]);
-        move_row<U, Scatter>(buffer, operand, slot.strides[inner], run);
+        move_row<U, Scatter>(buffer, operand, strides[inner], run);
         n -= run;
         if (n == 0) return;
         buffer += run;
-        operand -= index[inner] * slot.strides[inner];
+        operand -= index[inner] * strides[inner];
         index[inner] = 0;
         for (int d = inner - 1; d >= 0; d--) {
-            operand += slot.strides[d];
+            operand += strides[d];
             if (++index[d] < p.shape[d]) break;
-            operand -= p.shape[d] * slot.strides[d];
+            operand -= p.shape[d] * strides[d];
             index[d] = 0;
         }
     }
@@ -319,7 +320,7 @@ AICF_INLINE void start_slots(const Program& p, char* buffers, char** at) {
         at[s] = slot.mode == SlotMode::first ? slot.ptr : buffers + slot.buffer;
         if (slot.mode != SlotMode::once) continue;
         const int64_t n = min64(p.block, p.total),
-                      period = slot.strides[p.rank - 1] == 0 ? 1 : p.shape[p.rank - 1];
+                      period = p.strides(slot)[p.rank - 1] == 0 ? 1 : p.shape[p.rank - 1];
         move_block<false>(p, slot, 0, period, at[s]);
         repeat(at[s], slot.size, period, n);
     }
@@ -335,8 +336,9 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
         if (slot.mode == SlotMode::linear) {
             at[s] = slot.ptr + pos * slot.size;
         } else if (slot.mode == SlotMode::row) {
+            const int64_t* strides = p.strides(slot);
             int64_t offset = 0;
-            for (int d = 0; d < p.rank; d++) offset += index[d] * slot.strides[d];
+            for (int d = 0; d < p.rank; d++) offset += index[d] * strides[d];
             at[s] = slot.ptr + offset * slot.size;
         } else if (slot.mode == SlotMode::gather && !slot.output) {
             move_block<false>(p, slot, pos, n, at[s]);
@@ -404,10 +406,11 @@ void run_tiles(const Program& p, int64_t begin, int64_t end) {
             for (int s = 0; s < p.slots; s++) {
                 const Slot& slot = p.slot()[s];
                 if (slot.mode != SlotMode::tile) continue;
+                const int64_t* strides = p.strides(slot);
                 int64_t offset = 0;
-                for (int d = 0; d <= inner; d++) offset += index[d] * slot.strides[d];
-                transpose_bytes(tiles[s], p.block, slot.ptr + offset * slot.size,
-                                slot.strides[inner], r1 - r0, n, slot.size);
+                for (int d = 0; d <= inner; d++) offset += index[d] * strides[d];
+                transpose_bytes(tiles[s], p.block, slot.ptr + offset * slot.size, strides[inner],
+                                r1 - r0, n, slot.size);
             }
             for (int64_t r = r0; r < r1; r++) {
                 index[p.cross] = r;

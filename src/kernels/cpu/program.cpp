@@ -32,10 +32,14 @@ class Builder {
             const int slot = add_slot(views_[i]->dtype);
             slots_[slot].operand = static_cast<int16_t>(i);
             slots_[slot].output = static_cast<int>(i) >= inputs_;
+            held_.push_back({views_[i]->dtype, slot});
         }
-        for (DType dtype : temps) add_slot(dtype);
-        for (const ProgramStep& step : steps)
-            if (!add_step(step)) return false;
+        for (DType dtype : temps) held_.push_back({dtype});
+        for (size_t i = 0; i < steps.size(); i++)
+            for (const auto* numbers : {&steps[i].inputs, &steps[i].outputs})
+                for (int number : *numbers) held_[number].last = static_cast<int>(i);
+        for (size_t i = 0; i < steps.size(); i++)
+            if (!add_step(steps[i], static_cast<int>(i))) return false;
         return slots_.size() <= kMaxSlots;
     }
 
@@ -61,16 +65,32 @@ class Builder {
         program.unit = rows_ ? 4096 : block_ * 8;
         if (cross_ >= 0) program.unit = kTileRows * shape_.back();
         std::copy(shape_.begin(), shape_.end(), program.shape);
-        std::vector<char> bytes(sizeof program + sizeof(Slot) * slots_.size() +
-                                sizeof(Instr) * instrs_.size());
-        std::memcpy(bytes.data(), &program, sizeof program);
-        std::memcpy(bytes.data() + sizeof program, slots_.data(), sizeof(Slot) * slots_.size());
-        std::memcpy(bytes.data() + sizeof program + sizeof(Slot) * slots_.size(), instrs_.data(),
-                    sizeof(Instr) * instrs_.size());
+        std::vector<int64_t> strides;
+        for (const std::vector<int64_t>& one : strides_)
+            strides.insert(strides.end(), one.begin(), one.end());
+        const size_t slots = sizeof(Slot) * slots_.size(), instrs = sizeof(Instr) * instrs_.size();
+        std::vector<char> bytes(sizeof program + slots + instrs + sizeof(int64_t) * strides.size());
+        char* at = bytes.data();
+        const auto append = [&](const void* from, size_t size) {
+            if (size) std::memcpy(at, from, size);
+            at += size;
+        };
+        append(&program, sizeof program);
+        append(slots_.data(), slots);
+        append(instrs_.data(), instrs);
+        append(strides.data(), sizeof(int64_t) * strides.size());
         return bytes;
     }
 
   private:
+    /// Where the value of an operand number lies while the program runs.
+    struct Held {
+        DType dtype;
+        int slot = -1;  // of a temporary: from the step that writes it to the last that reads it
+        int wide = -1;  // a 16-bit value in f32
+        int last = -1;  // step
+    };
+
     /// The iteration space: the axes of `shape`, merged where every operand steps as one.
     void find_space(const Dims& shape) {
         std::vector<Dims> strides;
@@ -120,6 +140,22 @@ class Builder {
         return static_cast<int>(slots_.size()) - 1;
     }
 
+    int take_slot(DType dtype) {
+        for (size_t i = 0; i < free_.size(); i++) {
+            const int slot = free_[i];
+            if (slots_[slot].size != dtype_size(dtype)) continue;
+            free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+            dtypes_[slot] = dtype;
+            return slot;
+        }
+        return add_slot(dtype);
+    }
+
+    void give_slot(int& slot) {
+        if (slot >= 0 && slots_[slot].operand < 0) free_.push_back(slot);
+        slot = -1;
+    }
+
     void emit(const InstrDef& def, const std::vector<int>& outputs, const std::vector<int>& inputs,
               const std::vector<double>& scalars) {
         Instr instr{};
@@ -138,35 +174,57 @@ class Builder {
         const auto find = [&](DType in, DType out) { return find_instr(table_, "cast", in, out); };
         if (const InstrDef* direct = find(dtypes_[from], dtypes_[to]))
             return emit(*direct, {to}, {from}, {});
-        const int middle = add_slot(DType::f32);
+        int middle = take_slot(DType::f32);
         emit(*find(dtypes_[from], DType::f32), {middle}, {from}, {});
         emit(*find(DType::f32, dtypes_[to]), {to}, {middle}, {});
+        give_slot(middle);
     }
 
-    bool add_step(const ProgramStep& step) {
+    bool add_step(const ProgramStep& step, int at) {
         if (step.outputs.size() + step.inputs.size() > kMaxInstrOperands) return false;
-        if (step.name == "cast") {
-            add_cast(step.outputs[0], step.inputs[0]);
-            return true;
+        const bool cast = step.name == "cast";
+        const InstrDef* def = nullptr;
+        if (!cast) {
+            def = find_instr(table_, step.name, compute_dtype(held_[step.inputs.back()].dtype),
+                             compute_dtype(held_[step.outputs[0]].dtype));
+            if (!def || def->inputs != step.inputs.size() || def->outputs != step.outputs.size())
+                return false;
         }
-        const InstrDef* def =
-            find_instr(table_, step.name, compute_dtype(dtypes_[step.inputs.back()]),
-                       compute_dtype(dtypes_[step.outputs[0]]));
-        if (!def || def->inputs != step.inputs.size() || def->outputs != step.outputs.size())
-            return false;
-        std::vector<int> inputs = step.inputs, outputs = step.outputs;
-        for (int& slot : inputs)
-            if (is_16_bit(dtypes_[slot])) {
-                const int wide = add_slot(DType::f32);
-                add_cast(wide, slot);
-                slot = wide;
+        std::vector<int> inputs, outputs;
+        for (int number : step.inputs) {
+            Held& value = held_[number];
+            if (!cast && is_16_bit(value.dtype) && value.wide < 0) {
+                value.wide = take_slot(DType::f32);
+                add_cast(value.wide, value.slot);
             }
-        for (int& slot : outputs)
-            if (is_16_bit(dtypes_[slot])) slot = add_slot(DType::f32);
-        emit(*def, outputs, inputs, step.scalars);
+            inputs.push_back(!cast && is_16_bit(value.dtype) ? value.wide : value.slot);
+        }
+        // An element is read before it is written, so results may lie where operands end.
+        release(step.inputs, at);
+        for (int number : step.outputs) {
+            Held& value = held_[number];
+            if (value.slot < 0) value.slot = take_slot(value.dtype);
+            outputs.push_back(!cast && is_16_bit(value.dtype) ? take_slot(DType::f32) : value.slot);
+        }
+        if (cast)
+            add_cast(outputs[0], inputs[0]);
+        else
+            emit(*def, outputs, inputs, step.scalars);
         for (size_t i = 0; i < outputs.size(); i++)
-            if (outputs[i] != step.outputs[i]) add_cast(step.outputs[i], outputs[i]);
+            if (const int slot = held_[step.outputs[i]].slot; slot != outputs[i]) {
+                add_cast(slot, outputs[i]);
+                give_slot(outputs[i]);
+            }
+        release(step.outputs, at);
         return true;
+    }
+
+    void release(const std::vector<int>& numbers, int at) {
+        for (int number : numbers)
+            if (held_[number].last <= at) {
+                give_slot(held_[number].slot);
+                give_slot(held_[number].wide);
+            }
     }
 
     /// An input that is contiguous along another axis than the innermost is read tile by tile.
@@ -187,7 +245,6 @@ class Builder {
             slot.mode = SlotMode::buffer;
             if (slot.operand >= 0) {
                 const std::vector<int64_t>& strides = strides_[slot.operand];
-                std::copy(strides.begin(), strides.end(), slot.strides);
                 bool linear = true, outer_fixed = true;
                 int64_t expected = 1;
                 for (int d = inner; d >= 0; d--) {
@@ -223,8 +280,10 @@ class Builder {
     bool rows_ = true;
     int cross_ = -1;
     int64_t block_ = kBlock, buffer_bytes_ = 0;
+    std::vector<Held> held_;
     std::vector<Slot> slots_;
-    std::vector<DType> dtypes_;
+    std::vector<DType> dtypes_;  // by slot
+    std::vector<int> free_;      // slots of temporaries that nobody reads any more
     std::vector<Instr> instrs_;
     std::vector<size_t> whole_;  // slots of which more than element 0 is read
 };
@@ -239,20 +298,38 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op,
     return builder.bytes();
 }
 
+namespace {
+
+std::vector<double> step_scalars(const LoweredDef& def, const Attrs& attrs) {
+    std::vector<double> scalars;
+    for (const AttrDef& attr : def.attrs)
+        if (const Attr* given = attrs.find(attr.name))
+            if (const auto* number = std::get_if<double>(given)) scalars.push_back(*number);
+    return scalars;
+}
+
+}  // namespace
+
 std::vector<char> build_program(const Table& table, const LoweredOp& op) {
-    bool known = false;
-    for (int i = 0; i < table.instr_count && !known; i++)
-        known = op.def->name == table.instrs[i].name;
-    if (!known || op.inputs.empty() || op.outputs.empty()) return {};
-    ProgramStep step{op.def->name, {}, {}, {}};
-    const int inputs = static_cast<int>(op.inputs.size());
-    for (int i = 0; i < inputs; i++) step.inputs.push_back(i);
-    for (int i = 0; i < static_cast<int>(op.outputs.size()); i++)
-        step.outputs.push_back(inputs + i);
-    for (const AttrDef& def : op.def->attrs)
-        if (const Attr* attr = op.attrs.find(def.name))
-            if (const auto* number = std::get_if<double>(attr)) step.scalars.push_back(*number);
-    return build_program(table, op, {step}, {});
+    if (op.inputs.empty() || op.outputs.empty()) return {};
+    std::vector<ProgramStep> steps;
+    std::vector<DType> temps;
+    for (const FusedStep& step : op.body)
+        steps.push_back(
+            {step.def->name, step.outputs, step.inputs, step_scalars(*step.def, step.attrs)});
+    for (const View& view : op.inner) temps.push_back(view.dtype);
+    if (op.body.empty()) {
+        bool known = false;
+        for (int i = 0; i < table.instr_count && !known; i++)
+            known = op.def->name == table.instrs[i].name;
+        if (!known) return {};
+        steps.push_back({op.def->name, {}, {}, step_scalars(*op.def, op.attrs)});
+        const int inputs = static_cast<int>(op.inputs.size());
+        for (int i = 0; i < inputs; i++) steps[0].inputs.push_back(i);
+        for (int i = 0; i < static_cast<int>(op.outputs.size()); i++)
+            steps[0].outputs.push_back(inputs + i);
+    }
+    return build_program(table, op, steps, temps);
 }
 
 void bind_program(ArgBlock& args) {

@@ -8,7 +8,8 @@
 
 namespace aicf::cpu {
 
-/// One step of a program. Operand numbers: inputs of the op, then its outputs, then temporaries.
+/// One step of a program. Operand numbers: inputs of the op, then its outputs, then temporaries,
+/// each written by one step before others read it.
 struct ProgramStep {
     std::string name;
     std::vector<int> outputs, inputs;
@@ -20,7 +21,7 @@ struct ProgramStep {
 std::vector<char> build_program(const Table& table, const LoweredOp& op,
                                 const std::vector<ProgramStep>& steps,
                                 const std::vector<DType>& temps);
-/// The program of an op that is one instruction; empty when there is none.
+/// The program of an op that is one instruction, or of a fused op; empty when there is none.
 std::vector<char> build_program(const Table& table, const LoweredOp& op);
 /// Fills the pointers from the block's operands.
 void bind_program(ArgBlock& args);

@@ -43,32 +43,67 @@ bool known_function(const std::string& name) {
     return names.contains(name);
 }
 
+/// The call of scalar.h that computes one step, its operands spelt as given. `scalar_at` is where
+/// the block holds the step's numbers; `first` is how many numbers came before them.
+std::string call_text(const LoweredDef& def, const std::vector<std::string>& operands, DType in,
+                      DType out, int scalar_at, int first, std::string& before) {
+    if (def.name == "copy") return operands[0];
+    if (def.name == "cast") return cat("scalar::cast<", wide_type(out), ">(", operands[0], ")");
+    if (!known_function(def.name))
+        raise(ErrorKind::unsupported, "cuda: there is no function ", def.name,
+              " in scalar.h; run this step on the cpu");
+    std::string call = cat("scalar::", def.name, "(");
+    for (size_t k = 0; k < operands.size(); k++) call += (k ? ", " : "") + operands[k];
+    for (int s = 0; s < static_cast<int>(def.attrs.size()); s++) {
+        before += cat("    const ", wide_type(in), " s", first + s, " = scalar::cast<",
+                      wide_type(in), ">(block.number(", scalar_at + 8 * (first + s), "));\n");
+        call += cat(", s", first + s);
+    }
+    return call + ")";
+}
+
 /// The statements that compute r0, r1, ... of one element from a0, a1, ...
 std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
     const std::string& name = op.def->name;
-    if (name == "copy") return "r0[j] = a0[j];";
-    if (name == "cast") {
-        const DType to = op.outputs[0].dtype;
-        return cat("r0[j] = scalar::cast<", wide_type(to), ">(a0[j]);");
-    }
     if (name == "sgd_step") return "r0[j] = scalar::sgd_p(a0[j], a1[j], R(u2));";
     if (name == "adam_step")
         return "r1[j] = scalar::adam_m(a2[j], a1[j], R(u7)); r2[j] = scalar::adam_v(a3[j], a1[j], "
                "R(u8)); "
                "r0[j] = scalar::adam_p(a0[j], r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));";
-    if (!known_function(name))
-        raise(ErrorKind::unsupported, "cuda: there is no function ", name,
-              " in scalar.h; run this step on the cpu");
-    std::string call = cat("r0[j] = scalar::", name, "(");
-    for (size_t k = 0; k < op.inputs.size(); k++) call += cat(k ? ", a" : "a", k, "[j]");
-    const DType computed = op.inputs.back().dtype;  // of `where`: a choice, not the condition
-    for (size_t s = 0; s < op.def->attrs.size(); s++) {
-        before +=
-            cat("    const ", wide_type(computed), " s", s, " = scalar::cast<", wide_type(computed),
-                ">(block.number(", layout.scalars + 8 * static_cast<int>(s), "));\n");
-        call += cat(", s", s);
+    const auto spell = [&](int number) {
+        const int inputs = static_cast<int>(op.inputs.size()),
+                  outputs = static_cast<int>(op.outputs.size());
+        return number < inputs             ? cat("a", number, "[j]")
+               : number < inputs + outputs ? cat("r", number - inputs, "[j]")
+                                           : cat("t", number - inputs - outputs);
+    };
+    if (op.body.empty()) {
+        std::vector<std::string> operands;
+        for (size_t k = 0; k < op.inputs.size(); k++)
+            operands.push_back(spell(static_cast<int>(k)));
+        // Of `where` the last operand says the type: a choice, not the condition.
+        return cat("r0[j] = ",
+                   call_text(*op.def, operands, op.inputs.back().dtype, op.outputs[0].dtype,
+                             layout.scalars, 0, before),
+                   ";");
     }
-    return call + ");";
+    std::string text;
+    int scalars = 0;
+    for (const FusedStep& step : op.body) {
+        std::vector<std::string> operands;
+        for (int number : step.inputs) operands.push_back(spell(number));
+        const DType to = op.operand(step.outputs[0]).dtype;
+        const std::string call =
+            call_text(*step.def, operands, op.operand(step.inputs.back()).dtype, to, layout.scalars,
+                      scalars, before);
+        scalars += static_cast<int>(step.def->attrs.size());
+        // Each value is rounded to its dtype, as if it had been stored.
+        const bool inner =
+            step.outputs[0] >= static_cast<int>(op.inputs.size() + op.outputs.size());
+        text += cat(text.empty() ? "" : "\n            ", inner ? "const auto " : "",
+                    spell(step.outputs[0]), " = rounded<", cuda_type(to), ">(", call, ");");
+    }
+    return text;
 }
 
 }  // namespace
@@ -89,7 +124,9 @@ KernelText pointwise_text(const LoweredOp& op, int) {
             largest = std::max(largest, dtype_size(view.dtype));
         }
     const Iteration space(out.shape, strides);
-    const int width = count < kSmall ? 1 : static_cast<int>(std::min<int64_t>(16 / largest, 8));
+    // Wide accesses while the operands of a fused op still fit the registers.
+    const int64_t reach = views.size() > 8 ? 4 : 8;
+    const int width = count < kSmall ? 1 : static_cast<int>(std::min(16 / largest, reach));
     const size_t inputs = op.inputs.size();
     const BlockLayout layout(op);
     const auto type = [&](size_t k) {

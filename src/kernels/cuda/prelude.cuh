@@ -59,6 +59,12 @@ __device__ __forceinline__ E narrow(C x) {
         return static_cast<E>(x);
 }
 
+/// x as it reads once it has been stored as an E.
+template <class E, class C>
+__device__ __forceinline__ Wide<E> rounded(C x) {
+    return widen(narrow<E>(x));
+}
+
 template <class T, int V>
 struct alignas(sizeof(T) * V) Pack {
     T at[V];

@@ -1,0 +1,428 @@
+"""Each pass keeps every bit: random graphs with and without it, and the hard cases one by one."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from conftest import outputs_of
+from test_random_graphs import emit, random_program
+
+ALONE = [(name,) for name in _core.pass_names()]
+CHOICES = [(), *ALONE, "default"]
+GROUPS, IN_GROUP = 26, 20  # random graphs on the CPU; a GPU takes the first ones
+DTYPES = ["float32", "float32", "float64", "float16", "bfloat16"]
+
+
+def assert_same(got, want, what):
+    """Equal bytes; a NaN's payload is the one exception."""
+    a, b = np.atleast_1d(got), np.atleast_1d(want)
+    assert a.shape == b.shape and a.dtype == b.dtype, what
+    differs = a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")
+    if a.dtype.kind == "f":
+        differs &= ~(np.isnan(a) & np.isnan(b))
+    assert not differs.any(), f"{what}: {differs.sum()} of {a.size} differ: {got!r} and {want!r}"
+
+
+def everything(step, feed, steps=2):
+    """All outputs of some steps, and all states after them."""
+    result = {}
+    for k in range(steps):
+        got = outputs_of(step(**feed))
+        result |= {f"{name} of step {k}": array for name, array in got.items()}
+    return result | dict(step.state_dict())
+
+
+def check_passes(build, feed, device, choices=CHOICES):
+    """The same bytes under every choice of passes; returns those of the first and its step."""
+    want = None
+    for passes in choices:
+        g = aicf.Graph("passes")
+        build(g)
+        step = g.compile(device=device, passes=passes)
+        got = everything(step, feed)
+        for name, array in (want or got).items():
+            assert_same(got[name], array, f"{name} with passes={passes}\n{step.plan}")
+        want = want or got
+    return want, step
+
+
+def launches(step):
+    return [launch.op for launch in step.trace]
+
+
+# ---- random graphs
+
+
+def build_random(g, rng, inputs, program, dtype):
+    """Outputs, gradients, and states that are read before, after and beside their next content."""
+    leaves = [g.input(f"x{i}", x.shape, dtype) for i, x in enumerate(inputs)]
+    values = list(leaves)
+    for op, positions, attrs in program:
+        values.append(emit(op, [values[p] for p in positions], attrs))
+    made = values[len(leaves) :]
+    wanted = [made[-1], *(made[int(i)] for i in rng.integers(0, len(made), 3))]
+    loss = None
+    for i, y in enumerate(wanted):
+        g.output(f"y{i}", y)
+        term = aicf.mean(y * y)
+        loss = term if loss is None else loss + term
+    g.output("loss", loss)
+    try:
+        for i, grad in enumerate(g.backward(loss, leaves[:1]).values()):
+            g.output(f"d{i}", grad)
+    except aicf.GraphError:
+        pass  # nothing smooth leads to that leaf
+    for i, at in enumerate(rng.integers(0, len(made), 3)):
+        y = made[int(at)]
+        s = g.state(f"s{i}", y.shape, dtype, init=aicf.init.constant(0.25))
+        kind = int(rng.integers(4))
+        before = s * y if kind in (0, 2) else y
+        g.assign(s, s * 0.5 + before)
+        if kind == 1:
+            g.output(f"after{i}", aicf.tanh(s + y) - s)
+        if kind == 2:
+            g.output(f"turned{i}", aicf.permute(s, tuple(reversed(range(s.ndim)))) + 1.0)
+        if kind == 3:
+            g.output(f"kept{i}", s, keep=2)
+
+
+def check_random(seed, device):
+    rng = np.random.default_rng(seed)
+    inputs, program = random_program(rng, int(rng.integers(4, 22)), -1.0)
+    dtype = DTYPES[seed % len(DTYPES)]
+    ours = int(rng.integers(2**31))
+    leaf = "float32" if dtype == "bfloat16" else dtype  # NumPy has no bfloat16
+
+    def build(g):
+        build_random(Recast(g, dtype), np.random.default_rng(ours), inputs, program, leaf)
+
+    check_passes(build, {f"x{i}": x.astype(leaf) for i, x in enumerate(inputs)}, device)
+
+
+class Recast:
+    """A graph whose inputs are cast to another dtype, where NumPy cannot hold that."""
+
+    def __init__(self, g, dtype):
+        self.g, self.dtype = g, dtype
+
+    def input(self, name, shape, dtype):
+        x = self.g.input(name, shape, dtype)
+        return x if dtype == self.dtype else aicf.cast(x, self.dtype)
+
+    def state(self, name, shape, dtype, init):
+        return self.g.state(name, shape, self.dtype, init=init)
+
+    def __getattr__(self, name):
+        return getattr(self.g, name)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_random_graphs(group, device):
+    count = IN_GROUP if device == "cpu" else 2
+    for seed in range(group * IN_GROUP, group * IN_GROUP + count):
+        check_random(seed, device)
+
+
+# ---- pointwise fusion
+
+
+def one(build, feed, device):
+    """Builds with `y` as the one output; its bytes without passes, and the launches with all."""
+
+    def with_output(g):
+        values = {k: g.input(k, a.shape, str(a.dtype)) for k, a in feed.items()}
+        for name, y in build(g, **values).items():
+            g.output(name, y)
+
+    got, step = check_passes(with_output, feed, device)
+    return got, launches(step), step
+
+
+def draw(rng, *shape, dtype=np.float32):
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def test_a_chain_is_one_launch(device, rng):
+    feed = {"a": draw(rng, 3000), "b": draw(rng, 3000)}
+    _, ops, _ = one(lambda g, a, b: {"y": aicf.sin(a) * b + aicf.exp(-a * a)}, feed, device)
+    assert ops == ["fused"]
+
+
+def test_the_dump_shows_every_step(device):
+    g = aicf.Graph("g")
+    a = g.input("a", (2, 3))
+    g.output("y", aicf.clip(aicf.sin(a) * a[:, :1], -0.5, 0.5))
+    step = g.compile(device=device)
+    text = str(step.plan)
+    assert "op=fused(sin, mul, clip) (%0 f32[2, 3], %0 f32[2, 3] strides [3, 0]) -> (%" in text
+    assert "%1 f32[2, 3] = sin(%0)\n" in text
+    assert "clip(%" in text and '{"lo": -0.5, "hi": 0.5}\n' in text
+    (op,) = step.lowered
+    assert [one["op"] for one in op["body"]] == ["sin", "mul", "clip"]
+    assert [view["value"] for view in op["inner"]] == [1, 3]
+
+
+def test_metamorphic_pairs(device, rng):
+    x = draw(rng, 40, 33)
+    x[0, :4] = [np.inf, -0.0, 0.0, 1e-40]
+
+    def build(g, x):
+        z = aicf.tanh(x)
+        return {
+            "zero": z - z,
+            "same": aicf.maximum(z, z),
+            "twice": z + z - 2.0 * z,
+            "mask": aicf.where(z < 0.0, -z, z) - aicf.abs(z),
+            "stored": z,
+        }
+
+    got, ops, _ = one(build, {"x": x}, device)
+    assert ops == ["fused"]
+    assert_same(got["same of step 0"], got["stored of step 0"], "max(x, x)")
+    for name in ("zero", "twice", "mask"):
+        assert not got[f"{name} of step 0"].any(), name
+
+
+def test_softmax_still_sums_to_one(device, rng):
+    build = lambda g, x: {"y": aicf.sum(aicf.softmax(x * 2.0 + 1.0, axis=1) * 3.0, axis=1)}  # noqa: E731
+    got, _, _ = one(build, {"x": draw(rng, 50, 70)}, device)
+    assert np.allclose(got["y of step 0"], 3, atol=1e-5)
+
+
+def test_values_read_elsewhere_stay(device, rng):
+    """A value that a reduction, an output and a later group read is written once."""
+
+    def build(g, x):
+        z = aicf.exp(x)
+        return {"z": z, "sum": aicf.sum(z, axis=0), "w": aicf.sqrt(z * 2.0) / (aicf.max(z) + 1.0)}
+
+    got, ops, step = one(build, {"x": draw(rng, 12, 5)}, device)
+    assert "fused" in ops and ops.count("exp") + ops.count("fused") <= 3
+    inner = {view["value"] for op in step.lowered for view in op.get("inner", [])}
+    read = {view["value"] for op in step.lowered for view in op["inputs"]}
+    assert not inner & read
+
+
+def test_a_path_outside_splits_the_group(device, rng):
+    """exp -> sum -> sub must not be one op with exp -> sub."""
+    got, ops, _ = one(
+        lambda g, x: {"y": (aicf.exp(x) - aicf.sum(aicf.exp(x))) * 2.0},
+        {"x": draw(rng, 6, 7)},
+        device,
+    )
+    assert ops == ["exp", "reduce_sum", "fused"]
+
+
+def test_only_whole_values_are_handed_on(device, rng):
+    """A transposed or shifted read of a group's own value needs the value in memory."""
+
+    def build(g, x):
+        z = aicf.sin(x)
+        return {"y": z + aicf.permute(z, (1, 0)), "w": z[1:] * z[:-1]}
+
+    _, ops, _ = one(build, {"x": draw(rng, 20, 20)}, device)
+    assert ops.count("sin") == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_inner_values_are_rounded(dtype, device, rng):
+    """Every value of a chain is rounded to its dtype, as if it had been stored."""
+
+    def build(g, a, b):
+        a, b = aicf.cast(a, dtype), aicf.cast(b, dtype)
+        y = aicf.sin(a) * b + aicf.exp(-a * a) / (b * b + 1.0)
+        return {"y": aicf.where(a < b, y, a * y), "wide": aicf.cast(y, "float32")}
+
+    feed = {"a": draw(rng, 1500), "b": draw(rng, 1500)}
+    _, ops, _ = one(build, feed, device)
+    assert len(ops) == 1
+
+
+def test_bool_and_int_members(device, rng):
+    feed = {
+        "a": rng.integers(-9, 9, (30, 11)).astype(np.int32),
+        "b": rng.integers(-9, 9, (30, 11)).astype(np.int32),
+        "c": rng.integers(0, 9, (30, 11)).astype(np.int64),
+    }
+
+    def build(g, a, b, c):
+        small = aicf.logical_and(a < b, aicf.cast(c, "int32") > a)
+        y = aicf.where(small, a * b, aicf.relu(b - a))
+        return {"y": y, "small": small, "f": aicf.cast(y, "float64") * 0.5}
+
+    _, ops, _ = one(build, feed, device)
+    assert ops == ["fused"]
+
+
+@pytest.mark.parametrize("shape", [(0,), (4, 0, 3), (), (1,), (1, 1)])
+def test_small_and_empty(shape, device, rng):
+    feed = {"x": np.asarray(draw(rng, *shape))}
+    _, ops, _ = one(lambda g, x: {"y": aicf.exp(aicf.sin(x) * x) - x}, feed, device)
+    assert len(ops) <= 1
+
+
+def test_broadcast_and_strided_operands(device, rng):
+    feed = {
+        "x": draw(rng, 40, 50),
+        "row": draw(rng, 50),
+        "column": draw(rng, 40, 1),
+        "turned": draw(rng, 50, 40),
+        "number": draw(rng),
+    }
+
+    def build(g, x, row, column, turned, number):
+        y = aicf.tanh(x + row) * column - aicf.permute(turned, (1, 0)) * number
+        return {"y": y * row, "z": aicf.relu(y)}
+
+    _, ops, _ = one(build, feed, device)
+    assert ops == ["fused"]
+
+
+def test_long_chains_are_split(device, rng):
+    """A group stays within what a kernel's block and registers hold."""
+
+    def chain(g, x):
+        for i in range(150):
+            x = aicf.sin(x) * 0.5 + float(i % 3)
+        return {"y": x}
+
+    def wide(g, **xs):
+        total = None
+        for x in xs.values():
+            total = x * x if total is None else total + x * x
+        return {"y": total}
+
+    _, ops, _ = one(chain, {"x": draw(rng, 600)}, device)
+    assert 1 < len(ops) < 60 and set(ops) <= {"fused", "sin", "mul", "add"}
+    shape = (1, 2, 1, 3, 1, 2, 1, 2)
+    _, ops, _ = one(wide, {f"x{i}": draw(rng, *shape) for i in range(40)}, device)
+    assert 1 < len(ops) < 40
+    halves = {f"x{i}": draw(rng, 30, dtype=np.float16) for i in range(30)}
+    _, ops, _ = one(wide, halves, device)
+    assert 1 < len(ops) < 30
+
+
+def test_copies_join_behind_their_source(device, rng):
+    def build(g, x):
+        y = aicf.sin(x) * 2.0
+        return {"y": y, "again": y}
+
+    _, ops, step = one(build, {"x": draw(rng, 100)}, device)
+    assert ops == ["fused"]
+    assert [op["op"] for op in step.lowered[0]["body"]] == ["sin", "mul", "copy"]
+
+
+# ---- in place, and states
+
+
+def state_case(step_of):
+    """A graph with one state s and an input x; step_of(g, s, x) says what happens."""
+
+    def build(g):
+        s = g.state("s", (6, 6), init=aicf.init.uniform(-1, 1))
+        step_of(g, s, g.input("x", (6, 6)))
+
+    return build
+
+
+def reads_after(g, s, x):
+    new = s * 0.9 + x
+    g.assign(s, new)
+    g.output("y", aicf.sin(new) + s * 2.0)
+
+
+def reads_turned(g, s, x):
+    new = s * 0.9 + x
+    g.assign(s, new)
+    g.output("y", aicf.permute(s, (1, 0)) * new)
+
+
+def reads_turned_inside(g, s, x):
+    g.assign(s, aicf.tanh(s + aicf.permute(s, (1, 0))) * x)
+
+
+def reads_a_row(g, s, x):
+    g.assign(s, (s + s[:1]) * x)
+
+
+def swaps(g, s, x):
+    t = g.state("t", (6, 6), init=aicf.init.constant(0.5))
+    g.assign(s, t * 0.5 + x)
+    g.assign(t, s * 0.5 - x)
+
+
+def exchanges(g, s, x):
+    t = g.state("t", (6, 6), init=aicf.init.constant(0.5))
+    g.assign(s, t)
+    g.assign(t, s)
+    g.output("y", (s + t) * x)
+
+
+def shows_the_old(g, s, x):
+    g.assign(s, aicf.sin(s) + x)
+    g.output("old", s)
+    g.output("sum", aicf.sum(s * x))
+
+
+def one_value_for_two(g, s, x):
+    t = g.state("t", (6, 6))
+    new = s * x + t
+    g.assign(s, new)
+    g.assign(t, new)
+    g.output("y", new)
+
+
+def waits_for_a_reader(g, s, x):
+    """The reader is a product, which lies between the members in the list."""
+    new = aicf.sin(x) + 1.0
+    g.output("y", aicf.tanh(x @ s) * new)
+    g.assign(s, new * 0.5)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        reads_after,
+        reads_turned,
+        reads_turned_inside,
+        reads_a_row,
+        swaps,
+        exchanges,
+        shows_the_old,
+        one_value_for_two,
+        waits_for_a_reader,
+    ],
+)
+def test_states(case, device, rng):
+    check_passes(state_case(case), {"x": draw(rng, 6, 6)}, device)
+
+
+def test_a_state_is_updated_in_place(device, rng):
+    def build(g):
+        s, x = g.state("s", (500,)), g.input("x", (500,))
+        g.assign(s, s * 0.9 + x * x)
+
+    _, step = check_passes(build, {"x": draw(rng, 500)}, device)
+    assert launches(step) == ["fused"] and "in place of" in str(step.plan)
+
+
+def test_temporaries_are_taken_over(device, rng):
+    """The result of a fused op lies where a dead operand was."""
+
+    def build(g, x):
+        z = aicf.cumsum(x, axis=0)
+        return {"y": aicf.cumsum(aicf.sin(z) * x + z, axis=0)}
+
+    _, ops, step = one(build, {"x": draw(rng, 64, 8)}, device)
+    assert ops == ["cumsum", "fused", "cumsum"]
+    assert "in place of" in str(step.plan)
+
+
+def test_choices_of_passes():
+    assert _core.pass_names() == ["cse", "fuse"]
+    g = aicf.Graph("g")
+    x = g.input("x", (4,))
+    g.output("y", aicf.exp(x) * x)
+    assert launches(g.compile(device="cpu", passes=())) == ["exp", "mul"]
+    assert launches(g.compile(device="cpu", passes=("fuse",))) == ["fused"]
+    assert "fused(exp, mul)" in g._core.text_after(["fuse"])
