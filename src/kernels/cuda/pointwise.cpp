@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
 constexpr int kThreads = 256;
+// More blocks than this only repeat what comes before the loop: 15 % of a kernel with one sine.
+constexpr int64_t kBlocksAProcessor = 64;
 
 /// How the elements of an operand are reached in the merged iteration space.
 enum class Reach { uniform, dense, inner, each };
@@ -108,7 +110,7 @@ std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string&
 
 }  // namespace
 
-KernelText pointwise_text(const LoweredOp& op, int) {
+KernelText pointwise_text(const LoweredOp& op, int processors) {
     const View& out = op.outputs[0];
     const bool update = op.def->optimizer, raw = op.def->name == "copy";
     const int64_t count = element_count(out.shape);
@@ -142,7 +144,8 @@ KernelText pointwise_text(const LoweredOp& op, int) {
     text.threads = static_cast<int>(
         std::min<int64_t>(kThreads, std::max<int64_t>((count + 31) / 32 * 32, 32)));
     text.blocks = std::min<int64_t>(
-        (count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width), 1 << 30);
+        (count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width),
+        kBlocksAProcessor * processors);
 
     std::vector<Access> access;
     bool flat = true;
