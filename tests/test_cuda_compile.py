@@ -15,7 +15,7 @@ GROUP = 16
 
 
 def compiled(graph, arch):
-    program = _core.cuda_program(graph._core, _core.pass_names())
+    program = _core.cuda_program(graph._core, _core.pass_names(), arch=arch)
     assert _core.cuda_cubin(program, arch)[:4] == b"\x7fELF"
 
 

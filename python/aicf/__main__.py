@@ -58,7 +58,8 @@ def _cache(args: argparse.Namespace) -> int:
                     graph = Graph.from_json(file.read())
             else:
                 graph = verify.build(name, verify.CASES[name])
-            program = _core.cuda_program(graph._core, _core.pass_names(), args.processors)
+            names = _core.pass_names()
+            program = _core.cuda_program(graph._core, names, args.processors, args.arch)
             print(f"{name}: {len(_core.cuda_cubin(program, args.arch))} bytes for {args.arch}")
     else:
         found = _core.cuda_info()

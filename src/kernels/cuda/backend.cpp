@@ -1,6 +1,7 @@
 #include "kernels/cuda/backend.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -48,7 +49,7 @@ class CudaBackend : public Backend {
     Device device() const override { return gpu_.device; }
 
     std::shared_ptr<const Kernel> select(const LoweredOp& op) override {
-        const KernelText text = kernel_text(op, gpu_.processors);
+        const KernelText text = kernel_text(op, {gpu_.processors, gpu_.compute_major});
         auto kernel = std::make_shared<CudaKernel>();
         kernel->name = text.name;
         kernel->workspace_bytes = text.workspace;
@@ -231,10 +232,15 @@ std::string cuda_problem() {
 
 uint64_t clear_cuda_cache() { return cuda::clear_disk_cache(); }
 
-std::string cuda_program(const std::vector<LoweredOp>& ops, int processors) {
+std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
+                         const std::string& arch) {
+    const int compute = arch.starts_with("sm_") ? std::atoi(arch.c_str() + 3) : 0;
+    if (compute < 70)
+        raise(ErrorKind::graph, "cuda: arch is \"", arch, "\"; need one as sm_80 or sm_90a");
+    const cuda::Target target{processors, compute / 10};
     std::vector<std::shared_ptr<cuda::LoadedKernel>> kernels;
     for (const LoweredOp& op : ops) {
-        const cuda::KernelText text = cuda::kernel_text(op, processors);
+        const cuda::KernelText text = cuda::kernel_text(op, target);
         if (text.blocks) kernels.push_back(cuda::loaded_kernel(text));
     }
     return cuda::program_text(kernels);

@@ -34,7 +34,8 @@ uint64_t clear_cuda_cache();
 
 /// The CUDA C++ program of a graph's kernels, and the cubin of a program: neither needs a GPU.
 /// `processors`: multiprocessors of the device it is for.
-std::string cuda_program(const std::vector<LoweredOp>& ops, int processors);
+std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
+                         const std::string& arch);
 std::string cuda_cubin(const std::string& program, const std::string& arch);
 
 }  // namespace aicf

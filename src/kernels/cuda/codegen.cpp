@@ -84,8 +84,10 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
     return text + cat("        return o + int64_t(r) * ", steps[0], ";\n    }\n};\n");
 }
 
-std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads, bool raw) {
+std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads, bool raw,
+                       int resident) {
     std::string text = cat("extern \"C\" __global__ void __launch_bounds__(", threads,
+                           resident > 1 ? cat(", ", resident) : "",
                            ") @(const __grid_constant__ Block<", layout.bytes, "> block) {\n");
     size_t at = 0;
     for (size_t k = 0; k < op.inputs.size(); k++, at++) {
@@ -138,11 +140,12 @@ std::string element_literal(DType dtype, double number) {
     }
 }
 
-KernelText kernel_text(const LoweredOp& op, int processors) {
+KernelText kernel_text(const LoweredOp& op, const Target& target) {
+    const int processors = target.processors;
     const std::string& name = op.def->name;
     if (op.def->pointwise || name == "sgd_step" || name == "adam_step")
         return pointwise_text(op, processors);
-    if (op.def->gemm) return gemm_text(op, processors);
+    if (op.def->gemm) return gemm_text(op, target);
     if (name == "reduce_argmax") return indexed_text(op, processors);
     if (name.starts_with("reduce_") || name == "mse_loss") return reduce_text(op, processors);
     if (name.starts_with("softmax") || name.starts_with("log_softmax") ||

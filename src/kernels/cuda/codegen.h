@@ -21,8 +21,13 @@ struct KernelText {
     int counters = 0;        // words that are 0 before and after each run
 };
 
+/// What of a device the choice of a kernel rests on.
+struct Target {
+    int processors = 0, major = 0;  // of the compute capability
+};
+
 /// The kernel of an op; Unsupported when none fits.
-KernelText kernel_text(const LoweredOp& op, int processors);
+KernelText kernel_text(const LoweredOp& op, const Target& target);
 /// A copy from any strides into C order, as an op without a plan.
 LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
@@ -44,8 +49,9 @@ const char* raw_type(DType dtype);   // same size, no meaning
 /// A struct named `name` with `at(i)`: the offset of element i of a shape in row-major order.
 std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides);
 /// The head of an entry with a pointer per operand: x0, x1, ... of the inputs, y0, ... of outputs.
+/// Registers are dealt out so that a processor can hold `resident` blocks.
 std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads,
-                       bool raw = false);
+                       bool raw = false, int resident = 1);
 
 /// A number as an element of `dtype`, spelled in its raw type.
 std::string element_literal(DType dtype, double number);
@@ -60,7 +66,7 @@ struct Iteration {
 KernelText pointwise_text(const LoweredOp& op, int processors);
 KernelText reduce_text(const LoweredOp& op, int processors);
 KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross entropy, norms
-KernelText gemm_text(const LoweredOp& op, int processors);
+KernelText gemm_text(const LoweredOp& op, const Target& target);
 KernelText indexed_text(const LoweredOp& op, int processors);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, int processors);
 KernelText small_text(const LoweredOp& op, int processors);  // step_inc, bias_corr, ring_push

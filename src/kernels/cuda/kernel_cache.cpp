@@ -11,6 +11,8 @@ namespace aicf::cuda {
 
 namespace {
 
+constexpr uint32_t kPlainShared = 48 << 10;  // bytes of shared memory a block gets unasked
+
 std::string replaced(std::string text, const std::string& symbol) {
     for (size_t at = text.find('@'); at != std::string::npos;
          at = text.find('@', at + symbol.size()))
@@ -33,8 +35,8 @@ const std::string& sources_digest() {
 std::shared_ptr<LoadedKernel> loaded_kernel(const KernelText& text) {
     const std::string symbol =
         cat("aicf_", text.name, "_", sha256(text.include + "\n" + text.body).substr(0, 16));
-    return std::make_shared<LoadedKernel>(
-        LoadedKernel{symbol, text.name, text.include, replaced(text.body, symbol), nullptr});
+    return std::make_shared<LoadedKernel>(LoadedKernel{
+        symbol, text.name, text.include, replaced(text.body, symbol), text.shared, nullptr});
 }
 
 std::string program_text(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
@@ -91,6 +93,13 @@ void KernelCache::load(const std::vector<std::shared_ptr<LoadedKernel>>& kernels
     try {
         for (size_t i = 0; i < missing.size(); i++) {
             AICF_CU(cu, cuModuleGetFunction, &functions[i], module, missing[i]->symbol.c_str());
+            if (missing[i]->shared > kPlainShared) {
+                AICF_CU(cu, cuFuncSetAttribute, functions[i],
+                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                        static_cast<int>(missing[i]->shared));
+                AICF_CU(cu, cuFuncSetAttribute, functions[i],
+                        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
+            }
             AICF_CU(cu, cuFuncLoad, functions[i]);
         }
     } catch (...) {

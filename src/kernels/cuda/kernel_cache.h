@@ -12,6 +12,7 @@ namespace aicf::cuda {
 /// A kernel on its way to being loaded: KernelCache::load sets `function`.
 struct LoadedKernel {
     std::string symbol, name, include, body;
+    uint32_t shared = 0;  // dynamic, bytes
     CUfunction function = nullptr;
 };
 

@@ -56,116 +56,290 @@ __device__ __forceinline__ void gemm_small(E* c, const E* a, const E* b) {
     }
 }
 
-/// A block of 256 computes tiles of BM x BN, a thread (BM / 16) x (BN / 16) of it, with tiles of A
-/// and B of depth BK in shared memory while the next ones are on their way.
-template <class A, int BM, int BN, int BK, class Shape, class E>
-__device__ __forceinline__ void gemm_tiled(E* c, const E* a, const E* b) {
-    constexpr int TM = BM / 16, TN = BN / 16, threads = 256;
-    constexpr int PA = BM * BK / threads, PB = BN * BK / threads, pad = 4;
-    constexpr bool several = Shape::k > Shape::chunk;
-    __shared__ __align__(16) A as[2][BK][BM + pad];
-    __shared__ __align__(16) A bs[2][BK][BN + pad];
-    const int t = threadIdx.x, tx = t % 16, ty = t / 16;
-    constexpr int64_t rows = (Shape::m + BM - 1) / BM, cols = (Shape::n + BN - 1) / BN;
-    constexpr int64_t steps = (Shape::k + BK - 1) / BK;
+// ---- tiles --------------------------------------------------------------------------------------
 
-    for (int64_t u = blockIdx.x; u < Shape::batches * rows * cols; u += gridDim.x) {
-        const int64_t batch = u / (rows * cols), cell = u - batch * (rows * cols);
-        const int64_t i0 = cell / cols * BM, j0 = cell % cols * BN;
-        const E* const ap = a + Shape::A::at(batch);
-        const E* const bp = b + Shape::B::at(batch);
-        // Neighbouring threads fetch neighbours in memory: along k, or across it.
-        const auto a_k = [t](int p) {
-            return Shape::a_col == 1 ? (t + p * threads) % BK : (t + p * threads) / BM;
-        };
-        const auto a_i = [t](int p) {
-            return Shape::a_col == 1 ? (t + p * threads) / BK : (t + p * threads) % BM;
-        };
-        const auto b_k = [t](int p) {
-            return Shape::b_row == 1 ? (t + p * threads) % BK : (t + p * threads) / BN;
-        };
-        const auto b_j = [t](int p) {
-            return Shape::b_row == 1 ? (t + p * threads) / BK : (t + p * threads) % BN;
-        };
-        E ra[PA], rb[PB];
-        const auto fetch = [&](int64_t k0) {
+/// Starts a copy to shared memory that wait_copies() sees the end of.
+template <int Bytes>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+    const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    if constexpr (Bytes == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(Bytes)
+                     : "memory");
+#else
+    typedef Pack<uint32_t, Bytes / 4> Words;
+    *static_cast<Words*>(to) = *static_cast<const Words*>(from);
+#endif
+}
+__device__ __forceinline__ void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+/// Waits for all groups of copies of this thread but the newest `Newest`.
+template <int Newest>
+__device__ __forceinline__ void wait_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(Newest) : "memory");
+#endif
+}
+
+/// What block u works on: one of the pieces of k of one tile. The tiles of neighbouring blocks lie
+/// in groups of 8 tile rows, so that those running together share more of both operands.
+template <class Shape, int BM, int BN>
+struct Piece {
+    static constexpr int64_t rows = (Shape::m + BM - 1) / BM, cols = (Shape::n + BN - 1) / BN,
+                             tiles = Shape::batches * rows * cols;
+    int64_t tile, batch, i0, j0;
+    int part;
+    __device__ __forceinline__ explicit Piece(int64_t u) {
+        part = int(u / tiles);
+        tile = u % tiles;
+        batch = tile / (rows * cols);
+        const auto cell = static_cast<uint32_t>(tile % (rows * cols));
+        const uint32_t first = cell / uint32_t(8 * cols) * 8, at = cell % uint32_t(8 * cols);
+        const uint32_t high = uint32_t(rows) - first < 8 ? uint32_t(rows) - first : 8;
+        i0 = int64_t(first + at % high) * BM;
+        j0 = int64_t(at / high) * BN;
+    }
+};
+
+/// Starts the copies of one tile of an operand, Rows of its own axis by BK of k, to [k][row].
+/// `rows` and `depth` of it exist; the rest stays as it is. `wide`: four-word copies are aligned.
+template <int Rows, int BK, int Threads, bool WholeRows, bool WholeK, int64_t RowStep,
+          int64_t KStep, class E>
+__device__ __forceinline__ void fetch_tile(E* to, const E* from, int rows, int depth, bool wide) {
+    constexpr int pitch = Rows + 4, V = 16 / sizeof(E);
+    const int t = threadIdx.x;
+    const auto exists = [&](int i, int k) {
+        return (WholeRows || i < rows) && (WholeK || k < depth);
+    };
+    if constexpr (RowStep == 1 && KStep % V == 0) {
+        if (wide) {
+            constexpr int line = Rows / V;
+            static_assert(Threads % line == 0 && Rows * BK % (V * Threads) == 0);
+            const int i = t % line * V;
 #pragma unroll
-            for (int p = 0; p < PA; p++) {
-                const int64_t k = k0 + a_k(p), i = i0 + a_i(p);
-                ra[p] =
-                    k < Shape::k && i < Shape::m ? ap[i * Shape::a_row + k * Shape::a_col] : E{};
+            for (int p = 0; p < Rows * BK / V / Threads; p++) {
+                const int k = t / line + p * (Threads / line);
+                if (exists(i, k)) copy_async<16>(to + k * pitch + i, from + i + k * KStep);
+            }
+            return;
+        }
+    }
+    if constexpr (KStep == 1 && RowStep != 1) {
+        // A warp takes 8 of k by 4 rows: whole sectors, and no bank of shared memory twice.
+        static_assert(Rows % (Threads / 8) == 0);
+#pragma unroll
+        for (int p = 0; p < Rows * BK / Threads; p++) {
+            const int i = t / 8 + p * (Threads / 8) % Rows;
+            const int k = t % 8 + p * (Threads / 8) / Rows * 8;
+            if (exists(i, k))
+                copy_async<sizeof(E)>(to + k * pitch + i, from + i * RowStep + k * KStep);
+        }
+    } else {
+        static_assert(Threads % Rows == 0);
+        const int i = t % Rows;
+#pragma unroll
+        for (int p = 0; p < Rows * BK / Threads; p++) {
+            const int k = t / Rows + p * (Threads / Rows);
+            if (exists(i, k))
+                copy_async<sizeof(E)>(to + k * pitch + i, from + i * RowStep + k * KStep);
+        }
+    }
+}
+
+/// Calls visit(lot, x, z) for each group of four columns of a thread.
+template <int TM, int TN, class Visit>
+__device__ __forceinline__ void each_four(const Visit& visit) {
+#pragma unroll
+    for (int x = 0; x < TM; x++)
+#pragma unroll
+        for (int z = 0; z < TN; z += 4) visit((x * TN + z) / 4, x, z);
+}
+
+/// A block computes BM x BN, a thread TM x TN of it in groups of four, from tiles of depth BK in
+/// shared memory. With Parts > 1 a block takes a run of chunks and leaves the result of each in
+/// `parts`; the block that comes last to a tile adds them, in ascending order all the same.
+template <int BM, int BN, int TM, int TN, int BK, int Stages, int Parts, class Shape, class E>
+__device__ __forceinline__ void gemm_tiled(E* c, const E* a, const E* b, E* parts,
+                                           uint32_t* counters) {
+    constexpr int threads = BM / TM * (BN / TN), lots = TM * TN / 4, V = 16 / sizeof(E);
+    constexpr int chunks = int((Shape::k + Shape::chunk - 1) / Shape::chunk);
+    constexpr int run = (chunks + Parts - 1) / Parts, chunk_steps = int(Shape::chunk) / BK;
+    constexpr bool several = Parts == 1 && chunks > 1;
+    // Large thread tiles keep their totals in shared memory: the registers then hold two blocks.
+    constexpr bool stored_totals = several && TM * TN * sizeof(E) > 128;
+    static_assert(Shape::chunk % BK == 0);
+    typedef Pack<E, 4> Four;
+    typedef Piece<Shape, BM, BN> Place;
+    extern __shared__ __align__(16) char room[];
+    E* const as = reinterpret_cast<E*>(room);
+    E* const bs = as + Stages * BK * (BM + 4);
+    Four* const totals = reinterpret_cast<Four*>(bs + Stages * BK * (BN + 4)) + threadIdx.x;
+
+    // 16 neighbouring lanes read 8 groups of rows and 2 of columns: no bank twice.
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row = warp % (BM / (8 * TM)) * (8 * TM) + (lane / 2 % 8) * 4;
+    const int col = warp / (BM / (8 * TM)) * (4 * TN) + (lane / 16 * 2 + lane % 2) * 4;
+
+    for (int64_t u = blockIdx.x; u < Place::tiles * Parts; u += gridDim.x) {
+        const Place place(u);
+        const E* const ap = a + Shape::A::at(place.batch) + place.i0 * Shape::a_row;
+        const E* const bp = b + Shape::B::at(place.batch) + place.j0 * Shape::b_col;
+        const bool a_wide = Shape::m % V == 0 && aligned16(ap);
+        const bool b_wide = Shape::n % V == 0 && aligned16(bp);
+        const int rows = Shape::m - place.i0 < BM ? int(Shape::m - place.i0) : BM;
+        const int cols = Shape::n - place.j0 < BN ? int(Shape::n - place.j0) : BN;
+        const int64_t begin = int64_t(place.part) * run * Shape::chunk;
+        const int64_t end =
+            Shape::k - begin < run * Shape::chunk ? Shape::k : begin + run * Shape::chunk;
+        const int steps = int((end - begin + BK - 1) / BK);
+
+        const auto fetch = [&](int s, int stage) {
+            const int64_t k0 = begin + int64_t(s) * BK;
+            const int depth = end - k0 < BK ? int(end - k0) : BK;
+            fetch_tile<BM, BK, threads, Shape::m % BM == 0, Shape::k % BK == 0, Shape::a_row,
+                       Shape::a_col>(as + stage * BK * (BM + 4), ap + k0 * Shape::a_col, rows,
+                                     depth, a_wide);
+            fetch_tile<BN, BK, threads, Shape::n % BN == 0, Shape::k % BK == 0, Shape::b_col,
+                       Shape::b_row>(bs + stage * BK * (BN + 4), bp + k0 * Shape::b_row, cols,
+                                     depth, b_wide);
+        };
+        E acc[TM][TN] = {}, held[several && !stored_totals ? TM : 1][TN];
+        E av[2][TM], bv[2][TN];
+        const auto read = [&](int set, int stage, int p) {
+            const E* const from_a = as + (stage * BK + p) * (BM + 4) + row;
+            const E* const from_b = bs + (stage * BK + p) * (BN + 4) + col;
+#pragma unroll
+            for (int x = 0; x < TM; x += 4) {
+                const Four four = *reinterpret_cast<const Four*>(from_a + x * 8);
+#pragma unroll
+                for (int y = 0; y < 4; y++) av[set][x + y] = four.at[y];
             }
 #pragma unroll
-            for (int p = 0; p < PB; p++) {
-                const int64_t k = k0 + b_k(p), j = j0 + b_j(p);
-                rb[p] =
-                    k < Shape::k && j < Shape::n ? bp[k * Shape::b_row + j * Shape::b_col] : E{};
+            for (int z = 0; z < TN; z += 4) {
+                const Four four = *reinterpret_cast<const Four*>(from_b + z * 4);
+#pragma unroll
+                for (int y = 0; y < 4; y++) bv[set][z + y] = four.at[y];
             }
         };
-        const auto put = [&](int buffer) {
-#pragma unroll
-            for (int p = 0; p < PA; p++) as[buffer][a_k(p)][a_i(p)] = widen(ra[p]);
-#pragma unroll
-            for (int p = 0; p < PB; p++) bs[buffer][b_k(p)][b_j(p)] = widen(rb[p]);
-        };
-
-        A acc[TM][TN] = {}, total[several ? TM : 1][several ? TN : 1];
-        // A thread's rows and columns come in fours, 64 apart.
-        const auto row_of = [ty](int x) { return x / 4 * 64 + ty * 4 + x % 4; };
-        const auto col_of = [tx](int x) { return x / 4 * 64 + tx * 4 + x % 4; };
-        const auto multiply = [&](int buffer, int p) {
-            A av[TM], bv[TN];
-#pragma unroll
-            for (int x = 0; x < TM; x++) av[x] = as[buffer][p][row_of(x)];
-#pragma unroll
-            for (int x = 0; x < TN; x++) bv[x] = bs[buffer][p][col_of(x)];
+        const auto multiply = [&](int set) {
 #pragma unroll
             for (int x = 0; x < TM; x++)
 #pragma unroll
-                for (int z = 0; z < TN; z++) acc[x][z] = scalar::fma(av[x], bv[z], acc[x][z]);
+                for (int z = 0; z < TN; z++)
+                    acc[x][z] = scalar::fma(av[set][x], bv[set][z], acc[x][z]);
         };
-        const auto end_chunk = [&](bool first) {
-            if constexpr (several) {
+        const auto part_of = [&](int chunk) {
+            return reinterpret_cast<Four*>(parts) + (place.tile * chunks + chunk) * lots * threads +
+                   threadIdx.x;
+        };
+        const auto end_chunk = [&](int chunk, bool last) {
+            if constexpr (Parts > 1) {
+                Four* const to = part_of(place.part * run + chunk);
+                each_four<TM, TN>([&](int lot, int x, int z) {
+                    Four four;
 #pragma unroll
-                for (int x = 0; x < TM; x++)
-#pragma unroll
-                    for (int z = 0; z < TN; z++) {
-                        total[x][z] = first ? acc[x][z] : total[x][z] + acc[x][z];
-                        acc[x][z] = A(0);
+                    for (int y = 0; y < 4; y++) {
+                        four.at[y] = acc[x][z + y];
+                        acc[x][z + y] = E(0);
                     }
+                    to[lot * threads] = four;
+                });
+            } else if constexpr (several) {
+                each_four<TM, TN>([&](int lot, int x, int z) {
+                    Four four;
+                    if constexpr (stored_totals) {
+                        if (chunk) four = totals[lot * threads];
+                    }
+#pragma unroll
+                    for (int y = 0; y < 4; y++) {
+                        E v = acc[x][z + y];
+                        if constexpr (stored_totals) {
+                            if (chunk) v = four.at[y] + v;
+                            four.at[y] = v;
+                        } else {
+                            if (chunk) v = held[x][z + y] + v;
+                            held[x][z + y] = v;
+                        }
+                        acc[x][z + y] = last ? v : E(0);
+                    }
+                    if constexpr (stored_totals) {
+                        if (!last) totals[lot * threads] = four;
+                    }
+                });
             }
         };
-        fetch(0);
-        put(0);
-        __syncthreads();
-        for (int64_t s = 0; s < steps; s++) {
-            const int buffer = s & 1;
-            if (s + 1 < steps) fetch((s + 1) * BK);
-            if (Shape::k % BK == 0 || s + 1 < steps) {
+
 #pragma unroll
-                for (int p = 0; p < BK; p++) multiply(buffer, p);
-            } else {  // never past k: adding a zero could change the sign of another
-                for (int p = 0; p < int(Shape::k % BK); p++) multiply(buffer, p);
-            }
-            if (several && ((s + 1) * BK % Shape::chunk == 0 || s + 1 == steps))
-                end_chunk((s * BK) / Shape::chunk == 0);
-            if (s + 1 < steps) put(buffer ^ 1);
-            __syncthreads();
+        for (int s = 0; s < Stages - 1; s++) {
+            if (s < steps) fetch(s, s);
+            commit_copies();
         }
-        E* const cp = c + Shape::C::at(batch);
+        int stage = 0, next = Stages - 1, until_end = chunk_steps, chunk = 0;
+        for (int s = 0; s < steps; s++) {
+            wait_copies<Stages - 2>();
+            __syncthreads();
+            if (s + Stages - 1 < steps) fetch(s + Stages - 1, next);
+            commit_copies();
+            if (Shape::k % BK == 0 || s + 1 < steps || end - begin == int64_t(steps) * BK) {
+                read(0, stage, 0);
 #pragma unroll
-        for (int x = 0; x < TM; x++)
-#pragma unroll
-            for (int z = 0; z < TN; z++) {
-                const int64_t i = i0 + row_of(x), j = j0 + col_of(z);
-                A v;
-                if constexpr (several)
-                    v = total[x][z];
-                else
-                    v = acc[x][z];
-                if (i < Shape::m && j < Shape::n)
-                    cp[i * Shape::c_row + j * Shape::c_col] = narrow<E>(v);
+                for (int p = 0; p < BK; p++) {
+                    if (p + 1 < BK) read((p + 1) & 1, stage, p + 1);
+                    multiply(p & 1);
+                }
+            } else {  // never past k: adding a zero could change the sign of another
+                for (int p = 0; p < int(Shape::k % BK); p++) {
+                    read(0, stage, p);
+                    multiply(0);
+                }
             }
+            if (--until_end == 0 || s + 1 == steps) {
+                end_chunk(chunk, s + 1 == steps);
+                chunk++;
+                until_end = chunk_steps;
+            }
+            stage = stage + 1 == Stages ? 0 : stage + 1;
+            next = next + 1 == Stages ? 0 : next + 1;
+        }
+        if constexpr (Parts > 1) {
+            if (!arrive_last(counters + place.tile, Parts)) continue;
+            for (int other = 0; other < chunks; other++) {
+                const Four* const from = part_of(other);
+                each_four<TM, TN>([&](int lot, int x, int z) {
+                    const Four four = from[lot * threads];
+#pragma unroll
+                    for (int y = 0; y < 4; y++)
+                        acc[x][z + y] = other == 0 ? four.at[y] : acc[x][z + y] + four.at[y];
+                });
+            }
+        }
+        E* const cp = c + Shape::C::at(place.batch);
+        const bool c_wide = Shape::c_col == 1 && Shape::c_row % V == 0 && aligned16(cp);
+        each_four<TM, TN>([&](int, int x, int z) {
+            const int64_t i = place.i0 + row + x / 4 * 32 + x % 4;
+            if (i >= Shape::m) return;
+#pragma unroll
+            for (int y = 0; y < 4; y += V) {
+                const int64_t j = place.j0 + col + z * 4 + y;
+                E* const to = cp + i * Shape::c_row + j * Shape::c_col;
+                if (c_wide && j + V <= Shape::n) {
+                    Pack<E, V> pack;
+#pragma unroll
+                    for (int v = 0; v < V; v++) pack.at[v] = acc[x][z + y + v];
+                    *reinterpret_cast<Pack<E, V>*>(to) = pack;
+                } else {
+#pragma unroll
+                    for (int v = 0; v < V; v++)
+                        if (j + v < Shape::n) to[v * Shape::c_col] = acc[x][z + y + v];
+                }
+            }
+        });
+        __syncthreads();  // the next tile's copies go where this one was read
     }
 }
 

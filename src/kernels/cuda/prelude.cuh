@@ -141,4 +141,19 @@ __device__ __forceinline__ void store_each(E* y, const C (&a)[V], int64_t i, int
         if (V == 1 || i + j < n) y[At::at(i + j)] = narrow<E>(a[j]);
 }
 
+/// True in every thread of the block that is the last of `count` to arrive; what the others wrote
+/// before is visible to it. The counter is back at 0 afterwards.
+__device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counter, 1u) == count - 1;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
 }  // namespace aicf

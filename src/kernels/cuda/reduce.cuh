@@ -176,21 +176,6 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
     return result;
 }
 
-/// True in every thread of the block that is the last of `count` to arrive; what the others wrote
-/// before is visible to it. The counter is back at 0 afterwards.
-__device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(counter, 1u) == count - 1;
-        if (last) *counter = 0;
-    }
-    __syncthreads();
-    if (last) __threadfence();
-    return last;
-}
-
 template <class E, class A, bool Mean>
 __device__ __forceinline__ void finish(E* y, A value, int64_t n) {
     if constexpr (Mean)
