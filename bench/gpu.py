@@ -117,14 +117,54 @@ def memory_bound(n=1 << 28):
     return result
 
 
+def torch_product(m, n, k, dtype):
+    """A call that enqueues `times` products of PyTorch, and one that waits; None without it."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    a, b = (
+        torch.randn(shape, device="cuda").to(getattr(torch, dtype)) for shape in ((m, k), (k, n))
+    )
+    out = torch.empty((m, n), device="cuda", dtype=a.dtype)
+
+    def enqueue(times):
+        for _ in range(times):
+            torch.matmul(a, b, out=out)
+
+    return enqueue, torch.cuda.synchronize
+
+
 def products():
+    """TFLOP/s of gemm, and of torch.matmul where there is one, in interleaved pairs."""
     result = {}
-    for m, n, k in ((1024, 1024, 1024), (4096, 4096, 4096), (64, 4096, 4096)):
-        g = aicf.Graph("gemm")
-        g.output("y", aicf.matmul(g.state("a", (m, k)), g.state("b", (k, n))))
-        step = g.compile(device="cuda")
-        taken = microseconds(step, 10)
-        result[f"gemm_f32_{m}x{n}x{k}_tflops"] = 2 * m * n * k / taken / 1e6
+    sizes = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 8192), (64, 4096, 4096))
+    for dtype, short in (("float32", "f32"), ("float16", "f16"), ("bfloat16", "bf16")):
+        for m, n, k in sizes:
+            g = aicf.Graph("gemm")
+            a, b = g.param("a", (m, k), dtype), g.param("b", (k, n), dtype)
+            g.output("y", aicf.matmul(a, b))
+            step = g.compile(device="cuda")
+            candidates = {"gemm": (step.replay, step.synchronize)}
+            if peer := torch_product(m, n, k, dtype):
+                candidates["torch"] = peer
+            rate = 30e12 if dtype == "float32" else 300e12
+            times = max(3, min(200, int(0.01 * rate / (2 * m * n * k))))
+            taken = {who: [] for who in candidates}
+            for turn in range(REPEAT + 1):  # the first is for warming up
+                for who, (enqueue, synchronize) in candidates.items():
+                    synchronize()
+                    start = time.perf_counter()
+                    enqueue(times)
+                    synchronize()
+                    if turn:
+                        taken[who].append((time.perf_counter() - start) / times)
+            for who, seconds in taken.items():
+                rate = 2 * m * n * k / statistics.median(seconds) / 1e12
+                result[f"{who}_{short}_{m}x{n}x{k}_tflops"] = rate
+            if "torch" in taken:
+                ratios = [t / s for s, t in zip(taken["gemm"], taken["torch"], strict=True)]
+                result[f"gemm_{short}_{m}x{n}x{k}_speed_to_torch"] = statistics.median(ratios)
     return result
 
 

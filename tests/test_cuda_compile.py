@@ -72,3 +72,16 @@ def test_large(dtype):
     g.output("product", aicf.matmul(x, aicf.permute(x, (1, 0))))
     g.output("sine", aicf.sin(x + x[:, :1]))
     compiled(g, "sm_90a")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_products(dtype, arch):
+    """Every tiling, in parts of k and whole, along and across k, ragged too."""
+    g = aicf.Graph("products")
+    for i, (m, n, k) in enumerate([(4096, 4096, 512), (1024, 1024, 1027), (66, 70, 2048)]):
+        a, b = g.input(f"a{i}", (m, k), dtype), g.input(f"b{i}", (k, n), dtype)
+        g.output(f"y{i}", aicf.matmul(a, b))
+        turned = aicf.permute(b, (1, 0)), aicf.permute(a, (1, 0))
+        g.output(f"t{i}", aicf.matmul(*turned))
+    compiled(g, arch)

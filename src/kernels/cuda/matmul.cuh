@@ -172,7 +172,7 @@ __device__ __forceinline__ void gemm_tiled(E* c, const E* a, const E* b, E* part
     constexpr bool several = Parts == 1 && chunks > 1;
     // Large thread tiles keep their totals in shared memory: the registers then hold two blocks.
     constexpr bool stored_totals = several && TM * TN * sizeof(E) > 128;
-    static_assert(Shape::chunk % BK == 0);
+    static_assert(Shape::chunk % BK == 0 && (Parts - 1) * run < chunks);
     typedef Pack<E, 4> Four;
     typedef Piece<Shape, BM, BN> Place;
     extern __shared__ __align__(16) char room[];

@@ -148,6 +148,7 @@ __device__ __forceinline__ void gemm_mma(E* c, const E* a, const E* b, float* pa
     typedef OperandTile<BN, BK, threads, Shape::n % BN == 0, Shape::k % BK == 0, Shape::b_col,
                         Shape::b_row, E>
         TileB;
+    static_assert((Parts - 1) * run < all_steps);
     static_assert(inner % 2 == 0 && WM % 16 == 0 && WN % 16 == 0);
     extern __shared__ __align__(128) char room[];
     const auto as = static_cast<uint32_t>(__cvta_generic_to_shared(room));

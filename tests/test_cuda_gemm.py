@@ -1,0 +1,154 @@
+"""Products on the GPU: f32 has the CPU's bits in every tiling, 16 bits the accuracy of f32 sums."""
+
+import aicf
+import numpy as np
+import pytest
+from test_cuda_bits import assert_same
+
+pytestmark = pytest.mark.gpu
+
+SIZES = [
+    (64, 64, 64),
+    (128, 256, 512),
+    (65, 130, 300),
+    (33, 40, 1025),
+    (200, 129, 513),
+    (8, 8, 5000),
+    (64, 1024, 2048),
+    (512, 16, 4096),
+    (1, 900, 777),
+]
+# More tiles than a GPU holds blocks, whole and ragged.
+LARGE = [(2048, 2304, 320), (1999, 2051, 331), (1024, 1024, 1024)]
+LAYOUTS = ["plain", "a_turned", "b_turned", "both_turned", "cut", "stepped", "batch", "spread"]
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
+
+
+def placed(layout, which, shape):
+    """The shape of what is stored for one operand, and the view of it that is multiplied."""
+    rows, cols = shape
+    if layout in (f"{which}_turned", "both_turned"):
+        return (cols, rows), lambda v: v.T if isinstance(v, np.ndarray) else aicf.permute(v, (1, 0))
+    if layout == "cut":  # begins at no multiple of 16 bytes
+        return (rows + 3, cols + 5), lambda v: v[2 : rows + 2, 1 : cols + 1]
+    if layout == "stepped":
+        return (rows, 2 * cols), lambda v: v[:, ::2]
+    if layout == "batch":
+        return (3, rows, cols), lambda v: v
+    if layout == "spread":  # one b for the whole batch
+        return ((2, rows, cols) if which == "a" else shape), lambda v: v
+    return shape, lambda v: v
+
+
+def built(sizes, layout, dtype, draw, device):
+    """The step y = a b over operands from draw(shape), what it takes, and what NumPy multiplies."""
+    m, n, k = sizes
+    g, arrays, values, seen = aicf.Graph("gemm"), {}, [], []
+    for which, shape in (("a", (m, k)), ("b", (k, n))):
+        stored, view = placed(layout, which, shape)
+        arrays[which] = draw(stored).astype(np.float32)
+        v = g.input(which, stored)
+        values.append(view(v if dtype == "float32" else aicf.cast(v, dtype)))
+        seen.append(view(arrays[which]))
+    y = aicf.matmul(*values)
+    g.output("y", y if dtype == "float32" else aicf.cast(y, "float32"))
+    return g.compile(device=device), arrays, seen
+
+
+def rounded(x, dtype):
+    if dtype == "float16":
+        return x.astype(np.float16).astype(np.float32)
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def kernel_of(step):
+    (name,) = [launch.kernel for launch in step.trace if launch.op == "gemm"]
+    return name
+
+
+def check_float32(sizes, layout, rng):
+    results, draw = [], rng.standard_normal
+    for device in ("cpu", "cuda"):
+        step, arrays, _ = built(sizes, layout, "float32", draw, device)
+        if not results:
+            first = arrays
+        results.append([step(**first)["y"].numpy()])
+    assert_same(*results, f"{sizes} {layout} by {kernel_of(step)}")
+
+
+def check_half(sizes, layout, dtype, rng):
+    step, arrays, _ = built(sizes, layout, dtype, rng.standard_normal, "cuda")
+    arrays = {name: rounded(x, dtype) for name, x in arrays.items()}
+    a, b = (
+        placed(layout, which, shape)[1](arrays[which]).astype(np.float64)
+        for which, shape in (("a", (sizes[0], sizes[2])), ("b", (sizes[2], sizes[1])))
+    )
+    got = step(**arrays)["y"].numpy().astype(np.float64)
+    want = a @ b
+    # Each sum in float errs by less than an ulp of the terms seen so far; then it is rounded once.
+    bound = sizes[2] * 2.0**-23 * (np.abs(a) @ np.abs(b))
+    bound += (np.abs(want) + bound) * ROUNDING[dtype] + SMALLEST[dtype]
+    worst = (np.abs(got - want) / bound).max()
+    assert worst <= 1, f"{sizes} {layout} {dtype} by {kernel_of(step)}: {worst} of the bound"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_float32(sizes, layout, make_rng):
+    check_float32(sizes, layout, make_rng(1))
+
+
+@pytest.mark.parametrize("layout", ["plain", "both_turned", "cut"])
+@pytest.mark.parametrize("sizes", LARGE, ids=str)
+def test_large_float32(sizes, layout, make_rng):
+    check_float32(sizes, layout, make_rng(2))
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_half(sizes, layout, dtype, make_rng):
+    check_half(sizes, layout, dtype, make_rng(3))
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("layout", ["plain", "both_turned", "cut"])
+@pytest.mark.parametrize("sizes", LARGE, ids=str)
+def test_large_half(sizes, layout, dtype, make_rng):
+    check_half(sizes, layout, dtype, make_rng(4))
+
+
+@pytest.mark.parametrize("dtype", ["float32", *ROUNDING])
+@pytest.mark.parametrize("sizes", [(64, 1024, 2048), (2048, 2304, 320), (33, 40, 1025)], ids=str)
+def test_repeats(sizes, dtype, make_rng):
+    step, arrays, _ = built(sizes, "plain", dtype, make_rng(5).standard_normal, "cuda")
+    first = step(**arrays)["y"].numpy().tobytes()
+    for _ in range(100):
+        step.replay(3)
+        assert step.outputs["y"].numpy().tobytes() == first
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", *ROUNDING])
+@pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "cut"])
+@pytest.mark.parametrize("sizes", SIZES[1:6], ids=str)
+def test_exact_on_integers(sizes, layout, dtype, make_rng):
+    """Sums of at most 256 terms of size 1 are exact in every dtype."""
+    rng = make_rng(6)
+
+    def draw(shape):
+        return rng.integers(-1, 2, shape) * (rng.random(shape) < 0.2)
+
+    step, arrays, (a, b) = built(sizes, layout, dtype, draw, "cuda")
+    want = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.abs(want).max() <= 256
+    np.testing.assert_array_equal(step(**arrays)["y"].numpy(), want)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_tensor_cores(dtype):
+    """Large 16-bit products leave the kernel for small ones."""
+    g = aicf.Graph("gemm")
+    g.output("y", aicf.matmul(g.state("a", (512, 512), dtype), g.state("b", (512, 512), dtype)))
+    assert "small" not in kernel_of(g.compile(device="cuda"))
