@@ -58,8 +58,8 @@ def _cache(args: argparse.Namespace) -> int:
                     graph = Graph.from_json(file.read())
             else:
                 graph = verify.build(name, verify.CASES[name])
-            names = _core.pass_names()
-            program = _core.cuda_program(graph._core, names, args.processors, args.arch)
+            passes = _core.pass_names()
+            program = _core.cuda_program(graph._core, passes, args.processors, args.arch)
             print(f"{name}: {len(_core.cuda_cubin(program, args.arch))} bytes for {args.arch}")
     else:
         found = _core.cuda_info()
