@@ -45,6 +45,21 @@ def test_training_step(arch):
     compiled(verify.build(name, case), arch)
 
 
+@pytest.mark.parametrize("sizes", [(3, 4), (300, 200, 100), tuple(range(3, 24))])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_updates(dtype, optimizer, sizes):
+    """Few and many tensors, small and large, with the numbers made inside and outside."""
+    g = aicf.Graph("updates")
+    x = g.input("x", (5, sizes[0]), dtype)
+    for i, (rows, columns) in enumerate(zip(sizes[1:], sizes[:-1], strict=True)):
+        x = aicf.linear(
+            x, g.param(f"{i}.W", (rows, columns), dtype), g.param(f"{i}.b", (rows,), dtype)
+        )
+    g.minimize(aicf.mean(x * x), getattr(aicf.optim, optimizer)(lr=0.1))
+    compiled(g, "sm_90a")
+
+
 @pytest.mark.parametrize("rows", [3, 5000])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_fused(dtype, rows):

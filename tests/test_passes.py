@@ -418,8 +418,132 @@ def test_temporaries_are_taken_over(device, rng):
     assert "in place of" in str(step.plan)
 
 
+# ---- optimizers
+
+OPTIMIZERS = {
+    "sgd": lambda: aicf.optim.SGD(lr=0.05),
+    "momentum": lambda: aicf.optim.SGD(lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda: aicf.optim.Adam(lr=0.01),
+    "decayed": lambda: aicf.optim.Adam(lr=0.01, weight_decay=0.1),
+    "adamw": lambda: aicf.optim.AdamW(lr=0.01, weight_decay=0.1),
+    "rmsprop": lambda: aicf.optim.RMSprop(lr=0.01),
+    "adagrad": lambda: aicf.optim.Adagrad(lr=0.01),
+}
+
+
+def training(optimizer, layers=(7, 6, 5), dtype="float32", **minimize):
+    def build(g):
+        x, t = g.input("x", (9, layers[0]), dtype), g.input("t", (9, layers[-1]), dtype)
+        for i, (rows, columns) in enumerate(zip(layers[1:], layers[:-1], strict=True)):
+            w, b = g.param(f"{i}.W", (rows, columns), dtype), g.param(f"{i}.b", (rows,), dtype)
+            x = aicf.linear(x, w, b)
+            x = x if rows == layers[-1] else aicf.tanh(x)
+        loss = aicf.mse_loss(x, t)
+        g.minimize(
+            loss, optimizer(g) if optimizer.__code__.co_argcount else optimizer(), **minimize
+        )
+        g.output("loss", loss)
+
+    return build
+
+
+def feed_of(rng, layers=(7, 6, 5), dtype=np.float32):
+    return {"x": draw(rng, 9, layers[0], dtype=dtype), "t": draw(rng, 9, layers[-1], dtype=dtype)}
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_keep_every_bit(name, clip, device, rng):
+    build = training(OPTIMIZERS[name], clip_norm=clip)
+    _, step = check_passes(build, feed_of(rng), device)
+    assert launches(step).count("update") == 1
+    assert not {"adam_step", "sgd_step", "step_inc", "bias_corr"} & set(launches(step))
+
+
+def test_numbers_in_float64(device, rng):
+    build = training(OPTIMIZERS["adam"], dtype="float64")
+    _, step = check_passes(build, feed_of(rng, dtype=np.float64), device)
+    assert launches(step).count("update") == 1
+
+
+def test_many_params_take_several_launches(device, rng):
+    """An argument block holds so many tensors; the first op makes the numbers for all."""
+    layers = tuple(range(3, 24))
+    build = training(OPTIMIZERS["adam"], layers)
+    _, step = check_passes(build, feed_of(rng, layers), device)
+    assert 2 <= launches(step).count("update") <= 4
+    assert not {"adam_step", "step_inc", "bias_corr"} & set(launches(step))
+    _, step = check_passes(training(OPTIMIZERS["sgd"], layers), feed_of(rng, layers), device)
+    assert launches(step).count("update") <= 2
+
+
+def test_large_params(device, rng):
+    layers = (200, 300, 11)
+    build = training(OPTIMIZERS["adam"], layers)
+    check_passes(build, feed_of(rng, layers), device)
+
+
+def test_a_schedule_reads_the_step_count(device, rng):
+    """The step count goes through other ops to the update, so it is not made inside."""
+
+    def optimizer(g):
+        lr = aicf.optim.warmup_cosine(g.step_count(), 0.1, 2, 10)
+        return aicf.optim.Adam(lr=lr)
+
+    check_passes(training(optimizer), feed_of(rng), device)
+
+    def own_count(g):
+        training(OPTIMIZERS["adam"])(g)
+        g.output("count", g.step_count() + 0)
+
+    check_passes(own_count, feed_of(rng), device)
+
+
+def test_two_groups_and_a_second_loss(device, rng):
+    """The second optimizer's gradients read what the first has written."""
+
+    def build(g):
+        x, t = g.input("x", (9, 7)), g.input("t", (9, 5))
+        a, b = g.param("a", (6, 7)), g.param("b", (5, 6))
+        y = aicf.linear(aicf.tanh(aicf.linear(x, a)), b)
+        loss = aicf.mse_loss(y, t)
+        g.minimize(loss, aicf.optim.Adam(lr=0.01), params=[a], name="one")
+        g.minimize(loss + aicf.sum(b * b), aicf.optim.Adam(lr=0.02), params=[b], name="two")
+        g.output("loss", loss)
+
+    _, step = check_passes(build, feed_of(rng), device)
+    assert launches(step).count("update") == 2
+
+
+def test_an_update_that_reads_another_stays_behind_it(device, rng):
+    def build(g):
+        x = g.input("x", (40,))
+        p, q = g.param("p", (40,)), g.param("q", (40,))
+        lr = g.state("lr", (), init=aicf.init.constant(0.5))
+        (new,) = g._emit("SgdStep", [p, x, lr])
+        (other,) = g._emit("SgdStep", [q, new, lr])
+        (third,) = g._emit("SgdStep", [other, p, lr])
+        g.assign(p, new)
+        g.assign(q, third)
+
+    _, step = check_passes(build, {"x": draw(rng, 40)}, device)
+    assert launches(step).count("sgd_step") == 3
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_params_stay_apart(dtype, device, rng):
+    def build(g):
+        x = aicf.cast(g.input("x", (4, 6)), dtype)
+        w = g.param("w", (6, 6), dtype)
+        b = g.param("b", (6,), dtype)
+        loss = aicf.mean(aicf.cast(aicf.linear(x, w, b), "float32"))
+        g.minimize(loss, aicf.optim.Adam(lr=0.01))
+
+    check_passes(build, {"x": draw(rng, 4, 6)}, device)
+
+
 def test_choices_of_passes():
-    assert _core.pass_names() == ["cse", "fuse"]
+    assert _core.pass_names() == ["cse", "fuse", "optimizers"]
     g = aicf.Graph("g")
     x = g.input("x", (4,))
     g.output("y", aicf.exp(x) * x)

@@ -13,7 +13,7 @@ from pathlib import Path
 import aicf
 import numpy as np
 import pytest
-from aicf import _core
+from aicf import _core, verify
 from op_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,11 +60,12 @@ def test_every_op_has_a_gradient_or_a_reason():
 
 
 def test_every_lowered_op_has_a_cpu_kernel():
-    """Rows reach every lowered op on the CPU."""
+    """Rows and a training step reach every lowered op on the CPU."""
     from op_cases import SIZES
     from test_ops import arg_dtype
 
-    seen = set()
+    step = verify.build("step", verify.CASES["train_step_distinct"]).compile(device="cpu")
+    seen = {launch.op for launch in step.trace}
     for case in CASES:
         g = aicf.Graph("row")
         dtype = case.dtypes[0]

@@ -1,10 +1,10 @@
-// Pointwise fusion: ops that hand each other whole results become one op with a body of steps, so
-// that what only they read never reaches memory.
+// Fusion: ops become one op with a body of steps.
 //
-// Groups of ops grow along the list: an op joins the groups of what it reads when the iteration
-// shapes are equal and no path leaves the group and comes back. Paths follow values, and run from
-// every reader of a param or state to the op that writes its next content.
+// Groups of ops grow where no path leaves a group and comes back. Paths follow values, and run from
+// every reader of a param or state to the op that writes its next content. What is read outside a
+// group, an output, or a next content stays an output of its op; the rest never reaches memory.
 #include <algorithm>
+#include <climits>
 #include <queue>
 
 #include "core/passes.h"
@@ -15,52 +15,10 @@ namespace {
 
 bool is_16_bit(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
-/// Pointwise, one result, and every operand steps through the result's shape.
-bool fusable(const LoweredOp& op) {
-    return op.def->pointwise && !op.def->optimizer && !op.def->random && op.body.empty() &&
-           op.outputs.size() == 1 &&
-           std::all_of(op.inputs.begin(), op.inputs.end(),
-                       [&](const View& view) { return view.shape == op.outputs[0].shape; });
-}
-
-/// What every backend can hold of one op: operands and live values in a GPU thread's registers, and
-/// in the argument block the program the CPU interprets, where a 16-bit value takes a second slot
-/// for its f32 form, and an instruction to make it and one to round it.
-bool fits(const LoweredOp& op) {
-    constexpr size_t kMaxOperands = 16, kMaxSteps = 32, kMaxSlots = 40;
-    const size_t operands = op.inputs.size() + op.outputs.size(), all = operands + op.inner.size();
-    const auto dtype = [&](size_t number) { return op.operand(static_cast<int>(number)).dtype; };
-    std::vector<const FusedStep*> last(all, nullptr);
-    size_t instrs = op.body.size(), slots = operands + 2, scalars = 0;
-    for (size_t i = 0; i < all; i++) instrs += is_16_bit(dtype(i)) ? 2 : 0;
-    for (size_t i = 0; i < operands; i++) slots += is_16_bit(dtype(i));
-    for (const FusedStep& step : op.body) {
-        scalars += step.attrs.items().size();
-        instrs += step.def->name == "cast";
-        for (int i : step.inputs) last[i] = &step;
-    }
-    size_t live[9] = {}, most[9] = {};  // inner values by size: a slot is used again for its size
-    for (const FusedStep& step : op.body) {
-        const auto made = static_cast<size_t>(step.outputs[0]);
-        const auto count = [&](size_t number, size_t by) {
-            if (is_16_bit(dtype(number))) live[4] += by;
-            live[dtype_size(dtype(number))] += by;
-        };
-        if (made >= operands) count(made, 1);
-        for (size_t size = 1; size < 9; size++) most[size] = std::max(most[size], live[size]);
-        for (size_t i = operands; i < all; i++)
-            if (last[i] == &step) count(i, static_cast<size_t>(-1));
-    }
-    for (size_t count : most) slots += count;
-    const auto rank = static_cast<size_t>(op.outputs[0].shape.rank());
-    const size_t bytes = 384 + operands * (20 + 24 * rank) + 8 * scalars + 24 * slots + 40 * instrs;
-    return operands <= kMaxOperands && op.body.size() <= kMaxSteps && slots <= kMaxSlots &&
-           bytes <= kMaxArgBytes;
-}
-
-class Fuser {
+/// The ops of a list in groups, each to become one op.
+class Groups {
   public:
-    explicit Fuser(Lowered& lowered) : ops_(lowered.ops) {
+    explicit Groups(Lowered& lowered) : ops_(lowered.ops) {
         const size_t count = ops_.size();
         producer_.assign(lowered.values.size(), -1);
         readers_.resize(lowered.values.size());
@@ -68,6 +26,7 @@ class Fuser {
         target_.assign(lowered.values.size(), kNone);
         successors_.resize(count);
         seen_.assign(count, 0);
+        def_.assign(count, nullptr);
         for (size_t i = 0; i < count; i++) {
             const int at = static_cast<int>(i);
             group_.push_back(at);
@@ -89,40 +48,61 @@ class Fuser {
         }
     }
 
-    void run() {
-        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
-            if (!fusable(ops_[at])) continue;
-            for (const View& view : ops_[at].inputs)
-                if (const int from = producer_[view.value];
-                    from >= 0 && group_[from] != group_[at] && fusable(ops_[from]))
-                    try_merge(group_[from], group_[at], at);
-        }
-        emit();
-    }
-
-  private:
-    /// `at` is the last op looked at: all behind it still stand alone.
-    void try_merge(int a, int b, int at) {
-        const std::vector<int>&first = members_[a], &second = members_[b];
-        // A copy alone is there because its source does not lie as the reader needs it.
-        if (first.size() == 1 && ops_[first[0]].def->name == "copy") return;
-        const View& out = ops_[second[0]].outputs[0];
-        if (!(ops_[first[0]].outputs[0].shape == out.shape)) return;
-        for (int member : second)
-            for (const View& view : ops_[member].inputs)
-                if (const int from = producer_[view.value];
-                    from >= 0 && group_[from] == a && !same_layout(view, ops_[from].outputs[0]))
-                    return;
+  protected:
+    /// Makes one group of two, unless a path, a limit or an operand in the way forbids it.
+    /// `last`: all ops behind it still stand alone.
+    bool merge(int a, int b, const LoweredDef* def, bool (*fits)(const LoweredOp&), int last) {
         std::vector<int> merged;
-        std::merge(first.begin(), first.end(), second.begin(), second.end(),
+        std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
                    std::back_inserter(merged));
-        const LoweredOp op = fused(merged, a, b);
-        if (!fits(op) || overwrites(op) || detour(a, b, at)) return;
-        for (int member : second) group_[member] = a;
+        const LoweredOp op = fused(def, merged, a, b);
+        if (!fits(op) || overwrites(op) || detour(a, b, last) || detour(b, a, last)) return false;
+        for (int member : members_[b]) group_[member] = a;
         members_[a] = std::move(merged);
         members_[b].clear();
+        def_[a] = def;
+        return true;
     }
 
+    /// The list again, each group where its last member stood unless something waits for it there.
+    void emit() {
+        const size_t count = ops_.size();
+        std::vector<std::vector<int>> next(count);
+        std::vector<int> waits(count, 0);
+        for (size_t i = 0; i < count; i++)
+            for (int to : successors_[i])
+                if (group_[i] != group_[to]) {
+                    next[group_[i]].push_back(group_[to]);
+                    waits[group_[to]]++;
+                }
+        using Ready = std::pair<int, int>;  // last member, group
+        std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
+        for (size_t g = 0; g < count; g++)
+            if (!members_[g].empty() && waits[g] == 0)
+                ready.emplace(members_[g].back(), static_cast<int>(g));
+        std::vector<LoweredOp> result;
+        while (!ready.empty()) {
+            const int group = ready.top().second;
+            ready.pop();
+            const std::vector<int>& members = members_[group];
+            result.push_back(members.size() == 1 ? ops_[members[0]]
+                                                 : fused(def_[group], members, group, group));
+            for (int to : next[group])
+                if (--waits[to] == 0) ready.emplace(members_[to].back(), to);
+        }
+        const auto left = std::count_if(members_.begin(), members_.end(),
+                                        [](const auto& members) { return !members.empty(); });
+        check(result.size() == static_cast<size_t>(left), "fuse: groups wait for each other");
+        ops_ = std::move(result);
+    }
+
+    std::vector<LoweredOp>& ops_;
+    std::vector<int> producer_;              // by value: the op that writes it
+    std::vector<std::vector<int>> readers_;  // by value
+    std::vector<int> group_;                 // by op
+    std::vector<std::vector<int>> members_;  // by group, ascending
+
+  private:
     /// Whether the op would write a param or state while a step still reads it.
     bool overwrites(const LoweredOp& op) const {
         for (int out = 0; out < static_cast<int>(op.outputs.size()); out++)
@@ -160,38 +140,36 @@ class Fuser {
         return false;
     }
 
-    /// The op of a group: those of groups a and b.
-    LoweredOp fused(const std::vector<int>& members, int a, int b) const {
+    /// The op of some members, all those of groups a and b.
+    LoweredOp fused(const LoweredDef* def, const std::vector<int>& members, int a, int b) const {
         LoweredOp result;
-        result.def = find_lowered("fused");
+        result.def = def;
         result.node = ops_[members.back()].node;
-        std::vector<std::pair<ValueId, int>> inner;
+        const auto inside = [&](int op) { return group_[op] == a || group_[op] == b; };
         for (int member : members) {
-            const View& out = ops_[member].outputs[0];
-            const bool leaves =
-                kept_[out.value] ||
-                std::any_of(readers_[out.value].begin(), readers_[out.value].end(),
-                            [&](int op) { return group_[op] != a && group_[op] != b; });
-            (leaves ? result.outputs : result.inner).push_back(out);
+            for (const View& out : ops_[member].outputs) {
+                const auto& readers = readers_[out.value];
+                const bool leaves =
+                    kept_[out.value] || !std::all_of(readers.begin(), readers.end(), inside);
+                (leaves ? result.outputs : result.inner).push_back(out);
+            }
             for (const View& view : ops_[member].inputs)
                 if (const int from = producer_[view.value];
-                    (from < 0 || (group_[from] != a && group_[from] != b)) &&
-                    find(result.inputs, view) < 0)
+                    (from < 0 || !inside(from)) && find(result.inputs, view) < 0)
                     result.inputs.push_back(view);
         }
         const int inputs = static_cast<int>(result.inputs.size()),
                   outputs = static_cast<int>(result.outputs.size());
-        const auto made = [&](const View& view) {
+        const auto number = [&](const View& view) {
+            if (const int in = find(result.inputs, view); in >= 0) return in;
             const int out = find(result.outputs, view);
             return inputs + (out >= 0 ? out : outputs + find(result.inner, view));
         };
         for (int member : members) {
             const LoweredOp& op = ops_[member];
-            FusedStep step{op.def, {}, {made(op.outputs[0])}, op.attrs, op.node};
-            for (const View& view : op.inputs) {
-                const int in = find(result.inputs, view);
-                step.inputs.push_back(in >= 0 ? in : made(view));
-            }
+            FusedStep step{op.def, {}, {}, op.attrs, op.node};
+            for (const View& view : op.inputs) step.inputs.push_back(number(view));
+            for (const View& view : op.outputs) step.outputs.push_back(number(view));
             result.body.push_back(std::move(step));
         }
         return result;
@@ -205,49 +183,174 @@ class Fuser {
         return -1;
     }
 
-    /// The list again, each group where its last member stood unless something waits for it there.
-    void emit() {
-        const size_t count = ops_.size();
-        std::vector<std::vector<int>> next(count);
-        std::vector<int> waits(count, 0);
-        for (size_t i = 0; i < count; i++)
-            for (int to : successors_[i])
-                if (group_[i] != group_[to]) {
-                    next[group_[i]].push_back(group_[to]);
-                    waits[group_[to]]++;
-                }
-        using Ready = std::pair<int, int>;  // last member, group
-        std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
-        for (size_t g = 0; g < count; g++)
-            if (!members_[g].empty() && waits[g] == 0)
-                ready.emplace(members_[g].back(), static_cast<int>(g));
-        std::vector<LoweredOp> result;
-        while (!ready.empty()) {
-            const int group = ready.top().second;
-            ready.pop();
-            const std::vector<int>& members = members_[group];
-            result.push_back(members.size() == 1 ? ops_[members[0]] : fused(members, group, group));
-            for (int to : next[group])
-                if (--waits[to] == 0) ready.emplace(members_[to].back(), to);
+    std::vector<char> kept_;                    // by value: an output or a next content
+    std::vector<ValueId> target_;               // by value: whose next content it is
+    std::vector<std::vector<int>> successors_;  // by op
+    std::vector<int> seen_;                     // by group
+    std::vector<const LoweredDef*> def_;        // by group of several
+    int now_ = 0;
+};
+
+// ---- pointwise ----------------------------------------------------------------------------------
+
+/// Pointwise, one result, and every operand steps through the result's shape.
+bool fusable(const LoweredOp& op) {
+    return op.def->pointwise && !op.def->optimizer && !op.def->random && op.body.empty() &&
+           op.outputs.size() == 1 &&
+           std::all_of(op.inputs.begin(), op.inputs.end(),
+                       [&](const View& view) { return view.shape == op.outputs[0].shape; });
+}
+
+/// What every backend can hold of one op: operands and live values in a GPU thread's registers, and
+/// in the argument block the program the CPU interprets, where a 16-bit value takes a second slot
+/// for its f32 form, and an instruction to make it and one to round it.
+bool fits_block(const LoweredOp& op) {
+    constexpr size_t kMaxOperands = 16, kMaxSteps = 32, kMaxSlots = 40;
+    const size_t operands = op.inputs.size() + op.outputs.size(), all = operands + op.inner.size();
+    const auto dtype = [&](size_t number) { return op.operand(static_cast<int>(number)).dtype; };
+    std::vector<const FusedStep*> last(all, nullptr);
+    size_t instrs = op.body.size(), slots = operands + 2, scalars = 0;
+    for (size_t i = 0; i < all; i++) instrs += is_16_bit(dtype(i)) ? 2 : 0;
+    for (size_t i = 0; i < operands; i++) slots += is_16_bit(dtype(i));
+    for (const FusedStep& step : op.body) {
+        scalars += step.attrs.items().size();
+        instrs += step.def->name == "cast";
+        for (int i : step.inputs) last[i] = &step;
+    }
+    size_t live[9] = {}, most[9] = {};  // inner values by size: a slot is used again for its size
+    for (const FusedStep& step : op.body) {
+        const auto made = static_cast<size_t>(step.outputs[0]);
+        const auto count = [&](size_t number, size_t by) {
+            if (is_16_bit(dtype(number))) live[4] += by;
+            live[dtype_size(dtype(number))] += by;
+        };
+        if (made >= operands) count(made, 1);
+        for (size_t size = 1; size < 9; size++) most[size] = std::max(most[size], live[size]);
+        for (size_t i = operands; i < all; i++)
+            if (last[i] == &step) count(i, static_cast<size_t>(-1));
+    }
+    for (size_t count : most) slots += count;
+    const auto rank = static_cast<size_t>(op.outputs[0].shape.rank());
+    const size_t bytes = 384 + operands * (20 + 24 * rank) + 8 * scalars + 24 * slots + 40 * instrs;
+    return operands <= kMaxOperands && op.body.size() <= kMaxSteps && slots <= kMaxSlots &&
+           bytes <= kMaxArgBytes;
+}
+
+/// An op joins the groups of what it reads where the iteration shapes are equal.
+class Pointwise : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("fused");
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (!fusable(ops_[at])) continue;
+            for (const View& view : ops_[at].inputs)
+                if (const int from = producer_[view.value];
+                    from >= 0 && group_[from] != group_[at] && fusable(ops_[from]) &&
+                    alike(group_[from], group_[at]))
+                    merge(group_[from], group_[at], def, fits_block, at);
         }
-        const auto left = std::count_if(members_.begin(), members_.end(),
-                                        [](const auto& members) { return !members.empty(); });
-        check(result.size() == static_cast<size_t>(left), "fuse: groups wait for each other");
-        ops_ = std::move(result);
+        emit();
     }
 
-    std::vector<LoweredOp>& ops_;
-    std::vector<int> producer_;                           // by value: the op that writes it
-    std::vector<std::vector<int>> readers_;               // by value
-    std::vector<char> kept_;                              // by value: an output or a next content
-    std::vector<ValueId> target_;                         // by value: whose next content it is
-    std::vector<std::vector<int>> successors_, members_;  // by op; by group, ascending
-    std::vector<int> group_, seen_;                       // by op; by group
-    int now_ = 0;
+  private:
+    bool alike(int a, int b) const {
+        const std::vector<int>&first = members_[a], &second = members_[b];
+        // A copy alone is there because its source does not lie as the reader needs it.
+        if (first.size() == 1 && ops_[first[0]].def->name == "copy") return false;
+        if (!(ops_[first[0]].outputs[0].shape == ops_[second[0]].outputs[0].shape)) return false;
+        for (int member : second)
+            for (const View& view : ops_[member].inputs)
+                if (const int from = producer_[view.value];
+                    from >= 0 && group_[from] == a && !same_layout(view, ops_[from].outputs[0]))
+                    return false;
+        return true;
+    }
+};
+
+// ---- optimizers ---------------------------------------------------------------------------------
+
+/// Updates of tensors in f32 or f64, whole in memory.
+bool tensor_update(const LoweredOp& op) {
+    const DType dtype = op.outputs[0].dtype;
+    if (!op.def->optimizer || op.def->numbers <= 0 || !op.body.empty() || is_16_bit(dtype))
+        return false;
+    const auto packed = [](const View& view) { return is_contiguous(view.shape, view.strides); };
+    return std::all_of(op.inputs.begin(), op.inputs.end(), packed) &&
+           std::all_of(op.outputs.begin(), op.outputs.end(), packed);
+}
+
+bool number_update(const LoweredOp& op) {
+    return op.def->optimizer && op.def->numbers == 0 && op.body.empty();
+}
+
+/// Tensors are updated side by side, so a step may wait for numbers alone; and all must fit the
+/// argument block, with what the CPU notes about each step.
+bool fits_update(const LoweredOp& op) {
+    std::vector<char> made(op.inputs.size() + op.outputs.size() + op.inner.size(), 0);
+    for (const FusedStep& step : op.body) {
+        for (int number : step.inputs)
+            if (made[number]) return false;
+        for (int number : step.outputs) made[number] = step.def->numbers > 0;
+    }
+    size_t bytes = 256 + 40 * op.body.size();
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views) bytes += 20 + (view.shape.rank() > 0 ? 16 : 0);
+    return bytes <= kMaxArgBytes;
+}
+
+/// Updates with the same numbers become one op, and so does what makes those numbers for them.
+class Optimizers : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("update");
+        constexpr int kAny = INT_MAX;
+        std::vector<int> heads;  // the first op of each group
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (!tensor_update(ops_[at])) continue;
+            bool joined = false;
+            for (size_t i = heads.size(); i-- > 0 && !joined;)
+                joined = same_numbers(ops_[heads[i]], ops_[at]) &&
+                         merge(group_[heads[i]], group_[at], def, fits_update, kAny);
+            if (!joined) heads.push_back(at);
+        }
+        for (int head : heads)
+            for (size_t i = 0; i < members_[group_[head]].size(); i++) {
+                const LoweredOp& op = ops_[members_[group_[head]][i]];
+                for (const View& view : op.inputs)
+                    if (const int from = producer_[view.value];
+                        from >= 0 && number_update(ops_[from]) && group_[from] != group_[head] &&
+                        members_[group_[from]].size() == 1 &&
+                        merge(group_[head], group_[from], def, fits_update, kAny)) {
+                        i = static_cast<size_t>(-1);  // its own numbers may follow
+                        break;
+                    }
+            }
+        emit();
+        // As rows of elements the tensors take the least room in the argument block.
+        for (LoweredOp& op : ops_)
+            if (op.def == def)
+                for (auto* views : {&op.inputs, &op.outputs})
+                    for (View& view : *views)
+                        if (view.shape.rank() > 1) {
+                            view.shape = {element_count(view.shape)};
+                            view.strides = {1};
+                        }
+    }
+
+  private:
+    static bool same_numbers(const LoweredOp& a, const LoweredOp& b) {
+        bool same = a.def == b.def && a.outputs[0].dtype == b.outputs[0].dtype;
+        for (size_t i = static_cast<size_t>(a.def->numbers); same && i < a.inputs.size(); i++)
+            same = a.inputs[i].value == b.inputs[i].value && same_layout(a.inputs[i], b.inputs[i]);
+        return same;
+    }
 };
 
 }  // namespace
 
-void fuse_pointwise(Lowered& lowered) { Fuser(lowered).run(); }
+void fuse_pointwise(Lowered& lowered) { Pointwise(lowered).run(); }
+void fuse_optimizers(Lowered& lowered) { Optimizers(lowered).run(); }
 
 }  // namespace aicf

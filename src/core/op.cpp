@@ -184,6 +184,10 @@ std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& 
     return def.infer(InferContext(def.name.c_str(), def.inputs, inputs, std::move(labels), attrs));
 }
 
+std::vector<Type> infer_body(const InferContext& c) {
+    raise(ErrorKind::graph, c.where(), ": it has no body; need the steps it computes");
+}
+
 std::vector<Type> infer_lowered(const LoweredOp& op) {
     std::vector<Type> inputs;
     if (op.body.empty()) {
@@ -235,19 +239,27 @@ const View& LoweredOp::operand(int number) const {
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
     if (op.body.empty()) return op.def->inplace;
     std::vector<std::pair<int, int>> pairs;
-    const int inputs = static_cast<int>(op.inputs.size());
-    for (int out = 0; out < static_cast<int>(op.outputs.size()); out++)
-        for (int in = 0; in < inputs; in++) {
-            bool written = false, read_later = false;
-            for (const FusedStep& step : op.body) {
-                const auto has = [](const std::vector<int>& list, int number) {
-                    return std::find(list.begin(), list.end(), number) != list.end();
-                };
-                read_later |= written && has(step.inputs, in);
-                written |= has(step.outputs, inputs + out);
-            }
-            if (!read_later) pairs.emplace_back(out, in);
+    const int inputs = static_cast<int>(op.inputs.size()),
+              outputs = static_cast<int>(op.outputs.size()),
+              steps = static_cast<int>(op.body.size());
+    std::vector<int> first(inputs, steps), last(inputs, -1);  // steps that read an input
+    for (int s = 0; s < steps; s++)
+        for (int in : op.body[s].inputs)
+            if (in < inputs) first[in] = std::min(first[in], s), last[in] = s;
+    for (int s = 0; s < steps; s++) {
+        const FusedStep& step = op.body[s];
+        for (size_t k = 0; k < step.outputs.size(); k++) {
+            const int out = step.outputs[k] - inputs;
+            if (out >= outputs) continue;
+            for (int in = 0; op.def->pointwise && in < inputs; in++)
+                if (last[in] <= s) pairs.emplace_back(out, in);
+            for (auto [to, from] : step.def->inplace)
+                if (const int in = step.inputs[from]; !op.def->pointwise &&
+                                                      to == static_cast<int>(k) && in < inputs &&
+                                                      first[in] == s && last[in] == s)
+                    pairs.emplace_back(out, in);
         }
+    }
     return pairs;
 }
 
@@ -277,7 +289,13 @@ Cost cost_of(const LoweredOp& op) {
     for (const View& view : op.inputs) count(view);
     for (const View& view : op.outputs) count(view);
     cost.flops = op.def->flops ? op.def->flops(op) : largest * op.def->flops_per_element;
-    for (const FusedStep& step : op.body) cost.flops += largest * step.def->flops_per_element;
+    for (const FusedStep& step : op.body) {
+        int64_t elements = 0;
+        for (const auto* numbers : {&step.inputs, &step.outputs})
+            for (int number : *numbers)
+                elements = std::max(elements, element_count(op.operand(number).shape));
+        cost.flops += static_cast<double>(elements) * step.def->flops_per_element;
+    }
     return cost;
 }
 

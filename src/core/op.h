@@ -244,12 +244,14 @@ struct LoweredDef {
     std::vector<int> contiguous = {};               // operand positions, inputs first
     bool pointwise = false, reduction = false, gemm = false, optimizer = false;
     bool random = false;
+    int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
     double (*flops)(const LoweredOp&) = nullptr;
 };
 Cost cost_of(const LoweredOp& op);
-/// (output, input) pairs that may share storage. A fused op writes an output when its step is done,
-/// so no later step may read the input.
+/// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
+/// writes the output may read the input; of another, whose steps may run side by side, no other
+/// step.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 /// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
 bool may_overwrite(const LoweredOp& op, int out, int in);
@@ -266,6 +268,8 @@ const std::vector<const LoweredDef*>& all_lowered();
 /// Checks a lowered op against its schema and returns the outputs' types.
 std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
                                 const Attrs& attrs);
+/// The inference of an op that is nothing without a body: an error.
+std::vector<Type> infer_body(const InferContext& c);
 /// The same of a whole op; of a fused one it checks step by step.
 std::vector<Type> infer_lowered(const LoweredOp& op);
 

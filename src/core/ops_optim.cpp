@@ -57,9 +57,10 @@ std::vector<Type> infer_adam(const InferContext& c) {
 }
 
 /// An op whose node and kernel are the same list of operands, each result in place of its source.
+/// Operands from `numbers` on are numbers.
 void effect(const std::string& name, const std::string& lowered,
             const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
-            InferFn infer, std::vector<std::pair<int, int>> inplace, double flops) {
+            InferFn infer, std::vector<std::pair<int, int>> inplace, int numbers, double flops) {
     define(OpDef{.name = name,
                  .fn = lowered,
                  .inputs = inputs,
@@ -83,6 +84,7 @@ void effect(const std::string& name, const std::string& lowered,
     low.infer = infer;
     low.inplace = std::move(inplace);
     low.optimizer = true;
+    low.numbers = numbers;
     low.flops_per_element = flops;
     define(std::move(low));
 }
@@ -91,17 +93,27 @@ void effect(const std::string& name, const std::string& lowered,
 
 void define_optim_ops() {
     // step' = step + 1
-    effect("StepInc", "step_inc", {"step"}, {"step"}, infer_step_inc, {{0, 0}}, 1);
+    effect("StepInc", "step_inc", {"step"}, {"step"}, infer_step_inc, {{0, 0}}, 0, 1);
     // bc_inv = 1 / (1 - beta^step), beta^step powered in f64
     effect("BiasCorr", "bias_corr", {"step", "beta1", "beta2"}, {"bc1_inv", "bc2_inv"},
-           infer_bias_corr, {}, 20);
+           infer_bias_corr, {}, 0, 20);
     // p' = p - lr grad
-    effect("SgdStep", "sgd_step", {"p", "grad", "lr"}, {"p"}, infer_sgd, {{0, 0}}, 2);
+    effect("SgdStep", "sgd_step", {"p", "grad", "lr"}, {"p"}, infer_sgd, {{0, 0}}, 2, 2);
     // m' = beta1 m + (1 - beta1) grad;  v' = beta2 v + (1 - beta2) grad^2
     // p' = p - lr (m' bc1_inv) / (sqrt(v' bc2_inv) + eps)
     effect("AdamStep", "adam_step",
            {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps"},
-           {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 15);
+           {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 15);
+
+    // Several of the above in one launch: its body says which (FusedStep).
+    LoweredDef update;
+    update.name = "update";
+    update.inputs = {"xs*"};
+    update.outputs = {"ys*"};
+    update.infer = infer_body;
+    update.optimizer = true;
+    update.flops_per_element = 0;
+    define(std::move(update));
 
     // Writes x at the next place of a ring of K and advances the position (outputs kept K steps).
     LoweredDef ring;

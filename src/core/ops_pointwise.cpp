@@ -255,9 +255,7 @@ void define_pointwise_ops() {
     fused.name = "fused";
     fused.inputs = {"xs*"};
     fused.outputs = {"ys*"};
-    fused.infer = [](const InferContext& c) -> std::vector<Type> {
-        raise(ErrorKind::graph, c.where(), ": it has no body; need the steps it computes");
-    };
+    fused.infer = infer_body;
     fused.pointwise = true;
     fused.flops_per_element = 0;
     define(std::move(fused));

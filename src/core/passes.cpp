@@ -40,6 +40,7 @@ const std::vector<Pass>& all_passes() {
     static const std::vector<Pass> passes = {
         {"cse", true, merge_common, nullptr},
         {"fuse", true, nullptr, fuse_pointwise},
+        {"optimizers", true, nullptr, fuse_optimizers},
     };
     return passes;
 }

@@ -15,6 +15,8 @@ const std::vector<Pass>& all_passes();  // in the order of "default"
 
 /// Pointwise ops that feed each other become one op (fuse.cpp).
 void fuse_pointwise(Lowered& lowered);
+/// The updates of an optimizer become one op (fuse.cpp).
+void fuse_optimizers(Lowered& lowered);
 
 /// The named passes in the given order; GraphError for a name that does not exist.
 std::vector<const Pass*> select_passes(const std::vector<std::string>& names);

@@ -87,6 +87,15 @@ int64_t program_units(const ArgBlock& args, int) {
     return program.total / (rows * inner) * ((rows + kTileRows - 1) / kTileRows);
 }
 
+int64_t batch_units(const ArgBlock& args, int phase) {
+    const Batch& batch = *static_cast<const Batch*>(args.tail_ptr());
+    if (phase == 0) return batch.numbers > 0;
+    int64_t units = 0;
+    for (int k = batch.numbers; k < batch.instrs; k++)
+        units += (batch.instr()[k].n + kBatchUnit - 1) / kBatchUnit;
+    return units;
+}
+
 struct Call {
     const CpuKernel* code;
     const ArgBlock* args;
@@ -180,7 +189,15 @@ class CpuBackend : public Backend {
             kernel->code = code;
             found = true;
         }
-        if (!found) {
+        if (!found && op.def->optimizer && !op.body.empty()) {
+            kernel->name = cat(name, "_", dtype_abbrev(op.outputs.back().dtype));
+            kernel->program = build_batch(table, op);
+            found = !kernel->program.empty();
+            kernel->code = {kernel->name.c_str(), 0, table.run_batch, batch_units};
+            kernel->code.phases = 2;
+            kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
+            kernel->workspace_bytes = 8 * op.inner.size();
+        } else if (!found) {
             kernel->program = build_program(table, op);
             found = !kernel->program.empty();
             kernel->code = {kernel->name.c_str(), 0, table.run_program, program_units};
@@ -206,7 +223,7 @@ class CpuBackend : public Backend {
         if (bound.program.empty()) return;
         std::memcpy(reinterpret_cast<char*>(&args) + args.tail, bound.program.data(),
                     bound.program.size());
-        bind_program(args);
+        if (bound.code.run == chosen().table.run_program) bind_program(args);
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override {

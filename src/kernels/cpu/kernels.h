@@ -95,6 +95,29 @@ struct Program {
     }
 };
 
+// ---- batches ------------------------------------------------------------------------------------
+//
+// An optimizer's update is a batch: instructions on arrays of their own sizes. Those on numbers
+// alone come first, in a phase of their own; the others may run in any order.
+
+constexpr int64_t kBatchUnit = 4096;  // elements
+
+struct BatchInstr {
+    InstrFn fn;
+    int64_t n;        // elements
+    uint16_t moving;  // operands with n elements; the others are numbers
+    uint8_t operands, size;
+    uint8_t operand[kMaxInstrOperands];  // of the block; behind those: numbers in the workspace
+};
+
+/// The tail of a batch's argument block; BatchInstr[instrs] follow.
+struct Batch {
+    int32_t instrs, numbers;  // all; those on numbers alone
+    AICF_HD const BatchInstr* instr() const {
+        return reinterpret_cast<const BatchInstr*>(this + 1);
+    }
+};
+
 // ---- what one instruction set offers ------------------------------------------------------------
 
 /// Copies elements of `size` bytes between any strides (counted in elements); no alignment needed.
@@ -108,6 +131,7 @@ struct Table {
     InstrDef instrs[400];
     int instr_count = 0;
     void (*run_program)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
+    void (*run_batch)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
     StridedCopyFn strided_copy;
     AICF_HD void add(const CpuKernel& kernel) { kernels[kernel_count++] = kernel; }
     AICF_HD void add(const InstrDef& instr) { instrs[instr_count++] = instr; }

@@ -80,6 +80,47 @@ void ring_push_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     *static_cast<int64_t*>(args.out(1).ptr) = position + 1;
 }
 
+// Of a batch: instructions on one number.
+void step_inc(int64_t, void* const* at, const Scalar*) {
+    *static_cast<int32_t*>(at[0]) = scalar::add(*static_cast<const int32_t*>(at[1]), int32_t(1));
+}
+template <class T>
+void bias_corr(int64_t, void* const* at, const Scalar*) {
+    const int32_t step = *static_cast<const int32_t*>(at[2]);
+    for (int i = 0; i < 2; i++)
+        *static_cast<T*>(at[i]) = static_cast<T>(
+            scalar::bias_corr(static_cast<double>(*static_cast<const T*>(at[3 + i])), step));
+}
+
+AICF_INLINE void run_instr(const ArgBlock& args, const BatchInstr& instr, int64_t pos, int64_t n) {
+    const int operands = args.inputs + args.outputs;
+    void* at[kMaxInstrOperands];
+    for (int i = 0; i < instr.operands; i++) {
+        const int k = instr.operand[i];
+        at[i] = k < operands ? args.operand(k).ptr
+                             : static_cast<char*>(args.workspace) + 8 * (k - operands);
+        if (instr.moving >> i & 1) at[i] = static_cast<char*>(at[i]) + pos * instr.size;
+    }
+    instr.fn(n, at, nullptr);
+}
+
+void run_batch(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
+    const Batch& batch = *static_cast<const Batch*>(args.tail_ptr());
+    const BatchInstr* instr = batch.instr();
+    if (phase == 0) {
+        for (int k = 0; k < batch.numbers; k++) run_instr(args, instr[k], 0, 1);
+        return;
+    }
+    int64_t first = 0;  // unit of the instruction's first element
+    for (int k = batch.numbers; k < batch.instrs && first < end; k++) {
+        const int64_t n = instr[k].n, units = (n + kBatchUnit - 1) / kBatchUnit;
+        const int64_t pos = begin > first ? (begin - first) * kBatchUnit : 0,
+                      stop = min64(n, (end - first) * kBatchUnit);
+        if (pos < stop) run_instr(args, instr[k], pos, stop - pos);
+        first += units;
+    }
+}
+
 void register_optim(Table& table) {
     constexpr uint16_t kAdamNumbers = 0x3f0,
                        kSgdNumbers = 0x4;  // inputs of which element 0 is read
@@ -89,6 +130,10 @@ void register_optim(Table& table) {
         InstrDef{"adam_step", DType::f32, DType::f32, 3, 10, 0, kAdamNumbers, adam_step<float>});
     table.add(
         InstrDef{"adam_step", DType::f64, DType::f64, 3, 10, 0, kAdamNumbers, adam_step<double>});
+    table.add(InstrDef{"step_inc", DType::i32, DType::i32, 1, 1, 0, 0, step_inc});
+    table.add(InstrDef{"bias_corr", DType::f32, DType::f32, 2, 3, 0, 0, bias_corr<float>});
+    table.add(InstrDef{"bias_corr", DType::f64, DType::f64, 2, 3, 0, 0, bias_corr<double>});
+    table.run_batch = run_batch;
     table.add(CpuKernel{"step_inc", dtype_bit(DType::i32), step_inc_run, one_unit});
     table.add(CpuKernel{"bias_corr", dtype_bit(DType::i32), bias_corr_run, one_unit});
     table.add(CpuKernel{"ring_push", kAnyDType, ring_push_run, one_unit});

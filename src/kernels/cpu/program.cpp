@@ -332,6 +332,38 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op) {
     return build_program(table, op, steps, temps);
 }
 
+std::vector<char> build_batch(const Table& table, const LoweredOp& op) {
+    Batch batch{static_cast<int32_t>(op.body.size()), 0};
+    std::vector<BatchInstr> instrs[2];  // on numbers, on tensors
+    for (const FusedStep& step : op.body) {
+        const View& out = op.operand(step.outputs[0]);
+        const InstrDef* def =
+            find_instr(table, step.def->name, op.operand(step.inputs.back()).dtype, out.dtype);
+        if (!def) return {};
+        BatchInstr instr{};
+        instr.fn = def->fn;
+        instr.n = element_count(out.shape);
+        instr.size = static_cast<uint8_t>(dtype_size(out.dtype));
+        const int tensors = static_cast<int>(step.outputs.size()) + step.def->numbers;
+        for (const auto* numbers : {&step.outputs, &step.inputs})
+            for (int number : *numbers) {
+                if (step.def->numbers > 0 && instr.operands < tensors)
+                    instr.moving |= static_cast<uint16_t>(1u << instr.operands);
+                instr.operand[instr.operands++] = static_cast<uint8_t>(number);
+            }
+        instrs[step.def->numbers > 0].push_back(instr);
+    }
+    batch.numbers = static_cast<int32_t>(instrs[0].size());
+    std::vector<char> bytes(sizeof batch + sizeof(BatchInstr) * op.body.size());
+    std::memcpy(bytes.data(), &batch, sizeof batch);
+    char* at = bytes.data() + sizeof batch;
+    for (const auto& list : instrs) {
+        if (!list.empty()) std::memcpy(at, list.data(), sizeof(BatchInstr) * list.size());
+        at += sizeof(BatchInstr) * list.size();
+    }
+    return bytes;
+}
+
 void bind_program(ArgBlock& args) {
     Program& program = *reinterpret_cast<Program*>(reinterpret_cast<char*>(&args) + args.tail);
     for (int s = 0; s < program.slots; s++) {

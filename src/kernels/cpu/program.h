@@ -23,6 +23,8 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op,
                                 const std::vector<DType>& temps);
 /// The program of an op that is one instruction, or of a fused op; empty when there is none.
 std::vector<char> build_program(const Table& table, const LoweredOp& op);
+/// The tail of an optimizer's update; empty when some instruction does not exist.
+std::vector<char> build_batch(const Table& table, const LoweredOp& op);
 /// Fills the pointers from the block's operands.
 void bind_program(ArgBlock& args);
 

@@ -143,6 +143,7 @@ std::string element_literal(DType dtype, double number) {
 KernelText kernel_text(const LoweredOp& op, const Target& target) {
     const int processors = target.processors;
     const std::string& name = op.def->name;
+    if (name == "update") return update_text(op, processors);
     if (op.def->pointwise || name == "sgd_step" || name == "adam_step")
         return pointwise_text(op, processors);
     if (op.def->gemm) return gemm_text(op, target);

@@ -53,6 +53,9 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
 std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads,
                        bool raw = false, int resident = 1);
 
+/// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
+std::string update_formula(const LoweredDef& def);
+
 /// A number as an element of `dtype`, spelled in its raw type.
 std::string element_literal(DType dtype, double number);
 
@@ -69,6 +72,7 @@ KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross ent
 KernelText gemm_text(const LoweredOp& op, const Target& target);
 KernelText indexed_text(const LoweredOp& op, int processors);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, int processors);
-KernelText small_text(const LoweredOp& op, int processors);  // step_inc, bias_corr, ring_push
+KernelText update_text(const LoweredOp& op, int processors);  // several of an optimizer's updates
+KernelText small_text(const LoweredOp& op, int processors);   // step_inc, bias_corr, ring_push
 
 }  // namespace aicf::cuda

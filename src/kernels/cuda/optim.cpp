@@ -1,7 +1,125 @@
-// The small ops around an optimizer's update: one thread, or one block.
+// Optimizer updates, and the small ops around them: one thread, or one block.
+#include <algorithm>
+
 #include "kernels/cuda/codegen.h"
 
 namespace aicf::cuda {
+
+std::string update_formula(const LoweredDef& def) {
+    if (def.name == "sgd_step") return "r0[j] = scalar::sgd_p(a0[j], a1[j], R(u2));";
+    check(def.name == "adam_step", "cuda: an optimizer without a formula");
+    return "r1[j] = scalar::adam_m(a2[j], a1[j], R(u7)); r2[j] = scalar::adam_v(a3[j], a1[j], "
+           "R(u8)); "
+           "r0[j] = scalar::adam_p(a0[j], r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));";
+}
+
+namespace {
+
+/// The steps on numbers: every block makes them for itself in a form all its threads read. What
+/// others read too is stored by the block that ends last, when none reads the old step any more.
+struct Numbers {
+    std::string make, store;
+    int held = 0;
+
+    Numbers(const LoweredOp& op) {
+        for (const FusedStep& step : op.body) {
+            if (step.def->numbers != 0) continue;
+            if (step.def->name == "step_inc") {
+                make += cat("    const int32_t v", step.outputs[0], " = scalar::add(",
+                            spell(op, step.inputs[0]), ", int32_t(1));\n");
+            } else {
+                for (int i = 0; i < 2; i++) {
+                    const std::string name = cat("v", step.outputs[i]);
+                    make += cat("    __shared__ R h", name, ";\n    if (threadIdx.x == ", 32 * i,
+                                ") bias_corr(&h", name, ", &", spell(op, step.inputs[1 + i]), ", ",
+                                spell(op, step.inputs[0]), ");\n    const R& ", name, " = h", name,
+                                ";\n");
+                }
+                held += 2;
+            }
+            for (int number : step.outputs)
+                if (const int out = number - static_cast<int>(op.inputs.size());
+                    out < static_cast<int>(op.outputs.size()))
+                    store += cat("        *y", out, " = v", number, ";\n");
+        }
+    }
+
+    static std::string spell(const LoweredOp& op, int number) {
+        return number < static_cast<int>(op.inputs.size()) ? cat("(*x", number, ")")
+                                                           : cat("v", number);
+    }
+};
+
+}  // namespace
+
+KernelText update_text(const LoweredOp& op, int) {
+    constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
+    const FusedStep& like = op.body.back();
+    const DType dtype = op.operand(like.outputs[0]).dtype;
+    const int tensors = like.def->numbers, results = static_cast<int>(like.outputs.size());
+    int64_t total = 0;
+    for (const FusedStep& step : op.body)
+        if (step.def->numbers > 0) total += element_count(op.operand(step.outputs[0]).shape);
+    const int64_t width = total < kSmall ? 1 : 16 / dtype_size(dtype);
+
+    // Each warp belongs to one tensor; a thread takes `width` elements of it.
+    const BlockLayout layout(op);
+    std::string choose;
+    int64_t warps = 0;
+    const int inputs = static_cast<int>(op.inputs.size());
+    for (const FusedStep& step : op.body) {
+        if (step.def->numbers <= 0) continue;
+        const int64_t n = element_count(op.operand(step.outputs[0]).shape),
+                      count = (n + 32 * width - 1) / (32 * width);
+        choose +=
+            cat("    if (warp >= ", warps, " && warp < ", warps + count, ") {\n        i = (t - ",
+                32 * warps, ") * ", width, "; n = ", n, ";\n        ");
+        for (int k = 0; k < tensors; k++) choose += cat("p", k, " = x", step.inputs[k], "; ");
+        for (int k = 0; k < results; k++)
+            choose += cat("q", k, " = y", step.outputs[k] - inputs, "; ");
+        choose += "\n    }\n";
+        warps += count;
+    }
+    const Numbers numbers(op);
+    KernelText text;
+    text.include = "optim.cuh";
+    text.name = cat("update_", like.def->name, "_", dtype_abbrev(dtype));
+    text.threads = warps <= 32 ? static_cast<int>(32 * std::max<int64_t>(warps, 2)) : 256;
+    text.blocks = std::max<int64_t>((32 * warps + text.threads - 1) / text.threads,
+                                    numbers.make.empty() ? 0 : 1);
+
+    const std::string type = cuda_type(dtype);
+    std::string pointers, load, store, wide = "true";
+    for (int k = 0; k < tensors; k++) {
+        pointers += cat("    const R* p", k, " = nullptr;\n    R a", k, "[", width, "] = {};\n");
+        load += cat("        load_dense<", width, ", R>(a", k, ", p", k, ", i, n, wide);\n");
+        if (width > 1) wide += cat(" && aligned16(p", k, ")");
+    }
+    for (int k = 0; k < results; k++) {
+        pointers += cat("    R* q", k, " = nullptr;\n    R r", k, "[", width, "];\n");
+        store += cat("        store_dense<", width, ">(q", k, ", r", k, ", i, n, wide);\n");
+        if (width > 1) wide += cat(" && aligned16(q", k, ")");
+    }
+    text.body = entry_head(op, layout, text.threads);
+    text.body += cat(
+        "    typedef ", type, " R;\n", pointers,
+        "    const int64_t t = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, warp = t / 32;\n",
+        "    int64_t i = 0, n = 0;\n", choose, "    const bool wide = ", wide,
+        ";\n    if (i < n) {\n", load, "    }\n", numbers.make,
+        numbers.held ? "    __syncthreads();\n" : "", "    if (i < n) {\n");
+    for (size_t k = static_cast<size_t>(tensors); k < like.inputs.size(); k++)
+        text.body += cat("        const R u", k, " = ", Numbers::spell(op, like.inputs[k]), ";\n");
+    text.body +=
+        cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
+            update_formula(*like.def), "\n        }\n", store, "    }\n    (void)wide;\n");
+    if (!numbers.store.empty()) {
+        text.counters = 1;
+        text.body += cat("    if (arrive_last(block.ptr<uint32_t>(", layout.tail,
+                         "), gridDim.x) && threadIdx.x == 0) {\n", numbers.store, "    }\n");
+    }
+    text.body += "}\n";
+    return text;
+}
 
 KernelText small_text(const LoweredOp& op, int) {
     const std::string& name = op.def->name;

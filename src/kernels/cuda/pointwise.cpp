@@ -66,12 +66,7 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
 
 /// The statements that compute r0, r1, ... of one element from a0, a1, ...
 std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
-    const std::string& name = op.def->name;
-    if (name == "sgd_step") return "r0[j] = scalar::sgd_p(a0[j], a1[j], R(u2));";
-    if (name == "adam_step")
-        return "r1[j] = scalar::adam_m(a2[j], a1[j], R(u7)); r2[j] = scalar::adam_v(a3[j], a1[j], "
-               "R(u8)); "
-               "r0[j] = scalar::adam_p(a0[j], r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));";
+    if (op.def->optimizer) return update_formula(*op.def);
     const auto spell = [&](int number) {
         const int inputs = static_cast<int>(op.inputs.size()),
                   outputs = static_cast<int>(op.outputs.size());
