@@ -11,7 +11,8 @@ namespace {
 
 constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
 constexpr int kThreads = 256;
-// More blocks than this only repeat what comes before the loop: 15 % of a kernel with one sine.
+// Where arithmetic bounds a kernel, more blocks than this only repeat what comes before the loop
+// (15 % of a sine's time); where memory does, each block's first loads are what keeps it busy.
 constexpr int64_t kBlocksAProcessor = 64;
 
 /// How the elements of an operand are reached in the merged iteration space.
@@ -138,9 +139,10 @@ KernelText pointwise_text(const LoweredOp& op, int processors) {
     text.include = "prelude.cuh";
     text.threads = static_cast<int>(
         std::min<int64_t>(kThreads, std::max<int64_t>((count + 31) / 32 * 32, 32)));
-    text.blocks = std::min<int64_t>(
-        (count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width),
-        kBlocksAProcessor * processors);
+    const Cost cost = cost_of(op);
+    text.blocks =
+        std::min<int64_t>((count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width),
+                          cost.flops > cost.bytes ? kBlocksAProcessor * processors : 1 << 30);
 
     std::vector<Access> access;
     bool flat = true;
