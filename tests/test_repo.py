@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(aicf.__file__).parent
 MODULES = [
     "aicf",
+    "aicf.eager",
     "aicf.graph",
     "aicf.ops",
     "aicf.optim",

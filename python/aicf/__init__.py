@@ -21,6 +21,7 @@ from ._core import (
     set_num_threads,
 )
 from .device import DeviceInfo, devices
+from .eager import Event, OpKind, op_call, workspace_bytes
 from .graph import Graph, Value, trace
 from .nn import *  # noqa: F403
 from .nn import __all__ as _nn_names
@@ -38,10 +39,12 @@ __all__ = [
     "DeviceLost",
     "DeviceUnavailable",
     "Error",
+    "Event",
     "FormatError",
     "Graph",
     "GraphError",
     "InternalError",
+    "OpKind",
     "OutOfMemory",
     "Outputs",
     "Report",
@@ -53,9 +56,11 @@ __all__ = [
     "devices",
     "init",
     "num_threads",
+    "op_call",
     "optim",
     "set_num_threads",
     "trace",
+    "workspace_bytes",
     *_nn_names,
     *_op_names,
 ]

@@ -18,12 +18,17 @@ namespace nb = nanobind;
 void bind_errors(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_step(nb::module_& m);
+void bind_eager(nb::module_& m);
 void bind_cuda(nb::module_& m);
 
 /// "cpu", "cuda", "cuda:1"; GraphError otherwise.
 Device parse_device(std::string_view text);
 /// Any tensor, or numbers that take `wanted`.
 TensorRef tensor_or_numbers(nb::handle object, DType wanted, const char* where);
+/// Attributes from Python; GraphError for what an attribute cannot be.
+Attrs to_attrs(const nb::dict& dict);
+/// True for an Array that is an output of a step: what enters as a tensor is a copy of it.
+bool is_step_output(nb::handle object);
 std::vector<char> packed_bytes(const TensorRef& tensor);  // host tensor, C order
 
 }  // namespace aicf

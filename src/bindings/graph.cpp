@@ -61,14 +61,21 @@ Attr to_attr(nb::handle object, const std::string& name) {
           "; need bool, int, float, str or a list of int");
 }
 
+}  // namespace
+
 Attrs to_attrs(const nb::dict& dict) {
     Attrs attrs;
     for (auto [key, value] : dict) {
-        const auto name = nb::cast<std::string>(key);
+        std::string name;
+        if (!nb::try_cast(key, name))
+            raise(ErrorKind::graph, "attribute ", nb::repr(key).c_str(),
+                  ": need a str as its name");
         attrs.set(name, to_attr(value, name));
     }
     return attrs;
 }
+
+namespace {
 
 Dims to_dims(const std::vector<int64_t>& shape, const char* where) {
     if (shape.size() > kMaxDims)

@@ -74,6 +74,7 @@ NB_MODULE(_core, m) {
     aicf::bind_errors(m);
     aicf::bind_graph(m);
     aicf::bind_step(m);
+    aicf::bind_eager(m);
 #ifdef AICF_CUDA
     aicf::bind_cuda(m);
 #endif

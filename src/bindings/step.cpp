@@ -194,6 +194,12 @@ Outputs outputs_of(nb::handle self) {
 
 }  // namespace
 
+bool is_step_output(nb::handle object) {
+    if (!nb::isinstance<Array>(object)) return false;
+    const Array& array = *nb::inst_ptr<Array>(object);
+    return array.step && array.leaf == kNone;
+}
+
 void bind_step(nb::module_& m) {
     dlpack_hooks.as_tensor_ref = array_hook;
     dlpack_hooks.from_tensor_ref = array_from_hook;

@@ -79,9 +79,6 @@ const std::vector<const LoweredDef*>& all_lowered() { return registry().lowered_
 
 // ---- inference ---------------------------------------------------------------------------------
 
-namespace {
-
-/// The schema's name of operand i; a trailing "*" name covers all further operands.
 std::string operand_name(const std::vector<std::string>& names, int i) {
     const int last = static_cast<int>(names.size()) - 1;
     std::string name = names.empty() ? "x" : names[std::min(i, last)];
@@ -92,8 +89,6 @@ std::string operand_name(const std::vector<std::string>& names, int i) {
     }
     return name;
 }
-
-}  // namespace
 
 void check_arity(const std::vector<std::string>& names, size_t count, const std::string& where) {
     size_t least = 0, most = 0;

@@ -23,6 +23,9 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
 /// GraphError unless `count` operands fit the schema's names.
 void check_arity(const std::vector<std::string>& names, size_t count, const std::string& where);
 
+/// The schema's name of operand i; a trailing "*" name covers all further operands.
+std::string operand_name(const std::vector<std::string>& names, int i);
+
 /// What an inference function sees: the operands' types and how errors spell them.
 class InferContext {
   public:

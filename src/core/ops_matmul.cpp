@@ -205,7 +205,7 @@ void define_matmul_ops() {
     define(LoweredDef{.name = "gemm",
                       .inputs = {"a", "b"},
                       .outputs = {"c"},
-                      .attrs = {{"order", chain_order()}},
+                      .attrs = {{"order", chain_order(), false, {chain_order()}}},
                       .infer = infer_gemm,
                       .gemm = true,
                       .flops = gemm_flops});

@@ -163,13 +163,13 @@ void define_indexed_ops() {
                      attrs.set("order", chain_order());
                      c.op("take_bwd", {c.in(0), c.in(1)}, {c.out()}, attrs);
                  }});
-    define(
-        LoweredDef{.name = "take_bwd",  // each row sums its dy in ascending position of the index
-                   .inputs = {"dy", "indices"},
-                   .outputs = {"dtable"},
-                   .attrs = {{"rows", int64_t(0), true}, {"order", chain_order()}},
-                   .infer = infer_take_bwd,
-                   .reduction = true});
+    define(LoweredDef{
+        .name = "take_bwd",  // each row sums its dy in ascending position of the index
+        .inputs = {"dy", "indices"},
+        .outputs = {"dtable"},
+        .attrs = {{"rows", int64_t(0), true}, {"order", chain_order(), false, {chain_order()}}},
+        .infer = infer_take_bwd,
+        .reduction = true});
     define(OpDef{.name = "Pick",
                  .fn = "pick",
                  .inputs = {"x", "labels"},
@@ -261,7 +261,7 @@ void define_nn_ops() {
     define(LoweredDef{.name = "mse_loss",
                       .inputs = {"y", "t"},
                       .outputs = {"loss"},
-                      .attrs = {{"order", std::string("tree")}},
+                      .attrs = {{"order", std::string("tree"), false, {"tree"}}},
                       .infer = infer_mse,
                       .reduction = true,
                       .flops_per_element = 3});
@@ -292,7 +292,7 @@ void define_nn_ops() {
     define(LoweredDef{.name = "cross_entropy",
                       .inputs = {"logits", "labels"},
                       .outputs = {"row_loss", "lse"},
-                      .attrs = {{"order", std::string("tree")}},
+                      .attrs = {{"order", std::string("tree"), false, {"tree"}}},
                       .infer = infer_cross_entropy_rows,
                       .reduction = true,
                       .flops_per_element = 15});

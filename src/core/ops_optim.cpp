@@ -121,6 +121,13 @@ void define_optim_ops() {
     ring.inputs = {"x", "ring", "position"};
     ring.outputs = {"ring", "position"};
     ring.infer = [](const InferContext& c) -> std::vector<Type> {
+        Dims one = c.shape(1);  // of the values it keeps
+        if (one.rank() > 0) one.erase(0);
+        if (c.shape(1).rank() == 0 || !(one == c.shape(0)))
+            c.shape_error(c.describe(0), ", ", c.describe(1), "; need the ring as [K, *x.shape]");
+        c.need_same_dtype(0, 1);
+        c.need_rank(2, 0);
+        c.need_dtype(2, DType::i64);
         return {{c.dtype(1), c.shape(1)}, {c.dtype(2), c.shape(2)}};
     };
     ring.inplace = {{0, 1}, {1, 2}};

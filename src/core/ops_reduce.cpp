@@ -88,7 +88,8 @@ void reduction(const std::string& name, const std::string& fn, const std::string
     low.inputs = {"x"};
     low.outputs = {"y"};
     low.attrs = attrs;
-    if (ordered) low.attrs.push_back({"order", std::string("tree")});
+    if (ordered)
+        low.attrs.push_back({"order", std::string("tree"), false, {"tree", chain_order()}});
     low.infer = infer;
     low.reduction = true;
     define(std::move(low));
@@ -101,7 +102,7 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad) {
     low.name = lowered;
     low.inputs = {"x"};
     low.outputs = {"y"};
-    low.attrs = {{"axis", int64_t(-1)}, {"order", std::string("tree")}};
+    low.attrs = {{"axis", int64_t(-1)}, {"order", std::string("tree"), false, {"tree"}}};
     low.infer = infer_rows;
     low.inplace = {{0, 0}};
     low.reduction = true;
@@ -215,7 +216,7 @@ void define_scans_and_norms() {
         .name = "cumsum", .inputs = {"x"}, .outputs = {"y"}, .attrs = scan, .infer = infer_cumsum});
     const std::vector<AttrDef> norm = {{"eps", 1e-5}, {"center", true}};
     std::vector<AttrDef> ordered = norm;
-    ordered.push_back({"order", std::string("tree")});
+    ordered.push_back({"order", std::string("tree"), false, {"tree"}});
     define(OpDef{.name = "Normalize",
                  .fn = "normalize",
                  .inputs = {"x"},

@@ -1,0 +1,150 @@
+// The one eager door: a lowered op on the caller's tensors, and what a schema says.
+#include "core/eager.h"
+
+#include "bindings/bindings.h"
+
+namespace aicf {
+
+namespace {
+
+const LoweredDef& lowered_def(const std::string& name) {
+    if (const LoweredDef* def = find_lowered(name)) return *def;
+    std::string close;
+    for (const LoweredDef* def : all_lowered())
+        if (name.size() > 2 && def->name.find(name.substr(0, 3)) != std::string::npos)
+            close += (close.empty() ? ", such as " : ", ") + def->name;
+    raise(ErrorKind::graph, "op_call: there is no lowered op \"", name,
+          "\"; need a name of aicf.OpKind", close);
+}
+
+std::vector<TensorRef> import_operands(const LoweredDef& def, nb::handle list,
+                                       const std::vector<std::string>& names, bool written) {
+    const char* kind = written ? "outputs" : "inputs";
+    if (!nb::isinstance<nb::list>(list) && !nb::isinstance<nb::tuple>(list))
+        raise(ErrorKind::graph, def.name, ": ", kind, " is a ",
+              nb::cast<std::string>(nb::str(nb::type_name(list.type()))),
+              "; need a list or tuple of tensors");
+    ImportOptions options;
+    options.allow_copy = false;
+    std::vector<TensorRef> tensors;
+    int i = 0;
+    for (nb::handle object : list) {
+        const std::string where =
+            cat(def.name, ": ", written ? "output " : "input ", operand_name(names, i++));
+        if (written && is_step_output(object))
+            raise(ErrorKind::graph, where,
+                  " is an output of a step, of which only copies are handed out; need a tensor of "
+                  "your own (bind it to the output)");
+        tensors.push_back(import_tensor(object, where.c_str(), options));
+    }
+    return tensors;
+}
+
+/// The policy a call is run under: on a stream that ours does not follow, only `full` is safe.
+SyncPolicy policy_for(const std::vector<TensorRef>& tensors, nb::handle first, nb::handle stream,
+                      SyncPolicy wanted) {
+    const Device device = tensors.empty() ? Device{} : tensors[0].device;
+    if (device.kind == Device::cpu) {
+        if (!stream.is_none())
+            raise(ErrorKind::graph, "op_call: stream is ", nb::repr(stream).c_str(),
+                  ", the outputs are on the cpu, which has none; need stream=None");
+        return wanted;
+    }
+    if (!stream.is_none()) {
+        int64_t number = 0;
+        if (!nb::try_cast(stream, number) || number < 0 || number > 1)
+            raise(ErrorKind::unsupported, "op_call: stream is ", nb::repr(stream).c_str(),
+                  "; need None (the outputs' framework's current stream) or 1 (the legacy default "
+                  "stream)");
+        return wanted;
+    }
+    return producer_stream(first, device).value_or(0) > 1 ? SyncPolicy::full : wanted;
+}
+
+nb::dict schema(const LoweredDef& def) {
+    nb::list attrs;
+    for (const AttrDef& attr : def.attrs) {
+        const nb::object fallback =
+            attr.required
+                ? nb::none()
+                : std::visit([](const auto& value) { return nb::cast(value); }, attr.fallback);
+        attrs.append(nb::make_tuple(attr.name, fallback, attr.required, attr.choices));
+    }
+    nb::dict result;
+    result["inputs"] = def.inputs;
+    result["outputs"] = def.outputs;
+    result["attrs"] = attrs;
+    result["inplace"] = def.inplace;
+    result["contiguous"] = def.contiguous;
+    result["pointwise"] = def.pointwise;
+    result["reduction"] = def.reduction;
+    result["random"] = def.random;
+    return result;
+}
+
+}  // namespace
+
+void bind_eager(nb::module_& m) {
+    m.def(
+        "op_call",
+        [](const std::string& op, nb::handle inputs, nb::handle outputs, const nb::dict& attrs,
+           nb::handle stream, const std::string& sync) {
+            const LoweredDef& def = lowered_def(op);
+            const SyncPolicy wanted = parse_sync(sync);
+            const Attrs given = to_attrs(attrs);
+            const std::vector<TensorRef> in = import_operands(def, inputs, def.inputs, false),
+                                         out = import_operands(def, outputs, def.outputs, true);
+            const SyncPolicy policy =
+                policy_for(out, out.empty() ? nb::handle() : nb::handle(nb::object(outputs[0])),
+                           stream, wanted);
+            const std::string device = out.empty() ? "cpu" : to_string(out[0].device);
+            {
+                nb::gil_scoped_release release;
+                op_call(def, in, out, given, policy);
+            }
+            return device;
+        },
+        nb::arg("op"), nb::arg("inputs").none(), nb::arg("outputs").none(), nb::arg("attrs"),
+        nb::arg("stream").none(), nb::arg("sync"),
+        "Runs one lowered op on the caller's tensors; aicf.op_call is its public face.");
+    m.def(
+        "eager_synchronize",
+        [](const std::string& device) {
+            const Device parsed = parse_device(device);
+            nb::gil_scoped_release release;
+            eager_synchronize(parsed);
+        },
+        nb::arg("device"), "Waits for every op_call on the device.");
+    m.def(
+        "workspace_bytes",
+        [](const std::string& op,
+           const std::vector<std::pair<std::vector<int64_t>, std::string>>& inputs,
+           const nb::dict& attrs, const std::string& device) {
+            const LoweredDef& def = lowered_def(op);
+            std::vector<TensorRef> in;
+            for (const auto& [shape, dtype] : inputs) {
+                TensorRef ref;
+                ref.dtype = parse_dtype(dtype, def.name);
+                if (shape.size() > kMaxDims)
+                    raise(ErrorKind::shape, def.name, ": got ", shape.size(),
+                          " dimensions; need at most ", kMaxDims);
+                ref.shape = Dims(shape);
+                for (int64_t size : shape)
+                    if (size < 0)
+                        raise(ErrorKind::shape, def.name, ": shape ", to_string(ref.shape),
+                              " has a negative size; need sizes >= 0");
+                in.push_back(std::move(ref));
+            }
+            const Attrs given = to_attrs(attrs);
+            const Device parsed = parse_device(device);
+            nb::gil_scoped_release release;
+            return workspace_bytes(def, in, given, parsed);
+        },
+        nb::arg("op"), nb::arg("inputs"), nb::arg("attrs"), nb::arg("device"),
+        "Bytes an op borrows during a call; aicf.workspace_bytes is its public face.");
+    m.def(
+        "lowered_schema", [](const std::string& op) { return schema(lowered_def(op)); },
+        nb::arg("op"), "What a lowered op takes and gives: operands, attributes, in-place pairs.");
+}
+
+}  // namespace aicf
