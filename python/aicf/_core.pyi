@@ -235,6 +235,24 @@ class Step:
 
     def _bind(self, name: str, tensor: object | None) -> None: ...
 
+def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, stream: object | None, sync: str) -> str:
+    """
+    Runs one lowered op on the caller's tensors; aicf.op_call is its public face.
+    """
+
+def eager_synchronize(device: str) -> None:
+    """Waits for every op_call on the device."""
+
+def workspace_bytes(op: str, inputs: Sequence[tuple[Sequence[int], str]], attrs: dict, device: str) -> int:
+    """
+    Bytes an op borrows during a call; aicf.workspace_bytes is its public face.
+    """
+
+def lowered_schema(op: str) -> dict:
+    """
+    What a lowered op takes and gives: operands, attributes, in-place pairs.
+    """
+
 def cuda_info() -> dict:
     """
     What was found of the NVIDIA driver, NVRTC, devices and the kernel cache on disk.

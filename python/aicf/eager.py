@@ -40,7 +40,7 @@ def op_call(
     Args:
         op: a member of OpKind, or its name.
         inputs: the operands, NumPy arrays or anything with `__dlpack__`, of any strides; those of
-            a pointwise op broadcast to the output.
+            a pointwise op broadcast as NumPy's.
         outputs: writable tensors of the result's shape and dtype on the same device. One may be
             an input itself where the op works in place; any other overlap is an error.
         attrs: the op's attributes by name; those with a default may be left out.

@@ -38,7 +38,7 @@ void plan_rows(ArgBlock& args, int64_t axis) {
         p.rank++;
     }
     p.n = x.shape()[axis];
-    p.grain = p.n > 0 && p.n < 1024 ? (1024 + p.n - 1) / p.n : 1;
+    p.grain = p.n == 0 ? 1024 : p.n < 1024 ? (1024 + p.n - 1) / p.n : 1;
 }
 
 void row_prepare(ArgBlock& args) {
@@ -48,7 +48,7 @@ void row_prepare(ArgBlock& args) {
 
 int64_t row_units(const ArgBlock& args, int) {
     const RowPlan& p = row_plan(args);
-    return p.n > 0 ? (p.rows + p.grain - 1) / p.grain : 0;
+    return (p.rows + p.grain - 1) / p.grain;  // empty rows too: normalize has a result for each
 }
 
 AICF_INLINE void place_row(const RowPlan& p, int64_t row, int operands, int64_t* at) {

@@ -38,7 +38,10 @@ KernelText row_text(const LoweredOp& op, int processors) {
     const int rank = x.shape.rank();
     int64_t axis = entropy ? 1 : norm ? rank - 1 : op.attrs.integer("axis");
     if (axis < 0) axis += rank;
-    const int64_t n = x.shape[static_cast<int>(axis)], rows = n ? element_count(x.shape) / n : 0;
+    const int64_t n = x.shape[static_cast<int>(axis)];
+    Dims others = x.shape;
+    others.erase(static_cast<int>(axis));
+    const int64_t rows = n || norm ? element_count(others) : 0;  // an empty row has its rstd too
     const std::string a = wide_type(x.dtype);
     const int64_t leaves = (n + kTreeLeaf - 1) / kTreeLeaf;
     const BlockLayout layout(op);
