@@ -255,14 +255,16 @@ def test_contract(case, device):
         if len(got) == 1 and got[0] is None:
             got = [strided[ops[-1]["outputs"][0]["value"]]]
         # NumPy's own sums of many float64 are no exact reference, and integers wrap.
-        rounds = dtype in ("float32", "float16", "bfloat16") or case.pointwise
-        known = rounds or max([0, *sum(shapes, ())]) <= max(SMALL)
+        known = dtype in ("float32", "float16", "bfloat16") or case.pointwise
+        known = known or (dtype != "uint8" and max([0, *sum(shapes, ())]) <= max(SMALL))
+        known = known and (case.op != "BiasCorr" or dtype != "float64")  # NumPy's own power rounds
         if known and all(one is not None for one in got):
             shaped = [
                 one.reshape(record["values"][str(output["value"])]["shape"])
                 for one, output in zip(got, record["outputs"], strict=True)
             ]
-            check_case(case, dtype, arrays, shaped, f"{dtype} {shapes}")
+            row = case._replace(zero_sign=case.zero_sign and case.pointwise)
+            check_case(row, dtype, arrays, shaped, f"{dtype} {shapes}")
 
     example()
 

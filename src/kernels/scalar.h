@@ -141,6 +141,26 @@ AICF_HD To cast(From x) {
     }
 }
 
+// A number on its way to 16 bits by way of float: rounded to odd, so that the second rounding gives
+// what one rounding of `x` would.
+AICF_HD float narrowing(double x) {
+    const float near = static_cast<float>(x);
+    const double back = static_cast<double>(near);
+    const uint32_t away = (x > 0.0 ? back > x : back < x) ? 1u : 0u;
+    const uint32_t inexact = (back < x) | (back > x) ? 1u : 0u;
+    return from_bits((bits(near) - away) | inexact);
+}
+AICF_HD float narrowing(int32_t x) { return narrowing(static_cast<double>(x)); }
+AICF_HD float narrowing(int64_t x) {
+    const bool large = (x >= (1ll << 53)) | (x <= -(1ll << 53));  // beyond a double's digits
+    const int64_t odd = (x & ~0x7ffll) | ((x & 0x7ffll) != 0 ? 0x400ll : 0ll);
+    return narrowing(static_cast<double>(large ? odd : x));
+}
+template <class T>
+AICF_HD float narrowing(T x) {
+    return cast<float>(x);
+}
+
 // ---- arithmetic, comparison, selection ---------------------------------------------------------
 
 #define AICF_ARITHMETIC(name, op)                                                          \

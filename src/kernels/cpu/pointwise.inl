@@ -166,6 +166,13 @@ void cast_loop(int64_t n, void* const* at, const Scalar*) {
     AICF_LOOP y[i] = scalar::cast<To>(x[i]);
 }
 
+template <class From>
+void narrowing_loop(int64_t n, void* const* at, const Scalar*) {
+    float* y = static_cast<float*>(at[0]);
+    const From* x = static_cast<const From*>(at[1]);
+    AICF_LOOP y[i] = scalar::narrowing(x[i]);
+}
+
 // The hardware's conversions give the same bits as scalar.h's.
 void widen_halves(const uint16_t* x, int64_t n, float* y) {
     int64_t i = 0;
@@ -451,6 +458,9 @@ void register_pointwise(Table& table) {
     add_casts<int64_t>(table);
     add_casts<uint8_t>(table);
     add_casts<bool>(table);
+    table.add(InstrDef{"narrowing", DType::f64, DType::f32, 1, 1, 0, 0, narrowing_loop<double>});
+    table.add(InstrDef{"narrowing", DType::i32, DType::f32, 1, 1, 0, 0, narrowing_loop<int32_t>});
+    table.add(InstrDef{"narrowing", DType::i64, DType::f32, 1, 1, 0, 0, narrowing_loop<int64_t>});
     table.add(InstrDef{"cast", DType::f16, DType::f32, 1, 1, 0, 0, widen_half});
     table.add(InstrDef{"cast", DType::bf16, DType::f32, 1, 1, 0, 0, widen_bfloat});
     table.add(InstrDef{"cast", DType::f32, DType::f16, 1, 1, 0, 0, narrow_half});

@@ -169,13 +169,15 @@ class Builder {
         instrs_.push_back(instr);
     }
 
-    /// Between any two dtypes: in one conversion, or else by way of f32.
+    /// Between any two dtypes: in one conversion, or else by way of f32, which rounds once as well.
     void add_cast(int to, int from) {
         const auto find = [&](DType in, DType out) { return find_instr(table_, "cast", in, out); };
         if (const InstrDef* direct = find(dtypes_[from], dtypes_[to]))
             return emit(*direct, {to}, {from}, {});
         int middle = take_slot(DType::f32);
-        emit(*find(dtypes_[from], DType::f32), {middle}, {from}, {});
+        const InstrDef* narrowing = find_instr(table_, "narrowing", dtypes_[from], DType::f32);
+        emit(narrowing && is_16_bit(dtypes_[to]) ? *narrowing : *find(dtypes_[from], DType::f32),
+             {middle}, {from}, {});
         emit(*find(DType::f32, dtypes_[to]), {to}, {middle}, {});
         give_slot(middle);
     }

@@ -51,6 +51,8 @@ bool known_function(const std::string& name) {
 std::string call_text(const LoweredDef& def, const std::vector<std::string>& operands, DType in,
                       DType out, int scalar_at, int first, std::string& before) {
     if (def.name == "copy") return operands[0];
+    if (def.name == "cast" && (out == DType::f16 || out == DType::bf16))
+        return cat("scalar::narrowing(", operands[0], ")");
     if (def.name == "cast") return cat("scalar::cast<", wide_type(out), ">(", operands[0], ")");
     if (!known_function(def.name))
         raise(ErrorKind::unsupported, "cuda: there is no function ", def.name,
