@@ -368,8 +368,10 @@ AICF_HD float gate(float x, float v, float v_lo) {
 }
 AICF_HD float silu(float x) { return gate(x, x, 0.0f); }
 AICF_HD double silu(double x) {
-    const double a = abs(x) > 800 ? 800.0 : abs(x), z = exp(-a);
-    return (x < 0 ? -0.0 : x) - div(a * z, 1.0 + z);
+    const double a = abs(x) > 800 ? 800.0 : abs(x);
+    const bool tail = a > 700;  // exp(-a) would be subnormal while a exp(-a) is not
+    const double z = exp(tail ? 600.0 - a : -a);
+    return (x < 0 ? -0.0 : x) - (tail ? a * z * 2.6503965530043108e-261 : div(a * z, 1.0 + z));
 }
 
 // 0.5 x (1 + tanh(u)) = x sigmoid(2u), 2u = x (1.59576912 + 0.0713548163 x^2). The tail magnifies

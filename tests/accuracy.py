@@ -1,0 +1,258 @@
+"""How far each op's results lie from the exact ones, in units in the last place (ULP).
+
+    python tests/accuracy.py [--exhaustive] [--device cuda] [--out docs/accuracy.md]
+
+An error is a distance of integers: how many numbers of the dtype lie between the result and the
+float64 (for float64: long double) reference rounded to that dtype. NaN, infinities and the sign of
+zero must agree, or the error counts as infinite.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import aicf
+import numpy as np
+from compare import BITS, numpy_dtype, rounded
+from op_cases import erf, gelu_erf, gelu_tanh, sigmoid, silu, softplus
+from tensors import Layout, Tensor
+
+SLOPE = float(np.float32(0.01))
+
+
+class Op(NamedTuple):
+    """A unary op: its reference, how many ULP each dtype is allowed, and where that holds."""
+
+    reference: Callable
+    f32: int
+    half: int = 1
+    f64: int = 2
+    low: float = -np.inf  # inputs below are held to a relative error instead
+    attrs: dict = {}  # noqa: RUF012
+    long: Callable | None = None  # the reference in long double, where NumPy has the function
+    zero_sign: bool = True
+
+
+def long_erf(x):
+    """A series without cancellation: 2/sqrt(pi) exp(-x^2) sum of 2^n x^(2n+1) / (2n+1)!!."""
+    x = np.clip(x, -7, 7)
+    term = total = x
+    for n in range(1, 400):
+        term = term * 2 * x * x / (2 * n + 1)
+        total = total + term
+    root = np.sqrt(np.arctan(np.longdouble(1)))  # sqrt(pi) / 2
+    return np.exp(-x * x) * total / root
+
+
+def long_sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def odd_silu(x):
+    return np.where(x == -np.inf, -0.0, x * long_sigmoid(x))
+
+
+OPS = {
+    "neg": Op(np.negative, 0, 0, 0),
+    "abs": Op(np.abs, 0, 0, 0),
+    "floor": Op(np.floor, 0, 0, 0),
+    "round": Op(np.rint, 0, 0, 0),
+    "relu": Op(lambda x: np.where(x != x, x, np.maximum(x, 0)), 0, 0, 0, zero_sign=False),
+    "leaky_relu": Op(lambda x: np.where(x > 0, x, SLOPE * x), 0, 0, 0, attrs={"slope": SLOPE}),
+    "sqrt": Op(np.sqrt, 0, 0, 0, long=np.sqrt),
+    "exp": Op(np.exp, 1, long=np.exp),
+    "log": Op(np.log, 1, long=np.log),
+    "rsqrt": Op(lambda x: 1 / np.sqrt(x), 1, long=lambda x: 1 / np.sqrt(x)),
+    "sin": Op(np.sin, 1, long=np.sin),
+    "cos": Op(np.cos, 1, long=np.cos),
+    "tanh": Op(np.tanh, 2, long=np.tanh),
+    "erf": Op(erf, 2, long=long_erf),
+    "sigmoid": Op(sigmoid, 2, long=long_sigmoid),
+    "silu": Op(silu, 4, long=odd_silu),
+    "softplus": Op(softplus, 4),
+    "elu": Op(lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 1))), 4),
+    "gelu_erf": Op(gelu_erf, 16, low=-2.0),
+    "gelu_tanh": Op(gelu_tanh, 16, low=-2.0),
+}
+BINARY = {  # correctly rounded: float64 has more than twice the digits of float32
+    "add": (np.add, 0),
+    "sub": (np.subtract, 0),
+    "mul": (np.multiply, 0),
+    "div": (np.divide, 0),
+    "pow": (np.power, 4),
+}
+TAIL = 4e-5  # relative error below `low`, while the result is a normal number
+
+
+def run(op, arrays, dtype, device="cpu", attrs=None):
+    """The op's result on arrays of one shape."""
+    shape = arrays[0].shape
+    ins = [Tensor(dtype, Layout.c_order(shape), device, x) for x in arrays]
+    out = Tensor(dtype, Layout.c_order(shape), device)
+    aicf.op_call(op, [t.give() for t in ins], [out.give()], attrs)
+    return out.read()
+
+
+def ordered(x):
+    """Integers in the order of the floats, one apart for neighbours; both zeros are 0."""
+    signed = x.view(f"i{x.itemsize}").astype(np.int64)
+    least = np.int64(-(2 ** (8 * x.itemsize - 1)))
+    return np.where(signed < 0, least - signed, signed)
+
+
+def ulp_errors(got, want, zero_sign=True):
+    """The distance of each result from the reference, already rounded; a clash counts as 2**62."""
+    same = (got == want) | ((got != got) & (want != want))
+    if zero_sign:
+        same &= (want != 0) | (np.signbit(got) == np.signbit(want)) | (got != got)
+    clash = (np.isnan(got) != np.isnan(want)) | ((got == want) & ~same)
+    with np.errstate(all="ignore"):
+        error = np.abs(ordered(got) - ordered(want))
+    return np.where(same, 0, np.where(clash, np.int64(2**62), error))
+
+
+def every_half(dtype):
+    return np.arange(2**16, dtype=np.uint16).view(numpy_dtype(dtype))
+
+
+def every_float(chunk=2**22):
+    for start in range(0, 2**32, chunk):
+        yield np.arange(start, start + chunk, dtype=np.uint32).view(np.float32)
+
+
+def some_floats(dtype="float32", each=512, seed=0):
+    """Numbers of every exponent and sign: the ends of each binade and random ones between."""
+    rng = np.random.default_rng(seed)
+    bits, _ = BITS[dtype]
+    width = np.dtype(dtype).itemsize * 8
+    heads = np.arange(2 ** (width - bits), dtype=np.uint64) << np.uint64(bits)
+    tails = rng.integers(0, 2**bits, (len(heads), each), dtype=np.uint64)
+    tails[:, :4] = [0, 1, 2**bits - 1, 2 ** (bits - 1)]
+    values = (heads[:, None] | tails).reshape(-1)
+    near = rng.uniform(-20, 20, 64 * each)
+    return np.concatenate([values.astype(f"u{width // 8}").view(dtype), near.astype(dtype)])
+
+
+def reference(op, x, dtype):
+    with np.errstate(all="ignore"):
+        return rounded(op.reference(x.astype(np.float64)), dtype).astype(numpy_dtype(dtype))
+
+
+def worst(name, x, dtype, device="cpu"):
+    """The largest error in ULP, the input it occurs at, and the largest relative tail error."""
+    op = OPS[name]
+    got, want = run(name, [x], dtype, device, op.attrs), reference(op, x, dtype)
+    errors = ulp_errors(got, want, op.zero_sign)
+    tail = (x < op.low) & (np.abs(want.astype(float)) >= 2.0 ** BITS[dtype][1])
+    relative = 0.0
+    if tail.any():
+        exact = op.reference(x[tail].astype(np.float64))
+        relative = float((np.abs(got[tail].astype(np.float64) - exact) / np.abs(exact)).max())
+    errors = np.where(x < op.low, 0, errors)
+    at = int(errors.argmax())
+    return int(errors[at]), float(x[at]), relative
+
+
+def worst_pairs(name, dtype="float32", device="cpu", count=2**20, seed=0):
+    """The largest error of a binary op over random pairs: any bits, and of moderate size."""
+    rng = np.random.default_rng(seed)
+    fn, _ = BINARY[name]
+    a, b = rng.integers(0, 2**32, (2, count), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    half = count // 2
+    a[:half] = np.exp(rng.uniform(-20, 20, half)) * (
+        1 if name == "pow" else rng.choice([-1, 1], half)
+    )
+    b[:half] = rng.uniform(-8, 8, half)
+    got = run(name, [a, b], dtype, device)
+    with np.errstate(all="ignore"):
+        want = fn(a.astype(np.float64), b.astype(np.float64)).astype(np.float32)
+    return int(ulp_errors(got, want).max())
+
+
+def worst_long(name, device="cpu", each=24):
+    """float64 against long double, where the library's results are of more digits."""
+    op = OPS[name]
+    x = some_floats("float64", each)
+    x = x[np.abs(x) <= 2.0**40] if name in ("sin", "cos") else x
+    with np.errstate(all="ignore"):
+        want = op.long(x.astype(np.longdouble)).astype(np.float64)
+    errors = ulp_errors(run(name, [x], "float64", device, op.attrs), want)
+    usable = np.isfinite(want)  # where long double itself overflows there is no reference
+    at = int(np.where(usable, errors, 0).argmax())
+    return int(errors[at]), float(x[at])
+
+
+def table(exhaustive, device):
+    """The rows of docs/accuracy.md."""
+    lines = [
+        "| op | float32 | worst at | allowed | float16 | bfloat16 | float64 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    tails = []
+    for name, op in OPS.items():
+        error, at, relative = -1, 0.0, 0.0
+        for x in every_float() if exhaustive else [some_floats(each=4096)]:
+            chunk, where, tail = worst(name, x, "float32", device)
+            relative = max(relative, tail)
+            error, at = (chunk, where) if chunk > error else (error, at)
+        halves = [worst(name, every_half(d), d, device)[0] for d in ("float16", "bfloat16")]
+        double = str(worst_long(name, device)[0]) if op.long else "–"
+        note = "¹" if math.isfinite(op.low) else ""
+        cells = [
+            f"`{name}`",
+            f"{error}{note}",
+            f"{at:.9g}" if error else "–",
+            op.f32,
+            *halves,
+            double,
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+        if note:
+            tails.append(f"`{name}` {relative:.1e}")
+        print(lines[-1], flush=True)
+    for name, (_, allowed) in BINARY.items():
+        error = max(worst_pairs(name, device=device, seed=seed) for seed in range(4))
+        lines.append(f"| `{name}` | {error} | – | {allowed} | – | – | – |")
+        print(lines[-1], flush=True)
+    return lines, tails
+
+
+TEXT = """# Accuracy
+
+What `python tests/accuracy.py{flags}` measured: the largest error of each op in ULP, that is, how
+many numbers of the dtype lie between the result and the exact one rounded. float32: {inputs};
+float16 and bfloat16: all 65,536 inputs; float64: numbers of every exponent against long double (sin
+and cos up to 2⁴⁰). NaN, infinities and the sign of zero agree everywhere. References are float64,
+never another framework's float32. A GPU gives the same bits in float32.
+
+{rows}
+
+¹ For x ≥ −2. Below, where the result is a normal number, the largest relative error is {tails};
+{tail:.0e} is allowed.
+
+Sums in `tree` order stay within (log₂ n + 2)·u·Σ|x|, products and sums in `chain` order within
+2·√K·u·(|A|·|B|); products of small integers are exact in every tile and layout.
+`tests/test_accuracy.py` asserts all of this on a sample.
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--exhaustive", action="store_true", help="all 2**32 float32 inputs")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows, tails = table(options.exhaustive, options.device)
+    inputs = "all 2³² inputs" if options.exhaustive else "4,096 numbers of every exponent and sign"
+    flags = " --exhaustive" if options.exhaustive else ""
+    if options.out:
+        text = TEXT.format(
+            flags=flags, inputs=inputs, rows="\n".join(rows), tails=", ".join(tails), tail=TAIL
+        )
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Errors in units in the last place, the bounds of sums and products, indices beyond 2**31."""
+
+import aicf
+import numpy as np
+import pytest
+from accuracy import (
+    BINARY,
+    OPS,
+    TAIL,
+    every_half,
+    run,
+    some_floats,
+    ulp_errors,
+    worst,
+    worst_long,
+    worst_pairs,
+)
+from compare import numpy_dtype
+from tensors import Layout, Tensor
+
+U = 2.0**-24
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_float32(name, device, fresh_seed):
+    """Every exponent and sign, other mantissas in each run."""
+    with np.errstate(all="ignore"):
+        errors, at, tail = worst(name, some_floats(each=256, seed=fresh_seed), "float32", device)
+    assert errors <= OPS[name].f32, f"{errors} ULP at {at!r}"
+    assert tail <= TAIL, f"relative error {tail} below {OPS[name].low}"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", OPS)
+def test_every_half(name, dtype, device):
+    """All 65,536 inputs."""
+    if numpy_dtype(dtype) is None:
+        pytest.skip("no bfloat16 here")
+    errors, at, tail = worst(name, every_half(dtype), dtype, device)
+    assert errors <= max(OPS[name].half, OPS[name].attrs != {}), f"{errors} ULP at {at!r}"
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.long])
+def test_float64(name, device):
+    errors, at = worst_long(name, device)
+    assert errors <= 2, f"{errors} ULP at {at!r}"
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_float32_pairs(name, device, fresh_seed):
+    errors = worst_pairs(name, device=device, count=2**18, seed=fresh_seed)
+    assert errors <= BINARY[name][1], f"{errors} ULP"
+
+
+def test_far_from_zero(device, rng):
+    """sin and cos of large numbers, where the reduction takes more digits than a float has."""
+    x = np.exp(rng.uniform(np.log(1e4), np.log(3.4e38), 200_000)).astype(np.float32)
+    for name in ("sin", "cos"):
+        want = getattr(np, name)(x.astype(float)).astype(np.float32)
+        assert ulp_errors(run(name, [x], "float32", device), want).max() <= 1
+
+
+def test_ulp_errors():
+    """The measure itself: neighbours, zeros, NaN, across the sign."""
+    a = np.array([1, 1, 0.0, -0.0, np.nan, 1, 1e-45, np.inf], np.float32)
+    b = np.array([1, 1 + 2**-23, -0.0, -0.0, np.nan, np.nan, -1e-45, 3.4028235e38], np.float32)
+    assert ulp_errors(a, b).tolist() == [0, 1, 2**62, 0, 0, 2**62, 2, 1]
+
+
+# ---- sums and products
+
+
+@pytest.mark.parametrize("n", [1, 2, 127, 128, 511, 512, 513, 5000, 100_003])
+def test_tree_sum(n, device, make_rng):
+    """|error| <= (log2 n + 2) u sum |x|."""
+    rng = make_rng(n)
+    for x in (rng.standard_normal(n), rng.uniform(0, 1, n), np.exp(rng.uniform(-40, 40, n))):
+        x = x.astype(np.float32)
+        for op, scale in (("reduce_sum", 1), ("reduce_mean", n)):
+            got = float(reduced(op, x, device, {"axes": [0]}))
+            exact, size = x.astype(float).sum() / scale, np.abs(x.astype(float)).sum() / scale
+            assert abs(got - exact) <= (np.log2(n) + 2) * U * size, (op, got, exact)
+
+
+def reduced(op, x, device, attrs):
+    axes = {axis % x.ndim for axis in attrs["axes"]}
+    shape = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
+    source = Tensor(str(x.dtype), Layout.c_order(x.shape), device, x)
+    out = Tensor(str(x.dtype), Layout.c_order(shape), device)
+    aicf.op_call(op, [source.give()], [out.give()], attrs)
+    return out.read()
+
+
+def product(a, b, device, order="ij"):
+    """a @ b of matrices, each in C order ("i") or transposed in memory ("j")."""
+
+    def lay(x, turned):
+        strides = (1, x.shape[0]) if turned else (x.shape[1], 1)
+        return Tensor(str(x.dtype), Layout(x.shape, strides), device, x)
+
+    ins = [lay(a, order[0] == "j"), lay(b, order[1] == "j")]
+    out = Tensor(str(a.dtype), Layout.c_order((a.shape[0], b.shape[1])), device)
+    aicf.op_call("gemm", [t.give() for t in ins], [out.give()])
+    return out.read()
+
+
+@pytest.mark.parametrize("k", [1, 16, 255, 256, 257, 1000, 4096])
+def test_product_bound(k, device, make_rng):
+    """|error| <= 2 sqrt(K) u (|A| |B|), on normal and on uniform [0, 1) numbers."""
+    rng = make_rng(k)
+    for draw in (rng.standard_normal, rng.random):
+        a, b = draw((9, k)).astype(np.float32), draw((k, 17)).astype(np.float32)
+        exact, size = a.astype(float) @ b, np.abs(a).astype(float) @ np.abs(b)
+        error = np.abs(product(a, b, device) - exact)
+        assert (error <= 2 * np.sqrt(k) * U * size).all(), (error / size / U).max() / np.sqrt(k)
+    chain = {"axes": [0], "order": "chain(256)"}
+    x = rng.standard_normal((k, 5)).astype(np.float32)
+    error = np.abs(reduced("reduce_sum", x, device, chain) - x.astype(float).sum(0))
+    assert (error <= 2 * np.sqrt(k) * U * np.abs(x).astype(float).sum(0)).all()
+
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 24, 31, 33, 48, 63, 64, 65, 96, 129)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("order", ["ii", "ij", "ji", "jj"])
+def test_product_of_integers_is_exact(order, dtype, device, make_rng):
+    """At every tile edge: small sums have one right answer, in any order of the terms."""
+    kind = numpy_dtype(dtype)
+    if kind is None:
+        pytest.skip("no bfloat16 here")
+    rng = make_rng(7)
+    half = dtype in ("float16", "bfloat16")
+    cases = [tuple(rng.choice(SIZES, 3)) for _ in range(60 if device == "cpu" else 8)]
+    cases += [(1, 300, 1), (1, 513, 40), (40, 513, 1), (257, 9, 5), (5, 9, 257), (130, 700, 130)]
+    for m, k, n in cases:
+        a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (k, n))
+        if half:  # few terms, so that the result itself fits
+            a = a * (rng.random((m, k)) < 4 / k)
+        want = a @ b
+        assert not half or np.abs(want).max() < 256
+        got = product(a.astype(kind), b.astype(kind), device, order)
+        assert np.array_equal(got.astype(np.int64), want), (m, k, n)
+
+
+# ---- indices beyond 32 bits
+
+BOUNDARY = (2**31 - 1, 2**31, 2**31 + 1)
+
+
+@pytest.mark.parametrize("n", [*BOUNDARY, 2**32 + 3])
+def test_long_shapes_are_kept(n):
+    """Sizes at which a 32-bit count wraps; a stride of 0 needs no memory."""
+    wide = np.broadcast_to(np.uint8(3), (n,))
+    with pytest.raises(aicf.ShapeError, match=rf"need u8\[{n}\]"):
+        aicf.op_call("copy", [wide], [np.zeros(3, np.uint8)])
+    out = np.ones((n, 0), np.uint8)
+    aicf.op_call("copy", [np.broadcast_to(np.uint8(3), (n, 0))], [out])
+    total = np.ones((), np.uint8)
+    aicf.op_call("reduce_sum", [out], [total], {"axes": [0, 1]})
+    assert total == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", BOUNDARY)
+def test_copy_beyond_32_bits(n):
+    """The last elements of a long result are written, and nothing after them."""
+    store = np.zeros(n + 64, np.uint8)
+    aicf.op_call("copy", [np.broadcast_to(np.uint8(7), (n,))], [store[:n]])
+    assert store[:n].min() == 7 and not store[n:].any()
+    tail = np.arange(5, dtype=np.uint8)
+    aicf.op_call(
+        "pad", [tail], [store[:n]], {"shape": [n], "start": [n - 5], "step": [1], "value": 1.0}
+    )
+    assert (
+        (store[n - 5 : n] == tail).all() and (store[:-69:4097] == 1).all() and not store[n:].any()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2**31 + 1, 2**32 + 3])
+def test_reductions_beyond_32_bits(n):
+    """Over a stride of 0, and over two rows that lie so far apart."""
+    ones = np.broadcast_to(np.uint8(1), (n,))
+    out = np.zeros((), np.uint8)
+    aicf.op_call("reduce_sum", [ones], [out], {"axes": [0]})
+    assert out == n % 256
+    aicf.op_call("reduce_max", [ones], [out], {"axes": [0]})
+    assert out == 1
+
+
+@pytest.mark.parametrize("gap", [2**31 - 1, 2**31, 2**32 + 5])
+def test_strides_beyond_32_bits(gap):
+    """Two rows that far apart in an array of which two pages are ever touched."""
+    store = np.zeros(gap + 64, np.uint8)  # zero pages that the system has not handed out
+    rows = np.lib.stride_tricks.as_strided(store, (2, 5), (gap, 1))
+    source = np.arange(10, dtype=np.uint8).reshape(2, 5)
+    aicf.op_call("copy", [source], [rows])
+    assert (store[:5] == source[0]).all() and (store[gap : gap + 5] == source[1]).all()
+    back = np.zeros((2, 5), np.uint8)
+    aicf.op_call("add", [rows, rows[::-1]], [back])
+    assert (back == source[0] + source[1]).all()
+    sums = np.zeros(5, np.uint8)
+    aicf.op_call("reduce_sum", [rows], [sums], {"axes": [0]})
+    assert (sums == source[0] + source[1]).all()
+    picked = np.zeros((3, 5), np.uint8)
+    aicf.op_call("take", [rows, np.array([1, 0, 1])], [picked])
+    assert (picked == source[[1, 0, 1]]).all()
+    table = np.lib.stride_tricks.as_strided(store, (gap, 1), (1, 1))
+    aicf.op_call("take", [table, np.array([gap - 1, 4, gap])], [picked[:, :1]])
+    assert picked[1, 0] == 4
