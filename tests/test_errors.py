@@ -430,7 +430,7 @@ TABLE = [
     (G, ["bind", "0.W", "read-only"], lambda b: b.step.bind(**{"0.W": b.read_only()})),
     (aicf.Error, ["x"], lambda b: b.step.bind(x=[[0.0] * 3] * 4)),
     (aicf.Error, ["x"], lambda b: b.step.bind(x=None)),
-    (G, ['"ring"', "input x"], lambda b: b.step.bind(ring=np.zeros((3,), np.float32))),
+    (G, ['"ring"', "keeps 3", "keep=1"], lambda b: b.step.bind(ring=np.zeros((3,), np.float32))),
     # files
     (F, ["from_json"], lambda b: aicf.Graph.from_json("")),
     (F, ["from_json"], lambda b: aicf.Graph.from_json("[]")),

@@ -118,6 +118,7 @@ class Graph:
     def __init__(self, name: str = "graph") -> None:
         self._core = _core.Graph(name)
         self._steps: dict[str, tuple[Value, Value]] = {}  # optimizer name -> (step, step + 1)
+        self._numbers: dict[str, tuple[Value, float]] = {}  # hyper-parameters
         self._rng: tuple[Value, Value] | None = None
         self._streams = 0
 
@@ -322,10 +323,17 @@ class Graph:
             return value
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise _core.DTypeError(f"{name}: got {value!r}; need a number or a rank-0 Value")
-        known = self._core.find(name)
-        if known >= 0:
-            return Value(self, known)
-        return self.state(name, (), dtype, initializers.constant(value))
+        if name in self._numbers:
+            known, before = self._numbers[name]
+            if before != value or known.dtype != dtype:
+                raise _core.GraphError(
+                    f"{name}: it is {before} in {known.dtype} already, got {value} in {dtype}; "
+                    "need another name= for these params"
+                )
+            return known
+        number = self.state(name, (), dtype, initializers.constant(value))
+        self._numbers[name] = (number, value)
+        return number
 
     def _emit(self, op: str, inputs: Sequence[Value], name: str = "", **attrs: Any) -> list[Value]:
         ids = [self._id(value, op) for value in inputs]

@@ -172,7 +172,9 @@ class Step(_core.Step):
 
         A bfloat16 value comes as float32, which is exact.
         """
-        return {name: self._array(name).numpy() for name in [*self.params, *self.state]}
+        names = [*self.params, *self.state]
+        arrays = self._read_all(names)
+        return {name: array.numpy() for name, array in zip(names, arrays, strict=True)}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Copies in exactly the values `state_dict` returns; nothing is written unless all fit.
@@ -204,18 +206,14 @@ class Step(_core.Step):
                 raise _core.DTypeError(
                     f'load_state_dict: "{name}" is {dtype}; need {target.dtype} (cast it)'
                 )
-            arrays[name] = value
-        for name, value in arrays.items():
-            if isinstance(value, bytes):
-                self._write_bytes(name, value)
-            else:
-                self._write(name, value)
+            arrays[name] = value.numpy() if isinstance(value, _core.Array) else value
+        self._write_all(arrays)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes `state_dict` as safetensors, atomically: a temporary file, then a rename."""
         tensors = {}
-        for name in [*self.params, *self.state]:
-            array = self._array(name)
+        names = [*self.params, *self.state]
+        for name, array in zip(names, self._read_all(names), strict=True):
             values = array.numpy()
             if array.dtype == "bfloat16":
                 values = (values.view(np.uint32) >> 16).astype(np.uint16)
@@ -249,7 +247,10 @@ class Step(_core.Step):
         return [Launch(op, kernel) for op, kernel in self._trace()]
 
     def __repr__(self) -> str:
-        return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
+        try:
+            return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
+        except TypeError:  # seen while a failed compile() is on its way out
+            return "aicf.Step(not compiled)"
 
 
 def _bfloat16_bytes(values: np.ndarray, name: str) -> bytes:

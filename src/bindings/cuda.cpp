@@ -19,7 +19,7 @@ void bind_cuda(nb::module_& m) {
         [] {
             CudaInfo info;
             {
-                nb::gil_scoped_release release;
+                GilRelease release;
                 info = cuda_info();
             }
             nb::dict result;
@@ -47,7 +47,7 @@ void bind_cuda(nb::module_& m) {
             return result;
         },
         "What was found of the NVIDIA driver, NVRTC, devices and the kernel cache on disk.");
-    m.def("cuda_problem", &cuda_problem, nb::call_guard<nb::gil_scoped_release>(),
+    m.def("cuda_problem", &cuda_problem, nb::call_guard<GilRelease>(),
           "Why no CUDA device can be used here; empty where one can.");
     m.def("clear_cuda_cache", &clear_cuda_cache,
           "Removes every compiled kernel on disk; returns how many.");
@@ -69,7 +69,7 @@ void bind_cuda(nb::module_& m) {
         [](const std::string& program, const std::string& arch) {
             std::string cubin;
             {
-                nb::gil_scoped_release release;
+                GilRelease release;
                 cubin = cuda_cubin(program, arch);
             }
             return nb::bytes(cubin.data(), cubin.size());

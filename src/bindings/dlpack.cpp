@@ -25,7 +25,7 @@ constexpr size_t kAlign = 64;  // less makes JAX copy what it imports
 constexpr int kMaxRoutes = 64;
 
 std::atomic<bool> closing{false};  // set by atexit
-std::atomic<int> entered{0};       // threads inside with_python
+std::atomic<int> entered{0};       // threads that want or hold the GIL by with_python, GilRelease
 std::thread::id closing_thread;
 
 /// Runs `release` with the GIL, on any thread. A thread that asks for the GIL of a closing
@@ -711,6 +711,20 @@ nb::object export_capsule(TensorRef ref, const ExportRequest& request) {
                ? make_capsule<DLManagedTensorVersioned, kVersioned>(std::move(ref), request.copied)
                : make_capsule<DLManagedTensor, kUnversioned>(std::move(ref), request.copied);
 }
+
+GilRelease::GilRelease() : state_(PyEval_SaveThread()) {}
+
+GilRelease::~GilRelease() {
+    entered++;
+    if (closing && std::this_thread::get_id() != closing_thread) {
+        entered--;
+        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+    PyEval_RestoreThread(state_);
+    entered--;
+}
+
+void watch_exit() { python(); }
 
 nb::tuple dlpack_device(Device own) {
     const DLDevice device = dl_device_of(own);

@@ -107,6 +107,21 @@ struct ImportOptions {
     bool allow_copy = true;
 };
 
+/// Lets go of the GIL while it lives. A thread that would take it back from a closing interpreter
+/// is stopped for good, as that interpreter would end it inside a destructor, and all with it.
+class GilRelease {
+  public:
+    GilRelease();
+    ~GilRelease();
+    GilRelease(const GilRelease&) = delete;
+    GilRelease& operator=(const GilRelease&) = delete;
+
+  private:
+    PyThreadState* state_;
+};
+/// Prepares for the end of the interpreter; called once, at import.
+void watch_exit();
+
 /// True for what import_tensor takes: an Array of ours, or any object whose type has `__dlpack__`.
 bool is_tensor(nanobind::handle object);
 

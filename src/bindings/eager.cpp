@@ -99,7 +99,7 @@ void bind_eager(nb::module_& m) {
                            stream, wanted);
             const std::string device = out.empty() ? "cpu" : to_string(out[0].device);
             {
-                nb::gil_scoped_release release;
+                GilRelease release;
                 op_call(def, in, out, given, policy);
             }
             return device;
@@ -111,7 +111,7 @@ void bind_eager(nb::module_& m) {
         "eager_synchronize",
         [](const std::string& device) {
             const Device parsed = parse_device(device);
-            nb::gil_scoped_release release;
+            GilRelease release;
             eager_synchronize(parsed);
         },
         nb::arg("device"), "Waits for every op_call on the device.");
@@ -137,7 +137,7 @@ void bind_eager(nb::module_& m) {
             }
             const Attrs given = to_attrs(attrs);
             const Device parsed = parse_device(device);
-            nb::gil_scoped_release release;
+            GilRelease release;
             return workspace_bytes(def, in, given, parsed);
         },
         nb::arg("op"), nb::arg("inputs"), nb::arg("attrs"), nb::arg("device"),

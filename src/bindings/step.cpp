@@ -31,7 +31,7 @@ struct Array {
     TensorRef read() const {
         if (!step) return tensor;
         if (leaf != kNone) {
-            nb::gil_scoped_release release;
+            GilRelease release;
             return step->read(leaf);
         }
         return fresh([&] { return step->read_output(step->output(output)); });
@@ -39,7 +39,7 @@ struct Array {
     /// A copy on the step's device, in the order of its work.
     TensorRef snapshot() const {
         if (leaf == kNone) return fresh([&] { return step->snapshot(step->output(output)); });
-        nb::gil_scoped_release release;
+        GilRelease release;
         return step->snapshot({"", leaf});
     }
 
@@ -53,7 +53,7 @@ struct Array {
         TensorRef copy;
         uint64_t before = 0, after = 0;
         {
-            nb::gil_scoped_release release;
+            GilRelease release;
             before = step->generation();
             copy = read();
             after = step->generation();
@@ -87,11 +87,11 @@ TensorRef dlpack_ref(const Array& array) {
         return array.read();
     if (array.leaf == kNone) {
         TensorRef copy = array.snapshot();
-        nb::gil_scoped_release release;
+        GilRelease release;
         array.step->synchronize();
         return copy;
     }
-    nb::gil_scoped_release release;
+    GilRelease release;
     array.step->synchronize();
     return array.step->view(array.leaf);
 }
@@ -106,13 +106,13 @@ nb::object to_dlpack(const Array& array, const ExportRequest& request) {
     if (request.to_host) return export_capsule(array.read(), request);
     TensorRef ref;
     if (live && !request.copied) {
-        nb::gil_scoped_release release;
+        GilRelease release;
         ref = array.step->view(array.leaf);
     } else {
         ref = array.snapshot();
     }
     if (request.stream != -1) {
-        nb::gil_scoped_release release;
+        GilRelease release;
         ref.owner = array.step->lend(std::move(ref.owner), request.stream);
     }
     return export_capsule(std::move(ref), request);
@@ -143,20 +143,22 @@ std::optional<intptr_t> stream_of(nb::handle object) {
     return stream;
 }
 
-void replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
+uint64_t replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
     using clock = std::chrono::steady_clock;
-    int64_t chunk = 256;
+    int64_t chunk = 1;
+    uint64_t done = 0;
     do {  // in pieces of some 20 ms, so that Ctrl-C is noticed
         const int64_t now = std::min(chunk, times);
         const auto start = clock::now();
         {
-            nb::gil_scoped_release release;
-            step.replay(times < 0 ? times : now, stream);
+            GilRelease release;
+            done = step.replay(times < 0 ? times : now, stream);
         }
         times -= now;
         if (clock::now() - start < std::chrono::milliseconds(20)) chunk *= 2;
         if (PyErr_CheckSignals()) nb::raise_python_error();
     } while (times > 0);
+    return done;
 }
 
 TensorRef import_for(const Value& value, nb::handle object) {
@@ -187,9 +189,8 @@ CallArguments import_inputs(const Step& step, const nb::kwargs& given) {
     return result;
 }
 
-Outputs outputs_of(nb::handle self) {
-    Step* step = nb::inst_ptr<Step>(self);
-    return {nb::borrow(self), step, step->generation()};
+Outputs outputs_of(nb::handle self, uint64_t generation) {
+    return {nb::borrow(self), nb::inst_ptr<Step>(self), generation};
 }
 
 }  // namespace
@@ -201,6 +202,7 @@ bool is_step_output(nb::handle object) {
 }
 
 void bind_step(nb::module_& m) {
+    watch_exit();
     dlpack_hooks.as_tensor_ref = array_hook;
     dlpack_hooks.from_tensor_ref = array_from_hook;
 
@@ -313,7 +315,7 @@ void bind_step(nb::module_& m) {
                 options.capture = capture;
                 options.share.assign(share.begin(), share.end());
                 options.passes = passes;
-                nb::gil_scoped_release release;
+                GilRelease release;
                 new (self) Step(graph, options);
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
@@ -323,11 +325,12 @@ void bind_step(nb::module_& m) {
             [](nb::handle self, const nb::kwargs& kwargs) {
                 Step& step = *nb::inst_ptr<Step>(self);
                 const CallArguments arguments = import_inputs(step, kwargs);
+                uint64_t generation = 0;
                 {
-                    nb::gil_scoped_release release;
-                    step.call(arguments.inputs, arguments.stream);
+                    GilRelease release;
+                    generation = step.call(arguments.inputs, arguments.stream);
                 }
-                return outputs_of(self);
+                return outputs_of(self, generation);
             },
             nb::sig("def __call__(self, **inputs: object) -> Outputs"),
             "Copies the named inputs in, runs one step and returns its outputs. stream= (of any "
@@ -340,8 +343,8 @@ void bind_step(nb::module_& m) {
                 if (!nb::try_cast(n, times))
                     raise(ErrorKind::graph, "replay: n is ", nb::repr(n).c_str(),
                           "; need an int in [0, 2**63)");
-                replay(*nb::inst_ptr<Step>(self), times, stream_of(stream));
-                return outputs_of(self);
+                return outputs_of(self,
+                                  replay(*nb::inst_ptr<Step>(self), times, stream_of(stream)));
             },
             nb::arg("n") = 1, nb::arg("stream").none() = nb::none(),
             "Runs the captured step n times on the inputs as they stand. stream: as in a call.")
@@ -350,26 +353,30 @@ void bind_step(nb::module_& m) {
             [](nb::handle self, const nb::kwargs& kwargs) {
                 Step& step = *nb::inst_ptr<Step>(self);
                 const CallArguments arguments = import_inputs(step, kwargs);
+                uint64_t generation = 0;
                 {
-                    nb::gil_scoped_release release;
-                    step.run(arguments.inputs, arguments.stream);
+                    GilRelease release;
+                    generation = step.run(arguments.inputs, arguments.stream);
                 }
-                return outputs_of(self);
+                return outputs_of(self, generation);
             },
             nb::sig("def run(self, **inputs: object) -> Outputs"),
             "Runs the same ops one by one, without the captured form.")
-        .def("capture", &Step::capture, nb::call_guard<nb::gil_scoped_release>(),
+        .def("capture", &Step::capture, nb::call_guard<GilRelease>(),
              "Builds the replayable form again.")
-        .def("reset", &Step::reset, nb::call_guard<nb::gil_scoped_release>(),
+        .def("reset", &Step::reset, nb::call_guard<GilRelease>(),
              "Drops the captured form; state stays.")
-        .def("synchronize", &Step::synchronize, nb::call_guard<nb::gil_scoped_release>(),
+        .def("synchronize", &Step::synchronize, nb::call_guard<GilRelease>(),
              "Waits until all enqueued work is done.")
         .def_prop_ro("captured", &Step::captured, "Whether a captured form is held.")
         .def_prop_ro(
             "device", [](const Step& s) { return to_string(s.device()); },
             "\"cpu\" or \"cuda:<index>\".")
         .def_prop_ro(
-            "outputs", [](nb::handle self) { return outputs_of(self); },
+            "outputs",
+            [](nb::handle self) {
+                return outputs_of(self, nb::inst_ptr<Step>(self)->generation());
+            },
             "The outputs of the last step.")
         .def_prop_ro("steps_run", &Step::generation, "Steps run so far.")
         .def("_trace",
@@ -402,30 +409,58 @@ void bind_step(nb::module_& m) {
             [](Step& s, const std::string& name, nb::handle object) {
                 const Value& value = s.leaf(name);
                 const TensorRef tensor = import_for(value, object);
-                nb::gil_scoped_release release;
-                s.write(value.id, tensor);
+                GilRelease release;
+                s.write({{value.id, tensor}});
             },
             nb::arg("name"), nb::arg("tensor").none())
-        .def("_write_bytes",
-             [](Step& s, const std::string& name, const nb::bytes& bytes) {
-                 const Value& value = s.leaf(name);
-                 TensorRef tensor = empty_tensor(value.type.dtype, value.type.shape);
-                 const auto size =
-                     static_cast<size_t>(element_count(tensor.shape) * dtype_size(tensor.dtype));
-                 if (bytes.size() != size)
-                     raise(ErrorKind::shape, "\"", name, "\": got ", bytes.size(), " bytes; need ",
-                           size);
-                 std::copy(bytes.c_str(), bytes.c_str() + size, static_cast<char*>(tensor.data));
-                 s.write(value.id, tensor);
+        .def("_read_all",
+             [](Step& s, const std::vector<std::string>& names) {
+                 std::vector<TensorRef> copies;
+                 {
+                     GilRelease release;
+                     std::vector<ValueId> ids;
+                     for (const std::string& name : names) ids.push_back(s.leaf(name).id);
+                     copies = s.read(ids);
+                 }
+                 std::vector<Array> arrays;
+                 for (const TensorRef& copy : copies) arrays.push_back(array_of(copy));
+                 return arrays;
+             })
+        .def("_write_all",
+             [](Step& s, const nb::dict& values) {
+                 Step::Inputs writes;
+                 for (auto [key, object] : values) {
+                     const Value& value = s.leaf(nb::borrow<nb::str>(key).c_str());
+                     TensorRef tensor;
+                     if (nb::isinstance<nb::bytes>(object)) {
+                         const auto bytes = nb::borrow<nb::bytes>(object);
+                         tensor = empty_tensor(value.type.dtype, value.type.shape);
+                         const auto size = static_cast<size_t>(element_count(tensor.shape) *
+                                                               dtype_size(tensor.dtype));
+                         if (bytes.size() != size)
+                             raise(ErrorKind::shape, "\"", value.name, "\": got ", bytes.size(),
+                                   " bytes; need ", size);
+                         std::copy(bytes.c_str(), bytes.c_str() + size,
+                                   static_cast<char*>(tensor.data));
+                     } else {
+                         tensor = import_for(value, object);
+                     }
+                     writes.emplace_back(value.id, std::move(tensor));
+                 }
+                 GilRelease release;
+                 s.write(writes);
              })
         .def(
             "_bind",
             [](Step& s, const std::string& name, nb::handle object) {
                 const ValueId id = s.bindable(name);
+                if (is_step_output(object))
+                    raise(ErrorKind::graph, "bind: \"", name,
+                          "\" got an output of a step, which is read as a copy; need a tensor");
                 ImportOptions options;
                 options.allow_copy = false;
                 const TensorRef tensor = import_tensor(object, name.c_str(), options);
-                nb::gil_scoped_release release;
+                GilRelease release;
                 s.bind(id, tensor);
             },
             nb::arg("name"), nb::arg("tensor").none());

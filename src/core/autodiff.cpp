@@ -59,8 +59,7 @@ GradContext::GradContext(Graph& graph, const Node& node, std::vector<ValueId> ou
       result_(node.inputs.size(), kNone) {}
 
 bool GradContext::dy_is_one(int i) const {
-    const Value& value = graph_.value(output_grads_[i]);
-    return value.role == Role::constant && value.name == "one";
+    return output_grads_[i] != kNone && output_grads_[i] == graph_.seed_one;
 }
 
 void GradContext::set(int i, Var grad) {
@@ -103,6 +102,7 @@ class Rollback {
         : graph_(graph), nodes_(graph.nodes.size()), values_(graph.values.size()) {}
     ~Rollback() {
         graph_.differentiating = -1;
+        graph_.seed_one = kNone;
         if (done) return;
         graph_.nodes.resize(nodes_);
         graph_.values.resize(values_);
@@ -184,6 +184,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     if (seed == kNone) {
         seed = graph.scalar(loss_type.dtype, 1);
         if (graph.values[seed].name == "const") graph.values[seed].name = "one";
+        graph.seed_one = seed;
     }
     grads.resize(graph.values.size(), kNone);
     grads[loss] = seed;

@@ -97,6 +97,33 @@ ValueId Graph::add_value(Value value) {
     return values.back().id;
 }
 
+namespace {
+
+/// An initial value that its dtype holds exactly or, for floats, rounds.
+void check_init(const Init& init, const Type& type, const std::string& at) {
+    const bool whole = !is_float(type.dtype);
+    const auto refuse = [&](const char* need) {
+        raise(ErrorKind::graph, at, ": initial numbers ", init.a, ", ", init.b, " for ",
+              to_string(type), "; need ", need);
+    };
+    if (init.kind == Init::uniform && (!(init.a <= init.b) || !std::isfinite(init.b - init.a)))
+        refuse("finite low <= high");
+    if (init.kind == Init::normal &&
+        !(std::isfinite(init.a) && init.b >= 0 && std::isfinite(init.b)))
+        refuse("a finite mean and std >= 0");
+    if (whole && (init.kind == Init::uniform || init.kind == Init::normal))
+        refuse("a float dtype for random numbers");
+    if (!whole || init.kind != Init::constant) return;
+    double low = 0, high = 1;
+    if (type.dtype == DType::u8) high = 255;
+    if (type.dtype == DType::i32) low = INT32_MIN, high = INT32_MAX;
+    if (type.dtype == DType::i64) low = -0x1p63, high = 0x1.fffffffffffffp62;
+    if (!(init.a >= low && init.a <= high) || init.a != std::floor(init.a))
+        refuse("a whole number that the dtype holds");
+}
+
+}  // namespace
+
 ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, const Init& init) {
     const std::string at = cat(role_name(role), " \"", value_name, "\"");
     if (value_name.empty()) raise(ErrorKind::graph, role_name(role), ": empty name; need a name");
@@ -118,6 +145,7 @@ ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, 
                                        element_count(type.shape) * dtype_size(type.dtype))
         raise(ErrorKind::shape, at, ": the initial value has ", init.bytes->size(), " bytes; need ",
               to_string(type));
+    check_init(init, type, at);
     Value value;
     value.name = value_name;
     value.type = type;

@@ -135,6 +135,7 @@ class Graph {
     std::vector<Assign> assigns;
     std::vector<Gradient> gradients;
     std::string where;         // the user's line, set before each call that builds
+    ValueId seed_one = kNone;  // d loss / d loss of the backward that is running, where it is 1
     int differentiating = -1;  // the node whose gradient rule is running
 
     ValueId add_value(Value value);  // gives it the next id

@@ -30,6 +30,13 @@ std::vector<Type> infer_random(const InferContext& c) {
     return {{dtype, shape}};
 }
 
+std::vector<Type> infer_normal(const InferContext& c) {
+    const double mean = c.attrs.number("a"), deviation = c.attrs.number("b");
+    if (!std::isfinite(mean) || !(deviation >= 0) || !std::isfinite(deviation))
+        c.value_error("mean is ", mean, ", std is ", deviation, "; need finite numbers, std >= 0");
+    return infer_random(c);
+}
+
 std::vector<Type> infer_dropout(const InferContext& c) {
     c.need_float(0);
     check_counters(c, 1);
@@ -40,9 +47,13 @@ std::vector<Type> infer_dropout(const InferContext& c) {
 
 std::vector<Type> infer_uniform(const InferContext& c) {
     const double low = c.attrs.number("a"), high = c.attrs.number("b");
-    if (!(low <= high) || !std::isfinite(high - low))
-        c.value_error("low is ", low, ", high is ", high, "; need finite low <= high");
-    return infer_random(c);
+    const std::vector<Type> types = infer_random(c);
+    const bool wide = types[0].dtype == DType::f64;
+    const double range = wide ? high - low : static_cast<float>(high) - static_cast<float>(low);
+    if (!(low <= high) || !std::isfinite(range))
+        c.value_error("low is ", low, ", high is ", high,
+                      "; need low <= high, high - low finite in ", dtype_name(types[0].dtype));
+    return types;
 }
 
 /// The nearest number of a float dtype.
@@ -109,7 +120,7 @@ void define_random(const std::string& name, const std::string& lowered, InferFn 
 
 void define_random_ops() {
     define_random("RandomUniform", "random_uniform", infer_uniform);  // a = low, b = high
-    define_random("RandomNormal", "random_normal", infer_random);     // a = mean, b = deviation
+    define_random("RandomNormal", "random_normal", infer_normal);     // a = mean, b = deviation
     // y = x / (1 - p) where a uniform number is >= p, else 0. The gradient draws the same numbers
     // again.
     const std::vector<AttrDef> attrs = {{"p", 0.5}, {"stream", int64_t(0), true}};

@@ -11,7 +11,10 @@ void merge_common(Graph& graph) {
     std::vector<ValueId> now(graph.values.size());
     for (size_t i = 0; i < now.size(); i++) now[i] = static_cast<ValueId>(i);
     std::vector<const Node*> kept;
+    std::vector<int> merged(graph.nodes.size());  // by node: what computes its outputs now
     for (Node& node : graph.nodes) {
+        merged[node.id] = node.id;
+        if (node.forward >= 0) node.forward = merged[node.forward];
         for (ValueId& id : node.inputs) id = now[id];
         if (node.op->effect) continue;
         const auto same = [&](const Node* other) {
@@ -23,6 +26,7 @@ void merge_common(Graph& graph) {
             kept.push_back(&node);
             continue;
         }
+        merged[node.id] = (*at)->id;
         for (size_t i = 0; i < node.outputs.size(); i++) now[node.outputs[i]] = (*at)->outputs[i];
     }
     for (GraphOutput& output : graph.outputs) output.value = now[output.value];

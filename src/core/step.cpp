@@ -4,9 +4,45 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/eager.h"
 #include "kernels/philox.h"
 
 namespace aicf {
+
+namespace {
+
+/// Holds the locks of every machine a Step touches, in one order; drains the other streams before,
+/// and the Step's own after.
+class Turn {
+  public:
+    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
+        : mine_(mine), alone_(others.empty()) {
+        if (alone_) {
+            first_ = std::unique_lock(mine.lock);
+            return;
+        }
+        std::vector<std::mutex*> locks{&mine.lock};
+        for (const auto& other : others) locks.push_back(&other->lock);
+        std::sort(locks.begin(), locks.end());
+        for (std::mutex* lock : locks) held_.emplace_back(*lock);
+        for (const auto& other : others) other->backend->synchronize();
+    }
+    ~Turn() {
+        if (alone_) return;
+        try {
+            mine_.backend->synchronize();
+        } catch (const Error&) {  // the next call meets it again
+        }
+    }
+
+  private:
+    Machine& mine_;
+    const bool alone_;
+    std::unique_lock<std::mutex> first_;
+    std::vector<std::unique_lock<std::mutex>> held_;
+};
+
+}  // namespace
 
 Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
     verify(graph_).require("compile");
@@ -34,7 +70,10 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
                       "compile: shared \"", value.name, "\" is ", to_string(theirs->type),
                       " there and ", to_string(value.type), " here; need equal shape and dtype");
             shared[value.id] = 1;
-            cells_.emplace(value.id, other->cells_.at(theirs->id));
+            const auto& cell = other->cells_.at(theirs->id);
+            if (cells_.emplace(value.id, cell).first->second != cell)
+                raise(ErrorKind::graph, "compile: share= holds two steps with a \"", value.name,
+                      "\" of their own; need one of them to share it with the other");
         }
     }
     std::sort(others_.begin(), others_.end());
@@ -56,7 +95,10 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
     plan_ = make_plan(lowered, *machine_->backend, shared);
     verify(plan_).require("compile");
     allocate(options);
-    bind_ops();
+    {
+        Turn turn(*machine_, others_);
+        bind_ops();
+    }
     if (options.capture) capture();
 }
 
@@ -172,7 +214,14 @@ void Step::fill(const Value& value, uint64_t seed) {
     machine_->backend->upload(to, bytes.data(), bytes.size());
 }
 
+uint64_t Step::bindings() const {
+    uint64_t now = machine_->bindings;
+    for (const auto& other : others_) now += other->bindings;
+    return now;
+}
+
 void Step::bind_ops() {
+    seen_bindings_ = bindings();
     void* workspace = regions_[static_cast<int>(Region::workspace)].get();
     for (const PlannedOp& planned : plan_.ops) {
         std::vector<void*> addresses;
@@ -183,14 +232,12 @@ void Step::bind_ops() {
         machine_->backend->finish_args(*planned.kernel, *args);
         ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits});
     }
-    seen_bindings_ = machine_->bindings;
 }
 
 /// Patches the addresses that a bind(), here or in a sharing Step, has changed since. What fails
 /// half-way is taken up again at the next run.
 void Step::follow_bindings() {
-    uint64_t now = machine_->bindings;
-    for (const auto& other : others_) now += other->bindings;
+    const uint64_t now = bindings();
     if (now == seen_bindings_) return;
     stale_.resize(ops_.size(), 0);
     for (size_t i = 0; i < ops_.size(); i++) {
@@ -213,41 +260,6 @@ void Step::follow_bindings() {
 
 // ---- running -----------------------------------------------------------------------------------
 
-namespace {
-
-/// Holds the locks of every machine a Step touches, in one order; drains the other streams before,
-/// and the Step's own after.
-class Turn {
-  public:
-    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
-        : mine_(mine), alone_(others.empty()) {
-        if (alone_) {
-            first_ = std::unique_lock(mine.lock);
-            return;
-        }
-        std::vector<std::mutex*> locks{&mine.lock};
-        for (const auto& other : others) locks.push_back(&other->lock);
-        std::sort(locks.begin(), locks.end());
-        for (std::mutex* lock : locks) held_.emplace_back(*lock);
-        for (const auto& other : others) other->backend->synchronize();
-    }
-    ~Turn() {
-        if (alone_) return;
-        try {
-            mine_.backend->synchronize();
-        } catch (const Error&) {  // the next call meets it again
-        }
-    }
-
-  private:
-    Machine& mine_;
-    const bool alone_;
-    std::unique_lock<std::mutex> first_;
-    std::vector<std::unique_lock<std::mutex>> held_;
-};
-
-}  // namespace
-
 void Step::run_locked() {
     follow_bindings();
     for (const BoundOp& op : ops_) machine_->backend->run(op);
@@ -262,6 +274,22 @@ void Step::replay_locked(int64_t times) {
     generation_ += static_cast<uint64_t>(times);
 }
 
+/// The tensor, or a copy of it where writing value `to` would change what is still to be read.
+TensorRef Step::apart(const TensorRef& from, ValueId to) {
+    const TensorRef target = view_locked(to);
+    if (!(from.device == target.device) || !overlaps(from, target) ||
+        (from.data == target.data && is_contiguous(from.shape, from.strides)))
+        return from;
+    Backend& backend = *machine_->backend;
+    TensorRef copy = from;
+    copy.owner =
+        backend.allocate(static_cast<uint64_t>(element_count(from.shape) * dtype_size(from.dtype)));
+    copy.data = copy.owner.get();
+    copy.strides = contiguous_strides(from.shape);
+    backend.gather(copy.data, from);
+    return copy;
+}
+
 /// Copies inputs in. The caller may overwrite or free a device tensor when this returns: the stream
 /// its framework works on waits for the copy. Where nobody names that stream, the caller's `stream`
 /// will wait for the step, and without one the host waits.
@@ -270,7 +298,7 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     std::vector<intptr_t> streams;
     bool unknown = false;
     for (const auto& [id, tensor] : inputs) {
-        backend.gather(address(id), tensor);
+        backend.gather(address(id), apart(tensor, id));
         if (tensor.device.kind == Device::cpu) continue;
         unknown |= !tensor.stream && !stream;
         if (tensor.stream && tensor.stream != stream &&
@@ -281,21 +309,23 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     for (intptr_t other : streams) backend.order_before(other);
 }
 
-void Step::run(const Inputs& inputs, std::optional<intptr_t> stream) {
-    check_inputs(inputs);
+uint64_t Step::run(const Inputs& inputs, std::optional<intptr_t> stream) {
     Turn turn(*machine_, others_);
+    check_inputs(inputs);
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);
     run_locked();
     if (stream) machine_->backend->order_before(*stream);
+    return generation_;
 }
 
-void Step::replay(int64_t times, std::optional<intptr_t> stream) {
+uint64_t Step::replay(int64_t times, std::optional<intptr_t> stream) {
     if (times < 0) raise(ErrorKind::graph, "replay: n is ", times, "; need n >= 0");
     Turn turn(*machine_, others_);
     if (stream) machine_->backend->order_after(*stream);
     if (times) replay_locked(times);
     if (stream) machine_->backend->order_before(*stream);
+    return generation_;
 }
 
 void Step::capture() {
@@ -335,7 +365,8 @@ void Step::check_inputs(const Inputs& inputs) const {
     }
 }
 
-void Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
+uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
+    Turn turn(*machine_, others_);
     check_inputs(inputs);
     for (ValueId id : needed_inputs_) {
         const auto given = [id = id](const auto& pair) { return pair.first == id; };
@@ -344,7 +375,6 @@ void Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
                   to_string(plan_.values[id].type),
                   " is missing; give it, bind it, or use replay() to run on what stands there");
     }
-    Turn turn(*machine_, others_);
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);
     if (captured_)
@@ -352,6 +382,7 @@ void Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
     else
         run_locked();
     if (stream) machine_->backend->order_before(*stream);
+    return generation_;
 }
 
 // ---- values ------------------------------------------------------------------------------------
@@ -377,9 +408,17 @@ const Lowered::Output& Step::output(std::string_view name) const {
 }
 
 ValueId Step::bindable(std::string_view name) const {
-    for (const Lowered::Output& output : plan_.outputs)
-        if (output.name == name && output.keep == 1 && !graph_.find(name))
-            return plan_.places[output.value].storage;
+    for (const Lowered::Output& output : plan_.outputs) {
+        if (output.name != name) continue;
+        if (const Value* other = graph_.find(name))
+            raise(ErrorKind::graph, "bind: \"", name, "\" is an output and ",
+                  role_name(other->role), " ", graph_.describe(other->id),
+                  "; need another name for one of them");
+        if (output.keep != 1)
+            raise(ErrorKind::graph, "bind: output \"", name, "\" keeps ", output.keep,
+                  " steps in a ring; need an output with keep=1");
+        return plan_.places[output.value].storage;
+    }
     return leaf(name).id;
 }
 
@@ -393,10 +432,17 @@ void Step::check_fits(const Value& value, const TensorRef& tensor, const char* v
               type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type));
 }
 
-void Step::write(ValueId id, const TensorRef& from) {
-    check_fits(plan_.values[id], from, "set");
+void Step::write(const Inputs& values) {
+    for (const auto& [id, tensor] : values) check_fits(plan_.values[id], tensor, "set");
     Turn turn(*machine_, others_);
-    if (address(id)) gather({{id, from}}, {});
+    Inputs writes;
+    for (const auto& [id, tensor] : values) {
+        if (!address(id)) continue;
+        writes.emplace_back(id, tensor);
+        for (const auto& [other, _] : values)  // which is perhaps written before this one is read
+            if (other != id && address(other)) writes.back().second = apart(tensor, other);
+    }
+    gather(writes, {});
 }
 
 void Step::bind(ValueId id, const TensorRef& to) {
@@ -435,6 +481,11 @@ void Step::bind(ValueId id, const TensorRef& to) {
 }
 
 TensorRef Step::view(ValueId id) const {
+    const auto lock = hold();
+    return view_locked(id);
+}
+
+TensorRef Step::view_locked(ValueId id) const {
     const Value& value = plan_.values[id];
     const auto cell = cells_.find(plan_.places[id].storage);
     TensorRef ref;
@@ -449,7 +500,7 @@ TensorRef Step::view(ValueId id) const {
 }
 
 TensorRef Step::read_locked(ValueId id) {
-    TensorRef ref = view(id);
+    TensorRef ref = view_locked(id);
     const auto bytes = static_cast<uint64_t>(element_count(ref.shape) * dtype_size(ref.dtype));
     std::shared_ptr<char[]> host(new char[bytes + 1]);
     machine_->backend->synchronize();
@@ -465,7 +516,7 @@ TensorRef Step::read_locked(ValueId id) {
 TensorRef Step::snapshot(const Lowered::Output& output) {
     Turn turn(*machine_, others_);
     Backend& backend = *machine_->backend;
-    TensorRef now = view(output.value);
+    TensorRef now = view_locked(output.value);
     std::vector<int64_t> rows = {0};  // of the ring, oldest first
     if (output.keep > 1) {
         const TensorRef position = read_locked(output.position);
@@ -495,6 +546,13 @@ std::shared_ptr<void> Step::lend(std::shared_ptr<void> memory, intptr_t stream) 
 TensorRef Step::read(ValueId id) {
     Turn turn(*machine_, others_);
     return read_locked(id);
+}
+
+std::vector<TensorRef> Step::read(const std::vector<ValueId>& ids) {
+    Turn turn(*machine_, others_);
+    std::vector<TensorRef> copies;
+    for (ValueId id : ids) copies.push_back(read_locked(id));
+    return copies;
 }
 
 TensorRef Step::read_output(const Lowered::Output& output) {

@@ -41,7 +41,8 @@ class Step {
     using Inputs = std::vector<std::pair<ValueId, TensorRef>>;
 
     /// Runs the captured form. `stream`: what it holds comes before, what it gets later after.
-    void replay(int64_t times, std::optional<intptr_t> stream = {});
+    /// Returns the steps run so far, as call and run do.
+    uint64_t replay(int64_t times, std::optional<intptr_t> stream = {});
     void capture();
     void reset();  // drops the captured form
     bool captured() const { return captured_ != nullptr; }
@@ -55,20 +56,21 @@ class Step {
 
     const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
     const Lowered::Output& output(std::string_view name) const;
-    /// Copies a tensor into an input, param or state; shape and dtype must be equal.
-    void write(ValueId id, const TensorRef& from);
+    /// Copies tensors into inputs, params or states, all or (shape and dtype must be equal) none.
+    void write(const Inputs& values);
     /// Copies the given inputs in, then runs one step under one lock. Every input that an op reads
     /// and that is not bound must be there.
-    void call(const Inputs& inputs, std::optional<intptr_t> stream = {});
+    uint64_t call(const Inputs& inputs, std::optional<intptr_t> stream = {});
     /// The same op by op; inputs that are missing stay as they stand.
-    void run(const Inputs& inputs, std::optional<intptr_t> stream = {});
+    uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {});
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
     void bind(ValueId id, const TensorRef& to);
     ValueId bindable(std::string_view name) const;
     /// The live storage of a leaf or output.
-    TensorRef view(ValueId id) const;
+    TensorRef view(ValueId id) const;  // for a caller that holds no lock
     /// A copy in host memory, C order. Of a ring: the last steps, oldest first.
     TensorRef read(ValueId id);
+    std::vector<TensorRef> read(const std::vector<ValueId>& ids);  // all of one moment
     TensorRef read_output(const Lowered::Output& output);
     /// A copy on the device, made in the order of the step's work; of a ring as above.
     TensorRef snapshot(const Lowered::Output& output);
@@ -85,7 +87,10 @@ class Step {
     void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
     void check_inputs(const Inputs& inputs) const;
     void gather(const Inputs& inputs, std::optional<intptr_t> stream);
+    TensorRef view_locked(ValueId id) const;
     TensorRef read_locked(ValueId id);
+    uint64_t bindings() const;
+    TensorRef apart(const TensorRef& from, ValueId to);
     void run_locked();
     void replay_locked(int64_t times);
 

@@ -100,7 +100,9 @@ class Verifier {
 
     void check_topology() {
         std::vector<int> producer(graph_.values.size(), -1);
-        std::vector<char> reported(graph_.values.size(), 0);
+        std::vector<char> reported(graph_.values.size(), 0), made(graph_.values.size(), 0);
+        for (const Node& node : graph_.nodes)
+            for (ValueId id : node.outputs) made[id] = 1;
         for (const Value& value : graph_.values)
             producer[value.id] = value.role == Role::temp ? -1 : -2;  // -2: leaf
         for (const Node& node : graph_.nodes) {
@@ -108,11 +110,7 @@ class Verifier {
                 const ValueId id = node.inputs[i];
                 if (producer[id] != -1 || reported[id]) continue;
                 reported[id] = 1;
-                const bool later =
-                    std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& other) {
-                        return std::find(other.outputs.begin(), other.outputs.end(), id) !=
-                               other.outputs.end();
-                    });
+                const bool later = made[id] != 0;
                 fail(
                     "topo: ", node_text(node), " reads ", graph_.describe(id), " \"",
                     graph_.value(id).name, "\", ",
@@ -232,8 +230,20 @@ class Verifier {
         close(cat("effects OK: ", effects, " state updates, each assigned or read"));
     }
 
-    /// A gradient belongs to a loss that really depends on its value, and is computed from nodes
-    /// that name the forward node they differentiate and touch one of its values.
+    /// By value: which of 64 values each depends on, a bit for each.
+    std::vector<uint64_t> dependence(std::span<const ValueId> values) const {
+        std::vector<uint64_t> from(graph_.values.size(), 0);
+        for (size_t i = 0; i < values.size(); i++) from[values[i]] |= uint64_t{1} << i;
+        for (const Node& node : graph_.nodes) {
+            uint64_t any = 0;
+            for (ValueId id : node.inputs) any |= from[id];
+            for (ValueId id : node.outputs) from[id] |= any;
+        }
+        return from;
+    }
+
+    /// A gradient belongs to a loss that really depends on its value, and comes from a node that
+    /// differentiates one, unless it is the loss's own.
     void check_links() {
         int linked = 0;
         for (const Node& node : graph_.nodes) {
@@ -243,25 +253,28 @@ class Verifier {
                 fail("links: ", node_text(node), " differentiates node ", node.forward,
                      ", which does not come before it");
         }
-        std::vector<char> from(graph_.values.size());
-        for (const Gradient& g : graph_.gradients) {
-            std::fill(from.begin(), from.end(), 0);
-            from[g.value] = 1;
-            for (const Node& node : graph_.nodes)
-                if (std::any_of(node.inputs.begin(), node.inputs.end(),
-                                [&](ValueId id) { return from[id] != 0; }))
-                    for (ValueId id : node.outputs) from[id] = 1;
-            if (!from[g.loss])
+        std::vector<ValueId> values;
+        for (const Gradient& g : graph_.gradients) values.push_back(g.value);
+        std::vector<uint64_t> from;
+        for (size_t i = 0; i < graph_.gradients.size(); i++) {
+            const Gradient& g = graph_.gradients[i];
+            if (i % 64 == 0)
+                from = dependence(
+                    std::span(values).subspan(i, std::min<size_t>(64, values.size() - i)));
+            if (!(from[g.loss] >> (i % 64) & 1))
                 fail("links: gradient ", graph_.describe(g.grad), ": loss %", g.loss,
                      " does not depend on %", g.value);
+            if (!is_float(graph_.value(g.loss).type.dtype))
+                fail("links: gradient ", graph_.describe(g.grad), ": loss ",
+                     graph_.describe(g.loss), " is no float");
             if (!(graph_.value(g.grad).type == graph_.value(g.value).type))
                 fail("links: gradient ", graph_.describe(g.grad), " belongs to ",
                      graph_.describe(g.value), "; need equal types");
             const Value& grad = graph_.value(g.grad);
             if (grad.producer < 0) {
-                if (grad.role == Role::temp)
+                if (grad.role != Role::constant && (grad.role == Role::temp || g.value != g.loss))
                     fail("links: gradient ", graph_.describe(g.grad), " of %", g.value,
-                         " has no producer");
+                         " has no producer that differentiates a node");
                 continue;  // the seed itself
             }
             const Node& node = graph_.nodes[grad.producer];
