@@ -55,8 +55,11 @@ def test_sync(device, sync, rng):
     assert (event is None) == (sync != "event")
     if event is not None:
         event.wait()
-    if sync != "none":  # a copy by the driver is in the order of the default stream as well
-        assert_bits(out.read(), -x)
+    else:
+        one = 1 if device == "cuda" else None  # the same order by its number
+        aicf.op_call("neg", [out.give()], [out.give()], stream=one)
+        aicf.op_call("neg", [out.give()], [out.give()])
+    assert_bits(out.read(), -x)
 
 
 def test_many_calls_in_flight(device):
@@ -339,6 +342,13 @@ refuse(D, ["gemm", "dtypes differ"], "gemm", "d w", "out")
 refuse(D, ["gemm", "float"], "gemm", "i i", "i")
 refuse(S, ["gemm", "ranks"], "gemm", "cube w", "out")
 refuse(G, ["gemm", "order", "chain(256)"], "gemm", "x w", "out", {"order": "tree"})
+refuse(G, ["gemm", "math", "fp8", "tf32"], "gemm", "x w", "out", {"math": "fp8"})
+for _mode in ("tf32", "fp16", "bf16"):
+
+    def _product(b):
+        return [view(b.big, (4, 5), (6, 1))]
+
+    refuse(U, ["gemm", "math", _mode, "fp32"], "gemm", "x w", _product, {"math": _mode})
 refuse(G, ["gemm", "does not work in place"], "gemm", lambda b: [b.sq.give(), b.sq.give()], "sq")
 refuse(S, ["softmax", "axis 2"], "softmax", "x", "out", {"axis": 2})
 refuse(S, ["cumsum", "axis -3"], "cumsum", "x", "out", {"axis": -3})
@@ -381,8 +391,8 @@ refuse(G, ["lowered op", "exq", "OpKind"], "exq", "x", "out")
 refuse(G, ["op_call", "need a name"], 7, "x", "out")
 refuse(G, ["sync", "soon", "full"], "exp", "x", "out", sync="soon")
 refuse(G, ["str"], "exp", "x", "out", sync=None)
-refuse(aicf.Error, ["stream", "None"], "exp", "x", "out", stream=12345)
-refuse(aicf.Error, ["stream", "None"], "exp", "x", "out", stream="main")
+refuse(G, ["stream", "-1", "handle"], "exp", "x", "out", stream=-1)
+refuse(G, ["stream", "main", "handle"], "exp", "x", "out", stream="main")
 refuse(G, ["attrs", "mapping"], "exp", "x", "out", [1])
 refuse(G, ["attribute", "need"], "exp", "x", "out", {"a": object()})
 refuse(G, ["attribute", "str"], "exp", "x", "out", {3: 1})
@@ -481,6 +491,13 @@ def test_other_device():
     far = Foreign(x.ctypes.data, "float32", (3,), (1,), device=(2, 0), keep=x)
     with pytest.raises(aicf.DeviceUnavailable, match=r"add: input b is on cuda:0, output y on cpu"):
         aicf.op_call("add", [x, far], [x.copy()])
+
+
+def test_stream_on_the_cpu():
+    x = np.ones(3, F32)
+    with pytest.raises(aicf.GraphError, match="stream is 1, the outputs are on the cpu"):
+        aicf.op_call("neg", [x], [x], stream=1)
+    assert (x == 1).all()
 
 
 def test_output_of_a_step_is_refused():

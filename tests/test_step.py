@@ -1028,3 +1028,34 @@ def test_state_hash_sees_every_byte():
 def test_outputs_helper(device):
     step = build_infer().compile(device=device)
     assert set(outputs_of(step(x=batch_of(0, 4)["x"]))) == {"y"}
+
+
+# ---- modes
+
+
+def test_modes_are_shown(device):
+    """The plan says how its products are computed; float64 products have one way only."""
+    g = aicf.Graph("modes")
+    x, y = g.input("x", (4, 3)), g.input("y", (4, 3), "float64")
+    g.output("a", x @ x.T)
+    g.output("b", y @ y.T)
+    step = g.compile(device=device)
+    assert "math fp32, deterministic" in str(step.plan).splitlines()[0]
+    loose = g.compile(device=device, deterministic=False)
+    assert "deterministic" not in str(loose.plan).splitlines()[0]
+    assert [op["attrs"]["math"] for op in step.lowered if op["op"] == "gemm"] == ["fp32"] * 2
+    with pytest.raises(aicf.Unsupported, match="tf32"):
+        g.compile(device=device, math="tf32")
+
+
+@pytest.mark.parametrize("sync", ["none", "event", "full"])
+def test_run_waits_as_told(device, sync):
+    g = aicf.Graph("sync")
+    g.output("y", g.input("x", (3,)) * 2.0)
+    step = g.compile(device=device)
+    out = step.run(x=np.ones(3, np.float32), sync=sync)
+    assert (out["y"].numpy() == 2).all()
+    named = aicf.Graph("named")
+    named.output("y", named.input("sync", (3,)) * 2.0)
+    out = named.compile(device=device).run(sync=np.ones(3, np.float32))
+    assert (out["y"].numpy() == 2).all()

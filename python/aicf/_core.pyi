@@ -177,7 +177,7 @@ class Outputs:
 class Step:
     """A compiled step; aicf.Step is its public face."""
 
-    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str]) -> None: ...
+    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool) -> None: ...
 
     def __call__(self, **inputs: object) -> Outputs:
         """

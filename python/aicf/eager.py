@@ -32,7 +32,7 @@ def op_call(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     attrs: Mapping[str, Any] | None = None,
-    stream: int | None = None,
+    stream: Any = None,
     sync: str = "full",
 ) -> Event | None:
     """Runs one lowered op on tensors of any framework, zero-copy, and writes into `outputs`.
@@ -44,7 +44,8 @@ def op_call(
         outputs: writable tensors of the result's shape and dtype on the same device. One may be
             an input itself where the op works in place; any other overlap is an error.
         attrs: the op's attributes by name; those with a default may be left out.
-        stream: None is the outputs' framework's current stream; on a GPU 1 is the legacy default.
+        stream: of any framework, or its handle; what it holds comes before, what it gets later
+            after. None is the outputs' framework's current stream.
         sync: "full" returns when the results are there; "none" when the work is enqueued, in the
             order of the stream; "event" as "none", and returns an Event to wait for.
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .graph import Graph
 
 
+MATH_MODES = ("fp32", "tf32", "fp16", "bf16", "mixed")
+
+
 class Leaves(Mapping[str, _core.Array]):
     """Params or states of a step, by name: live Arrays; assigning copies in."""
 
@@ -112,8 +115,12 @@ class Step(_core.Step):
         passes: str | Sequence[str] = "default",
         capture: bool = True,
     ) -> None:
-        if math != "fp32":
-            raise _core.Unsupported(f'compile: math is "{math}"; need "fp32"')
+        if math == "mixed":
+            raise _core.Unsupported('compile: math "mixed" is not built yet; need "fp32"')
+        if math not in MATH_MODES:
+            raise _core.GraphError(f"compile: math is {math!r}; need one of {MATH_MODES}")
+        if not isinstance(deterministic, bool):
+            raise _core.GraphError(f"compile: deterministic is {deterministic!r}; need a bool")
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
         if isinstance(passes, str) and passes != "default":
@@ -127,7 +134,9 @@ class Step(_core.Step):
         for other in others:
             if not isinstance(other, _core.Step):
                 raise _core.GraphError(f"compile: share holds {other!r}; need Steps")
-        super().__init__(graph._core, resolve_device(device), seed, capture, others, names)
+        super().__init__(
+            graph._core, resolve_device(device), seed, capture, others, names, math, deterministic
+        )
         for name, value in (params or {}).items():
             if name in self.params:
                 self.params[name] = value

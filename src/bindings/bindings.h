@@ -27,6 +27,8 @@ Device parse_device(std::string_view text);
 TensorRef tensor_or_numbers(nb::handle object, DType wanted, const char* where);
 /// Attributes from Python; GraphError for what an attribute cannot be.
 Attrs to_attrs(const nb::dict& dict);
+/// A stream of any framework, or its number as DLPack counts them; none for None.
+std::optional<intptr_t> stream_of(nb::handle object);
 /// True for an Array that is an output of a step: what enters as a tensor is a copy of it.
 bool is_step_output(nb::handle object);
 std::vector<char> packed_bytes(const TensorRef& tensor);  // host tensor, C order

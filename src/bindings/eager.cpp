@@ -40,25 +40,17 @@ std::vector<TensorRef> import_operands(const LoweredDef& def, nb::handle list,
     return tensors;
 }
 
-/// The policy a call is run under: on a stream that ours does not follow, only `full` is safe.
-SyncPolicy policy_for(const std::vector<TensorRef>& tensors, nb::handle first, nb::handle stream,
-                      SyncPolicy wanted) {
-    const Device device = tensors.empty() ? Device{} : tensors[0].device;
-    if (device.kind == Device::cpu) {
-        if (!stream.is_none())
-            raise(ErrorKind::graph, "op_call: stream is ", nb::repr(stream).c_str(),
-                  ", the outputs are on the cpu, which has none; need stream=None");
-        return wanted;
-    }
-    if (!stream.is_none()) {
-        int64_t number = 0;
-        if (!nb::try_cast(stream, number) || number < 0 || number > 1)
-            raise(ErrorKind::unsupported, "op_call: stream is ", nb::repr(stream).c_str(),
-                  "; need None (the outputs' framework's current stream) or 1 (the legacy default "
-                  "stream)");
-        return wanted;
-    }
-    return producer_stream(first, device).value_or(0) > 1 ? SyncPolicy::full : wanted;
+/// The stream a call is ordered with: the one given, else the outputs' framework's current one.
+std::optional<intptr_t> stream_for(const std::vector<TensorRef>& tensors, nb::handle list,
+                                   nb::handle stream) {
+    const bool cpu = tensors.empty() || tensors[0].device.kind == Device::cpu;
+    const std::optional<intptr_t> given = stream_of(stream);
+    if (given && cpu)
+        raise(ErrorKind::graph, "op_call: stream is ", *given,
+              ", the outputs are on the cpu, which has none; need stream=None");
+    if (given || cpu) return given;
+    const intptr_t current = producer_stream(nb::object(list[0]), tensors[0].device).value_or(0);
+    return current > 1 ? std::optional(current) : std::nullopt;  // ours follows the default one
 }
 
 nb::dict schema(const LoweredDef& def) {
@@ -90,17 +82,15 @@ void bind_eager(nb::module_& m) {
         [](const std::string& op, nb::handle inputs, nb::handle outputs, const nb::dict& attrs,
            nb::handle stream, const std::string& sync) {
             const LoweredDef& def = lowered_def(op);
-            const SyncPolicy wanted = parse_sync(sync);
+            const SyncPolicy policy = parse_sync(sync, "op_call");
             const Attrs given = to_attrs(attrs);
             const std::vector<TensorRef> in = import_operands(def, inputs, def.inputs, false),
                                          out = import_operands(def, outputs, def.outputs, true);
-            const SyncPolicy policy =
-                policy_for(out, out.empty() ? nb::handle() : nb::handle(nb::object(outputs[0])),
-                           stream, wanted);
+            const std::optional<intptr_t> ordered = stream_for(out, outputs, stream);
             const std::string device = out.empty() ? "cpu" : to_string(out[0].device);
             {
                 GilRelease release;
-                op_call(def, in, out, given, policy);
+                op_call(def, in, out, given, policy, ordered);
             }
             return device;
         },

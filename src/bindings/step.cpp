@@ -126,23 +126,6 @@ bool array_hook(PyObject* object, TensorRef* out) {
 
 PyObject* array_from_hook(TensorRef ref) { return nb::cast(array_of(ref)).release().ptr(); }
 
-/// A stream of any framework, or its number as DLPack counts them; none for None.
-std::optional<intptr_t> stream_of(nb::handle object) {
-    if (object.is_none()) return std::nullopt;
-    nb::object number = nb::borrow(object);
-    if (nb::hasattr(object, "__cuda_stream__"))  // (version, handle)
-        number = nb::object(object.attr("__cuda_stream__")()[1]);
-    else if (nb::hasattr(object, "cuda_stream"))
-        number = object.attr("cuda_stream");
-    else if (nb::hasattr(object, "ptr"))
-        number = object.attr("ptr");
-    intptr_t stream = -1;
-    if (nb::isinstance<nb::bool_>(number) || !nb::try_cast(number, stream) || stream < 0)
-        raise(ErrorKind::graph, "stream: got ", nb::repr(object).c_str(),
-              "; need a CUDA stream of any framework or its handle as an int >= 0");
-    return stream;
-}
-
 uint64_t replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
     using clock = std::chrono::steady_clock;
     int64_t chunk = 1;
@@ -168,19 +151,26 @@ TensorRef import_for(const Value& value, nb::handle object) {
     return tensor;
 }
 
-/// The inputs of a call, and its stream= where no input has that name.
+/// The inputs of a call, and its stream= (of a run also sync=) where no input has that name.
 struct CallArguments {
     Step::Inputs inputs;
     std::optional<intptr_t> stream;
+    SyncPolicy sync = SyncPolicy::none;
 };
 
-CallArguments import_inputs(const Step& step, const nb::kwargs& given) {
+CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool syncs = false) {
     CallArguments result;
     result.inputs.reserve(given.size());
     for (auto [key, object] : given) {
         const char* name = nb::borrow<nb::str>(key).c_str();
         if (std::string_view(name) == "stream" && !step.graph().find(name)) {
             result.stream = stream_of(object);
+            continue;
+        }
+        if (syncs && std::string_view(name) == "sync" && !step.graph().find(name)) {
+            std::string policy;
+            if (!nb::try_cast(object, policy)) policy = nb::repr(object).c_str();
+            result.sync = parse_sync(policy, "run");
             continue;
         }
         const Value& value = step.leaf(name);
@@ -194,6 +184,22 @@ Outputs outputs_of(nb::handle self, uint64_t generation) {
 }
 
 }  // namespace
+
+std::optional<intptr_t> stream_of(nb::handle object) {
+    if (object.is_none()) return std::nullopt;
+    nb::object number = nb::borrow(object);
+    if (nb::hasattr(object, "__cuda_stream__"))  // (version, handle)
+        number = nb::object(object.attr("__cuda_stream__")()[1]);
+    else if (nb::hasattr(object, "cuda_stream"))
+        number = object.attr("cuda_stream");
+    else if (nb::hasattr(object, "ptr"))
+        number = object.attr("ptr");
+    intptr_t stream = -1;
+    if (nb::isinstance<nb::bool_>(number) || !nb::try_cast(number, stream) || stream < 0)
+        raise(ErrorKind::graph, "stream: got ", nb::repr(object).c_str(),
+              "; need a CUDA stream of any framework or its handle as an int >= 0");
+    return stream;
+}
 
 bool is_step_output(nb::handle object) {
     if (!nb::isinstance<Array>(object)) return false;
@@ -308,18 +314,21 @@ void bind_step(nb::module_& m) {
             "__init__",
             [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,
                bool capture, const std::vector<Step*>& share,
-               const std::vector<std::string>& passes) {
+               const std::vector<std::string>& passes, const std::string& math,
+               bool deterministic) {
                 Step::Options options;
                 options.device = parse_device(device);
                 options.seed = seed;
                 options.capture = capture;
                 options.share.assign(share.begin(), share.end());
                 options.passes = passes;
+                options.math = math;
+                options.deterministic = deterministic;
                 GilRelease release;
                 new (self) Step(graph, options);
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
-            nb::arg("share"), nb::arg("passes"))
+            nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"))
         .def(
             "__call__",
             [](nb::handle self, const nb::kwargs& kwargs) {
@@ -352,11 +361,11 @@ void bind_step(nb::module_& m) {
             "run",
             [](nb::handle self, const nb::kwargs& kwargs) {
                 Step& step = *nb::inst_ptr<Step>(self);
-                const CallArguments arguments = import_inputs(step, kwargs);
+                const CallArguments arguments = import_inputs(step, kwargs, true);
                 uint64_t generation = 0;
                 {
                     GilRelease release;
-                    generation = step.run(arguments.inputs, arguments.stream);
+                    generation = step.run(arguments.inputs, arguments.stream, arguments.sync);
                 }
                 return outputs_of(self, generation);
             },

@@ -20,4 +20,19 @@ std::unique_ptr<Backend> open_backend(Device device) {
     return maker(device);
 }
 
+SyncPolicy parse_sync(std::string_view name, const char* where) {
+    if (name == "none") return SyncPolicy::none;
+    if (name == "event") return SyncPolicy::event;
+    if (name == "full") return SyncPolicy::full;
+    raise(ErrorKind::graph, where, ": sync is \"", name,
+          "\"; need one of \"none\", \"event\", \"full\"");
+}
+
+void check_math(const Backend& backend, const LoweredOp& op) {
+    const Attr* math = op.attrs.find("math");
+    if (!math || backend.has_math(std::get<std::string>(*math))) return;
+    raise(ErrorKind::unsupported, op.def->name, ": math is \"", std::get<std::string>(*math),
+          "\", for which ", to_string(backend.device()), " has no kernel; need \"fp32\"");
+}
+
 }  // namespace aicf

@@ -37,6 +37,8 @@ class Backend {
   public:
     virtual ~Backend() = default;
     virtual Device device() const = 0;
+    /// Whether some kernel computes products in this mode, a choice of gemm's `math`.
+    virtual bool has_math(std::string_view mode) const { return mode == "fp32"; }
     /// Finishes before any replay what first use would do: loading, attributes. Unsupported when no
     /// kernel fits.
     virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) = 0;
@@ -63,6 +65,16 @@ class Backend {
     /// Memory for a reader on `stream`: ready there after our work; given back after the reader's.
     virtual std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream) = 0;
 };
+
+/// What a call waits for before it returns.
+enum class SyncPolicy : uint8_t {
+    none,   // nothing: the work is enqueued, in the order of the stream
+    event,  // nothing, but the caller can wait for it later
+    full,   // until the results are there
+};
+SyncPolicy parse_sync(std::string_view name, const char* where);  // GraphError unless one of these
+/// Unsupported unless every product of the op can be computed in the mode it asks for.
+void check_math(const Backend& backend, const LoweredOp& op);
 
 /// Backends register a maker by device kind; a Step asks for one of its own (its own stream).
 using BackendMaker = std::unique_ptr<Backend> (*)(Device device);

@@ -292,14 +292,6 @@ LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs
 
 // ---- running ------------------------------------------------------------------------------------
 
-SyncPolicy parse_sync(std::string_view name) {
-    if (name == "none") return SyncPolicy::none;
-    if (name == "event") return SyncPolicy::event;
-    if (name == "full") return SyncPolicy::full;
-    raise(ErrorKind::graph, "op_call: sync is \"", name,
-          "\"; need one of \"none\", \"event\", \"full\"");
-}
-
 namespace {
 
 constexpr size_t kMaxPending = 64;
@@ -348,10 +340,12 @@ Desk& desk(Device device) {
 }  // namespace
 
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-             const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync) {
+             const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
+             std::optional<intptr_t> stream) {
     const LoweredOp op = check_call(def, inputs, outputs, attrs);
     Desk& at = desk(outputs[0].device);
     const std::lock_guard guard(at.lock);
+    check_math(*at.backend, op);
     BoundOp bound;
     bound.kernel = at.backend->select(op);
     bound.op = def.name;
@@ -360,7 +354,9 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
         for (const TensorRef& tensor : *tensors) addresses.push_back(tensor.data);
     bound.args = pack_args(op, *bound.kernel, addresses, at.lend(bound.kernel->workspace_bytes));
     at.backend->finish_args(*bound.kernel, *bound.args);
+    if (stream) at.backend->order_after(*stream);
     at.backend->run(bound);
+    if (stream) at.backend->order_before(*stream);
     if (sync == SyncPolicy::full) return at.synchronize();
     Desk::Pending kept{std::move(bound), inputs};
     kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
@@ -393,7 +389,9 @@ uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& in
     }
     Desk& at = desk(device);
     const std::lock_guard guard(at.lock);
-    return at.backend->select(as_op(def, in, out, std::move(complete)))->workspace_bytes;
+    const LoweredOp op = as_op(def, in, out, std::move(complete));
+    check_math(*at.backend, op);
+    return at.backend->select(op)->workspace_bytes;
 }
 
 }  // namespace aicf

@@ -2,17 +2,11 @@
 // written when a check raises.
 #pragma once
 
+#include <optional>
+
 #include "core/backend.h"
 
 namespace aicf {
-
-/// What a call waits for before it returns.
-enum class SyncPolicy : uint8_t {
-    none,   // nothing: the work is enqueued, in order with the device's default stream
-    event,  // nothing, but the caller can wait for it later
-    full,   // until the results are there
-};
-SyncPolicy parse_sync(std::string_view name);  // "none", "event", "full"; GraphError otherwise
 
 /// True when two tensors share a byte. Exact for every stride, but for layouts so irregular that
 /// deciding would take too long: those count as overlapping.
@@ -27,9 +21,10 @@ LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs
                      const std::vector<TensorRef>& outputs, const Attrs& attrs);
 
 /// Runs one op on tensors of one device. With `none` and `event` the tensors are kept alive until
-/// the device is next waited for.
+/// the device is next waited for. `stream`: what it holds comes before, what it gets later after.
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-             const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync);
+             const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
+             std::optional<intptr_t> stream);
 /// Waits for every op_call on the device.
 void eager_synchronize(Device device);
 

@@ -150,6 +150,9 @@ void matmul_grad(GradContext& g) {
 }
 
 /// gemm: C[..., M, N] = A[..., M, K] B[..., K, N], batch axes already equal.
+/// How products of f32 are computed: by fma, or of operands rounded to that type, summed in f32.
+const std::vector<std::string> kMathModes = {"fp32", "tf32", "fp16", "bf16"};
+
 std::vector<Type> infer_gemm(const InferContext& c) {
     c.need_float(0);
     c.need_same_dtype(0, 1);
@@ -205,7 +208,8 @@ void define_matmul_ops() {
     define(LoweredDef{.name = "gemm",
                       .inputs = {"a", "b"},
                       .outputs = {"c"},
-                      .attrs = {{"order", chain_order(), false, {chain_order()}}},
+                      .attrs = {{"order", chain_order(), false, {chain_order()}},
+                                {"math", std::string("fp32"), false, kMathModes}},
                       .infer = infer_gemm,
                       .gemm = true,
                       .flops = gemm_flops});

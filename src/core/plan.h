@@ -51,6 +51,8 @@ struct Plan {
     int64_t region_bytes[kRegions] = {};
     int64_t peak_bytes() const;  // all regions: known before the first run, constant after
     int64_t temps_without_reuse = 0;
+    std::string math = "fp32";  // as compiled
+    bool deterministic = true;
 };
 
 /// Places every value and asks the backend for kernels. `shared` marks params and states that live

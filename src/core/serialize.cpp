@@ -254,7 +254,8 @@ std::string to_json(const Lowered& lowered) {
 
 std::string to_text(const Plan& plan) {
     std::string text = cat("plan ", quoted(plan.name), " on ", to_string(plan.device), ": ",
-                           plan.ops.size(), " launches, peak ", plan.peak_bytes(), " bytes\n");
+                           plan.ops.size(), " launches, peak ", plan.peak_bytes(), " bytes, math ",
+                           plan.math, plan.deterministic ? ", deterministic" : "", "\n");
     for (int r = 0; r < kRegions; r++)
         if (plan.region_bytes[r])
             text += cat("  region ", region_name(static_cast<Region>(r)), " ", plan.region_bytes[r],
@@ -296,6 +297,8 @@ std::string to_json(const Plan& plan) {
     }
     return cat("{\n\"graph\": ", quoted(plan.name),
                ",\n\"device\": ", quoted(to_string(plan.device)),
+               ",\n\"math\": ", quoted(plan.math),
+               ",\n\"deterministic\": ", plan.deterministic ? "true" : "false",
                ",\n\"peak_bytes\": ", plan.peak_bytes(), ",\n\"regions\": {", regions,
                "},\n\"values\": {\n", values, "\n},\n\"ops\": [\n",
                joined(

@@ -50,6 +50,9 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
     run_passes(graph_, passes);
 
     Lowered lowered = lower(graph_);
+    for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have one mode
+        if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32)
+            op.attrs.set("math", options.math);
     verify(lowered).require("compile");
     run_passes(lowered, passes);
 
@@ -92,7 +95,10 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
         names_.emplace(value.name, value.id);
         if (value.role == Role::input && read[value.id]) needed_inputs_.push_back(value.id);
     }
+    for (const LoweredOp& op : lowered.ops) check_math(*machine_->backend, op);
     plan_ = make_plan(lowered, *machine_->backend, shared);
+    plan_.math = options.math;
+    plan_.deterministic = options.deterministic;
     verify(plan_).require("compile");
     allocate(options);
     {
@@ -309,13 +315,14 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     for (intptr_t other : streams) backend.order_before(other);
 }
 
-uint64_t Step::run(const Inputs& inputs, std::optional<intptr_t> stream) {
+uint64_t Step::run(const Inputs& inputs, std::optional<intptr_t> stream, SyncPolicy sync) {
     Turn turn(*machine_, others_);
     check_inputs(inputs);
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);
     run_locked();
     if (stream) machine_->backend->order_before(*stream);
+    if (sync == SyncPolicy::full) machine_->backend->synchronize();
     return generation_;
 }
 

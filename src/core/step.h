@@ -33,6 +33,8 @@ class Step {
         bool capture = true;
         std::vector<const Step*> share;
         std::vector<std::string> passes;
+        std::string math = "fp32";  // how products of f32 are computed: a choice of gemm's `math`
+        bool deterministic = true;  // false admits kernels whose order of terms may vary
     };
     Step(const Graph& graph, const Options& options);
     ~Step();
@@ -62,7 +64,8 @@ class Step {
     /// and that is not bound must be there.
     uint64_t call(const Inputs& inputs, std::optional<intptr_t> stream = {});
     /// The same op by op; inputs that are missing stay as they stand.
-    uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {});
+    uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
+                 SyncPolicy sync = SyncPolicy::none);
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
     void bind(ValueId id, const TensorRef& to);
     ValueId bindable(std::string_view name) const;
