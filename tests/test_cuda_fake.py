@@ -210,6 +210,79 @@ print("done")
     assert run(driver, script, FAKE_CUDA_CALL="cuModuleLoadData")[0].split() == ["done"]
 
 
+OP_CALL = """
+import numpy as np
+import aicf
+
+g = aicf.Graph("negated")
+g.output("y", -g.param("w", (8,)))
+
+class Foreign:  # another framework's device tensor, of a capsule each time
+    def __init__(self, param):
+        self.param = param
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, **options):
+        return self.param.__dlpack__(max_version=(1, 0), copy=True)
+
+def use():
+    param = g.compile(device="cuda").params["w"]
+    for options in ({}, {"sync": "none"}, {"stream": 1}, {"sync": "none", "stream": 2}):
+        aicf.op_call("neg", [Foreign(param)], [Foreign(param)], **options)
+    aicf.op_call("neg", [Foreign(param)], [Foreign(param)], sync="event").wait()
+    for _ in range(70):
+        aicf.op_call("neg", [Foreign(param)], [Foreign(param)], sync="none")
+    try:
+        aicf.op_call("neg", [np.zeros(8, np.float32)], [Foreign(param)])
+    except aicf.DeviceUnavailable:
+        pass
+
+for attempt in range(2):
+    try:
+        use()
+        print("done")
+    except aicf.Error as error:
+        print(type(error).__name__, error)
+"""
+WARM = """
+import aicf
+from aicf import _core
+
+g = aicf.Graph("negated")
+g.output("y", -g.param("w", (8,)))
+_core.cuda_cubin(_core.cuda_program(g._core, _core.pass_names()), "sm_90a")
+"""
+
+
+@pytest.fixture(scope="module")
+def warm(driver):
+    """The kernel of OP_CALL in the cache, compiled without the fake driver."""
+    environment = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache")}
+    subprocess.run([sys.executable, "-c", WARM], env=environment, check=True)
+    return driver
+
+
+def test_op_call(warm):
+    """Eager calls on tensors of the device, in every way to wait; all is given back at exit."""
+    out, counts = run(warm, OP_CALL)
+    assert out.split() == ["done", "done"]
+    assert_clean(counts)
+
+
+def test_op_call_when_calls_fail(warm):
+    total = run(warm, OP_CALL)[1]["calls"]
+    ks = range(1 + FRESH % 17, total // 2, max(1, total // 2 // 24))
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda k: run(warm, OP_CALL, FAKE_CUDA_FAIL=k), ks)
+        for k, (out, counts) in zip(ks, results, strict=True):
+            lines = out.splitlines()
+            assert lines[-1] == "done", f"call {k}: {out}"
+            assert lines[0] == "done" or lines[0].startswith("OutOfMemory"), f"call {k}: {out}"
+            assert_clean(counts)
+
+
 def test_out_of_memory_names_the_sizes(driver):
     out, counts = run(driver, FAKE_CUDA_LARGEST=64)
     assert "OutOfMemory" in out and "asked for" in out and "free" in out

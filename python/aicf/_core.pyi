@@ -245,6 +245,11 @@ def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict,
 def eager_synchronize(device: str) -> None:
     """Waits for every op_call on the device."""
 
+def eager_close() -> None:
+    """
+    Gives back what eager calls hold on every device; called when the interpreter ends.
+    """
+
 def workspace_bytes(op: str, inputs: Sequence[tuple[Sequence[int], str]], attrs: dict, device: str) -> int:
     """
     Bytes an op borrows during a call; aicf.workspace_bytes is its public face.

@@ -106,6 +106,17 @@ void bind_eager(nb::module_& m) {
         },
         nb::arg("device"), "Waits for every op_call on the device.");
     m.def(
+        "eager_close",
+        [] {
+            nb::gil_scoped_release release;
+            try {
+                eager_close();
+            } catch (const Error&) {  // a lost device, when the process ends anyway
+            }
+        },
+        "Gives back what eager calls hold on every device; called when the interpreter ends.");
+    nb::module_::import_("atexit").attr("register")(m.attr("eager_close"));
+    m.def(
         "workspace_bytes",
         [](const std::string& op,
            const std::vector<std::pair<std::vector<int64_t>, std::string>>& inputs,

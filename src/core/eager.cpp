@@ -323,18 +323,26 @@ struct Desk {
     }
 };
 
-Desk& desk(Device device) {
-    static std::mutex opening;
-    // Lives as long as the process: at exit a device may be gone before static objects are.
-    static auto* const desks = new std::map<std::pair<int, int>, std::unique_ptr<Desk>>;
-    const std::lock_guard guard(opening);
-    std::unique_ptr<Desk>& found = (*desks)[{device.kind, device.index}];
+struct Desks {
+    std::mutex lock;
+    std::map<std::pair<int, int>, std::shared_ptr<Desk>> open;
+};
+
+/// Never destroyed: at exit a device may be gone before static objects are.
+Desks& desks() {
+    static auto* const all = new Desks;
+    return *all;
+}
+
+std::shared_ptr<Desk> desk(Device device) {
+    const std::lock_guard guard(desks().lock);
+    std::shared_ptr<Desk>& found = desks().open[{device.kind, device.index}];
     if (!found) {
-        auto made = std::make_unique<Desk>();
+        auto made = std::make_shared<Desk>();
         made->backend = open_backend(device);
         found = std::move(made);
     }
-    return *found;
+    return found;
 }
 
 }  // namespace
@@ -343,7 +351,8 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
              std::optional<intptr_t> stream) {
     const LoweredOp op = check_call(def, inputs, outputs, attrs);
-    Desk& at = desk(outputs[0].device);
+    const auto held = desk(outputs[0].device);
+    Desk& at = *held;
     const std::lock_guard guard(at.lock);
     check_math(*at.backend, op);
     BoundOp bound;
@@ -356,18 +365,29 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
     at.backend->finish_args(*bound.kernel, *bound.args);
     if (stream) at.backend->order_after(*stream);
     at.backend->run(bound);
-    if (stream) at.backend->order_before(*stream);
-    if (sync == SyncPolicy::full) return at.synchronize();
     Desk::Pending kept{std::move(bound), inputs};
     kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
     at.pending.push_back(std::move(kept));
-    if (at.pending.size() >= kMaxPending) at.synchronize();
+    if (stream) at.backend->order_before(*stream);
+    if (sync == SyncPolicy::full || at.pending.size() >= kMaxPending) at.synchronize();
 }
 
 void eager_synchronize(Device device) {
-    Desk& at = desk(device);
-    const std::lock_guard guard(at.lock);
-    at.synchronize();
+    const auto held = desk(device);
+    const std::lock_guard guard(held->lock);
+    held->synchronize();
+}
+
+void eager_close() {
+    decltype(Desks::open) closing;
+    {
+        const std::lock_guard guard(desks().lock);
+        closing.swap(desks().open);
+    }
+    for (auto& [device, held] : closing) {
+        const std::lock_guard guard(held->lock);
+        held->synchronize();
+    }
 }
 
 uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& inputs,
@@ -387,7 +407,8 @@ uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& in
         check_sizes(def, "the result", ref);
         out.push_back(std::move(ref));
     }
-    Desk& at = desk(device);
+    const auto held = desk(device);
+    Desk& at = *held;
     const std::lock_guard guard(at.lock);
     const LoweredOp op = as_op(def, in, out, std::move(complete));
     check_math(*at.backend, op);

@@ -27,6 +27,8 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              std::optional<intptr_t> stream);
 /// Waits for every op_call on the device.
 void eager_synchronize(Device device);
+/// Waits and gives back what eager calls hold on every device; a later call opens it anew.
+void eager_close();
 
 /// Bytes the kernel for inputs of such types, all in C order, borrows during a call.
 uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& inputs,
