@@ -221,16 +221,20 @@ def table(exhaustive, device):
 
 TEXT = """# Accuracy
 
-What `python tests/accuracy.py{flags}` measured: the largest error of each op in ULP, that is, how
-many numbers of the dtype lie between the result and the exact one rounded. float32: {inputs};
-float16 and bfloat16: all 65,536 inputs; float64: numbers of every exponent against long double (sin
-and cos up to 2⁴⁰). NaN, infinities and the sign of zero agree everywhere. References are float64,
-never another framework's float32. A GPU gives the same bits in float32.
+What `python tests/accuracy.py{flags}` measured: the largest error of each op in ULP, that is,
+how many numbers of the dtype lie between the result and the exact one rounded.
+
+- float32: {inputs};
+- float16 and bfloat16: all 65,536 inputs;
+- float64: numbers of every exponent against long double, sin and cos up to 2⁴⁰.
+
+NaN, infinities and the sign of zero agree everywhere. References are float64, never another
+framework's float32. A GPU gives the same bits in float32.
 
 {rows}
 
-¹ For x ≥ −2. Below, where the result is a normal number, the largest relative error is {tails};
-{tail:.0e} is allowed.
+¹ For x ≥ −2. Below, where the result is a normal number, the largest relative error is
+{tails}; {tail:.0e} is allowed.
 
 Sums in `tree` order stay within (log₂ n + 2)·u·Σ|x|, products and sums in `chain` order within
 2·√K·u·(|A|·|B|); products of small integers are exact in every tile and layout.
