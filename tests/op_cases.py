@@ -185,7 +185,7 @@ pointwise(
     "GeluErf",
     aicf.gelu,
     gelu_erf,
-    ulp=4,
+    ulp=6,
     ulp64=64,
     args=WIDE,
     grad=(0,),
