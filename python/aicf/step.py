@@ -258,7 +258,7 @@ class Step(_core.Step):
     def __repr__(self) -> str:
         try:
             return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
-        except TypeError:  # seen while a failed compile() is on its way out
+        except (TypeError, RuntimeWarning):  # seen while a failed compile() is on its way out
             return "aicf.Step(not compiled)"
 
 
