@@ -270,8 +270,8 @@ class Pointwise : Groups {
 
 // ---- optimizers ---------------------------------------------------------------------------------
 
-/// From here on a launch of its own costs a tensor's update nothing, and making the numbers again in
-/// every block costs it 15 % (Adam on an H200).
+/// From here on a launch of its own costs a tensor's update nothing, and making the numbers again
+/// in every block costs it 15 % (Adam on an H200).
 constexpr int64_t kLargeTensor = 1 << 22;
 
 /// Updates of tensors in f32 or f64, whole in memory.
