@@ -58,11 +58,10 @@ struct Python {
     int count = 0;
 };
 
-PyObject* on_exit(PyObject* self, PyObject*);
+Python* python_made = nullptr;
 
 Python& python() {
     static Python* instance = [] {
-        static PyMethodDef exit_method = {"dlpack_on_exit", on_exit, METH_NOARGS, nullptr};
         auto made = std::make_unique<Python>();
         nb::module_ numpy = nb::module_::import_("numpy");
         made->ndarray = numpy.attr("ndarray");
@@ -71,9 +70,7 @@ Python& python() {
         for (int i = 0; i < kDTypes; i++)
             if (auto dtype = static_cast<DType>(i); dtype != DType::bf16)
                 made->dtypes[i] = numpy.attr("dtype")(dtype_name(dtype));
-        nb::module_::import_("atexit").attr("register")(
-            nb::steal(PyCFunction_New(&exit_method, nullptr)));
-        return made.release();
+        return python_made = made.release();
     }();
     return *instance;
 }
@@ -85,8 +82,10 @@ PyObject* on_exit(PyObject*, PyObject*) {
     for (int ms = 0; entered && ms < 1000; ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     PyEval_RestoreThread(state);
-    for (Route& route : python().routes) route = {};  // no type may outlive its module
-    python().count = kMaxRoutes;
+    if (python_made) {
+        for (Route& route : python_made->routes) route = {};  // no type may outlive its module
+        python_made->count = kMaxRoutes;
+    }
     Py_RETURN_NONE;
 }
 
@@ -724,7 +723,11 @@ GilRelease::~GilRelease() {
     entered--;
 }
 
-void watch_exit() { python(); }
+void watch_exit() {
+    static PyMethodDef exit_method = {"dlpack_on_exit", on_exit, METH_NOARGS, nullptr};
+    nb::module_::import_("atexit").attr("register")(
+        nb::steal(PyCFunction_New(&exit_method, nullptr)));
+}
 
 nb::tuple dlpack_device(Device own) {
     const DLDevice device = dl_device_of(own);
