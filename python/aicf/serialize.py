@@ -28,8 +28,8 @@ _SEED_ROLES = {  # files written before roles existed name their leaves so
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore
         raise FormatError(f'from_json: the key "{twice}" stands twice in one object')
     return result
 
@@ -69,7 +69,7 @@ def _read_init(record: Any, where: str) -> Any:
             return bytes.fromhex(_get(record, "bytes", str, where))
         except ValueError:
             raise FormatError(f'{where}: "bytes" is no hexadecimal text') from None
-    numbers = {"zeros": 0, "constant": 1, "uniform": 2, "normal": 2}
+    numbers = {"zeros": 0, "seed": 0, "constant": 1, "uniform": 2, "normal": 2}
     if kind not in numbers:
         raise FormatError(f'{where}: unknown init "{kind}"; need one of {", ".join(numbers)}, data')
     return (kind, *(float(_get(record, key, (int, float), where)) for key in "ab"[: numbers[kind]]))
