@@ -60,6 +60,19 @@ def test_updates(dtype, optimizer, sizes):
     compiled(g, "sm_90a")
 
 
+@pytest.mark.parametrize("size", [20, 150, 2000])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_epilogues(dtype, size):
+    """Behind small and tiled products, with strided operands and several results."""
+    g = aicf.Graph("epilogues")
+    x, b = g.input("x", (2, size, size), dtype), g.input("b", (size,), dtype)
+    y = aicf.gelu(x @ x + b)
+    g.output("y", y)
+    g.output("z", aicf.clip(y, -0.5, 0.5) * aicf.permute(x, (0, 2, 1)) + b)
+    g.output("mask", y > 0.0)
+    compiled(g, "sm_90a")
+
+
 @pytest.mark.parametrize("rows", [3, 5000])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_fused(dtype, rows):

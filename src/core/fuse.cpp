@@ -268,6 +268,64 @@ class Pointwise : Groups {
     }
 };
 
+// ---- epilogues ----------------------------------------------------------------------------------
+
+/// A product whose result lies as its own shape says.
+bool fusable_gemm(const LoweredOp& op) {
+    if (!op.def->gemm || !op.body.empty()) return false;
+    const Dims& b = op.inputs[1].shape;
+    Dims shape = op.inputs[0].shape;
+    shape[shape.rank() - 1] = b[b.rank() - 1];
+    return op.outputs[0].shape == shape;
+}
+
+/// The first step is the one product, of operands that no other step reads. It is made where the
+/// first output lies, so that must have its dtype and be written by the last step that needs it.
+bool fits_epilogue(const LoweredOp& op) {
+    constexpr size_t kMaxSteps = 9, kMaxOperands = 12;
+    const FusedStep& gemm = op.body[0];
+    const int product = gemm.outputs[0], first = static_cast<int>(op.inputs.size());
+    if (!gemm.def->gemm || gemm.inputs != std::vector<int>{0, 1} || op.body.size() > kMaxSteps ||
+        op.inputs.size() + op.outputs.size() > kMaxOperands || !fits_block(op) ||
+        op.outputs[0].dtype != op.operand(product).dtype)
+        return false;
+    bool written = false;
+    for (size_t i = 1; i < op.body.size(); i++) {
+        const FusedStep& step = op.body[i];
+        for (int number : step.inputs)
+            if (number < 2 || (written && product != first && number == product)) return false;
+        written |= step.outputs[0] == first;
+    }
+    return true;
+}
+
+/// Pointwise ops join the product they follow.
+class Epilogues : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("fused_gemm");
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (!fusable(ops_[at])) continue;
+            for (const View& view : ops_[at].inputs)
+                if (const int from = producer_[view.value];
+                    from >= 0 && group_[from] != group_[at] && members_[group_[at]].size() == 1 &&
+                    fusable_gemm(ops_[members_[group_[from]][0]]) && whole_reads(at, group_[from]))
+                    merge(group_[from], group_[at], def, fits_epilogue, at);
+        }
+        emit();
+    }
+
+  private:
+    bool whole_reads(int at, int group) const {
+        for (const View& view : ops_[at].inputs)
+            if (const int from = producer_[view.value];
+                from >= 0 && group_[from] == group && !same_layout(view, ops_[from].outputs[0]))
+                return false;
+        return true;
+    }
+};
+
 // ---- optimizers ---------------------------------------------------------------------------------
 
 /// From here on a launch of its own costs a tensor's update nothing, and making the numbers again
@@ -356,6 +414,7 @@ class Optimizers : Groups {
 }  // namespace
 
 void fuse_pointwise(Lowered& lowered) { Pointwise(lowered).run(); }
+void fuse_epilogues(Lowered& lowered) { Epilogues(lowered).run(); }
 void fuse_optimizers(Lowered& lowered) { Optimizers(lowered).run(); }
 
 }  // namespace aicf

@@ -234,6 +234,7 @@ const View& LoweredOp::operand(int number) const {
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
     if (op.body.empty()) return op.def->inplace;
     std::vector<std::pair<int, int>> pairs;
+    if (op.def->gemm) return pairs;
     const int inputs = static_cast<int>(op.inputs.size()),
               outputs = static_cast<int>(op.outputs.size()),
               steps = static_cast<int>(op.body.size());
@@ -285,6 +286,7 @@ Cost cost_of(const LoweredOp& op) {
     for (const View& view : op.outputs) count(view);
     cost.flops = op.def->flops ? op.def->flops(op) : largest * op.def->flops_per_element;
     for (const FusedStep& step : op.body) {
+        if (step.def->flops) continue;  // the product: counted above
         int64_t elements = 0;
         for (const auto* numbers : {&step.inputs, &step.outputs})
             for (int number : *numbers)

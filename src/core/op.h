@@ -253,8 +253,8 @@ struct LoweredDef {
 };
 Cost cost_of(const LoweredOp& op);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
-/// writes the output may read the input; of another, whose steps may run side by side, no other
-/// step.
+/// writes the output may read the input; of an optimizer's, whose steps may run side by side, no
+/// other step. A product with a body writes while parts of it still read.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 /// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
 bool may_overwrite(const LoweredOp& op, int out, int in);

@@ -13,6 +13,8 @@ struct Pass {
 };
 const std::vector<Pass>& all_passes();  // in the order of "default"
 
+/// Pointwise ops join the product they follow (fuse.cpp).
+void fuse_epilogues(Lowered& lowered);
 /// Pointwise ops that feed each other become one op (fuse.cpp).
 void fuse_pointwise(Lowered& lowered);
 /// The updates of an optimizer become one op (fuse.cpp).

@@ -189,7 +189,11 @@ class CpuBackend : public Backend {
             kernel->code = code;
             found = true;
         }
-        if (!found && op.def->optimizer && !op.body.empty()) {
+        if (found && !op.body.empty()) {  // a product: the program of what follows it
+            kernel->program = build_program(table, op);
+            found = !kernel->program.empty();
+            kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
+        } else if (!found && op.def->optimizer && !op.body.empty()) {
             kernel->name = cat(name, "_", dtype_abbrev(op.outputs.back().dtype));
             kernel->program = build_batch(table, op);
             found = !kernel->program.empty();
@@ -223,7 +227,7 @@ class CpuBackend : public Backend {
         if (bound.program.empty()) return;
         std::memcpy(reinterpret_cast<char*>(&args) + args.tail, bound.program.data(),
                     bound.program.size());
-        if (bound.code.run == chosen().table.run_program) bind_program(args);
+        if (bound.code.run != chosen().table.run_batch) bind_program(args);
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override {

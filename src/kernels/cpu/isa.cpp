@@ -38,6 +38,7 @@ void fill_table(Table& table) {
     register_optim(table);
     register_random(table);
     table.add(CpuKernel{"gemm", kFloats, gemm_run, gemm_units, gemm_workspace});
+    table.add(CpuKernel{"fused_gemm", kFloats, fused_gemm_run, gemm_units, gemm_workspace});
 }
 
 }  // namespace aicf::cpu::AICF_ISA

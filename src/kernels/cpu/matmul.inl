@@ -645,8 +645,23 @@ void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t bat
     }
 }
 
+/// The pointwise steps behind a product, run over each part of C as soon as it is there.
+struct Epilogue {
+    const Program* program;
+    char** slots;
+    void run(const Grid& g, int64_t batch, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
+        const int64_t row = batch * g.m;
+        if (i0 >= i1 || j0 >= j1) return;
+        if (j0 == 0 && j1 == g.n)
+            return run_range(*program, slots, (row + i0) * g.n, (row + i1) * g.n);
+        for (int64_t i = i0; i < i1; ++i)
+            run_range(*program, slots, (row + i) * g.n + j0, (row + i) * g.n + j1);
+    }
+};
+
 template <class T, class S, class D>
-void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* workspace) {
+void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* workspace,
+         const Epilogue* after) {
     const Operand &a = args.in(0), &b = args.in(1), &c = args.out(0);
     const int64_t chunk = args.scalar(0).i, cells = g.cells(),
                   inner = g.down ? g.along() : g.across();
@@ -661,8 +676,10 @@ void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* 
             const int64_t stop = min(inner, at + last - u);
             const int64_t r0 = g.down ? at : o0, r1 = g.down ? stop : o1;
             const int64_t c0 = g.down ? o0 : at, c1 = g.down ? o1 : stop;
-            rectangle<T, S, D>(a, b, c, batch, r0 * g.rows, min(g.m, r1 * g.rows), c0 * g.cols,
-                               min(g.n, c1 * g.cols), chunk, workspace);
+            const int64_t i0 = r0 * g.rows, i1 = min(g.m, r1 * g.rows), j0 = c0 * g.cols,
+                          j1 = min(g.n, c1 * g.cols);
+            rectangle<T, S, D>(a, b, c, batch, i0, i1, j0, j1, chunk, workspace);
+            if (after) after->run(g, batch, i0, i1, j0, j1);
             u = (o1 - 1) * inner + stop;
         }
     }
@@ -705,23 +722,39 @@ uint64_t gemm_workspace(const ArgBlock& args, int threads) {
     }
 }
 
-void gemm_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread) {
-    if (phase != 0) return;
+void run_gemm(const ArgBlock& args, int64_t begin, int64_t end, int thread,
+              const mm::Epilogue* after) {
     const mm::Grid g = mm::grid_of(args);
     char* const workspace =
         static_cast<char*>(args.workspace) + uint64_t(thread) * gemm_workspace(args, 1);
     switch (DType(args.out(0).dtype)) {
         case DType::f32:
-            return mm::run<float, float, float>(args, g, begin, end, workspace);
+            return mm::run<float, float, float>(args, g, begin, end, workspace, after);
         case DType::f64:
-            return mm::run<double, double, double>(args, g, begin, end, workspace);
+            return mm::run<double, double, double>(args, g, begin, end, workspace, after);
         case DType::f16:
-            return mm::run<float, mm::Half, mm::Half>(args, g, begin, end, workspace);
+            return mm::run<float, mm::Half, mm::Half>(args, g, begin, end, workspace, after);
         case DType::bf16:
-            return mm::run<float, mm::Brain, mm::Brain>(args, g, begin, end, workspace);
+            return mm::run<float, mm::Brain, mm::Brain>(args, g, begin, end, workspace, after);
         default:
             return;
     }
+}
+
+void gemm_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread) {
+    if (phase == 0) run_gemm(args, begin, end, thread, nullptr);
+}
+
+// in(0) and in(1) as above, the product where out(0) lies; the tail is a program over all operands.
+void fused_gemm_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread) {
+    if (phase != 0) return;
+    const Program& program = *static_cast<const Program*>(args.tail_ptr());
+    char* buffers =
+        static_cast<char*>(__builtin_alloca_with_align(size_t(program.buffer_bytes), 512));
+    char* slots[kMaxSlots];
+    start_slots(program, buffers, slots);
+    const mm::Epilogue after{&program, slots};
+    run_gemm(args, begin, end, thread, &after);
 }
 
 }  // namespace aicf::cpu::AICF_ISA

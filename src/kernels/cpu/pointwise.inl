@@ -362,10 +362,8 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
             move_block<true>(p, slots[s], pos, n, at[s]);
 }
 
-void run_blocks(const Program& p, int64_t pos, int64_t stop) {
-    char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
-    char* at[kMaxSlots];
-    start_slots(p, buffers, at);
+/// Blocks of elements [pos, stop), the slots started. Where blocks hold whole rows, pos begins one.
+void run_range(const Program& p, char** at, int64_t pos, int64_t stop) {
     const int inner = p.rank - 1;
     int64_t index[kMaxDims] = {};
     if (!p.rows || inner < 0) {
@@ -388,6 +386,13 @@ void run_blocks(const Program& p, int64_t pos, int64_t stop) {
             index[d - 1]++;
         }
     }
+}
+
+void run_blocks(const Program& p, int64_t pos, int64_t stop) {
+    char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
+    char* at[kMaxSlots];
+    start_slots(p, buffers, at);
+    run_range(p, at, pos, stop);
 }
 
 /// A unit is kTileRows neighbours along the cross axis, all other outer axes fixed.

@@ -21,7 +21,13 @@ const InstrDef* find_instr(const Table& table, std::string_view name, DType in, 
 class Builder {
   public:
     Builder(const Table& table, const LoweredOp& op) : table_(table) {
-        for (const View& view : op.inputs) views_.push_back(&view);
+        if (op.def->gemm) {
+            product_ = op.body[0].outputs[0];
+            row_ = op.outputs[0].shape[op.outputs[0].shape.rank() - 1];
+        }
+        for (const View& view : op.inputs)
+            // A and B do not step through the space; no instruction reads them.
+            views_.push_back(product_ >= 0 && views_.size() < 2 ? &none_ : &view);
         inputs_ = static_cast<int>(views_.size());
         for (const View& view : op.outputs) views_.push_back(&view);
         find_space(op.outputs[0].shape);
@@ -35,6 +41,8 @@ class Builder {
             held_.push_back({views_[i]->dtype, slot});
         }
         for (DType dtype : temps) held_.push_back({dtype});
+        // A product that no output holds lies where the first output will.
+        if (product_ >= 0 && held_[product_].slot < 0) held_[product_].slot = inputs_;
         for (size_t i = 0; i < steps.size(); i++)
             for (const auto* numbers : {&steps[i].inputs, &steps[i].outputs})
                 for (int number : *numbers) held_[number].last = static_cast<int>(i);
@@ -126,6 +134,8 @@ class Builder {
         // Short rows are taken several to a block; a block then holds whole rows.
         const int64_t inner = shape_.empty() ? 1 : shape_.back();
         rows_ = shape_.size() < 2 || inner >= 128;
+        // Parts of a product begin at a row of it.
+        if (product_ >= 0) rows_ |= inner == 0 || row_ % inner != 0;
         block_ =
             rows_ ? kBlock : std::max<int64_t>(1, kBlock / std::max<int64_t>(inner, 1)) * inner;
         if (block_ == 0) block_ = kBlock;  // an empty space
@@ -232,7 +242,7 @@ class Builder {
     /// An input that is contiguous along another axis than the innermost is read tile by tile.
     void choose_cross() {
         const int inner = static_cast<int>(shape_.size()) - 1;
-        for (int i = 0; rows_ && cross_ < 0 && i < inputs_; i++)
+        for (int i = 0; rows_ && cross_ < 0 && product_ < 0 && i < inputs_; i++)
             for (int d = 0; d < inner; d++)
                 if (strides_[i][d] == 1 && shape_[d] >= kTileRows && strides_[i][inner] > 1)
                     cross_ = d;
@@ -276,7 +286,9 @@ class Builder {
 
     const Table& table_;
     std::vector<const View*> views_;
-    int inputs_ = 0;
+    View none_;
+    int inputs_ = 0, product_ = -1;
+    int64_t row_ = 0;  // elements of a row of the product
     std::vector<int64_t> shape_;
     std::vector<std::vector<int64_t>> strides_;
     bool rows_ = true;
@@ -317,8 +329,9 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op) {
     std::vector<ProgramStep> steps;
     std::vector<DType> temps;
     for (const FusedStep& step : op.body)
-        steps.push_back(
-            {step.def->name, step.outputs, step.inputs, step_scalars(*step.def, step.attrs)});
+        if (!step.def->gemm)
+            steps.push_back(
+                {step.def->name, step.outputs, step.inputs, step_scalars(*step.def, step.attrs)});
     for (const View& view : op.inner) temps.push_back(view.dtype);
     if (op.body.empty()) {
         bool known = false;

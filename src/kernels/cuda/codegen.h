@@ -53,6 +53,9 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
 std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads,
                        bool raw = false, int resident = 1);
 
+/// The statements of a body for element j: operands a0[j], ..., results r0[j], ..., numbers defined
+/// in `before`; a product is v[j].
+std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before);
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
 

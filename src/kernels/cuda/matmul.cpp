@@ -74,7 +74,8 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     const View &a = op.inputs[0], &b = op.inputs[1], &c = op.outputs[0];
     const int rank = c.shape.rank();
     const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
-    const std::string order = op.attrs.text("order");
+    const bool fused = !op.body.empty();
+    const std::string order = (fused ? op.body[0].attrs : op.attrs).text("order");
     if (!order.starts_with("chain("))
         raise(ErrorKind::unsupported, "cuda: gemm: its order is ", order, "; need chain(c)");
     const int64_t chunk = std::atoll(order.c_str() + 6);
@@ -93,19 +94,48 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     };
     batch_struct("@_A", a);
     batch_struct("@_B", b);
-    batch_struct("@_C", c);
     const auto number = [](const char* name, int64_t value) {
         return cat("    static constexpr int64_t ", name, " = ", value, ";\n");
     };
     text.body +=
-        cat("struct @_Shape {\n    typedef @_A A;\n    typedef @_B B;\n    typedef @_C C;\n",
-            number("m", m), number("n", n), number("k", k), number("batches", batches),
-            number("chunk", chunk), number("a_row", a.strides[rank - 2]),
-            number("a_col", a.strides[rank - 1]), number("b_row", b.strides[rank - 2]),
-            number("b_col", b.strides[rank - 1]), number("c_row", c.strides[rank - 2]),
-            number("c_col", c.strides[rank - 1]), "};\n");
+        cat("struct @_Shape {\n    typedef @_A A;\n    typedef @_B B;\n", number("m", m),
+            number("n", n), number("k", k), number("batches", batches), number("chunk", chunk),
+            number("a_row", a.strides[rank - 2]), number("a_col", a.strides[rank - 1]),
+            number("b_row", b.strides[rank - 2]), number("b_col", b.strides[rank - 1]), "};\n");
     const std::string wide = wide_type(c.dtype);
-    const std::string stem = cat("gemm_", dtype_abbrev(c.dtype), "_");
+    // What becomes of V neighbours of a row of the product: stored, or taken through the body.
+    const auto at_row = [&](const std::string& name, const View& view) {
+        batch_struct(("@_" + name).c_str(), view);
+        return cat(name, " + @_", name, "::at(batch) + row * int64_t(", view.strides[rank - 2],
+                   ") + col * int64_t(", view.strides[rank - 1], ")");
+    };
+    std::string load, store;
+    for (size_t x = 2; x < op.inputs.size(); x++) {
+        const View& view = op.inputs[x];
+        const char* type = cuda_type(view.dtype);
+        load += cat("        const auto* x", x, " = block.template ptr<const ", type, ">(",
+                    layout.operand[x], ");\n        Wide<", type, "> a", x,
+                    "[V];\n        load_row<V, ", view.strides[rank - 1], ", ", type, ">(a", x,
+                    ", ", at_row(cat("x", x), view), ", left);\n");
+    }
+    for (size_t y = 0; y < op.outputs.size(); y++) {
+        const View& view = op.outputs[y];
+        const char* type = cuda_type(view.dtype);
+        load += cat("        auto* y", y, " = block.template ptr<", type, ">(",
+                    layout.operand[op.inputs.size() + y], ");\n        Wide<", type, "> r", y,
+                    "[V];\n");
+        store += cat("        store_row<V, ", view.strides[rank - 1], ">(",
+                     at_row(cat("y", y), view), ", r", y, ", left);\n");
+    }
+    const std::string body = fused ? body_formula(op, layout, load) : "r0[j] = v[j];";
+    text.body +=
+        cat("struct @_Put {\n    const Block<", layout.bytes, ">& block;\n",
+            "    template <int V, class T>\n    __device__ __forceinline__ void operator()(int64_t "
+            "batch, int64_t row, int64_t col, const T (&v)[V]) const {\n"
+            "        const int64_t left = ",
+            n, " - col;\n", load, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n",
+            "            ", body, "\n        }\n", store, "    }\n};\n");
+    const std::string stem = cat(op.def->name, "_", dtype_abbrev(c.dtype), "_");
     const bool half = c.dtype == DType::f16 || c.dtype == DType::bf16;
     // Asynchronous copies and their large tiles begin with 8.0.
     const bool tiled =
@@ -118,7 +148,8 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
         text.threads = static_cast<int>(32 * slices);
         text.blocks = (batches * m * n + 31) / 32;
         text.body += entry_head(op, layout, text.threads);
-        text.body += cat("    gemm_small<", wide, ", ", slices, ", @_Shape>(y0, x0, x1);\n}\n");
+        text.body +=
+            cat("    gemm_small<", wide, ", ", slices, ", @_Shape>(@_Put{block}, x0, x1);\n}\n");
         return text;
     }
     const int64_t size = c.dtype == DType::f64 ? 8 : 4;
@@ -147,7 +178,7 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     if (half) text.include = "mma.cuh";
     text.body += cat(
         "    ", half ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n,
-        ", ", t.k, ", ", t.stages, ", ", choice.parts, ", @_Shape>(y0, x0, x1, ",
+        ", ", t.k, ", ", t.stages, ", ", choice.parts, ", @_Shape>(@_Put{block}, x0, x1, ",
         choice.parts > 1 ? cat("block.ptr<", wide, ">(16), block.ptr<uint32_t>(", layout.tail, ")")
                          : cat("(", wide, "*)nullptr, (uint32_t*)nullptr"),
         ");\n}\n");

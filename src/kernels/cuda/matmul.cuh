@@ -1,6 +1,7 @@
 // C = A B in the order chain(Chunk): an accumulator takes k by fma in ascending order from +0, the
 // chunk results are added in ascending order. Shape says the sizes and strides of one product and
-// where the operands of batch b begin.
+// where the operands of batch b begin; put(batch, i, j, v) takes neighbours v of row i from column
+// j.
 #pragma once
 
 #include "prelude.cuh"
@@ -8,8 +9,8 @@
 namespace aicf {
 
 /// One thread an element, `Slices` chunks of k at a time: for products too small to fill tiles.
-template <class A, int Slices, class Shape, class E>
-__device__ __forceinline__ void gemm_small(E* c, const E* a, const E* b) {
+template <class A, int Slices, class Shape, class E, class Put>
+__device__ __forceinline__ void gemm_small(const Put& put, const E* a, const E* b) {
     constexpr int64_t chunks = (Shape::k + Shape::chunk - 1) / Shape::chunk,
                       count = Shape::batches * Shape::m * Shape::n;
     __shared__ A held[Slices][32];
@@ -51,8 +52,8 @@ __device__ __forceinline__ void gemm_small(E* c, const E* a, const E* b) {
                 __syncthreads();
             }
         }
-        if (slice == 0 && first + x < count)
-            c[Shape::C::at(batch) + i * Shape::c_row + j * Shape::c_col] = narrow<E>(total);
+        const A one[1] = {total};
+        if (slice == 0 && first + x < count) put(batch, i, j, one);
     }
 }
 
@@ -163,8 +164,9 @@ __device__ __forceinline__ void each_four(const Visit& visit) {
 /// A block computes BM x BN, a thread TM x TN of it in groups of four, from tiles of depth BK in
 /// shared memory. With Parts > 1 a block takes a run of chunks and leaves the result of each in
 /// `parts`; the block that comes last to a tile adds them, in ascending order all the same.
-template <int BM, int BN, int TM, int TN, int BK, int Stages, int Parts, class Shape, class E>
-__device__ __forceinline__ void gemm_tiled(E* c, const E* a, const E* b, E* parts,
+template <int BM, int BN, int TM, int TN, int BK, int Stages, int Parts, class Shape, class E,
+          class Put>
+__device__ __forceinline__ void gemm_tiled(const Put& put, const E* a, const E* b, E* parts,
                                            uint32_t* counters) {
     constexpr int threads = BM / TM * (BN / TN), lots = TM * TN / 4, V = 16 / sizeof(E);
     constexpr int chunks = int((Shape::k + Shape::chunk - 1) / Shape::chunk);
@@ -318,25 +320,15 @@ __device__ __forceinline__ void gemm_tiled(E* c, const E* a, const E* b, E* part
                 });
             }
         }
-        E* const cp = c + Shape::C::at(place.batch);
-        const bool c_wide = Shape::c_col == 1 && Shape::c_row % V == 0 && aligned16(cp);
         each_four<TM, TN>([&](int, int x, int z) {
             const int64_t i = place.i0 + row + x / 4 * 32 + x % 4;
-            if (i >= Shape::m) return;
 #pragma unroll
             for (int y = 0; y < 4; y += V) {
                 const int64_t j = place.j0 + col + z * 4 + y;
-                E* const to = cp + i * Shape::c_row + j * Shape::c_col;
-                if (c_wide && j + V <= Shape::n) {
-                    Pack<E, V> pack;
+                E some[V];
 #pragma unroll
-                    for (int v = 0; v < V; v++) pack.at[v] = acc[x][z + y + v];
-                    *reinterpret_cast<Pack<E, V>*>(to) = pack;
-                } else {
-#pragma unroll
-                    for (int v = 0; v < V; v++)
-                        if (j + v < Shape::n) to[v * Shape::c_col] = acc[x][z + y + v];
-                }
+                for (int v = 0; v < V; v++) some[v] = acc[x][z + y + v];
+                if (i < Shape::m && j < Shape::n) put(place.batch, i, j, some);
             }
         });
         __syncthreads();  // the next tile's copies go where this one was read

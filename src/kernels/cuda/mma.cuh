@@ -135,8 +135,9 @@ struct OperandTile {
 
 /// A block computes BM x BN, a warp WM x WN of it, from Stages tiles of depth BK of which all but
 /// one are on their way. With Parts > 1 it takes one piece of k and leaves its sums in `parts`.
-template <int BM, int BN, int WM, int WN, int BK, int Stages, int Parts, class Shape, class E>
-__device__ __forceinline__ void gemm_mma(E* c, const E* a, const E* b, float* parts,
+template <int BM, int BN, int WM, int WN, int BK, int Stages, int Parts, class Shape, class E,
+          class Put>
+__device__ __forceinline__ void gemm_mma(const Put& put, const E* a, const E* b, float* parts,
                                          uint32_t* counters) {
     constexpr int threads = 32 * (BM / WM) * (BN / WN), inner = BK / 16;
     constexpr int lots = WM / 16 * (WN / 8);
@@ -241,27 +242,16 @@ __device__ __forceinline__ void gemm_mma(E* c, const E* a, const E* b, float* pa
             }
         }
     }
-    E* const cp = c + Shape::C::at(place.batch);
-    const bool paired =
-        Shape::c_col == 1 && Shape::c_row % 2 == 0 && (reinterpret_cast<uint64_t>(cp) & 3) == 0;
 #pragma unroll
     for (int x = 0; x < WM / 16; x++)
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             const int64_t i = place.i0 + row + 16 * x + 8 * high + lane / 4;
-            if (i >= Shape::m) continue;
 #pragma unroll
             for (int z = 0; z < WN / 8; z++) {
                 const int64_t j = place.j0 + col + 8 * z + lane % 4 * 2;
-                E* const to = cp + i * Shape::c_row + j * Shape::c_col;
-                const Pack<E, 2> pair = {narrow<E>(acc[x][z][2 * high]),
-                                         narrow<E>(acc[x][z][2 * high + 1])};
-                if (paired && j + 2 <= Shape::n) {
-                    *reinterpret_cast<Pack<E, 2>*>(to) = pair;
-                } else {
-                    if (j < Shape::n) to[0] = pair.at[0];
-                    if (j + 1 < Shape::n) to[Shape::c_col] = pair.at[1];
-                }
+                const float pair[2] = {acc[x][z][2 * high], acc[x][z][2 * high + 1]};
+                if (i < Shape::m && j < Shape::n) put(place.batch, i, j, pair);
             }
         }
 }

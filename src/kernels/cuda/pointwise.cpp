@@ -70,43 +70,44 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
 /// The statements that compute r0, r1, ... of one element from a0, a1, ...
 std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
     if (op.def->optimizer) return update_formula(*op.def);
+    if (!op.body.empty()) return body_formula(op, layout, before);
+    std::vector<std::string> operands;
+    for (size_t k = 0; k < op.inputs.size(); k++) operands.push_back(cat("a", k, "[j]"));
+    // Of `where` the last operand says the type: a choice, not the condition.
+    return cat("r0[j] = ",
+               call_text(*op.def, operands, op.inputs.back().dtype, op.outputs[0].dtype,
+                         layout.scalars, 0, before),
+               ";");
+}
+
+}  // namespace
+
+std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
+    const int inputs = static_cast<int>(op.inputs.size()),
+              outputs = static_cast<int>(op.outputs.size());
     const auto spell = [&](int number) {
-        const int inputs = static_cast<int>(op.inputs.size()),
-                  outputs = static_cast<int>(op.outputs.size());
         return number < inputs             ? cat("a", number, "[j]")
                : number < inputs + outputs ? cat("r", number - inputs, "[j]")
                                            : cat("t", number - inputs - outputs);
     };
-    if (op.body.empty()) {
-        std::vector<std::string> operands;
-        for (size_t k = 0; k < op.inputs.size(); k++)
-            operands.push_back(spell(static_cast<int>(k)));
-        // Of `where` the last operand says the type: a choice, not the condition.
-        return cat("r0[j] = ",
-                   call_text(*op.def, operands, op.inputs.back().dtype, op.outputs[0].dtype,
-                             layout.scalars, 0, before),
-                   ";");
-    }
     std::string text;
     int scalars = 0;
     for (const FusedStep& step : op.body) {
         std::vector<std::string> operands;
         for (int number : step.inputs) operands.push_back(spell(number));
-        const DType to = op.operand(step.outputs[0]).dtype;
-        const std::string call =
-            call_text(*step.def, operands, op.operand(step.inputs.back()).dtype, to, layout.scalars,
-                      scalars, before);
+        const DType from = op.operand(step.inputs.back()).dtype,
+                    to = op.operand(step.outputs[0]).dtype;
+        const std::string call = step.def->gemm ? "v[j]"
+                                                : call_text(*step.def, operands, from, to,
+                                                            layout.scalars, scalars, before);
         scalars += static_cast<int>(step.def->attrs.size());
         // Each value is rounded to its dtype, as if it had been stored.
-        const bool inner =
-            step.outputs[0] >= static_cast<int>(op.inputs.size() + op.outputs.size());
-        text += cat(text.empty() ? "" : "\n            ", inner ? "const auto " : "",
-                    spell(step.outputs[0]), " = rounded<", cuda_type(to), ">(", call, ");");
+        text += cat(text.empty() ? "" : "\n            ",
+                    step.outputs[0] < inputs + outputs ? "" : "const auto ", spell(step.outputs[0]),
+                    " = rounded<", cuda_type(to), ">(", call, ");");
     }
     return text;
 }
-
-}  // namespace
 
 KernelText pointwise_text(const LoweredOp& op, int processors) {
     const View& out = op.outputs[0];

@@ -113,6 +113,41 @@ __device__ __forceinline__ void load_inner(Wide<E> (&a)[V], const E* x, bool wid
         load_dense<V, E>(a, x, 0, V, wide);
     }
 }
+/// V elements `Step` apart, of which `left` exist; together where they may be.
+template <int V, int64_t Step, class E>
+__device__ __forceinline__ void load_row(Wide<E> (&a)[V], const E* x, int64_t left) {
+    if constexpr (Step == 0) {
+        const Wide<E> one = widen(*x);
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = one;
+        return;
+    }
+    if constexpr (Step == 1 && V > 1 && V * sizeof(E) <= 16) {
+        if (left >= V && reinterpret_cast<uint64_t>(x) % (V * sizeof(E)) == 0) {
+            const Pack<E, V> pack = *reinterpret_cast<const Pack<E, V>*>(x);
+#pragma unroll
+            for (int j = 0; j < V; j++) a[j] = widen(pack.at[j]);
+            return;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] = j < left ? widen(x[j * Step]) : Wide<E>{};
+}
+template <int V, int64_t Step, class E, class C>
+__device__ __forceinline__ void store_row(E* y, const C (&a)[V], int64_t left) {
+    if constexpr (Step == 1 && V > 1 && V * sizeof(E) <= 16) {
+        if (left >= V && reinterpret_cast<uint64_t>(y) % (V * sizeof(E)) == 0) {
+            Pack<E, V> pack;
+#pragma unroll
+            for (int j = 0; j < V; j++) pack.at[j] = narrow<E>(a[j]);
+            *reinterpret_cast<Pack<E, V>*>(y) = pack;
+            return;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < V; j++)
+        if (j < left) y[j * Step] = narrow<E>(a[j]);
+}
 template <int V, class At, class E>
 __device__ __forceinline__ void load_each(Wide<E> (&a)[V], const E* x, int64_t i, int64_t n) {
 #pragma unroll
