@@ -952,7 +952,8 @@ def test_gil_is_released():
 
 
 INTERRUPTED = """
-import aicf, numpy as np, sys
+import aicf, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
 g = aicf.Graph("g")
 p = g.param("p", (64, 64))
 g.assign(p, aicf.tanh(p @ p))
@@ -970,12 +971,16 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_during_replay():
-    child = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "ready\n"
-    time.sleep(0.3)
-    child.send_signal(signal.SIGINT)
-    start = time.monotonic()
-    out, _ = child.communicate(timeout=20)
+    command = [sys.executable, "-c", INTERRUPTED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(0.3)
+            child.send_signal(signal.SIGINT)
+            start = time.monotonic()
+            out, _ = child.communicate(timeout=20)
+        finally:
+            child.kill()
     assert out == "interrupted\n" and child.returncode == 0
     assert time.monotonic() - start < 5
 
