@@ -117,7 +117,7 @@ def memory_bound(n=1 << 28):
     return result
 
 
-def torch_product(m, n, k, dtype):
+def torch_product(m, n, k, dtype, math):
     """A call that enqueues `times` products of PyTorch, and one that waits; None without it."""
     try:
         import torch
@@ -129,6 +129,7 @@ def torch_product(m, n, k, dtype):
     out = torch.empty((m, n), device="cuda", dtype=a.dtype)
 
     def enqueue(times):
+        torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
         for _ in range(times):
             torch.matmul(a, b, out=out)
 
@@ -139,16 +140,22 @@ def products():
     """TFLOP/s of gemm, and of torch.matmul where there is one, in interleaved pairs."""
     result = {}
     sizes = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 8192), (64, 4096, 4096))
-    for dtype, short in (("float32", "f32"), ("float16", "f16"), ("bfloat16", "bf16")):
+    kinds = [
+        ("float32", "fp32", "f32"),
+        ("float32", "tf32", "tf32"),
+        ("float16", "fp32", "f16"),
+        ("bfloat16", "fp32", "bf16"),
+    ]
+    for dtype, math, short in kinds:
         for m, n, k in sizes:
             g = aicf.Graph("gemm")
             a, b = g.param("a", (m, k), dtype), g.param("b", (k, n), dtype)
             g.output("y", aicf.matmul(a, b))
-            step = g.compile(device="cuda")
+            step = g.compile(device="cuda", math=math)
             candidates = {"gemm": (step.replay, step.synchronize)}
-            if peer := torch_product(m, n, k, dtype):
+            if peer := torch_product(m, n, k, dtype, math):
                 candidates["torch"] = peer
-            rate = 30e12 if dtype == "float32" else 300e12
+            rate = 30e12 if short == "f32" else 200e12
             times = max(3, min(200, int(0.01 * rate / (2 * m * n * k))))
             taken = {who: [] for who in candidates}
             for turn in range(REPEAT + 1):  # the first is for warming up

@@ -28,6 +28,20 @@ def rounded(values, dtype):
         return np.asarray(values, np.float64).astype(numpy_dtype(dtype)).astype(np.float64)
 
 
+def product_operand(x, mode):
+    """float32 as a product takes it: in a 16-bit dtype, or as compile's `math` says."""
+    if mode in ("float16", "fp16"):
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16).astype(np.float32)
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    if mode == "tf32":
+        near = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    else:
+        assert mode in ("bfloat16", "bf16")
+        near = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(x), x, near.view(np.float32))
+
+
 def spacing(values, dtype):
     """The distance of neighbouring numbers of `dtype` around each value."""
     bits, least = BITS[dtype]

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(
 GROUP = 16
 
 
-def compiled(graph, arch):
-    program = _core.cuda_program(graph._core, _core.pass_names(), arch=arch)
+def compiled(graph, arch, math="fp32"):
+    program = _core.cuda_program(graph._core, _core.pass_names(), arch=arch, math=math)
     assert _core.cuda_cubin(program, arch)[:4] == b"\x7fELF"
 
 
@@ -103,13 +103,17 @@ def test_large(dtype):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "bfloat16", "tf32", "fp16", "bf16"]
+)
 def test_products(dtype, arch):
     """Every tiling, in parts of k and whole, along and across k, ragged too."""
+    dtype, math = ("float32", dtype) if "float" not in dtype else (dtype, "fp32")
     g = aicf.Graph("products")
     for i, (m, n, k) in enumerate([(4096, 4096, 512), (1024, 1024, 1027), (66, 70, 2048)]):
         a, b = g.input(f"a{i}", (m, k), dtype), g.input(f"b{i}", (k, n), dtype)
         g.output(f"y{i}", aicf.matmul(a, b))
         turned = aicf.permute(b, (1, 0)), aicf.permute(a, (1, 0))
         g.output(f"t{i}", aicf.matmul(*turned))
-    compiled(g, arch)
+        g.output(f"s{i}", aicf.matmul(a[:2], b))
+    compiled(g, arch, math)

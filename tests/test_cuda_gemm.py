@@ -3,6 +3,7 @@
 import aicf
 import numpy as np
 import pytest
+from compare import product_operand
 from test_cuda_bits import assert_same
 
 pytestmark = pytest.mark.gpu
@@ -21,8 +22,10 @@ SIZES = [
 # More tiles than a GPU holds blocks, whole and ragged.
 LARGE = [(2048, 2304, 320), (1999, 2051, 331), (1024, 1024, 1024)]
 LAYOUTS = ["plain", "a_turned", "b_turned", "both_turned", "cut", "stepped", "batch", "spread"]
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133}
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
+HALVES = ["float16", "bfloat16"]
+MODES = ["tf32", "fp16", "bf16"]
 
 
 def placed(layout, which, shape):
@@ -41,7 +44,7 @@ def placed(layout, which, shape):
     return shape, lambda v: v
 
 
-def built(sizes, layout, dtype, draw, device):
+def built(sizes, layout, dtype, draw, device, math="fp32"):
     """The step y = a b over operands from draw(shape), what it takes, and what NumPy multiplies."""
     m, n, k = sizes
     g, arrays, values, seen = aicf.Graph("gemm"), {}, [], []
@@ -53,14 +56,7 @@ def built(sizes, layout, dtype, draw, device):
         seen.append(view(arrays[which]))
     y = aicf.matmul(*values)
     g.output("y", y if dtype == "float32" else aicf.cast(y, "float32"))
-    return g.compile(device=device), arrays, seen
-
-
-def rounded(x, dtype):
-    if dtype == "float16":
-        return x.astype(np.float16).astype(np.float32)
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+    return g.compile(device=device, math=math), arrays, seen
 
 
 def kernel_of(step):
@@ -78,20 +74,23 @@ def check_float32(sizes, layout, rng):
     assert_same(*results, f"{sizes} {layout} by {kernel_of(step)}")
 
 
-def check_half(sizes, layout, dtype, rng):
-    step, arrays, _ = built(sizes, layout, dtype, rng.standard_normal, "cuda")
-    arrays = {name: rounded(x, dtype) for name, x in arrays.items()}
+def check_half(sizes, layout, dtype, rng, math="fp32"):
+    step, arrays, _ = built(sizes, layout, dtype, rng.standard_normal, "cuda", math)
+    given = arrays
+    arrays = {
+        name: product_operand(x, dtype if math == "fp32" else math) for name, x in arrays.items()
+    }
     a, b = (
         placed(layout, which, shape)[1](arrays[which]).astype(np.float64)
         for which, shape in (("a", (sizes[0], sizes[2])), ("b", (sizes[2], sizes[1])))
     )
-    got = step(**arrays)["y"].numpy().astype(np.float64)
+    got = step(**given)["y"].numpy().astype(np.float64)
     want = a @ b
     # Each sum in float errs by less than an ulp of the terms seen so far; then it is rounded once.
     bound = sizes[2] * 2.0**-23 * (np.abs(a) @ np.abs(b))
     bound += (np.abs(want) + bound) * ROUNDING[dtype] + SMALLEST[dtype]
     worst = (np.abs(got - want) / bound).max()
-    assert worst <= 1, f"{sizes} {layout} {dtype} by {kernel_of(step)}: {worst} of the bound"
+    assert worst <= 1, f"{sizes} {layout} {dtype} {math} by {kernel_of(step)}: {worst} of the bound"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -106,31 +105,63 @@ def test_large_float32(sizes, layout, make_rng):
     check_float32(sizes, layout, make_rng(2))
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_half(sizes, layout, dtype, make_rng):
     check_half(sizes, layout, dtype, make_rng(3))
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("layout", ["plain", "both_turned", "cut"])
 @pytest.mark.parametrize("sizes", LARGE, ids=str)
 def test_large_half(sizes, layout, dtype, make_rng):
     check_half(sizes, layout, dtype, make_rng(4))
 
 
-@pytest.mark.parametrize("dtype", ["float32", *ROUNDING])
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_modes(sizes, layout, math, make_rng):
+    check_half(sizes, layout, "float32", make_rng(7), math)
+
+
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize("layout", ["plain", "both_turned", "cut"])
+@pytest.mark.parametrize("sizes", LARGE, ids=str)
+def test_large_modes(sizes, layout, math, make_rng):
+    check_half(sizes, layout, "float32", make_rng(8), math)
+
+
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize("sizes", [(64, 64, 64), (3, 4, 5)], ids=str)
+def test_modes_of_special_values(sizes, math, make_rng):
+    """Infinities and NaN of every payload go through the rounding of operands."""
+    rng = make_rng(9)
+    m, n, k = sizes
+    specials = np.array([0x7F800000, 0xFF800000, 0x7FFFFFFF, 0x7F800001, 0xFFC00000], np.uint32)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    rows = min(m, len(specials))
+    a[range(rows), rng.integers(0, k, rows)] = specials.view(np.float32)[:rows]
+    step, _, _ = built(sizes, "plain", "float32", rng.standard_normal, "cuda", math)
+    got = step(a=a, b=b)["y"].numpy()
+    for i, bits in enumerate(specials[:rows]):
+        assert (np.isnan(got[i]) if bits & 0x7FFFFF else np.isinf(got[i])).all(), hex(bits)
+    assert np.isfinite(got[rows:]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES, *MODES])
 @pytest.mark.parametrize("sizes", [(64, 1024, 2048), (2048, 2304, 320), (33, 40, 1025)], ids=str)
 def test_repeats(sizes, dtype, make_rng):
-    step, arrays, _ = built(sizes, "plain", dtype, make_rng(5).standard_normal, "cuda")
+    dtype, math = ("float32", dtype) if dtype in MODES else (dtype, "fp32")
+    step, arrays, _ = built(sizes, "plain", dtype, make_rng(5).standard_normal, "cuda", math)
     first = step(**arrays)["y"].numpy().tobytes()
     for _ in range(100):
         step.replay(3)
         assert step.outputs["y"].numpy().tobytes() == first
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", *ROUNDING])
+@pytest.mark.parametrize("dtype", ["float32", "float64", *HALVES, *MODES])
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "cut"])
 @pytest.mark.parametrize("sizes", SIZES[1:6], ids=str)
 def test_exact_on_integers(sizes, layout, dtype, make_rng):
@@ -140,15 +171,18 @@ def test_exact_on_integers(sizes, layout, dtype, make_rng):
     def draw(shape):
         return rng.integers(-1, 2, shape) * (rng.random(shape) < 0.2)
 
-    step, arrays, (a, b) = built(sizes, layout, dtype, draw, "cuda")
+    dtype, math = ("float32", dtype) if dtype in MODES else (dtype, "fp32")
+    step, arrays, (a, b) = built(sizes, layout, dtype, draw, "cuda", math)
     want = a.astype(np.float64) @ b.astype(np.float64)
     assert np.abs(want).max() <= 256
     np.testing.assert_array_equal(step(**arrays)["y"].numpy(), want)
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("dtype", [*HALVES, *MODES])
 def test_tensor_cores(dtype):
-    """Large 16-bit products leave the kernel for small ones."""
+    """Large products leave the kernel for small ones."""
+    dtype, math = ("float32", dtype) if dtype in MODES else (dtype, "fp32")
     g = aicf.Graph("gemm")
     g.output("y", aicf.matmul(g.state("a", (512, 512), dtype), g.state("b", (512, 512), dtype)))
-    assert "small" not in kernel_of(g.compile(device="cuda"))
+    name = kernel_of(g.compile(device="cuda", math=math))
+    assert "small" not in name and (math == "fp32" or math in name)

@@ -331,7 +331,6 @@ TABLE = [
     (G, ["passes", "fastest"], lambda b: b.train.compile(passes=("fastest",))),
     (G, ["passes", "none"], lambda b: b.train.compile(passes="none")),
     (G, ["math", "fp8", "tf32"], lambda b: b.train.compile(math="fp8")),
-    (U, ["math", "tf32", "cpu", "fp32"], lambda b: b.train.compile(device="cpu", math="tf32")),
     (U, ["math", "mixed", "fp32"], lambda b: b.train.compile(device="cpu", math="mixed")),
     (G, ["deterministic", "'no'"], lambda b: b.train.compile(deterministic="no")),
     (G, ["sync", "later", "full"], lambda b: b.step.run(x=b.xb, t=b.tb, sync="later")),

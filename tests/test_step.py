@@ -1044,13 +1044,16 @@ def test_modes_are_shown(device):
     x, y = g.input("x", (4, 3)), g.input("y", (4, 3), "float64")
     g.output("a", x @ x.T)
     g.output("b", y @ y.T)
-    step = g.compile(device=device)
+    step = g.compile(device=device, passes=())
     assert "math fp32, deterministic" in str(step.plan).splitlines()[0]
     loose = g.compile(device=device, deterministic=False)
     assert "deterministic" not in str(loose.plan).splitlines()[0]
     assert [op["attrs"]["math"] for op in step.lowered if op["op"] == "gemm"] == ["fp32"] * 2
-    with pytest.raises(aicf.Unsupported, match="tf32"):
-        g.compile(device=device, math="tf32")
+    for mode in ("tf32", "fp16", "bf16"):
+        step = g.compile(device=device, passes=(), math=mode)
+        assert f"math {mode}," in str(step.plan).splitlines()[0]
+        modes = [op["attrs"]["math"] for op in step.lowered if op["op"] == "gemm"]
+        assert modes == [mode, "fp32"]
 
 
 @pytest.mark.parametrize("sync", ["none", "event", "full"])

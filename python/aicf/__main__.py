@@ -9,6 +9,7 @@ import sys
 
 from . import Error, Graph, __version__, _core
 from .device import resolve_device
+from .step import MATH_MODES
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -59,7 +60,7 @@ def _cache(args: argparse.Namespace) -> int:
             else:
                 graph = verify.build(name, verify.CASES[name])
             passes = _core.pass_names()
-            program = _core.cuda_program(graph._core, passes, args.processors, args.arch)
+            program = _core.cuda_program(graph._core, passes, args.processors, args.arch, args.math)
             print(f"{name}: {len(_core.cuda_cubin(program, args.arch))} bytes for {args.arch}")
     else:
         found = _core.cuda_info()
@@ -113,6 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     cache.add_argument(
         "--processors", type=int, default=132, help="warm: multiprocessors of that device"
     )
+    cache.add_argument("--math", default="fp32", choices=MATH_MODES[:-1], help="warm: of products")
     cache.set_defaults(run=_cache)
     dump = commands.add_parser("dump", help="a graph file at each stage, with the same ids")
     dump.add_argument("file")

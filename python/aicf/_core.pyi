@@ -271,7 +271,7 @@ def cuda_problem() -> str:
 def clear_cuda_cache() -> int:
     """Removes every compiled kernel on disk; returns how many."""
 
-def cuda_program(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a') -> str:
+def cuda_program(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32') -> str:
     """The CUDA C++ program of a graph's kernels; needs no GPU."""
 
 def cuda_cubin(program: str, arch: str) -> bytes:

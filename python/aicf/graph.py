@@ -394,8 +394,8 @@ class Graph:
             share: a Step or several; params and states of equal name use their storage.
             seed: of the initial random values.
             math: how products of float32 are computed: "fp32" by fma; "tf32", "fp16" and "bf16" of
-                operands rounded to that type, with sums in float32. Unsupported where the device
-                has no such kernel.
+                operands rounded to that type, with sums in float32 (on tensor cores in an order
+                of their own).
             deterministic: False also admits kernels whose results may differ from run to run.
             passes: names in order, "default", or () for none.
             capture: False leaves only `run`.

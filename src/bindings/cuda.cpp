@@ -54,16 +54,17 @@ void bind_cuda(nb::module_& m) {
     m.def(
         "cuda_program",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
-           const std::string& arch) {
+           const std::string& arch, const std::string& math) {
             Graph copy = graph;
             const auto passes = select_passes(names);
             run_passes(copy, passes);
-            Lowered lowered = lower(copy);
+            Lowered lowered = lower(copy, math);
             run_passes(lowered, passes);
             return cuda_program(lowered.ops, processors, arch);
         },
         nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
-        nb::arg("arch") = "sm_90a", "The CUDA C++ program of a graph's kernels; needs no GPU.");
+        nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32",
+        "The CUDA C++ program of a graph's kernels; needs no GPU.");
     m.def(
         "cuda_cubin",
         [](const std::string& program, const std::string& arch) {

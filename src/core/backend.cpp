@@ -28,11 +28,4 @@ SyncPolicy parse_sync(std::string_view name, const char* where) {
           "\"; need one of \"none\", \"event\", \"full\"");
 }
 
-void check_math(const Backend& backend, const LoweredOp& op) {
-    const Attr* math = op.attrs.find("math");
-    if (!math || backend.has_math(std::get<std::string>(*math))) return;
-    raise(ErrorKind::unsupported, op.def->name, ": math is \"", std::get<std::string>(*math),
-          "\", for which ", to_string(backend.device()), " has no kernel; need \"fp32\"");
-}
-
 }  // namespace aicf

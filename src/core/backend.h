@@ -37,8 +37,6 @@ class Backend {
   public:
     virtual ~Backend() = default;
     virtual Device device() const = 0;
-    /// Whether some kernel computes products in this mode, a choice of gemm's `math`.
-    virtual bool has_math(std::string_view mode) const { return mode == "fp32"; }
     /// Finishes before any replay what first use would do: loading, attributes. Unsupported when no
     /// kernel fits.
     virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) = 0;
@@ -73,8 +71,6 @@ enum class SyncPolicy : uint8_t {
     full,   // until the results are there
 };
 SyncPolicy parse_sync(std::string_view name, const char* where);  // GraphError unless one of these
-/// Unsupported unless every product of the op can be computed in the mode it asks for.
-void check_math(const Backend& backend, const LoweredOp& op);
 
 /// Backends register a maker by device kind; a Step asks for one of its own (its own stream).
 using BackendMaker = std::unique_ptr<Backend> (*)(Device device);

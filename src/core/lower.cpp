@@ -229,7 +229,7 @@ void settle_assigns(Lowered& lowered) {
 
 }  // namespace
 
-Lowered lower(const Graph& graph) {
+Lowered lower(const Graph& graph, const std::string& math) {
     Lowered lowered;
     lowered.name = graph.name;
     lowered.values = graph.values;
@@ -252,6 +252,8 @@ Lowered lower(const Graph& graph) {
     lower_outputs(lowered, graph);
     lower_assigns(lowered, graph);
     settle_assigns(lowered);
+    for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have one mode
+        if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32) op.attrs.set("math", math);
     return lowered;
 }
 

@@ -276,7 +276,8 @@ std::vector<Type> infer_body(const InferContext& c);
 /// The same of a whole op; of a fused one it checks step by step.
 std::vector<Type> infer_lowered(const LoweredOp& op);
 
-Lowered lower(const Graph& graph);
+/// `math`: of the products of f32, one of gemm's choices.
+Lowered lower(const Graph& graph, const std::string& math = "fp32");
 /// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
 Report verify(const Lowered& lowered);
 std::string to_text(const Lowered& lowered);

@@ -149,13 +149,15 @@ void matmul_grad(GradContext& g) {
         g.set(1, without_axis(emit("MatMul", {transposed(a), dy}), b.shape(), g.in(1).shape()));
 }
 
-/// gemm: C[..., M, N] = A[..., M, K] B[..., K, N], batch axes already equal.
-/// How products of f32 are computed: by fma, or of operands rounded to that type, summed in f32.
-const std::vector<std::string> kMathModes = {"fp32", "tf32", "fp16", "bf16"};
+const std::vector<std::string> kMathModes = {"fp32", "tf32", "fp16", "bf16"};  // as MathMode
 
+/// gemm: C[..., M, N] = A[..., M, K] B[..., K, N], batch axes already equal.
 std::vector<Type> infer_gemm(const InferContext& c) {
     c.need_float(0);
     c.need_same_dtype(0, 1);
+    if (const std::string& math = c.attrs.text("math"); math != "fp32" && c.dtype(0) != DType::f32)
+        c.dtype_error("math is \"", math, "\", ", c.describe_all(),
+                      "; need float32 operands, or \"fp32\"");
     const Dims &a = c.shape(0), &b = c.shape(1);
     const int rank = a.rank();
     if (rank < 2 || b.rank() != rank) c.shape_error(c.describe_all(), "; need equal ranks >= 2");

@@ -49,10 +49,7 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
     const auto passes = select_passes(options.passes);
     run_passes(graph_, passes);
 
-    Lowered lowered = lower(graph_);
-    for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have one mode
-        if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32)
-            op.attrs.set("math", options.math);
+    Lowered lowered = lower(graph_, options.math);
     verify(lowered).require("compile");
     run_passes(lowered, passes);
 
@@ -95,7 +92,6 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
         names_.emplace(value.name, value.id);
         if (value.role == Role::input && read[value.id]) needed_inputs_.push_back(value.id);
     }
-    for (const LoweredOp& op : lowered.ops) check_math(*machine_->backend, op);
     plan_ = make_plan(lowered, *machine_->backend, shared);
     plan_.math = options.math;
     plan_.deterministic = options.deterministic;

@@ -44,6 +44,9 @@ constexpr uint32_t kMaxArgBytes = 4096;
 enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
 constexpr int kDTypes = 8;
 
+/// gemm's `math`: the products of f32 by fma, or of operands rounded to that type, summed in f32.
+enum class MathMode : uint8_t { fp32, tf32, fp16, bf16 };
+
 struct Operand {
     void* ptr;
     int32_t dtype;

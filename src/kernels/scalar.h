@@ -113,6 +113,13 @@ AICF_HD uint16_t f32_to_bfloat(float x) {
     return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : r);
 }
 
+// To the 10 bits of mantissa that tensor cores take of an f32; ties away from 0.
+AICF_HD float f32_to_tf32(float x) {
+    const uint32_t u = bits(x);
+    const uint32_t r = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : u + 0x1000u;
+    return from_bits(r & 0xffffe000u);
+}
+
 // ---- cast --------------------------------------------------------------------------------------
 
 // Float to integer truncates, saturates, and takes NaN to 0; to bool is x != 0; integers wrap.

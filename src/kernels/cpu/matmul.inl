@@ -207,6 +207,25 @@ struct Brain {
 
 AICF_HD float widen(Half x) { return scalar::half_to_f32(x.bits); }
 AICF_HD float widen(Brain x) { return scalar::bfloat_to_f32(x.bits); }
+// An f32 operand that is rounded before it is multiplied; see gemm's `math`.
+struct AsTf32 {
+    float x;
+};
+struct AsHalf {
+    float x;
+};
+struct AsBrain {
+    float x;
+};
+AICF_HD float widen(AsTf32 x) { return scalar::f32_to_tf32(x.x); }
+AICF_HD float widen(AsHalf x) { return scalar::half_to_f32(scalar::f32_to_half(x.x)); }
+AICF_HD float widen(AsBrain x) { return scalar::bfloat_to_f32(scalar::f32_to_bfloat(x.x)); }
+
+template <class A, class B>
+constexpr bool kSame = false;
+template <class A>
+constexpr bool kSame<A, A> = true;
+
 AICF_HD void narrow(float x, Half* to) { to->bits = scalar::f32_to_half(x); }
 AICF_HD void narrow(float x, Brain* to) { to->bits = scalar::f32_to_bfloat(x); }
 
@@ -321,7 +340,7 @@ struct Packer {
 template <class S, class T>
 void pack(const S* s, int64_t k_step, int64_t x_step, int64_t k, int64_t count, int64_t width,
           T* out) {
-    if constexpr (sizeof(S) == sizeof(T)) {
+    if constexpr (kSame<S, T>) {
         Packer<T>::pack(s, k_step, x_step, k, count, width, out);
     } else {
         for (int64_t p = 0; p < k; ++p) {
@@ -488,7 +507,7 @@ bool special(const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row
     return true;
 }
 
-// Type T of the sums and of C, type S of the operands (16-bit ones are widened while packing).
+// Type T of the sums and of C, type S of the operands (others than T are converted while packing).
 template <class T, class S>
 void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row, int64_t b_col,
              T* c, int64_t c_row, int64_t c_col, int64_t m, int64_t n, int64_t k, int64_t chunk,
@@ -506,7 +525,7 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
 
     T* const packed_b =
         reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(workspace) + 63) & ~uintptr_t(63));
-    constexpr bool convert = sizeof(S) != sizeof(T);
+    constexpr bool convert = !kSame<S, T>;
     if constexpr (!convert) {
         if (special(a, a_row, a_col, b, b_row, b_col, c, c_row, c_col, m, n, k, chunk, packed_b))
             return;
@@ -701,8 +720,8 @@ int64_t gemm_share(int64_t m, int64_t n, int64_t k, int64_t chunk) {
 }
 
 // The gemm kernel: in(0) = A [..., M, K], in(1) = B [..., K, N], out(0) = C [..., M, N] of equal
-// rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c). 16-bit A and B give
-// a 16-bit C.
+// rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c), scalar(1).i a
+// MathMode. 16-bit A and B give a 16-bit C.
 int64_t gemm_units(const ArgBlock& args, int phase) {
     const mm::Grid g = mm::grid_of(args);
     return phase == 0 && g.m > 0 && g.n > 0 ? g.batches * g.cells() : 0;
@@ -729,7 +748,18 @@ void run_gemm(const ArgBlock& args, int64_t begin, int64_t end, int thread,
         static_cast<char*>(args.workspace) + uint64_t(thread) * gemm_workspace(args, 1);
     switch (DType(args.out(0).dtype)) {
         case DType::f32:
-            return mm::run<float, float, float>(args, g, begin, end, workspace, after);
+            switch (static_cast<MathMode>(args.scalar(1).i)) {
+                case MathMode::fp32:
+                    return mm::run<float, float, float>(args, g, begin, end, workspace, after);
+                case MathMode::tf32:
+                    return mm::run<float, mm::AsTf32, float>(args, g, begin, end, workspace, after);
+                case MathMode::fp16:
+                    return mm::run<float, mm::AsHalf, float>(args, g, begin, end, workspace, after);
+                case MathMode::bf16:
+                    return mm::run<float, mm::AsBrain, float>(args, g, begin, end, workspace,
+                                                              after);
+            }
+            return;
         case DType::f64:
             return mm::run<double, double, double>(args, g, begin, end, workspace, after);
         case DType::f16:

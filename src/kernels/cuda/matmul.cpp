@@ -23,6 +23,9 @@ constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22},
                               {64, 64, 64, 4, 32, 32, 128, 3, 8, 9}};
+constexpr Tiling kTf32[] = {{128, 256, 16, 4, 64, 64, 256, 1, 76, 80},
+                            {128, 128, 16, 4, 64, 64, 128, 2, 40, 44},
+                            {64, 64, 32, 4, 32, 32, 128, 3, 16, 18}};
 
 struct Choice {
     const Tiling* tiling = nullptr;
@@ -36,6 +39,14 @@ struct Problem {
     bool each_grain;  // the result of each grain is kept apart, not that of each part
     int64_t size;     // bytes of a sum
 };
+
+/// What the operands are rounded to before they are multiplied.
+std::string rounded_type(const std::string& math, DType dtype) {
+    return math == "tf32"   ? "Tf32"
+           : math == "fp16" ? "Half"
+           : math == "bf16" ? "Brain"
+                            : cuda_type(dtype);
+}
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -75,7 +86,8 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     const int rank = c.shape.rank();
     const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
     const bool fused = !op.body.empty();
-    const std::string order = (fused ? op.body[0].attrs : op.attrs).text("order");
+    const Attrs& attrs = fused ? op.body[0].attrs : op.attrs;
+    const std::string &order = attrs.text("order"), &math = attrs.text("math");
     if (!order.starts_with("chain("))
         raise(ErrorKind::unsupported, "cuda: gemm: its order is ", order, "; need chain(c)");
     const int64_t chunk = std::atoll(order.c_str() + 6);
@@ -101,7 +113,8 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
         cat("struct @_Shape {\n    typedef @_A A;\n    typedef @_B B;\n", number("m", m),
             number("n", n), number("k", k), number("batches", batches), number("chunk", chunk),
             number("a_row", a.strides[rank - 2]), number("a_col", a.strides[rank - 1]),
-            number("b_row", b.strides[rank - 2]), number("b_col", b.strides[rank - 1]), "};\n");
+            number("b_row", b.strides[rank - 2]), number("b_col", b.strides[rank - 1]),
+            "    typedef ", rounded_type(math, a.dtype), " As;\n};\n");
     const std::string wide = wide_type(c.dtype);
     // What becomes of V neighbours of a row of the product: stored, or taken through the body.
     const auto at_row = [&](const std::string& name, const View& view) {
@@ -135,8 +148,9 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
             "        const int64_t left = ",
             n, " - col;\n", load, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n",
             "            ", body, "\n        }\n", store, "    }\n};\n");
-    const std::string stem = cat(op.def->name, "_", dtype_abbrev(c.dtype), "_");
-    const bool half = c.dtype == DType::f16 || c.dtype == DType::bf16;
+    const std::string stem =
+        cat(op.def->name, "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
+    const bool tf32 = math == "tf32", tensor = math != "fp32" || dtype_size(a.dtype) == 2;
     // Asynchronous copies and their large tiles begin with 8.0.
     const bool tiled =
         target.major >= 8 && chunk % 32 == 0 && k >= 32 && m * n >= 64 && m * n * k >= 1 << 17;
@@ -152,9 +166,10 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
             cat("    gemm_small<", wide, ", ", slices, ", @_Shape>(@_Put{block}, x0, x1);\n}\n");
         return text;
     }
-    const int64_t size = c.dtype == DType::f64 ? 8 : 4;
-    const Problem problem{batches, m, n, k, half ? 128 : chunk, !half, size};
-    const Choice choice = half       ? choose(kTensor, problem, target)
+    const int64_t size = a.dtype == DType::f64 ? 8 : 4;
+    const Problem problem{batches, m, n, k, tensor ? 128 : chunk, !tensor, size};
+    const Choice choice = tf32       ? choose(kTf32, problem, target)
+                          : tensor   ? choose(kTensor, problem, target)
                           : size > 4 ? choose(kDouble, problem, target)
                                      : choose(kScalar, problem, target);
     const Tiling& t = *choice.tiling;
@@ -166,8 +181,8 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
         text.workspace = static_cast<uint64_t>(choice.tiles * choice.slots * t.m * t.n * size);
         text.counters = static_cast<int>(choice.tiles);
     }
-    int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * 2;
-    if (!half) {
+    int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);
+    if (!tensor) {
         shared = t.stages * t.k * (t.m + t.n + 8) * size;
         const bool stored_totals =
             choice.parts == 1 && k > chunk && t.part_m * t.part_n * size > 128;
@@ -175,13 +190,14 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     }
     text.shared = static_cast<uint32_t>(shared);
     text.body += entry_head(op, layout, text.threads, false, t.resident);
-    if (half) text.include = "mma.cuh";
-    text.body += cat(
-        "    ", half ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n,
-        ", ", t.k, ", ", t.stages, ", ", choice.parts, ", @_Shape>(@_Put{block}, x0, x1, ",
-        choice.parts > 1 ? cat("block.ptr<", wide, ">(16), block.ptr<uint32_t>(", layout.tail, ")")
+    if (tensor) text.include = "mma.cuh";
+    text.body += cat("    ", tensor ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m,
+                     ", ", t.part_n, ", ", t.k, ", ", t.stages, ", ", choice.parts,
+                     ", @_Shape>(@_Put{block}, x0, x1, ",
+                     choice.parts > 1
+                         ? cat("block.ptr<", wide, ">(16), block.ptr<uint32_t>(", layout.tail, ")")
                          : cat("(", wide, "*)nullptr, (uint32_t*)nullptr"),
-        ");\n}\n");
+                     ");\n}\n");
     return text;
 }
 

@@ -1,16 +1,37 @@
 // C = A B in the order chain(Chunk): an accumulator takes k by fma in ascending order from +0, the
 // chunk results are added in ascending order. Shape says the sizes and strides of one product and
-// where the operands of batch b begin; put(batch, i, j, v) takes neighbours v of row i from column
-// j.
+// where the operands of batch b begin, and to which type, As, they are rounded first; put(batch, i,
+// j, v) takes neighbours v of row i from column j.
 #pragma once
 
 #include "prelude.cuh"
 
 namespace aicf {
 
+/// An f32 with the mantissa that tensor cores take.
+struct Tf32 {
+    uint32_t bits;
+};
+__device__ __forceinline__ float widen(Tf32 x) { return scalar::from_bits(x.bits); }
+
+template <class As, class E>
+__device__ __forceinline__ As rounded_to(E x) {
+    if constexpr (same_type<As, E>)
+        return x;
+    else if constexpr (same_type<As, Tf32>)
+        return Tf32{scalar::bits(scalar::f32_to_tf32(x))};
+    else
+        return narrow<As>(x);
+}
+template <class As, class E>
+__device__ __forceinline__ Wide<E> operand(E x) {
+    return widen(rounded_to<As>(x));
+}
+
 /// One thread an element, `Slices` chunks of k at a time: for products too small to fill tiles.
 template <class A, int Slices, class Shape, class E, class Put>
 __device__ __forceinline__ void gemm_small(const Put& put, const E* a, const E* b) {
+    typedef typename Shape::As As;
     constexpr int64_t chunks = (Shape::k + Shape::chunk - 1) / Shape::chunk,
                       count = Shape::batches * Shape::m * Shape::n;
     __shared__ A held[Slices][32];
@@ -32,15 +53,15 @@ __device__ __forceinline__ void gemm_small(const Put& put, const E* a, const E* 
                 A av[8], bv[8];
 #pragma unroll
                 for (int p = 0; p < 8; p++) {
-                    av[p] = widen(ap[(k + p) * Shape::a_col]);
-                    bv[p] = widen(bp[(k + p) * Shape::b_row]);
+                    av[p] = operand<As>(ap[(k + p) * Shape::a_col]);
+                    bv[p] = operand<As>(bp[(k + p) * Shape::b_row]);
                 }
 #pragma unroll
                 for (int p = 0; p < 8; p++) acc = scalar::fma(av[p], bv[p], acc);
             }
             for (; k < end; k++)
-                acc = scalar::fma(A(widen(ap[k * Shape::a_col])), A(widen(bp[k * Shape::b_row])),
-                                  acc);
+                acc = scalar::fma(A(operand<As>(ap[k * Shape::a_col])),
+                                  A(operand<As>(bp[k * Shape::b_row])), acc);
             if constexpr (Slices == 1) {
                 total = round == 0 ? acc : total + acc;
             } else {

@@ -1,6 +1,6 @@
-// C = A B of 16-bit operands on tensor cores (mma.sync m16n8k16, sums in float), devices of 8.0 and
-// newer. k is taken in ascending steps of 16 inside each piece of k, the pieces are added in
-// ascending order: which block runs when changes no bit.
+// C = A B on tensor cores (mma.sync m16n8k16 of 16-bit operands, m16n8k8 of tf32, sums in float),
+// devices of 8.0 and newer. k is taken in ascending steps inside each piece of k, the pieces are
+// added in ascending order: which block runs when changes no bit.
 #pragma once
 
 #include "matmul.cuh"
@@ -29,12 +29,37 @@ __device__ __forceinline__ void load_matrices(uint32_t (&word)[4], uint32_t from
                      : "memory");
 }
 
-/// d (16 x 8) += a (16 x 16) b (16 x 8). Lane l holds of d the columns 2 * (l % 4) + {0, 1} of rows
-/// l / 4 and l / 4 + 8.
+/// A 4-byte copy to shared memory, of 0 where it does not exist.
+__device__ __forceinline__ void copy_async_word(uint32_t to, const void* from, bool exists) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(exists ? 4 : 0)
+                 : "memory");
+}
+
+/// scalar::f32_to_tf32 but for the 13 bits that tensor cores do not read. (The instruction for it,
+/// cvt.rna.tf32.f32, is slower and takes some NaN to infinity.)
+__device__ __forceinline__ void round_word(uint32_t& word) {
+    const float x = scalar::from_bits(word);
+    word = x != x ? 0x7fffffffu : word + 0x1000u;
+}
+__device__ __forceinline__ uint32_t load_word(uint32_t from) {
+    uint32_t word;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+    return word;
+}
+
+/// d (16 x 8) += a (16 x 16) b (16 x 8), of tf32 half as deep. Lane l holds of d the columns
+/// 2 * (l % 4) + {0, 1} of rows l / 4 and l / 4 + 8.
 template <class E>
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                     uint32_t b1) {
-    if constexpr (same_type<E, Half>)
+    if constexpr (same_type<E, Tf32>)
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+            "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else if constexpr (same_type<E, Half>)
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
             "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -49,29 +74,35 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
 }
 
 /// How a tile of an operand, Rows of its own axis by BK of k, lies in shared memory: as in global
-/// memory, in 16-byte cells of eight elements along k, or along the rows if only those are side by
-/// side. The cells of a line are permuted so that the eight cells of a matrix meet no bank twice.
+/// memory, in 16-byte cells along k, or along the rows if only those are side by side. The cells of
+/// a line are permuted so that what a warp reads together meets no bank twice. Elements are E
+/// outside and As here, but f32 is rounded to Tf32 later, so that its copies need no register.
 template <int Rows, int BK, int Threads, bool WholeRows, bool WholeK, int64_t RowStep,
-          int64_t KStep, class E>
+          int64_t KStep, class E, class As>
 struct OperandTile {
+    static constexpr bool tf32 = same_type<As, Tf32>, as_it_is = tf32 || same_type<As, E>;
     static constexpr bool along_k = KStep == 1 || RowStep != 1;
-    static constexpr bool may_be_wide =
-        along_k ? KStep == 1 && RowStep % 8 == 0 : KStep % 8 == 0;  // in whole cells
-    static constexpr int bytes = Rows * BK * 2, line = (along_k ? BK : Rows) / 8;
-    static constexpr int cells = Rows * BK / 8 / Threads;  // a thread copies
-    static_assert(BK == 32 || BK == 64);
-    static_assert(Threads % line == 0 && Rows * BK % (8 * Threads) == 0 && Rows % 64 == 0);
+    static constexpr int per = 16 / sizeof(As), depth_of_product = 2 * per;
+    static constexpr bool may_be_wide =  // in whole cells
+        as_it_is && (along_k ? KStep == 1 && RowStep % per == 0 : KStep % per == 0);
+    static constexpr int bytes = Rows * BK * sizeof(As), line = (along_k ? BK : Rows) / per;
+    static constexpr int cells = Rows * BK / per / Threads;  // a thread copies
+    static_assert(line == 4 || line % 8 == 0);
+    static_assert(Threads % line == 0 && Rows * BK % (per * Threads) == 0 && Rows % 64 == 0);
 
     /// Byte offset of the cell that begins at (r, k).
     __device__ __forceinline__ static uint32_t offset(int r, int k) {
-        const int swap = along_k ? (BK == 32 ? r / 2 % 4 : r % 8) : k % 8;
-        return 16 * (along_k ? r * line + (k / 8 ^ swap) : k * line + (r / 8 ^ swap));
+        const int swap = along_k ? (line == 4 ? r / 2 % 4 : r % 8) : (tf32 ? 2 * k : k) % 8;
+        return 16 * (along_k ? r * line + (k / per ^ swap) : k * line + (r / per ^ swap));
     }
 
     /// Brings the tile at `from`, of which `rows` x `depth` exist, the rest as zeros.
     __device__ __forceinline__ static void fetch(uint32_t to, const E* from, int rows, int depth,
                                                  bool wide) {
-        const int cell = threadIdx.x % line * 8, first = threadIdx.x / line;
+        if constexpr (tf32) {
+            if (!may_be_wide || !wide) return fetch_words(to, from, rows, depth);
+        }
+        const int cell = threadIdx.x % line * per, first = threadIdx.x / line;
 #pragma unroll
         for (int p = 0; p < cells; p++) {
             const int other = first + p * (Threads / line);
@@ -85,46 +116,85 @@ struct OperandTile {
                     } else {
                         const bool in = along_k ? r < rows : k < depth;
                         const int left = in ? (along_k ? depth - k : rows - r) : 0;
-                        const int count = left < 0 ? 0 : left < 8 ? left : 8;
-                        copy_async_filled(at, count ? x : from, 2 * count);
+                        const int count = left < 0 ? 0 : left < per ? left : per;
+                        copy_async_filled(at, count ? x : from, int(sizeof(As)) * count);
                     }
                     continue;
                 }
             }
-            uint32_t word[4];
+            if constexpr (!tf32) {
+                uint32_t word[4];
 #pragma unroll
-            for (int w = 0; w < 4; w++) {
-                word[w] = 0;
+                for (int w = 0; w < 4; w++) {
+                    word[w] = 0;
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const int e = 2 * w + h, er = along_k ? r : r + e, ek = along_k ? k + e : k;
-                    if ((WholeRows || er < rows) && (WholeK || ek < depth))
-                        word[w] |= uint32_t(x[e * (along_k ? KStep : RowStep)].bits) << (16 * h);
+                    for (int h = 0; h < 2; h++) {
+                        const int e = 2 * w + h, er = along_k ? r : r + e, ek = along_k ? k + e : k;
+                        if ((WholeRows || er < rows) && (WholeK || ek < depth))
+                            word[w] |=
+                                uint32_t(rounded_to<As>(x[e * (along_k ? KStep : RowStep)]).bits)
+                                << (16 * h);
+                    }
                 }
+                asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(word[0]),
+                             "r"(word[1]), "r"(word[2]), "r"(word[3])
+                             : "memory");
             }
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(word[0]),
-                         "r"(word[1]), "r"(word[2]), "r"(word[3])
-                         : "memory");
         }
     }
 
-    /// Where a lane finds its row of the four matrices that make 16 rows by 16 of k. A takes them
-    /// in the order (0, 0), (8, 0), (0, 8), (8, 8) of (row, k), B with the middle two exchanged.
+    /// The same element by element, neighbouring lanes along what lies side by side.
+    __device__ __forceinline__ static void fetch_words(uint32_t to, const E* from, int rows,
+                                                       int depth) {
+        static_assert(Threads % Rows == 0 && Threads % BK == 0);
+        const int t = threadIdx.x;
+#pragma unroll
+        for (int p = 0; p < Rows * BK / Threads; p++) {
+            const int r = along_k ? t / BK + p * (Threads / BK) : t % Rows;
+            const int k = along_k ? t % BK : t / Rows + p * (Threads / Rows);
+            const bool exists = (WholeRows || r < rows) && (WholeK || k < depth);
+            copy_async_word(to + offset(r, k) + (along_k ? k : r) % per * 4,
+                            exists ? from + r * RowStep + k * KStep : from, exists);
+        }
+    }
+
+    /// Where a lane finds its row of the four matrices that make 16 rows by two cells of k. A takes
+    /// them in the order (0, 0), (8, 0), (0, 1), (8, 1) of (row, cell), B with the middle two
+    /// exchanged. Of tf32 that does not lie along k no instruction turns the matrices: a lane reads
+    /// its words, in 8 rows and the next 8.
     template <int Width, bool IsA>
     struct Reader {
-        static constexpr int count = along_k ? BK / 16 : Width / 16;
+        static constexpr bool words = tf32 && !along_k;
+        static constexpr int count = along_k ? BK / depth_of_product : Width / (words ? 8 : 16);
         uint32_t at[count];
         __device__ __forceinline__ explicit Reader(int row) {
+            const int lane = threadIdx.x % 32;
+            if constexpr (words) {
+#pragma unroll
+                for (int x = 0; x < count; x++)
+                    at[x] = offset(row + 8 * x + lane / 4, lane % 4) + lane / 4 % per * 4;
+                return;
+            }
             const int q = threadIdx.x / 8 % 4, l = threadIdx.x % 8;
-            const int low = q % 2 * 8, high = q / 2 * 8, dr = IsA ? low : high,
-                      dk = IsA ? high : low;
+            const int dr = (IsA ? q % 2 : q / 2) * 8, dk = (IsA ? q / 2 : q % 2) * per;
 #pragma unroll
             for (int x = 0; x < count; x++)
-                at[x] =
-                    along_k ? offset(row + dr + l, 16 * x + dk) : offset(row + 16 * x + dr, dk + l);
+                at[x] = along_k ? offset(row + dr + l, depth_of_product * x + dk)
+                                : offset(row + 16 * x + dr, dk + l);
         }
         __device__ __forceinline__ void read(uint32_t (&word)[Width / 16][4], uint32_t tile,
                                              int step) const {
+            if constexpr (words) {
+#pragma unroll
+                for (int x = 0; x < Width / 16; x++)
+#pragma unroll
+                    for (int q = 0; q < 4; q++) {
+                        const int high = IsA ? q % 2 : q / 2, deep = IsA ? q / 2 : q % 2;
+                        const int k = step * depth_of_product + deep * per;
+                        word[x][q] = load_word(tile + at[2 * x + high] + k * line * 16);
+                    }
+                return;
+            }
 #pragma unroll
             for (int x = 0; x < Width / 16; x++)
                 load_matrices<!along_k>(word[x], tile + (along_k ? at[step] + 16 * x * line * 16
@@ -139,15 +209,16 @@ template <int BM, int BN, int WM, int WN, int BK, int Stages, int Parts, class S
           class Put>
 __device__ __forceinline__ void gemm_mma(const Put& put, const E* a, const E* b, float* parts,
                                          uint32_t* counters) {
-    constexpr int threads = 32 * (BM / WM) * (BN / WN), inner = BK / 16;
+    typedef typename Shape::As As;
+    constexpr int threads = 32 * (BM / WM) * (BN / WN), inner = BK * int(sizeof(As)) / 32;
     constexpr int lots = WM / 16 * (WN / 8);
     constexpr int all_steps = int((Shape::k + BK - 1) / BK), run = (all_steps + Parts - 1) / Parts;
     typedef Pack<float, 4> Four;
     typedef OperandTile<BM, BK, threads, Shape::m % BM == 0, Shape::k % BK == 0, Shape::a_row,
-                        Shape::a_col, E>
+                        Shape::a_col, E, As>
         TileA;
     typedef OperandTile<BN, BK, threads, Shape::n % BN == 0, Shape::k % BK == 0, Shape::b_col,
-                        Shape::b_row, E>
+                        Shape::b_row, E, As>
         TileB;
     static_assert((Parts - 1) * run < all_steps);
     static_assert(inner % 2 == 0 && WM % 16 == 0 && WN % 16 == 0);
@@ -205,12 +276,19 @@ __device__ __forceinline__ void gemm_mma(const Put& put, const E* a, const E* b,
                 if (s + Stages - 1 < steps) fetch(s + Stages - 1, next);
                 commit_copies();
             }
+            if constexpr (TileA::tf32) {
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    for (auto& words : av[step & 1]) round_word(words[w]);
+                    for (auto& words : bv[step & 1]) round_word(words[w]);
+                }
+            }
 #pragma unroll
             for (int x = 0; x < WM / 16; x++)
 #pragma unroll
                 for (int z = 0; z < WN / 8; z++)
-                    mma<E>(acc[x][z], av[step & 1][x], bv[step & 1][z / 2][z % 2 * 2],
-                           bv[step & 1][z / 2][z % 2 * 2 + 1]);
+                    mma<As>(acc[x][z], av[step & 1][x], bv[step & 1][z / 2][z % 2 * 2],
+                            bv[step & 1][z / 2][z % 2 * 2 + 1]);
         }
         stage = after;
         next = next + 1 == Stages ? 0 : next + 1;
