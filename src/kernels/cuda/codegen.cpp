@@ -84,11 +84,13 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
     return text + cat("        return o + int64_t(r) * ", steps[0], ";\n    }\n};\n");
 }
 
-std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads, bool raw,
-                       int resident) {
-    std::string text = cat("extern \"C\" __global__ void __launch_bounds__(", threads,
-                           resident > 1 ? cat(", ", resident) : "",
-                           ") @(const __grid_constant__ Block<", layout.bytes, "> block) {\n");
+std::string body_head(const BlockLayout& layout) {
+    return cat("__device__ __forceinline__ void @_body(const Block<", layout.bytes,
+               ">& block, const Grid& grid) {\n");
+}
+
+std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw) {
+    std::string text = body_head(layout);
     size_t at = 0;
     for (size_t k = 0; k < op.inputs.size(); k++, at++) {
         const DType dtype = op.inputs[k].dtype;
@@ -140,7 +142,9 @@ std::string element_literal(DType dtype, double number) {
     }
 }
 
-KernelText kernel_text(const LoweredOp& op, const Target& target) {
+namespace {
+
+KernelText body_text(const LoweredOp& op, const Target& target) {
     const int processors = target.processors;
     const std::string& name = op.def->name;
     if (name == "update") return update_text(op, processors);
@@ -160,6 +164,18 @@ KernelText kernel_text(const LoweredOp& op, const Target& target) {
         if (name == known) return indexed_text(op, processors);
     raise(ErrorKind::unsupported, "cuda: there is no kernel for ", name,
           "; run this step on the cpu");
+}
+
+}  // namespace
+
+KernelText kernel_text(const LoweredOp& op, const Target& target) {
+    KernelText text = body_text(op, target);
+    text.body += cat(
+        "extern \"C\" __global__ void __launch_bounds__(", text.bound ? text.bound : text.threads,
+        text.resident > 1 ? cat(", ", text.resident) : "", ") @(const __grid_constant__ Block<",
+        BlockLayout(op).bytes,
+        "> block) {\n    @_body(block, Grid{blockIdx.x, gridDim.x, blockDim.x});\n}\n");
+    return text;
 }
 
 }  // namespace aicf::cuda

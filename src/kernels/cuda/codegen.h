@@ -9,13 +9,17 @@
 
 namespace aicf::cuda {
 
-/// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol.
+/// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The
+/// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks but for
+/// tensor cores; an entry alone makes it a kernel.
 struct KernelText {
     std::string name;     // "relu_f32", as traces print it
     std::string include;  // the family's source: "reduce.cuh"
     std::string body;
     int64_t blocks = 1;  // 0: nothing to do
     int threads = 256;
+    int bound = 0;           // threads that the registers are dealt out for; 0: as launched
+    int resident = 1;        // blocks that a processor shall hold
     uint32_t shared = 0;     // bytes
     uint64_t workspace = 0;  // bytes
     int counters = 0;        // words that are 0 before and after each run
@@ -48,10 +52,10 @@ const char* raw_type(DType dtype);   // same size, no meaning
 
 /// A struct named `name` with `at(i)`: the offset of element i of a shape in row-major order.
 std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides);
-/// The head of an entry with a pointer per operand: x0, x1, ... of the inputs, y0, ... of outputs.
-/// Registers are dealt out so that a processor can hold `resident` blocks.
-std::string entry_head(const LoweredOp& op, const BlockLayout& layout, int threads,
-                       bool raw = false, int resident = 1);
+/// The head of a body, and one with a pointer per operand: x0, x1, ... of the inputs, y0, ... of
+/// outputs.
+std::string body_head(const BlockLayout& layout);
+std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
 
 /// The statements of a body for element j: operands a0[j], ..., results r0[j], ..., numbers defined
 /// in `before`; a product is v[j].

@@ -39,7 +39,7 @@ void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
                     " == off && at >= 0 && at < ", x.shape[d], "; from += at * ", x.strides[d],
                     "; }\n");
     text.body =
-        place_struct("@_Y", y.shape, y.strides) + entry_head(op, layout, text.threads, true) +
+        place_struct("@_Y", y.shape, y.strides) + body_head(op, layout, true) +
         each(y, find,
              cat("inside ? x0[from] : ", element_literal(y.dtype, op.attrs.number("value"))));
 }
@@ -59,8 +59,8 @@ void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
                       k, "::at(i) - (", begin * x.strides[axis], ")];\n        ");
         begin += x.shape[axis];
     }
-    text.body += place_struct("@_Y", y.shape, y.strides) +
-                 entry_head(op, layout, text.threads, true) + each(y, chosen + "\n", "v");
+    text.body += place_struct("@_Y", y.shape, y.strides) + body_head(op, layout, true) +
+                 each(y, chosen + "\n", "v");
 }
 
 void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
@@ -75,9 +75,7 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int 
     const auto pointer = [&](size_t k, const char* type) {
         return cat("block.ptr<", type, ">(", layout.operand[k], ")");
     };
-    const std::string head =
-        cat("extern \"C\" __global__ void __launch_bounds__(256) @(const __grid_constant__ Block<",
-            layout.bytes, "> block) {\n    ");
+    const std::string head = body_head(layout) + "    ";
     const std::string reads =
         cat(", block.ptr<const ", backward ? cuda_type(y.dtype) : raw_type(y.dtype), ">(",
             layout.operand[0], "), block.ptr<const ", index, ">(", layout.operand[1], ")");
@@ -90,14 +88,14 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int 
         text.body += place_struct("@_D", shape, first.strides);
         text.body +=
             cat(head, "take_bwd<", wide_type(y.dtype), ", ", count, ", ", width, ", ", rows, ", ",
-                chunk, ", @_I, @_D, @_Y>(", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
+                chunk, ", @_I, @_D, @_Y>(grid, ", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
         return;
     }
     text.body += place_struct("@_T", part(table.shape, 1, table.shape.rank()),
                               part(table.strides, 1, table.shape.rank()));
     const double missing = is_float(y.dtype) ? __builtin_nan("") : 0.0;
     text.body += cat(head, "take<", count, ", ", width, ", ", rows, ", ", table.strides[0],
-                     ", @_I, @_T, @_Y>(", pointer(2, raw_type(y.dtype)), reads, ", ",
+                     ", @_I, @_T, @_Y>(grid, ", pointer(2, raw_type(y.dtype)), reads, ", ",
                      element_literal(y.dtype, missing), ");\n}\n");
 }
 
@@ -107,11 +105,10 @@ void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
     const std::string raw = raw_type(y.dtype);
     text.body = place_struct("@_Y", y.shape, y.strides);
     text.body +=
-        cat("extern \"C\" __global__ void __launch_bounds__(256) @(const __grid_constant__ Block<",
-            layout.bytes, "> block) {\n    auto* y0 = block.ptr<", raw, ">(", layout.operand[2],
-            ");\n    const auto* x0 = block.ptr<const ", raw, ">(", layout.operand[0],
-            ");\n    const auto* x1 = block.ptr<const ", cuda_type(labels.dtype), ">(",
-            layout.operand[1], ");\n");
+        body_head(layout) + cat("    auto* y0 = block.ptr<", raw, ">(", layout.operand[2],
+                                ");\n    const auto* x0 = block.ptr<const ", raw, ">(",
+                                layout.operand[0], ");\n    const auto* x1 = block.ptr<const ",
+                                cuda_type(labels.dtype), ">(", layout.operand[1], ");\n");
     const std::string label = cat("x1[row * ", labels.strides[0], "]");
     if (backward)
         text.body += each(y,
@@ -154,8 +151,8 @@ void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
         }
     }
     g += number("planes", element_count(part(y.shape, 0, lead))) + "};\n";
-    text.body += g + entry_head(op, layout, text.threads);
-    text.body += cat("    ", name, "<", wide_type(y.dtype), ", @_G>(y0, x0",
+    text.body += g + body_head(op, layout);
+    text.body += cat("    ", name, "<", wide_type(y.dtype), ", @_G>(grid, y0, x0",
                      name == "max_pool_bwd" ? ", x2" : "", ");\n}\n");
 }
 
@@ -172,11 +169,11 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
     if (to.rank() == rank) to.erase(a);
     const int64_t results = element_count(shape), n = x.shape[a];
     text.blocks = (results + 255) / 256;
-    text.body = place_struct("@_X", shape, from) + place_struct("@_Y", shape, to) +
-                entry_head(op, layout, text.threads);
+    text.body =
+        place_struct("@_X", shape, from) + place_struct("@_Y", shape, to) + body_head(op, layout);
     if (argmax) {
-        text.body +=
-            cat("    argmax<", results, ", ", n, ", ", x.strides[a], ", @_X, @_Y>(y0, x0);\n}\n");
+        text.body += cat("    argmax<", results, ", ", n, ", ", x.strides[a],
+                         ", @_X, @_Y>(grid, y0, x0);\n}\n");
         return;
     }
     const char* sum = x.dtype == DType::i32   ? "uint32_t"
@@ -184,7 +181,7 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
                                               : wide_type(x.dtype);
     text.body +=
         cat("    cumsum<", sum, ", ", results, ", ", n, ", ", x.strides[a], ", ", y.strides[a],
-            ", ", op.attrs.flag("reverse") ? "true" : "false", ", @_X, @_Y>(y0, x0);\n}\n");
+            ", ", op.attrs.flag("reverse") ? "true" : "false", ", @_X, @_Y>(grid, y0, x0);\n}\n");
     if (n == 0) text.blocks = 0;
 }
 
@@ -229,16 +226,17 @@ KernelText random_text(const LoweredOp& op, int processors) {
         return cat(whole ? "block.integer(" : "block.number(", layout.scalars + 8 * at, ")");
     };
     if (name == "dropout") {
-        text.body += place_struct("@_X", op.inputs[0].shape, op.inputs[0].strides) +
-                     entry_head(op, layout, text.threads);
-        text.body += cat("    dropout<@_X, @_Y>(y0, x0, ", count, ", *x1, *x2, ", scalar(0, false),
-                         ", ", scalar(1, true), ");\n}\n");
+        text.body +=
+            place_struct("@_X", op.inputs[0].shape, op.inputs[0].strides) + body_head(op, layout);
+        text.body += cat("    dropout<@_X, @_Y>(grid, y0, x0, ", count, ", *x1, *x2, ",
+                         scalar(0, false), ", ", scalar(1, true), ");\n}\n");
         return text;
     }
     // Scalars: shape[8], dtype, a, b, stream, last.
-    text.body += entry_head(op, layout, text.threads);
-    text.body += cat("    ", name, "<@_Y>(y0, ", count, ", *x0, *x1, ", scalar(9, false), ", ",
-                     scalar(10, false), ", ", scalar(11, true), ", ", scalar(12, false), ");\n}\n");
+    text.body += body_head(op, layout);
+    text.body +=
+        cat("    ", name, "<@_Y>(grid, y0, ", count, ", *x0, *x1, ", scalar(9, false), ", ",
+            scalar(10, false), ", ", scalar(11, true), ", ", scalar(12, false), ");\n}\n");
     return text;
 }
 

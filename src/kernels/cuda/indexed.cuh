@@ -5,16 +5,17 @@
 
 namespace aicf {
 
-#define AICF_EACH(i, count)                                                       \
-    for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < (count); \
-         i += int64_t(gridDim.x) * blockDim.x)
+#define AICF_EACH(i, count)                                                         \
+    for (int64_t i = int64_t(grid.block) * grid.threads + threadIdx.x; i < (count); \
+         i += int64_t(grid.blocks) * grid.threads)
 
 // ---- rows of a table ----------------------------------------------------------------------------
 
 /// y[u, w] = table[indices[u], w], `missing` where the index is out of range.
 template <int64_t Count, int64_t Width, int64_t Rows, int64_t Step, class Index, class Rest,
           class Y, class T, class I>
-__device__ __forceinline__ void take(T* y, const T* table, const I* indices, T missing) {
+__device__ __forceinline__ void take(const Grid& grid, T* y, const T* table, const I* indices,
+                                     T missing) {
     AICF_EACH(i, Count * Width) {
         const int64_t u = i / Width, index = indices[Index::at(u)];
         y[Y::at(i)] =
@@ -26,12 +27,12 @@ __device__ __forceinline__ void take(T* y, const T* table, const I* indices, T m
 /// sums their dy in chain(Chunk), 8 elements a lane at a time.
 template <class A, int64_t Count, int64_t Width, int64_t Rows, int64_t Chunk, class Index, class Dy,
           class Y, class E, class I>
-__device__ __forceinline__ void take_bwd(E* y, const E* dy, const I* indices) {
+__device__ __forceinline__ void take_bwd(const Grid& grid, E* y, const E* dy, const I* indices) {
     constexpr int per = 8;
     constexpr int64_t tiles = (Width + 32 * per - 1) / (32 * per);
     const int lane = threadIdx.x & 31;
-    const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);
-    for (int64_t u = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; u < Rows * tiles;
+    const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
+    for (int64_t u = int64_t(grid.block) * (grid.threads / 32) + threadIdx.x / 32; u < Rows * tiles;
          u += warps) {
         const int64_t row = u / tiles, w0 = (u - row * tiles) * 32 * per + lane;
         A part[per], total[per];
@@ -87,7 +88,7 @@ __device__ __forceinline__ int64_t largest_in(const E* window, A* value) {
 }
 
 template <class A, class G, class E>
-__device__ __forceinline__ void max_pool(E* y, const E* x) {
+__device__ __forceinline__ void max_pool(const Grid& grid, E* y, const E* x) {
     AICF_EACH(i, G::planes * G::out0 * G::out1) {
         const int64_t c = i % G::out1, h = i / G::out1 % G::out0, plane = i / (G::out0 * G::out1);
         A value;
@@ -113,7 +114,7 @@ __device__ __forceinline__ A over_windows(int64_t h, int64_t c, F term) {
 }
 
 template <class A, class G, class E>
-__device__ __forceinline__ void fold(E* y, const E* w) {
+__device__ __forceinline__ void fold(const Grid& grid, E* y, const E* w) {
     AICF_EACH(u, G::planes * G::out0 * G::out1) {
         const int64_t c = u % G::out1, h = u / G::out1 % G::out0, plane = u / (G::out0 * G::out1);
         const E* from = w + G::X::at(plane);
@@ -126,7 +127,7 @@ __device__ __forceinline__ void fold(E* y, const E* w) {
 }
 
 template <class A, class G, class E>
-__device__ __forceinline__ void max_pool_bwd(E* dx, const E* x, const E* dy) {
+__device__ __forceinline__ void max_pool_bwd(const Grid& grid, E* dx, const E* x, const E* dy) {
     AICF_EACH(u, G::planes * G::out0 * G::out1) {
         const int64_t c = u % G::out1, h = u / G::out1 % G::out0, plane = u / (G::out0 * G::out1);
         const E* image = x + G::X::at(plane);
@@ -145,7 +146,7 @@ __device__ __forceinline__ void max_pool_bwd(E* dx, const E* x, const E* dy) {
 // ---- along one axis -----------------------------------------------------------------------------
 
 template <int64_t Results, int64_t N, int64_t Step, class X, class Y, class E>
-__device__ __forceinline__ void argmax(int64_t* y, const E* x) {
+__device__ __forceinline__ void argmax(const Grid& grid, int64_t* y, const E* x) {
     AICF_EACH(r, Results) {
         const E* from = x + X::at(r);
         int64_t best = 0;
@@ -163,7 +164,7 @@ __device__ __forceinline__ void argmax(int64_t* y, const E* x) {
 
 template <class A, int64_t Results, int64_t N, int64_t From, int64_t To, bool Reverse, class X,
           class Y, class E>
-__device__ __forceinline__ void cumsum(E* y, const E* x) {
+__device__ __forceinline__ void cumsum(const Grid& grid, E* y, const E* x) {
     AICF_EACH(r, Results) {
         A sum = A(0);
         for (int64_t i = 0; i < N; i++) {

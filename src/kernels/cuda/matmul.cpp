@@ -161,9 +161,9 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
         text.name = stem + "small";
         text.threads = static_cast<int>(32 * slices);
         text.blocks = (batches * m * n + 31) / 32;
-        text.body += entry_head(op, layout, text.threads);
-        text.body +=
-            cat("    gemm_small<", wide, ", ", slices, ", @_Shape>(@_Put{block}, x0, x1);\n}\n");
+        text.body += body_head(op, layout);
+        text.body += cat("    gemm_small<", wide, ", ", slices,
+                         ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
         return text;
     }
     const int64_t size = a.dtype == DType::f64 ? 8 : 4;
@@ -175,6 +175,7 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     const Tiling& t = *choice.tiling;
     text.name = cat(stem, t.m, "x", t.n);
     text.threads = t.threads;
+    text.resident = t.resident;
     text.blocks = choice.tiles * choice.parts;
     if (choice.parts > 1) {
         text.name += cat("_", choice.parts);
@@ -189,11 +190,11 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
         if (stored_totals) shared += t.m * t.n * size;
     }
     text.shared = static_cast<uint32_t>(shared);
-    text.body += entry_head(op, layout, text.threads, false, t.resident);
+    text.body += body_head(op, layout);
     if (tensor) text.include = "mma.cuh";
     text.body += cat("    ", tensor ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m,
                      ", ", t.part_n, ", ", t.k, ", ", t.stages, ", ", choice.parts,
-                     ", @_Shape>(@_Put{block}, x0, x1, ",
+                     ", @_Shape>(grid, @_Put{block}, x0, x1, ",
                      choice.parts > 1
                          ? cat("block.ptr<", wide, ">(16), block.ptr<uint32_t>(", layout.tail, ")")
                          : cat("(", wide, "*)nullptr, (uint32_t*)nullptr"),

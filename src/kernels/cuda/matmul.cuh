@@ -30,14 +30,15 @@ __device__ __forceinline__ Wide<E> operand(E x) {
 
 /// One thread an element, `Slices` chunks of k at a time: for products too small to fill tiles.
 template <class A, int Slices, class Shape, class E, class Put>
-__device__ __forceinline__ void gemm_small(const Put& put, const E* a, const E* b) {
+__device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, const E* a,
+                                           const E* b) {
     typedef typename Shape::As As;
     constexpr int64_t chunks = (Shape::k + Shape::chunk - 1) / Shape::chunk,
                       count = Shape::batches * Shape::m * Shape::n;
     __shared__ A held[Slices][32];
     const int x = threadIdx.x & 31, slice = threadIdx.x / 32;
-    for (int64_t first = int64_t(blockIdx.x) * 32; first < count;
-         first += int64_t(gridDim.x) * 32) {
+    for (int64_t first = int64_t(grid.block) * 32; first < count;
+         first += int64_t(grid.blocks) * 32) {
         const int64_t u = first + x < count ? first + x : count - 1;
         const int64_t batch = u / (Shape::m * Shape::n), at = u - batch * (Shape::m * Shape::n);
         const int64_t i = at / Shape::n, j = at - i * Shape::n;
@@ -187,8 +188,8 @@ __device__ __forceinline__ void each_four(const Visit& visit) {
 /// `parts`; the block that comes last to a tile adds them, in ascending order all the same.
 template <int BM, int BN, int TM, int TN, int BK, int Stages, int Parts, class Shape, class E,
           class Put>
-__device__ __forceinline__ void gemm_tiled(const Put& put, const E* a, const E* b, E* parts,
-                                           uint32_t* counters) {
+__device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, const E* a, const E* b,
+                                           E* parts, uint32_t* counters) {
     constexpr int threads = BM / TM * (BN / TN), lots = TM * TN / 4, V = 16 / sizeof(E);
     constexpr int chunks = int((Shape::k + Shape::chunk - 1) / Shape::chunk);
     constexpr int run = (chunks + Parts - 1) / Parts, chunk_steps = int(Shape::chunk) / BK;
@@ -208,7 +209,7 @@ __device__ __forceinline__ void gemm_tiled(const Put& put, const E* a, const E* 
     const int row = warp % (BM / (8 * TM)) * (8 * TM) + (lane / 2 % 8) * 4;
     const int col = warp / (BM / (8 * TM)) * (4 * TN) + (lane / 16 * 2 + lane % 2) * 4;
 
-    for (int64_t u = blockIdx.x; u < Place::tiles * Parts; u += gridDim.x) {
+    for (int64_t u = grid.block; u < Place::tiles * Parts; u += grid.blocks) {
         const Place place(u);
         const E* const ap = a + Shape::A::at(place.batch) + place.i0 * Shape::a_row;
         const E* const bp = b + Shape::B::at(place.batch) + place.j0 * Shape::b_col;

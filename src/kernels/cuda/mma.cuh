@@ -207,8 +207,8 @@ struct OperandTile {
 /// one are on their way. With Parts > 1 it takes one piece of k and leaves its sums in `parts`.
 template <int BM, int BN, int WM, int WN, int BK, int Stages, int Parts, class Shape, class E,
           class Put>
-__device__ __forceinline__ void gemm_mma(const Put& put, const E* a, const E* b, float* parts,
-                                         uint32_t* counters) {
+__device__ __forceinline__ void gemm_mma(const Grid& grid, const Put& put, const E* a, const E* b,
+                                         float* parts, uint32_t* counters) {
     typedef typename Shape::As As;
     constexpr int threads = 32 * (BM / WM) * (BN / WN), inner = BK * int(sizeof(As)) / 32;
     constexpr int lots = WM / 16 * (WN / 8);
@@ -226,7 +226,7 @@ __device__ __forceinline__ void gemm_mma(const Put& put, const E* a, const E* b,
     const auto as = static_cast<uint32_t>(__cvta_generic_to_shared(room));
     const uint32_t bs = as + Stages * TileA::bytes;
 
-    const Piece<Shape, BM, BN> place(blockIdx.x);
+    const Piece<Shape, BM, BN> place(grid.block);
     const E* const ap = a + Shape::A::at(place.batch) + place.i0 * Shape::a_row;
     const E* const bp = b + Shape::B::at(place.batch) + place.j0 * Shape::b_col;
     const bool a_wide = aligned16(ap), b_wide = aligned16(bp);

@@ -52,9 +52,10 @@ KernelText row_text(const LoweredOp& op, int processors) {
     text.body = shape_struct(op, rows, n, static_cast<int>(axis));
     if (name == "cross_entropy_grad") {
         text.blocks = std::min<int64_t>((rows * n + 255) / 256, int64_t{processors} * 16);
-        text.body += entry_head(op, layout, text.threads);
-        text.body += cat("    cross_entropy_grad<", a, ", @_Shape>(y0, x0, x1, x2, scalar::cast<",
-                         a, ">(block.number(", layout.scalars, ")));\n}\n");
+        text.body += body_head(op, layout);
+        text.body +=
+            cat("    cross_entropy_grad<", a, ", @_Shape>(grid, y0, x0, x1, x2, scalar::cast<", a,
+                ">(block.number(", layout.scalars, ")));\n}\n");
         return text;
     }
     const bool warp = leaves <= 2;
@@ -72,21 +73,21 @@ KernelText row_text(const LoweredOp& op, int processors) {
                        : static_cast<uint32_t>((leaves + group - 1) / group *
                                                dtype_size(a == "double" ? DType::f64 : DType::f32));
     const std::string team = cat("<", a, ", ", warp ? 1 : warps, ", ", group, ", ");
-    text.body += entry_head(op, layout, text.threads);
+    text.body += body_head(op, layout);
     const std::string log = name.starts_with("log_") ? "true" : "false";
     if (norm) {
         const std::string call =
             cat(team, op.attrs.flag("center") ? "true" : "false", ", @_Shape>(");
         const std::string eps = cat(", scalar::cast<", a, ">(block.number(", layout.scalars, "))");
         text.body += name == "normalize"
-                         ? cat("    normalize_rows", call, "y0, y1, x0", eps, ");\n}\n")
-                         : cat("    normalize_bwd_rows", call, "y0, x0, x1, x2);\n}\n");
+                         ? cat("    normalize_rows", call, "grid, y0, y1, x0", eps, ");\n}\n")
+                         : cat("    normalize_bwd_rows", call, "grid, y0, x0, x1, x2);\n}\n");
     } else if (name == "cross_entropy")
-        text.body += cat("    cross_entropy_rows", team, "@_Shape>(y0, y1, x0, x1);\n}\n");
+        text.body += cat("    cross_entropy_rows", team, "@_Shape>(grid, y0, y1, x0, x1);\n}\n");
     else if (name.ends_with("_bwd"))
-        text.body += cat("    softmax_bwd_rows", team, log, ", @_Shape>(y0, x0, x1);\n}\n");
+        text.body += cat("    softmax_bwd_rows", team, log, ", @_Shape>(grid, y0, x0, x1);\n}\n");
     else
-        text.body += cat("    softmax_rows", team, log, ", @_Shape>(y0, x0);\n}\n");
+        text.body += cat("    softmax_rows", team, log, ", @_Shape>(grid, y0, x0);\n}\n");
     return text;
 }
 

@@ -11,7 +11,7 @@ __device__ __forceinline__ A team_tree(const Row& row, int64_t n, A* shared) {
     if constexpr (Warps == 1)
         return warp_tree<Op, A>(row, 0, n);
     else
-        return block_tree<Op, A, Group>(row, 0, n, shared);
+        return block_tree<Op, A, Group>(row, 0, n, shared, Warps * 32);
 }
 
 template <int Warps>
@@ -20,11 +20,12 @@ struct Team {
     __device__ __forceinline__ static int rank() {
         return Warps == 1 ? threadIdx.x & 31 : threadIdx.x;
     }
-    __device__ __forceinline__ static int64_t first() {
-        return Warps == 1 ? int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
+    __device__ __forceinline__ static int64_t first(const Grid& grid) {
+        return Warps == 1 ? int64_t(grid.block) * (grid.threads / 32) + threadIdx.x / 32
+                          : grid.block;
     }
-    __device__ __forceinline__ static int64_t step() {
-        return Warps == 1 ? int64_t(gridDim.x) * (blockDim.x / 32) : gridDim.x;
+    __device__ __forceinline__ static int64_t step(const Grid& grid) {
+        return Warps == 1 ? int64_t(grid.blocks) * (grid.threads / 32) : grid.blocks;
     }
     /// Each thread of the team must be done reading before any writes.
     __device__ __forceinline__ static void sync() {
@@ -42,11 +43,11 @@ __device__ __forceinline__ A exp_sum(const Row& row, int64_t n, A most, A* share
 }
 
 template <class A, int Warps, int Group, bool Log, class Shape, class E>
-__device__ __forceinline__ void softmax_rows(E* y, const E* x) {
+__device__ __forceinline__ void softmax_rows(const Grid& grid, E* y, const E* x) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
-    for (int64_t r = T::first(); r < Shape::rows; r += T::step()) {
+    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const RowOf<A, E, typename Shape::Elem0> row(x + Shape::Row0::at(r));
         E* const out = y + Shape::Row1::at(r);
         const A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
@@ -62,11 +63,11 @@ __device__ __forceinline__ void softmax_rows(E* y, const E* x) {
 }
 
 template <class A, int Warps, int Group, bool Log, class Shape, class E>
-__device__ __forceinline__ void softmax_bwd_rows(E* dx, const E* y, const E* dy) {
+__device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, E* dx, const E* y, const E* dy) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
-    for (int64_t r = T::first(); r < Shape::rows; r += T::step()) {
+    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const RowOf<A, E, typename Shape::Elem0> v(y + Shape::Row0::at(r));
         const RowOf<A, E, typename Shape::Elem1> g(dy + Shape::Row1::at(r));
         E* const out = dx + Shape::Row2::at(r);
@@ -88,11 +89,11 @@ __device__ __forceinline__ void softmax_bwd_rows(E* dx, const E* y, const E* dy)
 
 /// Operands: x, y, rstd (one a row).
 template <class A, int Warps, int Group, bool Center, class Shape, class E>
-__device__ __forceinline__ void normalize_rows(E* y, E* rstd, const E* x, A eps) {
+__device__ __forceinline__ void normalize_rows(const Grid& grid, E* y, E* rstd, const E* x, A eps) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
-    for (int64_t r = T::first(); r < Shape::rows; r += T::step()) {
+    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const RowOf<A, E, typename Shape::Elem0> row(x + Shape::Row0::at(r));
         E* const out = y + Shape::Row1::at(r);
         A mean = A(0);
@@ -113,11 +114,12 @@ __device__ __forceinline__ void normalize_rows(E* y, E* rstd, const E* x, A eps)
 
 /// Operands: y, rstd, dy, dx.
 template <class A, int Warps, int Group, bool Center, class Shape, class E>
-__device__ __forceinline__ void normalize_bwd_rows(E* dx, const E* y, const E* rstd, const E* dy) {
+__device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, E* dx, const E* y,
+                                                   const E* rstd, const E* dy) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
-    for (int64_t r = T::first(); r < Shape::rows; r += T::step()) {
+    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const RowOf<A, E, typename Shape::Elem0> v(y + Shape::Row0::at(r));
         const RowOf<A, E, typename Shape::Elem2> g(dy + Shape::Row2::at(r));
         E* const out = dx + Shape::Row3::at(r);
@@ -136,12 +138,12 @@ __device__ __forceinline__ void normalize_bwd_rows(E* dx, const E* y, const E* r
 
 /// Operands: logits [N, C], labels [N], row_loss [N], lse [N].
 template <class A, int Warps, int Group, class Shape, class E, class Label>
-__device__ __forceinline__ void cross_entropy_rows(E* loss, E* lse, const E* x,
+__device__ __forceinline__ void cross_entropy_rows(const Grid& grid, E* loss, E* lse, const E* x,
                                                    const Label* labels) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
-    for (int64_t r = T::first(); r < Shape::rows; r += T::step()) {
+    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const RowOf<A, E, typename Shape::Elem0> row(x + Shape::Row0::at(r));
         const A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
         const A log_sum = most + scalar::log(exp_sum<A, Warps, Group>(row, Shape::n, most, shared));
@@ -156,10 +158,10 @@ __device__ __forceinline__ void cross_entropy_rows(E* loss, E* lse, const E* x,
 
 /// Operands: logits [N, C], labels [N], lse [N], dlogits [N, C].
 template <class A, class Shape, class E, class Label>
-__device__ __forceinline__ void cross_entropy_grad(E* out, const E* x, const Label* labels,
-                                                   const E* lse, A scale) {
-    const int64_t count = Shape::rows * Shape::n, step = int64_t(gridDim.x) * blockDim.x;
-    for (int64_t u = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; u < count; u += step) {
+__device__ __forceinline__ void cross_entropy_grad(const Grid& grid, E* out, const E* x,
+                                                   const Label* labels, const E* lse, A scale) {
+    const int64_t count = Shape::rows * Shape::n, step = int64_t(grid.blocks) * grid.threads;
+    for (int64_t u = int64_t(grid.block) * grid.threads + threadIdx.x; u < count; u += step) {
         const int64_t r = u / Shape::n, i = u - r * Shape::n, label = labels[Shape::Row1::at(r)];
         A grad = A(0);
         if (label >= 0 && label < Shape::n)

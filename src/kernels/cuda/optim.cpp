@@ -100,10 +100,10 @@ KernelText update_text(const LoweredOp& op, int) {
         store += cat("        store_dense<", width, ">(q", k, ", r", k, ", i, n, wide);\n");
         if (width > 1) wide += cat(" && aligned16(q", k, ")");
     }
-    text.body = entry_head(op, layout, text.threads);
+    text.body = body_head(op, layout);
     text.body += cat(
         "    typedef ", type, " R;\n", pointers,
-        "    const int64_t t = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, warp = t / 32;\n",
+        "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = t / 32;\n",
         "    int64_t i = 0, n = 0;\n", choose, "    const bool wide = ", wide,
         ";\n    if (i < n) {\n", load, "    }\n", numbers.make,
         numbers.held ? "    __syncthreads();\n" : "", "    if (i < n) {\n");
@@ -115,7 +115,7 @@ KernelText update_text(const LoweredOp& op, int) {
     if (!numbers.store.empty()) {
         text.counters = 1;
         text.body += cat("    if (arrive_last(block.ptr<uint32_t>(", layout.tail,
-                         "), gridDim.x) && threadIdx.x == 0) {\n", numbers.store, "    }\n");
+                         "), grid.blocks) && threadIdx.x == 0) {\n", numbers.store, "    }\n");
     }
     text.body += "}\n";
     return text;
@@ -130,14 +130,14 @@ KernelText small_text(const LoweredOp& op, int) {
     text.threads = 32;
     if (name == "step_inc") {
         text.body =
-            entry_head(op, layout, 32) +
-            "    if (blockIdx.x == 0 && threadIdx.x == 0) *y0 = scalar::add(*x0, int32_t(1));\n}\n";
+            body_head(op, layout) +
+            "    if (grid.block == 0 && threadIdx.x == 0) *y0 = scalar::add(*x0, int32_t(1));\n}\n";
         return text;
     }
     if (name == "bias_corr") {
         text.body =
-            entry_head(op, layout, 32) +
-            "    if (blockIdx.x != 0) return;\n    if (threadIdx.x == 0) bias_corr(y0, x1, *x0);\n"
+            body_head(op, layout) +
+            "    if (grid.block != 0) return;\n    if (threadIdx.x == 0) bias_corr(y0, x1, *x0);\n"
             "    if (threadIdx.x == 1) bias_corr(y1, x2, *x0);\n}\n";
         return text;
     }
@@ -149,12 +149,12 @@ KernelText small_text(const LoweredOp& op, int) {
                 place_struct("@_To", to.shape, to.strides);
     const std::string element = raw_type(ring.dtype);
     text.body +=
-        cat("extern \"C\" __global__ void __launch_bounds__(", text.threads,
-            ") @(const __grid_constant__ Block<", layout.bytes, "> block) {\n    ring_push<", keep,
-            ", ", row, ", @_X, @_From, @_To>(block.ptr<", element, ">(", layout.operand[3],
-            "), block.ptr<int64_t>(", layout.operand[4], "), block.ptr<const ", element, ">(",
-            layout.operand[0], "), block.ptr<const ", element, ">(", layout.operand[1],
-            "), block.ptr<const int64_t>(", layout.operand[2], "));\n}\n");
+        body_head(layout) + cat("    if (grid.block != 0) return;\n    ring_push<", keep, ", ", row,
+                                ", @_X, @_From, @_To>(grid, block.ptr<", element, ">(",
+                                layout.operand[3], "), block.ptr<int64_t>(", layout.operand[4],
+                                "), block.ptr<const ", element, ">(", layout.operand[0],
+                                "), block.ptr<const ", element, ">(", layout.operand[1],
+                                "), block.ptr<const int64_t>(", layout.operand[2], "));\n}\n");
     return text;
 }
 

@@ -14,14 +14,15 @@ __device__ __forceinline__ void bias_corr(E* out, const E* beta, int32_t step) {
 /// ring' = ring with x at `position` modulo Keep, position' = position + 1; by one block, which
 /// reads the position before any thread writes it.
 template <int64_t Keep, int64_t Row, class X, class From, class To, class E>
-__device__ __forceinline__ void ring_push(E* to, int64_t* next, const E* x, const E* ring,
-                                          const int64_t* position) {
+__device__ __forceinline__ void ring_push(const Grid& grid, E* to, int64_t* next, const E* x,
+                                          const E* ring, const int64_t* position) {
     const int64_t now = *position, at = (now % Keep + Keep) % Keep;
     __syncthreads();
     if (ring != to)
-        for (int64_t i = threadIdx.x; i < Keep * Row; i += blockDim.x)
+        for (int64_t i = threadIdx.x; i < Keep * Row; i += grid.threads)
             if (i / Row != at) to[To::at(i)] = ring[From::at(i)];
-    for (int64_t i = threadIdx.x; i < Row; i += blockDim.x) to[To::at(at * Row + i)] = x[X::at(i)];
+    for (int64_t i = threadIdx.x; i < Row; i += grid.threads)
+        to[To::at(at * Row + i)] = x[X::at(i)];
     if (threadIdx.x == 0) *next = now + 1;
 }
 

@@ -197,13 +197,14 @@ KernelText pointwise_text(const LoweredOp& op, int processors) {
     const int shape_at = layout.operand[inputs] + static_cast<int>(sizeof(Operand));
     const std::string size =
         flat ? cat("block.count<", out.shape.rank(), ">(", shape_at, ")") : std::to_string(count);
-    text.body += entry_head(op, layout, kThreads, raw);
+    text.bound = kThreads;
+    text.body += body_head(op, layout, raw);
     if (update) text.body += cat("    typedef ", wide_type(out.dtype), " R;\n");
     text.body += before;
     text.body += cat(
         "    const int64_t n = ", size, ";\n    const bool wide = ", wide, ";\n",
-        "    const int64_t step = int64_t(gridDim.x) * blockDim.x * ", width, ";\n",
-        "    for (int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * ", width,
+        "    const int64_t step = int64_t(grid.blocks) * grid.threads * ", width, ";\n",
+        "    for (int64_t i = (int64_t(grid.block) * grid.threads + threadIdx.x) * ", width,
         "; i < n; i += step) {\n", load, "#pragma unroll\n        for (int j = 0; j < ", width,
         "; j++) {\n            ", compute, "\n        }\n", store, "    }\n    (void)wide;\n}\n");
     return text;

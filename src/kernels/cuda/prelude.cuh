@@ -28,6 +28,11 @@ struct alignas(64) Block {
     }
 };
 
+/// The blocks that run one kernel body: those of a launch, or some of them.
+struct Grid {
+    uint32_t block, blocks, threads;  // this block, how many there are, threads of each
+};
+
 struct Half {
     uint16_t bits;
 };

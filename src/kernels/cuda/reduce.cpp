@@ -94,7 +94,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
                                        ", @_Elem>(x0), RowOf<", a, ", ", e, ", @_Other>(x1)); }")
                                  : cat("[&](int64_t r) { return ", row, "; }");
     const auto entry = [&](const std::string& call) {
-        text.body += entry_head(op, layout, text.threads);
+        text.body += body_head(op, layout);
         if (text.workspace) text.body += cat("    auto* parts = block.ptr<", a, ">(16);\n");
         if (text.counters)
             text.body += cat("    auto* counters = block.ptr<uint32_t>(", layout.tail, ");\n");
@@ -110,7 +110,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
         const int64_t chunks = (s.n + chunk - 1) / chunk;
         text.threads = static_cast<int>(32 * std::clamp<int64_t>(power_of_two_from(chunks), 1, 32));
         text.blocks = (s.rows + 31) / 32;
-        entry(cat("reduce_chain<", a, ", ", averaged, ", ", chunk, ", @_Shape>(y0, x0)"));
+        entry(cat("reduce_chain<", a, ", ", averaged, ", ", chunk, ", @_Shape>(grid, y0, x0)"));
         return finished("chain");
     }
     const int64_t leaves = (s.n + kTreeLeaf - 1) / kTreeLeaf;
@@ -131,15 +131,15 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
             text.counters = static_cast<int>(strips);
         }
         entry(cat("reduce_columns<", operation, ", ", a, ", ", averaged, ", ", span,
-                  ", @_Shape>(y0, x0, ",
+                  ", @_Shape>(grid, y0, x0, ",
                   pieces > 1 ? "parts, counters)" : cat("(", a, "*)nullptr, (uint32_t*)nullptr)")));
         return finished("columns");
     }
     if (leaves <= 2) {
         text.blocks = (s.rows + 7) / 8;
         if (s.rows < 8) text.threads = static_cast<int>(32 * std::max<int64_t>(s.rows, 1));
-        entry(
-            cat("reduce_warps<", operation, ", ", a, ", ", averaged, ", @_Shape>(y0, ", make, ")"));
+        entry(cat("reduce_warps<", operation, ", ", a, ", ", averaged, ", @_Shape>(grid, y0, ",
+                  make, ")"));
         return finished("warps");
     }
     if (s.rows < enough / 2 && leaves >= 64) {
@@ -153,7 +153,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
         text.counters = static_cast<int>(s.rows);
         text.shared = static_cast<uint32_t>(std::max(pieces, span / group) * a_size);
         entry(cat("reduce_split<", operation, ", ", a, ", ", averaged, ", ", group, ", ",
-                  span * kTreeLeaf, ", @_Shape>(y0, parts, counters, ", make, ")"));
+                  span * kTreeLeaf, ", @_Shape>(grid, y0, parts, counters, ", make, ")"));
         return finished("split");
     }
     const int64_t group = power_of_two_from((leaves + 1023) / 1024);
@@ -161,8 +161,8 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
     text.threads = static_cast<int>(
         32 * std::min<int64_t>(power_of_two_from(leaves), s.rows < enough ? 32 : 8));
     text.shared = static_cast<uint32_t>((leaves + group - 1) / group * a_size);
-    entry(cat("reduce_blocks<", operation, ", ", a, ", ", averaged, ", ", group, ", @_Shape>(y0, ",
-              make, ")"));
+    entry(cat("reduce_blocks<", operation, ", ", a, ", ", averaged, ", ", group,
+              ", @_Shape>(grid, y0, ", make, ")"));
     return finished("blocks");
 }
 

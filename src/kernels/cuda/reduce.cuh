@@ -145,10 +145,10 @@ __device__ __forceinline__ A warp_tree(const Row& row, int64_t begin, int64_t en
 
 /// Joins v[0, count) as the tree does, by a whole block; the result stands in v[0].
 template <class Op, class A>
-__device__ __forceinline__ void join_shared(A* v, int count) {
+__device__ __forceinline__ void join_shared(A* v, int count, int threads) {
     __syncthreads();
     for (int s = 1; s < count; s *= 2) {
-        for (int i = threadIdx.x * 2 * s; i + s < count; i += blockDim.x * 2 * s)
+        for (int i = threadIdx.x * 2 * s; i + s < count; i += threads * 2 * s)
             v[i] = Op::join(v[i], v[i + s]);
         __syncthreads();
     }
@@ -158,9 +158,10 @@ __device__ __forceinline__ void join_shared(A* v, int count) {
 /// two. `shared` holds one value a group. Every thread gets the result; `shared` may be used again
 /// at once.
 template <class Op, class A, int Group, class Row>
-__device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t end, A* shared) {
+__device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t end, A* shared,
+                                        int threads) {
     constexpr int64_t span = Group * kTreeLeaf;
-    const int groups = int((end - begin + span - 1) / span), warps = blockDim.x / 32;
+    const int groups = int((end - begin + span - 1) / span), warps = threads / 32;
     for (int g = threadIdx.x / 32; g < groups; g += warps) {
         const int64_t at = begin + g * span, stop = end - at < span ? end : at + span;
         A v;
@@ -170,7 +171,7 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
             v = warp_tree<Op, A>(row, at, stop);
         if ((threadIdx.x & 31) == 0) shared[g] = v;
     }
-    join_shared<Op>(shared, groups);
+    join_shared<Op>(shared, groups, threads);
     const A result = shared[0];
     __syncthreads();
     return result;
@@ -188,9 +189,9 @@ __device__ __forceinline__ void finish(E* y, A value, int64_t n) {
 
 /// A warp a row.
 template <class Op, class A, bool Mean, class Shape, class E, class Make>
-__device__ __forceinline__ void reduce_warps(E* y, Make make) {
-    const int64_t warps = int64_t(gridDim.x) * (blockDim.x / 32);
-    for (int64_t r = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32; r < Shape::rows;
+__device__ __forceinline__ void reduce_warps(const Grid& grid, E* y, Make make) {
+    const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
+    for (int64_t r = int64_t(grid.block) * (grid.threads / 32) + threadIdx.x / 32; r < Shape::rows;
          r += warps) {
         A v = A(0);
         if constexpr (Shape::n > 0) v = warp_tree<Op, A>(make(r), 0, Shape::n);
@@ -200,10 +201,11 @@ __device__ __forceinline__ void reduce_warps(E* y, Make make) {
 
 /// A block a row.
 template <class Op, class A, bool Mean, int Group, class Shape, class E, class Make>
-__device__ __forceinline__ void reduce_blocks(E* y, Make make) {
+__device__ __forceinline__ void reduce_blocks(const Grid& grid, E* y, Make make) {
     extern __shared__ __align__(16) char shared[];
-    for (int64_t r = blockIdx.x; r < Shape::rows; r += gridDim.x) {
-        const A v = block_tree<Op, A, Group>(make(r), 0, Shape::n, reinterpret_cast<A*>(shared));
+    for (int64_t r = grid.block; r < Shape::rows; r += grid.blocks) {
+        const A v = block_tree<Op, A, Group>(make(r), 0, Shape::n, reinterpret_cast<A*>(shared),
+                                             grid.threads);
         if (threadIdx.x == 0) finish<E, A, Mean>(y + Shape::Out::at(r), v, Shape::n);
     }
 }
@@ -211,19 +213,20 @@ __device__ __forceinline__ void reduce_blocks(E* y, Make make) {
 /// Many blocks a row: each reduces `Span` elements, whole subtrees, and the last one of a row
 /// joins.
 template <class Op, class A, bool Mean, int Group, int64_t Span, class Shape, class E, class Make>
-__device__ __forceinline__ void reduce_split(E* y, A* parts, uint32_t* counters, Make make) {
+__device__ __forceinline__ void reduce_split(const Grid& grid, E* y, A* parts, uint32_t* counters,
+                                             Make make) {
     extern __shared__ __align__(16) char shared[];
     A* const held = reinterpret_cast<A*>(shared);
     constexpr int pieces = int((Shape::n + Span - 1) / Span);
-    for (int64_t u = blockIdx.x; u < Shape::rows * pieces; u += gridDim.x) {
+    for (int64_t u = grid.block; u < Shape::rows * pieces; u += grid.blocks) {
         const int64_t r = u / pieces, piece = u - r * pieces;
         const int64_t begin = piece * Span, end = Shape::n - begin < Span ? Shape::n : begin + Span;
-        const A v = block_tree<Op, A, Group>(make(r), begin, end, held);
+        const A v = block_tree<Op, A, Group>(make(r), begin, end, held, grid.threads);
         if (threadIdx.x == 0) parts[u] = v;
         if (!arrive_last(counters + r, pieces)) continue;
-        for (int i = threadIdx.x; i < pieces; i += blockDim.x)
+        for (int i = threadIdx.x; i < pieces; i += grid.threads)
             held[i] = __ldcg(parts + r * pieces + i);
-        join_shared<Op>(held, pieces);
+        join_shared<Op>(held, pieces, grid.threads);
         if (threadIdx.x == 0) finish<E, A, Mean>(y + Shape::Out::at(r), held[0], Shape::n);
         __syncthreads();
     }
@@ -232,12 +235,13 @@ __device__ __forceinline__ void reduce_split(E* y, A* parts, uint32_t* counters,
 /// Neighbouring results lie side by side: 32 of them to a block of 256, whose thread (c, g) holds
 /// lanes g, g + 8, ..., g + 120 of result c. Halving down to 8 lanes stays inside a thread.
 template <class Op, class A, bool Mean, int64_t Span, class Shape, class E>
-__device__ __forceinline__ void reduce_columns(E* y, const E* x, A* parts, uint32_t* counters) {
+__device__ __forceinline__ void reduce_columns(const Grid& grid, E* y, const E* x, A* parts,
+                                               uint32_t* counters) {
     __shared__ A held[8][33];
     constexpr int pieces = int((Shape::n + Span - 1) / Span);
     constexpr int64_t strips = (Shape::rows + 31) / 32;
     const int c = threadIdx.x & 31, g = threadIdx.x / 32;
-    for (int64_t u = blockIdx.x; u < strips * pieces; u += gridDim.x) {
+    for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
         const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * 32 + c;
         const bool mine = r < Shape::rows;
         const E* row = x + (mine ? Shape::In::at(r) : 0);
@@ -304,14 +308,14 @@ __device__ __forceinline__ void reduce_columns(E* y, const E* x, A* parts, uint3
     }
 }
 
-/// chain(Chunk): 32 results to a block; warp w takes every blockDim/32-th chunk and the first adds
-/// them in order.
+/// chain(Chunk): 32 results to a block; warp w takes every (threads / 32)-th chunk and the first
+/// adds them in order.
 template <class A, bool Mean, int64_t Chunk, class Shape, class E>
-__device__ __forceinline__ void reduce_chain(E* y, const E* x) {
+__device__ __forceinline__ void reduce_chain(const Grid& grid, E* y, const E* x) {
     __shared__ A held[32][33];
     constexpr int64_t chunks = (Shape::n + Chunk - 1) / Chunk, strips = (Shape::rows + 31) / 32;
-    const int c = threadIdx.x & 31, w = threadIdx.x / 32, warps = blockDim.x / 32;
-    for (int64_t strip = blockIdx.x; strip < strips; strip += gridDim.x) {
+    const int c = threadIdx.x & 31, w = threadIdx.x / 32, warps = grid.threads / 32;
+    for (int64_t strip = grid.block; strip < strips; strip += grid.blocks) {
         const int64_t r = strip * 32 + c;
         const bool mine = r < Shape::rows;
         const E* row = x + (mine ? Shape::In::at(r) : 0);
