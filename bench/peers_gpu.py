@@ -49,7 +49,7 @@ def batch(config):
     return x, rng.integers(0, sizes[-1], rows)
 
 
-def ours(config):
+def graph_of(config):
     sizes, _, loss_kind = CONFIGS[config]
     x, y = batch(config)
     g = aicf.Graph("step")
@@ -60,7 +60,12 @@ def ours(config):
     loss = (aicf.mse_loss if loss_kind == "mse" else aicf.cross_entropy)(h, target)
     g.minimize(loss, aicf.optim.Adam())
     g.output("loss", loss)
-    step = g.compile(device="cuda")
+    return g
+
+
+def ours(config):
+    x, y = batch(config)
+    step = graph_of(config).compile(device="cuda")
     step(x=x, y=y)
     yield "aicf replay(100)", timed(lambda: step.replay(100), step.synchronize, 100, 10)
     yield "aicf replay()", timed(step.replay, step.synchronize)

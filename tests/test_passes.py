@@ -46,8 +46,14 @@ def check_passes(build, feed, device, choices=CHOICES):
     return want, step
 
 
+def entries(step):
+    """What step.lowered holds, the members of a group one by one."""
+    return [op for entry in step.lowered for op in entry.get("members", [entry])]
+
+
 def launches(step):
-    return [launch.op for launch in step.trace]
+    """Names of what runs, the members of a group one by one."""
+    return [op["op"] for op in entries(step)]
 
 
 # ---- random graphs
@@ -423,7 +429,7 @@ def test_temporaries_are_taken_over(device, rng):
 
 def test_the_reference_step_takes_few_launches(device):
     step = verify.build("step", verify.CASES["train_step_aicf_only"]).compile(device=device)
-    assert len(step.trace) <= 10
+    assert len(step.trace) <= 6
     plain = verify.build("step", verify.CASES["train_step_aicf_only"]).compile(
         device=device, passes=()
     )
@@ -447,7 +453,7 @@ def test_an_activation_joins_its_product(name, device, rng):
 def test_the_backward_of_an_activation_joins(device, rng):
     layers = (30, 20, 25, 10)
     _, step = check_passes(training(OPTIMIZERS["sgd"], layers), feed_of(rng, layers), device)
-    bodies = [[part["op"] for part in op.get("body", [])] for op in step.lowered]
+    bodies = [[part["op"] for part in op.get("body", [])] for op in entries(step)]
     assert bodies.count(["gemm", "tanh_bwd"]) == 2
 
 
@@ -661,8 +667,85 @@ def test_16_bit_params_stay_apart(dtype, device, rng):
     check_passes(build, {"x": draw(rng, 4, 6)}, device)
 
 
+# ---- siblings
+
+
+def grouped(step):
+    return [[m["op"] for m in op["members"]] for op in step.lowered if op["op"] == "group"]
+
+
+@pytest.mark.parametrize("layers", range(1, 7))
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_launches_of_a_network(optimizer, layers, device, rng):
+    """At most three launches a layer and two more, from the input to the update."""
+    sizes = (7, *[6] * (layers - 1), 5)
+    _, step = check_passes(training(OPTIMIZERS[optimizer], sizes), feed_of(rng, sizes), device)
+    assert len(step.trace) <= 3 * layers + 2
+
+
+def test_a_bias_gradient_runs_beside_its_weight_s(device, rng):
+    _, step = check_passes(training(OPTIMIZERS["sgd"]), feed_of(rng), device)
+    assert any(group.count("gemm") and group.count("reduce_sum") for group in grouped(step))
+
+
+def test_what_does_not_wait_shares_a_launch(device, rng):
+    """Members of every kind: with a workspace, with a body, of several results, with one thread."""
+
+    def build(g, x, w):
+        s = g.state("count", (3,), init=aicf.init.constant(1.0))
+        g.assign(s, s * 0.5)
+        values = {"product": x @ w, "softmax": aicf.softmax(x), "sum": aicf.sum(x, axis=0)}
+        values |= {"mean": aicf.mean(x), "chain": aicf.exp(x) * x, "top": aicf.argmax(x, axis=1)}
+        return values | {"running": aicf.cumsum(x, axis=0), "half": aicf.cast(x, "float16")}
+
+    feed = {"x": draw(rng, 40, 300), "w": draw(rng, 300, 70)}
+    _, ops, step = one(build, feed, device)
+    assert len(step.trace) <= 3 and len(ops) == 9
+
+
+def test_a_reader_never_shares_with_the_next_content(device, rng):
+    """The state is read by one op and rewritten by another that does not wait for its result."""
+
+    def build(g, x):
+        s = g.state("s", (40,), init=aicf.init.uniform(-1, 1))
+        read = {"y": aicf.softmax(s), "z": aicf.max(s)}
+        g.assign(s, aicf.cumsum(x, axis=0))
+        return read
+
+    _, ops, step = one(build, {"x": draw(rng, 40)}, device)
+    (writing,) = [op for op in step.lowered if "cumsum" in str(op)]
+    assert "softmax" not in str(writing)
+
+
+def test_large_ops_run_alone(device, rng):
+    def build(g, x):
+        return {"softmax": aicf.softmax(x), "running": aicf.cumsum(x, axis=1)}
+
+    _, ops, step = one(build, {"x": draw(rng, 1500, 1000)}, device)
+    assert grouped(step) == [] and len(ops) == 2
+
+
+def test_operands_of_a_group_are_bound_again(device, rng):
+    g = aicf.Graph("bound")
+    x = g.input("x", (20, 30))
+    g.output("sum", aicf.sum(x, axis=0))
+    g.output("softmax", aicf.softmax(x))
+    step = g.compile(device=device)
+    assert grouped(step)
+    for _ in range(3):
+        data = draw(rng, 20, 30)
+        other = aicf.Graph("other")
+        other.param("x", (20, 30))
+        holder = other.compile(device=device, params={"x": data})
+        step.bind(x=holder.params["x"])
+        step.replay()
+        np.testing.assert_allclose(step.outputs["sum"].numpy(), data.sum(0), rtol=1e-5, atol=1e-5)
+        want = np.exp(data) / np.exp(data).sum(1, keepdims=True)
+        np.testing.assert_allclose(step.outputs["softmax"].numpy(), want, rtol=1e-5)
+
+
 def test_choices_of_passes():
-    assert _core.pass_names() == ["cse", "epilogue", "fuse", "optimizers"]
+    assert _core.pass_names() == ["cse", "epilogue", "fuse", "optimizers", "siblings"]
     g = aicf.Graph("g")
     x = g.input("x", (4,))
     g.output("y", aicf.exp(x) * x)

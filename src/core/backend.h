@@ -11,7 +11,22 @@ struct Kernel {
     std::string name;              // "gemm_f32", as traces and dumps print it
     uint64_t workspace_bytes = 0;  // lent for the call
     uint32_t tail_bytes = 0;       // room the backend wants at the end of the argument block
+    /// Of a group: its members' kernels, whose argument blocks lie in the tail of its own.
+    struct Part {
+        LoweredOp op;
+        std::shared_ptr<const Kernel> kernel;
+        std::vector<int> operands;  // by the member's operand: that of the group
+        uint32_t at;                // bytes into the tail
+        uint64_t workspace;         // bytes into the group's
+    };
+    std::vector<Part> parts;
 };
+class Backend;
+/// Gives the kernel of a group its next part.
+void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
+              std::shared_ptr<const Kernel> chosen);
+/// Fills the parts' blocks from the group's own operands.
+void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args);
 
 /// One op with its addresses: the block a kernel receives.
 struct BoundOp {

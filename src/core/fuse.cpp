@@ -7,6 +7,7 @@
 #include <climits>
 #include <queue>
 
+#include "core/backend.h"
 #include "core/passes.h"
 
 namespace aicf {
@@ -55,7 +56,7 @@ class Groups {
         std::vector<int> merged;
         std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
                    std::back_inserter(merged));
-        const LoweredOp op = fused(def, merged, a, b);
+        const LoweredOp op = compose(def, merged, a, b);
         if (!fits(op) || overwrites(op) || detour(a, b, last) || detour(b, a, last)) return false;
         for (int member : members_[b]) group_[member] = a;
         members_[a] = std::move(merged);
@@ -86,7 +87,7 @@ class Groups {
             ready.pop();
             const std::vector<int>& members = members_[group];
             result.push_back(members.size() == 1 ? ops_[members[0]]
-                                                 : fused(def_[group], members, group, group));
+                                                 : compose(def_[group], members, group, group));
             for (int to : next[group])
                 if (--waits[to] == 0) ready.emplace(members_[to].back(), to);
         }
@@ -96,11 +97,19 @@ class Groups {
         ops_ = std::move(result);
     }
 
+    /// The op of some members, all those of groups a and b: one with a body, if nothing else.
+    virtual LoweredOp compose(const LoweredDef* def, const std::vector<int>& members, int a,
+                              int b) const {
+        return fused(def, members, a, b);
+    }
+    ~Groups() = default;
+
     std::vector<LoweredOp>& ops_;
-    std::vector<int> producer_;              // by value: the op that writes it
-    std::vector<std::vector<int>> readers_;  // by value
-    std::vector<int> group_;                 // by op
-    std::vector<std::vector<int>> members_;  // by group, ascending
+    std::vector<std::vector<int>> successors_;  // by op
+    std::vector<int> producer_;                 // by value: the op that writes it
+    std::vector<std::vector<int>> readers_;     // by value
+    std::vector<int> group_;                    // by op
+    std::vector<std::vector<int>> members_;     // by group, ascending
 
   private:
     /// Whether the op would write a param or state while a step still reads it.
@@ -140,7 +149,6 @@ class Groups {
         return false;
     }
 
-    /// The op of some members, all those of groups a and b.
     LoweredOp fused(const LoweredDef* def, const std::vector<int>& members, int a, int b) const {
         LoweredOp result;
         result.def = def;
@@ -155,15 +163,15 @@ class Groups {
             }
             for (const View& view : ops_[member].inputs)
                 if (const int from = producer_[view.value];
-                    (from < 0 || !inside(from)) && find(result.inputs, view) < 0)
+                    (from < 0 || !inside(from)) && find_view(result.inputs, view) < 0)
                     result.inputs.push_back(view);
         }
         const int inputs = static_cast<int>(result.inputs.size()),
                   outputs = static_cast<int>(result.outputs.size());
         const auto number = [&](const View& view) {
-            if (const int in = find(result.inputs, view); in >= 0) return in;
-            const int out = find(result.outputs, view);
-            return inputs + (out >= 0 ? out : outputs + find(result.inner, view));
+            if (const int in = find_view(result.inputs, view); in >= 0) return in;
+            const int out = find_view(result.outputs, view);
+            return inputs + (out >= 0 ? out : outputs + find_view(result.inner, view));
         };
         for (int member : members) {
             const LoweredOp& op = ops_[member];
@@ -175,19 +183,10 @@ class Groups {
         return result;
     }
 
-    static int find(const std::vector<View>& list, const View& view) {
-        for (size_t i = 0; i < list.size(); i++)
-            if (list[i].value == view.value && list[i].dtype == view.dtype &&
-                same_layout(list[i], view))
-                return static_cast<int>(i);
-        return -1;
-    }
-
-    std::vector<char> kept_;                    // by value: an output or a next content
-    std::vector<ValueId> target_;               // by value: whose next content it is
-    std::vector<std::vector<int>> successors_;  // by op
-    std::vector<int> seen_;                     // by group
-    std::vector<const LoweredDef*> def_;        // by group of several
+    std::vector<char> kept_;              // by value: an output or a next content
+    std::vector<ValueId> target_;         // by value: whose next content it is
+    std::vector<int> seen_;               // by group
+    std::vector<const LoweredDef*> def_;  // by group of several
     int now_ = 0;
 };
 
@@ -201,19 +200,33 @@ bool fusable(const LoweredOp& op) {
                        [&](const View& view) { return view.shape == op.outputs[0].shape; });
 }
 
-/// What every backend can hold of one op: operands and live values in a GPU thread's registers, and
-/// in the argument block the program the CPU interprets, where a 16-bit value takes a second slot
-/// for its f32 form, and an instruction to make it and one to round it.
-bool fits_block(const LoweredOp& op) {
-    constexpr size_t kMaxOperands = 16, kMaxSteps = 32, kMaxSlots = 40;
-    const size_t operands = op.inputs.size() + op.outputs.size(), all = operands + op.inner.size();
+/// What an op asks of a backend: operands and live values are a GPU thread's registers; the
+/// argument block holds the program that the CPU interprets, in which a 16-bit value takes a second
+/// slot for its f32 form, and an instruction to make it and one to round it.
+struct Needs {
+    size_t operands = 0, slots = 0, bytes = 0;
+};
+
+Needs needs_of(const LoweredOp& op) {
+    Needs needs;
+    needs.operands = op.inputs.size() + op.outputs.size();
+    size_t sizes = 0;
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views) sizes += 8 * static_cast<size_t>(view.shape.rank());
+    needs.bytes = 224 + 20 * needs.operands + 2 * sizes + 8 * pack_scalars(op).size();
+    if (op.def->optimizer) needs.bytes += 64 + 40 * op.body.size();
+    const bool walks = !op.def->pointwise && !op.def->gemm && !op.def->optimizer;
+    if (walks) needs.bytes += 1024;  // where the CPU finds the rows of a reduction
+    if (walks || op.def->optimizer || (op.def->gemm && op.body.empty())) return needs;
+
+    const size_t all = needs.operands + op.inner.size();
     const auto dtype = [&](size_t number) { return op.operand(static_cast<int>(number)).dtype; };
     std::vector<const FusedStep*> last(all, nullptr);
-    size_t instrs = op.body.size(), slots = operands + 2, scalars = 0;
+    size_t instrs = std::max<size_t>(op.body.size(), 1);
+    needs.slots = needs.operands + 2;
     for (size_t i = 0; i < all; i++) instrs += is_16_bit(dtype(i)) ? 2 : 0;
-    for (size_t i = 0; i < operands; i++) slots += is_16_bit(dtype(i));
+    for (size_t i = 0; i < needs.operands; i++) needs.slots += is_16_bit(dtype(i));
     for (const FusedStep& step : op.body) {
-        scalars += step.attrs.items().size();
         instrs += step.def->name == "cast";
         for (int i : step.inputs) last[i] = &step;
     }
@@ -224,16 +237,21 @@ bool fits_block(const LoweredOp& op) {
             if (is_16_bit(dtype(number))) live[4] += by;
             live[dtype_size(dtype(number))] += by;
         };
-        if (made >= operands) count(made, 1);
+        if (made >= needs.operands) count(made, 1);
         for (size_t size = 1; size < 9; size++) most[size] = std::max(most[size], live[size]);
-        for (size_t i = operands; i < all; i++)
+        for (size_t i = needs.operands; i < all; i++)
             if (last[i] == &step) count(i, static_cast<size_t>(-1));
     }
-    for (size_t count : most) slots += count;
-    const auto rank = static_cast<size_t>(op.outputs[0].shape.rank());
-    const size_t bytes = 384 + operands * (20 + 24 * rank) + 8 * scalars + 24 * slots + 40 * instrs;
-    return operands <= kMaxOperands && op.body.size() <= kMaxSteps && slots <= kMaxSlots &&
-           bytes <= kMaxArgBytes;
+    for (size_t count : most) needs.slots += count;
+    needs.bytes += 192 + sizes + 24 * needs.slots + 40 * instrs;
+    return needs;
+}
+
+bool fits_block(const LoweredOp& op) {
+    constexpr size_t kMaxOperands = 16, kMaxSteps = 32, kMaxSlots = 40;
+    const Needs needs = needs_of(op);
+    return needs.operands <= kMaxOperands && op.body.size() <= kMaxSteps &&
+           needs.slots <= kMaxSlots && needs.bytes <= kMaxArgBytes;
 }
 
 /// An op joins the groups of what it reads where the iteration shapes are equal.
@@ -356,10 +374,7 @@ bool fits_update(const LoweredOp& op) {
             if (made[number]) return false;
         for (int number : step.outputs) made[number] = step.def->numbers > 0;
     }
-    size_t bytes = 256 + 40 * op.body.size();
-    for (const auto* views : {&op.inputs, &op.outputs})
-        for (const View& view : *views) bytes += 20 + (view.shape.rank() > 0 ? 16 : 0);
-    return bytes <= kMaxArgBytes;
+    return needs_of(op).bytes <= kMaxArgBytes;
 }
 
 /// Updates with the same numbers become one op, and so does what makes those numbers for them.
@@ -411,8 +426,64 @@ class Optimizers : Groups {
     }
 };
 
+// ---- siblings -----------------------------------------------------------------------------------
+
+/// Below this a launch costs more than what it runs, so that ops gain by sharing one (an H200 moves
+/// these bytes or computes these products in some 3 us).
+constexpr double kSmallBytes = 8 << 20, kSmallFlops = 128 << 20;
+
+bool small(const LoweredOp& op) {
+    const Cost cost = cost_of(op);
+    return cost.bytes <= kSmallBytes && cost.flops <= kSmallFlops;
+}
+
+/// The members' argument blocks lie in the group's own.
+bool fits_group(const LoweredOp& op) {
+    size_t bytes = needs_of(op).bytes;
+    for (const LoweredOp& member : op.members) bytes += needs_of(member).bytes;
+    return bytes <= kMaxGroupBytes;
+}
+
+/// Small ops at the same distance from the start of the step, so that none waits for another, share
+/// a launch.
+class Siblings : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("group");
+        std::vector<int> level(ops_.size(), 0);
+        std::vector<std::vector<int>> heads(ops_.size());  // by level: the first op of each group
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
+            if (!small(ops_[at])) continue;
+            std::vector<int>& known = heads[level[at]];
+            if (std::none_of(known.begin(), known.end(), [&](int head) {
+                    return merge(group_[head], at, def, fits_group, INT_MAX);
+                }))
+                known.push_back(at);
+        }
+        emit();
+    }
+
+  private:
+    LoweredOp compose(const LoweredDef* def, const std::vector<int>& members, int,
+                      int) const override {
+        LoweredOp result;
+        result.def = def;
+        result.node = ops_[members.back()].node;
+        for (int member : members) {
+            for (const View& view : ops_[member].inputs)
+                if (find_view(result.inputs, view) < 0) result.inputs.push_back(view);
+            for (const View& view : ops_[member].outputs) result.outputs.push_back(view);
+            result.members.push_back(ops_[member]);
+        }
+        return result;
+    }
+};
+
 }  // namespace
 
+void group_siblings(Lowered& lowered) { Siblings(lowered).run(); }
 void fuse_pointwise(Lowered& lowered) { Pointwise(lowered).run(); }
 void fuse_epilogues(Lowered& lowered) { Epilogues(lowered).run(); }
 void fuse_optimizers(Lowered& lowered) { Optimizers(lowered).run(); }

@@ -183,7 +183,37 @@ std::vector<Type> infer_body(const InferContext& c) {
     raise(ErrorKind::graph, c.where(), ": it has no body; need the steps it computes");
 }
 
+namespace {
+
+/// A group takes and gives what its members do, who hand nothing to each other.
+std::vector<Type> infer_group(const LoweredOp& op) {
+    std::vector<Type> outputs(op.outputs.size());
+    std::vector<char> written(op.outputs.size(), 0);
+    for (const LoweredOp& member : op.members) {
+        const std::string where = cat(op.def->name, ": member ", member.def->name);
+        for (const View& view : member.inputs)
+            if (find_view(op.inputs, view) < 0)
+                raise(ErrorKind::graph, where, " reads %", view.value,
+                      ", which is no operand of the group; need one that is");
+        const std::vector<Type> types = infer_lowered(member);
+        for (size_t k = 0; k < member.outputs.size(); k++) {
+            const int at = find_view(op.outputs, member.outputs[k]);
+            if (at < 0 || written[at] || k >= types.size())
+                raise(ErrorKind::graph, where, " writes %", member.outputs[k].value,
+                      "; need a result of the group, written once");
+            written[at] = 1;
+            outputs[at] = types[k];
+        }
+    }
+    for (size_t k = 0; k < written.size(); k++)
+        if (!written[k]) raise(ErrorKind::graph, op.def->name, ": no member writes output ", k);
+    return outputs;
+}
+
+}  // namespace
+
 std::vector<Type> infer_lowered(const LoweredOp& op) {
+    if (!op.members.empty()) return infer_group(op);
     std::vector<Type> inputs;
     if (op.body.empty()) {
         for (const View& view : op.inputs) inputs.push_back({view.dtype, view.shape});
@@ -232,8 +262,22 @@ const View& LoweredOp::operand(int number) const {
 }
 
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
-    if (op.body.empty()) return op.def->inplace;
     std::vector<std::pair<int, int>> pairs;
+    for (const LoweredOp& member : op.members)
+        for (auto [out, in] : inplace_of(member)) {
+            if (in >= static_cast<int>(member.inputs.size())) continue;
+            const View& from = member.inputs[in];
+            const auto reads = [&](const LoweredOp& other) {
+                return &other != &member &&
+                       std::any_of(other.inputs.begin(), other.inputs.end(),
+                                   [&](const View& view) { return view.value == from.value; });
+            };
+            if (std::none_of(op.members.begin(), op.members.end(), reads))
+                pairs.emplace_back(find_view(op.outputs, member.outputs[out]),
+                                   find_view(op.inputs, from));
+        }
+    if (!op.members.empty()) return pairs;
+    if (op.body.empty()) return op.def->inplace;
     if (op.def->gemm) return pairs;
     const int inputs = static_cast<int>(op.inputs.size()),
               outputs = static_cast<int>(op.outputs.size()),
@@ -264,6 +308,13 @@ bool same_layout(const View& a, const View& b) {
            dtype_size(a.dtype) == dtype_size(b.dtype);
 }
 
+int find_view(const std::vector<View>& list, const View& view) {
+    const auto at = std::find_if(list.begin(), list.end(), [&](const View& other) {
+        return other.value == view.value && other.dtype == view.dtype && same_layout(other, view);
+    });
+    return at == list.end() ? -1 : static_cast<int>(at - list.begin());
+}
+
 bool may_overwrite(const LoweredOp& op, int out, int in) {
     const auto pairs = inplace_of(op);
     return std::find(pairs.begin(), pairs.end(), std::pair(out, in)) != pairs.end() &&
@@ -272,6 +323,12 @@ bool may_overwrite(const LoweredOp& op, int out, int in) {
 
 Cost cost_of(const LoweredOp& op) {
     Cost cost;
+    for (const LoweredOp& member : op.members) {
+        const Cost own = cost_of(member);
+        cost.flops += own.flops;
+        cost.bytes += own.bytes;
+    }
+    if (!op.members.empty()) return cost;
     double largest = 0;
     auto count = [&](const View& view) {
         double elements = 1;  // broadcast axes are read once

@@ -153,9 +153,10 @@ struct LoweredOp {
     const LoweredDef* def = nullptr;
     std::vector<View> inputs, outputs;
     Attrs attrs;
-    int node = -1;                     // IR node it came from
-    std::vector<FusedStep> body = {};  // of a fused op: what it computes, in order
-    std::vector<View> inner = {};      // of a fused op: values that never get storage
+    int node = -1;                        // IR node it came from
+    std::vector<FusedStep> body = {};     // of a fused op: what it computes, in order
+    std::vector<View> inner = {};         // of a fused op: values that never get storage
+    std::vector<LoweredOp> members = {};  // of a group: ops that run side by side in one launch
     const View& operand(int number) const;
 };
 
@@ -254,12 +255,15 @@ struct LoweredDef {
 Cost cost_of(const LoweredOp& op);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
 /// writes the output may read the input; of an optimizer's, whose steps may run side by side, no
-/// other step. A product with a body writes while parts of it still read.
+/// other step. A product with a body writes while parts of it still read. In a group no other
+/// member may read the input.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 /// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
 bool may_overwrite(const LoweredOp& op, int out, int in);
 /// Whether two views step through a storage alike.
 bool same_layout(const View& a, const View& b);
+/// The position of a view of the same elements as the same dtype; -1: none.
+int find_view(const std::vector<View>& list, const View& view);
 
 /// Registration, called once by op.cpp's list.
 void define(OpDef def);

@@ -42,10 +42,9 @@ void merge_common(Graph& graph) {
 
 const std::vector<Pass>& all_passes() {
     static const std::vector<Pass> passes = {
-        {"cse", true, merge_common, nullptr},
-        {"epilogue", true, nullptr, fuse_epilogues},
-        {"fuse", true, nullptr, fuse_pointwise},
-        {"optimizers", true, nullptr, fuse_optimizers},
+        {"cse", true, merge_common, nullptr},        {"epilogue", true, nullptr, fuse_epilogues},
+        {"fuse", true, nullptr, fuse_pointwise},     {"optimizers", true, nullptr, fuse_optimizers},
+        {"siblings", true, nullptr, group_siblings},
     };
     return passes;
 }

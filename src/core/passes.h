@@ -19,6 +19,8 @@ void fuse_epilogues(Lowered& lowered);
 void fuse_pointwise(Lowered& lowered);
 /// The updates of an optimizer become one op (fuse.cpp).
 void fuse_optimizers(Lowered& lowered);
+/// Small ops that do not wait for each other become one launch (fuse.cpp).
+void group_siblings(Lowered& lowered);
 
 /// The named passes in the given order; GraphError for a name that does not exist.
 std::vector<const Pass*> select_passes(const std::vector<std::string>& names);

@@ -402,9 +402,10 @@ std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
     const uint32_t scalars_at = used;
     const uint32_t tail_at = round(used + 8 * scalars.size(), 64);
     const uint32_t total = round(tail_at + kernel.tail_bytes, 64);
-    if (total > kMaxArgBytes)
+    const uint32_t most = op.members.empty() ? kMaxArgBytes : kMaxGroupBytes;
+    if (total > most)
         raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total,
-              " bytes; at most ", kMaxArgBytes, " fit, use fewer operands");
+              " bytes; at most ", most, " fit, use fewer operands");
     std::shared_ptr<ArgBlock> block(
         static_cast<ArgBlock*>(::operator new(total, std::align_val_t(64))),
         [](ArgBlock* p) { ::operator delete(p, std::align_val_t(64)); });

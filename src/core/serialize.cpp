@@ -66,6 +66,9 @@ std::string view_text(const View& view) {
 
 std::string op_text(const LoweredOp& op) {
     std::string text = cat("op=", op.def->name);
+    if (!op.members.empty())
+        text += "(" + joined(op.members, [](const LoweredOp& member) { return member.def->name; }) +
+                ")";
     if (!op.body.empty())
         text += "(" + joined(op.body, [](const FusedStep& step) { return step.def->name; }) + ")";
     if (!op.attrs.items().empty()) text += " attrs=" + to_string(op.attrs);
@@ -73,13 +76,15 @@ std::string op_text(const LoweredOp& op) {
            cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text), ")");
 }
 
-/// A line a step of a fused op; inner values are named as the graph names them.
-std::string body_text(const LoweredOp& op) {
+/// A line a step of a fused op; inner values are named as the graph names them. Of a group the ops.
+std::string body_text(const LoweredOp& op, const std::string& indent = "      ") {
     std::string text;
+    for (const LoweredOp& member : op.members)
+        text += cat(indent, op_text(member), "\n", body_text(member, indent + "      "));
     const auto operand_text = [&](int number) { return view_text(op.operand(number)); };
     const auto id_text = [&](int number) { return cat("%", op.operand(number).value); };
     for (const FusedStep& step : op.body) {
-        text += cat("      ", joined(step.outputs, operand_text), " = ", step.def->name, "(",
+        text += cat(indent, joined(step.outputs, operand_text), " = ", step.def->name, "(",
                     joined(step.inputs, id_text), ")");
         if (!step.attrs.items().empty()) text += " " + to_string(step.attrs);
         text += "\n";
@@ -98,6 +103,12 @@ std::string op_json(const LoweredOp& op) {
     std::string text = cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node,
                            ", \"inputs\": [", joined(op.inputs, view_json), "], \"outputs\": [",
                            joined(op.outputs, view_json), "], \"attrs\": ", to_string(op.attrs));
+    if (!op.members.empty()) {
+        const auto member_json = [](const LoweredOp& member) {
+            return "{" + op_json(member) + "}";
+        };
+        return text + cat(", \"members\": [", joined(op.members, member_json), "]");
+    }
     if (op.body.empty()) return text;
     const auto step_json = [](const FusedStep& step) {
         return cat("{\"op\": ", quoted(step.def->name), ", \"node\": ", step.node,

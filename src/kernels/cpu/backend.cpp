@@ -103,12 +103,19 @@ struct Call {
     int64_t units[kMaxPhases];
 };
 
-Call make_call(const BoundOp& op) {
-    const auto& kernel = static_cast<const BoundKernel&>(*op.kernel);
-    Call call{&kernel.code, op.args.get(), kernel.threads, {}};
+/// The calls that an op comes to: one, or of a group one a member.
+void add_calls(const Kernel& base, const ArgBlock& args, std::vector<Call>& calls) {
+    const auto& kernel = static_cast<const BoundKernel&>(base);
+    for (const Kernel::Part& part : kernel.parts)
+        add_calls(
+            *part.kernel,
+            *reinterpret_cast<const ArgBlock*>(static_cast<const char*>(args.tail_ptr()) + part.at),
+            calls);
+    if (!kernel.parts.empty()) return;
+    Call call{&kernel.code, &args, kernel.threads, {}};
     for (int phase = 0; phase < kernel.code.phases; phase++)
-        call.units[phase] = kernel.code.units(*op.args, phase);
-    return call;
+        call.units[phase] = kernel.code.units(args, phase);
+    calls.push_back(call);
 }
 
 void run_call(const Call& call, int threads) {
@@ -135,7 +142,7 @@ void run_call(const Call& call, int threads) {
 class CpuCaptured : public Captured {
   public:
     explicit CpuCaptured(std::vector<BoundOp> ops) : ops_(std::move(ops)) {
-        for (const BoundOp& op : ops_) calls_.push_back(make_call(op));
+        for (const BoundOp& op : ops_) add_calls(*op.kernel, *op.args, calls_);
     }
     void launch(int64_t times) override {
         const int threads = cpu_threads();
@@ -177,6 +184,12 @@ class CpuBackend : public Backend {
         const Table& table = chosen().table;
         auto kernel = std::make_shared<BoundKernel>();
         const std::string& name = op.def->name;
+        for (const LoweredOp& member : op.members) {
+            auto part = select(member);
+            kernel->name += (kernel->name.empty() ? "" : "+") + part->name;
+            add_part(*kernel, op, member, std::move(part));
+        }
+        if (!op.members.empty()) return kernel;
         const DType dtype = (op.inputs.empty() ? op.outputs : op.inputs)[0].dtype;
         kernel->name = cat(name, "_", dtype_abbrev(dtype));
         bool found = false;
@@ -223,6 +236,8 @@ class CpuBackend : public Backend {
 
     void finish_args(const Kernel& kernel, ArgBlock& args) override {
         const auto& bound = static_cast<const BoundKernel&>(kernel);
+        finish_parts(*this, kernel, args);
+        if (!kernel.parts.empty()) return;
         if (bound.code.prepare) bound.code.prepare(args);
         if (bound.program.empty()) return;
         std::memcpy(reinterpret_cast<char*>(&args) + args.tail, bound.program.data(),
@@ -261,7 +276,11 @@ class CpuBackend : public Backend {
                                     from.shape.begin(), from.shape.rank(), static_cast<int>(size));
     }
 
-    void run(const BoundOp& op) override { run_call(make_call(op), cpu_threads()); }
+    void run(const BoundOp& op) override {
+        std::vector<Call> calls;
+        add_calls(*op.kernel, *op.args, calls);
+        for (const Call& call : calls) run_call(call, cpu_threads());
+    }
 
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {
         return std::make_unique<CpuCaptured>(ops);

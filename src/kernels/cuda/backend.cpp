@@ -50,20 +50,10 @@ class CudaBackend : public Backend {
 
     std::shared_ptr<const Kernel> select(const LoweredOp& op) override {
         const KernelText text = kernel_text(op, {gpu_.processors, gpu_.compute_major});
-        auto kernel = std::make_shared<CudaKernel>();
-        kernel->name = text.name;
-        kernel->workspace_bytes = text.workspace;
-        kernel->tail_bytes = kTailBytes;
-        kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
-        kernel->threads = static_cast<unsigned>(text.threads);
-        kernel->shared = text.shared;
-        kernel->block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
+        auto kernel = kernel_of(text, op);
+        for (size_t k = 0; k < op.members.size(); k++)
+            add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k]));
         if (text.blocks == 0) return kernel;
-        if (text.counters) {
-            const uint64_t bytes = 4 * static_cast<uint64_t>(text.counters);
-            kernel->counters = stream_->allocate(bytes);
-            stream_->clear(kernel->counters.get(), bytes);
-        }
         chosen_.push_back(cache_.request(text));
         kernel->loaded = chosen_.back();
         return kernel;
@@ -77,6 +67,8 @@ class CudaBackend : public Backend {
             cache_.load({std::const_pointer_cast<LoadedKernel>(kernel.loaded)});
         check(args.bytes == kernel.block_bytes,
               "cuda: an argument block is not laid out as its kernel was generated for");
+        finish_parts(*this, kernel, args);
+        if (!kernel.parts.empty()) return;
         void* counters = kernel.counters.get();
         std::memcpy(reinterpret_cast<char*>(&args) + args.tail, &counters, sizeof counters);
     }
@@ -142,6 +134,24 @@ class CudaBackend : public Backend {
     }
 
   private:
+    /// How a text is launched, and what it needs beside its operands.
+    std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& op) {
+        auto kernel = std::make_shared<CudaKernel>();
+        kernel->name = text.name;
+        kernel->workspace_bytes = text.workspace;
+        kernel->tail_bytes = op.members.empty() ? kTailBytes : 0;
+        kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
+        kernel->threads = static_cast<unsigned>(text.threads);
+        kernel->shared = text.shared;
+        kernel->block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
+        if (text.blocks && text.counters) {
+            const uint64_t bytes = 4 * static_cast<uint64_t>(text.counters);
+            kernel->counters = stream_->allocate(bytes);
+            stream_->clear(kernel->counters.get(), bytes);
+        }
+        return kernel;
+    }
+
     /// The copy of a strided device tensor into C order at `to`.
     const BoundOp& packer(void* to, const TensorRef& from) {
         for (BoundOp& known : packers_) {

@@ -19,7 +19,11 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
         }
     scalars = used;
     tail = round(static_cast<size_t>(used) + 8 * pack_scalars(op).size(), 64);
-    bytes = tail + static_cast<int>(kTailBytes);
+    bytes = tail + (op.members.empty() ? static_cast<int>(kTailBytes) : 0);
+    for (const LoweredOp& member : op.members) {
+        parts.push_back(bytes);
+        bytes += BlockLayout(member).bytes;
+    }
 }
 
 const char* cuda_type(DType dtype) {
@@ -168,8 +172,47 @@ KernelText body_text(const LoweredOp& op, const Target& target) {
 
 }  // namespace
 
+namespace {
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+        text.replace(at, from.size(), to);
+    return text;
+}
+
+/// The members' bodies, each run by blocks of its own.
+KernelText group_text(const LoweredOp& op, const Target& target) {
+    constexpr int kMostThreads = 256;  // the more, the fewer registers each has
+    const BlockLayout layout(op);
+    KernelText text;
+    text.blocks = text.threads = 0;
+    std::string calls;
+    for (size_t k = 0; k < op.members.size(); k++) {
+        KernelText part = body_text(op.members[k], target);
+        part.threads = std::min(part.threads, kMostThreads);
+        text.name += (k ? "_" : "") + part.name;
+        if (part.blocks > 0) {
+            text.includes.insert(part.includes.begin(), part.includes.end());
+            text.body += replaced(part.body, "@", cat("@_", k));
+            calls +=
+                cat("    if (b >= ", text.blocks, "u && b < ", text.blocks + part.blocks,
+                    "u && threadIdx.x < ", part.threads, ")\n        @_", k, "_body(block.part<",
+                    BlockLayout(op.members[k]).bytes, ">(", layout.parts[k], "), Grid{b - ",
+                    text.blocks, "u, ", part.blocks, "u, ", part.threads, "u});\n");
+            text.blocks += part.blocks;
+            text.threads = std::max(text.threads, part.threads);
+            text.shared = std::max(text.shared, part.shared);
+        }
+        text.parts.push_back(std::move(part));
+    }
+    text.body += body_head(layout) + "    const uint32_t b = grid.block;\n" + calls + "}\n";
+    return text;
+}
+
+}  // namespace
+
 KernelText kernel_text(const LoweredOp& op, const Target& target) {
-    KernelText text = body_text(op, target);
+    KernelText text = op.members.empty() ? body_text(op, target) : group_text(op, target);
     text.body += cat(
         "extern \"C\" __global__ void __launch_bounds__(", text.bound ? text.bound : text.threads,
         text.resident > 1 ? cat(", ", text.resident) : "", ") @(const __grid_constant__ Block<",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,8 @@ namespace aicf::cuda {
 /// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks but for
 /// tensor cores; an entry alone makes it a kernel.
 struct KernelText {
-    std::string name;     // "relu_f32", as traces print it
-    std::string include;  // the family's source: "reduce.cuh"
+    std::string name;                // "relu_f32", as traces print it
+    std::set<std::string> includes;  // the family's source: "reduce.cuh"
     std::string body;
     int64_t blocks = 1;  // 0: nothing to do
     int threads = 256;
@@ -23,6 +24,7 @@ struct KernelText {
     uint32_t shared = 0;     // bytes
     uint64_t workspace = 0;  // bytes
     int counters = 0;        // words that are 0 before and after each run
+    std::vector<KernelText> parts = {};  // of a group: its members', bodies without an entry
 };
 
 /// What of a device the choice of a kernel rests on.
@@ -44,6 +46,7 @@ struct BlockLayout {
     explicit BlockLayout(const LoweredOp& op);
     std::vector<int> operand;  // byte offsets, inputs first
     int scalars = 0, tail = 0, bytes = 0;
+    std::vector<int> parts;  // of a group: where its members' blocks begin
 };
 
 const char* cuda_type(DType dtype);  // as stored: "float", "Half", ...

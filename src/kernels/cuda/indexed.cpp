@@ -193,7 +193,7 @@ KernelText indexed_text(const LoweredOp& op, int processors) {
     const View& y = op.outputs[0];
     const int64_t count = element_count(y.shape);
     KernelText text;
-    text.include = "indexed.cuh";
+    text.includes = {"indexed.cuh"};
     text.name = cat(name, "_", dtype_abbrev(y.dtype));
     text.blocks = blocks_for(count, processors);
     if (count == 0) return text;
@@ -218,7 +218,7 @@ KernelText random_text(const LoweredOp& op, int processors) {
     const View& y = op.outputs[0];
     const int64_t count = element_count(y.shape);
     KernelText text;
-    text.include = "random.cuh";
+    text.includes = {"random.cuh"};
     text.name = cat(name, "_", dtype_abbrev(y.dtype));
     text.blocks = blocks_for((count + 3) / 4, processors);
     text.body = place_struct("@_Y", y.shape, y.strides);

@@ -20,6 +20,12 @@ std::string replaced(std::string text, const std::string& symbol) {
     return text;
 }
 
+std::string joined(const std::set<std::string>& includes) {
+    std::string text;
+    for (const std::string& include : includes) text += cat("#include \"", include, "\"\n");
+    return text;
+}
+
 /// Every embedded source is part of the key: changing one must miss.
 const std::string& sources_digest() {
     static const std::string digest = [] {
@@ -33,22 +39,20 @@ const std::string& sources_digest() {
 }  // namespace
 
 std::shared_ptr<LoadedKernel> loaded_kernel(const KernelText& text) {
-    const std::string symbol =
-        cat("aicf_", text.name, "_", sha256(text.include + "\n" + text.body).substr(0, 16));
+    const std::string symbol = cat("aicf_", text.name.substr(0, 80), "_",
+                                   sha256(cat(joined(text.includes), text.body)).substr(0, 16));
     return std::make_shared<LoadedKernel>(LoadedKernel{
-        symbol, text.name, text.include, replaced(text.body, symbol), text.shared, nullptr});
+        symbol, text.name, text.includes, replaced(text.body, symbol), text.shared, nullptr});
 }
 
 std::string program_text(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
     std::set<std::string> includes;
     std::map<std::string, std::string> bodies;  // in an order that does not depend on the graph's
     for (const auto& kernel : kernels) {
-        includes.insert(kernel->include);
+        includes.insert(kernel->includes.begin(), kernel->includes.end());
         bodies.emplace(kernel->symbol, kernel->body);
     }
-    std::string text;
-    for (const std::string& include : includes) text += cat("#include \"", include, "\"\n");
-    text += "namespace aicf {\n";
+    std::string text = joined(includes) + "namespace aicf {\n";
     for (const auto& [symbol, body] : bodies) text += body;
     return text + "}\n";
 }

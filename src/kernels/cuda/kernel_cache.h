@@ -11,7 +11,9 @@ namespace aicf::cuda {
 
 /// A kernel on its way to being loaded: KernelCache::load sets `function`.
 struct LoadedKernel {
-    std::string symbol, name, include, body;
+    std::string symbol, name;
+    std::set<std::string> includes;
+    std::string body;
     uint32_t shared = 0;  // dynamic, bytes
     CUfunction function = nullptr;
 };

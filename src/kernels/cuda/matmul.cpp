@@ -95,7 +95,7 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
     const BlockLayout layout(op);
     KernelText text;
-    text.include = "matmul.cuh";
+    text.includes = {"matmul.cuh"};
     const auto batch_struct = [&](const char* name, const View& view) {
         Dims shape, strides;
         for (int d = 0; d < rank - 2; d++) {
@@ -191,7 +191,7 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     }
     text.shared = static_cast<uint32_t>(shared);
     text.body += body_head(op, layout);
-    if (tensor) text.include = "mma.cuh";
+    if (tensor) text.includes = {"mma.cuh"};
     text.body += cat("    ", tensor ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m,
                      ", ", t.part_n, ", ", t.k, ", ", t.stages, ", ", choice.parts,
                      ", @_Shape>(grid, @_Put{block}, x0, x1, ",

@@ -47,7 +47,7 @@ KernelText row_text(const LoweredOp& op, int processors) {
     const BlockLayout layout(op);
 
     KernelText text;
-    text.include = "nn.cuh";
+    text.includes = {"nn.cuh"};
     text.name = cat(name, "_", dtype_abbrev(x.dtype));
     text.body = shape_struct(op, rows, n, static_cast<int>(axis));
     if (name == "cross_entropy_grad") {

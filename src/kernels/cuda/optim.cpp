@@ -82,7 +82,7 @@ KernelText update_text(const LoweredOp& op, int) {
     }
     const Numbers numbers(op);
     KernelText text;
-    text.include = "optim.cuh";
+    text.includes = {"optim.cuh"};
     text.name = cat("update_", like.def->name, "_", dtype_abbrev(dtype));
     text.threads = warps <= 32 ? static_cast<int>(32 * std::max<int64_t>(warps, 2)) : 256;
     text.blocks = std::max<int64_t>((32 * warps + text.threads - 1) / text.threads,
@@ -125,7 +125,7 @@ KernelText small_text(const LoweredOp& op, int) {
     const std::string& name = op.def->name;
     const BlockLayout layout(op);
     KernelText text;
-    text.include = "optim.cuh";
+    text.includes = {"optim.cuh"};
     text.name = name;
     text.threads = 32;
     if (name == "step_inc") {

@@ -139,7 +139,7 @@ KernelText pointwise_text(const LoweredOp& op, int processors) {
                     dtype_abbrev(op.inputs.empty() ? out.dtype : op.inputs.back().dtype));
     if (op.def->name == "cast") text.name += cat("_", dtype_abbrev(out.dtype));
     if (update) text.name = cat(op.def->name, "_", dtype_abbrev(out.dtype));
-    text.include = "prelude.cuh";
+    text.includes = {"prelude.cuh"};
     text.threads = static_cast<int>(
         std::min<int64_t>(kThreads, std::max<int64_t>((count + 31) / 32 * 32, 32)));
     const Cost cost = cost_of(op);

@@ -13,6 +13,11 @@ struct alignas(64) Block {
     __device__ __forceinline__ T* ptr(int offset) const {
         return static_cast<T*>(*reinterpret_cast<void* const*>(bytes + offset));
     }
+    /// The block of a member of a group.
+    template <int Size>
+    __device__ __forceinline__ const Block<Size>& part(int offset) const {
+        return *reinterpret_cast<const Block<Size>*>(bytes + offset);
+    }
     __device__ __forceinline__ int64_t integer(int offset) const {
         return *reinterpret_cast<const int64_t*>(bytes + offset);
     }

@@ -79,7 +79,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
     const BlockLayout layout(op);
 
     KernelText text;
-    text.include = "reduce.cuh";
+    text.includes = {"reduce.cuh"};
     text.body = place_struct("@_In", s.kept, s.kept_in) +
                 place_struct("@_Out", s.kept, s.kept_out) +
                 place_struct("@_Elem", s.reduced, s.reduced_in);
