@@ -161,6 +161,7 @@ class Groups {
                     kept_[out.value] || !std::all_of(readers.begin(), readers.end(), inside);
                 (leaves ? result.outputs : result.inner).push_back(out);
             }
+            for (const View& view : ops_[member].inner) result.inner.push_back(view);
             for (const View& view : ops_[member].inputs)
                 if (const int from = producer_[view.value];
                     (from < 0 || !inside(from)) && find_view(result.inputs, view) < 0)
@@ -175,10 +176,19 @@ class Groups {
         };
         for (int member : members) {
             const LoweredOp& op = ops_[member];
-            FusedStep step{op.def, {}, {}, op.attrs, op.node};
-            for (const View& view : op.inputs) step.inputs.push_back(number(view));
-            for (const View& view : op.outputs) step.outputs.push_back(number(view));
-            result.body.push_back(std::move(step));
+            std::vector<FusedStep> steps = op.body;
+            if (steps.empty()) steps.push_back({op.def, {}, {}, op.attrs, op.node});
+            for (FusedStep& step : steps) {
+                const auto renumber = [&](std::vector<int>& numbers, const std::vector<View>& own) {
+                    if (op.body.empty())
+                        for (const View& view : own) numbers.push_back(number(view));
+                    else
+                        for (int& i : numbers) i = number(op.operand(i));
+                };
+                renumber(step.inputs, op.inputs);
+                renumber(step.outputs, op.outputs);
+                result.body.push_back(std::move(step));
+            }
         }
         return result;
     }
@@ -377,34 +387,21 @@ bool fits_update(const LoweredOp& op) {
     return needs_of(op).bytes <= kMaxArgBytes;
 }
 
-/// Updates with the same numbers become one op, and so does what makes those numbers for them.
+/// Updates with the same numbers become one op.
 class Optimizers : Groups {
   public:
     using Groups::Groups;
     void run() {
         const LoweredDef* def = find_lowered("update");
-        constexpr int kAny = INT_MAX;
         std::vector<int> heads;  // the first op of each group
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             if (!tensor_update(ops_[at])) continue;
             bool joined = false;
             for (size_t i = heads.size(); i-- > 0 && !joined;)
                 joined = same_numbers(ops_[heads[i]], ops_[at]) &&
-                         merge(group_[heads[i]], group_[at], def, fits_update, kAny);
+                         merge(group_[heads[i]], group_[at], def, fits_update, INT_MAX);
             if (!joined) heads.push_back(at);
         }
-        for (int head : heads)
-            for (size_t i = 0; i < members_[group_[head]].size(); i++) {
-                const LoweredOp& op = ops_[members_[group_[head]][i]];
-                for (const View& view : op.inputs)
-                    if (const int from = producer_[view.value];
-                        from >= 0 && number_update(ops_[from]) && group_[from] != group_[head] &&
-                        members_[group_[from]].size() == 1 &&
-                        merge(group_[head], group_[from], def, fits_update, kAny)) {
-                        i = static_cast<size_t>(-1);  // its own numbers may follow
-                        break;
-                    }
-            }
         emit();
         // As rows of elements the tensors take the least room in the argument block.
         for (LoweredOp& op : ops_)
@@ -426,11 +423,39 @@ class Optimizers : Groups {
     }
 };
 
+/// What makes an update's numbers joins it, unless it shares a launch with others: those that come
+/// early cost the step nothing there, and at its end they are waited for.
+class Numbers : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("update");
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++)
+            if (ops_[at].def == def || tensor_update(ops_[at]))
+                while (joins(at, def)) {  // its own numbers may follow
+                }
+        emit();
+    }
+
+  private:
+    bool joins(int at, const LoweredDef* def) {
+        for (int member : members_[group_[at]])
+            for (const View& view : ops_[member].inputs)
+                if (const int from = producer_[view.value];
+                    from >= 0 && number_update(ops_[from]) && group_[from] != group_[at] &&
+                    members_[group_[from]].size() == 1 &&
+                    merge(group_[at], group_[from], def, fits_update, INT_MAX))
+                    return true;
+        return false;
+    }
+};
+
 // ---- siblings -----------------------------------------------------------------------------------
 
-/// Below this a launch costs more than what it runs, so that ops gain by sharing one (an H200 moves
-/// these bytes or computes these products in some 3 us).
-constexpr double kSmallBytes = 8 << 20, kSmallFlops = 128 << 20;
+/// Below this a launch costs more than what it runs, so that ops gain by sharing one; above, they
+/// gain by kernels of their own, which a GPU runs side by side all the same (784-512-512-10 on an
+/// H200: 5 %).
+constexpr double kSmallBytes = 1 << 20, kSmallFlops = 16 << 20;
 
 bool small(const LoweredOp& op) {
     const Cost cost = cost_of(op);
@@ -483,6 +508,7 @@ class Siblings : Groups {
 
 }  // namespace
 
+void fuse_numbers(Lowered& lowered) { Numbers(lowered).run(); }
 void group_siblings(Lowered& lowered) { Siblings(lowered).run(); }
 void fuse_pointwise(Lowered& lowered) { Pointwise(lowered).run(); }
 void fuse_epilogues(Lowered& lowered) { Epilogues(lowered).run(); }

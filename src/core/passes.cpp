@@ -45,6 +45,7 @@ const std::vector<Pass>& all_passes() {
         {"cse", true, merge_common, nullptr},        {"epilogue", true, nullptr, fuse_epilogues},
         {"fuse", true, nullptr, fuse_pointwise},     {"optimizers", true, nullptr, fuse_optimizers},
         {"siblings", true, nullptr, group_siblings},
+        {"numbers", true, nullptr, fuse_numbers},
     };
     return passes;
 }

@@ -19,6 +19,8 @@ void fuse_epilogues(Lowered& lowered);
 void fuse_pointwise(Lowered& lowered);
 /// The updates of an optimizer become one op (fuse.cpp).
 void fuse_optimizers(Lowered& lowered);
+/// What makes an optimizer's numbers joins its update (fuse.cpp).
+void fuse_numbers(Lowered& lowered);
 /// Small ops that do not wait for each other become one launch (fuse.cpp).
 void group_siblings(Lowered& lowered);
 

@@ -4,6 +4,7 @@
 // a graph, contexts. FAKE_CUDA_FAIL=k makes the k-th call that can fail return FAKE_CUDA_CODE (out
 // of memory), FAKE_CUDA_CALL=name the first call of that name; at exit a line says what was never
 // given back.
+#include <algorithm>
 #include <cuda.h>
 
 #include <cstdio>
@@ -407,6 +408,25 @@ CUresult cuGraphAddEmptyNode(CUgraphNode* to, CUgraph graph, const CUgraphNode* 
                              size_t count) {
     MAY_FAIL;
     return add_node(to, graph, waits, count, new Node{CU_GRAPH_NODE_TYPE_EMPTY, {}, {}, {}});
+}
+CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
+                                   const CUgraphEdgeData* edges, size_t count) {
+    MAY_FAIL;
+    auto* held = reinterpret_cast<Graph*>(graph);
+    const auto known = [&](CUgraphNode node) {
+        return std::count(held->nodes.begin(), held->nodes.end(), node) == 1;
+    };
+    for (size_t i = 0; i < count; i++) {
+        if (!known(from[i]) || !known(to[i])) broken("an edge between nodes of another graph");
+        auto *first = reinterpret_cast<Node*>(from[i]), *second = reinterpret_cast<Node*>(to[i]);
+        if (edges && edges[i].type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC &&
+            (first->type != CU_GRAPH_NODE_TYPE_KERNEL ||
+             second->type != CU_GRAPH_NODE_TYPE_KERNEL ||
+             edges[i].from_port != CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC))
+            broken("a programmatic edge that is not between kernels");
+        second->waits.push_back(from[i]);
+    }
+    return CUDA_SUCCESS;
 }
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode* nodes, size_t* count) {
     LOCK;

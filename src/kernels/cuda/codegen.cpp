@@ -213,11 +213,12 @@ KernelText group_text(const LoweredOp& op, const Target& target) {
 
 KernelText kernel_text(const LoweredOp& op, const Target& target) {
     KernelText text = op.members.empty() ? body_text(op, target) : group_text(op, target);
-    text.body += cat(
-        "extern \"C\" __global__ void __launch_bounds__(", text.bound ? text.bound : text.threads,
-        text.resident > 1 ? cat(", ", text.resident) : "", ") @(const __grid_constant__ Block<",
-        BlockLayout(op).bytes,
-        "> block) {\n    @_body(block, Grid{blockIdx.x, gridDim.x, blockDim.x});\n}\n");
+    text.body += cat("extern \"C\" __global__ void __launch_bounds__(",
+                     text.bound ? text.bound : text.threads,
+                     text.resident > 1 ? cat(", ", text.resident) : "",
+                     ") @(const __grid_constant__ Block<", BlockLayout(op).bytes,
+                     "> block) {\n    begin_kernel();\n    @_body(block, Grid{blockIdx.x, "
+                     "gridDim.x, blockDim.x});\n}\n");
     return text;
 }
 

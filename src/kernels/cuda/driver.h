@@ -54,6 +54,7 @@ namespace aicf::cuda {
     X(cuGraphDestroy, cuGraphDestroy)                                    \
     X(cuGraphAddKernelNode, cuGraphAddKernelNode_v2)                     \
     X(cuGraphAddEmptyNode, cuGraphAddEmptyNode)                          \
+    X(cuGraphAddDependencies, cuGraphAddDependencies_v2)                 \
     X(cuGraphGetNodes, cuGraphGetNodes)                                  \
     X(cuGraphNodeGetType, cuGraphNodeGetType)                            \
     X(cuGraphKernelNodeGetParams, cuGraphKernelNodeGetParams_v2)         \

@@ -46,20 +46,29 @@ CapturedGraph::~CapturedGraph() {
 void CapturedGraph::build() {
     const Driver& cu = driver();
     AICF_CU(cu, cuGraphCreate, &graph_, 0);
+    // From 9.0 on a kernel gets ready while those it waits for still run; see begin_kernel().
+    const bool early = stream_->gpu().compute_major >= 9;
     for (const BoundOp& op : ops_) {
-        std::vector<CUgraphNode> waits;
-        for (int wait : op.waits) waits.push_back(nodes_[static_cast<size_t>(wait)]);
+        const std::string where = cat("capture of op ", nodes_.size(), " ", op.op);
+        const bool kernel = kernel_of(op).loaded != nullptr;
         CUgraphNode node = nullptr;
-        CUresult result;
-        if (kernel_of(op).loaded) {
+        if (kernel) {
             void* parameters[] = {op.args.get()};
             const CUDA_KERNEL_NODE_PARAMS params = node_params(kernel_of(op), parameters);
-            result = cu.cuGraphAddKernelNode(&node, graph_, waits.data(), waits.size(), &params);
+            check_call(cu.cuGraphAddKernelNode(&node, graph_, nullptr, 0, &params), where.c_str());
         } else {
-            result = cu.cuGraphAddEmptyNode(&node, graph_, waits.data(), waits.size());
+            check_call(cu.cuGraphAddEmptyNode(&node, graph_, nullptr, 0), where.c_str());
         }
-        check_call(result, cat("capture of op ", nodes_.size(), " ", op.op).c_str());
         nodes_.push_back(node);
+        for (int wait : op.waits) {
+            CUgraphEdgeData edge = {};
+            if (early && kernel && kernel_of(ops_[static_cast<size_t>(wait)]).loaded) {
+                edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+                edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+            }
+            const CUgraphNode from = nodes_[static_cast<size_t>(wait)];
+            check_call(cu.cuGraphAddDependencies(graph_, &from, &node, &edge, 1), where.c_str());
+        }
     }
     AICF_CU(cu, cuGraphInstantiate, &exec_, graph_, 0);
     AICF_CU(cu, cuGraphUpload, exec_, stream_->handle());

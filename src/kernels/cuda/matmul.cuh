@@ -28,6 +28,24 @@ __device__ __forceinline__ Wide<E> operand(E x) {
     return widen(rounded_to<As>(x));
 }
 
+/// acc takes whole lots of [k, end), whose loads are all on their way before the first is waited
+/// for; returns where it stopped.
+template <int Lot, class Shape, class A, class E>
+__device__ __forceinline__ int64_t add_lots(A& acc, const E* a, const E* b, int64_t k,
+                                            int64_t end) {
+    for (; k + Lot <= end; k += Lot) {
+        A av[Lot], bv[Lot];
+#pragma unroll
+        for (int p = 0; p < Lot; p++) {
+            av[p] = operand<typename Shape::As>(a[(k + p) * Shape::a_col]);
+            bv[p] = operand<typename Shape::As>(b[(k + p) * Shape::b_row]);
+        }
+#pragma unroll
+        for (int p = 0; p < Lot; p++) acc = scalar::fma(av[p], bv[p], acc);
+    }
+    return k;
+}
+
 /// One thread an element, `Slices` chunks of k at a time: for products too small to fill tiles.
 template <class A, int Slices, class Shape, class E, class Put>
 __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, const E* a,
@@ -50,16 +68,8 @@ __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, con
             const int64_t end = Shape::k - begin < Shape::chunk ? Shape::k : begin + Shape::chunk;
             A acc = A(0);
             int64_t k = begin;
-            for (; k + 8 <= end; k += 8) {
-                A av[8], bv[8];
-#pragma unroll
-                for (int p = 0; p < 8; p++) {
-                    av[p] = operand<As>(ap[(k + p) * Shape::a_col]);
-                    bv[p] = operand<As>(bp[(k + p) * Shape::b_row]);
-                }
-#pragma unroll
-                for (int p = 0; p < 8; p++) acc = scalar::fma(av[p], bv[p], acc);
-            }
+            if constexpr (Shape::k >= 32) k = add_lots<32, Shape>(acc, ap, bp, k, end);
+            k = add_lots<8, Shape>(acc, ap, bp, k, end);
             for (; k < end; k++)
                 acc = scalar::fma(A(operand<As>(ap[k * Shape::a_col])),
                                   A(operand<As>(bp[k * Shape::b_row])), acc);

@@ -173,14 +173,14 @@ struct OperandTile {
 #pragma unroll
                 for (int x = 0; x < count; x++)
                     at[x] = offset(row + 8 * x + lane / 4, lane % 4) + lane / 4 % per * 4;
-                return;
-            }
-            const int q = threadIdx.x / 8 % 4, l = threadIdx.x % 8;
-            const int dr = (IsA ? q % 2 : q / 2) * 8, dk = (IsA ? q / 2 : q % 2) * per;
+            } else {
+                const int q = lane / 8, l = lane % 8;
+                const int dr = (IsA ? q % 2 : q / 2) * 8, dk = (IsA ? q / 2 : q % 2) * per;
 #pragma unroll
-            for (int x = 0; x < count; x++)
-                at[x] = along_k ? offset(row + dr + l, depth_of_product * x + dk)
-                                : offset(row + 16 * x + dr, dk + l);
+                for (int x = 0; x < count; x++)
+                    at[x] = along_k ? offset(row + dr + l, depth_of_product * x + dk)
+                                    : offset(row + 16 * x + dr, dk + l);
+            }
         }
         __device__ __forceinline__ void read(uint32_t (&word)[Width / 16][4], uint32_t tile,
                                              int step) const {
@@ -193,12 +193,13 @@ struct OperandTile {
                         const int k = step * depth_of_product + deep * per;
                         word[x][q] = load_word(tile + at[2 * x + high] + k * line * 16);
                     }
-                return;
-            }
+            } else {
 #pragma unroll
-            for (int x = 0; x < Width / 16; x++)
-                load_matrices<!along_k>(word[x], tile + (along_k ? at[step] + 16 * x * line * 16
-                                                                 : at[x] + 16 * step * line * 16));
+                for (int x = 0; x < Width / 16; x++)
+                    load_matrices<!along_k>(word[x],
+                                            tile + (along_k ? at[step] + 16 * x * line * 16
+                                                            : at[x] + 16 * step * line * 16));
+            }
         }
     };
 };

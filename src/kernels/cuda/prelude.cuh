@@ -33,6 +33,15 @@ struct alignas(64) Block {
     }
 };
 
+/// In a graph with programmatic edges: those that wait for this kernel may get ready, and this one
+/// goes on when what it waits for is done. Elsewhere nothing.
+__device__ __forceinline__ void begin_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 /// The blocks that run one kernel body: those of a launch, or some of them.
 struct Grid {
     uint32_t block, blocks, threads;  // this block, how many there are, threads of each
