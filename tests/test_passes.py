@@ -637,7 +637,7 @@ def test_two_groups_and_a_second_loss(device, rng):
         g.output("loss", loss)
 
     _, step = check_passes(build, feed_of(rng), device)
-    assert launches(step).count("update") == 2
+    assert sum(name in ("update", "adam_step") for name in launches(step)) == 2
 
 
 def test_an_update_that_reads_another_stays_behind_it(device, rng):
