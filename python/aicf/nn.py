@@ -7,27 +7,22 @@ import math
 from collections.abc import Sequence
 
 from ._core import ShapeError
-from .graph import Value
+from .arguments import checked
+from .graph import Value, _emit
+from .movement import detach, pad, permute, reshape, transpose
 from .ops import (
-    _emit,
-    _value,
     abs,
     add,
-    detach,
     less_equal,
     matmul,
     maximum,
     mean,
     mul,
     neg,
-    pad,
-    permute,
-    reshape,
     rsqrt,
     softmax,
     softplus,
     sub,
-    transpose,
     var,
     where,
 )
@@ -55,7 +50,7 @@ __all__ = [
 
 def layer_norm(
     x: Value,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     weight: Value | None = None,
     bias: Value | None = None,
     eps: float = 1e-5,
@@ -67,22 +62,25 @@ def layer_norm(
 
 
 def rms_norm(
-    x: Value, normalized_shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+    x: Value,
+    normalized_shape: int | Sequence[int],
+    weight: Value | None = None,
+    eps: float | None = None,
 ) -> Value:
     """x / sqrt(mean(x²) + eps) · weight; eps None = the dtype's machine epsilon."""
     tiny = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-    e = tiny.get(_value("rms_norm", x).dtype, 0.0) if eps is None else eps
+    e = tiny.get(x.dtype, 0.0) if eps is None else eps
     y = _normalize("rms_norm", x, normalized_shape, e, False)
     return y if weight is None else mul(y, weight)
 
 
-def _normalize(where: str, x: Value, shape: Sequence[int], eps: float, center: bool) -> Value:
+def _normalize(where: str, x: Value, shape: int | Sequence[int], eps: float, center: bool) -> Value:
     sizes = [shape] if isinstance(shape, int) else list(shape)
     count = len(sizes)
-    if not count or list(_value(where, x).shape[-count:]) != sizes:
+    if not count or list(x.shape[-count:]) != sizes:
         raise ShapeError(f"{where}: normalized_shape {sizes} of {x!r}; need its last sizes")
     rows = x if count == 1 else reshape(x, [*x.shape[:-count], math.prod(sizes)])
-    y = _emit("Normalize", where, rows, eps=float(eps), center=center)
+    y = _emit("Normalize", where, rows, eps=eps, center=center)
     return y if count == 1 else reshape(y, x.shape)
 
 
@@ -106,7 +104,16 @@ def scaled_dot_product_attention(
         causal: hides positions after one's own.
         scale: None = 1/sqrt(E).
     """
-    g = _value("scaled_dot_product_attention", q).graph
+    for name, value in {"q": q, "k": k, "v": v}.items():
+        if value.ndim < 2:
+            raise ShapeError(
+                f"scaled_dot_product_attention: {name} is {value!r}; need [..., length, width]"
+            )
+    if scale is None and q.shape[-1] == 0:
+        raise ShapeError(
+            f"scaled_dot_product_attention: q is {q!r}, of width 0; need width >= 1, or scale="
+        )
+    g = q.graph
     scores = mul(matmul(q, transpose(k)), 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if causal:
         rows, columns = scores.shape[-2:]
@@ -119,13 +126,24 @@ def scaled_dot_product_attention(
 
 def _pair(where: str, value: int | Sequence[int]) -> list[int]:
     pair = [value, value] if isinstance(value, int) else list(value)
-    if len(pair) != 2 or not builtins.all(isinstance(v, int) for v in pair):
+    if len(pair) != 2:
         raise ShapeError(f"{where}: got {value!r}; need an int or two")
     return pair
 
 
+def _pool_padded(
+    where: str, x: Value, kernel: list[int], padding: int | Sequence[int], value: float
+) -> Value:
+    around = _pair(where, padding)
+    if builtins.any(2 * p > k for p, k in zip(around, kernel, strict=True)):
+        raise ShapeError(
+            f"{where}: padding {around} around windows that span {kernel}; need at most half"
+        )
+    return _padded(where, x, around, value)
+
+
 def _padded(where: str, x: Value, padding: int | Sequence[int], value: float) -> Value:
-    if _value(where, x).ndim < 3:
+    if x.ndim < 3:
         raise ShapeError(f"{where}: x is {x!r}; need [N, C, H, W]")
     rows, columns = _pair(where, padding)
     if rows == columns == 0:
@@ -143,7 +161,7 @@ def conv2d(
     groups: int = 1,
 ) -> Value:
     """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow]."""
-    if _value("conv2d", x).ndim != 4 or _value("conv2d", weight).ndim != 4:
+    if x.ndim != 4 or weight.ndim != 4:
         raise ShapeError(f"conv2d: x is {x!r}, weight is {weight!r}; need rank 4 each")
     outs, depth, kh, kw = weight.shape
     if groups < 1 or x.shape[1] != depth * groups or outs % groups:
@@ -170,11 +188,12 @@ def max_pool2d(
     dilation: int | Sequence[int] = 1,
 ) -> Value:
     """Largest element of each window of [..., H, W]; the first of equals takes the gradient."""
-    kernel = _pair("max_pool2d", kernel_size)
+    kernel, spread = _pair("max_pool2d", kernel_size), _pair("max_pool2d", dilation)
+    span = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
     return _emit(
-        "MaxPool", "max_pool2d", _padded("max_pool2d", x, padding, -math.inf), kernel=kernel,
-        stride=kernel if stride is None else _pair("max_pool2d", stride),
-        dilation=_pair("max_pool2d", dilation),
+        "MaxPool", "max_pool2d", _pool_padded("max_pool2d", x, span, padding, -math.inf),
+        kernel=kernel, stride=kernel if stride is None else _pair("max_pool2d", stride),
+        dilation=spread,
     )  # fmt: skip
 
 
@@ -187,7 +206,7 @@ def avg_pool2d(
     """Mean of each window of [..., H, W]; padding counts as zeros."""
     kernel = _pair("avg_pool2d", kernel_size)
     windows = _emit(
-        "Windows", "avg_pool2d", _padded("avg_pool2d", x, padding, 0.0), kernel=kernel,
+        "Windows", "avg_pool2d", _pool_padded("avg_pool2d", x, kernel, padding, 0.0), kernel=kernel,
         stride=kernel if stride is None else _pair("avg_pool2d", stride),
     )  # fmt: skip
     return mean(windows, [-4, -3])
@@ -209,8 +228,12 @@ def batch_norm(
         running_mean, running_var: states [C]. Training moves them towards the batch's mean and
             unbiased variance by `momentum`; otherwise they are used as they stand.
     """
-    if _value("batch_norm", x).ndim < 2:
+    if x.ndim < 2:
         raise ShapeError(f"batch_norm: x is {x!r}; need [N, C, ...]")
+    own = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    for name, value in own.items():
+        if value is not None and value.shape != (x.shape[1],):
+            raise ShapeError(f"batch_norm: {name} is {value!r}, x is {x!r}; need [{x.shape[1]}]")
     channels = [x.shape[1]] + [1] * (x.ndim - 2)
     if training:
         axes = [a for a in range(x.ndim) if a != 1]
@@ -221,7 +244,7 @@ def batch_norm(
             )
         rows = reshape(permute(x, [1, *axes]), [x.shape[1], count])
         y = reshape(
-            _emit("Normalize", "batch_norm", rows, eps=float(eps)),
+            _emit("Normalize", "batch_norm", rows, eps=eps),
             [x.shape[1]] + [x.shape[a] for a in axes],
         )
         y = permute(y, [1, 0, *range(2, x.ndim)])
@@ -239,9 +262,9 @@ def batch_norm(
 def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
     """x / (1 − p) where a fresh uniform number is >= p, else 0; x itself when not training."""
     if not training:
-        return _value("dropout", x)
-    seed, step, stream = _value("dropout", x).graph._random()
-    return _emit("Dropout", "dropout", x, seed, step, p=float(p), stream=stream)
+        return x
+    seed, step, stream = x.graph._random()
+    return _emit("Dropout", "dropout", x, seed, step, p=p, stream=stream)
 
 
 # ---- losses
@@ -279,3 +302,7 @@ def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
     size = abs(d)
     inside, outside = mul(mul(d, d), 0.5), mul(sub(size, delta / 2), delta)
     return mean(where(less_equal(size, delta), inside, outside))
+
+
+for _name in __all__:
+    globals()[_name] = checked(globals()[_name])
