@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 import aicf
 import numpy as np
@@ -290,6 +291,30 @@ def test_share_copies_and_initialises_nothing(device):
     assert verify.state_hash(train) == verify.state_hash(other) == before
 
 
+def test_params_are_all_or_nothing(device):
+    """A compile that fails writes nothing into the storage it would have shared."""
+    train = build_train().compile(device=device)
+    before = verify.state_hash(train)
+    ones = np.ones((SIZES[1], SIZES[0]), np.float32)
+    for wrong, error in (
+        ({"0.b": np.ones(3, np.float32)}, aicf.ShapeError),
+        ({"1.b": np.zeros(SIZES[2])}, aicf.DTypeError),
+        ({"2.b": 1.0}, aicf.GraphError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            build_train().compile(device=device, share=train, params={"0.W": ones, **wrong})
+        assert verify.state_hash(train) == before
+    both = build_train().compile(device=device, share=train, params={"0.W": ones, "opt.lr": 0.5})
+    assert float(train.state["opt.lr"]) == 0.5
+    assert_bits(train.params["0.W"].numpy(), ones)
+    assert_bits(both.params["0.W"].numpy(), ones)
+
+
+def test_unknown_params_come_before_the_device():
+    with pytest.raises(aicf.GraphError, match=r"2\.W.*it has 0\.W, 0\.b"):
+        build_train().compile(device="cuda:99", params={"2.W": 1.0})
+
+
 def test_share_two_steps_into_one(device):
     """A step that shares with two others that share nothing with each other."""
     a, b = aicf.Graph("a"), aicf.Graph("b")
@@ -421,6 +446,28 @@ def test_damaged_checkpoint(damage, tmp_path):
     with pytest.raises(aicf.Error):
         step.load(path)
     assert verify.state_hash(step) == before
+
+
+def checkpoint(header, body=b""):
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def test_checkpoint_shapes_beyond_any_array(tmp_path):
+    step = build_train().compile(device="cpu")
+    record = {"dtype": "F32", "shape": [2**40, 2**40, 0], "data_offsets": [0, 0]}
+    path = tmp_path / "state"
+    path.write_bytes(checkpoint({"0.W": record}))
+    with pytest.raises(aicf.FormatError, match=r"0\.W.*1099511627776.*too large"):
+        step.load(path)
+
+
+def test_the_name_that_safetensors_keeps(tmp_path):
+    g = aicf.Graph("names")
+    g.param("__metadata__", (2,))
+    with pytest.raises(aicf.GraphError, match="__metadata__.*need"):
+        g.compile(device="cpu").save(tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_save_into_missing_directory(tmp_path):
@@ -695,6 +742,43 @@ def test_array(device):
     assert out["loss"].item() == float(out["loss"])
     assert int(step.state["opt.step"]) == 1
     assert "float32" in repr(y) or "f32" in repr(y)
+
+
+def test_array_compares_as_numpy(device):
+    step = build_train().compile(device=device)
+    out = step(**batch_of(0))
+    y, loss = out["y"], out["loss"]
+    array = y.numpy()
+    for compare in (
+        lambda a, b: a == b,
+        lambda a, b: a != b,
+        lambda a, b: a < b,
+        lambda a, b: a <= b,
+        lambda a, b: a > b,
+        lambda a, b: a >= b,
+    ):
+        for other in (0.0, array, y, array[0]):
+            np.testing.assert_array_equal(compare(y, other), compare(array, np.asarray(other)))
+    assert loss == float(loss) and not loss == 0.0 and bool(loss) and loss > 0
+    assert not bool(step.state["opt.step"] == 0)
+    for one in (bool, float, int, lambda a: a.item()):
+        with pytest.raises(aicf.ShapeError, match=r"f32\[13, 5\].*need one element"):
+            one(y)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(y)
+
+
+def test_outputs_are_a_mapping(device):
+    step = build_train().compile(device=device)
+    out = step(**batch_of(0))
+    assert isinstance(out, Mapping)
+    assert list(out) == list(out.keys()) == ["loss", "y"] == [name for name, _ in out.items()]
+    for name, array in out.items():
+        assert_bits(array.numpy(), out[name].numpy())
+        assert_bits(out.get(name).numpy(), array.numpy())
+    assert [array.shape for array in out.values()] == [(), (BATCH, SIZES[2])]
+    assert out.get("q") is None and out.get("q", 3) == 3 and out.get(5, 3) == 3
+    assert {**out}.keys() == dict(out).keys() and 5 not in out
 
 
 def test_param_arrays_are_live(device):

@@ -13,6 +13,9 @@ from .movement import detach, pad, permute, reshape, transpose
 from .ops import (
     abs,
     add,
+    equal,
+    greater,
+    less,
     less_equal,
     matmul,
     maximum,
@@ -291,9 +294,13 @@ def nll_loss(log_probabilities: Value, labels: Value) -> Value:
 
 
 def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
-    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0."""
+    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0; at x = ±inf its limit."""
+    size = abs(x)
     # maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
-    return mean(add(sub(maximum(x, 0.0), mul(x, t)), softplus(neg(abs(x)))))
+    linear = sub(maximum(x, 0.0), mul(x, t))
+    wrong = where(greater(x, 0.0), sub(1.0, t), t)  # how far t is from what an infinite x says
+    limit = where(equal(wrong, 0.0), 0.0, mul(size, wrong))
+    return mean(add(where(less(size, math.inf), linear, limit), softplus(neg(size))))
 
 
 def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:

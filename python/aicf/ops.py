@@ -14,7 +14,7 @@ from typing import Any
 from . import movement
 from ._core import GraphError
 from .arguments import DTypeName, checked
-from .graph import Operand, Value, _emit
+from .graph import Operand, Value, _emit, _number
 from .movement import _axes, _index, detach, reshape, squeeze
 
 __all__ = [
@@ -283,7 +283,13 @@ def clip(x: Value, min: float | None = None, max: float | None = None) -> Value:
 
 
 def where(condition: Value, a: Operand, b: Operand) -> Value:
-    """a where the bool `condition` holds, else b."""
+    """a where the bool `condition` holds, else b.
+
+    Two Python numbers make float32, as `Graph.constant` does; two bools make bool.
+    """
+    if not isinstance(a, Value) and not isinstance(b, Value):
+        dtype = "bool" if isinstance(a, bool) and isinstance(b, bool) else "float32"
+        a = _number("where", condition.graph, a, dtype)
     return _emit("Where", "where", condition, a, b)
 
 
@@ -345,7 +351,8 @@ def var(
 def argmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
     """int64 position of the first largest element along `axis` (None = of the flattened x)."""
     if axis is None:
-        x, axis = reshape(x, [-1]), 0
+        at = _emit("ArgMax", "argmax", reshape(x, math.prod(x.shape)), axes=[0])
+        return reshape(at, [1] * x.ndim) if keepdims else at
     return _emit("ArgMax", "argmax", x, axes=[axis], keepdims=keepdims)
 
 
