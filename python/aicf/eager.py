@@ -58,6 +58,8 @@ def op_call(
 
     >>> total = np.empty((), np.float32)
     >>> aicf.op_call(aicf.OpKind.reduce_sum, [batch], [total], {"axes": [0, 1]})
+    >>> float(total)
+    12.0
     """
     device = _core.op_call(_op_name(op), inputs, outputs, _named(attrs), stream, sync)
     return Event(device) if sync == "event" else None
@@ -81,6 +83,7 @@ def workspace_bytes(
     Raises: what op_call raises for such operands.
 
     >>> aicf.workspace_bytes("gemm", [((64, 32), "float32"), ((32, 8), "float32")]) >= 0
+    True
     """
     if not isinstance(inputs, (list, tuple)):
         raise _core.GraphError(

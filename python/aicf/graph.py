@@ -118,6 +118,8 @@ class Graph:
 
     >>> g = aicf.Graph("double")
     >>> g.output("y", g.input("x", (3,)) * 2.0)
+    >>> g.verify().ok
+    True
     """
 
     @checked
@@ -492,6 +494,8 @@ def trace(fn: Callable[..., dict[str, Value]], /, **inputs: Any) -> Graph:
         inputs: a shape, or (shape, dtype), or an array whose shape and dtype are taken.
 
     >>> g = aicf.trace(lambda g, x: {"y": x + x}, x=(2, 3))
+    >>> g.name
+    '<lambda>'
     """
     graph = Graph(getattr(fn, "__name__", "graph"))
     values = {}

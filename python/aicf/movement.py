@@ -49,6 +49,9 @@ def reshape(x: Value, shape: int | Sequence[int]) -> Value:
     """The same elements in C order under another shape; one size may be −1.
 
     Raises: ShapeError when the element counts differ.
+
+    >>> aicf.reshape(x, (2, -1)).shape
+    (2, 6)
     """
     sizes = [shape] if isinstance(shape, int) else list(shape)
     if sizes.count(-1) == 1:
@@ -64,14 +67,22 @@ def reshape(x: Value, shape: int | Sequence[int]) -> Value:
 
 
 def permute(x: Value, axes: Sequence[int]) -> Value:
-    """Axes in another order: result.shape[i] == x.shape[axes[i]]."""
+    """Axes in another order: result.shape[i] == x.shape[axes[i]].
+
+    >>> aicf.permute(x, (1, 0)).shape
+    (3, 4)
+    """
     rank = x.ndim
     order = [axis + rank if -rank <= axis < 0 else axis for axis in axes]
     return _emit("Transpose", "permute", x, axes=order)
 
 
 def transpose(x: Value, dim0: int = -2, dim1: int = -1) -> Value:
-    """Two axes exchanged, by default the last two."""
+    """Two axes exchanged, by default the last two.
+
+    >>> aicf.transpose(x).shape
+    (3, 4)
+    """
     dim0, dim1 = _axis("transpose", x, dim0), _axis("transpose", x, dim1)
     order = list(range(x.ndim))
     order[dim0], order[dim1] = order[dim1], order[dim0]
@@ -79,7 +90,11 @@ def transpose(x: Value, dim0: int = -2, dim1: int = -1) -> Value:
 
 
 def broadcast_to(x: Value, shape: Sequence[int]) -> Value:
-    """x repeated along axes of size 1 and new leading axes, without copying."""
+    """x repeated along axes of size 1 and new leading axes, without copying.
+
+    >>> aicf.broadcast_to(x, (2, 4, 3)).shape
+    (2, 4, 3)
+    """
     return _emit("BroadcastTo", "broadcast_to", x, shape=shape)
 
 
@@ -89,6 +104,9 @@ def slice(
     """x[start:stop:step], a bound for each axis, with Python's rules for negative and large ones.
 
     Raises: ShapeError unless start, stop and step have a number for each axis, and no step is 0.
+
+    >>> aicf.slice(x, (0, -1), (4, 3), (2, 1)).shape
+    (2, 1)
     """
     steps = [1] * x.ndim if step is None else step
     if not len(start) == len(stop) == len(steps) == x.ndim:
@@ -150,7 +168,11 @@ def _index(x: Value, key: Any) -> Value:
 
 
 def concat(xs: Sequence[Value], axis: int = 0) -> Value:
-    """Values joined along an axis; all other sizes equal."""
+    """Values joined along an axis; all other sizes equal.
+
+    >>> aicf.concat([x, y], axis=1).shape
+    (4, 6)
+    """
     if not xs:
         raise GraphError("concat: got no values; need at least one")
     parts, axis = list(xs), _axis("concat", xs[0], axis)
@@ -160,7 +182,11 @@ def concat(xs: Sequence[Value], axis: int = 0) -> Value:
 
 
 def stack(xs: Sequence[Value], axis: int = 0) -> Value:
-    """Values of one shape joined along a new axis."""
+    """Values of one shape joined along a new axis.
+
+    >>> aicf.stack([x, y]).shape
+    (2, 4, 3)
+    """
     if not xs:
         raise GraphError("stack: got no values; need at least one")
     at = _axis("stack", xs[0], axis, new=1)
@@ -168,7 +194,11 @@ def stack(xs: Sequence[Value], axis: int = 0) -> Value:
 
 
 def split(x: Value, sections: int | Sequence[int], axis: int = 0) -> list[Value]:
-    """x cut along an axis: into `sections` equal parts, or into parts of the given sizes."""
+    """x cut along an axis: into `sections` equal parts, or into parts of the given sizes.
+
+    >>> [part.shape for part in aicf.split(x, [1, 3])]
+    [(1, 3), (3, 3)]
+    """
     axis = _axis("split", x, axis)
     extent = x.shape[axis]
     if isinstance(sections, int):
@@ -186,14 +216,22 @@ def split(x: Value, sections: int | Sequence[int], axis: int = 0) -> list[Value]
 
 
 def expand_dims(x: Value, axis: int) -> Value:
-    """x with a new axis of size 1 at `axis`."""
+    """x with a new axis of size 1 at `axis`.
+
+    >>> aicf.expand_dims(x, 1).shape
+    (4, 1, 3)
+    """
     shape = list(x.shape)
     shape.insert(_axis("expand_dims", x, axis, new=1), 1)
     return reshape(x, shape)
 
 
 def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Value:
-    """x without the given axes of size 1 (None = all of size 1)."""
+    """x without the given axes of size 1 (None = all of size 1).
+
+    >>> aicf.squeeze(x[:1]).shape
+    (3,)
+    """
     drop = [_axis("squeeze", x, a) for a in _axes(x, axis)]
     if axis is None:
         drop = [a for a in drop if x.shape[a] == 1]
@@ -203,7 +241,11 @@ def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Value:
 
 
 def flatten(x: Value, start_axis: int = 0) -> Value:
-    """The axes from `start_axis` on as one."""
+    """The axes from `start_axis` on as one.
+
+    >>> aicf.flatten(x).shape
+    (12,)
+    """
     rank = x.ndim
     if not 0 <= start_axis <= rank:
         raise ShapeError(f"flatten: start_axis {start_axis} of {x!r}; need [0, {rank}]")
@@ -211,7 +253,11 @@ def flatten(x: Value, start_axis: int = 0) -> Value:
 
 
 def pad(x: Value, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
-    """x with `widths[axis] = (before, after)` elements of `value` around it."""
+    """x with `widths[axis] = (before, after)` elements of `value` around it.
+
+    >>> aicf.pad(x, [(0, 0), (1, 2)]).shape
+    (4, 6)
+    """
     rank = x.ndim
     if len(widths) != rank or builtins.any(builtins.min(pair) < 0 for pair in widths):
         raise ShapeError(f"pad: widths {widths} of {x!r}; need {rank} pairs (before, after) >= 0")
@@ -224,6 +270,9 @@ def take(x: Value, indices: Value, axis: int = 0) -> Value:
     """x's slices along `axis` at int `indices`.
 
     An index outside [0, n) gives NaN (0 for integers) and takes no gradient.
+
+    >>> aicf.take(x, labels, axis=1).shape
+    (4, 4)
     """
     axis = _axis("take", x, axis)
     if axis == 0:
@@ -235,7 +284,11 @@ def take(x: Value, indices: Value, axis: int = 0) -> Value:
 
 
 def detach(x: Value) -> Value:
-    """x without its gradient."""
+    """x without its gradient.
+
+    >>> aicf.detach(x).shape
+    (4, 3)
+    """
     return _emit("Detach", "detach", x)
 
 

@@ -58,7 +58,11 @@ def layer_norm(
     bias: Value | None = None,
     eps: float = 1e-5,
 ) -> Value:
-    """(x − mean) / sqrt(var + eps) · weight + bias over the last len(normalized_shape) axes."""
+    """(x − mean) / sqrt(var + eps) · weight + bias over the last len(normalized_shape) axes.
+
+    >>> aicf.layer_norm(x, 3).shape
+    (4, 3)
+    """
     y = _normalize("layer_norm", x, normalized_shape, eps, True)
     y = y if weight is None else mul(y, weight)
     return y if bias is None else add(y, bias)
@@ -70,7 +74,11 @@ def rms_norm(
     weight: Value | None = None,
     eps: float | None = None,
 ) -> Value:
-    """x / sqrt(mean(x²) + eps) · weight; eps None = the dtype's machine epsilon."""
+    """x / sqrt(mean(x²) + eps) · weight; eps None = the dtype's machine epsilon.
+
+    >>> aicf.rms_norm(x, 3).shape
+    (4, 3)
+    """
     tiny = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
     e = tiny.get(x.dtype, 0.0) if eps is None else eps
     y = _normalize("rms_norm", x, normalized_shape, e, False)
@@ -88,7 +96,11 @@ def _normalize(where: str, x: Value, shape: int | Sequence[int], eps: float, cen
 
 
 def embedding(indices: Value, weight: Value) -> Value:
-    """Rows of weight[n, d] by int indices -> [indices..., d]; its gradient is deterministic."""
+    """Rows of weight[n, d] by int indices -> [indices..., d]; its gradient is deterministic.
+
+    >>> aicf.embedding(labels, w).shape
+    (4, 3)
+    """
     return _emit("Take", "embedding", weight, indices)
 
 
@@ -106,6 +118,9 @@ def scaled_dot_product_attention(
         mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
         causal: hides positions after one's own.
         scale: None = 1/sqrt(E).
+
+    >>> aicf.scaled_dot_product_attention(x, y, y, causal=True).shape
+    (4, 3)
     """
     for name, value in {"q": q, "k": k, "v": v}.items():
         if value.ndim < 2:
@@ -163,7 +178,11 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Value:
-    """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow]."""
+    """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow].
+
+    >>> aicf.conv2d(image, kernel, padding=1).shape
+    (1, 5, 8, 8)
+    """
     if x.ndim != 4 or weight.ndim != 4:
         raise ShapeError(f"conv2d: x is {x!r}, weight is {weight!r}; need rank 4 each")
     outs, depth, kh, kw = weight.shape
@@ -190,7 +209,11 @@ def max_pool2d(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
 ) -> Value:
-    """Largest element of each window of [..., H, W]; the first of equals takes the gradient."""
+    """Largest element of each window of [..., H, W]; the first of equals takes the gradient.
+
+    >>> aicf.max_pool2d(image, 2).shape
+    (1, 2, 4, 4)
+    """
     kernel, spread = _pair("max_pool2d", kernel_size), _pair("max_pool2d", dilation)
     span = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
     return _emit(
@@ -206,7 +229,11 @@ def avg_pool2d(
     stride: int | Sequence[int] | None = None,
     padding: int | Sequence[int] = 0,
 ) -> Value:
-    """Mean of each window of [..., H, W]; padding counts as zeros."""
+    """Mean of each window of [..., H, W]; padding counts as zeros.
+
+    >>> aicf.avg_pool2d(image, 2).shape
+    (1, 2, 4, 4)
+    """
     kernel = _pair("avg_pool2d", kernel_size)
     windows = _emit(
         "Windows", "avg_pool2d", _pool_padded("avg_pool2d", x, kernel, padding, 0.0), kernel=kernel,
@@ -230,6 +257,9 @@ def batch_norm(
     Args:
         running_mean, running_var: states [C]. Training moves them towards the batch's mean and
             unbiased variance by `momentum`; otherwise they are used as they stand.
+
+    >>> aicf.batch_norm(x, g.state("mean", (3,)), g.state("var", (3,))).shape
+    (4, 3)
     """
     if x.ndim < 2:
         raise ShapeError(f"batch_norm: x is {x!r}; need [N, C, ...]")
@@ -263,7 +293,11 @@ def batch_norm(
 
 
 def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
-    """x / (1 − p) where a fresh uniform number is >= p, else 0; x itself when not training."""
+    """x / (1 − p) where a fresh uniform number is >= p, else 0; x itself when not training.
+
+    >>> aicf.dropout(x, 0.1).shape
+    (4, 3)
+    """
     if not training:
         return x
     seed, step, stream = x.graph._random()
@@ -274,7 +308,11 @@ def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
 
 
 def mse_loss(y: Value, t: Value) -> Value:
-    """mean((y − t)²) over all elements, rank 0."""
+    """mean((y − t)²) over all elements, rank 0.
+
+    >>> aicf.mse_loss(x, y).shape
+    ()
+    """
     return _emit("MseLoss", "mse_loss", y, t)
 
 
@@ -284,17 +322,28 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     Args:
         logits: [N, C], float.
         labels: [N], int32 or int64, in [0, C); another label makes the row NaN, its gradient zero.
+
+    >>> aicf.cross_entropy(x, labels).shape
+    ()
     """
     return _emit("CrossEntropy", "cross_entropy", logits, labels)
 
 
 def nll_loss(log_probabilities: Value, labels: Value) -> Value:
-    """mean(−log_probabilities[row, label]) of [N, C] and int labels [N], rank 0."""
+    """mean(−log_probabilities[row, label]) of [N, C] and int labels [N], rank 0.
+
+    >>> aicf.nll_loss(x, labels).shape
+    ()
+    """
     return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
 
 
 def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
-    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0; at x = ±inf its limit."""
+    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0; at x = ±inf its limit.
+
+    >>> aicf.binary_cross_entropy_with_logits(x, y).shape
+    ()
+    """
     size = abs(x)
     # maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
     linear = sub(maximum(x, 0.0), mul(x, t))
@@ -304,7 +353,11 @@ def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
 
 
 def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
-    """mean of d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; rank 0."""
+    """mean of d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; rank 0.
+
+    >>> aicf.huber_loss(x, y).shape
+    ()
+    """
     d = sub(y, t)
     size = abs(d)
     inside, outside = mul(mul(d, d), 0.5), mul(sub(size, delta / 2), delta)

@@ -78,172 +78,308 @@ __all__ = [
 
 
 def abs(x: Value) -> Value:
-    """|x|."""
+    """|x|.
+
+    >>> aicf.abs(x).shape
+    (4, 3)
+    """
     return _emit("Abs", "abs", x)
 
 
 def neg(x: Value) -> Value:
-    """−x."""
+    """−x.
+
+    >>> aicf.neg(x).shape
+    (4, 3)
+    """
     return _emit("Neg", "neg", x)
 
 
 def sign(x: Value) -> Value:
-    """−1, 0 or 1; NaN stays NaN. Its gradient is zero."""
+    """−1, 0 or 1; NaN stays NaN. Its gradient is zero.
+
+    >>> aicf.sign(x).shape
+    (4, 3)
+    """
     return _emit("Sign", "sign", x)
 
 
 def floor(x: Value) -> Value:
-    """The largest whole number <= x. Its gradient is zero."""
+    """The largest whole number <= x. Its gradient is zero.
+
+    >>> aicf.floor(x).shape
+    (4, 3)
+    """
     return _emit("Floor", "floor", x)
 
 
 def round(x: Value) -> Value:
-    """The nearest whole number, halves to even. Its gradient is zero."""
+    """The nearest whole number, halves to even. Its gradient is zero.
+
+    >>> aicf.round(x).shape
+    (4, 3)
+    """
     return _emit("Round", "round", x)
 
 
 def exp(x: Value) -> Value:
-    """e**x, within 1 ULP in float32."""
+    """e**x, within 1 ULP in float32.
+
+    >>> aicf.exp(x).shape
+    (4, 3)
+    """
     return _emit("Exp", "exp", x)
 
 
 def log(x: Value) -> Value:
-    """Natural logarithm, within 1 ULP in float32."""
+    """Natural logarithm, within 1 ULP in float32.
+
+    >>> aicf.log(aicf.abs(x) + 1.0).shape
+    (4, 3)
+    """
     return _emit("Log", "log", x)
 
 
 def sqrt(x: Value) -> Value:
-    """Square root, correctly rounded."""
+    """Square root, correctly rounded.
+
+    >>> aicf.sqrt(x).shape
+    (4, 3)
+    """
     return _emit("Sqrt", "sqrt", x)
 
 
 def rsqrt(x: Value) -> Value:
-    """1/sqrt(x), within 1 ULP in float32."""
+    """1/sqrt(x), within 1 ULP in float32.
+
+    >>> aicf.rsqrt(x).shape
+    (4, 3)
+    """
     return _emit("Rsqrt", "rsqrt", x)
 
 
 def sin(x: Value) -> Value:
-    """Sine of x in radians, within 1 ULP in float32 for every x."""
+    """Sine of x in radians, within 1 ULP in float32 for every x.
+
+    >>> aicf.sin(x).shape
+    (4, 3)
+    """
     return _emit("Sin", "sin", x)
 
 
 def cos(x: Value) -> Value:
-    """Cosine of x in radians, within 1 ULP in float32 for every x."""
+    """Cosine of x in radians, within 1 ULP in float32 for every x.
+
+    >>> aicf.cos(x).shape
+    (4, 3)
+    """
     return _emit("Cos", "cos", x)
 
 
 def tanh(x: Value) -> Value:
-    """Hyperbolic tangent."""
+    """Hyperbolic tangent.
+
+    >>> aicf.tanh(x).shape
+    (4, 3)
+    """
     return _emit("Tanh", "tanh", x)
 
 
 def erf(x: Value) -> Value:
-    """The error function, 2/sqrt(pi) times the integral of exp(-t**2) from 0 to x."""
+    """The error function, 2/sqrt(pi) times the integral of exp(-t**2) from 0 to x.
+
+    >>> aicf.erf(x).shape
+    (4, 3)
+    """
     return _emit("Erf", "erf", x)
 
 
 def sigmoid(x: Value) -> Value:
-    """1 / (1 + exp(−x))."""
+    """1 / (1 + exp(−x)).
+
+    >>> aicf.sigmoid(x).shape
+    (4, 3)
+    """
     return _emit("Sigmoid", "sigmoid", x)
 
 
 def silu(x: Value) -> Value:
-    """x · sigmoid(x)."""
+    """x · sigmoid(x).
+
+    >>> aicf.silu(x).shape
+    (4, 3)
+    """
     return _emit("SiLU", "silu", x)
 
 
 def relu(x: Value) -> Value:
-    """max(x, 0); its gradient at 0 is 0."""
+    """max(x, 0); its gradient at 0 is 0.
+
+    >>> aicf.relu(x).shape
+    (4, 3)
+    """
     return _emit("ReLU", "relu", x)
 
 
 def logical_not(x: Value) -> Value:
-    """Not x, for bool."""
+    """Not x, for bool.
+
+    >>> aicf.logical_not(x > 0.0).dtype
+    'bool'
+    """
     return _emit("LogicalNot", "logical_not", x)
 
 
 def isnan(x: Value) -> Value:
-    """True where x is NaN."""
+    """True where x is NaN.
+
+    >>> aicf.isnan(x).dtype
+    'bool'
+    """
     return _emit("IsNan", "isnan", x)
 
 
 def add(a: Operand, b: Operand) -> Value:
-    """a + b."""
+    """a + b.
+
+    >>> aicf.add(x, y[:1]).shape
+    (4, 3)
+    """
     return _emit("Add", "add", a, b)
 
 
 def sub(a: Operand, b: Operand) -> Value:
-    """a − b."""
+    """a − b.
+
+    >>> aicf.sub(x, y[:1]).shape
+    (4, 3)
+    """
     return _emit("Sub", "sub", a, b)
 
 
 def mul(a: Operand, b: Operand) -> Value:
-    """a · b."""
+    """a · b.
+
+    >>> aicf.mul(x, y[:1]).shape
+    (4, 3)
+    """
     return _emit("Mul", "mul", a, b)
 
 
 def div(a: Operand, b: Operand) -> Value:
-    """a / b, for float dtypes."""
+    """a / b, for float dtypes.
+
+    >>> aicf.div(x, y[:1]).shape
+    (4, 3)
+    """
     return _emit("Div", "div", a, b)
 
 
 def pow(a: Operand, b: Operand) -> Value:
-    """a ** b, for float dtypes."""
+    """a ** b, for float dtypes.
+
+    >>> aicf.pow(x, y[:1]).shape
+    (4, 3)
+    """
     return _emit("Pow", "pow", a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Value:
-    """The larger of a and b; NaN wins. Equal operands share the gradient."""
+    """The larger of a and b; NaN wins. Equal operands share the gradient.
+
+    >>> aicf.maximum(x, 0.0).shape
+    (4, 3)
+    """
     return _emit("Maximum", "maximum", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Value:
-    """The smaller of a and b; NaN wins. Equal operands share the gradient."""
+    """The smaller of a and b; NaN wins. Equal operands share the gradient.
+
+    >>> aicf.minimum(x, 0.0).shape
+    (4, 3)
+    """
     return _emit("Minimum", "minimum", a, b)
 
 
 def equal(a: Operand, b: Operand) -> Value:
-    """a == b, as bool. (`==` of Values is identity.)"""
+    """a == b, as bool. (`==` of Values is identity.)
+
+    >>> aicf.equal(x, y).dtype
+    'bool'
+    """
     return _emit("Eq", "equal", a, b)
 
 
 def not_equal(a: Operand, b: Operand) -> Value:
-    """a != b, as bool."""
+    """a != b, as bool.
+
+    >>> aicf.not_equal(x, y).dtype
+    'bool'
+    """
     return _emit("Ne", "not_equal", a, b)
 
 
 def less(a: Operand, b: Operand) -> Value:
-    """a < b, as bool."""
+    """a < b, as bool.
+
+    >>> aicf.less(x, y).dtype
+    'bool'
+    """
     return _emit("Lt", "less", a, b)
 
 
 def less_equal(a: Operand, b: Operand) -> Value:
-    """a <= b, as bool."""
+    """a <= b, as bool.
+
+    >>> aicf.less_equal(x, y).dtype
+    'bool'
+    """
     return _emit("Le", "less_equal", a, b)
 
 
 def greater(a: Operand, b: Operand) -> Value:
-    """a > b, as bool."""
+    """a > b, as bool.
+
+    >>> aicf.greater(x, y).dtype
+    'bool'
+    """
     return _emit("Gt", "greater", a, b)
 
 
 def greater_equal(a: Operand, b: Operand) -> Value:
-    """a >= b, as bool."""
+    """a >= b, as bool.
+
+    >>> aicf.greater_equal(x, y).dtype
+    'bool'
+    """
     return _emit("Ge", "greater_equal", a, b)
 
 
 def logical_and(a: Operand, b: Operand) -> Value:
-    """a and b, for bool."""
+    """a and b, for bool.
+
+    >>> aicf.logical_and(x > 0.0, y > 0.0).dtype
+    'bool'
+    """
     return _emit("LogicalAnd", "logical_and", a, b)
 
 
 def logical_or(a: Operand, b: Operand) -> Value:
-    """a or b, for bool."""
+    """a or b, for bool.
+
+    >>> aicf.logical_or(x > 0.0, y > 0.0).dtype
+    'bool'
+    """
     return _emit("LogicalOr", "logical_or", a, b)
 
 
 def logical_xor(a: Operand, b: Operand) -> Value:
-    """Exactly one of a and b, for bool."""
+    """Exactly one of a and b, for bool.
+
+    >>> aicf.logical_xor(x > 0.0, y > 0.0).dtype
+    'bool'
+    """
     return _emit("LogicalXor", "logical_xor", a, b)
 
 
@@ -252,6 +388,9 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
     Args:
         approximate: "none" = by erf; "tanh" = 0.5x(1 + tanh(sqrt(2/pi)(x + 0.044715x³))).
+
+    >>> aicf.gelu(x, approximate="tanh").shape
+    (4, 3)
     """
     ops = {"none": "GeluErf", "tanh": "GeluTanh"}
     if approximate not in ops:
@@ -260,22 +399,38 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def softplus(x: Value) -> Value:
-    """log(1 + exp(x)); x itself above 20, as PyTorch."""
+    """log(1 + exp(x)); x itself above 20, as PyTorch.
+
+    >>> aicf.softplus(x).shape
+    (4, 3)
+    """
     return _emit("Softplus", "softplus", x)
 
 
 def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
-    """x where x > 0, else negative_slope · x."""
+    """x where x > 0, else negative_slope · x.
+
+    >>> aicf.leaky_relu(x).shape
+    (4, 3)
+    """
     return _emit("LeakyReLU", "leaky_relu", x, slope=negative_slope)
 
 
 def elu(x: Value, alpha: float = 1.0) -> Value:
-    """x where x > 0, else alpha · (exp(x) − 1)."""
+    """x where x > 0, else alpha · (exp(x) − 1).
+
+    >>> aicf.elu(x).shape
+    (4, 3)
+    """
     return _emit("ELU", "elu", x, alpha=alpha)
 
 
 def clip(x: Value, min: float | None = None, max: float | None = None) -> Value:
-    """x limited to [min, max]; None = no limit on that side. The gradient passes inside."""
+    """x limited to [min, max]; None = no limit on that side. The gradient passes inside.
+
+    >>> aicf.clip(x, -1.0, 1.0).shape
+    (4, 3)
+    """
     low, high = -math.inf if min is None else min, math.inf if max is None else max
     if math.isnan(low) or math.isnan(high):
         raise GraphError(f"clip: limits are {low} and {high}; need numbers")
@@ -286,6 +441,9 @@ def where(condition: Value, a: Operand, b: Operand) -> Value:
     """a where the bool `condition` holds, else b.
 
     Two Python numbers make float32, as `Graph.constant` does; two bools make bool.
+
+    >>> aicf.where(x > 0.0, x, 0.0).dtype
+    'float32'
     """
     if not isinstance(a, Value) and not isinstance(b, Value):
         dtype = "bool" if isinstance(a, bool) and isinstance(b, bool) else "float32"
@@ -294,7 +452,11 @@ def where(condition: Value, a: Operand, b: Operand) -> Value:
 
 
 def cast(x: Value, dtype: DTypeName) -> Value:
-    """x in another dtype. To an integer: towards zero, saturating, NaN to 0; to bool: x != 0."""
+    """x in another dtype. To an integer: towards zero, saturating, NaN to 0; to bool: x != 0.
+
+    >>> aicf.cast(x, "int32").dtype
+    'int32'
+    """
     return _emit("Cast", "cast", x, dtype=dtype)
 
 
@@ -308,39 +470,67 @@ def _reduce(
 
 
 def sum(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
-    """Sum over `axis` (None = all), in the order `tree`: error <= (log2 n + 2)·u·Σ|x|."""
+    """Sum over `axis` (None = all), in the order `tree`: error <= (log2 n + 2)·u·Σ|x|.
+
+    >>> aicf.sum(x, axis=1).shape
+    (4,)
+    """
     return _reduce("Sum", "sum", x, axis, keepdims)
 
 
 def mean(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
-    """Mean over `axis` (None = all); of no elements NaN."""
+    """Mean over `axis` (None = all); of no elements NaN.
+
+    >>> aicf.mean(x, axis=1).shape
+    (4,)
+    """
     return _reduce("Mean", "mean", x, axis, keepdims)
 
 
 def max(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
-    """Largest element over `axis`; NaN wins. Ties share the gradient equally."""
+    """Largest element over `axis`; NaN wins. Ties share the gradient equally.
+
+    >>> aicf.max(x, axis=1).shape
+    (4,)
+    """
     return _reduce("Max", "max", x, axis, keepdims)
 
 
 def min(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
-    """Smallest element over `axis`; NaN wins. Ties share the gradient equally."""
+    """Smallest element over `axis`; NaN wins. Ties share the gradient equally.
+
+    >>> aicf.min(x, axis=1).shape
+    (4,)
+    """
     return _reduce("Min", "min", x, axis, keepdims)
 
 
 def softmax(x: Value, axis: int = -1) -> Value:
-    """exp(x − max) / Σ exp(x − max) along `axis`."""
+    """exp(x − max) / Σ exp(x − max) along `axis`.
+
+    >>> aicf.softmax(x).shape
+    (4, 3)
+    """
     return _emit("Softmax", "softmax", x, axis=axis)
 
 
 def log_softmax(x: Value, axis: int = -1) -> Value:
-    """x − max − log Σ exp(x − max) along `axis`."""
+    """x − max − log Σ exp(x − max) along `axis`.
+
+    >>> aicf.log_softmax(x).shape
+    (4, 3)
+    """
     return _emit("LogSoftmax", "log_softmax", x, axis=axis)
 
 
 def var(
     x: Value, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False
 ) -> Value:
-    """Variance over `axis`: Σ(x − mean)² / (n − correction)."""
+    """Variance over `axis`: Σ(x − mean)² / (n − correction).
+
+    >>> aicf.var(x, axis=1).shape
+    (4,)
+    """
     axes = _axes(x, axis)
     centred = sub(x, mean(x, axes, keepdims=True))
     count = math.prod(x.shape[a] for a in axes)
@@ -349,7 +539,11 @@ def var(
 
 
 def argmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
-    """int64 position of the first largest element along `axis` (None = of the flattened x)."""
+    """int64 position of the first largest element along `axis` (None = of the flattened x).
+
+    >>> aicf.argmax(x, axis=1).dtype
+    'int64'
+    """
     if axis is None:
         at = _emit("ArgMax", "argmax", reshape(x, math.prod(x.shape)), axes=[0])
         return reshape(at, [1] * x.ndim) if keepdims else at
@@ -357,12 +551,20 @@ def argmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
 
 
 def cumsum(x: Value, axis: int) -> Value:
-    """Running sum along `axis`, in ascending order."""
+    """Running sum along `axis`, in ascending order.
+
+    >>> aicf.cumsum(x, axis=0).shape
+    (4, 3)
+    """
     return _emit("CumSum", "cumsum", x, axis=axis)
 
 
 def logsumexp(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
-    """log Σ exp(x) over `axis`, safe for large x."""
+    """log Σ exp(x) over `axis`, safe for large x.
+
+    >>> aicf.logsumexp(x, axis=1).shape
+    (4,)
+    """
     top = detach(max(x, axis, keepdims=True))
     top = where(less(abs(top), math.inf), top, 0.0)
     total = add(log(sum(exp(sub(x, top)), axis, keepdims=True)), top)
@@ -373,12 +575,20 @@ def logsumexp(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool 
 
 
 def matmul(a: Value, b: Value) -> Value:
-    """a[..., M, K] @ b[..., K, N] -> [..., M, N], batch axes broadcast; rank 1 as in NumPy."""
+    """a[..., M, K] @ b[..., K, N] -> [..., M, N], batch axes broadcast; rank 1 as in NumPy.
+
+    >>> aicf.matmul(x, y.T).shape
+    (4, 4)
+    """
     return _emit("MatMul", "matmul", a, b)
 
 
 def linear(x: Value, W: Value, b: Value | None = None) -> Value:
-    """x[..., in] @ W[out, in]^T + b[out] -> [..., out]."""
+    """x[..., in] @ W[out, in]^T + b[out] -> [..., out].
+
+    >>> aicf.linear(x, w).shape
+    (4, 2)
+    """
     values = [x, W] if b is None else [x, W, b]
     return _emit("Linear", "linear", *values, bias=b is not None)
 

@@ -75,6 +75,9 @@ def clip_grad_norm(grads: Mapping[Value, Value], max_norm: float | Value) -> dic
     """Gradients scaled by min(1, max_norm / (‖all gradients‖₂ + 1e-6)).
 
     Source: torch.nn.utils.clip_grad_norm_.
+
+    >>> aicf.optim.clip_grad_norm({w: w * 2.0}, 1.0)[w].shape
+    (2, 3)
     """
     from .ops import add, cast, div, minimum, mul, sqrt, sum
 
@@ -135,6 +138,8 @@ class SGD(Optimizer):
     """Stochastic gradient descent with optional momentum: p ← p − lr·g.
 
     Source: torch.optim.SGD.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.SGD(lr=0.1, momentum=0.9))
     """
 
     lr: float | Value = 1e-3
@@ -203,6 +208,8 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015), bias-corrected, eps outside the root; weight decay as L2.
 
     Source: torch.optim.Adam.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.Adam(lr=1e-3))
     """
 
     lr: float | Value = 1e-3
@@ -226,6 +233,8 @@ class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): p ← p·(1 − lr·decay) first.
 
     Source: torch.optim.AdamW.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.AdamW(lr=1e-3))
     """
 
     lr: float | Value = 1e-3
@@ -249,6 +258,8 @@ class RMSprop(Optimizer):
     """v ← alpha·v + (1 − alpha)·g²; p ← p − lr·g / (sqrt(v) + eps).
 
     Source: torch.optim.RMSprop.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.RMSprop(lr=1e-2))
     """
 
     lr: float | Value = 1e-2
@@ -278,6 +289,8 @@ class Adagrad(Optimizer):
     """sum ← sum + g²; p ← p − lr·g / (sqrt(sum) + eps) (Duchi et al., 2011).
 
     Source: torch.optim.Adagrad.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.Adagrad(lr=1e-2))
     """
 
     lr: float | Value = 1e-2
@@ -306,7 +319,11 @@ class Adagrad(Optimizer):
 
 @checked
 def warmup_cosine(step: Value, peak: float, warmup: int, total: int, floor: float = 0.0) -> Value:
-    """Linear up to `peak` over `warmup` steps, then half a cosine to `floor` at `total`."""
+    """Linear up to `peak` over `warmup` steps, then half a cosine to `floor` at `total`.
+
+    >>> aicf.optim.warmup_cosine(g.step_count(), 1e-3, 100, 1000).dtype
+    'float32'
+    """
     from .ops import cast, clip, cos, where
 
     if not 0 <= warmup < total:
@@ -323,6 +340,9 @@ def step_decay(step: Value, lr: float, step_size: int, gamma: float = 0.1) -> Va
     """lr · gamma ** floor(step / step_size).
 
     Source: torch.optim.lr_scheduler.StepLR.
+
+    >>> aicf.optim.step_decay(g.step_count(), 0.1, step_size=30).shape
+    ()
     """
     from .ops import cast, floor, pow
 
