@@ -13,7 +13,7 @@ import numbers
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ._core import DTypeError, Graph, GraphError, ShapeError
@@ -84,10 +84,15 @@ def _member(x: Any) -> Any:
     return x
 
 
-def _value(x: Any) -> Any:
+@functools.cache
+def _value_class() -> type:
     from .graph import Value
 
-    if not isinstance(x, Value):
+    return Value
+
+
+def _value(x: Any) -> Any:
+    if not isinstance(x, _value_class()):
         raise TypeError
     return x
 
@@ -145,8 +150,10 @@ class _Argument:
         parts = annotation.split(" | ")
         self.optional = "None" in parts
         self.kinds = [_KINDS[part] for part in parts if part != "None"]
+        simple = len(self.kinds) == 1 and not self.optional
+        self.take = self.kinds[0].take if simple else self._first
 
-    def take(self, x: Any) -> Any:
+    def _first(self, x: Any) -> Any:
         if x is None and self.optional:
             return None
         for kind in self.kinds[:-1]:
@@ -163,44 +170,44 @@ class _Argument:
         return self.kinds[0].error(f"{where}: {name} is {shown} ({type(x).__name__}); need {need}")
 
 
-def _argument(annotation: str) -> _Argument | None:
-    return None if annotation in _UNCHECKED else _Argument(annotation)
-
-
 def checked(fn: Function) -> Function:
     """`fn` with its arguments checked, and nothing appended to the graph by a call that raises."""
     owner, _, name = fn.__qualname__.rpartition(".")
     label = owner if name == "__init__" else name
-    parameters = list(inspect.signature(fn).parameters.values())[1 if owner else 0 :]
-    plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    arguments = {p.name: _argument(p.annotation) for p in plain}
-    named = {p.name for p in plain if p.kind is not p.POSITIONAL_ONLY}
-    order = [p.name for p in plain if p.kind is not p.KEYWORD_ONLY]
+    plain = [
+        p
+        for i, p in enumerate(inspect.signature(fn).parameters.values())
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and not (owner and i == 0)
+    ]
+    places = {p.name: i + bool(owner) for i, p in enumerate(plain) if p.kind != p.KEYWORD_ONLY}
+    arguments = {p.name: _Argument(p.annotation) for p in plain if p.annotation not in _UNCHECKED}
+    by_place = [(i, key, arguments[key].take) for key, i in places.items() if key in arguments]
+    by_name = {p.name for p in plain if p.kind != p.POSITIONAL_ONLY} & arguments.keys()
+    carriers = [p.name for p in plain if "Value" in p.annotation or "Operand" in p.annotation]
 
-    def where(taken: dict[str, Any]) -> str:
-        text = taken.get("name")
-        return f'{label} "{text}"' if isinstance(text, str) and text.isprintable() else label
-
-    def take(taken: dict[str, Any], name: str, x: Any) -> Any:
-        argument = arguments.get(name)
-        if argument is None:
-            return x
-        try:
-            return argument.take(x)
-        except _MISFIT:
-            raise argument.refusal(where(taken), name, x) from None
+    def given_as(key: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        at = places.get(key, len(args))
+        return args[at] if at < len(args) else named.get(key)
 
     @functools.wraps(fn)
-    def call(*args: Any, **given: Any) -> Any:
-        me, rest = (args[:1], args[1:]) if owner else ((), args)
-        taken = dict(zip(order, rest, strict=False))
-        known = {**taken, **given}
-        placed = [take(known, name, x) for name, x in taken.items()]
-        placed += rest[len(taken) :]  # too many: Python says so
-        given = {name: take(known, name, x) if name in named else x for name, x in given.items()}
-        before = [(core, core.mark()) for core in _graphs((*me, *placed, *given.values()))]
+    def call(*args: Any, **named: Any) -> Any:
+        taken, key = list(args), ""
         try:
-            return fn(*me, *placed, **given)
+            for i, key, take in by_place:  # noqa: B007 (names the misfit)
+                if i < len(args):
+                    taken[i] = take(args[i])
+            for key in named:
+                if key in by_name:
+                    named[key] = arguments[key].take(named[key])
+        except _MISFIT:
+            text, where = given_as("name", args, named), label
+            if "name" in arguments and isinstance(text, str) and text.isprintable():
+                where = f'{label} "{text}"'
+            raise arguments[key].refusal(where, key, given_as(key, args, named)) from None
+        owners = [*taken[: bool(owner)], *(given_as(key, taken, named) for key in carriers)]
+        before = [(core, core.mark()) for core in _graphs(owners)]
+        try:
+            return fn(*taken, **named)
         except BaseException:
             for core, mark in before:
                 core.rollback(mark)
@@ -209,10 +216,10 @@ def checked(fn: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
-def _graphs(arguments: Iterable[Any]) -> list[Graph]:
-    """Those of the Graph whose method is called and of the Values among its arguments."""
+def _graphs(owners: list[Any]) -> list[Graph]:
+    """Those of a Graph, of Values and of lists of them."""
     found: list[Graph] = []
-    for x in arguments:
+    for x in owners:
         if isinstance(x, (list, dict)) and x:
             x = next(iter(x))
         core = getattr(getattr(x, "graph", x), "_core", None)
