@@ -502,3 +502,42 @@ def test_mutated_checkpoints(make_rng, tmp_path):
             step.load(path)
         except aicf.Error:
             pass
+
+
+def test_loaded_graph_goes_on_counting():
+    """What a loaded graph is given next is what the first graph would be given."""
+    texts = []
+    for load in (False, True):
+        g = aicf.Graph("count")
+        x, t = g.input("x", (64, 4)), g.input("t", (64, 2))
+        y = aicf.dropout(g.dense("0", x, 2), 0.5)
+        loss = aicf.mse_loss(y, t)
+        g.minimize(loss, aicf.optim.Adam(lr=0.5))
+        if load:
+            g = aicf.Graph.from_json(g.to_json())
+        x, y, loss = (aicf.Value(g, value.id) for value in (x, y, loss))
+        g.output("count", g.step_count())
+        g.output("more", aicf.dropout(x, 0.5) + g.random_uniform((4,)))
+        g.param("1.W", (3,), init=aicf.init.ones())
+        w = aicf.Value(g, g._core.find("1.W"))
+        g.minimize((w * w).sum(), aicf.optim.Adam(lr=0.5), params=[w])
+        with pytest.raises(aicf.GraphError, match="opt.lr.*0.5.*0.1"):
+            g.minimize((w * w).sum(), aicf.optim.SGD(lr=0.1), params=[w])
+        texts.append(str(g))
+    assert texts[0] == texts[1]
+    assert texts[0].count("StepInc") == 1 and '"stream": 2' in texts[0]
+    step = g.compile(device="cpu")
+    step(x=np.ones((64, 4), np.float32), t=np.ones((64, 2), np.float32))
+    assert int(step.replay()["count"]) == 1
+
+
+def test_counting_states_must_count():
+    """A state that happens to have the name of a count is taken only where it is one."""
+    g = aicf.Graph("count")
+    g.state("opt.step", (), "int32")
+    with pytest.raises(aicf.GraphError, match="opt.step.*never assigned.*need"):
+        g.step_count()
+    g.state("rng.step", (3,), "int64")
+    with pytest.raises(aicf.GraphError, match="rng.step.*taken.*need"):
+        g.random_normal((2,))
+    assert g._core.find("rng.seed") < 0

@@ -685,3 +685,19 @@ def test_misuse(call, error, text):
     x = aicf.Graph("misuse").input("x", (4, 5, 6))
     with pytest.raises(error, match=text.replace("...", r"\.\.\.")):
         call(x)
+
+
+def test_binary_cross_entropy_at_infinity():
+    """The limits of value and gradient; PyTorch makes some of them NaN."""
+    x = np.array([np.inf, np.inf, -np.inf, -np.inf, np.inf, -np.inf], np.float32)
+    t = np.array([1, 0, 0, 1, 0.25, 0.25], np.float32)
+    want = np.array([0, np.inf, 0, np.inf, np.inf, np.inf], np.float32)
+    slope = np.array([0, 1, 0, -1, 0.75, -0.25], np.float32)
+    for i in range(len(x)):
+        g = aicf.Graph("bce")
+        logits, targets = g.input("x", (1,)), g.input("t", (1,))
+        loss = aicf.binary_cross_entropy_with_logits(logits, targets)
+        g.output("loss", loss)
+        g.output("dx", g.backward(loss, [logits])[logits])
+        out = g.compile(device="cpu")(x=x[i : i + 1], t=t[i : i + 1])
+        assert out["loss"] == want[i] and out["dx"] == slope[i], (x[i], t[i])

@@ -330,3 +330,30 @@ def test_row_reaches_its_op(case):
     ]
     case.build(g, *operands)
     assert case.op in [node["op"] for node in json.loads(g.to_json())["nodes"]]
+
+
+def test_where_of_two_numbers():
+    """Two numbers make float32, two bools bool, as Graph.constant and PyTorch have it."""
+    g = aicf.Graph("where")
+    flags = g.input("flags", (3,), "bool")
+    for a, b, dtype in ((1, 0, "float32"), (1.5, -1, "float32"), (True, False, "bool")):
+        y = aicf.where(flags, a, b)
+        assert y.dtype == dtype
+        g.output(f"{a},{b}", y)
+    given = np.array([True, False, True])
+    out = g.compile(device="cpu")(flags=given)
+    for name, array in out.items():
+        a, b = (eval(text) for text in name.split(","))  # noqa: S307
+        assert (array.numpy() == np.where(given, a, b)).all()
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4)])
+def test_argmax_of_everything(shape, keepdims):
+    g = aicf.Graph("argmax")
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    y = aicf.argmax(g.input("x", shape), keepdims=keepdims)
+    want = np.argmax(x, keepdims=keepdims)
+    assert y.shape == want.shape and y.dtype == "int64"
+    g.output("y", y)
+    assert (g.compile(device="cpu")(x=x)["y"].numpy() == want).all()

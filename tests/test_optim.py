@@ -482,3 +482,14 @@ def test_two_optimizers(device, make_rng):
     assert int(step.state["first.step"]) == 200
     np.testing.assert_allclose(step.params["a"].numpy(), x, atol=1e-2)
     np.testing.assert_allclose(step.params["b"].numpy(), x, atol=1e-5)
+
+
+def test_schedules_are_not_range_checked():
+    """A Value is any number once it runs."""
+    g = aicf.Graph("schedule")
+    w = g.param("w", (2,), init=aicf.init.ones())
+    rate = aicf.cast(g.step_count(), "float32") - 1.0
+    g.minimize((w * w).sum(), optim.SGD(lr=rate), clip_norm=rate + 5.0)
+    step = g.compile(device="cpu")
+    step()
+    assert (step.params["w"].numpy() > 1).all()  # lr was -1

@@ -582,7 +582,9 @@ def test_optimizers_keep_every_bit(name, clip, device, rng):
     build = training(OPTIMIZERS[name], clip_norm=clip)
     _, step = check_passes(build, feed_of(rng), device)
     assert launches(step).count("update") == 1
-    assert not {"adam_step", "sgd_step", "step_inc", "bias_corr"} & {launch.op for launch in step.trace}
+    assert not {"adam_step", "sgd_step", "step_inc", "bias_corr"} & {
+        launch.op for launch in step.trace
+    }
 
 
 def test_numbers_in_float64(device, rng):

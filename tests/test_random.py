@@ -4,7 +4,7 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core
-from compare import assert_bits
+from compare import assert_bits, rounded
 from op_cases_layers import normals, philox_words, uniforms
 
 # Random123's kat_vectors, philox4x32-10: counter words, key words, result words.
@@ -182,3 +182,16 @@ def test_streams_differ(device):
     out = g.compile(device=device).replay()
     a, b = out["a"].numpy(), out["b"].numpy()
     assert (a != b).mean() > 0.99 and abs(np.corrcoef(a, b)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("low, high", [(1.0, 2.0), (-1.0, 1.0), (0.0, 1e-3), (0.1, 0.3), (3, 3)])
+def test_initial_uniform_stays_below_high(dtype, low, high):
+    """[low, high) in the dtype itself: rounding reaches neither beyond low nor high."""
+    g = aicf.Graph("uniform")
+    g.param("p", (1 << 17,), dtype, aicf.init.uniform(low, high))
+    values = g.compile(device="cpu").params["p"].numpy().astype(np.float64)
+    first = low if dtype == "float64" else float(rounded(np.array(low), dtype))
+    assert values.min() >= first
+    assert values.max() < high or low == high
+    assert abs(values.mean() - (low + high) / 2) < 0.01 * max(high - low, 0.1)

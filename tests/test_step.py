@@ -1,77 +1,27 @@
-"""A compiled step: its bits, its state, sharing, binding, outputs, threads."""
+"""A compiled step: its bits, its state, its outputs."""
 
 import gc
-import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
+from collections.abc import Mapping
 
 import aicf
 import numpy as np
 import pytest
 from aicf import verify
 from compare import assert_bits
-from conftest import outputs_of
-
-BATCH, SIZES = 13, (9, 7, 5)
-
-
-def build_train(batch=BATCH, optimizer=None, keep=1, dtype="float32"):
-    """An MLP with distinct sizes, cross-entropy and Adam."""
-    g = aicf.Graph("train")
-    x = g.input("x", (batch, SIZES[0]), dtype)
-    labels = g.input("labels", (batch,), "int64")
-    y = g.dense("1", aicf.tanh(g.dense("0", x, SIZES[1])), SIZES[2])
-    loss = aicf.cross_entropy(y, labels)
-    g.minimize(loss, optimizer or aicf.optim.Adam(lr=1e-2))
-    g.output("loss", loss, keep=keep)
-    g.output("y", y)
-    return g
-
-
-def build_infer(batch=4):
-    """The same model without the training."""
-    g = aicf.Graph("infer")
-    y = g.dense("1", aicf.tanh(g.dense("0", g.input("x", (batch, SIZES[0])), SIZES[1])), SIZES[2])
-    g.output("y", y)
-    return g
-
-
-def batch_of(seed, batch=BATCH, dtype=np.float32):
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((batch, SIZES[0])).astype(dtype)
-    return {"x": x, "labels": rng.integers(0, SIZES[2], batch)}
-
-
-def build_wide():
-    """Large enough that the CPU backend splits the work among threads."""
-    g = aicf.Graph("wide")
-    x, t = g.input("x", (96, 200)), g.input("t", (96, 130))
-    y = g.dense("1", aicf.gelu(g.dense("0", x, 260)), 130)
-    loss = aicf.mse_loss(aicf.softmax(y), t) + aicf.mean(aicf.sum(y * y, 1)) * 0.01
-    g.minimize(loss, aicf.optim.Adam())
-    g.output("loss", loss)
-    return g
-
-
-def wide_hash(step, steps=3):
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((96, 200)).astype(np.float32)
-    t = rng.standard_normal((96, 130)).astype(np.float32)
-    step(x=x, t=t)
-    step.replay(steps - 1)
-    return verify.state_hash(step) + step.outputs["loss"].numpy().tobytes().hex()
-
-
-def hash_after(step, count, run="call"):
-    for seed in range(count):
-        step.run(**batch_of(seed)) if run == "run" else step(**batch_of(seed))
-    return verify.state_hash(step)
-
+from steps import (
+    BATCH,
+    SIZES,
+    batch_of,
+    build_infer,
+    build_train,
+    build_wide,
+    hash_after,
+    wide_hash,
+)
 
 # ---- the same bits
 
@@ -154,7 +104,7 @@ CHILD = """
 import sys; sys.path.insert(0, {tests!r})
 import aicf
 if {threads}: aicf.set_num_threads({threads})
-from test_step import build_train, build_wide, hash_after, wide_hash
+from steps import build_train, build_wide, hash_after, wide_hash
 print(hash_after(build_train().compile(device="cpu"), 5))
 print(wide_hash(build_wide().compile(device="cpu")))
 """
@@ -205,132 +155,6 @@ def test_instruction_sets(isa, expected_hashes):
     if done.stdout.strip() != isa:
         pytest.skip(f"this CPU has no {isa}: {(done.stdout + done.stderr).strip()[-200:]}")
     assert child_hashes(AICF_CPU_ISA=isa) == expected_hashes
-
-
-# ---- sharing
-
-
-def test_bind_reaches_every_sharing_step(device):
-    """Also the owner on another machine, whose stream the binding Step has never used."""
-
-    def counter(name):
-        g = aicf.Graph(name)
-        count = g.state(name, (3,))
-        g.assign(count, count + 1.0)
-        return g
-
-    a, b = (counter(name).compile(device=device) for name in "ab")
-    g = aicf.Graph("both")
-    g.output("y", g.state("a", (3,)) + g.state("b", (3,)))
-    both = g.compile(device=device, share=[a, b])
-    g = aicf.Graph("target")
-    target = g.state("t", (3,))
-    g.assign(target, target * 1.0)
-    holder = g.compile(device=device)
-    holder.state["t"] = np.full(3, 100, np.float32)
-    foreign = Foreign(holder.state["t"].__dlpack__(max_version=(1, 0), copy=True), device)
-    both.bind(b=foreign)
-    b.replay()
-    assert (b.state["b"].numpy() == 101).all()
-    assert (both.replay()["y"].numpy() == 101).all()
-    a.replay(2)
-    assert (both.replay()["y"].numpy() == 103).all()
-
-
-class Foreign:
-    """Another framework's tensor, by its capsule."""
-
-    def __init__(self, capsule, device):
-        self.capsule, self.device = capsule, (1, 0) if device == "cpu" else (2, 0)
-
-    def __dlpack_device__(self):
-        return self.device
-
-    def __dlpack__(self, **options):
-        return self.capsule
-
-
-def test_share_three_steps(device):
-    """Train, the short last batch and inference over one set of params, bit for bit."""
-    train = build_train().compile(device=device)
-    tail = build_train(batch=6).compile(device=device, share=train)
-    infer = build_infer().compile(device=device, share=[train])
-    probe = batch_of(77, 4)["x"]
-    alone = build_train().compile(device=device)
-    alone_tail = build_train(batch=6).compile(device=device)
-    for seed in range(8):
-        last = seed % 3 == 2
-        data = batch_of(seed, 6 if last else BATCH)
-        (tail if last else train)(**data)
-        if last:  # the same without sharing, by copies
-            alone_tail.load_state_dict(alone.state_dict())
-            alone_tail(**data)
-            alone.load_state_dict(alone_tail.state_dict())
-        else:
-            alone(**data)
-        want = verify.state_hash(alone)
-        assert verify.state_hash(train) == verify.state_hash(tail) == want
-        expected = build_infer().compile(device=device, params=dict(infer_params(alone)))
-        assert_bits(infer(x=probe)["y"].numpy(), expected(x=probe)["y"].numpy())
-    train.params["0.b"] = np.full(SIZES[1], 0.25, np.float32)
-    assert (infer.params["0.b"].numpy() == 0.25).all()
-    tail.set("opt.lr", 0.5)
-    assert float(train.state["opt.lr"]) == 0.5
-
-
-def infer_params(step):
-    return {name: array.numpy() for name, array in step.params.items()}
-
-
-def test_share_copies_and_initialises_nothing(device):
-    train = build_train().compile(device=device)
-    hash_after(train, 3)
-    before = verify.state_hash(train)
-    other = build_train().compile(device=device, share=train, seed=1234)
-    assert verify.state_hash(train) == verify.state_hash(other) == before
-
-
-def test_share_two_steps_into_one(device):
-    """A step that shares with two others that share nothing with each other."""
-    a, b = aicf.Graph("a"), aicf.Graph("b")
-    for g, name in ((a, "p"), (b, "q")):
-        p = g.param(name, (3,), init=aicf.init.ones())
-        g.assign(p, p * 2.0)
-        g.output(f"{name}.now", p)
-    one, two = a.compile(device=device), b.compile(device=device)
-    both = aicf.Graph("both")
-    p, q = both.param("p", (3,)), both.param("q", (3,))
-    both.output("sum", p + q)
-    both.assign(p, p + q)
-    third = both.compile(device=device, share=(one, two))
-    one.replay()
-    two.replay(2)
-    assert (third.replay()["sum"].numpy() == 6).all()
-    assert (one.params["p"].numpy() == 6).all() and (two.params["q"].numpy() == 4).all()
-
-
-def test_shared_storage_outlives_its_step(device):
-    train = build_train().compile(device=device)
-    hash_after(train, 2)
-    want = infer_params(train)
-    infer = build_infer().compile(device=device, share=train)
-    del train
-    gc.collect()
-    for name, array in infer.params.items():
-        assert_bits(array.numpy(), want[name])
-    infer(x=batch_of(0, 4)["x"])
-
-
-def test_share_mismatch(device):
-    train = build_train().compile(device=device)
-    g = aicf.Graph("other")
-    g.output("y", g.param("0.W", (2, 2)) * 1.0)
-    with pytest.raises(aicf.ShapeError, match=r"0\.W.*f32\[7, 9\].*f32\[2, 2\].*need"):
-        g.compile(device=device, share=train)
-    g = aicf.Graph("other")
-    g.output("y", g.param("0.W", (SIZES[1], SIZES[0]), "float64") * 1.0)
-    with pytest.raises(aicf.DTypeError, match=r"0\.W.*f32\[7, 9\].*f64\[7, 9\].*need"):
-        g.compile(device=device, share=[train])
 
 
 # ---- state in and out
@@ -421,6 +245,28 @@ def test_damaged_checkpoint(damage, tmp_path):
     with pytest.raises(aicf.Error):
         step.load(path)
     assert verify.state_hash(step) == before
+
+
+def checkpoint(header, body=b""):
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def test_checkpoint_shapes_beyond_any_array(tmp_path):
+    step = build_train().compile(device="cpu")
+    record = {"dtype": "F32", "shape": [2**40, 2**40, 0], "data_offsets": [0, 0]}
+    path = tmp_path / "state"
+    path.write_bytes(checkpoint({"0.W": record}))
+    with pytest.raises(aicf.FormatError, match=r"0\.W.*1099511627776.*too large"):
+        step.load(path)
+
+
+def test_the_name_that_safetensors_keeps(tmp_path):
+    g = aicf.Graph("names")
+    g.param("__metadata__", (2,))
+    with pytest.raises(aicf.GraphError, match="__metadata__.*need"):
+        g.compile(device="cpu").save(tmp_path / "state")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_save_into_missing_directory(tmp_path):
@@ -542,105 +388,6 @@ def test_assign_forms(device):
     assert_bits(step.params["p"].numpy(), p0)
 
 
-# ---- bind
-
-
-def test_bind_zero_copy(device):
-    if device != "cpu":
-        pytest.skip("NumPy arrays live in host memory")
-    step, plain = build_train().compile(device=device), build_train().compile(device=device)
-    data = batch_of(0)
-    x, labels = data["x"].copy(), data["labels"].copy()
-    weights = step.params["0.W"].numpy()
-    y = np.zeros((BATCH, SIZES[2]), np.float32)
-    moment = np.zeros((SIZES[1], SIZES[0]), np.float32)
-    step.bind(x=x, labels=labels, y=y, **{"0.W": weights, "opt.m.0.W": moment})
-    for seed in range(3):
-        fresh = batch_of(seed)
-        x[:], labels[:] = fresh["x"], fresh["labels"]  # the step sees writes to its inputs
-        out = step() if seed else step.replay()
-        want = plain(**fresh)
-        assert_bits(y, want["y"].numpy())
-        assert_bits(out["y"].numpy(), want["y"].numpy())
-        assert_bits(weights, plain.params["0.W"].numpy())
-        assert_bits(moment, plain.state["opt.m.0.W"].numpy())
-    weights[:] = 0.125  # and its content is the value
-    plain.params["0.W"] = weights
-    assert_bits(step()["y"].numpy(), plain.replay()["y"].numpy())
-    assert verify.state_hash(step) == verify.state_hash(plain)
-    step.run()
-    plain.run()
-    assert verify.state_hash(step) == verify.state_hash(plain)
-
-
-def test_bind_shared_param():
-    train = build_train().compile(device="cpu")
-    infer = build_infer().compile(device="cpu", share=train)
-    mine = np.full((SIZES[1], SIZES[0]), 0.5, np.float32)
-    infer.bind(**{"0.W": mine})
-    assert (train.params["0.W"].numpy() == 0.5).all()
-    train(**batch_of(0))
-    assert not (mine == 0.5).all()
-    assert_bits(infer.params["0.W"].numpy(), mine)
-
-
-def test_bound_input_by_call_is_copied_in():
-    """A call that still names a bound input writes into the caller's tensor."""
-    step = build_train().compile(device="cpu")
-    data = batch_of(0)
-    x = np.zeros_like(data["x"])
-    step.bind(x=x)
-    step(**data)
-    assert_bits(x, data["x"])
-
-
-def test_bind_refuses():
-    step = build_train().compile(device="cpu")
-    before = verify.state_hash(step)
-    frozen = np.zeros((SIZES[1], SIZES[0]), np.float32)
-    frozen.flags.writeable = False
-    with pytest.raises(aicf.GraphError, match="read-only"):
-        step.bind(**{"0.W": frozen})
-    buffer = np.zeros(SIZES[1] * SIZES[0] + SIZES[1], np.float32)
-    step.bind(**{"0.W": buffer[: SIZES[1] * SIZES[0]].reshape(SIZES[1], SIZES[0])})
-    with pytest.raises(aicf.GraphError, match="0.W"):
-        step.bind(**{"0.b": buffer[SIZES[1] * SIZES[0] - 1 : -1]})
-    step.bind(**{"0.b": buffer[SIZES[1] * SIZES[0] :]})  # beside it is fine
-    unaligned = np.zeros(4 * BATCH * SIZES[0] + 1, np.uint8)[1:].view(np.float32)
-    with pytest.raises(aicf.Error, match="align"):
-        step.bind(x=unaligned.reshape(BATCH, SIZES[0]))
-    with pytest.raises(aicf.ShapeError, match="C order"):
-        step.bind(x=np.zeros((SIZES[0], BATCH), np.float32).T)
-    assert before  # nothing crashed; the step still runs
-    step(**batch_of(0))
-
-
-def test_bind_refuses_read_only_input_on_write():
-    """A read-only input may be bound, but a call must not write into it."""
-    step = build_train().compile(device="cpu")
-    data = batch_of(0)
-    frozen = data["x"].copy()
-    frozen.flags.writeable = False
-    step.bind(x=frozen)
-    step(labels=data["labels"])
-    want = frozen.copy()
-    with pytest.raises(aicf.GraphError, match='"x".*read-only'):
-        step(x=batch_of(1)["x"], labels=data["labels"])
-    with pytest.raises(aicf.GraphError, match='"x".*read-only'):
-        step.run(x=batch_of(1)["x"])
-    assert_bits(frozen, want)
-
-
-def test_bound_tensor_is_kept_alive():
-    step = build_train().compile(device="cpu")
-    plain = build_train().compile(device="cpu")
-    step.bind(**{"0.W": plain.params["0.W"].numpy()})
-    gc.collect()
-    junk = [np.full((SIZES[1], SIZES[0]), 9, np.float32) for _ in range(100)]
-    assert hash_after(step, 2) == hash_after(plain, 2)
-    del junk
-
-
 # ---- outputs
 
 
@@ -695,6 +442,43 @@ def test_array(device):
     assert out["loss"].item() == float(out["loss"])
     assert int(step.state["opt.step"]) == 1
     assert "float32" in repr(y) or "f32" in repr(y)
+
+
+def test_array_compares_as_numpy(device):
+    step = build_train().compile(device=device)
+    out = step(**batch_of(0))
+    y, loss = out["y"], out["loss"]
+    array = y.numpy()
+    for compare in (
+        lambda a, b: a == b,
+        lambda a, b: a != b,
+        lambda a, b: a < b,
+        lambda a, b: a <= b,
+        lambda a, b: a > b,
+        lambda a, b: a >= b,
+    ):
+        for other in (0.0, array, y, array[0]):
+            np.testing.assert_array_equal(compare(y, other), compare(array, np.asarray(other)))
+    assert loss == float(loss) and not loss == 0.0 and bool(loss) and loss > 0
+    assert not bool(step.state["opt.step"] == 0)
+    for one in (bool, float, int, lambda a: a.item()):
+        with pytest.raises(aicf.ShapeError, match=r"f32\[13, 5\].*need one element"):
+            one(y)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(y)
+
+
+def test_outputs_are_a_mapping(device):
+    step = build_train().compile(device=device)
+    out = step(**batch_of(0))
+    assert isinstance(out, Mapping)
+    assert list(out) == list(out.keys()) == ["loss", "y"] == [name for name, _ in out.items()]
+    for name, array in out.items():
+        assert_bits(array.numpy(), out[name].numpy())
+        assert_bits(out.get(name).numpy(), array.numpy())
+    assert [array.shape for array in out.values()] == [(), (BATCH, SIZES[2])]
+    assert out.get("q") is None and out.get("q", 3) == 3 and out.get(5, 3) == 3
+    assert {**out}.keys() == dict(out).keys() and 5 not in out
 
 
 def test_param_arrays_are_live(device):
@@ -860,179 +644,6 @@ def test_memory_is_steady():
 
     before = rounds(100)
     assert rounds(400) - before < 8 * 1024  # KiB
-
-
-# ---- threads
-
-
-def test_steps_in_threads():
-    """Several steps at once, each from its own thread: the bits of running alone."""
-    count, wanted = 4, []
-    for n in range(count):
-        step = build_train().compile(device="cpu", seed=n)
-        wanted.append(hash_after(step, 30))
-    got, errors = [None] * count, []
-
-    def work(n):
-        try:
-            got[n] = hash_after(build_train().compile(device="cpu", seed=n), 30)
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and got == wanted
-
-
-def test_one_step_from_many_threads():
-    """A step is one sequential machine: 4 threads x 200 replays are 800 steps."""
-    step, alone = (build_train().compile(device="cpu") for _ in range(2))
-    for s in (step, alone):
-        s(**batch_of(0))
-    threads = [
-        threading.Thread(target=lambda: [step.replay() for _ in range(200)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    alone.replay(800)
-    assert verify.state_hash(step) == verify.state_hash(alone)
-
-
-def test_sharing_steps_in_threads():
-    """Train and inference share storage from two threads: inference never sees half a step."""
-    g = aicf.Graph("count")
-    p = g.param("p", (5000,), init=aicf.init.zeros())
-    g.assign(p, p + 1.0)
-    train = g.compile(device="cpu")
-    h = aicf.Graph("look")
-    q = h.param("p", (5000,))
-    h.output("low", q.min())
-    h.output("high", q.max())
-    look = h.compile(device="cpu", share=train)
-    done = threading.Event()
-
-    def work():
-        for _ in range(400):
-            train.replay()
-        done.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    looks = 0
-    while not done.is_set() or looks == 0:
-        out = look.replay()
-        assert float(out["low"]) == float(out["high"])
-        looks += 1
-    thread.join()
-    assert float(look.replay()["low"]) == 400
-
-
-def test_gil_is_released():
-    """Another Python thread goes on while a long replay runs."""
-    step = build_wide().compile(device="cpu")
-    wide_hash(step)
-    ticks, done = [], threading.Event()
-
-    def work():
-        step.replay(60)
-        done.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    while not done.is_set():
-        ticks.append(time.perf_counter())
-        time.sleep(0.001)
-    thread.join()
-    assert len(ticks) >= 3
-
-
-INTERRUPTED = """
-import aicf, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
-g = aicf.Graph("g")
-p = g.param("p", (64, 64))
-g.assign(p, aicf.tanh(p @ p))
-g.output("s", p.sum())
-step = g.compile(device="cpu")
-print("ready", flush=True)
-try:
-    step.replay(10**9)
-except KeyboardInterrupt:
-    ran = step.steps_run
-    step.replay()
-    assert 0 < ran < 10**9 and step.steps_run == ran + 1
-    print("interrupted", flush=True)
-"""
-
-
-def test_ctrl_c_during_replay():
-    command = [sys.executable, "-c", INTERRUPTED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            assert child.stdout.readline() == "ready\n"
-            time.sleep(0.3)
-            child.send_signal(signal.SIGINT)
-            start = time.monotonic()
-            out, _ = child.communicate(timeout=20)
-        finally:
-            child.kill()
-    assert out == "interrupted\n" and child.returncode == 0
-    assert time.monotonic() - start < 5
-
-
-def test_fork_after_use():
-    """A forked child can use its own steps and exit."""
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_step import *\n"
-        "step = build_wide().compile(device='cpu')\n"
-        "want = wide_hash(step)\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    fresh = build_wide().compile(device='cpu')\n"
-        "    os._exit(0 if wide_hash(fresh) == want else 1)\n"
-        "print(os.waitpid(pid, 0)[1])\n"
-    )
-    here = os.path.dirname(os.path.abspath(__file__))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, here],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == "0", done.stderr
-
-
-def test_graph_is_copied_by_compile(device):
-    g = build_infer()
-    step = g.compile(device=device)
-    before = step.plan.to_json()
-    g.output("more", g.input("extra", (2,)) * 2.0)
-    assert step.plan.to_json() == before and list(step.outputs) == ["y"]
-    del g
-    gc.collect()
-    step(x=batch_of(0, 4)["x"])
-
-
-def test_state_hash_sees_every_byte():
-    step = build_train().compile(device="cpu")
-    digest = hashlib.sha256()
-    for name, array in step.state_dict().items():
-        digest.update(name.encode() + array.tobytes())
-    assert digest.hexdigest() == verify.state_hash(step)
-    before = verify.state_hash(step)
-    step.set("opt.eps", float(np.nextafter(np.float32(1e-8), np.float32(1))))
-    assert verify.state_hash(step) != before
-
-
-def test_outputs_helper(device):
-    step = build_infer().compile(device=device)
-    assert set(outputs_of(step(x=batch_of(0, 4)["x"]))) == {"y"}
 
 
 # ---- modes

@@ -23,6 +23,8 @@ from ._core import (
 from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
 from .graph import Graph, Value, trace
+from .movement import *  # noqa: F403
+from .movement import __all__ as _movement_names
 from .nn import *  # noqa: F403
 from .nn import __all__ as _nn_names
 from .ops import *  # noqa: F403
@@ -61,6 +63,7 @@ __all__ = [
     "set_num_threads",
     "trace",
     "workspace_bytes",
+    *_movement_names,
     *_nn_names,
     *_op_names,
 ]

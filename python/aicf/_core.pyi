@@ -3,6 +3,7 @@ The compiler and runtime of aicf. Use the package `aicf`, not this module.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy
 
@@ -23,6 +24,9 @@ class Report:
     def __str__(self) -> str: ...
 
     def __repr__(self) -> str: ...
+
+class GraphMark:
+    """How much of a graph was built, for `rollback`."""
 
 class Graph:
     """The intermediate representation; aicf.Graph is its public face."""
@@ -55,6 +59,16 @@ class Graph:
     def output(self, arg0: str, arg1: int, arg2: int, /) -> None: ...
 
     def mark_moment(self, arg0: int, arg1: int, arg2: int, /) -> None: ...
+
+    def mark(self) -> GraphMark: ...
+
+    def rollback(self, arg: GraphMark, /) -> None: ...
+
+    def assigned(self, arg: int, /) -> int: ...
+
+    def free_stream(self) -> int: ...
+
+    def initial_number(self, arg: int, /) -> float | None: ...
 
     def backward(self, loss: int, wrt: Sequence[int], seed: int = -1) -> list[int]: ...
 
@@ -118,7 +132,9 @@ def pass_names() -> list[str]:
     """The default pass list, in order."""
 
 class Array:
-    """A tensor that a step hands out: NumPy and DLPack read it."""
+    """
+    A tensor that a step hands out: NumPy and DLPack read it. It compares as NumPy's, element by element; bool() needs one element.
+    """
 
     @property
     def shape(self) -> tuple: ...
@@ -143,11 +159,15 @@ class Array:
         """An Array that owns a copy in host memory."""
 
     def item(self) -> object:
-        """The one element as a Python number."""
+        """
+        The one element as a Python number. Raises ShapeError when there are more.
+        """
 
     def __float__(self) -> float: ...
 
     def __int__(self) -> int: ...
+
+    def __bool__(self) -> bool: ...
 
     def __getitem__(self, arg: object, /) -> object: ...
 
@@ -161,18 +181,42 @@ class Array:
 
     __dlpack_c_exchange_api__: object
 
+    def __eq__(self, other: object, /) -> Any: ...
+
+    def __ne__(self, other: object, /) -> Any: ...
+
+    def __lt__(self, other: object, /) -> Any: ...
+
+    def __le__(self, other: object, /) -> Any: ...
+
+    def __gt__(self, other: object, /) -> Any: ...
+
+    def __ge__(self, other: object, /) -> Any: ...
+
+    __hash__: None  # type: ignore[assignment]
+
 class Outputs:
     """The outputs of one run, by name."""
 
-    def __getitem__(self, arg: str, /) -> Array: ...
+    def __getitem__(self, name: str, /) -> Array: ...
 
     def __len__(self) -> int: ...
 
-    def __contains__(self, arg: str, /) -> bool: ...
+    def __contains__(self, name: object, /) -> bool: ...
 
-    def keys(self) -> list[str]: ...
+    def __iter__(self) -> Iterator[str]: ...
 
-    def __iter__(self) -> Iterator: ...
+    def keys(self) -> list[str]:
+        """The names, in the order of the graph."""
+
+    def values(self) -> list[Array]:
+        """The Arrays, in the order of the graph."""
+
+    def items(self) -> list[tuple[str, Array]]:
+        """Pairs (name, Array), in the order of the graph."""
+
+    def get(self, name: object | None, default: object | None = None) -> object:
+        """The Array of that name, or `default`."""
 
 class Step:
     """A compiled step; aicf.Step is its public face."""
@@ -184,7 +228,7 @@ class Step:
         Copies the named inputs in, runs one step and returns its outputs. stream= (of any framework, or its handle): the step comes after what the stream holds, and what the stream gets later comes after the step; nothing waits on the host.
         """
 
-    def replay(self, n: object = 1, stream: object | None = None) -> Outputs:
+    def replay(self, n: object | None = 1, stream: object | None = None) -> Outputs:
         """
         Runs the captured step n times on the inputs as they stand. stream: as in a call.
         """
@@ -235,7 +279,7 @@ class Step:
 
     def _write_all(self, arg: dict, /) -> None: ...
 
-    def _bind(self, name: str, tensor: object | None) -> None: ...
+    def _bind(self, name: object, tensor: object | None) -> None: ...
 
 def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, stream: object | None, sync: str) -> str:
     """

@@ -45,7 +45,7 @@ def devices() -> list[DeviceInfo]:
 
 def resolve_device(device: str) -> str:
     """The device "auto" means here; any other name unchanged."""
-    if not isinstance(device, str):
+    if not isinstance(device, str) or not device.isascii():
         raise _core.GraphError(f'device: got {device!r}; need "auto", "cpu" or "cuda:<index>"')
     return os.environ.get("AICF_DEVICE") or _best_device() if device == "auto" else device
 

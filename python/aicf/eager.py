@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _core
+from .arguments import checked
 
 
 class OpKind(enum.Enum):
@@ -27,6 +28,7 @@ class Event(NamedTuple):
         _core.eager_synchronize(self.device)
 
 
+@checked
 def op_call(
     op: str | OpKind,
     inputs: Sequence[Any],
@@ -56,11 +58,14 @@ def op_call(
 
     >>> total = np.empty((), np.float32)
     >>> aicf.op_call(aicf.OpKind.reduce_sum, [batch], [total], {"axes": [0, 1]})
+    >>> float(total)
+    12.0
     """
-    device = _core.op_call(_op_name(op), inputs, outputs, _named(attrs), stream, _text(sync))
+    device = _core.op_call(_op_name(op), inputs, outputs, _named(attrs), stream, sync)
     return Event(device) if sync == "event" else None
 
 
+@checked
 def workspace_bytes(
     op: str | OpKind,
     inputs: Sequence[Any],
@@ -78,6 +83,7 @@ def workspace_bytes(
     Raises: what op_call raises for such operands.
 
     >>> aicf.workspace_bytes("gemm", [((64, 32), "float32"), ((32, 8), "float32")]) >= 0
+    True
     """
     if not isinstance(inputs, (list, tuple)):
         raise _core.GraphError(
@@ -94,14 +100,11 @@ def workspace_bytes(
             raise _core.GraphError(
                 f"workspace_bytes: an input is {spec!r}; need a tensor or (shape, dtype)"
             ) from None
-    return _core.workspace_bytes(_op_name(op), specs, _named(attrs), _text(device))
+    return _core.workspace_bytes(_op_name(op), specs, _named(attrs), device)
 
 
-def _op_name(op: Any) -> str:
-    name = op.value if isinstance(op, OpKind) else op
-    if not isinstance(name, str):
-        raise _core.GraphError(f"op_call: op is {op!r}; need a name or a member of aicf.OpKind")
-    return name
+def _op_name(op: str | OpKind) -> str:
+    return op.value if isinstance(op, OpKind) else op
 
 
 def _named(attrs: Any) -> dict[str, Any]:
@@ -110,9 +113,3 @@ def _named(attrs: Any) -> dict[str, Any]:
     if not isinstance(attrs, Mapping):
         raise _core.GraphError(f"op_call: attrs is {attrs!r}; need a mapping of name to value")
     return dict(attrs)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _core.GraphError(f"op_call: got {value!r}; need a str")
-    return value

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import _core
 from . import init as initializers
+from .arguments import DTypeName, checked
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -20,6 +22,9 @@ def _user_line() -> str:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+Operand: TypeAlias = "Value | float"  # float: any Python number
 
 
 class Value:
@@ -113,14 +118,13 @@ class Graph:
 
     >>> g = aicf.Graph("double")
     >>> g.output("y", g.input("x", (3,)) * 2.0)
+    >>> g.verify().ok
+    True
     """
 
+    @checked
     def __init__(self, name: str = "graph") -> None:
         self._core = _core.Graph(name)
-        self._steps: dict[str, tuple[Value, Value]] = {}  # optimizer name -> (step, step + 1)
-        self._numbers: dict[str, tuple[Value, float]] = {}  # hyper-parameters
-        self._rng: tuple[Value, Value] | None = None
-        self._streams = 0
 
     @property
     def name(self) -> str:
@@ -145,55 +149,56 @@ class Graph:
 
     # ---- leaves
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Value:
+    @checked
+    def input(self, name: str, shape: Sequence[int], dtype: DTypeName = "float32") -> Value:
         """A tensor given at every step.
 
         Raises: GraphError when the name is taken, ShapeError, DTypeError.
         """
-        _text(name, "input")
-        return Value(self, self._here().input(name, _sizes(shape, name), str(dtype)))
+        return Value(self, self._here().input(name, shape, dtype))
 
+    @checked
     def param(
-        self, name: str, shape: Sequence[int], dtype: str = "float32", init: Any = None
+        self, name: str, shape: Sequence[int], dtype: DTypeName = "float32", init: Any = None
     ) -> Value:
         """A trained tensor, kept between steps.
 
         Args:
             init: an initializer of aicf.init, or an array; None = aicf.init.default(shape).
         """
-        sizes = _sizes(shape, _text(name, "param"))
-        start = initializers.default(sizes) if init is None else init
-        return Value(self, self._here().param(name, sizes, str(dtype), start))
+        start = initializers.default(shape) if init is None else init
+        return Value(self, self._here().param(name, shape, dtype, start))
 
+    @checked
     def state(
-        self, name: str, shape: Sequence[int], dtype: str = "float32", init: Any = None
+        self, name: str, shape: Sequence[int], dtype: DTypeName = "float32", init: Any = None
     ) -> Value:
         """A tensor kept between steps that no optimizer trains; zero without `init`."""
-        _text(name, "state")
         start = initializers.zeros() if init is None else init
-        return Value(self, self._here().state(name, _sizes(shape, name), str(dtype), start))
+        return Value(self, self._here().state(name, shape, dtype, start))
 
-    def constant(self, value: Any, dtype: str | None = None) -> Value:
+    @checked
+    def constant(self, value: Any, dtype: DTypeName | None = None) -> Value:
         """A fixed array. Python numbers take `dtype` (default float32); arrays keep their own."""
         return Value(self, self._here().constant(value, dtype))
 
+    @checked
     def assign(self, target: Value, source: Value) -> None:
         """Says what a param or state holds at the start of the next step. Once per target."""
         self._here().assign(self._id(target, "assign"), self._id(source, "assign"))
 
+    @checked
     def output(self, name: str, value: Value, keep: int = 1) -> None:
         """Makes a value readable after a step; keep=K holds the last K steps, oldest first."""
-        if not hasattr(keep, "__index__") or not 0 < keep < 2**31:
-            raise _core.GraphError(
-                f'output "{name}": keep is {keep!r}; need an int, 1 to 1048576 steps'
-            )
-        self._here().output(_text(name, "output"), self._id(value, "output"), keep)
+        if not 0 < keep < 2**31:
+            raise _core.GraphError(f'output "{name}": keep is {keep}; need 1 to 1048576 steps')
+        self._here().output(name, self._id(value, "output"), keep)
 
+    @checked
     def dense(self, name: str, x: Value, out: int, bias: bool = True) -> Value:
         """A linear layer with params `<name>.W` (out, in) and `<name>.b` (out,)."""
         from .ops import linear
 
-        self._id(x, "dense")
         if not x.shape:
             raise _core.ShapeError(f"dense: x is {x!r}, of rank 0; need rank >= 1")
         weight = self.param(f"{name}.W", (out, x.shape[-1]), x.dtype)
@@ -202,6 +207,7 @@ class Graph:
 
     # ---- training
 
+    @checked
     def backward(
         self, loss: Value, wrt: Sequence[Value] | None = None, grad: Value | None = None
     ) -> dict[Value, Value]:
@@ -224,6 +230,7 @@ class Graph:
         grads = core.backward(root, ids, seed)
         return {Value(self, a): Value(self, b) for a, b in zip(ids, grads, strict=True)}
 
+    @checked
     def minimize(
         self,
         loss: Value,
@@ -245,6 +252,7 @@ class Graph:
             raise _core.GraphError("minimize: the loss reaches no float param; need at least one")
         optimizer._apply(self, name, grads, clip_norm)
 
+    @checked
     def update(
         self,
         grads: Mapping[Value, Value],
@@ -273,45 +281,70 @@ class Graph:
                 raise _core.DTypeError(f"update: {grad!r} for {p!r}; need equal dtypes")
         optimizer._apply(self, name, grads, clip_norm)
 
-    def _step_values(self, name: str) -> tuple[Value, Value]:
-        """(`<name>.step` at the start of the step, the same plus one), made at the first call."""
-        if name not in self._steps:
-            step = self.state(f"{name}.step", (), "int32")
-            (after,) = self._emit("StepInc", [step])
-            self.assign(step, after)
-            self._steps[name] = (step, after)
-        return self._steps[name]
+    def _state(self, name: str, shape: Sequence[int], dtype: str) -> Value | None:
+        """The state of that name, made here before or read from a file, unless it is another's."""
+        id = self._core.find(name)
+        if id < 0 or self._core.role(id) != "state":
+            return None
+        found = Value(self, id)
+        return found if (found.shape, found.dtype) == (tuple(shape), dtype) else None
 
+    def _counter(self, name: str, dtype: str, count: Callable[[Value], Value]) -> list[Value]:
+        """A rank-0 state and its next content `count(state)`, made at the first call."""
+        known = self._state(name, (), dtype)
+        if known is not None:
+            after = self._core.assigned(known.id)
+            if after < 0:
+                raise _core.GraphError(
+                    f'"{name}": {known!r} is never assigned; need a state that counts'
+                )
+            return [known, Value(self, after)]
+        state = self.state(name, (), dtype)
+        self.assign(state, count(state))
+        return self._counter(name, dtype, count)
+
+    def _step_values(self, name: str) -> list[Value]:
+        """`<name>.step` at the start of the step, and the same plus one."""
+        return self._counter(f"{name}.step", "int32", lambda s: self._emit("StepInc", [s])[0])
+
+    @checked
     def step_count(self, name: str = "opt") -> Value:
         """int32, rank 0: how many steps were finished before this one; for schedules."""
         return self._step_values(name)[0]
 
     def _random(self) -> tuple[Value, Value, int]:
         """(`rng.seed`, `rng.step`, a stream number of its own); the graph advances `rng.step`."""
-        if self._rng is None:
+        seed = self._state("rng.seed", (), "int64")
+        if seed is None:
             seed = self.state("rng.seed", (), "int64", ("seed",))
-            step = self.state("rng.step", (), "int64")
-            self.assign(step, step + 1)
-            self._rng = (seed, step)
-        self._streams += 1
-        return (*self._rng, self._streams - 1)
+        step, _ = self._counter("rng.step", "int64", lambda s: s + 1)
+        return seed, step, self._core.free_stream()
 
+    @checked
     def random_uniform(
-        self, shape: Sequence[int], low: float = 0.0, high: float = 1.0, dtype: str = "float32"
+        self,
+        shape: Sequence[int],
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: DTypeName = "float32",
     ) -> Value:
         """Fresh numbers in [low, high) at every step, of 24 random bits each."""
         return self._random_value("RandomUniform", shape, dtype, low, high)
 
+    @checked
     def random_normal(
-        self, shape: Sequence[int], mean: float = 0.0, std: float = 1.0, dtype: str = "float32"
+        self,
+        shape: Sequence[int],
+        mean: float = 0.0,
+        std: float = 1.0,
+        dtype: DTypeName = "float32",
     ) -> Value:
         """Fresh normal numbers at every step (Box-Muller in float32)."""
         return self._random_value("RandomNormal", shape, dtype, mean, std)
 
     def _random_value(self, op: str, shape: Sequence[int], dtype: str, a: float, b: float) -> Value:
         seed, step, stream = self._random()
-        sizes = _sizes(shape, "random")
-        attrs: dict[str, Any] = {"shape": sizes, "dtype": str(dtype), "a": float(a), "b": float(b)}
+        attrs: dict[str, Any] = {"shape": shape, "dtype": dtype, "a": a, "b": b}
         return self._emit(op, [seed, step], **attrs, stream=stream)[0]
 
     def _number(self, name: str, value: float | Value, dtype: str) -> Value:
@@ -321,19 +354,15 @@ class Graph:
             if value.shape != () or value.dtype != dtype:
                 raise _core.DTypeError(f"{name}: got {value!r}; need rank 0 and {dtype} (cast it)")
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise _core.DTypeError(f"{name}: got {value!r}; need a number or a rank-0 Value")
-        if name in self._numbers:
-            known, before = self._numbers[name]
-            if before != value or known.dtype != dtype:
-                raise _core.GraphError(
-                    f"{name}: it is {before} in {known.dtype} already, got {value} in {dtype}; "
-                    "need another name= for these params"
-                )
-            return known
-        number = self.state(name, (), dtype, initializers.constant(value))
-        self._numbers[name] = (number, value)
-        return number
+        known = self._state(name, (), dtype)
+        if known is None:
+            return self.state(name, (), dtype, initializers.constant(value))
+        before = self._core.initial_number(known.id)
+        if before != value:
+            raise _core.GraphError(
+                f"{name}: it is {before} already, got {value}; need another name= for these params"
+            )
+        return known
 
     def _emit(self, op: str, inputs: Sequence[Value], name: str = "", **attrs: Any) -> list[Value]:
         ids = [self._id(value, op) for value in inputs]
@@ -417,47 +446,76 @@ class Graph:
         )
 
 
-def _sizes(shape: Sequence[int], name: str) -> list[int]:
-    try:
-        sizes = [int(size.__index__()) for size in shape]
-    except (AttributeError, TypeError):
-        raise _core.ShapeError(f'"{name}": shape is {shape!r}; need a sequence of ints') from None
-    if any(not -(2**63) <= size < 2**63 for size in sizes):
-        raise _core.ShapeError(f'"{name}": shape is {sizes}; need sizes below 2**63')
-    return sizes
+def _operands(where: str, *operands: Operand) -> list[Value]:
+    values = [x for x in operands if isinstance(x, Value)]
+    if not values:
+        raise _core.GraphError(f"{where}: got {operands!r}; need at least one Value")
+    graph = values[0].graph
+    result = []
+    for x in operands:
+        if isinstance(x, (bool, int, float)):
+            # Among several Values the last one gives the dtype: where(condition, x, 0.0).
+            x = _number(where, graph, x, values[-1].dtype)
+        graph._id(x, where)
+        result.append(x)
+    return result
+
+
+def _number(where: str, graph: Any, number: int | float, dtype: str) -> Value:
+    if isinstance(number, int) and abs(number) > 2**53:  # float() would round it
+        if dtype != "int64" or not -(2**63) <= number < 2**63:
+            text = str(number) if number.bit_length() < 200 else f"{number.bit_length()} bits"
+            raise _core.DTypeError(
+                f"{where}: the int {text} does not fit {dtype}; need a smaller one"
+            )
+        return Value(graph, graph._here().constant(number, dtype))
+    return Value(graph, graph._here().scalar(dtype, float(number)))
+
+
+def _emit(op: str, where: str, *operands: Operand, **attrs: Any) -> Value:
+    values = _operands(where, *operands)
+    return values[0].graph._emit(op, values, **attrs)[0]
 
 
 def _optimizer(optimizer: Any, where: str) -> None:
-    if not hasattr(optimizer, "_apply"):
+    from .optim import Optimizer
+
+    if not isinstance(optimizer, Optimizer):
         raise _core.GraphError(
             f"{where}: optimizer is {optimizer!r}; need one of aicf.optim, as Adam(lr=1e-3)"
         )
 
 
-def _text(name: Any, where: str) -> str:
-    if not isinstance(name, str):
-        raise _core.GraphError(f"{where}: the name is {name!r}; need a str")
-    return name
-
-
-def trace(fn: Callable[..., dict[str, Value]], **inputs: Any) -> Graph:
+@checked
+def trace(fn: Callable[..., dict[str, Value]], /, **inputs: Any) -> Graph:
     """Calls `fn(g, **values)` with one input per keyword; the dict it returns becomes outputs.
 
     Args:
         inputs: a shape, or (shape, dtype), or an array whose shape and dtype are taken.
 
     >>> g = aicf.trace(lambda g, x: {"y": x + x}, x=(2, 3))
+    >>> g.name
+    '<lambda>'
     """
     graph = Graph(getattr(fn, "__name__", "graph"))
     values = {}
     for name, spec in inputs.items():
         if hasattr(spec, "shape") and hasattr(spec, "dtype"):
-            shape, dtype = tuple(spec.shape), str(spec.dtype)
+            shape, dtype = spec.shape, spec.dtype
         elif isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], str):
             shape, dtype = spec
         else:
             shape, dtype = spec, "float32"
         values[name] = graph.input(name, shape, dtype)
+    try:
+        inspect.signature(fn).bind(graph, **values)
+    except TypeError as error:
+        raise _core.GraphError(
+            f"trace: {graph.name} does not take the graph and {list(values)}: {error}; "
+            "need a parameter for each input"
+        ) from None
+    except ValueError:  # a builtin tells no signature
+        pass
     outputs = fn(graph, **values)
     if not isinstance(outputs, dict):
         raise _core.GraphError(

@@ -7,27 +7,25 @@ import math
 from collections.abc import Sequence
 
 from ._core import ShapeError
-from .graph import Value
+from .arguments import checked
+from .graph import Value, _emit
+from .movement import detach, pad, permute, reshape, transpose
 from .ops import (
-    _emit,
-    _value,
     abs,
     add,
-    detach,
+    equal,
+    greater,
+    less,
     less_equal,
     matmul,
     maximum,
     mean,
     mul,
     neg,
-    pad,
-    permute,
-    reshape,
     rsqrt,
     softmax,
     softplus,
     sub,
-    transpose,
     var,
     where,
 )
@@ -55,39 +53,54 @@ __all__ = [
 
 def layer_norm(
     x: Value,
-    normalized_shape: Sequence[int],
+    normalized_shape: int | Sequence[int],
     weight: Value | None = None,
     bias: Value | None = None,
     eps: float = 1e-5,
 ) -> Value:
-    """(x − mean) / sqrt(var + eps) · weight + bias over the last len(normalized_shape) axes."""
+    """(x − mean) / sqrt(var + eps) · weight + bias over the last len(normalized_shape) axes.
+
+    >>> aicf.layer_norm(x, 3).shape
+    (4, 3)
+    """
     y = _normalize("layer_norm", x, normalized_shape, eps, True)
     y = y if weight is None else mul(y, weight)
     return y if bias is None else add(y, bias)
 
 
 def rms_norm(
-    x: Value, normalized_shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+    x: Value,
+    normalized_shape: int | Sequence[int],
+    weight: Value | None = None,
+    eps: float | None = None,
 ) -> Value:
-    """x / sqrt(mean(x²) + eps) · weight; eps None = the dtype's machine epsilon."""
+    """x / sqrt(mean(x²) + eps) · weight; eps None = the dtype's machine epsilon.
+
+    >>> aicf.rms_norm(x, 3).shape
+    (4, 3)
+    """
     tiny = {"float32": 2.0**-23, "float64": 2.0**-52, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-    e = tiny.get(_value("rms_norm", x).dtype, 0.0) if eps is None else eps
+    e = tiny.get(x.dtype, 0.0) if eps is None else eps
     y = _normalize("rms_norm", x, normalized_shape, e, False)
     return y if weight is None else mul(y, weight)
 
 
-def _normalize(where: str, x: Value, shape: Sequence[int], eps: float, center: bool) -> Value:
+def _normalize(where: str, x: Value, shape: int | Sequence[int], eps: float, center: bool) -> Value:
     sizes = [shape] if isinstance(shape, int) else list(shape)
     count = len(sizes)
-    if not count or list(_value(where, x).shape[-count:]) != sizes:
+    if not count or list(x.shape[-count:]) != sizes:
         raise ShapeError(f"{where}: normalized_shape {sizes} of {x!r}; need its last sizes")
     rows = x if count == 1 else reshape(x, [*x.shape[:-count], math.prod(sizes)])
-    y = _emit("Normalize", where, rows, eps=float(eps), center=center)
+    y = _emit("Normalize", where, rows, eps=eps, center=center)
     return y if count == 1 else reshape(y, x.shape)
 
 
 def embedding(indices: Value, weight: Value) -> Value:
-    """Rows of weight[n, d] by int indices -> [indices..., d]; its gradient is deterministic."""
+    """Rows of weight[n, d] by int indices -> [indices..., d]; its gradient is deterministic.
+
+    >>> aicf.embedding(labels, w).shape
+    (4, 3)
+    """
     return _emit("Take", "embedding", weight, indices)
 
 
@@ -105,8 +118,20 @@ def scaled_dot_product_attention(
         mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
         causal: hides positions after one's own.
         scale: None = 1/sqrt(E).
+
+    >>> aicf.scaled_dot_product_attention(x, y, y, causal=True).shape
+    (4, 3)
     """
-    g = _value("scaled_dot_product_attention", q).graph
+    for name, value in {"q": q, "k": k, "v": v}.items():
+        if value.ndim < 2:
+            raise ShapeError(
+                f"scaled_dot_product_attention: {name} is {value!r}; need [..., length, width]"
+            )
+    if scale is None and q.shape[-1] == 0:
+        raise ShapeError(
+            f"scaled_dot_product_attention: q is {q!r}, of width 0; need width >= 1, or scale="
+        )
+    g = q.graph
     scores = mul(matmul(q, transpose(k)), 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if causal:
         rows, columns = scores.shape[-2:]
@@ -119,13 +144,24 @@ def scaled_dot_product_attention(
 
 def _pair(where: str, value: int | Sequence[int]) -> list[int]:
     pair = [value, value] if isinstance(value, int) else list(value)
-    if len(pair) != 2 or not builtins.all(isinstance(v, int) for v in pair):
+    if len(pair) != 2:
         raise ShapeError(f"{where}: got {value!r}; need an int or two")
     return pair
 
 
+def _pool_padded(
+    where: str, x: Value, kernel: list[int], padding: int | Sequence[int], value: float
+) -> Value:
+    around = _pair(where, padding)
+    if builtins.any(2 * p > k for p, k in zip(around, kernel, strict=True)):
+        raise ShapeError(
+            f"{where}: padding {around} around windows that span {kernel}; need at most half"
+        )
+    return _padded(where, x, around, value)
+
+
 def _padded(where: str, x: Value, padding: int | Sequence[int], value: float) -> Value:
-    if _value(where, x).ndim < 3:
+    if x.ndim < 3:
         raise ShapeError(f"{where}: x is {x!r}; need [N, C, H, W]")
     rows, columns = _pair(where, padding)
     if rows == columns == 0:
@@ -142,8 +178,12 @@ def conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Value:
-    """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow]."""
-    if _value("conv2d", x).ndim != 4 or _value("conv2d", weight).ndim != 4:
+    """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow].
+
+    >>> aicf.conv2d(image, kernel, padding=1).shape
+    (1, 5, 8, 8)
+    """
+    if x.ndim != 4 or weight.ndim != 4:
         raise ShapeError(f"conv2d: x is {x!r}, weight is {weight!r}; need rank 4 each")
     outs, depth, kh, kw = weight.shape
     if groups < 1 or x.shape[1] != depth * groups or outs % groups:
@@ -169,12 +209,17 @@ def max_pool2d(
     padding: int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
 ) -> Value:
-    """Largest element of each window of [..., H, W]; the first of equals takes the gradient."""
-    kernel = _pair("max_pool2d", kernel_size)
+    """Largest element of each window of [..., H, W]; the first of equals takes the gradient.
+
+    >>> aicf.max_pool2d(image, 2).shape
+    (1, 2, 4, 4)
+    """
+    kernel, spread = _pair("max_pool2d", kernel_size), _pair("max_pool2d", dilation)
+    span = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
     return _emit(
-        "MaxPool", "max_pool2d", _padded("max_pool2d", x, padding, -math.inf), kernel=kernel,
-        stride=kernel if stride is None else _pair("max_pool2d", stride),
-        dilation=_pair("max_pool2d", dilation),
+        "MaxPool", "max_pool2d", _pool_padded("max_pool2d", x, span, padding, -math.inf),
+        kernel=kernel, stride=kernel if stride is None else _pair("max_pool2d", stride),
+        dilation=spread,
     )  # fmt: skip
 
 
@@ -184,10 +229,14 @@ def avg_pool2d(
     stride: int | Sequence[int] | None = None,
     padding: int | Sequence[int] = 0,
 ) -> Value:
-    """Mean of each window of [..., H, W]; padding counts as zeros."""
+    """Mean of each window of [..., H, W]; padding counts as zeros.
+
+    >>> aicf.avg_pool2d(image, 2).shape
+    (1, 2, 4, 4)
+    """
     kernel = _pair("avg_pool2d", kernel_size)
     windows = _emit(
-        "Windows", "avg_pool2d", _padded("avg_pool2d", x, padding, 0.0), kernel=kernel,
+        "Windows", "avg_pool2d", _pool_padded("avg_pool2d", x, kernel, padding, 0.0), kernel=kernel,
         stride=kernel if stride is None else _pair("avg_pool2d", stride),
     )  # fmt: skip
     return mean(windows, [-4, -3])
@@ -208,9 +257,16 @@ def batch_norm(
     Args:
         running_mean, running_var: states [C]. Training moves them towards the batch's mean and
             unbiased variance by `momentum`; otherwise they are used as they stand.
+
+    >>> aicf.batch_norm(x, g.state("mean", (3,)), g.state("var", (3,))).shape
+    (4, 3)
     """
-    if _value("batch_norm", x).ndim < 2:
+    if x.ndim < 2:
         raise ShapeError(f"batch_norm: x is {x!r}; need [N, C, ...]")
+    own = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    for name, value in own.items():
+        if value is not None and value.shape != (x.shape[1],):
+            raise ShapeError(f"batch_norm: {name} is {value!r}, x is {x!r}; need [{x.shape[1]}]")
     channels = [x.shape[1]] + [1] * (x.ndim - 2)
     if training:
         axes = [a for a in range(x.ndim) if a != 1]
@@ -221,7 +277,7 @@ def batch_norm(
             )
         rows = reshape(permute(x, [1, *axes]), [x.shape[1], count])
         y = reshape(
-            _emit("Normalize", "batch_norm", rows, eps=float(eps)),
+            _emit("Normalize", "batch_norm", rows, eps=eps),
             [x.shape[1]] + [x.shape[a] for a in axes],
         )
         y = permute(y, [1, 0, *range(2, x.ndim)])
@@ -237,18 +293,26 @@ def batch_norm(
 
 
 def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
-    """x / (1 − p) where a fresh uniform number is >= p, else 0; x itself when not training."""
+    """x / (1 − p) where a fresh uniform number is >= p, else 0; x itself when not training.
+
+    >>> aicf.dropout(x, 0.1).shape
+    (4, 3)
+    """
     if not training:
-        return _value("dropout", x)
-    seed, step, stream = _value("dropout", x).graph._random()
-    return _emit("Dropout", "dropout", x, seed, step, p=float(p), stream=stream)
+        return x
+    seed, step, stream = x.graph._random()
+    return _emit("Dropout", "dropout", x, seed, step, p=p, stream=stream)
 
 
 # ---- losses
 
 
 def mse_loss(y: Value, t: Value) -> Value:
-    """mean((y − t)²) over all elements, rank 0."""
+    """mean((y − t)²) over all elements, rank 0.
+
+    >>> aicf.mse_loss(x, y).shape
+    ()
+    """
     return _emit("MseLoss", "mse_loss", y, t)
 
 
@@ -258,24 +322,47 @@ def cross_entropy(logits: Value, labels: Value) -> Value:
     Args:
         logits: [N, C], float.
         labels: [N], int32 or int64, in [0, C); another label makes the row NaN, its gradient zero.
+
+    >>> aicf.cross_entropy(x, labels).shape
+    ()
     """
     return _emit("CrossEntropy", "cross_entropy", logits, labels)
 
 
 def nll_loss(log_probabilities: Value, labels: Value) -> Value:
-    """mean(−log_probabilities[row, label]) of [N, C] and int labels [N], rank 0."""
+    """mean(−log_probabilities[row, label]) of [N, C] and int labels [N], rank 0.
+
+    >>> aicf.nll_loss(x, labels).shape
+    ()
+    """
     return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
 
 
 def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
-    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0."""
+    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0; at x = ±inf its limit.
+
+    >>> aicf.binary_cross_entropy_with_logits(x, y).shape
+    ()
+    """
+    size = abs(x)
     # maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
-    return mean(add(sub(maximum(x, 0.0), mul(x, t)), softplus(neg(abs(x)))))
+    linear = sub(maximum(x, 0.0), mul(x, t))
+    wrong = where(greater(x, 0.0), sub(1.0, t), t)  # how far t is from what an infinite x says
+    limit = where(equal(wrong, 0.0), 0.0, mul(size, wrong))
+    return mean(add(where(less(size, math.inf), linear, limit), softplus(neg(size))))
 
 
 def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
-    """mean of d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; rank 0."""
+    """mean of d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; rank 0.
+
+    >>> aicf.huber_loss(x, y).shape
+    ()
+    """
     d = sub(y, t)
     size = abs(d)
     inside, outside = mul(mul(d, d), 0.5), mul(sub(size, delta / 2), delta)
     return mean(where(less_equal(size, delta), inside, outside))
+
+
+for _name in __all__:
+    globals()[_name] = checked(globals()[_name])

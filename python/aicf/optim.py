@@ -7,16 +7,18 @@ are 0 (momentum, weight_decay) leave their terms out of the graph.
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._core import DTypeError, GraphError
+from .arguments import checked
 
 if TYPE_CHECKING:
     from .graph import Graph, Value
 
-Number = "float | Value"
 Grads = Mapping["Value", "Value"]
 
 
@@ -38,6 +40,7 @@ class _Update:
         self.dtype = "float64" if dtypes == ["float64"] else "float32"
         self.grads = dict(grads)
         if clip_norm is not None:
+            _check_norm("clip_norm", clip_norm)
             limit = self.number("clip_norm", clip_norm)
             self.grads = clip_grad_norm(self.grads, limit)
 
@@ -62,15 +65,25 @@ class _Update:
             self.g.assign(target, source)
 
 
-def clip_grad_norm(grads: Grads, max_norm: float | Value) -> dict[Value, Value]:
+def _check_norm(name: str, norm: float | Value) -> None:
+    if isinstance(norm, (int, float)) and not norm > 0:
+        raise GraphError(f"{name} is {norm}; need {name} > 0, or None for no limit")
+
+
+@checked
+def clip_grad_norm(grads: Mapping[Value, Value], max_norm: float | Value) -> dict[Value, Value]:
     """Gradients scaled by min(1, max_norm / (‖all gradients‖₂ + 1e-6)).
 
     Source: torch.nn.utils.clip_grad_norm_.
+
+    >>> aicf.optim.clip_grad_norm({w: w * 2.0}, 1.0)[w].shape
+    (2, 3)
     """
     from .ops import add, cast, div, minimum, mul, sqrt, sum
 
     if not grads:
         raise GraphError("clip_grad_norm: got no gradients; need at least one")
+    _check_norm("max_norm", max_norm)
     wide = "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
     squares = []
     for grad in grads.values():
@@ -86,11 +99,47 @@ def clip_grad_norm(grads: Grads, max_norm: float | Value) -> dict[Value, Value]:
     }
 
 
+def _check_number(where: str, value: Any, high: float) -> None:
+    """A Value is a schedule, whose numbers are known when it runs."""
+    from .graph import Value
+
+    if isinstance(value, Value):
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise DTypeError(f"{where} is {value!r}; need a number or a rank-0 Value")
+    if not 0 <= value < high:
+        raise GraphError(f"{where} is {value}; need a number in [0, {high})")
+
+
+class Optimizer(ABC):
+    """What `Graph.minimize` takes: hyper-parameters, each in its range."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            where = f"{type(self).__name__}: {name}"
+            if name == "nesterov":
+                if not isinstance(value, bool):
+                    raise GraphError(f"{where} is {value!r}; need a bool")
+            elif name == "betas":
+                if not isinstance(value, (tuple, list)) or len(value) != 2:
+                    raise GraphError(f"{where} is {value!r}; need a pair (beta1, beta2)")
+                for i, beta in enumerate(value):
+                    _check_number(f"{where}[{i}]", beta, 1.0)
+            else:
+                _check_number(where, value, math.inf)
+
+    @abstractmethod
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        """Appends the update of every param in `grads`."""
+
+
 @dataclass(frozen=True)
-class SGD:
+class SGD(Optimizer):
     """Stochastic gradient descent with optional momentum: p ← p − lr·g.
 
     Source: torch.optim.SGD.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.SGD(lr=0.1, momentum=0.9))
     """
 
     lr: float | Value = 1e-3
@@ -99,14 +148,17 @@ class SGD:
     weight_decay: float | Value = 0.0
     nesterov: bool = False
 
-    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
-        from .ops import add, mul, sub, where
-
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.nesterov and (_is_zero(self.momentum) or not _is_zero(self.dampening)):
             raise GraphError(
                 f"SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
                 "need momentum > 0 and dampening 0"
             )
+
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+        from .ops import add, mul, sub, where
+
         u = _Update(g, name, grads, clip_norm)
         lr = u.number("lr", self.lr)
         decay = None if _is_zero(self.weight_decay) else u.number("weight_decay", self.weight_decay)
@@ -152,10 +204,12 @@ def _adam(
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015), bias-corrected, eps outside the root; weight decay as L2.
 
     Source: torch.optim.Adam.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.Adam(lr=1e-3))
     """
 
     lr: float | Value = 1e-3
@@ -175,10 +229,12 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019): p ← p·(1 − lr·decay) first.
 
     Source: torch.optim.AdamW.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.AdamW(lr=1e-3))
     """
 
     lr: float | Value = 1e-3
@@ -198,10 +254,12 @@ class AdamW:
 
 
 @dataclass(frozen=True)
-class RMSprop:
+class RMSprop(Optimizer):
     """v ← alpha·v + (1 − alpha)·g²; p ← p − lr·g / (sqrt(v) + eps).
 
     Source: torch.optim.RMSprop.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.RMSprop(lr=1e-2))
     """
 
     lr: float | Value = 1e-2
@@ -227,10 +285,12 @@ class RMSprop:
 
 
 @dataclass(frozen=True)
-class Adagrad:
+class Adagrad(Optimizer):
     """sum ← sum + g²; p ← p − lr·g / (sqrt(sum) + eps) (Duchi et al., 2011).
 
     Source: torch.optim.Adagrad.
+
+    >>> g.minimize((w * w).sum(), aicf.optim.Adagrad(lr=1e-2))
     """
 
     lr: float | Value = 1e-2
@@ -257,8 +317,13 @@ class Adagrad:
 # ---- learning-rate schedules: rank-0 float32 Values of the number of finished steps
 
 
+@checked
 def warmup_cosine(step: Value, peak: float, warmup: int, total: int, floor: float = 0.0) -> Value:
-    """Linear up to `peak` over `warmup` steps, then half a cosine to `floor` at `total`."""
+    """Linear up to `peak` over `warmup` steps, then half a cosine to `floor` at `total`.
+
+    >>> aicf.optim.warmup_cosine(g.step_count(), 1e-3, 100, 1000).dtype
+    'float32'
+    """
     from .ops import cast, clip, cos, where
 
     if not 0 <= warmup < total:
@@ -270,10 +335,14 @@ def warmup_cosine(step: Value, peak: float, warmup: int, total: int, floor: floa
     return where(t < float(warmup), rising, falling)
 
 
+@checked
 def step_decay(step: Value, lr: float, step_size: int, gamma: float = 0.1) -> Value:
     """lr · gamma ** floor(step / step_size).
 
     Source: torch.optim.lr_scheduler.StepLR.
+
+    >>> aicf.optim.step_decay(g.step_count(), 0.1, step_size=30).shape
+    ()
     """
     from .ops import cast, floor, pow
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ._core import FormatError, Graph, GraphReader
+from ._core import FormatError, Graph, GraphError, GraphReader
 
 _MAX_GRAPH = 1 << 28  # bytes of JSON text
 _SEED_ROLES = {  # files written before roles existed name their leaves so
@@ -177,6 +177,10 @@ def write_tensors(path: str | os.PathLike, tensors: Mapping[str, tuple[str, Any]
     header: dict[str, Any] = {"__metadata__": {"format": "aicf", "version": "1"}}
     blobs, offset = [], 0
     for name, (dtype, array) in tensors.items():
+        if name == "__metadata__":
+            raise GraphError(
+                f'save {os.fspath(path)!r}: the name "{name}" is safetensors\'s own; need another'
+            )
         blob = np.ascontiguousarray(array).tobytes()
         ends = [offset, offset + len(blob)]
         header[name] = {"dtype": _CODES[dtype], "shape": list(array.shape), "data_offsets": ends}
@@ -242,7 +246,10 @@ def read_tensors(path: str | os.PathLike) -> dict[str, tuple[str, np.ndarray]]:
             raise FormatError(f"{at}: bytes {begin} to {end} do not hold {code}{shape}")
         covered.append((begin, end))
         raw = "uint16" if code == "BF16" else _DTYPES[code]
-        array = np.frombuffer(body[begin:end], dtype=raw).reshape(shape)
+        try:
+            array = np.frombuffer(body[begin:end], dtype=raw).reshape(shape)
+        except (ValueError, OverflowError):  # without elements, yet beyond what NumPy can index
+            raise FormatError(f"{at}: shape {shape} is too large") from None
         if code == "BOOL" and (array.view(np.uint8) > 1).any():
             raise FormatError(f"{at}: a bool byte is neither 0 nor 1")
         result[name] = (_DTYPES[code], array)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from . import _core
+from .arguments import Path, checked
 from .device import resolve_device
 from .serialize import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from .graph import Graph
 
+
+Mapping.register(_core.Outputs)
 
 MATH_MODES = ("fp32", "tf32", "fp16", "bf16", "mixed")
 
@@ -45,9 +47,10 @@ class Leaves(Mapping[str, _core.Array]):
         return len(self._names)
 
     def _check(self, name: str) -> None:
-        if name not in self._names:
+        if not isinstance(name, str) or name not in self._names:
             known = ", ".join(self._names) or "none"
-            raise _core.GraphError(f'step: there is no "{name}" here; it has {known}')
+            shown = f'"{name}"' if isinstance(name, str) and name.isprintable() else repr(name)
+            raise _core.GraphError(f"step: there is no {shown} here; it has {known}")
 
 
 class Launch(NamedTuple):
@@ -99,7 +102,8 @@ class Step(_core.Step):
     Calling it with its inputs runs one step and returns its outputs:
 
     >>> out = step(x=batch, t=target)
-    >>> float(out["loss"])
+    >>> float(out["loss"]) >= 0.0
+    True
     """
 
     def __init__(
@@ -115,33 +119,35 @@ class Step(_core.Step):
         passes: str | Sequence[str] = "default",
         capture: bool = True,
     ) -> None:
-        if math == "mixed":
+        if not isinstance(getattr(graph, "_core", None), _core.Graph):
+            raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
+        if isinstance(math, str) and math == "mixed":
             raise _core.Unsupported('compile: math "mixed" is not built yet; need "fp32"')
-        if math not in MATH_MODES:
+        if not isinstance(math, str) or math not in MATH_MODES:
             raise _core.GraphError(f"compile: math is {math!r}; need one of {MATH_MODES}")
         if not isinstance(deterministic, bool):
             raise _core.GraphError(f"compile: deterministic is {deterministic!r}; need a bool")
+        if not isinstance(capture, bool):
+            raise _core.GraphError(f"compile: capture is {capture!r}; need a bool")
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
-        if isinstance(passes, str) and passes != "default":
+        known = _core.pass_names()
+        names = known if isinstance(passes, str) and passes == "default" else passes
+        if not isinstance(names, (list, tuple)) or any(name not in known for name in names):
             raise _core.GraphError(
-                f'compile: passes is "{passes}"; need "default" or a tuple of names'
+                f'compile: passes is {passes!r}; need "default" or a tuple of {", ".join(known)}'
             )
-        names = _core.pass_names() if isinstance(passes, str) else list(passes)
         others = [] if share is None else [share] if isinstance(share, _core.Step) else share
         if not isinstance(others, Sequence):
             raise _core.GraphError(f"compile: share is {share!r}; need a Step or several")
         for other in others:
             if not isinstance(other, _core.Step):
                 raise _core.GraphError(f"compile: share holds {other!r}; need Steps")
+        initial = _initial(graph, params)
         super().__init__(
             graph._core, resolve_device(device), seed, capture, others, names, math, deterministic
         )
-        for name, value in (params or {}).items():
-            if name in self.params:
-                self.params[name] = value
-            else:
-                self.state[name] = value
+        self._write_all(initial)
 
     # ---- state
 
@@ -167,7 +173,7 @@ class Step(_core.Step):
             raise _core.DTypeError(f'set: "{name}" got {number!r}; need a Python number')
         self._write(name, number)
 
-    def bind(self, **tensors: Any) -> None:
+    def bind(self, /, **tensors: Any) -> None:
         """Replaces the storage of inputs, outputs, params or states by the caller's tensors.
 
         Zero-copy: the tensor's content is the value from now on, and the step keeps it alive.
@@ -218,7 +224,8 @@ class Step(_core.Step):
             arrays[name] = value.numpy() if isinstance(value, _core.Array) else value
         self._write_all(arrays)
 
-    def save(self, path: str | os.PathLike) -> None:
+    @checked
+    def save(self, path: Path) -> None:
         """Writes `state_dict` as safetensors, atomically: a temporary file, then a rename."""
         tensors = {}
         names = [*self.params, *self.state]
@@ -229,7 +236,8 @@ class Step(_core.Step):
             tensors[name] = (array.dtype, values)
         write_tensors(path, tensors)
 
-    def load(self, path: str | os.PathLike) -> None:
+    @checked
+    def load(self, path: Path) -> None:
         """Reads what `save` wrote. Raises: FormatError; whatever load_state_dict raises."""
         values = {}
         for name, (dtype, array) in read_tensors(path).items():
@@ -260,6 +268,25 @@ class Step(_core.Step):
             return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
         except (TypeError, RuntimeWarning):  # seen while a failed compile() is on its way out
             return "aicf.Step(not compiled)"
+
+
+def _initial(graph: Graph, params: Any) -> dict[str, Any]:
+    """What compile(params=) gives, each of a param or state of the graph."""
+    if params is None:
+        return {}
+    if not isinstance(params, Mapping):
+        raise _core.GraphError(f"compile: params is {params!r}; need a mapping of name to array")
+    core = graph._core
+    known = [core.value_name(id) for role in ("param", "state") for id in core.leaves(role)]
+    unknown = [name for name in params if name not in known]
+    if unknown:
+        raise _core.GraphError(
+            f"compile: params has unknown {unknown}; it has {', '.join(known) or 'none'}"
+        )
+    for name, value in params.items():
+        if isinstance(value, bytes):
+            raise _core.DTypeError(f'compile: params["{name}"] is bytes; need an array')
+    return dict(params)
 
 
 def _bfloat16_bytes(values: np.ndarray, name: str) -> bytes:

@@ -44,7 +44,8 @@ Attr to_attr(nb::handle object, const std::string& name) {
         return static_cast<int64_t>(value);
     }
     if (nb::isinstance<nb::float_>(object)) return nb::cast<double>(object);
-    if (nb::isinstance<nb::str>(object)) return nb::cast<std::string>(object);
+    std::string text;
+    if (nb::isinstance<nb::str>(object) && nb::try_cast(object, text)) return text;
     if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
         std::vector<int64_t> list;
         for (nb::handle item : object) {
@@ -94,7 +95,8 @@ Init to_init(nb::handle spec, const Type& type, const std::string& name) {
                   type_string(tensor.dtype, tensor.shape), "; need ", to_string(type));
         return {Init::data, 0, 0, std::make_shared<const std::vector<char>>(packed_bytes(tensor))};
     }
-    const auto kind = nb::cast<std::string>(spec[0]);
+    std::string kind;
+    if (!nb::try_cast(spec[0], kind)) kind = nb::repr(spec[0]).c_str();
     const auto number = [&](size_t i) {
         double value = 0;
         if (i >= nb::len(spec) || !nb::try_cast(spec[i], value))
@@ -161,6 +163,7 @@ void bind_graph(nb::module_& m) {
         .def("__str__", &Report::text)
         .def("__repr__", &Report::text);
 
+    nb::class_<Graph::Mark>(m, "GraphMark", "How much of a graph was built, for `rollback`.");
     nb::class_<Graph>(m, "Graph", "The intermediate representation; aicf.Graph is its public face.")
         .def(nb::init<std::string>(), nb::arg("name"))
         .def_rw("where", &Graph::where)
@@ -203,6 +206,16 @@ void bind_graph(nb::module_& m) {
         .def("assign", &Graph::assign)
         .def("output", &Graph::output)
         .def("mark_moment", &Graph::mark_moment)
+        .def("mark", &Graph::mark)
+        .def("rollback", &Graph::rollback)
+        .def("assigned", &Graph::assigned)
+        .def("free_stream", &Graph::free_stream)
+        .def("initial_number",
+             [](const Graph& g, ValueId id) -> std::optional<double> {
+                 const Init& init = g.value(id).init;
+                 if (init.kind == Init::zeros || init.kind == Init::constant) return init.a;
+                 return std::nullopt;
+             })
         .def(
             "backward",
             [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed) {

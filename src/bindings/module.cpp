@@ -78,8 +78,18 @@ NB_MODULE(_core, m) {
 #ifdef AICF_CUDA
     aicf::bind_cuda(m);
 #endif
-    m.def("set_num_threads", &aicf::cpu::set_cpu_threads, nanobind::arg("count"),
-          "Use at most `count` threads of the CPU backend; 0 returns to the default.");
+    m.def(
+        "set_num_threads",
+        [](nanobind::handle count) {
+            int threads = 0;
+            if (nanobind::isinstance<nanobind::bool_>(count) ||
+                !nanobind::try_cast(count, threads) || threads < 0)
+                aicf::raise(aicf::ErrorKind::graph, "set_num_threads: count is ",
+                            nanobind::repr(count).c_str(), "; need an int >= 0");
+            aicf::cpu::set_cpu_threads(threads);
+        },
+        nanobind::arg("count").none(), nanobind::sig("def set_num_threads(count: int) -> None"),
+        "Use at most `count` threads of the CPU backend; 0 returns to the default.");
     m.def("cpu_isa", &aicf::cpu::cpu_isa,
           "The instruction set the CPU kernels in use were built for.");
     m.def("cpu_memory", &aicf::cpu::cpu_memory,

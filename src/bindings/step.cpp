@@ -151,6 +151,14 @@ TensorRef import_for(const Value& value, nb::handle object) {
     return tensor;
 }
 
+/// A name as the caller wrote it, or how Python prints what no name can be.
+std::string name_of(nb::handle object) {
+    std::string name;
+    if (!nb::isinstance<nb::str>(object) || !nb::try_cast(object, name))
+        name = nb::repr(object).c_str();
+    return name;
+}
+
 /// The inputs of a call, and its stream= (of a run also sync=) where no input has that name.
 struct CallArguments {
     Step::Inputs inputs;
@@ -162,12 +170,12 @@ CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool sync
     CallArguments result;
     result.inputs.reserve(given.size());
     for (auto [key, object] : given) {
-        const char* name = nb::borrow<nb::str>(key).c_str();
-        if (std::string_view(name) == "stream" && !step.graph().find(name)) {
+        const std::string name = name_of(key);
+        if (name == "stream" && !step.graph().find(name)) {
             result.stream = stream_of(object);
             continue;
         }
-        if (syncs && std::string_view(name) == "sync" && !step.graph().find(name)) {
+        if (syncs && name == "sync" && !step.graph().find(name)) {
             std::string policy;
             if (!nb::try_cast(object, policy)) policy = nb::repr(object).c_str();
             result.sync = parse_sync(policy, "run");
@@ -177,6 +185,38 @@ CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool sync
         result.inputs.emplace_back(value.id, import_for(value, object));
     }
     return result;
+}
+
+/// One element as a Python number.
+nb::object item(const Array& a, const char* asked) {
+    if (element_count(a.type().shape) != 1)
+        raise(ErrorKind::shape, asked, " of an Array ", to_string(a.type()),
+              "; need one element, or numpy()");
+    return to_numpy(a.read(), true).attr("item")();
+}
+
+bool has_output(const Outputs& o, nb::handle name) {
+    std::string text;
+    if (!nb::isinstance<nb::str>(name) || !nb::try_cast(name, text)) return false;
+    const auto& outputs = o.step->plan().outputs;
+    return std::any_of(outputs.begin(), outputs.end(),
+                       [&](const auto& output) { return output.name == text; });
+}
+
+Array output_array(const Outputs& o, nb::handle name) {
+    Array result;
+    result.owner = o.owner;
+    result.step = o.step;
+    result.output = name_of(name);
+    o.step->output(result.output);
+    result.generation = o.generation;
+    return result;
+}
+
+nb::list output_names(const Outputs& o) {
+    nb::list names;
+    for (const auto& output : o.step->plan().outputs) names.append(output.name);
+    return names;
 }
 
 Outputs outputs_of(nb::handle self, uint64_t generation) {
@@ -213,7 +253,8 @@ void bind_step(nb::module_& m) {
     dlpack_hooks.from_tensor_ref = array_from_hook;
 
     nb::class_<Array> array(m, "Array",
-                            "A tensor that a step hands out: NumPy and DLPack read it.");
+                            "A tensor that a step hands out: NumPy and DLPack read it. It compares "
+                            "as NumPy's, element by element; bool() needs one element.");
     array
         .def_prop_ro("shape",
                      [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); })
@@ -242,14 +283,12 @@ void bind_step(nb::module_& m) {
             [](const Array& a) { return array_of(a.step ? a.read() : copy_tensor(a.tensor)); },
             "An Array that owns a copy in host memory.")
         .def(
-            "item", [](const Array& a) { return to_numpy(a.read(), true).attr("item")(); },
-            "The one element as a Python number.")
+            "item", [](const Array& a) { return item(a, "item()"); },
+            "The one element as a Python number. Raises ShapeError when there are more.")
         .def("__float__",
-             [](const Array& a) {
-                 return nb::cast<double>(nb::float_(to_numpy(a.read(), true).attr("item")()));
-             })
-        .def("__int__",
-             [](const Array& a) { return nb::int_(to_numpy(a.read(), true).attr("item")()); })
+             [](const Array& a) { return nb::cast<double>(nb::float_(item(a, "float()"))); })
+        .def("__int__", [](const Array& a) { return nb::int_(item(a, "int()")); })
+        .def("__bool__", [](const Array& a) { return nb::bool_(item(a, "bool()")); })
         .def("__getitem__",
              [](const Array& a, nb::handle key) {
                  return nb::object(to_numpy(a.read(), true)[key]);
@@ -278,36 +317,55 @@ void bind_step(nb::module_& m) {
             nb::arg("copy").none() = nb::none())
         .def("__dlpack_device__", [](const Array& a) { return dlpack_device(device_of(a)); });
     array.attr("__dlpack_c_exchange_api__") = exchange_api_capsule();
+    for (const char* compare : {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
+        array.def(
+            compare,
+            [compare](const Array& a, nb::handle other) {
+                return nb::object(to_numpy(a.read(), true).attr(compare)(other));
+            },
+            nb::arg("other").none(),
+            nb::sig(cat("def ", compare,
+                        "(self, other: object, /) -> "
+                        "typing.Any")
+                        .c_str()));
+    array.attr("__hash__") = nb::none();  // equality compares elements
 
     nb::class_<Outputs>(m, "Outputs", "The outputs of one run, by name.")
-        .def("__getitem__",
-             [](const Outputs& o, const std::string& name) {
-                 o.step->output(name);
-                 Array result;
-                 result.owner = o.owner;
-                 result.step = o.step;
-                 result.output = name;
-                 result.generation = o.generation;
-                 return result;
-             })
+        .def("__getitem__", &output_array, nb::arg("name").none(),
+             nb::sig("def __getitem__(self, name: str, /) -> Array"))
         .def("__len__", [](const Outputs& o) { return o.step->plan().outputs.size(); })
-        .def("__contains__",
-             [](const Outputs& o, const std::string& name) {
-                 for (const auto& output : o.step->plan().outputs)
-                     if (output.name == name) return true;
-                 return false;
-             })
-        .def("keys",
-             [](const Outputs& o) {
-                 std::vector<std::string> names;
-                 for (const auto& output : o.step->plan().outputs) names.push_back(output.name);
-                 return names;
-             })
-        .def("__iter__", [](const Outputs& o) {
-            nb::list names;
-            for (const auto& output : o.step->plan().outputs) names.append(output.name);
-            return nb::iter(names);
-        });
+        .def("__contains__", &has_output, nb::arg("name").none(),
+             nb::sig("def __contains__(self, name: object, /) -> bool"))
+        .def(
+            "__iter__", [](const Outputs& o) { return nb::iter(output_names(o)); },
+            nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
+        .def("keys", &output_names, nb::sig("def keys(self) -> list[str]"),
+             "The names, in the order of the graph.")
+        .def(
+            "values",
+            [](const Outputs& o) {
+                nb::list arrays;
+                for (nb::handle name : output_names(o)) arrays.append(output_array(o, name));
+                return arrays;
+            },
+            nb::sig("def values(self) -> list[Array]"), "The Arrays, in the order of the graph.")
+        .def(
+            "items",
+            [](const Outputs& o) {
+                nb::list items;
+                for (nb::handle name : output_names(o))
+                    items.append(nb::make_tuple(name, output_array(o, name)));
+                return items;
+            },
+            nb::sig("def items(self) -> list[tuple[str, Array]]"),
+            "Pairs (name, Array), in the order of the graph.")
+        .def(
+            "get",
+            [](const Outputs& o, nb::handle name, nb::handle instead) {
+                return has_output(o, name) ? nb::cast(output_array(o, name)) : nb::borrow(instead);
+            },
+            nb::arg("name").none(), nb::arg("default").none() = nb::none(),
+            "The Array of that name, or `default`.");
 
     nb::class_<Step>(m, "Step", "A compiled step; aicf.Step is its public face.")
         .def(
@@ -355,7 +413,7 @@ void bind_step(nb::module_& m) {
                 return outputs_of(self,
                                   replay(*nb::inst_ptr<Step>(self), times, stream_of(stream)));
             },
-            nb::arg("n") = 1, nb::arg("stream").none() = nb::none(),
+            nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
             "Runs the captured step n times on the inputs as they stand. stream: as in a call.")
         .def(
             "run",
@@ -439,7 +497,7 @@ void bind_step(nb::module_& m) {
              [](Step& s, const nb::dict& values) {
                  Step::Inputs writes;
                  for (auto [key, object] : values) {
-                     const Value& value = s.leaf(nb::borrow<nb::str>(key).c_str());
+                     const Value& value = s.leaf(name_of(key));
                      TensorRef tensor;
                      if (nb::isinstance<nb::bytes>(object)) {
                          const auto bytes = nb::borrow<nb::bytes>(object);
@@ -461,7 +519,8 @@ void bind_step(nb::module_& m) {
              })
         .def(
             "_bind",
-            [](Step& s, const std::string& name, nb::handle object) {
+            [](Step& s, nb::handle key, nb::handle object) {
+                const std::string name = name_of(key);
                 const ValueId id = s.bindable(name);
                 if (is_step_output(object))
                     raise(ErrorKind::graph, "bind: \"", name,

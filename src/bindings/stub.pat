@@ -1,6 +1,9 @@
 _core.Array.__dlpack_c_exchange_api__:
     __dlpack_c_exchange_api__: object
 
+_core.Array.__hash__:
+    __hash__: None  # type: ignore[assignment]
+
 # What the stub generator leaves out: it takes a class of module "aicf" for somebody else's.
 _core.__suffix__:
     class Error(Exception): ...

@@ -98,20 +98,17 @@ std::vector<char> ancestors(const Graph& graph, ValueId loss) {
 /// Takes back what a failing gradient rule appended.
 class Rollback {
   public:
-    explicit Rollback(Graph& graph)
-        : graph_(graph), nodes_(graph.nodes.size()), values_(graph.values.size()) {}
+    explicit Rollback(Graph& graph) : graph_(graph), before_(graph.mark()) {}
     ~Rollback() {
         graph_.differentiating = -1;
         graph_.seed_one = kNone;
-        if (done) return;
-        graph_.nodes.resize(nodes_);
-        graph_.values.resize(values_);
+        if (!done) graph_.rollback(before_);
     }
     bool done = false;
 
   private:
     Graph& graph_;
-    size_t nodes_, values_;
+    const Graph::Mark before_;
 };
 
 /// Raises when a path from `id` to the loss meets an op that has no gradient, among the `nodes`
@@ -181,11 +178,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     Rollback rollback(graph);
     const int first_new = static_cast<int>(graph.nodes.size());
     std::vector<ValueId> grads(graph.values.size(), kNone);
-    if (seed == kNone) {
-        seed = graph.scalar(loss_type.dtype, 1);
-        if (graph.values[seed].name == "const") graph.values[seed].name = "one";
-        graph.seed_one = seed;
-    }
+    if (seed == kNone) graph.seed_one = seed = graph.scalar(loss_type.dtype, 1, "one");
     grads.resize(graph.values.size(), kNone);
     grads[loss] = seed;
     // Contributions of a value read several times are added in the reverse of reading order.

@@ -113,12 +113,7 @@ void check_init(const Init& init, const Type& type, const std::string& at) {
         refuse("a finite mean and std >= 0");
     if (whole && (init.kind == Init::uniform || init.kind == Init::normal))
         refuse("a float dtype for random numbers");
-    if (!whole || init.kind != Init::constant) return;
-    double low = 0, high = 1;
-    if (type.dtype == DType::u8) high = 255;
-    if (type.dtype == DType::i32) low = INT32_MIN, high = INT32_MAX;
-    if (type.dtype == DType::i64) low = -0x1p63, high = 0x1.fffffffffffffp62;
-    if (!(init.a >= low && init.a <= high) || init.a != std::floor(init.a))
+    if (init.kind == Init::constant && !holds(type.dtype, init.a))
         refuse("a whole number that the dtype holds");
 }
 
@@ -177,7 +172,7 @@ ValueId Graph::constant(const Type& type, std::vector<char> bytes, const std::st
     return add_value(std::move(value));
 }
 
-ValueId Graph::scalar(DType dtype, double number) {
+ValueId Graph::scalar(DType dtype, double number, const std::string& value_name) {
     std::vector<char> bytes(static_cast<size_t>(dtype_size(dtype)));
     auto put = [&](auto element) { std::memcpy(bytes.data(), &element, sizeof element); };
     switch (dtype) {
@@ -218,7 +213,7 @@ ValueId Graph::scalar(DType dtype, double number) {
         if (value.role == Role::constant && value.type == Type{dtype, {}} &&
             *value.init.bytes == bytes)
             return value.id;
-    return constant({dtype, {}}, std::move(bytes));
+    return constant({dtype, {}}, std::move(bytes), value_name);
 }
 
 const Value& Graph::value(ValueId id) const {
@@ -317,6 +312,29 @@ void Graph::mark_moment(ValueId state, ValueId param, int slot) {
           "mark_moment: need a state and a param of one type");
     values[state].moment_of = param;
     values[state].moment_slot = slot;
+}
+
+void Graph::rollback(const Mark& to) {
+    values.resize(to.values);
+    nodes.resize(to.nodes);
+    outputs.resize(to.outputs);
+    assigns.resize(to.assigns);
+    gradients.resize(to.gradients);
+}
+
+ValueId Graph::assigned(ValueId target) const {
+    for (const Assign& assign : assigns)
+        if (assign.target == target) return assign.source;
+    return kNone;
+}
+
+int64_t Graph::free_stream() const {
+    int64_t free = 0;
+    for (const Node& node : nodes)
+        if (const Attr* attr = node.attrs.find("stream"))  // an unknown op's may be anything
+            if (const auto* stream = std::get_if<int64_t>(attr); stream && *stream < INT64_MAX)
+                free = std::max(free, *stream + 1);
+    return free;
 }
 
 std::vector<char> live_nodes(const Graph& graph) {

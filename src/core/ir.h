@@ -112,7 +112,8 @@ class Graph {
     ValueId param(const std::string& value_name, const Type& type, const Init& init);
     ValueId state(const std::string& value_name, const Type& type, const Init& init);
     ValueId constant(const Type& type, std::vector<char> bytes, const std::string& value_name = "");
-    ValueId scalar(DType dtype, double number);  // a rank-0 constant, one per (dtype, number)
+    /// A rank-0 constant, one per (dtype, number); the name is a new one's.
+    ValueId scalar(DType dtype, double number, const std::string& value_name = "");
 
     /// Appends a node: attributes get their defaults, shapes and dtypes are inferred. Raises at
     /// once.
@@ -124,9 +125,20 @@ class Graph {
     /// Marks `state` as an optimizer's moment of `param`, so that the plan lays them out alike.
     void mark_moment(ValueId state, ValueId param, int slot);
 
+    /// How much was built. Building only appends, so `rollback` takes back all that came since.
+    struct Mark {
+        size_t values, nodes, outputs, assigns, gradients;
+    };
+    Mark mark() const {
+        return {values.size(), nodes.size(), outputs.size(), assigns.size(), gradients.size()};
+    }
+    void rollback(const Mark& to);
+
     const Value& value(ValueId id) const;
     const Value* find(std::string_view value_name) const;  // inputs, params, states
-    std::string describe(ValueId id) const;                // "%3 f32[64, 128]"
+    ValueId assigned(ValueId target) const;                // its next content; kNone: as it is
+    int64_t free_stream() const;             // the random stream number after the largest in use
+    std::string describe(ValueId id) const;  // "%3 f32[64, 128]"
 
     std::string name;
     std::vector<Value> values;

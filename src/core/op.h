@@ -207,7 +207,12 @@ View broadcast_view(const View& view, const Dims& shape);
 View permute_view(const View& view, const std::vector<int64_t>& axes);
 View transpose_view(const View& view, int a, int b);
 std::optional<View> reshape_view(const View& view, const Dims& shape);  // empty: needs a copy
-std::string chain_order();                                              // "chain(256)"
+/// The nearest number of a float dtype.
+double rounded(DType dtype, double x);
+/// The largest number of the dtype that a uniform number in [low, high) may be: rounding must not
+/// reach `high`.
+double last_below(DType dtype, double low, double high);
+std::string chain_order();  // "chain(256)"
 /// Elements of an axis that one window spans: axis `axis` of operand 0 must hold `size` >= that
 /// many.
 int64_t window_extent(const InferContext& c, int which, int axis, int64_t size);

@@ -89,6 +89,9 @@ std::vector<Type> infer_pad(const InferContext& c) {
             c.shape_error("axis ", i, " from ", start[i], " by ", step[i], ": ", c.describe(0),
                           " does not fit ", to_string(shape), "; need every element inside");
     }
+    if (const double value = c.attrs.number("value"); !holds(c.dtype(0), value))
+        c.dtype_error("value is ", value, ", ", c.describe(0), "; need a whole number that ",
+                      dtype_name(c.dtype(0)), " holds (or cast it)");
     return {{c.dtype(0), shape}};
 }
 

@@ -8,6 +8,28 @@
 
 namespace aicf {
 
+double rounded(DType dtype, double x) {
+    const float f = static_cast<float>(x);
+    switch (dtype) {
+        case DType::f64:
+            return x;
+        case DType::f32:
+            return f;
+        case DType::f16:
+            return scalar::half_to_f32(scalar::f32_to_half(f));
+        default:
+            return scalar::bfloat_to_f32(scalar::f32_to_bfloat(f));
+    }
+}
+
+double last_below(DType dtype, double low, double high) {
+    double last = rounded(dtype, high);
+    double step =
+        std::max(std::ldexp(std::fabs(last), -60), std::numeric_limits<double>::denorm_min());
+    for (; last >= high; step *= 2) last = rounded(dtype, rounded(dtype, high) - step);
+    return std::max(last, rounded(dtype, low));
+}
+
 namespace {
 
 constexpr const char* kRandom = "a random value does not depend on its operands smoothly";
@@ -54,31 +76,6 @@ std::vector<Type> infer_uniform(const InferContext& c) {
         c.value_error("low is ", low, ", high is ", high,
                       "; need low <= high, high - low finite in ", dtype_name(types[0].dtype));
     return types;
-}
-
-/// The nearest number of a float dtype.
-double rounded(DType dtype, double x) {
-    const float f = static_cast<float>(x);
-    switch (dtype) {
-        case DType::f64:
-            return x;
-        case DType::f32:
-            return f;
-        case DType::f16:
-            return scalar::half_to_f32(scalar::f32_to_half(f));
-        default:
-            return scalar::bfloat_to_f32(scalar::f32_to_bfloat(f));
-    }
-}
-
-/// The largest number of the dtype that a uniform number in [low, high) may be: rounding must not
-/// reach `high`.
-double last_below(DType dtype, double low, double high) {
-    double last = rounded(dtype, high);
-    double step =
-        std::max(std::ldexp(std::fabs(last), -60), std::numeric_limits<double>::denorm_min());
-    for (; last >= high; step *= 2) last = rounded(dtype, rounded(dtype, high) - step);
-    return std::max(last, rounded(dtype, low));
 }
 
 void lower_random(LowerContext& c) {

@@ -172,15 +172,18 @@ void Step::fill(const Value& value, uint64_t seed) {
         0xcbf29ce484222325u;  // FNV-1a of the name, so that values do not depend on order
     for (char c : value.name) key = (key ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
     key ^= seed * 0x9E3779B97F4A7C15u;
+    const bool uniform = init.kind == Init::uniform;
+    const double first = uniform ? rounded(value.type.dtype, init.a) : 0;
+    const double last = uniform ? last_below(value.type.dtype, init.a, init.b) : 0;
     std::vector<char> bytes(static_cast<size_t>(count * size));
     for (int64_t i = 0; i < count; i++) {
         double number = init.a;
         Philox4 words{};
-        if (init.kind == Init::uniform || init.kind == Init::normal)
-            words = philox(static_cast<uint64_t>(i), 0, key);
-        if (init.kind == Init::uniform) {
+        if (uniform || init.kind == Init::normal) words = philox(static_cast<uint64_t>(i), 0, key);
+        if (uniform) {
             const float low = static_cast<float>(init.a), high = static_cast<float>(init.b);
-            number = low + (high - low) * uniform_from(words.word[0]);
+            number =
+                std::clamp<double>(low + (high - low) * uniform_from(words.word[0]), first, last);
         } else if (init.kind == Init::normal) {
             number =
                 static_cast<float>(init.a) + static_cast<float>(init.b) * normal_from(words, 0);

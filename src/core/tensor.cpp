@@ -26,6 +26,15 @@ int64_t dtype_size(DType dtype) { return info(dtype).size; }
 const char* dtype_name(DType dtype) { return info(dtype).name; }
 const char* dtype_abbrev(DType dtype) { return info(dtype).abbrev; }
 bool is_float(DType dtype) { return dtype <= DType::bf16; }
+
+bool holds(DType dtype, double number) {
+    if (is_float(dtype)) return true;
+    double low = 0, high = 1;
+    if (dtype == DType::u8) high = 255;
+    if (dtype == DType::i32) low = INT32_MIN, high = INT32_MAX;
+    if (dtype == DType::i64) low = -0x1p63, high = 0x1.fffffffffffffp62;
+    return number >= low && number <= high && number == std::floor(number);
+}
 bool is_integer(DType dtype) { return dtype >= DType::i32 && dtype <= DType::u8; }
 
 DType parse_dtype(std::string_view name, std::string_view where) {

@@ -17,7 +17,8 @@ int64_t dtype_size(DType dtype);
 const char* dtype_name(DType dtype);    // NumPy's: "float32", "bfloat16", "bool"
 const char* dtype_abbrev(DType dtype);  // the dump's: "f32", "bf16", "bool"
 bool is_float(DType dtype);
-bool is_integer(DType dtype);  // i32, i64, u8
+bool holds(DType dtype, double number);  // an integer type: exactly; a float type rounds any
+bool is_integer(DType dtype);            // i32, i64, u8
 /// NumPy's names, the abbreviations, and both with a "torch." prefix; else DTypeError naming
 /// `where`.
 DType parse_dtype(std::string_view name, std::string_view where);

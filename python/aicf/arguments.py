@@ -1,0 +1,228 @@
+"""What an argument may be: annotations of the public functions, checked at every call.
+
+A wrong kind of argument is a typed error that names function, argument and value. A call that
+raises leaves the graph as it was.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import numbers
+import operator
+import os
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from ._core import DTypeError, Graph, GraphError, ShapeError
+
+DTypeName: TypeAlias = str  # NumPy's name, or a dtype that prints as it
+Path: TypeAlias = str | os.PathLike
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class _Kind(NamedTuple):
+    need: str
+    error: type[Exception]
+    take: Callable[[Any], Any]  # the argument as functions use it; raises _MISFIT for other kinds
+
+
+_MISFIT = (TypeError, ValueError, OverflowError)
+
+
+def _int(x: Any) -> int:
+    if isinstance(x, bool):
+        raise TypeError
+    number = operator.index(x)
+    if not -(2**63) <= number < 2**63:
+        raise OverflowError
+    return number
+
+
+def _float(x: Any) -> float:
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        raise TypeError
+    return float(x)
+
+
+def _text(x: Any) -> str:
+    if not isinstance(x, str):
+        raise TypeError
+    x.encode()  # a lone surrogate has no UTF-8
+    return x
+
+
+def _bool(x: Any) -> bool:
+    if type(x).__name__ not in ("bool", "bool_"):  # Python's and NumPy's
+        raise TypeError
+    return bool(x)
+
+
+def _dtype(x: Any) -> str:
+    return _text(str(x).removeprefix("torch."))
+
+
+def _path(x: Any) -> Any:
+    os.fsencode(x)
+    path = os.fsdecode(x)
+    if "\0" in path:
+        raise ValueError
+    return path
+
+
+def _callable(x: Any) -> Any:
+    if not callable(x):
+        raise TypeError
+    return x
+
+
+def _member(x: Any) -> Any:
+    if not isinstance(x, enum.Enum):
+        raise TypeError
+    return x
+
+
+@functools.cache
+def _value_class() -> type:
+    from .graph import Value
+
+    return Value
+
+
+def _value(x: Any) -> Any:
+    if not isinstance(x, _value_class()):
+        raise TypeError
+    return x
+
+
+def _operand(x: Any) -> Any:
+    return x if isinstance(x, (bool, int, float)) else _value(x)
+
+
+def _items(take: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    def items(x: Any) -> list[Any]:
+        if isinstance(x, (str, bytes, Mapping, Set)) or not isinstance(x, Iterable):
+            raise TypeError
+        if hasattr(x, "graph"):  # a Value, whose own refusal says less
+            raise TypeError
+        return [take(item) for item in x]
+
+    return items
+
+
+def _pair(x: Any) -> tuple[int, int]:
+    before, after = _items(_int)(x)
+    return before, after
+
+
+def _values(x: Any) -> Any:
+    if not isinstance(x, Mapping):
+        raise TypeError
+    return {_value(key): _value(value) for key, value in x.items()}
+
+
+_KINDS = {
+    "Value": _Kind("a Value", GraphError, _value),
+    "Operand": _Kind("a Value or a Python number", GraphError, _operand),
+    "int": _Kind("an int below 2**63", ShapeError, _int),
+    "float": _Kind("a number", DTypeError, _float),
+    "bool": _Kind("a bool", GraphError, _bool),
+    "str": _Kind("a str that UTF-8 can hold", GraphError, _text),
+    "OpKind": _Kind("a member of aicf.OpKind", GraphError, _member),
+    "DTypeName": _Kind('a name such as "float32"', DTypeError, _dtype),
+    "Path": _Kind("a path", GraphError, _path),
+    "Callable[..., dict[str, Value]]": _Kind("a function", GraphError, _callable),
+    "Sequence[int]": _Kind("a sequence of ints below 2**63", ShapeError, _items(_int)),
+    "Sequence[Value]": _Kind("a sequence of Values", GraphError, _items(_value)),
+    "Sequence[tuple[int, int]]": _Kind("a sequence of pairs of ints", ShapeError, _items(_pair)),
+    "Mapping[Value, Value]": _Kind("a mapping of Value to Value", GraphError, _values),
+}
+# The function itself looks at these.
+_UNCHECKED = {"Any", "Sequence[Any]", "Mapping[str, Any] | None"}
+
+
+class _Argument:
+    """The kinds that an annotation names, in its order."""
+
+    def __init__(self, annotation: str) -> None:
+        parts = annotation.split(" | ")
+        self.optional = "None" in parts
+        self.kinds = [_KINDS[part] for part in parts if part != "None"]
+        simple = len(self.kinds) == 1 and not self.optional
+        self.take = self.kinds[0].take if simple else self._first
+
+    def _first(self, x: Any) -> Any:
+        if x is None and self.optional:
+            return None
+        for kind in self.kinds[:-1]:
+            try:
+                return kind.take(x)
+            except _MISFIT:
+                pass
+        return self.kinds[-1].take(x)
+
+    def refusal(self, where: str, name: str, x: Any) -> Exception:
+        needs = [kind.need for kind in self.kinds] + ["None"] * self.optional
+        need = " or ".join([", ".join(needs[:-1])] * (len(needs) > 1) + needs[-1:])
+        shown = reprlib.repr(x).encode("ascii", "backslashreplace").decode()
+        return self.kinds[0].error(f"{where}: {name} is {shown} ({type(x).__name__}); need {need}")
+
+
+def checked(fn: Function) -> Function:
+    """`fn` with its arguments checked, and nothing appended to the graph by a call that raises."""
+    owner, _, name = fn.__qualname__.rpartition(".")
+    label = owner if name == "__init__" else name
+    plain = [
+        p
+        for i, p in enumerate(inspect.signature(fn).parameters.values())
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and not (owner and i == 0)
+    ]
+    places = {p.name: i + bool(owner) for i, p in enumerate(plain) if p.kind != p.KEYWORD_ONLY}
+    arguments = {p.name: _Argument(p.annotation) for p in plain if p.annotation not in _UNCHECKED}
+    by_place = [(i, key, arguments[key].take) for key, i in places.items() if key in arguments]
+    by_name = {p.name for p in plain if p.kind != p.POSITIONAL_ONLY} & arguments.keys()
+    carriers = [p.name for p in plain if "Value" in p.annotation or "Operand" in p.annotation]
+
+    def given_as(key: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
+        at = places.get(key, len(args))
+        return args[at] if at < len(args) else named.get(key)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **named: Any) -> Any:
+        taken, key = list(args), ""
+        try:
+            for i, key, take in by_place:  # noqa: B007 (names the misfit)
+                if i < len(args):
+                    taken[i] = take(args[i])
+            for key in named:
+                if key in by_name:
+                    named[key] = arguments[key].take(named[key])
+        except _MISFIT:
+            text, where = given_as("name", args, named), label
+            if "name" in arguments and isinstance(text, str) and text.isprintable():
+                where = f'{label} "{text}"'
+            raise arguments[key].refusal(where, key, given_as(key, args, named)) from None
+        owners = [*taken[: bool(owner)], *(given_as(key, taken, named) for key in carriers)]
+        before = [(core, core.mark()) for core in _graphs(owners)]
+        try:
+            return fn(*taken, **named)
+        except BaseException:
+            for core, mark in before:
+                core.rollback(mark)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def _graphs(owners: list[Any]) -> list[Graph]:
+    """Those of a Graph, of Values and of lists of them."""
+    found: list[Graph] = []
+    for x in owners:
+        if isinstance(x, (list, dict)) and x:
+            x = next(iter(x))
+        core = getattr(getattr(x, "graph", x), "_core", None)
+        if isinstance(core, Graph) and core not in found:
+            found.append(core)
+    return found
