@@ -275,7 +275,12 @@ void bind_graph(nb::module_& m) {
              })
         .def("output", &GraphReader::output)
         .def("assign", &GraphReader::assign)
-        .def("gradient", &GraphReader::gradient)
+        .def(
+            "gradient",
+            [](GraphReader& r, ValueId loss, ValueId value, ValueId grad, ValueId seed) {
+                r.gradient({loss, value, grad, seed});
+            },
+            nb::arg("loss"), nb::arg("value"), nb::arg("grad"), nb::arg("seed") = kNone)
         .def("finish", &GraphReader::finish);
 
     m.def(

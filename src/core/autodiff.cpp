@@ -181,6 +181,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     Rollback rollback(graph);
     const int first_new = static_cast<int>(graph.nodes.size());
     std::vector<ValueId> grads(graph.values.size(), kNone);
+    const ValueId given = seed;
     if (seed == kNone) {
         seed = graph.scalar(loss_type.dtype, 1);
         if (graph.values[seed].name == "const") graph.values[seed].name = "one";
@@ -228,7 +229,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
             grads[id] = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;
         }
-        graph.gradients.push_back({loss, id, grads[id]});
+        graph.gradients.push_back({loss, id, grads[id], given});
         result.push_back(grads[id]);
     }
     rollback.done = true;

@@ -102,6 +102,7 @@ struct Assign {
 };
 struct Gradient {  // d loss / d value
     ValueId loss = kNone, value = kNone, grad = kNone;
+    ValueId seed = kNone;  // the caller's d / d loss; none where it is 1
 };
 
 class Graph {
@@ -195,7 +196,7 @@ class GraphReader {
               Attrs attrs, int forward, const std::string& where);
     void output(const std::string& name, ValueId value, int keep);
     void assign(ValueId target, ValueId source);
-    void gradient(ValueId loss, ValueId value, ValueId grad);
+    void gradient(const Gradient& gradient);
     Graph finish();
 
   private:

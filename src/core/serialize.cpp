@@ -205,7 +205,8 @@ std::string to_json(const Graph& graph) {
     });
     text += "],\n\"gradients\": [";
     text += joined(graph.gradients, [](const Gradient& g) {
-        return cat("{\"loss\": ", g.loss, ", \"value\": ", g.value, ", \"grad\": ", g.grad, "}");
+        return cat("{\"loss\": ", g.loss, ", \"value\": ", g.value, ", \"grad\": ", g.grad,
+                   g.seed == kNone ? "" : cat(", \"seed\": ", g.seed), "}");
     });
     return text + "]\n}\n";
 }
@@ -382,9 +383,10 @@ void GraphReader::assign(ValueId target, ValueId source) {
     graph_.assigns.push_back({target, source});
 }
 
-void GraphReader::gradient(ValueId loss, ValueId value, ValueId grad) {
-    for (ValueId id : {loss, value, grad}) known(id, "gradients");
-    graph_.gradients.push_back({loss, value, grad});
+void GraphReader::gradient(const Gradient& gradient) {
+    for (ValueId id : {gradient.loss, gradient.value, gradient.grad}) known(id, "gradients");
+    if (gradient.seed != kNone) known(gradient.seed, "gradients");
+    graph_.gradients.push_back(gradient);
 }
 
 Graph GraphReader::finish() {
