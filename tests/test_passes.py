@@ -542,6 +542,54 @@ def test_16_bit_params_stay_apart(dtype, device, rng):
     check_passes(build, {"x": draw(rng, 4, 6)}, device)
 
 
+# ---- cse
+
+
+def nodes_after(g, *passes):
+    """Live nodes of the graph after the passes: their op names."""
+    lines = g._core.text_after(list(passes)).splitlines()
+    return [line.split(" = ")[1].split("(")[0] for line in lines if "  # node " in line]
+
+
+def test_attributes_are_compared_by_their_bits(device):
+    """0.0 == -0.0, and slopes of these two zeros give zeros of two signs."""
+
+    def build(g):
+        x = g.input("x", (3,))
+        g.output("y", aicf.leaky_relu(x, 0.0))
+        g.output("z", aicf.leaky_relu(x, -0.0))
+
+    got, _ = check_passes(build, {"x": np.array([-1.0, 1.0, -2.0], np.float32)}, device)
+    assert np.signbit(got["y of step 0"]).tolist() == [True, False, True]
+    assert not np.signbit(got["z of step 0"]).any()
+
+
+def test_a_gradient_that_the_forward_graph_computes(device, rng):
+    """The node that differentiates merges into one that does not; the record stays sound."""
+
+    def build(g):
+        x, w = g.input("x", (3,)), g.input("w", (3,))
+        one = aicf.reshape(g.constant(np.float32(1)), (1,))
+        g.output("forward", aicf.broadcast_to(one, (3,)) * w)
+        g.output("dx", g.backward(aicf.sum(x * w), [x])[x])
+
+    check_passes(build, {"x": draw(rng, 3), "w": draw(rng, 3)}, device)
+
+
+def test_equal_constants_merge(device, rng):
+    def build(g):
+        x = g.input("x", (2, 3))
+        row = np.array([[0.0, 1.0, 2.0]], np.float32)
+        for i, array in enumerate((row, row.copy(), -row, row[0])):
+            g.output(f"y{i}", x * g.constant(array))
+
+    check_passes(build, {"x": draw(rng, 2, 3)}, device)
+    g = aicf.Graph("g")
+    build(g)
+    text = g._core.text_after(["cse"])
+    assert text.count("Mul(%0, %1)") == 2 and text.count("Mul(%0, %") == 4
+
+
 def test_choices_of_passes():
     assert _core.pass_names() == ["cse", "fuse", "optimizers"]
     g = aicf.Graph("g")

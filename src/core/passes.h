@@ -13,6 +13,23 @@ struct Pass {
 };
 const std::vector<Pass>& all_passes();  // in the order of "default"
 
+/// What stands for what while a pass rewrites a graph. Ids stay; readers move.
+class Substitution {
+  public:
+    explicit Substitution(const Graph& graph);
+    ValueId operator[](ValueId id) const {
+        return id < static_cast<ValueId>(now_.size()) ? now_[id] : id;
+    }
+    void replace(ValueId from, ValueId to) { now_[from] = to; }
+    /// To be called node by node, in their order.
+    void rename(Node& node) const;
+    /// Outputs, assigns and gradients, after the nodes.
+    void finish(Graph& graph) const;
+
+  private:
+    std::vector<ValueId> now_;
+};
+
 /// Pointwise ops that feed each other become one op (fuse.cpp).
 void fuse_pointwise(Lowered& lowered);
 /// The updates of an optimizer become one op (fuse.cpp).
