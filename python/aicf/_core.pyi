@@ -24,6 +24,30 @@ class Report:
 
     def __repr__(self) -> str: ...
 
+class Stage:
+    """A graph before any pass, or after one, and what it costs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keeps_bits(self) -> bool: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def ops(self) -> int: ...
+
+    @property
+    def bytes_moved(self) -> int: ...
+
+    @property
+    def flops(self) -> int: ...
+
+    @property
+    def peak_bytes(self) -> int: ...
+
 class Graph:
     """The intermediate representation; aicf.Graph is its public face."""
 
@@ -82,7 +106,7 @@ class Graph:
 
     def to_dot(self) -> str: ...
 
-    def text_after(self, arg: Sequence[str], /) -> str: ...
+    def stages(self, passes: Sequence[str], device: str = 'cpu') -> list[Stage]: ...
 
     def lower_text(self) -> str: ...
 

@@ -294,4 +294,10 @@ Cost cost_of(const LoweredOp& op) {
     return cost;
 }
 
+Cost cost_of(const Lowered& lowered) {
+    Cost sum;
+    for (const LoweredOp& op : lowered.ops) sum += cost_of(op);
+    return sum;
+}
+
 }  // namespace aicf

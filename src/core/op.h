@@ -233,6 +233,11 @@ struct OpDef {
 
 struct Cost {
     double flops = 0, bytes = 0;
+    Cost& operator+=(const Cost& other) {
+        flops += other.flops;
+        bytes += other.bytes;
+        return *this;
+    }
 };
 
 /// The schema of a lowered op. Any strides and offsets are allowed for every operand unless
@@ -252,6 +257,7 @@ struct LoweredDef {
     double (*flops)(const LoweredOp&) = nullptr;
 };
 Cost cost_of(const LoweredOp& op);
+Cost cost_of(const Lowered& lowered);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
 /// writes the output may read the input; of another, whose steps may run side by side, no other
 /// step.

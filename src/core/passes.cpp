@@ -4,6 +4,8 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "core/plan.h"
+
 namespace aicf {
 
 Substitution::Substitution(const Graph& graph) : now_(graph.values.size()) {
@@ -133,6 +135,31 @@ void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes) {
         pass->on_lowered(lowered);
         verify(lowered).require("after pass " + pass->name);
     }
+}
+
+std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass*>& passes,
+                                Backend& backend) {
+    std::vector<Stage> stages;
+    const auto measure = [&](const Pass* pass, const Lowered& lowered, std::string text) {
+        const Plan plan = make_plan(lowered, backend, std::vector<char>(lowered.values.size(), 0));
+        stages.push_back({pass ? pass->name : "", !pass || pass->keeps_bits, std::move(text),
+                          static_cast<int64_t>(plan.ops.size()), plan.cost(), plan.peak_bytes()});
+    };
+    Graph copy = graph;
+    verify(copy).require("passes");
+    measure(nullptr, lower(copy), to_text(copy));
+    for (const Pass* pass : passes) {
+        if (!pass->on_graph) continue;
+        run_passes(copy, {pass});
+        measure(pass, lower(copy), to_text(copy));
+    }
+    Lowered lowered = lower(copy);
+    for (const Pass* pass : passes) {
+        if (!pass->on_lowered) continue;
+        run_passes(lowered, {pass});
+        measure(pass, lowered, to_text(lowered));
+    }
+    return stages;
 }
 
 }  // namespace aicf
