@@ -141,6 +141,9 @@ def op_grad(arg: str, /) -> str:
 def pass_names() -> list[str]:
     """The default pass list, in order."""
 
+def simplify_rules() -> list[tuple[str, str]]:
+    """Name and reason of each rewrite of the pass simplify."""
+
 class Array:
     """A tensor that a step hands out: NumPy and DLPack read it."""
 

@@ -321,6 +321,8 @@ void bind_graph(nb::module_& m) {
             return names;
         },
         "The default pass list, in order.");
+    m.def("simplify_rules", &simplify_rules,
+          "Name and reason of each rewrite of the pass simplify.");
 }
 
 }  // namespace aicf

@@ -45,7 +45,7 @@ class Attrs {
         return get<std::vector<int64_t>>(name);
     }
     const auto& items() const { return items_; }
-    bool operator==(const Attrs&) const = default;
+    bool operator==(const Attrs& other) const;  // numbers by their bits
 
   private:
     std::vector<std::pair<std::string, Attr>> items_;
@@ -144,6 +144,9 @@ class Graph {
   private:
     ValueId leaf(Role role, const std::string& value_name, const Type& type, const Init& init);
 };
+
+/// The bytes of a number in a dtype; DTypeError where an integer type does not hold it.
+std::vector<char> number_bytes(DType dtype, double number);
 
 /// Values the step really needs: everything an output or an assign reaches. Indexed by node id.
 std::vector<char> live_nodes(const Graph& graph);

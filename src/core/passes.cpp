@@ -32,6 +32,13 @@ void Substitution::finish(Graph& graph) const {
     }
 }
 
+std::vector<char> linked_values(const Graph& graph) {
+    std::vector<char> linked(graph.values.size(), 0);
+    for (const Gradient& gradient : graph.gradients)
+        linked[gradient.loss] = linked[gradient.value] = 1;
+    return linked;
+}
+
 namespace {
 
 template <class T>
@@ -98,7 +105,10 @@ void merge_common(Graph& graph) {
 
 const std::vector<Pass>& all_passes() {
     static const std::vector<Pass> passes = {
-        {"cse", true, merge_common, nullptr},
+        {"fold", true, fold_constants, nullptr},             // makes constants to look for
+        {"simplify", true, simplify, nullptr},               // makes nodes alike
+        {"cse", true, merge_common, nullptr},                // makes what has one reader show
+        {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
         {"fuse", true, nullptr, fuse_pointwise},
         {"optimizers", true, nullptr, fuse_optimizers},
     };

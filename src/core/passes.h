@@ -32,6 +32,20 @@ class Substitution {
     std::vector<ValueId> now_;
 };
 
+/// By value id: whether a gradient names it as its loss or value. A pass keeps the one dependent on
+/// the other.
+std::vector<char> linked_values(const Graph& graph);
+
+/// Computes what depends on constants alone (fold.cpp).
+void fold_constants(Graph& graph);
+
+/// Rewrites of single nodes that keep every bit (simplify.cpp).
+void simplify(Graph& graph);
+/// (rewrite, why no bit changes), in the order of the table.
+std::vector<std::pair<std::string, std::string>> simplify_rules();
+/// Takes reshapes, transposes and casts away around reductions (simplify.cpp).
+void bare_reductions(Graph& graph);
+
 /// Pointwise ops that feed each other become one op (fuse.cpp).
 void fuse_pointwise(Lowered& lowered);
 /// The updates of an optimizer become one op (fuse.cpp).
