@@ -46,7 +46,7 @@ def compare(build, feed, device, *passes):
         graphs.append(g)
         got.append(outputs_of(g.compile(device=device, passes=names)(**feed)))
     for name, array in got[0].items():
-        assert_same(got[1][name], array, f"{name}\n{text_after(graphs[0], *passes)}")
+        assert_same(got[1][name], array, name, lambda: text_after(graphs[0], *passes))
     return graphs[0]
 
 
