@@ -268,6 +268,22 @@ def test_json_round_trip(build, device):
     assert verify.state_hash(a) == verify.state_hash(b)
 
 
+def test_a_computed_seed_may_be_handed_through():
+    g = aicf.Graph("seeded")
+    x, y, s = (g.input(name, (3,)) for name in "xys")
+    seed = aicf.exp(s)
+    g.output("dx", g.backward(x + y, [x], grad=seed)[x])
+    assert g.verify()
+    again = aicf.Graph.from_json(g.to_json())
+    assert again.to_json() == g.to_json()
+    feed = dict.fromkeys("xys", np.array([0.5, -1, 2], np.float32))
+    got = [outputs_of(one.compile(device="cpu")(**feed))["dx"] for one in (g, again)]
+    assert_bits(got[0], got[1])
+    record = json.loads(g.to_json())
+    del record["gradients"][0]["seed"]
+    assert any("differentiates no node" in line for line in failures(record))
+
+
 def test_json_schema():
     record = json.loads(small_graph().to_json())
     assert {"graph", "version", "values", "nodes"} <= set(record)

@@ -6,6 +6,7 @@ import argparse
 import json
 import platform
 import sys
+from itertools import pairwise
 
 from . import Error, Graph, __version__, _core
 from .device import resolve_device
@@ -68,6 +69,21 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
+def _dump_passes(stages: list[_core.Stage]) -> None:
+    before = stages[0]
+    print(
+        f"--- before: {before.ops} ops, {before.bytes_moved} bytes moved, "
+        f"peak {before.peak_bytes} bytes"
+    )
+    for last, stage in pairwise(stages):
+        print(
+            f"--- after {stage.name} ({'keeps' if stage.keeps_bits else 'changes'} bits): "
+            f"ops {last.ops} -> {stage.ops}, bytes moved {last.bytes_moved} -> "
+            f"{stage.bytes_moved}, peak {last.peak_bytes} -> {stage.peak_bytes}"
+        )
+        print(stage.text)
+
+
 def _dump(args: argparse.Namespace) -> int:
     with open(args.file, "rb") as file:
         graph = Graph.from_json(file.read(), strict=not args.lenient)
@@ -84,9 +100,7 @@ def _dump(args: argparse.Namespace) -> int:
             if not report:
                 return 1
         elif stage == "passes":
-            for count, name in enumerate(_core.pass_names(), 1):
-                print(f"--- after {name}")
-                print(graph._core.text_after(_core.pass_names()[:count]))
+            _dump_passes(graph._core.stages(_core.pass_names(), args.device))
         elif stage == "lowered":
             print(graph._core.lower_text())
         elif stage == "plan":

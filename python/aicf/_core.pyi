@@ -28,6 +28,30 @@ class Report:
 class GraphMark:
     """How much of a graph was built, for `rollback`."""
 
+class Stage:
+    """A graph before any pass, or after one, and what it costs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keeps_bits(self) -> bool: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def ops(self) -> int: ...
+
+    @property
+    def bytes_moved(self) -> int: ...
+
+    @property
+    def flops(self) -> int: ...
+
+    @property
+    def peak_bytes(self) -> int: ...
+
 class Graph:
     """The intermediate representation; aicf.Graph is its public face."""
 
@@ -96,7 +120,7 @@ class Graph:
 
     def to_dot(self) -> str: ...
 
-    def text_after(self, arg: Sequence[str], /) -> str: ...
+    def stages(self, passes: Sequence[str], device: str = 'cpu') -> list[Stage]: ...
 
     def lower_text(self) -> str: ...
 
@@ -115,7 +139,7 @@ class GraphReader:
 
     def assign(self, arg0: int, arg1: int, /) -> None: ...
 
-    def gradient(self, arg0: int, arg1: int, arg2: int, /) -> None: ...
+    def gradient(self, loss: int, value: int, grad: int, seed: int = -1) -> None: ...
 
     def finish(self) -> Graph: ...
 
@@ -130,6 +154,9 @@ def op_grad(arg: str, /) -> str:
 
 def pass_names() -> list[str]:
     """The default pass list, in order."""
+
+def simplify_rules() -> list[tuple[str, str]]:
+    """Name and reason of each rewrite of the pass simplify."""
 
 class Array:
     """

@@ -151,7 +151,8 @@ def _read(file: Any, name: str, strict: bool) -> Graph:
     for record in _get(file, "assigns", list, "from_json", []):
         reader.assign(_id(record, "target", "assigns"), _id(record, "source", "assigns"))
     for record in _get(file, "gradients", list, "from_json", []):
-        reader.gradient(*(_id(record, key, "gradients") for key in ("loss", "value", "grad")))
+        loss, value, grad = (_id(record, key, "gradients") for key in ("loss", "value", "grad"))
+        reader.gradient(loss, value, grad, _id(record, "seed", "gradients", -1))
     return reader.finish()
 
 

@@ -74,6 +74,16 @@ class Plan:
         return self._record["peak_bytes"]
 
     @property
+    def bytes_moved(self) -> int:
+        """Bytes of all operands of all launches, each broadcast axis read once."""
+        return self._record["bytes_moved"]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a step, by the ops' own estimates."""
+        return self._record["flops"]
+
+    @property
     def regions(self) -> dict[str, int]:
         """Bytes by region."""
         return self._record["regions"]

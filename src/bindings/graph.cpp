@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
-#include "core/op.h"
+#include "core/backend.h"
 #include "core/passes.h"
 
 namespace aicf {
@@ -164,6 +164,16 @@ void bind_graph(nb::module_& m) {
         .def("__repr__", &Report::text);
 
     nb::class_<Graph::Mark>(m, "GraphMark", "How much of a graph was built, for `rollback`.");
+    nb::class_<Stage>(m, "Stage", "A graph before any pass, or after one, and what it costs.")
+        .def_ro("name", &Stage::pass)
+        .def_ro("keeps_bits", &Stage::keeps_bits)
+        .def_ro("text", &Stage::text)
+        .def_ro("ops", &Stage::ops)
+        .def_prop_ro("bytes_moved",
+                     [](const Stage& s) { return static_cast<int64_t>(s.cost.bytes); })
+        .def_prop_ro("flops", [](const Stage& s) { return static_cast<int64_t>(s.cost.flops); })
+        .def_ro("peak_bytes", &Stage::peak_bytes);
+
     nb::class_<Graph>(m, "Graph", "The intermediate representation; aicf.Graph is its public face.")
         .def(nb::init<std::string>(), nb::arg("name"))
         .def_rw("where", &Graph::where)
@@ -247,17 +257,13 @@ void bind_graph(nb::module_& m) {
         .def("to_json", [](const Graph& g) { return to_json(g); })
         .def("to_text", [](const Graph& g) { return to_text(g); })
         .def("to_dot", [](const Graph& g) { return to_dot(g); })
-        .def("text_after",
-             [](const Graph& g, const std::vector<std::string>& names) {
-                 Graph copy = g;
-                 verify(copy).require("passes");
-                 const auto passes = select_passes(names);
-                 run_passes(copy, passes);
-                 if (passes.empty() || passes.back()->on_graph) return to_text(copy);
-                 Lowered lowered = lower(copy);
-                 run_passes(lowered, passes);
-                 return to_text(lowered);
-             })
+        .def(
+            "stages",
+            [](const Graph& g, const std::vector<std::string>& names, const std::string& device) {
+                const auto backend = open_backend(parse_device(device));
+                return trace_passes(g, select_passes(names), *backend);
+            },
+            nb::arg("passes"), nb::arg("device") = "cpu")
         .def("lower_text",
              [](const Graph& g) {
                  verify(g).require("lower");
@@ -288,7 +294,12 @@ void bind_graph(nb::module_& m) {
              })
         .def("output", &GraphReader::output)
         .def("assign", &GraphReader::assign)
-        .def("gradient", &GraphReader::gradient)
+        .def(
+            "gradient",
+            [](GraphReader& r, ValueId loss, ValueId value, ValueId grad, ValueId seed) {
+                r.gradient({loss, value, grad, seed});
+            },
+            nb::arg("loss"), nb::arg("value"), nb::arg("grad"), nb::arg("seed") = kNone)
         .def("finish", &GraphReader::finish);
 
     m.def(
@@ -323,6 +334,8 @@ void bind_graph(nb::module_& m) {
             return names;
         },
         "The default pass list, in order.");
+    m.def("simplify_rules", &simplify_rules,
+          "Name and reason of each rewrite of the pass simplify.");
 }
 
 }  // namespace aicf

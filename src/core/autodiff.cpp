@@ -178,6 +178,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     Rollback rollback(graph);
     const int first_new = static_cast<int>(graph.nodes.size());
     std::vector<ValueId> grads(graph.values.size(), kNone);
+    const ValueId given = seed;
     if (seed == kNone) graph.seed_one = seed = graph.scalar(loss_type.dtype, 1, "one");
     grads.resize(graph.values.size(), kNone);
     grads[loss] = seed;
@@ -221,7 +222,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
             grads[id] = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;
         }
-        graph.gradients.push_back({loss, id, grads[id]});
+        graph.gradients.push_back({loss, id, grads[id], given});
         result.push_back(grads[id]);
     }
     rollback.done = true;

@@ -452,10 +452,10 @@ class Numbers : Groups {
 
 // ---- siblings -----------------------------------------------------------------------------------
 
-/// Below this a launch costs more than what it runs, so that ops gain by sharing one; above, they
-/// gain by kernels of their own, which a GPU runs side by side all the same (784-512-512-10 on an
-/// H200: 5 %).
-constexpr double kSmallBytes = 1 << 20, kSmallFlops = 16 << 20;
+/// Below this a launch costs more than what it runs, so that ops gain by sharing one. Above,
+/// whoever waits for one of them should not wait for the others too: a GPU runs kernels side by
+/// side anyhow.
+constexpr double kSmallBytes = 256 << 10, kSmallFlops = 1 << 20;
 
 bool small(const LoweredOp& op) {
     const Cost cost = cost_of(op);
@@ -466,7 +466,7 @@ bool small(const LoweredOp& op) {
 bool fits_group(const LoweredOp& op) {
     size_t bytes = needs_of(op).bytes;
     for (const LoweredOp& member : op.members) bytes += needs_of(member).bytes;
-    return bytes <= kMaxGroupBytes;
+    return bytes <= kMaxGroupBytes / 2;  // an estimate: backends keep things of their own there
 }
 
 /// Small ops at the same distance from the start of the step, so that none waits for another, share

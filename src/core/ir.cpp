@@ -26,6 +26,16 @@ void Attrs::set(std::string_view name, Attr value) {
     items_.emplace_back(name, std::move(value));
 }
 
+bool Attrs::operator==(const Attrs& other) const {
+    const auto same = [](const auto& a, const auto& b) {
+        const auto *x = std::get_if<double>(&a.second), *y = std::get_if<double>(&b.second);
+        if (a.first != b.first) return false;
+        return x && y ? std::bit_cast<uint64_t>(*x) == std::bit_cast<uint64_t>(*y)
+                      : a.second == b.second;
+    };
+    return std::equal(items_.begin(), items_.end(), other.items_.begin(), other.items_.end(), same);
+}
+
 namespace {
 
 constexpr const char* kRoleNames[] = {"input", "param", "state", "constant", "temp"};
@@ -172,7 +182,7 @@ ValueId Graph::constant(const Type& type, std::vector<char> bytes, const std::st
     return add_value(std::move(value));
 }
 
-ValueId Graph::scalar(DType dtype, double number, const std::string& value_name) {
+std::vector<char> number_bytes(DType dtype, double number) {
     std::vector<char> bytes(static_cast<size_t>(dtype_size(dtype)));
     auto put = [&](auto element) { std::memcpy(bytes.data(), &element, sizeof element); };
     switch (dtype) {
@@ -209,6 +219,11 @@ ValueId Graph::scalar(DType dtype, double number, const std::string& value_name)
             if (dtype == DType::u8 || dtype == DType::boolean) put(static_cast<uint8_t>(whole));
         }
     }
+    return bytes;
+}
+
+ValueId Graph::scalar(DType dtype, double number, const std::string& value_name) {
+    std::vector<char> bytes = number_bytes(dtype, number);
     for (const Value& value : values)
         if (value.role == Role::constant && value.type == Type{dtype, {}} &&
             *value.init.bytes == bytes)

@@ -45,7 +45,7 @@ class Attrs {
         return get<std::vector<int64_t>>(name);
     }
     const auto& items() const { return items_; }
-    bool operator==(const Attrs&) const = default;
+    bool operator==(const Attrs& other) const;  // numbers by their bits
 
   private:
     std::vector<std::pair<std::string, Attr>> items_;
@@ -102,6 +102,7 @@ struct Assign {
 };
 struct Gradient {  // d loss / d value
     ValueId loss = kNone, value = kNone, grad = kNone;
+    ValueId seed = kNone;  // the caller's d / d loss; none where it is 1
 };
 
 class Graph {
@@ -156,6 +157,9 @@ class Graph {
     ValueId leaf(Role role, const std::string& value_name, const Type& type, const Init& init);
 };
 
+/// The bytes of a number in a dtype; DTypeError where an integer type does not hold it.
+std::vector<char> number_bytes(DType dtype, double number);
+
 /// Values the step really needs: everything an output or an assign reaches. Indexed by node id.
 std::vector<char> live_nodes(const Graph& graph);
 
@@ -207,7 +211,7 @@ class GraphReader {
               Attrs attrs, int forward, const std::string& where);
     void output(const std::string& name, ValueId value, int keep);
     void assign(ValueId target, ValueId source);
-    void gradient(ValueId loss, ValueId value, ValueId grad);
+    void gradient(const Gradient& gradient);
     Graph finish();
 
   private:

@@ -239,7 +239,16 @@ struct OpDef {
 
 struct Cost {
     double flops = 0, bytes = 0;
+    Cost& operator+=(const Cost& other) {
+        flops += other.flops;
+        bytes += other.bytes;
+        return *this;
+    }
 };
+
+/// Whether a result has the same bits on every backend and in every mode, so that a compiler may
+/// compute it. In f64 some functions are the platform's own; a product's bits belong to its mode.
+enum class Portable : uint8_t { never, not_f64, always };
 
 /// The schema of a lowered op. Any strides and offsets are allowed for every operand unless
 /// `contiguous` names it; an output never overlaps an input unless `inplace` pairs them.
@@ -253,11 +262,14 @@ struct LoweredDef {
     std::vector<int> contiguous = {};               // operand positions, inputs first
     bool pointwise = false, reduction = false, gemm = false, optimizer = false;
     bool random = false;
+    Portable portable = Portable::never;
     int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
     double (*flops)(const LoweredOp&) = nullptr;
 };
 Cost cost_of(const LoweredOp& op);
+Cost cost_of(const Lowered& lowered);
+bool is_portable(const LoweredOp& op);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
 /// writes the output may read the input; of an optimizer's, whose steps may run side by side, no
 /// other step. A product with a body writes while parts of it still read. In a group no other

@@ -240,7 +240,8 @@ void define_movement_ops() {
                                 {"start", Ints(), true},
                                 {"step", Ints(), true},
                                 {"value", 0.0}},
-                      .infer = infer_pad});
+                      .infer = infer_pad,
+                      .portable = Portable::always});
     define(OpDef{
         .name = "Concat",
         .fn = "concat",
@@ -259,7 +260,8 @@ void define_movement_ops() {
                       .inputs = {"xs*"},
                       .outputs = {"y"},
                       .attrs = {{"axis", int64_t(0)}},
-                      .infer = infer_concat});
+                      .infer = infer_concat,
+                      .portable = Portable::always});
     define(OpDef{.name = "Detach",
                  .fn = "detach",
                  .inputs = {"x"},
@@ -304,7 +306,8 @@ void define_movement_ops() {
                       .inputs = {"windows"},
                       .outputs = {"x"},
                       .attrs = fold_attrs,
-                      .infer = infer_fold});
+                      .infer = infer_fold,
+                      .portable = Portable::always});
     define(OpDef{.name = "Reshape",
                  .fn = "reshape",
                  .inputs = {"x"},

@@ -149,8 +149,11 @@ void define_indexed_ops() {
                                emit("TakeBwd", {g.dy(), g.in(1)}, {{"rows", g.in(0).shape()[0]}}));
                      },
                  .lower = [](LowerContext& c) { c.op("take", {c.in(0), c.in(1)}, {c.out()}); }});
-    define(LoweredDef{
-        .name = "take", .inputs = {"table", "indices"}, .outputs = {"y"}, .infer = infer_take});
+    define(LoweredDef{.name = "take",
+                      .inputs = {"table", "indices"},
+                      .outputs = {"y"},
+                      .infer = infer_take,
+                      .portable = Portable::always});
     define(OpDef{.name = "TakeBwd",
                  .fn = "take_bwd",
                  .inputs = {"dy", "indices"},
@@ -169,7 +172,8 @@ void define_indexed_ops() {
         .outputs = {"dtable"},
         .attrs = {{"rows", int64_t(0), true}, {"order", chain_order(), false, {chain_order()}}},
         .infer = infer_take_bwd,
-        .reduction = true});
+        .reduction = true,
+        .portable = Portable::always});
     define(OpDef{.name = "Pick",
                  .fn = "pick",
                  .inputs = {"x", "labels"},
@@ -181,8 +185,11 @@ void define_indexed_ops() {
                                        {{"classes", g.in(0).shape()[1]}}));
                      },
                  .lower = [](LowerContext& c) { c.op("pick", {c.in(0), c.in(1)}, {c.out()}); }});
-    define(LoweredDef{
-        .name = "pick", .inputs = {"x", "labels"}, .outputs = {"y"}, .infer = infer_pick});
+    define(LoweredDef{.name = "pick",
+                      .inputs = {"x", "labels"},
+                      .outputs = {"y"},
+                      .infer = infer_pick,
+                      .portable = Portable::always});
     define(OpDef{.name = "PickBwd",
                  .fn = "pick_bwd",
                  .inputs = {"dy", "labels"},
@@ -197,7 +204,8 @@ void define_indexed_ops() {
                       .inputs = {"dy", "labels"},
                       .outputs = {"dx"},
                       .attrs = {{"classes", int64_t(0), true}},
-                      .infer = infer_pick_bwd});
+                      .infer = infer_pick_bwd,
+                      .portable = Portable::always});
     const std::vector<AttrDef> window = {{"kernel", std::vector<int64_t>(), true},
                                          {"stride", std::vector<int64_t>{1, 1}},
                                          {"dilation", std::vector<int64_t>{1, 1}}};
@@ -218,7 +226,8 @@ void define_indexed_ops() {
                       .outputs = {"y"},
                       .attrs = window,
                       .infer = infer_max_pool,
-                      .reduction = true});
+                      .reduction = true,
+                      .portable = Portable::always});
     define(OpDef{.name = "MaxPoolBwd",
                  .fn = "max_pool2d_bwd",
                  .inputs = {"x", "y", "dy"},
@@ -234,7 +243,8 @@ void define_indexed_ops() {
                       .outputs = {"dx"},
                       .attrs = window,
                       .infer = infer_max_pool_bwd,
-                      .reduction = true});
+                      .reduction = true,
+                      .portable = Portable::always});
 }
 
 }  // namespace
@@ -264,6 +274,7 @@ void define_nn_ops() {
                       .attrs = {{"order", std::string("tree"), false, {"tree"}}},
                       .infer = infer_mse,
                       .reduction = true,
+                      .portable = Portable::always,
                       .flops_per_element = 3});
     define(OpDef{.name = "MseGrad",
                  .fn = "mse_grad",
@@ -295,6 +306,7 @@ void define_nn_ops() {
                       .attrs = {{"order", std::string("tree"), false, {"tree"}}},
                       .infer = infer_cross_entropy_rows,
                       .reduction = true,
+                      .portable = Portable::not_f64,
                       .flops_per_element = 15});
     // (softmax(logits) - onehot(labels)) / N; a row whose label is out of range is zero.
     define(OpDef{.name = "CrossEntropyGrad",
@@ -315,6 +327,7 @@ void define_nn_ops() {
                       .attrs = {{"scale", 0.0, true}},
                       .infer = infer_cross_entropy_grad,
                       .inplace = {{0, 0}},
+                      .portable = Portable::not_f64,
                       .flops_per_element = 15});
 }
 

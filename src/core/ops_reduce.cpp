@@ -92,6 +92,7 @@ void reduction(const std::string& name, const std::string& fn, const std::string
         low.attrs.push_back({"order", std::string("tree"), false, {"tree", chain_order()}});
     low.infer = infer;
     low.reduction = true;
+    low.portable = Portable::always;
     define(std::move(low));
 }
 
@@ -106,6 +107,7 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad) {
     low.infer = infer_rows;
     low.inplace = {{0, 0}};
     low.reduction = true;
+    low.portable = Portable::not_f64;
     low.flops_per_element = 15;
     define(low);
     low.name = lowered + "_bwd";
@@ -191,7 +193,8 @@ void define_scans_and_norms() {
                       .outputs = {"y"},
                       .attrs = one_axis,
                       .infer = infer_argmax,
-                      .reduction = true});
+                      .reduction = true,
+                      .portable = Portable::always});
     const std::vector<AttrDef> scan = {{"axis", int64_t(0), true}, {"reverse", false}};
     define(OpDef{.name = "CumSum",
                  .fn = "cumsum",
@@ -212,8 +215,12 @@ void define_scans_and_norms() {
                              attrs.set("axis", attrs.integer("axis") + c.out_type().shape.rank());
                          c.op("cumsum", {c.in(0)}, {c.out()}, attrs);
                      }});
-    define(LoweredDef{
-        .name = "cumsum", .inputs = {"x"}, .outputs = {"y"}, .attrs = scan, .infer = infer_cumsum});
+    define(LoweredDef{.name = "cumsum",
+                      .inputs = {"x"},
+                      .outputs = {"y"},
+                      .attrs = scan,
+                      .infer = infer_cumsum,
+                      .portable = Portable::always});
     const std::vector<AttrDef> norm = {{"eps", 1e-5}, {"center", true}};
     std::vector<AttrDef> ordered = norm;
     ordered.push_back({"order", std::string("tree"), false, {"tree"}});
@@ -249,6 +256,7 @@ void define_scans_and_norms() {
                       .attrs = ordered,
                       .infer = infer_normalize,
                       .reduction = true,
+                      .portable = Portable::not_f64,
                       .flops_per_element = 8});
     define(LoweredDef{.name = "normalize_bwd",
                       .inputs = {"y", "rstd", "dy"},
@@ -257,6 +265,7 @@ void define_scans_and_norms() {
                       .infer = infer_normalize_bwd,
                       .inplace = {{0, 2}},
                       .reduction = true,
+                      .portable = Portable::not_f64,
                       .flops_per_element = 8});
 }
 

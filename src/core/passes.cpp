@@ -1,49 +1,117 @@
 #include "core/passes.h"
 
 #include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "core/plan.h"
 
 namespace aicf {
 
+Substitution::Substitution(const Graph& graph) : now_(graph.values.size()) {
+    std::iota(now_.begin(), now_.end(), 0);
+}
+
+void Substitution::rename(Node& node) const {
+    for (ValueId& id : node.inputs) id = (*this)[id];
+}
+
+void Substitution::finish(Graph& graph) const {
+    for (GraphOutput& output : graph.outputs) output.value = (*this)[output.value];
+    for (Assign& assign : graph.assigns) assign.source = (*this)[assign.source];
+    for (Gradient& gradient : graph.gradients) {
+        gradient.loss = (*this)[gradient.loss];
+        gradient.value = (*this)[gradient.value];
+        if (gradient.seed != kNone) gradient.seed = (*this)[gradient.seed];
+        // Where the forward graph computes the same number, the record stays with the node that
+        // differentiates: it is still there, and says why the two are equal.
+        const ValueId grad = (*this)[gradient.grad];
+        const int producer = graph.value(grad).producer;
+        if (producer < 0 || graph.nodes[producer].forward >= 0 || grad == gradient.seed)
+            gradient.grad = grad;
+    }
+}
+
+std::vector<char> linked_values(const Graph& graph) {
+    std::vector<char> linked(graph.values.size(), 0);
+    for (const Gradient& gradient : graph.gradients)
+        linked[gradient.loss] = linked[gradient.value] = 1;
+    return linked;
+}
+
 namespace {
 
-/// Merges nodes that say the same of the same values. Effects and random nodes stay apart.
+template <class T>
+void append_bytes(std::string& key, const T& item) {
+    key.append(reinterpret_cast<const char*>(&item), sizeof item);
+}
+
+/// The bytes of what a node says: its op, inputs and attributes, numbers by their bits.
+std::string key_of(const Node& node) {
+    std::string key;
+    append_bytes(key, node.op);
+    append_bytes(key, node.inputs.size());
+    for (ValueId id : node.inputs) append_bytes(key, id);
+    for (const auto& [name, attr] : node.attrs.items()) {
+        key.append(name.c_str(), name.size() + 1);
+        append_bytes(key, attr.index());
+        const auto append = [&key](const auto& value) {
+            if constexpr (requires { value.data(); }) {
+                append_bytes(key, value.size());
+                key.append(reinterpret_cast<const char*>(value.data()),
+                           value.size() * sizeof(*value.data()));
+            } else {
+                append_bytes(key, value);
+            }
+        };
+        std::visit(append, attr);
+    }
+    return key;
+}
+
+/// Merges constants of the same bytes, and nodes that say the same of the same values. Effects and
+/// random nodes stay apart: no two streams are alike.
 void merge_common(Graph& graph) {
-    std::vector<ValueId> now(graph.values.size());
-    for (size_t i = 0; i < now.size(); i++) now[i] = static_cast<ValueId>(i);
-    std::vector<const Node*> kept;
+    Substitution now(graph);
+    std::unordered_map<std::string_view, std::vector<ValueId>> constants;
+    for (const Value& value : graph.values) {
+        if (value.role != Role::constant) continue;
+        auto& alike = constants[{value.init.bytes->data(), value.init.bytes->size()}];
+        const auto same = [&](ValueId id) { return graph.value(id).type == value.type; };
+        const auto at = std::find_if(alike.begin(), alike.end(), same);
+        if (at == alike.end())
+            alike.push_back(value.id);
+        else
+            now.replace(value.id, *at);
+    }
+    std::unordered_map<std::string, const Node*> kept;
     std::vector<int> merged(graph.nodes.size());  // by node: what computes its outputs now
     for (Node& node : graph.nodes) {
         merged[node.id] = node.id;
         if (node.forward >= 0) node.forward = merged[node.forward];
-        for (ValueId& id : node.inputs) id = now[id];
+        now.rename(node);
         if (node.op->effect) continue;
-        const auto same = [&](const Node* other) {
-            return other->op == node.op && other->inputs == node.inputs &&
-                   other->attrs == node.attrs;
-        };
-        const auto at = std::find_if(kept.begin(), kept.end(), same);
-        if (at == kept.end()) {
-            kept.push_back(&node);
-            continue;
-        }
-        merged[node.id] = (*at)->id;
-        for (size_t i = 0; i < node.outputs.size(); i++) now[node.outputs[i]] = (*at)->outputs[i];
+        const auto [at, fresh] = kept.emplace(key_of(node), &node);
+        if (fresh) continue;
+        const Node& other = *at->second;
+        merged[node.id] = other.id;
+        for (size_t i = 0; i < node.outputs.size(); i++)
+            now.replace(node.outputs[i], other.outputs[i]);
     }
-    for (GraphOutput& output : graph.outputs) output.value = now[output.value];
-    for (Assign& assign : graph.assigns) assign.source = now[assign.source];
-    for (Gradient& gradient : graph.gradients) {
-        gradient.grad = now[gradient.grad];
-        gradient.loss = now[gradient.loss];
-        gradient.value = now[gradient.value];
-    }
+    now.finish(graph);
 }
 
 }  // namespace
 
 const std::vector<Pass>& all_passes() {
     static const std::vector<Pass> passes = {
-        {"cse", true, merge_common, nullptr},        {"epilogue", true, nullptr, fuse_epilogues},
-        {"fuse", true, nullptr, fuse_pointwise},     {"optimizers", true, nullptr, fuse_optimizers},
+        {"fold", true, fold_constants, nullptr},             // makes constants to look for
+        {"simplify", true, simplify, nullptr},               // makes nodes alike
+        {"cse", true, merge_common, nullptr},                // makes what has one reader show
+        {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
+        {"epilogue", true, nullptr, fuse_epilogues},
+        {"fuse", true, nullptr, fuse_pointwise},
+        {"optimizers", true, nullptr, fuse_optimizers},
         {"siblings", true, nullptr, group_siblings},
         {"numbers", true, nullptr, fuse_numbers},
     };
@@ -80,6 +148,31 @@ void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes) {
         pass->on_lowered(lowered);
         verify(lowered).require("after pass " + pass->name);
     }
+}
+
+std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass*>& passes,
+                                Backend& backend) {
+    std::vector<Stage> stages;
+    const auto measure = [&](const Pass* pass, const Lowered& lowered, std::string text) {
+        const Plan plan = make_plan(lowered, backend, std::vector<char>(lowered.values.size(), 0));
+        stages.push_back({pass ? pass->name : "", !pass || pass->keeps_bits, std::move(text),
+                          static_cast<int64_t>(plan.ops.size()), plan.cost(), plan.peak_bytes()});
+    };
+    Graph copy = graph;
+    verify(copy).require("passes");
+    measure(nullptr, lower(copy), to_text(copy));
+    for (const Pass* pass : passes) {
+        if (!pass->on_graph) continue;
+        run_passes(copy, {pass});
+        measure(pass, lower(copy), to_text(copy));
+    }
+    Lowered lowered = lower(copy);
+    for (const Pass* pass : passes) {
+        if (!pass->on_lowered) continue;
+        run_passes(lowered, {pass});
+        measure(pass, lowered, to_text(lowered));
+    }
+    return stages;
 }
 
 }  // namespace aicf

@@ -5,6 +5,8 @@
 
 namespace aicf {
 
+class Backend;
+
 struct Pass {
     std::string name;
     bool keeps_bits;           // true: every state and output byte is the same with and without it
@@ -12,6 +14,37 @@ struct Pass {
     void (*on_lowered)(Lowered&);
 };
 const std::vector<Pass>& all_passes();  // in the order of "default"
+
+/// What stands for what while a pass rewrites a graph. Ids stay; readers move.
+class Substitution {
+  public:
+    explicit Substitution(const Graph& graph);
+    ValueId operator[](ValueId id) const {
+        return id < static_cast<ValueId>(now_.size()) ? now_[id] : id;
+    }
+    void replace(ValueId from, ValueId to) { now_[from] = to; }
+    /// To be called node by node, in their order.
+    void rename(Node& node) const;
+    /// Outputs, assigns and gradients, after the nodes.
+    void finish(Graph& graph) const;
+
+  private:
+    std::vector<ValueId> now_;
+};
+
+/// By value id: whether a gradient names it as its loss or value. A pass keeps the one dependent on
+/// the other.
+std::vector<char> linked_values(const Graph& graph);
+
+/// Computes what depends on constants alone (fold.cpp).
+void fold_constants(Graph& graph);
+
+/// Rewrites of single nodes that keep every bit (simplify.cpp).
+void simplify(Graph& graph);
+/// (rewrite, why no bit changes), in the order of the table.
+std::vector<std::pair<std::string, std::string>> simplify_rules();
+/// Takes reshapes, transposes and casts away around reductions (simplify.cpp).
+void bare_reductions(Graph& graph);
 
 /// Pointwise ops join the product they follow (fuse.cpp).
 void fuse_epilogues(Lowered& lowered);
@@ -29,5 +62,18 @@ std::vector<const Pass*> select_passes(const std::vector<std::string>& names);
 /// Runs those of one level; after each, the result is verified.
 void run_passes(Graph& graph, const std::vector<const Pass*>& passes);
 void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes);
+
+/// What a pass has left, and what that costs once lowered and planned.
+struct Stage {
+    std::string pass;  // empty: before any
+    bool keeps_bits = true;
+    std::string text;  // of the graph, or of the lowered list after a pass of that level
+    int64_t ops = 0;   // lowered
+    Cost cost;         // of all ops; bytes are those their operands move
+    int64_t peak_bytes = 0;
+};
+/// The graph before any pass and after each, those of the graph first, as in Step::Step.
+std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass*>& passes,
+                                Backend& backend);
 
 }  // namespace aicf

@@ -256,6 +256,12 @@ int64_t Plan::peak_bytes() const {
     return sum;
 }
 
+Cost Plan::cost() const {
+    Cost sum;
+    for (const PlannedOp& planned : ops) sum += cost_of(planned.op);
+    return sum;
+}
+
 Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared) {
     return std::move(Planner(lowered, backend, shared).plan_);
 }

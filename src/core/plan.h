@@ -50,6 +50,7 @@ struct Plan {
     std::vector<Assign> assigns;
     int64_t region_bytes[kRegions] = {};
     int64_t peak_bytes() const;  // all regions: known before the first run, constant after
+    Cost cost() const;           // of all ops
     int64_t temps_without_reuse = 0;
     std::string math = "fp32";  // as compiled
     bool deterministic = true;

@@ -1,4 +1,5 @@
 // Dumps: text for people, JSON for programs, DOT for pictures. Ids are the same in all of them.
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -92,6 +93,8 @@ std::string body_text(const LoweredOp& op, const std::string& indent = "      ")
     return text;
 }
 
+std::string int_text(double whole) { return cat(static_cast<int64_t>(whole)); }
+
 std::string index_text(size_t i) { return cat(i < 10 ? "0" : "", i); }
 
 std::string op_json(const LoweredOp& op) {
@@ -165,8 +168,12 @@ std::string to_string(const Attrs& attrs) {
 // ---- graph -------------------------------------------------------------------------------------
 
 std::string to_text(const Graph& graph) {
-    std::string text = cat("graph ", quoted(graph.name), ": ", graph.values.size(), " values, ",
-                           graph.nodes.size(), " nodes\n");
+    std::vector<char> live(graph.nodes.size(), 1);  // without any output yet, all may come to be
+    if (!graph.outputs.empty() || !graph.assigns.empty()) live = live_nodes(graph);
+    const auto dead = std::count(live.begin(), live.end(), 0);
+    std::string text =
+        cat("graph ", quoted(graph.name), ": ", graph.values.size(), " values, ",
+            graph.nodes.size(), " nodes", dead ? cat(", ", dead, " of them dead") : "", "\n");
     for (const Value& value : graph.values)
         if (value.role != Role::temp)
             text += cat("  %", value.id, " ", role_name(value.role), " ", to_string(value.type),
@@ -176,7 +183,8 @@ std::string to_text(const Graph& graph) {
                     " = ", node.op_name, "(", ids(node.inputs), ")");
         if (!node.attrs.items().empty()) text += " " + to_string(node.attrs);
         if (node.forward >= 0) text += cat(" of node ", node.forward);
-        text += cat("  # node ", node.id, node.where.empty() ? "" : ", " + node.where, "\n");
+        text += cat(live[node.id] ? "  # node " : "  # dead node ", node.id,
+                    node.where.empty() ? "" : ", " + node.where, "\n");
     }
     for (const Assign& assign : graph.assigns)
         text += cat("  assign %", assign.target, " <- %", assign.source, "\n");
@@ -216,7 +224,8 @@ std::string to_json(const Graph& graph) {
     });
     text += "],\n\"gradients\": [";
     text += joined(graph.gradients, [](const Gradient& g) {
-        return cat("{\"loss\": ", g.loss, ", \"value\": ", g.value, ", \"grad\": ", g.grad, "}");
+        return cat("{\"loss\": ", g.loss, ", \"value\": ", g.value, ", \"grad\": ", g.grad,
+                   g.seed == kNone ? "" : cat(", \"seed\": ", g.seed), "}");
     });
     return text + "]\n}\n";
 }
@@ -264,9 +273,10 @@ std::string to_json(const Lowered& lowered) {
 }
 
 std::string to_text(const Plan& plan) {
-    std::string text = cat("plan ", quoted(plan.name), " on ", to_string(plan.device), ": ",
-                           plan.ops.size(), " launches, peak ", plan.peak_bytes(), " bytes, math ",
-                           plan.math, plan.deterministic ? ", deterministic" : "", "\n");
+    std::string text =
+        cat("plan ", quoted(plan.name), " on ", to_string(plan.device), ": ", plan.ops.size(),
+            " launches, ", int_text(plan.cost().bytes), " bytes moved, peak ", plan.peak_bytes(),
+            " bytes, math ", plan.math, plan.deterministic ? ", deterministic" : "", "\n");
     for (int r = 0; r < kRegions; r++)
         if (plan.region_bytes[r])
             text += cat("  region ", region_name(static_cast<Region>(r)), " ", plan.region_bytes[r],
@@ -306,21 +316,22 @@ std::string to_json(const Plan& plan) {
                 ", \"region\": ", quoted(region_name(place.region)), ", \"offset\": ", place.offset,
                 ", \"bytes\": ", place.bytes, ", \"storage\": ", place.storage, "}");
     }
-    return cat("{\n\"graph\": ", quoted(plan.name),
-               ",\n\"device\": ", quoted(to_string(plan.device)),
-               ",\n\"math\": ", quoted(plan.math),
-               ",\n\"deterministic\": ", plan.deterministic ? "true" : "false",
-               ",\n\"peak_bytes\": ", plan.peak_bytes(), ",\n\"regions\": {", regions,
-               "},\n\"values\": {\n", values, "\n},\n\"ops\": [\n",
-               joined(
-                   plan.ops,
-                   [](const PlannedOp& op) {
-                       return cat("{", op_json(op.op), ", \"kernel\": ", quoted(op.kernel->name),
-                                  ", \"lane\": ", op.lane, ", \"waits\": ", int_list(op.waits),
-                                  ", \"workspace\": ", op.kernel->workspace_bytes, "}");
-                   },
-                   ",\n"),
-               "\n]\n}\n");
+    return cat(
+        "{\n\"graph\": ", quoted(plan.name), ",\n\"device\": ", quoted(to_string(plan.device)),
+        ",\n\"math\": ", quoted(plan.math),
+        ",\n\"deterministic\": ", plan.deterministic ? "true" : "false",
+        ",\n\"bytes_moved\": ", int_text(plan.cost().bytes),
+        ",\n\"flops\": ", int_text(plan.cost().flops), ",\n\"peak_bytes\": ", plan.peak_bytes(),
+        ",\n\"regions\": {", regions, "},\n\"values\": {\n", values, "\n},\n\"ops\": [\n",
+        joined(
+            plan.ops,
+            [](const PlannedOp& op) {
+                return cat("{", op_json(op.op), ", \"kernel\": ", quoted(op.kernel->name),
+                           ", \"lane\": ", op.lane, ", \"waits\": ", int_list(op.waits),
+                           ", \"workspace\": ", op.kernel->workspace_bytes, "}");
+            },
+            ",\n"),
+        "\n]\n}\n");
 }
 
 // ---- reading -----------------------------------------------------------------------------------
@@ -393,9 +404,10 @@ void GraphReader::assign(ValueId target, ValueId source) {
     graph_.assigns.push_back({target, source});
 }
 
-void GraphReader::gradient(ValueId loss, ValueId value, ValueId grad) {
-    for (ValueId id : {loss, value, grad}) known(id, "gradients");
-    graph_.gradients.push_back({loss, value, grad});
+void GraphReader::gradient(const Gradient& gradient) {
+    for (ValueId id : {gradient.loss, gradient.value, gradient.grad}) known(id, "gradients");
+    if (gradient.seed != kNone) known(gradient.seed, "gradients");
+    graph_.gradients.push_back(gradient);
 }
 
 Graph GraphReader::finish() {

@@ -82,7 +82,8 @@ class Verifier {
                 fail("assign %", assign.target, " = %", assign.source,
                      " names a value that is not in the graph");
         for (const Gradient& g : graph_.gradients)
-            if (!exists(g.loss) || !exists(g.value) || !exists(g.grad))
+            if (!exists(g.loss) || !exists(g.value) || !exists(g.grad) ||
+                (g.seed != kNone && !exists(g.seed)))
                 fail("gradient of %", g.value, " names a value that is not in the graph");
         const bool usable = failures_ == 0;
         failures_ = 0;
@@ -275,8 +276,9 @@ class Verifier {
                 if (grad.role == Role::temp)
                     fail("links: gradient ", graph_.describe(g.grad), " of %", g.value,
                          " has no producer");
-                continue;  // the seed itself
+                continue;
             }
+            if (g.grad == g.seed) continue;  // handed through
             const Node& node = graph_.nodes[grad.producer];
             if (node.forward < 0)
                 fail("links: gradient ", graph_.describe(g.grad), " comes from ", node_text(node),

@@ -41,7 +41,7 @@ constexpr int64_t kTreeLeaf = 512;
 constexpr int64_t kTreeLanes = 128;
 constexpr uint32_t kMaxArgBytes = 4096;
 /// Of a group, whose members' blocks lie in its own. (A kernel of CUDA 12.1 or newer takes 32764.)
-constexpr uint32_t kMaxGroupBytes = 8192;
+constexpr uint32_t kMaxGroupBytes = 16384;
 
 enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
 constexpr int kDTypes = 8;

@@ -4,9 +4,9 @@
 // a graph, contexts. FAKE_CUDA_FAIL=k makes the k-th call that can fail return FAKE_CUDA_CODE (out
 // of memory), FAKE_CUDA_CALL=name the first call of that name; at exit a line says what was never
 // given back.
-#include <algorithm>
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -46,8 +46,13 @@ CapturedGraph::~CapturedGraph() {
 void CapturedGraph::build() {
     const Driver& cu = driver();
     AICF_CU(cu, cuGraphCreate, &graph_, 0);
-    // From 9.0 on a kernel gets ready while those it waits for still run; see begin_kernel().
-    const bool early = stream_->gpu().compute_major >= 9;
+    // From 9.0 on a kernel gets ready while those it waits for still run (begin_kernel()), where
+    // there is room for both; elsewhere its blocks would stand in the way of others.
+    const auto early = [&](const BoundOp& first, const BoundOp& second) {
+        const CudaKernel &from = kernel_of(first), &to = kernel_of(second);
+        return stream_->gpu().compute_major >= 9 && from.loaded && to.loaded &&
+               from.blocks + to.blocks <= static_cast<unsigned>(stream_->gpu().processors);
+    };
     for (const BoundOp& op : ops_) {
         const std::string where = cat("capture of op ", nodes_.size(), " ", op.op);
         const bool kernel = kernel_of(op).loaded != nullptr;
@@ -62,7 +67,7 @@ void CapturedGraph::build() {
         nodes_.push_back(node);
         for (int wait : op.waits) {
             CUgraphEdgeData edge = {};
-            if (early && kernel && kernel_of(ops_[static_cast<size_t>(wait)]).loaded) {
+            if (early(ops_[static_cast<size_t>(wait)], op)) {
                 edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
                 edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
             }
