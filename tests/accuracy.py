@@ -1,6 +1,9 @@
 """How far each op's results lie from the exact ones, in units in the last place (ULP).
 
-    python tests/accuracy.py [--exhaustive] [--device cuda] [--out docs/accuracy.md]
+    python tests/accuracy.py [--exhaustive] [--jobs N] [--device cuda] [--out docs/accuracy.md]
+
+--exhaustive takes all 2**32 float32 inputs of each unary op, in slices shared out to N processes;
+what is done is kept in --keep FILE, so that a later call with the same build goes on from there.
 
 An error is a distance of integers: how many numbers of the dtype lie between the result and the
 float64 (for float64: long double) reference rounded to that dtype. NaN, infinities and the sign of
@@ -8,8 +11,13 @@ zero must agree, or the error counts as infinite.
 """
 
 import argparse
+import hashlib
+import json
 import math
+import multiprocessing
+import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +59,27 @@ def long_sigmoid(x):
 
 
 def odd_silu(x):
-    return np.where(x == -np.inf, -0.0, x * long_sigmoid(x))
+    return odd_silu_of(x, x)
+
+
+def long_gelu_erf(x):
+    """Loses five bits above -2, where it is used."""
+    return x * (1 + long_erf(x * np.sqrt(np.longdouble(0.5)))) / 2
+
+
+def long_gelu_tanh(x):
+    pi = 4 * np.arctan(np.longdouble(1))
+    tenth = np.longdouble(44715) / 1000000
+    return odd_silu_of(x, 2 * np.sqrt(2 / pi) * (x + tenth * x**3))
+
+
+def odd_silu_of(x, u):
+    """x sigmoid(u), and -0 at -inf."""
+    return np.where(x == -np.inf, -0.0, x * long_sigmoid(u))
+
+
+def elu(x):
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 1)))
 
 
 OPS = {
@@ -61,7 +89,7 @@ OPS = {
     "round": Op(np.rint, 0, 0, 0),
     "relu": Op(lambda x: np.where(x != x, x, np.maximum(x, 0)), 0, 0, 0, zero_sign=False),
     "leaky_relu": Op(lambda x: np.where(x > 0, x, SLOPE * x), 0, 0, 0, attrs={"slope": SLOPE}),
-    "sqrt": Op(np.sqrt, 0, 0, 0, long=np.sqrt),
+    "sqrt": Op(np.sqrt, 0, 0, 1, long=np.sqrt),  # the reference itself is rounded twice
     "exp": Op(np.exp, 1, long=np.exp),
     "log": Op(np.log, 1, long=np.log),
     "rsqrt": Op(lambda x: 1 / np.sqrt(x), 1, long=lambda x: 1 / np.sqrt(x)),
@@ -71,10 +99,10 @@ OPS = {
     "erf": Op(erf, 2, long=long_erf),
     "sigmoid": Op(sigmoid, 2, long=long_sigmoid),
     "silu": Op(silu, 4, long=odd_silu),
-    "softplus": Op(softplus, 4),
-    "elu": Op(lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 1))), 4),
-    "gelu_erf": Op(gelu_erf, 16, low=-2.0),
-    "gelu_tanh": Op(gelu_tanh, 16, low=-2.0),
+    "softplus": Op(softplus, 4, long=lambda x: np.logaddexp(x, 0)),
+    "elu": Op(elu, 4, long=elu),
+    "gelu_erf": Op(gelu_erf, 16, f64=16, low=-2.0, long=long_gelu_erf),
+    "gelu_tanh": Op(gelu_tanh, 16, f64=16, low=-2.0, long=long_gelu_tanh),
 }
 BINARY = {  # correctly rounded: float64 has more than twice the digits of float32
     "add": (np.add, 0),
@@ -117,9 +145,14 @@ def every_half(dtype):
     return np.arange(2**16, dtype=np.uint16).view(numpy_dtype(dtype))
 
 
-def every_float(chunk=2**22):
-    for start in range(0, 2**32, chunk):
-        yield np.arange(start, start + chunk, dtype=np.uint32).view(np.float32)
+SLICES, CHUNK = 256, 2**21
+
+
+def slice_of(index):
+    """The index-th of SLICES parts of all float32, a chunk at a time."""
+    size = 2**32 // SLICES
+    for start in range(index * size, (index + 1) * size, CHUNK):
+        yield np.arange(start, start + CHUNK, dtype=np.uint32).view(np.float32)
 
 
 def some_floats(dtype="float32", each=512, seed=0):
@@ -179,44 +212,108 @@ def worst_long(name, device="cpu", each=24):
     with np.errstate(all="ignore"):
         want = op.long(x.astype(np.longdouble)).astype(np.float64)
     errors = ulp_errors(run(name, [x], "float64", device, op.attrs), want)
-    usable = np.isfinite(want)  # where long double itself overflows there is no reference
+    # where long double itself overflows there is no reference
+    usable = np.isfinite(want) & (x >= op.low)
     at = int(np.where(usable, errors, 0).argmax())
     return int(errors[at]), float(x[at])
 
 
-def table(exhaustive, device):
+class Worst(NamedTuple):
+    """The largest error, the input it occurs at, and the largest relative error of the tail."""
+
+    error: int = -1
+    at: float = 0.0
+    tail: float = 0.0
+
+    def joined(self, other):
+        error, at = max(self[:2], other[:2], key=lambda pair: pair[0])
+        return Worst(error, at, max(self.tail, other.tail))
+
+
+def slice_worst(name, index, device):
+    """All inputs of a slice; of a binary op, random pairs."""
+    if name in BINARY:
+        return Worst(worst_pairs(name, device=device, seed=index))
+    found = Worst()
+    for x in slice_of(index):
+        found = found.joined(Worst(*worst(name, x, "float32", device)))
+    return found
+
+
+def build_digest():
+    """Of the kernels that are measured."""
+    return hashlib.sha256(Path(aicf._core.__file__).read_bytes()).hexdigest()
+
+
+# Started afresh, for a process that has used a GPU cannot be forked; each computes alone.
+WORKER = {
+    "mp_context": multiprocessing.get_context("spawn"),
+    "initializer": aicf._core.set_num_threads,
+    "initargs": (1,),
+}
+
+
+def read_kept(keep, device):
+    """What earlier calls with this build have measured, by (op, slice)."""
+    done = {}
+    for line in keep.read_text().splitlines() if keep.exists() else []:
+        record = json.loads(line)
+        if record["build"] == build_digest() and record["device"] == device:
+            done[record["op"], record["slice"]] = Worst(*record["worst"])
+    return done
+
+
+def every_float(device, jobs, keep, slices=range(SLICES)):
+    """The worst of all slices by op; each result is kept as soon as it is there."""
+    done = read_kept(keep, device)
+    missing = [(op, i) for op in [*OPS, *BINARY] for i in slices if (op, i) not in done]
+    print(f"{len(missing)} slices to measure, {len(done)} are kept in {keep}", flush=True)
+    keep.parent.mkdir(parents=True, exist_ok=True)
+    with keep.open("a") as file, ProcessPoolExecutor(jobs, **WORKER) as pool:
+        running = {pool.submit(slice_worst, op, i, device): (op, i) for op, i in missing}
+        for future in as_completed(running):
+            op, index = running[future]
+            done[op, index] = future.result()
+            record = {"build": build_digest(), "device": device, "op": op, "slice": index}
+            file.write(json.dumps(record | {"worst": done[op, index]}) + "\n")
+            file.flush()
+    found = {}
+    for (op, _), one in done.items():
+        found[op] = found.get(op, Worst()).joined(one)
+    return found
+
+
+def sample(device):
+    """The same over numbers of every exponent and sign."""
+    x = some_floats(each=4096)
+    found = {name: Worst(*worst(name, x, "float32", device)) for name in OPS}
+    for name in BINARY:
+        found[name] = Worst(max(worst_pairs(name, device=device, seed=seed) for seed in range(4)))
+    return found
+
+
+def table(found, device):
     """The rows of docs/accuracy.md."""
     lines = [
         "| op | float32 | worst at | allowed | float16 | bfloat16 | float64 |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    tails = []
     for name, op in OPS.items():
-        error, at, relative = -1, 0.0, 0.0
-        for x in every_float() if exhaustive else [some_floats(each=4096)]:
-            chunk, where, tail = worst(name, x, "float32", device)
-            relative = max(relative, tail)
-            error, at = (chunk, where) if chunk > error else (error, at)
+        error, at, _ = found[name]
         halves = [worst(name, every_half(d), d, device)[0] for d in ("float16", "bfloat16")]
         double = str(worst_long(name, device)[0]) if op.long else "–"
-        note = "¹" if math.isfinite(op.low) else ""
         cells = [
             f"`{name}`",
-            f"{error}{note}",
+            f"{error}{'¹' if math.isfinite(op.low) else ''}",
             f"{at:.9g}" if error else "–",
             op.f32,
             *halves,
             double,
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
-        if note:
-            tails.append(f"`{name}` {relative:.1e}")
-        print(lines[-1], flush=True)
     for name, (_, allowed) in BINARY.items():
-        error = max(worst_pairs(name, device=device, seed=seed) for seed in range(4))
-        lines.append(f"| `{name}` | {error} | – | {allowed} | – | – | – |")
-        print(lines[-1], flush=True)
-    return lines, tails
+        lines.append(f"| `{name}` | {found[name].error} | – | {allowed} | – | – | – |")
+    return lines
 
 
 TEXT = """# Accuracy
@@ -245,16 +342,24 @@ Sums in `tree` order stay within (log₂ n + 2)·u·Σ|x|, products and sums in 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exhaustive", action="store_true", help="all 2**32 float32 inputs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--keep", type=Path, default=Path("build/accuracy.jsonl"))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows, tails = table(options.exhaustive, options.device)
-    inputs = "all 2³² inputs" if options.exhaustive else "4,096 numbers of every exponent and sign"
+    device = options.device
+    found = (
+        every_float(device, options.jobs, options.keep) if options.exhaustive else sample(device)
+    )
+    rows = "\n".join(table(found, device))
+    tails = [f"`{name}` {found[name].tail:.1e}" for name in OPS if math.isfinite(OPS[name].low)]
+    print(rows, ", ".join(tails), sep="\n")
+    inputs = "numbers of every exponent and sign, 4,096 of each; 4 Mi pairs for two operands"
+    if options.exhaustive:
+        inputs = "all 2³² inputs; 256 Mi pairs for two operands"
     flags = " --exhaustive" if options.exhaustive else ""
     if options.out:
-        text = TEXT.format(
-            flags=flags, inputs=inputs, rows="\n".join(rows), tails=", ".join(tails), tail=TAIL
-        )
+        text = TEXT.format(flags=flags, inputs=inputs, rows=rows, tails=", ".join(tails), tail=TAIL)
         options.out.write_text(text)
 
 

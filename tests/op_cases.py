@@ -108,7 +108,7 @@ def gelu_tanh(x):
 
 
 def softplus(x):
-    return np.where(x > 20, x, np.log1p(np.exp(np.minimum(x, 30))))
+    return np.logaddexp(x, 0)
 
 
 def dgelu_erf(x):

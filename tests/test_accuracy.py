@@ -1,8 +1,16 @@
 """Errors in units in the last place, the bounds of sums and products, indices beyond 2**31."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import aicf
+import checksums
 import numpy as np
 import pytest
+import sanitize
 from accuracy import (
     BINARY,
     OPS,
@@ -43,7 +51,7 @@ def test_every_half(name, dtype, device):
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.long])
 def test_float64(name, device):
     errors, at = worst_long(name, device)
-    assert errors <= 2, f"{errors} ULP at {at!r}"
+    assert errors <= OPS[name].f64, f"{errors} ULP at {at!r}"
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -60,11 +68,103 @@ def test_far_from_zero(device, rng):
         assert ulp_errors(run(name, [x], "float32", device), want).max() <= 1
 
 
+def exact_functions():
+    """The functions of OPS at 400 bits."""
+    mp = pytest.importorskip("mpmath")
+    mp.mp.prec = 400
+
+    def sigmoid(x):
+        return 1 / (1 + mp.exp(-x))
+
+    scale, cube = 2 * mp.sqrt(2 / mp.pi), mp.mpf(44715) / 1000000
+    return mp.mpf, {
+        "sqrt": mp.sqrt,
+        "exp": mp.exp,
+        "log": mp.log,
+        "rsqrt": lambda x: 1 / mp.sqrt(x),
+        "sin": mp.sin,
+        "cos": mp.cos,
+        "tanh": mp.tanh,
+        "erf": mp.erf,
+        "sigmoid": sigmoid,
+        "silu": lambda x: x * sigmoid(x),
+        "softplus": lambda x: mp.log1p(mp.exp(x)),
+        "elu": lambda x: x if x > 0 else mp.expm1(x),
+        "gelu_erf": lambda x: x * mp.erfc(-x / mp.sqrt(2)) / 2,
+        "gelu_tanh": lambda x: x * sigmoid(scale * (x + cube * x**3)),
+    }
+
+
+def test_references(make_rng):
+    """The float64 references have 40 good bits wherever a float32 can hold the result."""
+    mpf, exact = exact_functions()
+    rng = make_rng(5)
+    signs = rng.choice([-1, 1], 150)
+    x = np.concatenate([rng.uniform(-40, 40, 150), signs * np.exp(rng.uniform(-60, 9, 150))])
+    for name, function in exact.items():
+        at = np.abs(x) if name in ("sqrt", "log", "rsqrt") else x
+        at = at.astype(np.float32).astype(np.float64)
+        with np.errstate(all="ignore"):
+            found = OPS[name].reference(at)
+        for one, got in zip(at, found, strict=True):
+            want = function(mpf(one))
+            if 2**-149 <= abs(want) < 2**128:
+                assert abs(mpf(float(got)) - want) <= abs(want) * mpf(2) ** -40, (name, one)
+
+
 def test_ulp_errors():
     """The measure itself: neighbours, zeros, NaN, across the sign."""
     a = np.array([1, 1, 0.0, -0.0, np.nan, 1, 1e-45, np.inf], np.float32)
     b = np.array([1, 1 + 2**-23, -0.0, -0.0, np.nan, np.nan, -1e-45, 3.4028235e38], np.float32)
     assert ulp_errors(a, b).tolist() == [0, 1, 2**62, 0, 0, 2**62, 2, 1]
+
+
+# ---- the kept sums over all inputs
+
+
+KEPT = json.loads(Path(__file__).with_name("data").joinpath("unary_checksums.json").read_text())
+BUSY = [*range(0x2E, 0x44), *range(0xAE, 0xC4)]  # 2**-36 to 2**8, where results vary
+
+
+@pytest.fixture(scope="module")
+def summer():
+    return checksums.Summer("cpu")
+
+
+@pytest.mark.parametrize("op", checksums.OPS)
+def test_kept_checksums(op, summer, make_rng, fresh_seed):
+    """Two whole slices of 2**24 inputs, others in each run, have the sums that a GPU gave."""
+    rng = make_rng(fresh_seed)
+    want = KEPT["sums"][op].split()
+    assert len(want) == checksums.SLICES
+    for index in (int(rng.choice(BUSY)), int(rng.integers(checksums.SLICES))):
+        assert f"{summer.sum(op, index):08x}" == want[index], f"slice {index:#x} of {op}"
+
+
+DIGEST = """
+import hashlib, sys, numpy as np, aicf
+x = (np.arange(2**18, dtype=np.uint32) * 16381).view(np.float32)  # through every exponent
+y = np.empty_like(x)
+for op in sys.argv[1:]:
+    aicf.op_call(op, [x], [y])
+    y[np.isnan(y)] = np.nan
+    print(op, hashlib.sha256(y).hexdigest())
+print(aicf._core.cpu_isa())
+"""
+
+
+def test_every_instruction_set_agrees():
+    """2**18 inputs of each unary op in all instruction sets that this machine has."""
+    found = {}
+    for isa in sanitize.machine_isas():
+        env = os.environ | {"AICF_CPU_ISA": isa}
+        said = subprocess.run(
+            [sys.executable, "-c", DIGEST, *checksums.OPS], env=env,
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        *found[isa], used = said.split("\n")[:-1]
+        assert used == isa
+    assert all(digests == found["baseline"] for digests in found.values()), found
 
 
 # ---- sums and products

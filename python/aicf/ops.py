@@ -399,7 +399,7 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def softplus(x: Value) -> Value:
-    """log(1 + exp(x)); x itself above 20, as PyTorch.
+    """log(1 + exp(x)), without PyTorch's threshold: float64 results keep all their digits.
 
     >>> aicf.softplus(x).shape
     (4, 3)

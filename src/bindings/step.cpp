@@ -435,7 +435,8 @@ void bind_step(nb::module_& m) {
              "Drops the captured form; state stays.")
         .def("synchronize", &Step::synchronize, nb::call_guard<GilRelease>(),
              "Waits until all enqueued work is done.")
-        .def_prop_ro("captured", &Step::captured, "Whether a captured form is held.")
+        .def_prop_ro("captured", &Step::captured, nb::call_guard<GilRelease>(),
+                     "Whether a captured form is held.")
         .def_prop_ro(
             "device", [](const Step& s) { return to_string(s.device()); },
             "\"cpu\" or \"cuda:<index>\".")
@@ -448,6 +449,7 @@ void bind_step(nb::module_& m) {
         .def_prop_ro("steps_run", &Step::generation, "Steps run so far.")
         .def("_trace",
              [](const Step& s) {
+                 const GilRelease release;
                  std::vector<std::pair<std::string, std::string>> list;
                  for (const Captured::Launch& launch : s.trace())
                      list.emplace_back(launch.op, launch.kernel);

@@ -11,20 +11,30 @@ namespace aicf {
 
 namespace {
 
-/// Holds the locks of every machine a Step touches, in one order; drains the other streams before,
-/// and the Step's own after.
-class Turn {
+/// The locks of every machine a Step touches, taken in one order.
+class Locks {
   public:
-    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
-        : mine_(mine), alone_(others.empty()) {
-        if (alone_) {
+    Locks(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others) {
+        if (others.empty()) {
             first_ = std::unique_lock(mine.lock);
             return;
         }
         std::vector<std::mutex*> locks{&mine.lock};
         for (const auto& other : others) locks.push_back(&other->lock);
         std::sort(locks.begin(), locks.end());
-        for (std::mutex* lock : locks) held_.emplace_back(*lock);
+        for (std::mutex* lock : locks) rest_.emplace_back(*lock);
+    }
+
+  private:
+    std::unique_lock<std::mutex> first_;
+    std::vector<std::unique_lock<std::mutex>> rest_;
+};
+
+/// Holds the locks; drains the other streams before, and the Step's own after.
+class Turn {
+  public:
+    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
+        : locks_(mine, others), mine_(mine), alone_(others.empty()) {
         for (const auto& other : others) other->backend->synchronize();
     }
     ~Turn() {
@@ -36,10 +46,9 @@ class Turn {
     }
 
   private:
+    const Locks locks_;
     Machine& mine_;
     const bool alone_;
-    std::unique_lock<std::mutex> first_;
-    std::vector<std::unique_lock<std::mutex>> held_;
 };
 
 }  // namespace
@@ -106,7 +115,7 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
 
 /// What is bound belongs to the caller, who may reuse it as soon as it is let go.
 Step::~Step() {
-    const auto bound = [](const auto& cell) { return cell.second->bound; };
+    const auto bound = [](const auto& cell) { return cell.second->bound.load(); };
     if (std::none_of(cells_.begin(), cells_.end(), bound)) return;
     try {
         synchronize();
@@ -115,8 +124,6 @@ Step::~Step() {
 }
 
 // ---- memory ------------------------------------------------------------------------------------
-
-std::unique_lock<std::mutex> Step::hold() const { return std::unique_lock(machine_->lock); }
 
 char* Step::address(ValueId id) const {
     const Place& place = plan_.places[id];
@@ -127,7 +134,7 @@ char* Step::address(ValueId id) const {
 }
 
 void Step::allocate(const Options& options) {
-    const auto lock = hold();
+    const Locks locks(*machine_, others_);
     Backend& backend = *machine_->backend;
     for (int r = 0; r < kRegions; r++)
         if (plan_.region_bytes[r])
@@ -346,13 +353,18 @@ void Step::reset() {
     captured_.reset();
 }
 
+bool Step::captured() const {
+    const Locks locks(*machine_, others_);
+    return captured_ != nullptr;
+}
+
 void Step::synchronize() {
     Turn turn(*machine_, others_);
     machine_->backend->synchronize();
 }
 
 std::vector<Captured::Launch> Step::trace() const {
-    const auto lock = hold();
+    const Locks locks(*machine_, others_);
     if (!captured_)
         raise(ErrorKind::capture, "trace: the step is not captured; call capture() first");
     return captured_->trace();
@@ -487,7 +499,7 @@ void Step::bind(ValueId id, const TensorRef& to) {
 }
 
 TensorRef Step::view(ValueId id) const {
-    const auto lock = hold();
+    const Locks locks(*machine_, others_);
     return view_locked(id);
 }
 

@@ -21,7 +21,7 @@ struct Machine {
 struct Cell {
     char* data = nullptr;
     std::shared_ptr<void> owner;
-    bool bound = false;  // to a caller's tensor
+    std::atomic<bool> bound = false;  // to a caller's tensor
     bool read_only = false;
 };
 
@@ -47,7 +47,7 @@ class Step {
     uint64_t replay(int64_t times, std::optional<intptr_t> stream = {});
     void capture();
     void reset();  // drops the captured form
-    bool captured() const { return captured_ != nullptr; }
+    bool captured() const;
     void synchronize();
 
     const Plan& plan() const { return plan_; }
@@ -81,7 +81,6 @@ class Step {
     std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream);
 
   private:
-    std::unique_lock<std::mutex> hold() const;
     char* address(ValueId id) const;
     void allocate(const Options& options);
     void fill(const Value& value, uint64_t seed);

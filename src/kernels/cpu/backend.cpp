@@ -29,16 +29,25 @@ struct Chosen {
 };
 
 Chosen* choose() {
-    std::vector<Isa> sets = {{"baseline", baseline::fill_table, true}};
+    std::vector<Isa> sets;
+#if defined(AICF_HAS_baseline)
+    sets.push_back({"baseline", baseline::fill_table, true});
+#endif
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    sets.push_back({"avx2", avx2::fill_table,
-                    __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                        __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c")});
-    sets.push_back({"avx512", avx512::fill_table,
-                    sets[1].usable && __builtin_cpu_supports("avx512f") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd")});
+    [[maybe_unused]] const bool v3 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+    [[maybe_unused]] const bool v4 =
+        v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512cd");
+#endif
+#if defined(AICF_HAS_avx2)
+    sets.push_back({"avx2", avx2::fill_table, v3});
+#endif
+#if defined(AICF_HAS_avx512)
+    sets.push_back({"avx512", avx512::fill_table, v4});
 #endif
     const char* wanted = std::getenv("AICF_CPU_ISA");
     const Isa* best = nullptr;
@@ -49,7 +58,7 @@ Chosen* choose() {
         std::string usable;
         for (const Isa& isa : sets)
             if (isa.usable) usable += cat(usable.empty() ? "" : ", ", isa.name);
-        raise(ErrorKind::device_unavailable, "device: AICF_CPU_ISA is \"", wanted,
+        raise(ErrorKind::device_unavailable, "device: AICF_CPU_ISA is \"", wanted ? wanted : "",
               "\", which this machine or build does not have; need one of ", usable);
     }
     auto* chosen = new Chosen;  // lives as long as the process

@@ -467,11 +467,11 @@ void cross_entropy_grad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
         const bool known = label >= 0 && label < n;
         const A sum = widen(sums[r * lse.strides()[0]]);
         for (int64_t at = 0; at < n; at += kTreeLeaf) {
-            const int64_t m = min64(kTreeLeaf, n - at), hit = label - at;
+            const int64_t m = min64(kTreeLeaf, n - at), hit = known ? label - at : -1;
             const A* v = fetch<A>(w, x + r * logits.strides()[0], at, m, buffer);
             for (int64_t i = 0; i < m; i++)
                 grad[i] = known ? scalar::cross_entropy_grad(v[i], sum, false, scale) : A(0);
-            if (known && hit >= 0 && hit < m)
+            if (hit >= 0 && hit < m)
                 grad[hit] = scalar::cross_entropy_grad(v[hit], sum, true, scale);
             store_block(wo, y + r * out.strides()[0], at, m, grad);
         }

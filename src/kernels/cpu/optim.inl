@@ -77,7 +77,7 @@ void ring_push_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
         strided_copy(static_cast<char*>(to.ptr) + at * to.strides()[0] * size, to.strides() + 1,
                      x.ptr, x.strides(), x.shape(), x.rank, size);
     }
-    *static_cast<int64_t*>(args.out(1).ptr) = position + 1;
+    *static_cast<int64_t*>(args.out(1).ptr) = scalar::add(position, int64_t{1});
 }
 
 // Of a batch: instructions on one number.

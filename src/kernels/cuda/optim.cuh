@@ -23,7 +23,7 @@ __device__ __forceinline__ void ring_push(const Grid& grid, E* to, int64_t* next
             if (i / Row != at) to[To::at(i)] = ring[From::at(i)];
     for (int64_t i = threadIdx.x; i < Row; i += grid.threads)
         to[To::at(at * Row + i)] = x[X::at(i)];
-    if (threadIdx.x == 0) *next = now + 1;
+    if (threadIdx.x == 0) *next = scalar::add(now, int64_t{1});
 }
 
 }  // namespace aicf

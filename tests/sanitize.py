@@ -1,0 +1,231 @@
+"""Builds and runs tests/harness, and a part of the Python tests, under the sanitizers.
+
+    python tests/sanitize.py [--build-dir FOLDER] [--jobs N] [address] [thread] [python]
+
+Without a name all three run: the harness under each kind of sanitizers, in every instruction set of
+this machine, and the Python tests that hand memory across the border against a module built with
+the first. Prints what ran; ends with status 1 at the first report or wrong bit.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aicf
+from op_cases import CASES, SIZES
+from test_contract import build
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = {"address": "address,undefined,float-cast-overflow", "thread": "thread"}
+PYTHON_TESTS = [
+    "test_contract.py",
+    "test_dlpack_matrix.py",
+    "test_eager.py",
+    "test_errors.py",
+    "test_interop.py",
+    "test_random_graphs.py",
+    "test_step.py",
+]
+ENVIRONMENT = {
+    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+}
+
+
+# ---- the lines of `harness ops`
+
+
+def attr_text(value):
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def type_text(view):
+    return f"{view['dtype']}[{','.join(map(str, view['shape']))}]"
+
+
+def lines_of(ops):
+    for op in ops:
+        if op["op"] in ("fused", "update"):
+            continue
+        attrs = ";".join(f"{name}={attr_text(value)}" for name, value in op["attrs"].items())
+        ins, outs = (";".join(map(type_text, op[side])) for side in ("inputs", "outputs"))
+        yield f"{op['op']}|{attrs}|{ins}|{outs}"
+
+
+def sizes_of(case, full):
+    """The row's own sizes; then ones, and one axis after the other empty or long."""
+    yield SIZES
+    if not full:
+        return
+    letters = sorted({letter for arg in case.args for letter in arg.dims})
+    yield dict.fromkeys(SIZES, 1)
+    for letter, size in itertools.product(letters, (0, 17, 131, 600)):
+        yield SIZES | {letter: size}
+
+
+def op_lines(full):
+    """Every lowered op that the rows of the op table lower to."""
+    lines = {}
+    for case in CASES:
+        for dtype in case.dtypes if full else case.dtypes[:1]:
+            for sizes in sizes_of(case, full):
+                shapes = [tuple(sizes[letter] for letter in arg.dims) for arg in case.args]
+                try:
+                    _, ops = build(case, dtype, shapes)
+                except aicf.ShapeError:  # sizes that do not fit
+                    continue
+                lines |= dict.fromkeys(lines_of(ops))
+    g = aicf.Graph("ring")
+    g.output("y", g.input("x", (3, 5)) + 1.0, keep=4)
+    lines |= dict.fromkeys(lines_of(json.loads(g._core.lower_json())["ops"]))
+    return list(lines)
+
+
+# ---- building and running
+
+
+def run(command, **environment):
+    """The output of a command; ends the program when it fails."""
+    env = os.environ | ENVIRONMENT | environment
+    found = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    if found.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}: {found.returncode}\n{found.stdout}")
+    return found.stdout
+
+
+def missing():
+    """Why the harness cannot be built here; empty when it can."""
+    if not sys.platform.startswith("linux"):
+        return "the sanitizers are run on Linux alone"
+    for tool in ("cmake", "c++"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool}"
+    return ""
+
+
+def build_harness(kind, folder, jobs, *options):
+    return build_target(kind, folder, jobs, "-DAICF_HARNESS=ON", *options) / "harness"
+
+
+def build_target(kind, folder, jobs, *options):
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    define = [f"-DAICF_SANITIZE={kind}", "-DAICF_DEV=ON", *options]
+    run(["cmake", "-S", ROOT, "-B", folder, *generator, *define])
+    run(["cmake", "--build", folder, "--parallel", jobs])
+    return folder
+
+
+def machine_isas():
+    """The instruction sets of which this machine has every part."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["baseline"]
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    needs = {
+        "baseline": set(),
+        "avx2": {"avx2", "fma", "bmi2", "f16c"},
+        "avx512": {"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
+    }
+    return [isa for isa, need in needs.items() if need <= flags]
+
+
+def same_everywhere(harness, *command):
+    """Runs a part of the harness in every instruction set; the bits must be equal."""
+    start = time.perf_counter()
+    sums = {isa: run([harness, *command], AICF_CPU_ISA=isa) for isa in machine_isas()}
+    if len(set(sums.values())) != 1:
+        raise RuntimeError(f"{command}: other bits in another instruction set: {sums}")
+    took = time.perf_counter() - start
+    print(f"{' '.join(map(str, command))}: {', '.join(sums)}, {took:.0f} s", flush=True)
+
+
+def run_harness(kind, folder, jobs):
+    """The whole harness under one kind of sanitizers."""
+    print(f"== harness, {KINDS[kind]}", flush=True)
+    isas = f"-DAICF_CPU_ISAS={';'.join(machine_isas())}"
+    harness = build_harness(KINDS[kind], folder, jobs, "-DCMAKE_CXX_FLAGS=-O1", isas)
+    try:
+        run([harness, "misuse"])
+    except RuntimeError:
+        pass
+    else:
+        raise RuntimeError(f"{harness} reports no misuse")
+    lines = op_lines(full=kind != "thread")
+    cases = folder / "ops.txt"
+    cases.write_text("\n".join(lines) + "\n")
+    print(f"{len(lines)} ops in their shapes", flush=True)
+    same_everywhere(harness, "ops", cases, 2 if kind == "thread" else 3)
+    same_everywhere(harness, "graphs")
+    same_everywhere(harness, "threads", 16, 1000 if kind == "thread" else 100)
+
+
+def preloads():
+    """The runtime and the C++ library, whose functions it wraps, before anything else is loaded."""
+    found = [
+        run(["g++", f"-print-file-name={name}.so"]).strip() for name in ("libasan", "libstdc++")
+    ]
+    return " ".join(found)
+
+
+def run_python(folder, jobs):
+    """Python tests against a module built with the address and undefined-behaviour sanitizers."""
+    print(f"== python, {KINDS['address']}", flush=True)
+    nanobind = run([sys.executable, "-m", "nanobind", "--cmake_dir"]).strip()
+    build_target(
+        KINDS["address"], folder, jobs, "-DCMAKE_CXX_FLAGS=-O1",
+        f"-DAICF_CPU_ISAS={';'.join(machine_isas())}",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind}",
+    )  # fmt: skip
+    package = folder / "package" / "aicf"
+    package.mkdir(parents=True, exist_ok=True)
+    for source in [*(ROOT / "python" / "aicf").iterdir(), *folder.glob("_core*.so")]:
+        target = package / source.name
+        if source.is_file() and not target.exists():
+            target.symlink_to(source)
+    tests = [ROOT / "tests" / name for name in PYTHON_TESTS]
+    start = time.perf_counter()
+    said = run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow",
+         "--timeout", "1200", *tests],
+        PYTHONPATH=package.parent, PYTHONMALLOC="malloc", LD_PRELOAD=preloads(),
+        ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",
+    )  # fmt: skip
+    print(said.strip().splitlines()[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", help="address, thread or python")
+    parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "sanitize")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    what = options.what or [*KINDS, "python"]
+    if unknown := set(what) - {*KINDS, "python"}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if reason := missing():
+        sys.exit(f"sanitize: {reason}")
+    try:
+        for kind in what:
+            folder = options.build_dir.resolve() / kind
+            if kind == "python":
+                run_python(folder, options.jobs)
+            else:
+                run_harness(kind, folder, options.jobs)
+    except RuntimeError as error:
+        sys.exit(f"sanitize: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The harness under the sanitizers, in a form short enough for every run: no optimization, the
+baseline kernels, each row of the op table once. tests/sanitize.py runs the whole."""
+
+import pytest
+import sanitize
+
+QUICK = [  # what takes long to compile and finds little in C++ without raw pointers stays out
+    "-DCMAKE_BUILD_TYPE=Debug",
+    "-DCMAKE_UNITY_BUILD=ON",
+    "-DCMAKE_UNITY_BUILD_BATCH_SIZE=0",
+    "-DAICF_CPU_ISAS=baseline",
+]
+KINDS = {
+    "address": "address,signed-integer-overflow,shift,bounds,alignment,float-cast-overflow",
+    "thread": "thread",
+}
+MISSING = sanitize.missing()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize("kind", KINDS)
+def test_harness(kind, tmp_path):
+    harness = sanitize.build_harness(KINDS[kind], tmp_path, 2, *QUICK)
+    with pytest.raises(RuntimeError, match=f"{kind.capitalize()}Sanitizer"):
+        sanitize.run([harness, "misuse"])
+    ops = tmp_path / "ops.txt"
+    ops.write_text("\n".join(sanitize.op_lines(full=False)) + "\n")
+    parts = [["graphs"], ["threads", 4, 30]] if kind == "address" else [["threads", 16, 100]]
+    for part in [["ops", ops, 2], *parts]:
+        assert len(sanitize.run([harness, *part]).strip()) == 16
