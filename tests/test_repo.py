@@ -114,12 +114,13 @@ def child(code, *args, **env):
 
 
 def test_import_time():
-    """Processor time, so that a busy machine does not fail it; NumPy's share is most of it."""
-    code = "import time; t = time.process_time(); import aicf; print(time.process_time() - t)"
-    times = []
-    while not times or (times[-1] >= 0.2 and len(times) < 10):
-        times.append(float(child(code).stdout))
-    assert min(times) < 0.2, f"import aicf takes {min(times):.3f} s at best of {len(times)}"
+    """Ours beside NumPy's, in processor time: a slow or busy machine does not fail it."""
+    code = """
+from time import process_time as now
+start = now(); import numpy; middle = now(); import aicf; print((now() - middle) / (middle - start))
+"""
+    share = min(float(child(code).stdout) for _ in range(3))
+    assert share < 0.8, f"import aicf takes {share:.2f} of what NumPy takes"
 
 
 def test_import_brings_no_framework():

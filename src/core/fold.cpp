@@ -11,8 +11,6 @@ namespace {
 
 constexpr double kMostFlops = 1 << 26;  // a compiler that runs an op takes less than a tenth second
 
-int64_t byte_count(const Type& type) { return element_count(type.shape) * dtype_size(type.dtype); }
-
 /// The part of a graph that depends on constants alone, as a graph of its own.
 class Ahead {
   public:

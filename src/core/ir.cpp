@@ -146,8 +146,7 @@ ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, 
     }
     if (count > INT64_MAX / 16)
         raise(ErrorKind::shape, at, ": shape ", to_string(type.shape), " is too large");
-    if (init.kind == Init::data && static_cast<int64_t>(init.bytes->size()) !=
-                                       element_count(type.shape) * dtype_size(type.dtype))
+    if (init.kind == Init::data && static_cast<int64_t>(init.bytes->size()) != byte_count(type))
         raise(ErrorKind::shape, at, ": the initial value has ", init.bytes->size(), " bytes; need ",
               to_string(type));
     check_init(init, type, at);
@@ -172,7 +171,7 @@ ValueId Graph::state(const std::string& value_name, const Type& type, const Init
 }
 
 ValueId Graph::constant(const Type& type, std::vector<char> bytes, const std::string& value_name) {
-    check(static_cast<int64_t>(bytes.size()) == element_count(type.shape) * dtype_size(type.dtype),
+    check(static_cast<int64_t>(bytes.size()) == byte_count(type),
           "constant: byte count does not fit the type");
     Value value;
     value.name = value_name.empty() ? "const" : value_name;

@@ -70,6 +70,9 @@ struct Type {
     bool operator==(const Type&) const = default;
 };
 inline std::string to_string(const Type& type) { return type_string(type.dtype, type.shape); }
+inline int64_t byte_count(const Type& type) {  // in C order
+    return element_count(type.shape) * dtype_size(type.dtype);
+}
 
 struct Value {
     ValueId id = kNone;

@@ -15,8 +15,6 @@ constexpr const char* kRegionNames[kRegions] = {
 
 int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
 
-int64_t byte_count(const Type& type) { return element_count(type.shape) * dtype_size(type.dtype); }
-
 /// A stretch of memory one op touches. Shared values lie outside the regions: keyed by value.
 struct Touch {
     int space;  // region, or kRegions + storage id for a shared value

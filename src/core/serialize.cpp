@@ -353,8 +353,8 @@ void GraphReader::value(Value value) {
             raise(ErrorKind::format, where, ": shape ", to_string(value.type.shape),
                   " is negative or has more than 2**63 bytes");
     if (value.init.kind == Init::data &&
-        (!value.init.bytes || static_cast<int64_t>(value.init.bytes->size()) !=
-                                  element_count(value.type.shape) * dtype_size(value.type.dtype)))
+        (!value.init.bytes ||
+         static_cast<int64_t>(value.init.bytes->size()) != byte_count(value.type)))
         raise(ErrorKind::format, where, ": its content does not have the bytes of ",
               to_string(value.type));
     if (value.role == Role::constant && value.init.kind != Init::data)

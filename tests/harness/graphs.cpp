@@ -233,7 +233,7 @@ void check_files(const Graph& graph) {
     for (const GraphOutput& output : graph.outputs)
         reader.output(output.name, output.value, output.keep);
     for (const Assign& assign : graph.assigns) reader.assign(assign.target, assign.source);
-    for (const Gradient& one : graph.gradients) reader.gradient(one.loss, one.value, one.grad);
+    for (const Gradient& one : graph.gradients) reader.gradient(one);
     const Graph back = reader.finish();
     expect(to_json(back) == to_json(graph), "graphs: ", graph.name, " changed in the reader");
     expect(to_text(back) == to_text(graph) && to_dot(back) == to_dot(graph), "graphs: ", graph.name,
