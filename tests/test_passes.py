@@ -34,6 +34,7 @@ def everything(step, feed, steps=2):
     for k in range(steps):
         got = outputs_of(step(**feed))
         result |= {f"{name} of step {k}": array for name, array in got.items()}
+    step.replay(30)  # one launch after another, as nothing reads between them
     return result | dict(step.state_dict())
 
 
@@ -785,6 +786,24 @@ def test_what_does_not_wait_shares_a_launch(device, rng):
     feed = {"x": draw(rng, 40, 100), "w": draw(rng, 100, 70)}
     _, ops, step = one(build, feed, device)
     assert len(step.trace) <= 3 and len(ops) == 9
+
+
+def test_members_of_many_threads(device, rng):
+    """Alone they take blocks of up to 1024 threads, which nothing else would fill."""
+
+    def build(g, x, w):
+        params = [g.param(f"p{i}", (60 + i,), init=aicf.init.uniform(-1, 1)) for i in range(8)]
+        loss = sum((aicf.sum(p * p) for p in params), aicf.mean(x))
+        g.minimize(loss, aicf.optim.Adam(lr=0.1))
+        deep = {}
+        for i in range(6):  # something small beside each launch of the training step
+            w = aicf.softmax(w)
+            deep[f"deep{i}"] = w
+        return deep | {"loss": loss, "all": aicf.sum(x), "rows": aicf.sum(x, axis=1)}
+
+    feed = {"x": draw(rng, 2, 20_000), "w": draw(rng, 20, 30)}
+    _, _, step = one(build, feed, device)
+    assert any("update" in str(op) for op in grouped(step))
 
 
 def test_a_reader_never_shares_with_the_next_content(device, rng):

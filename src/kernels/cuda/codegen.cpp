@@ -189,7 +189,10 @@ KernelText group_text(const LoweredOp& op, const Target& target) {
     std::string calls;
     for (size_t k = 0; k < op.members.size(); k++) {
         KernelText part = body_text(op.members[k], target);
-        part.threads = std::min(part.threads, kMostThreads);
+        if (part.threads > kMostThreads) {  // as many threads, in more blocks
+            part.blocks = (part.blocks * part.threads + kMostThreads - 1) / kMostThreads;
+            part.threads = kMostThreads;
+        }
         text.name += (k ? "_" : "") + part.name;
         if (part.blocks > 0) {
             text.includes.insert(part.includes.begin(), part.includes.end());

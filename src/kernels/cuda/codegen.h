@@ -11,8 +11,8 @@
 namespace aicf::cuda {
 
 /// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The
-/// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks but for
-/// tensor cores; an entry alone makes it a kernel.
+/// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks with no
+/// fewer threads in all, but for tensor cores; an entry alone makes it a kernel.
 struct KernelText {
     std::string name;                // "relu_f32", as traces print it
     std::set<std::string> includes;  // the family's source: "reduce.cuh"
