@@ -391,7 +391,7 @@ TABLE = [
     (G, ["passes", "fastest"], lambda b: b.train.compile(passes=("fastest",))),
     (G, ["passes", "none"], lambda b: b.train.compile(passes="none")),
     (G, ["math", "fp8", "tf32"], lambda b: b.train.compile(math="fp8")),
-    (U, ["math", "mixed", "fp32"], lambda b: b.train.compile(device="cpu", math="mixed")),
+    (G, ["math", "Mixed", "mixed"], lambda b: b.train.compile(device="cpu", math="Mixed")),
     (G, ["capture", "'no'"], lambda b: b.train.compile(capture="no")),
     (G, ["passes", "(1,)", "fuse"], lambda b: b.train.compile(passes=(1,))),
     (G, ["params", "[1]", "mapping"], lambda b: b.train.compile(params=[1])),

@@ -69,8 +69,10 @@ def _cache(args: argparse.Namespace) -> int:
     return 0
 
 
-def _dump_passes(stages: list[_core.Stage]) -> None:
+def _dump_passes(stages: list[_core.Stage], math: str) -> None:
     before = stages[0]
+    if math == "mixed":  # the graph that the passes begin with
+        print(before.text)
     print(
         f"--- before: {before.ops} ops, {before.bytes_moved} bytes moved, "
         f"peak {before.peak_bytes} bytes"
@@ -100,11 +102,12 @@ def _dump(args: argparse.Namespace) -> int:
             if not report:
                 return 1
         elif stage == "passes":
-            _dump_passes(graph._core.stages(_core.pass_names(), args.device))
+            found = graph._core.stages(_core.pass_names(), args.device, args.math)
+            _dump_passes(found, args.math)
         elif stage == "lowered":
             print(graph._core.lower_text())
         elif stage == "plan":
-            print(graph.compile(device=args.device, capture=False).plan)
+            print(graph.compile(device=args.device, math=args.math, capture=False).plan)
     return 0
 
 
@@ -128,10 +131,11 @@ def main(argv: list[str] | None = None) -> int:
     cache.add_argument(
         "--processors", type=int, default=132, help="warm: multiprocessors of that device"
     )
-    cache.add_argument("--math", default="fp32", choices=MATH_MODES[:-1], help="warm: of products")
+    cache.add_argument("--math", default="fp32", choices=MATH_MODES, help="warm: as compile's")
     cache.set_defaults(run=_cache)
     dump = commands.add_parser("dump", help="a graph file at each stage, with the same ids")
     dump.add_argument("file")
+    dump.add_argument("--math", default="fp32", choices=MATH_MODES, help="as compile's")
     dump.add_argument("--stage", choices=["ir", "passes", "lowered", "plan", "dot"])
     dump.add_argument("--device", default="cpu")
     dump.add_argument("--lenient", action="store_true", help="read a broken graph to see why")

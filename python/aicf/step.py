@@ -131,8 +131,6 @@ class Step(_core.Step):
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
-        if isinstance(math, str) and math == "mixed":
-            raise _core.Unsupported('compile: math "mixed" is not built yet; need "fp32"')
         if not isinstance(math, str) or math not in MATH_MODES:
             raise _core.GraphError(f"compile: math is {math!r}; need one of {MATH_MODES}")
         if not isinstance(deterministic, bool):

@@ -57,7 +57,7 @@ void bind_cuda(nb::module_& m) {
            const std::string& arch, const std::string& math) {
             Graph copy = graph;
             const auto passes = select_passes(names);
-            run_passes(copy, passes);
+            run_passes(copy, passes, math);
             Lowered lowered = lower(copy, math);
             run_passes(lowered, passes);
             return cuda_program(lowered.ops, processors, arch);

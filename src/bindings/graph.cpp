@@ -259,11 +259,12 @@ void bind_graph(nb::module_& m) {
         .def("to_dot", [](const Graph& g) { return to_dot(g); })
         .def(
             "stages",
-            [](const Graph& g, const std::vector<std::string>& names, const std::string& device) {
+            [](const Graph& g, const std::vector<std::string>& names, const std::string& device,
+               const std::string& math) {
                 const auto backend = open_backend(parse_device(device));
-                return trace_passes(g, select_passes(names), *backend);
+                return trace_passes(g, select_passes(names), *backend, math);
             },
-            nb::arg("passes"), nb::arg("device") = "cpu")
+            nb::arg("passes"), nb::arg("device") = "cpu", nb::arg("math") = "fp32")
         .def("lower_text",
              [](const Graph& g) {
                  verify(g).require("lower");

@@ -253,7 +253,8 @@ Lowered lower(const Graph& graph, const std::string& math) {
     lower_assigns(lowered, graph);
     settle_assigns(lowered);
     for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have one mode
-        if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32) op.attrs.set("math", math);
+        if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32 && math != "mixed")
+            op.attrs.set("math", math);
     return lowered;
 }
 

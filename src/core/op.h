@@ -223,6 +223,13 @@ using InferFn = std::vector<Type> (*)(const InferContext&);
 using GradFn = void (*)(GradContext&);
 using LowerFn = void (*)(LowerContext&);
 
+/// What math = "mixed" makes of an op of f32 operands (mixed.cpp).
+enum class Storage : uint8_t {
+    wide,    // stays in f32
+    narrow,  // in 16 bits where all it reads is
+    product  // in 16 bits
+};
+
 struct OpDef {
     std::string name;                 // "Linear"
     std::string fn;                   // the user's word for it, in errors: "linear"
@@ -235,6 +242,7 @@ struct OpDef {
     LowerFn lower = nullptr;
     std::string lowered = {};  // the one lowered op of a pointwise op
     bool effect = false;       // its outputs are new states: each must be assigned or read
+    Storage storage = Storage::wide;
 };
 
 struct Cost {
@@ -297,7 +305,7 @@ std::vector<Type> infer_body(const InferContext& c);
 /// The same of a whole op; of a fused one it checks step by step.
 std::vector<Type> infer_lowered(const LoweredOp& op);
 
-/// `math`: of the products of f32, one of gemm's choices.
+/// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.
 Lowered lower(const Graph& graph, const std::string& math = "fp32");
 /// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
 Report verify(const Lowered& lowered);

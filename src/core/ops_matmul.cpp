@@ -192,21 +192,24 @@ void define_matmul_ops() {
                          auto grads = g.emit_all("LinearBwd", {g.in(0), g.in(1), g.dy()});
                          for (int i = 0; i < g.inputs(); i++) g.set(i, grads[i]);
                      },
-                 .lower = lower_linear});
+                 .lower = lower_linear,
+                 .storage = Storage::product});
     define(OpDef{.name = "LinearBwd",
                  .fn = "linear_bwd",
                  .inputs = {"x", "W", "dy"},
                  .outputs = {"dx", "dW", "db"},
                  .infer = infer_linear_bwd,
                  .no_grad = "second derivatives are not offered",
-                 .lower = lower_linear_bwd});
+                 .lower = lower_linear_bwd,
+                 .storage = Storage::product});
     define(OpDef{.name = "MatMul",
                  .fn = "matmul",
                  .inputs = {"a", "b"},
                  .outputs = {"matmul_out"},
                  .infer = infer_matmul,
                  .grad = matmul_grad,
-                 .lower = lower_matmul});
+                 .lower = lower_matmul,
+                 .storage = Storage::product});
     define(LoweredDef{.name = "gemm",
                       .inputs = {"a", "b"},
                       .outputs = {"c"},

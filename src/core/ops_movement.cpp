@@ -215,7 +215,8 @@ void define_movement_ops() {
                              view.strides[i] *= c.attrs().ints("step")[i];
                          }
                          c.alias(0, view);
-                     }});
+                     },
+                 .storage = Storage::narrow});
     define(OpDef{.name = "Pad",
                  .fn = "pad",
                  .inputs = {"x"},
@@ -232,7 +233,8 @@ void define_movement_ops() {
                                         {"size", g.in(0).shape().vector()},
                                         {"step", g.attrs().ints("step")}}));
                      },
-                 .lower = [](LowerContext& c) { c.op("pad", {c.in(0)}, {c.out()}, c.attrs()); }});
+                 .lower = [](LowerContext& c) { c.op("pad", {c.in(0)}, {c.out()}, c.attrs()); },
+                 .storage = Storage::narrow});
     define(LoweredDef{.name = "pad",
                       .inputs = {"x"},
                       .outputs = {"y"},
@@ -242,20 +244,23 @@ void define_movement_ops() {
                                 {"value", 0.0}},
                       .infer = infer_pad,
                       .portable = Portable::always});
-    define(OpDef{
-        .name = "Concat",
-        .fn = "concat",
-        .inputs = {"xs*"},
-        .outputs = {"concat_out"},
-        .attrs = {{"axis", int64_t(0)}},
-        .infer = infer_concat,
-        .grad = concat_grad,
-        .lower = [](LowerContext& c) {
-            std::vector<View> inputs;
-            for (int i = 0; i < c.inputs(); i++) inputs.push_back(c.in(i));
-            const int64_t axis = c.attrs().integer("axis"), rank = c.out_type().shape.rank();
-            c.op("concat", std::move(inputs), {c.out()}, {{"axis", axis < 0 ? axis + rank : axis}});
-        }});
+    define(OpDef{.name = "Concat",
+                 .fn = "concat",
+                 .inputs = {"xs*"},
+                 .outputs = {"concat_out"},
+                 .attrs = {{"axis", int64_t(0)}},
+                 .infer = infer_concat,
+                 .grad = concat_grad,
+                 .lower =
+                     [](LowerContext& c) {
+                         std::vector<View> inputs;
+                         for (int i = 0; i < c.inputs(); i++) inputs.push_back(c.in(i));
+                         const int64_t axis = c.attrs().integer("axis"),
+                                       rank = c.out_type().shape.rank();
+                         c.op("concat", std::move(inputs), {c.out()},
+                              {{"axis", axis < 0 ? axis + rank : axis}});
+                     },
+                 .storage = Storage::narrow});
     define(LoweredDef{.name = "concat",
                       .inputs = {"xs*"},
                       .outputs = {"y"},
@@ -270,7 +275,8 @@ void define_movement_ops() {
                      return {{c.dtype(0), c.shape(0)}};
                  },
                  .grad = [](GradContext&) {},  // that is its point
-                 .lower = [](LowerContext& c) { c.alias(0, c.in(0)); }});
+                 .lower = [](LowerContext& c) { c.alias(0, c.in(0)); },
+                 .storage = Storage::narrow});
     define(OpDef{.name = "Windows",
                  .fn = "windows",
                  .inputs = {"x"},
@@ -283,7 +289,8 @@ void define_movement_ops() {
                          attrs.set("shape", g.in(0).shape().vector());
                          g.set(0, emit("Fold", {g.dy()}, attrs));
                      },
-                 .lower = lower_windows});
+                 .lower = lower_windows,
+                 .storage = Storage::narrow});
     // Fold: the sum of all window elements that show one element of x, in ascending window
     // position.
     std::vector<AttrDef> fold_attrs = kWindowAttrs;
@@ -301,7 +308,8 @@ void define_movement_ops() {
                              attrs.set(name, g.attrs().ints(name));
                          g.set(0, emit("Windows", {g.dy()}, attrs));
                      },
-                 .lower = [](LowerContext& c) { c.op("fold", {c.in(0)}, {c.out()}, c.attrs()); }});
+                 .lower = [](LowerContext& c) { c.op("fold", {c.in(0)}, {c.out()}, c.attrs()); },
+                 .storage = Storage::narrow});
     define(LoweredDef{.name = "fold",
                       .inputs = {"windows"},
                       .outputs = {"x"},
@@ -321,7 +329,8 @@ void define_movement_ops() {
                          std::optional<View> view = reshape_view(c.in(0), shape);
                          if (!view) view = reshape_view(c.copy_of(c.in(0)), shape);
                          c.alias(0, *view);
-                     }});
+                     },
+                 .storage = Storage::narrow});
     define(OpDef{
         .name = "Transpose",
         .fn = "transpose",
@@ -336,8 +345,8 @@ void define_movement_ops() {
                 for (size_t i = 0; i < axes.size(); i++) inverse[axes[i]] = static_cast<int64_t>(i);
                 g.set(0, emit("Transpose", {g.dy()}, {{"axes", inverse}}));
             },
-        .lower =
-            [](LowerContext& c) { c.alias(0, permute_view(c.in(0), c.attrs().ints("axes"))); }});
+        .lower = [](LowerContext& c) { c.alias(0, permute_view(c.in(0), c.attrs().ints("axes"))); },
+        .storage = Storage::narrow});
     define(OpDef{
         .name = "BroadcastTo",
         .fn = "broadcast_to",
@@ -346,7 +355,8 @@ void define_movement_ops() {
         .attrs = {{"shape", std::vector<int64_t>(), true}},
         .infer = infer_broadcast_to,
         .grad = [](GradContext& g) { g.set(0, g.dy()); },  // set() sums it down
-        .lower = [](LowerContext& c) { c.alias(0, broadcast_view(c.in(0), c.out_type().shape)); }});
+        .lower = [](LowerContext& c) { c.alias(0, broadcast_view(c.in(0), c.out_type().shape)); },
+        .storage = Storage::narrow});
 }
 
 }  // namespace aicf

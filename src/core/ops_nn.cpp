@@ -220,7 +220,8 @@ void define_indexed_ops() {
                   [](GradContext& g) {
                       g.set(0, emit("MaxPoolBwd", {g.in(0), g.out(), g.dy()}, g.attrs()));
                   },
-              .lower = [](LowerContext& c) { c.op("max_pool", {c.in(0)}, {c.out()}, c.attrs()); }});
+              .lower = [](LowerContext& c) { c.op("max_pool", {c.in(0)}, {c.out()}, c.attrs()); },
+              .storage = Storage::narrow});
     define(LoweredDef{.name = "max_pool",
                       .inputs = {"x"},
                       .outputs = {"y"},
@@ -235,9 +236,11 @@ void define_indexed_ops() {
                  .attrs = window,
                  .infer = infer_max_pool_bwd,
                  .no_grad = "second derivatives are not offered",
-                 .lower = [](LowerContext& c) {
-                     c.op("max_pool_bwd", {c.in(0), c.in(1), c.in(2)}, {c.out()}, c.attrs());
-                 }});
+                 .lower =
+                     [](LowerContext& c) {
+                         c.op("max_pool_bwd", {c.in(0), c.in(1), c.in(2)}, {c.out()}, c.attrs());
+                     },
+                 .storage = Storage::narrow});
     define(LoweredDef{.name = "max_pool_bwd",
                       .inputs = {"x", "y", "dy"},
                       .outputs = {"dx"},

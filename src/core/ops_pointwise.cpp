@@ -108,6 +108,7 @@ void pointwise(const std::string& name, const std::string& lowered,
     op.no_grad = no_grad;
     op.lower = options.lower;
     op.lowered = lowered;
+    op.storage = Storage::narrow;
     define(std::move(op));
     pointwise_kernel(lowered, inputs, infer, options);
 }

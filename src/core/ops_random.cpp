@@ -134,7 +134,8 @@ void define_random_ops() {
                  .lower =
                      [](LowerContext& c) {
                          c.op("dropout", {c.in(0), c.in(1), c.in(2)}, {c.out()}, c.attrs());
-                     }});
+                     },
+                 .storage = Storage::narrow});
     define(LoweredDef{.name = "dropout",
                       .inputs = {"x", "seed", "step"},
                       .outputs = {"y"},

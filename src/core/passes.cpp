@@ -134,7 +134,11 @@ std::vector<const Pass*> select_passes(const std::vector<std::string>& names) {
     return result;
 }
 
-void run_passes(Graph& graph, const std::vector<const Pass*>& passes) {
+void run_passes(Graph& graph, const std::vector<const Pass*>& passes, const std::string& math) {
+    if (math == "mixed") {
+        store_in_16_bits(graph);
+        verify(graph).require("after math \"mixed\"");
+    }
     for (const Pass* pass : passes) {
         if (!pass->on_graph) continue;
         pass->on_graph(graph);
@@ -151,7 +155,7 @@ void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes) {
 }
 
 std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass*>& passes,
-                                Backend& backend) {
+                                Backend& backend, const std::string& math) {
     std::vector<Stage> stages;
     const auto measure = [&](const Pass* pass, const Lowered& lowered, std::string text) {
         const Plan plan = make_plan(lowered, backend, std::vector<char>(lowered.values.size(), 0));
@@ -160,13 +164,14 @@ std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass
     };
     Graph copy = graph;
     verify(copy).require("passes");
-    measure(nullptr, lower(copy), to_text(copy));
+    run_passes(copy, {}, math);
+    measure(nullptr, lower(copy, math), to_text(copy));
     for (const Pass* pass : passes) {
         if (!pass->on_graph) continue;
         run_passes(copy, {pass});
-        measure(pass, lower(copy), to_text(copy));
+        measure(pass, lower(copy, math), to_text(copy));
     }
-    Lowered lowered = lower(copy);
+    Lowered lowered = lower(copy, math);
     for (const Pass* pass : passes) {
         if (!pass->on_lowered) continue;
         run_passes(lowered, {pass});

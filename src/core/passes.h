@@ -36,6 +36,9 @@ class Substitution {
 /// the other.
 std::vector<char> linked_values(const Graph& graph);
 
+/// Activations and gradients become bfloat16; changes bits, so compile's math asks for it
+/// (mixed.cpp).
+void store_in_16_bits(Graph& graph);
 /// Computes what depends on constants alone (fold.cpp).
 void fold_constants(Graph& graph);
 
@@ -60,7 +63,9 @@ void group_siblings(Lowered& lowered);
 /// The named passes in the given order; GraphError for a name that does not exist.
 std::vector<const Pass*> select_passes(const std::vector<std::string>& names);
 /// Runs those of one level; after each, the result is verified.
-void run_passes(Graph& graph, const std::vector<const Pass*>& passes);
+/// `math`: compile's; "mixed" comes before all passes.
+void run_passes(Graph& graph, const std::vector<const Pass*>& passes,
+                const std::string& math = "fp32");
 void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes);
 
 /// What a pass has left, and what that costs once lowered and planned.
@@ -72,8 +77,9 @@ struct Stage {
     Cost cost;         // of all ops; bytes are those their operands move
     int64_t peak_bytes = 0;
 };
-/// The graph before any pass and after each, those of the graph first, as in Step::Step.
+/// The graph before any pass, made ready for `math`, and after each, those of the graph first, as
+/// in Step::Step.
 std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass*>& passes,
-                                Backend& backend);
+                                Backend& backend, const std::string& math = "fp32");
 
 }  // namespace aicf

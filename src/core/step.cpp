@@ -56,7 +56,7 @@ class Turn {
 Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
     verify(graph_).require("compile");
     const auto passes = select_passes(options.passes);
-    run_passes(graph_, passes);
+    run_passes(graph_, passes, options.math);
 
     Lowered lowered = lower(graph_, options.math);
     verify(lowered).require("compile");

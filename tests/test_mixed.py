@@ -1,0 +1,178 @@
+"""compile(math="mixed"): activations and gradients in bfloat16, all that a user sees in float32."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core, verify
+from compare import assert_bits
+from conftest import outputs_of
+from test_passes import OPTIMIZERS, Recast, assert_same, build_random, everything
+from test_random_graphs import random_program
+
+
+def mixed_text(g):
+    """The graph that the passes begin with."""
+    return g._core.stages((), "cpu", "mixed")[0].text
+
+
+def both(build, feed, device):
+    """The outputs of `build` under "mixed", and of `by_hand`, its twin with casts, under "fp32"."""
+    results = []
+    for hand, math in ((False, "mixed"), (True, "fp32")):
+        g = aicf.Graph("both")
+        narrow = (lambda v: aicf.cast(v, "bfloat16")) if hand else (lambda v: v)
+        wide = (lambda v: aicf.cast(v, "float32")) if hand else (lambda v: v)
+        for name, y in build(g, narrow, wide).items():
+            g.output(name, y)
+        results.append(outputs_of(g.compile(device=device, math=math)(**feed)))
+    got, want = results
+    for name, array in want.items():
+        assert_bits(got[name], array, name)
+    return got
+
+
+def draw(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def test_a_network_is_its_twin_with_casts(device, rng):
+    """Products, biases and what follows them in 16 bits; sums and outputs in 32."""
+
+    def build(g, narrow, wide):
+        x, t = g.input("x", (9, 7)), g.input("t", (9, 5))
+        w, b = g.param("w", (6, 7)), g.param("b", (6,))
+        h = aicf.tanh(aicf.linear(narrow(x), narrow(w), narrow(b)))
+        y = aicf.matmul(aicf.relu(h) * 0.5, narrow(g.param("v", (6, 5))))
+        return {"y": wide(y), "loss": aicf.mse_loss(wide(y), t), "sum": aicf.sum(wide(h), axis=0)}
+
+    both(build, {"x": draw(rng, 9, 7), "t": draw(rng, 9, 5)}, device)
+
+
+def test_a_number_of_more_digits_is_not_rounded(device, rng):
+    """0.1 is no bfloat16: its product is computed wide and rounded once."""
+
+    def build(g, narrow, wide):
+        h = aicf.matmul(narrow(g.input("x", (8, 8))), narrow(g.param("w", (8, 8))))
+        return {"y": wide(aicf.relu(narrow(wide(h) * 0.1)))}
+
+    both(build, {"x": draw(rng, 8, 8)}, device)
+
+
+def test_what_meets_a_wide_value_is_wide(device, rng):
+    """An error against float32 targets keeps their digits."""
+
+    def build(g, narrow, wide):
+        h = aicf.matmul(narrow(g.input("x", (8, 8))), narrow(g.param("w", (8, 8))))
+        error = wide(h) - g.input("t", (8, 8))
+        return {"error": error, "loss": aicf.mean(error * error)}
+
+    both(build, {"x": draw(rng, 8, 8), "t": draw(rng, 8, 8)}, device)
+
+
+def test_params_go_along_in_any_shape(device, rng):
+    """A convolution's bias is reshaped and broadcast before it is added."""
+    g = aicf.Graph("conv")
+    x = g.input("x", (2, 3, 8, 8))
+    y = aicf.relu(aicf.conv2d(x, g.param("w", (4, 3, 3, 3)), g.param("b", (4,))))
+    g.output("y", aicf.max_pool2d(y, 2))
+    text = mixed_text(g)
+    for op in ("MatMul", "Add", "ReLU", "MaxPool"):
+        (line,) = [line for line in text.splitlines() if f"= {op}(" in line]
+        assert " bf16[" in line, text
+    got = g.compile(device=device, math="mixed")(x=draw(rng, 2, 3, 8, 8))["y"]
+    assert got.dtype == "float32"
+
+
+def test_states_keep_their_digits(device, rng):
+    """A running mean and an update by hand are made in float32, whatever they are made of."""
+
+    def build(g, narrow, wide):
+        x, w = g.input("x", (8, 8)), g.param("w", (8, 8), init=aicf.init.normal())
+        mean = g.state("mean", (8, 8))
+        h = aicf.matmul(narrow(x), narrow(w))
+        g.assign(mean, mean * 0.99 + wide(h) * 0.01)
+        g.assign(w, w - aicf.reshape(wide(aicf.transpose(h)), (8, 8)) * 1e-4)
+        return {"mean": mean + 0.0, "w": w + 0.0}
+
+    feed = {"x": draw(rng, 8, 8)}
+    ends = []
+    for hand, math in ((False, "mixed"), (True, "fp32")):
+        g = aicf.Graph("states")
+        narrow = (lambda v: aicf.cast(v, "bfloat16")) if hand else (lambda v: v)
+        wide = (lambda v: aicf.cast(v, "float32")) if hand else (lambda v: v)
+        build(g, narrow, wide)
+        step = g.compile(device=device, math=math)
+        for _ in range(5):
+            step(**feed)
+        ends.append(dict(step.state_dict()))
+    for name, array in ends[0].items():
+        assert_bits(np.asarray(array), np.asarray(ends[1][name]), name)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_a_loss_that_is_a_product(seeded):
+    """Its gradient's seed has its dtype."""
+    g = aicf.Graph("product")
+    x, w = g.input("x", (1, 8)), g.param("w", (8, 1))
+    y = aicf.matmul(x, w)
+    loss = y if seeded else aicf.reshape(y, ())
+    grads = g.backward(loss, wrt=[w], grad=g.input("dy", (1, 1)) if seeded else None)
+    g.output("dw", grads[w])
+    x = np.arange(8, dtype=np.float32)[None]
+    feed = {"x": x} | ({"dy": np.full((1, 1), 2, np.float32)} if seeded else {})
+    got = g.compile(device="cpu", math="mixed")(**feed)["dw"].numpy()
+    assert_bits(got, x.T * (2 if seeded else 1))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training(name, device):
+    """Close to "fp32"; params, moments and outputs are float32, and every run has the same bits."""
+    rng = np.random.default_rng(5)
+    x, t = draw(rng, 64, 16), draw(rng, 64, 4)
+    losses, ends = {}, {}
+    for math, passes in (("fp32", "default"), ("mixed", "default"), ("mixed", ())):
+        g = aicf.Graph("train")
+        h = aicf.gelu(g.dense("0", g.input("x", x.shape), 32))
+        loss = aicf.mse_loss(g.dense("1", h, 4), g.input("t", t.shape))
+        make = OPTIMIZERS[name]
+        g.minimize(loss, make(g) if make.__code__.co_argcount else make(), clip_norm=1.0)
+        g.output("loss", loss)
+        step = g.compile(device=device, math=math, passes=passes)
+        losses[math] = [float(step(x=x, t=t)["loss"]) for _ in range(30)]
+        for leaf, array in step.state_dict().items():
+            assert str(array.dtype) in ("float32", "int32"), leaf
+            if math == "mixed":
+                assert_bits(np.asarray(array), ends.setdefault(leaf, np.asarray(array)), leaf)
+        assert ("math mixed" in str(step.plan)) == (math == "mixed")
+    assert losses["mixed"] != losses["fp32"]
+    np.testing.assert_allclose(losses["mixed"][:5], losses["fp32"][:5], rtol=0.01)
+    assert losses["mixed"][-1] < losses["mixed"][0]
+
+
+@pytest.mark.parametrize("name", verify.CASES)
+def test_every_value_is_checked(name):
+    """The rewritten graph passes the verifier, links of its gradients included, and is the dump's
+    first stage."""
+    g = verify.build(name, verify.CASES[name])
+    text = mixed_text(g)
+    assert "bf16[" in text and "Cast" in text and "bf16[" not in str(g)
+
+
+@pytest.mark.parametrize("group", range(8))
+def test_random_graphs(group, device):
+    """Any graph compiles, and no pass changes a bit."""
+    for seed in range(group * 10, group * 10 + (10 if device == "cpu" else 2)):
+        rng = np.random.default_rng(1000 + seed)
+        inputs, program = random_program(rng, int(rng.integers(4, 16)), -1.0)
+        ours = int(rng.integers(2**31))
+        feed = {f"x{i}": x.astype(np.float32) for i, x in enumerate(inputs)}
+        want = None
+        for passes in ((), _core.pass_names()):
+            g = aicf.Graph("mixed")
+            build_random(
+                Recast(g, "float32"), np.random.default_rng(ours), inputs, program, "float32", 0.4
+            )
+            got = everything(g.compile(device=device, math="mixed", passes=passes), feed)
+            for leaf, array in (want or got).items():
+                assert_same(got[leaf], array, f"{leaf} of graph {seed} with passes={passes}")
+            want = want or got
