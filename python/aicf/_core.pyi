@@ -2,7 +2,7 @@
 The compiler and runtime of aicf. Use the package `aicf`, not this module.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -248,7 +248,7 @@ class Outputs:
 class Step:
     """A compiled step; aicf.Step is its public face."""
 
-    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool) -> None: ...
+    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str]) -> None: ...
 
     def __call__(self, **inputs: object) -> Outputs:
         """
@@ -342,7 +342,12 @@ def cuda_problem() -> str:
 def clear_cuda_cache() -> int:
     """Removes every compiled kernel on disk; returns how many."""
 
-def cuda_program(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32') -> str:
+def cuda_candidates(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32') -> dict[str, list[str]]:
+    """
+    The kernels to choose from by op signature, the one chosen by itself first.
+    """
+
+def cuda_program(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32', candidates: Mapping[str, str] = {}) -> str:
     """The CUDA C++ program of a graph's kernels; needs no GPU."""
 
 def cuda_cubin(program: str, arch: str) -> bytes:

@@ -413,6 +413,7 @@ class Graph:
         deterministic: bool = True,
         passes: str | Sequence[str] = "default",
         capture: bool = True,
+        candidates: Mapping[str, str] | None = None,
     ) -> Any:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
@@ -429,6 +430,8 @@ class Graph:
             deterministic: False also admits kernels whose results may differ from run to run.
             passes: names in order, "default", or () for none.
             capture: False leaves only `run`.
+            candidates: kernels by the signature of an op, as `step.plan.candidates` of the same
+                kind of device says them; those of ops that this graph does not have are left alone.
 
         Returns: a Step.
         """
@@ -444,6 +447,7 @@ class Graph:
             deterministic=deterministic,
             passes=passes,
             capture=capture,
+            candidates=candidates,
         )
 
 

@@ -98,6 +98,13 @@ class Plan:
         """op, inputs, outputs, attrs, kernel, lane, waits, workspace, one entry per launch."""
         return self._record["ops"]
 
+    @property
+    def candidates(self) -> dict[str, str]:
+        """The chosen kernel by signature, of ops for which the device has several; `compile` takes
+        it, and so the same kernels again."""
+        ops = [op for entry in self.ops for op in entry.get("members", [entry])]
+        return {op["signature"]: op["candidate"] for op in ops if "candidate" in op}
+
     def to_json(self) -> str:
         """The plan as JSON text."""
         return json.dumps(self._record, indent=1)
@@ -128,6 +135,7 @@ class Step(_core.Step):
         deterministic: bool = True,
         passes: str | Sequence[str] = "default",
         capture: bool = True,
+        candidates: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
@@ -151,9 +159,24 @@ class Step(_core.Step):
         for other in others:
             if not isinstance(other, _core.Step):
                 raise _core.GraphError(f"compile: share holds {other!r}; need Steps")
+        chosen = {} if candidates is None else candidates
+        if not isinstance(chosen, Mapping) or not all(
+            isinstance(text, str) for item in chosen.items() for text in item
+        ):
+            raise _core.GraphError(
+                f"compile: candidates is {candidates!r}; need kernel names by op signature"
+            )
         initial = _initial(graph, params)
         super().__init__(
-            graph._core, resolve_device(device), seed, capture, others, names, math, deterministic
+            graph._core,
+            resolve_device(device),
+            seed,
+            capture,
+            others,
+            names,
+            math,
+            deterministic,
+            dict(chosen),
         )
         self._write_all(initial)
 

@@ -6,6 +6,18 @@
 
 namespace aicf {
 
+namespace {
+
+Lowered rewritten(Graph graph, const std::vector<std::string>& names, const std::string& math) {
+    const auto passes = select_passes(names);
+    run_passes(graph, passes, math);
+    Lowered lowered = lower(graph, math);
+    run_passes(lowered, passes);
+    return lowered;
+}
+
+}  // namespace
+
 void bind_cuda(nb::module_& m) {
     register_cuda_backend();
     std::vector<std::string> folders;
@@ -52,18 +64,33 @@ void bind_cuda(nb::module_& m) {
     m.def("clear_cuda_cache", &clear_cuda_cache,
           "Removes every compiled kernel on disk; returns how many.");
     m.def(
-        "cuda_program",
+        "cuda_candidates",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math) {
-            Graph copy = graph;
-            const auto passes = select_passes(names);
-            run_passes(copy, passes, math);
-            Lowered lowered = lower(copy, math);
-            run_passes(lowered, passes);
-            return cuda_program(lowered.ops, processors, arch);
+            Lowered lowered = rewritten(graph, names, math);
+            std::map<std::string, std::vector<std::string>> found;
+            choose_candidates(lowered, {}, [&](const LoweredOp& op) {
+                std::vector<std::string> list = cuda_candidates(op, processors, arch);
+                if (list.size() > 1) found[signature(op)] = list;
+                return list;
+            });
+            return found;
         },
         nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
         nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32",
+        "The kernels to choose from by op signature, the one chosen by itself first.");
+    m.def(
+        "cuda_program",
+        [](const Graph& graph, const std::vector<std::string>& names, int processors,
+           const std::string& arch, const std::string& math, const Candidates& candidates) {
+            Lowered lowered = rewritten(graph, names, math);
+            choose_candidates(lowered, candidates, [&](const LoweredOp& op) {
+                return cuda_candidates(op, processors, arch);
+            });
+            return cuda_program(lowered.ops, processors, arch);
+        },
+        nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
+        nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::arg("candidates") = Candidates(),
         "The CUDA C++ program of a graph's kernels; needs no GPU.");
     m.def(
         "cuda_cubin",

@@ -372,8 +372,8 @@ void bind_step(nb::module_& m) {
             "__init__",
             [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,
                bool capture, const std::vector<Step*>& share,
-               const std::vector<std::string>& passes, const std::string& math,
-               bool deterministic) {
+               const std::vector<std::string>& passes, const std::string& math, bool deterministic,
+               const Candidates& candidates) {
                 Step::Options options;
                 options.device = parse_device(device);
                 options.seed = seed;
@@ -382,11 +382,13 @@ void bind_step(nb::module_& m) {
                 options.passes = passes;
                 options.math = math;
                 options.deterministic = deterministic;
+                options.candidates = candidates;
                 GilRelease release;
                 new (self) Step(graph, options);
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
-            nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"))
+            nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),
+            nb::arg("candidates"))
         .def(
             "__call__",
             [](nb::handle self, const nb::kwargs& kwargs) {

@@ -52,6 +52,9 @@ class Backend {
   public:
     virtual ~Backend() = default;
     virtual Device device() const = 0;
+    /// Names of the kernels that could run an op, the one it would choose first; empty where there
+    /// is no choice. LoweredOp::candidate tells select() which.
+    virtual std::vector<std::string> candidates(const LoweredOp&) { return {}; }
     /// Finishes before any replay what first use would do: loading, attributes. Unsupported when no
     /// kernel fits.
     virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) = 0;

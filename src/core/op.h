@@ -157,6 +157,7 @@ struct LoweredOp {
     std::vector<FusedStep> body = {};     // of a fused op: what it computes, in order
     std::vector<View> inner = {};         // of a fused op: values that never get storage
     std::vector<LoweredOp> members = {};  // of a group: ops that run side by side in one launch
+    std::string candidate = {};           // which of a backend's kernels; empty: its own choice
     const View& operand(int number) const;
 };
 
@@ -309,6 +310,8 @@ std::vector<Type> infer_lowered(const LoweredOp& op);
 Lowered lower(const Graph& graph, const std::string& math = "fp32");
 /// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
 Report verify(const Lowered& lowered);
+/// An op by what it computes on which types and strides, without ids: "gemm {...} (f32[8, 8], ...".
+std::string signature(const LoweredOp& op);
 std::string to_text(const Lowered& lowered);
 std::string to_json(const Lowered& lowered);
 

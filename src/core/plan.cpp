@@ -260,6 +260,25 @@ Cost Plan::cost() const {
     return sum;
 }
 
+void choose_candidates(Lowered& lowered, const Candidates& given,
+                       const std::function<std::vector<std::string>(const LoweredOp&)>& known) {
+    const auto choose = [&](LoweredOp& op) {
+        const std::vector<std::string> names = known(op);
+        if (names.size() < 2) return;
+        const auto at = given.find(signature(op));
+        op.candidate = at == given.end() ? names[0] : at->second;
+        if (std::find(names.begin(), names.end(), op.candidate) != names.end()) return;
+        std::string list;
+        for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+        raise(ErrorKind::graph, "compile: candidates names \"", op.candidate, "\" for ", at->first,
+              "; need one of ", list);
+    };
+    for (LoweredOp& op : lowered.ops) {
+        choose(op);
+        for (LoweredOp& member : op.members) choose(member);
+    }
+}
+
 Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared) {
     return std::move(Planner(lowered, backend, shared).plan_);
 }

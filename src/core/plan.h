@@ -1,6 +1,9 @@
 // The plan: where every value lies and what every op waits for. Fixed before the first run.
 #pragma once
 
+#include <functional>
+#include <map>
+
 #include "core/op.h"
 
 namespace aicf {
@@ -56,6 +59,12 @@ struct Plan {
     bool deterministic = true;
 };
 
+/// Of ops by their signature, the names of backends' kernels.
+using Candidates = std::map<std::string, std::string>;
+/// Names the kernel of each op of which `known` tells more than one: that in `given`, else the
+/// first. GraphError for a name that `known` does not hold.
+void choose_candidates(Lowered& lowered, const Candidates& given,
+                       const std::function<std::vector<std::string>(const LoweredOp&)>& known);
 /// Places every value and asks the backend for kernels. `shared` marks params and states that live
 /// in another Step (by value id).
 Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared);

@@ -57,12 +57,17 @@ std::string ids(const std::vector<ValueId>& list) {
     return joined(list, [](ValueId id) { return cat("%", id); });
 }
 
-/// %7 f32[64, 8], with strides or an offset where the operand is not its value as it lies.
-std::string view_text(const View& view) {
-    std::string text = cat("%", view.value, " ", type_string(view.dtype, view.shape));
+/// f32[64, 8], with strides where the operand is not its value as it lies.
+std::string layout_text(const View& view) {
+    std::string text = type_string(view.dtype, view.shape);
     if (!is_contiguous(view.shape, view.strides)) text += cat(" strides ", to_string(view.strides));
-    if (view.offset) text += cat(" offset ", view.offset);
     return text;
+}
+
+/// %7 f32[64, 8], with an offset too.
+std::string view_text(const View& view) {
+    return cat("%", view.value, " ", layout_text(view),
+               view.offset ? cat(" offset ", view.offset) : "");
 }
 
 std::string op_text(const LoweredOp& op) {
@@ -73,8 +78,8 @@ std::string op_text(const LoweredOp& op) {
     if (!op.body.empty())
         text += "(" + joined(op.body, [](const FusedStep& step) { return step.def->name; }) + ")";
     if (!op.attrs.items().empty()) text += " attrs=" + to_string(op.attrs);
-    return text +
-           cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text), ")");
+    return text + cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text),
+                      ")", op.candidate.empty() ? "" : cat(" candidate=", op.candidate));
 }
 
 /// A line a step of a fused op; inner values are named as the graph names them. Of a group the ops.
@@ -106,6 +111,9 @@ std::string op_json(const LoweredOp& op) {
     std::string text = cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node,
                            ", \"inputs\": [", joined(op.inputs, view_json), "], \"outputs\": [",
                            joined(op.outputs, view_json), "], \"attrs\": ", to_string(op.attrs));
+    if (!op.candidate.empty())
+        text += cat(", \"candidate\": ", quoted(op.candidate),
+                    ", \"signature\": ", quoted(signature(op)));
     if (!op.members.empty()) {
         const auto member_json = [](const LoweredOp& member) {
             return "{" + op_json(member) + "}";
@@ -256,6 +264,16 @@ std::string to_dot(const Graph& graph) {
 }
 
 // ---- lowered list and plan ---------------------------------------------------------------------
+
+std::string signature(const LoweredOp& op) {
+    std::string text = op.def->name;
+    for (const FusedStep& step : op.body)
+        text += cat(" ", step.def->name, " ", to_string(step.attrs), " ", int_list(step.inputs),
+                    int_list(step.outputs));
+    if (op.body.empty()) text += " " + to_string(op.attrs);
+    return text + cat(" (", joined(op.inputs, layout_text), ") -> (",
+                      joined(op.outputs, layout_text), ")");
+}
 
 std::string to_text(const Lowered& lowered) {
     std::string text;

@@ -101,6 +101,8 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
         names_.emplace(value.name, value.id);
         if (value.role == Role::input && read[value.id]) needed_inputs_.push_back(value.id);
     }
+    choose_candidates(lowered, options.candidates,
+                      [this](const LoweredOp& op) { return machine_->backend->candidates(op); });
     plan_ = make_plan(lowered, *machine_->backend, shared);
     plan_.math = options.math;
     plan_.deterministic = options.deterministic;

@@ -35,6 +35,7 @@ class Step {
         std::vector<std::string> passes;
         std::string math = "fp32";  // how products of f32 are computed: a choice of gemm's `math`
         bool deterministic = true;  // false admits kernels whose order of terms may vary
+        Candidates candidates;      // as another plan chose them
     };
     Step(const Graph& graph, const Options& options);
     ~Step();

@@ -48,6 +48,10 @@ class CudaBackend : public Backend {
 
     Device device() const override { return gpu_.device; }
 
+    std::vector<std::string> candidates(const LoweredOp& op) override {
+        return cuda::candidates(op, {gpu_.processors, gpu_.compute_major});
+    }
+
     std::shared_ptr<const Kernel> select(const LoweredOp& op) override {
         const KernelText text = kernel_text(op, {gpu_.processors, gpu_.compute_major});
         auto kernel = kernel_of(text, op);
@@ -242,12 +246,25 @@ std::string cuda_problem() {
 
 uint64_t clear_cuda_cache() { return cuda::clear_disk_cache(); }
 
-std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
-                         const std::string& arch) {
+namespace {
+
+cuda::Target target_of(int processors, const std::string& arch) {
     const int compute = arch.starts_with("sm_") ? std::atoi(arch.c_str() + 3) : 0;
     if (compute < 70)
         raise(ErrorKind::graph, "cuda: arch is \"", arch, "\"; need one as sm_80 or sm_90a");
-    const cuda::Target target{processors, compute / 10};
+    return {processors, compute / 10};
+}
+
+}  // namespace
+
+std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
+                                         const std::string& arch) {
+    return cuda::candidates(op, target_of(processors, arch));
+}
+
+std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
+                         const std::string& arch) {
+    const cuda::Target target = target_of(processors, arch);
     std::vector<std::shared_ptr<cuda::LoadedKernel>> kernels;
     for (const LoweredOp& op : ops) {
         const cuda::KernelText text = cuda::kernel_text(op, target);

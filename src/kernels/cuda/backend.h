@@ -32,8 +32,11 @@ CudaInfo cuda_info();
 std::string cuda_problem();
 uint64_t clear_cuda_cache();
 
-/// The CUDA C++ program of a graph's kernels, and the cubin of a program: neither needs a GPU.
+/// The kernels to choose from for an op, the CUDA C++ program of a graph's, and the cubin of a
+/// program: none needs a GPU.
 /// `processors`: multiprocessors of the device it is for.
+std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
+                                         const std::string& arch);
 std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
                          const std::string& arch);
 std::string cuda_cubin(const std::string& program, const std::string& arch);

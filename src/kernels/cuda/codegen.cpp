@@ -214,6 +214,10 @@ KernelText group_text(const LoweredOp& op, const Target& target) {
 
 }  // namespace
 
+std::vector<std::string> candidates(const LoweredOp& op, const Target& target) {
+    return op.def->gemm ? gemm_candidates(op, target) : std::vector<std::string>();
+}
+
 KernelText kernel_text(const LoweredOp& op, const Target& target) {
     KernelText text = op.members.empty() ? body_text(op, target) : group_text(op, target);
     text.body += cat("extern \"C\" __global__ void __launch_bounds__(",

@@ -34,6 +34,8 @@ struct Target {
 
 /// The kernel of an op; Unsupported when none fits.
 KernelText kernel_text(const LoweredOp& op, const Target& target);
+/// Names of the kernels of an op, the one that kernel_text takes by itself first; empty for one.
+std::vector<std::string> candidates(const LoweredOp& op, const Target& target);
 /// A copy from any strides into C order, as an op without a plan.
 LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
@@ -80,6 +82,7 @@ KernelText pointwise_text(const LoweredOp& op, int processors);
 KernelText reduce_text(const LoweredOp& op, int processors);
 KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Target& target);
+std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target);
 KernelText indexed_text(const LoweredOp& op, int processors);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, int processors);
 KernelText update_text(const LoweredOp& op, int processors);  // several of an optimizer's updates

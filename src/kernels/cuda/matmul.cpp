@@ -1,6 +1,7 @@
 // Which gemm fits a shape. Those of f32 and f64 take k in the order the op declares, so the choice
 // changes no bit; tensor cores have an order of their own, fixed by the shape and the device.
 #include <algorithm>
+#include <utility>
 
 #include "kernels/cuda/codegen.h"
 
@@ -49,20 +50,22 @@ std::string rounded_type(const std::string& math, DType dtype) {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// The fastest by a model of waves: parts of k fill the device, joining them costs their bytes.
+/// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
+/// joining them costs their bytes.
 template <size_t Count>
-Choice choose(const Tiling (&tilings)[Count], const Problem& p, const Target& target) {
+std::vector<Choice> ranked(const Tiling (&tilings)[Count], const Problem& p, const Target& target) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
     const int64_t processors = std::max(target.processors, 1), grains = ceil_div(p.k, p.grain);
-    Choice best;
+    std::vector<Choice> choices;
     for (const Tiling& t : tilings) {
         const int64_t tiles = p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n);
-        for (int64_t wanted = 1; wanted <= std::min<int64_t>(grains, 64); wanted *= 2) {
+        for (int64_t wanted = 1, last = 0; wanted <= std::min<int64_t>(grains, 64); wanted *= 2) {
             const int64_t run = ceil_div(grains, wanted), parts = ceil_div(grains, run);
             const int64_t slots = p.each_grain ? grains : parts;
             const int64_t tile_bytes = slots * t.m * t.n * p.size;
             if (parts > 1 && tiles * tile_bytes > most_bytes) break;
+            if (parts == std::exchange(last, parts)) continue;
             const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
             const int64_t units = tiles * parts;
             double cycles =
@@ -72,26 +75,73 @@ Choice choose(const Tiling (&tilings)[Count], const Problem& p, const Target& ta
             if (parts > 1)
                 cycles += arrival + static_cast<double>(ceil_div(tiles, processors) * tile_bytes) /
                                         join_bytes;
-            if (!best.tiling || cycles < best.cycles) best = {&t, tiles, parts, slots, cycles};
+            choices.push_back({&t, tiles, parts, slots, cycles});
         }
     }
-    return best;
+    std::stable_sort(choices.begin(), choices.end(),
+                     [](const Choice& a, const Choice& b) { return a.cycles < b.cycles; });
+    return choices;
+}
+
+/// A product of operand shapes that gemm takes, and how it is to be computed.
+struct Gemm {
+    const Attrs& attrs;
+    const View &a, &b, &c;
+    const std::string& math;
+    int rank;
+    int64_t m, n, k, chunk, batches = 1, size;  // size: bytes of a sum
+    bool tf32, tensor;
+
+    explicit Gemm(const LoweredOp& op)
+        : attrs(op.body.empty() ? op.attrs : op.body[0].attrs),
+          a(op.inputs[0]),
+          b(op.inputs[1]),
+          c(op.outputs[0]),
+          math(attrs.text("math")),
+          rank(c.shape.rank()),
+          m(c.shape[rank - 2]),
+          n(c.shape[rank - 1]),
+          k(a.shape[rank - 1]),
+          size(a.dtype == DType::f64 ? 8 : 4),
+          tf32(math == "tf32"),
+          tensor(math != "fp32" || dtype_size(a.dtype) == 2) {
+        const std::string& order = attrs.text("order");
+        if (!order.starts_with("chain("))
+            raise(ErrorKind::unsupported, "cuda: gemm: its order is ", order, "; need chain(c)");
+        chunk = std::atoll(order.c_str() + 6);
+        for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+    }
+
+    /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
+    /// allow, begin with 8.0.
+    std::vector<Choice> choices(const Target& target) const {
+        if (target.major < 8 || chunk % 32 != 0 || k < 32 || m * n < 64 || m * n * k < 1 << 17)
+            return {};
+        const Problem problem{batches, m, n, k, tensor ? 128 : chunk, !tensor, size};
+        return tf32       ? ranked(kTf32, problem, target)
+               : tensor   ? ranked(kTensor, problem, target)
+               : size > 4 ? ranked(kDouble, problem, target)
+                          : ranked(kScalar, problem, target);
+    }
+};
+
+std::string name_of(const Choice& choice) {
+    return cat(choice.tiling->m, "x", choice.tiling->n,
+               choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
 }  // namespace
 
+std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target) {
+    std::vector<std::string> names;
+    for (const Choice& choice : Gemm(op).choices(target)) names.push_back(name_of(choice));
+    return names;
+}
+
 KernelText gemm_text(const LoweredOp& op, const Target& target) {
-    const View &a = op.inputs[0], &b = op.inputs[1], &c = op.outputs[0];
-    const int rank = c.shape.rank();
-    const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
+    const Gemm gemm(op);
+    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor] = gemm;
     const bool fused = !op.body.empty();
-    const Attrs& attrs = fused ? op.body[0].attrs : op.attrs;
-    const std::string &order = attrs.text("order"), &math = attrs.text("math");
-    if (!order.starts_with("chain("))
-        raise(ErrorKind::unsupported, "cuda: gemm: its order is ", order, "; need chain(c)");
-    const int64_t chunk = std::atoll(order.c_str() + 6);
-    int64_t batches = 1;
-    for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
     const BlockLayout layout(op);
     KernelText text;
     text.includes = {"matmul.cuh"};
@@ -149,11 +199,8 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
             "            ", body, "\n        }\n", store, "    }\n};\n");
     const std::string stem =
         cat(op.def->name, "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
-    const bool tf32 = math == "tf32", tensor = math != "fp32" || dtype_size(a.dtype) == 2;
-    // Asynchronous copies and their large tiles begin with 8.0.
-    const bool tiled =
-        target.major >= 8 && chunk % 32 == 0 && k >= 32 && m * n >= 64 && m * n * k >= 1 << 17;
-    if (!tiled) {
+    const std::vector<Choice> choices = gemm.choices(target);
+    if (choices.empty()) {
         const int64_t chunks = std::max<int64_t>(ceil_div(k, chunk), 1);
         int64_t slices = 1;
         while (slices < 8 && slices < chunks) slices *= 2;
@@ -165,19 +212,17 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
                          ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
         return text;
     }
-    const int64_t size = a.dtype == DType::f64 ? 8 : 4;
-    const Problem problem{batches, m, n, k, tensor ? 128 : chunk, !tensor, size};
-    const Choice choice = tf32       ? choose(kTf32, problem, target)
-                          : tensor   ? choose(kTensor, problem, target)
-                          : size > 4 ? choose(kDouble, problem, target)
-                                     : choose(kScalar, problem, target);
+    const auto named = [&](const Choice& one) { return name_of(one) == op.candidate; };
+    const auto found = op.candidate.empty() ? choices.begin()
+                                            : std::find_if(choices.begin(), choices.end(), named);
+    check(found != choices.end(), "cuda: a product's kernel is none of its candidates");
+    const Choice& choice = *found;
     const Tiling& t = *choice.tiling;
-    text.name = cat(stem, t.m, "x", t.n);
+    text.name = stem + name_of(choice);
     text.threads = t.threads;
     text.resident = t.resident;
     text.blocks = choice.tiles * choice.parts;
     if (choice.parts > 1) {
-        text.name += cat("_", choice.parts);
         text.workspace = static_cast<uint64_t>(choice.tiles * choice.slots * t.m * t.n * size);
         text.counters = static_cast<int>(choice.tiles);
     }

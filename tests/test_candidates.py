@@ -1,0 +1,87 @@
+"""compile(candidates=): which of a backend's kernels runs an op, as a plan says it."""
+
+import re
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from compare import assert_bits, product_operand
+
+
+def build(m=512, n=384, k=1024, dtype="float32"):
+    g = aicf.Graph("product")
+    a, b = g.input("a", (m, k)), g.input("b", (k, n))
+    if dtype != "float32":
+        a, b = aicf.cast(a, dtype), aicf.cast(b, dtype)
+    g.output("y", aicf.relu(aicf.matmul(a, b)))
+    return g
+
+
+def known(g, **options):
+    return _core.cuda_candidates(g._core, _core.pass_names(), **options)
+
+
+def kernels(g, candidates=None):
+    text = _core.cuda_program(g._core, _core.pass_names(), candidates=candidates or {})
+    return re.findall(r"__launch_bounds__\(.*?\) (\w+)\(", text)
+
+
+def test_each_candidate_is_another_kernel():
+    g = build()
+    ((signature, names),) = known(g).items()
+    assert signature.startswith("fused_gemm gemm") and "f32[512, 1024]" in signature
+    assert len(names) == len(set(names)) >= 6
+    (own,) = kernels(g)
+    chosen = [kernels(g, {signature: name})[0] for name in names]
+    assert chosen[0] == own and len(set(chosen)) == len(names)
+    for name, kernel in zip(names, chosen, strict=True):
+        assert f"_{name}_" in kernel
+
+
+def test_the_first_depends_on_the_device():
+    """A small device need not be filled by parts of k."""
+    g = build(256, 256, 4096)
+    first = [next(iter(known(g, processors=p).values()))[0] for p in (4, 132)]
+    assert first[0] != first[1]
+
+
+def test_an_unknown_name():
+    g = build()
+    (signature,) = known(g)
+    with pytest.raises(aicf.GraphError, match=r'"1x1" for fused_gemm.*need one of \d+x\d+'):
+        kernels(g, {signature: "1x1"})
+
+
+def test_small_products_have_one_kernel():
+    assert known(build(8, 8, 8)) == {}
+
+
+@pytest.mark.parametrize("candidates", [["a"], {"a": 1}, {1: "a"}, "a"])
+def test_what_is_no_choice(candidates):
+    with pytest.raises(aicf.GraphError, match=r"candidates is .*need kernel names"):
+        build(2, 2, 2).compile(device="cpu", candidates=candidates)
+
+
+def test_other_ops_are_left_alone():
+    step = build(8, 8, 8).compile(device="cpu", candidates={"gemm of another graph": "64x64"})
+    assert step.plan.candidates == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_on_a_gpu(dtype, rng):
+    """Each is right, and a plan's choices are taken again."""
+    g = build(200, 130, 700, dtype)
+    ((signature, names),) = known(g).items()
+    feed = {
+        name: rng.integers(-4, 5, shape).astype(np.float32)
+        for name, shape in {"a": (200, 700), "b": (700, 130)}.items()
+    }
+    want = np.maximum(feed["a"] @ feed["b"], 0)
+    want = product_operand(want, dtype) if dtype == "bfloat16" else want.astype(dtype)
+    for name in names:
+        step = g.compile(device="cuda", candidates={signature: name})
+        again = g.compile(device="cuda", candidates=step.plan.candidates)
+        assert again.plan.candidates == {signature: name} and again.trace == step.trace
+        assert_bits(step(**feed)["y"].numpy(), want, name)
