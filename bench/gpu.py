@@ -175,6 +175,19 @@ def products():
     return result
 
 
+def product_on_the_host(n=1024):
+    """The same product of n x n float32 on this machine's CPU, all cores, beside the GPU's."""
+    taken = {}
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("gemm")
+        g.output("y", aicf.matmul(g.param("a", (n, n)), g.param("b", (n, n))))
+        taken[device] = microseconds(g.compile(device=device), 20)
+    return {
+        f"cpu_f32_{n}_us": taken["cpu"],
+        f"gemm_f32_{n}_speed_to_cpu": taken["cpu"] / taken["cuda"],
+    }
+
+
 def torch_copy(n=1 << 28):
     import torch
 
@@ -210,7 +223,7 @@ def main():
     parser.add_argument("--peers", action="store_true")
     args = parser.parse_args()
     figures = describe_device()
-    parts = [compile_figures, train_step, memory_bound, products]
+    parts = [compile_figures, train_step, memory_bound, products, product_on_the_host]
     for part in parts + ([torch_copy] if args.peers else []):
         figures |= part()
         print(part.__name__, flush=True)

@@ -219,6 +219,14 @@ def test_product_bound(k, device, make_rng):
     assert (error <= 2 * np.sqrt(k) * U * np.abs(x).astype(float).sum(0)).all()
 
 
+@pytest.mark.parametrize("n", [512, 1024])
+def test_large_products_are_near(n, device, rng):
+    """The largest error of a product of n x n normal numbers, and of numbers in [0, 1)."""
+    for draw in (rng.standard_normal, rng.random):
+        a, b = draw((n, n)).astype(np.float32), draw((n, n)).astype(np.float32)
+        assert np.abs(product(a, b, device) - a.astype(float) @ b).max() < 1e-3
+
+
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 24, 31, 33, 48, 63, 64, 65, 96, 129)
 
 
