@@ -26,6 +26,16 @@ _MISSING = _cuda_missing()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+def pytest_addoption(parser):
+    parser.addoption("--no-passes", action="store_true", help="compile without passes by default")
+
+
+def pytest_configure(config):
+    if config.getoption("--no-passes"):
+        for function in (aicf.Graph.compile, aicf.Step.__init__):
+            function.__kwdefaults__["passes"] = ()
+
+
 def pytest_report_header(config):
     return f"aicf: fresh seeds from AICF_TEST_SEED={FRESH}" + (
         f"; without the GPU tests, {_MISSING}" if _MISSING else ""
@@ -33,10 +43,13 @@ def pytest_report_header(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without a GPU its tests are deselected, all for the one reason the header gives."""
-    if _MISSING:
-        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("gpu")])
-        items[:] = [i for i in items if not i.get_closest_marker("gpu")]
+    """Without a GPU its tests are deselected, all for the one reason the header gives; without
+    passes those of the passes."""
+    out = {"gpu"} if _MISSING else set()
+    out |= {"passes"} if config.getoption("--no-passes") else set()
+    away = [any(i.get_closest_marker(name) for name in out) for i in items]
+    config.hook.pytest_deselected(items=[i for i, gone in zip(items, away, strict=True) if gone])
+    items[:] = [i for i, gone in zip(items, away, strict=True) if not gone]
 
 
 @pytest.hookimpl(hookwrapper=True)
