@@ -278,7 +278,7 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
         }
     if (!op.members.empty()) return pairs;
     if (op.body.empty()) return op.def->inplace;
-    if (op.def->gemm) return pairs;
+    if (op.def->gemm || op.def->reduction) return pairs;
     const int inputs = static_cast<int>(op.inputs.size()),
               outputs = static_cast<int>(op.outputs.size()),
               steps = static_cast<int>(op.body.size());

@@ -262,6 +262,7 @@ struct LoweredDef {
     std::vector<int> contiguous = {};               // operand positions, inputs first
     bool pointwise = false, reduction = false, gemm = false, optimizer = false;
     bool random = false;
+    bool streams = false;  // of a reduction: it takes each element of its one operand once
     Portable portable = Portable::never;
     int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
@@ -272,8 +273,8 @@ Cost cost_of(const Lowered& lowered);
 bool is_portable(const LoweredOp& op);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
 /// writes the output may read the input; of an optimizer's, whose steps may run side by side, no
-/// other step. A product with a body writes while parts of it still read. In a group no other
-/// member may read the input.
+/// other step. A product or a reduction with a body writes while parts of it still read. In a group
+/// no other member may read the input.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 /// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
 bool may_overwrite(const LoweredOp& op, int out, int in);

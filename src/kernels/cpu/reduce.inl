@@ -12,7 +12,7 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- the plan of a reduction --------------------------------------------------------------------
 
-constexpr int64_t kStrip = 64;  // neighbouring results to a unit of columns, at most
+constexpr int64_t kTile = 4096;  // elements that rows are taken in
 
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
@@ -40,11 +40,26 @@ void plan_groups(ReducePlan& p, int64_t work) {
     p.units *= p.groups;
 }
 
-void reduce_prepare(ArgBlock& args, bool ordered) {
-    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
-    const Operand &x = args.in(0), &y = args.out(0);
-    const int64_t axes = args.scalar(0).i, keepdims = args.scalar(1).i;
-    p.chain = ordered ? args.scalar(2).i : 0;
+/// Units and groups, once it is known where elements and results lie.
+void plan_units(ReducePlan& p) {
+    const int last = p.kept_rank - 1;
+    const int64_t n = p.reduced.total;
+    if (p.results == 0 || n == 0) p.columns = false;
+    if (p.columns) {
+        p.strips = (p.kept[last] + kStrip - 1) / kStrip;
+        p.strip = (p.kept[last] + p.strips - 1) / p.strips;
+        p.units = p.results / p.kept[last] * p.strips;
+    } else {
+        p.strips = 1;
+        p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : 1;
+        p.units = (p.results + p.strip - 1) / p.strip;
+    }
+    plan_groups(p, 65536);
+    p.bundles = p.groups == 1 && p.chain == 0 && p.reduced.rank <= 1 && n > 0 && n <= kShortRow;
+}
+
+/// `y`: null where results are not stored one by one.
+void plan_operand(ReducePlan& p, const Operand& x, int64_t axes, bool keepdims, const Operand* y) {
     p.results = 1;
     p.kept_rank = 0;
     walk_start(p.reduced);
@@ -55,7 +70,7 @@ void reduce_prepare(ArgBlock& args, bool ordered) {
             if (keepdims) o++;
             continue;
         }
-        const int64_t to = y.strides()[o++];
+        const int64_t to = y ? y->strides()[o++] : 0;
         p.results *= size;
         if (size == 1) continue;
         const int last = p.kept_rank - 1;
@@ -70,20 +85,14 @@ void reduce_prepare(ArgBlock& args, bool ordered) {
         }
     }
     const int last = p.kept_rank - 1;
-    const int64_t n = p.reduced.total;
     p.columns = last >= 0 && p.from[last] == 1 && p.reduced.rank == 1 && p.reduced.stride[0] != 1;
-    if (p.results == 0 || n == 0) p.columns = false;
-    if (p.columns) {
-        p.strips = (p.kept[last] + kStrip - 1) / kStrip;
-        p.strip = (p.kept[last] + p.strips - 1) / p.strips;
-        p.units = p.results / p.kept[last] * p.strips;
-    } else {
-        p.strips = 1;
-        p.strip = n > 0 && n < 4096 ? (4096 + n - 1) / n : 1;
-        p.units = (p.results + p.strip - 1) / p.strip;
-    }
-    plan_groups(p, 65536);
-    p.bundles = p.groups == 1 && p.chain == 0 && p.reduced.rank <= 1 && n > 0 && n <= kShortRow;
+    plan_units(p);
+}
+
+void reduce_prepare(ArgBlock& args, bool ordered) {
+    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
+    p.chain = ordered ? args.scalar(2).i : 0;
+    plan_operand(p, args.in(0), args.scalar(0).i, args.scalar(1).i, &args.out(0));
 }
 
 template <class Plan>
@@ -104,18 +113,18 @@ AICF_INLINE void place_result(const Plan& p, int64_t result, int64_t* from, int6
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-template <class Op, class A, class E>
-A reduce_row(const Walk& w, const E* x, int64_t begin, int64_t end, int64_t chain) {
+/// row(at, n, buffer): elements [at, at + n), n <= 512, as type A, in place or in the buffer.
+template <class Op, class A, class Row>
+A reduce_row(Row row, int64_t begin, int64_t end, int64_t chain) {
     typedef Simd<A, 0> S;
     alignas(64) A buffer[kTreeLeaf];
     if (begin >= end) return A(0);
     if (chain == 0) {
-        if (end - begin <= kTreeLeaf)
-            return leaf<Op>(fetch<A>(w, x, begin, end - begin, buffer), end - begin);
+        if (end - begin <= kTreeLeaf) return leaf<Op>(row(begin, end - begin, buffer), end - begin);
         Tree<Op, S> tree;
         for (int64_t at = begin; at < end; at += kTreeLeaf) {
             const int64_t n = min64(kTreeLeaf, end - at);
-            tree.push(leaf<Op>(fetch<A>(w, x, at, n, buffer), n));
+            tree.push(leaf<Op>(row(at, n, buffer), n));
         }
         return tree.result();
     }
@@ -123,7 +132,7 @@ A reduce_row(const Walk& w, const E* x, int64_t begin, int64_t end, int64_t chai
     for (int64_t at = begin; at < end;) {
         const int64_t in_chunk = at % chain,
                       n = min64(min64(kTreeLeaf, end - at), chain - in_chunk);
-        const A* v = fetch<A>(w, x, at, n, buffer);
+        const A* v = row(at, n, buffer);
         int64_t i = 0;
         if (in_chunk == 0) part = v[i++];
         for (; i < n; i++) part = Op::template join<S>(part, v[i]);
@@ -217,8 +226,9 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, const E* x, int64
     for (int64_t v = 0; v < vectors; v++) to[v] = t[v];
 }
 
-template <class Op, class S, class A, class E>
-void column_tree(const Strip& strip, const E* x, int64_t begin, int64_t end, A* to) {
+/// rows(r, n): where rows [r, r + n) begin.
+template <class Op, class S, class A, class Rows>
+void column_tree(const Strip& strip, Rows rows, int64_t begin, int64_t end, A* to) {
     typedef typename S::V V;
     const int64_t n = strip.vectors;
     V part[40 * (S::lanes > 1 ? 64 / S::lanes : 4)];
@@ -229,7 +239,8 @@ void column_tree(const Strip& strip, const E* x, int64_t begin, int64_t end, A* 
         for (int64_t v = 0; v < n; v++) top[v - n] = Op::template join<S>(top[v - n], top[v]);
     };
     for (int64_t r = begin; r < end; r += kTreeLeaf) {
-        column_leaf<Op, S>(strip, x + r * strip.step, min64(kTreeLeaf, end - r), top);
+        const int64_t leaf = min64(kTreeLeaf, end - r);
+        column_leaf<Op, S>(strip, rows(r, leaf), leaf, top);
         top += n;
         for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) carry();
     }
@@ -241,27 +252,39 @@ template <class Op, class A>
 constexpr bool rounds =
     same_bits<Op, SumOp> && scalar::is_float<A>;  // else any order gives the same
 
-template <class Op, class A, class E>
-void reduce_columns(const ReducePlan& p, const E* x, int64_t width, int64_t begin, int64_t end,
-                    A* to) {
+/// `most`: rows that rows() gives at a time.
+template <class Op, class E, class A, class Rows>
+void reduce_columns(Rows rows, int64_t step, int64_t most, int64_t chain_of, int64_t width,
+                    int64_t begin, int64_t end, A* to) {
     const auto run = [&](auto vector) {
         typedef decltype(vector) S;
         Strip strip;
-        strip.step = p.reduced.stride[0];
+        strip.step = step;
         strip.vectors = (width + S::lanes - 1) / S::lanes;
         for (int64_t v = 0; v < strip.vectors; v++)
             strip.at[v] = min64(v * S::lanes, width - S::lanes);
         if constexpr (rounds<Op, A>)
-            if (p.chain == 0) return column_tree<Op, S>(strip, x, begin, end, to);
-        const int64_t chain = rounds<Op, A> ? p.chain : end - begin;
-        int64_t v = 0;
-        if constexpr (same_bits<E, A> && S::lanes > 1) {
-            for (; v + 8 <= strip.vectors; v += 8)
-                column_chain<Op, S, 8>(strip, v, x, begin, end, chain, to);
-            for (; v + 2 <= strip.vectors; v += 2)
-                column_chain<Op, S, 2>(strip, v, x, begin, end, chain, to);
+            if (chain_of == 0) return column_tree<Op, S>(strip, rows, begin, end, to);
+        const int64_t chain = rounds<Op, A> ? chain_of : min64(most, end - begin);
+        const auto chains = [&](const E* x, int64_t n, A* result) {
+            int64_t v = 0;
+            if constexpr (same_bits<E, A> && S::lanes > 1) {
+                for (; v + 8 <= strip.vectors; v += 8)
+                    column_chain<Op, S, 8>(strip, v, x, 0, n, chain, result);
+                for (; v + 2 <= strip.vectors; v += 2)
+                    column_chain<Op, S, 2>(strip, v, x, 0, n, chain, result);
+            }
+            for (; v < strip.vectors; v++) column_chain<Op, S, 1>(strip, v, x, 0, n, chain, result);
+        };
+        if (end - begin <= most) return chains(rows(begin, end - begin), end - begin, to);
+        alignas(64) A part[kStrip];
+        for (int64_t r = begin; r < end; r += chain) {
+            const int64_t n = min64(chain, end - r);
+            chains(rows(r, n), n, r == begin ? to : part);
+            if (r != begin)
+                for (int64_t i = 0; i < width; i++)
+                    to[i] = Op::template join<Simd<A, 0>>(to[i], part[i]);
         }
-        for (; v < strip.vectors; v++) column_chain<Op, S, 1>(strip, v, x, begin, end, chain, to);
     };
     const int64_t bytes = width * int64_t(sizeof(A));
     if (bytes < 16) return run(Simd<A, 0>{});
@@ -281,20 +304,68 @@ AICF_INLINE void finish(E* to, A value, bool mean, int64_t n) {
     put(to, value);
 }
 
+/// The programs around a fused reduction, as one thread runs them.
+struct Around {
+    const FusedReduce* head;
+    char *tile, *held;                     // elements made; results of a unit
+    char **element_slots, **result_slots;  // as run_range wants them
+
+    AICF_INLINE const Program& program(uint32_t at) const {
+        return *reinterpret_cast<const Program*>(reinterpret_cast<const char*>(head) + at);
+    }
+    static void run(const Program& p, char** at, int64_t pos, int64_t stop, char* given,
+                    int64_t size) {
+        int slot = 0;
+        while (p.slot()[slot].mode != SlotMode::given) slot++;
+        run_range(p, at, pos, stop,
+                  [&](int64_t block) { at[slot] = given + (block - pos) * size; });
+    }
+    /// Elements [pos, pos + n); `at`: where in the tile, in elements.
+    template <class E>
+    const E* make(int64_t pos, int64_t n, int64_t at = 0) const {
+        const Program& p = program(head->elements);
+        const int64_t slack = p.rows ? 0 : pos % p.shape[p.rank - 1];
+        E* to = reinterpret_cast<E*>(tile) + at;
+        run(p, element_slots, pos - slack, pos + n, reinterpret_cast<char*>(to), sizeof(E));
+        return to + slack;
+    }
+    template <class E>
+    void take(int64_t result, int64_t n) const {
+        run(program(head->taken), result_slots, result, result + n, held, sizeof(E));
+    }
+};
+
+/// `around`: null where the operands are the first ones and the results are stored as they come.
 template <class Op, class E, class A>
-void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, bool mean = false) {
+void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, bool mean = false,
+                  const Around* around = nullptr) {
     const ReducePlan& p = reduce_plan(args);
-    const E* x = static_cast<const E*>(args.in(0).ptr);
-    E* y = static_cast<E*>(args.out(0).ptr);
+    const bool made = around && around->head->operand < 0;
+    const E* x =
+        made ? nullptr : static_cast<const E*>(args.in(around ? around->head->operand : 0).ptr);
+    E* y = static_cast<E*>(around ? around->held : args.out(0).ptr);
     A* parts = static_cast<A*>(args.workspace);  // [groups][results]
     const int64_t n = p.reduced.total;
-    int64_t from, to;
+    // Where the elements of result r begin, and where it goes: of a fused op to the unit's others.
+    const auto place = [&](int64_t r, int64_t first, int64_t* from, int64_t* to) {
+        if (!made) place_result(p, r, from, to);
+        if (around) *to = r - first;
+    };
+    const auto done = [&](int64_t first, int64_t count) {
+        if (around && count > 0) around->take<E>(first, count);
+    };
+    int64_t from = 0, to = 0;
     if (phase == 1) {
-        for (int64_t r = begin * 256; r < min64(end * 256, p.results); r++) {
-            Tree<Op, Simd<A, 0>> tree;
-            for (int64_t g = 0; g < p.groups; g++) tree.push(parts[g * p.results + r]);
-            place_result(p, r, &from, &to);
-            finish(y + to, tree.result(), mean, n);
+        const int64_t first = begin * 256, stop = min64(end * 256, p.results);
+        for (int64_t block = first; block < stop; block += 256) {
+            const int64_t last = min64(block + 256, stop);
+            for (int64_t r = block; r < last; r++) {
+                Tree<Op, Simd<A, 0>> tree;
+                for (int64_t g = 0; g < p.groups; g++) tree.push(parts[g * p.results + r]);
+                place(r, block, &from, &to);
+                finish(y + to, tree.result(), mean, n);
+            }
+            done(block, last - block);
         }
         return;
     }
@@ -304,40 +375,68 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
         if (p.columns) {
             const int64_t width = p.kept[p.kept_rank - 1], row = block / p.strips;
             const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
-            const int64_t result = row * width + c0;
+            const int64_t result = row * width + c0, count = c1 - c0;
             if (c0 >= c1) continue;
             alignas(64) A strip[kStrip];
-            place_result(p, result, &from, &to);
-            reduce_columns<Op, A>(p, x + from, c1 - c0, first, stop, strip);
-            const int64_t step = p.to[p.kept_rank - 1];
+            place(result, result, &from, &to);
+            const auto rows = [&](int64_t r, int64_t many) -> const E* {
+                if (!made) return x + from + r * p.reduced.stride[0];
+                const int64_t pos = (row * n + r) * width + c0;
+                if (count == width) return around->make<E>(pos, many * width);
+                for (int64_t i = 0; i < many; i++)
+                    around->make<E>(pos + i * width, count, i * count);
+                return reinterpret_cast<const E*>(around->tile);
+            };
+            reduce_columns<Op, E, A>(rows, made ? count : p.reduced.stride[0], made ? kTreeLeaf : n,
+                                     p.chain, count, first, stop, strip);
+            const int64_t step = around ? 1 : p.to[p.kept_rank - 1];
             if (p.groups > 1)
-                for (int64_t i = 0; i < c1 - c0; i++) parts[g * p.results + result + i] = strip[i];
+                for (int64_t i = 0; i < count; i++) parts[g * p.results + result + i] = strip[i];
             else
-                for (int64_t i = 0; i < c1 - c0; i++) finish(y + to + i * step, strip[i], mean, n);
+                for (int64_t i = 0; i < count; i++) finish(y + to + i * step, strip[i], mean, n);
+            if (p.groups == 1) done(result, count);
             continue;
         }
-        int64_t r = block * p.strip;
-        const int64_t last = min64(p.results, r + p.strip);
+        const int64_t unit = block * p.strip, last = min64(p.results, unit + p.strip);
+        int64_t r = unit;
+        const bool tiled = made && n > 0 && n < kTile;  // all elements of the unit at once
+        if (tiled) x = around->make<E>(r * n, (last - r) * n);
         if (p.bundles) {
             alignas(64) A t[kShortRow * kBundle<A>], results[kBundle<A>];
             int64_t at[kBundle<A>], put_at[kBundle<A>];
             const int64_t step = p.reduced.rank ? p.reduced.stride[0] : 0;
             for (; last - r >= kBundle<A> / 4; r += kBundle<A>) {
                 const int count = int(min64(kBundle<A>, last - r));
-                for (int i = 0; i < count; i++) place_result(p, r + i, &at[i], &put_at[i]);
+                for (int i = 0; i < count; i++) {
+                    at[i] = (r + i - unit) * n;
+                    place(r + i, unit, &at[i], &put_at[i]);
+                }
                 load_bundle(t, x, at, count, step, n);
                 bundle_leaf<Op>(t, n, results);
                 for (int i = 0; i < count; i++) finish(y + put_at[i], results[i], mean, n);
             }
         }
         for (; r < last; r++) {
-            place_result(p, r, &from, &to);
-            const A value = reduce_row<Op, A>(p.reduced, x + from, first, stop, p.chain);
+            from = (r - unit) * n;
+            place(r, unit, &from, &to);
+            const E* piece = nullptr;
+            int64_t have = 0, until = 0;  // what of the row the tile holds
+            const auto row = [&](int64_t at, int64_t count, A* buffer) {
+                if (!made || tiled) return fetch<A>(p.reduced, x + from, at, count, buffer);
+                if (at + count > until) {
+                    have = at;
+                    until = min64(stop, at + kTile);
+                    piece = around->make<E>(r * n + at, until - at);
+                }
+                return fetch<A>(p.reduced, piece, at - have, count, buffer);
+            };
+            const A value = reduce_row<Op, A>(row, first, stop, p.chain);
             if (p.groups > 1)
                 parts[g * p.results + r] = value;
             else
                 finish(y + to, value, mean, n);
         }
+        if (p.groups == 1) done(unit, last - unit);
     }
 }
 
@@ -367,33 +466,97 @@ struct ExtremumOf<uint8_t> {
 };
 
 template <class Op, template <class> class AccOf, bool Mean>
-void reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
-    switch (DType(args.in(0).dtype)) {
+void reduce_typed(DType dtype, const ArgBlock& args, int64_t begin, int64_t end, int phase,
+                  const Around* around) {
+    switch (dtype) {
         case DType::f32:
-            return reduce_units<Op, float, float>(args, begin, end, phase, Mean);
+            return reduce_units<Op, float, float>(args, begin, end, phase, Mean, around);
         case DType::f64:
-            return reduce_units<Op, double, double>(args, begin, end, phase, Mean);
+            return reduce_units<Op, double, double>(args, begin, end, phase, Mean, around);
         case DType::f16:
-            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean);
+            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean, around);
         case DType::bf16:
-            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean);
+            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean, around);
         default:
             break;
     }
     if constexpr (!Mean) {
-        switch (DType(args.in(0).dtype)) {
+        switch (dtype) {
             case DType::i32:
-                return reduce_units<Op, int32_t, typename AccOf<int32_t>::type>(args, begin, end,
-                                                                                phase);
+                return reduce_units<Op, int32_t, typename AccOf<int32_t>::type>(
+                    args, begin, end, phase, false, around);
             case DType::i64:
-                return reduce_units<Op, int64_t, typename AccOf<int64_t>::type>(args, begin, end,
-                                                                                phase);
+                return reduce_units<Op, int64_t, typename AccOf<int64_t>::type>(
+                    args, begin, end, phase, false, around);
             case DType::u8:
-                return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type>(args, begin, end,
-                                                                                phase);
+                return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type>(
+                    args, begin, end, phase, false, around);
             default:
                 return;
         }
+    }
+}
+
+template <class Op, template <class> class AccOf, bool Mean>
+void reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
+    reduce_typed<Op, AccOf, Mean>(DType(args.in(0).dtype), args, begin, end, phase, nullptr);
+}
+
+AICF_INLINE const FusedReduce& fused_head(const ArgBlock& args) {
+    return *reinterpret_cast<const FusedReduce*>(&reduce_plan(args) + 1);
+}
+
+void fused_reduce_prepare(ArgBlock& args) {
+    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
+    const FusedReduce& head = fused_head(args);
+    p.chain = head.chain;
+    if (head.operand >= 0) return plan_operand(p, args.in(head.operand), head.axes, false, nullptr);
+    p.results = head.results;
+    walk_start(p.reduced);
+    walk_axis(p.reduced, head.n, 1);
+    p.columns = head.width > 0;
+    p.kept_rank = p.columns;
+    p.kept[0] = head.width;
+    plan_units(p);
+}
+
+void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
+    const ReducePlan& p = reduce_plan(args);
+    Around around{&fused_head(args), nullptr, nullptr, nullptr, nullptr};
+    const bool made = around.head->operand < 0;
+    const Program& taken = around.program(around.head->taken);
+    const auto round = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    constexpr int64_t kSlack = 128;  // a tile may begin in the middle of a short row
+    const int64_t held = round((p.columns ? kStrip : kTile) * around.head->size),
+                  tile = made ? round(((p.columns ? kTreeLeaf * kStrip : 2 * kTile) + kSlack) *
+                                      around.head->size)
+                              : 0,
+                  buffers = round(taken.buffer_bytes);
+    const int64_t others = made ? around.program(around.head->elements).buffer_bytes : 0;
+    char* const memory = static_cast<char*>(
+        __builtin_alloca_with_align(size_t(held + tile + buffers + others), 512));
+    char *element_slots[kMaxSlots], *result_slots[kMaxSlots];
+    around.held = memory;
+    around.tile = memory + held;
+    around.result_slots = result_slots;
+    around.element_slots = element_slots;
+    start_slots(taken, memory + held + tile, result_slots);
+    if (made)
+        start_slots(around.program(around.head->elements), memory + held + tile + buffers,
+                    element_slots);
+    switch (around.head->reducer) {
+        case Reducer::sum:
+            return reduce_typed<SumOp, SumOf, false>(around.head->dtype, args, begin, end, phase,
+                                                     &around);
+        case Reducer::mean:
+            return reduce_typed<SumOp, SumOf, true>(around.head->dtype, args, begin, end, phase,
+                                                    &around);
+        case Reducer::max:
+            return reduce_typed<MaxOp, ExtremumOf, false>(around.head->dtype, args, begin, end,
+                                                          phase, &around);
+        case Reducer::min:
+            return reduce_typed<MinOp, ExtremumOf, false>(around.head->dtype, args, begin, end,
+                                                          phase, &around);
     }
 }
 
@@ -420,6 +583,7 @@ void register_reduce(Table& table) {
     add("reduce_mean", kFloats, reduce_run<SumOp, SumOf, true>, sum_prepare);
     add("reduce_max", kNumbers, reduce_run<MaxOp, ExtremumOf, false>, extremum_prepare);
     add("reduce_min", kNumbers, reduce_run<MinOp, ExtremumOf, false>, extremum_prepare);
+    add("fused_reduce", kAnyDType, fused_reduce_run, fused_reduce_prepare);
 }
 
 }  // namespace aicf::cpu::AICF_ISA
