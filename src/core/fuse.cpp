@@ -357,37 +357,30 @@ class Epilogues : Groups {
 
 // ---- reductions ---------------------------------------------------------------------------------
 
-/// The axis along which the neighbours of a view lie closest; -1: they are all one element.
-int fast_axis(const View& view) {
-    int fast = -1;
-    for (int d = 0; d < view.shape.rank(); d++)
-        if (view.shape[d] > 1 && view.strides[d] != 0 &&
-            (fast < 0 || std::abs(view.strides[d]) <= std::abs(view.strides[fast])))
-            fast = d;
-    return fast;
-}
-
-/// One reduction, of elements that the steps before it make for it alone: they lie nowhere. Their
-/// operands have neighbours along one axis, or a backend would read some of them across.
+/// One reduction, of elements that the steps before it make for it alone: they lie nowhere. Along
+/// one axis each of their operands has its neighbours or is one element, or a backend would read
+/// some of them across.
 bool fits_reduction(const LoweredOp& op) {
-    const auto inputs = op.inputs.size(), results = inputs + op.outputs.size();
+    const auto inputs = static_cast<int>(op.inputs.size()),
+               results = inputs + static_cast<int>(op.outputs.size());
     std::vector<char> element(results + op.inner.size(), 0);
-    int fast = -1;
+    std::vector<const View*> read;
     bool behind = false;
     for (const FusedStep& step : op.body) {
         if (behind && step.def->reduction) return false;
         for (int number : step.inputs) {
             if (behind && element[number]) return false;
-            if (behind || number >= static_cast<int>(inputs)) continue;
-            const int axis = fast_axis(op.operand(number));
-            if (fast >= 0 && axis >= 0 && axis != fast) return false;
-            fast = std::max(fast, axis);
+            if (!behind && number < inputs) read.push_back(&op.inputs[number]);
         }
         behind |= step.def->reduction;
-        if (!behind && step.outputs[0] < static_cast<int>(results)) return false;
+        if (!behind && step.outputs[0] < results) return false;
         element[step.outputs[0]] = !behind;
     }
-    return fits_block(op);
+    const int fast = fast_axis(*largest_view(read));
+    const auto along = [&](const View* view) {
+        return fast < 0 || view->strides[fast] == 0 || fast_axis(*view) == fast;
+    };
+    return std::all_of(read.begin(), read.end(), along) && fits_block(op);
 }
 
 /// Pointwise ops join the reduction that reads their results, and the one whose result they read.

@@ -280,6 +280,10 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 bool may_overwrite(const LoweredOp& op, int out, int in);
 /// Whether two views step through a storage alike.
 bool same_layout(const View& a, const View& b);
+/// The axis along which the neighbours of a view lie closest; -1: they are all one element.
+int fast_axis(const View& view);
+/// The one that holds the most bytes.
+const View* largest_view(const std::vector<const View*>& views);
 /// The position of a view of the same elements as the same dtype; -1: none.
 int find_view(const std::vector<View>& list, const View& view);
 

@@ -61,7 +61,7 @@ class Builder {
         if (given_ >= 0) {
             given_slot_ = add_slot(held_[given_].dtype);
             if (held_[given_].slot >= 0)  // an output, too
-                add_cast(held_[given_].slot, given_slot_);
+                add_cast(held_[given_].slot, given_slot_, held_[given_].dtype);
             else
                 held_[given_].slot = given_slot_;
         }
@@ -199,14 +199,14 @@ class Builder {
     }
 
     /// Between any two dtypes: in one conversion, or else by way of f32, which rounds once as well.
-    void add_cast(int to, int from) {
-        const auto find = [&](DType in, DType out) { return find_instr(table_, "cast", in, out); };
-        if (const InstrDef* direct = find(dtypes_[from], dtypes_[to]))
-            return emit(*direct, {to}, {from}, {});
+    /// `in`: of what is read; `to` may be the same slot, whose dtype is the result's by now.
+    void add_cast(int to, int from, DType in) {
+        const auto find = [&](DType a, DType b) { return find_instr(table_, "cast", a, b); };
+        if (const InstrDef* direct = find(in, dtypes_[to])) return emit(*direct, {to}, {from}, {});
         int middle = take_slot(DType::f32);
-        const InstrDef* narrowing = find_instr(table_, "narrowing", dtypes_[from], DType::f32);
-        emit(narrowing && is_16_bit(dtypes_[to]) ? *narrowing : *find(dtypes_[from], DType::f32),
-             {middle}, {from}, {});
+        const InstrDef* narrowing = find_instr(table_, "narrowing", in, DType::f32);
+        emit(narrowing && is_16_bit(dtypes_[to]) ? *narrowing : *find(in, DType::f32), {middle},
+             {from}, {});
         emit(*find(DType::f32, dtypes_[to]), {to}, {middle}, {});
         give_slot(middle);
     }
@@ -226,7 +226,7 @@ class Builder {
             Held& value = held_[number];
             if (!cast && is_16_bit(value.dtype) && value.wide < 0) {
                 value.wide = take_slot(DType::f32);
-                add_cast(value.wide, value.slot);
+                add_cast(value.wide, value.slot, value.dtype);
             }
             inputs.push_back(!cast && is_16_bit(value.dtype) ? value.wide : value.slot);
         }
@@ -238,12 +238,12 @@ class Builder {
             outputs.push_back(!cast && is_16_bit(value.dtype) ? take_slot(DType::f32) : value.slot);
         }
         if (cast)
-            add_cast(outputs[0], inputs[0]);
+            add_cast(outputs[0], inputs[0], held_[step.inputs[0]].dtype);
         else
             emit(*def, outputs, inputs, step.scalars);
         for (size_t i = 0; i < outputs.size(); i++)
             if (const int slot = held_[step.outputs[i]].slot; slot != outputs[i]) {
-                add_cast(slot, outputs[i]);
+                add_cast(slot, outputs[i], DType::f32);
                 give_slot(outputs[i]);
             }
         release(step.outputs, at);
@@ -402,13 +402,13 @@ ReductionBytes build_reduction(const Table& table, const LoweredOp& op) {
     if (head.operand < 0) {
         const std::vector<ProgramStep> steps = steps_of(0, at);
         // Where neighbours lie along the last of the kept axes, vectors run over results.
+        std::vector<const View*> read;
+        for (int i = 0; i < inputs; i++)
+            if (reads(steps, i)) read.push_back(&op.inputs[i]);
+        const int fast = fast_axis(*largest_view(read));
         size_t last = order.size();
         while (last > 0 && x.shape[static_cast<int>(order[last - 1])] == 1) last--;
-        for (int i = 0; i < inputs && last > 0; i++)
-            if (const int64_t axis = order[last - 1], size = x.shape[static_cast<int>(axis)];
-                reads(steps, i) && op.inputs[i].strides[static_cast<int>(axis)] == 1 && size > 1 &&
-                head.n > 1)
-                head.width = size;
+        if (last > 0 && order[last - 1] == fast && head.n > 1) head.width = x.shape[fast];
         for (int64_t axis : reduced)
             order.insert(
                 head.width ? order.begin() + static_cast<std::ptrdiff_t>(last++) - 1 : order.end(),
@@ -418,7 +418,7 @@ ReductionBytes build_reduction(const Table& table, const LoweredOp& op) {
                 permuted[i] = permute_view(op.inputs[i], order);
                 views[i] = &permuted[i];
             }
-        Builder builder(table, op, permute_view(x, order).shape, views, made, head.width > kStrip);
+        Builder builder(table, op, permute_view(x, order).shape, views, made, false);
         head.elements = append(builder, steps);
         if (!head.elements) return {};
     }

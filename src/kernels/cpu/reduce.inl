@@ -41,12 +41,12 @@ void plan_groups(ReducePlan& p, int64_t work) {
 }
 
 /// Units and groups, once it is known where elements and results lie.
-void plan_units(ReducePlan& p) {
+void plan_units(ReducePlan& p, int64_t most = kStrip) {
     const int last = p.kept_rank - 1;
     const int64_t n = p.reduced.total;
     if (p.results == 0 || n == 0) p.columns = false;
     if (p.columns) {
-        p.strips = (p.kept[last] + kStrip - 1) / kStrip;
+        p.strips = (p.kept[last] + most - 1) / most;
         p.strip = (p.kept[last] + p.strips - 1) / p.strips;
         p.units = p.results / p.kept[last] * p.strips;
     } else {
@@ -145,77 +145,100 @@ A reduce_row(Row row, int64_t begin, int64_t end, int64_t chain) {
 
 // ---- columns ------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxVectors = 32;  // of a strip
+constexpr int64_t kMaxVectors = 256;  // of a strip
 
 /// Where the vectors of a strip begin. The last overlaps the one before it: shared lanes repeat the
 /// same work.
 struct Strip {
-    int64_t step, vectors;
+    int64_t vectors;
     int64_t at[kMaxVectors];
 };
 
 /// N vectors from v on, over elements [begin, end), in one chain per chunk.
 template <class Op, class S, int N, class A, class E>
-AICF_INLINE void column_chain(const Strip& strip, int64_t v, const E* x, int64_t begin, int64_t end,
+AICF_INLINE void column_chain(const Strip& strip, int64_t v, const E* x, int64_t step, int64_t n,
                               int64_t chain, A* to) {
     typedef typename S::V V;
     const int64_t* at = strip.at + v;
     V total[N] = {};
-    for (int64_t c = begin; c < end; c += chain) {
-        const int64_t stop = min64(end, c + chain);
-        const E* row = x + c * strip.step;
+    for (int64_t c = 0; c < n; c += chain) {
+        const int64_t stop = min64(n, c + chain);
+        const E* row = x + c * step;
         V part[N];
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) part[i] = S::load(row + at[i]);
         for (int64_t r = c + 1; r < stop; r++) {
-            row += strip.step;
+            row += step;
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++)
                 part[i] = Op::template join<S>(part[i], S::load(row + at[i]));
         }
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++)
-            total[i] = c == begin ? part[i] : Op::template join<S>(total[i], part[i]);
+            total[i] = c == 0 ? part[i] : Op::template join<S>(total[i], part[i]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) S::get(total[i], to + at[i]);
 }
 
-/// One leaf of n elements; the lanes of abi.h are rows of t, and its first halving is done on the
-/// way in.
-template <class Op, class S, class E>
-__attribute__((noinline)) void column_leaf(const Strip& strip, const E* x, int64_t n,
-                                           typename S::V* to) {
+/// The same of n rows that come one by one.
+template <class Op, class S, class A, class Rows>
+void column_chain(const Strip& strip, Rows& rows, int64_t begin, int64_t end, int64_t chain,
+                  A* to) {
+    typename S::V part[kMaxVectors] = {}, total[kMaxVectors] = {};
+    for (int64_t r = begin; r < end; r++) {
+        const auto* row = rows.row(0, r, end);
+        const int64_t in_chunk = (r - begin) % chain;
+        for (int64_t v = 0; v < strip.vectors; v++) {
+            const auto x = S::load(row + strip.at[v]);
+            part[v] = in_chunk == 0 ? x : Op::template join<S>(part[v], x);
+        }
+        if (in_chunk != chain - 1 && r != end - 1) continue;
+        for (int64_t v = 0; v < strip.vectors; v++)
+            total[v] = r - begin < chain ? part[v] : Op::template join<S>(total[v], part[v]);
+    }
+    for (int64_t v = 0; v < strip.vectors; v++) S::get(total[v], to + strip.at[v]);
+}
+
+/// One leaf of n rows; the lanes of abi.h are rows of t, and its first halving is done on the way
+/// in.
+template <class Op, class S, class Rows>
+__attribute__((noinline)) void column_leaf(const Strip& strip, Rows& rows, int64_t begin, int64_t n,
+                                           typename S::V* t, typename S::V* to) {
     typedef typename S::V V;
-    const int64_t step = strip.step, vectors = strip.vectors, leap = kTreeLanes * step;
+    const int64_t vectors = strip.vectors;
     const int64_t lanes = min64(n, kTreeLanes), half = power_of_two_from(lanes) / 2;
-    const auto lane = [&](int64_t l, const E* row) __attribute__((always_inline)) {
-        V s = S::load(row);
-        for (l += kTreeLanes; l < n; l += kTreeLanes)
-            s = Op::template join<S>(s, S::load(row += leap));
-        return s;
-    };
+    const auto load = [&](const auto* row, int64_t v)
+                          __attribute__((always_inline)) { return S::load(row + strip.at[v]); };
     if (half == 0) {
-        for (int64_t v = 0; v < vectors; v++) to[v] = S::load(x + strip.at[v]);
+        const auto* row = rows.row(0, begin, begin + n);
+        for (int64_t v = 0; v < vectors; v++) to[v] = load(row, v);
         return;
     }
-    V t[kTreeLanes / 2 * (S::lanes > 1 ? 64 / S::lanes : 4)];
     for (int64_t l = 0; l < half; l++) {
+        decltype(rows.row(0, 0, 0)) near[4], far[4];
+        int nears = 0, fars = 0;
+        for (int64_t r = l; r < n; r += kTreeLanes, nears++)
+            near[nears] = rows.row(nears, begin + r, begin + n);
+        for (int64_t r = l + half; l + half < lanes && r < n; r += kTreeLanes, fars++)
+            far[fars] = rows.row(4 + fars, begin + r, begin + n);
         for (int64_t v = 0; v < vectors; v++) {
-            const E* row = x + l * step + strip.at[v];
-            V s;
+            V s = load(near[0], v);
             if (n == kTreeLeaf) {
-                const E* far = row + half * step;
-                s = Op::template join<S>(S::load(row), S::load(row + leap));
-                s = Op::template join<S>(s, S::load(row + 2 * leap));
-                s = Op::template join<S>(s, S::load(row + 3 * leap));
-                V other = Op::template join<S>(S::load(far), S::load(far + leap));
-                other = Op::template join<S>(other, S::load(far + 2 * leap));
-                s = Op::template join<S>(s, Op::template join<S>(other, S::load(far + 3 * leap)));
+                s = Op::template join<S>(s, load(near[1], v));
+                s = Op::template join<S>(s, load(near[2], v));
+                s = Op::template join<S>(s, load(near[3], v));
+                V other = Op::template join<S>(load(far[0], v), load(far[1], v));
+                other = Op::template join<S>(other, load(far[2], v));
+                s = Op::template join<S>(s, Op::template join<S>(other, load(far[3], v)));
             } else {
-                s = lane(l, row);
-                if (l + half < lanes)
-                    s = Op::template join<S>(s, lane(l + half, row + half * step));
+                for (int j = 1; j < nears; j++) s = Op::template join<S>(s, load(near[j], v));
+                if (fars > 0) {
+                    V other = load(far[0], v);
+                    for (int j = 1; j < fars; j++)
+                        other = Op::template join<S>(other, load(far[j], v));
+                    s = Op::template join<S>(s, other);
+                }
             }
             t[l * vectors + v] = s;
         }
@@ -226,12 +249,13 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, const E* x, int64
     for (int64_t v = 0; v < vectors; v++) to[v] = t[v];
 }
 
-/// rows(r, n): where rows [r, r + n) begin.
+/// `scratch`: room for a leaf's lanes and the tree's parts, column_scratch() results.
 template <class Op, class S, class A, class Rows>
-void column_tree(const Strip& strip, Rows rows, int64_t begin, int64_t end, A* to) {
+void column_tree(const Strip& strip, Rows& rows, int64_t begin, int64_t end, A* scratch, A* to) {
     typedef typename S::V V;
     const int64_t n = strip.vectors;
-    V part[40 * (S::lanes > 1 ? 64 / S::lanes : 4)];
+    V* const t = reinterpret_cast<V*>(scratch);
+    V* const part = t + kTreeLanes / 2 * n;
     V* top = part;
     uint64_t count = 0;
     const auto carry = [&]() __attribute__((always_inline)) {
@@ -239,8 +263,9 @@ void column_tree(const Strip& strip, Rows rows, int64_t begin, int64_t end, A* t
         for (int64_t v = 0; v < n; v++) top[v - n] = Op::template join<S>(top[v - n], top[v]);
     };
     for (int64_t r = begin; r < end; r += kTreeLeaf) {
-        const int64_t leaf = min64(kTreeLeaf, end - r);
-        column_leaf<Op, S>(strip, rows(r, leaf), leaf, top);
+        const int64_t many = min64(kTreeLeaf, end - r);
+        rows.begin(r, many);
+        column_leaf<Op, S>(strip, rows, r, many, t, top);
         top += n;
         for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) carry();
     }
@@ -248,42 +273,44 @@ void column_tree(const Strip& strip, Rows rows, int64_t begin, int64_t end, A* t
     for (int64_t v = 0; v < n; v++) S::get(part[v], to + strip.at[v]);
 }
 
+/// Elements for each result of a strip, those of its last vector included.
+constexpr int64_t column_scratch(int64_t strip) { return (kTreeLanes / 2 + 40) * (strip + 16); }
+
 template <class Op, class A>
 constexpr bool rounds =
     same_bits<Op, SumOp> && scalar::is_float<A>;  // else any order gives the same
 
-/// `most`: rows that rows() gives at a time.
 template <class Op, class E, class A, class Rows>
-void reduce_columns(Rows rows, int64_t step, int64_t most, int64_t chain_of, int64_t width,
-                    int64_t begin, int64_t end, A* to) {
+void reduce_columns(Rows& rows, int64_t chain_of, int64_t width, int64_t begin, int64_t end,
+                    A* scratch, A* to) {
     const auto run = [&](auto vector) {
         typedef decltype(vector) S;
         Strip strip;
-        strip.step = step;
         strip.vectors = (width + S::lanes - 1) / S::lanes;
         for (int64_t v = 0; v < strip.vectors; v++)
             strip.at[v] = min64(v * S::lanes, width - S::lanes);
         if constexpr (rounds<Op, A>)
-            if (chain_of == 0) return column_tree<Op, S>(strip, rows, begin, end, to);
-        const int64_t chain = rounds<Op, A> ? chain_of : min64(most, end - begin);
-        const auto chains = [&](const E* x, int64_t n, A* result) {
+            if (chain_of == 0) return column_tree<Op, S>(strip, rows, begin, end, scratch, to);
+        const int64_t chain = rounds<Op, A> ? chain_of : end - begin;
+        if (rows.apart()) return column_chain<Op, S>(strip, rows, begin, end, chain, to);
+        // In memory all at once, else as many as a leaf holds.
+        const int64_t most = rows.around ? min64(chain, kTreeLeaf) : end - begin;
+        for (int64_t r = begin, n; r < end; r += n) {
+            n = min64(most, end - r);
+            rows.begin(r, n);
+            const E* x = rows.row(0, r, end);
+            A* const result = r == begin ? to : scratch;
             int64_t v = 0;
             if constexpr (same_bits<E, A> && S::lanes > 1) {
                 for (; v + 8 <= strip.vectors; v += 8)
-                    column_chain<Op, S, 8>(strip, v, x, 0, n, chain, result);
+                    column_chain<Op, S, 8>(strip, v, x, rows.step, n, chain, result);
                 for (; v + 2 <= strip.vectors; v += 2)
-                    column_chain<Op, S, 2>(strip, v, x, 0, n, chain, result);
+                    column_chain<Op, S, 2>(strip, v, x, rows.step, n, chain, result);
             }
-            for (; v < strip.vectors; v++) column_chain<Op, S, 1>(strip, v, x, 0, n, chain, result);
-        };
-        if (end - begin <= most) return chains(rows(begin, end - begin), end - begin, to);
-        alignas(64) A part[kStrip];
-        for (int64_t r = begin; r < end; r += chain) {
-            const int64_t n = min64(chain, end - r);
-            chains(rows(r, n), n, r == begin ? to : part);
-            if (r != begin)
-                for (int64_t i = 0; i < width; i++)
-                    to[i] = Op::template join<Simd<A, 0>>(to[i], part[i]);
+            for (; v < strip.vectors; v++)
+                column_chain<Op, S, 1>(strip, v, x, rows.step, n, chain, result);
+            for (int64_t i = 0; r != begin && i < width; i++)
+                to[i] = Op::template join<Simd<A, 0>>(to[i], scratch[i]);
         }
     };
     const int64_t bytes = width * int64_t(sizeof(A));
@@ -307,7 +334,7 @@ AICF_INLINE void finish(E* to, A value, bool mean, int64_t n) {
 /// The programs around a fused reduction, as one thread runs them.
 struct Around {
     const FusedReduce* head;
-    char *tile, *held;                     // elements made; results of a unit
+    char *tile, *held, *scratch;           // elements made; results of a unit; column_scratch
     char **element_slots, **result_slots;  // as run_range wants them
 
     AICF_INLINE const Program& program(uint32_t at) const {
@@ -332,6 +359,53 @@ struct Around {
     template <class E>
     void take(int64_t result, int64_t n) const {
         run(program(head->taken), result_slots, result, result + n, held, sizeof(E));
+    }
+};
+
+constexpr int kRowSlots = 8;
+constexpr int64_t kSlack = 128;  // what is made may have to begin earlier, with a short row
+
+/// Rows of a strip that are made at once: a power of two, so that none is made twice in a leaf.
+AICF_INLINE int64_t rows_at_once(const ReducePlan& p) {
+    int64_t many = p.strips > 1 ? 1 : kTreeLanes / 2;
+    while (many > 1 && many * p.strip > 2 * kBlock) many /= 2;
+    return many;
+}
+
+/// Elements that a tile of them takes.
+AICF_INLINE int64_t made_columns(const ReducePlan& p) {
+    return p.strip > kStrip ? kRowSlots * (rows_at_once(p) * p.strip + kSlack)
+                            : kTreeLeaf * p.strip + kSlack;
+}
+
+/// The rows of a strip: in memory, made a leaf at a time where they are short, or else some at a
+/// time for each of the places of a leaf that are read side by side.
+template <class E>
+struct Rows {
+    const E* x;
+    int64_t step;
+    const Around* around = nullptr;        // null: row r lies at x + r * step
+    int64_t pos = 0, count = 0, many = 0;  // of elements in their program's space
+    bool whole = false;                    // a leaf at a time
+    int64_t slot_size = 0, first[kRowSlots] = {}, until[kRowSlots] = {};
+    const E* at[kRowSlots] = {};
+
+    AICF_INLINE bool apart() const { return around && !whole; }
+    /// What is asked for next are rows [r, r + n), a leaf at most.
+    AICF_INLINE void begin(int64_t r, int64_t n) {
+        if (around && !apart()) x = around->template make<E>(pos + r * step, n * step) - r * step;
+    }
+    /// A row stays until a later one of its slot is asked for. `end`: where rows end.
+    AICF_INLINE const E* row(int slot, int64_t r, int64_t end) {
+        if (!apart()) return x + r * step;
+        if (r >= until[slot]) {
+            const int64_t n = min64(many, end - r);
+            first[slot] = r;
+            until[slot] = r + n;
+            at[slot] = around->template make<E>(pos + r * step, n > 1 ? n * step : count,
+                                                slot * slot_size);
+        }
+        return at[slot] + (r - first[slot]) * step;
     }
 };
 
@@ -377,18 +451,21 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
             const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
             const int64_t result = row * width + c0, count = c1 - c0;
             if (c0 >= c1) continue;
-            alignas(64) A strip[kStrip];
+            alignas(64) A own[column_scratch(kStrip)], own_strip[kStrip];
+            A* const scratch = around ? reinterpret_cast<A*>(around->scratch) : own;
+            A* const strip = around ? scratch + column_scratch(p.strip) : own_strip;
             place(result, result, &from, &to);
-            const auto rows = [&](int64_t r, int64_t many) -> const E* {
-                if (!made) return x + from + r * p.reduced.stride[0];
-                const int64_t pos = (row * n + r) * width + c0;
-                if (count == width) return around->make<E>(pos, many * width);
-                for (int64_t i = 0; i < many; i++)
-                    around->make<E>(pos + i * width, count, i * count);
-                return reinterpret_cast<const E*>(around->tile);
-            };
-            reduce_columns<Op, E, A>(rows, made ? count : p.reduced.stride[0], made ? kTreeLeaf : n,
-                                     p.chain, count, first, stop, strip);
+            Rows<E> rows{x + from, p.reduced.stride[0]};
+            if (made) {
+                rows.step = width;
+                rows.around = around;
+                rows.pos = row * n * width + c0;
+                rows.count = count;
+                rows.whole = p.strip <= kStrip;
+                rows.many = rows_at_once(p);
+                rows.slot_size = rows.many * p.strip + kSlack;
+            }
+            reduce_columns<Op, E, A>(rows, p.chain, count, first, stop, scratch, strip);
             const int64_t step = around ? 1 : p.to[p.kept_rank - 1];
             if (p.groups > 1)
                 for (int64_t i = 0; i < count; i++) parts[g * p.results + result + i] = strip[i];
@@ -517,33 +594,32 @@ void fused_reduce_prepare(ArgBlock& args) {
     p.columns = head.width > 0;
     p.kept_rank = p.columns;
     p.kept[0] = head.width;
-    plan_units(p);
+    plan_units(p, kWideStripBytes / (head.size < 4 ? 4 : head.size));  // long runs of elements
 }
 
 void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
     const ReducePlan& p = reduce_plan(args);
-    Around around{&fused_head(args), nullptr, nullptr, nullptr, nullptr};
-    const bool made = around.head->operand < 0;
+    Around around{&fused_head(args)};
+    const bool made = around.head->operand < 0 && p.reduced.total > 0;
+    const int64_t size = around.head->size;
     const Program& taken = around.program(around.head->taken);
+    const Program& elements = around.program(made ? around.head->elements : around.head->taken);
+    const int64_t tile = !made ? 0 : p.columns ? made_columns(p) : 2 * kTile + kSlack;
     const auto round = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-    constexpr int64_t kSlack = 128;  // a tile may begin in the middle of a short row
-    const int64_t held = round((p.columns ? kStrip : kTile) * around.head->size),
-                  tile = made ? round(((p.columns ? kTreeLeaf * kStrip : 2 * kTile) + kSlack) *
-                                      around.head->size)
-                              : 0,
-                  buffers = round(taken.buffer_bytes);
-    const int64_t others = made ? around.program(around.head->elements).buffer_bytes : 0;
-    char* const memory = static_cast<char*>(
-        __builtin_alloca_with_align(size_t(held + tile + buffers + others), 512));
+    const int64_t bytes[] = {
+        round((p.columns ? p.strip : kTile) * size), round(tile * size),
+        p.columns ? (size < 4 ? 4 : size) * (column_scratch(p.strip) + p.strip) : 0,
+        round(taken.buffer_bytes), made ? elements.buffer_bytes : 0};
+    char* const memory = static_cast<char*>(__builtin_alloca_with_align(
+        size_t(bytes[0] + bytes[1] + bytes[2] + bytes[3] + bytes[4]), 512));
     char *element_slots[kMaxSlots], *result_slots[kMaxSlots];
     around.held = memory;
-    around.tile = memory + held;
+    around.tile = around.held + bytes[0];
+    around.scratch = around.tile + bytes[1];
     around.result_slots = result_slots;
     around.element_slots = element_slots;
-    start_slots(taken, memory + held + tile, result_slots);
-    if (made)
-        start_slots(around.program(around.head->elements), memory + held + tile + buffers,
-                    element_slots);
+    start_slots(taken, around.scratch + bytes[2], result_slots);
+    if (made) start_slots(elements, around.scratch + bytes[2] + bytes[3], element_slots);
     switch (around.head->reducer) {
         case Reducer::sum:
             return reduce_typed<SumOp, SumOf, false>(around.head->dtype, args, begin, end, phase,

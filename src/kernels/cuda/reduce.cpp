@@ -175,24 +175,16 @@ std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout&
                       "};\n", load, "            ", formula, "\n", store, "    }\n};\n");
 }
 
-/// Whether neighbouring results lie closer together than the elements of one: by the bytes of the
-/// operands for it and against it.
+/// Whether neighbouring results come from elements side by side.
 bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>& read) {
-    int64_t votes = 0;
-    for (int k : read) {
-        const View& view = op.inputs[static_cast<size_t>(k)];
-        const Iteration kept(r.kept_shape, {strides_of(r, view, true)}),
-            reduced(r.reduced_shape, {strides_of(r, view, false)});
-        const auto step = [](const Iteration& axes) {
-            const int rank = axes.shape.rank();
-            return rank == 0 ? 0 : axes.strides[0][rank - 1];
-        };
-        if (step(reduced) == 1)
-            votes -= dtype_size(view.dtype);
-        else if (step(kept) == 1)
-            votes += dtype_size(view.dtype);
-    }
-    return votes > 0;
+    std::vector<const View*> views;
+    for (int k : read) views.push_back(&op.inputs[static_cast<size_t>(k)]);
+    const View& x = *largest_view(views);
+    const int fast = fast_axis(x);
+    if (fast < 0 || !r.kept[static_cast<size_t>(fast)] || x.strides[fast] != 1) return false;
+    for (int d = fast + 1; d < r.from.rank(); d++)
+        if (r.kept[static_cast<size_t>(d)] && r.from[d] > 1) return false;
+    return true;
 }
 
 }  // namespace
