@@ -88,22 +88,20 @@ def test_fused(dtype, rows):
     compiled(g, "sm_90a")
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_reductions(dtype, arch):
+def test_reductions(dtype):
     """What makes the elements and what takes the results, in every shape of work."""
     g = aicf.Graph("reductions")
-    shapes = [((300, 70_000), (1,)), ((300, 70_000), (0,)), ((300, 70_000), (0, 1)),
-              ((7, 33), (1,)), ((7, 33), (0,)), ((64, 3000), (1,)), ((5, 6, 7, 8), (1, 3))]  # fmt: skip
-    for i, (shape, axes) in enumerate(shapes):
+    large, small = (300, 70_000), (7, 33)
+    shapes = [(large, 1), (large, 0), (large, (0, 1)), (small, 1), (small, 0), ((64, 3000), 1)]
+    for i, (shape, axes) in enumerate([*shapes, ((5, 6, 7, 8), (1, 3))]):
         x, b = g.input(f"x{i}", shape, dtype), g.input(f"b{i}", shape[-1:], dtype)
         g.output(f"root{i}", aicf.sqrt(aicf.abs(aicf.sum(x * b, axes))) * 2.0)
-        g.output(f"mean{i}", aicf.mean(aicf.clip(x - b, -0.5, 0.5) * x, axes, keepdims=True))
-        least = aicf.min(aicf.sin(x) + b, axes)
+        least = aicf.min(aicf.clip(x - b, -0.5, 0.5), axes, keepdims=True)
         g.output(f"least{i}", least)
         g.output(f"square{i}", least * least)
         g.output(f"count{i}", aicf.sum(aicf.cast(x > b, "int32"), axes))
-    compiled(g, arch)
+    compiled(g, "sm_90a")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
