@@ -89,6 +89,22 @@ def test_fused(dtype, rows):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_reductions(dtype):
+    """What makes the elements and what takes the results, in every shape of work."""
+    g = aicf.Graph("reductions")
+    large, small = (300, 70_000), (7, 33)
+    shapes = [(large, 1), (large, 0), (large, (0, 1)), (small, 1), (small, 0), ((64, 3000), 1)]
+    for i, (shape, axes) in enumerate([*shapes, ((5, 6, 7, 8), (1, 3))]):
+        x, b = g.input(f"x{i}", shape, dtype), g.input(f"b{i}", shape[-1:], dtype)
+        g.output(f"root{i}", aicf.sqrt(aicf.abs(aicf.sum(x * b, axes))) * 2.0)
+        least = aicf.min(aicf.clip(x - b, -0.5, 0.5), axes, keepdims=True)
+        g.output(f"least{i}", least)
+        g.output(f"square{i}", least * least)
+        g.output(f"count{i}", aicf.sum(aicf.cast(x > b, "int32"), axes))
+    compiled(g, "sm_90a")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_large(dtype):
     """The kernels that only large operands reach."""
     g = aicf.Graph("large")

@@ -45,13 +45,17 @@ def test_every_op_has_a_gradient_or_a_reason():
             assert op in differentiable, f"{op} has a gradient that no row checks"
 
 
+@pytest.mark.passes
 def test_every_lowered_op_has_a_cpu_kernel():
-    """Rows and a training step reach every lowered op on the CPU."""
+    """Rows, a training step and a norm reach every lowered op on the CPU."""
     from op_cases import SIZES
     from test_ops import arg_dtype
 
     step = verify.build("step", verify.CASES["train_step_distinct"]).compile(device="cpu")
-    seen = {launch.op for launch in step.trace}
+    norm = aicf.Graph("norm")
+    x = norm.input("x", (3, 4))
+    norm.output("y", aicf.sqrt(aicf.sum(x * x)))
+    seen = {launch.op for launch in (*step.trace, *norm.compile(device="cpu").trace)}
     for case in CASES:
         g = aicf.Graph("row")
         dtype = case.dtypes[0]

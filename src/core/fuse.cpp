@@ -102,6 +102,15 @@ class Groups {
                               int b) const {
         return fused(def, members, a, b);
     }
+    /// Whether all that group `reader` takes from group `from` are whole results.
+    bool whole_reads(int reader, int from) const {
+        for (int member : members_[reader])
+            for (const View& view : ops_[member].inputs)
+                if (const int at = producer_[view.value];
+                    at >= 0 && group_[at] == from && !same_layout(view, ops_[at].outputs[0]))
+                    return false;
+        return true;
+    }
     ~Groups() = default;
 
     std::vector<LoweredOp>& ops_;
@@ -227,7 +236,7 @@ Needs needs_of(const LoweredOp& op) {
     if (op.def->optimizer) needs.bytes += 64 + 40 * op.body.size();
     const bool walks = !op.def->pointwise && !op.def->gemm && !op.def->optimizer;
     if (walks) needs.bytes += 1024;  // where the CPU finds the rows of a reduction
-    if (walks || op.def->optimizer || (op.def->gemm && op.body.empty())) return needs;
+    if (op.def->optimizer || ((walks || op.def->gemm) && op.body.empty())) return needs;
 
     const size_t all = needs.operands + op.inner.size();
     const auto dtype = [&](size_t number) { return op.operand(static_cast<int>(number)).dtype; };
@@ -253,7 +262,12 @@ Needs needs_of(const LoweredOp& op) {
             if (last[i] == &step) count(i, static_cast<size_t>(-1));
     }
     for (size_t count : most) needs.slots += count;
-    needs.bytes += 192 + sizes + 24 * needs.slots + 40 * instrs;
+    size_t tables = 192 + sizes + 24 * needs.slots;
+    if (walks) {  // a program for the elements, and one for the results
+        const auto rank = static_cast<size_t>(op.operand(op.body[0].inputs[0]).shape.rank());
+        tables = 2 * (192 + 8 * rank * (needs.operands + 1) + 24 * (needs.slots + 1)) + 64;
+    }
+    needs.bytes += tables + 40 * instrs;
     return needs;
 }
 
@@ -286,13 +300,8 @@ class Pointwise : Groups {
         const std::vector<int>&first = members_[a], &second = members_[b];
         // A copy alone is there because its source does not lie as the reader needs it.
         if (first.size() == 1 && ops_[first[0]].def->name == "copy") return false;
-        if (!(ops_[first[0]].outputs[0].shape == ops_[second[0]].outputs[0].shape)) return false;
-        for (int member : second)
-            for (const View& view : ops_[member].inputs)
-                if (const int from = producer_[view.value];
-                    from >= 0 && group_[from] == a && !same_layout(view, ops_[from].outputs[0]))
-                    return false;
-        return true;
+        return ops_[first[0]].outputs[0].shape == ops_[second[0]].outputs[0].shape &&
+               whole_reads(b, a);
     }
 };
 
@@ -338,20 +347,106 @@ class Epilogues : Groups {
             for (const View& view : ops_[at].inputs)
                 if (const int from = producer_[view.value];
                     from >= 0 && group_[from] != group_[at] && members_[group_[at]].size() == 1 &&
-                    fusable_gemm(ops_[members_[group_[from]][0]]) && whole_reads(at, group_[from]))
+                    fusable_gemm(ops_[members_[group_[from]][0]]) &&
+                    whole_reads(group_[at], group_[from]))
                     merge(group_[from], group_[at], def, fits_epilogue, at);
+        }
+        emit();
+    }
+};
+
+// ---- reductions ---------------------------------------------------------------------------------
+
+/// One reduction, of elements that the steps before it make for it alone: they lie nowhere. Along
+/// one axis each of their operands has its neighbours or is one element, or a backend would read
+/// some of them across.
+bool fits_reduction(const LoweredOp& op) {
+    const auto inputs = static_cast<int>(op.inputs.size()),
+               results = inputs + static_cast<int>(op.outputs.size());
+    std::vector<char> element(results + op.inner.size(), 0);
+    std::vector<const View*> read;
+    bool behind = false;
+    for (const FusedStep& step : op.body) {
+        if (behind && step.def->reduction) return false;
+        for (int number : step.inputs) {
+            if (behind && element[number]) return false;
+            if (!behind && number < inputs) read.push_back(&op.inputs[number]);
+        }
+        behind |= step.def->reduction;
+        if (!behind && step.outputs[0] < results) return false;
+        element[step.outputs[0]] = !behind;
+    }
+    const int fast = fast_axis(*largest_view(read));
+    const auto along = [&](const View* view) {
+        return fast < 0 || view->strides[fast] == 0 || fast_axis(*view) == fast;
+    };
+    return std::all_of(read.begin(), read.end(), along) && fits_block(op);
+}
+
+/// Pointwise ops join the reduction that reads their results, and the one whose result they read.
+class Reductions : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        level_.assign(ops_.size(), 0);
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (ops_[at].def->streams)
+                while (takes_element(at)) {  // what made it may follow
+                }
+            level_[at] = level_of(group_[at]);
+            if (fusable(ops_[at])) follow(at);
         }
         emit();
     }
 
   private:
-    bool whole_reads(int at, int group) const {
-        for (const View& view : ops_[at].inputs)
-            if (const int from = producer_[view.value];
-                from >= 0 && group_[from] == group && !same_layout(view, ops_[from].outputs[0]))
-                return false;
-        return true;
+    /// The distance from the start of the step to what a group waits for.
+    int level_of(int group) const {
+        int level = 0;
+        for (int member : members_[group])
+            for (const View& view : ops_[member].inputs)
+                if (const int from = producer_[view.value]; from >= 0 && group_[from] != group)
+                    level = std::max(level, level_[from] + 1);
+        return level;
     }
+
+    /// An op that makes an element of reduction `at`, or an operand of one that does, joins. A copy
+    /// is there because its source does not lie as the reader needs it.
+    bool takes_element(int at) {
+        for (int member : members_[group_[at]])
+            for (const View& view : ops_[member].inputs)
+                if (const int from = producer_[view.value];
+                    from >= 0 && group_[from] != group_[at] && members_[group_[from]].size() == 1 &&
+                    fusable(ops_[from]) && ops_[from].def->name != "copy" &&
+                    whole_reads(group_[at], group_[from]) &&
+                    merge(group_[at], group_[from], def_, fits_reduction, at))
+                    return true;
+        return false;
+    }
+
+    /// Joins the reduction it reads, unless that would have to wait for another of its operands.
+    void follow(int at) {
+        for (const View& view : ops_[at].inputs) {
+            const int from = producer_[view.value];
+            if (from < 0) continue;
+            const int group = group_[from];
+            const auto streams = [&](int member) { return ops_[member].def->streams; };
+            const auto early = [&](const View& other) {
+                const int maker = producer_[other.value];
+                return maker < 0 || group_[maker] == group || level_[maker] < level_[from];
+            };
+            if (std::any_of(members_[group].begin(), members_[group].end(), streams) &&
+                std::all_of(ops_[at].inputs.begin(), ops_[at].inputs.end(), early) &&
+                whole_reads(group_[at], group) &&
+                merge(group, group_[at], def_, fits_reduction, at)) {
+                level_[at] = level_[from];
+                return;
+            }
+        }
+    }
+
+    const LoweredDef* def_ = find_lowered("fused_reduce");
+    std::vector<int> level_;  // by op
 };
 
 // ---- optimizers ---------------------------------------------------------------------------------
@@ -512,6 +607,7 @@ void fuse_numbers(Lowered& lowered) { Numbers(lowered).run(); }
 void group_siblings(Lowered& lowered) { Siblings(lowered).run(); }
 void fuse_pointwise(Lowered& lowered) { Pointwise(lowered).run(); }
 void fuse_epilogues(Lowered& lowered) { Epilogues(lowered).run(); }
+void fuse_reductions(Lowered& lowered) { Reductions(lowered).run(); }
 void fuse_optimizers(Lowered& lowered) { Optimizers(lowered).run(); }
 
 }  // namespace aicf

@@ -278,7 +278,7 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
         }
     if (!op.members.empty()) return pairs;
     if (op.body.empty()) return op.def->inplace;
-    if (op.def->gemm) return pairs;
+    if (op.def->gemm || op.def->reduction) return pairs;
     const int inputs = static_cast<int>(op.inputs.size()),
               outputs = static_cast<int>(op.outputs.size()),
               steps = static_cast<int>(op.body.size());
@@ -308,6 +308,33 @@ bool same_layout(const View& a, const View& b) {
            dtype_size(a.dtype) == dtype_size(b.dtype);
 }
 
+int fast_axis(const View& view) {
+    int fast = -1;
+    for (int d = 0; d < view.shape.rank(); d++)
+        if (view.shape[d] > 1 && view.strides[d] != 0 &&
+            (fast < 0 || std::abs(view.strides[d]) <= std::abs(view.strides[fast])))
+            fast = d;
+    return fast;
+}
+
+namespace {
+
+/// Bytes of a view, broadcast axes counted once.
+double view_bytes(const View& view) {
+    auto bytes = static_cast<double>(dtype_size(view.dtype));
+    for (int i = 0; i < view.shape.rank(); i++)
+        if (view.strides[i] != 0 || view.shape[i] == 0) bytes *= static_cast<double>(view.shape[i]);
+    return bytes;
+}
+
+}  // namespace
+
+const View* largest_view(const std::vector<const View*>& views) {
+    return *std::max_element(views.begin(), views.end(), [](const View* a, const View* b) {
+        return view_bytes(*a) < view_bytes(*b);
+    });
+}
+
 int find_view(const std::vector<View>& list, const View& view) {
     const auto at = std::find_if(list.begin(), list.end(), [&](const View& other) {
         return other.value == view.value && other.dtype == view.dtype && same_layout(other, view);
@@ -331,12 +358,7 @@ Cost cost_of(const LoweredOp& op) {
     if (!op.members.empty()) return cost;
     double largest = 0;
     auto count = [&](const View& view) {
-        double elements = 1;  // broadcast axes are read once
-        for (int i = 0; i < view.shape.rank(); i++)
-            elements *= view.strides[i] == 0 && view.shape[i] > 0
-                            ? 1.0
-                            : static_cast<double>(view.shape[i]);
-        cost.bytes += elements * static_cast<double>(dtype_size(view.dtype));
+        cost.bytes += view_bytes(view);
         largest = std::max(largest, static_cast<double>(element_count(view.shape)));
     };
     for (const View& view : op.inputs) count(view);

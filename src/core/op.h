@@ -271,6 +271,7 @@ struct LoweredDef {
     std::vector<int> contiguous = {};               // operand positions, inputs first
     bool pointwise = false, reduction = false, gemm = false, optimizer = false;
     bool random = false;
+    bool streams = false;  // of a reduction: it takes each element of its one operand once
     Portable portable = Portable::never;
     int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
@@ -281,13 +282,17 @@ Cost cost_of(const Lowered& lowered);
 bool is_portable(const LoweredOp& op);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
 /// writes the output may read the input; of an optimizer's, whose steps may run side by side, no
-/// other step. A product with a body writes while parts of it still read. In a group no other
-/// member may read the input.
+/// other step. A product or a reduction with a body writes while parts of it still read. In a group
+/// no other member may read the input.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 /// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
 bool may_overwrite(const LoweredOp& op, int out, int in);
 /// Whether two views step through a storage alike.
 bool same_layout(const View& a, const View& b);
+/// The axis along which the neighbours of a view lie closest; -1: they are all one element.
+int fast_axis(const View& view);
+/// The one that holds the most bytes.
+const View* largest_view(const std::vector<const View*>& views);
 /// The position of a view of the same elements as the same dtype; -1: none.
 int find_view(const std::vector<View>& list, const View& view);
 

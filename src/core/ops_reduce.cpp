@@ -91,7 +91,7 @@ void reduction(const std::string& name, const std::string& fn, const std::string
     if (ordered)
         low.attrs.push_back({"order", std::string("tree"), false, {"tree", chain_order()}});
     low.infer = infer;
-    low.reduction = true;
+    low.reduction = low.streams = true;
     low.portable = Portable::always;
     define(std::move(low));
 }
@@ -285,6 +285,14 @@ void define_reduce_ops() {
            [](GradContext& g) { g.set(0, emit("SoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
     row_op("LogSoftmax", "log_softmax",
            [](GradContext& g) { g.set(0, emit("LogSoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
+    // One of the first four between the pointwise steps that make its elements and those that take
+    // its result, in one launch: see FusedStep.
+    define(LoweredDef{.name = "fused_reduce",
+                      .inputs = {"xs*"},
+                      .outputs = {"ys*"},
+                      .infer = infer_body,
+                      .reduction = true,
+                      .flops_per_element = 0});
 }
 
 }  // namespace aicf

@@ -110,6 +110,7 @@ const std::vector<Pass>& all_passes() {
         {"cse", true, merge_common, nullptr},                // makes what has one reader show
         {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
         {"epilogue", true, nullptr, fuse_epilogues},
+        {"reductions", true, nullptr, fuse_reductions},  // while what they read alone stands apart
         {"fuse", true, nullptr, fuse_pointwise},
         {"optimizers", true, nullptr, fuse_optimizers},
         {"siblings", true, nullptr, group_siblings},

@@ -51,6 +51,9 @@ void bare_reductions(Graph& graph);
 
 /// Pointwise ops join the product they follow (fuse.cpp).
 void fuse_epilogues(Lowered& lowered);
+/// Pointwise ops join the reduction that reads their results alone, and the one they read
+/// (fuse.cpp).
+void fuse_reductions(Lowered& lowered);
 /// Pointwise ops that feed each other become one op (fuse.cpp).
 void fuse_pointwise(Lowered& lowered);
 /// The updates of an optimizer become one op (fuse.cpp).

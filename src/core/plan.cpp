@@ -370,7 +370,8 @@ Report verify(const Plan& plan) {
 
 namespace {
 
-void pack_attrs(const LoweredOp& op, const LoweredDef& schema, const Attrs& attrs,
+/// `rank`: of the operand whose axes an attribute names.
+void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
                 std::vector<Scalar>& scalars) {
     for (const AttrDef& def : schema.attrs) {
         const Attr& attr = *attrs.find(def.name);
@@ -385,8 +386,7 @@ void pack_attrs(const LoweredOp& op, const LoweredDef& schema, const Attrs& attr
             continue;
         }
         if (list)
-            for (int64_t axis : *list)
-                scalar.i |= int64_t{1} << (axis < 0 ? axis + op.inputs[0].shape.rank() : axis);
+            for (int64_t axis : *list) scalar.i |= int64_t{1} << (axis < 0 ? axis + rank : axis);
         if (const auto* text = std::get_if<std::string>(&attr)) {
             const auto choice = std::find(def.choices.begin(), def.choices.end(), *text);
             if (def.name == "order")
@@ -402,8 +402,10 @@ void pack_attrs(const LoweredOp& op, const LoweredDef& schema, const Attrs& attr
 
 std::vector<Scalar> pack_scalars(const LoweredOp& op) {
     std::vector<Scalar> scalars;
-    pack_attrs(op, *op.def, op.attrs, scalars);
-    for (const FusedStep& step : op.body) pack_attrs(op, *step.def, step.attrs, scalars);
+    const int rank = op.inputs.empty() ? 0 : op.inputs[0].shape.rank();
+    pack_attrs(*op.def, op.attrs, rank, scalars);
+    for (const FusedStep& step : op.body)
+        pack_attrs(*step.def, step.attrs, op.operand(step.inputs[0]).shape.rank(), scalars);
     return scalars;
 }
 

@@ -84,7 +84,8 @@ double estimate_ns(const LoweredOp& op) {
 
 struct BoundKernel : Kernel {
     CpuKernel code;
-    std::vector<char> program;
+    std::vector<char> program;       // the end of the tail: behind what `prepare` fills
+    std::vector<uint32_t> programs;  // in the tail: those with pointers to operands
     int threads = 1;
 };
 
@@ -111,6 +112,13 @@ struct Call {
     int threads;
     int64_t units[kMaxPhases];
 };
+
+void fill_tail(const BoundKernel& kernel, ArgBlock& args) {
+    char* const end = reinterpret_cast<char*>(&args) + args.tail + kernel.tail_bytes;
+    if (!kernel.program.empty())
+        std::memcpy(end - kernel.program.size(), kernel.program.data(), kernel.program.size());
+    if (kernel.code.prepare) kernel.code.prepare(args);
+}
 
 /// The calls that an op comes to: one, or of a group one a member.
 void add_calls(const Kernel& base, const ArgBlock& args, std::vector<Call>& calls) {
@@ -211,8 +219,16 @@ class CpuBackend : public Backend {
             kernel->code = code;
             found = true;
         }
-        if (found && !op.body.empty()) {  // a product: the program of what follows it
+        if (found && op.def->reduction && !op.body.empty()) {  // the programs around it
+            ReductionBytes built = build_reduction(table, op);
+            kernel->program = std::move(built.bytes);
+            found = !kernel->program.empty();
+            for (uint32_t at : built.programs)
+                kernel->programs.push_back(kernel->code.tail_bytes + at);
+            kernel->code.tail_bytes += static_cast<uint32_t>(kernel->program.size());
+        } else if (found && !op.body.empty()) {  // a product: the program of what follows it
             kernel->program = build_program(table, op);
+            kernel->programs = {0};
             found = !kernel->program.empty();
             kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
         } else if (!found && op.def->optimizer && !op.body.empty()) {
@@ -225,6 +241,7 @@ class CpuBackend : public Backend {
             kernel->workspace_bytes = 8 * op.inner.size();
         } else if (!found) {
             kernel->program = build_program(table, op);
+            kernel->programs = {0};
             found = !kernel->program.empty();
             kernel->code = {kernel->name.c_str(), 0, table.run_program, program_units};
             kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
@@ -237,7 +254,7 @@ class CpuBackend : public Backend {
         if (kernel->code.workspace) {
             const std::vector<void*> addresses(op.inputs.size() + op.outputs.size(), nullptr);
             const auto args = pack_args(op, *kernel, addresses, nullptr);
-            if (kernel->code.prepare) kernel->code.prepare(*args);
+            fill_tail(*kernel, *args);
             kernel->workspace_bytes = kernel->code.workspace(*args, kernel->threads);
         }
         return kernel;
@@ -247,11 +264,8 @@ class CpuBackend : public Backend {
         const auto& bound = static_cast<const BoundKernel&>(kernel);
         finish_parts(*this, kernel, args);
         if (!kernel.parts.empty()) return;
-        if (bound.code.prepare) bound.code.prepare(args);
-        if (bound.program.empty()) return;
-        std::memcpy(reinterpret_cast<char*>(&args) + args.tail, bound.program.data(),
-                    bound.program.size());
-        if (bound.code.run != chosen().table.run_batch) bind_program(args);
+        fill_tail(bound, args);
+        for (uint32_t at : bound.programs) bind_program(args, at);
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override {

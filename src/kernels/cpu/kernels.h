@@ -38,6 +38,9 @@ constexpr int kBlock = 512;  // elements of a block buffer
 constexpr int kTileRows = 16, kTileBlock = 256;
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
+// Neighbouring results of a reduction to a unit: where the elements lie in memory, and the bytes
+// where they are made.
+constexpr int64_t kStrip = 64, kWideStripBytes = 4096;
 
 /// at: outputs, then inputs.
 using InstrFn = void (*)(int64_t n, void* const* at, const Scalar* scalars);
@@ -58,6 +61,7 @@ enum class SlotMode : uint8_t {
     gather,  // gathered (or scattered) for each block
     tile,    // gathered for a tile of rows, turned on the way
     first,   // only element 0 is read
+    given,   // a temporary that lies where the caller says, block by block
 };
 
 struct Slot {
@@ -93,6 +97,25 @@ struct Program {
     AICF_HD const int64_t* strides(const Slot& of) const {
         return reinterpret_cast<const int64_t*>(instr() + instrs) + of.operand * rank;
     }
+};
+
+// ---- fused reductions ---------------------------------------------------------------------------
+//
+// A program makes the elements that are reduced, a tile at a time, in the order (results, n) or,
+// with a width, (results / width, n, width); another takes the results. Behind the plan of
+// reduce.inl, the tail holds this and then the programs.
+
+enum class Reducer : uint8_t { sum, mean, max, min };
+
+struct FusedReduce {
+    int64_t results, n;        // n elements make one result
+    int64_t width;             // 0: the elements of a result lie side by side
+    int64_t chain, axes;       // as the scalars of a reduction
+    int32_t operand;           // the input that is reduced; -1: its elements are made
+    uint32_t elements, taken;  // where the programs begin, in bytes from here
+    int32_t size;              // of an element
+    DType dtype;
+    Reducer reducer;
 };
 
 // ---- batches ------------------------------------------------------------------------------------

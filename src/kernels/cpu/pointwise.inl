@@ -362,13 +362,16 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
             move_block<true>(p, slots[s], pos, n, at[s]);
 }
 
-/// Blocks of elements [pos, stop), the slots started. Where blocks hold whole rows, pos begins one.
-void run_range(const Program& p, char** at, int64_t pos, int64_t stop) {
+/// Blocks of elements [pos, stop), the slots started; `before` is called with where each begins.
+/// Where blocks hold whole rows, pos begins one.
+template <class Before>
+AICF_INLINE void run_range(const Program& p, char** at, int64_t pos, int64_t stop, Before before) {
     const int inner = p.rank - 1;
     int64_t index[kMaxDims] = {};
     if (!p.rows || inner < 0) {
         for (int64_t n; pos < stop; pos += n) {
             n = min64(p.block, stop - pos);
+            before(pos);
             run_block(p, at, index, pos, n);
         }
         return;
@@ -379,6 +382,7 @@ void run_range(const Program& p, char** at, int64_t pos, int64_t stop) {
     }
     for (int64_t n; pos < stop; pos += n) {
         n = min64(min64(p.block, stop - pos), p.shape[inner] - index[inner]);
+        before(pos);
         run_block(p, at, index, pos, n);
         index[inner] += n;
         for (int d = inner; d > 0 && index[d] == p.shape[d]; d--) {
@@ -386,6 +390,10 @@ void run_range(const Program& p, char** at, int64_t pos, int64_t stop) {
             index[d - 1]++;
         }
     }
+}
+
+void run_range(const Program& p, char** at, int64_t pos, int64_t stop) {
+    run_range(p, at, pos, stop, [](int64_t) {});
 }
 
 void run_blocks(const Program& p, int64_t pos, int64_t stop) {

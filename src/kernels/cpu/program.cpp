@@ -33,11 +33,23 @@ class Builder {
         find_space(op.outputs[0].shape);
     }
 
+    /// Over `shape`, from any position on; each operand is a view of that shape, or null where no
+    /// step names it. The value `given` lies where the caller says.
+    Builder(const Table& table, const LoweredOp& op, const Dims& shape,
+            const std::vector<const View*>& views, int given, bool any_start)
+        : table_(table),
+          inputs_(static_cast<int>(op.inputs.size())),
+          given_(given),
+          rows_(any_start) {
+        for (const View* view : views) views_.push_back(view ? view : &none_);
+        find_space(shape);
+    }
+
     bool build(const std::vector<ProgramStep>& steps, const std::vector<DType>& temps) {
         for (size_t i = 0; i < views_.size(); i++) {
             const int slot = add_slot(views_[i]->dtype);
             slots_[slot].operand = static_cast<int16_t>(i);
-            slots_[slot].output = static_cast<int>(i) >= inputs_;
+            slots_[slot].output = static_cast<int>(i) >= inputs_ && views_[i] != &none_;
             held_.push_back({views_[i]->dtype, slot});
         }
         for (DType dtype : temps) held_.push_back({dtype});
@@ -46,6 +58,13 @@ class Builder {
         for (size_t i = 0; i < steps.size(); i++)
             for (const auto* numbers : {&steps[i].inputs, &steps[i].outputs})
                 for (int number : *numbers) held_[number].last = static_cast<int>(i);
+        if (given_ >= 0) {
+            given_slot_ = add_slot(held_[given_].dtype);
+            if (held_[given_].slot >= 0)  // an output, too
+                add_cast(held_[given_].slot, given_slot_, held_[given_].dtype);
+            else
+                held_[given_].slot = given_slot_;
+        }
         for (size_t i = 0; i < steps.size(); i++)
             if (!add_step(steps[i], static_cast<int>(i))) return false;
         return slots_.size() <= kMaxSlots;
@@ -67,7 +86,7 @@ class Builder {
         for (const Slot& slot : slots_) {
             program.flat &= slot.mode == SlotMode::linear || slot.mode == SlotMode::first;
             in_place &= slot.mode == SlotMode::linear || slot.mode == SlotMode::row ||
-                        slot.mode == SlotMode::first;
+                        slot.mode == SlotMode::first || slot.mode == SlotMode::given;
         }
         program.block = in_place ? std::max<int64_t>(program.total, 1) : block_;
         program.unit = rows_ ? 4096 : block_ * 8;
@@ -133,7 +152,7 @@ class Builder {
         }
         // Short rows are taken several to a block; a block then holds whole rows.
         const int64_t inner = shape_.empty() ? 1 : shape_.back();
-        rows_ = shape_.size() < 2 || inner >= 128;
+        rows_ |= shape_.size() < 2 || inner >= 128;
         // Parts of a product begin at a row of it.
         if (product_ >= 0) rows_ |= inner == 0 || row_ % inner != 0;
         block_ =
@@ -180,14 +199,14 @@ class Builder {
     }
 
     /// Between any two dtypes: in one conversion, or else by way of f32, which rounds once as well.
-    void add_cast(int to, int from) {
-        const auto find = [&](DType in, DType out) { return find_instr(table_, "cast", in, out); };
-        if (const InstrDef* direct = find(dtypes_[from], dtypes_[to]))
-            return emit(*direct, {to}, {from}, {});
+    /// `in`: of what is read; `to` may be the same slot, whose dtype is the result's by now.
+    void add_cast(int to, int from, DType in) {
+        const auto find = [&](DType a, DType b) { return find_instr(table_, "cast", a, b); };
+        if (const InstrDef* direct = find(in, dtypes_[to])) return emit(*direct, {to}, {from}, {});
         int middle = take_slot(DType::f32);
-        const InstrDef* narrowing = find_instr(table_, "narrowing", dtypes_[from], DType::f32);
-        emit(narrowing && is_16_bit(dtypes_[to]) ? *narrowing : *find(dtypes_[from], DType::f32),
-             {middle}, {from}, {});
+        const InstrDef* narrowing = find_instr(table_, "narrowing", in, DType::f32);
+        emit(narrowing && is_16_bit(dtypes_[to]) ? *narrowing : *find(in, DType::f32), {middle},
+             {from}, {});
         emit(*find(DType::f32, dtypes_[to]), {to}, {middle}, {});
         give_slot(middle);
     }
@@ -207,7 +226,7 @@ class Builder {
             Held& value = held_[number];
             if (!cast && is_16_bit(value.dtype) && value.wide < 0) {
                 value.wide = take_slot(DType::f32);
-                add_cast(value.wide, value.slot);
+                add_cast(value.wide, value.slot, value.dtype);
             }
             inputs.push_back(!cast && is_16_bit(value.dtype) ? value.wide : value.slot);
         }
@@ -219,12 +238,12 @@ class Builder {
             outputs.push_back(!cast && is_16_bit(value.dtype) ? take_slot(DType::f32) : value.slot);
         }
         if (cast)
-            add_cast(outputs[0], inputs[0]);
+            add_cast(outputs[0], inputs[0], held_[step.inputs[0]].dtype);
         else
             emit(*def, outputs, inputs, step.scalars);
         for (size_t i = 0; i < outputs.size(); i++)
             if (const int slot = held_[step.outputs[i]].slot; slot != outputs[i]) {
-                add_cast(slot, outputs[i]);
+                add_cast(slot, outputs[i], DType::f32);
                 give_slot(outputs[i]);
             }
         release(step.outputs, at);
@@ -242,7 +261,7 @@ class Builder {
     /// An input that is contiguous along another axis than the innermost is read tile by tile.
     void choose_cross() {
         const int inner = static_cast<int>(shape_.size()) - 1;
-        for (int i = 0; rows_ && cross_ < 0 && product_ < 0 && i < inputs_; i++)
+        for (int i = 0; rows_ && cross_ < 0 && product_ < 0 && given_ < 0 && i < inputs_; i++)
             for (int d = 0; d < inner; d++)
                 if (strides_[i][d] == 1 && shape_[d] >= kTileRows && strides_[i][inner] > 1)
                     cross_ = d;
@@ -275,8 +294,9 @@ class Builder {
                     strides[cross_] == 1)
                     slot.mode = SlotMode::tile;
             }
+            if (static_cast<int>(s) == given_slot_) slot.mode = SlotMode::given;
             if (slot.mode != SlotMode::linear && slot.mode != SlotMode::row &&
-                slot.mode != SlotMode::first) {
+                slot.mode != SlotMode::first && slot.mode != SlotMode::given) {
                 slot.buffer = buffer_bytes_;
                 buffer_bytes_ += block_ * slot.size * (slot.mode == SlotMode::tile ? kTileRows : 1);
                 buffer_bytes_ = (buffer_bytes_ + 63) / 64 * 64;
@@ -288,10 +308,11 @@ class Builder {
     std::vector<const View*> views_;
     View none_;
     int inputs_ = 0, product_ = -1;
+    int given_ = -1, given_slot_ = -1;
     int64_t row_ = 0;  // elements of a row of the product
     std::vector<int64_t> shape_;
     std::vector<std::vector<int64_t>> strides_;
-    bool rows_ = true;
+    bool rows_ = false;
     int cross_ = -1;
     int64_t block_ = kBlock, buffer_bytes_ = 0;
     std::vector<Held> held_;
@@ -323,6 +344,93 @@ std::vector<double> step_scalars(const LoweredDef& def, const Attrs& attrs) {
 }
 
 }  // namespace
+
+ReductionBytes build_reduction(const Table& table, const LoweredOp& op) {
+    constexpr const char* kReducers[] = {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"};
+    size_t at = 0;
+    while (!op.body[at].def->reduction) at++;
+    const FusedStep& step = op.body[at];
+    const int made = step.inputs[0], result = step.outputs[0],
+              inputs = static_cast<int>(op.inputs.size());
+    const View &x = op.operand(made), &y = op.operand(result);
+    const int rank = x.shape.rank();
+    std::vector<DType> temps;
+    for (const View& view : op.inner) temps.push_back(view.dtype);
+    const auto steps_of = [&](size_t first, size_t last) {
+        std::vector<ProgramStep> steps;
+        for (size_t i = first; i < last; i++)
+            steps.push_back({op.body[i].def->name, op.body[i].outputs, op.body[i].inputs,
+                             step_scalars(*op.body[i].def, op.body[i].attrs)});
+        return steps;
+    };
+    const auto reads = [](const std::vector<ProgramStep>& steps, int number) {
+        return std::any_of(steps.begin(), steps.end(), [&](const ProgramStep& one) {
+            return std::find(one.inputs.begin(), one.inputs.end(), number) != one.inputs.end();
+        });
+    };
+
+    FusedReduce head{};
+    head.results = element_count(y.shape);
+    head.dtype = x.dtype;
+    head.size = static_cast<int32_t>(dtype_size(x.dtype));
+    head.reducer = static_cast<Reducer>(
+        std::find(std::begin(kReducers), std::end(kReducers), step.def->name) - kReducers);
+    head.operand = made < inputs ? made : -1;
+    head.n = 1;
+    for (int64_t axis : step.attrs.ints("axes")) head.axes |= 1 << (axis < 0 ? axis + rank : axis);
+    if (const Attr* order = step.attrs.find("order"))
+        if (const auto& text = std::get<std::string>(*order); text.starts_with("chain("))
+            head.chain = std::atoll(text.c_str() + 6);
+    std::vector<int64_t> order, reduced;
+    for (int d = 0; d < rank; d++) {
+        (head.axes >> d & 1 ? reduced : order).push_back(d);
+        if (head.axes >> d & 1) head.n *= x.shape[d];
+    }
+
+    ReductionBytes all;
+    all.bytes.resize(sizeof head);
+    const auto append = [&](Builder& builder, const std::vector<ProgramStep>& steps) {
+        const auto begin = static_cast<uint32_t>(all.bytes.size());
+        if (!builder.build(steps, temps)) return uint32_t{0};
+        const std::vector<char> bytes = builder.bytes();
+        all.bytes.insert(all.bytes.end(), bytes.begin(), bytes.end());
+        all.programs.push_back(begin);
+        return begin;
+    };
+    std::vector<View> permuted(op.inputs.size());
+    std::vector<const View*> views(op.inputs.size() + op.outputs.size(), nullptr);
+    if (head.operand < 0) {
+        const std::vector<ProgramStep> steps = steps_of(0, at);
+        // Where neighbours lie along the last of the kept axes, vectors run over results.
+        std::vector<const View*> read;
+        for (int i = 0; i < inputs; i++)
+            if (reads(steps, i)) read.push_back(&op.inputs[i]);
+        const int fast = fast_axis(*largest_view(read));
+        size_t last = order.size();
+        while (last > 0 && x.shape[static_cast<int>(order[last - 1])] == 1) last--;
+        if (last > 0 && order[last - 1] == fast && head.n > 1) head.width = x.shape[fast];
+        for (int64_t axis : reduced)
+            order.insert(
+                head.width ? order.begin() + static_cast<std::ptrdiff_t>(last++) - 1 : order.end(),
+                axis);
+        for (int i = 0; i < inputs; i++)
+            if (reads(steps, i)) {
+                permuted[i] = permute_view(op.inputs[i], order);
+                views[i] = &permuted[i];
+            }
+        Builder builder(table, op, permute_view(x, order).shape, views, made, false);
+        head.elements = append(builder, steps);
+        if (!head.elements) return {};
+    }
+    const std::vector<ProgramStep> steps = steps_of(at + 1, op.body.size());
+    for (int i = 0; i < static_cast<int>(views.size()); i++)
+        views[i] = i >= inputs || reads(steps, i) ? &op.operand(i) : nullptr;
+    Builder builder(table, op, y.shape, views, result, true);
+    head.taken = append(builder, steps);
+    if (!head.taken) return {};
+    std::memcpy(all.bytes.data(), &head, sizeof head);
+    return all;
+}
 
 std::vector<char> build_program(const Table& table, const LoweredOp& op) {
     if (op.inputs.empty() || op.outputs.empty()) return {};
@@ -379,8 +487,8 @@ std::vector<char> build_batch(const Table& table, const LoweredOp& op) {
     return bytes;
 }
 
-void bind_program(ArgBlock& args) {
-    Program& program = *reinterpret_cast<Program*>(reinterpret_cast<char*>(&args) + args.tail);
+void bind_program(ArgBlock& args, uint32_t at) {
+    Program& program = *reinterpret_cast<Program*>(reinterpret_cast<char*>(&args) + args.tail + at);
     for (int s = 0; s < program.slots; s++) {
         Slot& slot = program.slot()[s];
         if (slot.operand >= 0) slot.ptr = static_cast<char*>(args.operand(slot.operand).ptr);

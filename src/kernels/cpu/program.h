@@ -23,9 +23,16 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op,
                                 const std::vector<DType>& temps);
 /// The program of an op that is one instruction, or of a fused op; empty when there is none.
 std::vector<char> build_program(const Table& table, const LoweredOp& op);
+/// What follows the plan of a fused reduction in its tail, and where in it programs begin; empty
+/// when some instruction does not exist.
+struct ReductionBytes {
+    std::vector<char> bytes;
+    std::vector<uint32_t> programs;
+};
+ReductionBytes build_reduction(const Table& table, const LoweredOp& op);
 /// The tail of an optimizer's update; empty when some instruction does not exist.
 std::vector<char> build_batch(const Table& table, const LoweredOp& op);
-/// Fills the pointers from the block's operands.
-void bind_program(ArgBlock& args);
+/// Fills the pointers of the program at `at` of the tail from the block's operands.
+void bind_program(ArgBlock& args, uint32_t at);
 
 }  // namespace aicf::cpu

@@ -12,7 +12,7 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- the plan of a reduction --------------------------------------------------------------------
 
-constexpr int64_t kStrip = 64;  // neighbouring results to a unit of columns, at most
+constexpr int64_t kTile = 4096;  // elements that rows are taken in
 
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
@@ -40,11 +40,26 @@ void plan_groups(ReducePlan& p, int64_t work) {
     p.units *= p.groups;
 }
 
-void reduce_prepare(ArgBlock& args, bool ordered) {
-    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
-    const Operand &x = args.in(0), &y = args.out(0);
-    const int64_t axes = args.scalar(0).i, keepdims = args.scalar(1).i;
-    p.chain = ordered ? args.scalar(2).i : 0;
+/// Units and groups, once it is known where elements and results lie.
+void plan_units(ReducePlan& p, int64_t most = kStrip) {
+    const int last = p.kept_rank - 1;
+    const int64_t n = p.reduced.total;
+    if (p.results == 0 || n == 0) p.columns = false;
+    if (p.columns) {
+        p.strips = (p.kept[last] + most - 1) / most;
+        p.strip = (p.kept[last] + p.strips - 1) / p.strips;
+        p.units = p.results / p.kept[last] * p.strips;
+    } else {
+        p.strips = 1;
+        p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : 1;
+        p.units = (p.results + p.strip - 1) / p.strip;
+    }
+    plan_groups(p, 65536);
+    p.bundles = p.groups == 1 && p.chain == 0 && p.reduced.rank <= 1 && n > 0 && n <= kShortRow;
+}
+
+/// `y`: null where results are not stored one by one.
+void plan_operand(ReducePlan& p, const Operand& x, int64_t axes, bool keepdims, const Operand* y) {
     p.results = 1;
     p.kept_rank = 0;
     walk_start(p.reduced);
@@ -55,7 +70,7 @@ void reduce_prepare(ArgBlock& args, bool ordered) {
             if (keepdims) o++;
             continue;
         }
-        const int64_t to = y.strides()[o++];
+        const int64_t to = y ? y->strides()[o++] : 0;
         p.results *= size;
         if (size == 1) continue;
         const int last = p.kept_rank - 1;
@@ -70,20 +85,14 @@ void reduce_prepare(ArgBlock& args, bool ordered) {
         }
     }
     const int last = p.kept_rank - 1;
-    const int64_t n = p.reduced.total;
     p.columns = last >= 0 && p.from[last] == 1 && p.reduced.rank == 1 && p.reduced.stride[0] != 1;
-    if (p.results == 0 || n == 0) p.columns = false;
-    if (p.columns) {
-        p.strips = (p.kept[last] + kStrip - 1) / kStrip;
-        p.strip = (p.kept[last] + p.strips - 1) / p.strips;
-        p.units = p.results / p.kept[last] * p.strips;
-    } else {
-        p.strips = 1;
-        p.strip = n > 0 && n < 4096 ? (4096 + n - 1) / n : 1;
-        p.units = (p.results + p.strip - 1) / p.strip;
-    }
-    plan_groups(p, 65536);
-    p.bundles = p.groups == 1 && p.chain == 0 && p.reduced.rank <= 1 && n > 0 && n <= kShortRow;
+    plan_units(p);
+}
+
+void reduce_prepare(ArgBlock& args, bool ordered) {
+    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
+    p.chain = ordered ? args.scalar(2).i : 0;
+    plan_operand(p, args.in(0), args.scalar(0).i, args.scalar(1).i, &args.out(0));
 }
 
 template <class Plan>
@@ -104,18 +113,18 @@ AICF_INLINE void place_result(const Plan& p, int64_t result, int64_t* from, int6
 
 // ---- rows ---------------------------------------------------------------------------------------
 
-template <class Op, class A, class E>
-A reduce_row(const Walk& w, const E* x, int64_t begin, int64_t end, int64_t chain) {
+/// row(at, n, buffer): elements [at, at + n), n <= 512, as type A, in place or in the buffer.
+template <class Op, class A, class Row>
+A reduce_row(Row row, int64_t begin, int64_t end, int64_t chain) {
     typedef Simd<A, 0> S;
     alignas(64) A buffer[kTreeLeaf];
     if (begin >= end) return A(0);
     if (chain == 0) {
-        if (end - begin <= kTreeLeaf)
-            return leaf<Op>(fetch<A>(w, x, begin, end - begin, buffer), end - begin);
+        if (end - begin <= kTreeLeaf) return leaf<Op>(row(begin, end - begin, buffer), end - begin);
         Tree<Op, S> tree;
         for (int64_t at = begin; at < end; at += kTreeLeaf) {
             const int64_t n = min64(kTreeLeaf, end - at);
-            tree.push(leaf<Op>(fetch<A>(w, x, at, n, buffer), n));
+            tree.push(leaf<Op>(row(at, n, buffer), n));
         }
         return tree.result();
     }
@@ -123,7 +132,7 @@ A reduce_row(const Walk& w, const E* x, int64_t begin, int64_t end, int64_t chai
     for (int64_t at = begin; at < end;) {
         const int64_t in_chunk = at % chain,
                       n = min64(min64(kTreeLeaf, end - at), chain - in_chunk);
-        const A* v = fetch<A>(w, x, at, n, buffer);
+        const A* v = row(at, n, buffer);
         int64_t i = 0;
         if (in_chunk == 0) part = v[i++];
         for (; i < n; i++) part = Op::template join<S>(part, v[i]);
@@ -136,77 +145,100 @@ A reduce_row(const Walk& w, const E* x, int64_t begin, int64_t end, int64_t chai
 
 // ---- columns ------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxVectors = 32;  // of a strip
+constexpr int64_t kMaxVectors = 256;  // of a strip
 
 /// Where the vectors of a strip begin. The last overlaps the one before it: shared lanes repeat the
 /// same work.
 struct Strip {
-    int64_t step, vectors;
+    int64_t vectors;
     int64_t at[kMaxVectors];
 };
 
 /// N vectors from v on, over elements [begin, end), in one chain per chunk.
 template <class Op, class S, int N, class A, class E>
-AICF_INLINE void column_chain(const Strip& strip, int64_t v, const E* x, int64_t begin, int64_t end,
+AICF_INLINE void column_chain(const Strip& strip, int64_t v, const E* x, int64_t step, int64_t n,
                               int64_t chain, A* to) {
     typedef typename S::V V;
     const int64_t* at = strip.at + v;
     V total[N] = {};
-    for (int64_t c = begin; c < end; c += chain) {
-        const int64_t stop = min64(end, c + chain);
-        const E* row = x + c * strip.step;
+    for (int64_t c = 0; c < n; c += chain) {
+        const int64_t stop = min64(n, c + chain);
+        const E* row = x + c * step;
         V part[N];
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++) part[i] = S::load(row + at[i]);
         for (int64_t r = c + 1; r < stop; r++) {
-            row += strip.step;
+            row += step;
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++)
                 part[i] = Op::template join<S>(part[i], S::load(row + at[i]));
         }
 #pragma GCC unroll 8
         for (int i = 0; i < N; i++)
-            total[i] = c == begin ? part[i] : Op::template join<S>(total[i], part[i]);
+            total[i] = c == 0 ? part[i] : Op::template join<S>(total[i], part[i]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) S::get(total[i], to + at[i]);
 }
 
-/// One leaf of n elements; the lanes of abi.h are rows of t, and its first halving is done on the
-/// way in.
-template <class Op, class S, class E>
-__attribute__((noinline)) void column_leaf(const Strip& strip, const E* x, int64_t n,
-                                           typename S::V* to) {
+/// The same of n rows that come one by one.
+template <class Op, class S, class A, class Rows>
+void column_chain(const Strip& strip, Rows& rows, int64_t begin, int64_t end, int64_t chain,
+                  A* to) {
+    typename S::V part[kMaxVectors] = {}, total[kMaxVectors] = {};
+    for (int64_t r = begin; r < end; r++) {
+        const auto* row = rows.row(0, r, end);
+        const int64_t in_chunk = (r - begin) % chain;
+        for (int64_t v = 0; v < strip.vectors; v++) {
+            const auto x = S::load(row + strip.at[v]);
+            part[v] = in_chunk == 0 ? x : Op::template join<S>(part[v], x);
+        }
+        if (in_chunk != chain - 1 && r != end - 1) continue;
+        for (int64_t v = 0; v < strip.vectors; v++)
+            total[v] = r - begin < chain ? part[v] : Op::template join<S>(total[v], part[v]);
+    }
+    for (int64_t v = 0; v < strip.vectors; v++) S::get(total[v], to + strip.at[v]);
+}
+
+/// One leaf of n rows; the lanes of abi.h are rows of t, and its first halving is done on the way
+/// in.
+template <class Op, class S, class Rows>
+__attribute__((noinline)) void column_leaf(const Strip& strip, Rows& rows, int64_t begin, int64_t n,
+                                           typename S::V* t, typename S::V* to) {
     typedef typename S::V V;
-    const int64_t step = strip.step, vectors = strip.vectors, leap = kTreeLanes * step;
+    const int64_t vectors = strip.vectors;
     const int64_t lanes = min64(n, kTreeLanes), half = power_of_two_from(lanes) / 2;
-    const auto lane = [&](int64_t l, const E* row) __attribute__((always_inline)) {
-        V s = S::load(row);
-        for (l += kTreeLanes; l < n; l += kTreeLanes)
-            s = Op::template join<S>(s, S::load(row += leap));
-        return s;
-    };
+    const auto load = [&](const auto* row, int64_t v)
+                          __attribute__((always_inline)) { return S::load(row + strip.at[v]); };
     if (half == 0) {
-        for (int64_t v = 0; v < vectors; v++) to[v] = S::load(x + strip.at[v]);
+        const auto* row = rows.row(0, begin, begin + n);
+        for (int64_t v = 0; v < vectors; v++) to[v] = load(row, v);
         return;
     }
-    V t[kTreeLanes / 2 * (S::lanes > 1 ? 64 / S::lanes : 4)];
     for (int64_t l = 0; l < half; l++) {
+        decltype(rows.row(0, 0, 0)) near[4], far[4];
+        int nears = 0, fars = 0;
+        for (int64_t r = l; r < n; r += kTreeLanes, nears++)
+            near[nears] = rows.row(nears, begin + r, begin + n);
+        for (int64_t r = l + half; l + half < lanes && r < n; r += kTreeLanes, fars++)
+            far[fars] = rows.row(4 + fars, begin + r, begin + n);
         for (int64_t v = 0; v < vectors; v++) {
-            const E* row = x + l * step + strip.at[v];
-            V s;
+            V s = load(near[0], v);
             if (n == kTreeLeaf) {
-                const E* far = row + half * step;
-                s = Op::template join<S>(S::load(row), S::load(row + leap));
-                s = Op::template join<S>(s, S::load(row + 2 * leap));
-                s = Op::template join<S>(s, S::load(row + 3 * leap));
-                V other = Op::template join<S>(S::load(far), S::load(far + leap));
-                other = Op::template join<S>(other, S::load(far + 2 * leap));
-                s = Op::template join<S>(s, Op::template join<S>(other, S::load(far + 3 * leap)));
+                s = Op::template join<S>(s, load(near[1], v));
+                s = Op::template join<S>(s, load(near[2], v));
+                s = Op::template join<S>(s, load(near[3], v));
+                V other = Op::template join<S>(load(far[0], v), load(far[1], v));
+                other = Op::template join<S>(other, load(far[2], v));
+                s = Op::template join<S>(s, Op::template join<S>(other, load(far[3], v)));
             } else {
-                s = lane(l, row);
-                if (l + half < lanes)
-                    s = Op::template join<S>(s, lane(l + half, row + half * step));
+                for (int j = 1; j < nears; j++) s = Op::template join<S>(s, load(near[j], v));
+                if (fars > 0) {
+                    V other = load(far[0], v);
+                    for (int j = 1; j < fars; j++)
+                        other = Op::template join<S>(other, load(far[j], v));
+                    s = Op::template join<S>(s, other);
+                }
             }
             t[l * vectors + v] = s;
         }
@@ -217,11 +249,13 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, const E* x, int64
     for (int64_t v = 0; v < vectors; v++) to[v] = t[v];
 }
 
-template <class Op, class S, class A, class E>
-void column_tree(const Strip& strip, const E* x, int64_t begin, int64_t end, A* to) {
+/// `scratch`: room for a leaf's lanes and the tree's parts, column_scratch() results.
+template <class Op, class S, class A, class Rows>
+void column_tree(const Strip& strip, Rows& rows, int64_t begin, int64_t end, A* scratch, A* to) {
     typedef typename S::V V;
     const int64_t n = strip.vectors;
-    V part[40 * (S::lanes > 1 ? 64 / S::lanes : 4)];
+    V* const t = reinterpret_cast<V*>(scratch);
+    V* const part = t + kTreeLanes / 2 * n;
     V* top = part;
     uint64_t count = 0;
     const auto carry = [&]() __attribute__((always_inline)) {
@@ -229,7 +263,9 @@ void column_tree(const Strip& strip, const E* x, int64_t begin, int64_t end, A* 
         for (int64_t v = 0; v < n; v++) top[v - n] = Op::template join<S>(top[v - n], top[v]);
     };
     for (int64_t r = begin; r < end; r += kTreeLeaf) {
-        column_leaf<Op, S>(strip, x + r * strip.step, min64(kTreeLeaf, end - r), top);
+        const int64_t many = min64(kTreeLeaf, end - r);
+        rows.begin(r, many);
+        column_leaf<Op, S>(strip, rows, r, many, t, top);
         top += n;
         for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) carry();
     }
@@ -237,31 +273,45 @@ void column_tree(const Strip& strip, const E* x, int64_t begin, int64_t end, A* 
     for (int64_t v = 0; v < n; v++) S::get(part[v], to + strip.at[v]);
 }
 
+/// Elements for each result of a strip, those of its last vector included.
+constexpr int64_t column_scratch(int64_t strip) { return (kTreeLanes / 2 + 40) * (strip + 16); }
+
 template <class Op, class A>
 constexpr bool rounds =
     same_bits<Op, SumOp> && scalar::is_float<A>;  // else any order gives the same
 
-template <class Op, class A, class E>
-void reduce_columns(const ReducePlan& p, const E* x, int64_t width, int64_t begin, int64_t end,
-                    A* to) {
+template <class Op, class E, class A, class Rows>
+void reduce_columns(Rows& rows, int64_t chain_of, int64_t width, int64_t begin, int64_t end,
+                    A* scratch, A* to) {
     const auto run = [&](auto vector) {
         typedef decltype(vector) S;
         Strip strip;
-        strip.step = p.reduced.stride[0];
         strip.vectors = (width + S::lanes - 1) / S::lanes;
         for (int64_t v = 0; v < strip.vectors; v++)
             strip.at[v] = min64(v * S::lanes, width - S::lanes);
         if constexpr (rounds<Op, A>)
-            if (p.chain == 0) return column_tree<Op, S>(strip, x, begin, end, to);
-        const int64_t chain = rounds<Op, A> ? p.chain : end - begin;
-        int64_t v = 0;
-        if constexpr (same_bits<E, A> && S::lanes > 1) {
-            for (; v + 8 <= strip.vectors; v += 8)
-                column_chain<Op, S, 8>(strip, v, x, begin, end, chain, to);
-            for (; v + 2 <= strip.vectors; v += 2)
-                column_chain<Op, S, 2>(strip, v, x, begin, end, chain, to);
+            if (chain_of == 0) return column_tree<Op, S>(strip, rows, begin, end, scratch, to);
+        const int64_t chain = rounds<Op, A> ? chain_of : end - begin;
+        if (rows.apart()) return column_chain<Op, S>(strip, rows, begin, end, chain, to);
+        // In memory all at once, else as many as a leaf holds.
+        const int64_t most = rows.around ? min64(chain, kTreeLeaf) : end - begin;
+        for (int64_t r = begin, n; r < end; r += n) {
+            n = min64(most, end - r);
+            rows.begin(r, n);
+            const E* x = rows.row(0, r, end);
+            A* const result = r == begin ? to : scratch;
+            int64_t v = 0;
+            if constexpr (same_bits<E, A> && S::lanes > 1) {
+                for (; v + 8 <= strip.vectors; v += 8)
+                    column_chain<Op, S, 8>(strip, v, x, rows.step, n, chain, result);
+                for (; v + 2 <= strip.vectors; v += 2)
+                    column_chain<Op, S, 2>(strip, v, x, rows.step, n, chain, result);
+            }
+            for (; v < strip.vectors; v++)
+                column_chain<Op, S, 1>(strip, v, x, rows.step, n, chain, result);
+            for (int64_t i = 0; r != begin && i < width; i++)
+                to[i] = Op::template join<Simd<A, 0>>(to[i], scratch[i]);
         }
-        for (; v < strip.vectors; v++) column_chain<Op, S, 1>(strip, v, x, begin, end, chain, to);
     };
     const int64_t bytes = width * int64_t(sizeof(A));
     if (bytes < 16) return run(Simd<A, 0>{});
@@ -281,20 +331,115 @@ AICF_INLINE void finish(E* to, A value, bool mean, int64_t n) {
     put(to, value);
 }
 
+/// The programs around a fused reduction, as one thread runs them.
+struct Around {
+    const FusedReduce* head;
+    char *tile, *held, *scratch;           // elements made; results of a unit; column_scratch
+    char **element_slots, **result_slots;  // as run_range wants them
+
+    AICF_INLINE const Program& program(uint32_t at) const {
+        return *reinterpret_cast<const Program*>(reinterpret_cast<const char*>(head) + at);
+    }
+    static void run(const Program& p, char** at, int64_t pos, int64_t stop, char* given,
+                    int64_t size) {
+        int slot = 0;
+        while (p.slot()[slot].mode != SlotMode::given) slot++;
+        run_range(p, at, pos, stop,
+                  [&](int64_t block) { at[slot] = given + (block - pos) * size; });
+    }
+    /// Elements [pos, pos + n); `at`: where in the tile, in elements.
+    template <class E>
+    const E* make(int64_t pos, int64_t n, int64_t at = 0) const {
+        const Program& p = program(head->elements);
+        const int64_t slack = p.rows ? 0 : pos % p.shape[p.rank - 1];
+        E* to = reinterpret_cast<E*>(tile) + at;
+        run(p, element_slots, pos - slack, pos + n, reinterpret_cast<char*>(to), sizeof(E));
+        return to + slack;
+    }
+    template <class E>
+    void take(int64_t result, int64_t n) const {
+        run(program(head->taken), result_slots, result, result + n, held, sizeof(E));
+    }
+};
+
+constexpr int kRowSlots = 8;
+constexpr int64_t kSlack = 128;  // what is made may have to begin earlier, with a short row
+
+/// Rows of a strip that are made at once: a power of two, so that none is made twice in a leaf.
+AICF_INLINE int64_t rows_at_once(const ReducePlan& p) {
+    int64_t many = p.strips > 1 ? 1 : kTreeLanes / 2;
+    while (many > 1 && many * p.strip > 2 * kBlock) many /= 2;
+    return many;
+}
+
+/// Elements that a tile of them takes.
+AICF_INLINE int64_t made_columns(const ReducePlan& p) {
+    return p.strip > kStrip ? kRowSlots * (rows_at_once(p) * p.strip + kSlack)
+                            : kTreeLeaf * p.strip + kSlack;
+}
+
+/// The rows of a strip: in memory, made a leaf at a time where they are short, or else some at a
+/// time for each of the places of a leaf that are read side by side.
+template <class E>
+struct Rows {
+    const E* x;
+    int64_t step;
+    const Around* around = nullptr;        // null: row r lies at x + r * step
+    int64_t pos = 0, count = 0, many = 0;  // of elements in their program's space
+    bool whole = false;                    // a leaf at a time
+    int64_t slot_size = 0, first[kRowSlots] = {}, until[kRowSlots] = {};
+    const E* at[kRowSlots] = {};
+
+    AICF_INLINE bool apart() const { return around && !whole; }
+    /// What is asked for next are rows [r, r + n), a leaf at most.
+    AICF_INLINE void begin(int64_t r, int64_t n) {
+        if (around && !apart()) x = around->template make<E>(pos + r * step, n * step) - r * step;
+    }
+    /// A row stays until a later one of its slot is asked for. `end`: where rows end.
+    AICF_INLINE const E* row(int slot, int64_t r, int64_t end) {
+        if (!apart()) return x + r * step;
+        if (r >= until[slot]) {
+            const int64_t n = min64(many, end - r);
+            first[slot] = r;
+            until[slot] = r + n;
+            at[slot] = around->template make<E>(pos + r * step, n > 1 ? n * step : count,
+                                                slot * slot_size);
+        }
+        return at[slot] + (r - first[slot]) * step;
+    }
+};
+
+/// `around`: null where the operands are the first ones and the results are stored as they come.
 template <class Op, class E, class A>
-void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, bool mean = false) {
+void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, bool mean = false,
+                  const Around* around = nullptr) {
     const ReducePlan& p = reduce_plan(args);
-    const E* x = static_cast<const E*>(args.in(0).ptr);
-    E* y = static_cast<E*>(args.out(0).ptr);
+    const bool made = around && around->head->operand < 0;
+    const E* x =
+        made ? nullptr : static_cast<const E*>(args.in(around ? around->head->operand : 0).ptr);
+    E* y = static_cast<E*>(around ? around->held : args.out(0).ptr);
     A* parts = static_cast<A*>(args.workspace);  // [groups][results]
     const int64_t n = p.reduced.total;
-    int64_t from, to;
+    // Where the elements of result r begin, and where it goes: of a fused op to the unit's others.
+    const auto place = [&](int64_t r, int64_t first, int64_t* from, int64_t* to) {
+        if (!made) place_result(p, r, from, to);
+        if (around) *to = r - first;
+    };
+    const auto done = [&](int64_t first, int64_t count) {
+        if (around && count > 0) around->take<E>(first, count);
+    };
+    int64_t from = 0, to = 0;
     if (phase == 1) {
-        for (int64_t r = begin * 256; r < min64(end * 256, p.results); r++) {
-            Tree<Op, Simd<A, 0>> tree;
-            for (int64_t g = 0; g < p.groups; g++) tree.push(parts[g * p.results + r]);
-            place_result(p, r, &from, &to);
-            finish(y + to, tree.result(), mean, n);
+        const int64_t first = begin * 256, stop = min64(end * 256, p.results);
+        for (int64_t block = first; block < stop; block += 256) {
+            const int64_t last = min64(block + 256, stop);
+            for (int64_t r = block; r < last; r++) {
+                Tree<Op, Simd<A, 0>> tree;
+                for (int64_t g = 0; g < p.groups; g++) tree.push(parts[g * p.results + r]);
+                place(r, block, &from, &to);
+                finish(y + to, tree.result(), mean, n);
+            }
+            done(block, last - block);
         }
         return;
     }
@@ -304,40 +449,71 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
         if (p.columns) {
             const int64_t width = p.kept[p.kept_rank - 1], row = block / p.strips;
             const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
-            const int64_t result = row * width + c0;
+            const int64_t result = row * width + c0, count = c1 - c0;
             if (c0 >= c1) continue;
-            alignas(64) A strip[kStrip];
-            place_result(p, result, &from, &to);
-            reduce_columns<Op, A>(p, x + from, c1 - c0, first, stop, strip);
-            const int64_t step = p.to[p.kept_rank - 1];
+            alignas(64) A own[column_scratch(kStrip)], own_strip[kStrip];
+            A* const scratch = around ? reinterpret_cast<A*>(around->scratch) : own;
+            A* const strip = around ? scratch + column_scratch(p.strip) : own_strip;
+            place(result, result, &from, &to);
+            Rows<E> rows{x + from, p.reduced.stride[0]};
+            if (made) {
+                rows.step = width;
+                rows.around = around;
+                rows.pos = row * n * width + c0;
+                rows.count = count;
+                rows.whole = p.strip <= kStrip;
+                rows.many = rows_at_once(p);
+                rows.slot_size = rows.many * p.strip + kSlack;
+            }
+            reduce_columns<Op, E, A>(rows, p.chain, count, first, stop, scratch, strip);
+            const int64_t step = around ? 1 : p.to[p.kept_rank - 1];
             if (p.groups > 1)
-                for (int64_t i = 0; i < c1 - c0; i++) parts[g * p.results + result + i] = strip[i];
+                for (int64_t i = 0; i < count; i++) parts[g * p.results + result + i] = strip[i];
             else
-                for (int64_t i = 0; i < c1 - c0; i++) finish(y + to + i * step, strip[i], mean, n);
+                for (int64_t i = 0; i < count; i++) finish(y + to + i * step, strip[i], mean, n);
+            if (p.groups == 1) done(result, count);
             continue;
         }
-        int64_t r = block * p.strip;
-        const int64_t last = min64(p.results, r + p.strip);
+        const int64_t unit = block * p.strip, last = min64(p.results, unit + p.strip);
+        int64_t r = unit;
+        const bool tiled = made && n > 0 && n < kTile;  // all elements of the unit at once
+        if (tiled) x = around->make<E>(r * n, (last - r) * n);
         if (p.bundles) {
             alignas(64) A t[kShortRow * kBundle<A>], results[kBundle<A>];
             int64_t at[kBundle<A>], put_at[kBundle<A>];
             const int64_t step = p.reduced.rank ? p.reduced.stride[0] : 0;
             for (; last - r >= kBundle<A> / 4; r += kBundle<A>) {
                 const int count = int(min64(kBundle<A>, last - r));
-                for (int i = 0; i < count; i++) place_result(p, r + i, &at[i], &put_at[i]);
+                for (int i = 0; i < count; i++) {
+                    at[i] = (r + i - unit) * n;
+                    place(r + i, unit, &at[i], &put_at[i]);
+                }
                 load_bundle(t, x, at, count, step, n);
                 bundle_leaf<Op>(t, n, results);
                 for (int i = 0; i < count; i++) finish(y + put_at[i], results[i], mean, n);
             }
         }
         for (; r < last; r++) {
-            place_result(p, r, &from, &to);
-            const A value = reduce_row<Op, A>(p.reduced, x + from, first, stop, p.chain);
+            from = (r - unit) * n;
+            place(r, unit, &from, &to);
+            const E* piece = nullptr;
+            int64_t have = 0, until = 0;  // what of the row the tile holds
+            const auto row = [&](int64_t at, int64_t count, A* buffer) {
+                if (!made || tiled) return fetch<A>(p.reduced, x + from, at, count, buffer);
+                if (at + count > until) {
+                    have = at;
+                    until = min64(stop, at + kTile);
+                    piece = around->make<E>(r * n + at, until - at);
+                }
+                return fetch<A>(p.reduced, piece, at - have, count, buffer);
+            };
+            const A value = reduce_row<Op, A>(row, first, stop, p.chain);
             if (p.groups > 1)
                 parts[g * p.results + r] = value;
             else
                 finish(y + to, value, mean, n);
         }
+        if (p.groups == 1) done(unit, last - unit);
     }
 }
 
@@ -367,33 +543,96 @@ struct ExtremumOf<uint8_t> {
 };
 
 template <class Op, template <class> class AccOf, bool Mean>
-void reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
-    switch (DType(args.in(0).dtype)) {
+void reduce_typed(DType dtype, const ArgBlock& args, int64_t begin, int64_t end, int phase,
+                  const Around* around) {
+    switch (dtype) {
         case DType::f32:
-            return reduce_units<Op, float, float>(args, begin, end, phase, Mean);
+            return reduce_units<Op, float, float>(args, begin, end, phase, Mean, around);
         case DType::f64:
-            return reduce_units<Op, double, double>(args, begin, end, phase, Mean);
+            return reduce_units<Op, double, double>(args, begin, end, phase, Mean, around);
         case DType::f16:
-            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean);
+            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean, around);
         case DType::bf16:
-            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean);
+            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean, around);
         default:
             break;
     }
     if constexpr (!Mean) {
-        switch (DType(args.in(0).dtype)) {
+        switch (dtype) {
             case DType::i32:
-                return reduce_units<Op, int32_t, typename AccOf<int32_t>::type>(args, begin, end,
-                                                                                phase);
+                return reduce_units<Op, int32_t, typename AccOf<int32_t>::type>(
+                    args, begin, end, phase, false, around);
             case DType::i64:
-                return reduce_units<Op, int64_t, typename AccOf<int64_t>::type>(args, begin, end,
-                                                                                phase);
+                return reduce_units<Op, int64_t, typename AccOf<int64_t>::type>(
+                    args, begin, end, phase, false, around);
             case DType::u8:
-                return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type>(args, begin, end,
-                                                                                phase);
+                return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type>(
+                    args, begin, end, phase, false, around);
             default:
                 return;
         }
+    }
+}
+
+template <class Op, template <class> class AccOf, bool Mean>
+void reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
+    reduce_typed<Op, AccOf, Mean>(DType(args.in(0).dtype), args, begin, end, phase, nullptr);
+}
+
+AICF_INLINE const FusedReduce& fused_head(const ArgBlock& args) {
+    return *reinterpret_cast<const FusedReduce*>(&reduce_plan(args) + 1);
+}
+
+void fused_reduce_prepare(ArgBlock& args) {
+    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
+    const FusedReduce& head = fused_head(args);
+    p.chain = head.chain;
+    if (head.operand >= 0) return plan_operand(p, args.in(head.operand), head.axes, false, nullptr);
+    p.results = head.results;
+    walk_start(p.reduced);
+    walk_axis(p.reduced, head.n, 1);
+    p.columns = head.width > 0;
+    p.kept_rank = p.columns;
+    p.kept[0] = head.width;
+    plan_units(p, kWideStripBytes / (head.size < 4 ? 4 : head.size));  // long runs of elements
+}
+
+void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
+    const ReducePlan& p = reduce_plan(args);
+    Around around{&fused_head(args)};
+    const bool made = around.head->operand < 0 && p.reduced.total > 0;
+    const int64_t size = around.head->size;
+    const Program& taken = around.program(around.head->taken);
+    const Program& elements = around.program(made ? around.head->elements : around.head->taken);
+    const int64_t tile = !made ? 0 : p.columns ? made_columns(p) : 2 * kTile + kSlack;
+    const auto round = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t bytes[] = {
+        round((p.columns ? p.strip : kTile) * size), round(tile * size),
+        p.columns ? (size < 4 ? 4 : size) * (column_scratch(p.strip) + p.strip) : 0,
+        round(taken.buffer_bytes), made ? elements.buffer_bytes : 0};
+    char* const memory = static_cast<char*>(__builtin_alloca_with_align(
+        size_t(bytes[0] + bytes[1] + bytes[2] + bytes[3] + bytes[4]), 512));
+    char *element_slots[kMaxSlots], *result_slots[kMaxSlots];
+    around.held = memory;
+    around.tile = around.held + bytes[0];
+    around.scratch = around.tile + bytes[1];
+    around.result_slots = result_slots;
+    around.element_slots = element_slots;
+    start_slots(taken, around.scratch + bytes[2], result_slots);
+    if (made) start_slots(elements, around.scratch + bytes[2] + bytes[3], element_slots);
+    switch (around.head->reducer) {
+        case Reducer::sum:
+            return reduce_typed<SumOp, SumOf, false>(around.head->dtype, args, begin, end, phase,
+                                                     &around);
+        case Reducer::mean:
+            return reduce_typed<SumOp, SumOf, true>(around.head->dtype, args, begin, end, phase,
+                                                    &around);
+        case Reducer::max:
+            return reduce_typed<MaxOp, ExtremumOf, false>(around.head->dtype, args, begin, end,
+                                                          phase, &around);
+        case Reducer::min:
+            return reduce_typed<MinOp, ExtremumOf, false>(around.head->dtype, args, begin, end,
+                                                          phase, &around);
     }
 }
 
@@ -420,6 +659,7 @@ void register_reduce(Table& table) {
     add("reduce_mean", kFloats, reduce_run<SumOp, SumOf, true>, sum_prepare);
     add("reduce_max", kNumbers, reduce_run<MaxOp, ExtremumOf, false>, extremum_prepare);
     add("reduce_min", kNumbers, reduce_run<MinOp, ExtremumOf, false>, extremum_prepare);
+    add("fused_reduce", kAnyDType, fused_reduce_run, fused_reduce_prepare);
 }
 
 }  // namespace aicf::cpu::AICF_ISA

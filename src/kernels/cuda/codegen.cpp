@@ -77,8 +77,11 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
     if (rank == 0 || element_count(shape) == 0) return cat("struct ", name, " : Line<0> {};\n");
     if (rank == 1) return cat("struct ", name, " : Line<", steps[0], "> {};\n");
     const bool small = element_count(shape) < (int64_t{1} << 31);
+    const int64_t inner = steps[rank - 1];
+    bool fours = sizes[rank - 1] % 4 == 0 && (inner == 0 || inner == 1);
+    for (int d = 0; inner == 1 && d < rank - 1; d++) fours &= steps[d] % 4 == 0;
     std::string text =
-        cat("struct ", name, " {\n    static constexpr bool dense = false;\n",
+        cat("struct ", name, " {\n    static constexpr int step = ", fours ? inner : -1, ";\n",
             "    __device__ __forceinline__ static int64_t at(int64_t i) {\n        ",
             small ? "uint32_t r = uint32_t(i);" : "uint64_t r = uint64_t(i);", " int64_t o = 0;\n");
     const char* suffix = small ? "u" : "ull";
@@ -156,7 +159,8 @@ KernelText body_text(const LoweredOp& op, const Target& target) {
         return pointwise_text(op, processors);
     if (op.def->gemm) return gemm_text(op, target);
     if (name == "reduce_argmax") return indexed_text(op, processors);
-    if (name.starts_with("reduce_") || name == "mse_loss") return reduce_text(op, processors);
+    if (name.starts_with("reduce_") || name == "fused_reduce" || name == "mse_loss")
+        return reduce_text(op, processors);
     if (name.starts_with("softmax") || name.starts_with("log_softmax") ||
         name.starts_with("cross_entropy") || name.starts_with("normalize"))
         return row_text(op, processors);

@@ -62,9 +62,12 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
 std::string body_head(const BlockLayout& layout);
 std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
 
-/// The statements of a body for element j: operands a0[j], ..., results r0[j], ..., numbers defined
-/// in `before`; a product is v[j].
-std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before);
+/// The statements of steps [first, last) of a body for element j: operands a0[j], ..., results
+/// r0[j], ..., inner values t0, ..., numbers defined in `before`; a product or reduction is v[j].
+std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before,
+                         size_t first, size_t last);
+/// How the statements spell an operand.
+std::string operand_text(const LoweredOp& op, int number);
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
 

@@ -70,7 +70,7 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
 /// The statements that compute r0, r1, ... of one element from a0, a1, ...
 std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
     if (op.def->optimizer) return update_formula(*op.def);
-    if (!op.body.empty()) return body_formula(op, layout, before);
+    if (!op.body.empty()) return body_formula(op, layout, before, 0, op.body.size());
     std::vector<std::string> operands;
     for (size_t k = 0; k < op.inputs.size(); k++) operands.push_back(cat("a", k, "[j]"));
     // Of `where` the last operand says the type: a choice, not the condition.
@@ -82,29 +82,35 @@ std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string&
 
 }  // namespace
 
-std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
+std::string operand_text(const LoweredOp& op, int number) {
     const int inputs = static_cast<int>(op.inputs.size()),
               outputs = static_cast<int>(op.outputs.size());
-    const auto spell = [&](int number) {
-        return number < inputs             ? cat("a", number, "[j]")
-               : number < inputs + outputs ? cat("r", number - inputs, "[j]")
-                                           : cat("t", number - inputs - outputs);
-    };
+    return number < inputs             ? cat("a", number, "[j]")
+           : number < inputs + outputs ? cat("r", number - inputs, "[j]")
+                                       : cat("t", number - inputs - outputs);
+}
+
+std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before,
+                         size_t first, size_t last) {
+    const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
     std::string text;
     int scalars = 0;
-    for (const FusedStep& step : op.body) {
+    for (size_t i = 0; i < last; i++) {
+        const FusedStep& step = op.body[i];
+        const int numbers = scalars;
+        scalars += static_cast<int>(step.def->attrs.size());
+        if (i < first) continue;
         std::vector<std::string> operands;
-        for (int number : step.inputs) operands.push_back(spell(number));
+        for (int number : step.inputs) operands.push_back(operand_text(op, number));
         const DType from = op.operand(step.inputs.back()).dtype,
                     to = op.operand(step.outputs[0]).dtype;
-        const std::string call = step.def->gemm ? "v[j]"
-                                                : call_text(*step.def, operands, from, to,
-                                                            layout.scalars, scalars, before);
-        scalars += static_cast<int>(step.def->attrs.size());
+        const std::string call = step.def->pointwise ? call_text(*step.def, operands, from, to,
+                                                                 layout.scalars, numbers, before)
+                                                     : "v[j]";
         // Each value is rounded to its dtype, as if it had been stored.
-        text += cat(text.empty() ? "" : "\n            ",
-                    step.outputs[0] < inputs + outputs ? "" : "const auto ", spell(step.outputs[0]),
-                    " = rounded<", cuda_type(to), ">(", call, ");");
+        text +=
+            cat(text.empty() ? "" : "\n            ", step.outputs[0] < outer ? "" : "const auto ",
+                operand_text(op, step.outputs[0]), " = rounded<", cuda_type(to), ">(", call, ");");
     }
     return text;
 }

@@ -94,15 +94,11 @@ __device__ __forceinline__ bool aligned16(const T* p) {
     return (reinterpret_cast<uint64_t>(p) & 15) == 0;
 }
 
-/// An operand whose element i lies at offset i.
-struct Dense {
-    static constexpr bool dense = true;
-    __device__ __forceinline__ static int64_t at(int64_t i) { return i; }
-};
-/// Element i at offset i * Step.
+/// Element i at offset i * Step. `step`: how far apart elements i to i + 3 lie, i a multiple of 4,
+/// where that is 0 or 1; else -1.
 template <int64_t Step>
 struct Line {
-    static constexpr bool dense = Step == 1;
+    static constexpr int step = Step == 0 || Step == 1 ? int(Step) : -1;
     __device__ __forceinline__ static int64_t at(int64_t i) { return i * Step; }
 };
 

@@ -8,34 +8,52 @@ namespace aicf::cuda {
 
 namespace {
 
-struct Sizes {
+/// What an op reduces: itself, or with a body one step of it.
+struct Reduction {
+    const LoweredDef* def;
+    const Attrs* attrs;
+    size_t at = 0;  // the step; those before it make its elements
+    DType dtype{};
+    Dims from, to;           // shapes
+    std::vector<char> kept;  // by axis of `from`
+    Dims kept_shape, reduced_shape;
     int64_t rows = 1, n = 1;
-    Dims kept, kept_in, kept_out, reduced, reduced_in;
 };
 
-Sizes sizes_of(const LoweredOp& op) {
-    const View &x = op.inputs[0], &y = op.outputs[0];
-    Sizes s;
-    const bool all = op.def->name == "mse_loss";
-    std::vector<char> hit(static_cast<size_t>(x.shape.rank()), all);
-    if (!all)
-        for (int64_t axis : op.attrs.ints("axes"))
-            hit[static_cast<size_t>(axis < 0 ? axis + x.shape.rank() : axis)] = 1;
-    const bool keepdims = !all && op.attrs.flag("keepdims");
-    for (int d = 0, o = 0; d < x.shape.rank(); d++) {
-        if (hit[static_cast<size_t>(d)]) {
-            s.n *= x.shape[d];
-            s.reduced.push(x.shape[d]);
-            s.reduced_in.push(x.strides[d]);
-            o += keepdims;
-        } else {
-            s.rows *= x.shape[d];
-            s.kept.push(x.shape[d]);
-            s.kept_in.push(x.strides[d]);
-            s.kept_out.push(y.strides[o++]);
-        }
+Reduction reduction_of(const LoweredOp& op) {
+    Reduction r{op.def, &op.attrs};
+    const View *x = op.inputs.data(), *y = op.outputs.data();
+    if (!op.body.empty()) {
+        while (!op.body[r.at].def->reduction) r.at++;
+        const FusedStep& step = op.body[r.at];
+        r.def = step.def;
+        r.attrs = &step.attrs;
+        x = &op.operand(step.inputs[0]);
+        y = &op.operand(step.outputs[0]);
     }
-    return s;
+    r.dtype = x->dtype;
+    r.from = x->shape;
+    r.to = y->shape;
+    const bool all = r.def->name == "mse_loss";
+    r.kept.assign(static_cast<size_t>(r.from.rank()), !all);
+    if (!all)
+        for (int64_t axis : r.attrs->ints("axes"))
+            r.kept[static_cast<size_t>(axis < 0 ? axis + r.from.rank() : axis)] = 0;
+    for (int d = 0; d < r.from.rank(); d++) {
+        const bool kept = r.kept[static_cast<size_t>(d)];
+        (kept ? r.kept_shape : r.reduced_shape).push(r.from[d]);
+        (kept ? r.rows : r.n) *= r.from[d];
+    }
+    return r;
+}
+
+/// The strides of a view's kept or reduced axes.
+Dims strides_of(const Reduction& r, const View& view, bool kept) {
+    Dims strides;
+    for (int d = 0; d < r.from.rank(); d++)
+        if (static_cast<bool>(r.kept[static_cast<size_t>(d)]) == kept)
+            strides.push(view.strides[d]);
+    return strides;
 }
 
 const char* accumulator(DType dtype, bool sum) {
@@ -59,110 +77,206 @@ int64_t power_of_two_from(int64_t n) {
     return p;
 }
 
+/// The inputs that steps [first, last) read, ascending.
+std::vector<int> inputs_of(const LoweredOp& op, size_t first, size_t last) {
+    std::vector<int> list;
+    for (int k = 0; k < static_cast<int>(op.inputs.size()); k++)
+        for (size_t i = first; i < last; i++)
+            if (const auto& in = op.body[i].inputs;
+                std::find(in.begin(), in.end(), k) != in.end()) {
+                list.push_back(k);
+                break;
+            }
+    return list;
+}
+
+/// The elements of row r: @_Make{block}(r), in terms of type `a`.
+std::string row_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout,
+                     const std::vector<int>& read, const std::string& a) {
+    std::string text, fields, makes, params, before, formula, value;
+    const auto list = [](std::string& to, const std::string& item) {
+        to += (to.empty() ? "" : ", ") + item;
+    };
+    std::string load[2], call[2];  // of one element, and of four
+    for (int k : read) {
+        const View& view = op.inputs[static_cast<size_t>(k)];
+        const char* e = cuda_type(view.dtype);
+        const std::string wide = cat("Wide<", e, ">");
+        text += place_struct(cat("@_In", k), r.kept_shape, strides_of(r, view, true)) +
+                place_struct(cat("@_Elem", k), r.reduced_shape, strides_of(r, view, false));
+        const std::string type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ">");
+        fields += cat("    ", type, " x", k, ";\n");
+        list(makes, cat(type, "(block.template ptr<const ", e, ">(",
+                        layout.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
+        list(params, cat("const ", wide, " (&a", k, ")[V]"));
+        load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
+        load[1] += cat("        ", wide, " a", k, "[4];\n        x", k, ".four(i, a", k, ");\n");
+        for (std::string& one : call) list(one, cat("a", k));
+    }
+    if (op.body.empty()) {
+        value = read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])" : "a0[j]";  // mse_loss
+    } else {
+        formula = body_formula(op, layout, before, 0, r.at);
+        value = operand_text(op, op.body[r.at].inputs[0]);
+    }
+    text +=
+        cat("struct @_Row {\n    const Block<", layout.bytes, ">& block;\n", fields,
+            "    template <int V>\n    __device__ __forceinline__ void make(", params, ", ", a,
+            " (&v)[V]) const {\n", before,
+            "#pragma unroll\n        for (int j = 0; j < V; "
+            "j++) {\n            ",
+            formula, "\n            v[j] = static_cast<", a, ">(", value,
+            ");\n        }\n    }\n    __device__ __forceinline__ ", a,
+            " operator()(int64_t i) const {\n", load[0], "        ", a, " v[1];\n        make<1>(",
+            call[0],
+            ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
+            "four(int64_t i, ",
+            a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1], ", v);\n    }\n};\n");
+    return text + cat("struct @_Make {\n    const Block<", layout.bytes,
+                      ">& block;\n    __device__ __forceinline__ @_Row operator()(int64_t r) const "
+                      "{\n        return {block, ",
+                      makes, "};\n    }\n};\n");
+}
+
+/// What becomes of result r: @_Put{block}(r, v).
+std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout, bool mean,
+                     const std::string& a) {
+    std::string text, load, store;
+    const auto at = [&](const std::string& name, const View& view) {
+        text += place_struct("@_" + name, r.to, view.strides);
+        return cat(name, "[@_", name, "::at(r)]");
+    };
+    const auto pointer = [&](const char* kind, size_t k, size_t operand, const View& view) {
+        load += cat("        auto* ", *kind == 'c' ? "x" : "y", k, " = block.template ptr<", kind,
+                    cuda_type(view.dtype), ">(", layout.operand[operand], ");\n");
+    };
+    if (!op.body.empty())
+        for (int k : inputs_of(op, r.at + 1, op.body.size())) {
+            const auto in = static_cast<size_t>(k);
+            const View& view = op.inputs[in];
+            pointer("const ", in, in, view);
+            load += cat("        const Wide<", cuda_type(view.dtype), "> a", k, "[1] = {widen(",
+                        at(cat("x", k), view), ")};\n");
+        }
+    for (size_t k = 0; k < op.outputs.size(); k++) {
+        const View& view = op.outputs[k];
+        const char* type = cuda_type(view.dtype);
+        pointer("", k, op.inputs.size() + k, view);
+        load += cat("        Wide<", type, "> r", k, "[1];\n");
+        store += cat("        ", at(cat("y", k), view), " = narrow<", type, ">(r", k, "[j]);\n");
+    }
+    const std::string formula =
+        op.body.empty() ? cat("r0[j] = rounded<", cuda_type(op.outputs[0].dtype), ">(v[j]);")
+                        : body_formula(op, layout, load, r.at, op.body.size());
+    return text + cat("struct @_Put {\n    const Block<", layout.bytes,
+                      ">& block;\n    __device__ __forceinline__ void operator()(int64_t r, ", a,
+                      " total) const {\n        constexpr int j = 0;\n        const ", a,
+                      " v[1] = {", mean ? cat("scalar::div(total, ", a, "(", r.n, "))") : "total",
+                      "};\n", load, "            ", formula, "\n", store, "    }\n};\n");
+}
+
+/// Whether neighbouring results come from elements side by side.
+bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>& read) {
+    std::vector<const View*> views;
+    for (int k : read) views.push_back(&op.inputs[static_cast<size_t>(k)]);
+    const View& x = *largest_view(views);
+    const int fast = fast_axis(x);
+    if (fast < 0 || !r.kept[static_cast<size_t>(fast)] || x.strides[fast] != 1) return false;
+    for (int d = fast + 1; d < r.from.rank(); d++)
+        if (r.kept[static_cast<size_t>(d)] && r.from[d] > 1) return false;
+    return true;
+}
+
 }  // namespace
 
 KernelText reduce_text(const LoweredOp& op, int processors) {
-    const std::string& name = op.def->name;
+    const Reduction r = reduction_of(op);
+    const std::string& name = r.def->name;
     const bool mse = name == "mse_loss", mean = mse || name == "reduce_mean";
     const bool sum = mean || name == "reduce_sum";
-    const std::string order = sum ? op.attrs.text("order") : "tree";
+    const std::string order = sum ? r.attrs->text("order") : "tree";
     const int64_t chunk = order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : 0;
-    const DType dtype = op.inputs[0].dtype;
-    const std::string a = accumulator(dtype, sum), e = cuda_type(dtype);
+    const std::string a = accumulator(r.dtype, sum);
     const int64_t a_size = a == "double" || a.ends_with("64_t") ? 8 : 4;
     const std::string operation = cat(sum                    ? "SumOp"
                                       : name == "reduce_max" ? "MaxOp"
                                                              : "MinOp",
                                       "<", a, ">");
-    const std::string averaged = mean ? "true" : "false";
-    const Sizes s = sizes_of(op);
     const BlockLayout layout(op);
+    std::vector<int> read(op.inputs.size());
+    for (size_t k = 0; k < read.size(); k++) read[k] = static_cast<int>(k);
+    if (!op.body.empty()) read = inputs_of(op, 0, r.at + 1);
 
     KernelText text;
     text.includes = {"reduce.cuh"};
-    text.body = place_struct("@_In", s.kept, s.kept_in) +
-                place_struct("@_Out", s.kept, s.kept_out) +
-                place_struct("@_Elem", s.reduced, s.reduced_in);
-    if (mse) text.body += place_struct("@_Other", s.reduced, op.inputs[1].strides);
+    text.body = row_text(op, r, layout, read, a) + put_text(op, r, layout, mean, a);
+    // Long bodies are not repeated for all elements of a leaf that a thread takes.
     text.body +=
-        cat("struct @_Shape {\n    typedef @_In In;\n    typedef @_Out Out;\n    typedef @_Elem "
-            "Elem;\n",
-            "    static constexpr int64_t rows = ", s.rows, ", n = ", s.n, ";\n};\n");
-    const std::string row = cat("RowOf<", a, ", ", e, ", @_Elem>(x0 + @_In::at(r))");
-    const std::string make = mse ? cat("[&](int64_t) { return mapped<", a, ">([](", a, " p, ", a,
-                                       " q) { return (p - q) * (p - q); }, RowOf<", a, ", ", e,
-                                       ", @_Elem>(x0), RowOf<", a, ", ", e, ", @_Other>(x1)); }")
-                                 : cat("[&](int64_t r) { return ", row, "; }");
+        cat("struct @_Shape {\n    static constexpr int64_t rows = ", r.rows, ", n = ", r.n,
+            ";\n    static constexpr int unroll = ", r.at > 4 ? 1 : 3, ";\n};\n");
     const auto entry = [&](const std::string& call) {
-        text.body += body_head(op, layout);
+        text.body += body_head(layout);
         if (text.workspace) text.body += cat("    auto* parts = block.ptr<", a, ">(16);\n");
         if (text.counters)
             text.body += cat("    auto* counters = block.ptr<uint32_t>(", layout.tail, ");\n");
-        text.body += cat("    ", call, ";\n}\n");
+        text.body += cat("    ", call, "@_Make{block}, @_Put{block});\n}\n");
     };
     const auto finished = [&](const char* shape) {
-        text.name = cat(name, "_", dtype_abbrev(dtype), "_", shape);
-        if (s.rows == 0) text.blocks = 0;
+        text.name = cat(op.def->name, "_", dtype_abbrev(r.dtype), "_", shape);
+        if (r.rows == 0) text.blocks = 0;
         return text;
     };
 
     if (chunk) {
-        const int64_t chunks = (s.n + chunk - 1) / chunk;
+        const int64_t chunks = (r.n + chunk - 1) / chunk;
         text.threads = static_cast<int>(32 * std::clamp<int64_t>(power_of_two_from(chunks), 1, 32));
-        text.blocks = (s.rows + 31) / 32;
-        entry(cat("reduce_chain<", a, ", ", averaged, ", ", chunk, ", @_Shape>(grid, y0, x0)"));
+        text.blocks = (r.rows + 31) / 32;
+        entry(cat("reduce_chain<", a, ", ", chunk, ", @_Shape>(grid, "));
         return finished("chain");
     }
-    const int64_t leaves = (s.n + kTreeLeaf - 1) / kTreeLeaf;
-    const Iteration kept(s.kept, {s.kept_in}), reduced(s.reduced, {s.reduced_in});
-    const bool columns =
-        !mse && leaves > 0 && s.rows >= 8 && kept.shape.rank() > 0 &&
-        kept.strides[0][kept.shape.rank() - 1] == 1 &&
-        (reduced.shape.rank() == 0 || reduced.strides[0][reduced.shape.rank() - 1] != 1);
+    const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
     const int64_t enough = 4 * int64_t{processors};  // blocks that fill the device
-    if (columns) {
-        const int64_t strips = (s.rows + 31) / 32;
+    if (leaves > 0 && r.rows >= 8 && in_columns(op, r, read)) {
+        const int64_t strips = (r.rows + 31) / 32;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);
         const int64_t span = power_of_two_from((leaves + pieces - 1) / pieces) * kTreeLeaf;
-        pieces = (s.n + span - 1) / span;
+        pieces = (r.n + span - 1) / span;
         text.blocks = strips * pieces;
         if (pieces > 1) {
-            text.workspace = static_cast<uint64_t>(pieces * s.rows * a_size);
+            text.workspace = static_cast<uint64_t>(pieces * r.rows * a_size);
             text.counters = static_cast<int>(strips);
         }
-        entry(cat("reduce_columns<", operation, ", ", a, ", ", averaged, ", ", span,
-                  ", @_Shape>(grid, y0, x0, ",
-                  pieces > 1 ? "parts, counters)" : cat("(", a, "*)nullptr, (uint32_t*)nullptr)")));
+        entry(
+            cat("reduce_columns<", operation, ", ", a, ", ", span, ", @_Shape>(grid, ",
+                pieces > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("columns");
     }
     if (leaves <= 2) {
-        text.blocks = (s.rows + 7) / 8;
-        if (s.rows < 8) text.threads = static_cast<int>(32 * std::max<int64_t>(s.rows, 1));
-        entry(cat("reduce_warps<", operation, ", ", a, ", ", averaged, ", @_Shape>(grid, y0, ",
-                  make, ")"));
+        text.blocks = (r.rows + 7) / 8;
+        if (r.rows < 8) text.threads = static_cast<int>(32 * std::max<int64_t>(r.rows, 1));
+        entry(cat("reduce_warps<", operation, ", ", a, ", @_Shape>(grid, "));
         return finished("warps");
     }
-    if (s.rows < enough / 2 && leaves >= 64) {
+    if (r.rows < enough / 2 && leaves >= 64) {
         // Each piece is worth at least 16 leaves, and the last block joins at most 4096 of them.
         int64_t span = power_of_two_from(std::max<int64_t>(
-            {16, (leaves * s.rows + 8 * enough - 1) / (8 * enough), (leaves + 4095) / 4096}));
+            {16, (leaves * r.rows + 8 * enough - 1) / (8 * enough), (leaves + 4095) / 4096}));
         const int64_t pieces = (leaves + span - 1) / span,
                       group = std::max<int64_t>(span / 1024, 1);
-        text.blocks = s.rows * pieces;
-        text.workspace = static_cast<uint64_t>(s.rows * pieces * a_size);
-        text.counters = static_cast<int>(s.rows);
+        text.blocks = r.rows * pieces;
+        text.workspace = static_cast<uint64_t>(r.rows * pieces * a_size);
+        text.counters = static_cast<int>(r.rows);
         text.shared = static_cast<uint32_t>(std::max(pieces, span / group) * a_size);
-        entry(cat("reduce_split<", operation, ", ", a, ", ", averaged, ", ", group, ", ",
-                  span * kTreeLeaf, ", @_Shape>(grid, y0, parts, counters, ", make, ")"));
+        entry(cat("reduce_split<", operation, ", ", a, ", ", group, ", ", span * kTreeLeaf,
+                  ", @_Shape>(grid, parts, counters, "));
         return finished("split");
     }
     const int64_t group = power_of_two_from((leaves + 1023) / 1024);
-    text.blocks = s.rows;
+    text.blocks = r.rows;
     text.threads = static_cast<int>(
-        32 * std::min<int64_t>(power_of_two_from(leaves), s.rows < enough ? 32 : 8));
+        32 * std::min<int64_t>(power_of_two_from(leaves), r.rows < enough ? 32 : 8));
     text.shared = static_cast<uint32_t>((leaves + group - 1) / group * a_size);
-    entry(cat("reduce_blocks<", operation, ", ", a, ", ", averaged, ", ", group,
-              ", @_Shape>(grid, y0, ", make, ")"));
+    entry(cat("reduce_blocks<", operation, ", ", a, ", ", group, ", @_Shape>(grid, "));
     return finished("blocks");
 }
 

@@ -42,22 +42,26 @@ struct MinOp {
 
 // ---- what a row's elements are -----------------------------------------------------------------
 
-/// Element i of a row as type A; `four` gives elements i to i + 3.
+/// Element i of a row as type A; `four` gives elements i to i + 3, i a multiple of 4.
 template <class A, class E, class Elem>
 struct RowOf {
     const E* x;
     bool wide;
     __device__ __forceinline__ explicit RowOf(const E* base)
-        : x(base), wide(Elem::dense && aligned16(base)) {}
+        : x(base), wide(Elem::step == 1 && aligned16(base)) {}
     __device__ __forceinline__ A operator()(int64_t i) const {
         return static_cast<A>(widen(x[Elem::at(i)]));
     }
     __device__ __forceinline__ void four(int64_t i, A (&a)[4]) const {
-        if constexpr (Elem::dense && sizeof(E) >= 2) {
+        if constexpr (Elem::step == 1 && sizeof(E) >= 2) {
             Wide<E> v[4];
-            load_dense<4, E>(v, x, i, i + 4, wide);
+            load_dense<4, E>(v, x + Elem::at(i), 0, 4, wide);
 #pragma unroll
             for (int j = 0; j < 4; j++) a[j] = static_cast<A>(v[j]);
+        } else if constexpr (Elem::step == 0) {
+            const A one = (*this)(i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) a[j] = one;
         } else {
 #pragma unroll
             for (int j = 0; j < 4; j++) a[j] = (*this)(i + j);
@@ -177,44 +181,38 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
     return result;
 }
 
-template <class E, class A, bool Mean>
-__device__ __forceinline__ void finish(E* y, A value, int64_t n) {
-    if constexpr (Mean)
-        *y = narrow<E>(scalar::div(value, static_cast<A>(n)));
-    else
-        *y = narrow<E>(value);
-}
-
-// ---- kernels: Shape says rows, n and where things lie -------------------------------------------
+// ---- kernels ------------------------------------------------------------------------------------
+//
+// Shape says rows and n; make(r) is row r; put(r, v) does what is left to do with its result.
 
 /// A warp a row.
-template <class Op, class A, bool Mean, class Shape, class E, class Make>
-__device__ __forceinline__ void reduce_warps(const Grid& grid, E* y, Make make) {
+template <class Op, class A, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_warps(const Grid& grid, Make make, Put put) {
     const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
     for (int64_t r = int64_t(grid.block) * (grid.threads / 32) + threadIdx.x / 32; r < Shape::rows;
          r += warps) {
         A v = A(0);
         if constexpr (Shape::n > 0) v = warp_tree<Op, A>(make(r), 0, Shape::n);
-        if ((threadIdx.x & 31) == 0) finish<E, A, Mean>(y + Shape::Out::at(r), v, Shape::n);
+        if ((threadIdx.x & 31) == 0) put(r, v);
     }
 }
 
 /// A block a row.
-template <class Op, class A, bool Mean, int Group, class Shape, class E, class Make>
-__device__ __forceinline__ void reduce_blocks(const Grid& grid, E* y, Make make) {
+template <class Op, class A, int Group, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_blocks(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char shared[];
     for (int64_t r = grid.block; r < Shape::rows; r += grid.blocks) {
         const A v = block_tree<Op, A, Group>(make(r), 0, Shape::n, reinterpret_cast<A*>(shared),
                                              grid.threads);
-        if (threadIdx.x == 0) finish<E, A, Mean>(y + Shape::Out::at(r), v, Shape::n);
+        if (threadIdx.x == 0) put(r, v);
     }
 }
 
 /// Many blocks a row: each reduces `Span` elements, whole subtrees, and the last one of a row
 /// joins.
-template <class Op, class A, bool Mean, int Group, int64_t Span, class Shape, class E, class Make>
-__device__ __forceinline__ void reduce_split(const Grid& grid, E* y, A* parts, uint32_t* counters,
-                                             Make make) {
+template <class Op, class A, int Group, int64_t Span, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_split(const Grid& grid, A* parts, uint32_t* counters,
+                                             Make make, Put put) {
     extern __shared__ __align__(16) char shared[];
     A* const held = reinterpret_cast<A*>(shared);
     constexpr int pieces = int((Shape::n + Span - 1) / Span);
@@ -227,16 +225,33 @@ __device__ __forceinline__ void reduce_split(const Grid& grid, E* y, A* parts, u
         for (int i = threadIdx.x; i < pieces; i += grid.threads)
             held[i] = __ldcg(parts + r * pieces + i);
         join_shared<Op>(held, pieces, grid.threads);
-        if (threadIdx.x == 0) finish<E, A, Mean>(y + Shape::Out::at(r), held[0], Shape::n);
+        if (threadIdx.x == 0) put(r, held[0]);
         __syncthreads();
     }
 }
 
+/// Lanes g, g + 8, ..., g + 120 of a leaf of a column. Nothing stands between the loads of a whole
+/// leaf, so that they are all under way at once.
+template <class Op, class Shape, bool Whole, class A, class Row>
+__device__ __forceinline__ void column_lanes(A (&s)[16], const Row& row, int64_t first,
+                                             int64_t end) {
+#pragma unroll
+    for (int k = 0; k < 16; k++)
+        s[k] = Whole || first + 8 * k < end ? row(first + 8 * k) : Op::missing();
+#pragma unroll Shape::unroll
+    for (int j = 1; j < 4; j++)
+#pragma unroll
+        for (int k = 0; k < 16; k++) {
+            const int64_t l = first + 8 * k + kTreeLanes * j;
+            if (Whole || l < end) s[k] = Op::join(s[k], row(l));
+        }
+}
+
 /// Neighbouring results lie side by side: 32 of them to a block of 256, whose thread (c, g) holds
 /// lanes g, g + 8, ..., g + 120 of result c. Halving down to 8 lanes stays inside a thread.
-template <class Op, class A, bool Mean, int64_t Span, class Shape, class E>
-__device__ __forceinline__ void reduce_columns(const Grid& grid, E* y, const E* x, A* parts,
-                                               uint32_t* counters) {
+template <class Op, class A, int64_t Span, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint32_t* counters,
+                                               Make make, Put put) {
     __shared__ A held[8][33];
     constexpr int pieces = int((Shape::n + Span - 1) / Span);
     constexpr int64_t strips = (Shape::rows + 31) / 32;
@@ -244,27 +259,17 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, E* y, const E* 
     for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
         const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * 32 + c;
         const bool mine = r < Shape::rows;
-        const E* row = x + (mine ? Shape::In::at(r) : 0);
+        const auto row = make(mine ? r : 0);  // a thread without a result repeats another's
         const int64_t begin = piece * Span, end = Shape::n - begin < Span ? Shape::n : begin + Span;
         A part[40], total = A(0);
         int depth = 0;
         uint64_t count = 0;
         for (int64_t at = begin; at < end; at += kTreeLeaf) {
             A s[16];
-#pragma unroll
-            for (int k = 0; k < 16; k++) {
-                const int64_t l = at + g + 8 * k;
-                s[k] = mine && l < end ? static_cast<A>(widen(row[Shape::Elem::at(l)]))
-                                       : Op::missing();
-            }
-#pragma unroll
-            for (int j = 1; j < 4; j++)
-#pragma unroll
-                for (int k = 0; k < 16; k++) {
-                    const int64_t l = at + g + 8 * k + kTreeLanes * j;
-                    if (mine && l < end)
-                        s[k] = Op::join(s[k], static_cast<A>(widen(row[Shape::Elem::at(l)])));
-                }
+            if (end - at >= kTreeLeaf)
+                column_lanes<Op, Shape, true>(s, row, at + g, end);
+            else
+                column_lanes<Op, Shape, false>(s, row, at + g, end);
 #pragma unroll
             for (int h = 8; h > 0; h /= 2)
 #pragma unroll
@@ -303,38 +308,37 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, E* y, const E* 
                 while (depth > 0) total = Op::join(part[--depth], total);
             }
         }
-        if (g == 0 && mine) finish<E, A, Mean>(y + Shape::Out::at(r), total, Shape::n);
+        if (g == 0 && mine) put(r, total);
         __syncthreads();
     }
 }
 
 /// chain(Chunk): 32 results to a block; warp w takes every (threads / 32)-th chunk and the first
 /// adds them in order.
-template <class A, bool Mean, int64_t Chunk, class Shape, class E>
-__device__ __forceinline__ void reduce_chain(const Grid& grid, E* y, const E* x) {
+template <class A, int64_t Chunk, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_chain(const Grid& grid, Make make, Put put) {
     __shared__ A held[32][33];
     constexpr int64_t chunks = (Shape::n + Chunk - 1) / Chunk, strips = (Shape::rows + 31) / 32;
     const int c = threadIdx.x & 31, w = threadIdx.x / 32, warps = grid.threads / 32;
     for (int64_t strip = grid.block; strip < strips; strip += grid.blocks) {
         const int64_t r = strip * 32 + c;
         const bool mine = r < Shape::rows;
-        const E* row = x + (mine ? Shape::In::at(r) : 0);
+        const auto row = make(mine ? r : 0);
         A total = A(0);
         for (int64_t first = 0; first < chunks; first += warps) {
             const int64_t begin = (first + w) * Chunk,
                           end = Shape::n - begin < Chunk ? Shape::n : begin + Chunk;
             if (mine && begin < Shape::n) {
-                A part = static_cast<A>(widen(row[Shape::Elem::at(begin)]));
+                A part = row(begin);
                 int64_t i = begin + 1;
                 for (; i + 16 <= end; i += 16) {  // loads first: the sums are one after the other
                     A v[16];
 #pragma unroll
-                    for (int j = 0; j < 16; j++)
-                        v[j] = static_cast<A>(widen(row[Shape::Elem::at(i + j)]));
+                    for (int j = 0; j < 16; j++) v[j] = row(i + j);
 #pragma unroll
                     for (int j = 0; j < 16; j++) part = part + v[j];
                 }
-                for (; i < end; i++) part = part + static_cast<A>(widen(row[Shape::Elem::at(i)]));
+                for (; i < end; i++) part = part + row(i);
                 held[w][c] = part;
             }
             __syncthreads();
@@ -343,7 +347,7 @@ __device__ __forceinline__ void reduce_chain(const Grid& grid, E* y, const E* x)
                     total = first + k == 0 ? held[0][c] : total + held[k][c];
             __syncthreads();
         }
-        if (w == 0 && mine) finish<E, A, Mean>(y + Shape::Out::at(r), total, Shape::n);
+        if (w == 0 && mine) put(r, total);
     }
 }
 
