@@ -88,12 +88,28 @@ __attribute__((noinline)) void merge(const T* t, int64_t t_row, T* c, int64_t c_
     }
 }
 
-// RowA: A is read as a[r * a_step + p]; otherwise as a[r + p * a_step].
-template <class T, int Bytes, int NV, int R, bool RowA>
+// acc = fma(a, b, acc) where acc is: the compiler would move accumulators around an unrolled loop.
+template <class T, int Bytes>
+AICF_HD void accumulate(Vec<T, Bytes>& acc, Vec<T, Bytes> a, Vec<T, Bytes> b) {
+#if defined(__FMA__)
+    if constexpr (sizeof(T) == 4)
+        asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+    else
+        asm("vfmadd231pd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+#else
+    acc = fma<T, Bytes>(a, b, acc);
+#endif
+}
+
+// RowA: A is read as a[r * a_step + p]; otherwise as a[r + p * a_step]. Packed: B's step is the
+// strip's width, and A's, where it is not read by rows, is R.
+template <class T, int Bytes, int NV, int R, bool RowA, bool Packed>
 void tile(int64_t k, const T* a, int64_t a_step, const T* b, int64_t b_step, T* c, int64_t c_row,
           bool add) {
     using V = Vec<T, Bytes>;
-    constexpr int L = Bytes / sizeof(T);
+    constexpr int L = Bytes / sizeof(T), kTurn = Packed ? 4 : 1;  // terms of k in a turn
+    if constexpr (Packed) b_step = NV * L;
+    if constexpr (Packed && !RowA) a_step = R;
     // One pointer serves three rows: p, p + step and p + 2 * step are addresses of one instruction.
     const T* at[(R + 2) / 3];
     for (int g = 0; g < (R + 2) / 3; ++g) at[g] = a + 3 * g * a_step;
@@ -107,27 +123,33 @@ void tile(int64_t k, const T* a, int64_t a_step, const T* b, int64_t b_step, T* 
                 __builtin_prefetch(reinterpret_cast<char*>(d) + x, 1);
         }
     }
-    for (int64_t p = 0; p < k; ++p) {
-        V bv[NV];
+    const auto turn = [&](int terms) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int u = 0; u < terms; ++u) {
+            V bv[NV];
 #pragma GCC unroll 16
-        for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + v * L);
+            for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + u * b_step + v * L);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const V av = splat<V>(RowA ? at[r / 3][r % 3 * a_step] : a[r]);
+            for (int r = 0; r < R; ++r) {
+                const V av = splat<V>(RowA ? at[r / 3][r % 3 * a_step + u] : a[r + u * a_step]);
 #pragma GCC unroll 16
-            for (int v = 0; v < NV; ++v) acc[r][v] = fma<T, Bytes>(av, bv[v], acc[r][v]);
+                for (int v = 0; v < NV; ++v) accumulate<T, Bytes>(acc[r][v], av, bv[v]);
+            }
         }
         if constexpr (RowA) {
 #pragma GCC unroll 16
             for (int g = 0; g < (R + 2) / 3; ++g) {
-                ++at[g];
+                at[g] += terms;
                 asm("" : "+r"(at[g]));  // else the compiler rebuilds all R addresses each time
             }
         } else {
-            a += a_step;
+            a += terms * a_step;
         }
-        b += b_step;
-    }
+        b += terms * b_step;
+    };
+    for (; k >= kTurn; k -= kTurn) turn(kTurn);
+    if constexpr (kTurn > 1)
+        for (; k > 0; --k) turn(1);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r, c += c_row) {
         asm("" : "+r"(c));
@@ -162,15 +184,17 @@ constexpr Shape kShapes[kStrips] = {{kBytes, 8, 1},
                                     {kBytes, 1, kSlimRows},
                                     {kBytes > 16 ? kBytes / 2 : 16, 1, kSlimRows}};
 
-// Every tile there is, by strip, by whether A is read by rows, and by the number of rows.
+// Every tile there is, by strip, by how A and B are read, and by the number of rows.
 template <class T>
 struct Tiles {
-    TileFn<T> at[kStrips][2][kSlimRows + 1] = {};
+    TileFn<T> at[kStrips][2][2][kSlimRows + 1] = {};
     constexpr Tiles() { fill<0, kShapes[0].rows>(); }
     template <int S, int R>
     constexpr void fill() {
-        at[S][0][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, false>;
-        at[S][1][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, true>;
+        at[S][0][0][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, false, false>;
+        at[S][0][1][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, false, true>;
+        at[S][1][0][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, true, false>;
+        at[S][1][1][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, true, true>;
         if constexpr (R > 1)
             fill<S, R - 1>();
         else if constexpr (S + 1 < kStrips)
@@ -561,8 +585,9 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     const int64_t a_step = pack_a ? rows : (row_a ? a_row : a_col);
                     const int64_t a_next = row_a ? 1 : a_step;
                     const int64_t b_step = own_b ? width : b_row;
+                    const bool packed = own_b && (pack_a || row_a);
                     T* const ct = c + (i0 + i) * c_row + (j0 + j) * c_col;
-                    const TileFn<T> fn = kTiles<T>.at[strip][row_a][rows];
+                    const TileFn<T> fn = kTiles<T>.at[strip][row_a][packed][rows];
                     // What the next tiles will pack arrives while this one computes.
                     if (kb * nb > kResident<T>) {
                         if (pack_b && i0 == 0)
