@@ -12,7 +12,8 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- the plan of a reduction --------------------------------------------------------------------
 
-constexpr int64_t kStrip = 64;  // neighbouring results to a unit of columns, at most
+// Neighbouring results to a unit of columns, at most: rows are read in pieces so long.
+constexpr int64_t kStrip = 256, kNarrowStrip = 64;
 
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
@@ -74,7 +75,10 @@ void reduce_prepare(ArgBlock& args, bool ordered) {
     p.columns = last >= 0 && p.from[last] == 1 && p.reduced.rank == 1 && p.reduced.stride[0] != 1;
     if (p.results == 0 || n == 0) p.columns = false;
     if (p.columns) {
-        p.strips = (p.kept[last] + kStrip - 1) / kStrip;
+        // Wide strips suit the memory; narrow ones give every thread some where there are few.
+        const bool many = p.results >= 16 * kStrip || n >= 16 * kTreeLeaf;
+        const int64_t most = p.chain == 0 && many ? kStrip : kNarrowStrip;
+        p.strips = (p.kept[last] + most - 1) / most;
         p.strip = (p.kept[last] + p.strips - 1) / p.strips;
         p.units = p.results / p.kept[last] * p.strips;
     } else {
@@ -136,7 +140,7 @@ A reduce_row(const Walk& w, const E* x, int64_t begin, int64_t end, int64_t chai
 
 // ---- columns ------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxVectors = 32;  // of a strip
+constexpr int64_t kMaxVectors = kStrip / 2;  // of a strip
 
 /// Where the vectors of a strip begin. The last overlaps the one before it: shared lanes repeat the
 /// same work.
@@ -190,7 +194,7 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, const E* x, int64
         for (int64_t v = 0; v < vectors; v++) to[v] = S::load(x + strip.at[v]);
         return;
     }
-    V t[kTreeLanes / 2 * (S::lanes > 1 ? 64 / S::lanes : 4)];
+    V t[kTreeLanes / 2 * (S::lanes > 1 ? kStrip / S::lanes : 4)];
     for (int64_t l = 0; l < half; l++) {
         for (int64_t v = 0; v < vectors; v++) {
             const E* row = x + l * step + strip.at[v];
@@ -221,7 +225,7 @@ template <class Op, class S, class A, class E>
 void column_tree(const Strip& strip, const E* x, int64_t begin, int64_t end, A* to) {
     typedef typename S::V V;
     const int64_t n = strip.vectors;
-    V part[40 * (S::lanes > 1 ? 64 / S::lanes : 4)];
+    V part[40 * (S::lanes > 1 ? kStrip / S::lanes : 4)];
     V* top = part;
     uint64_t count = 0;
     const auto carry = [&]() __attribute__((always_inline)) {
