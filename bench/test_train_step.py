@@ -149,6 +149,40 @@ def peer_torch(config, compiled):
     return step, float, 1
 
 
+def peer_torch_whole(config):
+    """Forward, backward and Adam as one compiled function."""
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    weights, biases, x, y, loss_kind = data(config)
+    params = [torch.from_numpy(p) for p in [*(w.T.copy() for w in weights), *biases]]
+    m, v = [torch.zeros_like(p) for p in params], [torch.zeros_like(p) for p in params]
+    x, y, n, count = torch.from_numpy(x), torch.from_numpy(y), len(weights), [0]
+
+    def forward(params):
+        h = x
+        for i in range(n):
+            h = functional.linear(h, params[i], params[n + i])
+            h = functional.relu(h) if i < n - 1 else h
+        return (functional.mse_loss if loss_kind == "mse" else functional.cross_entropy)(h, y)
+
+    @torch.compile(fullgraph=True)
+    def train(params, m, v, c1, c2):
+        grads, loss = torch.func.grad_and_value(forward)(params)
+        for p, g, mean, square in zip(params, grads, m, v, strict=True):
+            mean.mul_(B1).add_(g, alpha=1 - B1)
+            square.mul_(B2).addcmul_(g, g, value=1 - B2)
+            p.sub_(LR / c1 * mean / (square.sqrt() / c2.sqrt() + EPS))
+        return loss
+
+    @torch.no_grad()
+    def step():
+        count[0] += 1
+        bias = [torch.tensor(1 - b ** count[0]) for b in (B1, B2)]
+        return train(params, m, v, *bias)
+
+    return step, float, 1
+
+
 def peer_jax(config, steps):
     jax = pytest.importorskip("jax")
     jnp = jax.numpy
@@ -209,6 +243,7 @@ PEERS = {
     "numpy": peer_numpy,
     "torch eager": lambda config: peer_torch(config, False),
     "torch.compile": lambda config: peer_torch(config, True),
+    "torch.compile whole step": peer_torch_whole,
     "jax jit": lambda config: peer_jax(config, 1),
     "jax scan(100)": lambda config: peer_jax(config, 100),
 }

@@ -1,6 +1,10 @@
 // Chooses kernels, binds them, and replays flat lists of bound calls.
 #include "kernels/cpu/backend.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -192,6 +196,7 @@ std::string describe(const LoweredOp& op) {
 }
 
 std::atomic<uint64_t> held = 0, most_held = 0;  // bytes
+constexpr uint64_t kHugePage = 2 << 20;
 
 class CpuBackend : public Backend {
   public:
@@ -269,15 +274,19 @@ class CpuBackend : public Backend {
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override {
-        constexpr std::align_val_t align{kArenaAlign};
+        const std::align_val_t align{bytes < 2 * kHugePage ? uint64_t{kArenaAlign} : kHugePage};
         void* memory = ::operator new(std::max<uint64_t>(bytes, 1), align, std::nothrow);
         if (!memory)
             raise(ErrorKind::out_of_memory, "cpu: cannot allocate ", bytes,
                   " bytes; need a smaller plan");
+#if defined(__linux__)
+        // A wish: where it is not granted, pages stay small.
+        if (bytes >= 2 * kHugePage) madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
         const uint64_t now = held += bytes;
         for (uint64_t seen = most_held; seen < now && !most_held.compare_exchange_weak(seen, now););
-        return {memory, [bytes](void* p) {
-                    ::operator delete(p, std::align_val_t{kArenaAlign});
+        return {memory, [bytes, align](void* p) {
+                    ::operator delete(p, align);
                     held -= bytes;
                 }};
     }

@@ -126,7 +126,10 @@ void pad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
     const int last = y.rank - 1;
     for (int64_t row = begin; row < end; row++) {
         T* to = static_cast<T*>(y.ptr) + place_of(y, row, last);
-        for (int64_t i = 0; i < y.shape()[last]; i++) to[i * y.strides()[last]] = fill;
+        if (y.strides()[last] == 1)
+            for (int64_t i = 0; i < y.shape()[last]; i++) to[i] = fill;
+        else
+            for (int64_t i = 0; i < y.shape()[last]; i++) to[i * y.strides()[last]] = fill;
         int64_t rest = row, from = 0;
         bool inside = true;
         for (int d = last - 1; d >= 0; d--) {
@@ -141,8 +144,11 @@ void pad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
         const T* source = static_cast<const T*>(x.ptr) + from;
         T* target = to + args.scalar(8 + last).i * y.strides()[last];
         const int64_t step = args.scalar(16 + last).i * y.strides()[last];
-        for (int64_t i = 0; i < x.shape()[last]; i++)
-            target[i * step] = source[i * x.strides()[last]];
+        if (step == 1 && x.strides()[last] == 1)
+            for (int64_t i = 0; i < x.shape()[last]; i++) target[i] = source[i];
+        else
+            for (int64_t i = 0; i < x.shape()[last]; i++)
+                target[i * step] = source[i * x.strides()[last]];
     }
 }
 

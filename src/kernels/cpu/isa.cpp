@@ -25,7 +25,10 @@
 // clang-format on
 
 #undef AICF_INLINE
+// clang-format off
+#include "kernels/cpu/tile.inl"
 #include "kernels/cpu/matmul.inl"
+// clang-format on
 
 namespace aicf::cpu::AICF_ISA {
 

@@ -38,9 +38,9 @@ constexpr int kBlock = 512;  // elements of a block buffer
 constexpr int kTileRows = 16, kTileBlock = 256;
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
-// Neighbouring results of a reduction to a unit: where the elements lie in memory, and the bytes
-// where they are made.
-constexpr int64_t kStrip = 64, kWideStripBytes = 4096;
+// Neighbouring results of a reduction to a unit: where the elements lie in memory, few or many, and
+// the bytes where they are made.
+constexpr int64_t kStrip = 64, kWideStrip = 256, kWideStripBytes = 4096;
 
 /// at: outputs, then inputs.
 using InstrFn = void (*)(int64_t n, void* const* at, const Scalar* scalars);

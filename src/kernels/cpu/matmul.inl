@@ -1,19 +1,12 @@
 // C[b][i][j] = sum over k of A[b][i][k] * B[b][k][j] in the order chain(c) of abi.h.
 //
-// One kernel, `tile`, computes R rows by NV vectors of C over one chunk of k: it accumulates by fma
-// from +0 in registers and then stores (first chunk) or adds (later chunks) the result. Lanes run
+// One kernel, `tile` of tile.inl, computes R rows by NV vectors of C over one chunk of k. Lanes run
 // over columns of C, never over k, so each element sees exactly the declared order whatever R, NV,
 // the vector width, the blocking or the split over threads. Everything else only decides where the
 // tile reads from: the operand itself when its layout suits, or a packed copy that holds a strip of
 // `width` columns (B) or R rows (A) as [k][width].
 //
 // Included once per instruction set; see isa.cpp. No standard-library templates here.
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include "kernels/abi.h"
-#include "kernels/scalar.h"
 
 namespace aicf::cpu::AICF_ISA {
 namespace mm {
@@ -21,180 +14,6 @@ namespace mm {
 AICF_HD int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 AICF_HD int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 AICF_HD int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// ---- vectors ------------------------------------------------------------------------------------
-
-template <class T, int Bytes>
-struct VecOf {
-    typedef T type __attribute__((vector_size(Bytes), aligned(sizeof(T)), may_alias));
-};
-template <class T, int Bytes>
-using Vec = typename VecOf<T, Bytes>::type;
-
-template <class V, class T>
-AICF_HD V load(const T* p) {
-    return *reinterpret_cast<const V*>(p);
-}
-template <class V, class T>
-AICF_HD void store(T* p, V v) {
-    *reinterpret_cast<V*>(p) = v;
-}
-
-// x - 0 keeps every x, -0 included, and compiles to a broadcast.
-template <class V, class T>
-AICF_HD V splat(T x) {
-    return x - V{};
-}
-
-template <class T, int Bytes>
-AICF_HD Vec<T, Bytes> fma(Vec<T, Bytes> a, Vec<T, Bytes> b, Vec<T, Bytes> c) {
-#if defined(__AVX512F__)
-    if constexpr (Bytes == 64 && sizeof(T) == 4)
-        return (Vec<T, Bytes>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-    if constexpr (Bytes == 64 && sizeof(T) == 8)
-        return (Vec<T, Bytes>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#endif
-#if defined(__FMA__)
-    if constexpr (Bytes == 32 && sizeof(T) == 4)
-        return (Vec<T, Bytes>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-    if constexpr (Bytes == 32 && sizeof(T) == 8)
-        return (Vec<T, Bytes>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-    if constexpr (Bytes == 16 && sizeof(T) == 4)
-        return (Vec<T, Bytes>)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
-    if constexpr (Bytes == 16 && sizeof(T) == 8)
-        return (Vec<T, Bytes>)_mm_fmadd_pd((__m128d)a, (__m128d)b, (__m128d)c);
-#endif
-    for (int i = 0; i < Bytes / int(sizeof(T)); ++i) {
-        if constexpr (sizeof(T) == 4)
-            c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-        else
-            c[i] = __builtin_fma(a[i], b[i], c[i]);
-    }
-    return c;
-}
-
-// ---- the tile -----------------------------------------------------------------------------------
-
-// Merges a dense tile into C: the path of tiles cut by the edge of C and of strided C.
-template <class T>
-__attribute__((noinline)) void merge(const T* t, int64_t t_row, T* c, int64_t c_row, int64_t c_col,
-                                     int64_t rows, int64_t cols, bool add) {
-    for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t j = 0; j < cols; ++j) {
-            T* d = c + i * c_row + j * c_col;
-            const T v = t[i * t_row + j];
-            *d = add ? *d + v : v;
-        }
-    }
-}
-
-// RowA: A is read as a[r * a_step + p]; otherwise as a[r + p * a_step].
-template <class T, int Bytes, int NV, int R, bool RowA>
-void tile(int64_t k, const T* a, int64_t a_step, const T* b, int64_t b_step, T* c, int64_t c_row,
-          bool add) {
-    using V = Vec<T, Bytes>;
-    constexpr int L = Bytes / sizeof(T);
-    // One pointer serves three rows: p, p + step and p + 2 * step are addresses of one instruction.
-    const T* at[(R + 2) / 3];
-    for (int g = 0; g < (R + 2) / 3; ++g) at[g] = a + 3 * g * a_step;
-    V acc[R][NV] = {};
-    if (add) {
-        T* d = c;
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r, d += c_row) {
-            asm("" : "+r"(d));  // one running pointer, not R addresses kept in memory
-            for (int x = 0; x < NV * Bytes; x += 64)
-                __builtin_prefetch(reinterpret_cast<char*>(d) + x, 1);
-        }
-    }
-    for (int64_t p = 0; p < k; ++p) {
-        V bv[NV];
-#pragma GCC unroll 16
-        for (int v = 0; v < NV; ++v) bv[v] = load<V>(b + v * L);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const V av = splat<V>(RowA ? at[r / 3][r % 3 * a_step] : a[r]);
-#pragma GCC unroll 16
-            for (int v = 0; v < NV; ++v) acc[r][v] = fma<T, Bytes>(av, bv[v], acc[r][v]);
-        }
-        if constexpr (RowA) {
-#pragma GCC unroll 16
-            for (int g = 0; g < (R + 2) / 3; ++g) {
-                ++at[g];
-                asm("" : "+r"(at[g]));  // else the compiler rebuilds all R addresses each time
-            }
-        } else {
-            a += a_step;
-        }
-        b += b_step;
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r, c += c_row) {
-        asm("" : "+r"(c));
-#pragma GCC unroll 16
-        for (int v = 0; v < NV; ++v)
-            store(c + v * L, add ? load<V>(c + v * L) + acc[r][v] : acc[r][v]);
-    }
-}
-
-template <class T>
-using TileFn = void (*)(int64_t, const T*, int64_t, const T*, int64_t, T*, int64_t, bool);
-
-// How many rows of accumulators the registers hold under strips of two vectors and of one.
-#if defined(__AVX512F__)
-constexpr int kBytes = 64, kMainRows = 14, kSlimRows = 14;
-#elif defined(__AVX2__)
-constexpr int kBytes = 32, kMainRows = 6, kSlimRows = 12;
-#else
-constexpr int kBytes = 16, kMainRows = 6, kSlimRows = 8;
-#endif
-constexpr int kMaxTile = kBytes * 2 * 16;  // bytes
-constexpr int kWideRows = 3;  // so few rows need a wider strip to hide the latency of fma
-
-enum Strip { kVector, kWide, kMain, kSingle, kHalf, kStrips };
-
-struct Shape {
-    int bytes, vectors, rows;
-};
-constexpr Shape kShapes[kStrips] = {{kBytes, 8, 1},
-                                    {kBytes, 4, kWideRows},
-                                    {kBytes, 2, kMainRows},
-                                    {kBytes, 1, kSlimRows},
-                                    {kBytes > 16 ? kBytes / 2 : 16, 1, kSlimRows}};
-
-// Every tile there is, by strip, by whether A is read by rows, and by the number of rows.
-template <class T>
-struct Tiles {
-    TileFn<T> at[kStrips][2][kSlimRows + 1] = {};
-    constexpr Tiles() { fill<0, kShapes[0].rows>(); }
-    template <int S, int R>
-    constexpr void fill() {
-        at[S][0][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, false>;
-        at[S][1][R] = tile<T, kShapes[S].bytes, kShapes[S].vectors, R, true>;
-        if constexpr (R > 1)
-            fill<S, R - 1>();
-        else if constexpr (S + 1 < kStrips)
-            fill<S + 1, kShapes[S + 1].rows>();
-    }
-};
-template <class T>
-constexpr Tiles<T> kTiles;
-
-template <class T>
-AICF_HD int64_t width_of(int strip) {
-    return kShapes[strip].bytes / int64_t(sizeof(T)) * kShapes[strip].vectors;
-}
-
-// The widest strip that the columns left fill, few rows wanting more; else the narrowest around
-// them.
-template <class T>
-AICF_HD int strip_for(int64_t rows, int64_t cols) {
-    constexpr int64_t L = kBytes / sizeof(T);
-    if (rows == 1 && cols >= 8 * L) return kVector;
-    if (rows <= kWideRows && cols >= 4 * L) return kWide;
-    if (cols > L) return kMain;
-    return cols > L / 2 || kBytes == 16 ? kSingle : kHalf;
-}
 
 // ---- packing ------------------------------------------------------------------------------------
 
@@ -562,7 +381,7 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     const int64_t a_next = row_a ? 1 : a_step;
                     const int64_t b_step = own_b ? width : b_row;
                     T* const ct = c + (i0 + i) * c_row + (j0 + j) * c_col;
-                    const TileFn<T> fn = kTiles<T>.at[strip][row_a][rows];
+                    const TileFn<T> fn = kTiles<T>.at[strip][row_a][own_b][rows];
                     // What the next tiles will pack arrives while this one computes.
                     if (kb * nb > kResident<T>) {
                         if (pack_b && i0 == 0)
@@ -616,7 +435,7 @@ struct Grid {
 inline Grid grid_of(const ArgBlock& args) {
     const Operand &a = args.in(0), &c = args.out(0);
     const int d = c.rank;
-    Grid g{c.shape()[d - 2], c.shape()[d - 1], a.shape()[a.rank - 1], 1, 96, 128, false};
+    Grid g{c.shape()[d - 2], c.shape()[d - 1], a.shape()[a.rank - 1], 1, 48, 64, false};
     for (int i = 0; i < d - 2; ++i) g.batches *= c.shape()[i];
     g.down = g.n > g.m;
     // A cell is worth some ten microseconds, so that sharing it out pays.
@@ -624,6 +443,9 @@ inline Grid grid_of(const ArgBlock& args) {
         int64_t& side = g.rows < g.m && (g.rows <= g.cols || g.cols >= g.n) ? g.rows : g.cols;
         side *= 2;
     }
+    // Cells of one size, so that shares of equal count are equal work.
+    g.rows = max(ceil_div(g.m, max(ceil_div(g.m, g.rows), 1)), 1);
+    g.cols = max(ceil_div(ceil_div(g.n, max(ceil_div(g.n, g.cols), 1)), 16) * 16, 16);
     return g;
 }
 

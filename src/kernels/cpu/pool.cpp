@@ -44,6 +44,8 @@ uint64_t await_change(std::atomic<uint64_t>& value, uint64_t old) {
     return value.load(std::memory_order_acquire);
 }
 
+/// Runs a region at a time: its units in chunks that whoever is there claims, one by one. A worker
+/// that is late, or has no processor just then, finds its share done by the others.
 class Pool {
   public:
     void run(RegionFn fn, const void* context, int64_t units, int threads) {
@@ -56,22 +58,42 @@ class Pool {
         fn_ = fn;
         context_ = context;
         units_ = units;
-        pending_.store(static_cast<uint64_t>(threads - 1), std::memory_order_relaxed);
-        // The count of threads travels with the region's number, so a worker that has no share in
-        // it never looks at fields that the next region may already be changing.
-        region_ += kMaxThreads;
-        turn_.store(region_ | static_cast<uint64_t>(threads - 1), std::memory_order_release);
+        const auto chunks =
+            static_cast<uint64_t>(std::min<int64_t>(units, int64_t{threads} * kChunks));
+        pending_.store(chunks, std::memory_order_relaxed);
+        region_ = (region_ + 1) & kRegions;
+        claims_.store(region_ << 2 * kClaimBits | chunks << kClaimBits, std::memory_order_release);
+        // The count of threads travels with the region's number: workspace is there for so many.
+        turn_.store(region_ * kMaxThreads + static_cast<uint64_t>(threads - 1),
+                    std::memory_order_release);
         turn_.notify_all();
-        work(0, threads);
+        work(region_, 0);
         for (uint64_t left; (left = pending_.load(std::memory_order_acquire)) != 0;)
             await_change(pending_, left);
         busy_.clear(std::memory_order_release);
     }
 
   private:
-    void work(int thread, int threads) {
-        const int64_t begin = units_ * thread / threads, end = units_ * (thread + 1) / threads;
-        if (begin < end) fn_(context_, begin, end, thread);
+    static constexpr int kChunks = 2;  // for each thread; more would pack a product's operands anew
+    static constexpr int kClaimBits = 12;
+    static constexpr uint64_t kRegions = ~uint64_t{0} >> 2 * kClaimBits;
+    static_assert(kMaxThreads * kChunks < 1 << kClaimBits);
+
+    /// Chunks of the region until none is left. The region's fields hold still while a claimed
+    /// chunk of it is pending, and nobody claims one of another region.
+    void work(uint64_t region, int thread) {
+        constexpr uint64_t kMask = (1 << kClaimBits) - 1;
+        uint64_t claims = claims_.load(std::memory_order_acquire);
+        for (;;) {
+            const uint64_t at = claims & kMask, chunks = claims >> kClaimBits & kMask;
+            if (claims >> 2 * kClaimBits != region || at >= chunks) return;
+            if (!claims_.compare_exchange_weak(claims, claims + 1, std::memory_order_acq_rel))
+                continue;
+            const auto chunk = static_cast<int64_t>(at), count = static_cast<int64_t>(chunks);
+            fn_(context_, units_ * chunk / count, units_ * (chunk + 1) / count, thread);
+            if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+            claims = claims_.load(std::memory_order_acquire);
+        }
     }
 
     /// Starts missing workers; returns how many threads there are, the caller included.
@@ -93,10 +115,7 @@ class Pool {
     void serve(int thread, uint64_t seen) {
         for (;;) {
             seen = await_change(turn_, seen);
-            const int threads = static_cast<int>(seen % kMaxThreads) + 1;
-            if (thread >= threads) continue;
-            work(thread, threads);
-            if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+            if (thread <= static_cast<int>(seen % kMaxThreads)) work(seen / kMaxThreads, thread);
         }
     }
 
@@ -107,6 +126,7 @@ class Pool {
     const void* context_ = nullptr;
     int64_t units_ = 0;
     alignas(64) std::atomic<uint64_t> turn_{0};
+    alignas(64) std::atomic<uint64_t> claims_{0};  // region, its chunks, those claimed
     alignas(64) std::atomic<uint64_t> pending_{0};
 };
 

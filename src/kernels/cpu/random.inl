@@ -11,56 +11,91 @@ int64_t random_units(const ArgBlock& args, int) {
     return (count_of(y, 0, y.rank) + kRandomUnit - 1) / kRandomUnit;
 }
 
-/// Calls use(i, words of element i's block of four) for each element of the units.
-template <class Use>
+/// The words of elements [first, first + n), first a multiple of 4: block first / 4 + i gives four.
+__attribute__((noinline)) void fill_words(uint64_t first, int64_t n, uint64_t step, uint64_t key,
+                                          uint32_t* words) {
+    for (int64_t i = 0; i < (n + 3) / 4; i++) {
+        const Philox4 four = philox(first / 4 + static_cast<uint64_t>(i), step, key);
+        for (int k = 0; k < 4; k++) words[4 * i + k] = four.word[k];
+    }
+}
+
+Walk walk_of(const Operand& o) {
+    Walk w;
+    walk_start(w);
+    for (int d = 0; d < o.rank; d++) walk_axis(w, o.shape()[d], o.strides()[d]);
+    return w;
+}
+
+/// Writes elements [pos, pos + n) of an operand.
+template <class A, class E>
+AICF_INLINE void put_row(const Operand& y, const Walk& w, int64_t pos, int64_t n, const A* from) {
+    E* to = static_cast<E*>(y.ptr);
+    if (w.dense) return narrow_row(from, n, to + pos);
+    for (int64_t i = 0; i < n; i++) put(to + place_of(y, pos + i, y.rank), from[i]);
+}
+
+/// Fills the units of out(0): make(pos, n, words, to) gives the values of elements [pos, pos + n)
+/// from a word each, n at most kBlock and pos a multiple of 4.
+template <class A, class E, class Make>
 AICF_INLINE void each_random(const ArgBlock& args, int first, int64_t stream, int64_t begin,
-                             int64_t end, Use use) {
+                             int64_t end, Make make) {
     const uint64_t key =
         random_key(static_cast<uint64_t>(*static_cast<const int64_t*>(args.in(first).ptr)),
                    static_cast<uint64_t>(stream));
     const uint64_t step =
         static_cast<uint64_t>(*static_cast<const int64_t*>(args.in(first + 1).ptr));
     const Operand& y = args.out(0);
-    const int64_t stop = min64(end * kRandomUnit, count_of(y, 0, y.rank));
-    for (int64_t i = begin * kRandomUnit; i < stop; i += 4) {
-        const Philox4 words = philox(static_cast<uint64_t>(i) / 4, step, key);
-        for (int64_t k = i; k < min64(i + 4, stop); k++) use(k, words);
+    const Walk walk = walk_of(y);
+    const int64_t stop = min64(end * kRandomUnit, walk.total);
+    alignas(64) uint32_t words[kBlock];
+    alignas(64) A values[kBlock];
+    for (int64_t pos = begin * kRandomUnit, n; pos < stop; pos += n) {
+        n = min64(kBlock, stop - pos);
+        fill_words(static_cast<uint64_t>(pos), n, step, key, words);
+        make(pos, n, words, values);
+        put_row<A, E>(y, walk, pos, n, values);
     }
 }
 
 // Scalars: shape[8], dtype, a, b, stream, last.
 template <class A, class E>
 void uniform_units(const ArgBlock& args, int64_t begin, int64_t end) {
-    const Operand& y = args.out(0);
     const A low = static_cast<A>(args.scalar(9).f), high = static_cast<A>(args.scalar(10).f),
             last = static_cast<A>(args.scalar(12).f);
-    each_random(args, 0, args.scalar(11).i, begin, end, [&](int64_t i, const Philox4& words) {
-        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank),
-            uniform_in(words.word[i & 3], low, high, last));
-    });
+    each_random<A, E>(args, 0, args.scalar(11).i, begin, end,
+                      [&](int64_t, int64_t n, const uint32_t* words, A* to) {
+                          AICF_LOOP to[i] = uniform_in(words[i], low, high, last);
+                      });
 }
 
 template <class A, class E>
 void normal_units(const ArgBlock& args, int64_t begin, int64_t end) {
-    const Operand& y = args.out(0);
     const A mean = static_cast<A>(args.scalar(9).f), deviation = static_cast<A>(args.scalar(10).f);
-    each_random(args, 0, args.scalar(11).i, begin, end, [&](int64_t i, const Philox4& words) {
-        const A z = normal_from(words, static_cast<int>(i & 3));
-        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank), scalar::fma(z, deviation, mean));
-    });
+    each_random<A, E>(args, 0, args.scalar(11).i, begin, end,
+                      [&](int64_t, int64_t n, const uint32_t* words, A* to) {
+                          for (int64_t i = 0; i < n; i++) {
+                              const uint32_t* four = words + (i & ~int64_t(3));
+                              const A z = normal_from({{four[0], four[1], four[2], four[3]}},
+                                                      static_cast<int>(i & 3));
+                              to[i] = scalar::fma(z, deviation, mean);
+                          }
+                      });
 }
 
 // Scalars: p, stream.
 template <class A, class E>
 void dropout_units(const ArgBlock& args, int64_t begin, int64_t end) {
-    const Operand &x = args.in(0), &y = args.out(0);
     const float p = static_cast<float>(args.scalar(0).f);
     const A scale = static_cast<A>(1.0 / (1.0 - args.scalar(0).f));
-    each_random(args, 1, args.scalar(1).i, begin, end, [&](int64_t i, const Philox4& words) {
-        const A v = widen(static_cast<const E*>(x.ptr)[place_of(x, i, x.rank)]);
-        put(static_cast<E*>(y.ptr) + place_of(y, i, y.rank),
-            uniform_from(words.word[i & 3]) >= p ? v * scale : A(0));
-    });
+    const E* x = static_cast<const E*>(args.in(0).ptr);
+    const Walk walk = walk_of(args.in(0));
+    each_random<A, E>(args, 1, args.scalar(1).i, begin, end,
+                      [&](int64_t pos, int64_t n, const uint32_t* words, A* to) {
+                          alignas(64) A buffer[kBlock];
+                          const A* v = fetch<A>(walk, x, pos, n, buffer);
+                          AICF_LOOP to[i] = uniform_from(words[i]) >= p ? v[i] * scale : A(0);
+                      });
 }
 
 void random_uniform_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {

@@ -41,11 +41,15 @@ void plan_groups(ReducePlan& p, int64_t work) {
 }
 
 /// Units and groups, once it is known where elements and results lie.
-void plan_units(ReducePlan& p, int64_t most = kStrip) {
+/// `most`: results to a unit of columns, which reads rows in pieces so long; 0 leaves it open.
+void plan_units(ReducePlan& p, int64_t most = 0) {
     const int last = p.kept_rank - 1;
     const int64_t n = p.reduced.total;
     if (p.results == 0 || n == 0) p.columns = false;
     if (p.columns) {
+        // Wide strips suit the memory; narrow ones give every thread some where there are few.
+        const bool many = p.results >= 16 * kWideStrip || n >= 16 * kTreeLeaf;
+        if (most == 0) most = p.chain == 0 && many ? kWideStrip : kStrip;
         p.strips = (p.kept[last] + most - 1) / most;
         p.strip = (p.kept[last] + p.strips - 1) / p.strips;
         p.units = p.results / p.kept[last] * p.strips;
@@ -451,7 +455,7 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
             const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
             const int64_t result = row * width + c0, count = c1 - c0;
             if (c0 >= c1) continue;
-            alignas(64) A own[column_scratch(kStrip)], own_strip[kStrip];
+            alignas(64) A own[column_scratch(kWideStrip)], own_strip[kWideStrip];
             A* const scratch = around ? reinterpret_cast<A*>(around->scratch) : own;
             A* const strip = around ? scratch + column_scratch(p.strip) : own_strip;
             place(result, result, &from, &to);
