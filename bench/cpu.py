@@ -31,6 +31,7 @@ from conftest import versions
 SMALL, LARGE = mlp.CONFIGS
 MILLION = 1 << 20
 READING, READINGS = 2e-3, 5  # seconds at least, and how many make the figure of a round
+PAUSE = 0.05  # seconds: the threads of the library before, which spin a while, go to sleep
 
 
 def reading(call, times):
@@ -49,6 +50,7 @@ def take_turns(calls, rounds):
     for turn in range(rounds):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
             call, work = calls[name]
+            time.sleep(PAUSE)
             call()
             best = min(reading(call, times[name]) for _ in range(READINGS))
             taken[name].append(best / work)

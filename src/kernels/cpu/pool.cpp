@@ -22,7 +22,7 @@ namespace aicf::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr auto kSpin = std::chrono::microseconds(20);
+constexpr auto kSpin = std::chrono::microseconds(20), kYield = std::chrono::microseconds(1000);
 
 void relax() {
 #if defined(__x86_64__)
@@ -30,16 +30,19 @@ void relax() {
 #endif
 }
 
-/// Waits for `value` to leave `old`: a short spin, then sleep.
+/// Waits for `value` to leave `old`: a short spin, a while of giving way to others, then sleep,
+/// from which the system may take milliseconds to bring a thread back to a processor of its own.
 uint64_t await_change(std::atomic<uint64_t>& value, uint64_t old) {
-    const auto until = std::chrono::steady_clock::now() + kSpin;
-    do {
+    const auto start = std::chrono::steady_clock::now();
+    for (auto waited = start - start; waited < kYield;
+         waited = std::chrono::steady_clock::now() - start) {
+        if (waited > kSpin) std::this_thread::yield();
         for (int i = 0; i < 64; i++) {
             const uint64_t now = value.load(std::memory_order_acquire);
             if (now != old) return now;
             relax();
         }
-    } while (std::chrono::steady_clock::now() < until);
+    }
     value.wait(old, std::memory_order_acquire);
     return value.load(std::memory_order_acquire);
 }
