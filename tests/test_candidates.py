@@ -63,6 +63,13 @@ def test_what_is_no_choice(candidates):
         build(2, 2, 2).compile(device="cpu", candidates=candidates)
 
 
+def test_a_choice_of_another_device():
+    g = build()
+    ((signature, names),) = known(g).items()
+    with pytest.raises(aicf.GraphError, match="need none, as there is one kernel for it"):
+        g.compile(device="cpu", candidates={signature: names[0]})
+
+
 def test_other_ops_are_left_alone():
     step = build(8, 8, 8).compile(device="cpu", candidates={"gemm of another graph": "64x64"})
     assert step.plan.candidates == {}

@@ -52,8 +52,20 @@ def test_a_number_of_more_digits_is_not_rounded(device, rng):
     """0.1 is no bfloat16: its product is computed wide and rounded once."""
 
     def build(g, narrow, wide):
+        w = narrow(g.param("w", (8, 8)))
+        h = aicf.matmul(narrow(g.input("x", (8, 8))), w)
+        return {"y": wide(aicf.matmul(aicf.relu(narrow(wide(h) * 0.1)), w))}
+
+    both(build, {"x": draw(rng, 8, 8)}, device)
+
+
+def test_what_only_wide_values_are_made_of_is_wide(device, rng):
+    """Squares that a sum adds are not rounded first, nor is what only an output shows."""
+
+    def build(g, narrow, wide):
         h = aicf.matmul(narrow(g.input("x", (8, 8))), narrow(g.param("w", (8, 8))))
-        return {"y": wide(aicf.relu(narrow(wide(h) * 0.1)))}
+        shown = wide(h)
+        return {"norm": aicf.sqrt(aicf.sum(shown * shown)), "y": aicf.tanh(shown) * 3.0}
 
     both(build, {"x": draw(rng, 8, 8)}, device)
 
@@ -74,11 +86,13 @@ def test_params_go_along_in_any_shape(device, rng):
     g = aicf.Graph("conv")
     x = g.input("x", (2, 3, 8, 8))
     y = aicf.relu(aicf.conv2d(x, g.param("w", (4, 3, 3, 3)), g.param("b", (4,))))
-    g.output("y", aicf.max_pool2d(y, 2))
+    y = aicf.max_pool2d(y, 2)
+    g.output("y", aicf.linear(aicf.reshape(y, (2, -1)), g.param("head", (3, 36))))
     text = mixed_text(g)
-    for op in ("MatMul", "Add", "ReLU", "MaxPool"):
+    for op in ("Add", "ReLU", "MaxPool"):
         (line,) = [line for line in text.splitlines() if f"= {op}(" in line]
         assert " bf16[" in line, text
+    assert [" bf16[" in line for line in text.splitlines() if "= MatMul(" in line] == [True, True]
     got = g.compile(device=device, math="mixed")(x=draw(rng, 2, 3, 8, 8))["y"]
     assert got.dtype == "float32"
 

@@ -361,6 +361,25 @@ def test_user_state_and_swap(device):
         assert (out["sum"].numpy() == (21 if odd else 12)).all()
 
 
+def test_a_state_of_a_reshaped_value_is_read_after_its_source(device):
+    """The new content is copied into place at the end, in the state's shape."""
+    g = aicf.Graph("late")
+    x, s, t = g.input("x", (6, 4)), g.state("s", (1,)), g.state("t", (2, 12))
+    total = aicf.reshape(aicf.sum(x), (1,))
+    g.assign(s, total)
+    g.output("s", s * total)
+    turned = aicf.reshape(x * 2.0, (2, 12))
+    g.assign(t, turned)
+    g.output("t", t + turned)
+    for passes in ("default", ()):
+        step = g.compile(device=device, passes=passes)
+        x_now = np.arange(24, dtype=np.float32).reshape(6, 4)
+        for _ in range(2):
+            out = step(x=x_now)
+        assert out["s"].numpy() == 276 * 276
+        np.testing.assert_array_equal(out["t"].numpy(), 4 * x_now.reshape(2, 12))
+
+
 def test_assign_forms(device):
     """A transposed, a broadcast, a constant and an input source; two targets of one source."""
     g = aicf.Graph("assigns")

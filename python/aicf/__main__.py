@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 from itertools import pairwise
@@ -102,10 +103,11 @@ def _dump(args: argparse.Namespace) -> int:
             if not report:
                 return 1
         elif stage == "passes":
-            found = graph._core.stages(_core.pass_names(), args.device, args.math)
+            device = resolve_device(args.device)
+            found = graph._core.stages(_core.pass_names(), device, args.math)
             _dump_passes(found, args.math)
         elif stage == "lowered":
-            print(graph._core.lower_text())
+            print(graph._core.lower_text(args.math))
         elif stage == "plan":
             print(graph.compile(device=args.device, math=args.math, capture=False).plan)
     return 0
@@ -145,6 +147,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--replays: need at least 2")
     try:
         return args.run(args)
+    except BrokenPipeError:  # whoever reads has seen enough; nothing more is written at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (Error, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2

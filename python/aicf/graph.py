@@ -426,7 +426,8 @@ class Graph:
             math: how products of float32 are computed: "fp32" by fma; "tf32", "fp16" and "bf16" of
                 operands rounded to that type, with sums in float32 (on tensor cores in an order
                 of their own). "mixed" also stores activations and gradients as bfloat16; sums,
-                losses, norms, params, states and outputs stay float32.
+                losses, norms, params, states, outputs and what is made for these alone stay
+                float32.
             deterministic: False also admits kernels whose results may differ from run to run.
             passes: names in order, "default", or () for none.
             capture: False leaves only `run`.

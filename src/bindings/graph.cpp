@@ -265,11 +265,15 @@ void bind_graph(nb::module_& m) {
                 return trace_passes(g, select_passes(names), *backend, math);
             },
             nb::arg("passes"), nb::arg("device") = "cpu", nb::arg("math") = "fp32")
-        .def("lower_text",
-             [](const Graph& g) {
-                 verify(g).require("lower");
-                 return to_text(lower(g));
-             })
+        .def(
+            "lower_text",
+            [](const Graph& g, const std::string& math) {
+                verify(g).require("lower");
+                Graph copy = g;
+                run_passes(copy, {}, math);
+                return to_text(lower(copy, math));
+            },
+            nb::arg("math") = "fp32")
         .def("lower_json", [](const Graph& g) {
             verify(g).require("lower");
             return to_json(lower(g));

@@ -78,8 +78,9 @@ class Ahead {
             flops[op.node] += cost_of(op).flops;
         }
         may_fold_.assign(ahead_.values.size(), 1);
+        double left = kMostFlops;
         for (const Node& node : ahead_.nodes) {
-            bool may = portable[node.id] && flops[node.id] <= kMostFlops;
+            bool may = portable[node.id] != 0;
             int64_t reads = 0, writes = 0;
             std::vector<ValueId> roots;
             for (ValueId id : node.inputs) {
@@ -92,6 +93,8 @@ class Ahead {
             for (ValueId id : node.outputs) writes += byte_count(ahead_.value(id).type);
             // The plan gives even a number kArenaAlign bytes.
             may &= is_view_[node.id] || writes <= std::max(reads, kArenaAlign);
+            may &= flops[node.id] <= left;
+            if (may) left -= flops[node.id];
             for (ValueId id : node.outputs) may_fold_[id] = may;
         }
     }

@@ -51,7 +51,7 @@ class Groups {
 
   protected:
     /// Makes one group of two, unless a path, a limit or an operand in the way forbids it.
-    /// `last`: all ops behind it still stand alone.
+    /// `last`: all ops behind it still stand alone; -1 where no path can be in the way.
     bool merge(int a, int b, const LoweredDef* def, bool (*fits)(const LoweredOp&), int last) {
         std::vector<int> merged;
         std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
@@ -557,11 +557,12 @@ bool small(const LoweredOp& op) {
     return cost.bytes <= kSmallBytes && cost.flops <= kSmallFlops;
 }
 
-/// The members' argument blocks lie in the group's own.
-bool fits_group(const LoweredOp& op) {
+/// What a member adds to a group's argument block: its own block, and its operands once more.
+size_t bytes_in_group(const LoweredOp& op) {
     size_t bytes = needs_of(op).bytes;
-    for (const LoweredOp& member : op.members) bytes += needs_of(member).bytes;
-    return bytes <= kMaxGroupBytes / 2;  // an estimate: backends keep things of their own there
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views) bytes += 20 + 16 * static_cast<size_t>(view.shape.rank());
+    return bytes;
 }
 
 /// Small ops at the same distance from the start of the step, so that none waits for another, share
@@ -571,16 +572,28 @@ class Siblings : Groups {
     using Groups::Groups;
     void run() {
         const LoweredDef* def = find_lowered("group");
+        // An estimate: backends keep things of their own in a block.
+        constexpr size_t kMostBytes = kMaxGroupBytes / 2, kTries = 4;
+        const auto fits = [](const LoweredOp&) { return true; };
         std::vector<int> level(ops_.size(), 0);
+        std::vector<size_t> bytes(ops_.size(), 0);         // by the first op of a group
         std::vector<std::vector<int>> heads(ops_.size());  // by level: the first op of each group
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
             if (!small(ops_[at])) continue;
+            const size_t own = bytes_in_group(ops_[at]);
             std::vector<int>& known = heads[level[at]];
-            if (std::none_of(known.begin(), known.end(), [&](int head) {
-                    return merge(group_[head], at, def, fits_group, INT_MAX);
-                }))
-                known.push_back(at);
+            const size_t oldest = known.size() < kTries ? 0 : known.size() - kTries;
+            bool joined = false;
+            for (size_t i = known.size(); i-- > oldest && !joined;) {
+                const int head = known[i];
+                // No path leaves a level and comes back to it.
+                joined = bytes[head] + own <= kMostBytes && merge(group_[head], at, def, fits, -1);
+                if (joined) bytes[head] += own;
+            }
+            if (joined) continue;
+            known.push_back(at);
+            bytes[at] = 224 + own;
         }
         emit();
     }

@@ -221,7 +221,9 @@ void settle_assigns(Lowered& lowered) {
         if (legal) continue;
         const Value target = lowered.values[assign.target];
         const ValueId next = append_value(lowered, target.type, target.name);
-        late.push_back(copy_op(lowered.views[assign.source], lowered.views[next]));
+        View from = lowered.views[next];  // the source is whole, perhaps in another shape
+        from.value = assign.source;
+        late.push_back(copy_op(from, lowered.views[next]));
         assign.source = next;
     }
     lowered.ops.insert(lowered.ops.end(), late.begin(), late.end());

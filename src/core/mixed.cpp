@@ -1,9 +1,9 @@
 // compile's math = "mixed": activations and gradients are stored as bfloat16.
 //
 // Products take 16-bit operands; what is moved or computed element by element from their results
-// and params alone stays 16 bits. Sums, losses, norms, params, states, outputs, and what is made
-// for a state element by element are float32. Every change of dtype is a Cast node. bfloat16 has
-// the range of float32, so gradients need no scaling.
+// and params alone stays 16 bits on its way to another product. Sums, losses, norms, params,
+// states, outputs, and what is made for these alone, are float32. Every change of dtype is a Cast
+// node. bfloat16 has the range of float32, so gradients need no scaling.
 #include <algorithm>
 #include <cstring>
 
@@ -22,6 +22,7 @@ class Narrowing {
           was_wide_(graph.values.size(), 0),
           small_(graph.values.size(), 0),
           keep_wide_(graph.values.size(), 0),
+          wanted_(graph.values.size(), 0),
           of_param_(graph.values.size(), 0),
           copy_(graph.values.size(), kNone) {
         for (const Value& value : graph.values) {
@@ -30,10 +31,15 @@ class Narrowing {
         }
         for (const Gradient& gradient : graph.gradients) keep_wide_[gradient.loss] = 1;
         for (const Assign& assign : graph.assigns) keep_wide_[assign.source] = 1;
+        const std::vector<char> live = live_nodes(graph);
         for (size_t i = graph.nodes.size(); i-- > 0;) {
             const Node& node = graph.nodes[i];
-            if (node.op->storage == Storage::narrow && keeps_wide(node))
-                for (ValueId id : node.inputs) keep_wide_[id] = 1;
+            if (!live[node.id] || node.op->storage == Storage::wide) continue;
+            const bool element = node.op->storage == Storage::narrow;
+            if (element && !any(keep_wide_, node.outputs) && !any(wanted_, node.outputs)) continue;
+            std::vector<char>& mark =
+                element && any(keep_wide_, node.outputs) ? keep_wide_ : wanted_;
+            for (ValueId id : node.inputs) mark[id] = 1;
         }
     }
 
@@ -71,10 +77,10 @@ class Narrowing {
             all_small = false;
             rounds &= is_number(id);  // of more digits: computes wide, the result is rounded
         }
-        const bool moves = node.op->lowered.empty();
-        const Storage storage = keeps_wide(node) && node.op->storage == Storage::narrow
-                                    ? Storage::wide
-                                    : node.op->storage;
+        Storage storage = node.op->storage;
+        if (storage == Storage::narrow &&
+            (any(keep_wide_, node.outputs) || !any(wanted_, node.outputs)))
+            storage = Storage::wide;
         const bool narrow =
             storage == Storage::product || (storage == Storage::narrow && any_small && all_small);
         for (ValueId& id : node.inputs) id = as(id, narrow ? kNarrow : kWide);
@@ -92,13 +98,19 @@ class Narrowing {
             graph_.values[id].type = results[i];
             small_[id] = was_wide_[id] && (results[i].dtype == kNarrow ||
                                            (storage == Storage::narrow && any_small && rounds));
-            of_param_[id] = storage == Storage::narrow && moves && of_params;
+            of_param_[id] = of_params && shows_its_input(node);
         }
     }
 
-    bool keeps_wide(const Node& node) const {
-        return std::any_of(node.outputs.begin(), node.outputs.end(),
-                           [&](ValueId id) { return keep_wide_[id]; });
+    static bool any(const std::vector<char>& marks, const std::vector<ValueId>& ids) {
+        return std::any_of(ids.begin(), ids.end(), [&](ValueId id) { return marks[id]; });
+    }
+
+    /// By name: that these make no new elements is what they are.
+    static bool shows_its_input(const Node& node) {
+        for (const char* name : {"Reshape", "Transpose", "BroadcastTo", "Slice"})
+            if (node.op_name == name) return true;
+        return false;
     }
 
     bool is_number(ValueId id) const {
@@ -138,6 +150,7 @@ class Narrowing {
     std::vector<char> was_wide_;   // of the dtype that may change
     std::vector<char> small_;      // stored as kNarrow
     std::vector<char> keep_wide_;  // a loss, or on the way to a state
+    std::vector<char> wanted_;     // a product reads it, or what is made of it
     std::vector<char> of_param_;   // a param, perhaps in another shape
     std::vector<ValueId> copy_;    // in the other dtype
 };

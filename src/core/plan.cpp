@@ -264,14 +264,15 @@ void choose_candidates(Lowered& lowered, const Candidates& given,
                        const std::function<std::vector<std::string>(const LoweredOp&)>& known) {
     const auto choose = [&](LoweredOp& op) {
         const std::vector<std::string> names = known(op);
-        if (names.size() < 2) return;
-        const auto at = given.find(signature(op));
-        op.candidate = at == given.end() ? names[0] : at->second;
+        const auto at = given.empty() ? given.end() : given.find(signature(op));
+        if (names.size() > 1) op.candidate = names[0];
+        if (at == given.end()) return;
+        op.candidate = at->second;
         if (std::find(names.begin(), names.end(), op.candidate) != names.end()) return;
         std::string list;
         for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
         raise(ErrorKind::graph, "compile: candidates names \"", op.candidate, "\" for ", at->first,
-              "; need one of ", list);
+              "; need ", list.empty() ? "none, as there is one kernel for it" : "one of " + list);
     };
     for (LoweredOp& op : lowered.ops) {
         choose(op);

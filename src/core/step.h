@@ -33,7 +33,7 @@ class Step {
         bool capture = true;
         std::vector<const Step*> share;
         std::vector<std::string> passes;
-        std::string math = "fp32";  // how products of f32 are computed: a choice of gemm's `math`
+        std::string math = "fp32";  // how products of f32 are computed: gemm's `math`, or "mixed"
         bool deterministic = true;  // false admits kernels whose order of terms may vary
         Candidates candidates;      // as another plan chose them
     };

@@ -12,7 +12,8 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- the plan of a reduction --------------------------------------------------------------------
 
-constexpr int64_t kTile = 4096;  // elements that rows are taken in
+constexpr int64_t kTile = 4096;   // elements that rows are taken in
+constexpr int64_t kJoined = 256;  // results to a unit that joins groups
 
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
@@ -434,9 +435,9 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
     };
     int64_t from = 0, to = 0;
     if (phase == 1) {
-        const int64_t first = begin * 256, stop = min64(end * 256, p.results);
-        for (int64_t block = first; block < stop; block += 256) {
-            const int64_t last = min64(block + 256, stop);
+        const int64_t first = begin * kJoined, stop = min64(end * kJoined, p.results);
+        for (int64_t block = first; block < stop; block += kJoined) {
+            const int64_t last = min64(block + kJoined, stop);
             for (int64_t r = block; r < last; r++) {
                 Tree<Op, Simd<A, 0>> tree;
                 for (int64_t g = 0; g < p.groups; g++) tree.push(parts[g * p.results + r]);
@@ -611,8 +612,12 @@ void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phas
     const int64_t tile = !made ? 0 : p.columns ? made_columns(p) : 2 * kTile + kSlack;
     const auto round = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
     const int64_t bytes[] = {
-        round((p.columns ? p.strip : kTile) * size), round(tile * size),
-        p.columns ? (size < 4 ? 4 : size) * (column_scratch(p.strip) + p.strip) : 0,
+        round((!p.columns                          ? kTile
+               : p.groups > 1 && p.strip < kJoined ? kJoined
+                                                   : p.strip) *
+              size),
+        round(tile * size),
+        round(p.columns ? (size < 4 ? 4 : size) * (column_scratch(p.strip) + p.strip) : 0),
         round(taken.buffer_bytes), made ? elements.buffer_bytes : 0};
     char* const memory = static_cast<char*>(__builtin_alloca_with_align(
         size_t(bytes[0] + bytes[1] + bytes[2] + bytes[3] + bytes[4]), 512));
@@ -643,7 +648,7 @@ void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phas
 int64_t reduce_unit_count(const ArgBlock& args, int phase) {
     const ReducePlan& p = reduce_plan(args);
     if (phase == 0) return p.units;
-    return p.groups > 1 ? (p.results + 255) / 256 : 0;
+    return p.groups > 1 ? (p.results + kJoined - 1) / kJoined : 0;
 }
 
 uint64_t reduce_workspace(const ArgBlock& args, int) {
