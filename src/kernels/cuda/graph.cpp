@@ -27,8 +27,12 @@ const CudaKernel& kernel_of(const BoundOp& op) {
 CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<BoundOp>& ops)
     : stream_(std::move(stream)), ops_(ops) {
     const Scope scope(stream_->gpu());
+    // The gap between two launches is several times that between two nodes (H200: 3 and 0.5 us).
+    constexpr int kNodes = 64, kTimes = 16;
+    many_.times = std::clamp(kNodes / std::max(static_cast<int>(ops_.size()), 1), 1, kTimes);
     try {
-        build();
+        build(one_);
+        if (many_.times > 1) build(many_);
     } catch (...) {
         destroy();
         throw;
@@ -43,9 +47,40 @@ CapturedGraph::~CapturedGraph() {
     }
 }
 
-void CapturedGraph::build() {
+void CapturedGraph::build(Run& run) {
     const Driver& cu = driver();
-    AICF_CU(cu, cuGraphCreate, &graph_, 0);
+    AICF_CU(cu, cuGraphCreate, &run.graph, 0);
+    std::vector<char> awaited(ops_.size(), 0);
+    for (const BoundOp& op : ops_)
+        for (int wait : op.waits) awaited[static_cast<size_t>(wait)] = 1;
+    std::vector<size_t> ends;  // the nodes of the time before that nothing waits for there
+    for (int time = 0; time < run.times; time++) {
+        const size_t first = run.nodes.size();
+        for (const BoundOp& op : ops_) {
+            std::vector<size_t> waits;
+            for (int wait : op.waits) waits.push_back(first + static_cast<size_t>(wait));
+            add(run, op, waits.empty() ? ends : waits);
+        }
+        ends.clear();
+        for (size_t i = 0; i < ops_.size(); i++)
+            if (!awaited[i]) ends.push_back(first + i);
+    }
+    AICF_CU(cu, cuGraphInstantiate, &run.exec, run.graph, 0);
+    AICF_CU(cu, cuGraphUpload, run.exec, stream_->handle());
+}
+
+void CapturedGraph::add(Run& run, const BoundOp& op, const std::vector<size_t>& waits) {
+    const Driver& cu = driver();
+    const std::string where = cat("capture of op ", run.nodes.size() % ops_.size(), " ", op.op);
+    CUgraphNode node = nullptr;
+    if (kernel_of(op).loaded) {
+        void* parameters[] = {op.args.get()};
+        const CUDA_KERNEL_NODE_PARAMS params = node_params(kernel_of(op), parameters);
+        check_call(cu.cuGraphAddKernelNode(&node, run.graph, nullptr, 0, &params), where.c_str());
+    } else {
+        check_call(cu.cuGraphAddEmptyNode(&node, run.graph, nullptr, 0), where.c_str());
+    }
+    run.nodes.push_back(node);
     // From 9.0 on a kernel gets ready while those it waits for still run (begin_kernel()), where
     // there is room for both; elsewhere its blocks would stand in the way of others.
     const auto early = [&](const BoundOp& first, const BoundOp& second) {
@@ -53,44 +88,35 @@ void CapturedGraph::build() {
         return stream_->gpu().compute_major >= 9 && from.loaded && to.loaded &&
                from.blocks + to.blocks <= static_cast<unsigned>(stream_->gpu().processors);
     };
-    for (const BoundOp& op : ops_) {
-        const std::string where = cat("capture of op ", nodes_.size(), " ", op.op);
-        const bool kernel = kernel_of(op).loaded != nullptr;
-        CUgraphNode node = nullptr;
-        if (kernel) {
-            void* parameters[] = {op.args.get()};
-            const CUDA_KERNEL_NODE_PARAMS params = node_params(kernel_of(op), parameters);
-            check_call(cu.cuGraphAddKernelNode(&node, graph_, nullptr, 0, &params), where.c_str());
-        } else {
-            check_call(cu.cuGraphAddEmptyNode(&node, graph_, nullptr, 0), where.c_str());
+    for (size_t wait : waits) {
+        CUgraphEdgeData edge = {};
+        if (early(ops_[wait % ops_.size()], op)) {
+            edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+            edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
         }
-        nodes_.push_back(node);
-        for (int wait : op.waits) {
-            CUgraphEdgeData edge = {};
-            if (early(ops_[static_cast<size_t>(wait)], op)) {
-                edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
-                edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
-            }
-            const CUgraphNode from = nodes_[static_cast<size_t>(wait)];
-            check_call(cu.cuGraphAddDependencies(graph_, &from, &node, &edge, 1), where.c_str());
-        }
+        const CUgraphNode from = run.nodes[wait];
+        check_call(cu.cuGraphAddDependencies(run.graph, &from, &node, &edge, 1), where.c_str());
     }
-    AICF_CU(cu, cuGraphInstantiate, &exec_, graph_, 0);
-    AICF_CU(cu, cuGraphUpload, exec_, stream_->handle());
 }
 
 void CapturedGraph::destroy() {
     const Driver& cu = driver();
-    if (exec_) cu.cuGraphExecDestroy(exec_);
-    if (graph_) cu.cuGraphDestroy(graph_);
-    exec_ = nullptr;
-    graph_ = nullptr;
+    for (Run* run : {&one_, &many_}) {
+        if (run->exec) cu.cuGraphExecDestroy(run->exec);
+        if (run->graph) cu.cuGraphDestroy(run->graph);
+        run->exec = nullptr;
+        run->graph = nullptr;
+    }
 }
 
 void CapturedGraph::launch(int64_t times) {
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
-    for (int64_t i = 0; i < times; i++) AICF_CU(cu, cuGraphLaunch, exec_, stream_->handle());
+    while (times > 0) {
+        const Run& run = many_.exec && times >= many_.times ? many_ : one_;
+        AICF_CU(cu, cuGraphLaunch, run.exec, stream_->handle());
+        times -= run.times;
+    }
 }
 
 void CapturedGraph::rebind(int op, const ArgBlock& args) {
@@ -100,25 +126,27 @@ void CapturedGraph::rebind(int op, const ArgBlock& args) {
     const Scope scope(stream_->gpu());
     void* parameters[] = {const_cast<ArgBlock*>(&args)};
     const CUDA_KERNEL_NODE_PARAMS params = node_params(kernel_of(bound), parameters);
-    AICF_CU(cu, cuGraphExecKernelNodeSetParams, exec_, nodes_[static_cast<size_t>(op)], &params);
+    for (const Run* run : {&one_, &many_})
+        for (size_t i = static_cast<size_t>(op); i < run->nodes.size(); i += ops_.size())
+            AICF_CU(cu, cuGraphExecKernelNodeSetParams, run->exec, run->nodes[i], &params);
 }
 
 std::vector<Captured::Launch> CapturedGraph::trace() const {
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
     size_t count = 0;
-    AICF_CU(cu, cuGraphGetNodes, graph_, nullptr, &count);
+    AICF_CU(cu, cuGraphGetNodes, one_.graph, nullptr, &count);
     std::vector<CUgraphNode> held(count);
-    if (count) AICF_CU(cu, cuGraphGetNodes, graph_, held.data(), &count);
+    if (count) AICF_CU(cu, cuGraphGetNodes, one_.graph, held.data(), &count);
     std::vector<Launch> launches;
-    for (size_t i = 0; i < nodes_.size(); i++) {
-        if (std::find(held.begin(), held.end(), nodes_[i]) == held.end()) continue;
+    for (size_t i = 0; i < ops_.size(); i++) {
+        if (std::find(held.begin(), held.end(), one_.nodes[i]) == held.end()) continue;
         CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-        AICF_CU(cu, cuGraphNodeGetType, nodes_[i], &type);
+        AICF_CU(cu, cuGraphNodeGetType, one_.nodes[i], &type);
         std::string name = ops_[i].kernel->name;
         if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
             CUDA_KERNEL_NODE_PARAMS params = {};
-            AICF_CU(cu, cuGraphKernelNodeGetParams, nodes_[i], &params);
+            AICF_CU(cu, cuGraphKernelNodeGetParams, one_.nodes[i], &params);
             name = "unknown";
             for (const BoundOp& op : ops_)
                 if (kernel_of(op).loaded && kernel_of(op).loaded->function == params.func)

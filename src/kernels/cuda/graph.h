@@ -26,14 +26,20 @@ class CapturedGraph : public Captured {
     std::vector<Launch> trace() const override;
 
   private:
-    void build();
+    /// The plan as many times as it says, one after the other.
+    struct Run {
+        int times = 1;
+        std::vector<CUgraphNode> nodes;  // by op, for each time
+        CUgraph graph = nullptr;
+        CUgraphExec exec = nullptr;
+    };
+    void build(Run& run);
+    void add(Run& run, const BoundOp& op, const std::vector<size_t>& waits);
     void destroy();
 
     std::shared_ptr<Stream> stream_;
     std::vector<BoundOp> ops_;
-    std::vector<CUgraphNode> nodes_;  // by op
-    CUgraph graph_ = nullptr;
-    CUgraphExec exec_ = nullptr;
+    Run one_, many_;
 };
 
 }  // namespace aicf::cuda
