@@ -47,6 +47,16 @@ def test_the_slice(device, rng):
     np.testing.assert_allclose(product, x.astype(float) @ x.T, rtol=1e-5)
 
 
+def test_rows_without_elements_are_normalized(device, rng):
+    """Their mean is NaN, whatever a row before them left behind."""
+    for shape in ((3, 700), (3, 0), (3, 700), (3, 0)):
+        x = rng.standard_normal(shape).astype(F32)
+        outs = [Tensor("float32", Layout.c_order(s), device) for s in (shape, (3, 1))]
+        given = Tensor("float32", Layout.c_order(shape), device, x).give()
+        aicf.op_call("normalize", [given], [t.give() for t in outs], {"eps": 1e-5})
+        assert np.isnan(outs[1].read()).all() == (shape[1] == 0)
+
+
 @pytest.mark.parametrize("sync", ["none", "event", "full"])
 def test_sync(device, sync, rng):
     x = rng.standard_normal(1000).astype(F32)

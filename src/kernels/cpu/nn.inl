@@ -268,9 +268,10 @@ void softmax_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
 
 void norm_prepare(ArgBlock& args) { plan_rows(args, args.in(0).rank - 1); }
 
-/// mean over a row of f(i-th element), by the tree.
+/// mean over a row of f(i-th element), by the tree; that of no elements is NaN.
 template <class A, class Value>
 AICF_INLINE A row_mean(int64_t n, Value value) {
+    if (n == 0) return scalar::div(A(0), A(0));
     alignas(64) A out[kTreeLeaf];
     Tree<SumOp, Simd<A, 0>> tree;
     for (int64_t at = 0; at < n; at += kTreeLeaf) {
