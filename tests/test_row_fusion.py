@@ -1,5 +1,7 @@
 """Pointwise ops join the op on rows whose operands they make or whose result they take."""
 
+import subprocess
+import sys
 from collections import Counter
 
 import aicf
@@ -363,3 +365,28 @@ def test_the_dump_shows_every_step():
     text = g._core.stages(["rows"])[-1].text
     assert "op=fused_rows(mul, softmax) (%0 f32[4, 6], %1 f32[4, 6] strides [0, 1]) -> (%3" in text
     assert '%3 f32[4, 6] = softmax(%2) {"axis": -1, "order": "tree"}\n' in text
+
+
+SMALL_STACK = """
+import threading
+import aicf, numpy as np
+g = aicf.Graph("g")
+x, w = g.input("x", (9000, 600), "float64"), g.input("w", (600,), "float64")
+g.output("columns", aicf.sum(x * w - 0.5, axis=0) * w)
+g.output("rows", aicf.softmax(x * w + w) * w)
+step = g.compile(device="cpu")
+threading.stack_size(512 * 1024)
+feed = {"x": np.ones((9000, 600)), "w": np.ones(600)}
+thread = threading.Thread(target=lambda: step(**feed))
+thread.start()
+thread.join()
+print({op["op"] for op in step.lowered}, step.outputs["columns"].numpy()[0])
+"""
+
+
+def test_a_caller_with_a_small_stack():
+    """What a thread holds meanwhile lies in the workspace: some systems give threads 512 KiB."""
+    result = subprocess.run([sys.executable, "-c", SMALL_STACK], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "fused_reduce" in result.stdout and "fused_rows" in result.stdout
+    assert result.stdout.split()[-1] == "4500.0"

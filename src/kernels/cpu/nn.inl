@@ -578,20 +578,24 @@ void fused_rows_run(const ArgBlock& args, int64_t begin, int64_t end, int, int t
     const Program* const programs[] = {row_program(head, head.before),
                                        row_program(head, head.after)};
     char* slots[2][kMaxSlots];
-    int given[2][kMaxHeld];  // by held value: its slot
+    struct Given {
+        char* memory;
+        int slot, size;
+    } given[2][kMaxHeld];
+    int givens[2] = {};
     for (int i = 0; i < 2 && p.n > 0; i++) {
         if (!programs[i]) continue;
         start_slots(*programs[i], memory + buffers[i], slots[i]);
         for (int s = 0; s < programs[i]->slots; s++)
             if (const Slot& slot = programs[i]->slot()[s]; slot.mode == SlotMode::given)
-                given[i][slot.buffer] = s;
+                given[i][givens[i]++] = {memory + value[slot.buffer], s, slot.size};
     }
     const auto run = [&](int i, int64_t first, int64_t last) {
         if (!programs[i] || p.n == 0) return;
         const int64_t pos = first * p.n;
         run_range(*programs[i], slots[i], pos, last * p.n, [&](int64_t block) {
-            for (int k = 0; k < head.held; k++)
-                slots[i][given[i][k]] = memory + value[k] + (block - pos) * head.size[k];
+            for (int k = 0; k < givens[i]; k++)
+                slots[i][given[i][k].slot] = given[i][k].memory + (block - pos) * given[i][k].size;
         });
     };
 

@@ -60,6 +60,10 @@ class Builder {
 
     bool build(const std::vector<ProgramStep>& steps, const std::vector<DType>& temps) {
         for (int i = 0; i < static_cast<int>(views_.size()); i++) {
+            if (!tiles_ && views_[i] == &none_) {
+                held_.push_back({none_.dtype});
+                continue;
+            }
             const int slot = add_slot(views_[i]->dtype);
             slots_[slot].operand = static_cast<int16_t>(i);
             slots_[slot].output =
@@ -74,6 +78,7 @@ class Builder {
                 for (int number : *numbers) held_[number].last = static_cast<int>(i);
         for (size_t k = 0; k < given_.size(); k++) {
             const int number = given_[k];
+            if (!reads(steps, number) && !writes(steps, number) && held_[number].slot < 0) continue;
             const int slot = add_slot(held_[number].dtype);
             slots_[slot].mode = SlotMode::given;
             slots_[slot].buffer = static_cast<int64_t>(k);
