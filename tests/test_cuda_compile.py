@@ -104,6 +104,35 @@ def test_reductions(dtype):
     compiled(g, "sm_90a")
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_rows(dtype, arch):
+    """Ops on rows between what makes their operands and what takes their results."""
+    g = aicf.Graph("rows")
+    for i, shape in enumerate([(20, 30), (3, 5, 700), (4, 5000)]):
+        x, row, dy = (
+            g.input(f"{name}{i}", size, dtype)
+            for name, size in (("x", shape), ("row", shape[-1:]), ("dy", shape))
+        )
+        wide = aicf.cast(g.input(f"wide{i}", shape, "float64"), dtype)
+        made = {
+            "softmax": aicf.softmax(x * 0.5 + row) * dy,
+            "log_softmax": aicf.log_softmax(aicf.where(wide < x, x, row)),
+            "norm": aicf.layer_norm(x + wide, shape[-1], row, row),
+            "rms": aicf.rms_norm(x * row, shape[-1]) + x,
+        }
+        flat = aicf.reshape(x, (-1, shape[-1]))
+        labels = g.input(f"labels{i}", flat.shape[:1], "int32")
+        loss = aicf.cross_entropy(flat * 0.25, labels)
+        g.output(f"loss{i}", loss)
+        for name, y in made.items():
+            g.output(f"{name}{i}", y)
+            loss = loss + aicf.sum(y * dy)
+        g.output(f"dx{i}", g.backward(loss, [x])[x])
+    assert g._core.stages(_core.pass_names())[-1].text.count("fused_rows(") >= 24
+    compiled(g, arch)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_large(dtype):
     """The kernels that only large operands reach."""

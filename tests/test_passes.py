@@ -1042,8 +1042,8 @@ def test_operands_of_a_group_are_bound_again(device, rng):
 
 
 def test_choices_of_passes():
-    names = ["fold", "simplify", "cse", "reduce_prepass", "epilogue", "reductions", "fuse"]
-    assert _core.pass_names() == [*names, "optimizers", "siblings", "numbers"]
+    names = ["fold", "simplify", "cse", "reduce_prepass", "epilogue", "reductions", "rows"]
+    assert _core.pass_names() == [*names, "fuse", "optimizers", "siblings", "numbers"]
     g = aicf.Graph("g")
     x = g.input("x", (4,))
     g.output("y", aicf.exp(x) * x)

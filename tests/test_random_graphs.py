@@ -78,6 +78,9 @@ def evaluate(op, args, attrs):
     if op == "log_softmax":
         z = x - x.max(attrs["axis"], keepdims=True)
         return z - np.log(np.exp(z).sum(attrs["axis"], keepdims=True))
+    if op == "layer_norm":
+        z = x - x.mean(-1, keepdims=True)
+        return z / np.sqrt((z * z).mean(-1, keepdims=True) + attrs["eps"])
     if op == "permute":
         return x.transpose(attrs["axes"])
     if op == "reshape":
@@ -134,8 +137,8 @@ def random_op(rng, values):
         return None if not among else among[int(rng.beta(2, 1) * len(among) * 0.9999)]
 
     kind = rng.choice(
-        ["smooth", "kinked", "binary", "choice", "reduce", "softmax", "move", "matmul", "where"],
-        p=[0.2, 0.12, 0.2, 0.06, 0.12, 0.06, 0.12, 0.08, 0.04],
+        ["smooth", "kinked", "binary", "choice", "reduce", "rows", "move", "matmul", "where"],
+        p=[0.19, 0.11, 0.2, 0.05, 0.1, 0.13, 0.11, 0.07, 0.04],
     )
     i = pick()
     x = values[i]
@@ -163,10 +166,14 @@ def random_op(rng, values):
         axes = sorted(int(a) for a in rng.choice(x.ndim, count, replace=False)) if x.ndim else []
         attrs = {"axis": axes, "keepdims": bool(rng.integers(2))}
         return str(rng.choice(["sum", "mean", "max", "min"])), [i], attrs
-    if kind == "softmax":
+    if kind == "rows":
         if not x.ndim:
             return None
-        return str(rng.choice(["softmax", "log_softmax"])), [i], {"axis": int(rng.integers(x.ndim))}
+        fn = str(rng.choice(["softmax", "log_softmax", "layer_norm"]))
+        if fn == "layer_norm":
+            return fn, [i], {"normalized_shape": x.shape[-1], "eps": 0.25}
+        axis = -1 if rng.integers(2) else int(rng.integers(x.ndim))
+        return fn, [i], {"axis": axis}
     if kind == "matmul":
         if x.ndim < 1:
             return None

@@ -47,7 +47,7 @@ def test_every_op_has_a_gradient_or_a_reason():
 
 @pytest.mark.passes
 def test_every_lowered_op_has_a_cpu_kernel():
-    """Rows, a training step and a norm reach every lowered op on the CPU."""
+    """Rows, a training step, a norm and a gate reach every lowered op on the CPU."""
     from op_cases import SIZES
     from test_ops import arg_dtype
 
@@ -55,7 +55,11 @@ def test_every_lowered_op_has_a_cpu_kernel():
     norm = aicf.Graph("norm")
     x = norm.input("x", (3, 4))
     norm.output("y", aicf.sqrt(aicf.sum(x * x)))
-    seen = {launch.op for launch in (*step.trace, *norm.compile(device="cpu").trace)}
+    gate = aicf.Graph("gate")
+    x = gate.input("x", (3, 4))
+    gate.output("y", aicf.softmax(x) * x)
+    steps = [step, *(g.compile(device="cpu") for g in (norm, gate))]
+    seen = {launch.op for one in steps for launch in one.trace}
     for case in CASES:
         g = aicf.Graph("row")
         dtype = case.dtypes[0]

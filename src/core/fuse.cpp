@@ -235,7 +235,7 @@ Needs needs_of(const LoweredOp& op) {
     needs.bytes = 224 + 20 * needs.operands + 2 * sizes + 8 * pack_scalars(op).size();
     if (op.def->optimizer) needs.bytes += 64 + 40 * op.body.size();
     const bool walks = !op.def->pointwise && !op.def->gemm && !op.def->optimizer;
-    if (walks) needs.bytes += 1024;  // where the CPU finds the rows of a reduction
+    if (walks) needs.bytes += 1152;  // where the CPU finds the rows of a reduction
     if (op.def->optimizer || ((walks || op.def->gemm) && op.body.empty())) return needs;
 
     const size_t all = needs.operands + op.inner.size();
@@ -251,12 +251,12 @@ Needs needs_of(const LoweredOp& op) {
     }
     size_t live[9] = {}, most[9] = {};  // inner values by size: a slot is used again for its size
     for (const FusedStep& step : op.body) {
-        const auto made = static_cast<size_t>(step.outputs[0]);
         const auto count = [&](size_t number, size_t by) {
             if (is_16_bit(dtype(number))) live[4] += by;
             live[dtype_size(dtype(number))] += by;
         };
-        if (made >= needs.operands) count(made, 1);
+        for (int made : step.outputs)
+            if (static_cast<size_t>(made) >= needs.operands) count(static_cast<size_t>(made), 1);
         for (size_t size = 1; size < 9; size++) most[size] = std::max(most[size], live[size]);
         for (size_t i = needs.operands; i < all; i++)
             if (last[i] == &step) count(i, static_cast<size_t>(-1));
@@ -383,14 +383,78 @@ bool fits_reduction(const LoweredOp& op) {
     return std::all_of(read.begin(), read.end(), along) && fits_block(op);
 }
 
-/// Pointwise ops join the reduction that reads their results, and the one whose result they read.
-class Reductions : Groups {
+/// From here on what a GPU makes again, on each of its passes over a row, shows (an exponential
+/// is 10).
+constexpr double kCheapFlops = 8;
+/// Of a row, and of all that the CPU holds of it between its steps: what stays near.
+constexpr int64_t kNearBytes = 256 << 10;
+constexpr size_t kMaxHeld = 8;  // values between the steps
+
+/// One op on rows, of elements that cheap steps make and with steps that take elements of its
+/// result; neighbours lie along the row in all that these steps read and write. What the op has
+/// one a row of comes from outside and goes there.
+bool fits_rows(const LoweredOp& op) {
+    const auto inputs = static_cast<int>(op.inputs.size()),
+               results = inputs + static_cast<int>(op.outputs.size());
+    const size_t core = core_step(op);
+    if (core == op.body.size()) return false;
+    const FusedStep& row = op.body[core];
+    const auto takes = static_cast<int>(row.inputs.size());
+    const View& x = op.operand(row.inputs[row.def->rows[0]]);
+    const int axis = row_axis(row.attrs, x.shape.rank());
+    const auto elements = [&](int position) {
+        const std::vector<int>& rows = row.def->rows;
+        return std::find(rows.begin(), rows.end(), position) != rows.end();
+    };
+    const auto along = [&](const View& view) {
+        const int fast = fast_axis(view);
+        return view.shape == x.shape && (fast < 0 || fast == axis || view.strides[axis] == 0);
+    };
+
+    std::vector<size_t> made(results + op.inner.size(), 0),
+        used(made.size(), 0);                 // parts of a body
+    std::vector<char> apart(made.size(), 0);  // one a row
+    for (int k = 0; k < takes; k++)
+        if (!elements(k) && row.inputs[k] >= inputs) return false;
+    for (size_t k = 0; k < row.outputs.size(); k++)
+        apart[row.outputs[k]] = !elements(takes + static_cast<int>(k));
+    double flops = 0;
+    for (size_t i = 0; i < op.body.size(); i++) {
+        const FusedStep& step = op.body[i];
+        if (i != core && !step.def->pointwise) return false;
+        const size_t part = i < core ? 0 : i == core ? 1 : 2;
+        if (part == 0) flops += step.def->flops_per_element;
+        for (const auto* numbers : {&step.inputs, &step.outputs})
+            for (int number : *numbers) {
+                const bool outer = number < results;
+                if (part != 1 && (apart[number] || (outer && !along(op.operand(number)))))
+                    return false;
+                used[number] = part;
+            }
+        for (int number : step.outputs) made[number] = part;
+    }
+    size_t held = 0;
+    int64_t bytes = 0;  // of an element
+    for (size_t number = static_cast<size_t>(results); number < made.size(); number++)
+        if (!apart[number] && (made[number] == 1 || made[number] != used[number])) {
+            held++;
+            bytes += dtype_size(op.operand(static_cast<int>(number)).dtype);
+        }
+    return flops <= kCheapFlops && held <= kMaxHeld && bytes * x.shape[axis] <= kNearBytes &&
+           fits_block(op);
+}
+
+/// Pointwise ops join the op that reads their results, and the one whose result they read: one of
+/// those that `core` tells, into an op of `def` that `fits` allows.
+class Around : Groups {
   public:
-    using Groups::Groups;
+    Around(Lowered& lowered, const char* def, bool (*core)(const LoweredDef&),
+           bool (*fits)(const LoweredOp&))
+        : Groups(lowered), def_(find_lowered(def)), core_(core), fits_(fits) {}
     void run() {
         level_.assign(ops_.size(), 0);
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
-            if (ops_[at].def->streams)
+            if (core_(*ops_[at].def))
                 while (takes_element(at)) {  // what made it may follow
                 }
             level_[at] = level_of(group_[at]);
@@ -410,7 +474,7 @@ class Reductions : Groups {
         return level;
     }
 
-    /// An op that makes an element of reduction `at`, or an operand of one that does, joins. A copy
+    /// An op that makes an element for `at`, or an operand of one that does, joins. A copy
     /// is there because its source does not lie as the reader needs it.
     bool takes_element(int at) {
         for (int member : members_[group_[at]])
@@ -419,33 +483,34 @@ class Reductions : Groups {
                     from >= 0 && group_[from] != group_[at] && members_[group_[from]].size() == 1 &&
                     fusable(ops_[from]) && ops_[from].def->name != "copy" &&
                     whole_reads(group_[at], group_[from]) &&
-                    merge(group_[at], group_[from], def_, fits_reduction, at))
+                    merge(group_[at], group_[from], def_, fits_, at))
                     return true;
         return false;
     }
 
-    /// Joins the reduction it reads, unless that would have to wait for another of its operands.
+    /// Joins the op it reads, unless that would have to wait for another of its operands.
     void follow(int at) {
         for (const View& view : ops_[at].inputs) {
             const int from = producer_[view.value];
             if (from < 0) continue;
             const int group = group_[from];
-            const auto streams = [&](int member) { return ops_[member].def->streams; };
+            const auto core = [&](int member) { return core_(*ops_[member].def); };
             const auto early = [&](const View& other) {
                 const int maker = producer_[other.value];
                 return maker < 0 || group_[maker] == group || level_[maker] < level_[from];
             };
-            if (std::any_of(members_[group].begin(), members_[group].end(), streams) &&
+            if (std::any_of(members_[group].begin(), members_[group].end(), core) &&
                 std::all_of(ops_[at].inputs.begin(), ops_[at].inputs.end(), early) &&
-                whole_reads(group_[at], group) &&
-                merge(group, group_[at], def_, fits_reduction, at)) {
+                whole_reads(group_[at], group) && merge(group, group_[at], def_, fits_, at)) {
                 level_[at] = level_[from];
                 return;
             }
         }
     }
 
-    const LoweredDef* def_ = find_lowered("fused_reduce");
+    const LoweredDef* def_;
+    bool (*core_)(const LoweredDef&);
+    bool (*fits_)(const LoweredOp&);
     std::vector<int> level_;  // by op
 };
 
@@ -620,7 +685,14 @@ void fuse_numbers(Lowered& lowered) { Numbers(lowered).run(); }
 void group_siblings(Lowered& lowered) { Siblings(lowered).run(); }
 void fuse_pointwise(Lowered& lowered) { Pointwise(lowered).run(); }
 void fuse_epilogues(Lowered& lowered) { Epilogues(lowered).run(); }
-void fuse_reductions(Lowered& lowered) { Reductions(lowered).run(); }
+void fuse_reductions(Lowered& lowered) {
+    const auto streams = [](const LoweredDef& def) { return def.streams; };
+    Around(lowered, "fused_reduce", streams, fits_reduction).run();
+}
+void fuse_rows(Lowered& lowered) {
+    const auto rows = [](const LoweredDef& def) { return !def.rows.empty(); };
+    Around(lowered, "fused_rows", rows, fits_rows).run();
+}
 void fuse_optimizers(Lowered& lowered) { Optimizers(lowered).run(); }
 
 }  // namespace aicf

@@ -291,16 +291,27 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
         for (size_t k = 0; k < step.outputs.size(); k++) {
             const int out = step.outputs[k] - inputs;
             if (out >= outputs) continue;
-            for (int in = 0; op.def->pointwise && in < inputs; in++)
+            for (int in = 0; step.def->pointwise && in < inputs; in++)
                 if (last[in] <= s) pairs.emplace_back(out, in);
             for (auto [to, from] : step.def->inplace)
-                if (const int in = step.inputs[from]; !op.def->pointwise &&
-                                                      to == static_cast<int>(k) && in < inputs &&
-                                                      first[in] == s && last[in] == s)
+                if (const int in = step.inputs[from];
+                    !step.def->pointwise && to == static_cast<int>(k) && in < inputs &&
+                    last[in] == s && (first[in] == s || !op.def->optimizer))
                     pairs.emplace_back(out, in);
         }
     }
     return pairs;
+}
+
+size_t core_step(const LoweredOp& op) {
+    const auto core = [](const FusedStep& step) { return !step.def->pointwise; };
+    return static_cast<size_t>(std::find_if(op.body.begin(), op.body.end(), core) -
+                               op.body.begin());
+}
+
+int row_axis(const Attrs& attrs, int rank) {
+    const int64_t axis = attrs.find("axis") ? attrs.integer("axis") : -1;
+    return static_cast<int>(axis < 0 ? axis + rank : axis);
 }
 
 bool same_layout(const View& a, const View& b) {

@@ -272,6 +272,9 @@ struct LoweredDef {
     bool pointwise = false, reduction = false, gemm = false, optimizer = false;
     bool random = false;
     bool streams = false;  // of a reduction: it takes each element of its one operand once
+    /// Of an op on the rows along one axis: which operands hold elements, inputs first; of the
+    /// others each row has one. Elements of a result depend on the row's elements alone.
+    std::vector<int> rows = {};
     Portable portable = Portable::never;
     int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
@@ -281,10 +284,15 @@ Cost cost_of(const LoweredOp& op);
 Cost cost_of(const Lowered& lowered);
 bool is_portable(const LoweredOp& op);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
-/// writes the output may read the input; of an optimizer's, whose steps may run side by side, no
-/// other step. A product or a reduction with a body writes while parts of it still read. In a group
-/// no other member may read the input.
+/// writes the output may read the input, nor of one around a row op, which itself writes over what
+/// its own schema pairs; of an optimizer's, whose steps may run side by side, no other step. A
+/// product or a reduction with a body writes while parts of it still read. In a group no other
+/// member may read the input.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
+/// Of a body: where the one step stands that is not pointwise; its size if all are.
+size_t core_step(const LoweredOp& op);
+/// The axis along which a row op's rows lie: the attribute "axis", or else the last.
+int row_axis(const Attrs& attrs, int rank);
 /// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
 bool may_overwrite(const LoweredOp& op, int out, int in);
 /// Whether two views step through a storage alike.

@@ -309,6 +309,7 @@ void define_nn_ops() {
                       .attrs = {{"order", std::string("tree"), false, {"tree"}}},
                       .infer = infer_cross_entropy_rows,
                       .reduction = true,
+                      .rows = {0},
                       .portable = Portable::not_f64,
                       .flops_per_element = 15});
     // (softmax(logits) - onehot(labels)) / N; a row whose label is out of range is zero.
@@ -330,6 +331,7 @@ void define_nn_ops() {
                       .attrs = {{"scale", 0.0, true}},
                       .infer = infer_cross_entropy_grad,
                       .inplace = {{0, 0}},
+                      .rows = {0, 3},
                       .portable = Portable::not_f64,
                       .flops_per_element = 15});
 }

@@ -107,12 +107,14 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad) {
     low.infer = infer_rows;
     low.inplace = {{0, 0}};
     low.reduction = true;
+    low.rows = {0, 1};
     low.portable = Portable::not_f64;
     low.flops_per_element = 15;
     define(low);
     low.name = lowered + "_bwd";
     low.inputs = {"y", "dy"};
     low.inplace = {{0, 0}, {0, 1}};
+    low.rows = {0, 1, 2};
     low.flops_per_element = 5;
     define(low);
     const LowerFn lower = [](LowerContext& c) {
@@ -256,6 +258,7 @@ void define_scans_and_norms() {
                       .attrs = ordered,
                       .infer = infer_normalize,
                       .reduction = true,
+                      .rows = {0, 1},
                       .portable = Portable::not_f64,
                       .flops_per_element = 8});
     define(LoweredDef{.name = "normalize_bwd",
@@ -265,6 +268,7 @@ void define_scans_and_norms() {
                       .infer = infer_normalize_bwd,
                       .inplace = {{0, 2}},
                       .reduction = true,
+                      .rows = {0, 2, 3},
                       .portable = Portable::not_f64,
                       .flops_per_element = 8});
 }
@@ -292,6 +296,12 @@ void define_reduce_ops() {
                       .outputs = {"ys*"},
                       .infer = infer_body,
                       .reduction = true,
+                      .flops_per_element = 0});
+    // The same of an op on rows, which makes a row of another.
+    define(LoweredDef{.name = "fused_rows",
+                      .inputs = {"xs*"},
+                      .outputs = {"ys*"},
+                      .infer = infer_body,
                       .flops_per_element = 0});
 }
 

@@ -111,6 +111,7 @@ const std::vector<Pass>& all_passes() {
         {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
         {"epilogue", true, nullptr, fuse_epilogues},
         {"reductions", true, nullptr, fuse_reductions},  // while what they read alone stands apart
+        {"rows", true, nullptr, fuse_rows},
         {"fuse", true, nullptr, fuse_pointwise},
         {"optimizers", true, nullptr, fuse_optimizers},
         {"siblings", true, nullptr, group_siblings},

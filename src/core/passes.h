@@ -54,6 +54,8 @@ void fuse_epilogues(Lowered& lowered);
 /// Pointwise ops join the reduction that reads their results alone, and the one they read
 /// (fuse.cpp).
 void fuse_reductions(Lowered& lowered);
+/// The same around ops on rows, softmax and its like (fuse.cpp).
+void fuse_rows(Lowered& lowered);
 /// Pointwise ops that feed each other become one op (fuse.cpp).
 void fuse_pointwise(Lowered& lowered);
 /// The updates of an optimizer become one op (fuse.cpp).

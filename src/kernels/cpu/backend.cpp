@@ -224,8 +224,10 @@ class CpuBackend : public Backend {
             kernel->code = code;
             found = true;
         }
-        if (found && op.def->reduction && !op.body.empty()) {  // the programs around it
-            ReductionBytes built = build_reduction(table, op);
+        const size_t core = core_step(op);
+        const LoweredDef* of = core < op.body.size() ? op.body[core].def : nullptr;
+        if (found && of && (of->streams || !of->rows.empty())) {  // the programs around it
+            AroundBytes built = of->streams ? build_reduction(table, op) : build_rows(table, op);
             kernel->program = std::move(built.bytes);
             found = !kernel->program.empty();
             for (uint32_t at : built.programs)

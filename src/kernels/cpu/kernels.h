@@ -14,6 +14,18 @@ constexpr uint32_t kNumbers =
 constexpr uint32_t kAnyDType = kNumbers | dtype_bit(DType::boolean);
 
 constexpr int kMaxPhases = 2;
+constexpr int kRowOperands = 4;  // of row ops: inputs and outputs
+
+/// What a row op's kernel works on: the operands of the schema, in memory or held by a thread.
+struct RowCall {
+    const void* plan;            // RowPlan of nn.inl
+    void* at[kRowOperands];      // the first element; null: of a result that nobody wants
+    int64_t skip[kRowOperands];  // elements of the operand that lie before it
+    DType dtype[kRowOperands];
+    const Scalar* scalars;  // of the op
+};
+/// Rows [begin, end).
+using RowFn = void (*)(const RowCall& call, int64_t begin, int64_t end);
 
 /// A kernel runs in phases, one after the other; a phase consists of units that any threads may
 /// share out in any way without changing a bit.
@@ -26,6 +38,7 @@ struct CpuKernel {
     uint32_t tail_bytes = 0;
     void (*prepare)(ArgBlock& args) = nullptr;  // fills the tail; pointers may not be set yet
     int phases = 1;
+    RowFn rows = nullptr;  // of a row op: what `run` calls
 };
 
 // ---- programs -----------------------------------------------------------------------------------
@@ -66,7 +79,7 @@ enum class SlotMode : uint8_t {
 
 struct Slot {
     char* ptr;
-    int64_t buffer;   // byte offset of the block buffer
+    int64_t buffer;   // byte offset of the block buffer; of `given`: which of those given
     int16_t operand;  // of the argument block; -1: none
     SlotMode mode;
     bool output;
@@ -116,6 +129,27 @@ struct FusedReduce {
     int32_t size;              // of an element
     DType dtype;
     Reducer reducer;
+};
+
+// ---- fused row ops ------------------------------------------------------------------------------
+//
+// A unit is some rows: one program makes what the row op reads of them, another takes what it
+// writes. Values that pass from one to another and have no storage are held by the thread, in its
+// part of the workspace. Behind RowPlan, the tail holds this and then the programs.
+
+constexpr int kMaxHeld = 8;
+constexpr int64_t kRowUnit = 2048;  // elements, where rows are shorter
+
+struct FusedRows {
+    RowFn run;
+    int32_t operand[kRowOperands];  // of the row op: an operand of the block, a held value behind
+                                    // all those, or -1 where nobody wants the result
+    int32_t scalars;                // where in the block those of the row op begin
+    int32_t axis, like;             // an operand of the block in the shape of the elements
+    int32_t operands, held;
+    uint32_t before, after;  // where the programs begin, in bytes from here; 0: there is none
+    int32_t size[kMaxHeld];  // of an element
+    DType dtype[kRowOperands];
 };
 
 // ---- batches ------------------------------------------------------------------------------------

@@ -5,11 +5,9 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- rows along one axis ------------------------------------------------------------------------
 
-constexpr int kRowOperands = 4;  // of row ops: inputs and output
-
 struct RowPlan {
-    int64_t rows, n, grain;
-    int32_t rank, pad;
+    int64_t rows, n, grain;  // grain: rows to a unit
+    int32_t rank, operands;
     int64_t shape[kMaxDims];
     Walk walk[kRowOperands];
     int64_t stride[kRowOperands][kMaxDims];
@@ -19,51 +17,85 @@ AICF_INLINE const RowPlan& row_plan(const ArgBlock& args) {
     return *static_cast<const RowPlan*>(args.tail_ptr());
 }
 
-/// The rows of the first operand along `axis`, and where every operand has them.
-void plan_rows(ArgBlock& args, int64_t axis) {
-    RowPlan& p = *const_cast<RowPlan*>(&row_plan(args));
-    const Operand& x = args.in(0);
+/// The rows of the first operand, along `axis`.
+void plan_rows(RowPlan& p, const Operand& x, int64_t axis) {
     p.rows = 1;
-    p.rank = 0;
-    const int operands = args.inputs + args.outputs;
-    for (int o = 0; o < operands; o++) {
-        walk_start(p.walk[o]);
-        walk_axis(p.walk[o], x.shape()[axis], args.operand(o).strides()[axis]);
-    }
+    p.rank = p.operands = 0;
     for (int d = 0; d < x.rank; d++) {
         if (d == axis) continue;
         p.rows *= x.shape()[d];
-        p.shape[p.rank] = x.shape()[d];
-        for (int o = 0; o < operands; o++) p.stride[o][p.rank] = args.operand(o).strides()[d];
-        p.rank++;
+        p.shape[p.rank++] = x.shape()[d];
     }
     p.n = x.shape()[axis];
     p.grain = p.n == 0 ? 1024 : p.n < 1024 ? (1024 + p.n - 1) / p.n : 1;
 }
 
-void row_prepare(ArgBlock& args) {
-    const int64_t axis = args.scalar(0).i;
-    plan_rows(args, axis < 0 ? axis + args.in(0).rank : axis);
+/// Where the next operand has its rows; null: they are held, one after the other.
+void plan_row_operand(RowPlan& p, const Operand* operand, int64_t axis) {
+    const int o = p.operands++;
+    const bool one = operand && operand->rank == p.rank;  // it has no such axis
+    walk_start(p.walk[o]);
+    walk_axis(p.walk[o], p.n, !operand ? 1 : one ? 0 : operand->strides()[axis]);
+    int64_t step = p.n;
+    for (int d = p.rank - 1; d >= 0; d--) {
+        p.stride[o][d] = operand ? operand->strides()[d + (!one && d >= axis)] : step;
+        step *= p.shape[d];
+    }
 }
+
+void plan_whole(ArgBlock& args, int64_t axis) {
+    RowPlan& p = *const_cast<RowPlan*>(&row_plan(args));
+    plan_rows(p, args.in(0), axis);
+    for (int o = 0; o < args.inputs + args.outputs; o++)
+        plan_row_operand(p, &args.operand(o), axis);
+}
+
+void row_prepare(ArgBlock& args) {  // the first scalar is the axis
+    const int64_t axis = args.scalar(0).i;
+    plan_whole(args, axis < 0 ? axis + args.in(0).rank : axis);
+}
+void last_prepare(ArgBlock& args) { plan_whole(args, args.in(0).rank - 1); }
 
 int64_t row_units(const ArgBlock& args, int) {
     const RowPlan& p = row_plan(args);
     return (p.rows + p.grain - 1) / p.grain;  // empty rows too: normalize has a result for each
 }
 
-AICF_INLINE void place_row(const RowPlan& p, int64_t row, int operands, int64_t* at) {
-    for (int o = 0; o < operands; o++) at[o] = p.rank == 1 ? row * p.stride[o][0] : 0;
+template <RowFn Rows>
+void run_rows(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    const RowPlan& p = row_plan(args);
+    RowCall call{};
+    call.plan = &p;
+    call.scalars = &args.scalar(0);
+    for (int o = 0; o < p.operands; o++) {
+        call.at[o] = args.operand(o).ptr;
+        call.dtype[o] = DType(args.operand(o).dtype);
+    }
+    Rows(call, begin * p.grain, min64(end * p.grain, p.rows));
+}
+
+AICF_INLINE const RowPlan& row_plan(const RowCall& call) {
+    return *static_cast<const RowPlan*>(call.plan);
+}
+
+/// Where each operand has row `row`, in elements.
+AICF_INLINE void place_row(const RowCall& call, int64_t row, int64_t* at) {
+    const RowPlan& p = row_plan(call);
+    for (int o = 0; o < p.operands; o++)
+        at[o] = (p.rank == 1 ? row * p.stride[o][0] : 0) - call.skip[o];
     for (int d = p.rank == 1 ? -1 : p.rank - 1; d >= 0; d--) {
         const int64_t next = row / p.shape[d], index = row - next * p.shape[d];
-        for (int o = 0; o < operands; o++) at[o] += index * p.stride[o][d];
+        for (int o = 0; o < p.operands; o++) at[o] += index * p.stride[o][d];
         row = next;
     }
 }
 
+AICF_INLINE int64_t walk_step(const Walk& w) { return w.rank ? w.stride[0] : 0; }
+
 /// Stores n elements of a block at `pos` of the walk.
 template <class A, class E>
 AICF_INLINE void store_block(const Walk& w, E* base, int64_t pos, int64_t n, const A* v) {
-    const int64_t step = w.rank ? w.stride[0] : 0;
+    const int64_t step = walk_step(w);
     E* y = base + pos * step;
     if (step == 1)
         narrow_row(v, n, y);
@@ -181,7 +213,7 @@ void softmax_bundle(const RowPlan& p, const E* x, E* y, const int64_t* from, con
                     int count) {
     constexpr int R = kBundle<A>;
     alignas(64) A t[kShortRow * R], most[R], sum[R];
-    load_bundle(t, x, from, count, p.walk[0].stride[0], p.n);
+    load_bundle(t, x, from, count, walk_step(p.walk[0]), p.n);
     bundle_max(t, p.n, most);
     if constexpr (Log) {
         alignas(64) A e[kShortRow * R];
@@ -195,7 +227,7 @@ void softmax_bundle(const RowPlan& p, const E* x, E* y, const int64_t* from, con
         for (int64_t l = 0; l < p.n; l++)
             for (int i = 0; i < R; i++) t[l * R + i] = scalar::div(t[l * R + i], sum[i]);
     }
-    store_bundle(t, y, to, count, p.walk[1].stride[0], p.n);
+    store_bundle(t, y, to, count, walk_step(p.walk[1]), p.n);
 }
 
 template <class A, class E, bool Log>
@@ -203,8 +235,8 @@ void softmax_bwd_bundle(const RowPlan& p, const E* y, const E* dy, E* dx, const 
                         const int64_t* dy_at, const int64_t* dx_at, int count) {
     constexpr int R = kBundle<A>;
     alignas(64) A t[kShortRow * R], g[kShortRow * R], product[kShortRow * R], sum[R];
-    load_bundle(t, y, y_at, count, p.walk[0].stride[0], p.n);
-    load_bundle(g, dy, dy_at, count, p.walk[1].stride[0], p.n);
+    load_bundle(t, y, y_at, count, walk_step(p.walk[0]), p.n);
+    load_bundle(g, dy, dy_at, count, walk_step(p.walk[1]), p.n);
     for (int64_t i = 0; i < p.n * R; i++) product[i] = Log ? g[i] : t[i] * g[i];
     bundle_leaf<SumOp>(product, p.n, sum);
     for (int64_t l = 0; l < p.n; l++)
@@ -213,34 +245,31 @@ void softmax_bwd_bundle(const RowPlan& p, const E* y, const E* dy, E* dx, const 
             t[l * R + i] =
                 Log ? scalar::log_softmax_bwd(v, d, sum[i]) : scalar::softmax_bwd(v, d, sum[i]);
         }
-    store_bundle(t, dx, dx_at, count, p.walk[2].stride[0], p.n);
+    store_bundle(t, dx, dx_at, count, walk_step(p.walk[2]), p.n);
 }
 
 template <class A, class E, bool Log, bool Bwd>
-void softmax_rows(const ArgBlock& args, int64_t begin, int64_t end) {
-    constexpr int R = kBundle<A>, operands = Bwd ? 3 : 2;
-    const RowPlan& p = row_plan(args);
-    const E *x = static_cast<const E*>(args.in(0).ptr),
-            *dy = static_cast<const E*>(args.in(Bwd ? 1 : 0).ptr);
-    E* y = static_cast<E*>(args.out(0).ptr);
-    const int64_t stop = min64(end * p.grain, p.rows);
-    int64_t r = begin * p.grain;
-    for (; p.n <= kShortRow && stop - r >= R / 4; r += R) {
+void softmax_rows(const RowCall& call, int64_t r, int64_t end) {
+    constexpr int R = kBundle<A>;
+    const RowPlan& p = row_plan(call);
+    const E *x = static_cast<const E*>(call.at[0]), *dy = static_cast<const E*>(call.at[1]);
+    E* y = static_cast<E*>(call.at[Bwd ? 2 : 1]);
+    for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
         int64_t at[kRowOperands][R];
-        const int count = int(min64(R, stop - r));
+        const int count = int(min64(R, end - r));
         for (int i = 0; i < count; i++) {
             int64_t row[kRowOperands];
-            place_row(p, r + i, operands, row);
-            for (int o = 0; o < operands; o++) at[o][i] = row[o];
+            place_row(call, r + i, row);
+            for (int o = 0; o < p.operands; o++) at[o][i] = row[o];
         }
         if constexpr (Bwd)
             softmax_bwd_bundle<A, E, Log>(p, x, dy, y, at[0], at[1], at[2], count);
         else
             softmax_bundle<A, E, Log>(p, x, y, at[0], at[1], count);
     }
-    for (; r < stop; r++) {
+    for (; r < end; r++) {
         int64_t at[kRowOperands];
-        place_row(p, r, operands, at);
+        place_row(call, r, at);
         if constexpr (Bwd)
             softmax_bwd_row<A, E, Log>(p, x + at[0], dy + at[1], y + at[2]);
         else
@@ -249,24 +278,22 @@ void softmax_rows(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 template <bool Log, bool Bwd>
-void softmax_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    switch (DType(args.in(0).dtype)) {
+void softmax_any(const RowCall& call, int64_t begin, int64_t end) {
+    switch (call.dtype[0]) {
         case DType::f32:
-            return softmax_rows<float, float, Log, Bwd>(args, begin, end);
+            return softmax_rows<float, float, Log, Bwd>(call, begin, end);
         case DType::f64:
-            return softmax_rows<double, double, Log, Bwd>(args, begin, end);
+            return softmax_rows<double, double, Log, Bwd>(call, begin, end);
         case DType::f16:
-            return softmax_rows<float, F16, Log, Bwd>(args, begin, end);
+            return softmax_rows<float, F16, Log, Bwd>(call, begin, end);
         case DType::bf16:
-            return softmax_rows<float, BF16, Log, Bwd>(args, begin, end);
+            return softmax_rows<float, BF16, Log, Bwd>(call, begin, end);
         default:
             return;
     }
 }
 
 // ---- normalize ----------------------------------------------------------------------------------
-
-void norm_prepare(ArgBlock& args) { plan_rows(args, args.in(0).rank - 1); }
 
 /// mean over a row of f(i-th element), by the tree; that of no elements is NaN.
 template <class A, class Value>
@@ -284,16 +311,16 @@ AICF_INLINE A row_mean(int64_t n, Value value) {
 
 // Scalars: eps, center, order.
 template <class A, class E>
-void normalize_rows(const ArgBlock& args, int64_t begin, int64_t end) {
-    const RowPlan& p = row_plan(args);
+void normalize_rows(const RowCall& call, int64_t begin, int64_t end) {
+    const RowPlan& p = row_plan(call);
     alignas(64) A buffer[kTreeLeaf], out[kTreeLeaf];
-    const A eps = static_cast<A>(args.scalar(0).f);
-    const bool center = args.scalar(1).i != 0;
-    for (int64_t r = begin * p.grain; r < min64(end * p.grain, p.rows); r++) {
+    const A eps = static_cast<A>(call.scalars[0].f);
+    const bool center = call.scalars[1].i != 0;
+    for (int64_t r = begin; r < end; r++) {
         int64_t at[kRowOperands];
-        place_row(p, r, 3, at);
-        const E* x = static_cast<const E*>(args.in(0).ptr) + at[0];
-        E* y = static_cast<E*>(args.out(0).ptr) + at[1];
+        place_row(call, r, at);
+        const E* x = static_cast<const E*>(call.at[0]) + at[0];
+        E* y = static_cast<E*>(call.at[1]) + at[1];
         const A mean = !center ? A(0) : row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
             const A* v = fetch<A>(p.walk[0], x, i, m, buffer);
             for (int64_t k = 0; k < m; k++) to[k] = v[k];
@@ -309,21 +336,21 @@ void normalize_rows(const ArgBlock& args, int64_t begin, int64_t end) {
             for (int64_t k = 0; k < m; k++) out[k] = (v[k] - mean) * rstd;
             store_block(p.walk[1], y, i, m, out);
         }
-        put(static_cast<E*>(args.out(1).ptr) + at[2], rstd);
+        if (call.at[2]) put(static_cast<E*>(call.at[2]) + at[2], rstd);
     }
 }
 
 template <class A, class E>
-void normalize_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
-    const RowPlan& p = row_plan(args);
+void normalize_bwd_rows(const RowCall& call, int64_t begin, int64_t end) {
+    const RowPlan& p = row_plan(call);
     alignas(64) A first[kTreeLeaf], second[kTreeLeaf], out[kTreeLeaf];
-    const bool center = args.scalar(1).i != 0;
-    for (int64_t r = begin * p.grain; r < min64(end * p.grain, p.rows); r++) {
+    const bool center = call.scalars[1].i != 0;
+    for (int64_t r = begin; r < end; r++) {
         int64_t at[kRowOperands];
-        place_row(p, r, 4, at);
-        const E *y = static_cast<const E*>(args.in(0).ptr) + at[0],
-                *dy = static_cast<const E*>(args.in(2).ptr) + at[2];
-        const A rstd = widen(static_cast<const E*>(args.in(1).ptr)[at[1]]);
+        place_row(call, r, at);
+        const E *y = static_cast<const E*>(call.at[0]) + at[0],
+                *dy = static_cast<const E*>(call.at[2]) + at[2];
+        const A rstd = widen(static_cast<const E*>(call.at[1])[at[1]]);
         const A shift = !center ? A(0) : row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
             const A* g = fetch<A>(p.walk[2], dy, i, m, second);
             for (int64_t k = 0; k < m; k++) to[k] = g[k];
@@ -338,26 +365,26 @@ void normalize_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
             const A *v = fetch<A>(p.walk[0], y, i, m, first),
                     *g = fetch<A>(p.walk[2], dy, i, m, second);
             for (int64_t k = 0; k < m; k++) out[k] = rstd * ((g[k] - shift) - v[k] * slope);
-            store_block(p.walk[3], static_cast<E*>(args.out(0).ptr) + at[3], i, m, out);
+            store_block(p.walk[3], static_cast<E*>(call.at[3]) + at[3], i, m, out);
         }
     }
 }
 
 template <bool Bwd>
-void normalize_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    switch (DType(args.in(0).dtype)) {
+void normalize_any(const RowCall& call, int64_t begin, int64_t end) {
+    switch (call.dtype[0]) {
         case DType::f32:
-            return Bwd ? normalize_bwd_rows<float, float>(args, begin, end)
-                       : normalize_rows<float, float>(args, begin, end);
+            return Bwd ? normalize_bwd_rows<float, float>(call, begin, end)
+                       : normalize_rows<float, float>(call, begin, end);
         case DType::f64:
-            return Bwd ? normalize_bwd_rows<double, double>(args, begin, end)
-                       : normalize_rows<double, double>(args, begin, end);
+            return Bwd ? normalize_bwd_rows<double, double>(call, begin, end)
+                       : normalize_rows<double, double>(call, begin, end);
         case DType::f16:
-            return Bwd ? normalize_bwd_rows<float, F16>(args, begin, end)
-                       : normalize_rows<float, F16>(args, begin, end);
+            return Bwd ? normalize_bwd_rows<float, F16>(call, begin, end)
+                       : normalize_rows<float, F16>(call, begin, end);
         case DType::bf16:
-            return Bwd ? normalize_bwd_rows<float, BF16>(args, begin, end)
-                       : normalize_rows<float, BF16>(args, begin, end);
+            return Bwd ? normalize_bwd_rows<float, BF16>(call, begin, end)
+                       : normalize_rows<float, BF16>(call, begin, end);
         default:
             return;
     }
@@ -365,130 +392,113 @@ void normalize_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
 
 // ---- cross entropy ------------------------------------------------------------------------------
 
-AICF_INLINE int64_t label_at(const Operand& labels, int64_t row) {
-    const int64_t at = row * labels.strides()[0];
-    return DType(labels.dtype) == DType::i32 ? static_cast<const int32_t*>(labels.ptr)[at]
-                                             : static_cast<const int64_t*>(labels.ptr)[at];
+AICF_INLINE int64_t label_at(const RowCall& call, int64_t at) {
+    return call.dtype[1] == DType::i32 ? static_cast<const int32_t*>(call.at[1])[at]
+                                       : static_cast<const int64_t*>(call.at[1])[at];
 }
 
-AICF_INLINE int64_t class_grain(const Operand& logits) {
-    const int64_t n = logits.shape()[1];
-    return n > 0 && n < 1024 ? (1024 + n - 1) / n : 1;
-}
-
-int64_t class_units(const ArgBlock& args, int phase) {
-    if (phase > 0) return 0;
-    const Operand& logits = args.in(0);
-    const int64_t grain = class_grain(logits);
-    return (logits.shape()[0] + grain - 1) / grain;
-}
-
+/// `at`: where each operand has the row.
 template <class A, class E>
-AICF_INLINE void put_loss(const ArgBlock& args, int64_t r, A log_sum) {
-    const Operand &logits = args.in(0), &loss = args.out(0), &lse = args.out(1);
-    const int64_t label = label_at(args.in(1), r), n = logits.shape()[1];
+AICF_INLINE void put_loss(const RowCall& call, const int64_t* at, A log_sum) {
+    const RowPlan& p = row_plan(call);
+    const int64_t label = label_at(call, at[1]);
     A value = static_cast<A>(__builtin_nanf(""));
-    if (label >= 0 && label < n)
-        value = log_sum - widen(static_cast<const E*>(
-                              logits.ptr)[r * logits.strides()[0] + label * logits.strides()[1]]);
-    put(static_cast<E*>(loss.ptr) + r * loss.strides()[0], value);
-    put(static_cast<E*>(lse.ptr) + r * lse.strides()[0], log_sum);
+    if (label >= 0 && label < p.n)
+        value = log_sum -
+                widen(static_cast<const E*>(call.at[0])[at[0] + label * walk_step(p.walk[0])]);
+    if (call.at[2]) put(static_cast<E*>(call.at[2]) + at[2], value);
+    if (call.at[3]) put(static_cast<E*>(call.at[3]) + at[3], log_sum);
 }
 
 template <class A, class E>
-void cross_entropy_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+void cross_entropy_rows(const RowCall& call, int64_t r, int64_t end) {
     constexpr int R = kBundle<A>;
-    const Operand& logits = args.in(0);
-    const E* x = static_cast<const E*>(logits.ptr);
-    const int64_t n = logits.shape()[1], row = logits.strides()[0];
-    int64_t r = begin;
-    for (; n <= kShortRow && end - r >= R / 4; r += R) {
+    const RowPlan& p = row_plan(call);
+    const E* x = static_cast<const E*>(call.at[0]);
+    int64_t at[R][kRowOperands];
+    for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
         alignas(64) A t[kShortRow * R], most[R], sum[R];
-        int64_t at[R];
+        int64_t from[R];
         const int count = int(min64(R, end - r));
-        for (int i = 0; i < count; i++) at[i] = (r + i) * row;
-        load_bundle(t, x, at, count, logits.strides()[1], n);
-        bundle_max(t, n, most);
-        bundle_exp_sum(t, n, most, sum);
+        for (int i = 0; i < count; i++) {
+            place_row(call, r + i, at[i]);
+            from[i] = at[i][0];
+        }
+        load_bundle(t, x, from, count, walk_step(p.walk[0]), p.n);
+        bundle_max(t, p.n, most);
+        bundle_exp_sum(t, p.n, most, sum);
         for (int i = 0; i < R; i++) sum[i] = most[i] + scalar::log(sum[i]);
-        for (int i = 0; i < count; i++) put_loss<A, E>(args, r + i, sum[i]);
+        for (int i = 0; i < count; i++) put_loss<A, E>(call, at[i], sum[i]);
     }
-    Walk w{};
-    walk_start(w);
-    walk_axis(w, n, logits.strides()[1]);
     for (; r < end; r++) {
-        const A most = row_max<A>(w, x + r * row, n);
-        put_loss<A, E>(args, r, most + scalar::log(row_exp_sum<A>(w, x + r * row, n, most)));
+        place_row(call, r, at[0]);
+        const A most = row_max<A>(p.walk[0], x + at[0][0], p.n),
+                sum = row_exp_sum<A>(p.walk[0], x + at[0][0], p.n, most);
+        put_loss<A, E>(call, at[0], most + scalar::log(sum));
     }
 }
 
 template <class A, class E>
-void cross_entropy_grad_rows(const ArgBlock& args, int64_t begin, int64_t end) {
+void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
     constexpr int R = kBundle<A>;
-    const Operand &logits = args.in(0), &lse = args.in(2), &out = args.out(0);
-    const E *x = static_cast<const E*>(logits.ptr), *sums = static_cast<const E*>(lse.ptr);
-    E* y = static_cast<E*>(out.ptr);
-    const int64_t n = logits.shape()[1];
-    const A scale = static_cast<A>(args.scalar(0).f);
+    const RowPlan& p = row_plan(call);
+    const E *x = static_cast<const E*>(call.at[0]), *sums = static_cast<const E*>(call.at[2]);
+    E* y = static_cast<E*>(call.at[3]);
+    const int64_t n = p.n, step = walk_step(p.walk[0]);
+    const A scale = static_cast<A>(call.scalars[0].f);
     alignas(64) A t[kShortRow * R], log_sum[R];
-    int64_t r = begin;
     for (; n <= kShortRow && end - r >= R / 4; r += R) {
-        int64_t from[R], to[R];
+        int64_t from[R], to[R], label[R];
         const int count = int(min64(R, end - r));
         for (int i = 0; i < R; i++) {
-            const int64_t at = r + (i < count ? i : 0);
-            from[i] = at * logits.strides()[0];
-            to[i] = at * out.strides()[0];
-            log_sum[i] = widen(sums[at * lse.strides()[0]]);
+            int64_t at[kRowOperands];
+            place_row(call, r + (i < count ? i : 0), at);
+            from[i] = at[0];
+            to[i] = at[3];
+            label[i] = label_at(call, at[1]);
+            log_sum[i] = widen(sums[at[2]]);
         }
-        load_bundle(t, x, from, count, logits.strides()[1], n);
+        load_bundle(t, x, from, count, step, n);
         for (int64_t l = 0; l < n; l++)
             for (int i = 0; i < R; i++)
                 t[l * R + i] = scalar::cross_entropy_grad(t[l * R + i], log_sum[i], false, scale);
         for (int i = 0; i < count; i++) {
-            const int64_t label = label_at(args.in(1), r + i);
-            if (label >= 0 && label < n) {
-                const A v = widen(x[from[i] + label * logits.strides()[1]]);
-                t[label * R + i] = scalar::cross_entropy_grad(v, log_sum[i], true, scale);
+            if (label[i] >= 0 && label[i] < n) {
+                const A v = widen(x[from[i] + label[i] * step]);
+                t[label[i] * R + i] = scalar::cross_entropy_grad(v, log_sum[i], true, scale);
             } else {
                 for (int64_t l = 0; l < n; l++) t[l * R + i] = A(0);
             }
         }
-        store_bundle(t, y, to, count, out.strides()[1], n);
+        store_bundle(t, y, to, count, walk_step(p.walk[3]), n);
     }
-    Walk w{}, wo{};
-    walk_start(w);
-    walk_axis(w, n, logits.strides()[1]);
-    walk_start(wo);
-    walk_axis(wo, n, out.strides()[1]);
     A* grad = t;  // at least a leaf
     alignas(64) A buffer[kTreeLeaf];
     for (; r < end; r++) {
-        const int64_t label = label_at(args.in(1), r);
+        int64_t row[kRowOperands];
+        place_row(call, r, row);
+        const int64_t label = label_at(call, row[1]);
         const bool known = label >= 0 && label < n;
-        const A sum = widen(sums[r * lse.strides()[0]]);
+        const A sum = widen(sums[row[2]]);
         for (int64_t at = 0; at < n; at += kTreeLeaf) {
             const int64_t m = min64(kTreeLeaf, n - at), hit = known ? label - at : -1;
-            const A* v = fetch<A>(w, x + r * logits.strides()[0], at, m, buffer);
+            const A* v = fetch<A>(p.walk[0], x + row[0], at, m, buffer);
             for (int64_t i = 0; i < m; i++)
                 grad[i] = known ? scalar::cross_entropy_grad(v[i], sum, false, scale) : A(0);
             if (hit >= 0 && hit < m)
                 grad[hit] = scalar::cross_entropy_grad(v[hit], sum, true, scale);
-            store_block(wo, y + r * out.strides()[0], at, m, grad);
+            store_block(p.walk[3], y + row[3], at, m, grad);
         }
     }
 }
 
 template <bool Grad>
-void cross_entropy_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    const Operand& logits = args.in(0);
-    const int64_t grain = class_grain(logits), r0 = begin * grain,
-                  r1 = min64(end * grain, logits.shape()[0]);
-#define AICF_CASE(dtype, A, E)                                        \
-    case DType::dtype:                                                \
-        if (Grad) return cross_entropy_grad_rows<A, E>(args, r0, r1); \
-        return cross_entropy_rows<A, E>(args, r0, r1);
-    switch (DType(logits.dtype)) {
+void cross_entropy_any(const RowCall& call, int64_t begin, int64_t end) {
+#define AICF_CASE(dtype, A, E)                                            \
+    case DType::dtype:                                                    \
+        if (Grad) return cross_entropy_grad_rows<A, E>(call, begin, end); \
+        return cross_entropy_rows<A, E>(call, begin, end);
+    switch (call.dtype[0]) {
         AICF_CASE(f32, float, float)
         AICF_CASE(f64, double, double)
         AICF_CASE(f16, float, F16)
@@ -497,6 +507,116 @@ void cross_entropy_run(const ArgBlock& args, int64_t begin, int64_t end, int, in
             return;
     }
 #undef AICF_CASE
+}
+
+// ---- fused row ops ------------------------------------------------------------------------------
+
+AICF_INLINE const FusedRows& fused_rows_head(const ArgBlock& args) {
+    return *reinterpret_cast<const FusedRows*>(&row_plan(args) + 1);
+}
+
+AICF_INLINE const Program* row_program(const FusedRows& head, uint32_t at) {
+    return at ? reinterpret_cast<const Program*>(reinterpret_cast<const char*>(&head) + at)
+              : nullptr;
+}
+
+/// Bytes of what a thread holds: values of a unit, then the programs' buffers; and where they lie.
+AICF_INLINE int64_t place_held(const ArgBlock& args, int64_t (&value)[kMaxHeld],
+                               int64_t (&buffers)[2]) {
+    const RowPlan& p = row_plan(args);
+    const FusedRows& head = fused_rows_head(args);
+    int64_t bytes = 0;
+    const auto take = [&](int64_t size) {
+        const int64_t at = bytes;
+        bytes += (size + 63) / 64 * 64;
+        return at;
+    };
+    for (int k = 0; k < head.held; k++) value[k] = take(p.grain * p.n * head.size[k]);
+    for (int i = 0; i < 2; i++) {
+        const Program* program = row_program(head, i == 0 ? head.before : head.after);
+        buffers[i] = take(program ? program->buffer_bytes : 0);
+    }
+    return bytes;
+}
+
+void fused_rows_prepare(ArgBlock& args) {
+    RowPlan& p = *const_cast<RowPlan*>(&row_plan(args));
+    const FusedRows& head = fused_rows_head(args);
+    const int32_t outer = args.inputs + args.outputs;
+    plan_rows(p, args.operand(head.like), head.axis);
+    for (int o = 0; o < head.operands; o++)
+        plan_row_operand(p,
+                         head.operand[o] >= 0 && head.operand[o] < outer
+                             ? &args.operand(head.operand[o])
+                             : nullptr,
+                         head.axis);
+    if (p.n == 0) return;
+    p.grain = p.n < kRowUnit ? kRowUnit / p.n : 1;
+    constexpr int64_t bundle = kBundle<float>;  // those of wider elements have fewer rows
+    if (p.n <= kShortRow) p.grain = p.grain < bundle ? bundle : p.grain / bundle * bundle;
+    // A unit begins where the blocks of either program may begin.
+    for (int i = 0; i < 2; i++) {
+        const Program* program = row_program(head, i == 0 ? head.before : head.after);
+        if (!program || program->rows) continue;
+        const int64_t rows = program->shape[program->rank - 1] / p.n;
+        p.grain = (p.grain + rows - 1) / rows * rows;
+    }
+}
+
+uint64_t fused_rows_workspace(const ArgBlock& args, int threads) {
+    int64_t value[kMaxHeld], buffers[2];
+    return uint64_t(place_held(args, value, buffers)) * uint64_t(threads);
+}
+
+void fused_rows_run(const ArgBlock& args, int64_t begin, int64_t end, int, int thread) {
+    const RowPlan& p = row_plan(args);
+    const FusedRows& head = fused_rows_head(args);
+    const int32_t outer = args.inputs + args.outputs;
+    int64_t value[kMaxHeld], buffers[2];
+    const int64_t bytes = place_held(args, value, buffers);
+    char* const memory = static_cast<char*>(args.workspace) + thread * bytes;
+
+    const Program* const programs[] = {row_program(head, head.before),
+                                       row_program(head, head.after)};
+    char* slots[2][kMaxSlots];
+    struct Given {
+        char* memory;
+        int slot, size;
+    } given[2][kMaxHeld];
+    int givens[2] = {};
+    for (int i = 0; i < 2 && p.n > 0; i++) {
+        if (!programs[i]) continue;
+        start_slots(*programs[i], memory + buffers[i], slots[i]);
+        for (int s = 0; s < programs[i]->slots; s++)
+            if (const Slot& slot = programs[i]->slot()[s]; slot.mode == SlotMode::given)
+                given[i][givens[i]++] = {memory + value[slot.buffer], s, slot.size};
+    }
+    const auto run = [&](int i, int64_t first, int64_t last) {
+        if (!programs[i] || p.n == 0) return;
+        const int64_t pos = first * p.n;
+        run_range(*programs[i], slots[i], pos, last * p.n, [&](int64_t block) {
+            for (int k = 0; k < givens[i]; k++)
+                slots[i][given[i][k].slot] = given[i][k].memory + (block - pos) * given[i][k].size;
+        });
+    };
+
+    RowCall call{};
+    call.plan = &p;
+    call.scalars = &args.scalar(head.scalars);
+    for (int o = 0; o < head.operands; o++) {
+        const int32_t number = head.operand[o];
+        call.dtype[o] = head.dtype[o];
+        if (number >= 0)
+            call.at[o] = number < outer ? args.operand(number).ptr : memory + value[number - outer];
+    }
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t first = u * p.grain, last = min64(first + p.grain, p.rows);
+        for (int o = 0; o < head.operands; o++)
+            call.skip[o] = head.operand[o] >= outer ? first * p.n : 0;
+        run(0, first, last);
+        head.run(call, first, last);
+        run(1, first, last);
+    }
 }
 
 // ---- mean squared error -------------------------------------------------------------------------
@@ -580,21 +700,23 @@ void mse_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
     }
 }
 
+template <RowFn Rows>
+void register_rows(Table& table, const char* op, void (*prepare)(ArgBlock&)) {
+    table.add(CpuKernel{op, kFloats, run_rows<Rows>, row_units, nullptr, sizeof(RowPlan), prepare,
+                        1, Rows});
+}
+
 void register_nn(Table& table) {
-    const auto rows = [&](const char* op, auto run) {
-        table.add(CpuKernel{op, kFloats, run, row_units, nullptr, sizeof(RowPlan), row_prepare});
-    };
-    rows("softmax", softmax_run<false, false>);
-    rows("log_softmax", softmax_run<true, false>);
-    rows("softmax_bwd", softmax_run<false, true>);
-    rows("log_softmax_bwd", softmax_run<true, true>);
-    const auto norm = [&](const char* op, auto run) {
-        table.add(CpuKernel{op, kFloats, run, row_units, nullptr, sizeof(RowPlan), norm_prepare});
-    };
-    norm("normalize", normalize_run<false>);
-    norm("normalize_bwd", normalize_run<true>);
-    table.add(CpuKernel{"cross_entropy", kFloats, cross_entropy_run<false>, class_units});
-    table.add(CpuKernel{"cross_entropy_grad", kFloats, cross_entropy_run<true>, class_units});
+    register_rows<softmax_any<false, false>>(table, "softmax", row_prepare);
+    register_rows<softmax_any<true, false>>(table, "log_softmax", row_prepare);
+    register_rows<softmax_any<false, true>>(table, "softmax_bwd", row_prepare);
+    register_rows<softmax_any<true, true>>(table, "log_softmax_bwd", row_prepare);
+    register_rows<normalize_any<false>>(table, "normalize", last_prepare);
+    register_rows<normalize_any<true>>(table, "normalize_bwd", last_prepare);
+    register_rows<cross_entropy_any<false>>(table, "cross_entropy", last_prepare);
+    register_rows<cross_entropy_any<true>>(table, "cross_entropy_grad", last_prepare);
+    table.add(CpuKernel{"fused_rows", kAnyDType, fused_rows_run, row_units, fused_rows_workspace,
+                        sizeof(RowPlan), fused_rows_prepare});
     table.add(CpuKernel{"mse_loss", kFloats, mse_run, mse_units, mse_workspace, sizeof(MsePlan),
                         mse_prepare, 2});
 }

@@ -18,6 +18,18 @@ const InstrDef* find_instr(const Table& table, std::string_view name, DType in, 
     return nullptr;
 }
 
+bool names(const std::vector<int>& numbers, int number) {
+    return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
+}
+bool reads(const std::vector<ProgramStep>& steps, int number) {
+    return std::any_of(steps.begin(), steps.end(),
+                       [&](const ProgramStep& step) { return names(step.inputs, number); });
+}
+bool writes(const std::vector<ProgramStep>& steps, int number) {
+    return std::any_of(steps.begin(), steps.end(),
+                       [&](const ProgramStep& step) { return names(step.outputs, number); });
+}
+
 class Builder {
   public:
     Builder(const Table& table, const LoweredOp& op) : table_(table) {
@@ -34,22 +46,28 @@ class Builder {
     }
 
     /// Over `shape`, from any position on; each operand is a view of that shape, or null where no
-    /// step names it. The value `given` lies where the caller says.
+    /// step names it. The values `given` lie where the caller says.
     Builder(const Table& table, const LoweredOp& op, const Dims& shape,
-            const std::vector<const View*>& views, int given, bool any_start)
+            const std::vector<const View*>& views, std::vector<int> given, bool any_start)
         : table_(table),
           inputs_(static_cast<int>(op.inputs.size())),
-          given_(given),
+          given_(std::move(given)),
+          tiles_(false),
           rows_(any_start) {
         for (const View* view : views) views_.push_back(view ? view : &none_);
         find_space(shape);
     }
 
     bool build(const std::vector<ProgramStep>& steps, const std::vector<DType>& temps) {
-        for (size_t i = 0; i < views_.size(); i++) {
+        for (int i = 0; i < static_cast<int>(views_.size()); i++) {
+            if (!tiles_ && views_[i] == &none_) {
+                held_.push_back({none_.dtype});
+                continue;
+            }
             const int slot = add_slot(views_[i]->dtype);
             slots_[slot].operand = static_cast<int16_t>(i);
-            slots_[slot].output = static_cast<int>(i) >= inputs_ && views_[i] != &none_;
+            slots_[slot].output =
+                i >= inputs_ && (writes(steps, i) || product_ >= 0 || names(given_, i));
             held_.push_back({views_[i]->dtype, slot});
         }
         for (DType dtype : temps) held_.push_back({dtype});
@@ -58,12 +76,17 @@ class Builder {
         for (size_t i = 0; i < steps.size(); i++)
             for (const auto* numbers : {&steps[i].inputs, &steps[i].outputs})
                 for (int number : *numbers) held_[number].last = static_cast<int>(i);
-        if (given_ >= 0) {
-            given_slot_ = add_slot(held_[given_].dtype);
-            if (held_[given_].slot >= 0)  // an output, too
-                add_cast(held_[given_].slot, given_slot_, held_[given_].dtype);
+        for (size_t k = 0; k < given_.size(); k++) {
+            const int number = given_[k];
+            if (!reads(steps, number) && !writes(steps, number) && held_[number].slot < 0) continue;
+            const int slot = add_slot(held_[number].dtype);
+            slots_[slot].mode = SlotMode::given;
+            slots_[slot].buffer = static_cast<int64_t>(k);
+            if (writes(steps, number)) held_[number].last = static_cast<int>(steps.size());
+            if (held_[number].slot >= 0)  // an output, too
+                add_cast(held_[number].slot, slot, held_[number].dtype);
             else
-                held_[given_].slot = given_slot_;
+                held_[number].slot = slot;
         }
         for (size_t i = 0; i < steps.size(); i++)
             if (!add_step(steps[i], static_cast<int>(i))) return false;
@@ -261,7 +284,7 @@ class Builder {
     /// An input that is contiguous along another axis than the innermost is read tile by tile.
     void choose_cross() {
         const int inner = static_cast<int>(shape_.size()) - 1;
-        for (int i = 0; rows_ && cross_ < 0 && product_ < 0 && given_ < 0 && i < inputs_; i++)
+        for (int i = 0; tiles_ && rows_ && cross_ < 0 && product_ < 0 && i < inputs_; i++)
             for (int d = 0; d < inner; d++)
                 if (strides_[i][d] == 1 && shape_[d] >= kTileRows && strides_[i][inner] > 1)
                     cross_ = d;
@@ -273,6 +296,7 @@ class Builder {
         const int inner = static_cast<int>(shape_.size()) - 1;
         for (size_t s = 0; s < slots_.size(); s++) {
             Slot& slot = slots_[s];
+            if (slot.mode == SlotMode::given) continue;
             slot.mode = SlotMode::buffer;
             if (slot.operand >= 0) {
                 const std::vector<int64_t>& strides = strides_[slot.operand];
@@ -294,9 +318,8 @@ class Builder {
                     strides[cross_] == 1)
                     slot.mode = SlotMode::tile;
             }
-            if (static_cast<int>(s) == given_slot_) slot.mode = SlotMode::given;
             if (slot.mode != SlotMode::linear && slot.mode != SlotMode::row &&
-                slot.mode != SlotMode::first && slot.mode != SlotMode::given) {
+                slot.mode != SlotMode::first) {
                 slot.buffer = buffer_bytes_;
                 buffer_bytes_ += block_ * slot.size * (slot.mode == SlotMode::tile ? kTileRows : 1);
                 buffer_bytes_ = (buffer_bytes_ + 63) / 64 * 64;
@@ -308,7 +331,8 @@ class Builder {
     std::vector<const View*> views_;
     View none_;
     int inputs_ = 0, product_ = -1;
-    int given_ = -1, given_slot_ = -1;
+    std::vector<int> given_;
+    bool tiles_ = true;
     int64_t row_ = 0;  // elements of a row of the product
     std::vector<int64_t> shape_;
     std::vector<std::vector<int64_t>> strides_;
@@ -343,31 +367,40 @@ std::vector<double> step_scalars(const LoweredDef& def, const Attrs& attrs) {
     return scalars;
 }
 
+std::vector<ProgramStep> steps_of(const LoweredOp& op, size_t first, size_t last) {
+    std::vector<ProgramStep> steps;
+    for (size_t i = first; i < last; i++)
+        steps.push_back({op.body[i].def->name, op.body[i].outputs, op.body[i].inputs,
+                         step_scalars(*op.body[i].def, op.body[i].attrs)});
+    return steps;
+}
+
+std::vector<DType> inner_dtypes(const LoweredOp& op) {
+    std::vector<DType> dtypes;
+    for (const View& view : op.inner) dtypes.push_back(view.dtype);
+    return dtypes;
+}
+
+/// Where the program begins; 0: some instruction does not exist.
+uint32_t append_program(AroundBytes& all, Builder& builder, const LoweredOp& op,
+                        const std::vector<ProgramStep>& steps) {
+    if (!builder.build(steps, inner_dtypes(op))) return 0;
+    const std::vector<char> bytes = builder.bytes();
+    all.programs.push_back(static_cast<uint32_t>(all.bytes.size()));
+    all.bytes.insert(all.bytes.end(), bytes.begin(), bytes.end());
+    return all.programs.back();
+}
+
 }  // namespace
 
-ReductionBytes build_reduction(const Table& table, const LoweredOp& op) {
+AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
     constexpr const char* kReducers[] = {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"};
-    size_t at = 0;
-    while (!op.body[at].def->reduction) at++;
+    const size_t at = core_step(op);
     const FusedStep& step = op.body[at];
     const int made = step.inputs[0], result = step.outputs[0],
               inputs = static_cast<int>(op.inputs.size());
     const View &x = op.operand(made), &y = op.operand(result);
     const int rank = x.shape.rank();
-    std::vector<DType> temps;
-    for (const View& view : op.inner) temps.push_back(view.dtype);
-    const auto steps_of = [&](size_t first, size_t last) {
-        std::vector<ProgramStep> steps;
-        for (size_t i = first; i < last; i++)
-            steps.push_back({op.body[i].def->name, op.body[i].outputs, op.body[i].inputs,
-                             step_scalars(*op.body[i].def, op.body[i].attrs)});
-        return steps;
-    };
-    const auto reads = [](const std::vector<ProgramStep>& steps, int number) {
-        return std::any_of(steps.begin(), steps.end(), [&](const ProgramStep& one) {
-            return std::find(one.inputs.begin(), one.inputs.end(), number) != one.inputs.end();
-        });
-    };
 
     FusedReduce head{};
     head.results = element_count(y.shape);
@@ -387,20 +420,12 @@ ReductionBytes build_reduction(const Table& table, const LoweredOp& op) {
         if (head.axes >> d & 1) head.n *= x.shape[d];
     }
 
-    ReductionBytes all;
+    AroundBytes all;
     all.bytes.resize(sizeof head);
-    const auto append = [&](Builder& builder, const std::vector<ProgramStep>& steps) {
-        const auto begin = static_cast<uint32_t>(all.bytes.size());
-        if (!builder.build(steps, temps)) return uint32_t{0};
-        const std::vector<char> bytes = builder.bytes();
-        all.bytes.insert(all.bytes.end(), bytes.begin(), bytes.end());
-        all.programs.push_back(begin);
-        return begin;
-    };
     std::vector<View> permuted(op.inputs.size());
     std::vector<const View*> views(op.inputs.size() + op.outputs.size(), nullptr);
     if (head.operand < 0) {
-        const std::vector<ProgramStep> steps = steps_of(0, at);
+        const std::vector<ProgramStep> steps = steps_of(op, 0, at);
         // Where neighbours lie along the last of the kept axes, vectors run over results.
         std::vector<const View*> read;
         for (int i = 0; i < inputs; i++)
@@ -418,16 +443,87 @@ ReductionBytes build_reduction(const Table& table, const LoweredOp& op) {
                 permuted[i] = permute_view(op.inputs[i], order);
                 views[i] = &permuted[i];
             }
-        Builder builder(table, op, permute_view(x, order).shape, views, made, false);
-        head.elements = append(builder, steps);
+        Builder builder(table, op, permute_view(x, order).shape, views, {made}, false);
+        head.elements = append_program(all, builder, op, steps);
         if (!head.elements) return {};
     }
-    const std::vector<ProgramStep> steps = steps_of(at + 1, op.body.size());
+    const std::vector<ProgramStep> steps = steps_of(op, at + 1, op.body.size());
     for (int i = 0; i < static_cast<int>(views.size()); i++)
         views[i] = i >= inputs || reads(steps, i) ? &op.operand(i) : nullptr;
-    Builder builder(table, op, y.shape, views, result, true);
-    head.taken = append(builder, steps);
+    Builder builder(table, op, y.shape, views, {result}, true);
+    head.taken = append_program(all, builder, op, steps);
     if (!head.taken) return {};
+    std::memcpy(all.bytes.data(), &head, sizeof head);
+    return all;
+}
+
+AroundBytes build_rows(const Table& table, const LoweredOp& op) {
+    const size_t core = core_step(op);
+    const FusedStep& row = op.body[core];
+    const auto inputs = static_cast<int>(op.inputs.size()),
+               outer = inputs + static_cast<int>(op.outputs.size()),
+               all_values = outer + static_cast<int>(op.inner.size());
+    const View& x = op.operand(row.inputs[row.def->rows[0]]);
+    FusedRows head{};
+    head.axis = row_axis(row.attrs, x.shape.rank());
+    for (size_t i = 0; i < core; i++)
+        head.scalars += static_cast<int32_t>(op.body[i].def->attrs.size());
+    for (int i = 0; i < table.kernel_count && !head.run; i++)
+        if (const CpuKernel& code = table.kernels[i];
+            row.def->name == code.op && (code.dtypes & dtype_bit(x.dtype)))
+            head.run = code.rows;
+    if (!head.run) return {};
+
+    const std::vector<ProgramStep> parts[] = {steps_of(op, 0, core),
+                                              steps_of(op, core + 1, op.body.size())};
+    // What passes between the programs and the row op and has no storage is held; a result that
+    // the row op has one of a row is held nowhere.
+    std::vector<int> held;
+    const auto elements = [&](size_t position) {
+        return names(row.def->rows, static_cast<int>(position));
+    };
+    for (int number = outer; number < all_values; number++) {
+        bool passes =
+            writes(parts[0], number) && (names(row.inputs, number) || reads(parts[1], number));
+        for (size_t k = 0; k < row.outputs.size(); k++)
+            passes |= row.outputs[k] == number && elements(row.inputs.size() + k);
+        if (!passes) continue;
+        if (held.size() == kMaxHeld) return {};
+        head.size[held.size()] = static_cast<int32_t>(dtype_size(op.operand(number).dtype));
+        held.push_back(number);
+    }
+    head.held = static_cast<int32_t>(held.size());
+    for (const auto* numbers : {&row.inputs, &row.outputs})
+        for (int number : *numbers) {
+            const auto at = std::find(held.begin(), held.end(), number) - held.begin();
+            head.dtype[head.operands] = op.operand(number).dtype;
+            head.operand[head.operands++] = number < outer          ? number
+                                            : at < std::ssize(held) ? outer + static_cast<int>(at)
+                                                                    : -1;
+        }
+
+    AroundBytes all;
+    all.bytes.resize(sizeof head);
+    std::vector<int64_t> order;
+    for (int d = 0; d < x.shape.rank(); d++)
+        if (d != head.axis) order.push_back(d);
+    order.push_back(head.axis);
+    uint32_t* const begins[] = {&head.before, &head.after};
+    for (int part = 0; part < 2; part++) {
+        const std::vector<ProgramStep>& steps = parts[part];
+        if (steps.empty()) continue;
+        std::vector<View> permuted(static_cast<size_t>(outer));
+        std::vector<const View*> views(static_cast<size_t>(outer), nullptr);
+        for (int i = 0; i < outer; i++)
+            if (reads(steps, i) || writes(steps, i)) {
+                permuted[i] = permute_view(op.operand(i), order);
+                views[i] = &permuted[i];
+                head.like = i;
+            }
+        Builder builder(table, op, permute_view(x, order).shape, views, held, false);
+        *begins[part] = append_program(all, builder, op, steps);
+        if (*begins[part] == 0) return {};
+    }
     std::memcpy(all.bytes.data(), &head, sizeof head);
     return all;
 }
@@ -435,12 +531,11 @@ ReductionBytes build_reduction(const Table& table, const LoweredOp& op) {
 std::vector<char> build_program(const Table& table, const LoweredOp& op) {
     if (op.inputs.empty() || op.outputs.empty()) return {};
     std::vector<ProgramStep> steps;
-    std::vector<DType> temps;
+    const std::vector<DType> temps = inner_dtypes(op);
     for (const FusedStep& step : op.body)
         if (!step.def->gemm)
             steps.push_back(
                 {step.def->name, step.outputs, step.inputs, step_scalars(*step.def, step.attrs)});
-    for (const View& view : op.inner) temps.push_back(view.dtype);
     if (op.body.empty()) {
         bool known = false;
         for (int i = 0; i < table.instr_count && !known; i++)

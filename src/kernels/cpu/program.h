@@ -23,13 +23,14 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op,
                                 const std::vector<DType>& temps);
 /// The program of an op that is one instruction, or of a fused op; empty when there is none.
 std::vector<char> build_program(const Table& table, const LoweredOp& op);
-/// What follows the plan of a fused reduction in its tail, and where in it programs begin; empty
-/// when some instruction does not exist.
-struct ReductionBytes {
+/// What follows the plan of a fused reduction or row op in its tail, and where in it programs
+/// begin; empty when some instruction does not exist.
+struct AroundBytes {
     std::vector<char> bytes;
     std::vector<uint32_t> programs;
 };
-ReductionBytes build_reduction(const Table& table, const LoweredOp& op);
+AroundBytes build_reduction(const Table& table, const LoweredOp& op);
+AroundBytes build_rows(const Table& table, const LoweredOp& op);
 /// The tail of an optimizer's update; empty when some instruction does not exist.
 std::vector<char> build_batch(const Table& table, const LoweredOp& op);
 /// Fills the pointers of the program at `at` of the tail from the block's operands.

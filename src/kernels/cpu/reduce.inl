@@ -342,6 +342,10 @@ struct Around {
     char *tile, *held, *scratch;           // elements made; results of a unit; column_scratch
     char **element_slots, **result_slots;  // as run_range wants them
 
+    AICF_INLINE bool made(const ReducePlan& p) const {
+        return head->operand < 0 && p.reduced.total > 0;
+    }
+
     AICF_INLINE const Program& program(uint32_t at) const {
         return *reinterpret_cast<const Program*>(reinterpret_cast<const char*>(head) + at);
     }
@@ -602,33 +606,53 @@ void fused_reduce_prepare(ArgBlock& args) {
     plan_units(p, kWideStripBytes / (head.size < 4 ? 4 : head.size));  // long runs of elements
 }
 
-void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
+/// What a thread holds: a unit's results, elements, column_scratch(), the programs' buffers.
+struct AroundMemory {
+    int64_t held, tile, scratch, taken, elements;
+    explicit AroundMemory(const ArgBlock& args) {
+        const ReducePlan& p = reduce_plan(args);
+        const Around around{&fused_head(args)};
+        const int64_t size = around.head->size;
+        const auto round = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+        const int64_t results = !p.columns                          ? kTile
+                                : p.groups > 1 && p.strip < kJoined ? kJoined
+                                                                    : p.strip;
+        held = round(results * size);
+        tile =
+            !around.made(p) ? 0 : round((p.columns ? made_columns(p) : 2 * kTile + kSlack) * size);
+        scratch =
+            round(p.columns ? (size < 4 ? 4 : size) * (column_scratch(p.strip) + p.strip) : 0);
+        taken = round(around.program(around.head->taken).buffer_bytes);
+        elements = around.made(p) ? round(around.program(around.head->elements).buffer_bytes) : 0;
+    }
+    AICF_INLINE int64_t all() const { return held + tile + scratch + taken + elements; }
+};
+
+/// Of the parts that the groups of a reduction make.
+uint64_t reduce_workspace(const ArgBlock& args, int) {
+    const ReducePlan& p = reduce_plan(args);
+    return p.groups > 1 ? uint64_t(p.groups * p.results + 7) / 8 * 64 : 0;
+}
+
+uint64_t fused_reduce_workspace(const ArgBlock& args, int threads) {
+    return reduce_workspace(args, 1) + uint64_t(AroundMemory(args).all()) * uint64_t(threads);
+}
+
+void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread) {
     const ReducePlan& p = reduce_plan(args);
     Around around{&fused_head(args)};
-    const bool made = around.head->operand < 0 && p.reduced.total > 0;
-    const int64_t size = around.head->size;
-    const Program& taken = around.program(around.head->taken);
-    const Program& elements = around.program(made ? around.head->elements : around.head->taken);
-    const int64_t tile = !made ? 0 : p.columns ? made_columns(p) : 2 * kTile + kSlack;
-    const auto round = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-    const int64_t bytes[] = {
-        round((!p.columns                          ? kTile
-               : p.groups > 1 && p.strip < kJoined ? kJoined
-                                                   : p.strip) *
-              size),
-        round(tile * size),
-        round(p.columns ? (size < 4 ? 4 : size) * (column_scratch(p.strip) + p.strip) : 0),
-        round(taken.buffer_bytes), made ? elements.buffer_bytes : 0};
-    char* const memory = static_cast<char*>(__builtin_alloca_with_align(
-        size_t(bytes[0] + bytes[1] + bytes[2] + bytes[3] + bytes[4]), 512));
+    const AroundMemory bytes(args);
     char *element_slots[kMaxSlots], *result_slots[kMaxSlots];
-    around.held = memory;
-    around.tile = around.held + bytes[0];
-    around.scratch = around.tile + bytes[1];
+    around.held =
+        static_cast<char*>(args.workspace) + reduce_workspace(args, 1) + thread * bytes.all();
+    around.tile = around.held + bytes.held;
+    around.scratch = around.tile + bytes.tile;
     around.result_slots = result_slots;
     around.element_slots = element_slots;
-    start_slots(taken, around.scratch + bytes[2], result_slots);
-    if (made) start_slots(elements, around.scratch + bytes[2] + bytes[3], element_slots);
+    char* const buffers = around.scratch + bytes.scratch;
+    start_slots(around.program(around.head->taken), buffers, result_slots);
+    if (around.made(p))
+        start_slots(around.program(around.head->elements), buffers + bytes.taken, element_slots);
     switch (around.head->reducer) {
         case Reducer::sum:
             return reduce_typed<SumOp, SumOf, false>(around.head->dtype, args, begin, end, phase,
@@ -651,24 +675,20 @@ int64_t reduce_unit_count(const ArgBlock& args, int phase) {
     return p.groups > 1 ? (p.results + kJoined - 1) / kJoined : 0;
 }
 
-uint64_t reduce_workspace(const ArgBlock& args, int) {
-    const ReducePlan& p = reduce_plan(args);
-    return p.groups > 1 ? uint64_t(p.groups * p.results) * 8 : 0;
-}
-
 void sum_prepare(ArgBlock& args) { reduce_prepare(args, true); }
 void extremum_prepare(ArgBlock& args) { reduce_prepare(args, false); }
 
 void register_reduce(Table& table) {
-    const auto add = [&](const char* op, uint32_t dtypes, auto run, auto prepare) {
-        table.add(CpuKernel{op, dtypes, run, reduce_unit_count, reduce_workspace,
-                            sizeof(ReducePlan), prepare, 2});
+    const auto add = [&](const char* op, uint32_t dtypes, auto run, auto prepare,
+                         decltype(CpuKernel::workspace) workspace = reduce_workspace) {
+        table.add(CpuKernel{op, dtypes, run, reduce_unit_count, workspace, sizeof(ReducePlan),
+                            prepare, 2});
     };
     add("reduce_sum", kNumbers, reduce_run<SumOp, SumOf, false>, sum_prepare);
     add("reduce_mean", kFloats, reduce_run<SumOp, SumOf, true>, sum_prepare);
     add("reduce_max", kNumbers, reduce_run<MaxOp, ExtremumOf, false>, extremum_prepare);
     add("reduce_min", kNumbers, reduce_run<MinOp, ExtremumOf, false>, extremum_prepare);
-    add("fused_reduce", kAnyDType, fused_reduce_run, fused_reduce_prepare);
+    add("fused_reduce", kAnyDType, fused_reduce_run, fused_reduce_prepare, fused_reduce_workspace);
 }
 
 }  // namespace aicf::cpu::AICF_ISA

@@ -161,9 +161,7 @@ KernelText body_text(const LoweredOp& op, const Target& target) {
     if (name == "reduce_argmax") return indexed_text(op, processors);
     if (name.starts_with("reduce_") || name == "fused_reduce" || name == "mse_loss")
         return reduce_text(op, processors);
-    if (name.starts_with("softmax") || name.starts_with("log_softmax") ||
-        name.starts_with("cross_entropy") || name.starts_with("normalize"))
-        return row_text(op, processors);
+    if (name == "fused_rows" || !op.def->rows.empty()) return row_text(op, processors);
     if (op.def->random) return random_text(op, processors);
     if (name == "step_inc" || name == "bias_corr" || name == "ring_push")
         return small_text(op, processors);

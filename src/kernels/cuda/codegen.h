@@ -62,12 +62,24 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
 std::string body_head(const BlockLayout& layout);
 std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
 
-/// The statements of steps [first, last) of a body for element j: operands a0[j], ..., results
-/// r0[j], ..., inner values t0, ..., numbers defined in `before`; a product or reduction is v[j].
+/// The statements of some steps of a body for element j: operands a0[j], ..., results r0[j], ...,
+/// inner values t0, ..., numbers defined in `before`; the step that is not pointwise is v[j].
 std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before,
-                         size_t first, size_t last);
+                         const std::vector<size_t>& steps);
+/// Steps [first, last), and of those the ones that some values need.
+std::vector<size_t> steps_between(size_t first, size_t last);
+std::vector<size_t> steps_for(const LoweredOp& op, size_t first, size_t last,
+                              std::vector<int> values);
+/// The inputs that steps read, ascending.
+std::vector<int> inputs_of(const LoweredOp& op, const std::vector<size_t>& steps);
 /// How the statements spell an operand.
 std::string operand_text(const LoweredOp& op, int number);
+/// The elements of row r in terms of type `a`, as @_Make<name>{block}(r): `value`, once some steps
+/// are done that read some inputs. Of input k the row begins at @_In<k>::at(r) and its elements lie
+/// as @_Elem<k> says.
+std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
+                       const std::vector<int>& read, const std::vector<size_t>& steps,
+                       const std::string& value, const std::string& a);
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
 

@@ -190,7 +190,7 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
                      at_row(cat("y", y), view), ", r", y, ", left);\n");
     }
     const std::string body =
-        fused ? body_formula(op, layout, load, 0, op.body.size()) : "r0[j] = v[j];";
+        fused ? body_formula(op, layout, load, steps_between(0, op.body.size())) : "r0[j] = v[j];";
     text.body +=
         cat("struct @_Put {\n    const Block<", layout.bytes, ">& block;\n",
             "    template <int V, class T>\n    __device__ __forceinline__ void operator()(int64_t "

@@ -1,4 +1,4 @@
-// The softmax family and cross entropy: which team takes a row.
+// The softmax family and cross entropy: which team takes a row, and what it reads and writes.
 #include <algorithm>
 
 #include "kernels/cuda/codegen.h"
@@ -7,55 +7,186 @@ namespace aicf::cuda {
 
 namespace {
 
-/// Rows along `axis`: where each operand's rows and elements lie.
-std::string shape_struct(const LoweredOp& op, int64_t rows, int64_t n, int axis) {
-    std::string text, types;
-    int k = 0;
-    for (const auto* views : {&op.inputs, &op.outputs})
-        for (const View& view : *views) {
-            Dims shape = view.shape, strides = view.strides;
-            int64_t step = 0;
-            if (shape.rank() == op.inputs[0].shape.rank()) {
-                step = strides[axis];
-                shape.erase(axis);
-                strides.erase(axis);
-            }
-            text += place_struct(cat("@_Row", k), shape, strides);
-            types += cat("    typedef @_Row", k, " Row", k, ";\n    typedef Line<", step, "> Elem",
-                         k, ";\n");
-            k++;
+/// What an op does to rows: by itself, or with a body one step of it.
+struct RowOp {
+    const LoweredDef* def;
+    const Attrs* attrs;
+    std::vector<int> operands;  // of the step, inputs first
+    int takes = 0;              // how many of them are inputs
+    size_t at = 0;              // the step
+    const View* x = nullptr;
+    int axis = 0;
+    Dims others;  // the shape of x without the axis
+    int64_t n = 0;
+
+    bool elements(int position) const {
+        return std::find(def->rows.begin(), def->rows.end(), position) != def->rows.end();
+    }
+};
+
+RowOp row_op_of(const LoweredOp& op) {
+    RowOp row{op.def, &op.attrs, {}};
+    if (op.body.empty()) {
+        row.takes = static_cast<int>(op.inputs.size());
+        for (size_t k = 0; k < op.inputs.size() + op.outputs.size(); k++)
+            row.operands.push_back(static_cast<int>(k));
+    } else {
+        row.at = core_step(op);
+        const FusedStep& step = op.body[row.at];
+        row.def = step.def;
+        row.attrs = &step.attrs;
+        row.takes = static_cast<int>(step.inputs.size());
+        row.operands = step.inputs;
+        row.operands.insert(row.operands.end(), step.outputs.begin(), step.outputs.end());
+    }
+    row.x = &op.operand(row.operands[static_cast<size_t>(row.def->rows[0])]);
+    row.axis = row_axis(*row.attrs, row.x->shape.rank());
+    row.n = row.x->shape[row.axis];
+    row.others = row.x->shape;
+    row.others.erase(row.axis);
+    return row;
+}
+
+/// How the kernel spells operand `number` of an op.
+std::string pointer_text(const LoweredOp& op, const BlockLayout& layout, int number) {
+    const bool input = number < static_cast<int>(op.inputs.size());
+    return cat("block.template ptr<", input ? "const " : "", cuda_type(op.operand(number).dtype),
+               ">(", layout.operand[static_cast<size_t>(number)], ")");
+}
+
+/// Where the rows of an operand begin, @_In<number>, and, where it holds elements, how these lie,
+/// @_Elem<number>.
+std::string place_text(const LoweredOp& op, const RowOp& row, int number) {
+    const View& view = op.operand(number);
+    Dims shape = view.shape, strides = view.strides;
+    std::string text;
+    if (shape.rank() == row.x->shape.rank()) {
+        text = cat("typedef Line<", strides[row.axis], "> @_Elem", number, ";\n");
+        shape.erase(row.axis);
+        strides.erase(row.axis);
+    }
+    return text + place_struct(cat("@_In", number), shape, strides);
+}
+
+/// What is left to do with element i of row r of the result: @_Put{block}(r)(i, v).
+std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& layout,
+                     const std::string& a) {
+    const auto inputs = static_cast<int>(op.inputs.size()),
+               outputs = static_cast<int>(op.outputs.size());
+    std::vector<int> stored;  // those that hold elements
+    for (int k = inputs; k < inputs + outputs; k++) {
+        const auto at = std::find(row.operands.begin() + row.takes, row.operands.end(), k);
+        if (at == row.operands.end() || row.elements(static_cast<int>(at - row.operands.begin())))
+            stored.push_back(k);
+    }
+    const std::vector<size_t> steps = steps_for(op, 0, op.body.size(), stored);
+    std::vector<int> read;
+    for (size_t i : steps)
+        if (op.body[i].def->pointwise)
+            for (int k : inputs_of(op, {i}))
+                if (std::find(read.begin(), read.end(), k) == read.end()) read.push_back(k);
+
+    std::string before, fields, begins, load, store;
+    const auto field = [&](int number, const std::string& name) {
+        fields += cat("        ", number < inputs ? "const " : "",
+                      cuda_type(op.operand(number).dtype), "* ", name, ";\n");
+        begins += cat(", ", pointer_text(op, layout, number), " + @_In", number, "::at(r)");
+        return cat(name, "[@_Elem", number, "::at(i)]");
+    };
+    for (int k : read)
+        load += cat("            const Wide<", cuda_type(op.operand(k).dtype), "> a", k,
+                    "[1] = {widen(", field(k, cat("x", k)), ")};\n");
+    for (int number : stored) {
+        const char* type = cuda_type(op.operand(number).dtype);
+        const int k = number - inputs;
+        load += cat("            Wide<", type, "> r", k, "[1];\n");
+        store += cat("            ", field(number, cat("y", k)), " = narrow<", type, ">(r", k,
+                     "[j]);\n");
+    }
+    const std::string formula = op.body.empty() ? (stored.empty() ? "" : "r0[j] = v[j];")
+                                                : body_formula(op, layout, before, steps);
+    return cat("struct @_Put {\n    static constexpr bool stores = ",
+               stored.empty() ? "false" : "true", ";\n    const Block<", layout.bytes,
+               ">& block;\n    struct Row {\n        const Block<", layout.bytes, ">& block;\n",
+               fields, "        __device__ __forceinline__ void operator()(int64_t i, ", a,
+               " total) const {\n            constexpr int j = 0;\n            const ", a,
+               " v[1] = {total};\n", before, load, "            ", formula, "\n", store,
+               "            (void)j;\n            (void)v;\n        }\n    };\n    __device__ "
+               "__forceinline__ Row operator()(int64_t r) const {\n        return {block",
+               begins, "};\n    }\n};\n");
+}
+
+/// The functions that stand for the operands of the row op, and the call's arguments.
+std::string operands_text(const LoweredOp& op, const RowOp& row, const BlockLayout& layout,
+                          const std::string& a, std::string& arguments) {
+    const auto inputs = static_cast<int>(op.inputs.size()),
+               outer = inputs + static_cast<int>(op.outputs.size());
+    std::string text;
+    for (int number = 0; number < outer; number++) text += place_text(op, row, number);
+    bool put = false;
+    for (int position = 0; position < static_cast<int>(row.operands.size()); position++) {
+        const int number = row.operands[static_cast<size_t>(position)];
+        const bool input = position < row.takes;
+        const std::string block = cat("    const Block<", layout.bytes, ">& block;\n");
+        if (row.elements(position) && input) {
+            // One that lies in memory is read as it is.
+            const std::vector<size_t> steps = steps_for(op, 0, row.at, {number});
+            text += row_struct(op, layout, std::to_string(position),
+                               steps.empty() ? std::vector<int>{number} : inputs_of(op, steps),
+                               steps, operand_text(op, number), a);
+            arguments += cat(", @_Make", position, "{block}");
+        } else if (row.elements(position)) {
+            arguments += ", @_Put{block}";
+            put = true;
+        } else if (number >= outer) {
+            arguments += ", Nowhere{}";
+        } else {
+            const std::string at =
+                cat(pointer_text(op, layout, number), "[@_In", number, "::at(r)]");
+            text += cat("struct @_One", position, " {\n", block);
+            if (input)
+                text +=
+                    cat("    __device__ __forceinline__ auto operator()(int64_t r) const {\n"
+                        "        return widen(",
+                        at, ");\n    }\n};\n");
+            else
+                text += cat("    __device__ __forceinline__ void operator()(int64_t r, ", a,
+                            " v) const {\n        ", at, " = narrow<",
+                            cuda_type(op.operand(number).dtype), ">(v);\n    }\n};\n");
+            arguments += cat(", @_One", position, "{block}");
         }
-    return text + cat("struct @_Shape {\n", types, "    static constexpr int64_t rows = ", rows,
-                      ", n = ", n, ";\n};\n");
+    }
+    if (!put) arguments += ", @_Put{block}";
+    return text + put_text(op, row, layout, a);
 }
 
 }  // namespace
 
 KernelText row_text(const LoweredOp& op, int processors) {
-    const std::string& name = op.def->name;
-    const bool entropy = name.starts_with("cross_entropy"), norm = name.starts_with("normalize");
-    const View& x = op.inputs[0];
-    const int rank = x.shape.rank();
-    int64_t axis = entropy ? 1 : norm ? rank - 1 : op.attrs.integer("axis");
-    if (axis < 0) axis += rank;
-    const int64_t n = x.shape[static_cast<int>(axis)];
-    Dims others = x.shape;
-    others.erase(static_cast<int>(axis));
-    const int64_t rows = n || norm ? element_count(others) : 0;  // an empty row has its rstd too
-    const std::string a = wide_type(x.dtype);
+    const RowOp row = row_op_of(op);
+    const std::string& name = row.def->name;
+    const bool norm = name.starts_with("normalize");
+    const int64_t n = row.n;
+    const int64_t rows =
+        n || norm ? element_count(row.others) : 0;  // an empty row has its rstd too
+    const std::string a = wide_type(row.x->dtype);
     const int64_t leaves = (n + kTreeLeaf - 1) / kTreeLeaf;
     const BlockLayout layout(op);
+    int scalars = layout.scalars;
+    for (size_t i = 0; i < row.at; i++)
+        scalars += 8 * static_cast<int>(op.body[i].def->attrs.size());
+    const std::string number = cat(", scalar::cast<", a, ">(block.number(", scalars, "))");
 
     KernelText text;
     text.includes = {"nn.cuh"};
-    text.name = cat(name, "_", dtype_abbrev(x.dtype));
-    text.body = shape_struct(op, rows, n, static_cast<int>(axis));
+    text.name = cat(op.body.empty() ? "" : "fused_", name, "_", dtype_abbrev(row.x->dtype));
+    std::string arguments = "grid";
+    text.body = operands_text(op, row, layout, a, arguments) +
+                cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows, ", n = ", n,
+                    ";\n};\n", body_head(layout));
     if (name == "cross_entropy_grad") {
         text.blocks = std::min<int64_t>((rows * n + 255) / 256, int64_t{processors} * 16);
-        text.body += body_head(op, layout);
-        text.body +=
-            cat("    cross_entropy_grad<", a, ", @_Shape>(grid, y0, x0, x1, x2, scalar::cast<", a,
-                ">(block.number(", layout.scalars, ")));\n}\n");
+        text.body += cat("    cross_entropy_grad<", a, ", @_Shape>(", arguments, number, ");\n}\n");
         return text;
     }
     const bool warp = leaves <= 2;
@@ -72,22 +203,12 @@ KernelText row_text(const LoweredOp& op, int processors) {
     text.shared = warp ? 0
                        : static_cast<uint32_t>((leaves + group - 1) / group *
                                                dtype_size(a == "double" ? DType::f64 : DType::f32));
-    const std::string team = cat("<", a, ", ", warp ? 1 : warps, ", ", group, ", ");
-    text.body += body_head(op, layout);
-    const std::string log = name.starts_with("log_") ? "true" : "false";
-    if (norm) {
-        const std::string call =
-            cat(team, op.attrs.flag("center") ? "true" : "false", ", @_Shape>(");
-        const std::string eps = cat(", scalar::cast<", a, ">(block.number(", layout.scalars, "))");
-        text.body += name == "normalize"
-                         ? cat("    normalize_rows", call, "grid, y0, y1, x0", eps, ");\n}\n")
-                         : cat("    normalize_bwd_rows", call, "grid, y0, x0, x1, x2);\n}\n");
-    } else if (name == "cross_entropy")
-        text.body += cat("    cross_entropy_rows", team, "@_Shape>(grid, y0, y1, x0, x1);\n}\n");
-    else if (name.ends_with("_bwd"))
-        text.body += cat("    softmax_bwd_rows", team, log, ", @_Shape>(grid, y0, x0, x1);\n}\n");
-    else
-        text.body += cat("    softmax_rows", team, log, ", @_Shape>(grid, y0, x0);\n}\n");
+    const bool softmax = !norm && name != "cross_entropy";
+    const bool flag = softmax ? name.starts_with("log_") : norm && row.attrs->flag("center");
+    const std::string kernel = softmax ? name.substr(name.starts_with("log_") ? 4 : 0) : name;
+    text.body += cat("    ", kernel, "_rows<", a, ", ", warp ? 1 : warps, ", ", group, ", ",
+                     softmax || norm ? (flag ? "true, " : "false, ") : "", "@_Shape>(", arguments,
+                     name == "normalize" ? number : "", ");\n}\n");
     return text;
 }
 

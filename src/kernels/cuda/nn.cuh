@@ -1,4 +1,8 @@
 // Rows of softmax and losses. A team, one warp or one block, takes a row.
+//
+// What a kernel reads and writes are functions. Of elements, make(r) is row r, whose element i is
+// row(i), made anew each time; put(r)(i, v) does what is left to do with element i of the result,
+// after the team's last reading of other elements. Of what a row has one of: get(r) and set(r, v).
 #pragma once
 
 #include "reduce.cuh"
@@ -42,35 +46,40 @@ __device__ __forceinline__ A exp_sum(const Row& row, int64_t n, A most, A* share
     return team_tree<SumOp<A>, A, Warps, Group>(mapped<A>(f, row, Nothing<A>{}), n, shared);
 }
 
-template <class A, int Warps, int Group, bool Log, class Shape, class E>
-__device__ __forceinline__ void softmax_rows(const Grid& grid, E* y, const E* x) {
+/// A result that nobody wants.
+struct Nowhere {
+    template <class A>
+    __device__ __forceinline__ void operator()(int64_t, A) const {}
+};
+
+template <class A, int Warps, int Group, bool Log, class Shape, class Make, class Put>
+__device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const RowOf<A, E, typename Shape::Elem0> row(x + Shape::Row0::at(r));
-        E* const out = y + Shape::Row1::at(r);
+        const auto row = make(r);
+        const auto out = put(r);
         const A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
         const A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
         const A log_sum = Log ? scalar::log(sum) : A(0);
         T::sync();
         for (int64_t i = T::rank(); i < Shape::n; i += T::size) {
             const A v = row(i);
-            out[Shape::Elem1::at(i)] =
-                narrow<E>(Log ? (v - most) - log_sum : scalar::div(scalar::exp(v - most), sum));
+            out(i, Log ? (v - most) - log_sum : scalar::div(scalar::exp(v - most), sum));
         }
     }
 }
 
-template <class A, int Warps, int Group, bool Log, class Shape, class E>
-__device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, E* dx, const E* y, const E* dy) {
+template <class A, int Warps, int Group, bool Log, class Shape, class Y, class Dy, class Put>
+__device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, Y y, Dy dy, Put put) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const RowOf<A, E, typename Shape::Elem0> v(y + Shape::Row0::at(r));
-        const RowOf<A, E, typename Shape::Elem1> g(dy + Shape::Row1::at(r));
-        E* const out = dx + Shape::Row2::at(r);
+        const auto v = y(r);
+        const auto g = dy(r);
+        const auto out = put(r);
         const auto f = [](A a, A b) { return a * b; };
         A sum;
         if constexpr (Log)
@@ -80,22 +89,22 @@ __device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, E* dx, const 
         T::sync();
         for (int64_t i = T::rank(); i < Shape::n; i += T::size) {
             if constexpr (Log)
-                out[Shape::Elem2::at(i)] = narrow<E>(scalar::log_softmax_bwd(v(i), g(i), sum));
+                out(i, scalar::log_softmax_bwd(v(i), g(i), sum));
             else
-                out[Shape::Elem2::at(i)] = narrow<E>(scalar::softmax_bwd(v(i), g(i), sum));
+                out(i, scalar::softmax_bwd(v(i), g(i), sum));
         }
     }
 }
 
-/// Operands: x, y, rstd (one a row).
-template <class A, int Warps, int Group, bool Center, class Shape, class E>
-__device__ __forceinline__ void normalize_rows(const Grid& grid, E* y, E* rstd, const E* x, A eps) {
+template <class A, int Warps, int Group, bool Center, class Shape, class Make, class Put, class Set>
+__device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put put, Set rstd,
+                                               A eps) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const RowOf<A, E, typename Shape::Elem0> row(x + Shape::Row0::at(r));
-        E* const out = y + Shape::Row1::at(r);
+        const auto row = make(r);
+        const auto out = put(r);
         A mean = A(0);
         if constexpr (Center)
             mean = scalar::div(team_tree<SumOp<A>, A, Warps, Group>(row, Shape::n, shared),
@@ -106,24 +115,23 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, E* y, E* rstd, 
         const A scale =
             scalar::div(A(1), scalar::sqrt(scalar::div(sum, static_cast<A>(Shape::n)) + eps));
         T::sync();
-        for (int64_t i = T::rank(); i < Shape::n; i += T::size)
-            out[Shape::Elem1::at(i)] = narrow<E>((row(i) - mean) * scale);
-        if (T::rank() == 0) rstd[Shape::Row2::at(r)] = narrow<E>(scale);
+        for (int64_t i = T::rank(); i < Shape::n; i += T::size) out(i, (row(i) - mean) * scale);
+        if (T::rank() == 0) rstd(r, scale);
     }
 }
 
-/// Operands: y, rstd, dy, dx.
-template <class A, int Warps, int Group, bool Center, class Shape, class E>
-__device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, E* dx, const E* y,
-                                                   const E* rstd, const E* dy) {
+template <class A, int Warps, int Group, bool Center, class Shape, class Y, class Rstd, class Dy,
+          class Put>
+__device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd rstd, Dy dy,
+                                                   Put put) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const RowOf<A, E, typename Shape::Elem0> v(y + Shape::Row0::at(r));
-        const RowOf<A, E, typename Shape::Elem2> g(dy + Shape::Row2::at(r));
-        E* const out = dx + Shape::Row3::at(r);
-        const A scale = widen(rstd[Shape::Row1::at(r)]), n = static_cast<A>(Shape::n);
+        const auto v = y(r);
+        const auto g = dy(r);
+        const auto out = put(r);
+        const A scale = rstd(r), n = static_cast<A>(Shape::n);
         A shift = A(0);
         if constexpr (Center)
             shift = scalar::div(team_tree<SumOp<A>, A, Warps, Group>(g, Shape::n, shared), n);
@@ -132,43 +140,47 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, E* dx, cons
             team_tree<SumOp<A>, A, Warps, Group>(mapped<A>(f, g, v), Shape::n, shared), n);
         T::sync();
         for (int64_t i = T::rank(); i < Shape::n; i += T::size)
-            out[Shape::Elem3::at(i)] = narrow<E>(scale * ((g(i) - shift) - v(i) * slope));
+            out(i, scale * ((g(i) - shift) - v(i) * slope));
     }
 }
 
-/// Operands: logits [N, C], labels [N], row_loss [N], lse [N].
-template <class A, int Warps, int Group, class Shape, class E, class Label>
-__device__ __forceinline__ void cross_entropy_rows(const Grid& grid, E* loss, E* lse, const E* x,
-                                                   const Label* labels) {
+/// `put`: of the logits, where they are made here and stored.
+template <class A, int Warps, int Group, class Shape, class Make, class Labels, class Loss,
+          class Lse, class Put>
+__device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, Labels labels,
+                                                   Loss loss, Lse lse, Put put) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const RowOf<A, E, typename Shape::Elem0> row(x + Shape::Row0::at(r));
+        const auto row = make(r);
         const A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
         const A log_sum = most + scalar::log(exp_sum<A, Warps, Group>(row, Shape::n, most, shared));
-        if (T::rank() != 0) continue;
-        const int64_t label = labels[Shape::Row1::at(r)];
-        const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-        const A value = label >= 0 && label < Shape::n ? log_sum - row(label) : nan;
-        loss[Shape::Row2::at(r)] = narrow<E>(value);
-        lse[Shape::Row3::at(r)] = narrow<E>(log_sum);
+        if (T::rank() == 0) {
+            const int64_t label = labels(r);
+            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
+            loss(r, label >= 0 && label < Shape::n ? log_sum - row(label) : nan);
+            lse(r, log_sum);
+        }
+        if constexpr (Put::stores) {
+            const auto out = put(r);
+            T::sync();
+            for (int64_t i = T::rank(); i < Shape::n; i += T::size) out(i, A(0));
+        }
     }
 }
 
-/// Operands: logits [N, C], labels [N], lse [N], dlogits [N, C].
-template <class A, class Shape, class E, class Label>
-__device__ __forceinline__ void cross_entropy_grad(const Grid& grid, E* out, const E* x,
-                                                   const Label* labels, const E* lse, A scale) {
+template <class A, class Shape, class Make, class Labels, class Lse, class Put>
+__device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, Labels labels,
+                                                   Lse lse, Put put, A scale) {
     const int64_t count = Shape::rows * Shape::n, step = int64_t(grid.blocks) * grid.threads;
     for (int64_t u = int64_t(grid.block) * grid.threads + threadIdx.x; u < count; u += step) {
-        const int64_t r = u / Shape::n, i = u - r * Shape::n, label = labels[Shape::Row1::at(r)];
+        const int64_t r = u / Shape::n, i = u - r * Shape::n, label = labels(r);
         A grad = A(0);
         if (label >= 0 && label < Shape::n)
-            grad = scalar::cross_entropy_grad(
-                static_cast<A>(widen(x[Shape::Row0::at(r) + Shape::Elem0::at(i)])),
-                static_cast<A>(widen(lse[Shape::Row2::at(r)])), i == label, scale);
-        out[Shape::Row3::at(r) + Shape::Elem3::at(i)] = narrow<E>(grad);
+            grad =
+                scalar::cross_entropy_grad(make(r)(i), static_cast<A>(lse(r)), i == label, scale);
+        put(r)(i, grad);
     }
 }
 

@@ -70,7 +70,7 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
 /// The statements that compute r0, r1, ... of one element from a0, a1, ...
 std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
     if (op.def->optimizer) return update_formula(*op.def);
-    if (!op.body.empty()) return body_formula(op, layout, before, 0, op.body.size());
+    if (!op.body.empty()) return body_formula(op, layout, before, steps_between(0, op.body.size()));
     std::vector<std::string> operands;
     for (size_t k = 0; k < op.inputs.size(); k++) operands.push_back(cat("a", k, "[j]"));
     // Of `where` the last operand says the type: a choice, not the condition.
@@ -90,16 +90,49 @@ std::string operand_text(const LoweredOp& op, int number) {
                                        : cat("t", number - inputs - outputs);
 }
 
+std::vector<size_t> steps_between(size_t first, size_t last) {
+    std::vector<size_t> steps;
+    for (size_t i = first; i < last; i++) steps.push_back(i);
+    return steps;
+}
+
+std::vector<size_t> steps_for(const LoweredOp& op, size_t first, size_t last,
+                              std::vector<int> values) {
+    std::vector<size_t> steps;
+    for (size_t i = last; i-- > first;) {
+        const FusedStep& step = op.body[i];
+        if (std::find_first_of(values.begin(), values.end(), step.outputs.begin(),
+                               step.outputs.end()) == values.end())
+            continue;
+        steps.insert(steps.begin(), i);
+        if (step.def->pointwise)
+            values.insert(values.end(), step.inputs.begin(), step.inputs.end());
+    }
+    return steps;
+}
+
+std::vector<int> inputs_of(const LoweredOp& op, const std::vector<size_t>& steps) {
+    std::vector<int> list;
+    for (int k = 0; k < static_cast<int>(op.inputs.size()); k++)
+        for (size_t i : steps)
+            if (const auto& in = op.body[i].inputs;
+                std::find(in.begin(), in.end(), k) != in.end()) {
+                list.push_back(k);
+                break;
+            }
+    return list;
+}
+
 std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before,
-                         size_t first, size_t last) {
+                         const std::vector<size_t>& steps) {
     const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
     std::string text;
     int scalars = 0;
-    for (size_t i = 0; i < last; i++) {
+    for (size_t i = 0; i < op.body.size(); i++) {
         const FusedStep& step = op.body[i];
         const int numbers = scalars;
         scalars += static_cast<int>(step.def->attrs.size());
-        if (i < first) continue;
+        if (std::find(steps.begin(), steps.end(), i) == steps.end()) continue;
         std::vector<std::string> operands;
         for (int number : step.inputs) operands.push_back(operand_text(op, number));
         const DType from = op.operand(step.inputs.back()).dtype,

@@ -24,7 +24,7 @@ Reduction reduction_of(const LoweredOp& op) {
     Reduction r{op.def, &op.attrs};
     const View *x = op.inputs.data(), *y = op.outputs.data();
     if (!op.body.empty()) {
-        while (!op.body[r.at].def->reduction) r.at++;
+        r.at = core_step(op);
         const FusedStep& step = op.body[r.at];
         r.def = step.def;
         r.attrs = &step.attrs;
@@ -77,65 +77,19 @@ int64_t power_of_two_from(int64_t n) {
     return p;
 }
 
-/// The inputs that steps [first, last) read, ascending.
-std::vector<int> inputs_of(const LoweredOp& op, size_t first, size_t last) {
-    std::vector<int> list;
-    for (int k = 0; k < static_cast<int>(op.inputs.size()); k++)
-        for (size_t i = first; i < last; i++)
-            if (const auto& in = op.body[i].inputs;
-                std::find(in.begin(), in.end(), k) != in.end()) {
-                list.push_back(k);
-                break;
-            }
-    return list;
-}
-
 /// The elements of row r: @_Make{block}(r), in terms of type `a`.
-std::string row_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout,
-                     const std::vector<int>& read, const std::string& a) {
-    std::string text, fields, makes, params, before, formula, value;
-    const auto list = [](std::string& to, const std::string& item) {
-        to += (to.empty() ? "" : ", ") + item;
-    };
-    std::string load[2], call[2];  // of one element, and of four
+std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout,
+                          const std::vector<int>& read, const std::string& a) {
+    std::string text;
     for (int k : read) {
         const View& view = op.inputs[static_cast<size_t>(k)];
-        const char* e = cuda_type(view.dtype);
-        const std::string wide = cat("Wide<", e, ">");
         text += place_struct(cat("@_In", k), r.kept_shape, strides_of(r, view, true)) +
                 place_struct(cat("@_Elem", k), r.reduced_shape, strides_of(r, view, false));
-        const std::string type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ">");
-        fields += cat("    ", type, " x", k, ";\n");
-        list(makes, cat(type, "(block.template ptr<const ", e, ">(",
-                        layout.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
-        list(params, cat("const ", wide, " (&a", k, ")[V]"));
-        load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
-        load[1] += cat("        ", wide, " a", k, "[4];\n        x", k, ".four(i, a", k, ");\n");
-        for (std::string& one : call) list(one, cat("a", k));
     }
-    if (op.body.empty()) {
-        value = read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])" : "a0[j]";  // mse_loss
-    } else {
-        formula = body_formula(op, layout, before, 0, r.at);
-        value = operand_text(op, op.body[r.at].inputs[0]);
-    }
-    text +=
-        cat("struct @_Row {\n    const Block<", layout.bytes, ">& block;\n", fields,
-            "    template <int V>\n    __device__ __forceinline__ void make(", params, ", ", a,
-            " (&v)[V]) const {\n", before,
-            "#pragma unroll\n        for (int j = 0; j < V; "
-            "j++) {\n            ",
-            formula, "\n            v[j] = static_cast<", a, ">(", value,
-            ");\n        }\n    }\n    __device__ __forceinline__ ", a,
-            " operator()(int64_t i) const {\n", load[0], "        ", a, " v[1];\n        make<1>(",
-            call[0],
-            ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
-            "four(int64_t i, ",
-            a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1], ", v);\n    }\n};\n");
-    return text + cat("struct @_Make {\n    const Block<", layout.bytes,
-                      ">& block;\n    __device__ __forceinline__ @_Row operator()(int64_t r) const "
-                      "{\n        return {block, ",
-                      makes, "};\n    }\n};\n");
+    const std::string value = !op.body.empty()  ? operand_text(op, op.body[r.at].inputs[0])
+                              : read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])"  // mse_loss
+                                                : "a0[j]";
+    return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a);
 }
 
 /// What becomes of result r: @_Put{block}(r, v).
@@ -151,7 +105,7 @@ std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout&
                     cuda_type(view.dtype), ">(", layout.operand[operand], ");\n");
     };
     if (!op.body.empty())
-        for (int k : inputs_of(op, r.at + 1, op.body.size())) {
+        for (int k : inputs_of(op, steps_between(r.at + 1, op.body.size()))) {
             const auto in = static_cast<size_t>(k);
             const View& view = op.inputs[in];
             pointer("const ", in, in, view);
@@ -167,7 +121,7 @@ std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout&
     }
     const std::string formula =
         op.body.empty() ? cat("r0[j] = rounded<", cuda_type(op.outputs[0].dtype), ">(v[j]);")
-                        : body_formula(op, layout, load, r.at, op.body.size());
+                        : body_formula(op, layout, load, steps_between(r.at, op.body.size()));
     return text + cat("struct @_Put {\n    const Block<", layout.bytes,
                       ">& block;\n    __device__ __forceinline__ void operator()(int64_t r, ", a,
                       " total) const {\n        constexpr int j = 0;\n        const ", a,
@@ -189,6 +143,48 @@ bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>&
 
 }  // namespace
 
+std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
+                       const std::vector<int>& read, const std::vector<size_t>& steps,
+                       const std::string& value, const std::string& a) {
+    std::string fields, makes, params, before, results;
+    const auto list = [](std::string& to, const std::string& item) {
+        to += (to.empty() ? "" : ", ") + item;
+    };
+    std::string load[2], call[2];  // of one element, and of four
+    for (int k : read) {
+        const char* e = cuda_type(op.inputs[static_cast<size_t>(k)].dtype);
+        const std::string wide = cat("Wide<", e, ">");
+        const std::string type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ">");
+        fields += cat("    ", type, " x", k, ";\n");
+        list(makes, cat(type, "(block.template ptr<const ", e, ">(",
+                        layout.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
+        list(params, cat("const ", wide, " (&a", k, ")[V]"));
+        load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
+        load[1] += cat("        ", wide, " a", k, "[4];\n        x", k, ".four(i, a", k, ");\n");
+        for (std::string& one : call) list(one, cat("a", k));
+    }
+    const std::string formula = body_formula(op, layout, before, steps);
+    for (size_t i : steps)  // a value that is stored elsewhere, too
+        if (const int k = op.body[i].outputs[0] - static_cast<int>(op.inputs.size());
+            k < static_cast<int>(op.outputs.size()))
+            results += cat("        Wide<", cuda_type(op.outputs[static_cast<size_t>(k)].dtype),
+                           "> r", k, "[V];\n");
+    return cat("struct @_Row", name, " {\n    const Block<", layout.bytes, ">& block;\n", fields,
+               "    template <int V>\n    __device__ __forceinline__ void make(", params, ", ", a,
+               " (&v)[V]) const {\n", before, results,
+               "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", formula,
+               "\n            v[j] = static_cast<", a, ">(", value,
+               ");\n        }\n    }\n    __device__ __forceinline__ ", a,
+               " operator()(int64_t i) const {\n", load[0], "        ", a,
+               " v[1];\n        make<1>(", call[0],
+               ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
+               "four(int64_t i, ",
+               a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1],
+               ", v);\n    }\n};\nstruct @_Make", name, " {\n    const Block<", layout.bytes,
+               ">& block;\n    __device__ __forceinline__ @_Row", name,
+               " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
+}
+
 KernelText reduce_text(const LoweredOp& op, int processors) {
     const Reduction r = reduction_of(op);
     const std::string& name = r.def->name;
@@ -205,11 +201,11 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
     const BlockLayout layout(op);
     std::vector<int> read(op.inputs.size());
     for (size_t k = 0; k < read.size(); k++) read[k] = static_cast<int>(k);
-    if (!op.body.empty()) read = inputs_of(op, 0, r.at + 1);
+    if (!op.body.empty()) read = inputs_of(op, steps_between(0, r.at + 1));
 
     KernelText text;
     text.includes = {"reduce.cuh"};
-    text.body = row_text(op, r, layout, read, a) + put_text(op, r, layout, mean, a);
+    text.body = elements_text(op, r, layout, read, a) + put_text(op, r, layout, mean, a);
     // Long bodies are not repeated for all elements of a leaf that a thread takes.
     text.body +=
         cat("struct @_Shape {\n    static constexpr int64_t rows = ", r.rows, ", n = ", r.n,
