@@ -12,8 +12,9 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- the plan of a reduction --------------------------------------------------------------------
 
-constexpr int64_t kTile = 4096;   // elements that rows are taken in
-constexpr int64_t kJoined = 256;  // results to a unit that joins groups
+constexpr int64_t kTile = 4096;    // elements that rows are taken in
+constexpr int64_t kJoined = 256;   // results to a unit that joins groups
+constexpr int64_t kFarLeaves = 4;  // of a stream before another begins
 
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
@@ -21,7 +22,7 @@ struct ReducePlan {
     int64_t units, strips, strip;  // strip: results to a unit; of one row of results, if `columns`
     int64_t groups, group;         // group: elements of a result that one unit takes
     int32_t kept_rank;
-    bool columns, bundles;
+    bool columns, bundles, streamed;  // streamed: from memory, as no cache holds it
     int64_t kept[kMaxDims], from[kMaxDims], to[kMaxDims];
 };
 
@@ -47,6 +48,7 @@ void plan_units(ReducePlan& p, int64_t most = 0) {
     const int last = p.kept_rank - 1;
     const int64_t n = p.reduced.total;
     if (p.results == 0 || n == 0) p.columns = false;
+    p.streamed = p.chain == 0 && p.results * n >= kStreamed;
     if (p.columns) {
         // Wide strips suit the memory; narrow ones give every thread some where there are few.
         const bool many = p.results >= 16 * kWideStrip || n >= 16 * kTreeLeaf;
@@ -56,7 +58,8 @@ void plan_units(ReducePlan& p, int64_t most = 0) {
         p.units = p.results / p.kept[last] * p.strips;
     } else {
         p.strips = 1;
-        p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : 1;
+        const bool several = p.streamed && p.results >= 16 * kAbreast;
+        p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : several ? kAbreast : 1;
         p.units = (p.results + p.strip - 1) / p.strip;
     }
     plan_groups(p, 65536);
@@ -146,6 +149,28 @@ A reduce_row(Row row, int64_t begin, int64_t end, int64_t chain) {
             total = at <= chain ? part : Op::template join<S>(total, part);
     }
     return total;
+}
+
+/// The tree of n > 0 elements that lie side by side.
+template <class Op, class A>
+A dense_tree(const A* x, int64_t n, bool abreast) {
+    typedef Simd<A, 0> S;
+    if (abreast && n >= kAbreast * kFarLeaves * kTreeLeaf) {  // the first subtree, by its quarters
+        int64_t quarter = kFarLeaves * kTreeLeaf;
+        while (quarter * 2 * kAbreast <= n) quarter *= 2;
+        const A* const from[kAbreast] = {x, x + quarter, x + 2 * quarter, x + 3 * quarter};
+        A part[kAbreast];
+        trees_abreast<Op>(from, quarter, part);
+        const A whole = Op::template join<S>(Op::template join<S>(part[0], part[1]),
+                                             Op::template join<S>(part[2], part[3]));
+        const int64_t done = kAbreast * quarter;
+        if (done == n) return whole;
+        return Op::template join<S>(whole, dense_tree<Op>(x + done, n - done, true));
+    }
+    Tree<Op, S> tree;
+    for (int64_t at = 0; at < n; at += kTreeLeaf)
+        tree.push(leaf<Op>(x + at, min64(kTreeLeaf, n - at)));
+    return tree.result();
 }
 
 // ---- columns ------------------------------------------------------------------------------------
@@ -496,6 +521,29 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
                 load_bundle(t, x, at, count, step, n);
                 bundle_leaf<Op>(t, n, results);
                 for (int i = 0; i < count; i++) finish(y + put_at[i], results[i], mean, n);
+            }
+        }
+        if constexpr (same_bits<E, A>) {
+            const bool dense = !made && p.reduced.dense && p.chain == 0 && first < stop;
+            for (; dense && p.streamed && n >= kTile && r + kAbreast <= last; r += kAbreast) {
+                const A* rows[kAbreast];
+                A values[kAbreast];
+                int64_t put_at[kAbreast];
+                for (int i = 0; i < kAbreast; i++) {
+                    place(r + i, unit, &from, &put_at[i]);
+                    rows[i] = reinterpret_cast<const A*>(x + from);
+                }
+                trees_abreast<Op>(rows, n, values);
+                for (int i = 0; i < kAbreast; i++) finish(y + put_at[i], values[i], mean, n);
+            }
+            for (; dense && r < last; r++) {
+                place(r, unit, &from, &to);
+                const A value = dense_tree<Op>(reinterpret_cast<const A*>(x + from) + first,
+                                               stop - first, p.streamed);
+                if (p.groups > 1)
+                    parts[g * p.results + r] = value;
+                else
+                    finish(y + to, value, mean, n);
             }
         }
         for (; r < last; r++) {
