@@ -371,6 +371,9 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
         const Slot& slot = slots[s];
         if (slot.mode == SlotMode::linear) {
             at[s] = slot.ptr + pos * slot.size;
+            // Lines that are only written arrive while the block is computed.
+            if (slot.output && p.total >= kStreamed)
+                for (int64_t i = 0; i < n * slot.size; i += 64) __builtin_prefetch(at[s] + i, 1);
         } else if (slot.mode == SlotMode::row) {
             const int64_t* strides = p.strides(slot);
             int64_t offset = 0;
