@@ -252,9 +252,8 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
     return t[0];
 }
 
-/// Elements of a stretch of memory that is read on its own. The processor fetches ahead of several
-/// such streams at once, and so draws more from the memory than out of one; but only as long as it
-/// comes back to each within some hundred bytes.
+/// Streams that are read side by side, a few hundred bytes of each in turn: the processor fetches
+/// ahead of all of them, and so draws more from the memory than along one.
 constexpr int kAbreast = 4;
 
 /// A whole leaf of each of kAbreast streams.
