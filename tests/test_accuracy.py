@@ -191,6 +191,41 @@ def reduced(op, x, device, attrs):
     return out.read()
 
 
+def tree(x):
+    """The sum over the last axis in the order `tree`, as kernels/abi.h has it."""
+
+    def leaf(x):
+        lanes = x[:, :128].copy()
+        for at in range(128, x.shape[1], 128):
+            more = x[:, at : at + 128]
+            lanes[:, : more.shape[1]] += more
+        while (left := lanes.shape[1]) > 1:
+            half = 1 << (left - 1).bit_length() - 1
+            lanes[:, : left - half] += lanes[:, half:]
+            lanes = lanes[:, :half]
+        return lanes[:, 0]
+
+    def join(parts):
+        if len(parts) == 1:
+            return parts[0]
+        first = 1 << (len(parts) - 1).bit_length() - 1
+        return join(parts[:first]) + join(parts[first:])
+
+    return join([leaf(x[:, at : at + 512]) for at in range(0, x.shape[1], 512)])
+
+
+LARGE = [(67, 65_100), (1, 4_400_333), (5, 900_001), (2, 1 << 21), (9_000, 513)]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("results, n", LARGE)
+def test_large_sums_follow_the_tree(results, n, axis, device, make_rng):
+    """Operands that no cache holds are read in another way, and summed in the same order."""
+    x = make_rng(n).standard_normal((results, n), dtype=np.float32)
+    got = reduced("reduce_sum", np.ascontiguousarray(x if axis else x.T), device, {"axes": [axis]})
+    assert np.array_equal(got, tree(x))
+
+
 def product(a, b, device, order="ij"):
     """a @ b of matrices, each in C order ("i") or transposed in memory ("j")."""
 

@@ -306,14 +306,14 @@ struct ExpParts {
     float hi, lo;
     uint32_t e;
 };
-AICF_HD ExpParts exp_parts(float x, float x_lo) {
-    const ExpReduced v = exp_reduce(x);
+AICF_HD ExpParts exp_parts(ExpReduced v, float x_lo) {
     const float r = v.r - x_lo;
     const float p =
         horner(r, 1.0f, 0.5f, 0.166665331f, 0.0416672453f, 0.00836762041f, 0.00138634886f);
     const float hi = fma(p, r, 1.0f);
     return {hi, fma(p, r, 1.0f - hi), v.e};
 }
+AICF_HD ExpParts exp_parts(float x, float x_lo) { return exp_parts(exp_reduce(x), x_lo); }
 
 // p * 2^(e >> 23), |e >> 23| <= 250, in two factors so that only the last product rounds.
 AICF_HD float scale2(float p, uint32_t e) {
@@ -322,12 +322,18 @@ AICF_HD float scale2(float p, uint32_t e) {
 }
 AICF_HD float pow2(uint32_t e) { return from_bits(e + 0x3f800000u); }
 
-AICF_HD float exp(float x) {
-    float c = x > 89.0f ? 89.0f : x;
-    c = c < -104.0f ? -104.0f : c;
-    const ExpParts e = exp_parts(c, 0.0f);
-    return scale2(e.hi, e.e);
+AICF_HD ExpReduced exp_begin(float x) {
+    // Clamped as integers, which cost a vector unit less than selects: those of floats above +0
+    // ascend with them, those of floats below -0 as they fall. Only NaN is lost.
+    const int32_t top = bit_cast<int32_t>(89.0f), u = bit_cast<int32_t>(x);
+    const uint32_t low = bits(-104.0f), v = static_cast<uint32_t>(u < top ? u : top);
+    return exp_reduce(from_bits(v < low ? v : low));
 }
+AICF_HD float exp_end(float x, ExpReduced v) {
+    const uint32_t nan = (bits(x) & 0x7fffffffu) > 0x7f800000u ? ~0u : 0u;
+    return from_bits(bits(scale2(exp_parts(v, 0.0f).hi, v.e)) | nan);
+}
+AICF_HD float exp(float x) { return exp_end(x, exp_begin(x)); }
 AICF_HD double exp(double x) { return AICF_MATH(exp)(x); }
 
 // e^x - 1 for x <= 88, accurate near 0.
@@ -553,20 +559,20 @@ AICF_HD float sin_of(Angle a, uint32_t quarter_shift) {
     return from_bits(bits(y) ^ ((q & 2u) << 30));
 }
 
-// Equal to sin and cos, bit for bit, where |x| <= kSinFastLimit.
-AICF_HD float sin_fast(float x) {
-    const float y = sin_of(reduce_fast(x), 0);
+// sin and cos where |x| <= kSinFastLimit, a = reduce_fast(x).
+AICF_HD float sin_fast(float x, Angle a) {
+    const float y = sin_of(a, 0);
     return abs(x) < 0x1p-12f ? x : y;
 }
-AICF_HD float cos_fast(float x) { return sin_of(reduce_fast(x), 1); }
+AICF_HD float cos_fast(float, Angle a) { return sin_of(a, 1); }
 
 AICF_HD float sin(float x) {
-    if (abs(x) <= kSinFastLimit) return sin_fast(x);
+    if (abs(x) <= kSinFastLimit) return sin_fast(x, reduce_fast(x));
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
     return sin_of(reduce_huge(x), 0);
 }
 AICF_HD float cos(float x) {
-    if (abs(x) <= kSinFastLimit) return cos_fast(x);
+    if (abs(x) <= kSinFastLimit) return cos_fast(x, reduce_fast(x));
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
     return sin_of(reduce_huge(x), 1);
 }

@@ -49,6 +49,7 @@ struct CpuKernel {
 
 constexpr int kBlock = 512;  // elements of a block buffer
 constexpr int kTileRows = 16, kTileBlock = 256;
+constexpr int64_t kStreamed = 4 << 20;  // elements: more than a cache holds
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
 // Neighbouring results of a reduction to a unit: where the elements lie in memory, few or many, and

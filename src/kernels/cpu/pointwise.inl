@@ -134,20 +134,49 @@ struct Row {
 AICF_POINTWISE(AICF_ROW)
 #undef AICF_ROW
 
+// Two functions in two passes: a processor looks ahead over a fixed count of operations, and a long
+// chain of them for each element leaves it too few elements to work on at once.
+
+template <>
+void map1<exp_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {
+    float* y = static_cast<float*>(at[0]);
+    const float* x = static_cast<const float*>(at[1]);
+    alignas(64) float r[kBlock];
+    alignas(64) uint32_t e[kBlock];
+    for (int64_t b = 0; b < n; b += kBlock, x += kBlock, y += kBlock) {
+        const int64_t m = min64(kBlock, n - b);
+        for (int64_t i = 0; i < m; i++) {
+            const scalar::ExpReduced v = scalar::exp_begin(x[i]);
+            r[i] = v.r;
+            e[i] = v.e;
+        }
+        _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =
+            scalar::exp_end(x[i], {r[i], e[i]});
+    }
+}
+
 // Huge angles take a branch, which would keep the whole loop from vectorising.
 #define AICF_ANGLE(fn)                                                               \
     template <>                                                                      \
     void map1<fn##_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) { \
         float* y = static_cast<float*>(at[0]);                                       \
         const float* x = static_cast<const float*>(at[1]);                           \
+        alignas(64) float hi[kBlock], lo[kBlock];                                    \
+        alignas(64) uint32_t quarter[kBlock];                                        \
         for (int64_t b = 0; b < n; b += kBlock, x += kBlock, y += kBlock) {          \
             const int64_t m = min64(kBlock, n - b);                                  \
-            int32_t huge = 0;                                                        \
-            for (int64_t i = 0; i < m; i++)                                          \
-                huge |= scalar::abs(x[i]) <= scalar::kSinFastLimit ? 0 : 1;          \
-            if (huge == 0) {                                                         \
+            uint32_t most = 0;                                                       \
+            for (int64_t i = 0; i < m; i++) {                                        \
+                const uint32_t size = scalar::bits(x[i]) & 0x7fffffffu;              \
+                most = size > most ? size : most;                                    \
+                const scalar::Angle a = scalar::reduce_fast(x[i]);                   \
+                hi[i] = a.hi;                                                        \
+                lo[i] = a.lo;                                                        \
+                quarter[i] = a.quarter;                                              \
+            }                                                                        \
+            if (most <= scalar::bits(scalar::kSinFastLimit)) {                       \
                 _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =          \
-                    scalar::fn##_fast(x[i]);                                         \
+                    scalar::fn##_fast(x[i], {hi[i], lo[i], quarter[i]});             \
             } else {                                                                 \
                 for (int64_t i = 0; i < m; i++) y[i] = scalar::fn(x[i]);             \
             }                                                                        \
@@ -342,6 +371,9 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
         const Slot& slot = slots[s];
         if (slot.mode == SlotMode::linear) {
             at[s] = slot.ptr + pos * slot.size;
+            // Lines that are only written arrive while the block is computed.
+            if (slot.output && p.total >= kStreamed)
+                for (int64_t i = 0; i < n * slot.size; i += 64) __builtin_prefetch(at[s] + i, 1);
         } else if (slot.mode == SlotMode::row) {
             const int64_t* strides = p.strides(slot);
             int64_t offset = 0;

@@ -12,8 +12,10 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- the plan of a reduction --------------------------------------------------------------------
 
-constexpr int64_t kTile = 4096;   // elements that rows are taken in
-constexpr int64_t kJoined = 256;  // results to a unit that joins groups
+constexpr int64_t kTile = 4096;    // elements that rows are taken in
+constexpr int64_t kJoined = 256;   // results to a unit that joins groups
+constexpr int64_t kFarLeaves = 4;  // of a stream before another begins
+constexpr int64_t kPageBytes = 4096;
 
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
@@ -22,6 +24,8 @@ struct ReducePlan {
     int64_t groups, group;         // group: elements of a result that one unit takes
     int32_t kept_rank;
     bool columns, bundles;
+    bool streamed;   // from memory, as no cache holds it
+    bool ascending;  // how columns ask for the rows of a leaf
     int64_t kept[kMaxDims], from[kMaxDims], to[kMaxDims];
 };
 
@@ -42,21 +46,30 @@ void plan_groups(ReducePlan& p, int64_t work) {
 }
 
 /// Units and groups, once it is known where elements and results lie.
-/// `most`: results to a unit of columns, which reads rows in pieces so long; 0 leaves it open.
-void plan_units(ReducePlan& p, int64_t most = 0) {
+/// `size`: bytes that a result is computed in. `most`: results to a unit of columns, which reads
+/// rows in pieces so long; 0 leaves it open.
+void plan_units(ReducePlan& p, int64_t size, int64_t most = 0) {
     const int last = p.kept_rank - 1;
     const int64_t n = p.reduced.total;
     if (p.results == 0 || n == 0) p.columns = false;
+    p.streamed = p.chain == 0 && p.results * n >= kStreamed;
     if (p.columns) {
-        // Wide strips suit the memory; narrow ones give every thread some where there are few.
+        // Wide strips suit the memory, the more so where they take whole pages of each row; narrow
+        // ones give every thread some where there are few.
         const bool many = p.results >= 16 * kWideStrip || n >= 16 * kTreeLeaf;
-        if (most == 0) most = p.chain == 0 && many ? kWideStrip : kStrip;
+        const bool pages = p.streamed && p.kept[last] * size >= kPageBytes;
+        p.ascending = most > 0 || !pages;
+        if (most == 0)
+            most = p.streamed             ? (pages ? 2 * kPageBytes : kPageBytes / 2) / size
+                   : p.chain == 0 && many ? kWideStrip
+                                          : kStrip;
         p.strips = (p.kept[last] + most - 1) / most;
         p.strip = (p.kept[last] + p.strips - 1) / p.strips;
         p.units = p.results / p.kept[last] * p.strips;
     } else {
         p.strips = 1;
-        p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : 1;
+        const bool several = p.streamed && p.results >= 16 * kAbreast;
+        p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : several ? kAbreast : 1;
         p.units = (p.results + p.strip - 1) / p.strip;
     }
     plan_groups(p, 65536);
@@ -91,7 +104,8 @@ void plan_operand(ReducePlan& p, const Operand& x, int64_t axes, bool keepdims, 
     }
     const int last = p.kept_rank - 1;
     p.columns = last >= 0 && p.from[last] == 1 && p.reduced.rank == 1 && p.reduced.stride[0] != 1;
-    plan_units(p);
+    const DType dtype = DType(x.dtype);
+    plan_units(p, dtype == DType::f64 || dtype == DType::i64 ? 8 : 4);
 }
 
 void reduce_prepare(ArgBlock& args, bool ordered) {
@@ -148,15 +162,38 @@ A reduce_row(Row row, int64_t begin, int64_t end, int64_t chain) {
     return total;
 }
 
+/// The tree of n > 0 elements that lie side by side.
+template <class Op, class A>
+A dense_tree(const A* x, int64_t n, bool abreast) {
+    typedef Simd<A, 0> S;
+    if (abreast && n >= kAbreast * kFarLeaves * kTreeLeaf) {  // the first subtree, by its quarters
+        int64_t quarter = kFarLeaves * kTreeLeaf;
+        while (quarter * 2 * kAbreast <= n) quarter *= 2;
+        const A* const from[kAbreast] = {x, x + quarter, x + 2 * quarter, x + 3 * quarter};
+        A part[kAbreast];
+        trees_abreast<Op>(from, quarter, part);
+        const A whole = Op::template join<S>(Op::template join<S>(part[0], part[1]),
+                                             Op::template join<S>(part[2], part[3]));
+        const int64_t done = kAbreast * quarter;
+        if (done == n) return whole;
+        return Op::template join<S>(whole, dense_tree<Op>(x + done, n - done, true));
+    }
+    Tree<Op, S> tree;
+    for (int64_t at = 0; at < n; at += kTreeLeaf)
+        tree.push(leaf<Op>(x + at, min64(kTreeLeaf, n - at)));
+    return tree.result();
+}
+
 // ---- columns ------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxVectors = 256;  // of a strip
+constexpr int64_t kMaxVectors = 256;  // of a strip whose rows are made; of others, twice as many
 
 /// Where the vectors of a strip begin. The last overlaps the one before it: shared lanes repeat the
 /// same work.
 struct Strip {
     int64_t vectors;
-    int64_t at[kMaxVectors];
+    int64_t at[2 * kMaxVectors];
+    static_assert(2 * kMaxVectors * 16 >= 2 * kPageBytes);
 };
 
 /// N vectors from v on, over elements [begin, end), in one chain per chunk.
@@ -205,9 +242,17 @@ void column_chain(const Strip& strip, Rows& rows, int64_t begin, int64_t end, in
     for (int64_t v = 0; v < strip.vectors; v++) S::get(total[v], to + strip.at[v]);
 }
 
+/// Of a leaf, while its rows come in ascending order or not.
+constexpr int64_t held_lanes(bool ascending) { return ascending ? kTreeLanes / 2 : 8; }
+/// Elements for each result of a strip, those of its last vector included.
+constexpr int64_t column_scratch(int64_t strip, bool ascending) {
+    return (held_lanes(ascending) + 40) * (strip + 16);
+}
+
 /// One leaf of n rows; the lanes of abi.h are rows of t, and its first halving is done on the way
-/// in.
-template <class Op, class S, class Rows>
+/// in. Those of a long strip come in the order in which lanes are halved, that of their bits
+/// reversed, so that t has to hold no more than one for each halving.
+template <class Op, class S, bool Ascending, class Rows>
 __attribute__((noinline)) void column_leaf(const Strip& strip, Rows& rows, int64_t begin, int64_t n,
                                            typename S::V* t, typename S::V* to) {
     typedef typename S::V V;
@@ -220,7 +265,12 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, Rows& rows, int64
         for (int64_t v = 0; v < vectors; v++) to[v] = load(row, v);
         return;
     }
-    for (int64_t l = 0; l < half; l++) {
+    V* top = t;
+    for (int64_t k = 0; k < half; k++, top += vectors) {
+        int64_t l = Ascending ? k : 0;
+        const int64_t joins = Ascending ? 0 : __builtin_ctzll(uint64_t(k + 1));
+        for (int64_t bit = half / 2, rest = Ascending ? 0 : k; rest > 0; bit /= 2, rest /= 2)
+            l += rest % 2 * bit;
         decltype(rows.row(0, 0, 0)) near[4], far[4];
         int nears = 0, fars = 0;
         for (int64_t r = l; r < n; r += kTreeLanes, nears++)
@@ -245,10 +295,15 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, Rows& rows, int64
                     s = Op::template join<S>(s, other);
                 }
             }
-            t[l * vectors + v] = s;
+            if constexpr (!Ascending) {
+                const V* held = top + v;
+                for (int64_t j = 0; j < joins; j++) s = Op::template join<S>(*(held -= vectors), s);
+            }
+            top[v - joins * vectors] = s;
         }
+        top -= joins * vectors;
     }
-    for (int64_t h = half / 2; h > 0; h /= 2)
+    for (int64_t h = Ascending ? half / 2 : 0; h > 0; h /= 2)
         for (int64_t i = 0; i < h * vectors; i++)
             t[i] = Op::template join<S>(t[i], t[h * vectors + i]);
     for (int64_t v = 0; v < vectors; v++) to[v] = t[v];
@@ -256,11 +311,12 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, Rows& rows, int64
 
 /// `scratch`: room for a leaf's lanes and the tree's parts, column_scratch() results.
 template <class Op, class S, class A, class Rows>
-void column_tree(const Strip& strip, Rows& rows, int64_t begin, int64_t end, A* scratch, A* to) {
+void column_tree(const Strip& strip, Rows& rows, bool ascending, int64_t begin, int64_t end,
+                 A* scratch, A* to) {
     typedef typename S::V V;
     const int64_t n = strip.vectors;
     V* const t = reinterpret_cast<V*>(scratch);
-    V* const part = t + kTreeLanes / 2 * n;
+    V* const part = t + held_lanes(ascending) * n;
     V* top = part;
     uint64_t count = 0;
     const auto carry = [&]() __attribute__((always_inline)) {
@@ -270,7 +326,10 @@ void column_tree(const Strip& strip, Rows& rows, int64_t begin, int64_t end, A* 
     for (int64_t r = begin; r < end; r += kTreeLeaf) {
         const int64_t many = min64(kTreeLeaf, end - r);
         rows.begin(r, many);
-        column_leaf<Op, S>(strip, rows, r, many, t, top);
+        if (ascending)
+            column_leaf<Op, S, true>(strip, rows, r, many, t, top);
+        else
+            column_leaf<Op, S, false>(strip, rows, r, many, t, top);
         top += n;
         for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) carry();
     }
@@ -278,16 +337,13 @@ void column_tree(const Strip& strip, Rows& rows, int64_t begin, int64_t end, A* 
     for (int64_t v = 0; v < n; v++) S::get(part[v], to + strip.at[v]);
 }
 
-/// Elements for each result of a strip, those of its last vector included.
-constexpr int64_t column_scratch(int64_t strip) { return (kTreeLanes / 2 + 40) * (strip + 16); }
-
 template <class Op, class A>
 constexpr bool rounds =
     same_bits<Op, SumOp> && scalar::is_float<A>;  // else any order gives the same
 
 template <class Op, class E, class A, class Rows>
-void reduce_columns(Rows& rows, int64_t chain_of, int64_t width, int64_t begin, int64_t end,
-                    A* scratch, A* to) {
+void reduce_columns(Rows& rows, bool ascending, int64_t chain_of, int64_t width, int64_t begin,
+                    int64_t end, A* scratch, A* to) {
     const auto run = [&](auto vector) {
         typedef decltype(vector) S;
         Strip strip;
@@ -295,7 +351,8 @@ void reduce_columns(Rows& rows, int64_t chain_of, int64_t width, int64_t begin, 
         for (int64_t v = 0; v < strip.vectors; v++)
             strip.at[v] = min64(v * S::lanes, width - S::lanes);
         if constexpr (rounds<Op, A>)
-            if (chain_of == 0) return column_tree<Op, S>(strip, rows, begin, end, scratch, to);
+            if (chain_of == 0)
+                return column_tree<Op, S>(strip, rows, ascending, begin, end, scratch, to);
         const int64_t chain = rounds<Op, A> ? chain_of : end - begin;
         if (rows.apart()) return column_chain<Op, S>(strip, rows, begin, end, chain, to);
         // In memory all at once, else as many as a leaf holds.
@@ -452,6 +509,13 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
         }
         return;
     }
+    A* scratch = nullptr;
+    if (p.columns)
+        scratch = static_cast<A*>(
+            made ? static_cast<void*>(around->scratch)
+                 : __builtin_alloca_with_align(
+                       sizeof(A) * size_t(column_scratch(p.strip, p.ascending) + p.strip), 512));
+    A* const strip = scratch + (p.columns ? column_scratch(p.strip, p.ascending) : 0);
     for (int64_t u = begin; u < end; u++) {
         const int64_t block = u / p.groups, g = u - block * p.groups;
         const int64_t first = g * p.group, stop = min64(n, first + p.group);
@@ -460,9 +524,6 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
             const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
             const int64_t result = row * width + c0, count = c1 - c0;
             if (c0 >= c1) continue;
-            alignas(64) A own[column_scratch(kWideStrip)], own_strip[kWideStrip];
-            A* const scratch = around ? reinterpret_cast<A*>(around->scratch) : own;
-            A* const strip = around ? scratch + column_scratch(p.strip) : own_strip;
             place(result, result, &from, &to);
             Rows<E> rows{x + from, p.reduced.stride[0]};
             if (made) {
@@ -474,7 +535,8 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
                 rows.many = rows_at_once(p);
                 rows.slot_size = rows.many * p.strip + kSlack;
             }
-            reduce_columns<Op, E, A>(rows, p.chain, count, first, stop, scratch, strip);
+            reduce_columns<Op, E, A>(rows, p.ascending, p.chain, count, first, stop, scratch,
+                                     strip);
             const int64_t step = around ? 1 : p.to[p.kept_rank - 1];
             if (p.groups > 1)
                 for (int64_t i = 0; i < count; i++) parts[g * p.results + result + i] = strip[i];
@@ -500,6 +562,29 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
                 load_bundle(t, x, at, count, step, n);
                 bundle_leaf<Op>(t, n, results);
                 for (int i = 0; i < count; i++) finish(y + put_at[i], results[i], mean, n);
+            }
+        }
+        if constexpr (same_bits<E, A>) {
+            const bool dense = !made && p.reduced.dense && p.chain == 0 && first < stop;
+            for (; dense && p.streamed && n >= kTile && r + kAbreast <= last; r += kAbreast) {
+                const A* rows[kAbreast];
+                A values[kAbreast];
+                int64_t put_at[kAbreast];
+                for (int i = 0; i < kAbreast; i++) {
+                    place(r + i, unit, &from, &put_at[i]);
+                    rows[i] = reinterpret_cast<const A*>(x + from);
+                }
+                trees_abreast<Op>(rows, n, values);
+                for (int i = 0; i < kAbreast; i++) finish(y + put_at[i], values[i], mean, n);
+            }
+            for (; dense && r < last; r++) {
+                place(r, unit, &from, &to);
+                const A value = dense_tree<Op>(reinterpret_cast<const A*>(x + from) + first,
+                                               stop - first, p.streamed);
+                if (p.groups > 1)
+                    parts[g * p.results + r] = value;
+                else
+                    finish(y + to, value, mean, n);
             }
         }
         for (; r < last; r++) {
@@ -603,7 +688,8 @@ void fused_reduce_prepare(ArgBlock& args) {
     p.columns = head.width > 0;
     p.kept_rank = p.columns;
     p.kept[0] = head.width;
-    plan_units(p, kWideStripBytes / (head.size < 4 ? 4 : head.size));  // long runs of elements
+    const int64_t size = head.size < 4 ? 4 : head.size;
+    plan_units(p, size, kWideStripBytes / size);  // long runs of elements
 }
 
 /// What a thread holds: a unit's results, elements, column_scratch(), the programs' buffers.
@@ -620,8 +706,9 @@ struct AroundMemory {
         held = round(results * size);
         tile =
             !around.made(p) ? 0 : round((p.columns ? made_columns(p) : 2 * kTile + kSlack) * size);
-        scratch =
-            round(p.columns ? (size < 4 ? 4 : size) * (column_scratch(p.strip) + p.strip) : 0);
+        scratch = round(around.made(p) && p.columns
+                            ? (size < 4 ? 4 : size) * (column_scratch(p.strip, true) + p.strip)
+                            : 0);
         taken = round(around.program(around.head->taken).buffer_bytes);
         elements = around.made(p) ? round(around.program(around.head->elements).buffer_bytes) : 0;
     }

@@ -198,6 +198,26 @@ AICF_INLINE int64_t power_of_two_from(int64_t n) {
     return n <= 1 ? 1 : int64_t(1) << (64 - __builtin_clzll(uint64_t(n - 1)));
 }
 
+/// Halves the lanes that N vectors hold until one is left.
+template <class Op, class A, int N>
+AICF_INLINE A halve_lanes(typename Simd<A, kVectorBytes>::V (&v)[N]) {
+    typedef Simd<A, kVectorBytes> S;
+    typedef Simd<A, 0> One;
+#pragma GCC unroll 8
+    for (int h = N / 2; h > 0; h /= 2) {
+#pragma GCC unroll 32
+        for (int i = 0; i < h; i++) v[i] = Op::template join<S>(v[i], v[i + h]);
+    }
+    A t[S::lanes];
+    S::get(v[0], t);
+#pragma GCC unroll 8
+    for (int h = S::lanes / 2; h > 0; h /= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < h; i++) t[i] = Op::template join<One>(t[i], t[i + h]);
+    }
+    return t[0];
+}
+
 /// One leaf of n in [1, 512] elements.
 template <class Op, class A>
 __attribute__((noinline)) A leaf(const A* x, int64_t n) {
@@ -215,19 +235,7 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
         };
 #pragma GCC unroll 32
         for (int i = 0; i < N / 2; i++) v[i] = Op::template join<S>(lane(i), lane(i + N / 2));
-#pragma GCC unroll 8
-        for (int h = N / 4; h > 0; h /= 2) {
-#pragma GCC unroll 32
-            for (int i = 0; i < h; i++) v[i] = Op::template join<S>(v[i], v[i + h]);
-        }
-        A t[L];
-        S::get(v[0], t);
-#pragma GCC unroll 8
-        for (int h = L / 2; h > 0; h /= 2) {
-#pragma GCC unroll 16
-            for (int i = 0; i < h; i++) t[i] = Op::template join<One>(t[i], t[i + h]);
-        }
-        return t[0];
+        return halve_lanes<Op, A>(v);
     }
     // A missing element changes nothing, so it is left out.
     alignas(64) A t[kTreeLanes];
@@ -242,6 +250,50 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
         for (int64_t l = 0; l < left - h; l++) t[l] = Op::template join<One>(t[l], t[l + h]);
     }
     return t[0];
+}
+
+/// Streams that are read side by side, a few hundred bytes of each in turn: the processor fetches
+/// ahead of all of them, and so draws more from the memory than along one.
+constexpr int kAbreast = 4;
+
+/// A whole leaf of each of kAbreast streams.
+template <class Op, class A>
+__attribute__((noinline)) void leaves_abreast(const A* const* x, int64_t at, A* results) {
+    typedef Simd<A, kVectorBytes> S;
+    typedef typename S::V V;
+    constexpr int N = int(kTreeLanes) / S::lanes, kPiece = 256 / kVectorBytes;
+    V v[kAbreast][N];
+    for (int first = 0; first < 4 * N; first += kPiece) {
+        const int to = first % N;
+        for (int s = 0; s < kAbreast; s++) {
+            const A* from = x[s] + at + first * S::lanes;
+            if (first < N) {
+#pragma GCC unroll 16
+                for (int i = 0; i < kPiece; i++) v[s][to + i] = S::load(from + i * S::lanes);
+            } else {
+#pragma GCC unroll 16
+                for (int i = 0; i < kPiece; i++)
+                    v[s][to + i] = Op::template join<S>(v[s][to + i], S::load(from + i * S::lanes));
+            }
+        }
+    }
+    for (int s = 0; s < kAbreast; s++) results[s] = halve_lanes<Op, A>(v[s]);
+}
+
+/// The trees of kAbreast streams of n elements.
+template <class Op, class A>
+__attribute__((noinline)) void trees_abreast(const A* const* x, int64_t n, A* results) {
+    Tree<Op, Simd<A, 0>> trees[kAbreast];
+    A parts[kAbreast];
+    int64_t at = 0;
+    for (; at + kTreeLeaf <= n; at += kTreeLeaf) {
+        leaves_abreast<Op>(x, at, parts);
+        for (int s = 0; s < kAbreast; s++) trees[s].push(parts[s]);
+    }
+    for (int s = 0; s < kAbreast; s++) {
+        if (at < n) trees[s].push(leaf<Op>(x[s] + at, n - at));
+        results[s] = trees[s].result();
+    }
 }
 
 // ---- walking an operand -------------------------------------------------------------------------
