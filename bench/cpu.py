@@ -70,11 +70,11 @@ def row(case, calls, rounds):
     return result
 
 
-def replay(build, times=1):
+def replay(build, times=1, passes="default"):
     """(function, units of work) of a compiled graph; its operands are states."""
     g = aicf.Graph("bench")
     shapes = build(g)
-    step = g.compile(device="cpu")
+    step = g.compile(device="cpu", passes=passes)
     for i, (name, shape) in enumerate(shapes.items()):
         step.state[name] = np.random.default_rng(i).standard_normal(shape, dtype=np.float32)
     return functools.partial(step.replay, times), times
@@ -207,6 +207,40 @@ def sums(rounds, threads):
         yield row(f"sum over the {where} axis", calls, rounds)
 
 
+def rows(rounds, threads):
+    """Ops on rows with pointwise ops before and after: in one launch, and each by itself."""
+    import torch
+
+    def softmax(g, shape):
+        g.output("y", aicf.softmax(g.state("a", shape) * 0.125 + g.state("b", shape)))
+        return {"a": shape, "b": shape}
+
+    def layer_norm(g, shape):
+        x, scale = g.state("x", shape), g.param("scale", shape[1:], init=aicf.init.ones())
+        shift = g.param("shift", shape[1:])
+        y = aicf.layer_norm(x, shape[1], scale, shift)
+        g.output("y", y)
+        for i, d in enumerate(g.backward(y, [x, scale, shift], grad=g.state("dy", shape)).values()):
+            g.output(f"d{i}", d)
+        return {"x": shape, "dy": shape}
+
+    without = tuple(name for name in _core.pass_names() if name != "rows")
+    for shape in ((64, 10), (512, 512), (4096, 4096)):
+        _, (a, b) = randoms(shape, shape)
+        calls = {
+            "aicf": replay(functools.partial(softmax, shape=shape)),
+            "aicf without": replay(functools.partial(softmax, shape=shape), passes=without),
+            "torch": (lambda a=a, b=b: torch.softmax(a * 0.125 + b, 1), 1),
+        }
+        yield row(f"softmax(a*s + b) {shape[0]}x{shape[1]}", calls, rounds)
+    for shape in ((512, 256), (4096, 4096)):
+        calls = {
+            "aicf": replay(functools.partial(layer_norm, shape=shape)),
+            "aicf without": replay(functools.partial(layer_norm, shape=shape), passes=without),
+        }
+        yield row(f"layer norm and gradients {shape[0]}x{shape[1]}", calls, rounds)
+
+
 def adam(rounds, threads):
     """Adam on 16 M params: 4 arrays read, 3 written; the copy moves as many bytes."""
     import torch
@@ -278,7 +312,7 @@ def scaling(rounds, threads):
 
 
 SECTIONS = {
-    f.__name__: f for f in (small, large, gemm, pointwise, sums, adam, transformer, scaling)
+    f.__name__: f for f in (small, large, gemm, pointwise, sums, rows, adam, transformer, scaling)
 }
 
 

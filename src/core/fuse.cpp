@@ -383,10 +383,10 @@ bool fits_reduction(const LoweredOp& op) {
     return std::all_of(read.begin(), read.end(), along) && fits_block(op);
 }
 
-/// From here on what a GPU makes again, on each of its passes over a row, shows (an exponential
-/// is 10).
+/// A GPU makes the elements again on each of its passes over a row, up to three: that is to cost
+/// less than reading them would (an exponential is 10).
 constexpr double kCheapFlops = 8;
-/// Of a row, and of all that the CPU holds of it between its steps: what stays near.
+/// What the CPU holds of a row between the steps is to stay near.
 constexpr int64_t kNearBytes = 256 << 10;
 constexpr size_t kMaxHeld = 8;  // values between the steps
 
@@ -411,9 +411,9 @@ bool fits_rows(const LoweredOp& op) {
         return view.shape == x.shape && (fast < 0 || fast == axis || view.strides[axis] == 0);
     };
 
-    std::vector<size_t> made(results + op.inner.size(), 0),
-        used(made.size(), 0);                 // parts of a body
-    std::vector<char> apart(made.size(), 0);  // one a row
+    // By operand: the part of the body that makes it and the last that names it; one a row.
+    std::vector<size_t> made(results + op.inner.size(), 0), used(made.size(), 0);
+    std::vector<char> apart(made.size(), 0);
     for (int k = 0; k < takes; k++)
         if (!elements(k) && row.inputs[k] >= inputs) return false;
     for (size_t k = 0; k < row.outputs.size(); k++)

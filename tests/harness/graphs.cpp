@@ -117,6 +117,9 @@ Graph wide() {
         const ValueId cast = emit1(g, "Cast", {left}, {{"dtype", std::string(dtype)}});
         const ValueId sum = emit1(g, "Sum", {emit1(g, "Exp", {cast})}, {{"axes", Ints{1}}});
         g.output(dtype, emit1(g, "CumSum", {sum}, {{"axis", int64_t{0}}}), 1);
+        const ValueId row = emit1(g, "Softmax", {emit1(g, "Mul", {cast, cast})});
+        const ValueId normal = g.emit("Normalize", {emit1(g, "Add", {row, cast})})[0];
+        g.output(cat(dtype, " rows"), emit1(g, "Mul", {normal, cast}), 1);
     }
     g.output("joined", emit1(g, "Concat", {turned, turned}, {{"axis", int64_t{1}}}), 2);
     return g;

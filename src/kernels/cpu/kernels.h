@@ -139,7 +139,8 @@ struct FusedReduce {
 // part of the workspace. Behind RowPlan, the tail holds this and then the programs.
 
 constexpr int kMaxHeld = 8;
-constexpr int64_t kRowUnit = 2048;  // elements, where rows are shorter
+constexpr int64_t kRowUnit = 2048, kMaxRowUnit = 8192;  // elements, where rows are shorter
+constexpr int64_t kRowUnits = 32;  // for threads to share, where there are more
 
 struct FusedRows {
     RowFn run;

@@ -551,7 +551,10 @@ void fused_rows_prepare(ArgBlock& args) {
                              : nullptr,
                          head.axis);
     if (p.n == 0) return;
-    p.grain = p.n < kRowUnit ? kRowUnit / p.n : 1;
+    // Few units where they can be: each starts the programs anew.
+    const int64_t share = min64(p.rows * p.n / kRowUnits, kMaxRowUnit),
+                  unit = share < kRowUnit ? kRowUnit : share;
+    p.grain = p.n < unit ? unit / p.n : 1;
     constexpr int64_t bundle = kBundle<float>;  // those of wider elements have fewer rows
     if (p.n <= kShortRow) p.grain = p.grain < bundle ? bundle : p.grain / bundle * bundle;
     // A unit begins where the blocks of either program may begin.
