@@ -21,12 +21,13 @@ if wanted test; then
     python3 -m pytest -m gpu -q ${PYTEST_OPTIONS:-} ${TESTS:-tests} >"$out/pytest.txt" 2>&1 || status=1
     tail -n 60 "$out/pytest.txt"
 fi
-if wanted sanitize; then  # a slice: products, reductions, fused kernels, whole steps
+slice="sizes0 and (integers or special) or training or states or joins or optimizers or softmax"
+if wanted sanitize; then  # products, reductions, fused kernels, whole steps
     for tool in memcheck racecheck; do
         compute-sanitizer --tool $tool --target-processes all --error-exitcode 9 \
             python3 -m pytest -m gpu -q ${PYTEST_OPTIONS:-} tests/test_cuda_gemm.py \
             tests/test_verify.py tests/test_passes.py tests/test_math_modes.py \
-            -k "${SLICE:-integers or special or training or sizes or states or joins or optimizers or softmax}" \
+            tests/test_row_fusion.py -k "${SLICE:-$slice}" \
             >"$out/$tool.txt" 2>&1 || status=1
         grep -hE "ERROR SUMMARY|RACECHECK SUMMARY| passed| failed" "$out/$tool.txt" | sort | uniq -c
     done
