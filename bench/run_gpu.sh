@@ -21,15 +21,17 @@ if wanted test; then
     python3 -m pytest -m gpu -q ${PYTEST_OPTIONS:-} ${TESTS:-tests} >"$out/pytest.txt" 2>&1 || status=1
     tail -n 60 "$out/pytest.txt"
 fi
-slice="sizes0 and (integers or special) or training or states or joins or optimizers or softmax"
-if wanted sanitize; then  # products, reductions, fused kernels, whole steps
+if wanted sanitize; then  # graphs of every kind, shared out to processes
     for tool in memcheck racecheck; do
-        compute-sanitizer --tool $tool --target-processes all --error-exitcode 9 \
-            python3 -m pytest -m gpu -q ${PYTEST_OPTIONS:-} tests/test_cuda_gemm.py \
-            tests/test_verify.py tests/test_passes.py tests/test_math_modes.py \
-            tests/test_row_fusion.py -k "${SLICE:-$slice}" \
-            >"$out/$tool.txt" 2>&1 || status=1
-        grep -hE "ERROR SUMMARY|RACECHECK SUMMARY| passed| failed" "$out/$tool.txt" | sort | uniq -c
+        for part in 0 1 2 3 4 5 6 7; do
+            compute-sanitizer --tool $tool --error-exitcode 9 \
+                python3 tests/slice_gpu.py --part $part/8 --seconds "${SLICE_SECONDS:-600}" \
+                >"$out/$tool$part.txt" 2>&1 || touch "$out/failed" &
+        done
     done
+    wait
+    [ -e "$out/failed" ] && status=1
+    grep -hE "ERROR SUMMARY|RACECHECK SUMMARY|graphs$" "$out"/memcheck?.txt "$out"/racecheck?.txt |
+        sort | uniq -c
 fi
 exit $status
