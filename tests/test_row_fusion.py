@@ -370,6 +370,23 @@ def test_the_dump_shows_every_step():
     assert '%3 f32[4, 6] = softmax(%2) {"axis": -1, "order": "tree"}\n' in text
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 0, 1), (2, 3, 0, 5), (3, 0), (17, 0)])
+def test_nothing_to_do(shape, device):
+    g = aicf.Graph("nothing")
+    x = g.input("x", shape)
+    y = aicf.softmax(x * 2.0) * 3.0
+    g.output("softmax", y)
+    g.output("log_softmax", aicf.log_softmax(x + 1.0) - 1.0)
+    g.output("norm", aicf.rms_norm(x * 2.0, shape[-1]) + 1.0)
+    (grad,) = g.backward(aicf.sum(y), [x]).values()
+    g.output("grad", grad)
+    step = g.compile(device=device)
+    if shape[-1] > 1:  # one element is no row, none is nowhere
+        assert any(op["op"] == "fused_rows" for op in entries(step))
+    for name, result in step(x=np.zeros(shape, "f")).items():
+        assert result.shape == shape, name
+
+
 SMALL_STACK = """
 import threading
 import aicf, numpy as np
@@ -377,9 +394,11 @@ g = aicf.Graph("g")
 x, w = g.input("x", (9000, 600), "float64"), g.input("w", (600,), "float64")
 g.output("columns", aicf.sum(x * w - 0.5, axis=0) * w)
 g.output("rows", aicf.softmax(x * w + w) * w)
+bare = g.input("bare", (5000, 2048))
+g.output("bare_columns", aicf.sum(bare, axis=0))
 step = g.compile(device="cpu")
 threading.stack_size(512 * 1024)
-feed = {"x": np.ones((9000, 600)), "w": np.ones(600)}
+feed = {"x": np.ones((9000, 600)), "w": np.ones(600), "bare": np.ones((5000, 2048), "f")}
 thread = threading.Thread(target=lambda: step(**feed))
 thread.start()
 thread.join()

@@ -252,6 +252,7 @@ template <class A, class E, bool Log, bool Bwd>
 void softmax_rows(const RowCall& call, int64_t r, int64_t end) {
     constexpr int R = kBundle<A>;
     const RowPlan& p = row_plan(call);
+    if (p.n == 0) return;
     const E *x = static_cast<const E*>(call.at[0]), *dy = static_cast<const E*>(call.at[1]);
     E* y = static_cast<E*>(call.at[Bwd ? 2 : 1]);
     for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
@@ -550,7 +551,7 @@ void fused_rows_prepare(ArgBlock& args) {
                              ? &args.operand(head.operand[o])
                              : nullptr,
                          head.axis);
-    if (p.n == 0) return;
+    if (p.n == 0 || p.rows == 0) return;
     // Few units where they can be: each starts the programs anew.
     const int64_t share = min64(p.rows * p.n / kRowUnits, kMaxRowUnit),
                   unit = share < kRowUnit ? kRowUnit : share;
