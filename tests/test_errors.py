@@ -165,6 +165,7 @@ TABLE = [
     (S, ["reshape"], lambda b: b.x.reshape("ab")),
     (S, ["reshape"], lambda b: b.x.reshape(None)),
     (S, ["reshape"], lambda b: b.x.reshape((2**62, 2**62, 12))),
+    (S, ["reshape"], lambda b: b.g.input("none", (0,)).reshape((2**62, 2**62))),
     (S, ["reshape"], lambda b: b.x.reshape((2**70,))),
     (G, ["reshape", "x is 3"], lambda b: aicf.reshape(3, (1,))),
     (S, ["transpose", "f32[4, 3]", "once"], lambda b: b.x.permute((0, 0))),

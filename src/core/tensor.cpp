@@ -80,8 +80,12 @@ bool Dims::operator==(const Dims& other) const {
 
 int64_t element_count(const Dims& shape) {
     int64_t count = 1;
-    for (int64_t size : shape) count *= size;
-    return count;
+    bool fits = true;
+    for (int64_t size : shape) {
+        if (size == 0) return 0;
+        fits &= !__builtin_mul_overflow(count, size, &count);
+    }
+    return fits ? count : INT64_MAX;
 }
 
 Dims contiguous_strides(const Dims& shape) {

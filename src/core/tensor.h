@@ -47,7 +47,7 @@ class Dims {
     int rank_ = 0;
 };
 
-int64_t element_count(const Dims& shape);  // 1 for rank 0
+int64_t element_count(const Dims& shape);  // 1 for rank 0; INT64_MAX for more than that
 Dims contiguous_strides(const Dims& shape);
 /// True when no two rows overlap or leave gaps: C order. Axes of size 1 and empty tensors never
 /// matter.
