@@ -198,7 +198,8 @@ def run_python(folder, jobs):
     start = time.perf_counter()
     said = run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow",
-         "--timeout", "1200", *tests],
+         # what is freed stays in the sanitizer's quarantine
+         "--deselect", "tests/test_step.py::test_memory_is_steady", "--timeout", "1200", *tests],
         PYTHONPATH=package.parent, PYTHONMALLOC="malloc", LD_PRELOAD=preloads(),
         ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",
     )  # fmt: skip
