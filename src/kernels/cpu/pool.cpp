@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 #include <system_error>
 #include <thread>
 
@@ -22,7 +24,7 @@ namespace aicf::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr auto kSpin = std::chrono::microseconds(20), kYield = std::chrono::microseconds(1000);
+constexpr auto kSpin = std::chrono::microseconds(100);
 
 void relax() {
 #if defined(__x86_64__)
@@ -30,22 +32,63 @@ void relax() {
 #endif
 }
 
-/// Waits for `value` to leave `old`: a short spin, a while of giving way to others, then sleep,
-/// from which the system may take milliseconds to bring a thread back to a processor of its own.
-uint64_t await_change(std::atomic<uint64_t>& value, uint64_t old) {
-    const auto start = std::chrono::steady_clock::now();
-    for (auto waited = start - start; waited < kYield;
-         waited = std::chrono::steady_clock::now() - start) {
-        if (waited > kSpin) std::this_thread::yield();
-        for (int i = 0; i < 64; i++) {
-            const uint64_t now = value.load(std::memory_order_acquire);
-            if (now != old) return now;
-            relax();
-        }
+/// A number whose change threads wait for: a spin, then sleep. Nobody yields: on a shared processor
+/// a yield gives up a whole time slice, where a sleeper keeps its claim and comes back at once.
+class Signal {
+  public:
+    uint64_t load() const { return value_.load(std::memory_order_acquire); }
+    /// Sets the number without a word to those who wait.
+    void reset(uint64_t value) { value_.store(value, std::memory_order_relaxed); }
+
+    void set(uint64_t value) {
+        value_.store(value);
+        wake();
     }
-    value.wait(old, std::memory_order_acquire);
-    return value.load(std::memory_order_acquire);
-}
+
+    /// Takes one off; the last one wakes those who wait.
+    void count_down() {
+        if (value_.fetch_sub(1) == 1) wake();
+    }
+
+    /// Waits until the number is another than `old`, and returns it.
+    uint64_t await_change(uint64_t old) {
+        return await([old](uint64_t now) { return now != old; });
+    }
+
+    void await_zero() {
+        await([](uint64_t now) { return now == 0; });
+    }
+
+  private:
+    template <class Done>
+    uint64_t await(Done done) {
+        const auto start = std::chrono::steady_clock::now();
+        do {
+            for (int i = 0; i < 64; i++) {
+                if (const uint64_t now = load(); done(now)) return now;
+                relax();
+            }
+        } while (std::chrono::steady_clock::now() - start < kSpin);
+        std::unique_lock lock(mutex_);
+        sleepers_.fetch_add(1);  // before the number is read once more: see wake()
+        changed_.wait(lock, [&] { return done(value_.load()); });
+        sleepers_.fetch_sub(1);
+        return load();
+    }
+
+    /// After a change of the number: whoever has not counted as a sleeper yet will see the change.
+    void wake() {
+        if (sleepers_.load() == 0) return;
+        mutex_.lock();  // until a sleeper on its way is asleep
+        mutex_.unlock();
+        changed_.notify_all();
+    }
+
+    alignas(64) std::atomic<uint64_t> value_{0};
+    std::atomic<int> sleepers_{0};
+    std::mutex mutex_;
+    std::condition_variable changed_;
+};
 
 /// Runs a region at a time: its units in chunks that whoever is there claims, one by one. A worker
 /// that is late, or has no processor just then, finds its share done by the others.
@@ -63,16 +106,13 @@ class Pool {
         units_ = units;
         const auto chunks =
             static_cast<uint64_t>(std::min<int64_t>(units, int64_t{threads} * kChunks));
-        pending_.store(chunks, std::memory_order_relaxed);
+        pending_.reset(chunks);
         region_ = (region_ + 1) & kRegions;
         claims_.store(region_ << 2 * kClaimBits | chunks << kClaimBits, std::memory_order_release);
         // The count of threads travels with the region's number: workspace is there for so many.
-        turn_.store(region_ * kMaxThreads + static_cast<uint64_t>(threads - 1),
-                    std::memory_order_release);
-        turn_.notify_all();
+        turn_.set(region_ * kMaxThreads + static_cast<uint64_t>(threads - 1));
         work(region_, 0);
-        for (uint64_t left; (left = pending_.load(std::memory_order_acquire)) != 0;)
-            await_change(pending_, left);
+        pending_.await_zero();
         busy_.clear(std::memory_order_release);
     }
 
@@ -94,7 +134,7 @@ class Pool {
                 continue;
             const auto chunk = static_cast<int64_t>(at), count = static_cast<int64_t>(chunks);
             fn_(context_, units_ * chunk / count, units_ * (chunk + 1) / count, thread);
-            if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
+            pending_.count_down();
             claims = claims_.load(std::memory_order_acquire);
         }
     }
@@ -117,7 +157,7 @@ class Pool {
 
     void serve(int thread, uint64_t seen) {
         for (;;) {
-            seen = await_change(turn_, seen);
+            seen = turn_.await_change(seen);
             if (thread <= static_cast<int>(seen % kMaxThreads)) work(seen / kMaxThreads, thread);
         }
     }
@@ -128,9 +168,8 @@ class Pool {
     RegionFn fn_ = nullptr;
     const void* context_ = nullptr;
     int64_t units_ = 0;
-    alignas(64) std::atomic<uint64_t> turn_{0};
+    Signal turn_, pending_;
     alignas(64) std::atomic<uint64_t> claims_{0};  // region, its chunks, those claimed
-    alignas(64) std::atomic<uint64_t> pending_{0};
 };
 
 std::atomic<Pool*> the_pool{nullptr};
