@@ -24,13 +24,30 @@ namespace aicf::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kSpin = std::chrono::microseconds(200);
 
 void relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #endif
 }
+
+#if defined(__linux__)
+int processor() { return sched_getcpu(); }
+
+/// Sends a thread that has the caller's processor, `here`, to the others that the caller may use.
+/// The scheduler may keep the two there for tens of milliseconds: to a virtual machine a processor
+/// that sleeps looks like one that its host has taken away.
+void send_away(pthread_t thread, int here) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
+    CPU_CLR(here, &set);
+    if (CPU_COUNT(&set) != 0) pthread_setaffinity_np(thread, sizeof set, &set);
+}
+#else
+int processor() { return -1; }
+void send_away(pthread_t, int) {}
+#endif
 
 /// A number whose change threads wait for: a spin, then sleep. Nobody yields: on a shared processor
 /// a yield gives up a whole time slice, where a sleeper keeps its claim and comes back at once.
@@ -109,6 +126,9 @@ class Pool {
         pending_.reset(chunks);
         region_ = (region_ + 1) & kRegions;
         claims_.store(region_ << 2 * kClaimBits | chunks << kClaimBits, std::memory_order_release);
+        const int here = processor();
+        for (Worker* w = workers_ + 1; w < workers_ + threads && here >= 0; w++)
+            if (w->processor.load(std::memory_order_relaxed) == here) send_away(w->handle, here);
         // The count of threads travels with the region's number: workspace is there for so many.
         turn_.set(region_ * kMaxThreads + static_cast<uint64_t>(threads - 1));
         work(region_, 0);
@@ -121,6 +141,11 @@ class Pool {
     static constexpr int kClaimBits = 12;
     static constexpr uint64_t kRegions = ~uint64_t{0} >> 2 * kClaimBits;
     static_assert(kMaxThreads * kChunks < 1 << kClaimBits);
+
+    struct alignas(64) Worker {
+        pthread_t handle;
+        std::atomic<int> processor{-1};  // where its last chunk began
+    };
 
     /// Chunks of the region until none is left. The region's fields hold still while a claimed
     /// chunk of it is pending, and nobody claims one of another region.
@@ -144,9 +169,10 @@ class Pool {
         wanted = std::min(wanted, kMaxThreads);
         while (started_ < wanted) {
             try {
-                std::thread([this, thread = started_, seen = turn_.load()] {
-                    serve(thread, seen);
-                }).detach();
+                std::thread worker(
+                    [this, thread = started_, seen = turn_.load()] { serve(thread, seen); });
+                workers_[started_].handle = worker.native_handle();
+                worker.detach();
             } catch (const std::system_error&) {
                 break;
             }
@@ -158,12 +184,15 @@ class Pool {
     void serve(int thread, uint64_t seen) {
         for (;;) {
             seen = turn_.await_change(seen);
-            if (thread <= static_cast<int>(seen % kMaxThreads)) work(seen / kMaxThreads, thread);
+            if (thread > static_cast<int>(seen % kMaxThreads)) continue;
+            workers_[thread].processor.store(processor(), std::memory_order_relaxed);
+            work(seen / kMaxThreads, thread);
         }
     }
 
     std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
     int started_ = 1;
+    Worker workers_[kMaxThreads];  // the first is whoever calls
     uint64_t region_ = 0;
     RegionFn fn_ = nullptr;
     const void* context_ = nullptr;
