@@ -31,6 +31,7 @@ from conftest import versions
 SMALL, LARGE = mlp.CONFIGS
 MILLION = 1 << 20
 READING, READINGS = 2e-3, 5  # seconds at least, and how many make the figure of a round
+LONG = 1.0  # seconds of a reading where processors are shared
 # seconds: until the threads of the library before, which spin a while, are asleep
 PAUSE = 0.05 if os.environ.get("AICF_NUM_THREADS") == "1" else 0.25
 
@@ -60,7 +61,10 @@ def take_turns(calls, rounds):
 
 def row(case, calls, rounds):
     """One line of the table; the first call is ours."""
-    taken = take_turns(calls, rounds)
+    return summary(case, take_turns(calls, rounds))
+
+
+def summary(case, taken):
     first = next(iter(taken))
     result = {"case": case, "us": {}, "ratio": {}}
     for name, seconds in taken.items():
@@ -291,6 +295,14 @@ def busy(count):
             other.wait()
 
 
+def long_reading(call):
+    """Seconds of a call over many time slices: who has slept may run through the first ones."""
+    end = time.perf_counter() + LONG / 4
+    while time.perf_counter() < end:
+        call()
+    return reading(call, max(1, int(LONG / reading(call, 10))))
+
+
 def scaling(rounds, threads):
     """The large network with 1 thread and with all, and with all while the cores are busy."""
     if threads < 2:
@@ -306,10 +318,16 @@ def scaling(rounds, threads):
         "aicf 1 thread": (functools.partial(limited, 1), 1),
     }
     yield row(f"{LARGE}, scaling", calls, rounds)
-    jax, _, _ = mlp.PEERS["jax jit"](LARGE)
-    calls = {f"aicf {threads} threads": (functools.partial(limited, threads), 1), "jax": (jax, 1)}
-    with busy(threads):
-        yield row(f"{LARGE}, cores busy", calls, rounds)
+    peers = {"aicf": functools.partial(limited, threads), "jax": mlp.PEERS["jax jit"](LARGE)[0]}
+    busy_taken, taken = {"aicf": [], "jax": []}, {"aicf": [], "aicf, cores busy": []}
+    for turn in range(rounds):
+        taken["aicf"].append(long_reading(peers["aicf"]))
+        with busy(threads):
+            for name in list(peers)[:: 1 if turn % 2 else -1]:
+                busy_taken[name].append(long_reading(peers[name]))
+    taken["aicf, cores busy"] = busy_taken["aicf"]
+    yield summary(f"{LARGE}, alone and beside {threads} busy processes", taken)
+    yield summary(f"{LARGE}, beside {threads} busy processes", busy_taken)
 
 
 SECTIONS = {

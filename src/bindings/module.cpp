@@ -1,6 +1,7 @@
 // The extension module: errors first, then the classes.
 #include "bindings/bindings.h"
 #include "core/backend.h"
+#include "core/fork.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/philox.h"
 
@@ -70,6 +71,7 @@ void bind_errors(nb::module_& m) {
 
 NB_MODULE(_core, m) {
     m.doc() = "The compiler and runtime of aicf. Use the package `aicf`, not this module.";
+    aicf::count_forks();
     aicf::cpu::register_cpu_backend();
     aicf::bind_errors(m);
     aicf::bind_graph(m);

@@ -1,10 +1,13 @@
 #include "core/eager.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
+
+#include "core/fork.h"
 
 namespace aicf {
 
@@ -324,14 +327,22 @@ struct Desk {
 };
 
 struct Desks {
+    const int born = forks();
     std::mutex lock;
     std::map<std::pair<int, int>, std::shared_ptr<Desk>> open;
 };
 
-/// Never destroyed: at exit a device may be gone before static objects are.
+/// Never destroyed: at exit a device may be gone before static objects are. A forked child opens
+/// its own, for a thread of the parent may have held these.
 Desks& desks() {
-    static auto* const all = new Desks;
-    return *all;
+    static std::atomic<Desks*> all{nullptr};
+    Desks* found = all.load();
+    while (!found || found->born != forks()) {
+        auto* const fresh = new Desks;
+        if (all.compare_exchange_strong(found, fresh)) return *fresh;
+        delete fresh;
+    }
+    return *found;
 }
 
 std::shared_ptr<Desk> desk(Device device) {

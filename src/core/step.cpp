@@ -19,15 +19,15 @@ class Locks {
             first_ = std::unique_lock(mine.lock);
             return;
         }
-        std::vector<std::mutex*> locks{&mine.lock};
+        std::vector<ForkMutex*> locks{&mine.lock};
         for (const auto& other : others) locks.push_back(&other->lock);
         std::sort(locks.begin(), locks.end());
-        for (std::mutex* lock : locks) rest_.emplace_back(*lock);
+        for (ForkMutex* lock : locks) rest_.emplace_back(*lock);
     }
 
   private:
-    std::unique_lock<std::mutex> first_;
-    std::vector<std::unique_lock<std::mutex>> rest_;
+    std::unique_lock<ForkMutex> first_;
+    std::vector<std::unique_lock<ForkMutex>> rest_;
 };
 
 /// Holds the locks; drains the other streams before, and the Step's own after.

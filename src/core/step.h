@@ -3,16 +3,16 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 
 #include "core/backend.h"
+#include "core/fork.h"
 #include "core/passes.h"
 
 namespace aicf {
 
 /// What Steps that share storage have in common: one order of effects, one stream.
 struct Machine {
-    std::mutex lock;
+    ForkMutex lock;
     std::unique_ptr<Backend> backend;
     uint64_t bindings = 0;  // counts bind() calls: a Step that lags patches its addresses
 };

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <thread>
 
+#include "core/fork.h"
 #include "harness.h"
 #include "kernels/cpu/backend.h"
 
@@ -118,6 +119,7 @@ int main(int argc, char** argv) {
     using namespace aicf;
     const std::string_view what = argc > 1 ? argv[1] : "";
     try {
+        count_forks();
         cpu::register_cpu_backend();
         if (what == "misuse") {
             misuse();

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "core/backend.h"
+#include "kernels/cpu/float_mode.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/program.h"
 
@@ -166,6 +167,7 @@ class CpuCaptured : public Captured {
         for (const BoundOp& op : ops_) add_calls(*op.kernel, *op.args, calls_);
     }
     void launch(int64_t times) override {
+        const FloatMode mode;
         const int threads = cpu_threads();
         for (int64_t i = 0; i < times; i++)
             for (const Call& call : calls_) run_call(call, threads);
@@ -311,6 +313,7 @@ class CpuBackend : public Backend {
     }
 
     void run(const BoundOp& op) override {
+        const FloatMode mode;
         std::vector<Call> calls;
         add_calls(*op.kernel, *op.args, calls);
         for (const Call& call : calls) run_call(call, cpu_threads());

@@ -1,12 +1,8 @@
 #include "kernels/cpu/pool.h"
 
 #include <pthread.h>
-#if defined(__linux__)
 #include <sched.h>
-#endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,47 +10,36 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
-#include <system_error>
 #include <thread>
+#include <utility>
 
+#include "core/fork.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/cpu/float_mode.h"
 
 namespace aicf::cpu {
 
 namespace {
 
 constexpr int kMaxThreads = 256;
+constexpr size_t kStackBytes = 4 << 20;  // a block of many operands takes more than musl's default
 constexpr auto kSpin = std::chrono::microseconds(200);
 
 void relax() {
 #if defined(__x86_64__)
-    _mm_pause();
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
 #endif
 }
 
-#if defined(__linux__)
-int processor() { return sched_getcpu(); }
-
-/// Sends a thread that has the caller's processor, `here`, to the others that the caller may use.
-/// The scheduler may keep the two there for tens of milliseconds: to a virtual machine a processor
-/// that sleeps looks like one that its host has taken away.
-void send_away(pthread_t thread, int here) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return;
-    CPU_CLR(here, &set);
-    if (CPU_COUNT(&set) != 0) pthread_setaffinity_np(thread, sizeof set, &set);
-}
-#else
-int processor() { return -1; }
-void send_away(pthread_t, int) {}
-#endif
-
-/// A number whose change threads wait for: a spin, then sleep. Nobody yields: on a shared processor
-/// a yield gives up a whole time slice, where a sleeper keeps its claim and comes back at once.
-class Signal {
+/// A number whose change one thread waits for: a spin, then sleep. It never yields: on a shared
+/// processor a yield gives up a whole time slice, where a sleeper keeps its claim and comes back at
+/// once.
+class alignas(64) Signal {
   public:
     uint64_t load() const { return value_.load(std::memory_order_acquire); }
-    /// Sets the number without a word to those who wait.
+    /// Sets the number without a word to who waits.
     void reset(uint64_t value) { value_.store(value, std::memory_order_relaxed); }
 
     void set(uint64_t value) {
@@ -62,55 +47,93 @@ class Signal {
         wake();
     }
 
-    /// Takes one off; the last one wakes those who wait.
+    /// Takes one off; the last one wakes who waits.
     void count_down() {
         if (value_.fetch_sub(1) == 1) wake();
     }
 
-    /// Waits until the number is another than `old`, and returns it.
-    uint64_t await_change(uint64_t old) {
-        return await([old](uint64_t now) { return now != old; });
+    /// Whether the number became as wanted within the time of a spin.
+    template <class Wanted>
+    bool spin(Wanted wanted) const {
+        using Clock = std::chrono::steady_clock;
+        if (wanted(load())) return true;
+        for (const auto end = Clock::now() + kSpin; Clock::now() < end;)
+            for (int i = 0; i < 64; i++) {
+                if (wanted(load())) return true;
+                relax();
+            }
+        return false;
     }
 
-    void await_zero() {
-        await([](uint64_t now) { return now == 0; });
+    template <class Wanted>
+    void sleep(Wanted wanted) {
+        std::unique_lock lock(mutex_);
+        sleeps_.store(true);  // before the number is read once more: see wake()
+        changed_.wait(lock, [&] { return wanted(value_.load()); });
+        sleeps_.store(false, std::memory_order_relaxed);
     }
 
   private:
-    template <class Done>
-    uint64_t await(Done done) {
-        const auto start = std::chrono::steady_clock::now();
-        do {
-            for (int i = 0; i < 64; i++) {
-                if (const uint64_t now = load(); done(now)) return now;
-                relax();
-            }
-        } while (std::chrono::steady_clock::now() - start < kSpin);
-        std::unique_lock lock(mutex_);
-        sleepers_.fetch_add(1);  // before the number is read once more: see wake()
-        changed_.wait(lock, [&] { return done(value_.load()); });
-        sleepers_.fetch_sub(1);
-        return load();
-    }
-
-    /// After a change of the number: whoever has not counted as a sleeper yet will see the change.
+    /// After a change of the number: who does not sleep yet will see the change.
     void wake() {
-        if (sleepers_.load() == 0) return;
+        if (!sleeps_.load()) return;
         mutex_.lock();  // until a sleeper on its way is asleep
         mutex_.unlock();
-        changed_.notify_all();
+        changed_.notify_one();
     }
 
-    alignas(64) std::atomic<uint64_t> value_{0};
-    std::atomic<int> sleepers_{0};
+    std::atomic<uint64_t> value_{0};
+    std::atomic<bool> sleeps_{false};
     std::mutex mutex_;
     std::condition_variable changed_;
 };
+
+/// The processors that a thread may use, and the one it has. Where the system does not say, nothing
+/// is equal and nothing changes.
+#if defined(__linux__)
+class Processors {
+  public:
+    static int here() { return sched_getcpu(); }
+    explicit Processors(pthread_t thread) {
+        known_ = pthread_getaffinity_np(thread, sizeof set_, &set_) == 0;
+    }
+    Processors() = default;
+    bool operator==(const Processors& other) const {
+        return known_ && other.known_ && CPU_EQUAL(&set_, &other.set_);
+    }
+    /// Without one of several.
+    Processors without(int processor) const {
+        Processors rest = *this;
+        CPU_CLR(processor, &rest.set_);
+        rest.known_ = known_ && CPU_COUNT(&rest.set_) > 0;
+        return rest;
+    }
+    bool give(pthread_t thread) const {
+        return known_ && pthread_setaffinity_np(thread, sizeof set_, &set_) == 0;
+    }
+
+  private:
+    cpu_set_t set_{};
+    bool known_ = false;
+};
+#else
+class Processors {
+  public:
+    static int here() { return -1; }
+    explicit Processors(pthread_t) {}
+    Processors() = default;
+    bool operator==(const Processors&) const { return false; }
+    Processors without(int) const { return *this; }
+    bool give(pthread_t) const { return false; }
+};
+#endif
 
 /// Runs a region at a time: its units in chunks that whoever is there claims, one by one. A worker
 /// that is late, or has no processor just then, finds its share done by the others.
 class Pool {
   public:
+    const int born = forks();
+
     void run(RegionFn fn, const void* context, int64_t units, int threads) {
         if (busy_.test_and_set(std::memory_order_acquire)) return fn(context, 0, units, 0);
         threads = start(threads);
@@ -126,13 +149,14 @@ class Pool {
         pending_.reset(chunks);
         region_ = (region_ + 1) & kRegions;
         claims_.store(region_ << 2 * kClaimBits | chunks << kClaimBits, std::memory_order_release);
-        const int here = processor();
-        for (Worker* w = workers_ + 1; w < workers_ + threads && here >= 0; w++)
-            if (w->processor.load(std::memory_order_relaxed) == here) send_away(w->handle, here);
-        // The count of threads travels with the region's number: workspace is there for so many.
-        turn_.set(region_ * kMaxThreads + static_cast<uint64_t>(threads - 1));
+        part(threads);
+        for (int i = 1; i < threads; i++) workers_[i].turn.set(region_);
         work(region_, 0);
-        pending_.await_zero();
+        const auto done = [](uint64_t chunks_left) { return chunks_left == 0; };
+        if (!pending_.spin(done)) {
+            let_go();
+            pending_.sleep(done);
+        }
         busy_.clear(std::memory_order_release);
     }
 
@@ -141,10 +165,15 @@ class Pool {
     static constexpr int kClaimBits = 12;
     static constexpr uint64_t kRegions = ~uint64_t{0} >> 2 * kClaimBits;
     static_assert(kMaxThreads * kChunks < 1 << kClaimBits);
+    static constexpr int kUnknown = -1;  // processor
 
     struct alignas(64) Worker {
-        pthread_t handle;
-        std::atomic<int> processor{-1};  // where its last chunk began
+        Signal turn;                           // the region to take part in
+        std::atomic<int> processor{kUnknown};  // where it last took part
+        Pool* pool = nullptr;
+        pthread_t handle{};
+        Processors home;    // those it may use
+        bool away = false;  // kept off one of them
     };
 
     /// Chunks of the region until none is left. The region's fields hold still while a claimed
@@ -164,58 +193,97 @@ class Pool {
         }
     }
 
-    /// Starts missing workers; returns how many threads there are, the caller included.
-    int start(int wanted) {
-        wanted = std::min(wanted, kMaxThreads);
-        while (started_ < wanted) {
-            try {
-                std::thread worker(
-                    [this, thread = started_, seen = turn_.load()] { serve(thread, seen); });
-                workers_[started_].handle = worker.native_handle();
-                worker.detach();
-            } catch (const std::system_error&) {
-                break;
-            }
-            started_++;
+    /// Keeps workers that were last on the caller's processor off it. The scheduler may leave two
+    /// there for tens of milliseconds: to a virtual machine a processor that sleeps looks like one
+    /// that its host has taken away.
+    void part(int threads) {
+        const int here = Processors::here();
+        if (here == kUnknown) return;
+        for (int i = 1; i < threads; i++) {
+            Worker& worker = workers_[i];
+            if (worker.processor.load(std::memory_order_relaxed) != here) continue;
+            worker.processor.store(kUnknown, std::memory_order_relaxed);  // until it takes part
+            if (!worker.away) worker.home = Processors(worker.handle);
+            if (worker.home == Processors(pthread_self()))
+                worker.away |= worker.home.without(here).give(worker.handle);
         }
-        return std::min(started_, wanted);
     }
 
-    void serve(int thread, uint64_t seen) {
-        for (;;) {
-            seen = turn_.await_change(seen);
-            if (thread > static_cast<int>(seen % kMaxThreads)) continue;
-            workers_[thread].processor.store(processor(), std::memory_order_relaxed);
-            work(seen / kMaxThreads, thread);
+    /// Lets them use the caller's processor while it sleeps: others may be busy on theirs.
+    void let_go() {
+        for (int i = 1; i < started_; i++)
+            if (std::exchange(workers_[i].away, false)) workers_[i].home.give(workers_[i].handle);
+    }
+
+    /// Starts missing workers; returns how many threads there are, the caller included.
+    int start(int wanted) {
+        wanted = std::min(wanted, most_);
+        while (started_ < wanted) {
+            workers_[started_].pool = this;
+            if (!begin(workers_[started_])) return most_ = started_;
+            started_++;
+        }
+        return wanted;
+    }
+
+    static bool begin(Worker& worker) {
+        pthread_attr_t attributes;
+        if (pthread_attr_init(&attributes) != 0) return false;
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        pthread_attr_setstacksize(&attributes, kStackBytes);
+        // Signals are for the program's own threads, but those that the thread itself causes.
+        sigset_t blocked, before;
+        sigfillset(&blocked);
+        for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT})
+            sigdelset(&blocked, own);
+        pthread_sigmask(SIG_SETMASK, &blocked, &before);
+        const auto serve = [](void* self) -> void* {
+            static_cast<Worker*>(self)->pool->serve(*static_cast<Worker*>(self));
+        };
+        const int error = pthread_create(&worker.handle, &attributes, serve, &worker);
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        pthread_attr_destroy(&attributes);
+        return error == 0;
+    }
+
+    [[noreturn]] void serve(Worker& worker) {
+        const FloatMode mode;
+        const int thread = static_cast<int>(&worker - workers_);
+        for (uint64_t seen = 0;;) {
+            const auto told = [&](uint64_t region) { return region != seen; };
+            if (!worker.turn.spin(told)) worker.turn.sleep(told);
+            seen = worker.turn.load();
+            if (const int here = Processors::here();
+                worker.processor.load(std::memory_order_relaxed) != here)
+                worker.processor.store(here, std::memory_order_relaxed);
+            work(seen, thread);
         }
     }
 
     std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-    int started_ = 1;
+    int started_ = 1, most_ = kMaxThreads;
     Worker workers_[kMaxThreads];  // the first is whoever calls
     uint64_t region_ = 0;
     RegionFn fn_ = nullptr;
     const void* context_ = nullptr;
     int64_t units_ = 0;
-    Signal turn_, pending_;
+    Signal pending_;                               // chunks of the region that are not done
     alignas(64) std::atomic<uint64_t> claims_{0};  // region, its chunks, those claimed
 };
 
 std::atomic<Pool*> the_pool{nullptr};
 std::atomic<int> the_threads{0};
 
-/// Workers do not survive a fork: the child forgets the pool and starts another when it needs one.
-/// A pool is never destroyed, because its sleeping workers end only with the process.
+/// Workers do not survive a fork: the child starts another pool when it needs one. A pool is never
+/// destroyed, because its sleeping workers end only with the process.
 Pool& pool() {
-    if (Pool* found = the_pool.load(std::memory_order_acquire)) return *found;
-    static const int registered = pthread_atfork(
-        nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_release); });
-    (void)registered;
-    Pool* fresh = new Pool;
-    Pool* expected = nullptr;
-    if (the_pool.compare_exchange_strong(expected, fresh)) return *fresh;
-    delete fresh;
-    return *expected;
+    Pool* found = the_pool.load(std::memory_order_acquire);
+    while (!found || found->born != forks()) {
+        auto* const fresh = new Pool;
+        if (the_pool.compare_exchange_strong(found, fresh)) return *fresh;
+        delete fresh;
+    }
+    return *found;
 }
 
 int default_threads() {
@@ -233,8 +301,9 @@ int default_threads() {
 
 int cpu_threads() {
     int count = the_threads.load(std::memory_order_relaxed);
-    if (count == 0) the_threads.store(count = default_threads(), std::memory_order_relaxed);
-    return count;
+    if (count != 0) return count;
+    const int found = default_threads();  // set_cpu_threads may come first
+    return the_threads.compare_exchange_strong(count, found) ? found : count;
 }
 
 void set_cpu_threads(int count) {

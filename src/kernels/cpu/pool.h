@@ -8,7 +8,8 @@ namespace aicf::cpu {
 
 using RegionFn = void (*)(const void* context, int64_t begin, int64_t end, int thread);
 
-/// Runs fn over [0, units), cut into one share for each of at most `threads` threads.
+/// Runs fn over [0, units) in parts, on at most `threads` threads; `thread` says on which, and may
+/// take several parts or none.
 void run_parallel(RegionFn fn, const void* context, int64_t units, int threads);
 
 }  // namespace aicf::cpu

@@ -1,10 +1,11 @@
 #include "kernels/cuda/driver.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include <atomic>
 #include <mutex>
+
+#include "core/fork.h"
 
 namespace aicf::cuda {
 
@@ -12,13 +13,13 @@ namespace {
 
 constexpr int kOldestDriver = 12040;  // CUDA 12.4, driver 550
 
-std::atomic<bool> forked = false;
 std::atomic<int> lost = 0;  // the error that lost the device
 
 struct Loaded {
     Driver table;
     std::string problem;
     bool ready = false;
+    int born = 0;  // forks() of the process that started it
 };
 
 std::string version_text(int version) { return cat(version / 1000, ".", version % 1000 / 10); }
@@ -56,7 +57,7 @@ void load(Loaded& loaded) {
                              text ? text : "", "; need a working device");
         return;
     }
-    pthread_atfork(nullptr, nullptr, [] { forked = true; });
+    loaded.born = forks();
     loaded.ready = true;
 }
 
@@ -103,7 +104,7 @@ std::string error_text(CUresult result) {
 const Driver& driver() {
     const Loaded& loaded = loaded_once();
     if (!loaded.ready) raise(ErrorKind::device_unavailable, "cuda: ", loaded.problem);
-    if (forked)
+    if (loaded.born != forks())
         raise(
             ErrorKind::device_unavailable,
             "cuda: this process was forked from one that had started the driver, whose contexts do "

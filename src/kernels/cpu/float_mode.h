@@ -1,0 +1,44 @@
+// The floating-point mode of a thread.
+#pragma once
+
+#include <cstdint>
+
+namespace aicf::cpu {
+
+/// The mode of IEEE 754 while it lives: to nearest, with subnormals, without traps. Others leave
+/// another in a thread (torch.set_flush_denormal, a library linked with -ffast-math); they get
+/// theirs back.
+class FloatMode {
+  public:
+    FloatMode() : found_(read()) {
+        if (changed()) write(kDefault);
+    }
+    ~FloatMode() {
+        if (changed()) write(found_);
+    }
+    FloatMode(const FloatMode&) = delete;
+    FloatMode& operator=(const FloatMode&) = delete;
+
+  private:
+    bool changed() const { return (found_ & kMode) != kDefault; }
+
+#if defined(__x86_64__)
+    static constexpr uint64_t kDefault = 0x1f80, kMode = 0xffc0;  // of MXCSR; the rest are flags
+    static uint64_t read() { return __builtin_ia32_stmxcsr(); }
+    static void write(uint64_t mode) { __builtin_ia32_ldmxcsr(static_cast<uint32_t>(mode)); }
+#elif defined(__aarch64__)
+    static constexpr uint64_t kDefault = 0, kMode = ~uint64_t{0};  // of FPCR
+    static uint64_t read() {
+        uint64_t mode;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+        return mode;
+    }
+    static void write(uint64_t mode) { __asm__ volatile("msr fpcr, %0" ::"r"(mode)); }
+#else
+#error "aicf: the floating-point mode of this processor is not known; need x86-64 or aarch64"
+#endif
+
+    const uint64_t found_;
+};
+
+}  // namespace aicf::cpu

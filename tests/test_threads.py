@@ -1,0 +1,114 @@
+"""What other threads, other libraries' modes and forks do to a process that computes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FLOAT_MODE = """
+import hashlib, sys
+import aicf, numpy as np, torch
+
+threads, flush = int(sys.argv[1]), sys.argv[2]
+aicf.set_num_threads(threads)
+
+def digest():
+    x = (np.arange(1 << 20, dtype=np.uint32) * 8 + 1).view(np.float32).reshape(1024, 1024)
+    g = aicf.Graph("subnormal")
+    a = g.input("x", x.shape)
+    g.output("half", a * 0.5)
+    g.output("sum", aicf.sum(a, axis=0))
+    g.output("product", a @ (a * 1e38))
+    out = g.compile(device="cpu", params={})(x=x)
+    y = np.empty_like(x)
+    aicf.op_call("mul", [x, np.float32([0.25])], [y])
+    return hashlib.sha256(b"".join([*(o.tobytes() for o in map(np.asarray, out.values())), y])).hexdigest()
+
+if flush == "late":
+    digest()
+if flush != "never":
+    assert torch.set_flush_denormal(True)
+print(digest())
+tiny = torch.tensor([1e-40]) * 1.0
+assert (tiny.item() == 0.0) == (flush != "never"), "the caller's mode has changed"
+"""
+
+
+def child(code, *args, **environment):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, args)],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split()
+
+
+def test_float_mode_of_the_caller():
+    """Who flushes subnormals to zero gets our bits all the same, and keeps the mode."""
+    pytest.importorskip("torch")
+    found = {
+        (threads, flush): child(FLOAT_MODE, threads, flush)[0]
+        for threads, flush in [(1, "never"), (1, "early"), (3, "never"), (3, "early"), (3, "late")]
+    }
+    assert len(set(found.values())) == 1, found
+
+
+FORKS = """
+import os, signal, sys, threading, time
+import aicf, numpy as np
+
+x = np.ones((256, 256), np.float32)
+big = np.ones((2048, 2048), np.float32)
+
+def build():
+    g = aicf.Graph("g")
+    p = g.param("p", x.shape)
+    g.output("y", aicf.sum(g.input("x", x.shape) @ p))
+    return g.compile(device="cpu", params={"p": x})
+
+step, stop = build(), False
+step(x=x)
+
+def replay():
+    while not stop:
+        step.replay(100)
+
+def eager():
+    y = np.empty_like(big)
+    while not stop:
+        aicf.op_call("exp", [big], [y])
+
+threads = [threading.Thread(target=f) for f in (replay, eager)]
+for t in threads:
+    t.start()
+raised = 0
+for _ in range(20):
+    time.sleep(0.01)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)  # a child that hangs ends with a signal
+        y = np.empty_like(x)
+        aicf.op_call("add", [x, x], [y])
+        assert (y == 2).all()
+        assert float(build()(x=x)["y"]) == 256.0**3
+        try:
+            step.replay()
+        except aicf.GraphError as error:
+            assert "fork" in str(error)
+            sys.exit(3)  # by way of Python's own exit
+        sys.exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 3), code
+    raised += code == 3
+stop = True
+for t in threads:
+    t.join()
+print(raised)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_while_threads_run():
+    """A child never waits for a lock whose holder stayed in the parent: it computes, or says so."""
+    assert int(child(FORKS)[0]) > 0
