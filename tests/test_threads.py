@@ -16,14 +16,18 @@ aicf.set_num_threads(threads)
 def digest():
     x = (np.arange(1 << 20, dtype=np.uint32) * 8 + 1).view(np.float32).reshape(1024, 1024)
     g = aicf.Graph("subnormal")
-    a = g.input("x", x.shape)
-    g.output("half", a * 0.5)
+    a, scale = g.input("x", x.shape), g.input("scale", ())
+    w = g.param("w", (1024,), init=aicf.init.uniform(-1e-38, 0.0))
+    g.output("half", a * 0.5 + w * scale)
+    g.output("tiny", g.param("v", (64,), init=aicf.init.normal(0.0, 1e-39)) + 1e-40)
+    g.output("random", g.random_uniform((64,), low=-1e-39, high=0.0))
     g.output("sum", aicf.sum(a, axis=0))
     g.output("product", a @ (a * 1e38))
-    out = g.compile(device="cpu", params={})(x=x)
+    out = g.compile(device="cpu", seed=1)(x=x, scale=1e-39)
     y = np.empty_like(x)
     aicf.op_call("mul", [x, np.float32([0.25])], [y])
-    return hashlib.sha256(b"".join([*(o.tobytes() for o in map(np.asarray, out.values())), y])).hexdigest()
+    parts = [*(np.asarray(value).tobytes() for value in out.values()), y.tobytes()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 if flush == "late":
     digest()
@@ -58,7 +62,7 @@ FORKS = """
 import os, signal, sys, threading, time
 import aicf, numpy as np
 
-x = np.ones((256, 256), np.float32)
+x = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
 big = np.ones((2048, 2048), np.float32)
 
 def build():
@@ -68,11 +72,11 @@ def build():
     return g.compile(device="cpu", params={"p": x})
 
 step, stop = build(), False
-step(x=x)
+want = float(step(x=x)["y"])
 
 def replay():
     while not stop:
-        step.replay(100)
+        step.replay()
 
 def eager():
     y = np.empty_like(big)
@@ -90,8 +94,11 @@ for _ in range(20):
         signal.alarm(60)  # a child that hangs ends with a signal
         y = np.empty_like(x)
         aicf.op_call("add", [x, x], [y])
-        assert (y == 2).all()
-        assert float(build()(x=x)["y"]) == 256.0**3
+        assert (y == x + x).all()
+        assert float(build()(x=x)["y"]) == want
+        if (grandchild := os.fork()) == 0:
+            os._exit(0 if float(build()(x=x)["y"]) == want else 1)
+        assert os.waitpid(grandchild, 0)[1] == 0
         try:
             step.replay()
         except aicf.GraphError as error:

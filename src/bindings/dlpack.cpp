@@ -8,6 +8,9 @@
 #include <cstring>
 #include <thread>
 
+#include "core/float_mode.h"
+#include "core/fork.h"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
@@ -647,6 +650,7 @@ TensorRef numpy_like(nb::handle object, DType wanted, const char* where) {
     }
     TensorRef ref = empty_tensor(wanted, shape);
     char* to = static_cast<char*>(ref.data);
+    const FloatMode mode;
     if (fill(object, wanted, shape, 0, to, where)) return ref;
     if (nb::hasattr(object, "mask") && nb::hasattr(object, "filled"))
         raise(ErrorKind::dtype, where,
@@ -724,6 +728,7 @@ GilRelease::~GilRelease() {
 }
 
 void watch_exit() {
+    at_fork([] { entered = 0; });
     static PyMethodDef exit_method = {"dlpack_on_exit", on_exit, METH_NOARGS, nullptr};
     nb::module_::import_("atexit").attr("register")(
         nb::steal(PyCFunction_New(&exit_method, nullptr)));

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "core/backend.h"
+#include "core/float_mode.h"
 #include "core/passes.h"
 
 namespace aicf {
@@ -203,16 +204,19 @@ void bind_graph(nb::module_& m) {
                 return g.constant({tensor.dtype, tensor.shape}, packed_bytes(tensor));
             },
             nb::arg("array").none(), nb::arg("dtype") = nb::none())
-        .def("scalar",
-             [](Graph& g, const std::string& dtype, double number) {
-                 return g.scalar(parse_dtype(dtype, "constant"), number);
-             })
+        .def(
+            "scalar",
+            [](Graph& g, const std::string& dtype, double number) {
+                return g.scalar(parse_dtype(dtype, "constant"), number);
+            },
+            nb::call_guard<FloatMode>())
         .def(
             "emit",
             [](Graph& g, const std::string& op, const std::vector<ValueId>& inputs,
                const nb::dict& attrs,
                const std::string& name) { return g.emit(op, inputs, to_attrs(attrs), name); },
-            nb::arg("op"), nb::arg("inputs"), nb::arg("attrs") = nb::dict(), nb::arg("name") = "")
+            nb::arg("op"), nb::arg("inputs"), nb::arg("attrs") = nb::dict(), nb::arg("name") = "",
+            nb::call_guard<FloatMode>())
         .def("assign", &Graph::assign)
         .def("output", &Graph::output)
         .def("mark_moment", &Graph::mark_moment)
@@ -231,7 +235,7 @@ void bind_graph(nb::module_& m) {
             [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed) {
                 return backward(g, loss, wrt, seed);
             },
-            nb::arg("loss"), nb::arg("wrt"), nb::arg("seed") = kNone)
+            nb::arg("loss"), nb::arg("wrt"), nb::arg("seed") = kNone, nb::call_guard<FloatMode>())
         .def("reached_params", &reached_params)
         .def("find",
              [](const Graph& g, std::string_view name) {
@@ -264,7 +268,8 @@ void bind_graph(nb::module_& m) {
                 const auto backend = open_backend(parse_device(device));
                 return trace_passes(g, select_passes(names), *backend, math);
             },
-            nb::arg("passes"), nb::arg("device") = "cpu", nb::arg("math") = "fp32")
+            nb::arg("passes"), nb::arg("device") = "cpu", nb::arg("math") = "fp32",
+            nb::call_guard<FloatMode>())
         .def(
             "lower_text",
             [](const Graph& g, const std::string& math) {
@@ -273,11 +278,14 @@ void bind_graph(nb::module_& m) {
                 run_passes(copy, {}, math);
                 return to_text(lower(copy, math));
             },
-            nb::arg("math") = "fp32")
-        .def("lower_json", [](const Graph& g) {
-            verify(g).require("lower");
-            return to_json(lower(g));
-        });
+            nb::arg("math") = "fp32", nb::call_guard<FloatMode>())
+        .def(
+            "lower_json",
+            [](const Graph& g) {
+                verify(g).require("lower");
+                return to_json(lower(g));
+            },
+            nb::call_guard<FloatMode>());
 
     nb::class_<GraphReader>(m, "GraphReader",
                             "Rebuilds a graph from the pieces of a file, checking each.")
@@ -291,12 +299,14 @@ void bind_graph(nb::module_& m) {
             },
             nb::arg("id"), nb::arg("name"), nb::arg("dtype"), nb::arg("shape"), nb::arg("role"),
             nb::arg("init").none(), nb::arg("moment_of"), nb::arg("slot"))
-        .def("node",
-             [](GraphReader& r, const std::string& op, std::vector<ValueId> inputs,
-                std::vector<ValueId> outputs, const nb::dict& attrs, int forward,
-                const std::string& where) {
-                 r.node(op, std::move(inputs), std::move(outputs), to_attrs(attrs), forward, where);
-             })
+        .def(
+            "node",
+            [](GraphReader& r, const std::string& op, std::vector<ValueId> inputs,
+               std::vector<ValueId> outputs, const nb::dict& attrs, int forward,
+               const std::string& where) {
+                r.node(op, std::move(inputs), std::move(outputs), to_attrs(attrs), forward, where);
+            },
+            nb::call_guard<FloatMode>())
         .def("output", &GraphReader::output)
         .def("assign", &GraphReader::assign)
         .def(

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <optional>
 
+#include "core/float_mode.h"
 #include "core/fork.h"
 
 namespace aicf {
@@ -361,6 +362,7 @@ std::shared_ptr<Desk> desk(Device device) {
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
              std::optional<intptr_t> stream) {
+    const FloatMode mode;
     const LoweredOp op = check_call(def, inputs, outputs, attrs);
     const auto held = desk(outputs[0].device);
     Desk& at = *held;
@@ -402,6 +404,7 @@ void eager_close() {
 
 uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& inputs,
                          const Attrs& attrs, Device device) {
+    const FloatMode mode;
     check_arity(def.inputs, inputs.size(), def.name);
     std::vector<TensorRef> in = inputs, out;
     for (size_t i = 0; i < in.size(); i++) {

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 
 namespace aicf {
 
+/// Calls `act` in the child of every fork from now on.
+void at_fork(void (*act)());
 /// Makes forks() count; once, when the module is loaded.
 void count_forks();
 /// How many forks lie between this process and the one that loaded the module.
@@ -15,15 +16,11 @@ int forks();
 class ForkMutex {
   public:
     void lock();
-    void unlock() {
-        holder_.store(kNobody, std::memory_order_relaxed);
-        mutex_.unlock();
-    }
+    void unlock();
 
   private:
-    static constexpr int kNobody = -1;
-    std::mutex mutex_;
-    std::atomic<int> holder_{kNobody};  // forks() in the holder's process
+    static constexpr int kFree = -1;
+    std::atomic<int> holder_{kFree};  // else forks() in the holder's process
 };
 
 }  // namespace aicf

@@ -22,12 +22,24 @@ double rounded(DType dtype, double x) {
     }
 }
 
+/// The next smaller number of a dtype.
+static double below(DType dtype, double x) {
+    constexpr double kLowest = -std::numeric_limits<double>::infinity();
+    if (dtype == DType::f64) return std::nextafter(x, kLowest);
+    const auto f = static_cast<float>(x);
+    if (dtype == DType::f32) return std::nextafter(f, static_cast<float>(kLowest));
+    const bool half = dtype == DType::f16;
+    uint16_t bits = half ? scalar::f32_to_half(f) : scalar::f32_to_bfloat(f);
+    if (f == 0)
+        bits = 0x8001;  // the first below zero
+    else
+        bits = static_cast<uint16_t>(f > 0 ? bits - 1 : bits + 1);
+    return half ? scalar::half_to_f32(bits) : scalar::bfloat_to_f32(bits);
+}
+
 double last_below(DType dtype, double low, double high) {
-    double last = rounded(dtype, high);
-    double step =
-        std::max(std::ldexp(std::fabs(last), -60), std::numeric_limits<double>::denorm_min());
-    for (; last >= high; step *= 2) last = rounded(dtype, rounded(dtype, high) - step);
-    return std::max(last, rounded(dtype, low));
+    const double last = rounded(dtype, high);
+    return std::max(last < high ? last : below(dtype, last), rounded(dtype, low));
 }
 
 namespace {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 
 #include "core/eager.h"
+#include "core/float_mode.h"
 #include "kernels/philox.h"
 
 namespace aicf {
@@ -54,6 +56,7 @@ class Turn {
 }  // namespace
 
 Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
+    const FloatMode mode;
     verify(graph_).require("compile");
     const auto passes = select_passes(options.passes);
     run_passes(graph_, passes, options.math);

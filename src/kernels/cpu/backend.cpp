@@ -12,7 +12,7 @@
 #include <new>
 
 #include "core/backend.h"
-#include "kernels/cpu/float_mode.h"
+#include "core/float_mode.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/program.h"
 

@@ -13,9 +13,9 @@
 #include <thread>
 #include <utility>
 
+#include "core/float_mode.h"
 #include "core/fork.h"
 #include "kernels/cpu/backend.h"
-#include "kernels/cpu/float_mode.h"
 
 namespace aicf::cpu {
 
@@ -98,6 +98,7 @@ class Processors {
         known_ = pthread_getaffinity_np(thread, sizeof set_, &set_) == 0;
     }
     Processors() = default;
+    bool known() const { return known_; }
     bool operator==(const Processors& other) const {
         return known_ && other.known_ && CPU_EQUAL(&set_, &other.set_);
     }
@@ -122,6 +123,7 @@ class Processors {
     static int here() { return -1; }
     explicit Processors(pthread_t) {}
     Processors() = default;
+    bool known() const { return false; }
     bool operator==(const Processors&) const { return false; }
     Processors without(int) const { return *this; }
     bool give(pthread_t) const { return false; }
@@ -149,7 +151,7 @@ class Pool {
         pending_.reset(chunks);
         region_ = (region_ + 1) & kRegions;
         claims_.store(region_ << 2 * kClaimBits | chunks << kClaimBits, std::memory_order_release);
-        part(threads);
+        keep_away(threads);
         for (int i = 1; i < threads; i++) workers_[i].turn.set(region_);
         work(region_, 0);
         const auto done = [](uint64_t chunks_left) { return chunks_left == 0; };
@@ -172,8 +174,7 @@ class Pool {
         std::atomic<int> processor{kUnknown};  // where it last took part
         Pool* pool = nullptr;
         pthread_t handle{};
-        Processors home;    // those it may use
-        bool away = false;  // kept off one of them
+        Processors home, away;  // those it may use; those it has been sent to, if it has
     };
 
     /// Chunks of the region until none is left. The region's fields hold still while a claimed
@@ -196,26 +197,31 @@ class Pool {
     /// Keeps workers that were last on the caller's processor off it. The scheduler may leave two
     /// there for tens of milliseconds: to a virtual machine a processor that sleeps looks like one
     /// that its host has taken away.
-    void part(int threads) {
+    void keep_away(int threads) {
         const int here = Processors::here();
         if (here == kUnknown) return;
         for (int i = 1; i < threads; i++) {
             Worker& worker = workers_[i];
             if (worker.processor.load(std::memory_order_relaxed) != here) continue;
             worker.processor.store(kUnknown, std::memory_order_relaxed);  // until it takes part
-            if (!worker.away) worker.home = Processors(worker.handle);
-            if (worker.home == Processors(pthread_self()))
-                worker.away |= worker.home.without(here).give(worker.handle);
+            const Processors now(worker.handle);
+            if (!(now == worker.away)) worker.home = now;  // or somebody else has set them since
+            if (!(worker.home == Processors(pthread_self()))) continue;
+            const Processors rest = worker.home.without(here);
+            if (rest.give(worker.handle)) worker.away = rest;
         }
     }
 
     /// Lets them use the caller's processor while it sleeps: others may be busy on theirs.
     void let_go() {
-        for (int i = 1; i < started_; i++)
-            if (std::exchange(workers_[i].away, false)) workers_[i].home.give(workers_[i].handle);
+        for (Worker* worker = workers_ + 1; worker < workers_ + started_; worker++)
+            if (const Processors away = std::exchange(worker->away, {});
+                away.known() && away == Processors(worker->handle))
+                worker->home.give(worker->handle);
     }
 
-    /// Starts missing workers; returns how many threads there are, the caller included.
+    /// Starts missing workers; returns how many threads there are, the caller included. Once the
+    /// system refuses one, no more are asked for.
     int start(int wanted) {
         wanted = std::min(wanted, most_);
         while (started_ < wanted) {
@@ -234,13 +240,13 @@ class Pool {
         // Signals are for the program's own threads, but those that the thread itself causes.
         sigset_t blocked, before;
         sigfillset(&blocked);
-        for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT})
+        for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS})
             sigdelset(&blocked, own);
         pthread_sigmask(SIG_SETMASK, &blocked, &before);
-        const auto serve = [](void* self) -> void* {
+        const auto entry = [](void* self) -> void* {
             static_cast<Worker*>(self)->pool->serve(*static_cast<Worker*>(self));
         };
-        const int error = pthread_create(&worker.handle, &attributes, serve, &worker);
+        const int error = pthread_create(&worker.handle, &attributes, entry, &worker);
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         pthread_attr_destroy(&attributes);
         return error == 0;

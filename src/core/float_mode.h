@@ -3,11 +3,12 @@
 
 #include <cstdint>
 
-namespace aicf::cpu {
+namespace aicf {
 
 /// The mode of IEEE 754 while it lives: to nearest, with subnormals, without traps. Others leave
 /// another in a thread (torch.set_flush_denormal, a library linked with -ffast-math); they get
-/// theirs back.
+/// theirs back. To a compiler the mode is no operand of arithmetic: what computes is called from
+/// where this stands.
 class FloatMode {
   public:
     FloatMode() : found_(read()) {
@@ -30,10 +31,10 @@ class FloatMode {
     static constexpr uint64_t kDefault = 0, kMode = ~uint64_t{0};  // of FPCR
     static uint64_t read() {
         uint64_t mode;
-        __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+        __asm__ volatile("mrs %0, fpcr" : "=r"(mode)::"memory");
         return mode;
     }
-    static void write(uint64_t mode) { __asm__ volatile("msr fpcr, %0" ::"r"(mode)); }
+    static void write(uint64_t mode) { __asm__ volatile("msr fpcr, %0" ::"r"(mode) : "memory"); }
 #else
 #error "aicf: the floating-point mode of this processor is not known; need x86-64 or aarch64"
 #endif
@@ -41,4 +42,4 @@ class FloatMode {
     const uint64_t found_;
 };
 
-}  // namespace aicf::cpu
+}  // namespace aicf
