@@ -31,7 +31,13 @@ PYTHON_TESTS = [
     "test_eager.py",
     "test_errors.py",
     "test_interop.py",
+    "test_layers.py",
+    "test_ops.py",
+    "test_optim.py",
     "test_random_graphs.py",
+    "test_reduce_fusion.py",
+    "test_row_fusion.py",
+    "test_sharing.py",
     "test_step.py",
 ]
 ENVIRONMENT = {
@@ -199,13 +205,23 @@ def run_python(folder, jobs):
             target.symlink_to(source)
     tests = [ROOT / "tests" / name for name in PYTHON_TESTS]
     start = time.perf_counter()
-    said = run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow",
-         # what is freed stays in the sanitizer's quarantine
-         "--deselect", "tests/test_step.py::test_memory_is_steady", "--timeout", "1200", *tests],
-        PYTHONPATH=package.parent, PYTHONMALLOC="malloc", LD_PRELOAD=preloads(),
-        ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1",
-    )  # fmt: skip
+    for old in folder.glob("report.*"):
+        old.unlink()
+    log = f":log_path={folder / 'report'}"  # pytest would swallow what it says when it ends
+    try:
+        said = run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+             "-m", "not slow",
+             # what is freed stays in the sanitizer's quarantine
+             "--deselect", "tests/test_step.py::test_memory_is_steady",
+             "--timeout", "1200", *tests],
+            PYTHONPATH=package.parent, PYTHONMALLOC="malloc", LD_PRELOAD=preloads(),
+            ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1" + log,
+            UBSAN_OPTIONS=ENVIRONMENT["UBSAN_OPTIONS"] + log,
+        )  # fmt: skip
+    except RuntimeError as error:
+        reports = [report.read_text() for report in folder.glob("report.*")]
+        raise RuntimeError("\n".join([str(error), *reports])) from None
     print(said.strip().splitlines()[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
 
 

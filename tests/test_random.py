@@ -195,3 +195,11 @@ def test_initial_uniform_stays_below_high(dtype, low, high):
     assert values.min() >= first
     assert values.max() < high or low == high
     assert abs(values.mean() - (low + high) / 2) < 0.01 * max(high - low, 0.1)
+
+
+def test_initial_uniform_beyond_its_dtype():
+    """`high` rounds to infinity in float16: the numbers stop at the largest finite one."""
+    g = aicf.Graph("uniform")
+    g.param("p", (1 << 12,), "float16", aicf.init.uniform(0, 1e5))
+    values = g.compile(device="cpu").params["p"].numpy()
+    assert np.isfinite(values).all() and values.max() == 65504

@@ -1,6 +1,7 @@
 // What Python sees of the CUDA backend beside its steps: what was found, the kernel cache.
 #ifdef AICF_CUDA
 #include "bindings/bindings.h"
+#include "core/float_mode.h"
 #include "core/passes.h"
 #include "kernels/cuda/backend.h"
 
@@ -77,7 +78,7 @@ void bind_cuda(nb::module_& m) {
             return found;
         },
         nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
-        nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32",
+        nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::call_guard<FloatMode>(),
         "The kernels to choose from by op signature, the one chosen by itself first.");
     m.def(
         "cuda_program",
@@ -91,7 +92,7 @@ void bind_cuda(nb::module_& m) {
         },
         nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
         nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::arg("candidates") = Candidates(),
-        "The CUDA C++ program of a graph's kernels; needs no GPU.");
+        nb::call_guard<FloatMode>(), "The CUDA C++ program of a graph's kernels; needs no GPU.");
     m.def(
         "cuda_cubin",
         [](const std::string& program, const std::string& arch) {

@@ -650,8 +650,10 @@ TensorRef numpy_like(nb::handle object, DType wanted, const char* where) {
     }
     TensorRef ref = empty_tensor(wanted, shape);
     char* to = static_cast<char*>(ref.data);
-    const FloatMode mode;
-    if (fill(object, wanted, shape, 0, to, where)) return ref;
+    {
+        const FloatMode mode;
+        if (fill(object, wanted, shape, 0, to, where)) return ref;
+    }
     if (nb::hasattr(object, "mask") && nb::hasattr(object, "filled"))
         raise(ErrorKind::dtype, where,
               ": got a masked array, whose mask would be lost; need it filled");
@@ -728,7 +730,10 @@ GilRelease::~GilRelease() {
 }
 
 void watch_exit() {
-    at_fork([] { entered = 0; });
+    at_fork([] {
+        entered = 0;
+        closing = false;
+    });
     static PyMethodDef exit_method = {"dlpack_on_exit", on_exit, METH_NOARGS, nullptr};
     nb::module_::import_("atexit").attr("register")(
         nb::steal(PyCFunction_New(&exit_method, nullptr)));

@@ -1,6 +1,7 @@
 // The floating-point mode of a thread.
 #pragma once
 
+#include <cfenv>
 #include <cstdint>
 
 namespace aicf {
@@ -35,8 +36,10 @@ class FloatMode {
         return mode;
     }
     static void write(uint64_t mode) { __asm__ volatile("msr fpcr, %0" ::"r"(mode) : "memory"); }
-#else
-#error "aicf: the floating-point mode of this processor is not known; need x86-64 or aarch64"
+#else  // rounding is all that the standard names
+    static constexpr uint64_t kDefault = FE_TONEAREST, kMode = ~uint64_t{0};
+    static uint64_t read() { return static_cast<uint64_t>(std::fegetround()); }
+    static void write(uint64_t mode) { std::fesetround(static_cast<int>(mode)); }
 #endif
 
     const uint64_t found_;

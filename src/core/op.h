@@ -184,7 +184,8 @@ class LowerContext {
   public:
     LowerContext(Lowered& lowered, const Graph& graph, const Node& node, std::vector<char>& used);
     int inputs() const { return static_cast<int>(node_.inputs.size()); }
-    const View& in(int i) const { return lowered_.views[node_.inputs[i]]; }
+    // a copy: new values may move the views
+    View in(int i) const { return lowered_.views[node_.inputs[i]]; }
     const Type& type(int i) const { return graph_.value(node_.inputs[i]).type; }
     const Type& out_type(int i = 0) const { return graph_.value(node_.outputs[i]).type; }
     bool used(int i) const { return used_[node_.outputs[i]]; }

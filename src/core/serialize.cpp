@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/backend.h"
+#include "core/float_mode.h"
 
 namespace aicf {
 
@@ -12,6 +13,7 @@ namespace {
 std::string number_text(double number) {
     if (std::isnan(number)) return "NaN";
     if (std::isinf(number)) return number > 0 ? "Infinity" : "-Infinity";
+    const FloatMode mode;  // to_chars would write a subnormal as 0
     char buffer[32];
     const auto end = std::to_chars(buffer, buffer + sizeof buffer, number)
                          .ptr;  // shortest that reads back equal
