@@ -50,6 +50,9 @@ struct CpuKernel {
 constexpr int kBlock = 512;  // elements of a block buffer
 constexpr int kTileRows = 16, kTileBlock = 256;
 constexpr int64_t kStreamed = 4 << 20;  // elements: more than a cache holds
+// Elements of a block whose results are streamed: the processor reads and computes the next while
+// this one is on its way to memory.
+constexpr int kStreamBlock = 256;
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
 // Neighbouring results of a reduction to a unit: where the elements lie in memory, few or many, and
@@ -70,6 +73,7 @@ struct InstrDef {
 enum class SlotMode : uint8_t {
     buffer,  // of the block
     linear,  // an operand contiguous in the iteration space: used in place
+    stream,  // such a result, more than a cache holds: buffered, then written past the caches
     row,     // contiguous within a row, and blocks stay within rows: used in place
     once,    // the same for every block: gathered at the start
     gather,  // gathered (or scattered) for each block
@@ -84,6 +88,7 @@ struct Slot {
     int16_t operand;  // of the argument block; -1: none
     SlotMode mode;
     bool output;
+    bool streams;  // `stream`, or `linear` where an input lies there too
     int32_t size;  // of an element
 };
 
@@ -103,6 +108,7 @@ struct Program {
     int32_t cross;  // the axis along which `tile` operands are contiguous; -1: there are none
     bool flat;      // one instruction, every operand used in place
     bool rows;      // blocks stay within a row
+    bool streams;   // some result may be streamed
     int64_t shape[kMaxDims];
     AICF_HD const Slot* slot() const { return reinterpret_cast<const Slot*>(this + 1); }
     AICF_HD Slot* slot() { return reinterpret_cast<Slot*>(this + 1); }

@@ -135,16 +135,18 @@ AICF_POINTWISE(AICF_ROW)
 #undef AICF_ROW
 
 // Two functions in two passes: a processor looks ahead over a fixed count of operations, and a long
-// chain of them for each element leaves it too few elements to work on at once.
+// chain of them for each element leaves it too few elements to work on at once. Passes are short,
+// so that it reads ahead while it computes.
+constexpr int kPass = 128;
 
 template <>
 void map1<exp_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {
     float* y = static_cast<float*>(at[0]);
     const float* x = static_cast<const float*>(at[1]);
-    alignas(64) float r[kBlock];
-    alignas(64) uint32_t e[kBlock];
-    for (int64_t b = 0; b < n; b += kBlock, x += kBlock, y += kBlock) {
-        const int64_t m = min64(kBlock, n - b);
+    alignas(64) float r[kPass];
+    alignas(64) uint32_t e[kPass];
+    for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {
+        const int64_t m = min64(kPass, n - b);
         for (int64_t i = 0; i < m; i++) {
             const scalar::ExpReduced v = scalar::exp_begin(x[i]);
             r[i] = v.r;
@@ -161,10 +163,10 @@ void map1<exp_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {
     void map1<fn##_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) { \
         float* y = static_cast<float*>(at[0]);                                       \
         const float* x = static_cast<const float*>(at[1]);                           \
-        alignas(64) float hi[kBlock], lo[kBlock];                                    \
-        alignas(64) uint32_t quarter[kBlock];                                        \
-        for (int64_t b = 0; b < n; b += kBlock, x += kBlock, y += kBlock) {          \
-            const int64_t m = min64(kBlock, n - b);                                  \
+        alignas(64) float hi[kPass], lo[kPass];                                      \
+        alignas(64) uint32_t quarter[kPass];                                         \
+        for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {             \
+            const int64_t m = min64(kPass, n - b);                                   \
             uint32_t most = 0;                                                       \
             for (int64_t i = 0; i < m; i++) {                                        \
                 const uint32_t size = scalar::bits(x[i]) & 0x7fffffffu;              \
@@ -347,6 +349,36 @@ void repeat(char* buffer, int64_t size, int64_t period, int64_t n) {
     }
 }
 
+// ---- streamed results ---------------------------------------------------------------------------
+
+/// Copies `bytes` past the caches, where whole lines of memory are written. Another thread may read
+/// them after stream_fence().
+AICF_INLINE void stream_out(char* to, const char* from, int64_t bytes) {
+#if defined(__x86_64__)
+    const int64_t head = min64(bytes, -reinterpret_cast<int64_t>(to) & 63);
+    if (head > 0) memcpy(to, from, size_t(head));
+    int64_t at = head;
+    for (; at + 64 <= bytes; at += 64) {
+#if defined(__AVX512F__)
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at), _mm512_loadu_si512(from + at));
+#else
+#pragma GCC unroll 4
+        for (int i = 0; i < 64; i += 16)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(to + at + i),
+                             _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at + i)));
+#endif
+    }
+    if (at < bytes) memcpy(to + at, from + at, size_t(bytes - at));
+#else
+    memcpy(to, from, size_t(bytes));
+#endif
+}
+AICF_INLINE void stream_fence() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 // ---- the interpreter ----------------------------------------------------------------------------
 
 /// Points every slot at its buffer and fills those that no block changes.
@@ -389,9 +421,13 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
         for (int i = 0; i < instr.operands; i++) operands[i] = at[instr.slot[i]];
         instr.fn(n, operands, instr.scalars);
     }
-    for (int s = 0; s < p.slots; s++)
-        if (slots[s].mode == SlotMode::gather && slots[s].output)
-            move_block<true>(p, slots[s], pos, n, at[s]);
+    for (int s = 0; s < p.slots; s++) {
+        const Slot& slot = slots[s];
+        if (slot.mode == SlotMode::stream)
+            stream_out(slot.ptr + pos * slot.size, at[s], n * slot.size);
+        else if (slot.mode == SlotMode::gather && slot.output)
+            move_block<true>(p, slot, pos, n, at[s]);
+    }
 }
 
 /// Blocks of elements [pos, stop), the slots started; `before` is called with where each begins.
@@ -433,6 +469,7 @@ void run_blocks(const Program& p, int64_t pos, int64_t stop) {
     char* at[kMaxSlots];
     start_slots(p, buffers, at);
     run_range(p, at, pos, stop);
+    if (p.streams) stream_fence();
 }
 
 /// A unit is kTileRows neighbours along the cross axis, all other outer axes fixed.
@@ -475,6 +512,7 @@ void run_tiles(const Program& p, int64_t begin, int64_t end) {
             }
         }
     }
+    if (p.streams) stream_fence();
 }
 
 void run_program(const ArgBlock& args, int64_t begin, int64_t end, int, int) {

@@ -107,12 +107,13 @@ class Builder {
         program.buffer_bytes = buffer_bytes_;
         bool in_place = program.flat;
         for (const Slot& slot : slots_) {
+            program.streams |= slot.streams;
             program.flat &= slot.mode == SlotMode::linear || slot.mode == SlotMode::first;
             in_place &= slot.mode == SlotMode::linear || slot.mode == SlotMode::row ||
                         slot.mode == SlotMode::first || slot.mode == SlotMode::given;
         }
         program.block = in_place ? std::max<int64_t>(program.total, 1) : block_;
-        program.unit = rows_ ? 4096 : block_ * 8;
+        program.unit = rows_ ? 8 * kBlock : block_ * 8;
         if (cross_ >= 0) program.unit = kTileRows * shape_.back();
         std::copy(shape_.begin(), shape_.end(), program.shape);
         std::vector<int64_t> strides;
@@ -291,8 +292,17 @@ class Builder {
         if (cross_ >= 0) block_ = kTileBlock;
     }
 
+    /// Results that no cache holds go past it, but around another op, where they are read soon.
+    void choose_stream() {
+        int64_t total = 1;
+        for (int64_t size : shape_) total *= size;
+        streamed_ = total >= kStreamed && tiles_ && product_ < 0;
+        if (streamed_ && rows_ && cross_ < 0) block_ = kStreamBlock;
+    }
+
     void choose_modes() {
         choose_cross();
+        choose_stream();
         const int inner = static_cast<int>(shape_.size()) - 1;
         for (size_t s = 0; s < slots_.size(); s++) {
             Slot& slot = slots_[s];
@@ -317,6 +327,8 @@ class Builder {
                 if (slot.mode == SlotMode::gather && !slot.output && cross_ >= 0 &&
                     strides[cross_] == 1)
                     slot.mode = SlotMode::tile;
+                slot.streams = streamed_ && slot.output && slot.mode == SlotMode::linear;
+                if (slot.streams) slot.mode = SlotMode::stream;
             }
             if (slot.mode != SlotMode::linear && slot.mode != SlotMode::row &&
                 slot.mode != SlotMode::first) {
@@ -336,7 +348,7 @@ class Builder {
     int64_t row_ = 0;  // elements of a row of the product
     std::vector<int64_t> shape_;
     std::vector<std::vector<int64_t>> strides_;
-    bool rows_ = false;
+    bool rows_ = false, streamed_ = false;
     int cross_ = -1;
     int64_t block_ = kBlock, buffer_bytes_ = 0;
     std::vector<Held> held_;
@@ -584,9 +596,20 @@ std::vector<char> build_batch(const Table& table, const LoweredOp& op) {
 
 void bind_program(ArgBlock& args, uint32_t at) {
     Program& program = *reinterpret_cast<Program*>(reinterpret_cast<char*>(&args) + args.tail + at);
-    for (int s = 0; s < program.slots; s++) {
-        Slot& slot = program.slot()[s];
-        if (slot.operand >= 0) slot.ptr = static_cast<char*>(args.operand(slot.operand).ptr);
+    Slot* const slots = program.slot();
+    for (Slot* slot = slots; slot < slots + program.slots; slot++)
+        if (slot->operand >= 0) slot->ptr = static_cast<char*>(args.operand(slot->operand).ptr);
+    if (!program.streams) return;
+    program.flat = program.instrs == 1;
+    for (Slot* slot = slots; slot < slots + program.slots; slot++) {
+        if (slot->streams)  // what is read there has its lines in the caches
+            slot->mode = std::any_of(slots, slots + program.slots,
+                                     [&](const Slot& other) {
+                                         return !other.output && other.ptr == slot->ptr;
+                                     })
+                             ? SlotMode::linear
+                             : SlotMode::stream;
+        program.flat &= slot->mode == SlotMode::linear || slot->mode == SlotMode::first;
     }
 }
 

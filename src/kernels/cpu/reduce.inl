@@ -60,7 +60,7 @@ void plan_units(ReducePlan& p, int64_t size, int64_t most = 0) {
         const bool pages = p.streamed && p.kept[last] * size >= kPageBytes;
         p.ascending = most > 0 || !pages;
         if (most == 0)
-            most = p.streamed             ? (pages ? 2 * kPageBytes : kPageBytes / 2) / size
+            most = p.streamed             ? (pages ? 4 * kPageBytes : kPageBytes / 2) / size
                    : p.chain == 0 && many ? kWideStrip
                                           : kStrip;
         p.strips = (p.kept[last] + most - 1) / most;
@@ -186,14 +186,14 @@ A dense_tree(const A* x, int64_t n, bool abreast) {
 
 // ---- columns ------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxVectors = 256;  // of a strip whose rows are made; of others, twice as many
+constexpr int64_t kMaxVectors = 256;  // of a strip whose rows are made; of others, four times that
 
 /// Where the vectors of a strip begin. The last overlaps the one before it: shared lanes repeat the
 /// same work.
 struct Strip {
     int64_t vectors;
-    int64_t at[2 * kMaxVectors];
-    static_assert(2 * kMaxVectors * 16 >= 2 * kPageBytes);
+    int64_t at[4 * kMaxVectors];
+    static_assert(4 * kMaxVectors * 16 >= 4 * kPageBytes);
 };
 
 /// N vectors from v on, over elements [begin, end), in one chain per chunk.
@@ -244,9 +244,10 @@ void column_chain(const Strip& strip, Rows& rows, int64_t begin, int64_t end, in
 
 /// Of a leaf, while its rows come in ascending order or not.
 constexpr int64_t held_lanes(bool ascending) { return ascending ? kTreeLanes / 2 : 8; }
-/// Elements for each result of a strip, those of its last vector included.
-constexpr int64_t column_scratch(int64_t strip, bool ascending) {
-    return (held_lanes(ascending) + 40) * (strip + 16);
+/// Elements for the leaves and the tree of a strip, those of its last vector included.
+int64_t column_scratch(const ReducePlan& p, bool ascending) {
+    const int64_t leaves = p.group / kTreeLeaf + 1, parts = 65 - __builtin_clzll(uint64_t(leaves));
+    return (held_lanes(ascending) + parts) * (p.strip + 16);
 }
 
 /// One leaf of n rows; the lanes of abi.h are rows of t, and its first halving is done on the way
@@ -514,8 +515,8 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
         scratch = static_cast<A*>(
             made ? static_cast<void*>(around->scratch)
                  : __builtin_alloca_with_align(
-                       sizeof(A) * size_t(column_scratch(p.strip, p.ascending) + p.strip), 512));
-    A* const strip = scratch + (p.columns ? column_scratch(p.strip, p.ascending) : 0);
+                       sizeof(A) * size_t(column_scratch(p, p.ascending) + p.strip), 512));
+    A* const strip = scratch + (p.columns ? column_scratch(p, p.ascending) : 0);
     for (int64_t u = begin; u < end; u++) {
         const int64_t block = u / p.groups, g = u - block * p.groups;
         const int64_t first = g * p.group, stop = min64(n, first + p.group);
@@ -707,7 +708,7 @@ struct AroundMemory {
         tile =
             !around.made(p) ? 0 : round((p.columns ? made_columns(p) : 2 * kTile + kSlack) * size);
         scratch = round(around.made(p) && p.columns
-                            ? (size < 4 ? 4 : size) * (column_scratch(p.strip, true) + p.strip)
+                            ? (size < 4 ? 4 : size) * (column_scratch(p, true) + p.strip)
                             : 0);
         taken = round(around.program(around.head->taken).buffer_bytes);
         elements = around.made(p) ? round(around.program(around.head->elements).buffer_bytes) : 0;

@@ -218,6 +218,10 @@ AICF_INLINE A halve_lanes(typename Simd<A, kVectorBytes>::V (&v)[N]) {
     return t[0];
 }
 
+/// Whether the registers hold all lanes of a leaf, so that it is read in the order of memory.
+template <class A>
+constexpr bool lanes_fit = kTreeLanes * int64_t(sizeof(A)) <= 8 * 64 && kVectorBytes == 64;
+
 /// One leaf of n in [1, 512] elements.
 template <class Op, class A>
 __attribute__((noinline)) A leaf(const A* x, int64_t n) {
@@ -225,6 +229,15 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
     typedef Simd<A, 0> One;
     typedef typename S::V V;
     constexpr int L = S::lanes, N = int(kTreeLanes) / L;
+    if (n == kTreeLeaf && lanes_fit<A>) {
+        V v[N];
+#pragma GCC unroll 8
+        for (int i = 0; i < N; i++) v[i] = S::load(x + i * L);
+        for (int64_t at = kTreeLanes; at < kTreeLeaf; at += kTreeLanes)
+#pragma GCC unroll 8
+            for (int i = 0; i < N; i++) v[i] = Op::template join<S>(v[i], S::load(x + at + i * L));
+        return halve_lanes<Op, A>(v);
+    }
     if (n == kTreeLeaf) {
         V v[N / 2];
         const auto lane = [&](int i) __attribute__((always_inline)) {
@@ -262,6 +275,10 @@ __attribute__((noinline)) void leaves_abreast(const A* const* x, int64_t at, A* 
     typedef Simd<A, kVectorBytes> S;
     typedef typename S::V V;
     constexpr int N = int(kTreeLanes) / S::lanes, kPiece = 256 / kVectorBytes;
+    if constexpr (lanes_fit<A>) {
+        for (int s = 0; s < kAbreast; s++) results[s] = leaf<Op>(x[s] + at, kTreeLeaf);
+        return;
+    }
     V v[kAbreast][N];
     for (int first = 0; first < 4 * N; first += kPiece) {
         const int to = first % N;
