@@ -58,7 +58,26 @@ AICF_HD void narrow(float x, Brain* to) { to->bits = scalar::f32_to_bfloat(x); }
 template <class Q>
 AICF_HD void transpose(Q (&v)[4]) {
     using M = Vec<int32_t, sizeof(Q)>;
-    if constexpr (sizeof(Q) == 32) {
+    if constexpr (sizeof(Q) == 64) {
+        const auto low = [](Q x, Q y) __attribute__((always_inline)) {
+            return AICF_SHUFFLE(M, x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+        };
+        const auto high = [](Q x, Q y) __attribute__((always_inline)) {
+            return AICF_SHUFFLE(M, x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15,
+                                31);
+        };
+        const auto low_pairs = [](Q x, Q y) __attribute__((always_inline)) {
+            return AICF_SHUFFLE(M, x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+        };
+        const auto high_pairs = [](Q x, Q y) __attribute__((always_inline)) {
+            return AICF_SHUFFLE(M, x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30,
+                                31);
+        };
+        const Q a = low(v[0], v[1]), b = high(v[0], v[1]);
+        const Q c = low(v[2], v[3]), d = high(v[2], v[3]);
+        v[0] = low_pairs(a, c), v[1] = high_pairs(a, c);
+        v[2] = low_pairs(b, d), v[3] = high_pairs(b, d);
+    } else if constexpr (sizeof(Q) == 32) {
         const Q a = AICF_SHUFFLE(M, v[0], v[1], 0, 8, 1, 9, 4, 12, 5, 13);
         const Q b = AICF_SHUFFLE(M, v[0], v[1], 2, 10, 3, 11, 6, 14, 7, 15);
         const Q c = AICF_SHUFFLE(M, v[2], v[3], 0, 8, 1, 9, 4, 12, 5, 13);
@@ -80,16 +99,29 @@ template <class Q>
 AICF_HD void transpose(Q (&v)[2]) {
     using M = Vec<int64_t, sizeof(Q)>;
     const Q a = v[0], b = v[1];
-    if constexpr (sizeof(Q) == 32)
+    if constexpr (sizeof(Q) == 64) {
+        v[0] = AICF_SHUFFLE(M, a, b, 0, 8, 2, 10, 4, 12, 6, 14);
+        v[1] = AICF_SHUFFLE(M, a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+    } else if constexpr (sizeof(Q) == 32)
         v[0] = AICF_SHUFFLE(M, a, b, 0, 4, 2, 6), v[1] = AICF_SHUFFLE(M, a, b, 1, 5, 3, 7);
     else
         v[0] = AICF_SHUFFLE(M, a, b, 0, 2), v[1] = AICF_SHUFFLE(M, a, b, 1, 3);
 }
 #undef AICF_SHUFFLE
 
-// One 16-byte lane from p and, where Q has two, one from q.
+// One 16-byte lane from p and, where Q has two, one from q; where it has four, two more from where
+// the same step leads.
 template <class Q, class T>
 AICF_HD Q load_lanes(const T* p, [[maybe_unused]] const T* q) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(Q) == 64) {
+        const auto lane = [&](int i) __attribute__((always_inline)) {
+            return (__m128)load<Vec<T, 16>>(p + i * (q - p));
+        };
+        const __m512 low = _mm512_insertf32x4(_mm512_castps128_ps512(lane(0)), lane(1), 1);
+        return (Q)_mm512_insertf32x4(_mm512_insertf32x4(low, lane(2), 2), lane(3), 3);
+    }
+#endif
 #if defined(__AVX__)
     if constexpr (sizeof(Q) == 32) {
         const __m128 low = (__m128)load<Vec<T, 16>>(p), high = (__m128)load<Vec<T, 16>>(q);
@@ -106,18 +138,35 @@ constexpr int kDotBytes = 16;
 
 template <class T>
 struct Packer {
-    using Q = Vec<T, 16>;
     using V = Vec<T, kBytes>;
+    using Lane = Vec<T, 16>;
     static constexpr int64_t L = 16 / sizeof(T), kMainWidth = 2 * kBytes / sizeof(T);
 
-    // L rows of L elements at s (stride `row`), transposed to d.
+    // L columns of as many rows at s (stride `row`) as Q has elements, transposed to d.
+    template <class Q>
     static AICF_HD void turn(const T* s, int64_t row, T* d, int64_t width) {
         Q q[L];
 #pragma GCC unroll 4
-        for (int r = 0; r < L; ++r) q[r] = load<Q>(s + r * row);
+        for (int r = 0; r < L; ++r) q[r] = load_lanes<Q>(s + r * row, s + (r + L) * row);
         transpose(q);
 #pragma GCC unroll 4
         for (int r = 0; r < L; ++r) store(d + r * width, q[r]);
+    }
+
+    // pack() of rows that lie side by side; k >= L.
+    template <class Q = V>
+    static void turn_all(const T* s, int64_t x_step, int64_t k, int64_t count, int64_t width,
+                         T* out) {
+        constexpr int64_t W = sizeof(Q) / sizeof(T);
+        if constexpr (sizeof(Q) > 16)
+            if (count < W) return turn_all<Vec<T, sizeof(Q) / 2>>(s, x_step, k, count, width, out);
+        for (int64_t x = 0;; x = x + 2 * W <= count ? x + W : count - W) {
+            const T* sx = s + x * x_step;
+            T* dx = out + x;
+            for (int64_t p = 0; p + L <= k; p += L) turn<Q>(sx + p, x_step, dx + p * width, width);
+            turn<Q>(sx + k - L, x_step, dx + (k - L) * width, width);
+            if (x + W == count) return;
+        }
     }
 
     // out[p * width + x] = s[p * k_step + x * x_step] for x < count, 0 up to width.
@@ -138,17 +187,11 @@ struct Packer {
         // The last group of L overlaps the one before it: only counts below L go one by one.
         if (x_step == 1 && count >= L) {
             for (int64_t p = 0; p < k; ++p, s += k_step, out += width) {
-                for (int64_t x = 0; x + L <= count; x += L) store(out + x, load<Q>(s + x));
-                store(out + count - L, load<Q>(s + count - L));
+                for (int64_t x = 0; x + L <= count; x += L) store(out + x, load<Lane>(s + x));
+                store(out + count - L, load<Lane>(s + count - L));
             }
         } else if (k_step == 1 && count >= L && k >= L) {
-            for (int64_t x = 0;; x = x + 2 * L <= count ? x + L : count - L) {
-                const T* sx = s + x * x_step;
-                T* dx = out + x;
-                for (int64_t p = 0; p + L <= k; p += L) turn(sx + p, x_step, dx + p * width, width);
-                turn(sx + k - L, x_step, dx + (k - L) * width, width);
-                if (x + L == count) break;
-            }
+            turn_all(s, x_step, k, count, width, out);
         } else {
             for (int64_t p = 0; p < k; ++p)
                 for (int64_t x = 0; x < count; ++x) out[p * width + x] = s[p * k_step + x * x_step];
