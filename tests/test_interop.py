@@ -6,6 +6,7 @@ import aicf
 import numpy as np
 import pytest
 from compare import assert_bits, numpy_dtype
+from tensors import Foreign
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
@@ -223,6 +224,29 @@ def test_copy_and_device():
         live.__dlpack__(stream=7)
 
 
+def test_device_memory_is_refused_on_the_cpu():
+    """Every way in, before anything is written: the host cannot read there."""
+    x = values((3, 4), "float32")
+    there = Foreign(x.ctypes.data, "float32", x.shape, None, device=(2, 0), keep=x)
+    step = identity((3, 4))
+    before = step.state_dict()
+    ways = [
+        lambda: step(x=there),
+        lambda: step.run(x=there),
+        lambda: step.state.__setitem__("s", there),
+        lambda: step.bind(x=there),
+        lambda: step.params.__setitem__("p", there),
+        lambda: step.load_state_dict({**step.state_dict(), "p": there}),
+    ]
+    for way in ways:
+        with pytest.raises(aicf.DeviceUnavailable, match=r'"[xps]".*on cuda:0.*is on cpu; need'):
+            way()
+    for name, array in step.state_dict().items():
+        assert_bits(np.asarray(array), np.asarray(before[name]))
+    with pytest.raises(aicf.DeviceUnavailable, match="cuda:0"):
+        aicf.op_call("copy", [there], [np.empty_like(x)])
+
+
 def test_views_outlive_their_step():
     step = identity((300, 400))
     step.params["p"] = np.ones((300, 400), np.float32)
@@ -337,9 +361,16 @@ def test_exchange_api_both_ways():
 # ---- JAX
 
 
+@pytest.fixture
+def jnp():
+    """jax.numpy, whose arrays are made in host memory."""
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield jax.numpy
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8", "bool"])
-def test_jax(dtype):
-    jnp = pytest.importorskip("jax.numpy")
+def test_jax(dtype, jnp):
     x = (jnp.arange(12).reshape(3, 4) % 7).astype(dtype)
     step = identity((3, 4), dtype)
     back = jnp.from_dlpack(step(x=x)["y"].copy())
@@ -347,9 +378,8 @@ def test_jax(dtype):
     assert bool((jnp.from_dlpack(step(x=x.T.T)["y"].copy()) == x).all())
 
 
-def test_jax_is_never_written():
+def test_jax_is_never_written(jnp):
     """As an input it may be bound, as something the step writes it may not."""
-    jnp = pytest.importorskip("jax.numpy")
     x = jnp.arange(6.0, dtype="float32").reshape(2, 3)
     g = aicf.Graph("writes")
     s = g.state("s", (2, 3))
