@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from compare import assert_bits
 
+# JAX would take most of a GPU's memory from the other processes that test on it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
 FRESH = int(os.environ.get("AICF_TEST_SEED", time.time_ns() % 2**31))
 
 

@@ -453,10 +453,10 @@ void Step::check_fits(const Value& value, const TensorRef& tensor, const char* v
     if (!(tensor.shape == value.type.shape))
         raise(ErrorKind::shape, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
               type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type));
-    if (tensor.device.kind != Device::cpu && !(tensor.device == device()))
+    if (device().kind == Device::cpu && tensor.device.kind != Device::cpu)
         raise(ErrorKind::device_unavailable, verb, ": ", role_name(value.role), " \"", value.name,
-              "\" got a tensor on ", to_string(tensor.device), ", the step is on ",
-              to_string(device()), "; need one there (copy it)");
+              "\" got a tensor on ", to_string(tensor.device),
+              ", the step is on cpu; need one in host memory (copy it)");
 }
 
 void Step::write(const Inputs& values) {
