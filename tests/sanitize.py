@@ -36,6 +36,7 @@ PYTHON_TESTS = [
     "test_optim.py",
     "test_random_graphs.py",
     "test_reduce_fusion.py",
+    "test_large.py",
     "test_row_fusion.py",
     "test_sharing.py",
     "test_step.py",

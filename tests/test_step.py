@@ -575,7 +575,8 @@ def test_input_kinds(device):
         ("torch", lambda t: t.from_numpy(x.copy())),
         ("torch", lambda t: t.from_numpy(x.T.copy()).T),
         ("torch", lambda t: t.from_numpy(x.copy()).requires_grad_()),
-        ("jax", lambda t: t.device_put(x, t.devices(device.replace("cuda", "gpu"))[0])),
+        ("jax", lambda t: t.device_put(x, t.devices("cpu")[0])),
+        *([("jax", lambda t: t.numpy.asarray(x))] if device == "cuda" else []),
     ):
         try:
             kinds.append(make(__import__(module)))

@@ -49,10 +49,16 @@ struct CpuKernel {
 
 constexpr int kBlock = 512;  // elements of a block buffer
 constexpr int kTileRows = 16, kTileBlock = 256;
-constexpr int64_t kStreamed = 4 << 20;  // elements: more than a cache holds
-// Elements of a block whose results are streamed: the processor reads and computes the next while
-// this one is on its way to memory.
-constexpr int kStreamBlock = 256;
+// More than a cache holds: elements that are read, bytes that are written.
+constexpr int64_t kStreamed = 4 << 20, kStreamedBytes = 16 << 20;
+#if defined(__x86_64__)
+constexpr bool kStreams = true;  // there are stores that leave the caches alone
+#else
+constexpr bool kStreams = false;
+#endif
+// Elements of a block whose results are streamed, or few less, of one instruction and of several:
+// the processor reads and computes the next while this one is on its way to memory.
+constexpr int kStreamOne = 128, kStreamBlock = 256;
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
 // Neighbouring results of a reduction to a unit: where the elements lie in memory, few or many, and
@@ -68,6 +74,7 @@ struct InstrDef {
     uint8_t outputs, inputs, scalars;
     uint16_t first_only;  // inputs of which only element 0 is read
     InstrFn fn;
+    bool quick = true;  // takes less time than its result on the way to memory
 };
 
 enum class SlotMode : uint8_t {
@@ -89,8 +96,9 @@ struct Slot {
     SlotMode mode;
     bool output;
     bool streams;  // `stream`, or `linear` where an input lies there too
-    int32_t size;  // of an element
+    int16_t size;  // of an element
 };
+static_assert(sizeof(Slot) == 24);  // as fuse.cpp counts
 
 struct Instr {
     InstrFn fn;
@@ -98,6 +106,7 @@ struct Instr {
     uint8_t operands;
     uint8_t slot[kMaxInstrOperands];
 };
+static_assert(sizeof(Instr) == 40);
 
 /// The tail of a program's argument block; Slot[slots], Instr[instrs] and the strides of every
 /// operand follow.
@@ -118,6 +127,7 @@ struct Program {
         return reinterpret_cast<const int64_t*>(instr() + instrs) + of.operand * rank;
     }
 };
+static_assert(sizeof(Program) <= 192);
 
 // ---- fused reductions ---------------------------------------------------------------------------
 //

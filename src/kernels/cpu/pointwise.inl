@@ -16,6 +16,13 @@ constexpr DType dtype_of<int64_t> = DType::i64;
 template <>
 constexpr DType dtype_of<uint8_t> = DType::u8;
 
+// Functions such as exp are as quick as memory only in the widest vectors.
+#if defined(__AVX512F__)
+constexpr bool kWide = true;
+#else
+constexpr bool kWide = false;
+#endif
+
 // ---- instructions -------------------------------------------------------------------------------
 
 // An output may lie exactly on an input: element i is read before it is written, in any width.
@@ -60,7 +67,7 @@ void map3(int64_t n, void* const* at, const Scalar*) {
 }
 
 template <class F, class T, int Arity, int Scalars, class R, class First>
-void add_instr(Table& table, const char* name, DType in, DType out) {
+void add_instr(Table& table, const char* name, DType in, DType out, bool quick = true) {
     InstrFn fn = nullptr;
     if constexpr (Arity == 1)
         fn = map1<F, T, R, Scalars>;
@@ -68,7 +75,7 @@ void add_instr(Table& table, const char* name, DType in, DType out) {
         fn = map2<F, T, R, Scalars>;
     else
         fn = map3<F, T, First>;
-    table.add(InstrDef{name, in, out, 1, Arity, Scalars, 0, fn});
+    table.add(InstrDef{name, in, out, 1, Arity, Scalars, 0, fn, quick});
 }
 
 // Which types a row of AICF_POINTWISE is compiled for, by its kind.
@@ -77,8 +84,8 @@ struct Row {
     Table& table;
     const char* name;
     template <class T>
-    void same() const {
-        add_instr<F, T, Arity, Scalars, T, T>(table, name, dtype_of<T>, dtype_of<T>);
+    void same(bool quick = true) const {
+        add_instr<F, T, Arity, Scalars, T, T>(table, name, dtype_of<T>, dtype_of<T>, quick);
     }
     template <class T>
     void to_bool() const {
@@ -88,12 +95,12 @@ struct Row {
     void chosen() const {
         add_instr<F, T, Arity, Scalars, T, bool>(table, name, dtype_of<T>, dtype_of<T>);
     }
-    void flt() const {
-        same<float>();
-        same<double>();
+    void flt(bool quick = kWide) const {
+        same<float>(quick);
+        same<double>(quick);
     }
     void num() const {
-        flt();
+        flt(true);
         same<int32_t>();
         same<int64_t>();
         same<uint8_t>();
@@ -404,7 +411,7 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
         if (slot.mode == SlotMode::linear) {
             at[s] = slot.ptr + pos * slot.size;
             // Lines that are only written arrive while the block is computed.
-            if (slot.output && p.total >= kStreamed)
+            if (slot.output && !slot.streams && p.total >= kStreamed)
                 for (int64_t i = 0; i < n * slot.size; i += 64) __builtin_prefetch(at[s] + i, 1);
         } else if (slot.mode == SlotMode::row) {
             const int64_t* strides = p.strides(slot);
@@ -518,17 +525,31 @@ void run_tiles(const Program& p, int64_t begin, int64_t end) {
 void run_program(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     const Program& p = *static_cast<const Program*>(args.tail_ptr());
     if (p.cross >= 0) return run_tiles(p, begin, end);
-    const int64_t pos = begin * p.unit, stop = min64(end * p.unit, p.total);
+    int64_t pos = begin * p.unit;
+    const int64_t stop = min64(end * p.unit, p.total);
     if (pos >= stop) return;
     if (!p.flat) return run_blocks(p, pos, stop);
     const Slot* slots = p.slot();
     const Instr& instr = *p.instr();
-    void* operands[kMaxInstrOperands];
-    for (int i = 0; i < instr.operands; i++) {
-        const Slot& slot = slots[instr.slot[i]];
-        operands[i] = slot.mode == SlotMode::first ? slot.ptr : slot.ptr + pos * slot.size;
+    char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
+    bool streams = false;
+    for (int s = 0; s < p.slots; s++) streams |= slots[s].mode == SlotMode::stream;
+    const int64_t block = streams ? p.block : stop - pos;
+    for (int64_t n; pos < stop; pos += n) {
+        n = min64(block, stop - pos);
+        void* operands[kMaxInstrOperands];
+        for (int i = 0; i < instr.operands; i++) {
+            const Slot& slot = slots[instr.slot[i]];
+            operands[i] = slot.mode == SlotMode::first    ? slot.ptr
+                          : slot.mode == SlotMode::stream ? buffers + slot.buffer
+                                                          : slot.ptr + pos * slot.size;
+        }
+        instr.fn(n, operands, instr.scalars);
+        for (int s = 0; streams && s < p.slots; s++)
+            if (const Slot& slot = slots[s]; slot.mode == SlotMode::stream)
+                stream_out(slot.ptr + pos * slot.size, buffers + slot.buffer, n * slot.size);
     }
-    instr.fn(stop - pos, operands, instr.scalars);
+    if (streams) stream_fence();
 }
 
 void register_pointwise(Table& table) {

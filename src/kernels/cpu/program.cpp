@@ -108,7 +108,8 @@ class Builder {
         bool in_place = program.flat;
         for (const Slot& slot : slots_) {
             program.streams |= slot.streams;
-            program.flat &= slot.mode == SlotMode::linear || slot.mode == SlotMode::first;
+            program.flat &= slot.mode == SlotMode::linear || slot.mode == SlotMode::first ||
+                            slot.mode == SlotMode::stream;
             in_place &= slot.mode == SlotMode::linear || slot.mode == SlotMode::row ||
                         slot.mode == SlotMode::first || slot.mode == SlotMode::given;
         }
@@ -187,7 +188,7 @@ class Builder {
     int add_slot(DType dtype) {
         Slot slot{};
         slot.operand = -1;
-        slot.size = static_cast<int32_t>(dtype_size(dtype));
+        slot.size = static_cast<int16_t>(dtype_size(dtype));
         slots_.push_back(slot);
         dtypes_.push_back(dtype);
         return static_cast<int>(slots_.size()) - 1;
@@ -213,6 +214,7 @@ class Builder {
               const std::vector<double>& scalars) {
         Instr instr{};
         instr.fn = def.fn;
+        quick_ = def.quick || !instrs_.empty();
         for (size_t i = 0; i < scalars.size() && i < 2; i++) instr.scalars[i].f = scalars[i];
         for (int slot : outputs) instr.slot[instr.operands++] = static_cast<uint8_t>(slot);
         for (size_t i = 0; i < inputs.size(); i++) {
@@ -294,10 +296,18 @@ class Builder {
 
     /// Results that no cache holds go past it, but around another op, where they are read soon.
     void choose_stream() {
-        int64_t total = 1;
-        for (int64_t size : shape_) total *= size;
-        streamed_ = total >= kStreamed && tiles_ && product_ < 0;
-        if (streamed_ && rows_ && cross_ < 0) block_ = kStreamBlock;
+        if (!kStreams || !quick_ || !tiles_ || product_ >= 0) return;
+        total_ = 1;
+        for (int64_t size : shape_) total_ *= size;
+        if (!rows_ || cross_ >= 0 || shape_.empty() ||
+            std::none_of(slots_.begin(), slots_.end(), [&](const Slot& s) { return large(s); }))
+            return;
+        const int64_t most = instrs_.size() == 1 ? kStreamOne : kStreamBlock;
+        const int64_t row = shape_.back(), parts = (row + most - 1) / most;
+        block_ = ((row + parts - 1) / parts + 63) / 64 * 64;  // no row ends in a short one
+    }
+    bool large(const Slot& slot) const {
+        return slot.output && total_ * slot.size >= kStreamedBytes;
     }
 
     void choose_modes() {
@@ -327,7 +337,7 @@ class Builder {
                 if (slot.mode == SlotMode::gather && !slot.output && cross_ >= 0 &&
                     strides[cross_] == 1)
                     slot.mode = SlotMode::tile;
-                slot.streams = streamed_ && slot.output && slot.mode == SlotMode::linear;
+                slot.streams = large(slot) && slot.mode == SlotMode::linear;
                 if (slot.streams) slot.mode = SlotMode::stream;
             }
             if (slot.mode != SlotMode::linear && slot.mode != SlotMode::row &&
@@ -348,7 +358,9 @@ class Builder {
     int64_t row_ = 0;  // elements of a row of the product
     std::vector<int64_t> shape_;
     std::vector<std::vector<int64_t>> strides_;
-    bool rows_ = false, streamed_ = false;
+    bool rows_ = false;
+    bool quick_ = true;  // or of several instructions
+    int64_t total_ = 0;  // elements, where results may be streamed
     int cross_ = -1;
     int64_t block_ = kBlock, buffer_bytes_ = 0;
     std::vector<Held> held_;
@@ -599,17 +611,12 @@ void bind_program(ArgBlock& args, uint32_t at) {
     Slot* const slots = program.slot();
     for (Slot* slot = slots; slot < slots + program.slots; slot++)
         if (slot->operand >= 0) slot->ptr = static_cast<char*>(args.operand(slot->operand).ptr);
-    if (!program.streams) return;
-    program.flat = program.instrs == 1;
     for (Slot* slot = slots; slot < slots + program.slots; slot++) {
-        if (slot->streams)  // what is read there has its lines in the caches
-            slot->mode = std::any_of(slots, slots + program.slots,
-                                     [&](const Slot& other) {
-                                         return !other.output && other.ptr == slot->ptr;
-                                     })
-                             ? SlotMode::linear
-                             : SlotMode::stream;
-        program.flat &= slot->mode == SlotMode::linear || slot->mode == SlotMode::first;
+        if (!slot->streams) continue;
+        const bool read = std::any_of(slots, slots + program.slots, [&](const Slot& other) {
+            return !other.output && other.ptr == slot->ptr;
+        });
+        slot->mode = read ? SlotMode::linear : SlotMode::stream;  // what is read lies in the caches
     }
 }
 

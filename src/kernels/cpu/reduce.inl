@@ -16,6 +16,7 @@ constexpr int64_t kTile = 4096;    // elements that rows are taken in
 constexpr int64_t kJoined = 256;   // results to a unit that joins groups
 constexpr int64_t kFarLeaves = 4;  // of a stream before another begins
 constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kShares = 8;  // so many threads are enough for what memory yields
 
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
@@ -63,6 +64,11 @@ void plan_units(ReducePlan& p, int64_t size, int64_t most = 0) {
             most = p.streamed             ? (pages ? 4 * kPageBytes : kPageBytes / 2) / size
                    : p.chain == 0 && many ? kWideStrip
                                           : kStrip;
+        const auto shares = [&] {
+            const int64_t strips = (p.kept[last] + most - 1) / most;
+            return p.results / p.kept[last] * strips * ((n + kTreeLeaf - 1) / kTreeLeaf);
+        };
+        while (most > 0 && pages && most * size > kPageBytes && shares() < kShares) most /= 2;
         p.strips = (p.kept[last] + most - 1) / most;
         p.strip = (p.kept[last] + p.strips - 1) / p.strips;
         p.units = p.results / p.kept[last] * p.strips;

@@ -265,8 +265,9 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
     return t[0];
 }
 
-/// Streams that are read side by side, a few hundred bytes of each in turn: the processor fetches
-/// ahead of all of them, and so draws more from the memory than along one.
+/// Streams that are read side by side, a few hundred bytes of each in turn, or a leaf where
+/// registers hold one: the processor fetches ahead of all of them, and so draws more from the
+/// memory than along one.
 constexpr int kAbreast = 4;
 
 /// A whole leaf of each of kAbreast streams.
