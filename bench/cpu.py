@@ -304,9 +304,10 @@ def long_reading(call):
 
 
 def scaling(rounds, threads):
-    """The large network with 1 thread and with all, and with all while the cores are busy."""
-    if threads < 2:
-        return
+    """The large network with 1 thread and with all, and with all while the cores are busy.
+
+    One thread beside one busy process shows what a program loses that waits for nobody.
+    """
     call, _, _ = mlp.PEERS["aicf call"](LARGE)
 
     def limited(count):
@@ -317,7 +318,8 @@ def scaling(rounds, threads):
         f"aicf {threads} threads": (functools.partial(limited, threads), 1),
         "aicf 1 thread": (functools.partial(limited, 1), 1),
     }
-    yield row(f"{LARGE}, scaling", calls, rounds)
+    if threads > 1:
+        yield row(f"{LARGE}, scaling", calls, rounds)
     peers = {"aicf": functools.partial(limited, threads), "jax": mlp.PEERS["jax jit"](LARGE)[0]}
     busy_taken, taken = {"aicf": [], "jax": []}, {"aicf": [], "aicf, cores busy": []}
     for turn in range(rounds):
