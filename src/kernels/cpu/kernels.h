@@ -115,7 +115,7 @@ struct Program {
     int64_t buffer_bytes;
     int32_t rank, slots, instrs;
     int32_t cross;  // the axis along which `tile` operands are contiguous; -1: there are none
-    bool flat;      // one instruction, every operand used in place
+    bool flat;      // one instruction, every operand used in place or streamed
     bool rows;      // blocks stay within a row
     bool streams;   // some result may be streamed
     int64_t shape[kMaxDims];
