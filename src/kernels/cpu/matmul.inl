@@ -313,17 +313,19 @@ void thin(int64_t k, const T* a, int64_t a_row, const T* b, int64_t b_row, T* c,
 template <class T>
 constexpr int64_t kResident = 24576 / sizeof(T);
 
-// A panel of k holds whole chunks, because a chunk's accumulators never leave the registers.
+// A panel of k holds whole chunks, because a chunk's accumulators never leave the registers; the
+// last one also what would be a panel of few terms.
 struct Blocks {
     int64_t m, n, k;
 };
+constexpr int64_t kFewTerms = 32;
 template <class T>
 AICF_HD Blocks blocks(int64_t k, int64_t chunk) {
-    constexpr int64_t kPanel = 256, kA = 61440 * 4 / sizeof(T), kB = 524288 * 4 / sizeof(T);
+    constexpr int64_t kPanel = 256, kA = 65536 * 4 / sizeof(T), kB = 524288 * 4 / sizeof(T);
     const int64_t kc = min(k, chunk >= kPanel ? chunk : kPanel / chunk * chunk);
-    const int64_t depth = max(kc, kPanel);
-    if (depth == kPanel) return {kA / kPanel, kB / kPanel, kc};  // no division on the usual way
-    return {max(kA / depth, 2 * kMainRows), max(kB / depth / 64 * 64, 64), kc};
+    if (kc <= kPanel / 2) return {2 * kA / kPanel, kB / kPanel, kc};
+    if (kc <= kPanel) return {kA / kPanel, kB / kPanel, kc};  // no division on the usual way
+    return {max(kA / kc, 2 * kMainRows), max(kB / kc / 64 * 64, 64), kc};
 }
 
 // Bytes of packing space; also enough for any part of the same product, and for its transpose.
@@ -333,7 +335,8 @@ int64_t share(int64_t m, int64_t n, int64_t k, int64_t chunk) {
     const int64_t pad = kBytes / sizeof(T) * 2;
     const int64_t straight = min(m, s.m) + min(n + pad, s.n),
                   swapped = min(n, s.m) + min(m + pad, s.n);
-    return (max(straight, swapped) * s.k * int64_t(sizeof(T)) + 127) / 64 * 64;
+    const int64_t depth = min(k, s.k + kFewTerms);
+    return (max(straight, swapped) * depth * int64_t(sizeof(T)) + 127) / 64 * 64;
 }
 
 // Two shapes that need no tiles; false for all others.
@@ -396,12 +399,17 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
     const bool pack_a = convert || (a_row != 1 && a_col != 1) || (n > 128 && m > 1);
     const bool pack_b = convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > 8192);
     const bool row_a = !pack_a && a_row != 1;
-    T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * s.k;
+    T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * min(k, s.k + kFewTerms);
 
     for (int64_t j0 = 0; j0 < n; j0 += s.n) {
         const int64_t nb = min(s.n, n - j0);
-        for (int64_t p0 = 0; p0 < k; p0 += s.k) {
-            const int64_t kb = min(s.k, k - p0);
+        for (int64_t p0 = 0, kb; p0 < k; p0 += kb) {
+            kb = k - p0 <= s.k + kFewTerms ? k - p0 : s.k;
+            // The operand that stays in the first-level cache is the inner one's partner: a strip
+            // of B under all rows, or, where the whole panel of B is small, a band of C written in
+            // one go. A strip that no later block of A reads gives its place to the next.
+            const bool strips = kb * nb > kResident<T>;
+            const int64_t place = strips && m <= s.m ? 0 : kb;
             for (int64_t i0 = 0; i0 < m; i0 += s.m) {
                 const int64_t mb = min(s.m, m - i0);
                 // Rows are dealt out evenly: 8 as 4 + 4, not 6 + 2.
@@ -415,7 +423,7 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     const bool own_b = pack_b || cols < width;  // padded, so that loads stay inside
                     const S* as = a + (i0 + i) * a_row + p0 * a_col;
                     const S* bs = b + p0 * b_row + (j0 + j) * b_col;
-                    T *const ap = packed_a + i * kb, *const bp = packed_b + j * kb;
+                    T *const ap = packed_a + i * kb, *const bp = packed_b + j * place;
                     if (pack_a && j == 0) pack(as, a_col, a_row, kb, rows, rows, ap);
                     if (own_b && i0 + i == 0) pack(bs, b_row, b_col, kb, cols, width, bp);
                     const T* const at = pack_a ? ap : reinterpret_cast<const T*>(as);
@@ -426,7 +434,7 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     T* const ct = c + (i0 + i) * c_row + (j0 + j) * c_col;
                     const TileFn<T> fn = kTiles<T>.at[strip][row_a][own_b][rows];
                     // What the next tiles will pack arrives while this one computes.
-                    if (kb * nb > kResident<T>) {
+                    if (strips) {
                         if (pack_b && i0 == 0)
                             fetch(bs + width * b_col, b_row, b_col, kb, min(width, nb - j - width),
                                   t, tiles);
@@ -444,10 +452,7 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     }
                     return j + width;
                 };
-                // The operand that stays in the first-level cache is the inner one's partner: a
-                // strip of B under all rows, or, where the whole panel of B is small, a band of C
-                // written in one go.
-                if (kb * nb <= kResident<T>) {
+                if (!strips) {
                     for (int64_t t = 0; t < tiles; ++t)
                         for (int64_t j = 0; j < nb;) j = cell(t, j, strip_for<T>(m, nb - j));
                 } else {

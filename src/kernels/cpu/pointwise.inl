@@ -533,7 +533,7 @@ void run_program(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     const Instr& instr = *p.instr();
     char* buffers = static_cast<char*>(__builtin_alloca_with_align(size_t(p.buffer_bytes), 512));
     bool streams = false;
-    for (int s = 0; s < p.slots; s++) streams |= slots[s].mode == SlotMode::stream;
+    for (int s = 0; p.streams && s < p.slots; s++) streams |= slots[s].mode == SlotMode::stream;
     const int64_t block = streams ? p.block : stop - pos;
     for (int64_t n; pos < stop; pos += n) {
         n = min64(block, stop - pos);
