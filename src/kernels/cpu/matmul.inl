@@ -224,7 +224,8 @@ AICF_HD void fetch(const S* s, int64_t k_step, int64_t x_step, int64_t k, int64_
                 __builtin_prefetch(s + x * x_step + p, 0, 2);
     } else {
         for (int64_t p = k * t / parts; p < k * (t + 1) / parts; ++p)
-            __builtin_prefetch(s + p * k_step, 0, 2);
+            for (int64_t x = 0; x < count; x += 64 / sizeof(S))
+                __builtin_prefetch(s + p * k_step + x, 0, 2);
     }
 }
 
