@@ -276,7 +276,7 @@ def test_product_of_integers_is_exact(order, dtype, device, make_rng):
     half = dtype in ("float16", "bfloat16")
     cases = [tuple(rng.choice(SIZES, 3)) for _ in range(60 if device == "cpu" else 8)]
     cases += [(1, 300, 1), (1, 513, 40), (40, 513, 1), (257, 9, 5), (5, 9, 257), (130, 700, 130)]
-    cases += [(300, 128, 100), (129, 784, 70)]
+    cases += [(300, 288, 130), (520, 128, 70), (129, 784, 70)]
     for m, k, n in cases:
         a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (k, n))
         if half:  # few terms, so that the result itself fits
@@ -287,23 +287,34 @@ def test_product_of_integers_is_exact(order, dtype, device, make_rng):
         assert np.array_equal(got.astype(np.int64), want), (m, k, n)
 
 
+def assert_chain(a, b, device, order):
+    """256 terms at a time, added up in order: whatever else is computed beside them, and how."""
+    got = product(a, b, device, order)
+    starts = range(0, len(b), 256)
+    sums = [product(a[:, p : p + 256], b[p : p + 256], device, order) for p in starts]
+    want = sums[0]
+    for more in sums[1:]:
+        want = want + more
+    assert np.array_equal(got, want), (a.shape, b.shape)
+    for i in (0, len(a) // 2, max(len(a) - 5, 0)):
+        part = product(a[i : i + 5], b[:, -3:], device, order)
+        assert np.array_equal(part, got[i : i + 5, -3:]), (a.shape, b.shape)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("order", ["ii", "ij", "ji", "jj"])
 def test_product_is_a_chain(order, dtype, device, make_rng):
-    """256 terms at a time, added up in order: whatever else is computed beside them, and how."""
+    """At the edges of panels and of blocks of rows, on one thread and shared out."""
     rng = make_rng(8)
     shapes = [(128, 784, 70), (300, 288, 130), (520, 128, 70), (257, 289, 65), (14, 545, 300)]
-    for m, k, n in [*shapes, (1, 600, 90), (90, 600, 1), (700, 260, 20)]:
-        a, b = rng.standard_normal((m, k)).astype(dtype), rng.standard_normal((k, n)).astype(dtype)
-        got = product(a, b, device, order)
-        sums = [product(a[:, p : p + 256], b[p : p + 256], device, order) for p in range(0, k, 256)]
-        want = sums[0]
-        for more in sums[1:]:
-            want = want + more
-        assert np.array_equal(got, want), (m, k, n)
-        i, j = rng.integers(m), rng.integers(n)
-        part = product(a[i : i + 5], b[:, j : j + 3], device, order)
-        assert np.array_equal(part, got[i : i + 5, j : j + 3]), (m, k, n)
+    try:
+        for threads in (1, 3) if device == "cpu" else (0,):
+            aicf.set_num_threads(threads)
+            for m, k, n in [*shapes, (1, 600, 90), (90, 600, 1), (700, 260, 20)]:
+                a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+                assert_chain(a.astype(dtype), b.astype(dtype), device, order)
+    finally:
+        aicf.set_num_threads(0)
 
 
 # ---- indices beyond 32 bits

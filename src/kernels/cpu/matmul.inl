@@ -224,7 +224,7 @@ AICF_HD void fetch(const S* s, int64_t k_step, int64_t x_step, int64_t k, int64_
                 __builtin_prefetch(s + x * x_step + p, 0, 2);
     } else {
         for (int64_t p = k * t / parts; p < k * (t + 1) / parts; ++p)
-            for (int64_t x = 0; x < count; x += 64 / sizeof(S))
+            for (int64_t x = count - 1; x >= 0; x -= int64_t(64 / sizeof(S)))
                 __builtin_prefetch(s + p * k_step + x, 0, 2);
     }
 }
@@ -317,16 +317,17 @@ constexpr int64_t kResident = 24576 / sizeof(T);
 // A panel of k holds whole chunks, because a chunk's accumulators never leave the registers; the
 // last one also what would be a panel of few terms.
 struct Blocks {
-    int64_t m, n, k;
+    int64_t m, n, k, deepest;  // deepest: the most terms of a panel
 };
 constexpr int64_t kFewTerms = 32;
 template <class T>
 AICF_HD Blocks blocks(int64_t k, int64_t chunk) {
     constexpr int64_t kPanel = 256, kA = 65536 * 4 / sizeof(T), kB = 524288 * 4 / sizeof(T);
     const int64_t kc = min(k, chunk >= kPanel ? chunk : kPanel / chunk * chunk);
-    if (kc <= kPanel / 2) return {2 * kA / kPanel, kB / kPanel, kc};
-    if (kc <= kPanel) return {kA / kPanel, kB / kPanel, kc};  // no division on the usual way
-    return {max(kA / kc, 2 * kMainRows), max(kB / kc / 64 * 64, 64), kc};
+    const int64_t deepest = min(k, kc + kFewTerms);
+    if (kc <= kPanel / 2) return {2 * kA / kPanel, kB / kPanel, kc, deepest};
+    if (kc <= kPanel) return {kA / kPanel, kB / kPanel, kc, deepest};  // the usual: no division
+    return {max(kA / kc, 2 * kMainRows), max(kB / kc / 64 * 64, 64), kc, deepest};
 }
 
 // Bytes of packing space; also enough for any part of the same product, and for its transpose.
@@ -336,8 +337,7 @@ int64_t share(int64_t m, int64_t n, int64_t k, int64_t chunk) {
     const int64_t pad = kBytes / sizeof(T) * 2;
     const int64_t straight = min(m, s.m) + min(n + pad, s.n),
                   swapped = min(n, s.m) + min(m + pad, s.n);
-    const int64_t depth = min(k, s.k + kFewTerms);
-    return (max(straight, swapped) * depth * int64_t(sizeof(T)) + 127) / 64 * 64;
+    return (max(straight, swapped) * s.deepest * int64_t(sizeof(T)) + 127) / 64 * 64;
 }
 
 // Two shapes that need no tiles; false for all others.
@@ -400,17 +400,17 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
     const bool pack_a = convert || (a_row != 1 && a_col != 1) || (n > 128 && m > 1);
     const bool pack_b = convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > 8192);
     const bool row_a = !pack_a && a_row != 1;
-    T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * min(k, s.k + kFewTerms);
+    T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * s.deepest;
 
     for (int64_t j0 = 0; j0 < n; j0 += s.n) {
         const int64_t nb = min(s.n, n - j0);
         for (int64_t p0 = 0, kb; p0 < k; p0 += kb) {
-            kb = k - p0 <= s.k + kFewTerms ? k - p0 : s.k;
+            kb = k - p0 <= s.deepest ? k - p0 : s.k;
             // The operand that stays in the first-level cache is the inner one's partner: a strip
             // of B under all rows, or, where the whole panel of B is small, a band of C written in
             // one go. A strip that no later block of A reads gives its place to the next.
             const bool strips = kb * nb > kResident<T>;
-            const int64_t place = strips && m <= s.m ? 0 : kb;
+            const int64_t b_apart = strips && m <= s.m ? 0 : kb;  // elements a column of B
             for (int64_t i0 = 0; i0 < m; i0 += s.m) {
                 const int64_t mb = min(s.m, m - i0);
                 // Rows are dealt out evenly: 8 as 4 + 4, not 6 + 2.
@@ -424,7 +424,7 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     const bool own_b = pack_b || cols < width;  // padded, so that loads stay inside
                     const S* as = a + (i0 + i) * a_row + p0 * a_col;
                     const S* bs = b + p0 * b_row + (j0 + j) * b_col;
-                    T *const ap = packed_a + i * kb, *const bp = packed_b + j * place;
+                    T *const ap = packed_a + i * kb, *const bp = packed_b + j * b_apart;
                     if (pack_a && j == 0) pack(as, a_col, a_row, kb, rows, rows, ap);
                     if (own_b && i0 + i == 0) pack(bs, b_row, b_col, kb, cols, width, bp);
                     const T* const at = pack_a ? ap : reinterpret_cast<const T*>(as);
@@ -576,19 +576,6 @@ void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* 
 }
 
 }  // namespace mm
-
-// One matrix product; strides in elements. `workspace` holds gemm_share<T>() bytes.
-template <class T>
-void gemm(const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row, int64_t b_col, T* c,
-          int64_t c_row, int64_t c_col, int64_t m, int64_t n, int64_t k, int64_t chunk,
-          void* workspace) {
-    mm::product<T, T>(a, a_row, a_col, b, b_row, b_col, c, c_row, c_col, m, n, k, chunk, workspace);
-}
-
-template <class T>
-int64_t gemm_share(int64_t m, int64_t n, int64_t k, int64_t chunk) {
-    return mm::share<T>(m, n, k, chunk);
-}
 
 // The gemm kernel: in(0) = A [..., M, K], in(1) = B [..., K, N], out(0) = C [..., M, N] of equal
 // rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c), scalar(1).i a
