@@ -330,6 +330,14 @@ AICF_HD Blocks blocks(int64_t k, int64_t chunk) {
     return {max(kA / kc, 2 * kMainRows), max(kB / kc / 64 * 64, 64), kc, deepest};
 }
 
+// Up to so many tiles of rows, packing a strip of B costs more than it saves; but a cache keeps few
+// of the rows that lie whole pages apart.
+constexpr int64_t kFewTiles = kBytes == 64 ? 24 : 12;
+template <class T>
+AICF_HD bool spread(int64_t row) {
+    return row * int64_t(sizeof(T)) % 4096 != 0;
+}
+
 // Bytes of packing space; also enough for any part of the same product, and for its transpose.
 template <class T>
 int64_t share(int64_t m, int64_t n, int64_t k, int64_t chunk) {
@@ -397,8 +405,14 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
             return;
     }
     const Blocks s = blocks<T>(k, chunk);
-    const bool pack_a = convert || (a_row != 1 && a_col != 1) || (n > 128 && m > 1);
-    const bool pack_b = convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > 8192);
+    // B is read where it lies if few tiles share a strip; so are the columns of a transposed A
+    // where a tile's rows are most of a cache line.
+    const bool few_tiles = m <= kFewTiles * kMainRows && spread<T>(b_row);
+    const bool columns_of_a = a_row == 1 && kBytes == 64 && spread<T>(a_col);
+    const bool pack_a =
+        convert || (a_row != 1 && a_col != 1) || (n > 128 && m > 1 && !columns_of_a);
+    const bool pack_b =
+        convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > 8192 && !few_tiles);
     const bool row_a = !pack_a && a_row != 1;
     T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * s.deepest;
 
@@ -409,8 +423,8 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
             // The operand that stays in the first-level cache is the inner one's partner: a strip
             // of B under all rows, or, where the whole panel of B is small, a band of C written in
             // one go. A strip that no later block of A reads gives its place to the next.
-            const bool strips = kb * nb > kResident<T>;
-            const int64_t b_apart = strips && m <= s.m ? 0 : kb;  // elements a column of B
+            const bool strips = kb * nb > kResident<T>, again = strips && m > s.m;
+            const int64_t b_apart = strips && !again ? 0 : kb;  // elements a column of B
             for (int64_t i0 = 0; i0 < m; i0 += s.m) {
                 const int64_t mb = min(s.m, m - i0);
                 // Rows are dealt out evenly: 8 as 4 + 4, not 6 + 2.
@@ -434,8 +448,9 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     const int64_t b_step = own_b ? width : b_row;
                     T* const ct = c + (i0 + i) * c_row + (j0 + j) * c_col;
                     const TileFn<T> fn = kTiles<T>.at[strip][row_a][own_b][rows];
-                    // What the next tiles will pack arrives while this one computes.
-                    if (strips) {
+                    // What the next tiles will pack arrives while this one computes, where operands
+                    // are too large to be near by themselves.
+                    if (again) {
                         if (pack_b && i0 == 0)
                             fetch(bs + width * b_col, b_row, b_col, kb, min(width, nb - j - width),
                                   t, tiles);

@@ -74,7 +74,7 @@ void plan_units(ReducePlan& p, int64_t size, int64_t most = 0) {
         p.units = p.results / p.kept[last] * p.strips;
     } else {
         p.strips = 1;
-        const bool several = p.streamed && p.results >= 16 * kAbreast;
+        const bool several = kDrawsAbreast && p.streamed && p.results >= 16 * kAbreast;
         p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : several ? kAbreast : 1;
         p.units = (p.results + p.strip - 1) / p.strip;
     }
@@ -573,7 +573,8 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
         }
         if constexpr (same_bits<E, A>) {
             const bool dense = !made && p.reduced.dense && p.chain == 0 && first < stop;
-            for (; dense && p.streamed && n >= kTile && r + kAbreast <= last; r += kAbreast) {
+            for (; kDrawsAbreast && dense && p.streamed && n >= kTile && r + kAbreast <= last;
+                 r += kAbreast) {
                 const A* rows[kAbreast];
                 A values[kAbreast];
                 int64_t put_at[kAbreast];
@@ -587,7 +588,7 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
             for (; dense && r < last; r++) {
                 place(r, unit, &from, &to);
                 const A value = dense_tree<Op>(reinterpret_cast<const A*>(x + from) + first,
-                                               stop - first, p.streamed);
+                                               stop - first, kDrawsAbreast && p.streamed);
                 if (p.groups > 1)
                     parts[g * p.results + r] = value;
                 else

@@ -198,29 +198,36 @@ AICF_INLINE int64_t power_of_two_from(int64_t n) {
     return n <= 1 ? 1 : int64_t(1) << (64 - __builtin_clzll(uint64_t(n - 1)));
 }
 
+/// Halves the lanes of a vector until one is left.
+template <class Op, class A, int Bytes>
+AICF_INLINE A halve_vector(typename Simd<A, Bytes>::V v) {
+    typedef Simd<A, (Bytes > 16 ? Bytes / 2 : 0)> Half;
+    A t[Bytes / int(sizeof(A))];
+    Simd<A, Bytes>::get(v, t);
+    if constexpr (Bytes > 16) {
+        const auto low = Half::load(t), high = Half::load(t + Half::lanes);
+        return halve_vector<Op, A, Bytes / 2>(Op::template join<Half>(low, high));
+    } else {
+#pragma GCC unroll 2
+        for (int h = Bytes / int(sizeof(A)) / 2; h > 0; h /= 2) {
+#pragma GCC unroll 2
+            for (int i = 0; i < h; i++) t[i] = Op::template join<Half>(t[i], t[i + h]);
+        }
+        return t[0];
+    }
+}
+
 /// Halves the lanes that N vectors hold until one is left.
 template <class Op, class A, int N>
 AICF_INLINE A halve_lanes(typename Simd<A, kVectorBytes>::V (&v)[N]) {
     typedef Simd<A, kVectorBytes> S;
-    typedef Simd<A, 0> One;
 #pragma GCC unroll 8
     for (int h = N / 2; h > 0; h /= 2) {
 #pragma GCC unroll 32
         for (int i = 0; i < h; i++) v[i] = Op::template join<S>(v[i], v[i + h]);
     }
-    A t[S::lanes];
-    S::get(v[0], t);
-#pragma GCC unroll 8
-    for (int h = S::lanes / 2; h > 0; h /= 2) {
-#pragma GCC unroll 16
-        for (int i = 0; i < h; i++) t[i] = Op::template join<One>(t[i], t[i + h]);
-    }
-    return t[0];
+    return halve_vector<Op, A, kVectorBytes>(v[0]);
 }
-
-/// Whether the registers hold all lanes of a leaf, so that it is read in the order of memory.
-template <class A>
-constexpr bool lanes_fit = kTreeLanes * int64_t(sizeof(A)) <= 8 * 64 && kVectorBytes == 64;
 
 /// One leaf of n in [1, 512] elements.
 template <class Op, class A>
@@ -229,15 +236,6 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
     typedef Simd<A, 0> One;
     typedef typename S::V V;
     constexpr int L = S::lanes, N = int(kTreeLanes) / L;
-    if (n == kTreeLeaf && lanes_fit<A>) {
-        V v[N];
-#pragma GCC unroll 8
-        for (int i = 0; i < N; i++) v[i] = S::load(x + i * L);
-        for (int64_t at = kTreeLanes; at < kTreeLeaf; at += kTreeLanes)
-#pragma GCC unroll 8
-            for (int i = 0; i < N; i++) v[i] = Op::template join<S>(v[i], S::load(x + at + i * L));
-        return halve_lanes<Op, A>(v);
-    }
     if (n == kTreeLeaf) {
         V v[N / 2];
         const auto lane = [&](int i) __attribute__((always_inline)) {
@@ -265,9 +263,10 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
     return t[0];
 }
 
-/// Streams that are read side by side, a few hundred bytes of each in turn, or a leaf where
-/// registers hold one: the processor fetches ahead of all of them, and so draws more from the
-/// memory than along one.
+/// Streams that are read side by side, a few hundred bytes of each in turn: a processor may fetch
+/// ahead of all of them, and so draw more from the memory than along one. Loads of whole lines draw
+/// as much from one, or more.
+constexpr bool kDrawsAbreast = kVectorBytes < 64;
 constexpr int kAbreast = 4;
 
 /// A whole leaf of each of kAbreast streams.
@@ -276,10 +275,6 @@ __attribute__((noinline)) void leaves_abreast(const A* const* x, int64_t at, A* 
     typedef Simd<A, kVectorBytes> S;
     typedef typename S::V V;
     constexpr int N = int(kTreeLanes) / S::lanes, kPiece = 256 / kVectorBytes;
-    if constexpr (lanes_fit<A>) {
-        for (int s = 0; s < kAbreast; s++) results[s] = leaf<Op>(x[s] + at, kTreeLeaf);
-        return;
-    }
     V v[kAbreast][N];
     for (int first = 0; first < 4 * N; first += kPiece) {
         const int to = first % N;
