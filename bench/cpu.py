@@ -114,7 +114,8 @@ def small(rounds, threads):
 
 def large(rounds, threads):
     """The training step of a 784-512-512-10 network, batch 128."""
-    yield row(LARGE, steps(LARGE, "aicf call", PEER_STEPS), rounds)
+    for ours in ("aicf call", "aicf replay(100)"):
+        yield row(f"{LARGE}, {ours}", steps(LARGE, ours, PEER_STEPS), rounds)
 
 
 def gemm(rounds, threads):
