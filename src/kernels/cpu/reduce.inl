@@ -185,8 +185,9 @@ A dense_tree(const A* x, int64_t n, bool abreast) {
         return Op::template join<S>(whole, dense_tree<Op>(x + done, n - done, true));
     }
     Tree<Op, S> tree;
-    for (int64_t at = 0; at < n; at += kTreeLeaf)
-        tree.push(leaf<Op>(x + at, min64(kTreeLeaf, n - at)));
+    int64_t at = 0;
+    for (; at + kTreeLeaf <= n; at += kTreeLeaf) tree.push(whole_leaf<Op>(x + at));
+    if (at < n) tree.push(leaf<Op>(x + at, n - at));
     return tree.result();
 }
 

@@ -229,25 +229,28 @@ AICF_INLINE A halve_lanes(typename Simd<A, kVectorBytes>::V (&v)[N]) {
     return halve_vector<Op, A, kVectorBytes>(v[0]);
 }
 
+template <class Op, class A>
+AICF_INLINE A whole_leaf(const A* x) {
+    typedef Simd<A, kVectorBytes> S;
+    typedef typename S::V V;
+    constexpr int L = S::lanes, N = int(kTreeLanes) / L;
+    V v[N / 2];
+    const auto lane = [&](int i) __attribute__((always_inline)) {
+        const A* at = x + i * L;
+        V s = Op::template join<S>(S::load(at), S::load(at + kTreeLanes));
+        s = Op::template join<S>(s, S::load(at + 2 * kTreeLanes));
+        return Op::template join<S>(s, S::load(at + 3 * kTreeLanes));
+    };
+#pragma GCC unroll 32
+    for (int i = 0; i < N / 2; i++) v[i] = Op::template join<S>(lane(i), lane(i + N / 2));
+    return halve_lanes<Op, A>(v);
+}
+
 /// One leaf of n in [1, 512] elements.
 template <class Op, class A>
 __attribute__((noinline)) A leaf(const A* x, int64_t n) {
-    typedef Simd<A, kVectorBytes> S;
     typedef Simd<A, 0> One;
-    typedef typename S::V V;
-    constexpr int L = S::lanes, N = int(kTreeLanes) / L;
-    if (n == kTreeLeaf) {
-        V v[N / 2];
-        const auto lane = [&](int i) __attribute__((always_inline)) {
-            const A* at = x + i * L;
-            V s = Op::template join<S>(S::load(at), S::load(at + kTreeLanes));
-            s = Op::template join<S>(s, S::load(at + 2 * kTreeLanes));
-            return Op::template join<S>(s, S::load(at + 3 * kTreeLanes));
-        };
-#pragma GCC unroll 32
-        for (int i = 0; i < N / 2; i++) v[i] = Op::template join<S>(lane(i), lane(i + N / 2));
-        return halve_lanes<Op, A>(v);
-    }
+    if (n == kTreeLeaf) return whole_leaf<Op>(x);
     // A missing element changes nothing, so it is left out.
     alignas(64) A t[kTreeLanes];
     const int64_t lanes = min64(n, kTreeLanes);
