@@ -331,12 +331,14 @@ AICF_HD Blocks blocks(int64_t k, int64_t chunk) {
 }
 
 // Up to so many tiles of rows, packing a strip of B costs more than it saves; but a cache keeps few
-// of the rows that lie whole pages apart.
-constexpr int64_t kFewTiles = kBytes == 64 ? 24 : 12;
+// of the rows that lie whole pages apart (or all at one place).
+constexpr int64_t kFewTiles = 12;
 template <class T>
-AICF_HD bool spread(int64_t row) {
-    return row * int64_t(sizeof(T)) % 4096 != 0;
+AICF_HD bool between_pages(int64_t step) {
+    return step * int64_t(sizeof(T)) % 4096 != 0;
 }
+// An operand B of more bytes is not near by itself, and its lines are asked for ahead.
+constexpr int64_t kFarBytes = 2 << 20;
 
 // Bytes of packing space; also enough for any part of the same product, and for its transpose.
 template <class T>
@@ -407,8 +409,8 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
     const Blocks s = blocks<T>(k, chunk);
     // B is read where it lies if few tiles share a strip; so are the columns of a transposed A
     // where a tile's rows are most of a cache line.
-    const bool few_tiles = m <= kFewTiles * kMainRows && spread<T>(b_row);
-    const bool columns_of_a = a_row == 1 && kBytes == 64 && spread<T>(a_col);
+    const bool few_tiles = m <= kFewTiles * kMainRows && between_pages<T>(b_row);
+    const bool columns_of_a = a_row == 1 && kBytes == 64 && between_pages<T>(a_col);
     const bool pack_a =
         convert || (a_row != 1 && a_col != 1) || (n > 128 && m > 1 && !columns_of_a);
     const bool pack_b =
@@ -424,6 +426,7 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
             // of B under all rows, or, where the whole panel of B is small, a band of C written in
             // one go. A strip that no later block of A reads gives its place to the next.
             const bool strips = kb * nb > kResident<T>, again = strips && m > s.m;
+            const bool far = again || (strips && n * k * int64_t(sizeof(S)) > kFarBytes);
             const int64_t b_apart = strips && !again ? 0 : kb;  // elements a column of B
             for (int64_t i0 = 0; i0 < m; i0 += s.m) {
                 const int64_t mb = min(s.m, m - i0);
@@ -448,10 +451,9 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
                     const int64_t b_step = own_b ? width : b_row;
                     T* const ct = c + (i0 + i) * c_row + (j0 + j) * c_col;
                     const TileFn<T> fn = kTiles<T>.at[strip][row_a][own_b][rows];
-                    // What the next tiles will pack arrives while this one computes, where operands
-                    // are too large to be near by themselves.
-                    if (again) {
-                        if (pack_b && i0 == 0)
+                    // What the next strip and tile are made of arrives while this one computes.
+                    if (far) {
+                        if (i0 == 0)
                             fetch(bs + width * b_col, b_row, b_col, kb, min(width, nb - j - width),
                                   t, tiles);
                         if (pack_a && j == 0)

@@ -172,7 +172,8 @@ A reduce_row(Row row, int64_t begin, int64_t end, int64_t chain) {
 template <class Op, class A>
 A dense_tree(const A* x, int64_t n, bool abreast) {
     typedef Simd<A, 0> S;
-    if (abreast && n >= kAbreast * kFarLeaves * kTreeLeaf) {  // the first subtree, by its quarters
+    if (kDrawsAbreast && abreast &&
+        n >= kAbreast * kFarLeaves * kTreeLeaf) {  // the first subtree, by its quarters
         int64_t quarter = kFarLeaves * kTreeLeaf;
         while (quarter * 2 * kAbreast <= n) quarter *= 2;
         const A* const from[kAbreast] = {x, x + quarter, x + 2 * quarter, x + 3 * quarter};
@@ -589,7 +590,7 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
             for (; dense && r < last; r++) {
                 place(r, unit, &from, &to);
                 const A value = dense_tree<Op>(reinterpret_cast<const A*>(x + from) + first,
-                                               stop - first, kDrawsAbreast && p.streamed);
+                                               stop - first, p.streamed);
                 if (p.groups > 1)
                     parts[g * p.results + r] = value;
                 else

@@ -229,6 +229,7 @@ AICF_INLINE A halve_lanes(typename Simd<A, kVectorBytes>::V (&v)[N]) {
     return halve_vector<Op, A, kVectorBytes>(v[0]);
 }
 
+/// A leaf of 512 elements; inline, so that the next one's loads go on while its lanes are halved.
 template <class Op, class A>
 AICF_INLINE A whole_leaf(const A* x) {
     typedef Simd<A, kVectorBytes> S;
