@@ -308,7 +308,7 @@ def test_product_is_a_chain(order, dtype, device, make_rng):
     """At the edges of panels and of blocks of rows, on one thread and shared out."""
     rng = make_rng(8)
     shapes = [(128, 784, 70), (300, 288, 130), (520, 128, 70), (257, 289, 65), (14, 545, 300)]
-    shapes += [(40, 270, 1024), (169, 130, 100), (20, 300, 2100)]
+    shapes += [(40, 270, 1024), (169, 130, 100), (20, 300, 2100), (150, 289, 100)]
     try:
         for threads in (1, 3) if device == "cpu" else (0,):
             aicf.set_num_threads(threads)

@@ -213,7 +213,7 @@ void pack(const S* s, int64_t k_step, int64_t x_step, int64_t k, int64_t count, 
     }
 }
 
-// Prefetches part t of `parts` of what pack() will read.
+// Prefetches part t of `parts` of what pack(), or a tile in its stead, will read.
 template <class S>
 AICF_HD void fetch(const S* s, int64_t k_step, int64_t x_step, int64_t k, int64_t count, int64_t t,
                    int64_t parts) {
