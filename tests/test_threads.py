@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import aicf
+import numpy as np
 import pytest
 
 FLOAT_MODE = """
@@ -120,3 +122,29 @@ print(raised)
 def test_fork_while_threads_run():
     """A child never waits for a lock whose holder stayed in the parent: it computes, or says so."""
     assert int(child(FORKS)[0]) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [63, 64, 65, 66, 80, 96, 100, 127, 128, 129])
+def test_product_cut_inside_a_row(width, dtype):
+    """Threads share out parts of a row; what follows the product takes its operands from there."""
+
+    def result(passes):
+        g = aicf.Graph("layer")
+        x, w = g.input("x", (32, 400), dtype), g.param("w", (width, 400), dtype)
+        b = g.param("b", (width,), dtype, init=aicf.init.uniform(-1.0, 1.0))
+        r = g.input("r", (32, width), dtype)
+        g.output("y", aicf.relu(aicf.linear(x, w, b)) + r)
+        rng = np.random.default_rng(width)
+        values = {"x": rng.standard_normal((32, 400)), "r": rng.standard_normal((32, width))}
+        step = g.compile(device="cpu", seed=0, passes=passes)
+        return step(**{name: v.astype(dtype) for name, v in values.items()})["y"].numpy().tobytes()
+
+    try:
+        aicf.set_num_threads(1)
+        alone = result(())
+        for threads in (1, 2, 3, 8):
+            aicf.set_num_threads(threads)
+            assert result("default") == alone, f"{threads} threads"
+    finally:
+        aicf.set_num_threads(0)

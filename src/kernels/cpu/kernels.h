@@ -59,6 +59,8 @@ constexpr bool kStreams = false;
 // Elements of a block whose results are streamed, or few less, of one instruction and of several:
 // the processor reads and computes the next while this one is on its way to memory.
 constexpr int kStreamOne = 128, kStreamBlock = 256;
+// A product is shared out in cells of at least so many rows and columns, as far as it has them.
+constexpr int64_t kCellRows = 48, kCellCols = 64;
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
 // Neighbouring results of a reduction to a unit: where the elements lie in memory, few or many, and

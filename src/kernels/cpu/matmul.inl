@@ -501,7 +501,8 @@ struct Grid {
 inline Grid grid_of(const ArgBlock& args) {
     const Operand &a = args.in(0), &c = args.out(0);
     const int d = c.rank;
-    Grid g{c.shape()[d - 2], c.shape()[d - 1], a.shape()[a.rank - 1], 1, 48, 64, false};
+    Grid g{
+        c.shape()[d - 2], c.shape()[d - 1], a.shape()[a.rank - 1], 1, kCellRows, kCellCols, false};
     for (int i = 0; i < d - 2; ++i) g.batches *= c.shape()[i];
     g.down = g.n > g.m;
     // A cell is worth some ten microseconds, so that sharing it out pays.

@@ -178,8 +178,8 @@ class Builder {
         // Short rows are taken several to a block; a block then holds whole rows.
         const int64_t inner = shape_.empty() ? 1 : shape_.back();
         rows_ |= shape_.size() < 2 || inner >= 128;
-        // Parts of a product begin at a row of it.
-        if (product_ >= 0) rows_ |= inner == 0 || row_ % inner != 0;
+        // Parts of a product begin at one of its rows, or anywhere in rows wider than a cell.
+        if (product_ >= 0) rows_ |= inner == 0 || row_ % inner != 0 || row_ > kCellCols;
         block_ =
             rows_ ? kBlock : std::max<int64_t>(1, kBlock / std::max<int64_t>(inner, 1)) * inner;
         if (block_ == 0) block_ = kBlock;  // an empty space
