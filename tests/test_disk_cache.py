@@ -69,9 +69,11 @@ def test_source_and_arch_are_in_the_key(cache):
     assert len(cubins) == 4 and len(entries(cache)) == 4
 
 
-@pytest.mark.parametrize(
-    "at", [0, 8, 12, 20, 40, 400, -1, -64, -65, "cut", "grow", "empty", "swap"]
-)
+FLIPPED = (0, 8, 12, 20, 40, 400, -1, -64, -65)
+SIZED = ("cut", "grow", "empty", "swap", "sparse", "zeros", "huge")
+
+
+@pytest.mark.parametrize("at", [*FLIPPED, *SIZED])
 def test_a_damaged_entry_is_a_miss(cache, at):
     cubin = _core.cuda_cubin(program(), ARCH)
     (entry,) = entries(cache)
@@ -83,12 +85,16 @@ def test_a_damaged_entry_is_a_miss(cache, at):
         bad += b"x"
     elif at == "empty":
         bad = b""
+    elif at in ("sparse", "zeros", "huge"):
+        bad = bad[:100] if at == "sparse" else b""
     elif at == "swap":  # another program's entry under this name
         _core.cuda_cubin(program(1), ARCH)
         bad = next(e for e in entries(cache) if e != entry).read_bytes()
     else:
         bad[at] ^= 1
     entry.write_bytes(bad)
+    if at in ("sparse", "zeros", "huge"):
+        os.truncate(entry, 1 << 40 if at == "huge" else 200 << 20)
     assert _core.cuda_cubin(program(), ARCH) == cubin
     assert entry.read_bytes() == good, "the entry was not made again"
 

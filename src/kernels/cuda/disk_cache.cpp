@@ -148,16 +148,38 @@ void append(std::string& to, T number) {
     to.append(bytes, sizeof number);
 }
 
-constexpr size_t kHeader = sizeof kMagic + 4 + 8 + 8, kDigest = 64;
+constexpr size_t kDigest = 64;
 
-std::string entry_bytes(const std::string& key, const std::string& payload) {
+/// What an entry begins with; the payload and the digest of all that is before it follow.
+std::string entry_head(const std::string& key, uint64_t payload_size) {
     std::string bytes(kMagic, sizeof kMagic);
     append(bytes, kFormat);
     append(bytes, static_cast<uint64_t>(key.size()));
-    append(bytes, static_cast<uint64_t>(payload.size()));
-    bytes += key;
-    bytes += payload;
-    return bytes + sha256(bytes);
+    append(bytes, payload_size);
+    return bytes + key;
+}
+
+/// The payload of an open entry of this key. A file that is not ours alone, or begins otherwise, is
+/// left before anything of its size is allocated.
+std::optional<std::string> read_entry(int fd, const std::string& key) {
+    struct stat status = {};
+    if (fd < 0 || fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) ||
+        status.st_uid != geteuid() || (status.st_mode & 0022) != 0)
+        return std::nullopt;
+    const auto size = static_cast<uint64_t>(status.st_size);
+    std::string bytes = entry_head(key, 0);
+    const size_t head = bytes.size();
+    if (size < head + kDigest || size > kLargestEntry || !read_all(fd, bytes.data(), head) ||
+        bytes != entry_head(key, size - head - kDigest))
+        return std::nullopt;
+    bytes.resize(size);
+    if (!read_all(fd, &bytes[head], size - head)) return std::nullopt;
+    const std::string_view whole = bytes;
+    if (whole.substr(size - kDigest) != sha256(whole.substr(0, size - kDigest)))
+        return std::nullopt;
+    bytes.resize(size - kDigest);
+    bytes.erase(0, head);
+    return bytes;
 }
 
 /// Entries of the folder, oldest use first.
@@ -207,7 +229,7 @@ void evict(int folder) {
 
 }  // namespace
 
-std::string sha256(const std::string& bytes) {
+std::string sha256(std::string_view bytes) {
     uint32_t h[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
     const auto* data = reinterpret_cast<const unsigned char*>(bytes.data());
@@ -240,23 +262,8 @@ std::optional<std::string> load_cached(const std::string& key) {
     const std::string name = sha256(key) + kSuffix;
     const File file(
         openat(folder.fd, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    struct stat status = {};
-    if (file.fd < 0 || fstat(file.fd, &status) != 0) return std::nullopt;
-    const auto size = static_cast<uint64_t>(status.st_size);
-    if (!S_ISREG(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & 0022) != 0 ||
-        size < kHeader + kDigest || size > kLargestEntry)
-        return std::nullopt;
-    std::string bytes(size, '\0');
-    if (!read_all(file.fd, bytes.data(), size)) return std::nullopt;
-    uint64_t key_size = 0, payload_size = 0;
-    std::memcpy(&key_size, &bytes[sizeof kMagic + 4], 8);
-    std::memcpy(&payload_size, &bytes[sizeof kMagic + 12], 8);
-    if (key_size != key.size() || payload_size != size - kHeader - kDigest - key.size() ||
-        payload_size > kLargestEntry)
-        return std::nullopt;
-    std::string payload = bytes.substr(kHeader + key.size(), payload_size);
-    if (bytes != entry_bytes(key, payload)) return std::nullopt;
-    futimens(file.fd, nullptr);  // the time of use, for eviction
+    std::optional<std::string> payload = read_entry(file.fd, key);
+    if (payload) futimens(file.fd, nullptr);  // the time of use, for eviction
     return payload;
 }
 
@@ -275,7 +282,8 @@ void store_cached(const std::string& key, const std::string& payload) {
         const File file(openat(folder.fd, temporary.c_str(),
                                O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
         if (file.fd >= 0) {
-            const std::string bytes = entry_bytes(key, payload);
+            std::string bytes = entry_head(key, payload.size()) + payload;
+            bytes += sha256(bytes);
             done = write_all(file.fd, bytes.data(), bytes.size());
         }
         done = done && renameat(folder.fd, temporary.c_str(), folder.fd, name.c_str()) == 0;

@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace aicf::cuda {
 
 /// SHA-256 as 64 hexadecimal digits.
-std::string sha256(const std::string& bytes);
+std::string sha256(std::string_view bytes);
 
 struct DiskCacheInfo {
     std::string folder;  // "" where there is none
