@@ -11,7 +11,14 @@ from itertools import pairwise
 
 from . import Error, Graph, __version__, _core
 from .device import resolve_device
+from .serialize import read_graph_file
 from .step import MATH_MODES
+
+
+def _graph_of(doing: str, path: str, strict: bool = True) -> Graph:
+    graph = Graph()
+    graph._core = read_graph_file(doing, path, strict)
+    return graph
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -57,8 +64,7 @@ def _cache(args: argparse.Namespace) -> int:
         names = [args.file] if args.file else list(verify.CASES)
         for name in names:
             if args.file:
-                with open(name, "rb") as file:
-                    graph = Graph.from_json(file.read())
+                graph = _graph_of("warm", name)
             else:
                 graph = verify.build(name, verify.CASES[name])
             passes = _core.pass_names()
@@ -88,8 +94,7 @@ def _dump_passes(stages: list[_core.Stage], math: str) -> None:
 
 
 def _dump(args: argparse.Namespace) -> int:
-    with open(args.file, "rb") as file:
-        graph = Graph.from_json(file.read(), strict=not args.lenient)
+    graph = _graph_of("dump", args.file, strict=not args.lenient)
     stages = [args.stage] if args.stage else ["ir", "passes", "lowered", "plan"]
     report = graph.verify()
     for stage in stages:

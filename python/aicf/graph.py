@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -376,7 +375,9 @@ class Graph:
 
     def lower(self) -> list[dict[str, Any]]:
         """The lowered ops before any pass: op, inputs, outputs, attrs."""
-        return json.loads(self._core.lower_json())["ops"]
+        from .serialize import read_record
+
+        return read_record(self._core.lower_json())["ops"]
 
     def to_json(self) -> str:
         """The graph as JSON text; `from_json` reads it back."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
-import tempfile
-from collections.abc import Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from ._core import FormatError, Graph, GraphError, GraphReader
+from ._core import DTypeError, FormatError, Graph, GraphError, GraphReader, ShapeError
+from .files import Source, read_whole, shown, write_whole
+from .json_text import MOST_RECORD, JsonText
 
 _MAX_GRAPH = 1 << 28  # bytes of JSON text
+_MAX_MESSAGE = 2000  # characters of an error about a file
 _SEED_ROLES = {  # files written before roles existed name their leaves so
     "x": "input",
     "t": "input",
@@ -23,15 +27,36 @@ _SEED_ROLES = {  # files written before roles existed name their leaves so
     "m": "state",
     "v": "state",
 }
+_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has none
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore
-        raise FormatError(f'from_json: the key "{twice}" stands twice in one object')
-    return result
+def listed(names: Iterable[Any], most: int = 20) -> str:
+    """Names as an error lists them."""
+    known = list(names)
+    rest = f", and {len(known) - most} more" if len(known) > most else ""
+    return "[" + ", ".join(shown(name) for name in known[:most]) + rest + "]"
+
+
+def read_record(text: str) -> Any:
+    """What our own dumps of lowered ops and plans say; numbers that JSON lacks stand there as
+    text."""
+    if not any(f'"{name}"' in text for name in _NUMBERS):
+        return json.loads(text)
+    return json.loads(text, object_hook=_with_numbers)
+
+
+def _with_numbers(record: dict[str, Any]) -> dict[str, Any]:
+    if "attrs" in record:
+        record["attrs"] = {key: _number(value) for key, value in record["attrs"].items()}
+    return record
+
+
+def _number(value: Any) -> Any:
+    return _NUMBERS.get(value, value) if isinstance(value, str) else value
+
+
+def _short(value: Any) -> str:
+    return repr(str(value)[:60])
 
 
 def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str, *default: Any) -> Any:
@@ -41,7 +66,8 @@ def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str, *defa
     if value is None and default:
         return default[0]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
-        raise FormatError(f'{where}: "{key}" is {str(value)[:60]!r}; need {kind}')
+        need = getattr(kind, "__name__", "a number")
+        raise FormatError(f'{where}: "{key}" is {_short(value)}; need {need}')
     return value
 
 
@@ -49,7 +75,7 @@ def _ints(record: Any, key: str, where: str) -> list[int]:
     values = _get(record, key, list, where)
     for value in values:
         if type(value) is not int or not -(2**63) <= value < 2**63:
-            raise FormatError(f'{where}: "{key}" holds {str(value)[:60]!r}; need 64-bit integers')
+            raise FormatError(f'{where}: "{key}" holds {_short(value)}; need 64-bit integers')
     return values
 
 
@@ -65,58 +91,137 @@ def _read_init(record: Any, where: str) -> Any:
         return None
     kind = _get(record, "kind", str, where)
     if kind == "data":
+        content = _get(record, "bytes", (str, bytes), where)
         try:
-            return bytes.fromhex(_get(record, "bytes", str, where))
+            return content if isinstance(content, bytes) else bytes.fromhex(content)
         except ValueError:
             raise FormatError(f'{where}: "bytes" is no hexadecimal text') from None
     numbers = {"zeros": 0, "seed": 0, "constant": 1, "uniform": 2, "normal": 2}
     if kind not in numbers:
-        raise FormatError(f'{where}: unknown init "{kind}"; need one of {", ".join(numbers)}, data')
-    return (kind, *(float(_get(record, key, (int, float), where)) for key in "ab"[: numbers[kind]]))
+        known = ", ".join(numbers)
+        raise FormatError(f"{where}: unknown init {shown(kind)}; need one of {known}, data")
+    plain = {key: _number(value) for key, value in record.items()}
+    return (kind, *(float(_get(plain, key, (int, float), where)) for key in "ab"[: numbers[kind]]))
 
 
-def read_graph(text: str | bytes, strict: bool) -> Graph:
+def read_graph(text: str | bytes | bytearray, strict: bool) -> Graph:
     """Rebuilds a graph from JSON text; FormatError for whatever is wrong with it."""
     if not isinstance(text, (str, bytes, bytearray)):
         raise FormatError(f"from_json: got {type(text).__name__}; need the text of a graph")
     if len(text) > _MAX_GRAPH:
         raise FormatError(f"from_json: {len(text)} bytes; need at most {_MAX_GRAPH}")
     try:
-        file = json.loads(text, object_pairs_hook=_unique)
-    except RecursionError:
-        raise FormatError("from_json: nested too deeply") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise FormatError(f"from_json: no JSON text: {error}") from None
-    name = _get(file, "graph", str, "from_json")
-    version = _get(file, "version", int, "from_json", 1)
+        data = text.encode() if isinstance(text, str) else text
+        return _read(JsonText(data, "from_json"), strict)
+    except (FormatError, GraphError, ShapeError, DTypeError) as error:
+        problem = str(error)
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = f"from_json: {error}"
+    if len(problem) > _MAX_MESSAGE:
+        problem = f"{problem[:_MAX_MESSAGE]} ... ({len(problem)} characters)"
+    raise FormatError(problem)
+
+
+def read_graph_file(doing: str, path: str | os.PathLike, strict: bool = True) -> Graph:
+    """The graph in a file. Raises: FormatError; OSError with the path."""
+    return read_graph(read_whole(doing, path, _MAX_GRAPH), strict)
+
+
+_SECTIONS = ("graph", "version", "values", "nodes", "outputs", "assigns", "gradients")
+
+
+class _File:
+    """A graph's text, where its sections begin, and each of its values."""
+
+    def __init__(self, text: JsonText) -> None:
+        self.text = text
+        self._places: dict[str, int] = {}
+        self._values = np.zeros(0, np.uint32)
+        for count, key in enumerate(text.members()):
+            if key in self._places or count == 64:
+                what = f"the key {shown(key)} stands twice" if count < 64 else "more than 64 keys"
+                raise FormatError(f"from_json: {what} at the top")
+            self._places[key] = text.at
+            if key == "values":
+                self._find_values()
+            elif key in _SECTIONS:
+                text.skip()
+            else:
+                text.value()  # nothing that is read, yet JSON
+        text.end()
+
+    def _find_values(self) -> None:
+        """Where the values stand, in the order of their ids."""
+        ids, places = array("i"), array("I")
+        for key in self.text.members():
+            if not (key.isascii() and key.isdigit() and len(key) < 10) or str(int(key)) != key:
+                raise FormatError(f"values: the key {shown(key)}; need ids 0, 1, 2, ... as text")
+            ids.append(int(key))
+            places.append(self.text.at)
+            self.text.skip()
+        if not ids:
+            return
+        found = np.zeros(len(ids), np.uint32)  # no value stands at the very beginning
+        if max(ids) < len(ids):
+            found[ids] = places
+        if not found.all():
+            raise FormatError(
+                f"values[{int(found.argmin())}]: missing, or one stands twice; need ids 0 to "
+                f"{len(ids) - 1} without gaps"
+            )
+        self._values = found
+
+    def value(self, key: str, kind: type, *default: Any) -> Any:
+        record = {}
+        if key in self._places:
+            self.text.at = self._places[key]
+            record[key] = self.text.value()
+        return _get(record, key, kind, "from_json", *default)
+
+    def records(self, key: str, optional: bool = False) -> Iterator[Any]:
+        """The items of a section one by one."""
+        if key not in self._places:
+            if not optional:
+                raise FormatError(f'from_json: "{key}" is missing')
+            return
+        self.text.at = self._places[key]
+        for _ in self.text.items():
+            yield self.text.value()  # whoever takes it leaves the text where it is
+
+    def values(self) -> Iterator[Any]:
+        """The values in the order of their ids."""
+        if "values" not in self._places:
+            raise FormatError('from_json: "values" is missing')
+        for place in self._values:
+            self.text.at = int(place)
+            yield self.text.value()
+
+    def produced(self) -> bytearray:
+        """1 for each value that some node lists as its output."""
+        marks = bytearray(len(self._values))
+        for node in self.records("nodes"):
+            if isinstance(node, dict) and isinstance(node.get("outputs"), list):
+                for id in node["outputs"]:
+                    if isinstance(id, int) and 0 <= id < len(marks):
+                        marks[id] = 1
+        return marks
+
+
+def _read(text: JsonText, strict: bool) -> Graph:
+    file = _File(text)
+    name, version = file.value("graph", str), file.value("version", int, 1)
     if version != 1:
         raise FormatError(f"from_json: version {version} is newer than this build reads; need 1")
-    try:
-        return _read(file, name, strict)
-    except (TypeError, OverflowError, UnicodeError) as error:
-        raise FormatError(f"from_json: {error}") from None
-
-
-def _read(file: Any, name: str, strict: bool) -> Graph:
     reader = GraphReader(name, strict)
-    values = _get(file, "values", dict, "from_json")
-    nodes = _get(file, "nodes", list, "from_json")
-    produced = {
-        id
-        for node in nodes
-        if isinstance(node, dict) and isinstance(node.get("outputs"), list)
-        for id in node["outputs"]
-        if isinstance(id, int)
-    }
-    for index in range(len(values)):
+    produced: bytearray | None = None
+    for index, record in enumerate(file.values()):
         where = f"values[{index}]"
-        record = values.get(str(index))
-        if record is None:
-            raise FormatError(f"{where}: missing; need ids 0 to {len(values) - 1} without gaps")
         value_name = _get(record, "name", str, where)
         role = _get(record, "role", str, where, None)
         if role is None:
-            role = "temp" if index in produced else _SEED_ROLES.get(value_name, "temp")
+            if produced is None:
+                produced = file.produced()
+            role = "temp" if produced[index] else _SEED_ROLES.get(value_name, "temp")
             value_name = f"{value_name}@{index}" if role != "temp" else value_name
         reader.value(
             _id(record, "id", where),
@@ -128,7 +233,7 @@ def _read(file: Any, name: str, strict: bool) -> Graph:
             _id(record, "moment_of", where, -1),
             _id(record, "slot", where, 0),
         )
-    for index, node in enumerate(nodes):
+    for index, node in enumerate(file.records("nodes")):
         where = f"nodes[{index}]"
         if _id(node, "id", where, index) != index:
             raise FormatError(f"{where}: id is {node['id']}; need ids 0, 1, 2, ... in order")
@@ -138,19 +243,21 @@ def _read(file: Any, name: str, strict: bool) -> Graph:
         attrs = _get(node, "attrs", dict, where, {})
         for key, attr in attrs.items():
             if not isinstance(attr, (bool, int, float, str, list)):
-                raise FormatError(f'{where}: attribute "{key}" is a {type(attr).__name__}')
+                kind = type(attr).__name__
+                raise FormatError(f"{where}: attribute {shown(key)} is a {kind}")
             if isinstance(attr, list):
                 _ints(attrs, key, where)
             elif isinstance(attr, int) and not -(2**63) <= attr < 2**63:
-                raise FormatError(f'{where}: attribute "{key}" does not fit 64 bits')
+                raise FormatError(f"{where}: attribute {shown(key)} does not fit 64 bits")
+        attrs = {key: _number(attr) for key, attr in attrs.items()}
         op, line = _get(node, "op", str, where), _get(node, "where", str, where, "")
         reader.node(op, ids[0], ids[1], attrs, _id(node, "grad_of", where, -1), line)
-    for record in _get(file, "outputs", list, "from_json", []):
+    for record in file.records("outputs", optional=True):
         keep = _id(record, "keep", "outputs", 1)
         reader.output(_get(record, "name", str, "outputs"), _id(record, "value", "outputs"), keep)
-    for record in _get(file, "assigns", list, "from_json", []):
+    for record in file.records("assigns", optional=True):
         reader.assign(_id(record, "target", "assigns"), _id(record, "source", "assigns"))
-    for record in _get(file, "gradients", list, "from_json", []):
+    for record in file.records("gradients", optional=True):
         loss, value, grad = (_id(record, key, "gradients") for key in ("loss", "value", "grad"))
         reader.gradient(loss, value, grad, _id(record, "seed", "gradients", -1))
     return reader.finish()
@@ -170,95 +277,180 @@ _DTYPES = {
 }
 _CODES = {name: code for code, name in _DTYPES.items()}
 _SIZES = {"F32": 4, "F64": 8, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1}
-_MAX_HEADER = 100 << 20
+_MAX_HEADER = 100_000_000  # bytes, as everywhere else
+_MAX_RANK = 8
+
+Types = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape by name
 
 
-def write_tensors(path: str | os.PathLike, tensors: Mapping[str, tuple[str, Any]]) -> None:
-    """Writes name -> (dtype, raw array) as safetensors: to a temporary file, then renamed."""
+def _byte_count(code: str, shape: Iterable[int]) -> int | None:
+    """Bytes of a tensor; None where a product on the way does not fit 63 bits."""
+    count = _SIZES[code]
+    for size in shape:
+        count *= size
+        if count >= 2**63:
+            return None
+    return count
+
+
+def write_tensors(
+    path: str | os.PathLike, types: Types, content: Callable[[str], np.ndarray]
+) -> None:
+    """Writes a file of safetensors; `content` gives the elements of one at a time, those of a
+    bfloat16 as uint16."""
+    where, offset = f"save {shown(os.fspath(path), 200)}", 0
     header: dict[str, Any] = {"__metadata__": {"format": "aicf", "version": "1"}}
-    blobs, offset = [], 0
-    for name, (dtype, array) in tensors.items():
+    for name, (dtype, shape) in types.items():
         if name == "__metadata__":
-            raise GraphError(
-                f'save {os.fspath(path)!r}: the name "{name}" is safetensors\'s own; need another'
-            )
-        blob = np.ascontiguousarray(array).tobytes()
-        ends = [offset, offset + len(blob)]
-        header[name] = {"dtype": _CODES[dtype], "shape": list(array.shape), "data_offsets": ends}
-        blobs.append(blob)
-        offset += len(blob)
+            raise GraphError(f'{where}: the name "{name}" is safetensors\'s own; need another')
+        if len(json.dumps(name)) > MOST_RECORD:
+            raise GraphError(f"{where}: the name {shown(name)} could not be read; need a short one")
+        size = _byte_count(_CODES[dtype], shape)
+        if size is None:
+            raise GraphError(f"{where}: {shown(name)} has shape {shape}, which no file can hold")
+        ends = [offset, offset + size]
+        header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": ends}
+        offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    directory = os.path.dirname(os.path.abspath(path))
-    descriptor, temporary = tempfile.mkstemp(prefix=".aicf-", dir=directory)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(struct.pack("<Q", len(text)))
-            file.write(text)
-            for blob in blobs:
-                file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    directory_fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(directory_fd)  # the rename itself
-    finally:
-        os.close(directory_fd)
+    if len(text) > _MAX_HEADER:
+        raise GraphError(f"{where}: names and shapes take {len(text)} bytes; need {_MAX_HEADER}")
+
+    def pieces() -> Iterator[Any]:
+        yield struct.pack("<Q", len(text)) + text
+        for name in types:
+            yield np.ascontiguousarray(content(name)).reshape(-1).view(np.uint8)
+
+    write_whole("save", path, pieces())
 
 
-def read_tensors(path: str | os.PathLike) -> dict[str, tuple[str, np.ndarray]]:
-    """Reads safetensors as name -> (dtype, array); bfloat16 comes as its uint16 bits."""
-    with open(path, "rb") as file:
-        data = file.read()
-    where = f"load {os.fspath(path)!r}"
-    if len(data) < 8:
-        raise FormatError(f"{where}: {len(data)} bytes; need a header")
-    (length,) = struct.unpack_from("<Q", data)
-    if length > min(_MAX_HEADER, len(data) - 8):
-        raise FormatError(f"{where}: header of {length} bytes in a file of {len(data)}")
-    try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where}: broken header: {error}") from None
-    if not isinstance(header, dict):
-        raise FormatError(f"{where}: the header is no object")
-    header.pop("__metadata__", None)
-    body, result, covered = memoryview(data)[8 + length :], {}, []
-    for name, record in header.items():
-        at = f'{where}: tensor "{name}"'
-        code = _get(record, "dtype", str, at)
-        if code not in _SIZES:
-            raise FormatError(f"{at}: unknown dtype {code!r}; need one of {', '.join(_SIZES)}")
-        shape, ends = _ints(record, "shape", at), _ints(record, "data_offsets", at)
-        count = 1
-        for size in shape:
-            count *= size
-        if len(shape) > 8 or min(shape, default=0) < 0 or len(ends) != 2:
-            raise FormatError(f"{at}: shape {shape}, data_offsets {ends}")
-        begin, end = ends
-        if not 0 <= begin <= end <= len(body) or end - begin != count * _SIZES[code]:
-            raise FormatError(f"{at}: bytes {begin} to {end} do not hold {code}{shape}")
-        covered.append((begin, end))
-        raw = "uint16" if code == "BF16" else _DTYPES[code]
+class _Header:
+    """What a header says, held against the tensors that are wanted: whatever else it may list is
+    counted, not kept."""
+
+    def __init__(self, text: JsonText, where: str, types: Types) -> None:
+        self._where, self._types = where, types
+        self.places: dict[str, tuple[int, int]] = {}
+        self._misfit: Exception | None = None
+        self._unknown: list[str] = []
+        begins, ends, described = array("q"), array("q"), False
+        for name in text.members():
+            if name == "__metadata__":
+                if described:
+                    raise FormatError(f"{where}: __metadata__ stands twice")
+                described = True
+                self._pass_metadata(text)
+                continue
+            begin, end = self._tensor(name, text.value())
+            begins.append(begin)
+            ends.append(end)
+        text.end()
+        self.bytes = self._check_tiled(begins, ends)
+
+    @staticmethod
+    def _pass_metadata(text: JsonText) -> None:
+        start = text.at
         try:
-            array = np.frombuffer(body[begin:end], dtype=raw).reshape(shape)
+            for _ in text.members():
+                text.skip_text()
+        except FormatError:
+            text.at = start
+            if text.value() is not None:
+                raise
+
+    def _tensor(self, name: str, record: Any) -> tuple[int, int]:
+        where = f"{self._where}: tensor {shown(name)}"
+        code = _get(record, "dtype", str, where)
+        if code not in _SIZES:
+            need = ", ".join(_SIZES)
+            raise FormatError(f"{where}: unknown dtype {shown(code)}; need one of {need}")
+        shape, ends = _ints(record, "shape", where), _ints(record, "data_offsets", where)
+        if len(shape) > _MAX_RANK or len(ends) != 2:
+            raise FormatError(
+                f"{where}: {len(shape)} dimensions and {len(ends)} offsets; need at most "
+                f"{_MAX_RANK}, and 2"
+            )
+        begin, end = ends
+        if min(shape, default=0) < 0 or begin < 0:
+            raise FormatError(f"{where}: shape {shape}, data_offsets {ends}; need none below 0")
+        size = _byte_count(code, shape)
+        if size is None:
+            raise FormatError(f"{where}: shape {shape} is too large")
+        if end - begin != size:
+            raise FormatError(f"{where}: bytes {begin} to {end} do not hold {code}{shape}")
+        wanted = self._types.get(name)
+        if wanted is None:
+            if len(self._unknown) < 100:
+                self._unknown.append(name)
+        elif name in self.places:
+            raise FormatError(f"{where}: the name stands twice")
+        else:
+            self.places[name] = begin, end
+            self._compare(name, (_DTYPES[code], tuple(shape)), wanted)
+        return begin, end
+
+    def _compare(self, name: str, got: tuple, wanted: tuple) -> None:
+        for kind, is_, need in zip((DTypeError, ShapeError), got, wanted, strict=True):
+            if is_ != need and self._misfit is None:
+                what = "is" if kind is DTypeError else "has shape"
+                self._misfit = kind(f"{self._where}: {shown(name)} {what} {is_}; need {need}")
+
+    def _check_tiled(self, begins: array, ends: array) -> int:
+        """Bytes of all tensors, which must lie without gap or overlap."""
+        first, last = np.array(begins), np.array(ends)
+        order = np.lexsort((last, first))
+        first, last = first[order], last[order]
+        wrong = np.flatnonzero(first[1:] != last[:-1])
+        if first.size and first[0] != 0 or wrong.size:
+            at = last[wrong[0]] if wrong.size and first[0] == 0 else 0
+            raise FormatError(f"{self._where}: tensors overlap or leave a gap at byte {at}")
+        return int(last[-1]) if last.size else 0
+
+    def check_fits(self) -> None:
+        """That it lists the wanted tensors, of their dtypes and shapes, and no others."""
+        missing = [name for name in self._types if name not in self.places]
+        if missing or self._unknown:
+            raise GraphError(
+                f"{self._where}: missing {listed(missing, 5)}, unknown {listed(self._unknown, 5)}; "
+                f"need exactly {listed(self._types, 5)}"
+            )
+        if self._misfit is not None:
+            raise self._misfit
+
+
+def read_tensors(path: str | os.PathLike, types: Types) -> dict[str, Any]:
+    """Reads exactly the wanted tensors: name -> array, a bfloat16 as bytes.
+
+    Nothing but the header is read of a file that holds anything else.
+    Raises: FormatError; GraphError, DTypeError or ShapeError where the file is sound and other
+    tensors are wanted; OSError with the path.
+    """
+    with Source("load", path) as source:
+        where, size = source.where, source.size
+        if size < 8:
+            raise FormatError(f"{where}: {size} bytes; need a header")
+        (length,) = struct.unpack("<Q", source.read(8))
+        if length > min(_MAX_HEADER, size - 8):
+            raise FormatError(f"{where}: header of {length} bytes in a file of {size}")
+        header = _Header(JsonText(source.read(length), where), where, types)
+        if header.bytes != size - 8 - length:
+            raise FormatError(
+                f"{where}: {size - 8 - length} bytes after the header; its tensors have "
+                f"{header.bytes}"
+            )
+        header.check_fits()
+        body = memoryview(source.read(header.bytes)).toreadonly()
+        source.check_unchanged()
+    result: dict[str, Any] = {}
+    for name, (begin, end) in header.places.items():
+        dtype, shape = types[name]
+        if dtype == "bfloat16":
+            result[name] = bytes(body[begin:end])
+            continue
+        try:
+            result[name] = np.frombuffer(body[begin:end], dtype=dtype).reshape(shape)
         except (ValueError, OverflowError):  # without elements, yet beyond what NumPy can index
-            raise FormatError(f"{at}: shape {shape} is too large") from None
-        if code == "BOOL" and (array.view(np.uint8) > 1).any():
-            raise FormatError(f"{at}: a bool byte is neither 0 nor 1")
-        result[name] = (_DTYPES[code], array)
-    position = 0
-    for begin, end in sorted(covered):
-        if begin != position:
-            raise FormatError(f"{where}: tensors overlap or leave a gap at byte {position}")
-        position = end
-    if position != len(body):
-        raise FormatError(f"{where}: {len(body) - position} bytes belong to no tensor")
+            raise FormatError(f"{where}: {shown(name)}: shape {shape} is too large") from None
+        if dtype == "bool" and np.frombuffer(body[begin:end], np.uint8).max(initial=0) > 1:
+            raise FormatError(f"{where}: {shown(name)}: a bool byte is neither 0 nor 1")
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 from . import _core
 from .arguments import Path, checked
 from .device import resolve_device
-from .serialize import read_tensors, write_tensors
+from .serialize import listed, read_record, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -63,9 +62,10 @@ class Launch(NamedTuple):
 class Plan:
     """Where every value lies and what every launch waits for."""
 
-    def __init__(self, text: str, record: dict[str, Any], report: _core.Report) -> None:
+    def __init__(self, text: str, record: str, report: _core.Report) -> None:
         self._text = text
-        self._record = record
+        self._json = record
+        self._record: dict[str, Any] = read_record(record)
         self.report = report
 
     @property
@@ -107,7 +107,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        return json.dumps(self._record, indent=1)
+        return self._json
 
     def __str__(self) -> str:
         return self._text
@@ -236,7 +236,8 @@ class Step(_core.Step):
         unknown = [name for name in values if name not in expected]
         if missing or unknown:
             raise _core.GraphError(
-                f"load_state_dict: missing {missing}, unknown {unknown}; need exactly {expected}"
+                f"load_state_dict: missing {listed(missing)}, unknown {listed(unknown)}; "
+                f"need exactly {listed(expected)}"
             )
         arrays = {}
         for name in expected:
@@ -257,32 +258,44 @@ class Step(_core.Step):
 
     @checked
     def save(self, path: Path) -> None:
-        """Writes `state_dict` as safetensors, atomically: a temporary file, then a rename."""
-        tensors = {}
+        """Writes `state_dict` as safetensors; whoever opens the file finds the old or the new one.
+
+        It is written beside the file, which it then replaces. A symbolic link is followed, and an
+        existing file's mode and owner are kept.
+
+        Raises: OSError with the path; FormatError where it is no regular file.
+        """
         names = [*self.params, *self.state]
-        for name, array in zip(names, self._read_all(names), strict=True):
-            values = array.numpy()
-            if array.dtype == "bfloat16":
+        arrays = dict(zip(names, self._read_all(names), strict=True))
+
+        def content(name: str) -> np.ndarray:
+            values = arrays.pop(name).numpy()
+            if types[name][0] == "bfloat16":
                 values = (values.view(np.uint32) >> 16).astype(np.uint16)
-            tensors[name] = (array.dtype, values)
-        write_tensors(path, tensors)
+            return values
+
+        types = {name: (array.dtype, array.shape) for name, array in arrays.items()}
+        write_tensors(path, types, content)
 
     @checked
     def load(self, path: Path) -> None:
-        """Reads what `save` wrote. Raises: FormatError; whatever load_state_dict raises."""
-        values = {}
-        for name, (dtype, array) in read_tensors(path).items():
-            if dtype == "bfloat16":
-                array = (array.astype(np.uint32) << 16).view(np.float32)
-            values[name] = array
-        self.load_state_dict(values)
+        """Reads what `save` wrote; nothing is written to the state unless all of it fits.
+
+        Raises: FormatError for what is no whole safetensors file; GraphError naming missing or
+        unknown names; ShapeError; DTypeError, for no dtype is cast; OSError with the path.
+        """
+        types = {}
+        for name in (*self.params, *self.state):
+            array = self._array(name)
+            types[name] = array.dtype, array.shape
+        self._write_all(read_tensors(path, types))
 
     # ---- looking at it
 
     @property
     def plan(self) -> Plan:
         """Where every value lies and what every launch waits for."""
-        return Plan(self._plan_text(), json.loads(self._plan_json()), self._plan_report())
+        return Plan(self._plan_text(), self._plan_json(), self._plan_report())
 
     @property
     def lowered(self) -> list[dict[str, Any]]:

@@ -11,8 +11,8 @@ namespace aicf {
 namespace {
 
 std::string number_text(double number) {
-    if (std::isnan(number)) return "NaN";
-    if (std::isinf(number)) return number > 0 ? "Infinity" : "-Infinity";
+    if (std::isnan(number)) return "\"NaN\"";  // as text: JSON has no such numbers
+    if (std::isinf(number)) return number > 0 ? "\"Infinity\"" : "\"-Infinity\"";
     const FloatMode mode;  // to_chars would write a subnormal as 0
     char buffer[32];
     const auto end = std::to_chars(buffer, buffer + sizeof buffer, number)
