@@ -85,7 +85,7 @@ namespace {
 /// Which values the loss depends on.
 std::vector<char> ancestors(const Graph& graph, ValueId loss) {
     std::vector<char> reached(graph.values.size(), 0);
-    reached[loss] = 1;
+    reached[graph.value(loss).id] = 1;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
         const Node& node = graph.nodes[n];
         if (std::any_of(node.outputs.begin(), node.outputs.end(),
@@ -146,6 +146,7 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
 
 std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
                               ValueId seed) {
+    if (graph.loose) verify(graph).require("backward");
     const Type loss_type = graph.value(loss).type;
     if (!is_float(loss_type.dtype))
         raise(ErrorKind::dtype, "backward: loss is ", graph.describe(loss), "; need a float dtype");

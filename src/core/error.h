@@ -21,9 +21,22 @@ enum class ErrorKind {
     internal,      // a broken invariant of ours
 };
 
+/// Text of at most 2 KB: its begin, which says where, and its end, which says what would be right.
+inline std::string abridged(const std::string& text) {
+    constexpr size_t kMost = 2048, kBegin = 1400, kEnd = 500;
+    if (text.size() <= kMost) return text;
+    const auto inside = [&](size_t at) { return (text[at] & 0xC0) == 0x80; };  // a UTF-8 character
+    size_t begin = kBegin, end = text.size() - kEnd;
+    while (inside(begin)) begin--;
+    while (end < text.size() && inside(end)) end++;
+    return text.substr(0, begin) + " ... (" + std::to_string(end - begin) +
+           " characters left out) ... " + text.substr(end);
+}
+
 class Error : public std::runtime_error {
   public:
-    Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
+    Error(ErrorKind kind, const std::string& text)
+        : std::runtime_error(abridged(text)), kind_(kind) {}
     ErrorKind kind() const { return kind_; }
 
   private:

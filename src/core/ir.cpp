@@ -107,27 +107,32 @@ ValueId Graph::add_value(Value value) {
     return values.back().id;
 }
 
-namespace {
-
-/// An initial value that its dtype holds exactly or, for floats, rounds.
-void check_init(const Init& init, const Type& type, const std::string& at) {
-    const bool whole = !is_float(type.dtype);
-    const auto refuse = [&](const char* need) {
-        raise(ErrorKind::graph, at, ": initial numbers ", init.a, ", ", init.b, " for ",
-              to_string(type), "; need ", need);
+std::string init_problem(const Init& init, const Type& type, Role role) {
+    const auto numbers = [&](const char* need) {
+        return cat("initial numbers ", init.a, ", ", init.b, " for ", to_string(type), "; need ",
+                   need);
     };
+    const bool random = init.kind == Init::uniform || init.kind == Init::normal;
+    if (role == Role::constant && init.kind != Init::data) return "a constant without its content";
+    if (random && !is_float(type.dtype)) return numbers("a float dtype for random numbers");
     if (init.kind == Init::uniform && (!(init.a <= init.b) || !std::isfinite(init.b - init.a)))
-        refuse("finite low <= high");
+        return numbers("finite low <= high");
     if (init.kind == Init::normal &&
         !(std::isfinite(init.a) && init.b >= 0 && std::isfinite(init.b)))
-        refuse("a finite mean and std >= 0");
-    if (whole && (init.kind == Init::uniform || init.kind == Init::normal))
-        refuse("a float dtype for random numbers");
+        return numbers("a finite mean and std >= 0");
     if (init.kind == Init::constant && !holds(type.dtype, init.a))
-        refuse("a whole number that the dtype holds");
+        return numbers("a whole number that the dtype holds");
+    if (init.kind == Init::seed && !(type == Type{DType::i64, {}}))
+        return cat("the seed as content of ", to_string(type), "; need i64[]");
+    if (init.kind != Init::data) return "";
+    if (!init.bytes || static_cast<int64_t>(init.bytes->size()) != byte_count(type))
+        return cat("content of ", init.bytes ? init.bytes->size() : 0, " bytes; need ",
+                   byte_count(type), " for ", to_string(type));
+    const auto truth = [](char byte) { return byte == 0 || byte == 1; };
+    if (type.dtype == DType::boolean && !std::all_of(init.bytes->begin(), init.bytes->end(), truth))
+        return cat("a byte of ", to_string(type), " that is neither 0 nor 1; need bools");
+    return "";
 }
-
-}  // namespace
 
 ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, const Init& init) {
     const std::string at = cat(role_name(role), " \"", value_name, "\"");
@@ -149,7 +154,8 @@ ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, 
     if (init.kind == Init::data && static_cast<int64_t>(init.bytes->size()) != byte_count(type))
         raise(ErrorKind::shape, at, ": the initial value has ", init.bytes->size(), " bytes; need ",
               to_string(type));
-    check_init(init, type, at);
+    if (const std::string problem = init_problem(init, type, role); !problem.empty())
+        raise(ErrorKind::graph, at, ": ", problem);
     Value value;
     value.name = value_name;
     value.type = type;
@@ -321,14 +327,18 @@ void Graph::output(const std::string& output_name, ValueId id, int keep) {
 }
 
 void Graph::mark_moment(ValueId state, ValueId param, int slot) {
-    check(value(state).role == Role::state && value(param).role == Role::param &&
-              value(state).type == value(param).type,
-          "mark_moment: need a state and a param of one type");
+    if (value(state).role != Role::state || value(param).role != Role::param ||
+        !(value(state).type == value(param).type))
+        raise(ErrorKind::graph, "mark_moment: ", describe(state), " of ", describe(param),
+              "; need a state and a param of one type");
     values[state].moment_of = param;
     values[state].moment_slot = slot;
 }
 
 void Graph::rollback(const Mark& to) {
+    if (to.values > values.size() || to.nodes > nodes.size() || to.outputs > outputs.size() ||
+        to.assigns > assigns.size() || to.gradients > gradients.size())
+        raise(ErrorKind::graph, "rollback: the mark is of a larger graph; need one of this graph");
     values.resize(to.values);
     nodes.resize(to.nodes);
     outputs.resize(to.outputs);

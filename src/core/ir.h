@@ -70,8 +70,11 @@ struct Type {
     bool operator==(const Type&) const = default;
 };
 inline std::string to_string(const Type& type) { return type_string(type.dtype, type.shape); }
-inline int64_t byte_count(const Type& type) {  // in C order
-    return element_count(type.shape) * dtype_size(type.dtype);
+inline int64_t byte_count(const Type& type) {  // in C order; INT64_MAX for more than that
+    int64_t bytes = 0;
+    const bool over =
+        __builtin_mul_overflow(element_count(type.shape), dtype_size(type.dtype), &bytes);
+    return over ? INT64_MAX : bytes;
 }
 
 struct Value {
@@ -153,12 +156,16 @@ class Graph {
     std::string where;         // the user's line, set before each call that builds
     ValueId seed_one = kNone;  // d loss / d loss of the backward that is running, where it is 1
     int differentiating = -1;  // the node whose gradient rule is running
+    bool loose = false;        // read from a file as it stood: nobody has verified it
 
     ValueId add_value(Value value);  // gives it the next id
 
   private:
     ValueId leaf(Role role, const std::string& value_name, const Type& type, const Init& init);
 };
+
+/// What is wrong with the initial content of a value of that type and role; empty: nothing.
+std::string init_problem(const Init& init, const Type& type, Role role);
 
 /// The bytes of a number in a dtype; DTypeError where an integer type does not hold it.
 std::vector<char> number_bytes(DType dtype, double number);
@@ -182,6 +189,7 @@ struct Report {
     void pass(const std::string& area, const std::string& text) {
         lines.push_back({true, area, text});
     }
+    std::string failures() const;  // the failing lines, each after a newline; of many the first
     /// GraphError with the failing lines unless ok.
     void require(const std::string& where) const;
     std::string text() const;  // "[OK] [ir] topo OK: ..." line by line

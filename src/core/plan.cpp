@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <map>
+#include <utility>
 
 #include "core/backend.h"
 
@@ -50,6 +51,8 @@ bool conflict(const std::vector<Touch>& a, const std::vector<Touch>& b) {
     return false;
 }
 
+constexpr int64_t kMostBytes = int64_t{1} << 58;  // so that no sum of regions overflows
+
 class Planner {
   public:
     Planner(const Lowered& lowered, Backend& backend, const std::vector<char>& shared)
@@ -67,10 +70,12 @@ class Planner {
         place_outputs();
         share_in_place();
         place_temps();
-        for (const PlannedOp& op : plan_.ops)
+        for (const PlannedOp& op : plan_.ops) {
+            if (op.kernel->workspace_bytes > static_cast<uint64_t>(kMostBytes)) too_large();
             bytes(Region::workspace) =
                 std::max<int64_t>(bytes(Region::workspace),
                                   align_up(static_cast<int64_t>(op.kernel->workspace_bytes)));
+        }
         order_ops();
     }
     Plan plan_;
@@ -95,7 +100,20 @@ class Planner {
     }
     void append(ValueId id, Region region) {
         put(id, region, bytes(region));
-        bytes(region) += align_up(plan_.places[id].bytes);
+        bytes(region) = sum(bytes(region), room(id));
+    }
+    int64_t room(ValueId id) const {
+        const int64_t bytes = byte_count(lowered_.values[id].type);
+        if (bytes > kMostBytes) too_large();
+        return align_up(bytes);
+    }
+    static int64_t sum(int64_t a, int64_t b) {
+        if (a > kMostBytes - b) too_large();
+        return a + b;
+    }
+    [[noreturn]] static void too_large() {
+        raise(ErrorKind::out_of_memory, "plan: it takes more than ", kMostBytes,
+              " bytes; need smaller values");
     }
 
     /// Params get one layout that grads and moments repeat; everything else follows in id order.
@@ -107,14 +125,15 @@ class Planner {
         for (const Value& value : lowered_.values) {
             if (value.role == Role::param) {
                 layout[value.id] = params;
-                params += align_up(byte_count(value.type));
+                params = sum(params, room(value.id));
                 any_own |= !shared_[value.id];
             }
             if (value.moment_of != kNone && !shared_[value.id])
                 slots = std::max(slots, value.moment_slot + 1);
         }
         bytes(Region::params) = any_own ? params : 0;
-        bytes(Region::moments) = slots * params;
+        for (int slot = 0; slot < slots; slot++)
+            bytes(Region::moments) = sum(bytes(Region::moments), params);
         bytes(Region::grads) = lowered_.param_grads.empty() ? 0 : params;
         for (const Value& value : lowered_.values) {
             const ValueId id = value.id;
@@ -133,9 +152,11 @@ class Planner {
                 plan_.places[id] = {value.role == Role::param ? Region::params : Region::state, -1,
                                     byte_count(value.type), id};
         }
+        std::vector<char> taken(lowered_.values.size(), 0);  // two optimizers may update one param
         for (auto [param, grad] : lowered_.param_grads)
             if (lowered_.values[grad].role == Role::temp && plan_.places[grad].storage == kNone &&
-                lowered_.values[grad].type == lowered_.values[param].type)
+                lowered_.values[grad].type == lowered_.values[param].type &&
+                !std::exchange(taken[param], 1))
                 put(grad, Region::grads, layout[param]);
     }
 
@@ -203,14 +224,15 @@ class Planner {
                         plan_.places[other].offset + align_up(plan_.places[other].bytes));
             std::sort(busy.begin(), busy.end());
             int64_t offset = 0;
+            const int64_t space = room(id);
             for (auto [begin, end] : busy) {
                 if (offset + size(id) <= begin) break;
                 offset = std::max(offset, end);
             }
             put(id, Region::temps, offset);
             placed.push_back(id);
-            bytes(Region::temps) = std::max(bytes(Region::temps), offset + align_up(size(id)));
-            plan_.temps_without_reuse += align_up(size(id));
+            bytes(Region::temps) = std::max(bytes(Region::temps), sum(offset, space));
+            plan_.temps_without_reuse = sum(plan_.temps_without_reuse, space);
         }
         for (Place& place : plan_.places)
             if (place.storage != kNone && place.bytes == 0 && place.offset < 0) {

@@ -372,13 +372,9 @@ void GraphReader::value(Value value) {
         if (size < 0 || (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)))
             raise(ErrorKind::format, where, ": shape ", to_string(value.type.shape),
                   " is negative or has more than 2**63 bytes");
-    if (value.init.kind == Init::data &&
-        (!value.init.bytes ||
-         static_cast<int64_t>(value.init.bytes->size()) != byte_count(value.type)))
-        raise(ErrorKind::format, where, ": its content does not have the bytes of ",
-              to_string(value.type));
-    if (value.role == Role::constant && value.init.kind != Init::data)
-        raise(ErrorKind::format, where, ": a constant without its content");
+    if (const std::string problem = init_problem(value.init, value.type, value.role);
+        !problem.empty())
+        raise(ErrorKind::format, where, ": ", problem);
     graph_.add_value(std::move(value));
 }
 
@@ -397,12 +393,11 @@ void GraphReader::node(const std::string& op, std::vector<ValueId> inputs,
         raise(ErrorKind::format, at, ": grad_of is ", forward, "; need a node before it");
     for (const auto* list : {&inputs, &outputs})
         for (ValueId id : *list) known(id, at);
-    try {  // attributes the seeds wrote and that are operands here are kept as they are when
-           // lenient
-        node.attrs =
-            node.op && strict_ ? complete_attrs(node.op->attrs, attrs, op) : std::move(attrs);
+    try {
+        node.attrs = node.op ? complete_attrs(node.op->attrs, attrs, op) : attrs;
     } catch (const Error& error) {
-        raise(ErrorKind::format, at, ": ", error.what());
+        if (strict_) raise(ErrorKind::format, at, ": ", error.what());
+        node.attrs = std::move(attrs);  // for verify to name
     }
     for (ValueId id : outputs)
         if (graph_.values[id].producer < 0) graph_.values[id].producer = node.id;
@@ -436,13 +431,10 @@ Graph GraphReader::finish() {
             known(value.moment_of, cat("values[", value.id, "] moment_of"));
     if (strict_) {
         const Report report = verify(graph_);
-        if (!report.ok()) {
-            std::string text = "from_json: the graph does not verify";
-            for (const ReportLine& line : report.lines)
-                if (!line.ok) text += "\n[FAIL] [" + line.area + "] " + line.text;
-            raise(ErrorKind::format, text);
-        }
+        if (!report.ok())
+            raise(ErrorKind::format, "from_json: the graph does not verify", report.failures());
     }
+    graph_.loose = !strict_;
     return std::move(graph_);
 }
 

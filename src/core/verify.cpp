@@ -13,10 +13,19 @@ bool Report::ok() const {
 
 void Report::require(const std::string& where) const {
     if (ok()) return;
-    std::string text = where + ": the graph does not verify; every [FAIL] line needs mending";
+    raise(ErrorKind::graph, where, ": the graph does not verify; every [FAIL] line needs mending",
+          failures());
+}
+
+std::string Report::failures() const {
+    constexpr size_t kLines = 6, kText = 300;  // so that a message holds them
+    std::string text;
+    size_t count = 0;
     for (const ReportLine& line : lines)
-        if (!line.ok) text += cat("\n[FAIL] [", line.area, "] ", line.text);
-    raise(ErrorKind::graph, text);
+        if (!line.ok && ++count <= kLines)
+            text += cat("\n[FAIL] [", line.area, "] ", line.text.substr(0, kText),
+                        line.text.size() > kText ? "..." : "");
+    return count <= kLines ? text : cat(text, "\nand ", count - kLines, " more [FAIL] lines");
 }
 
 std::string Report::text() const {
@@ -136,6 +145,10 @@ class Verifier {
             if (producer[output.value] == -1)
                 fail("topo: output \"", output.name, "\" is ", graph_.describe(output.value),
                      ", which no node produces");
+        for (const Assign& assign : graph_.assigns)
+            if (producer[assign.source] == -1)
+                fail("topo: ", graph_.describe(assign.target), " is assigned ",
+                     graph_.describe(assign.source), ", which no node produces");
         close("topo OK: single-producer SSA + use-after-define, no dangling operand");
     }
 
@@ -146,6 +159,9 @@ class Verifier {
             names.insert(node.op_name);
             try {
                 const Attrs attrs = complete_attrs(node.op->attrs, node.attrs, node.op->fn);
+                if (!(attrs == node.attrs))
+                    fail("shape: ", node_text(node), " has attributes ", to_string(node.attrs),
+                         "; need ", to_string(attrs));
                 std::vector<Type> types;
                 std::vector<std::string> labels;
                 for (ValueId id : node.inputs) {
@@ -174,23 +190,28 @@ class Verifier {
 
     void check_roles() {
         std::set<std::string> leaf_names;
+        std::set<std::pair<ValueId, int>> moments;
         for (const Value& value : graph_.values) {
             const bool leaf = value.role != Role::temp;
             if (value.role == Role::input || value.role == Role::param || value.role == Role::state)
                 if (!leaf_names.insert(value.name).second)
                     fail("role: two leaves are named \"", value.name, "\"");
-            if (leaf && value.init.kind == Init::data &&
-                (!value.init.bytes ||
-                 static_cast<int64_t>(value.init.bytes->size()) !=
-                     element_count(value.type.shape) * dtype_size(value.type.dtype)))
-                fail("role: ", graph_.describe(value.id), " \"", value.name,
-                     "\" has content of another size");
-            if (value.moment_of != kNone &&
-                (!exists(value.moment_of) || graph_.value(value.moment_of).role != Role::param ||
-                 !(graph_.value(value.moment_of).type == value.type) || value.moment_slot < 0 ||
-                 value.moment_slot > 7))
-                fail("role: state \"", value.name, "\" is the moment of %", value.moment_of,
-                     ", which is no param of its type");
+            if (leaf && value.role != Role::input)
+                if (const std::string problem = init_problem(value.init, value.type, value.role);
+                    !problem.empty())
+                    fail("role: ", graph_.describe(value.id), " \"", value.name, "\" has ",
+                         problem);
+            if (value.moment_of == kNone) continue;
+            if (value.role != Role::state || !exists(value.moment_of) ||
+                graph_.value(value.moment_of).role != Role::param ||
+                !(graph_.value(value.moment_of).type == value.type) || value.moment_slot < 0 ||
+                value.moment_slot > 7)
+                fail("role: ", role_name(value.role), " \"", value.name, "\" is moment ",
+                     value.moment_slot, " of %", value.moment_of,
+                     "; need a state, and a param of its type");
+            if (!moments.emplace(value.moment_of, value.moment_slot).second)
+                fail("role: state \"", value.name, "\" is moment ", value.moment_slot, " of %",
+                     value.moment_of, ", as another state is; need one each");
         }
         std::set<std::string> output_names;
         for (const GraphOutput& output : graph_.outputs)
