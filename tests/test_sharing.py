@@ -446,3 +446,62 @@ def test_state_hash_sees_every_byte():
 def test_outputs_helper(device):
     step = build_infer().compile(device=device)
     assert set(outputs_of(step(x=batch_of(0, 4)["x"]))) == {"y"}
+
+
+# ---- memory bound twice, by Steps that share
+
+
+def reads(name, *params):
+    g = aicf.Graph(name)
+    y = g.input("x", (6,))
+    for param in params:
+        y = y + g.param(param, (6,))
+    g.output("y", y)
+    return g
+
+
+def test_bind_refuses_what_a_sharing_step_has_bound():
+    """An alias within any Step that holds the value is refused, whichever Step binds it."""
+    memory = np.zeros(9, np.float32)
+    a = reads("a", "p").compile(device="cpu")
+    b = reads("b", "p").compile(device="cpu", share=a)
+    a.bind(x=memory[:6])
+    for part in (memory[:6], memory[3:]):
+        with pytest.raises(
+            aicf.GraphError, match='bind: "p" got memory that "x" of a Step that shares it lies in'
+        ):
+            b.bind(p=part)
+        with pytest.raises(aicf.GraphError, match='"p" got memory that "x" lies in; need'):
+            a.bind(p=part)
+    other = np.full(6, 2.0, np.float32)
+    b.bind(p=other)
+    for step in (a, b):
+        with pytest.raises(aicf.GraphError, match='bind: "x" got memory that "p" lies in'):
+            step.bind(x=other)
+    b.bind(p=other)  # its own once more
+    a.bind(p=other)
+    b.bind(x=memory[:6])  # no Step holds both inputs
+    memory[:] = 1.0
+    assert (a.replay()["y"].numpy() == 3).all() and (b.replay()["y"].numpy() == 3).all()
+    del a
+    gc.collect()
+    b.bind(x=np.zeros(6, np.float32))
+    b.bind(p=memory[:6])  # of a Step that is gone nothing is in the way
+
+
+def test_bind_sees_every_step_of_a_chain():
+    """c holds values of two Steps that know nothing of each other."""
+    memory, other = np.zeros(6, np.float32), np.zeros(6, np.float32)
+    a, b = (reads(name, name).compile(device="cpu") for name in ("p", "q"))
+    a.bind(p=memory)
+    b.bind(q=memory)  # two Steps of their own may
+    with pytest.raises(aicf.GraphError, match='compile: shared "[pq]" and "[pq]" are bound to'):
+        reads("c", "p", "q").compile(device="cpu", share=[a, b])
+    b.bind(q=other)
+    c = reads("c", "p", "q").compile(device="cpu", share=[a, b])
+    with pytest.raises(aicf.GraphError, match='"q" got memory that "p" of a Step that shares it'):
+        b.bind(q=memory)
+    with pytest.raises(aicf.GraphError, match='"p" got memory that "q" of a Step that shares it'):
+        a.bind(p=other)
+    memory[:], other[:] = 1.0, 2.0
+    assert (c(x=np.zeros(6, np.float32))["y"].numpy() == 3).all()

@@ -255,7 +255,7 @@ class Step:
         Copies the named inputs in, runs one step and returns its outputs. stream= (of any framework, or its handle): the step comes after what the stream holds, and what the stream gets later comes after the step; nothing waits on the host.
         """
 
-    def replay(self, n: object | None = 1, stream: object | None = None) -> Outputs:
+    def replay(self, n: int = 1, stream: object | None = None) -> Outputs:
         """
         Runs the captured step n times on the inputs as they stand. stream: as in a call.
         """

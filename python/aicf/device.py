@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import reprlib
 import warnings
 from typing import NamedTuple
 
@@ -47,7 +49,15 @@ def resolve_device(device: str) -> str:
     """The device "auto" means here; any other name unchanged."""
     if not isinstance(device, str) or not device.isascii():
         raise _core.GraphError(f'device: got {device!r}; need "auto", "cpu" or "cuda:<index>"')
-    return os.environ.get("AICF_DEVICE") or _best_device() if device == "auto" else device
+    if device != "auto":
+        return device
+    wanted = os.environ.get("AICF_DEVICE") or "auto"
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", wanted):
+        raise _core.GraphError(
+            f"device: AICF_DEVICE is {reprlib.repr(wanted)}; need one of auto, cpu, cuda, "
+            "cuda:<index>"
+        )
+    return _best_device() if wanted == "auto" else wanted
 
 
 @functools.cache

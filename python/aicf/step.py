@@ -159,6 +159,7 @@ class Step(_core.Step):
         for other in others:
             if not isinstance(other, _core.Step):
                 raise _core.GraphError(f"compile: share holds {other!r}; need Steps")
+            _ = other.steps_run  # GraphError from one that was never compiled
         chosen = {} if candidates is None else candidates
         if not isinstance(chosen, Mapping) or not all(
             isinstance(text, str) for item in chosen.items() for text in item
@@ -310,7 +311,7 @@ class Step(_core.Step):
     def __repr__(self) -> str:
         try:
             return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
-        except (TypeError, RuntimeWarning):  # seen while a failed compile() is on its way out
+        except _core.GraphError:  # seen while a failed compile() is on its way out
             return "aicf.Step(not compiled)"
 
 

@@ -11,10 +11,70 @@
 
 #include "bindings/dlpack.h"
 #include "core/ir.h"
+#include "core/passes.h"
 
 namespace aicf {
 
 namespace nb = nanobind;
+
+struct Array;
+struct Outputs;
+class Step;
+
+/// How an object of a bound class enters. One whose __init__ never ran, or raised, and one of
+/// another class are refused in words of ours; in a list they are no match.
+template <class T>
+class ObjectCaster : public nb::detail::type_caster_base<T> {
+    using Base = nb::detail::type_caster_base<T>;
+
+  public:
+    bool from_python(nb::handle given, uint32_t flags, nb::detail::cleanup_list* list) noexcept {
+        constexpr auto kBuilding = static_cast<uint32_t>(nb::detail::cast_flags::construct) |
+                                   static_cast<uint32_t>(nb::detail::cast_flags::trusted);
+        given_ = given;
+        const bool building = (flags & kBuilding) != 0;
+        const bool odd =
+            nb::inst_check(given) && nb::inst_ready(given) == building && nb::isinstance<T>(given);
+        half_ = odd && !building;
+        again_ = odd && building;
+        found_ = !odd && !given.is_none() && Base::from_python(given, flags, list);
+        return found_ || again_ || !building;
+    }
+    template <class U>
+    bool can_cast() const noexcept {
+        return found_;
+    }
+    operator T*() { return require(), Base::operator T*(); }
+    operator T&() { return require(), Base::operator T&(); }
+    operator T&&() { return require(), Base::operator T&&(); }
+
+  private:
+    void require() const {
+        if (found_) return;
+        const std::string name = nb::borrow<nb::str>(nb::type<T>().attr("__name__")).c_str();
+        if (again_)
+            raise(ErrorKind::graph, name, ": __init__ of one that is made already; need a new one");
+        if (half_)
+            raise(ErrorKind::graph, name, ": this one was never made, its __init__ did not run or ",
+                  "raised; need what aicf returned");
+        const nb::str type = nb::type_name(given_.type());
+        throw nb::type_error(cat("got a ", type.c_str(), "; need an aicf.", name).c_str());
+    }
+    nb::handle given_;
+    bool found_ = false, half_ = false, again_ = false;
+};
+
+/// The object behind a handle, refused as above.
+template <class T>
+T& object_of(nb::handle given) {
+    ObjectCaster<T> caster;
+    caster.from_python(given, 0, nullptr);
+    return caster;
+}
+
+/// TypeError for arguments that a function takes none of.
+void refuse_rest(const char* function, const char* takes, const nb::args& rest,
+                 const nb::kwargs& named);
 
 void bind_errors(nb::module_& m);
 void bind_graph(nb::module_& m);
@@ -35,3 +95,22 @@ bool is_step_output(nb::handle object);
 std::vector<char> packed_bytes(const TensorRef& tensor);  // host tensor, C order
 
 }  // namespace aicf
+
+namespace nanobind::detail {
+template <>
+struct type_caster<aicf::Array> : aicf::ObjectCaster<aicf::Array> {};
+template <>
+struct type_caster<aicf::Outputs> : aicf::ObjectCaster<aicf::Outputs> {};
+template <>
+struct type_caster<aicf::Step> : aicf::ObjectCaster<aicf::Step> {};
+template <>
+struct type_caster<aicf::Graph> : aicf::ObjectCaster<aicf::Graph> {};
+template <>
+struct type_caster<aicf::Graph::Mark> : aicf::ObjectCaster<aicf::Graph::Mark> {};
+template <>
+struct type_caster<aicf::Stage> : aicf::ObjectCaster<aicf::Stage> {};
+template <>
+struct type_caster<aicf::GraphReader> : aicf::ObjectCaster<aicf::GraphReader> {};
+template <>
+struct type_caster<aicf::Report> : aicf::ObjectCaster<aicf::Report> {};
+}  // namespace nanobind::detail

@@ -28,6 +28,7 @@ constexpr size_t kAlign = 64;  // less makes JAX copy what it imports
 constexpr int kMaxRoutes = 64;
 
 std::atomic<bool> closing{false};  // set by atexit
+std::atomic<bool> forked{false};   // this process is a child of one that imported aicf
 std::atomic<int> entered{0};       // threads that want or hold the GIL by with_python, GilRelease
 std::thread::id closing_thread;
 
@@ -78,6 +79,16 @@ Python& python() {
     return *instance;
 }
 
+/// Whether a thread other than this one is inside Python.
+bool other_threads() {
+    PyObject* current = PySys_GetObject("_current_frames");
+    const nb::object frames = nb::steal(current ? PyObject_CallNoArgs(current) : nullptr);
+    if (!frames.is_valid()) return PyErr_Clear(), false;
+    for (nb::handle thread : frames)
+        if (PyLong_AsUnsignedLong(thread.ptr()) != PyThread_get_thread_ident()) return true;
+    return false;
+}
+
 PyObject* on_exit(PyObject*, PyObject*) {
     closing_thread = std::this_thread::get_id();
     closing = true;
@@ -85,6 +96,9 @@ PyObject* on_exit(PyObject*, PyObject*) {
     for (int ms = 0; entered && ms < 1000; ms++)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     PyEval_RestoreThread(state);
+    // Threads that no longer run, stopped here or left behind by a fork, never let go of what they
+    // hold: that is no leak of ours.
+    if (forked || other_threads()) nb::set_leak_warnings(false);
     if (python_made) {
         for (Route& route : python_made->routes) route = {};  // no type may outlive its module
         python_made->count = kMaxRoutes;
@@ -174,11 +188,28 @@ void copy_into(void* to, const TensorRef& ref) {
         copy_strided(out, static_cast<const char*>(ref.data), ref.shape, bytes.begin(), item);
 }
 
+void check_rank(int rank, const char* where) {
+    if (rank < 0 || rank > kMaxDims)
+        raise(ErrorKind::shape, where, ": got ", rank, " dimensions; need 0 to ", kMaxDims);
+}
+
+/// Refuses elements that no memory can hold: beyond either end of the addresses, or too many.
+void check_span(const TensorRef& ref, const int64_t* byte_strides, const char* where) {
+    __int128 low = reinterpret_cast<uintptr_t>(ref.data), high = low;
+    for (int i = 0; i < ref.shape.rank(); i++) {
+        const __int128 far = static_cast<__int128>(ref.shape[i] - 1) * byte_strides[i];
+        (far < 0 ? low : high) += far;
+    }
+    if (low < 0 || high > static_cast<__int128>(UINTPTR_MAX) - dtype_size(ref.dtype) ||
+        element_count(ref.shape) > INT64_MAX / 16)
+        raise(ErrorKind::format, where, ": ", type_string(ref.dtype, ref.shape),
+              " elements beyond the end of memory; need a tensor that lies in it");
+}
+
 /// Fills shape, strides and data; copies where strides in elements cannot say where the data is.
 void place(TensorRef& ref, void* data, int rank, const int64_t* shape, const int64_t* byte_strides,
            const char* where, const ImportOptions& options) {
-    if (rank < 0 || rank > kMaxDims)
-        raise(ErrorKind::shape, where, ": got ", rank, " dimensions; need at most ", kMaxDims);
+    check_rank(rank, where);
     int64_t item = dtype_size(ref.dtype);
     bool empty = false, odd = reinterpret_cast<uintptr_t>(data) % item != 0;
     Dims strides;
@@ -195,6 +226,7 @@ void place(TensorRef& ref, void* data, int rank, const int64_t* shape, const int
         raise(ErrorKind::format, where, ": ", to_string(ref.shape), " elements at a NULL pointer");
     ref.strides = empty ? contiguous_strides(ref.shape) : strides;
     ref.data = data;
+    if (!empty) check_span(ref, byte_strides, where);
     if (!odd || empty) return;
     const char* need = "; need an aligned tensor whose strides are whole elements";
     if (!options.allow_copy || ref.device.kind != Device::cpu)
@@ -252,20 +284,23 @@ TensorRef describe(const DLTensor& tensor, std::shared_ptr<void> owner, const ch
     ref.device = device_of(tensor.device, where);
     ref.dtype = dtype_of(tensor.dtype, where);
     ref.owner = std::move(owner);
+    check_rank(tensor.ndim, where);
     if (tensor.ndim > 0 && !tensor.shape)
         raise(ErrorKind::format, where, ": a tensor without a shape");
     int64_t item = dtype_size(ref.dtype), strides[kMaxDims];
     int64_t dense = item;
-    for (int i = std::min(tensor.ndim, kMaxDims) - 1; i >= 0; i--) {
+    for (int i = tensor.ndim - 1; i >= 0; i--) {
         bool overflow = __builtin_mul_overflow(tensor.strides ? tensor.strides[i] : dense,
                                                tensor.strides ? item : 1, &strides[i]);
         overflow |= __builtin_mul_overflow(dense, std::max<int64_t>(tensor.shape[i], 1), &dense);
         if (overflow && tensor.shape[i] > 1)
             raise(ErrorKind::format, where, ": sizes beyond 64 bits");
     }
-    char* data = static_cast<char*>(tensor.data);
-    place(ref, data ? data + tensor.byte_offset : data, tensor.ndim, tensor.shape, strides, where,
-          options);
+    auto data = reinterpret_cast<uintptr_t>(tensor.data);
+    if (data && __builtin_add_overflow(data, tensor.byte_offset, &data))
+        raise(ErrorKind::format, where, ": byte_offset is ", tensor.byte_offset,
+              ", beyond the end of memory; need one inside the tensor");
+    place(ref, reinterpret_cast<void*>(data), tensor.ndim, tensor.shape, strides, where, options);
     return ref;
 }
 
@@ -346,6 +381,8 @@ bool from_exchange(nb::handle object, const Route& route, TensorRef& ref, const 
                    const ImportOptions& options) {
     DLManagedTensorVersioned* managed = nullptr;
     if (route.api->from_object(object.ptr(), &managed)) raise_python(where, object);
+    if (!managed)
+        raise(ErrorKind::format, where, ": ", type_of(object), " exported no tensor at all");
     ref = adopt(managed, where, options);
     if (ref.device.kind == Device::cpu || options.consumer_stream == -1) return true;
     void* now = nullptr;
@@ -355,12 +392,47 @@ bool from_exchange(nb::handle object, const Route& route, TensorRef& ref, const 
     return number(reinterpret_cast<intptr_t>(now)) == number(options.consumer_stream);
 }
 
-nb::object call_dlpack(nb::handle object, const ImportOptions& options) {
+/// What stands for a whole number; false for anything else and for what 64 bits do not hold.
+bool to_int(nb::handle object, int64_t& number) {
+    if (PyBool_Check(object.ptr())) return false;
+    const nb::object whole = nb::steal(PyNumber_Index(object.ptr()));
+    if (!whole.is_valid()) return PyErr_Clear(), false;
+    int overflow = 0;
+    number = PyLong_AsLongLongAndOverflow(whole.ptr(), &overflow);
+    return overflow == 0;
+}
+
+/// A tuple of two ints: a version, or a device's type and number.
+std::optional<std::pair<int64_t, int64_t>> two_ints(nb::handle object) {
+    PyObject* o = object.ptr();
+    std::pair<int64_t, int64_t> found;
+    if (!PyTuple_Check(o) || PyTuple_Size(o) != 2 || !to_int(PyTuple_GetItem(o, 0), found.first) ||
+        !to_int(PyTuple_GetItem(o, 1), found.second))
+        return std::nullopt;
+    return found;
+}
+
+/// How Python prints it, cut short.
+std::string shown(nb::handle object) {
+    nb::object text = nb::steal(PyObject_Repr(object.ptr()));
+    if (!text.is_valid()) {
+        PyErr_Clear();
+        return "a " + type_of(object);
+    }
+    std::string found = str_of(text);
+    return found.size() > 100 ? found.substr(0, 100) + "..." : found;
+}
+
+nb::object call_dlpack(nb::handle object, const char* where, const ImportOptions& options) {
     nb::object method = object.attr("__dlpack__");
     nb::dict keywords, none;
     if (nb::hasattr(object, "__dlpack_device__")) {
         nb::object device = object.attr("__dlpack_device__")();
-        int type = nb::cast<int>(nb::int_(nb::object(device[0])));
+        const auto said = two_ints(device);
+        if (!said)
+            raise(ErrorKind::format, where, ": __dlpack_device__ of ", type_of(object),
+                  " returned ", shown(device), "; need a tuple (device type, device id)");
+        const int64_t type = said->first;
         // Some producers order nothing unless told a stream; the legacy one orders all of ours.
         if (type == kDLCUDA || type == kDLCUDAManaged)
             none["stream"] = keywords["stream"] =
@@ -378,7 +450,7 @@ nb::object call_dlpack(nb::handle object, const ImportOptions& options) {
 TensorRef from_capsule(nb::handle object, const char* where, const ImportOptions& options) {
     nb::object capsule;
     try {
-        capsule = call_dlpack(object, options);
+        capsule = call_dlpack(object, where, options);
     } catch (nb::python_error& error) {
         error.restore();
         raise_python(where, object);
@@ -682,30 +754,51 @@ std::optional<intptr_t> producer_stream(nb::handle object, Device device) {
     return reinterpret_cast<intptr_t>(stream);
 }
 
+std::optional<bool> optional_bool(nb::handle object, const char* what) {
+    if (object.is_none()) return std::nullopt;
+    if (!PyBool_Check(object.ptr()))
+        throw nb::type_error(cat(what, " is ", shown(object), "; need None or a bool").c_str());
+    return object.ptr() == Py_True;
+}
+
 ExportRequest export_request(Device own, bool read_only, nb::handle stream, nb::handle max_version,
                              nb::handle dl_device, nb::handle copy) {
-    const auto number = [](nb::handle object, int i) { return nb::cast<int>(nb::int_(object[i])); };
+    const auto pair = [](nb::handle object, const char* name) {
+        const auto found = two_ints(object);
+        if (!found)
+            throw nb::type_error(cat("__dlpack__: ", name, " is ", shown(object),
+                                     "; need None or a tuple of two ints")
+                                     .c_str());
+        return *found;
+    };
+    const bool told = !stream.is_none();
+    int64_t asked = 0;
+    if (told && !to_int(stream, asked))
+        throw nb::type_error(
+            cat("__dlpack__: stream is ", shown(stream), "; need None or an int").c_str());
     ExportRequest request;
-    request.versioned = !max_version.is_none() && number(max_version, 0) >= int{kDLPackMajor};
+    request.versioned =
+        !max_version.is_none() && pair(max_version, "max_version").first >= int64_t{kDLPackMajor};
     const DLDevice device = dl_device_of(own);
     if (!dl_device.is_none()) {
-        const int type = number(dl_device, 0), id = number(dl_device, 1);
+        const auto [type, id] = pair(dl_device, "dl_device");
         request.to_host = type == kDLCPU && own.kind != Device::cpu;
         if (!request.to_host && (type != device.type || id != device.id))
             throw nb::buffer_error(
                 cat("this Array is on ", to_string(own), "; copy it there first").c_str());
     }
-    const bool must = !copy.is_none() && nb::cast<bool>(copy);
+    const std::optional<bool> copies = optional_bool(copy, "__dlpack__: copy");
+    const bool must = copies.value_or(false);
     // An older consumer cannot be told that it may not write.
     request.copied = must || request.to_host || (read_only && !request.versioned);
-    if (request.copied && !must && !copy.is_none())
+    if (request.copied && !must && copies)
         throw nb::buffer_error("copy=False: this Array can only be given as a copy here");
     if (own.kind == Device::cpu || request.to_host) {
-        if (!stream.is_none() && nb::cast<intptr_t>(stream) != -1)
+        if (told && asked != -1)
             throw nb::buffer_error("a CPU tensor has no stream; need stream=None");
         return request;
     }
-    request.stream = stream.is_none() ? 1 : nb::cast<intptr_t>(stream);
+    request.stream = told ? asked : 1;
     if (request.stream == 0 || request.stream < -1)
         throw nb::value_error("stream: need None, -1, 1, 2 or a stream's address");
     return request;
@@ -733,6 +826,7 @@ void watch_exit() {
     at_fork([] {
         entered = 0;
         closing = false;
+        forked = true;
     });
     static PyMethodDef exit_method = {"dlpack_on_exit", on_exit, METH_NOARGS, nullptr};
     nb::module_::import_("atexit").attr("register")(

@@ -140,6 +140,9 @@ TensorRef numpy_like(nanobind::handle object, DType wanted, const char* where);
 /// can tell.
 std::optional<intptr_t> producer_stream(nanobind::handle object, Device device);
 
+/// True, False or, for None, nothing; TypeError naming `what` for anything else.
+std::optional<bool> optional_bool(nanobind::handle object, const char* what);
+
 /// What the arguments of `__dlpack__(*, stream, max_version, dl_device, copy)` ask of a tensor on
 /// `own`; BufferError where they cannot be had.
 struct ExportRequest {

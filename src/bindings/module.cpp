@@ -18,6 +18,28 @@ struct PythonError {
 
 PyObject* error_classes[16] = {};
 
+/// Error.__init__: a message is as short from Python as it is from here.
+PyObject* init_error(PyObject* self, PyObject* args) {
+    try {
+        nb::list texts;
+        for (nb::handle arg : nb::borrow<nb::tuple>(args)) {
+            std::string text;
+            if (nb::isinstance<nb::str>(arg) && nb::try_cast(arg, text))
+                texts.append(abridged(text));
+            else
+                texts.append(arg);
+        }
+        nb::handle(PyExc_BaseException).attr("__init__")(nb::handle(self), *nb::tuple(texts));
+        Py_RETURN_NONE;
+    } catch (nb::python_error& error) {
+        error.restore();
+    } catch (const std::exception&) {
+        PyErr_NoMemory();
+    }
+    return nullptr;
+}
+PyMethodDef error_init = {"__init__", init_error, METH_VARARGS, nullptr};
+
 void set_error(const Error& error) {
     PyErr_SetString(error_classes[static_cast<int>(error.kind())], error.what());
 }
@@ -28,6 +50,8 @@ void bind_errors(nb::module_& m) {
     PyObject* base = PyErr_NewExceptionWithDoc("aicf.Error", "Base of every error aicf raises.",
                                                PyExc_Exception, nullptr);
     m.attr("Error") = nb::borrow(base);
+    nb::handle(base).attr("__init__") =
+        nb::steal(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(base), &error_init));
     const PythonError kinds[] = {
         {ErrorKind::graph, "GraphError", PyExc_ValueError,
          "A graph, a name or a call that means nothing."},
@@ -69,6 +93,9 @@ void bind_errors(nb::module_& m) {
 
 }  // namespace aicf
 
+// The extension keeps one state for the whole process, so a second interpreter is refused before
+// it touches that state.
+#define PyInit__core init_in_main_interpreter
 NB_MODULE(_core, m) {
     m.doc() = "The compiler and runtime of aicf. Use the package `aicf`, not this module.";
     aicf::count_forks();
@@ -82,7 +109,8 @@ NB_MODULE(_core, m) {
 #endif
     m.def(
         "set_num_threads",
-        [](nanobind::handle count) {
+        [](nanobind::handle count, const nanobind::args& rest, const nanobind::kwargs& named) {
+            aicf::refuse_rest("set_num_threads", "count", rest, named);
             int threads = 0;
             if (nanobind::isinstance<nanobind::bool_>(count) ||
                 !nanobind::try_cast(count, threads) || threads < 0)
@@ -90,13 +118,20 @@ NB_MODULE(_core, m) {
                             nanobind::repr(count).c_str(), "; need an int >= 0");
             aicf::cpu::set_cpu_threads(threads);
         },
-        nanobind::arg("count").none(), nanobind::sig("def set_num_threads(count: int) -> None"),
+        nanobind::arg("count").none() = nanobind::none(), nanobind::arg("rest"),
+        nanobind::arg("named"), nanobind::sig("def set_num_threads(count: int) -> None"),
         "Use at most `count` threads of the CPU backend; 0 returns to the default.");
     m.def("cpu_isa", &aicf::cpu::cpu_isa,
           "The instruction set the CPU kernels in use were built for.");
     m.def("cpu_memory", &aicf::cpu::cpu_memory,
           "Bytes that Steps hold in host memory, and the most they ever held.");
-    m.def("num_threads", &aicf::cpu::cpu_threads, "Threads the CPU backend uses.");
+    m.def(
+        "num_threads",
+        [](const nanobind::args& rest, const nanobind::kwargs& named) {
+            aicf::refuse_rest("num_threads", "no arguments", rest, named);
+            return aicf::cpu::cpu_threads();
+        },
+        nanobind::sig("def num_threads() -> int"), "Threads the CPU backend uses.");
     m.def(
         "philox",
         [](uint64_t counter_low, uint64_t counter_high, uint64_t key) {
@@ -105,4 +140,14 @@ NB_MODULE(_core, m) {
         },
         nanobind::arg("counter_low"), nanobind::arg("counter_high"), nanobind::arg("key"),
         "The four words of Philox-4x32-10, the generator of every random op.");
+}
+#undef PyInit__core
+
+extern "C" NB_EXPORT PyObject* PyInit__core(void);
+extern "C" PyObject* PyInit__core(void) {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) == 0) return init_in_main_interpreter();
+    PyErr_SetString(PyExc_ImportError,
+                    "aicf: a subinterpreter cannot import it, because it has one state for the "
+                    "whole process; import it in the main interpreter");
+    return nullptr;
 }

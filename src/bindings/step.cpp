@@ -7,8 +7,6 @@
 
 namespace aicf {
 
-namespace {
-
 /// A tensor of a step: an output of one generation, a live param or state, or (no step) a copy.
 struct Array {
     nb::object owner;  // the Python Step, kept alive
@@ -73,6 +71,8 @@ struct Outputs {
     uint64_t generation;
 };
 
+namespace {
+
 Array array_of(const TensorRef& tensor) {
     Array array;
     array.tensor = tensor;
@@ -120,7 +120,7 @@ nb::object to_dlpack(const Array& array, const ExportRequest& request) {
 
 bool array_hook(PyObject* object, TensorRef* out) {
     if (!nb::isinstance<Array>(nb::handle(object))) return false;
-    *out = dlpack_ref(*nb::inst_ptr<Array>(nb::handle(object)));
+    *out = dlpack_ref(object_of<Array>(object));
     return true;
 }
 
@@ -220,10 +220,27 @@ nb::list output_names(const Outputs& o) {
 }
 
 Outputs outputs_of(nb::handle self, uint64_t generation) {
-    return {nb::borrow(self), nb::inst_ptr<Step>(self), generation};
+    return {nb::borrow(self), &object_of<Step>(self), generation};
+}
+
+/// A method that takes no arguments, in words of ours where it is given some.
+template <class T, class Body>
+auto bare(const char* name, Body body) {
+    return [name, body](T& self, const nb::args& rest, const nb::kwargs& named) {
+        refuse_rest(name, "no arguments", rest, named);
+        return body(self);
+    };
 }
 
 }  // namespace
+
+void refuse_rest(const char* function, const char* takes, const nb::args& rest,
+                 const nb::kwargs& named) {
+    const size_t count = rest.size() + (named.is_valid() ? named.size() : 0);
+    if (count)
+        throw nb::type_error(
+            cat(function, ": got ", count, " arguments too many; it takes ", takes).c_str());
+}
 
 std::optional<intptr_t> stream_of(nb::handle object) {
     if (object.is_none()) return std::nullopt;
@@ -243,7 +260,7 @@ std::optional<intptr_t> stream_of(nb::handle object) {
 
 bool is_step_output(nb::handle object) {
     if (!nb::isinstance<Array>(object)) return false;
-    const Array& array = *nb::inst_ptr<Array>(object);
+    const Array& array = object_of<Array>(object);
     return array.step && array.leaf == kNone;
 }
 
@@ -263,28 +280,34 @@ void bind_step(nb::module_& m) {
             "device",
             [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); })
         .def_prop_ro("ndim", [](const Array& a) { return a.type().shape.rank(); })
-        .def(
-            "numpy", [](const Array& a) { return to_numpy(a.read(), true); },
-            nb::sig("def numpy(self) -> numpy.ndarray"),
-            "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
-            "output of an earlier step.")
+        .def("numpy", bare<Array>("numpy", [](const Array& a) { return to_numpy(a.read(), true); }),
+             nb::sig("def numpy(self) -> numpy.ndarray"),
+             "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
+             "output of an earlier step.")
         .def(
             "__array__",
-            [](const Array& a, nb::handle dtype, nb::handle copy) {
-                if (!copy.is_none() && !nb::cast<bool>(copy))
+            [](const Array& a, nb::handle dtype, nb::handle copy, const nb::args& rest,
+               const nb::kwargs& named) {
+                refuse_rest("__array__", "dtype and copy", rest, named);
+                if (optional_bool(copy, "__array__: copy") == false)
                     throw nb::value_error(
                         "aicf.Array: NumPy needs a copy; use copy=None or copy=True");
                 nb::object result = to_numpy(a.read(), true);
                 return dtype.is_none() ? result : result.attr("astype")(dtype);
             },
-            nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none())
-        .def(
-            "copy",
-            [](const Array& a) { return array_of(a.step ? a.read() : copy_tensor(a.tensor)); },
-            "An Array that owns a copy in host memory.")
-        .def(
-            "item", [](const Array& a) { return item(a, "item()"); },
-            "The one element as a Python number. Raises ShapeError when there are more.")
+            nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
+            nb::arg("rest"), nb::arg("named"),
+            nb::sig("def __array__(self, dtype: object | None = None, copy: object | None = None) "
+                    "-> object"))
+        .def("copy",
+             bare<Array>("copy",
+                         [](const Array& a) {
+                             return array_of(a.step ? a.read() : copy_tensor(a.tensor));
+                         }),
+             nb::sig("def copy(self) -> Array"), "An Array that owns a copy in host memory.")
+        .def("item", bare<Array>("item", [](const Array& a) { return item(a, "item()"); }),
+             nb::sig("def item(self) -> object"),
+             "The one element as a Python number. Raises ShapeError when there are more.")
         .def("__float__",
              [](const Array& a) { return nb::cast<double>(nb::float_(item(a, "float()"))); })
         .def("__int__", [](const Array& a) { return nb::int_(item(a, "int()")); })
@@ -306,16 +329,24 @@ void bind_step(nb::module_& m) {
              })
         .def(
             "__dlpack__",
-            [](const Array& a, nb::handle stream, nb::handle max_version, nb::handle dl_device,
-               nb::handle copy) {
+            [](const Array& a, const nb::args& rest, nb::handle stream, nb::handle max_version,
+               nb::handle dl_device, nb::handle copy, const nb::kwargs& named) {
+                refuse_rest("__dlpack__", "stream, max_version, dl_device and copy by name", rest,
+                            named);
                 const bool read_only = a.step && a.leaf != kNone;
                 return to_dlpack(a, export_request(device_of(a), read_only, stream, max_version,
                                                    dl_device, copy));
             },
-            nb::kw_only(), nb::arg("stream").none() = nb::none(),
+            nb::arg("rest"), nb::arg("stream").none() = nb::none(),
             nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
-            nb::arg("copy").none() = nb::none())
-        .def("__dlpack_device__", [](const Array& a) { return dlpack_device(device_of(a)); });
+            nb::arg("copy").none() = nb::none(), nb::arg("named"),
+            nb::sig("def __dlpack__(self, *, stream: object | None = None, max_version: object | "
+                    "None = None, dl_device: object | None = None, copy: object | None = None) -> "
+                    "object"))
+        .def("__dlpack_device__",
+             bare<Array>("__dlpack_device__",
+                         [](const Array& a) { return dlpack_device(device_of(a)); }),
+             nb::sig("def __dlpack_device__(self) -> tuple"));
     array.attr("__dlpack_c_exchange_api__") = exchange_api_capsule();
     for (const char* compare : {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
         array.def(
@@ -339,32 +370,37 @@ void bind_step(nb::module_& m) {
         .def(
             "__iter__", [](const Outputs& o) { return nb::iter(output_names(o)); },
             nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
-        .def("keys", &output_names, nb::sig("def keys(self) -> list[str]"),
+        .def("keys", bare<Outputs>("keys", output_names), nb::sig("def keys(self) -> list[str]"),
              "The names, in the order of the graph.")
-        .def(
-            "values",
-            [](const Outputs& o) {
-                nb::list arrays;
-                for (nb::handle name : output_names(o)) arrays.append(output_array(o, name));
-                return arrays;
-            },
-            nb::sig("def values(self) -> list[Array]"), "The Arrays, in the order of the graph.")
-        .def(
-            "items",
-            [](const Outputs& o) {
-                nb::list items;
-                for (nb::handle name : output_names(o))
-                    items.append(nb::make_tuple(name, output_array(o, name)));
-                return items;
-            },
-            nb::sig("def items(self) -> list[tuple[str, Array]]"),
-            "Pairs (name, Array), in the order of the graph.")
+        .def("values",
+             bare<Outputs>("values",
+                           [](const Outputs& o) {
+                               nb::list arrays;
+                               for (nb::handle name : output_names(o))
+                                   arrays.append(output_array(o, name));
+                               return arrays;
+                           }),
+             nb::sig("def values(self) -> list[Array]"), "The Arrays, in the order of the graph.")
+        .def("items",
+             bare<Outputs>("items",
+                           [](const Outputs& o) {
+                               nb::list items;
+                               for (nb::handle name : output_names(o))
+                                   items.append(nb::make_tuple(name, output_array(o, name)));
+                               return items;
+                           }),
+             nb::sig("def items(self) -> list[tuple[str, Array]]"),
+             "Pairs (name, Array), in the order of the graph.")
         .def(
             "get",
-            [](const Outputs& o, nb::handle name, nb::handle instead) {
+            [](const Outputs& o, nb::handle name, nb::handle instead, const nb::args& rest,
+               const nb::kwargs& named) {
+                refuse_rest("get", "name and default", rest, named);
                 return has_output(o, name) ? nb::cast(output_array(o, name)) : nb::borrow(instead);
             },
-            nb::arg("name").none(), nb::arg("default").none() = nb::none(),
+            nb::arg("name").none() = nb::none(), nb::arg("default").none() = nb::none(),
+            nb::arg("rest"), nb::arg("named"),
+            nb::sig("def get(self, name: object | None, default: object | None = None) -> object"),
             "The Array of that name, or `default`.");
 
     nb::class_<Step>(m, "Step", "A compiled step; aicf.Step is its public face.")
@@ -391,8 +427,9 @@ void bind_step(nb::module_& m) {
             nb::arg("candidates"))
         .def(
             "__call__",
-            [](nb::handle self, const nb::kwargs& kwargs) {
-                Step& step = *nb::inst_ptr<Step>(self);
+            [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
+                Step& step = object_of<Step>(self);
+                refuse_rest("step", "inputs by name, as in step(x=...)", rest, {});
                 const CallArguments arguments = import_inputs(step, kwargs);
                 uint64_t generation = 0;
                 {
@@ -407,20 +444,25 @@ void bind_step(nb::module_& m) {
             "stream gets later comes after the step; nothing waits on the host.")
         .def(
             "replay",
-            [](nb::handle self, nb::handle n, nb::handle stream) {
+            [](nb::handle self, nb::handle n, nb::handle stream, const nb::args& rest,
+               const nb::kwargs& named) {
+                Step& step = object_of<Step>(self);
+                refuse_rest("replay", "n and stream", rest, named);
                 int64_t times = 0;
                 if (!nb::try_cast(n, times))
                     raise(ErrorKind::graph, "replay: n is ", nb::repr(n).c_str(),
                           "; need an int in [0, 2**63)");
-                return outputs_of(self,
-                                  replay(*nb::inst_ptr<Step>(self), times, stream_of(stream)));
+                return outputs_of(self, replay(step, times, stream_of(stream)));
             },
-            nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
+            nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(), nb::arg("rest"),
+            nb::arg("named"),
+            nb::sig("def replay(self, n: int = 1, stream: object | None = None) -> Outputs"),
             "Runs the captured step n times on the inputs as they stand. stream: as in a call.")
         .def(
             "run",
-            [](nb::handle self, const nb::kwargs& kwargs) {
-                Step& step = *nb::inst_ptr<Step>(self);
+            [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
+                Step& step = object_of<Step>(self);
+                refuse_rest("run", "inputs by name, as in step.run(x=...)", rest, {});
                 const CallArguments arguments = import_inputs(step, kwargs, true);
                 uint64_t generation = 0;
                 {
@@ -431,22 +473,40 @@ void bind_step(nb::module_& m) {
             },
             nb::sig("def run(self, **inputs: object) -> Outputs"),
             "Runs the same ops one by one, without the captured form.")
-        .def("capture", &Step::capture, nb::call_guard<GilRelease>(),
-             "Builds the replayable form again.")
-        .def("reset", &Step::reset, nb::call_guard<GilRelease>(),
-             "Drops the captured form; state stays.")
-        .def("synchronize", &Step::synchronize, nb::call_guard<GilRelease>(),
-             "Waits until all enqueued work is done.")
-        .def_prop_ro("captured", &Step::captured, nb::call_guard<GilRelease>(),
-                     "Whether a captured form is held.")
+        .def("capture",
+             bare<Step>("capture",
+                        [](Step& s) {
+                            const GilRelease release;
+                            s.capture();
+                        }),
+             nb::sig("def capture(self) -> None"), "Builds the replayable form again.")
+        .def("reset",
+             bare<Step>("reset",
+                        [](Step& s) {
+                            const GilRelease release;
+                            s.reset();
+                        }),
+             nb::sig("def reset(self) -> None"), "Drops the captured form; state stays.")
+        .def("synchronize",
+             bare<Step>("synchronize",
+                        [](Step& s) {
+                            const GilRelease release;
+                            s.synchronize();
+                        }),
+             nb::sig("def synchronize(self) -> None"), "Waits until all enqueued work is done.")
+        .def_prop_ro(
+            "captured",
+            [](const Step& s) {
+                const GilRelease release;
+                return s.captured();
+            },
+            "Whether a captured form is held.")
         .def_prop_ro(
             "device", [](const Step& s) { return to_string(s.device()); },
             "\"cpu\" or \"cuda:<index>\".")
         .def_prop_ro(
             "outputs",
-            [](nb::handle self) {
-                return outputs_of(self, nb::inst_ptr<Step>(self)->generation());
-            },
+            [](nb::handle self) { return outputs_of(self, object_of<Step>(self).generation()); },
             "The outputs of the last step.")
         .def_prop_ro("steps_run", &Step::generation, "Steps run so far.")
         .def("_trace",
@@ -471,7 +531,7 @@ void bind_step(nb::module_& m) {
              [](nb::handle self, const std::string& name) {
                  Array result;
                  result.owner = nb::borrow(self);
-                 result.step = nb::inst_ptr<Step>(self);
+                 result.step = &object_of<Step>(self);
                  result.leaf = result.step->leaf(name).id;
                  return result;
              })

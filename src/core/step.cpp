@@ -32,6 +32,9 @@ class Locks {
     std::vector<std::unique_lock<ForkMutex>> rest_;
 };
 
+/// Held while a cell's memory is exchanged or compared with another Step's; after any machine's.
+ForkMutex binding_lock;
+
 /// Holds the locks; drains the other streams before, and the Step's own after.
 class Turn {
   public:
@@ -153,6 +156,7 @@ void Step::allocate(const Options& options) {
     const auto own = [&](ValueId id) {
         const Place& place = plan_.places[id];
         auto cell = std::make_shared<Cell>();
+        cell->bytes = place.bytes;
         cell->owner = regions_[static_cast<int>(place.region)];
         cell->data = cell->owner ? static_cast<char*>(cell->owner.get()) + place.offset : nullptr;
         cells_.emplace(id, cell);
@@ -168,7 +172,31 @@ void Step::allocate(const Options& options) {
         const ValueId storage = plan_.places[output.value].storage;
         if (!cells_.contains(storage)) own(storage);
     }
+    join_cells();
     backend.synchronize();
+}
+
+/// Makes this Step known to its cells; GraphError where two that other Steps bound overlap.
+void Step::join_cells() {
+    const std::lock_guard lock(binding_lock);
+    auto mine = std::make_shared<Cell::Fellows>();
+    std::vector<std::pair<const Cell*, ValueId>> order;
+    for (const auto& [id, cell] : cells_) {
+        mine->cells.emplace_back(plan_.values[id].name, cell);
+        if (cell->data && cell->bytes) order.emplace_back(cell.get(), id);
+    }
+    std::sort(order.begin(), order.end(),
+              [](const auto& a, const auto& b) { return a.first->data < b.first->data; });
+    for (size_t i = 1; i < order.size(); i++)
+        if (order[i].first->data < order[i - 1].first->data + order[i - 1].first->bytes)
+            raise(ErrorKind::graph, "compile: shared \"", plan_.values[order[i].second].name,
+                  "\" and \"", plan_.values[order[i - 1].second].name,
+                  "\" are bound to memory that overlaps; need storage of its own for each");
+    for (const auto& [id, cell] : cells_) {
+        std::erase_if(cell->fellows, [](const auto& fellows) { return fellows.expired(); });
+        cell->fellows.push_back(mine);
+    }
+    fellows_ = mine;
 }
 
 void Step::fill(const Value& value, uint64_t seed) {
@@ -487,19 +515,26 @@ void Step::bind(ValueId id, const TensorRef& to) {
     if (reinterpret_cast<uintptr_t>(to.data) % static_cast<uintptr_t>(dtype_size(to.dtype)))
         raise(ErrorKind::shape, "bind: \"", value.name,
               "\" is not aligned to its element; need an aligned tensor");
-    const int64_t bytes = element_count(to.shape) * dtype_size(to.dtype);
-    std::shared_ptr<void> released;  // freed after the lock
+    std::vector<std::shared_ptr<void>> released;  // freed after the locks
     Turn turn(*machine_, others_);
+    const std::lock_guard lock(binding_lock);
+    Cell& cell = *cells_.at(id);
     const auto* begin = static_cast<const char*>(to.data);
-    for (const auto& [other, cell] : cells_) {
-        const int64_t size = plan_.places[other].bytes;
-        if (other != id && cell->data && begin < cell->data + size && cell->data < begin + bytes)
-            raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"",
-                  plan_.values[other].name, "\" lies in; need storage of its own");
+    for (const auto& step : cell.fellows) {
+        const auto fellows = step.lock();
+        if (!fellows) continue;
+        for (const auto& [name, weak] : fellows->cells) {
+            const auto other = weak.lock();
+            released.push_back(other);
+            if (other && other.get() != &cell && other->data &&
+                begin < other->data + other->bytes && other->data < begin + cell.bytes)
+                raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"", name,
+                      fellows == fellows_ ? "\"" : "\" of a Step that shares it",
+                      " lies in; need storage of its own");
+        }
     }
     machine_->backend->synchronize();
-    Cell& cell = *cells_.at(id);
-    released = std::exchange(cell.owner, to.owner);
+    released.push_back(std::exchange(cell.owner, to.owner));
     cell.data = static_cast<char*>(to.data);
     cell.bound = true;
     cell.read_only = to.read_only;

@@ -20,9 +20,15 @@ struct Machine {
 /// The storage of one leaf value; sharing Steps hold the same cell.
 struct Cell {
     char* data = nullptr;
+    int64_t bytes = 0;
     std::shared_ptr<void> owner;
     std::atomic<bool> bound = false;  // to a caller's tensor
     bool read_only = false;
+    /// The cells, by name, of each Step that holds this one: no two of a Step may overlap.
+    struct Fellows {
+        std::vector<std::pair<std::string, std::weak_ptr<Cell>>> cells;
+    };
+    std::vector<std::weak_ptr<const Fellows>> fellows;
 };
 
 class Step {
@@ -85,6 +91,7 @@ class Step {
     char* address(ValueId id) const;
     void allocate(const Options& options);
     void fill(const Value& value, uint64_t seed);
+    void join_cells();
     void bind_ops();
     void follow_bindings();
     void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
@@ -103,6 +110,7 @@ class Step {
     std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
     std::shared_ptr<void> regions_[kRegions];
     std::map<ValueId, std::shared_ptr<Cell>> cells_;     // leaves and outputs
+    std::shared_ptr<const Cell::Fellows> fellows_;       // the same cells, for bind in other Steps
     std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
     std::vector<ValueId> needed_inputs_;                 // those some op reads
     std::vector<BoundOp> ops_;

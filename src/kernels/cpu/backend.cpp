@@ -3,6 +3,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include <algorithm>
@@ -198,6 +199,13 @@ std::string describe(const LoweredOp& op) {
 }
 
 std::atomic<uint64_t> held = 0, most_held = 0;  // bytes
+
+/// The memory of the machine in bytes; without end where nobody tells.
+uint64_t machine_bytes() {
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
+    return pages > 0 && page > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page)
+                                 : UINT64_MAX;
+}
 constexpr uint64_t kHugePage = 2 << 20;
 
 class CpuBackend : public Backend {
@@ -278,6 +286,10 @@ class CpuBackend : public Backend {
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override {
+        // A system that promises more than it has ends the process at the first touch instead.
+        if (const uint64_t most = machine_bytes(), now = held; bytes > most || now > most - bytes)
+            raise(ErrorKind::out_of_memory, "cpu: cannot allocate ", bytes, " bytes beside the ",
+                  now, " that are held; the machine has ", most, ", need a smaller plan");
         const std::align_val_t align{bytes < 2 * kHugePage ? uint64_t{kArenaAlign} : kHugePage};
         void* memory = ::operator new(std::max<uint64_t>(bytes, 1), align, std::nothrow);
         if (!memory)
@@ -342,6 +354,7 @@ void register_cpu_backend() {
             raise(ErrorKind::device_unavailable, "device: cpu:", device.index,
                   " is not available; need cpu");
         chosen();
+        cpu_threads();  // what the environment asks for is checked before anything runs
         return std::make_unique<CpuBackend>();
     });
 }

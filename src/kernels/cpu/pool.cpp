@@ -6,13 +6,16 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include "core/error.h"
 #include "core/float_mode.h"
 #include "core/fork.h"
 #include "kernels/cpu/backend.h"
@@ -298,8 +301,15 @@ int default_threads() {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0) count = CPU_COUNT(&set);
 #endif
-    if (const char* text = std::getenv("AICF_NUM_THREADS"))
-        if (const int wanted = std::atoi(text); wanted > 0) count = std::min(count, wanted);
+    if (const char* text = std::getenv("AICF_NUM_THREADS"); text && *text) {
+        int64_t wanted = 0;
+        const char* end = text + std::strlen(text);
+        const auto [at, error] = std::from_chars(text, end, wanted);
+        if (error != std::errc() || at != end || wanted < 1)
+            raise(ErrorKind::graph, "cpu: AICF_NUM_THREADS is \"", text,
+                  "\"; need an integer >= 1");
+        count = static_cast<int>(std::min<int64_t>(count, wanted));
+    }
     return std::clamp(count, 1, kMaxThreads);
 }
 
