@@ -9,6 +9,7 @@ Prints the tally, and for each fault the seed and number that bring the mutant b
 
 import argparse
 import collections
+import faulthandler
 import json
 import math
 import resource
@@ -535,6 +536,7 @@ def main(argv=None):
             print(text)
         print(f"mutant {number} of seed {asked.seed}: {what}", file=sys.stderr)
         signal.alarm(MOST_SECONDS)
+        faulthandler.dump_traceback_later(3 * MOST_SECONDS, exit=True)  # where no signal is seen
         try:
             tally[look(text, number)] += 1
         except Fault as fault:
@@ -544,6 +546,7 @@ def main(argv=None):
                 break
         finally:
             signal.alarm(0)
+            faulthandler.cancel_dump_traceback_later()
     print(json.dumps({"graphs": len(sound), "mutants": len(numbers), "faults": faults, **tally}))
     return 1 if faults else 0
 
