@@ -219,8 +219,8 @@ nb::list output_names(const Outputs& o) {
     return names;
 }
 
-Outputs outputs_of(nb::handle self, uint64_t generation) {
-    return {nb::borrow(self), &object_of<Step>(self), generation};
+Outputs outputs_of(nb::handle self, Step& step, uint64_t generation) {
+    return {nb::borrow(self), &step, generation};
 }
 
 /// A method that takes no arguments, in words of ours where it is given some.
@@ -280,10 +280,11 @@ void bind_step(nb::module_& m) {
             "device",
             [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); })
         .def_prop_ro("ndim", [](const Array& a) { return a.type().shape.rank(); })
-        .def("numpy", bare<Array>("numpy", [](const Array& a) { return to_numpy(a.read(), true); }),
-             nb::sig("def numpy(self) -> numpy.ndarray"),
-             "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
-             "output of an earlier step.")
+        .def(
+            "numpy", [](const Array& a) { return to_numpy(a.read(), true); },
+            nb::sig("def numpy(self) -> numpy.ndarray"),
+            "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
+            "output of an earlier step.")
         .def(
             "__array__",
             [](const Array& a, nb::handle dtype, nb::handle copy, const nb::args& rest,
@@ -305,9 +306,10 @@ void bind_step(nb::module_& m) {
                              return array_of(a.step ? a.read() : copy_tensor(a.tensor));
                          }),
              nb::sig("def copy(self) -> Array"), "An Array that owns a copy in host memory.")
-        .def("item", bare<Array>("item", [](const Array& a) { return item(a, "item()"); }),
-             nb::sig("def item(self) -> object"),
-             "The one element as a Python number. Raises ShapeError when there are more.")
+        .def(
+            "item", [](const Array& a) { return item(a, "item()"); },
+            nb::sig("def item(self) -> object"),
+            "The one element as a Python number. Raises ShapeError when there are more.")
         .def("__float__",
              [](const Array& a) { return nb::cast<double>(nb::float_(item(a, "float()"))); })
         .def("__int__", [](const Array& a) { return nb::int_(item(a, "int()")); })
@@ -429,14 +431,15 @@ void bind_step(nb::module_& m) {
             "__call__",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
                 Step& step = object_of<Step>(self);
-                refuse_rest("step", "inputs by name, as in step(x=...)", rest, {});
+                if (rest.size() != 0)
+                    refuse_rest("step", "inputs by name, as in step(x=...)", rest, {});
                 const CallArguments arguments = import_inputs(step, kwargs);
                 uint64_t generation = 0;
                 {
                     GilRelease release;
                     generation = step.call(arguments.inputs, arguments.stream);
                 }
-                return outputs_of(self, generation);
+                return outputs_of(self, step, generation);
             },
             nb::sig("def __call__(self, **inputs: object) -> Outputs"),
             "Copies the named inputs in, runs one step and returns its outputs. stream= (of any "
@@ -444,18 +447,15 @@ void bind_step(nb::module_& m) {
             "stream gets later comes after the step; nothing waits on the host.")
         .def(
             "replay",
-            [](nb::handle self, nb::handle n, nb::handle stream, const nb::args& rest,
-               const nb::kwargs& named) {
+            [](nb::handle self, nb::handle n, nb::handle stream) {
                 Step& step = object_of<Step>(self);
-                refuse_rest("replay", "n and stream", rest, named);
                 int64_t times = 0;
                 if (!nb::try_cast(n, times))
                     raise(ErrorKind::graph, "replay: n is ", nb::repr(n).c_str(),
                           "; need an int in [0, 2**63)");
-                return outputs_of(self, replay(step, times, stream_of(stream)));
+                return outputs_of(self, step, replay(step, times, stream_of(stream)));
             },
-            nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(), nb::arg("rest"),
-            nb::arg("named"),
+            nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
             nb::sig("def replay(self, n: int = 1, stream: object | None = None) -> Outputs"),
             "Runs the captured step n times on the inputs as they stand. stream: as in a call.")
         .def(
@@ -469,7 +469,7 @@ void bind_step(nb::module_& m) {
                     GilRelease release;
                     generation = step.run(arguments.inputs, arguments.stream, arguments.sync);
                 }
-                return outputs_of(self, generation);
+                return outputs_of(self, step, generation);
             },
             nb::sig("def run(self, **inputs: object) -> Outputs"),
             "Runs the same ops one by one, without the captured form.")
@@ -506,7 +506,10 @@ void bind_step(nb::module_& m) {
             "\"cpu\" or \"cuda:<index>\".")
         .def_prop_ro(
             "outputs",
-            [](nb::handle self) { return outputs_of(self, object_of<Step>(self).generation()); },
+            [](nb::handle self) {
+                Step& step = object_of<Step>(self);
+                return outputs_of(self, step, step.generation());
+            },
             "The outputs of the last step.")
         .def_prop_ro("steps_run", &Step::generation, "Steps run so far.")
         .def("_trace",
