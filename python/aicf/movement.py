@@ -116,6 +116,7 @@ def slice(
     return _index(x, tuple(map(builtins.slice, start, stop, steps)))
 
 
+@checked
 def _index(x: Value, key: Any) -> Value:
     """Basic indexing: ints, slices, `...` and None, as NumPy's."""
     rank = x.ndim

@@ -211,8 +211,7 @@ class Step(_core.Step):
         Zero-copy: the tensor's content is the value from now on, and the step keeps it alive.
         Shape, dtype and device must be equal, the layout C order.
         """
-        for name, tensor in tensors.items():
-            self._bind(name, tensor)
+        self._bind(tensors)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """A copy of every param and state: what a run needs to go on with the same bits.

@@ -2,13 +2,8 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/map.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
 
+#include "bindings/casters.h"
 #include "bindings/dlpack.h"
 #include "core/ir.h"
 #include "core/passes.h"

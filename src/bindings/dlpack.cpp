@@ -540,8 +540,11 @@ int guarded(Body body) noexcept {
         body();
         return 0;
     } catch (const Error& error) {
-        dlpack_hooks.set_error ? dlpack_hooks.set_error(error)
+        dlpack_hooks.set_error ? dlpack_hooks.set_error(error.kind(), error.what())
                                : PyErr_SetString(PyExc_BufferError, error.what());
+    } catch (const std::bad_alloc&) {
+        dlpack_hooks.set_error ? dlpack_hooks.set_error(ErrorKind::out_of_memory, kNoMemory)
+                               : PyErr_SetString(PyExc_MemoryError, kNoMemory);
     } catch (nb::python_error& error) {
         error.restore();
     } catch (const std::exception& error) {
@@ -563,6 +566,9 @@ int exchange_allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void*
         *out =
             make_managed<DLManagedTensorVersioned>(empty_tensor(wanted.dtype, wanted.shape), false);
         return 0;
+    } catch (const std::bad_alloc&) {
+        set_error(context, "MemoryError", kNoMemory);
+        return -1;
     } catch (const std::exception& error) {
         set_error(context, "BufferError", error.what());
         return -1;
@@ -848,8 +854,12 @@ nb::object to_numpy(const TensorRef& ref, bool writable) {
     check(ref.device.kind == Device::cpu, "to_numpy: not a CPU tensor");
     bool widen = ref.dtype == DType::bf16;
     nb::object shape = nb::steal(PyTuple_New(ref.shape.rank()));
-    for (int i = 0; i < ref.shape.rank(); i++)
-        PyTuple_SetItem(shape.ptr(), i, PyLong_FromLongLong(ref.shape[i]));
+    if (!shape) throw nb::python_error();
+    for (int i = 0; i < ref.shape.rank(); i++) {
+        PyObject* size = PyLong_FromLongLong(ref.shape[i]);
+        if (!size) throw nb::python_error();
+        PyTuple_SetItem(shape.ptr(), i, size);
+    }
     nb::object array =
         python().empty(shape, python().dtypes[static_cast<int>(widen ? DType::f32 : ref.dtype)]);
     BufferOwner target;

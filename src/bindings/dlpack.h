@@ -93,7 +93,7 @@ struct DLPackHooks {
     /// A new Array.
     PyObject* (*from_tensor_ref)(TensorRef ref) = nullptr;
     /// Sets the current Python error; BufferError without it.
-    void (*set_error)(const Error& error) = nullptr;
+    void (*set_error)(ErrorKind kind, const char* text) = nullptr;
 };
 extern DLPackHooks dlpack_hooks;
 

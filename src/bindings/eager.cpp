@@ -111,7 +111,7 @@ void bind_eager(nb::module_& m) {
             nb::gil_scoped_release release;
             try {
                 eager_close();
-            } catch (const Error&) {  // a lost device, when the process ends anyway
+            } catch (...) {  // a lost device, when the process ends anyway
             }
         },
         "Gives back what eager calls hold on every device; called when the interpreter ends.");

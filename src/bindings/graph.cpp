@@ -46,7 +46,7 @@ Attr to_attr(nb::handle object, const std::string& name) {
     }
     if (nb::isinstance<nb::float_>(object)) return nb::cast<double>(object);
     std::string text;
-    if (nb::isinstance<nb::str>(object) && nb::try_cast(object, text)) return text;
+    if (text_of(object, text)) return text;
     if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
         std::vector<int64_t> list;
         for (nb::handle item : object) {
@@ -69,9 +69,8 @@ Attrs to_attrs(const nb::dict& dict) {
     Attrs attrs;
     for (auto [key, value] : dict) {
         std::string name;
-        if (!nb::try_cast(key, name))
-            raise(ErrorKind::graph, "attribute ", nb::repr(key).c_str(),
-                  ": need a str as its name");
+        if (!text_of(key, name))
+            raise(ErrorKind::graph, "attribute ", repr_of(key), ": need a str as its name");
         attrs.set(name, to_attr(value, name));
     }
     return attrs;
@@ -97,7 +96,7 @@ Init to_init(nb::handle spec, const Type& type, const std::string& name) {
         return {Init::data, 0, 0, std::make_shared<const std::vector<char>>(packed_bytes(tensor))};
     }
     std::string kind;
-    if (!nb::try_cast(spec[0], kind)) kind = nb::repr(spec[0]).c_str();
+    if (!text_of(spec[0], kind)) kind = repr_of(spec[0]);
     const auto number = [&](size_t i) {
         double value = 0;
         if (i >= nb::len(spec) || !nb::try_cast(spec[i], value))

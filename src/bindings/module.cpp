@@ -24,7 +24,7 @@ PyObject* init_error(PyObject* self, PyObject* args) {
         nb::list texts;
         for (nb::handle arg : nb::borrow<nb::tuple>(args)) {
             std::string text;
-            if (nb::isinstance<nb::str>(arg) && nb::try_cast(arg, text))
+            if (text_of(arg, text))
                 texts.append(abridged(text));
             else
                 texts.append(arg);
@@ -40,8 +40,8 @@ PyObject* init_error(PyObject* self, PyObject* args) {
 }
 PyMethodDef error_init = {"__init__", init_error, METH_VARARGS, nullptr};
 
-void set_error(const Error& error) {
-    PyErr_SetString(error_classes[static_cast<int>(error.kind())], error.what());
+void set_error(ErrorKind kind, const char* text) {
+    PyErr_SetString(error_classes[static_cast<int>(kind)], text);
 }
 
 }  // namespace
@@ -85,7 +85,9 @@ void bind_errors(nb::module_& m) {
         try {
             std::rethrow_exception(pointer);
         } catch (const Error& error) {
-            set_error(error);
+            set_error(error.kind(), error.what());
+        } catch (const std::bad_alloc&) {
+            set_error(ErrorKind::out_of_memory, kNoMemory);
         }
     });
     dlpack_hooks.set_error = set_error;
@@ -115,7 +117,7 @@ NB_MODULE(_core, m) {
             if (nanobind::isinstance<nanobind::bool_>(count) ||
                 !nanobind::try_cast(count, threads) || threads < 0)
                 aicf::raise(aicf::ErrorKind::graph, "set_num_threads: count is ",
-                            nanobind::repr(count).c_str(), "; need an int >= 0");
+                            aicf::repr_of(count), "; need an int >= 0");
             aicf::cpu::set_cpu_threads(threads);
         },
         nanobind::arg("count").none() = nanobind::none(), nanobind::arg("rest"),

@@ -154,8 +154,7 @@ TensorRef import_for(const Value& value, nb::handle object) {
 /// A name as the caller wrote it, or how Python prints what no name can be.
 std::string name_of(nb::handle object) {
     std::string name;
-    if (!nb::isinstance<nb::str>(object) || !nb::try_cast(object, name))
-        name = nb::repr(object).c_str();
+    if (!text_of(object, name)) name = repr_of(object);
     return name;
 }
 
@@ -177,7 +176,7 @@ CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool sync
         }
         if (syncs && name == "sync" && !step.graph().find(name)) {
             std::string policy;
-            if (!nb::try_cast(object, policy)) policy = nb::repr(object).c_str();
+            if (!text_of(object, policy)) policy = repr_of(object);
             result.sync = parse_sync(policy, "run");
             continue;
         }
@@ -197,7 +196,7 @@ nb::object item(const Array& a, const char* asked) {
 
 bool has_output(const Outputs& o, nb::handle name) {
     std::string text;
-    if (!nb::isinstance<nb::str>(name) || !nb::try_cast(name, text)) return false;
+    if (!text_of(name, text)) return false;
     const auto& outputs = o.step->plan().outputs;
     return std::any_of(outputs.begin(), outputs.end(),
                        [&](const auto& output) { return output.name == text; });
@@ -232,6 +231,14 @@ auto bare(const char* name, Body body) {
     };
 }
 
+/// The outputs of what `run` runs; made before it, so that nothing fails when it is done.
+template <class Run>
+nb::typed<nb::object, Outputs> after(nb::handle self, Step& step, Run run) {
+    nb::object outputs = nb::cast(outputs_of(self, step, 0));
+    nb::inst_ptr<Outputs>(outputs)->generation = run();
+    return nb::typed<nb::object, Outputs>(std::move(outputs));
+}
+
 }  // namespace
 
 void refuse_rest(const char* function, const char* takes, const nb::args& rest,
@@ -253,7 +260,7 @@ std::optional<intptr_t> stream_of(nb::handle object) {
         number = object.attr("ptr");
     intptr_t stream = -1;
     if (nb::isinstance<nb::bool_>(number) || !nb::try_cast(number, stream) || stream < 0)
-        raise(ErrorKind::graph, "stream: got ", nb::repr(object).c_str(),
+        raise(ErrorKind::graph, "stream: got ", repr_of(object),
               "; need a CUDA stream of any framework or its handle as an int >= 0");
     return stream;
 }
@@ -434,12 +441,10 @@ void bind_step(nb::module_& m) {
                 if (rest.size() != 0)
                     refuse_rest("step", "inputs by name, as in step(x=...)", rest, {});
                 const CallArguments arguments = import_inputs(step, kwargs);
-                uint64_t generation = 0;
-                {
+                return after(self, step, [&] {
                     GilRelease release;
-                    generation = step.call(arguments.inputs, arguments.stream);
-                }
-                return outputs_of(self, step, generation);
+                    return step.call(arguments.inputs, arguments.stream);
+                });
             },
             nb::sig("def __call__(self, **inputs: object) -> Outputs"),
             "Copies the named inputs in, runs one step and returns its outputs. stream= (of any "
@@ -451,9 +456,10 @@ void bind_step(nb::module_& m) {
                 Step& step = object_of<Step>(self);
                 int64_t times = 0;
                 if (!nb::try_cast(n, times))
-                    raise(ErrorKind::graph, "replay: n is ", nb::repr(n).c_str(),
+                    raise(ErrorKind::graph, "replay: n is ", repr_of(n),
                           "; need an int in [0, 2**63)");
-                return outputs_of(self, step, replay(step, times, stream_of(stream)));
+                const std::optional<intptr_t> ordered = stream_of(stream);
+                return after(self, step, [&] { return replay(step, times, ordered); });
             },
             nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
             nb::sig("def replay(self, n: int = 1, stream: object | None = None) -> Outputs"),
@@ -464,12 +470,10 @@ void bind_step(nb::module_& m) {
                 Step& step = object_of<Step>(self);
                 refuse_rest("run", "inputs by name, as in step.run(x=...)", rest, {});
                 const CallArguments arguments = import_inputs(step, kwargs, true);
-                uint64_t generation = 0;
-                {
+                return after(self, step, [&] {
                     GilRelease release;
-                    generation = step.run(arguments.inputs, arguments.stream, arguments.sync);
-                }
-                return outputs_of(self, step, generation);
+                    return step.run(arguments.inputs, arguments.stream, arguments.sync);
+                });
             },
             nb::sig("def run(self, **inputs: object) -> Outputs"),
             "Runs the same ops one by one, without the captured form.")
@@ -586,19 +590,22 @@ void bind_step(nb::module_& m) {
              })
         .def(
             "_bind",
-            [](Step& s, nb::handle key, nb::handle object) {
-                const std::string name = name_of(key);
-                const ValueId id = s.bindable(name);
-                if (is_step_output(object))
-                    raise(ErrorKind::graph, "bind: \"", name,
-                          "\" got an output of a step, which is read as a copy; need a tensor");
-                ImportOptions options;
-                options.allow_copy = false;
-                const TensorRef tensor = import_tensor(object, name.c_str(), options);
+            [](Step& s, const nb::dict& given) {
+                Step::Inputs tensors;  // all before the first takes effect
+                for (auto [key, object] : given) {
+                    const std::string name = name_of(key);
+                    const ValueId id = s.bindable(name);
+                    if (is_step_output(object))
+                        raise(ErrorKind::graph, "bind: \"", name,
+                              "\" got an output of a step, which is read as a copy; need a tensor");
+                    ImportOptions options;
+                    options.allow_copy = false;
+                    tensors.emplace_back(id, import_tensor(object, name.c_str(), options));
+                }
                 GilRelease release;
-                s.bind(id, tensor);
+                for (const auto& [id, tensor] : tensors) s.bind(id, tensor);
             },
-            nb::arg("name"), nb::arg("tensor").none());
+            nb::arg("tensors"));
 }
 
 }  // namespace aicf

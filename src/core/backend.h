@@ -40,7 +40,8 @@ struct BoundOp {
 class Captured {
   public:
     virtual ~Captured() = default;
-    virtual void launch(int64_t times) = 0;  // enqueues
+    /// Enqueues one run or several, at most `times`; returns how many.
+    virtual int64_t launch(int64_t times) = 0;
     virtual void rebind(int op, const ArgBlock& args) = 0;
     struct Launch {
         std::string op, kernel;
@@ -67,6 +68,8 @@ class Backend {
     virtual void download(void* to, const void* from,
                           uint64_t bytes) = 0;  // device to host, complete on return
     virtual void copy(void* to, const void* from, uint64_t bytes) = 0;  // on the device
+    /// The tensor in a form that gather takes without asking for memory.
+    virtual TensorRef ready(TensorRef from) { return from; }
     /// Packs a tensor of any strides, on this device or the host, into C order at `to`. Host memory
     /// may be reused when the call returns, device memory after what is enqueued.
     virtual void gather(void* to, const TensorRef& from) = 0;

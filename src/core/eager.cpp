@@ -375,10 +375,11 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
         for (const TensorRef& tensor : *tensors) addresses.push_back(tensor.data);
     bound.args = pack_args(op, *bound.kernel, addresses, at.lend(bound.kernel->workspace_bytes));
     at.backend->finish_args(*bound.kernel, *bound.args);
-    if (stream) at.backend->order_after(*stream);
-    at.backend->run(bound);
     Desk::Pending kept{std::move(bound), inputs};
     kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
+    at.pending.reserve(kMaxPending);  // nothing may fail between the first written byte and the end
+    if (stream) at.backend->order_after(*stream);
+    at.backend->run(kept.op);
     at.pending.push_back(std::move(kept));
     if (stream) at.backend->order_before(*stream);
     if (sync == SyncPolicy::full || at.pending.size() >= kMaxPending) at.synchronize();

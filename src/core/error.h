@@ -33,6 +33,10 @@ inline std::string abridged(const std::string& text) {
            " characters left out) ... " + text.substr(end);
 }
 
+/// What an allocation that fails says where no text can be made.
+constexpr const char* kNoMemory =
+    "memory: an allocation on the host failed; need more memory, or a smaller graph";
+
 class Error : public std::runtime_error {
   public:
     Error(ErrorKind kind, const std::string& text)

@@ -107,6 +107,18 @@ ValueId Graph::add_value(Value value) {
     return values.back().id;
 }
 
+namespace {
+
+/// Room for more at the end, so that appending them cannot fail.
+template <class T>
+void make_room(std::vector<T>& list, size_t more) {
+    static_assert(std::is_nothrow_move_constructible_v<T>);
+    const size_t wanted = list.size() + more;
+    if (wanted > list.capacity()) list.reserve(std::max(wanted, 2 * list.capacity()));
+}
+
+}  // namespace
+
 std::string init_problem(const Init& init, const Type& type, Role role) {
     const auto numbers = [&](const char* need) {
         return cat("initial numbers ", init.a, ", ", init.b, " for ", to_string(type), "; need ",
@@ -283,15 +295,20 @@ std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueI
                 raise(ErrorKind::shape, def->fn, ": the result ", to_string(type),
                       " has more than 2**63 bytes; need fewer");
     }
+    std::vector<Value> made(results.size());
     for (size_t i = 0; i < results.size(); i++) {
-        Value value;
-        value.name = !value_name.empty() && i == 0 ? value_name : def->outputs[i];
-        value.type = results[i];
-        value.producer = node.id;
-        node.outputs.push_back(add_value(std::move(value)));
+        made[i].id = static_cast<ValueId>(values.size() + i);
+        made[i].name = !value_name.empty() && i == 0 ? value_name : def->outputs[i];
+        made[i].type = results[i];
+        made[i].producer = node.id;
+        node.outputs.push_back(made[i].id);
     }
+    std::vector<ValueId> outputs_made = node.outputs;
+    make_room(values, made.size());
+    make_room(nodes, 1);
+    for (Value& value : made) values.push_back(std::move(value));  // from here on nothing fails
     nodes.push_back(std::move(node));
-    return nodes.back().outputs;
+    return outputs_made;
 }
 
 void Graph::assign(ValueId target, ValueId source) {

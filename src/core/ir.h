@@ -20,7 +20,26 @@ struct OpDef;
 using ValueId = int32_t;
 constexpr ValueId kNone = -1;
 
-using Attr = std::variant<bool, int64_t, double, std::string, std::vector<int64_t>>;
+/// An attribute. Texts and lists are copied outside the variant and moved in: where the copy fails
+/// inside it, g++ 12 destroys what was never made.
+struct Attr : std::variant<bool, int64_t, double, std::string, std::vector<int64_t>> {
+    Attr() = default;
+    Attr(bool value) : variant(value) {}
+    Attr(int value) : variant(int64_t{value}) {}
+    Attr(int64_t value) : variant(value) {}
+    Attr(double value) : variant(value) {}
+    Attr(const char* value) : Attr(std::string(value)) {}
+    Attr(std::string value) : variant(std::move(value)) {}
+    Attr(std::vector<int64_t> value) : variant(std::move(value)) {}
+    Attr(const Attr& other) : variant() {
+        std::visit([this](auto copy) { variant::operator=(std::move(copy)); }, other);
+    }
+    Attr(Attr&&) noexcept = default;
+    Attr& operator=(Attr other) noexcept {
+        variant::operator=(static_cast<variant&&>(other));
+        return *this;
+    }
+};
 
 /// Attributes by name, in the order their op declares them.
 class Attrs {

@@ -13,23 +13,41 @@ namespace aicf {
 
 namespace {
 
-/// The locks of every machine a Step touches, taken in one order.
+/// The locks of every machine a Step touches, taken in the order of their addresses; nothing is
+/// allocated, for a Step's end takes them too.
 class Locks {
   public:
-    Locks(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others) {
-        if (others.empty()) {
-            first_ = std::unique_lock(mine.lock);
-            return;
+    using Machines = std::vector<std::shared_ptr<Machine>>;
+    Locks(Machine& mine, const Machines& others)
+        : mine_(mine),
+          others_(others),
+          place_(std::count_if(others.begin(), others.end(),
+                               [&](const auto& other) { return other.get() < &mine; })) {
+        try {
+            for (; held_ <= std::ssize(others_); held_++) at(held_).lock();
+        } catch (...) {
+            let_go();
+            throw;
         }
-        std::vector<ForkMutex*> locks{&mine.lock};
-        for (const auto& other : others) locks.push_back(&other->lock);
-        std::sort(locks.begin(), locks.end());
-        for (ForkMutex* lock : locks) rest_.emplace_back(*lock);
     }
+    ~Locks() { let_go(); }
+    Locks(const Locks&) = delete;
+    Locks& operator=(const Locks&) = delete;
 
   private:
-    std::unique_lock<ForkMutex> first_;
-    std::vector<std::unique_lock<ForkMutex>> rest_;
+    /// Mine stands in its place among the others, which are sorted.
+    ForkMutex& at(ptrdiff_t i) {
+        if (i == place_) return mine_.lock;
+        return others_[static_cast<size_t>(i < place_ ? i : i - 1)]->lock;
+    }
+    void let_go() {
+        while (held_ > 0) at(--held_).unlock();
+    }
+
+    Machine& mine_;
+    const Machines& others_;
+    const ptrdiff_t place_;
+    ptrdiff_t held_ = 0;
 };
 
 /// Held while a cell's memory is exchanged or compared with another Step's; after any machine's.
@@ -46,7 +64,7 @@ class Turn {
         if (alone_) return;
         try {
             mine_.backend->synchronize();
-        } catch (const Error&) {  // the next call meets it again
+        } catch (...) {  // the next call meets it again
         }
     }
 
@@ -127,7 +145,7 @@ Step::~Step() {
     if (std::none_of(cells_.begin(), cells_.end(), bound)) return;
     try {
         synchronize();
-    } catch (const Error&) {  // the device is lost: nothing runs any more
+    } catch (...) {  // the device is lost: nothing runs any more
     }
 }
 
@@ -315,8 +333,10 @@ void Step::replay_locked(int64_t times) {
     if (!captured_)
         raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
     follow_bindings();
-    captured_->launch(times);
-    generation_ += static_cast<uint64_t>(times);
+    for (int64_t done = 0; times > 0; times -= done) {
+        done = captured_->launch(times);
+        generation_ += static_cast<uint64_t>(done);
+    }
 }
 
 /// The tensor, or a copy of it where writing value `to` would change what is still to be read.
@@ -342,8 +362,11 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     Backend& backend = *machine_->backend;
     std::vector<intptr_t> streams;
     bool unknown = false;
-    for (const auto& [id, tensor] : inputs) {
-        backend.gather(address(id), apart(tensor, id));
+    std::vector<TensorRef> sources;  // all before the first is copied: a failure leaves all as is
+    for (const auto& [id, tensor] : inputs) sources.push_back(backend.ready(apart(tensor, id)));
+    for (size_t i = 0; i < inputs.size(); i++) {
+        const auto& [id, tensor] = inputs[i];
+        backend.gather(address(id), sources[i]);
         if (tensor.device.kind == Device::cpu) continue;
         unknown |= !tensor.stream && !stream;
         if (tensor.stream && tensor.stream != stream &&

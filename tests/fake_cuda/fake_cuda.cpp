@@ -2,8 +2,8 @@
 // libcuda.so.1. Device memory is host memory, kernels do nothing. It checks what a real driver
 // would only crash on: liveness of every byte a kernel may touch, an edge for every data hazard of
 // a graph, contexts. FAKE_CUDA_FAIL=k makes the k-th call that can fail return FAKE_CUDA_CODE (out
-// of memory), FAKE_CUDA_CALL=name the first call of that name; at exit a line says what was never
-// given back.
+// of memory), FAKE_CUDA_CALL=name the first call of that name, and fake_cuda_arm() those that ask for
+// memory; at exit a line says what was never given back.
 #include <cuda.h>
 
 #include <algorithm>
@@ -31,8 +31,10 @@ struct Graph {
 std::recursive_mutex lock;
 std::map<uintptr_t, size_t> device, pinned;
 std::set<void*> streams, events, modules, graphs, execs;
-std::map<CUfunction, std::string> functions;
+std::set<CUfunction> functions;
 int contexts = 0, calls = 0;
+long armed_at = 0, armed_calls = 0;  // among the calls that ask for memory
+bool armed = false, armed_rest = false;
 
 int number(const char* name, int otherwise) {
     const char* text = std::getenv(name);
@@ -44,6 +46,15 @@ int number(const char* name, int otherwise) {
     std::abort();
 }
 
+/// True for the calls that may find no memory on a real driver.
+bool asks_for_memory(const char* name) {
+    for (const char* begin : {"cuMemAlloc", "cuStreamCreate", "cuEventCreate", "cuModuleLoad",
+                              "cuFuncLoad", "cuGraphCreate", "cuGraphAdd", "cuGraphInstantiate",
+                              "cuGraphUpload"})
+        if (std::strncmp(name, begin, std::strlen(begin)) == 0) return true;
+    return false;
+}
+
 /// True when this call is the one that shall fail; after an error that loses the device, always.
 bool fails(const char* name) {
     static const int k = number("FAKE_CUDA_FAIL", 0);
@@ -51,7 +62,11 @@ bool fails(const char* name) {
     static bool failed = false;
     calls++;
     const bool lost = failed && number("FAKE_CUDA_CODE", 2) == CUDA_ERROR_ILLEGAL_ADDRESS;
-    const bool now = calls == k || (wanted && !failed && std::strcmp(wanted, name) == 0);
+    bool now = calls == k || (wanted && !failed && std::strcmp(wanted, name) == 0);
+    if (armed && asks_for_memory(name)) {
+        armed_calls++;
+        now |= armed_at && (armed_rest ? armed_calls >= armed_at : armed_calls == armed_at);
+    }
     failed |= now;
     return now || lost;
 }
@@ -160,6 +175,27 @@ void check_hazards(const Graph& graph) {
     if (contexts <= 0) broken("a call without a current context")
 
 extern "C" {
+
+/// Of the calls from now on that ask for memory the k-th fails, and with `rest` all after it.
+void fake_cuda_arm(long k, int rest) {
+    LOCK;
+    armed = true;
+    armed_at = k;
+    armed_rest = rest != 0;
+    armed_calls = 0;
+}
+/// Returns how many of them there were.
+long fake_cuda_disarm() {
+    LOCK;
+    armed = false;
+    return armed_calls;
+}
+/// How many pieces of device memory, events, streams and graphs are not given back.
+long fake_cuda_held() {
+    LOCK;
+    return static_cast<long>(device.size() + events.size() + streams.size() + graphs.size() +
+                             execs.size());
+}
 
 CUresult cuInit(unsigned) { return static_cast<CUresult>(number("FAKE_CUDA_INIT", 0)); }
 CUresult cuDriverGetVersion(int* version) {
@@ -337,11 +373,11 @@ CUresult cuModuleUnload(CUmodule module) {
     modules.erase(module);
     return CUDA_SUCCESS;
 }
-CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char*) {
     MAY_FAIL;
     if (!modules.count(module)) broken("a function of a dead module");
     *function = reinterpret_cast<CUfunction>(new char);
-    functions[*function] = name;
+    functions.insert(*function);
     return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }

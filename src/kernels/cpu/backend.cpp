@@ -126,19 +126,20 @@ void fill_tail(const BoundKernel& kernel, ArgBlock& args) {
     if (kernel.code.prepare) kernel.code.prepare(args);
 }
 
-/// The calls that an op comes to: one, or of a group one a member.
-void add_calls(const Kernel& base, const ArgBlock& args, std::vector<Call>& calls) {
+/// Does something with each call that an op comes to: one, or of a group one a member.
+template <class Act>
+void each_call(const Kernel& base, const ArgBlock& args, const Act& act) {
     const auto& kernel = static_cast<const BoundKernel&>(base);
     for (const Kernel::Part& part : kernel.parts)
-        add_calls(
+        each_call(
             *part.kernel,
             *reinterpret_cast<const ArgBlock*>(static_cast<const char*>(args.tail_ptr()) + part.at),
-            calls);
+            act);
     if (!kernel.parts.empty()) return;
     Call call{&kernel.code, &args, kernel.threads, {}};
     for (int phase = 0; phase < kernel.code.phases; phase++)
         call.units[phase] = kernel.code.units(args, phase);
-    calls.push_back(call);
+    act(call);
 }
 
 void run_call(const Call& call, int threads) {
@@ -165,13 +166,15 @@ void run_call(const Call& call, int threads) {
 class CpuCaptured : public Captured {
   public:
     explicit CpuCaptured(std::vector<BoundOp> ops) : ops_(std::move(ops)) {
-        for (const BoundOp& op : ops_) add_calls(*op.kernel, *op.args, calls_);
+        for (const BoundOp& op : ops_)
+            each_call(*op.kernel, *op.args, [&](const Call& call) { calls_.push_back(call); });
     }
-    void launch(int64_t times) override {
+    int64_t launch(int64_t times) override {
         const FloatMode mode;
         const int threads = cpu_threads();
         for (int64_t i = 0; i < times; i++)
             for (const Call& call : calls_) run_call(call, threads);
+        return times;
     }
     void rebind(int op, const ArgBlock& args) override {
         ArgBlock& held = *ops_[static_cast<size_t>(op)].args;
@@ -326,9 +329,7 @@ class CpuBackend : public Backend {
 
     void run(const BoundOp& op) override {
         const FloatMode mode;
-        std::vector<Call> calls;
-        add_calls(*op.kernel, *op.args, calls);
-        for (const Call& call : calls) run_call(call, cpu_threads());
+        each_call(*op.kernel, *op.args, [](const Call& call) { run_call(call, cpu_threads()); });
     }
 
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -284,15 +285,16 @@ std::atomic<Pool*> the_pool{nullptr};
 std::atomic<int> the_threads{0};
 
 /// Workers do not survive a fork: the child starts another pool when it needs one. A pool is never
-/// destroyed, because its sleeping workers end only with the process.
-Pool& pool() {
+/// destroyed, because its sleeping workers end only with the process. None where there is no memory
+/// for it: a step that has begun must not fail.
+Pool* pool() {
     Pool* found = the_pool.load(std::memory_order_acquire);
     while (!found || found->born != forks()) {
-        auto* const fresh = new Pool;
-        if (the_pool.compare_exchange_strong(found, fresh)) return *fresh;
+        auto* const fresh = new (std::nothrow) Pool;
+        if (!fresh || the_pool.compare_exchange_strong(found, fresh)) return fresh;
         delete fresh;
     }
-    return *found;
+    return found;
 }
 
 int default_threads() {
@@ -328,8 +330,9 @@ void set_cpu_threads(int count) {
 
 void run_parallel(RegionFn fn, const void* context, int64_t units, int threads) {
     threads = static_cast<int>(std::min<int64_t>(threads, units));
-    if (threads < 2) return fn(context, 0, units, 0);
-    pool().run(fn, context, units, threads);
+    Pool* const workers = threads < 2 ? nullptr : pool();
+    if (!workers) return fn(context, 0, units, 0);
+    workers->run(fn, context, units, threads);
 }
 
 }  // namespace aicf::cpu

@@ -16,15 +16,15 @@ namespace cuda {
 
 namespace {
 
-/// Packs a host tensor of any strides into C order.
-std::vector<char> packed(const TensorRef& from) {
+/// A host tensor of any strides in C order.
+TensorRef packed(const TensorRef& from) {
     const auto size = static_cast<size_t>(dtype_size(from.dtype));
     const int64_t count = element_count(from.shape);
-    std::vector<char> bytes(static_cast<size_t>(count) * size);
+    std::shared_ptr<char[]> bytes(new char[static_cast<size_t>(count) * size + 1]);
     const int rank = from.shape.rank();
     int64_t index[kMaxDims] = {}, offset = 0;
     for (int64_t i = 0; i < count; i++) {
-        std::memcpy(&bytes[static_cast<size_t>(i) * size],
+        std::memcpy(bytes.get() + static_cast<size_t>(i) * size,
                     static_cast<const char*>(from.data) + offset * static_cast<int64_t>(size),
                     size);
         for (int d = rank - 1; d >= 0; d--) {
@@ -34,7 +34,11 @@ std::vector<char> packed(const TensorRef& from) {
             index[d] = 0;
         }
     }
-    return bytes;
+    TensorRef result = from;
+    result.data = bytes.get();
+    result.strides = contiguous_strides(from.shape);
+    result.owner = std::move(bytes);
+    return result;
 }
 
 class CudaBackend : public Backend {
@@ -97,10 +101,20 @@ class CudaBackend : public Backend {
         return {at, [held = std::move(memory), ours = stream_, stream](void*) mutable {
                     try {
                         ours->settle(stream);
-                    } catch (const Error&) {  // the device is lost: nothing reads any more
+                    } catch (...) {  // the device is lost: nothing reads any more
                     }
                     held.reset();
                 }};
+    }
+
+    TensorRef ready(TensorRef from) override {
+        const bool whole = is_contiguous(from.shape, from.strides);
+        if (from.device.kind == Device::cpu) {
+            stream_->ready_stage();
+            return whole ? std::move(from) : packed(from);
+        }
+        if (!whole && from.device == gpu_.device) packer(nullptr, from);
+        return from;
     }
 
     void gather(void* to, const TensorRef& from) override {
@@ -109,8 +123,7 @@ class CudaBackend : public Backend {
         if (bytes == 0) return;
         const bool whole = is_contiguous(from.shape, from.strides);
         if (from.device.kind == Device::cpu)
-            return whole ? stream_->upload(to, from.data, bytes)
-                         : stream_->upload(to, packed(from).data(), bytes);
+            return stream_->upload(to, whole ? from.data : packed(from).data, bytes);
         if (!(from.device == gpu_.device))
             raise(ErrorKind::device_unavailable, "step: got a tensor on ", to_string(from.device),
                   ", the step is on ", to_string(gpu_.device), "; need one device (copy it)");
@@ -130,7 +143,8 @@ class CudaBackend : public Backend {
         const CUresult result =
             cu.cuLaunchKernel(kernel.loaded->function, kernel.blocks, 1, 1, kernel.threads, 1, 1,
                               kernel.shared, stream_->handle(), parameters, nullptr);
-        check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
+        if (result != CUDA_SUCCESS)  // no text is made for a launch that goes well
+            check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
     }
 
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {

@@ -21,7 +21,7 @@ class CapturedGraph : public Captured {
     CapturedGraph(const CapturedGraph&) = delete;
     CapturedGraph& operator=(const CapturedGraph&) = delete;
 
-    void launch(int64_t times) override;
+    int64_t launch(int64_t times) override;
     void rebind(int op, const ArgBlock& args) override;
     std::vector<Launch> trace() const override;
 

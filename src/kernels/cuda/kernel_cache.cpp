@@ -91,9 +91,9 @@ void KernelCache::load(const std::vector<std::shared_ptr<LoadedKernel>>& kernels
     if (!cubin) cubin = cached_cubin(program_text(missing), arch);
     const Driver& cu = driver();
     const Scope scope(gpu_);
+    std::vector<CUfunction> functions(missing.size());
     CUmodule module = nullptr;  // stays loaded: its kernels may be asked for again
     AICF_CU(cu, cuModuleLoadData, &module, cubin->data());
-    std::vector<CUfunction> functions(missing.size());
     try {
         for (size_t i = 0; i < missing.size(); i++) {
             AICF_CU(cu, cuModuleGetFunction, &functions[i], module, missing[i]->symbol.c_str());

@@ -29,8 +29,8 @@ Stream::~Stream() {
             if (event) cu.cuEventDestroy(event);
         if (pinned_) cu.cuMemFreeHost(pinned_);
         cu.cuStreamDestroy(stream_);
-    } catch (const Error&) {  // the device is lost or belongs to the parent process: nothing to
-                              // give back
+    } catch (...) {  // the device is lost or belongs to the parent process: nothing to
+                     // give back
     }
 }
 
@@ -56,20 +56,25 @@ std::shared_ptr<void> Stream::allocate(uint64_t bytes) {
                     const Driver& table = driver();
                     const Scope inner(self->gpu_);
                     table.cuMemFreeAsync(address(pointer), self->stream_);
-                } catch (const Error&) {
+                } catch (...) {
                 }
             }};
 }
 
+void Stream::ready_stage() {
+    if (pinned_) return;
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    for (CUevent& event : left_)
+        if (!event) AICF_CU(cu, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    void* memory = nullptr;
+    AICF_CU(cu, cuMemAllocHost, &memory, 2 * kHalf);
+    pinned_ = static_cast<char*>(memory);
+}
+
 char* Stream::stage(uint64_t wanted, uint64_t* got) {
     const Driver& cu = driver();
-    if (!pinned_) {
-        for (CUevent& event : left_)
-            if (!event) AICF_CU(cu, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
-        void* memory = nullptr;
-        AICF_CU(cu, cuMemAllocHost, &memory, 2 * kHalf);
-        pinned_ = static_cast<char*>(memory);
-    }
+    ready_stage();
     const int half = static_cast<int>(used_ / kHalf);
     uint64_t room = (kHalf - used_ % kHalf) / 256 * 256;
     if (room < std::min<uint64_t>(wanted, kHalf)) {

@@ -20,6 +20,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     /// From the device's stream-ordered pool; OutOfMemory after one trim and retry. Freed in the
     /// stream's order.
     std::shared_ptr<void> allocate(uint64_t bytes);
+    /// Makes the staging memory, if it is not there.
+    void ready_stage();
     /// Host to device; `from` may be reused when the call returns.
     void upload(void* to, const void* from, uint64_t bytes);
     /// Device to host, complete on return.
