@@ -103,6 +103,14 @@ def test_includes_point_one_way(folder, banned):
     assert wrong == []
 
 
+def test_bindings_use_casters_that_may_throw():
+    """nanobind's own end the process where memory runs out in them."""
+    own = {"nanobind/stl/string_view.h", "nanobind/stl/detail/nb_list.h"}
+    own.add("nanobind/stl/detail/nb_dict.h")
+    used = {name for _, name in includes("src/bindings") if name.startswith("nanobind/stl")}
+    assert used <= own
+
+
 def test_kernel_headers_at_the_top_include_no_backend():
     for path, name in includes("src/kernels"):
         if len(path.parts) == 3:  # src/kernels/abi.h and its neighbours

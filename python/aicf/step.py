@@ -114,7 +114,8 @@ class Plan:
 
 
 class Step(_core.Step):
-    """What `Graph.compile` returns. One sequential machine: threads that call it take turns.
+    """What `Graph.compile` returns. One sequential machine: threads that call it take turns. A call
+    that raises OutOfMemory has changed no param or state.
 
     Calling it with its inputs runs one step and returns its outputs:
 
