@@ -82,14 +82,15 @@ class Trial:
         self.road = road
 
     def arm(self, k, kind):
+        """Also says what ends it, before anything is counted."""
         if kind.startswith("device"):
-            self.memory = ctypes.CDLL("libcuda.so.1")
-            self.memory.fake_cuda_arm(k, kind == "device-rest")
-            self.disarm = self.memory.fake_cuda_disarm
+            library = ctypes.CDLL("libcuda.so.1")
+            self.disarm = library.fake_cuda_disarm
+            library.fake_cuda_arm(k, kind == "device-rest")
         else:
-            self.memory = ctypes.CDLL(None)
-            self.memory.failing_memory_arm(k, kind == "rest", kind == "python")
-            self.disarm = self.memory.failing_memory_disarm
+            library = ctypes.CDLL(None)
+            self.disarm = library.failing_memory_disarm
+            library.failing_memory_arm(k, kind == "rest", kind == "python")
 
     def act(self, k=0, kind="once", again=False):
         """The act's result, or the error of one that did not succeed; counts the calls."""

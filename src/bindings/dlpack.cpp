@@ -351,8 +351,9 @@ bool from_buffer(nb::handle object, std::optional<DType> as, TensorRef& ref, con
     auto owner = std::make_shared<BufferOwner>();
     Py_buffer& view = owner->view;
     if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_STRIDES | PyBUF_FORMAT)) {
-        PyErr_Clear();
         view.obj = nullptr;
+        if (PyErr_ExceptionMatches(PyExc_MemoryError)) throw nb::python_error();
+        PyErr_Clear();
         return false;
     }
     std::optional<DType> dtype = as ? as : parse_format(view.format, view.itemsize);
