@@ -1,6 +1,7 @@
 // Reverse-mode differentiation: gradient rules append ordinary nodes, from the loss backwards.
 #include <algorithm>
 
+#include "core/interrupt.h"
 #include "core/op.h"
 
 namespace aicf {
@@ -111,6 +112,32 @@ class Rollback {
     const Graph::Mark before_;
 };
 
+/// Why a node of these results cannot be differentiated; empty where it can.
+std::string no_gradient(const Graph& graph, const Node& node) {
+    std::string why = node.op->no_grad;
+    for (ValueId out : node.outputs)
+        if (const DType dtype = graph.value(out).type.dtype; why.empty() && !is_float(dtype))
+            why = cat("the result is ", dtype_name(dtype));
+    return why;
+}
+
+/// By value: whether a path from it to the loss meets an op that has no gradient, among the `nodes`
+/// that were there before this backward.
+std::vector<char> blocked_values(const Graph& graph, const std::vector<char>& reached, int nodes) {
+    std::vector<char> blocked(graph.values.size(), 0);
+    for (int n = nodes - 1; n >= 0; n--) {
+        const Node& node = graph.nodes[n];
+        bool leads = false, beyond = false;
+        for (ValueId out : node.outputs) {
+            leads |= reached[out] != 0;
+            beyond |= blocked[out] != 0;
+        }
+        if (beyond || (leads && !no_gradient(graph, node).empty()))
+            for (ValueId in : node.inputs) blocked[in] = 1;
+    }
+    return blocked;
+}
+
 /// Raises when a path from `id` to the loss meets an op that has no gradient, among the `nodes`
 /// that were there before this backward.
 void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
@@ -121,10 +148,7 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
         auto on_path = [&](ValueId in) { return from[in] != 0; };
         if (std::none_of(node.inputs.begin(), node.inputs.end(), on_path)) continue;
         for (ValueId out : node.outputs) from[out] = reached[out];
-        std::string why = node.op->no_grad;
-        for (ValueId out : node.outputs)
-            if (const DType dtype = graph.value(out).type.dtype; why.empty() && !is_float(dtype))
-                why = cat("the result is ", dtype_name(dtype));
+        const std::string why = no_gradient(graph, node);
         if (!why.empty() && std::any_of(node.outputs.begin(), node.outputs.end(), on_path))
             raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
                   ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,
@@ -184,7 +208,13 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     grads.resize(graph.values.size(), kNone);
     grads[loss] = seed;
     // Contributions of a value read several times are added in the reverse of reading order.
+    std::vector<char> blocked;
+    const auto refuse = [&](ValueId id) {
+        if (blocked.empty()) blocked = blocked_values(graph, reached, first_new);
+        if (blocked[id]) refuse_blocked(graph, id, loss, reached, first_new);
+    };
     for (int n = first_new - 1; n >= 0; n--) {
+        poll();
         const Node node = graph.nodes[n];
         std::vector<ValueId> output_grads;
         bool any = false, want = false;
@@ -200,7 +230,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
         if (!any || !want) continue;
         const OpDef& op = *node.op;
         if (!op.grad) {
-            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached, first_new);
+            for (ValueId id : wrt) refuse(id);
             continue;
         }
         graph.differentiating = node.id;
@@ -218,7 +248,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     std::vector<ValueId> result;
     for (ValueId id : wrt) {
         if (grads[id] == kNone) {  // every path has a zero derivative (floor, sign, ...)
-            refuse_blocked(graph, id, loss, reached, first_new);
+            refuse(id);
             graph.differentiating = graph.value(loss).producer;
             grads[id] = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;

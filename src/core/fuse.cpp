@@ -5,10 +5,14 @@
 // group, an output, or a next content stays an output of its op; the rest never reaches memory.
 #include <algorithm>
 #include <climits>
+#include <map>
+#include <optional>
 #include <queue>
 
 #include "core/backend.h"
+#include "core/interrupt.h"
 #include "core/passes.h"
+#include "core/paths.h"
 
 namespace aicf {
 
@@ -25,7 +29,9 @@ class Groups {
         readers_.resize(lowered.values.size());
         kept_.assign(lowered.values.size(), 0);
         target_.assign(lowered.values.size(), kNone);
+        next_of_.assign(lowered.values.size(), kNone);
         successors_.resize(count);
+        predecessors_.resize(count);
         seen_.assign(count, 0);
         def_.assign(count, nullptr);
         for (size_t i = 0; i < count; i++) {
@@ -43,26 +49,37 @@ class Groups {
         for (const Assign& assign : lowered.assigns) {
             kept_[assign.source] = 1;
             target_[assign.source] = assign.target;
+            next_of_[assign.target] = assign.source;
             const int writer = producer_[assign.source];
             for (int reader : readers_[assign.target])
                 if (reader != writer) successors_[reader].push_back(writer);
         }
+        for (size_t i = 0; i < count; i++)
+            for (int next : successors_[i]) predecessors_[next].push_back(static_cast<int>(i));
+        std::vector<int> nearest(count, -1);
+        for (size_t i = 0; i < count; i++)
+            for (int from : predecessors_[i]) nearest[i] = std::max(nearest[i], from);
+        known_.emplace(nearest);
     }
 
   protected:
     /// Makes one group of two, unless a path, a limit or an operand in the way forbids it.
     /// `last`: all ops behind it still stand alone; -1 where no path can be in the way.
     bool merge(int a, int b, const LoweredDef* def, bool (*fits)(const LoweredOp&), int last) {
+        poll();
         std::vector<int> merged;
         std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
                    std::back_inserter(merged));
         const LoweredOp op = compose(def, merged, a, b);
         if (!fits(op) || overwrites(op) || detour(a, b, last) || detour(b, a, last)) return false;
+        join(a, b, def, std::move(merged));
+        return true;
+    }
+    void join(int a, int b, const LoweredDef* def, std::vector<int> merged) {
         for (int member : members_[b]) group_[member] = a;
         members_[a] = std::move(merged);
         members_[b].clear();
         def_[a] = def;
-        return true;
     }
 
     /// The list again, each group where its last member stood unless something waits for it there.
@@ -114,11 +131,14 @@ class Groups {
     ~Groups() = default;
 
     std::vector<LoweredOp>& ops_;
-    std::vector<std::vector<int>> successors_;  // by op
+    std::vector<std::vector<int>> successors_, predecessors_;  // by op
     std::vector<int> producer_;                 // by value: the op that writes it
     std::vector<std::vector<int>> readers_;     // by value
     std::vector<int> group_;                    // by op
     std::vector<std::vector<int>> members_;     // by group, ascending
+    std::vector<char> kept_;                    // by value: an output or a next content
+    std::vector<ValueId> target_;               // by value: whose next content it is
+    std::vector<ValueId> next_of_;              // by value: its next content
 
   private:
     /// Whether the op would write a param or state while a step still reads it.
@@ -131,31 +151,47 @@ class Groups {
         return false;
     }
 
-    /// Whether a path leads from group a to group b through an op of neither.
+    /// Whether a path of single ops is known to lead from one group to another.
+    bool known_path(int from, int to) const {
+        for (int upper : members_[from])
+            for (int lower : members_[to])
+                if (known_->above(upper, lower)) return true;
+        return false;
+    }
+
+    /// Whether a path leads from group a to group b through an op of neither: looked for from both
+    /// ends by turns, as one of them may lead far.
     bool detour(int a, int b, int last) {
-        now_++;
-        std::vector<int> open;
-        const auto visit = [&](int group) {
-            for (int member : members_[group])
+        const int from_a = ++now_, from_b = ++now_;
+        std::vector<int> on = {a}, back = {b};
+        for (size_t i = 0;; i++) {
+            if (i == on.size()) return false;
+            for (int member : members_[on[i]])
                 for (int next : successors_[member]) {
                     const int to = group_[next];
-                    if (next > last || to == a || seen_[to] == now_) continue;
+                    if (next > last || to == a || seen_[to] == from_a) continue;
                     if (to == b) {
-                        if (group == a) continue;
+                        if (on[i] == a) continue;
                         return true;
                     }
-                    seen_[to] = now_;
-                    open.push_back(to);
+                    if (seen_[to] == from_b || known_path(to, b)) return true;
+                    seen_[to] = from_a;
+                    on.push_back(to);
                 }
-            return false;
-        };
-        if (visit(a)) return true;
-        while (!open.empty()) {
-            const int group = open.back();
-            open.pop_back();
-            if (visit(group)) return true;
+            if (i == back.size()) return false;
+            for (int member : members_[back[i]])
+                for (int before : predecessors_[member]) {
+                    const int from = group_[before];
+                    if (from == b || seen_[from] == from_b) continue;
+                    if (from == a) {
+                        if (back[i] == b) continue;
+                        return true;
+                    }
+                    if (seen_[from] == from_a || known_path(a, from)) return true;
+                    seen_[from] = from_b;
+                    back.push_back(from);
+                }
         }
-        return false;
     }
 
     LoweredOp fused(const LoweredDef* def, const std::vector<int>& members, int a, int b) const {
@@ -202,8 +238,7 @@ class Groups {
         return result;
     }
 
-    std::vector<char> kept_;              // by value: an output or a next content
-    std::vector<ValueId> target_;         // by value: whose next content it is
+    std::optional<Forest> known_;         // by op, below the nearest that it comes after
     std::vector<int> seen_;               // by group
     std::vector<const LoweredDef*> def_;  // by group of several
     int now_ = 0;
@@ -553,15 +588,17 @@ class Optimizers : Groups {
     using Groups::Groups;
     void run() {
         const LoweredDef* def = find_lowered("update");
-        std::vector<int> heads;  // the first op of each group
-        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+        std::map<std::string, Alike> known;
+        std::vector<Alike*> alike(ops_.size(), nullptr);
+        std::vector<size_t> bytes(ops_.size(), 0);
+        for (size_t at = 0; at < ops_.size(); at++) {
             if (!tensor_update(ops_[at])) continue;
-            bool joined = false;
-            for (size_t i = heads.size(); i-- > 0 && !joined;)
-                joined = same_numbers(ops_[heads[i]], ops_[at]) &&
-                         merge(group_[heads[i]], group_[at], def, fits_update, INT_MAX);
-            if (!joined) heads.push_back(at);
+            alike[at] = &known[numbers_of(ops_[at])];
+            bytes[at] = growth(static_cast<int>(at));
+            alike[at]->least = std::min(alike[at]->least, bytes[at]);
         }
+        for (size_t at = 0; at < ops_.size(); at++)
+            if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at], def);
         emit();
         // As rows of elements the tensors take the least room in the argument block.
         for (LoweredOp& op : ops_)
@@ -575,11 +612,70 @@ class Optimizers : Groups {
     }
 
   private:
-    static bool same_numbers(const LoweredOp& a, const LoweredOp& b) {
-        bool same = a.def == b.def && a.outputs[0].dtype == b.outputs[0].dtype;
-        for (size_t i = static_cast<size_t>(a.def->numbers); same && i < a.inputs.size(); i++)
-            same = a.inputs[i].value == b.inputs[i].value && same_layout(a.inputs[i], b.inputs[i]);
-        return same;
+    struct Head {  // the first op of a group
+        int op;
+        size_t bytes;  // the least that the group's argument block takes
+    };
+    struct Alike {  // updates of the same numbers
+        size_t least = kMaxArgBytes;  // that any of them adds to a block
+        std::vector<Head> heads;      // of groups that have room for it
+    };
+
+    /// An update joins the latest group that takes it.
+    void place(int at, size_t bytes, Alike& alike, const LoweredDef* def) {
+        std::vector<Head>& heads = alike.heads;
+        for (size_t i = heads.size(); i-- > 0;) {
+            Head& head = heads[i];
+            if (head.bytes + bytes > kMaxArgBytes ||
+                !merge(group_[head.op], group_[at], def, fits_update, INT_MAX))
+                continue;
+            head.bytes += bytes;
+            if (head.bytes + alike.least > kMaxArgBytes)
+                heads.erase(heads.begin() + static_cast<std::ptrdiff_t>(i));
+            return;
+        }
+        heads.push_back({at, block(ops_[at]) + bytes});
+    }
+
+    /// What an argument block of updates takes beside what each adds.
+    static size_t block(const LoweredOp& op) {
+        size_t bytes = 224 + 64;
+        for (size_t i = static_cast<size_t>(op.def->numbers); i < op.inputs.size(); i++)
+            if (find_view(op.inputs, op.inputs[i]) == static_cast<int>(i)) bytes += 20;
+        return bytes;
+    }
+
+    /// What two updates must share: the op, the dtype and the numbers.
+    static std::string numbers_of(const LoweredOp& op) {
+        std::string key = cat(op.def->name, " ", dtype_name(op.outputs[0].dtype));
+        for (size_t i = static_cast<size_t>(op.def->numbers); i < op.inputs.size(); i++) {
+            const View& view = op.inputs[i];
+            key += cat(" ", view.value, " ", dtype_size(view.dtype), " ", to_string(view.shape),
+                       " ", to_string(view.strides), " ", view.offset);
+        }
+        return key;
+    }
+
+    /// What an update adds at the least: its operands that no other update has.
+    size_t growth(int at) const {
+        const LoweredOp& op = ops_[at];
+        const auto update = [&](int other) { return other != at && ops_[other].def->optimizer; };
+        const auto bytes_of = [](const View& view) {
+            return 20 + 16 * static_cast<size_t>(view.shape.rank());
+        };
+        size_t bytes = 40 + 8 * pack_scalars(op).size();
+        for (size_t i = 0; i < static_cast<size_t>(op.def->numbers); i++) {
+            const ValueId id = op.inputs[i].value;
+            const auto same = [&](const View& view) { return view.value == id; };
+            const auto& readers = readers_[id];
+            if (std::count_if(op.inputs.begin(), op.inputs.end(), same) == 1 &&
+                !(producer_[id] >= 0 && update(producer_[id])) &&
+                std::none_of(readers.begin(), readers.end(), update))
+                bytes += bytes_of(op.inputs[i]);
+        }
+        for (const View& view : op.outputs)
+            if (kept_[view.value]) bytes += bytes_of(view);
+        return bytes;
     }
 };
 
@@ -639,11 +735,11 @@ class Siblings : Groups {
         const LoweredDef* def = find_lowered("group");
         // An estimate: backends keep things of their own in a block.
         constexpr size_t kMostBytes = kMaxGroupBytes / 2, kTries = 4;
-        const auto fits = [](const LoweredOp&) { return true; };
         std::vector<int> level(ops_.size(), 0);
         std::vector<size_t> bytes(ops_.size(), 0);         // by the first op of a group
         std::vector<std::vector<int>> heads(ops_.size());  // by level: the first op of each group
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            poll();
             for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
             if (!small(ops_[at])) continue;
             const size_t own = bytes_in_group(ops_[at]);
@@ -653,8 +749,12 @@ class Siblings : Groups {
             for (size_t i = known.size(); i-- > oldest && !joined;) {
                 const int head = known[i];
                 // No path leaves a level and comes back to it.
-                joined = bytes[head] + own <= kMostBytes && merge(group_[head], at, def, fits, -1);
-                if (joined) bytes[head] += own;
+                joined = bytes[head] + own <= kMostBytes && apart(at, head);
+                if (!joined) continue;
+                std::vector<int> merged = std::move(members_[head]);
+                merged.push_back(at);
+                join(head, at, def, std::move(merged));
+                bytes[head] += own;
             }
             if (joined) continue;
             known.push_back(at);
@@ -664,6 +764,20 @@ class Siblings : Groups {
     }
 
   private:
+    /// Whether neither an op writes a param or state that a group reads, nor the group one that the
+    /// op reads.
+    bool apart(int op, int group) const {
+        const auto inside = [&](int other) { return other >= 0 && group_[other] == group; };
+        for (const View& view : ops_[op].outputs)
+            if (const ValueId target = target_[view.value]; target != kNone)
+                if (std::any_of(readers_[target].begin(), readers_[target].end(), inside))
+                    return false;
+        for (const View& view : ops_[op].inputs)
+            if (const ValueId next = next_of_[view.value]; next != kNone)
+                if (inside(producer_[next])) return false;
+        return true;
+    }
+
     LoweredOp compose(const LoweredDef* def, const std::vector<int>& members, int,
                       int) const override {
         LoweredOp result;

@@ -101,13 +101,19 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
 
 // ---- building ----------------------------------------------------------------------------------
 
-ValueId Graph::add_value(Value value) {
-    value.id = static_cast<ValueId>(values.size());
-    values.push_back(std::move(value));
-    return values.back().id;
+namespace {
+
+bool is_leaf(const Value& value) {
+    return value.role == Role::input || value.role == Role::param || value.role == Role::state;
 }
 
-namespace {
+bool is_number(const Value& value) {
+    return value.role == Role::constant && value.type.shape.rank() == 0 && value.init.bytes;
+}
+
+std::string number_key(DType dtype, const std::vector<char>& bytes) {
+    return static_cast<char>(dtype) + std::string(bytes.begin(), bytes.end());
+}
 
 /// Room for more at the end, so that appending them cannot fail.
 template <class T>
@@ -117,7 +123,49 @@ void make_room(std::vector<T>& list, size_t more) {
     if (wanted > list.capacity()) list.reserve(std::max(wanted, 2 * list.capacity()));
 }
 
+/// Takes the entry of a key away if it is this one.
+template <class Map>
+void forget(Map& map, const typename Map::key_type& key, int entry) {
+    if (const auto at = map.find(key); at != map.end() && at->second == entry) map.erase(at);
+}
+
 }  // namespace
+
+// Each makes room first and enters its index next, so that one that fails has changed nothing.
+
+ValueId Graph::add_value(Value value) {
+    const ValueId id = value.id = static_cast<ValueId>(values.size());
+    make_room(values, 1);
+    if (is_leaf(value)) index_.leaves.emplace(value.name, id);
+    if (is_number(value))
+        index_.numbers.emplace(number_key(value.type.dtype, *value.init.bytes), id);
+    values.push_back(std::move(value));
+    return id;
+}
+
+void Graph::add_node(Node node) {
+    make_room(nodes, 1);
+    note_stream(node);
+    nodes.push_back(std::move(node));
+}
+
+void Graph::note_stream(const Node& node) {
+    if (const Attr* attr = node.attrs.find("stream"))  // an unknown op's may be anything
+        if (const auto* stream = std::get_if<int64_t>(attr); stream && *stream < INT64_MAX)
+            index_.free_stream = std::max(index_.free_stream, *stream + 1);
+}
+
+void Graph::add_output(GraphOutput output) {
+    make_room(outputs, 1);
+    index_.outputs.emplace(output.name, static_cast<int>(outputs.size()));
+    outputs.push_back(std::move(output));
+}
+
+void Graph::add_assign(const Assign& assign) {
+    make_room(assigns, 1);
+    index_.assigns.emplace(assign.target, static_cast<int>(assigns.size()));
+    assigns.push_back(assign);
+}
 
 std::string init_problem(const Init& init, const Type& type, Role role) {
     const auto numbers = [&](const char* need) {
@@ -241,10 +289,8 @@ std::vector<char> number_bytes(DType dtype, double number) {
 
 ValueId Graph::scalar(DType dtype, double number, const std::string& value_name) {
     std::vector<char> bytes = number_bytes(dtype, number);
-    for (const Value& value : values)
-        if (value.role == Role::constant && value.type == Type{dtype, {}} &&
-            *value.init.bytes == bytes)
-            return value.id;
+    const auto known = index_.numbers.find(number_key(dtype, bytes));
+    if (known != index_.numbers.end()) return known->second;
     return constant({dtype, {}}, std::move(bytes), value_name);
 }
 
@@ -256,10 +302,8 @@ const Value& Graph::value(ValueId id) const {
 }
 
 const Value* Graph::find(std::string_view value_name) const {
-    for (const Value& value : values)
-        if (value.role != Role::temp && value.role != Role::constant && value.name == value_name)
-            return &value;
-    return nullptr;
+    const auto at = index_.leaves.find(std::string(value_name));
+    return at == index_.leaves.end() ? nullptr : &values[at->second];
 }
 
 std::string Graph::describe(ValueId id) const {
@@ -280,13 +324,8 @@ std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueI
     node.where = where;
     check_arity(def->inputs, inputs.size(), def->fn);
     std::vector<Type> types;
-    std::vector<std::string> labels;
-    for (ValueId id : inputs) {
-        types.push_back(value(id).type);
-        labels.push_back(describe(id));
-    }
-    InferContext context(def->fn.c_str(), def->inputs, std::move(types), std::move(labels),
-                         node.attrs);
+    for (ValueId id : inputs) types.push_back(value(id).type);
+    const InferContext context(def->fn.c_str(), def->inputs, std::move(types), inputs, node.attrs);
     const std::vector<Type> results = def->infer(context);
     for (const Type& type : results) {
         int64_t bytes = 16;
@@ -307,7 +346,7 @@ std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueI
     make_room(values, made.size());
     make_room(nodes, 1);
     for (Value& value : made) values.push_back(std::move(value));  // from here on nothing fails
-    nodes.push_back(std::move(node));
+    add_node(std::move(node));
     return outputs_made;
 }
 
@@ -318,29 +357,27 @@ void Graph::assign(ValueId target, ValueId source) {
     if (to.role != Role::param && to.role != Role::state)
         raise(ErrorKind::graph, where_text, ": target is ", describe(target), ", a ",
               role_name(to.role), "; need a param or a state");
-    for (const Assign& other : assigns)
-        if (other.target == target)
-            raise(ErrorKind::graph, where_text, ": already assigned from %", other.source,
-                  "; a target is assigned once");
+    if (const ValueId other = assigned(target); other != kNone)
+        raise(ErrorKind::graph, where_text, ": already assigned from %", other,
+              "; a target is assigned once");
     if (from.type.dtype != to.type.dtype)
         raise(ErrorKind::dtype, where_text, ": source is ", describe(source), ", target is ",
               describe(target), "; need equal dtypes (cast the source)");
     if (!(from.type.shape == to.type.shape))
         raise(ErrorKind::shape, where_text, ": source is ", describe(source), ", target is ",
               describe(target), "; need equal shapes");
-    assigns.push_back({target, source});
+    add_assign({target, source});
 }
 
 void Graph::output(const std::string& output_name, ValueId id, int keep) {
     value(id);
-    for (const GraphOutput& other : outputs)
-        if (other.name == output_name)
-            raise(ErrorKind::graph, "output \"", output_name, "\": the name is taken by %",
-                  other.value, "; need a name of its own");
+    if (const auto other = index_.outputs.find(output_name); other != index_.outputs.end())
+        raise(ErrorKind::graph, "output \"", output_name, "\": the name is taken by %",
+              outputs[static_cast<size_t>(other->second)].value, "; need a name of its own");
     if (keep < 1 || keep > 1 << 20)
         raise(ErrorKind::graph, "output \"", output_name, "\": keep is ", keep,
               "; need 1 to 1048576 steps");
-    outputs.push_back({output_name, id, keep});
+    add_output({output_name, id, keep});
 }
 
 void Graph::mark_moment(ValueId state, ValueId param, int slot) {
@@ -356,26 +393,30 @@ void Graph::rollback(const Mark& to) {
     if (to.values > values.size() || to.nodes > nodes.size() || to.outputs > outputs.size() ||
         to.assigns > assigns.size() || to.gradients > gradients.size())
         raise(ErrorKind::graph, "rollback: the mark is of a larger graph; need one of this graph");
+    for (size_t i = values.size(); i-- > to.values;) {
+        if (is_leaf(values[i])) forget(index_.leaves, values[i].name, values[i].id);
+        if (is_number(values[i]))
+            forget(index_.numbers, number_key(values[i].type.dtype, *values[i].init.bytes),
+                   values[i].id);
+    }
+    for (size_t i = outputs.size(); i-- > to.outputs;)
+        forget(index_.outputs, outputs[i].name, static_cast<int>(i));
+    for (size_t i = assigns.size(); i-- > to.assigns;)
+        forget(index_.assigns, assigns[i].target, static_cast<int>(i));
     values.resize(to.values);
-    nodes.resize(to.nodes);
+    if (nodes.size() > to.nodes) {
+        nodes.resize(to.nodes);
+        index_.free_stream = 0;
+        for (const Node& node : nodes) note_stream(node);
+    }
     outputs.resize(to.outputs);
     assigns.resize(to.assigns);
     gradients.resize(to.gradients);
 }
 
 ValueId Graph::assigned(ValueId target) const {
-    for (const Assign& assign : assigns)
-        if (assign.target == target) return assign.source;
-    return kNone;
-}
-
-int64_t Graph::free_stream() const {
-    int64_t free = 0;
-    for (const Node& node : nodes)
-        if (const Attr* attr = node.attrs.find("stream"))  // an unknown op's may be anything
-            if (const auto* stream = std::get_if<int64_t>(attr); stream && *stream < INT64_MAX)
-                free = std::max(free, *stream + 1);
-    return free;
+    const auto at = index_.assigns.find(target);
+    return at == index_.assigns.end() ? kNone : assigns[static_cast<size_t>(at->second)].source;
 }
 
 std::vector<char> live_nodes(const Graph& graph) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -163,7 +164,8 @@ class Graph {
     const Value& value(ValueId id) const;
     const Value* find(std::string_view value_name) const;  // inputs, params, states
     ValueId assigned(ValueId target) const;                // its next content; kNone: as it is
-    int64_t free_stream() const;             // the random stream number after the largest in use
+    /// The random stream number after the largest in use.
+    int64_t free_stream() const { return index_.free_stream; }
     std::string describe(ValueId id) const;  // "%3 f32[64, 128]"
 
     std::string name;
@@ -177,9 +179,24 @@ class Graph {
     int differentiating = -1;  // the node whose gradient rule is running
     bool loose = false;        // read from a file as it stood: nobody has verified it
 
+    // These append and check nothing.
     ValueId add_value(Value value);  // gives it the next id
+    void add_node(Node node);
+    void add_output(GraphOutput output);
+    void add_assign(const Assign& assign);
 
   private:
+    /// What is first looked up here: building asks once per value. Of those of one key the first.
+    struct Index {
+        std::unordered_map<std::string, ValueId> leaves;   // inputs, params, states by name
+        std::unordered_map<std::string, ValueId> numbers;  // rank-0 constants by dtype and bytes
+        std::unordered_map<std::string, int> outputs;      // positions by name
+        std::unordered_map<ValueId, int> assigns;          // positions by target
+        int64_t free_stream = 0;
+    };
+    void note_stream(const Node& node);
+    Index index_;
+
     ValueId leaf(Role role, const std::string& value_name, const Type& type, const Init& init);
 };
 

@@ -2,6 +2,7 @@
 // plain data flow.
 #include <algorithm>
 
+#include "core/interrupt.h"
 #include "core/op.h"
 
 namespace aicf {
@@ -171,15 +172,14 @@ void lower_outputs(Lowered& lowered, const Graph& graph) {
 /// Makes every assign's source a value that some op writes and that nothing else claims, so that
 /// the plan can put it on the target's storage; adds copies where it is not so already.
 void lower_assigns(Lowered& lowered, const Graph& graph) {
-    std::vector<ValueId> claimed;
-    for (const Lowered::Output& output : lowered.outputs) claimed.push_back(output.value);
+    std::vector<char> claimed(lowered.values.size(), 0);
+    for (const Lowered::Output& output : lowered.outputs) claimed[output.value] = 1;
     std::vector<LoweredOp> early;
     for (const Assign& assign : graph.assigns) {
         View view = lowered.views[assign.source];
         const Value root = lowered.values[view.value];
-        if (root.role == Role::temp && view.whole(root.type) &&
-            std::find(claimed.begin(), claimed.end(), view.value) == claimed.end()) {
-            claimed.push_back(view.value);
+        if (root.role == Role::temp && view.whole(root.type) && !claimed[view.value]) {
+            claimed[view.value] = 1;
             lowered.assigns.push_back({assign.target, view.value});
             continue;
         }
@@ -192,7 +192,8 @@ void lower_assigns(Lowered& lowered, const Graph& graph) {
         const ValueId next = append_value(lowered, type, graph.value(assign.target).name);
         lowered.ops.push_back(copy_op(view, lowered.views[next]));
         lowered.assigns.push_back({assign.target, next});
-        claimed.push_back(next);
+        claimed.resize(lowered.values.size(), 0);
+        claimed[next] = 1;
     }
     lowered.ops.insert(lowered.ops.begin(), early.begin(), early.end());
 }
@@ -201,14 +202,22 @@ void lower_assigns(Lowered& lowered, const Graph& graph) {
 /// write's own in-place operand. Elsewhere the new value is copied into place at the end.
 void settle_assigns(Lowered& lowered) {
     std::vector<LoweredOp> late;
+    std::vector<int> producers(lowered.values.size(), -1);
+    std::vector<std::vector<int>> readers(lowered.values.size());
+    for (int i = 0; i < static_cast<int>(lowered.ops.size()); i++) {
+        for (const View& view : lowered.ops[i].outputs) producers[view.value] = i;
+        for (const View& view : lowered.ops[i].inputs)
+            if (auto& list = readers[view.value]; list.empty() || list.back() != i)
+                list.push_back(i);
+    }
     for (Assign& assign : lowered.assigns) {
-        int producer = -1;
-        for (int i = 0; i < static_cast<int>(lowered.ops.size()); i++)
-            for (const View& view : lowered.ops[i].outputs)
-                if (view.value == assign.source) producer = i;
+        const int producer = producers[assign.source];
         check(producer >= 0, "lower: an assign's source has no producer");
         bool legal = true;
-        for (int i = producer; i < static_cast<int>(lowered.ops.size()); i++) {
+        const std::vector<int>& reading = readers[assign.target];
+        for (auto at = std::lower_bound(reading.begin(), reading.end(), producer);
+             at != reading.end(); ++at) {
+            const int i = *at;
             const LoweredOp& op = lowered.ops[i];
             for (int j = 0; j < static_cast<int>(op.inputs.size()); j++) {
                 if (op.inputs[j].value != assign.target) continue;
@@ -245,6 +254,7 @@ Lowered lower(const Graph& graph, const std::string& math) {
             for (ValueId id : node.inputs) used[id] = 1;
     for (const Node& node : graph.nodes) {
         if (!live[node.id]) continue;
+        poll();
         LowerContext context(lowered, graph, node, used);
         node.op->lower(context);
         if (node.op->effect && node.inputs.size() > 1 &&
@@ -270,6 +280,7 @@ Report verify(const Lowered& lowered) {
         failures++;
     };
     for (size_t i = 0; i < lowered.ops.size(); i++) {
+        poll();
         const LoweredOp& op = lowered.ops[i];
         for (const View& view : op.inputs)
             if (!defined[view.value])

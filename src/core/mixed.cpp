@@ -86,12 +86,9 @@ class Narrowing {
         for (ValueId& id : node.inputs) id = as(id, narrow ? kNarrow : kWide);
 
         std::vector<Type> types;
-        std::vector<std::string> labels;
-        for (ValueId id : node.inputs) {
-            types.push_back(graph_.value(id).type);
-            labels.push_back(graph_.describe(id));
-        }
-        const InferContext context(node.op->fn.c_str(), node.op->inputs, types, labels, node.attrs);
+        for (ValueId id : node.inputs) types.push_back(graph_.value(id).type);
+        const InferContext context(node.op->fn.c_str(), node.op->inputs, std::move(types),
+                                   node.inputs, node.attrs);
         const std::vector<Type> results = node.op->infer(context);
         for (size_t i = 0; i < node.outputs.size(); i++) {
             const ValueId id = node.outputs[i];

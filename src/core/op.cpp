@@ -102,7 +102,9 @@ void check_arity(const std::vector<std::string>& names, size_t count, const std:
 }
 
 std::string InferContext::describe(int i) const {
-    return cat(operand_name(names_, i), " is ", labels_[i]);
+    return cat(operand_name(names_, i), " is ",
+               ids_.empty() ? std::string() : cat("%", ids_[static_cast<size_t>(i)], " "),
+               to_string(in(i)));
 }
 
 std::string InferContext::describe_all() const {
@@ -173,10 +175,8 @@ std::vector<int64_t> InferContext::axes(const std::vector<int64_t>& given, int r
 
 std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
                                 const Attrs& attrs) {
-    std::vector<std::string> labels;
-    for (const Type& type : inputs) labels.push_back(to_string(type));
     check_arity(def.inputs, inputs.size(), def.name);
-    return def.infer(InferContext(def.name.c_str(), def.inputs, inputs, std::move(labels), attrs));
+    return def.infer(InferContext(def.name.c_str(), def.inputs, inputs, {}, attrs));
 }
 
 std::vector<Type> infer_body(const InferContext& c) {

@@ -29,12 +29,13 @@ std::string operand_name(const std::vector<std::string>& names, int i);
 /// What an inference function sees: the operands' types and how errors spell them.
 class InferContext {
   public:
+    /// `ids`: of the operands, as errors spell them; none where they have no ids.
     InferContext(const char* where, const std::vector<std::string>& names, std::vector<Type> inputs,
-                 std::vector<std::string> labels, const Attrs& given)
+                 std::span<const ValueId> ids, const Attrs& given)
         : where_(where),
           names_(names),
           inputs_(std::move(inputs)),
-          labels_(std::move(labels)),
+          ids_(ids),
           attrs(given) {}
 
     int count() const { return static_cast<int>(inputs_.size()); }
@@ -72,7 +73,7 @@ class InferContext {
     const char* where_;
     const std::vector<std::string>& names_;
     std::vector<Type> inputs_;
-    std::vector<std::string> labels_;
+    std::span<const ValueId> ids_;
 
   public:
     const Attrs& attrs;

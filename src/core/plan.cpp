@@ -6,6 +6,9 @@
 #include <utility>
 
 #include "core/backend.h"
+#include "core/interrupt.h"
+#include "core/memory.h"
+#include "core/paths.h"
 
 namespace aicf {
 
@@ -15,17 +18,6 @@ constexpr const char* kRegionNames[kRegions] = {
     "params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants", "workspace"};
 
 int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
-
-/// A stretch of memory one op touches. Shared values lie outside the regions: keyed by value.
-struct Touch {
-    int space;  // region, or kRegions + storage id for a shared value
-    int64_t begin, end;
-    bool write;
-    bool conflicts(const Touch& other) const {
-        return space == other.space && begin < other.end && other.begin < end &&
-               (write || other.write);
-    }
-};
 
 std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
     std::vector<Touch> result;
@@ -44,13 +36,6 @@ std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
     return result;
 }
 
-bool conflict(const std::vector<Touch>& a, const std::vector<Touch>& b) {
-    for (const Touch& x : a)
-        for (const Touch& y : b)
-            if (x.conflicts(y)) return true;
-    return false;
-}
-
 constexpr int64_t kMostBytes = int64_t{1} << 58;  // so that no sum of regions overflows
 
 class Planner {
@@ -63,8 +48,10 @@ class Planner {
         plan_.outputs = lowered.outputs;
         plan_.assigns = lowered.assigns;
         plan_.places.resize(lowered.values.size());
-        for (const LoweredOp& op : lowered.ops)
+        for (const LoweredOp& op : lowered.ops) {
+            poll();
             plan_.ops.push_back({op, backend.select(op), 0, {}});
+        }
         find_lifetimes();
         place_leaves();
         place_outputs();
@@ -214,23 +201,12 @@ class Planner {
         const auto size = [&](ValueId id) { return byte_count(lowered_.values[id].type); };
         std::stable_sort(order.begin(), order.end(),
                          [&](ValueId a, ValueId b) { return size(a) > size(b); });
-        std::vector<ValueId> placed;
+        Room temps(static_cast<int>(lowered_.ops.size()));
         for (ValueId id : order) {
-            std::vector<std::pair<int64_t, int64_t>> busy;
-            for (ValueId other : placed)
-                if (first_[other] <= last_[id] && first_[id] <= last_[other])
-                    busy.emplace_back(
-                        plan_.places[other].offset,
-                        plan_.places[other].offset + align_up(plan_.places[other].bytes));
-            std::sort(busy.begin(), busy.end());
-            int64_t offset = 0;
-            const int64_t space = room(id);
-            for (auto [begin, end] : busy) {
-                if (offset + size(id) <= begin) break;
-                offset = std::max(offset, end);
-            }
+            poll();
+            const int64_t space = room(id),
+                          offset = space ? temps.take(first_[id], last_[id], space) : 0;
             put(id, Region::temps, offset);
-            placed.push_back(id);
             bytes(Region::temps) = std::max(bytes(Region::temps), sum(offset, space));
             plan_.temps_without_reuse = sum(plan_.temps_without_reuse, space);
         }
@@ -245,19 +221,27 @@ class Planner {
     /// Each op waits for the nearest earlier ops whose memory it meets; what those already waited
     /// for is implied.
     void order_ops() {
-        const size_t count = plan_.ops.size(), words = (count + 63) / 64;
-        std::vector<std::vector<Touch>> touched;
-        for (const PlannedOp& op : plan_.ops) touched.push_back(touches(plan_, op));
-        std::vector<uint64_t> before(count * words, 0);
+        const size_t count = plan_.ops.size();
+        std::vector<int> producer(lowered_.values.size(), -1), nearest(count, -1);
         for (size_t i = 0; i < count; i++) {
-            uint64_t* mine = &before[i * words];
-            for (size_t j = i; j-- > 0;) {
-                if (mine[j / 64] >> (j % 64) & 1 || !conflict(touched[i], touched[j])) continue;
-                plan_.ops[i].waits.push_back(static_cast<int>(j));
-                mine[j / 64] |= uint64_t{1} << (j % 64);
-                for (size_t w = 0; w < words; w++) mine[w] |= before[j * words + w];
+            for (const View& view : plan_.ops[i].op.inputs)
+                if (plan_.places[view.value].bytes)
+                    nearest[i] = std::max(nearest[i], producer[view.value]);
+            for (const View& view : plan_.ops[i].op.outputs)
+                producer[view.value] = static_cast<int>(i);
+        }
+        Order order(nearest);
+        LastTouches memory;
+        for (size_t i = 0; i < count; i++) {
+            poll();
+            std::vector<int>& waits = plan_.ops[i].waits;
+            for (int op : memory.meet(static_cast<int>(i), touches(plan_, plan_.ops[i]))) {
+                if (order.waits(op)) continue;
+                order.wait(op);
+                waits.push_back(op);
             }
-            std::reverse(plan_.ops[i].waits.begin(), plan_.ops[i].waits.end());
+            order.next();
+            std::reverse(waits.begin(), waits.end());
         }
     }
 
@@ -306,14 +290,37 @@ Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>
     return std::move(Planner(lowered, backend, shared).plan_);
 }
 
+namespace {
+
+/// Tells of every output that lies over an input which its op still reads then.
+template <class Place, class Tell>
+void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell) {
+    std::vector<std::pair<int, int>> allowed;
+    bool asked = false;
+    Contents inputs;
+    std::vector<Touch> read;
+    for (const View& view : op.inputs) {
+        read.push_back(touch(view.value));
+        inputs.write(read.back(), view.value);
+    }
+    for (int out = 0; out < static_cast<int>(op.outputs.size()); out++) {
+        const Touch written = touch(op.outputs[out].value);
+        if (inputs.meets(written) < 0) continue;
+        if (!asked) allowed = inplace_of(op);
+        asked = true;
+        for (int in = 0; in < static_cast<int>(op.inputs.size()); in++)
+            if (written.conflicts(read[in]) &&
+                (std::find(allowed.begin(), allowed.end(), std::pair(out, in)) == allowed.end() ||
+                 !same_layout(op.outputs[out], op.inputs[in])))
+                tell(op.outputs[out].value, op.inputs[in].value);
+    }
+}
+
+}  // namespace
+
 Report verify(const Plan& plan) {
     Report report;
-    // What each stretch of memory holds, op by op: a read must find its own value there.
-    struct Held {
-        Touch at;
-        ValueId value;
-    };
-    std::vector<Held> memory;
+    Contents memory;  // op by op: a read must find its own value there
     const auto touch = [&](ValueId id) {
         const Place& place = plan.places[id];
         const int space =
@@ -321,64 +328,49 @@ Report verify(const Plan& plan) {
         const int64_t begin = std::max<int64_t>(place.offset, 0);
         return Touch{space, begin, begin + place.bytes, true};
     };
-    const auto write = [&](ValueId id) {
-        const Touch at = touch(id);
-        std::erase_if(memory, [&](const Held& held) { return held.at.conflicts(at); });
-        memory.push_back({at, id});
-    };
-    const auto holds = [&](ValueId id) {
-        const Touch at = touch(id);
-        return at.begin == at.end ||
-               std::any_of(memory.begin(), memory.end(), [&](const Held& held) {
-                   return held.value == id && held.at.space == at.space &&
-                          held.at.begin == at.begin;
-               });
-    };
+    const auto holds = [&](ValueId id) { return memory.holds(touch(id), id); };
     for (const Value& value : plan.values)
         if (value.role != Role::temp && plan.places[value.id].storage != kNone) {
-            const Touch at = touch(value.id);
-            for (const Held& held : memory)
-                if (held.at.conflicts(at))
-                    report.fail("plan", cat("%", value.id, " and %", held.value, " share storage"));
-            memory.push_back({at, value.id});
+            if (const ValueId other = memory.meets(touch(value.id)); other != kNone)
+                report.fail("plan", cat("%", value.id, " and %", other, " share storage"));
+            memory.write(touch(value.id), value.id);
         }
     const size_t count = plan.ops.size();
-    std::vector<std::vector<char>> before(count, std::vector<char>(count, 0));
-    std::vector<std::vector<Touch>> touched;
+    std::vector<int> nearest(count, -1);
+    for (size_t i = 0; i < count; i++)
+        for (int wait : plan.ops[i].waits) nearest[i] = std::max(nearest[i], wait);
+    Order order(nearest);
+    LastTouches last;
     for (size_t i = 0; i < count; i++) {
+        poll();
         const PlannedOp& planned = plan.ops[i];
-        touched.push_back(touches(plan, planned));
-        for (int wait : planned.waits) {
-            before[i][wait] = 1;
-            for (int j = 0; j < wait; j++) before[i][j] |= before[wait][j];
-        }
-        for (size_t j = 0; j < i; j++)
-            if (!before[i][j] && conflict(touched[i], touched[j]))
-                report.fail("plan",
-                            cat("op ", i, " ", planned.op.def->name, " meets the memory of op ", j,
-                                " ", plan.ops[j].op.def->name, " but does not wait for it"));
-        for (const View& view : planned.op.inputs)
+        const LoweredOp& op = planned.op;
+        std::vector<int> waits = planned.waits;
+        std::sort(waits.begin(), waits.end(), std::greater<>());
+        for (int wait : waits) order.wait(wait);
+        for (int other : last.meet(static_cast<int>(i), touches(plan, planned)))
+            if (!order.waits(other))
+                report.fail("plan", cat("op ", i, " ", op.def->name, " meets the memory of op ",
+                                        other, " ", plan.ops[static_cast<size_t>(other)].op.def->name,
+                                        " but does not wait for it"));
+        order.next();
+        for (const View& view : op.inputs)
             if (!holds(view.value))
-                report.fail("plan", cat("op ", i, " ", planned.op.def->name, " reads %", view.value,
+                report.fail("plan", cat("op ", i, " ", op.def->name, " reads %", view.value,
                                         ", whose storage was overwritten"));
-        for (int out = 0; out < static_cast<int>(planned.op.outputs.size()); out++)
-            for (int in = 0; in < static_cast<int>(planned.op.inputs.size()); in++) {
-                const ValueId to = planned.op.outputs[out].value,
-                              from = planned.op.inputs[in].value;
-                if (touch(to).conflicts(touch(from)) && !may_overwrite(planned.op, out, in))
-                    report.fail("plan", cat("op ", i, " ", planned.op.def->name, " writes %", to,
-                                            " over %", from, ", which it still reads"));
-            }
-        for (const View& view : planned.op.outputs) write(view.value);
+        check_overwrites(op, touch, [&](ValueId to, ValueId from) {
+            report.fail("plan", cat("op ", i, " ", op.def->name, " writes %", to, " over %", from,
+                                    ", which it still reads"));
+        });
+        for (const View& view : op.outputs) memory.write(touch(view.value), view.value);
     }
-    for (const Lowered::Output& output : plan.outputs) {
-        ValueId held = output.value;
-        for (const Assign& assign : plan.assigns)
-            if (assign.target == output.value) held = assign.source;
-        if (!holds(held))
+    std::vector<ValueId> after(plan.values.size());  // by value: what its storage holds at the end
+    for (size_t i = 0; i < after.size(); i++) after[i] = static_cast<ValueId>(i);
+    for (const Assign& assign : plan.assigns) after[assign.target] = assign.source;
+    for (const Lowered::Output& output : plan.outputs)
+        if (!holds(after[output.value]))
             report.fail("plan",
                         cat("output \"", output.name, "\" is overwritten before the step ends"));
-    }
     for (const Assign& assign : plan.assigns)
         if (!holds(assign.source) || !(touch(assign.source).begin == touch(assign.target).begin))
             report.fail("plan", cat("%", assign.target, " does not hold %", assign.source,

@@ -403,20 +403,20 @@ void GraphReader::node(const std::string& op, std::vector<ValueId> inputs,
         if (graph_.values[id].producer < 0) graph_.values[id].producer = node.id;
     node.inputs = std::move(inputs);
     node.outputs = std::move(outputs);
-    graph_.nodes.push_back(std::move(node));
+    graph_.add_node(std::move(node));
 }
 
 void GraphReader::output(const std::string& name, ValueId value, int keep) {
     known(value, "outputs");
     if (keep < 1 || keep > 1 << 20)
         raise(ErrorKind::format, "outputs: keep is ", keep, "; need 1 to 1048576");
-    graph_.outputs.push_back({name, value, keep});
+    graph_.add_output({name, value, keep});
 }
 
 void GraphReader::assign(ValueId target, ValueId source) {
     known(target, "assigns");
     known(source, "assigns");
-    graph_.assigns.push_back({target, source});
+    graph_.add_assign({target, source});
 }
 
 void GraphReader::gradient(const Gradient& gradient) {

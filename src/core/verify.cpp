@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/interrupt.h"
 #include "core/op.h"
 
 namespace aicf {
@@ -156,6 +157,7 @@ class Verifier {
         std::set<std::string> names;
         for (const Node& node : graph_.nodes) {
             if (!node.op) continue;
+            poll();
             names.insert(node.op_name);
             try {
                 const Attrs attrs = complete_attrs(node.op->attrs, node.attrs, node.op->fn);
@@ -163,14 +165,10 @@ class Verifier {
                     fail("shape: ", node_text(node), " has attributes ", to_string(node.attrs),
                          "; need ", to_string(attrs));
                 std::vector<Type> types;
-                std::vector<std::string> labels;
-                for (ValueId id : node.inputs) {
-                    types.push_back(graph_.value(id).type);
-                    labels.push_back(graph_.describe(id));
-                }
+                for (ValueId id : node.inputs) types.push_back(graph_.value(id).type);
                 check_arity(node.op->inputs, types.size(), node.op->fn);
-                const InferContext context(node.op->fn.c_str(), node.op->inputs, types, labels,
-                                           attrs);
+                const InferContext context(node.op->fn.c_str(), node.op->inputs, std::move(types),
+                                           node.inputs, attrs);
                 const std::vector<Type> results = node.op->infer(context);
                 if (results.size() != node.outputs.size())
                     fail("shape: ", node_text(node), " has ", node.outputs.size(),
@@ -252,16 +250,37 @@ class Verifier {
         close(cat("effects OK: ", effects, " state updates, each assigned or read"));
     }
 
-    /// By value: which of 64 values each depends on, a bit for each.
-    std::vector<uint64_t> dependence(std::span<const ValueId> values) const {
-        std::vector<uint64_t> from(graph_.values.size(), 0);
-        for (size_t i = 0; i < values.size(); i++) from[values[i]] |= uint64_t{1} << i;
-        for (const Node& node : graph_.nodes) {
+    /// By value: which of up to 64 losses depend on it, a bit for each.
+    std::vector<uint64_t> influence(std::span<const ValueId> losses) const {
+        std::vector<uint64_t> on(graph_.values.size(), 0);
+        for (size_t i = 0; i < losses.size(); i++) on[losses[i]] |= uint64_t{1} << i;
+        for (size_t n = graph_.nodes.size(); n-- > 0;) {
             uint64_t any = 0;
-            for (ValueId id : node.inputs) any |= from[id];
-            for (ValueId id : node.outputs) from[id] |= any;
+            for (ValueId id : graph_.nodes[n].outputs) any |= on[id];
+            for (ValueId id : graph_.nodes[n].inputs) on[id] |= any;
         }
-        return from;
+        return on;
+    }
+
+    /// By gradient: whether its loss depends on its value. Losses are few where gradients are many.
+    std::vector<char> dependent() const {
+        std::vector<ValueId> losses;
+        for (const Gradient& g : graph_.gradients) losses.push_back(g.loss);
+        std::sort(losses.begin(), losses.end());
+        losses.erase(std::unique(losses.begin(), losses.end()), losses.end());
+        std::vector<char> result(graph_.gradients.size(), 0);
+        for (size_t first = 0; first < losses.size(); first += 64) {
+            const auto part =
+                std::span(losses).subspan(first, std::min<size_t>(64, losses.size() - first));
+            const std::vector<uint64_t> on = influence(part);
+            for (size_t i = 0; i < result.size(); i++) {
+                const Gradient& g = graph_.gradients[i];
+                const auto at = std::lower_bound(part.begin(), part.end(), g.loss);
+                if (at != part.end() && *at == g.loss)
+                    result[i] = on[g.value] >> (at - part.begin()) & 1;
+            }
+        }
+        return result;
     }
 
     /// A gradient belongs to a loss that really depends on its value, and comes from a node that
@@ -275,15 +294,10 @@ class Verifier {
                 fail("links: ", node_text(node), " differentiates node ", node.forward,
                      ", which does not come before it");
         }
-        std::vector<ValueId> values;
-        for (const Gradient& g : graph_.gradients) values.push_back(g.value);
-        std::vector<uint64_t> from;
+        const std::vector<char> depends = dependent();
         for (size_t i = 0; i < graph_.gradients.size(); i++) {
             const Gradient& g = graph_.gradients[i];
-            if (i % 64 == 0)
-                from = dependence(
-                    std::span(values).subspan(i, std::min<size_t>(64, values.size() - i)));
-            if (!(from[g.loss] >> (i % 64) & 1))
+            if (!depends[i])
                 fail("links: gradient ", graph_.describe(g.grad), ": loss %", g.loss,
                      " does not depend on %", g.value);
             if (!is_float(graph_.value(g.loss).type.dtype))

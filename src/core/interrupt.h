@@ -1,0 +1,22 @@
+// How a long call is given up: who starts one says whom to ask, and its loops ask now and then.
+#pragma once
+
+namespace aicf {
+
+/// While it lives, poll() on this thread asks this one, the innermost. `ask` may throw.
+class Interruptible {
+  public:
+    explicit Interruptible(void (*ask)());
+    ~Interruptible();
+    Interruptible(const Interruptible&) = delete;
+    Interruptible& operator=(const Interruptible&) = delete;
+
+  private:
+    void (*const before_)();
+};
+
+/// Asks if the last time is 20 ms ago. For loops over the parts of a graph: where it throws, all
+/// that was begun must undo itself.
+void poll();
+
+}  // namespace aicf
