@@ -5,6 +5,7 @@
 
 #include "bindings/casters.h"
 #include "bindings/dlpack.h"
+#include "core/interrupt.h"
 #include "core/ir.h"
 #include "core/passes.h"
 
@@ -76,6 +77,11 @@ void bind_graph(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_eager(nb::module_& m);
 void bind_cuda(nb::module_& m);
+
+/// Lets signal handlers, Ctrl-C's above all, end a long call of core.
+struct Signals {
+    const Interruptible watch{check_signals};
+};
 
 /// "cpu", "cuda", "cuda:1"; GraphError otherwise.
 Device parse_device(std::string_view text);

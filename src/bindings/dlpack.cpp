@@ -829,6 +829,14 @@ GilRelease::~GilRelease() {
     entered--;
 }
 
+void check_signals() {
+    std::exception_ptr error;
+    with_python([&] {
+        if (PyErr_CheckSignals()) error = std::make_exception_ptr(nb::python_error());
+    });
+    if (error) std::rethrow_exception(error);
+}
+
 void watch_exit() {
     at_fork([] {
         entered = 0;

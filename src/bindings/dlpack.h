@@ -119,6 +119,10 @@ class GilRelease {
   private:
     PyThreadState* state_;
 };
+/// Throws the error of a Python signal handler that is due, with or without the GIL; in the main
+/// thread alone, as Python has it.
+void check_signals();
+
 /// Prepares for the end of the interpreter; called once, at import.
 void watch_exit();
 

@@ -234,7 +234,8 @@ void bind_graph(nb::module_& m) {
             [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed) {
                 return backward(g, loss, wrt, seed);
             },
-            nb::arg("loss"), nb::arg("wrt"), nb::arg("seed") = kNone, nb::call_guard<FloatMode>())
+            nb::arg("loss"), nb::arg("wrt"), nb::arg("seed") = kNone,
+            nb::call_guard<FloatMode, Signals>())
         .def("reached_params", &reached_params)
         .def("find",
              [](const Graph& g, std::string_view name) {
@@ -256,7 +257,7 @@ void bind_graph(nb::module_& m) {
                      if (role_name(value.role) == role) ids.push_back(value.id);
                  return ids;
              })
-        .def("verify", [](const Graph& g) { return verify(g); })
+        .def("verify", [](const Graph& g) { return verify(g); }, nb::call_guard<Signals>())
         .def("to_json", [](const Graph& g) { return to_json(g); })
         .def("to_text", [](const Graph& g) { return to_text(g); })
         .def("to_dot", [](const Graph& g) { return to_dot(g); })
@@ -268,23 +269,24 @@ void bind_graph(nb::module_& m) {
                 return trace_passes(g, select_passes(names), *backend, math);
             },
             nb::arg("passes"), nb::arg("device") = "cpu", nb::arg("math") = "fp32",
-            nb::call_guard<FloatMode>())
+            nb::call_guard<FloatMode, Signals>())
         .def(
             "lower_text",
             [](const Graph& g, const std::string& math) {
-                verify(g).require("lower");
                 Graph copy = g;
+                verify(copy).require("lower");
                 run_passes(copy, {}, math);
                 return to_text(lower(copy, math));
             },
-            nb::arg("math") = "fp32", nb::call_guard<FloatMode>())
+            nb::arg("math") = "fp32", nb::call_guard<FloatMode, Signals>())
         .def(
             "lower_json",
             [](const Graph& g) {
-                verify(g).require("lower");
-                return to_json(lower(g));
+                const Graph copy = g;
+                verify(copy).require("lower");
+                return to_json(lower(copy));
             },
-            nb::call_guard<FloatMode>());
+            nb::call_guard<FloatMode, Signals>());
 
     nb::class_<GraphReader>(m, "GraphReader",
                             "Rebuilds a graph from the pieces of a file, checking each.")
@@ -314,7 +316,7 @@ void bind_graph(nb::module_& m) {
                 r.gradient({loss, value, grad, seed});
             },
             nb::arg("loss"), nb::arg("value"), nb::arg("grad"), nb::arg("seed") = kNone)
-        .def("finish", &GraphReader::finish);
+        .def("finish", &GraphReader::finish, nb::call_guard<Signals>());
 
     m.def(
         "op_names",

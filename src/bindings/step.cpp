@@ -428,8 +428,10 @@ void bind_step(nb::module_& m) {
                 options.math = math;
                 options.deterministic = deterministic;
                 options.candidates = candidates;
-                GilRelease release;
-                new (self) Step(graph, options);
+                Graph copy = graph;  // what other threads append is not for this step
+                const GilRelease release;
+                const Signals signals;
+                new (self) Step(std::move(copy), options);
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
             nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),
@@ -524,6 +526,7 @@ void bind_step(nb::module_& m) {
                      list.emplace_back(launch.op, launch.kernel);
                  return list;
              })
+        .def("_stages", &Step::stages)
         .def("_plan_text", [](const Step& s) { return to_text(s.plan()); })
         .def("_plan_json", [](const Step& s) { return to_json(s.plan()); })
         .def("_plan_report", [](const Step& s) { return verify(s.plan()); })

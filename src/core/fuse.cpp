@@ -59,7 +59,7 @@ class Groups {
         std::vector<int> nearest(count, -1);
         for (size_t i = 0; i < count; i++)
             for (int from : predecessors_[i]) nearest[i] = std::max(nearest[i], from);
-        known_.emplace(nearest);
+        for (int from : nearest) known_.add(from);
     }
 
   protected:
@@ -143,11 +143,18 @@ class Groups {
   private:
     /// Whether the op would write a param or state while a step still reads it.
     bool overwrites(const LoweredOp& op) const {
-        for (int out = 0; out < static_cast<int>(op.outputs.size()); out++)
-            for (int in = 0; in < static_cast<int>(op.inputs.size()); in++)
-                if (target_[op.outputs[out].value] == op.inputs[in].value &&
-                    !may_overwrite(op, out, in))
+        std::optional<std::vector<std::pair<int, int>>> allowed;
+        for (int out = 0; out < static_cast<int>(op.outputs.size()); out++) {
+            const ValueId target = target_[op.outputs[out].value];
+            for (int in = 0; target != kNone && in < static_cast<int>(op.inputs.size()); in++) {
+                if (op.inputs[in].value != target) continue;
+                if (!allowed) allowed = inplace_of(op);
+                if (std::find(allowed->begin(), allowed->end(), std::pair(out, in)) ==
+                        allowed->end() ||
+                    !same_layout(op.outputs[out], op.inputs[in]))
                     return true;
+            }
+        }
         return false;
     }
 
@@ -155,7 +162,7 @@ class Groups {
     bool known_path(int from, int to) const {
         for (int upper : members_[from])
             for (int lower : members_[to])
-                if (known_->above(upper, lower)) return true;
+                if (known_.above(upper, lower)) return true;
         return false;
     }
 
@@ -238,7 +245,7 @@ class Groups {
         return result;
     }
 
-    std::optional<Forest> known_;         // by op, below the nearest that it comes after
+    Forest known_;                        // by op, below the nearest that it comes after
     std::vector<int> seen_;               // by group
     std::vector<const LoweredDef*> def_;  // by group of several
     int now_ = 0;

@@ -1,6 +1,9 @@
 // How a long call is given up: who starts one says whom to ask, and its loops ask now and then.
 #pragma once
 
+#include <functional>
+#include <string>
+
 namespace aicf {
 
 /// While it lives, poll() on this thread asks this one, the innermost. `ask` may throw.
@@ -18,5 +21,11 @@ class Interruptible {
 /// Asks if the last time is 20 ms ago. For loops over the parts of a graph: where it throws, all
 /// that was begun must undo itself.
 void poll();
+
+/// Told of each part of a long call when it is done; the parts follow each other.
+using OnStage = std::function<void(const std::string&)>;
+inline void tell(const OnStage& done, const std::string& stage) {
+    if (done) done(stage);
+}
 
 }  // namespace aicf

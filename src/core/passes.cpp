@@ -136,23 +136,30 @@ std::vector<const Pass*> select_passes(const std::vector<std::string>& names) {
     return result;
 }
 
-void run_passes(Graph& graph, const std::vector<const Pass*>& passes, const std::string& math) {
+void run_passes(Graph& graph, const std::vector<const Pass*>& passes, const std::string& math,
+                const OnStage& done) {
     if (math == "mixed") {
         store_in_16_bits(graph);
+        tell(done, "mixed");
         verify(graph).require("after math \"mixed\"");
+        tell(done, "verify");
     }
     for (const Pass* pass : passes) {
         if (!pass->on_graph) continue;
         pass->on_graph(graph);
+        tell(done, pass->name);
         verify(graph).require("after pass " + pass->name);
+        tell(done, "verify");
     }
 }
 
-void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes) {
+void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes, const OnStage& done) {
     for (const Pass* pass : passes) {
         if (!pass->on_lowered) continue;
         pass->on_lowered(lowered);
+        tell(done, pass->name);
         verify(lowered).require("after pass " + pass->name);
+        tell(done, "verify lowered");
     }
 }
 

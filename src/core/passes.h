@@ -1,6 +1,7 @@
 // Graph rewrites, as an ordered list one can read and switch.
 #pragma once
 
+#include "core/interrupt.h"
 #include "core/op.h"
 
 namespace aicf {
@@ -70,8 +71,8 @@ std::vector<const Pass*> select_passes(const std::vector<std::string>& names);
 /// Runs those of one level; after each, the result is verified.
 /// `math`: compile's; "mixed" comes before all passes.
 void run_passes(Graph& graph, const std::vector<const Pass*>& passes,
-                const std::string& math = "fp32");
-void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes);
+                const std::string& math = "fp32", const OnStage& done = {});
+void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes, const OnStage& done = {});
 
 /// What a pass has left, and what that costs once lowered and planned.
 struct Stage {

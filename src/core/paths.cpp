@@ -2,30 +2,35 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace aicf {
 
-Forest::Forest(std::span<const int> parents) {
-    const size_t count = parents.size();
-    std::vector<int> size(count, 1), next(count, 0);
-    for (size_t i = count; i-- > 0;)
-        if (parents[i] >= 0) size[static_cast<size_t>(parents[i])] += size[i];
-    int roots = 0;
-    for (size_t i = 0; i < count; i++) {  // children follow their parent, each with all of its own
-        int& from = parents[i] >= 0 ? next[static_cast<size_t>(parents[i])] : roots;
-        enter_.push_back(from);
-        leave_.push_back(from + size[i]);
-        next[i] = from + 1;
-        from += size[i];
+void Forest::add(int parent) {
+    const int root = static_cast<int>(parents_.size());
+    if (parent < 0) {
+        parents_.push_back(-1);
+        jumps_.push_back(-1);
+        depths_.push_back(0);
+        return;
     }
+    // Where two jumps in a row are of one length, the next spans both (skew binary numbers).
+    const int first = jumps_[parent], second = first < 0 ? -1 : jumps_[first];
+    const bool both =
+        second >= 0 && depths_[parent] - depths_[first] == depths_[first] - depths_[second];
+    check(parent < root, "forest: a parent comes after its child");
+    parents_.push_back(parent);
+    jumps_.push_back(both ? second : parent);
+    depths_.push_back(depths_[parent] + 1);
 }
 
-Order::Order(std::span<const int> parents)
-    : known_(parents),
-      before_(parents.size()),
-      after_(parents.size()),
-      reach_(parents.size(), -1),
-      dead_(parents.size(), -1),
-      met_(parents.size(), 0) {}
+bool Forest::above(int upper, int lower) const {
+    while (lower > upper) lower = jumps_[lower] >= upper ? jumps_[lower] : parents_[lower];
+    return lower == upper;
+}
+
+Order::Order(size_t count)
+    : before_(count), after_(count), reach_(count, -1), dead_(count, -1), met_(count, 0) {}
 
 void Order::wait(int op) {
     now_.push_back(op);
@@ -34,16 +39,18 @@ void Order::wait(int op) {
     reach_[op] = at_;
 }
 
+/// Whether one of the paths at hand leads from `op` to what the next op waits for.
+bool Order::leads(int op) const {
+    constexpr size_t kTries = 4;
+    if (reach_[op] == at_) return true;
+    for (size_t i = 0; i < std::min(now_.size(), kTries); i++)
+        if (nearest_.above(op, now_[i])) return true;
+    return false;
+}
+
 /// From both ends by turns: on from `op`, and back from what the next op waits for, nearest first.
 bool Order::waits(int op) {
     if (now_.empty()) return false;
-    const auto leads = [&](int from) {
-        constexpr size_t kTries = 4;
-        if (reach_[from] == at_) return true;
-        for (size_t i = 0; i < std::min(now_.size(), kTries); i++)
-            if (known_.above(from, now_[i])) return true;
-        return false;
-    };
     if (leads(op)) return true;
     question_++;
     open_.assign(1, op);
@@ -75,6 +82,7 @@ bool Order::waits(int op) {
 
 void Order::next() {
     for (int op : now_) after_[op].push_back(at_);
+    nearest_.add(now_.empty() ? -1 : now_.front());
     before_[at_] = std::move(now_);
     now_.clear();
     behind_.clear();

@@ -1,6 +1,7 @@
 // What comes before what in a list of ops, without looking at every pair.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -9,36 +10,35 @@ namespace aicf {
 /// A forest over the positions of a list, every parent before its children.
 class Forest {
   public:
-    explicit Forest(std::span<const int> parents);  // -1: a root
+    /// The next position, below an earlier one; -1: a root.
+    void add(int parent);
     /// Whether `upper` is `lower` or one of its ancestors.
-    bool above(int upper, int lower) const {
-        return enter_[upper] <= enter_[lower] && enter_[lower] < leave_[upper];
-    }
+    bool above(int upper, int lower) const;
 
   private:
-    std::vector<int> enter_, leave_;
+    std::vector<int> parents_, jumps_, depths_;  // a jump spans many parents
 };
 
 /// Ops in the order of a list, each with the earlier ones it waits for.
 class Order {
   public:
-    /// `parents`: of each op an earlier one that it is known to wait for, if not directly; or -1.
-    /// The nearest makes for short answers.
-    explicit Order(std::span<const int> parents);
+    explicit Order(size_t count);
 
-    /// The next op is to wait for `op`; ask `waits` for all later ones before.
+    /// The next op is to wait for `op`; called in descending order.
     void wait(int op);
-    /// Whether the next op waits for `op` by what it waits for already. To be asked in descending
-    /// order.
+    /// Whether the next op waits for `op` by what it waits for already: that must hold all it will
+    /// wait for behind `op`. To be asked in descending order.
     bool waits(int op);
     /// The next op is complete.
     void next();
 
   private:
-    const Forest known_;
+    bool leads(int op) const;
+
+    Forest nearest_;  // each op below the last that it waits for
     std::vector<std::vector<int>> before_, after_;
-    std::vector<int> now_;           // what the next op waits for
-    std::vector<int> behind_;        // a heap: what lies before those, not yet looked at
+    std::vector<int> now_;     // what the next op waits for
+    std::vector<int> behind_;  // a heap: what lies before those, not yet looked at
     // By op, what it was marked for last: waited for by that op, leading to nothing that this op
     // waits for; met by that question.
     std::vector<int> reach_, dead_, met_;

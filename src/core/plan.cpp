@@ -40,7 +40,8 @@ constexpr int64_t kMostBytes = int64_t{1} << 58;  // so that no sum of regions o
 
 class Planner {
   public:
-    Planner(const Lowered& lowered, Backend& backend, const std::vector<char>& shared)
+    Planner(const Lowered& lowered, Backend& backend, const std::vector<char>& shared,
+            const OnStage& done)
         : lowered_(lowered), shared_(shared) {
         plan_.name = lowered.name;
         plan_.device = backend.device();
@@ -52,6 +53,7 @@ class Planner {
             poll();
             plan_.ops.push_back({op, backend.select(op), 0, {}});
         }
+        tell(done, "select");
         find_lifetimes();
         place_leaves();
         place_outputs();
@@ -222,15 +224,7 @@ class Planner {
     /// for is implied.
     void order_ops() {
         const size_t count = plan_.ops.size();
-        std::vector<int> producer(lowered_.values.size(), -1), nearest(count, -1);
-        for (size_t i = 0; i < count; i++) {
-            for (const View& view : plan_.ops[i].op.inputs)
-                if (plan_.places[view.value].bytes)
-                    nearest[i] = std::max(nearest[i], producer[view.value]);
-            for (const View& view : plan_.ops[i].op.outputs)
-                producer[view.value] = static_cast<int>(i);
-        }
-        Order order(nearest);
+        Order order(count);
         LastTouches memory;
         for (size_t i = 0; i < count; i++) {
             poll();
@@ -286,8 +280,11 @@ void choose_candidates(Lowered& lowered, const Candidates& given,
     }
 }
 
-Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared) {
-    return std::move(Planner(lowered, backend, shared).plan_);
+Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared,
+               const OnStage& done) {
+    Plan plan = std::move(Planner(lowered, backend, shared, done).plan_);
+    tell(done, "plan");
+    return plan;
 }
 
 namespace {
@@ -336,10 +333,7 @@ Report verify(const Plan& plan) {
             memory.write(touch(value.id), value.id);
         }
     const size_t count = plan.ops.size();
-    std::vector<int> nearest(count, -1);
-    for (size_t i = 0; i < count; i++)
-        for (int wait : plan.ops[i].waits) nearest[i] = std::max(nearest[i], wait);
-    Order order(nearest);
+    Order order(count);
     LastTouches last;
     for (size_t i = 0; i < count; i++) {
         poll();

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 
+#include "core/interrupt.h"
 #include "core/op.h"
 
 namespace aicf {
@@ -67,7 +68,8 @@ void choose_candidates(Lowered& lowered, const Candidates& given,
                        const std::function<std::vector<std::string>(const LoweredOp&)>& known);
 /// Places every value and asks the backend for kernels. `shared` marks params and states that live
 /// in another Step (by value id).
-Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared);
+Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared,
+               const OnStage& done = {});
 /// Recomputes from the plan alone that no two live values overlap and that waits order every
 /// hazard.
 Report verify(const Plan& plan);

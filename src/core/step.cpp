@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 
 #include "core/eager.h"
@@ -76,15 +77,25 @@ class Turn {
 
 }  // namespace
 
-Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
+Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
     const FloatMode mode;
+    std::clock_t last = std::clock();
+    const OnStage stage = [this, &last](const std::string& name) {
+        const std::clock_t now = std::clock();
+        stages_.emplace_back(name, static_cast<double>(now - last) / CLOCKS_PER_SEC);
+        last = now;
+        poll();
+    };
     verify(graph_).require("compile");
+    stage("verify");
     const auto passes = select_passes(options.passes);
-    run_passes(graph_, passes, options.math);
+    run_passes(graph_, passes, options.math, stage);
 
     Lowered lowered = lower(graph_, options.math);
+    stage("lower");
     verify(lowered).require("compile");
-    run_passes(lowered, passes);
+    stage("verify lowered");
+    run_passes(lowered, passes, stage);
 
     std::vector<char> shared(lowered.values.size(), 0);
     for (const Step* other : options.share) {
@@ -127,16 +138,23 @@ Step::Step(const Graph& graph, const Options& options) : graph_(graph) {
     }
     choose_candidates(lowered, options.candidates,
                       [this](const LoweredOp& op) { return machine_->backend->candidates(op); });
-    plan_ = make_plan(lowered, *machine_->backend, shared);
+    stage("candidates");
+    plan_ = make_plan(lowered, *machine_->backend, shared, stage);
     plan_.math = options.math;
     plan_.deterministic = options.deterministic;
+    for (size_t i = 0; i < plan_.outputs.size(); i++)
+        output_names_.emplace(plan_.outputs[i].name, i);
     verify(plan_).require("compile");
+    stage("verify plan");
     allocate(options);
+    stage("allocate");
     {
         Turn turn(*machine_, others_);
         bind_ops();
     }
+    stage("bind");
     if (options.capture) capture();
+    stage("capture");
 }
 
 /// What is bound belongs to the caller, who may reuse it as soon as it is let go.
@@ -235,6 +253,7 @@ void Step::fill(const Value& value, uint64_t seed) {
     const double last = uniform ? last_below(value.type.dtype, init.a, init.b) : 0;
     std::vector<char> bytes(static_cast<size_t>(count * size));
     for (int64_t i = 0; i < count; i++) {
+        if (i % 4096 == 0) poll();
         double number = init.a;
         Philox4 words{};
         if (uniform || init.kind == Init::normal) words = philox(static_cast<uint64_t>(i), 0, key);
@@ -287,6 +306,7 @@ void Step::bind_ops() {
     seen_bindings_ = bindings();
     void* workspace = regions_[static_cast<int>(Region::workspace)].get();
     for (const PlannedOp& planned : plan_.ops) {
+        poll();
         std::vector<void*> addresses;
         for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
             for (const View& view : *views)
@@ -472,18 +492,18 @@ const Value& Step::leaf(std::string_view name) const {
 }
 
 const Lowered::Output& Step::output(std::string_view name) const {
+    const auto at = output_names_.find(name);
+    if (at != output_names_.end()) return plan_.outputs[at->second];
     std::string known;
-    for (const Lowered::Output& output : plan_.outputs) {
-        if (output.name == name) return output;
+    for (const Lowered::Output& output : plan_.outputs)
         known += (known.empty() ? "" : ", ") + output.name;
-    }
     raise(ErrorKind::graph, "step: there is no output \"", name, "\"; it has ",
           known.empty() ? "none" : known);
 }
 
 ValueId Step::bindable(std::string_view name) const {
-    for (const Lowered::Output& output : plan_.outputs) {
-        if (output.name != name) continue;
+    if (const auto at = output_names_.find(name); at != output_names_.end()) {
+        const Lowered::Output& output = plan_.outputs[at->second];
         if (const Value* other = graph_.find(name))
             raise(ErrorKind::graph, "bind: \"", name, "\" is an output and ",
                   role_name(other->role), " ", graph_.describe(other->id),

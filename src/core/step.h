@@ -43,7 +43,7 @@ class Step {
         bool deterministic = true;  // false admits kernels whose order of terms may vary
         Candidates candidates;      // as another plan chose them
     };
-    Step(const Graph& graph, const Options& options);
+    Step(Graph graph, const Options& options);
     ~Step();
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
@@ -62,6 +62,8 @@ class Step {
     Device device() const { return plan_.device; }
     std::vector<Captured::Launch> trace() const;
     uint64_t generation() const { return generation_; }  // steps run so far
+    /// The parts of compiling, one after another, and the seconds a processor took for each.
+    const std::vector<std::pair<std::string, double>>& stages() const { return stages_; }
 
     const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
     const Lowered::Output& output(std::string_view name) const;
@@ -112,6 +114,8 @@ class Step {
     std::map<ValueId, std::shared_ptr<Cell>> cells_;     // leaves and outputs
     std::shared_ptr<const Cell::Fellows> fellows_;       // the same cells, for bind in other Steps
     std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
+    std::map<std::string, size_t, std::less<>> output_names_;
+    std::vector<std::pair<std::string, double>> stages_;
     std::vector<ValueId> needed_inputs_;                 // those some op reads
     std::vector<BoundOp> ops_;
     std::unique_ptr<Captured> captured_;

@@ -155,9 +155,10 @@ class Verifier {
 
     void check_shapes() {
         std::set<std::string> names;
-        for (const Node& node : graph_.nodes) {
+        for (size_t n = 0; n < graph_.nodes.size(); n++) {
+            poll();  // what it runs may append nodes
+            const Node& node = graph_.nodes[n];
             if (!node.op) continue;
-            poll();
             names.insert(node.op_name);
             try {
                 const Attrs attrs = complete_attrs(node.op->attrs, node.attrs, node.op->fn);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/interrupt.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/graph.h"
 #include "kernels/cuda/kernel_cache.h"
@@ -69,7 +70,10 @@ class CudaBackend : public Backend {
 
     void finish_args(const Kernel& base, ArgBlock& args) override {
         // The first block of a step is finished when all its kernels are chosen.
-        if (!chosen_.empty()) cache_.load(std::exchange(chosen_, {}));
+        if (!chosen_.empty()) {
+            cache_.load(std::exchange(chosen_, {}));  // NVRTC may take seconds
+            poll();
+        }
         const auto& kernel = static_cast<const CudaKernel&>(base);
         if (kernel.loaded && !kernel.loaded->function)  // an earlier load failed
             cache_.load({std::const_pointer_cast<LoadedKernel>(kernel.loaded)});

@@ -1,6 +1,10 @@
 #include "kernels/cuda/graph.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+
+#include "core/interrupt.h"
 
 namespace aicf::cuda {
 
@@ -70,6 +74,7 @@ void CapturedGraph::build(Run& run) {
 }
 
 void CapturedGraph::add(Run& run, const BoundOp& op, const std::vector<size_t>& waits) {
+    poll();
     const Driver& cu = driver();
     const std::string where = cat("capture of op ", run.nodes.size() % ops_.size(), " ", op.op);
     CUgraphNode node = nullptr;
@@ -136,19 +141,21 @@ std::vector<Captured::Launch> CapturedGraph::trace() const {
     AICF_CU(cu, cuGraphGetNodes, one_.graph, nullptr, &count);
     std::vector<CUgraphNode> held(count);
     if (count) AICF_CU(cu, cuGraphGetNodes, one_.graph, held.data(), &count);
+    const std::set<CUgraphNode> there(held.begin(), held.end());
+    std::map<CUfunction, std::string> names;
+    for (const BoundOp& op : ops_)
+        if (kernel_of(op).loaded) names[kernel_of(op).loaded->function] = op.kernel->name;
     std::vector<Launch> launches;
     for (size_t i = 0; i < ops_.size(); i++) {
-        if (std::find(held.begin(), held.end(), one_.nodes[i]) == held.end()) continue;
+        if (!there.contains(one_.nodes[i])) continue;
         CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
         AICF_CU(cu, cuGraphNodeGetType, one_.nodes[i], &type);
         std::string name = ops_[i].kernel->name;
         if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
             CUDA_KERNEL_NODE_PARAMS params = {};
             AICF_CU(cu, cuGraphKernelNodeGetParams, one_.nodes[i], &params);
-            name = "unknown";
-            for (const BoundOp& op : ops_)
-                if (kernel_of(op).loaded && kernel_of(op).loaded->function == params.func)
-                    name = op.kernel->name;
+            const auto known = names.find(params.func);
+            name = known == names.end() ? "unknown" : known->second;
         }
         launches.push_back({ops_[i].op, name});
     }
