@@ -20,31 +20,48 @@ namespace {
 
 bool is_16_bit(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
+/// A list of ints for each of a range of keys, in the order of the pairs that it is made from.
+class Lists {
+  public:
+    Lists() = default;
+    Lists(size_t keys, const std::vector<std::pair<int, int>>& pairs)
+        : begin_(keys + 2, 0), items_(pairs.size()) {
+        for (auto [key, item] : pairs) begin_[key + 2]++;
+        for (size_t key = 2; key < begin_.size(); key++) begin_[key] += begin_[key - 1];
+        for (auto [key, item] : pairs) items_[begin_[key + 1]++] = item;
+    }
+    std::span<const int> operator[](int key) const {
+        return {items_.data() + begin_[key], items_.data() + begin_[key + 1]};
+    }
+
+  private:
+    std::vector<int> begin_, items_;
+};
+
 /// The ops of a list in groups, each to become one op.
 class Groups {
   public:
     explicit Groups(Lowered& lowered) : ops_(lowered.ops) {
         const size_t count = ops_.size();
         producer_.assign(lowered.values.size(), -1);
-        readers_.resize(lowered.values.size());
         kept_.assign(lowered.values.size(), 0);
         target_.assign(lowered.values.size(), kNone);
         next_of_.assign(lowered.values.size(), kNone);
-        successors_.resize(count);
-        predecessors_.resize(count);
         seen_.assign(count, 0);
         def_.assign(count, nullptr);
+        std::vector<std::pair<int, int>> reads, edges, back;  // (value, op), (op, op)
         for (size_t i = 0; i < count; i++) {
             const int at = static_cast<int>(i);
             group_.push_back(at);
             members_.push_back({at});
             for (const View& view : ops_[i].outputs) producer_[view.value] = at;
             for (const View& view : ops_[i].inputs) {
-                readers_[view.value].push_back(at);
+                reads.emplace_back(view.value, at);
                 if (const int from = producer_[view.value]; from >= 0)
-                    successors_[from].push_back(at);
+                    edges.emplace_back(from, at);
             }
         }
+        readers_ = Lists(lowered.values.size(), reads);
         for (const Lowered::Output& output : lowered.outputs) kept_[output.value] = 1;
         for (const Assign& assign : lowered.assigns) {
             kept_[assign.source] = 1;
@@ -52,14 +69,12 @@ class Groups {
             next_of_[assign.target] = assign.source;
             const int writer = producer_[assign.source];
             for (int reader : readers_[assign.target])
-                if (reader != writer) successors_[reader].push_back(writer);
+                if (reader != writer) edges.emplace_back(reader, writer);
         }
-        for (size_t i = 0; i < count; i++)
-            for (int next : successors_[i]) predecessors_[next].push_back(static_cast<int>(i));
-        std::vector<int> nearest(count, -1);
-        for (size_t i = 0; i < count; i++)
-            for (int from : predecessors_[i]) nearest[i] = std::max(nearest[i], from);
-        for (int from : nearest) known_.add(from);
+        for (auto [from, to] : edges) back.emplace_back(to, from);
+        successors_ = Lists(count, edges);
+        predecessors_ = Lists(count, back);
+        for (size_t i = 0; i < count; i++) known_.add(predecessors_[static_cast<int>(i)]);
     }
 
   protected:
@@ -88,7 +103,7 @@ class Groups {
         std::vector<std::vector<int>> next(count);
         std::vector<int> waits(count, 0);
         for (size_t i = 0; i < count; i++)
-            for (int to : successors_[i])
+            for (int to : successors_[static_cast<int>(i)])
                 if (group_[i] != group_[to]) {
                     next[group_[i]].push_back(group_[to]);
                     waits[group_[to]]++;
@@ -103,7 +118,7 @@ class Groups {
             const int group = ready.top().second;
             ready.pop();
             const std::vector<int>& members = members_[group];
-            result.push_back(members.size() == 1 ? ops_[members[0]]
+            result.push_back(members.size() == 1 ? std::move(ops_[members[0]])
                                                  : compose(def_[group], members, group, group));
             for (int to : next[group])
                 if (--waits[to] == 0) ready.emplace(members_[to].back(), to);
@@ -131,9 +146,9 @@ class Groups {
     ~Groups() = default;
 
     std::vector<LoweredOp>& ops_;
-    std::vector<std::vector<int>> successors_, predecessors_;  // by op
+    Lists successors_, predecessors_;           // by op
     std::vector<int> producer_;                 // by value: the op that writes it
-    std::vector<std::vector<int>> readers_;     // by value
+    Lists readers_;                             // by value
     std::vector<int> group_;                    // by op
     std::vector<std::vector<int>> members_;     // by group, ascending
     std::vector<char> kept_;                    // by value: an output or a next content
@@ -245,7 +260,7 @@ class Groups {
         return result;
     }
 
-    Forest known_;                        // by op, below the nearest that it comes after
+    Forest known_;                        // by op, below one that it comes after
     std::vector<int> seen_;               // by group
     std::vector<const LoweredDef*> def_;  // by group of several
     int now_ = 0;

@@ -2,14 +2,14 @@
 
 #include <algorithm>
 
-#include "core/error.h"
-
 namespace aicf {
 
-void Forest::add(int parent) {
-    const int root = static_cast<int>(parents_.size());
+void Forest::add(std::span<const int> above) {
+    int parent = -1;
+    for (int other : above)
+        if (parent < 0 || depths_[other] > depths_[parent]) parent = other;
+    parents_.push_back(parent);
     if (parent < 0) {
-        parents_.push_back(-1);
         jumps_.push_back(-1);
         depths_.push_back(0);
         return;
@@ -18,8 +18,6 @@ void Forest::add(int parent) {
     const int first = jumps_[parent], second = first < 0 ? -1 : jumps_[first];
     const bool both =
         second >= 0 && depths_[parent] - depths_[first] == depths_[first] - depths_[second];
-    check(parent < root, "forest: a parent comes after its child");
-    parents_.push_back(parent);
     jumps_.push_back(both ? second : parent);
     depths_.push_back(depths_[parent] + 1);
 }
@@ -44,7 +42,7 @@ bool Order::leads(int op) const {
     constexpr size_t kTries = 4;
     if (reach_[op] == at_) return true;
     for (size_t i = 0; i < std::min(now_.size(), kTries); i++)
-        if (nearest_.above(op, now_[i])) return true;
+        if (known_.above(op, now_[i])) return true;
     return false;
 }
 
@@ -82,7 +80,7 @@ bool Order::waits(int op) {
 
 void Order::next() {
     for (int op : now_) after_[op].push_back(at_);
-    nearest_.add(now_.empty() ? -1 : now_.front());
+    known_.add(now_);
     before_[at_] = std::move(now_);
     now_.clear();
     behind_.clear();

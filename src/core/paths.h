@@ -10,8 +10,9 @@ namespace aicf {
 /// A forest over the positions of a list, every parent before its children.
 class Forest {
   public:
-    /// The next position, below an earlier one; -1: a root.
-    void add(int parent);
+    /// The next position, below one of some earlier ones, the deepest; with none a root. So the
+    /// way up is the longest there is, and meets most of what lies above.
+    void add(std::span<const int> above);
     /// Whether `upper` is `lower` or one of its ancestors.
     bool above(int upper, int lower) const;
 
@@ -35,7 +36,7 @@ class Order {
   private:
     bool leads(int op) const;
 
-    Forest nearest_;  // each op below the last that it waits for
+    Forest known_;  // each op below one that it waits for
     std::vector<std::vector<int>> before_, after_;
     std::vector<int> now_;     // what the next op waits for
     std::vector<int> behind_;  // a heap: what lies before those, not yet looked at
