@@ -67,7 +67,8 @@ def wide(units):
         g.output(f"y{i}", y)
         terms.append(aicf.mean(aicf.sigmoid(y) * y))
     while len(terms) > 1:
-        terms = [a + b for a, b in zip(terms[::2], terms[1::2])] + terms[len(terms) // 2 * 2 :]
+        pairs = zip(terms[::2], terms[1::2], strict=False)
+        terms = [a + b for a, b in pairs] + terms[len(terms) // 2 * 2 :]
     g.minimize(terms[0], aicf.optim.Adam())
     return g
 

@@ -148,8 +148,7 @@ while count < 20:
     assert g.verify().ok
     g.lower()
     g.compile(device="cpu", passes=())
-signal.setitimer(signal.ITIMER_REAL, 0)
-print(count)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
 """
 
 

@@ -257,7 +257,8 @@ void bind_graph(nb::module_& m) {
                      if (role_name(value.role) == role) ids.push_back(value.id);
                  return ids;
              })
-        .def("verify", [](const Graph& g) { return verify(g); }, nb::call_guard<Signals>())
+        .def(
+            "verify", [](const Graph& g) { return verify(g); }, nb::call_guard<Signals>())
         .def("to_json", [](const Graph& g) { return to_json(g); })
         .def("to_text", [](const Graph& g) { return to_text(g); })
         .def("to_dot", [](const Graph& g) { return to_dot(g); })

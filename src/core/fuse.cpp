@@ -57,8 +57,7 @@ class Groups {
             for (const View& view : ops_[i].outputs) producer_[view.value] = at;
             for (const View& view : ops_[i].inputs) {
                 reads.emplace_back(view.value, at);
-                if (const int from = producer_[view.value]; from >= 0)
-                    edges.emplace_back(from, at);
+                if (const int from = producer_[view.value]; from >= 0) edges.emplace_back(from, at);
             }
         }
         readers_ = Lists(lowered.values.size(), reads);
@@ -146,14 +145,14 @@ class Groups {
     ~Groups() = default;
 
     std::vector<LoweredOp>& ops_;
-    Lists successors_, predecessors_;           // by op
-    std::vector<int> producer_;                 // by value: the op that writes it
-    Lists readers_;                             // by value
-    std::vector<int> group_;                    // by op
-    std::vector<std::vector<int>> members_;     // by group, ascending
-    std::vector<char> kept_;                    // by value: an output or a next content
-    std::vector<ValueId> target_;               // by value: whose next content it is
-    std::vector<ValueId> next_of_;              // by value: its next content
+    Lists successors_, predecessors_;        // by op
+    std::vector<int> producer_;              // by value: the op that writes it
+    Lists readers_;                          // by value
+    std::vector<int> group_;                 // by op
+    std::vector<std::vector<int>> members_;  // by group, ascending
+    std::vector<char> kept_;                 // by value: an output or a next content
+    std::vector<ValueId> target_;            // by value: whose next content it is
+    std::vector<ValueId> next_of_;           // by value: its next content
 
   private:
     /// Whether the op would write a param or state while a step still reads it.
@@ -638,7 +637,7 @@ class Optimizers : Groups {
         int op;
         size_t bytes;  // the least that the group's argument block takes
     };
-    struct Alike {  // updates of the same numbers
+    struct Alike {                    // updates of the same numbers
         size_t least = kMaxArgBytes;  // that any of them adds to a block
         std::vector<Head> heads;      // of groups that have room for it
     };

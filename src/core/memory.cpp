@@ -88,8 +88,9 @@ bool Contents::holds(const Touch& at, int value) const {
 // ---- where there is room -----------------------------------------------------------------------
 
 void Room::Taken::add(int64_t begin, int64_t end) {
-    const auto first = std::lower_bound(list_.begin(), list_.end(), begin,
-                                        [](const auto& one, int64_t at) { return one.second < at; });
+    const auto first =
+        std::lower_bound(list_.begin(), list_.end(), begin,
+                         [](const auto& one, int64_t at) { return one.second < at; });
     auto last = first;
     for (; last != list_.end() && last->first <= end; ++last) {
         begin = std::min(begin, last->first);
@@ -131,9 +132,8 @@ int64_t Room::take(int first, int last, int64_t bytes) {
     for (bool moved = true; moved;) {
         moved = false;
         for (auto& [at, end] : taken) {
-            at = std::lower_bound(at, end, offset, [](const auto& one, int64_t from) {
-                return one.second <= from;
-            });
+            at = std::lower_bound(at, end, offset,
+                                  [](const auto& one, int64_t from) { return one.second <= from; });
             for (; at != end && at->first < offset + bytes; ++at) {
                 offset = at->second;
                 moved = true;

@@ -32,11 +32,7 @@ class InferContext {
     /// `ids`: of the operands, as errors spell them; none where they have no ids.
     InferContext(const char* where, const std::vector<std::string>& names, std::vector<Type> inputs,
                  std::span<const ValueId> ids, const Attrs& given)
-        : where_(where),
-          names_(names),
-          inputs_(std::move(inputs)),
-          ids_(ids),
-          attrs(given) {}
+        : where_(where), names_(names), inputs_(std::move(inputs)), ids_(ids), attrs(given) {}
 
     int count() const { return static_cast<int>(inputs_.size()); }
     const Type& in(int i) const { return inputs_[i]; }

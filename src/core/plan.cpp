@@ -344,9 +344,10 @@ Report verify(const Plan& plan) {
         for (int wait : waits) order.wait(wait);
         for (int other : last.meet(static_cast<int>(i), touches(plan, planned)))
             if (!order.waits(other))
-                report.fail("plan", cat("op ", i, " ", op.def->name, " meets the memory of op ",
-                                        other, " ", plan.ops[static_cast<size_t>(other)].op.def->name,
-                                        " but does not wait for it"));
+                report.fail("plan",
+                            cat("op ", i, " ", op.def->name, " meets the memory of op ", other, " ",
+                                plan.ops[static_cast<size_t>(other)].op.def->name,
+                                " but does not wait for it"));
         order.next();
         for (const View& view : op.inputs)
             if (!holds(view.value))

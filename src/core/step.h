@@ -116,7 +116,7 @@ class Step {
     std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
     std::map<std::string, size_t, std::less<>> output_names_;
     std::vector<std::pair<std::string, double>> stages_;
-    std::vector<ValueId> needed_inputs_;                 // those some op reads
+    std::vector<ValueId> needed_inputs_;  // those some op reads
     std::vector<BoundOp> ops_;
     std::unique_ptr<Captured> captured_;
     uint64_t seen_bindings_ = 0;
