@@ -120,6 +120,7 @@ def test_rows(dtype, arch):
             "log_softmax": aicf.log_softmax(aicf.where(wide < x, x, row)),
             "norm": aicf.layer_norm(x + wide, shape[-1], row, row),
             "rms": aicf.rms_norm(x * row, shape[-1]) + x,
+            "attention": aicf.scaled_dot_product_attention(x, x, dy),
         }
         flat = aicf.reshape(x, (-1, shape[-1]))
         labels = g.input(f"labels{i}", flat.shape[:1], "int32")

@@ -371,13 +371,13 @@ refuse(
 refuse(S, ["pad", "need"], "pad", "x", "big", {"shape": [8, 6], "start": [0], "step": [1, 1]})
 refuse(D, ["take", "indices", "int64"], "take", "x x", "cube")
 refuse(S, ["take", "output y", "f32[4, 3]"], "take", "x l", "big")
-refuse(D, ["cross_entropy", "labels"], "cross_entropy", "x v4", "v4 row")
+refuse(D, ["cross_entropy", "labels"], "cross_entropy", "x v4", "v4 v4 row")
 refuse(
     S,
     ["cross_entropy", "row counts"],
     "cross_entropy",
     lambda b: [b.z.give(), b.l.give()],
-    "v4 row",
+    "v4 v4 row",
 )
 refuse(D, ["cast", "float31"], "cast", "x", "out", {"dtype": "float31"})
 refuse(D, ["cast", "output y is f32", "f64"], "cast", "x", "out", {"dtype": "float64"})

@@ -367,7 +367,7 @@ def test_the_dump_shows_every_step():
     g.output("y", aicf.softmax(x * row))
     text = g._core.stages(["rows"])[-1].text
     assert "op=fused_rows(mul, softmax) (%0 f32[4, 6], %1 f32[4, 6] strides [0, 1]) -> (%3" in text
-    assert '%3 f32[4, 6] = softmax(%2) {"axis": -1, "order": "tree"}\n' in text
+    assert '%3 f32[4, 6] = softmax(%2) {"axis": -1, "masked": false, "order": "tree"}\n' in text
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 3), (2, 0, 1), (2, 3, 0, 5), (3, 0), (17, 0)])

@@ -6,24 +6,25 @@ import builtins
 import math
 from collections.abc import Sequence
 
-from ._core import ShapeError
+from ._core import DTypeError, ShapeError
 from .arguments import checked
 from .graph import Value, _emit
 from .movement import detach, pad, permute, reshape, transpose
 from .ops import (
+    _as,
+    _widened,
     abs,
     add,
+    clip,
     equal,
     greater,
     less,
-    less_equal,
     matmul,
     maximum,
     mean,
     mul,
     neg,
     rsqrt,
-    softmax,
     softplus,
     sub,
     var,
@@ -114,6 +115,8 @@ def scaled_dot_product_attention(
 ) -> Value:
     """softmax(q k^T · scale + mask) v over [..., L, E], [..., S, E], [..., S, Ev].
 
+    A row whose scores are all -inf, for a mask hides everything, gives 0 and takes no gradient.
+
     Args:
         mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
         causal: hides positions after one's own.
@@ -139,7 +142,7 @@ def scaled_dot_product_attention(
         scores = where(g.constant(visible, "bool"), scores, -math.inf)
     if mask is not None:
         scores = where(mask, scores, -math.inf) if mask.dtype == "bool" else add(scores, mask)
-    return matmul(softmax(scores), v)
+    return matmul(_emit("Softmax", "scaled_dot_product_attention", scores, masked=True), v)
 
 
 def _pair(where: str, value: int | Sequence[int]) -> list[int]:
@@ -344,12 +347,17 @@ def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
     >>> aicf.binary_cross_entropy_with_logits(x, y).shape
     ()
     """
-    size = abs(x)
-    # maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
-    linear = sub(maximum(x, 0.0), mul(x, t))
-    wrong = where(greater(x, 0.0), sub(1.0, t), t)  # how far t is from what an infinite x says
-    limit = where(equal(wrong, 0.0), 0.0, mul(size, wrong))
-    return mean(add(where(less(size, math.inf), linear, limit), softplus(neg(size))))
+    logits, target = _operands("binary_cross_entropy_with_logits", x, t)
+    size = abs(logits)
+    finite = less(size, math.inf)
+    # Each of the two sums is of finite numbers where the other is taken, so that its gradient is 0
+    # there. maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
+    near = where(finite, logits, 0.0)
+    linear = sub(maximum(near, 0.0), mul(near, target))
+    # how far the target is from what an infinite logit says
+    wrong = where(greater(logits, 0.0), sub(1.0, target), target)
+    limit = mul(where(equal(wrong, 0.0), 0.0, size), wrong)
+    return _as(mean(add(where(finite, linear, limit), softplus(neg(size)))), x.dtype)
 
 
 def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
@@ -358,10 +366,16 @@ def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
     >>> aicf.huber_loss(x, y).shape
     ()
     """
-    d = sub(y, t)
-    size = abs(d)
-    inside, outside = mul(mul(d, d), 0.5), mul(sub(size, delta / 2), delta)
-    return mean(where(less_equal(size, delta), inside, outside))
+    wide_y, wide_t = _operands("huber_loss", y, t)
+    d = sub(wide_y, wide_t)
+    slope = clip(d, -delta, delta)  # the derivative; both branches are slope·(d − slope/2)
+    return _as(mean(mul(slope, sub(d, mul(slope, 0.5)))), y.dtype)
+
+
+def _operands(where: str, x: Value, t: Value) -> tuple[Value, Value]:
+    if x.dtype != t.dtype:
+        raise DTypeError(f"{where}: dtypes differ: {x!r}, {t!r}; need one (cast the other)")
+    return _widened(x), _widened(t)
 
 
 for _name in __all__:

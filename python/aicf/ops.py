@@ -460,6 +460,15 @@ def cast(x: Value, dtype: DTypeName) -> Value:
     return _emit("Cast", "cast", x, dtype=dtype)
 
 
+def _as(x: Value, dtype: DTypeName) -> Value:
+    return x if x.dtype == dtype else cast(x, dtype)
+
+
+def _widened(x: Value) -> Value:
+    """16 bits as float32: what is composed of several ops then rounds once, as one op does."""
+    return cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+
+
 # ---- reductions
 
 
@@ -526,16 +535,22 @@ def log_softmax(x: Value, axis: int = -1) -> Value:
 def var(
     x: Value, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False
 ) -> Value:
-    """Variance over `axis`: Σ(x − mean)² / (n − correction).
+    """Variance over `axis`: Σ(x − mean)² / (n − correction); of a constant exactly 0.
 
     >>> aicf.var(x, axis=1).shape
     (4,)
     """
     axes = _axes(x, axis)
-    centred = sub(x, mean(x, axes, keepdims=True))
-    count = math.prod(x.shape[a] for a in axes)
+    along = {a % x.ndim for a in axes if x.ndim}
+    wide = _widened(x)
+    # The mean is that of the distances from one element, whose sum is small where x is far away;
+    # the variance does not depend on which, so no gradient goes there.
+    first = detach(_widened(x[tuple(slice(1 if a in along else None) for a in range(x.ndim))]))
+    centred = sub(wide, add(mean(sub(wide, first), axes, keepdims=True), first))
     total = sum(mul(centred, centred), axes, keepdims)
-    return div(total, float(count - correction)) if count > correction else mul(total, math.nan)
+    count = math.prod(x.shape[a] for a in axes)
+    y = div(total, float(count - correction)) if count > correction else mul(total, math.nan)
+    return _as(y, x.dtype)
 
 
 def argmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
@@ -565,9 +580,10 @@ def logsumexp(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool 
     >>> aicf.logsumexp(x, axis=1).shape
     (4,)
     """
-    top = detach(max(x, axis, keepdims=True))
+    wide = _widened(x)
+    top = detach(max(wide, axis, keepdims=True))
     top = where(less(abs(top), math.inf), top, 0.0)
-    total = add(log(sum(exp(sub(x, top)), axis, keepdims=True)), top)
+    total = _as(add(log(sum(exp(sub(wide, top)), axis, keepdims=True)), top), x.dtype)
     return total if keepdims else squeeze(total, _axes(x, axis))
 
 

@@ -18,7 +18,6 @@ namespace aicf {
 
 namespace {
 
-bool is_16_bit(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
 /// A list of ints for each of a range of keys, in the order of the pairs that it is made from.
 class Lists {
@@ -291,7 +290,7 @@ Needs needs_of(const LoweredOp& op) {
     needs.bytes = 224 + 20 * needs.operands + 2 * sizes + 8 * pack_scalars(op).size();
     if (op.def->optimizer) needs.bytes += 64 + 40 * op.body.size();
     const bool walks = !op.def->pointwise && !op.def->gemm && !op.def->optimizer;
-    if (walks) needs.bytes += 1152;  // where the CPU finds the rows of a reduction
+    if (walks) needs.bytes += 1408;  // where the CPU finds the rows of a reduction
     if (op.def->optimizer || ((walks || op.def->gemm) && op.body.empty())) return needs;
 
     const size_t all = needs.operands + op.inner.size();

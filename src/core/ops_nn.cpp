@@ -24,7 +24,9 @@ double mse_scale(const Dims& shape) {
     return 2.0 / static_cast<double>(std::max<int64_t>(element_count(shape), 1));
 }
 
-// CrossEntropy(logits [N, C], labels [N]) -> loss [], lse [N], the log of each row's sum of exp.
+// CrossEntropy(logits [N, C], labels [N]) -> loss [], and of each row its largest logit, most [N],
+// and sum [N] of exp(logit - most). These are apart, and of 16-bit logits in f32: their common
+// logarithm, most + log(sum), would lose the sum's digits to a large `most`.
 void check_classes(const InferContext& c) {
     c.need_rank(0, 2);
     c.need_float(0);
@@ -37,33 +39,39 @@ void check_classes(const InferContext& c) {
     if (c.shape(0)[1] == 0) c.shape_error(c.describe(0), " has no classes; need at least 1");
 }
 
+Type row_type(const InferContext& c) { return {compute_dtype(c.dtype(0)), {c.shape(0)[0]}}; }
+
 std::vector<Type> infer_cross_entropy(const InferContext& c) {
     check_classes(c);
-    return {{c.dtype(0), {}}, {c.dtype(0), {c.shape(0)[0]}}};
+    return {{c.dtype(0), {}}, row_type(c), row_type(c)};
 }
 
 std::vector<Type> infer_cross_entropy_rows(const InferContext& c) {
     check_classes(c);
-    const Type row{c.dtype(0), {c.shape(0)[0]}};
-    return {row, row};
+    return {row_type(c), row_type(c), row_type(c)};
 }
 
 std::vector<Type> infer_cross_entropy_grad(const InferContext& c) {
     check_classes(c);
-    c.need_same_dtype(0, 2);
-    if (!(c.shape(2) == Dims{c.shape(0)[0]}))
-        c.shape_error(c.describe_all(), "; need one lse a row");
+    for (int i = 2; i < 4; i++) {
+        c.need_dtype(i, row_type(c).dtype);
+        if (!(c.shape(i) == row_type(c).shape))
+            c.shape_error(c.describe_all(), "; need one most and one sum a row");
+    }
     return {{c.dtype(0), c.shape(0)}};
 }
 
 void lower_cross_entropy(LowerContext& c) {
-    const View lse = c.out(1), rows = c.temp(c.out_type(1), "row_loss");
-    c.op("cross_entropy", {c.in(0), c.in(1)}, {rows, lse}, {{"order", std::string("tree")}});
-    if (c.used(0))
-        c.op("reduce_mean", {rows}, {c.out(0)},
-             {{"axes", std::vector<int64_t>{0}},
-              {"keepdims", false},
-              {"order", std::string("tree")}});
+    const View rows = c.temp(c.out_type(1), "row_loss");
+    c.op("cross_entropy", {c.in(0), c.in(1)}, {rows, c.out(1), c.out(2)},
+         {{"order", std::string("tree")}});
+    if (!c.used(0)) return;
+    const bool rounds = rows.dtype != c.out_type().dtype;
+    const View mean = rounds ? c.temp({rows.dtype, {}}, "mean_loss") : c.out(0);
+    c.op("reduce_mean", {rows}, {mean},
+         {{"axes", std::vector<int64_t>{0}}, {"keepdims", false}, {"order", std::string("tree")}});
+    if (rounds)
+        c.op("cast", {mean}, {c.out(0)}, {{"dtype", std::string(dtype_name(c.out_type().dtype))}});
 }
 
 bool is_index(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
@@ -293,19 +301,20 @@ void define_nn_ops() {
     define(OpDef{.name = "CrossEntropy",
                  .fn = "cross_entropy",
                  .inputs = {"logits", "labels"},
-                 .outputs = {"cross_entropy_out", "lse"},
+                 .outputs = {"cross_entropy_out", "most", "sum"},
                  .infer = infer_cross_entropy,
                  .grad =
                      [](GradContext& g) {
                          if (!g.dy()) return;
-                         Var grad = emit("CrossEntropyGrad", {g.in(0), g.in(1), g.out(1)});
+                         Var grad =
+                             emit("CrossEntropyGrad", {g.in(0), g.in(1), g.out(1), g.out(2)});
                          if (!g.dy_is_one()) grad = grad * g.dy();
                          g.set(0, grad);
                      },
                  .lower = lower_cross_entropy});
     define(LoweredDef{.name = "cross_entropy",
                       .inputs = {"logits", "labels"},
-                      .outputs = {"row_loss", "lse"},
+                      .outputs = {"row_loss", "most", "sum"},
                       .attrs = {{"order", std::string("tree"), false, {"tree"}}},
                       .infer = infer_cross_entropy_rows,
                       .reduction = true,
@@ -315,23 +324,23 @@ void define_nn_ops() {
     // (softmax(logits) - onehot(labels)) / N; a row whose label is out of range is zero.
     define(OpDef{.name = "CrossEntropyGrad",
                  .fn = "cross_entropy_grad",
-                 .inputs = {"logits", "labels", "lse"},
+                 .inputs = {"logits", "labels", "most", "sum"},
                  .outputs = {"cross_entropy_grad_out"},
                  .infer = infer_cross_entropy_grad,
                  .no_grad = "second derivatives are not offered",
                  .lower = [](LowerContext& c) {
                      const double rows =
                          static_cast<double>(std::max<int64_t>(c.type(0).shape[0], 1));
-                     c.op("cross_entropy_grad", {c.in(0), c.in(1), c.in(2)}, {c.out()},
+                     c.op("cross_entropy_grad", {c.in(0), c.in(1), c.in(2), c.in(3)}, {c.out()},
                           {{"scale", 1.0 / rows}});
                  }});
     define(LoweredDef{.name = "cross_entropy_grad",
-                      .inputs = {"logits", "labels", "lse"},
+                      .inputs = {"logits", "labels", "most", "sum"},
                       .outputs = {"dlogits"},
                       .attrs = {{"scale", 0.0, true}},
                       .infer = infer_cross_entropy_grad,
                       .inplace = {{0, 0}},
-                      .rows = {0, 3},
+                      .rows = {0, 4},
                       .portable = Portable::not_f64,
                       .flops_per_element = 15});
 }

@@ -97,13 +97,18 @@ void reduction(const std::string& name, const std::string& fn, const std::string
 }
 
 /// A softmax-like op and its derivative from (y, dy).
-void row_op(const std::string& name, const std::string& lowered, GradFn grad) {
-    const std::vector<AttrDef> attrs = {{"axis", int64_t(-1)}};
+void row_op(const std::string& name, const std::string& lowered, GradFn grad,
+            const std::vector<AttrDef>& own = {}) {
+    const AttrDef axis = {"axis", int64_t(-1)},
+                  order = {"order", std::string("tree"), false, {"tree"}};
+    std::vector<AttrDef> attrs = {axis};
+    attrs.insert(attrs.end(), own.begin(), own.end());
     LoweredDef low;
     low.name = lowered;
     low.inputs = {"x"};
     low.outputs = {"y"};
-    low.attrs = {{"axis", int64_t(-1)}, {"order", std::string("tree"), false, {"tree"}}};
+    low.attrs = attrs;
+    low.attrs.push_back(order);
     low.infer = infer_rows;
     low.inplace = {{0, 0}};
     low.reduction = true;
@@ -113,6 +118,7 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad) {
     define(low);
     low.name = lowered + "_bwd";
     low.inputs = {"y", "dy"};
+    low.attrs = {axis, order};
     low.inplace = {{0, 0}, {0, 1}};
     low.rows = {0, 1, 2};
     low.flops_per_element = 5;
@@ -135,6 +141,7 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad) {
     op.name += "Bwd";
     op.fn += "_bwd";
     op.inputs = {"y", "dy"};
+    op.attrs = {axis};
     op.grad = nullptr;
     op.no_grad = "second derivatives are not offered";
     op.lowered += "_bwd";
@@ -154,9 +161,8 @@ std::vector<Type> infer_cumsum(const InferContext& c) {
 }
 
 // Normalize(x; eps, center) -> y, rstd over the last axis: y = (x - mean) rstd, rstd = 1 /
-// sqrt(mean((x - mean)^2)
-// + eps); without center the mean is taken as 0. NormalizeBwd: dx = rstd (dy - mean(dy) - y mean(dy
-// y)).
+// sqrt(mean((x - mean)^2) + eps), of 16-bit rows in f32; without center the mean is taken as 0.
+// NormalizeBwd: dx = rstd (dy - mean(dy) - y mean(dy y)).
 Dims row_shape(const InferContext& c) {
     c.need_float(0);
     if (c.shape(0).rank() == 0) c.shape_error(c.describe(0), "; need rank >= 1");
@@ -167,13 +173,14 @@ Dims row_shape(const InferContext& c) {
 
 std::vector<Type> infer_normalize(const InferContext& c) {
     const Dims rows = row_shape(c);
-    return {{c.dtype(0), c.shape(0)}, {c.dtype(0), rows}};
+    return {{c.dtype(0), c.shape(0)}, {compute_dtype(c.dtype(0)), rows}};
 }
 
 std::vector<Type> infer_normalize_bwd(const InferContext& c) {
-    c.need_same_dtype(0, 1);
+    const Dims rows = row_shape(c);
+    c.need_dtype(1, compute_dtype(c.dtype(0)));
     c.need_same_dtype(0, 2);
-    if (!(c.shape(1) == row_shape(c)) || !(c.shape(2) == c.shape(0)))
+    if (!(c.shape(1) == rows) || !(c.shape(2) == c.shape(0)))
         c.shape_error(c.describe_all(), "; need y and dy alike and one rstd a row");
     return {{c.dtype(0), c.shape(0)}};
 }
@@ -285,8 +292,13 @@ void define_reduce_ops() {
         [](GradContext& g) { g.set(0, spread(g, g.dy() * (1.0 / reduced_count(g)))); }, true);
     reduction("Max", "max", "reduce_max", infer_extremum, extremum_grad, false);
     reduction("Min", "min", "reduce_min", infer_extremum, extremum_grad, false);
+    // masked: a row of -inf alone is 0, for nothing of it is visible.
     row_op("Softmax", "softmax",
-           [](GradContext& g) { g.set(0, emit("SoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
+           [](GradContext& g) {
+               g.set(0,
+                     emit("SoftmaxBwd", {g.out(), g.dy()}, {{"axis", g.attrs().integer("axis")}}));
+           },
+           {{"masked", false}});
     row_op("LogSoftmax", "log_softmax",
            [](GradContext& g) { g.set(0, emit("LogSoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
     // One of the first four between the pointwise steps that make its elements and those that take

@@ -27,6 +27,8 @@ const char* dtype_name(DType dtype) { return info(dtype).name; }
 const char* dtype_abbrev(DType dtype) { return info(dtype).abbrev; }
 bool is_float(DType dtype) { return dtype <= DType::bf16; }
 
+bool is_16_bit(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
+DType compute_dtype(DType dtype) { return is_16_bit(dtype) ? DType::f32 : dtype; }
 bool holds(DType dtype, double number) {
     if (is_float(dtype)) return true;
     double low = 0, high = 1;

@@ -17,6 +17,8 @@ int64_t dtype_size(DType dtype);
 const char* dtype_name(DType dtype);    // NumPy's: "float32", "bfloat16", "bool"
 const char* dtype_abbrev(DType dtype);  // the dump's: "f32", "bf16", "bool"
 bool is_float(DType dtype);
+bool is_16_bit(DType dtype);             // f16, bf16
+DType compute_dtype(DType dtype);        // what an op works in: f32 for 16 bits
 bool holds(DType dtype, double number);  // an integer type: exactly; a float type rounds any
 bool is_integer(DType dtype);            // i32, i64, u8
 /// NumPy's names, the abbreviations, and both with a "torch." prefix; else DTypeError naming

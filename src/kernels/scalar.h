@@ -413,7 +413,7 @@ struct NormalTail {
     uint32_t e;
 };
 AICF_HD NormalTail normal_tail(float a) {
-    const float c = a > 14.5f ? 14.5f : a;
+    const float c = a > 14.75f ? 14.75f : a;
     const float h = c * c;
     const ExpParts e = exp_parts(-0.5f * h, 0.5f * fma(c, c, -h));
     const float w = div(1.0f, fma(0.3f, c, 1.0f));
@@ -620,7 +620,7 @@ AICF_HD double pow(double x, double y) { return AICF_MATH(pow)(x, y); }
 
 template <class T>
 AICF_HD T relu_bwd(T x, T dy) {
-    return x > T(0) ? dy : T(0);
+    return x <= T(0) ? T(0) : dy;  // a NaN lets dy through
 }
 template <class T>
 AICF_HD T leaky_relu_bwd(T x, T dy, T slope) {
@@ -679,7 +679,7 @@ AICF_HD T gelu_tanh_bwd(T x, T dy) {
     return dy * (x < T(0) ? left : T(1) - left);
 }
 AICF_HD float gelu_erf_bwd(float x, float dy) {
-    const float a = abs(x) > 14.5f ? 14.5f : abs(x);
+    const float a = abs(x) > 14.75f ? 14.75f : abs(x);  // the limit is 0
     const NormalTail t = normal_tail(a);
     const float left = scale2(fma(-a * 0.398942292f, t.density, t.s), t.e);
     return dy * (x < 0.0f ? left : 1.0f - left);
@@ -702,9 +702,27 @@ template <class T>
 AICF_HD T log_softmax_bwd(T y, T dy, T sum) {
     return fma(-exp(y), sum, dy);
 }
+// `most` is the row's largest logit, `sum` that of exp(x - most), `share` scale / sum.
 template <class T>
-AICF_HD T cross_entropy_grad(T x, T lse, bool hit, T scale) {
-    return (exp(x - lse) - (hit ? T(1) : T(0))) * scale;
+AICF_HD T cross_entropy_loss(T x, T most, T log_sum) {
+    return log_sum - (x - most);
+}
+template <class T>
+AICF_HD T cross_entropy_grad(T x, T most, T share) {
+    return exp(x - most) * share;
+}
+template <class T>
+AICF_HD T cross_entropy_grad_of_label(T x, T most, T sum, T share) {
+    return (exp(x - most) - sum) * share;
+}
+// A masked row of -inf alone gets terms of 0, and these a sum that they can be divided by.
+template <class T>
+AICF_HD T masked_most(T most) {
+    return most == static_cast<T>(from_bits(0xff800000u)) ? T(0) : most;
+}
+template <class T>
+AICF_HD T masked_sum(T sum) {
+    return sum == T(0) ? T(1) : sum;
 }
 
 // ---- optimizers --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ constexpr uint32_t kNumbers =
 constexpr uint32_t kAnyDType = kNumbers | dtype_bit(DType::boolean);
 
 constexpr int kMaxPhases = 2;
-constexpr int kRowOperands = 4;  // of row ops: inputs and outputs
+constexpr int kRowOperands = 5;  // of row ops: inputs and outputs
 
 /// What a row op's kernel works on: the operands of the schema, in memory or held by a thread.
 struct RowCall {

@@ -132,17 +132,20 @@ A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, A* keep = nullptr) {
 }
 
 template <class A, class E, bool Log>
-void softmax_row(const RowPlan& p, const E* x, E* y) {
+void softmax_row(const RowPlan& p, bool masked, const E* x, E* y) {
     alignas(64) A buffer[kTreeLeaf], out[kTreeLeaf];
-    const A most = row_max<A>(p.walk[0], x, p.n);
+    A most = row_max<A>(p.walk[0], x, p.n);
+    if (masked) most = scalar::masked_most(most);
     if constexpr (!Log && same_bits<E, A>) {
         if (p.walk[1].dense) {  // y holds the terms meanwhile
-            const A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, y);
+            A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, y);
+            if (masked) sum = scalar::masked_sum(sum);
             for (int64_t i = 0; i < p.n; i++) y[i] = scalar::div(y[i], sum);
             return;
         }
     }
-    const A sum = row_exp_sum<A>(p.walk[0], x, p.n, most);
+    A sum = row_exp_sum<A>(p.walk[0], x, p.n, most);
+    if (masked) sum = scalar::masked_sum(sum);
     const A log_sum = Log ? scalar::log(sum) : A(0);
     for (int64_t at = 0; at < p.n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, p.n - at);
@@ -209,12 +212,13 @@ AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum) {
 }
 
 template <class A, class E, bool Log>
-void softmax_bundle(const RowPlan& p, const E* x, E* y, const int64_t* from, const int64_t* to,
-                    int count) {
+void softmax_bundle(const RowPlan& p, bool masked, const E* x, E* y, const int64_t* from,
+                    const int64_t* to, int count) {
     constexpr int R = kBundle<A>;
     alignas(64) A t[kShortRow * R], most[R], sum[R];
     load_bundle(t, x, from, count, walk_step(p.walk[0]), p.n);
     bundle_max(t, p.n, most);
+    for (int i = 0; masked && i < R; i++) most[i] = scalar::masked_most(most[i]);
     if constexpr (Log) {
         alignas(64) A e[kShortRow * R];
         memcpy(e, t, size_t(p.n) * R * sizeof(A));
@@ -224,6 +228,7 @@ void softmax_bundle(const RowPlan& p, const E* x, E* y, const int64_t* from, con
             for (int i = 0; i < R; i++) t[l * R + i] = (t[l * R + i] - most[i]) - sum[i];
     } else {
         bundle_exp_sum(t, p.n, most, sum);
+        for (int i = 0; masked && i < R; i++) sum[i] = scalar::masked_sum(sum[i]);
         for (int64_t l = 0; l < p.n; l++)
             for (int i = 0; i < R; i++) t[l * R + i] = scalar::div(t[l * R + i], sum[i]);
     }
@@ -253,6 +258,7 @@ void softmax_rows(const RowCall& call, int64_t r, int64_t end) {
     constexpr int R = kBundle<A>;
     const RowPlan& p = row_plan(call);
     if (p.n == 0) return;
+    const bool masked = !Log && !Bwd && call.scalars[1].i != 0;  // scalars: axis, masked, order
     const E *x = static_cast<const E*>(call.at[0]), *dy = static_cast<const E*>(call.at[1]);
     E* y = static_cast<E*>(call.at[Bwd ? 2 : 1]);
     for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
@@ -266,7 +272,7 @@ void softmax_rows(const RowCall& call, int64_t r, int64_t end) {
         if constexpr (Bwd)
             softmax_bwd_bundle<A, E, Log>(p, x, dy, y, at[0], at[1], at[2], count);
         else
-            softmax_bundle<A, E, Log>(p, x, y, at[0], at[1], count);
+            softmax_bundle<A, E, Log>(p, masked, x, y, at[0], at[1], count);
     }
     for (; r < end; r++) {
         int64_t at[kRowOperands];
@@ -274,7 +280,7 @@ void softmax_rows(const RowCall& call, int64_t r, int64_t end) {
         if constexpr (Bwd)
             softmax_bwd_row<A, E, Log>(p, x + at[0], dy + at[1], y + at[2]);
         else
-            softmax_row<A, E, Log>(p, x + at[0], y + at[1]);
+            softmax_row<A, E, Log>(p, masked, x + at[0], y + at[1]);
     }
 }
 
@@ -337,7 +343,7 @@ void normalize_rows(const RowCall& call, int64_t begin, int64_t end) {
             for (int64_t k = 0; k < m; k++) out[k] = (v[k] - mean) * rstd;
             store_block(p.walk[1], y, i, m, out);
         }
-        if (call.at[2]) put(static_cast<E*>(call.at[2]) + at[2], rstd);
+        if (call.at[2]) static_cast<A*>(call.at[2])[at[2]] = rstd;
     }
 }
 
@@ -351,7 +357,7 @@ void normalize_bwd_rows(const RowCall& call, int64_t begin, int64_t end) {
         place_row(call, r, at);
         const E *y = static_cast<const E*>(call.at[0]) + at[0],
                 *dy = static_cast<const E*>(call.at[2]) + at[2];
-        const A rstd = widen(static_cast<const E*>(call.at[1])[at[1]]);
+        const A rstd = static_cast<const A*>(call.at[1])[at[1]];
         const A shift = !center ? A(0) : row_mean<A>(p.n, [&](int64_t i, int64_t m, A* to) {
             const A* g = fetch<A>(p.walk[2], dy, i, m, second);
             for (int64_t k = 0; k < m; k++) to[k] = g[k];
@@ -400,15 +406,17 @@ AICF_INLINE int64_t label_at(const RowCall& call, int64_t at) {
 
 /// `at`: where each operand has the row.
 template <class A, class E>
-AICF_INLINE void put_loss(const RowCall& call, const int64_t* at, A log_sum) {
+AICF_INLINE void put_loss(const RowCall& call, const int64_t* at, A most, A sum, A log_sum) {
     const RowPlan& p = row_plan(call);
     const int64_t label = label_at(call, at[1]);
     A value = static_cast<A>(__builtin_nanf(""));
     if (label >= 0 && label < p.n)
-        value = log_sum -
-                widen(static_cast<const E*>(call.at[0])[at[0] + label * walk_step(p.walk[0])]);
-    if (call.at[2]) put(static_cast<E*>(call.at[2]) + at[2], value);
-    if (call.at[3]) put(static_cast<E*>(call.at[3]) + at[3], log_sum);
+        value = scalar::cross_entropy_loss(
+            A(widen(static_cast<const E*>(call.at[0])[at[0] + label * walk_step(p.walk[0])])), most,
+            log_sum);
+    const A results[] = {value, most, sum};
+    for (int o = 2; o < 5; o++)
+        if (call.at[o]) static_cast<A*>(call.at[o])[at[o]] = results[o - 2];
 }
 
 template <class A, class E>
@@ -418,7 +426,7 @@ void cross_entropy_rows(const RowCall& call, int64_t r, int64_t end) {
     const E* x = static_cast<const E*>(call.at[0]);
     int64_t at[R][kRowOperands];
     for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
-        alignas(64) A t[kShortRow * R], most[R], sum[R];
+        alignas(64) A t[kShortRow * R], most[R], sum[R], log_sum[R];
         int64_t from[R];
         const int count = int(min64(R, end - r));
         for (int i = 0; i < count; i++) {
@@ -428,14 +436,14 @@ void cross_entropy_rows(const RowCall& call, int64_t r, int64_t end) {
         load_bundle(t, x, from, count, walk_step(p.walk[0]), p.n);
         bundle_max(t, p.n, most);
         bundle_exp_sum(t, p.n, most, sum);
-        for (int i = 0; i < R; i++) sum[i] = most[i] + scalar::log(sum[i]);
-        for (int i = 0; i < count; i++) put_loss<A, E>(call, at[i], sum[i]);
+        for (int i = 0; i < R; i++) log_sum[i] = scalar::log(sum[i]);
+        for (int i = 0; i < count; i++) put_loss<A, E>(call, at[i], most[i], sum[i], log_sum[i]);
     }
     for (; r < end; r++) {
         place_row(call, r, at[0]);
         const A most = row_max<A>(p.walk[0], x + at[0][0], p.n),
                 sum = row_exp_sum<A>(p.walk[0], x + at[0][0], p.n, most);
-        put_loss<A, E>(call, at[0], most + scalar::log(sum));
+        put_loss<A, E>(call, at[0], most, sum, scalar::log(sum));
     }
 }
 
@@ -443,11 +451,12 @@ template <class A, class E>
 void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
     constexpr int R = kBundle<A>;
     const RowPlan& p = row_plan(call);
-    const E *x = static_cast<const E*>(call.at[0]), *sums = static_cast<const E*>(call.at[2]);
-    E* y = static_cast<E*>(call.at[3]);
+    const E* x = static_cast<const E*>(call.at[0]);
+    const A *mosts = static_cast<const A*>(call.at[2]), *sums = static_cast<const A*>(call.at[3]);
+    E* y = static_cast<E*>(call.at[4]);
     const int64_t n = p.n, step = walk_step(p.walk[0]);
     const A scale = static_cast<A>(call.scalars[0].f);
-    alignas(64) A t[kShortRow * R], log_sum[R];
+    alignas(64) A t[kShortRow * R], most[R], sum[R], share[R];
     for (; n <= kShortRow && end - r >= R / 4; r += R) {
         int64_t from[R], to[R], label[R];
         const int count = int(min64(R, end - r));
@@ -455,23 +464,26 @@ void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
             int64_t at[kRowOperands];
             place_row(call, r + (i < count ? i : 0), at);
             from[i] = at[0];
-            to[i] = at[3];
+            to[i] = at[4];
             label[i] = label_at(call, at[1]);
-            log_sum[i] = widen(sums[at[2]]);
+            most[i] = mosts[at[2]];
+            sum[i] = sums[at[3]];
         }
+        for (int i = 0; i < R; i++) share[i] = scalar::div(scale, sum[i]);
         load_bundle(t, x, from, count, step, n);
         for (int64_t l = 0; l < n; l++)
             for (int i = 0; i < R; i++)
-                t[l * R + i] = scalar::cross_entropy_grad(t[l * R + i], log_sum[i], false, scale);
+                t[l * R + i] = scalar::cross_entropy_grad(t[l * R + i], most[i], share[i]);
         for (int i = 0; i < count; i++) {
             if (label[i] >= 0 && label[i] < n) {
                 const A v = widen(x[from[i] + label[i] * step]);
-                t[label[i] * R + i] = scalar::cross_entropy_grad(v, log_sum[i], true, scale);
+                t[label[i] * R + i] =
+                    scalar::cross_entropy_grad_of_label(v, most[i], sum[i], share[i]);
             } else {
                 for (int64_t l = 0; l < n; l++) t[l * R + i] = A(0);
             }
         }
-        store_bundle(t, y, to, count, walk_step(p.walk[3]), n);
+        store_bundle(t, y, to, count, walk_step(p.walk[4]), n);
     }
     A* grad = t;  // at least a leaf
     alignas(64) A buffer[kTreeLeaf];
@@ -480,15 +492,16 @@ void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
         place_row(call, r, row);
         const int64_t label = label_at(call, row[1]);
         const bool known = label >= 0 && label < n;
-        const A sum = widen(sums[row[2]]);
+        const A row_most = mosts[row[2]], row_sum = sums[row[3]],
+                part = scalar::div(scale, row_sum);
         for (int64_t at = 0; at < n; at += kTreeLeaf) {
             const int64_t m = min64(kTreeLeaf, n - at), hit = known ? label - at : -1;
             const A* v = fetch<A>(p.walk[0], x + row[0], at, m, buffer);
             for (int64_t i = 0; i < m; i++)
-                grad[i] = known ? scalar::cross_entropy_grad(v[i], sum, false, scale) : A(0);
+                grad[i] = known ? scalar::cross_entropy_grad(v[i], row_most, part) : A(0);
             if (hit >= 0 && hit < m)
-                grad[hit] = scalar::cross_entropy_grad(v[hit], sum, true, scale);
-            store_block(p.walk[3], y + row[3], at, m, grad);
+                grad[hit] = scalar::cross_entropy_grad_of_label(v[hit], row_most, row_sum, part);
+            store_block(p.walk[4], y + row[4], at, m, grad);
         }
     }
 }

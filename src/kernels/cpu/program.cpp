@@ -7,8 +7,6 @@ namespace aicf::cpu {
 
 namespace {
 
-bool is_16_bit(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
-DType compute_dtype(DType dtype) { return is_16_bit(dtype) ? DType::f32 : dtype; }
 
 const InstrDef* find_instr(const Table& table, std::string_view name, DType in, DType out) {
     for (int i = 0; i < table.instr_count; i++) {

@@ -204,11 +204,15 @@ KernelText row_text(const LoweredOp& op, int processors) {
                        : static_cast<uint32_t>((leaves + group - 1) / group *
                                                dtype_size(a == "double" ? DType::f64 : DType::f32));
     const bool softmax = !norm && name != "cross_entropy";
-    const bool flag = softmax ? name.starts_with("log_") : norm && row.attrs->flag("center");
-    const std::string kernel = softmax ? name.substr(name.starts_with("log_") ? 4 : 0) : name;
-    text.body += cat("    ", kernel, "_rows<", a, ", ", warp ? 1 : warps, ", ", group, ", ",
-                     softmax || norm ? (flag ? "true, " : "false, ") : "", "@_Shape>(", arguments,
-                     name == "normalize" ? number : "", ");\n}\n");
+    const bool log = name.starts_with("log_");
+    const auto flag = [](bool set) { return set ? "true, " : "false, "; };
+    std::string flags;
+    if (softmax) flags += flag(log);
+    if (softmax && !name.ends_with("_bwd")) flags += flag(!log && row.attrs->flag("masked"));
+    if (norm) flags += flag(row.attrs->flag("center"));
+    const std::string kernel = log ? name.substr(4) : name;
+    text.body += cat("    ", kernel, "_rows<", a, ", ", warp ? 1 : warps, ", ", group, ", ", flags,
+                     "@_Shape>(", arguments, name == "normalize" ? number : "", ");\n}\n");
     return text;
 }
 

@@ -52,7 +52,8 @@ struct Nowhere {
     __device__ __forceinline__ void operator()(int64_t, A) const {}
 };
 
-template <class A, int Warps, int Group, bool Log, class Shape, class Make, class Put>
+/// Masked: a row of -inf alone is 0.
+template <class A, int Warps, int Group, bool Log, bool Masked, class Shape, class Make, class Put>
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
@@ -60,8 +61,10 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const auto row = make(r);
         const auto out = put(r);
-        const A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
-        const A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
+        A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
+        if constexpr (Masked) most = scalar::masked_most(most);
+        A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
+        if constexpr (Masked) sum = scalar::masked_sum(sum);
         const A log_sum = Log ? scalar::log(sum) : A(0);
         T::sync();
         for (int64_t i = T::rank(); i < Shape::n; i += T::size) {
@@ -146,21 +149,24 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
 
 /// `put`: of the logits, where they are made here and stored.
 template <class A, int Warps, int Group, class Shape, class Make, class Labels, class Loss,
-          class Lse, class Put>
+          class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, Labels labels,
-                                                   Loss loss, Lse lse, Put put) {
+                                                   Loss loss, Most set_most, Sum set_sum, Put put) {
     extern __shared__ __align__(16) char bytes[];
     A* const shared = reinterpret_cast<A*>(bytes);
     typedef Team<Warps> T;
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const auto row = make(r);
         const A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
-        const A log_sum = most + scalar::log(exp_sum<A, Warps, Group>(row, Shape::n, most, shared));
+        const A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
         if (T::rank() == 0) {
             const int64_t label = labels(r);
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-            loss(r, label >= 0 && label < Shape::n ? log_sum - row(label) : nan);
-            lse(r, log_sum);
+            loss(r, label >= 0 && label < Shape::n
+                        ? scalar::cross_entropy_loss(row(label), most, scalar::log(sum))
+                        : nan);
+            set_most(r, most);
+            set_sum(r, sum);
         }
         if constexpr (Put::stores) {
             const auto out = put(r);
@@ -170,16 +176,19 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
     }
 }
 
-template <class A, class Shape, class Make, class Labels, class Lse, class Put>
+template <class A, class Shape, class Make, class Labels, class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, Labels labels,
-                                                   Lse lse, Put put, A scale) {
+                                                   Most most, Sum sum, Put put, A scale) {
     const int64_t count = Shape::rows * Shape::n, step = int64_t(grid.blocks) * grid.threads;
     for (int64_t u = int64_t(grid.block) * grid.threads + threadIdx.x; u < count; u += step) {
         const int64_t r = u / Shape::n, i = u - r * Shape::n, label = labels(r);
         A grad = A(0);
-        if (label >= 0 && label < Shape::n)
-            grad =
-                scalar::cross_entropy_grad(make(r)(i), static_cast<A>(lse(r)), i == label, scale);
+        if (label >= 0 && label < Shape::n) {
+            const A share = scalar::div(scale, static_cast<A>(sum(r)));
+            grad = i == label ? scalar::cross_entropy_grad_of_label(make(r)(i), A(most(r)),
+                                                                    A(sum(r)), share)
+                              : scalar::cross_entropy_grad(make(r)(i), A(most(r)), share);
+        }
         put(r)(i, grad);
     }
 }

@@ -1,0 +1,307 @@
+"""What each function makes of NaN, infinities and zeros of either sign: the decisions listed in
+docs/accuracy.md, beside PyTorch's where they differ."""
+
+import math
+
+import aicf
+import numpy as np
+import pytest
+from conftest import run_modes
+
+INF, NAN = math.inf, math.nan
+BOTH = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def results(build, feed, dtype, device, **options):
+    """The result, and the gradients of its sum."""
+
+    def graph(g, **values):
+        operands = [aicf.cast(v, dtype) for v in values.values()]
+        y = build(*operands)
+        grads = g.backward(y if y.ndim == 0 else aicf.sum(y), operands)
+        return {"y": y, **{f"d{i}": grads[v] for i, v in enumerate(operands)}}
+
+    return run_modes(graph, {k: np.asarray(v, np.float64) for k, v in feed.items()}, device,
+                     **options)  # fmt: skip
+
+
+def assert_same(got, want, what, zero_sign=True):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    if zero_sign:
+        same &= np.isnan(got) | (want != 0) | (np.signbit(got) == np.signbit(want))
+    assert same.all(), f"{what}: {got}, need {want}"
+
+
+# function: x, its result, its derivative
+POINTS = {
+    "relu": (aicf.relu, [NAN, INF, -INF, 0.0, -0.0], [NAN, INF, 0, 0, 0], [1, 1, 0, 0, 0]),
+    "sign": (aicf.sign, [NAN, INF, -INF, 0.0, -0.0], [NAN, 1, -1, 0.0, -0.0], [0] * 5),
+    "abs": (aicf.abs, [NAN, INF, -INF, 0.0, -0.0], [NAN, INF, INF, 0, 0], [NAN, 1, -1, 0, 0]),
+    "elu": (aicf.elu, [NAN, INF, -INF, 0.0, -0.0], [NAN, INF, -1, 0.0, -0.0], [NAN, 1, 0, 1, 1]),
+    "leaky_relu": (
+        lambda x: aicf.leaky_relu(x, 0.25),
+        [NAN, INF, -INF, 0.0, -0.0],
+        [NAN, INF, -INF, 0.0, -0.0],
+        [0.25, 1, 0.25, 0.25, 0.25],
+    ),
+    "clip": (
+        lambda x: aicf.clip(x, -1.0, 1.0),
+        [NAN, INF, -INF, -1.0, 1.0],
+        [NAN, 1, -1, -1, 1],
+        [0, 0, 0, 1, 1],
+    ),
+    "silu": (aicf.silu, [NAN, INF, -INF, 0.0, -0.0], [NAN, INF, -0.0, 0.0, -0.0],
+             [NAN, 1, 0, 0.5, 0.5]),
+    "gelu": (aicf.gelu, [NAN, INF, -INF, 0.0, -0.0], [NAN, INF, -0.0, 0.0, -0.0],
+             [NAN, 1, 0, 0.5, 0.5]),
+    "gelu_tanh": (
+        lambda x: aicf.gelu(x, approximate="tanh"),
+        [NAN, INF, -INF, 0.0, -0.0],
+        [NAN, INF, -0.0, 0.0, -0.0],
+        [NAN, 1, 0, 0.5, 0.5],
+    ),
+    "softplus": (aicf.softplus, [NAN, INF, -INF], [NAN, INF, 0], [NAN, 1, 0]),
+    "sigmoid": (aicf.sigmoid, [NAN, INF, -INF], [NAN, 1, 0], [NAN, 0, 0]),
+    "tanh": (aicf.tanh, [NAN, INF, -INF, -0.0], [NAN, 1, -1, -0.0], [NAN, 0, 0, 1]),
+    "exp": (aicf.exp, [NAN, INF, -INF], [NAN, INF, 0], [NAN, INF, 0]),
+    "log": (aicf.log, [NAN, INF, -INF, 0.0, -0.0], [NAN, INF, NAN, -INF, -INF],
+            [NAN, 0, -0.0, INF, -INF]),
+}  # fmt: skip
+
+
+@BOTH
+@pytest.mark.parametrize("name", POINTS)
+def test_points(name, dtype, device):
+    build, x, y, dx = POINTS[name]
+    got = results(build, {"x": x}, dtype, device)
+    assert_same(got["y"], y, name)
+    if name.startswith("gelu") and dtype == "float32":  # at 0 the polynomial is one number off
+        got["d0"] = np.where(np.array(x) == 0, np.round(got["d0"], 6), got["d0"])
+    assert_same(got["d0"], dx, f"{name}'s derivative", zero_sign=False)
+
+
+@BOTH
+def test_huber(dtype, device):
+    """At infinite distances the derivative is its limit, +-delta."""
+    d = np.array([INF, -INF, NAN, 0.0, 0.5, -2.0, 3e38])
+    for delta in (1.0, 0.5):
+        got = results(
+            lambda y, t, _d=delta: aicf.huber_loss(y, t, _d) * 7.0,
+            {"y": d, "t": np.zeros(7)},
+            dtype,
+            device,
+        )
+        assert np.isnan(got["y"])
+        slope = np.clip(d, -delta, delta)
+        assert_same(got["d0"], slope, "slope", zero_sign=False)
+        assert_same(got["d1"], -slope, "slope", zero_sign=False)
+    for y, t, loss, slope in (
+        (INF, 0.0, INF, 1.0),
+        (0.0, INF, INF, -1.0),
+        (INF, INF, NAN, NAN),
+        (-INF, 3e38, INF, -1.0),
+        (3.0, 0.0, 2.5, 1.0),
+        (-0.5, 0.0, 0.125, -0.5),
+    ):
+        got = results(aicf.huber_loss, {"y": [y], "t": [t]}, dtype, device)
+        assert_same(got["y"], loss, f"huber({y}, {t})")
+        assert_same(got["d0"], [slope], f"huber'({y}, {t})")
+        assert_same(got["d1"], [-slope], f"huber'({y}, {t})")
+
+
+@BOTH
+def test_binary_cross_entropy(dtype, device):
+    """At x = +-inf: the limits, where PyTorch has NaN for what is surely right."""
+    loss = aicf.binary_cross_entropy_with_logits
+    for x, t, y, dx, dt in (
+        (INF, 1.0, 0.0, 0.0, 0.0),
+        (-INF, 0.0, 0.0, 0.0, 0.0),
+        (INF, 0.0, INF, 1.0, -INF),
+        (-INF, 1.0, INF, -1.0, INF),
+        (INF, 0.5, INF, 0.5, -INF),
+        (-INF, 0.5, INF, -0.5, INF),
+        (3e38, 1.0, 0.0, 0.0, -3e38),
+        (0.0, 0.25, math.log(2), 0.25, 0.0),
+        (NAN, 1.0, NAN, NAN, NAN),
+        (1.0, NAN, NAN, NAN, -1.0),
+    ):
+        got = results(loss, {"x": [x], "t": [t]}, dtype, device)
+        what = f"{x}, {t}"
+        if math.isfinite(y):
+            assert abs(got["y"] - y) <= 1e-7, what
+        else:
+            assert_same(got["y"], y, what)
+        assert_same(got["d0"], [dx], what, zero_sign=False)
+        want = np.float32(dt) if dtype == "float32" else dt
+        assert_same(got["d1"], [want], what, zero_sign=False)
+
+
+@BOTH
+def test_variance_of_a_constant(dtype, device):
+    """Exactly 0, also where the sum overflows, with a gradient of 0."""
+    top = float(np.finfo(dtype).max)
+    for value in (0.1, 3e38, -3e38, top, -top, 1e-40, 0.0):
+        for n in (2, 3, 7, 600):
+            for axis, shape in ((1, (3, n)), (0, (n, 3))):
+                got = results(
+                    lambda x, _a=axis: aicf.var(x, _a), {"x": np.full(shape, value)}, dtype, device
+                )
+                assert_same(got["y"], np.zeros(3), f"var of {n} x {value}", zero_sign=False)
+                assert_same(got["d0"], np.zeros(shape), f"var' of {n} x {value}", zero_sign=False)
+
+
+@BOTH
+def test_variance_and_logsumexp_of_infinities(dtype, device):
+    for x in ([INF, 1.0, 2.0], [-INF, 1.0, 2.0], [INF, INF, INF], [INF, -INF, 0.0]):
+        got = results(lambda x: aicf.var(x), {"x": x}, dtype, device)
+        assert np.isnan(got["y"]) and np.isnan(got["d0"]).all()
+    got = results(lambda x: aicf.logsumexp(x), {"x": [-INF, -INF]}, dtype, device)
+    assert got["y"] == -INF and np.isnan(got["d0"]).all()
+
+
+def test_norms_whose_squares_overflow(device):
+    """As in PyTorch's float32."""
+    far, top = [1e20, -1e20, 0.0, 0.0], [3e38] * 4
+    for norm in (aicf.layer_norm, aicf.rms_norm):
+        got = results(lambda x, _n=norm: _n(x, 4), {"x": [far]}, "float32", device)
+        assert not got["y"].any()
+    assert np.isnan(
+        results(lambda x: aicf.layer_norm(x, 4), {"x": [top]}, "float32", device)["y"]
+    ).all()
+    assert not results(lambda x: aicf.rms_norm(x, 4), {"x": [top]}, "float32", device)["y"].any()
+
+
+SHAPES = [((4, 5), 1), ((4, 5), 0), ((4, 5), -1), ((2, 3, 4), (-1, 0)), ((2, 3, 4), (0, 2)),
+          ((7,), 0), ((3, 1), 1), ((3, 0), 1), ((0, 3), 1), ((0, 3), 0), ((), None)]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, axis", SHAPES)
+def test_variance_of_any_shape(shape, axis, device, rng):
+    x = rng.standard_normal(shape)
+    for correction in (0, 1):
+        for keepdims in (False, True):
+            got = results(
+                lambda x, _c=correction, _k=keepdims: aicf.var(x, axis, _c, _k), {"x": x},
+                "float64", device,
+            )["y"]  # fmt: skip
+            with np.errstate(all="ignore"):
+                count = x.size if axis is None else np.prod([x.shape[a] for a in np.ravel(axis)])
+                centred = x - x.sum(axis, keepdims=True) / np.float64(count)
+                want = (centred**2).sum(axis, keepdims=keepdims) / np.float64(count - correction)
+            want = np.full_like(want, np.nan) if count <= correction else want
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-15)
+
+
+# ---- attention
+
+
+def attention(q, k, v, mask=None, causal=False):
+    """In float64, by the definition; a row with nothing visible is 0."""
+    scores = q @ k.T / math.sqrt(q.shape[1])
+    hidden = np.zeros(scores.shape, bool)
+    if causal:
+        hidden |= np.triu(np.ones(scores.shape, bool), 1)
+    if mask is not None and mask.dtype == bool:
+        hidden |= ~mask
+    scores = np.where(hidden, -INF, scores if mask is None or mask.dtype == bool else scores + mask)
+    top = scores.max(1, keepdims=True)
+    e = np.exp(scores - np.where(top == -INF, 0, top))
+    total = e.sum(1, keepdims=True)
+    return (e / np.where(total == 0, 1, total)) @ v
+
+
+def run_attention(arrays, dtype, device, mask=None, causal=False):
+    def build(q, k, v):
+        of = None
+        if mask is not None:
+            kind = "bool" if mask.dtype == bool else dtype
+            of = q.graph.constant(mask.tolist(), kind)
+        return aicf.scaled_dot_product_attention(q, k, v, mask=of, causal=causal)
+
+    return results(build, arrays, dtype, device)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("columns", [5, 40, 130, 600])
+def test_attention_to_nothing(columns, kind, dtype, device, make_rng):
+    """A row that a mask hides whole is 0 and takes no gradient; the others do not notice it."""
+    rng = make_rng(columns)
+    arrays = {"q": rng.standard_normal((7, 4)), "k": rng.standard_normal((columns, 4)),
+              "v": rng.standard_normal((columns, 3))}  # fmt: skip
+    mask = rng.random((7, columns)) < 0.7
+    mask[2] = mask[6] = False
+    mask[0] = True
+    given = mask if kind == "bool" else np.where(mask, 0.5, -INF)
+    got = run_attention(arrays, dtype, device, given)
+    with np.errstate(all="ignore"):
+        want = attention(*arrays.values(), given)
+    np.testing.assert_allclose(got["y"], want, rtol=0, atol=1e-5 if dtype == "float32" else 1e-13)
+    for row in (2, 6):
+        assert not got["y"][row].any() and not got["d0"][row].any()
+    seen = np.delete(np.arange(7), [2, 6])
+    part = {**arrays, "q": arrays["q"][seen]}
+    alone = run_attention(part, dtype, device, given[seen])
+    near = 1e-5 if dtype == "float32" else 1e-13
+    np.testing.assert_allclose(got["d0"][seen], alone["d0"], rtol=0, atol=near)
+    for key in ("d1", "d2"):
+        assert np.isfinite(got[key]).all()
+        np.testing.assert_allclose(got[key], alone[key], rtol=0, atol=near)
+
+
+@BOTH
+def test_attention_keeps_what_is_not_a_number_where_it_is_seen(dtype, device, make_rng):
+    """A NaN or infinity among the keys spoils the rows that see it, and no hidden one's."""
+    rng = make_rng(1)
+    arrays = {"q": rng.standard_normal((3, 4)), "k": rng.standard_normal((5, 4)),
+              "v": rng.standard_normal((5, 2))}  # fmt: skip
+    mask = np.ones((3, 5), bool)
+    mask[0, 2] = mask[1] = False
+    for value in (NAN, INF):
+        spoilt = {**arrays, "k": arrays["k"].copy()}
+        spoilt["k"][2, 1] = value
+        got = run_attention(spoilt, dtype, device, mask)["y"]
+        with np.errstate(all="ignore"):
+            clean = attention(*arrays.values(), mask)
+        np.testing.assert_allclose(got[0], clean[0], rtol=1e-5)
+        assert not got[1].any()
+        # +inf times a negative q is a score of -inf, which is no more than unseen
+        if value is NAN or spoilt["q"][2, 1] > 0:
+            assert np.isnan(got[2]).all()
+        causal = run_attention(spoilt, dtype, device, causal=True)["y"]
+        assert np.isfinite(causal[:2]).all()
+    # A NaN among the values meets a weight of 0, which does not hide it.
+    arrays["v"][2, 1] = NAN
+    got = run_attention(arrays, dtype, device, mask)["y"]
+    assert np.isnan(got[:, 1]).all() and np.isfinite(got[:, 0]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(20, 5), (5, 128), (5, 129), (3, 700), (2, 1500)], ids=str)
+def test_masked_softmax_is_softmax_elsewhere(shape, dtype, device, make_rng):
+    """Bit for bit, in every row that is not all -inf, NaN and infinities among them."""
+    x = make_rng(2).normal(0, 3, shape)
+    x[0, 1:] = -INF
+    x[1] = -INF
+    more = np.concatenate([x, x, x, x])
+    more[2, 0], more[len(x) + 1, -1] = NAN, INF
+
+    def build(g, x):
+        from aicf.graph import _emit
+
+        x = aicf.cast(x, dtype)
+        masked = _emit("Softmax", "softmax", x, masked=True)
+        return {"masked": masked, "turned": _emit("Softmax", "softmax", x.T, axis=0, masked=True),
+                "plain": aicf.softmax(x)}  # fmt: skip
+
+    for passes in ((), "default"):
+        got = run_modes(build, {"x": more}, device, passes=passes)
+        got = {k: np.asarray(v, np.float64) for k, v in got.items()}
+        empty = (more == -INF).all(1)
+        assert empty.sum() == 3
+        assert np.isnan(got["plain"][empty]).all()
+        assert not got["masked"][empty].any()
+        assert_same(got["masked"][~empty], got["plain"][~empty], "masked")
+        assert_same(got["turned"].T, got["masked"], "turned")
