@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import aicf
 import numpy as np
-from compare import BITS, numpy_dtype, rounded
+from compare import BITS, numpy_dtype, rounded, unit
+from losses import FUNCTIONS, feed_of, given, graph_of
 from op_cases import erf, gelu_erf, gelu_tanh, sigmoid, silu, softplus
 from tensors import Layout, Tensor
 
@@ -316,6 +317,65 @@ def table(found, device):
     return lines
 
 
+# ---- losses, norms and the softmax family
+
+
+class Found(NamedTuple):
+    """The largest errors of a result and of the gradient of x."""
+
+    value: float
+    gradient: float
+
+
+FAR = 1e4
+COLUMNS = (("float32", 0.0), ("float32", FAR), ("float16", 0.0), ("bfloat16", 0.0))
+# What is allowed of each column, twice: value and gradient.
+LOSS_LIMITS = {
+    "softmax": ((4, 8), (4, 8), (1.1, 2.5), (1.1, 2.5)),
+    "log_softmax": ((4, 16), (4, 16), (1.1, 8), (1.1, 8)),
+    "logsumexp": ((4, 8), (4, 8), (1.1, 1.1), (1.1, 1.1)),
+    "var": ((8, 8), (64, 8), (1.1, 1.1), (1.1, 1.1)),
+    "layer_norm": ((8, 16), (8e3, 16e3), (1.1, 4), (1.1, 4)),
+    "rms_norm": ((8, 16), (8, 16), (1.1, 4), (1.1, 4)),
+    "batch_norm": ((8, 16), (8e3, 16e3), (1.1, 4), (1.1, 4)),
+    "cross_entropy": ((4, 8), (4, 8), (1.1, 1.1), (1.1, 1.1)),
+    "nll_loss": ((4, 16), (4, 16), (2, 2), (2, 2)),
+    "bce": ((8, 8), (8, 8), (1.1, 1.1), (1.1, 1.1)),
+    "mse": ((8, 4), (8, 4), (1.1, 1.1), (1.1, 1.1)),
+    "huber": ((8, 4), (8, 4), (1.1, 1.1), (1.1, 1.1)),
+}
+
+
+def loss_errors(name, dtype, shift, device="cpu", shape=(32, 200)):
+    """In units of u at the largest element of what float64 gives of the same numbers."""
+    x = np.random.default_rng(6).normal(0, 3, shape) + shift
+    feed = given(name, feed_of(name, x), dtype)
+
+    def results(kind, on):
+        g = aicf.Graph(name)
+        values = {k: g.input(k, v.shape, str(v.dtype)) for k, v in feed.items()}
+        for key, value in graph_of(name, kind)(g, **values).items():
+            g.output(key, value)
+        outputs = g.compile(device=on)(**feed)
+        return [outputs[key].numpy().astype(np.float64) for key in ("y", "d0")]
+
+    pairs = zip(results(dtype, device), results("float64", "cpu"), strict=True)
+    return Found(*(np.abs(a - b).max() / np.abs(b).max() / unit(dtype, True) for a, b in pairs))
+
+
+def loss_table(device):
+    """The rows of docs/accuracy.md."""
+    lines = [
+        "| | float32 | its gradient | x near 10⁴ | its gradient | float16 | its gradient "
+        "| bfloat16 | its gradient |",
+        "| --- |" + " ---: |" * 8,
+    ]
+    for name in FUNCTIONS:
+        cells = [f"{v:.1f}" for c in COLUMNS for v in loss_errors(name, *c, device)]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return lines
+
+
 TEXT = """# Accuracy
 
 What `python tests/accuracy.py{flags}` measured: the largest error of each op in ULP, that is,
@@ -336,7 +396,51 @@ framework's float32. A GPU gives the same bits in float32.
 Sums in `tree` order stay within (log₂ n + 2)·u·Σ|x|, products and sums in `chain` order within
 2·√K·u·(|A|·|B|); products of small integers are exact in every tile and layout.
 `tests/test_accuracy.py` asserts all of this on a sample.
-"""
+
+## Losses, norms and softmax
+
+The largest error of a result and of its gradient, in units of u (half the distance of neighbours)
+at the largest element, for 32 rows of 200 normal numbers of σ = 3 and their like around 10⁴; the
+reference is float64 on the same numbers, which `tests/test_losses.py` holds against PyTorch's.
+
+{losses}
+
+- `cross_entropy` keeps a row's largest logit and the sum of exp(logit − largest) apart and, of
+  16-bit logits, in float32: a large common part of the logits does not touch the sum's digits.
+  Where such a part is added exactly, softmax, log_softmax, cross_entropy and nll_loss keep every
+  bit of results and gradients; so do mse and huber losses where it is added to both operands.
+- In 16 bits a loss, a norm, `var` and `logsumexp` are computed in float32 and rounded once; the
+  gradients of softmax, log_softmax and the norms start from their rounded results.
+- A norm of rows far from 0 has the rounding of their mean. Where the squares overflow (from
+  1.8·10¹⁹ in float32) a norm is 0, and a layer_norm NaN where the sum of a row does, as PyTorch's
+  float32 is.
+
+## NaN, infinities and zeros
+
+On every backend, in every mode; `tests/test_edges.py` and `tests/test_losses.py` assert each line.
+Where nothing is said, a NaN operand makes a NaN, infinities give the limit, and PyTorch's float64
+agrees.
+
+| function | decided | PyTorch |
+| --- | --- | --- |
+| `relu(-0)` | +0 | −0 |
+| `relu` at NaN | NaN; its gradient lets dy through | the same |
+| `sign(NaN)`, and so the gradient of `abs` at NaN | NaN, as NumPy: no NaN is hidden | 0 |
+| `elu` at NaN | NaN, and so its gradient | gradient dy |
+| `leaky_relu`, `clip` at NaN | NaN; gradients slope·dy and 0 | the same |
+| `silu`, `gelu` at −inf | −0, with a gradient of 0: the limits | NaN |
+| `silu`, `gelu` at +inf | +inf, with a gradient of 1 | gradient NaN |
+| `huber_loss` at distances of ±inf | inf, with the gradient ±delta | the same |
+| `binary_cross_entropy_with_logits` at x = ±inf | the limit: 0, with gradients of 0, where the target is what x says, else inf | NaN |
+| `softmax`, `log_softmax`, `cross_entropy` of a row of −inf alone, or with +inf | NaN | the same |
+| attention, a row whose scores are all −inf (a mask hides everything) | 0; it takes and gives no gradient | the same |
+| attention, a NaN key | spoils the rows that see it, not those it is hidden from | all rows |
+| attention, a NaN or infinite value | spoils its column in every row, hidden or not: 0 · NaN | the same |
+| `logsumexp` of large numbers | its gradient is exp(x − max) / sum | exp(x − result): off by 9·10⁻⁵ at 10⁴ in float32 |
+| `logsumexp` of −inf alone | −inf, its gradient NaN | gradient 0 |
+| `var` of a constant | 0 at any size, with a gradient of 0 | 0; float32 inf near 3·10³⁸ |
+| `var` of a row with ±inf | NaN, and so its whole gradient | gradient ±inf at the others |
+"""  # noqa: E501
 
 
 def main():
@@ -358,8 +462,12 @@ def main():
     if options.exhaustive:
         inputs = "all 2³² inputs; 256 Mi pairs for two operands"
     flags = " --exhaustive" if options.exhaustive else ""
+    losses = "\n".join(loss_table(device))
+    print(losses)
     if options.out:
-        text = TEXT.format(flags=flags, inputs=inputs, rows=rows, tails=", ".join(tails), tail=TAIL)
+        text = TEXT.format(
+            flags=flags, inputs=inputs, rows=rows, tails=", ".join(tails), tail=TAIL, losses=losses
+        )
         options.out.write_text(text)
 
 

@@ -13,9 +13,12 @@ import pytest
 import sanitize
 from accuracy import (
     BINARY,
+    COLUMNS,
+    LOSS_LIMITS,
     OPS,
     TAIL,
     every_half,
+    loss_errors,
     run,
     some_floats,
     ulp_errors,
@@ -110,6 +113,15 @@ def test_references(make_rng):
             want = function(mpf(one))
             if 2**-149 <= abs(want) < 2**128:
                 assert abs(mpf(float(got)) - want) <= abs(want) * mpf(2) ** -40, (name, one)
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=str)
+@pytest.mark.parametrize("name", LOSS_LIMITS)
+def test_losses(name, column, device):
+    """Results and gradients, also far from zero and in 16 bits."""
+    found = loss_errors(name, *column, device)
+    allowed = LOSS_LIMITS[name][COLUMNS.index(column)]
+    assert found.value <= allowed[0] and found.gradient <= allowed[1], found
 
 
 def test_ulp_errors():
