@@ -6,8 +6,8 @@
 what is done is kept in --keep FILE, so that a later call with the same build goes on from there.
 
 An error is a distance of integers: how many numbers of the dtype lie between the result and the
-float64 (for float64: long double) reference rounded to that dtype. NaN, infinities and the sign of
-zero must agree, or the error counts as infinite.
+float64 reference rounded to that dtype. NaN, infinities and the sign of zero must agree, or the
+error counts as infinite. exact64.py does the same for float64.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from op_cases import erf, gelu_erf, gelu_tanh, sigmoid, silu, softplus
 from tensors import Layout, Tensor
 
 SLOPE = float(np.float32(0.01))
+KEPT64 = Path(__file__).parent / "data" / "float64.json"  # what exact64.py has measured
 
 
 class Op(NamedTuple):
@@ -37,46 +38,9 @@ class Op(NamedTuple):
     reference: Callable
     f32: int
     half: int = 1
-    f64: int = 2
     low: float = -np.inf  # inputs below are held to a relative error instead
     attrs: dict = {}  # noqa: RUF012
-    long: Callable | None = None  # the reference in long double, where NumPy has the function
     zero_sign: bool = True
-
-
-def long_erf(x):
-    """A series without cancellation: 2/sqrt(pi) exp(-x^2) sum of 2^n x^(2n+1) / (2n+1)!!."""
-    x = np.clip(x, -7, 7)
-    term = total = x
-    for n in range(1, 400):
-        term = term * 2 * x * x / (2 * n + 1)
-        total = total + term
-    root = np.sqrt(np.arctan(np.longdouble(1)))  # sqrt(pi) / 2
-    return np.exp(-x * x) * total / root
-
-
-def long_sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def odd_silu(x):
-    return odd_silu_of(x, x)
-
-
-def long_gelu_erf(x):
-    """Loses five bits above -2, where it is used."""
-    return x * (1 + long_erf(x * np.sqrt(np.longdouble(0.5)))) / 2
-
-
-def long_gelu_tanh(x):
-    pi = 4 * np.arctan(np.longdouble(1))
-    tenth = np.longdouble(44715) / 1000000
-    return odd_silu_of(x, 2 * np.sqrt(2 / pi) * (x + tenth * x**3))
-
-
-def odd_silu_of(x, u):
-    """x sigmoid(u), and -0 at -inf."""
-    return np.where(x == -np.inf, -0.0, x * long_sigmoid(u))
 
 
 def elu(x):
@@ -84,26 +48,26 @@ def elu(x):
 
 
 OPS = {
-    "neg": Op(np.negative, 0, 0, 0),
-    "abs": Op(np.abs, 0, 0, 0),
-    "floor": Op(np.floor, 0, 0, 0),
-    "round": Op(np.rint, 0, 0, 0),
-    "relu": Op(lambda x: np.where(x != x, x, np.maximum(x, 0)), 0, 0, 0, zero_sign=False),
-    "leaky_relu": Op(lambda x: np.where(x > 0, x, SLOPE * x), 0, 0, 0, attrs={"slope": SLOPE}),
-    "sqrt": Op(np.sqrt, 0, 0, 1, long=np.sqrt),  # the reference itself is rounded twice
-    "exp": Op(np.exp, 1, long=np.exp),
-    "log": Op(np.log, 1, long=np.log),
-    "rsqrt": Op(lambda x: 1 / np.sqrt(x), 1, long=lambda x: 1 / np.sqrt(x)),
-    "sin": Op(np.sin, 1, long=np.sin),
-    "cos": Op(np.cos, 1, long=np.cos),
-    "tanh": Op(np.tanh, 2, long=np.tanh),
-    "erf": Op(erf, 2, long=long_erf),
-    "sigmoid": Op(sigmoid, 2, long=long_sigmoid),
-    "silu": Op(silu, 4, long=odd_silu),
-    "softplus": Op(softplus, 4, long=lambda x: np.logaddexp(x, 0)),
-    "elu": Op(elu, 4, long=elu),
-    "gelu_erf": Op(gelu_erf, 16, f64=16, low=-2.0, long=long_gelu_erf),
-    "gelu_tanh": Op(gelu_tanh, 16, f64=16, low=-2.0, long=long_gelu_tanh),
+    "neg": Op(np.negative, 0, 0),
+    "abs": Op(np.abs, 0, 0),
+    "floor": Op(np.floor, 0, 0),
+    "round": Op(np.rint, 0, 0),
+    "relu": Op(lambda x: np.where(x != x, x, np.maximum(x, 0)), 0, 0, zero_sign=False),
+    "leaky_relu": Op(lambda x: np.where(x > 0, x, SLOPE * x), 0, 0, attrs={"slope": SLOPE}),
+    "sqrt": Op(np.sqrt, 0, 0),
+    "exp": Op(np.exp, 1),
+    "log": Op(np.log, 1),
+    "rsqrt": Op(lambda x: 1 / np.sqrt(x), 1),
+    "sin": Op(np.sin, 1),
+    "cos": Op(np.cos, 1),
+    "tanh": Op(np.tanh, 2),
+    "erf": Op(erf, 2),
+    "sigmoid": Op(sigmoid, 2),
+    "silu": Op(silu, 4),
+    "softplus": Op(softplus, 4),
+    "elu": Op(elu, 4),
+    "gelu_erf": Op(gelu_erf, 16, low=-2.0),
+    "gelu_tanh": Op(gelu_tanh, 16, low=-2.0),
 }
 BINARY = {  # correctly rounded: float64 has more than twice the digits of float32
     "add": (np.add, 0),
@@ -205,20 +169,6 @@ def worst_pairs(name, dtype="float32", device="cpu", count=2**20, seed=0):
     return int(ulp_errors(got, want).max())
 
 
-def worst_long(name, device="cpu", each=24):
-    """float64 against long double, where the library's results are of more digits."""
-    op = OPS[name]
-    x = some_floats("float64", each)
-    x = x[np.abs(x) <= 2.0**40] if name in ("sin", "cos") else x
-    with np.errstate(all="ignore"):
-        want = op.long(x.astype(np.longdouble)).astype(np.float64)
-    errors = ulp_errors(run(name, [x], "float64", device, op.attrs), want)
-    # where long double itself overflows there is no reference
-    usable = np.isfinite(want) & (x >= op.low)
-    at = int(np.where(usable, errors, 0).argmax())
-    return int(errors[at]), float(x[at])
-
-
 class Worst(NamedTuple):
     """The largest error, the input it occurs at, and the largest relative error of the tail."""
 
@@ -296,24 +246,22 @@ def sample(device):
 def table(found, device):
     """The rows of docs/accuracy.md."""
     lines = [
-        "| op | float32 | worst at | allowed | float16 | bfloat16 | float64 |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| op | float32 | worst at | allowed | float16 | bfloat16 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, op in OPS.items():
         error, at, _ = found[name]
         halves = [worst(name, every_half(d), d, device)[0] for d in ("float16", "bfloat16")]
-        double = str(worst_long(name, device)[0]) if op.long else "–"
         cells = [
             f"`{name}`",
             f"{error}{'¹' if math.isfinite(op.low) else ''}",
             f"{at:.9g}" if error else "–",
             op.f32,
             *halves,
-            double,
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     for name, (_, allowed) in BINARY.items():
-        lines.append(f"| `{name}` | {found[name].error} | – | {allowed} | – | – | – |")
+        lines.append(f"| `{name}` | {found[name].error} | – | {allowed} | – | – |")
     return lines
 
 
@@ -376,22 +324,43 @@ def loss_table(device):
     return lines
 
 
+# ---- float64
+
+
+def table64():
+    """The rows of float64, as exact64.py has kept them."""
+    lines = ["| op | float64 | worst at | allowed |", "| --- | ---: | ---: | ---: |"]
+    kept = json.loads(KEPT64.read_text())
+    for name, row in kept["ops"].items():
+        at = ", ".join(f"{x:.17g}" for x in row["at"])
+        lines.append(f"| `{name}` | {row['error']:.3f} | {at} | {row['allowed']} |")
+    return "\n".join(lines), f"{kept['inputs']:,} inputs of each, seed {kept['seed']}"
+
+
 TEXT = """# Accuracy
 
 What `python tests/accuracy.py{flags}` measured: the largest error of each op in ULP, that is,
 how many numbers of the dtype lie between the result and the exact one rounded.
 
 - float32: {inputs};
-- float16 and bfloat16: all 65,536 inputs;
-- float64: numbers of every exponent against long double, sin and cos up to 2⁴⁰.
+- float16 and bfloat16: all 65,536 inputs.
 
 NaN, infinities and the sign of zero agree everywhere. References are float64, never another
-framework's float32. A GPU gives the same bits in float32.
+framework's float32. Every function has the same bits in all instruction sets and on a GPU.
 
 {rows}
 
 ¹ For x ≥ −2. Below, where the result is a normal number, the largest relative error is
 {tails}; {tail:.0e} is allowed.
+
+What `python tests/exact64.py --keep` measured in float64, {count}:
+the largest distance from the exact result in spacings of the float64 there. Half of the inputs are
+any bits, so of every exponent; the rest lie where the op varies and beside special points:
+thresholds, ends of the range, the float64 nearest to multiples of π/2. The exact results have at
+least 60 bits, which the tests hold against 400. Of a derivative an error counts in units of its
+largest term.
+
+{rows64}
 
 Sums in `tree` order stay within (log₂ n + 2)·u·Σ|x|, products and sums in `chain` order within
 2·√K·u·(|A|·|B|); products of small integers are exact in every tile and layout.
@@ -465,8 +434,16 @@ def main():
     losses = "\n".join(loss_table(device))
     print(losses)
     if options.out:
+        rows64, count = table64()
         text = TEXT.format(
-            flags=flags, inputs=inputs, rows=rows, tails=", ".join(tails), tail=TAIL, losses=losses
+            flags=flags,
+            inputs=inputs,
+            rows=rows,
+            tails=", ".join(tails),
+            tail=TAIL,
+            rows64=rows64,
+            count=count,
+            losses=losses,
         )
         options.out.write_text(text)
 

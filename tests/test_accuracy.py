@@ -8,12 +8,14 @@ from pathlib import Path
 
 import aicf
 import checksums
+import exact64
 import numpy as np
 import pytest
 import sanitize
 from accuracy import (
     BINARY,
     COLUMNS,
+    KEPT64,
     LOSS_LIMITS,
     OPS,
     TAIL,
@@ -23,7 +25,6 @@ from accuracy import (
     some_floats,
     ulp_errors,
     worst,
-    worst_long,
     worst_pairs,
 )
 from compare import numpy_dtype
@@ -49,12 +50,6 @@ def test_every_half(name, dtype, device):
         pytest.skip("no bfloat16 here")
     errors, at, tail = worst(name, every_half(dtype), dtype, device)
     assert errors <= max(OPS[name].half, OPS[name].attrs != {}), f"{errors} ULP at {at!r}"
-
-
-@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.long])
-def test_float64(name, device):
-    errors, at = worst_long(name, device)
-    assert errors <= OPS[name].f64, f"{errors} ULP at {at!r}"
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -129,6 +124,136 @@ def test_ulp_errors():
     a = np.array([1, 1, 0.0, -0.0, np.nan, 1, 1e-45, np.inf], np.float32)
     b = np.array([1, 1 + 2**-23, -0.0, -0.0, np.nan, np.nan, -1e-45, 3.4028235e38], np.float32)
     assert ulp_errors(a, b).tolist() == [0, 1, 2**62, 0, 0, 2**62, 2, 1]
+
+
+# ---- float64
+
+
+NAMES64 = json.loads(KEPT64.read_text())["ops"]
+
+
+@pytest.mark.parametrize("name", exact64.OPS)
+def test_float64(name, device, make_rng, fresh_seed):
+    """2**20 of the inputs that docs/accuracy.md counts, others in each run: errors and bits."""
+    sums = NAMES64[name]["sums"].split()
+    chunk = int(make_rng(fresh_seed).integers(len(sums)))
+    operands = exact64.inputs(name, exact64.SEED, chunk)
+    got = exact64.result(name, operands, device)
+    if exact64.library():
+        error, at = exact64.worst(name, operands, got)
+        assert error <= exact64.OPS[name].allowed, f"{error} ULP at {at}"
+    assert exact64.bit_sum(got) == sums[chunk], f"chunk {chunk}"
+
+
+def exact_functions64():
+    """The functions of exact64.OPS at 400 bits, of mpmath's numbers."""
+    _, exact = exact_functions()
+    mp = pytest.importorskip("mpmath")
+    one = mp.mpf(1)
+    scale, cube = 2 * mp.sqrt(2 / mp.pi), mp.mpf(44715) / 1000000
+
+    def slope(u, turn):
+        s = 1 / (1 + mp.exp(-u))
+        return s + turn / (1 + mp.exp(u)) * s
+
+    return exact | {
+        "pow": mp.power,
+        "tanh_bwd": lambda y: one - y * y,
+        "sigmoid_bwd": lambda y: (one - y) * y,
+        "elu_bwd": lambda x: one if x > 0 else mp.exp(x),
+        "softplus_bwd": exact["sigmoid"],
+        "silu_bwd": lambda x: slope(x, x),
+        "gelu_tanh_bwd": lambda x: slope(
+            scale * (x + cube * x**3), scale * x * (1 + 3 * cube * x * x)
+        ),
+        "gelu_erf_bwd": lambda x: (
+            mp.erfc(-x / mp.sqrt(2)) / 2 + x * mp.exp(-x * x / 2) / mp.sqrt(2 * mp.pi)
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", exact64.OPS)
+def test_float64_references(name):
+    """What errors are counted from has 60 good bits; a derivative's terms may cancel some."""
+    if not exact64.library():
+        pytest.skip("no g++, or its long double is float64")
+    mp = pytest.importorskip("mpmath")
+    x, y = exact64.inputs(name, 3, 0, 4096)
+    every = np.arange(4096) % 16 == 0
+    if name in ("log", "rsqrt"):
+        x = np.abs(x)
+    usable = every & np.isfinite(x) & np.isfinite(y) & (x > -700 if name != "pow" else x > 0)
+    x, y = x[usable], y[usable]
+    function, checked = exact_functions64()[name], 0
+    with mp.workprec(1600 if name in ("sin", "cos") else 400):
+        for a, b, high, low in zip(x, y, *exact64.exact_values(name, x, y), strict=True):
+            if name not in ("sin", "cos", "log", "rsqrt", "pow") and abs(a) > 1e4:
+                continue
+            if name == "pow" and abs(b * np.log(a)) > 690:
+                continue
+            want = function(mp.mpf(a), mp.mpf(b)) if name == "pow" else function(mp.mpf(a))
+            if 2.0**-960 <= abs(want) < 2.0**1000:
+                good = 60 if "_bwd" not in name else 54
+                assert abs(mp.mpf(high) + mp.mpf(low) - want) <= abs(want) * mp.mpf(2) ** -good, a
+                checked += 1
+    assert checked >= 50
+
+
+def test_nearest_multiples():
+    """Beside multiples of pi/2 an angle loses up to 61 bits, and sin and cos none."""
+    mp = pytest.importorskip("mpmath")
+    x = np.array(list(exact64.nearest_multiples()))
+    assert len(x) > 1000 and np.isfinite(x).all()
+    sine, cosine = (exact64.result(name, (x, x)) for name in ("sin", "cos"))
+    least = np.minimum(np.abs(sine), np.abs(cosine))
+    assert 2.0**-62 < least.min() < 2.0**-60
+    hard = least < 2.0**-55
+    with mp.workprec(1600):
+        for a, s, c in zip(x[hard], sine[hard], cosine[hard], strict=True):
+            for got, want in ((s, mp.sin(mp.mpf(a))), (c, mp.cos(mp.mpf(a)))):
+                assert abs(mp.mpf(got) - want) <= abs(want) * mp.mpf(2) ** -52.5, a
+
+
+POW_EDGES = [*(s * v for v in (0.0, 1.0, 2.0, 0.5, 3.0, 1e300, np.inf) for s in (1, -1)), np.nan]
+
+
+def test_float64_pow_edges():
+    """The special values of IEEE 754, as NumPy has them."""
+    x, y = (
+        np.ascontiguousarray(a) for a in np.meshgrid([*POW_EDGES, np.nan], [*POW_EDGES, np.nan])
+    )
+    got = run("pow", [x, y], "float64")
+    with np.errstate(all="ignore"):
+        want = np.power(x, y)
+    assert (ulp_errors(got, want) <= 1).all(), (x[got != want], y[got != want])
+
+
+def test_float64_power_of_one():
+    """Simplification takes x ** 1 for x."""
+    x, _ = exact64.inputs("log", 11, 0)
+    got = run("pow", [x, np.ones_like(x)], "float64")
+    assert not ulp_errors(got, x).any()
+
+
+DIGEST64 = """
+import aicf, exact64
+for name in exact64.OPS:
+    operands = exact64.inputs(name, 5, 0, 2**16)
+    print(name, exact64.bit_sum(exact64.result(name, operands)))
+print(aicf._core.cpu_isa())
+"""
+
+
+def test_every_instruction_set_agrees_in_float64():
+    found = {}
+    for isa in sanitize.machine_isas():
+        env = os.environ | {"AICF_CPU_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)}
+        said = subprocess.run(
+            [sys.executable, "-c", DIGEST64], env=env, capture_output=True, text=True, check=True
+        ).stdout
+        *found[isa], used = said.split("\n")[:-1]
+        assert used == isa
+    assert all(sums == found["baseline"] for sums in found.values()), found
 
 
 # ---- the kept sums over all inputs

@@ -1,6 +1,9 @@
-"""The CUDA backend gives the CPU backend's bits in float32, and repeats itself."""
+"""The CUDA backend gives the CPU backend's bits, and repeats itself."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import aicf
+import exact64
 import numpy as np
 import pytest
 from aicf import verify
@@ -30,10 +33,14 @@ def assert_same(cpu, cuda, what):
         assert not differs.any(), f"{what} result {i}: {differs.sum()} of {a.size} differ"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("sizes", SHAPES)
 @pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_ops(case, sizes, make_rng):
-    dtype = "float32" if "float32" in case.dtypes else case.dtypes[0]
+def test_ops(case, sizes, dtype, make_rng):
+    if dtype not in case.dtypes:
+        if dtype == "float64":
+            pytest.skip("the row has no float64")
+        dtype = case.dtypes[0]
     rng = make_rng(5)
     arrays = [draw(arg, dtype, SHAPES[sizes], rng) for arg in case.args]
     try:
@@ -41,6 +48,30 @@ def test_ops(case, sizes, make_rng):
     except aicf.ShapeError:
         pytest.skip("the row holds for its own sizes alone")
     assert_same(cpu, outputs(case, arrays, "cuda"), case.id)
+
+
+LARGE, PARTS = 1 << 24, 6
+
+
+@pytest.mark.parametrize("name", exact64.FUNCTIONS)
+def test_float64_functions(name):
+    """96 Mi inputs of each function, and its gradient, on both devices."""
+    g = aicf.Graph(name)
+    x, y = g.input("x", (LARGE,), "float64"), g.input("y", (LARGE,), "float64")
+    value = exact64.applied(name, x, y)
+    g.output("value", value)
+    g.output("slope", g.backward(aicf.sum(value), [x])[x])
+    steps = [g.compile(device=device) for device in ("cpu", "cuda")]
+    with ThreadPoolExecutor(PARTS) as pool:
+        drawn = [pool.submit(exact64.inputs, name, 7, part, LARGE) for part in range(PARTS)]
+        for part in range(PARTS):
+            a, b = drawn[part].result()
+            drawn[part] = None
+            results = []
+            for step in steps:
+                got = step(x=a, y=b)
+                results.append([got["value"].numpy(), got["slope"].numpy()])
+            assert_same(*results, f"{name}, part {part},")
 
 
 @pytest.mark.parametrize("name", verify.CASES)

@@ -1,6 +1,7 @@
 """Every kernel source is accepted by NVRTC, which needs no GPU, for an old and a new device."""
 
 import aicf
+import exact64
 import numpy as np
 import pytest
 from aicf import _core, verify
@@ -36,6 +37,18 @@ def test_ops(first, arch):
         values = [g.input(f"{name}.x{i}", a.shape, str(a.dtype)) for i, a in enumerate(arrays)]
         for i, y in enumerate(as_list(case.build(g, *values))):
             g.output(f"{name}.y{i}", y)
+    compiled(g, arch)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_float64_functions(arch):
+    """And their gradients."""
+    g = aicf.Graph("functions")
+    x, y = g.input("x", (700,), "float64"), g.input("y", (700,), "float64")
+    for name in exact64.FUNCTIONS:
+        value = exact64.applied(name, x, y)
+        g.output(name, value)
+        g.output(f"{name}.slope", g.backward(aicf.sum(value), [x])[x])
     compiled(g, arch)
 
 

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -118,6 +119,29 @@ def test_kernel_headers_at_the_top_include_no_backend():
 
 
 # ---- the installed package
+
+
+MATH = r"(exp|expm1|exp2|log|log1p|log2|pow|sin|cos|sincos|tanh?|erfc?|rsqrt|cbrt)f?"
+
+
+def test_kernels_call_no_math_library():
+    """Its bits would be those of one machine; fma is the one correctly rounded function of it."""
+    if not shutil.which("nm"):
+        pytest.skip("no nm")
+    said = subprocess.run(
+        ["nm", "-D", "--undefined-only", _core.__file__], capture_output=True, text=True, check=True
+    ).stdout
+    names = {line.split()[-1].partition("@")[0] for line in said.splitlines()}
+    assert "fma" in names
+    assert not [name for name in names if re.fullmatch(MATH, name)]
+
+
+def test_device_code_calls_no_math_library():
+    """NVRTC has such functions built in: each call names scalar.h's."""
+    for path in (ROOT / "src" / "kernels" / "cuda").glob("*.cuh"):
+        assert not re.findall(rf"(?<!scalar::)\b{MATH}\(", path.read_text()), path.name
+    for path in (ROOT / "src" / "kernels").glob("*.h"):
+        assert not re.findall(rf"(?<!scalar)::{MATH}\(", path.read_text()), path.name
 
 
 def child(code, *args, **env):

@@ -1,85 +1,15 @@
-// Every pointwise function, written once, compiled by the C++ compiler and by NVRTC.
-//
-// In f32 nothing below uses libm, libdevice or an approximate instruction: all is spelled with the
-// vocabulary at the top (fma, sqrt, floor, bit casts, + - * /, select), each correctly rounded on
-// every machine, so a function has the same bits on any CPU and GPU. (The payload of a NaN is the
-// one exception.) Units that include this are compiled with -ffp-contract=off or --fmad=false.
-// In f64 the transcendental functions are the platform's, within 2 ULP.
+// Every pointwise function, written once, compiled by the C++ compiler and by NVRTC: those of f32
+// and of all types here, those of f64 in scalar64.h, over the vocabulary of ieee.h. Each has the
+// same bits on any CPU and GPU, the payload of a NaN excepted.
 //
 // Bodies are straight-line code with selects, so that a loop over them vectorises; only the
 // reduction of huge arguments of sin and cos branches. Coefficients: own weighted minimax fits,
 // rounded to f32 one at a time from the lowest degree, the rest refitted.
 #pragma once
 
-#include "abi.h"
+#include "kernels/scalar64.h"
 
 namespace aicf::scalar {
-
-template <class To, class From>
-AICF_HD To bit_cast(From x) {
-    return __builtin_bit_cast(To, x);
-}
-
-#ifdef __CUDACC_RTC__
-#define AICF_MATH(f) ::f
-AICF_HD float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-AICF_HD double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
-AICF_HD float sqrt(float x) { return __fsqrt_rn(x); }
-AICF_HD double sqrt(double x) { return __dsqrt_rn(x); }
-AICF_HD float floor(float x) { return ::floorf(x); }
-AICF_HD double floor(double x) { return ::floor(x); }
-AICF_HD float round(float x) { return ::rintf(x); }
-AICF_HD double round(double x) { return ::rint(x); }
-AICF_HD float div(float a, float b) { return __fdiv_rn(a, b); }
-AICF_HD double div(double a, double b) { return __ddiv_rn(a, b); }
-#else
-#define AICF_MATH(f) __builtin_##f
-AICF_HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-AICF_HD double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-AICF_HD float sqrt(float x) { return __builtin_sqrtf(x); }
-AICF_HD double sqrt(double x) { return __builtin_sqrt(x); }
-AICF_HD float floor(float x) { return __builtin_floorf(x); }
-AICF_HD double floor(double x) { return __builtin_floor(x); }
-AICF_HD float round(float x) { return __builtin_rintf(x); }
-AICF_HD double round(double x) { return __builtin_rint(x); }
-AICF_HD float div(float a, float b) { return a / b; }
-AICF_HD double div(double a, double b) { return a / b; }
-#endif
-
-AICF_HD uint32_t bits(float x) { return bit_cast<uint32_t>(x); }
-AICF_HD float from_bits(uint32_t u) { return bit_cast<float>(u); }
-
-template <class T>
-constexpr bool is_bool = static_cast<T>(2) == static_cast<T>(1);
-template <class T>
-constexpr bool is_float = !is_bool<T> && static_cast<T>(0.5) != static_cast<T>(0);
-
-template <int bytes>
-struct Bits;  // the unsigned type of a size, where integer arithmetic wraps without UB
-template <>
-struct Bits<1> {
-    using type = uint8_t;
-};
-template <>
-struct Bits<4> {
-    using type = uint32_t;
-};
-template <>
-struct Bits<8> {
-    using type = uint64_t;
-};
-template <class T>
-using BitsOf = typename Bits<sizeof(T)>::type;
-
-// low + x (next + x (...)), coefficients in ascending order.
-template <class T>
-AICF_HD T horner(T, T low) {
-    return low;
-}
-template <class T, class... High>
-AICF_HD T horner(T x, T low, High... high) {
-    return fma(horner(x, high...), x, low);
-}
 
 // ---- f16 and bf16, as bits ---------------------------------------------------------------------
 
@@ -190,15 +120,9 @@ AICF_HD T neg(T a) {
     else
         return sub(T(0), a);
 }
-AICF_HD float abs(float a) { return from_bits(bits(a) & 0x7fffffffu); }
-AICF_HD double abs(double a) { return bit_cast<double>(bit_cast<uint64_t>(a) & (~0ull >> 1)); }
 template <class T>
 AICF_HD T abs(T a) {
     return a <= T(0) ? neg(a) : a;
-}
-
-AICF_HD float copysign(float mag, float sign) {
-    return from_bits((bits(mag) & 0x7fffffffu) | (bits(sign) & 0x80000000u));
 }
 
 // A zero keeps its sign, NaN stays NaN.
@@ -286,7 +210,6 @@ AICF_HD float rsqrt(float x) {
     const float r = fma(0.5f * y, e, y);
     return x > 0.0f && x <= 0x1.fffffep127f ? r : y;
 }
-AICF_HD double rsqrt(double x) { return div(1.0, sqrt(x)); }
 
 // ---- exp and what is made of it ----------------------------------------------------------------
 
@@ -334,7 +257,6 @@ AICF_HD float exp_end(float x, ExpReduced v) {
     return from_bits(bits(scale2(exp_parts(v, 0.0f).hi, v.e)) | nan);
 }
 AICF_HD float exp(float x) { return exp_end(x, exp_begin(x)); }
-AICF_HD double exp(double x) { return AICF_MATH(exp)(x); }
 
 // e^x - 1 for x <= 88, accurate near 0.
 AICF_HD float expm1(float x) {
@@ -346,7 +268,6 @@ AICF_HD float expm1(float x) {
     const float y = fma(s, q, s - 1.0f);
     return abs(x) < 0x1p-26f ? x : y;
 }
-AICF_HD double expm1(double x) { return AICF_MATH(expm1)(x); }
 
 // sigmoid(-a) = s * 2^(e >> 23) for a >= 0; a_lo continues a. The residual corrects the quotient.
 struct Tail {
@@ -368,10 +289,6 @@ AICF_HD float sigmoid(float x) {
     const float s = scale2(t.s, t.e);
     return x > 0.0f ? 1.0f - s : s;
 }
-AICF_HD double sigmoid(double x) {
-    const double z = exp(-abs(x));
-    return div(x < 0 ? z : 1.0, 1.0 + z);
-}
 
 // x*sigmoid(v) = max(x, 0) - |x|*sigmoid(-|v|), v of x's sign: no cancellation, no overflow.
 AICF_HD float gate(float x, float v, float v_lo) {
@@ -380,12 +297,6 @@ AICF_HD float gate(float x, float v, float v_lo) {
     return (x < 0.0f ? -0.0f : x) - scale2(a * t.s, t.e);
 }
 AICF_HD float silu(float x) { return gate(x, x, 0.0f); }
-AICF_HD double silu(double x) {
-    const double a = abs(x) > 800 ? 800.0 : abs(x);
-    const bool tail = a > 700;  // exp(-a) would be subnormal while a exp(-a) is not
-    const double z = exp(tail ? 600.0 - a : -a);
-    return (x < 0 ? -0.0 : x) - (tail ? a * z * 2.6503965530043108e-261 : div(a * z, 1.0 + z));
-}
 
 // 0.5 x (1 + tanh(u)) = x sigmoid(2u), 2u = x (1.59576912 + 0.0713548163 x^2). The tail magnifies
 // an error of 2u by 2u, so the factor is kept as c + low, its constants' own rounding included.
@@ -399,11 +310,6 @@ AICF_HD float gelu_tanh(float x) {
         c_low + fma(0.0713548163f, a2_low, p_low) + fma(2.39883240e-9f, a2, -4.53406803e-8f);
     const float v = a * c;
     return gate(x, v, v > 110.0f ? 0.0f : fma(a, low, fma(a, c, -v)));
-}
-AICF_HD double gelu_tanh(double x) {
-    const double a = abs(x) > 40 ? 40.0 : abs(x);
-    const double z = exp(-a * fma(0.071354816272600249, a * a, 1.5957691216057308));
-    return (x < 0 ? -0.0 : x) - div(a * z, 1.0 + z);
 }
 
 // Phi(-a) = s * 2^(e >> 23) for a >= 0, as e^(-a^2/2) times a polynomial in w = 1/(1 + 0.3 a).
@@ -427,10 +333,6 @@ AICF_HD float gelu_erf(float x) {
     const NormalTail t = normal_tail(a);
     return (x < 0.0f ? -0.0f : x) - scale2(a * t.s, t.e);
 }
-AICF_HD double gelu_erf(double x) {
-    const double a = abs(x) > 40 ? 40.0 : abs(x);
-    return (x < 0 ? -0.0 : x) - 0.5 * a * AICF_MATH(erfc)(a * 0.70710678118654752440);
-}
 
 AICF_HD float tanh(float x) {
     const float a = abs(x) > 9.5f ? 9.5f : abs(x), s = a * a;
@@ -441,7 +343,6 @@ AICF_HD float tanh(float x) {
     const float large = 1.0f - div(2.0f, fma(e.hi, pow2(e.e), 1.0f));
     return copysign(a < 0.6f ? small : large, x);
 }
-AICF_HD double tanh(double x) { return AICF_MATH(tanh)(x); }
 
 AICF_HD float erf(float x) {
     const float a = abs(x) > 4.0f ? 4.0f : abs(x), s = a * a;
@@ -455,7 +356,6 @@ AICF_HD float erf(float x) {
     const float large = fma(-e.hi, pow2(e.e), 1.0f);
     return copysign(a < 0.925f ? small : large, x);
 }
-AICF_HD double erf(double x) { return AICF_MATH(erf)(x); }
 
 template <class T>
 AICF_HD T elu(T x, T alpha) {
@@ -481,7 +381,6 @@ AICF_HD float log(float x) {
     const float edge = x == 0.0f ? from_bits(0xff800000u) : (x > 0.0f ? x : from_bits(0x7fc00000u));
     return x > 0.0f && x <= 0x1.fffffep127f ? y : edge;
 }
-AICF_HD double log(double x) { return AICF_MATH(log)(x); }
 
 // max(x, 0) + log1p(e^-|x|), at every x: PyTorch's threshold of 20 is 1e-10 off in float64.
 AICF_HD float softplus(float x) {
@@ -493,7 +392,6 @@ AICF_HD float softplus(float x) {
     const float l = fma(f * f, log1p_poly(f), f);
     return (x < 0.0f ? 0.0f : x) + (l + shift);
 }
-AICF_HD double softplus(double x) { return (x < 0.0 ? 0.0 : x) + AICF_MATH(log1p)(exp(-abs(x))); }
 
 // ---- sin and cos -------------------------------------------------------------------------------
 
@@ -576,8 +474,6 @@ AICF_HD float cos(float x) {
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
     return sin_of(reduce_huge(x), 1);
 }
-AICF_HD double sin(double x) { return AICF_MATH(sin)(x); }
-AICF_HD double cos(double x) { return AICF_MATH(cos)(x); }
 
 // ---- pow ---------------------------------------------------------------------------------------
 
@@ -614,7 +510,6 @@ AICF_HD float pow(float x, float y) {
     z = (x != x) | (y != y) ? x + y : z;
     return (y == 0.0f) | (x == 1.0f) ? 1.0f : z;
 }
-AICF_HD double pow(double x, double y) { return AICF_MATH(pow)(x, y); }
 
 // ---- derivatives, times dy ---------------------------------------------------------------------
 
@@ -683,12 +578,6 @@ AICF_HD float gelu_erf_bwd(float x, float dy) {
     const NormalTail t = normal_tail(a);
     const float left = scale2(fma(-a * 0.398942292f, t.density, t.s), t.e);
     return dy * (x < 0.0f ? left : 1.0f - left);
-}
-AICF_HD double gelu_erf_bwd(double x, double dy) {
-    const double a = abs(x) > 40 ? 40.0 : abs(x);
-    const double left = 0.5 * AICF_MATH(erfc)(a * 0.70710678118654752440) -
-                        a * 0.39894228040143267794 * exp(-0.5 * a * a);
-    return dy * (x < 0 ? left : 1.0 - left);
 }
 
 // ---- rows: softmax, losses ---------------------------------------------------------------------

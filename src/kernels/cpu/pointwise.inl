@@ -165,34 +165,44 @@ void map1<exp_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {
 }
 
 // Huge angles take a branch, which would keep the whole loop from vectorising.
-#define AICF_ANGLE(fn)                                                               \
-    template <>                                                                      \
-    void map1<fn##_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) { \
-        float* y = static_cast<float*>(at[0]);                                       \
-        const float* x = static_cast<const float*>(at[1]);                           \
-        alignas(64) float hi[kPass], lo[kPass];                                      \
-        alignas(64) uint32_t quarter[kPass];                                         \
-        for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {             \
-            const int64_t m = min64(kPass, n - b);                                   \
-            uint32_t most = 0;                                                       \
-            for (int64_t i = 0; i < m; i++) {                                        \
-                const uint32_t size = scalar::bits(x[i]) & 0x7fffffffu;              \
-                most = size > most ? size : most;                                    \
-                const scalar::Angle a = scalar::reduce_fast(x[i]);                   \
-                hi[i] = a.hi;                                                        \
-                lo[i] = a.lo;                                                        \
-                quarter[i] = a.quarter;                                              \
-            }                                                                        \
-            if (most <= scalar::bits(scalar::kSinFastLimit)) {                       \
-                _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =          \
-                    scalar::fn##_fast(x[i], {hi[i], lo[i], quarter[i]});             \
-            } else {                                                                 \
-                for (int64_t i = 0; i < m; i++) y[i] = scalar::fn(x[i]);             \
-            }                                                                        \
-        }                                                                            \
+template <class T, class Reduced, class Fast, class Any>
+void map_angles(int64_t n, void* const* at, T limit, Fast fast, Any any) {
+    T* y = static_cast<T*>(at[0]);
+    const T* x = static_cast<const T*>(at[1]);
+    using U = scalar::BitsOf<T>;
+    alignas(64) T hi[kPass], lo[kPass];
+    alignas(64) U quarter[kPass];
+    for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {
+        const int64_t m = min64(kPass, n - b);
+        U most = 0;
+        for (int64_t i = 0; i < m; i++) {
+            const U size = scalar::bits(scalar::abs(x[i]));
+            most = size > most ? size : most;
+            const Reduced a = scalar::reduce_fast(x[i]);
+            hi[i] = a.hi;
+            lo[i] = a.lo;
+            quarter[i] = a.quarter;
+        }
+        if (most <= scalar::bits(limit)) {
+            _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =
+                fast(x[i], Reduced{hi[i], lo[i], quarter[i]});
+        } else {
+            for (int64_t i = 0; i < m; i++) y[i] = any(x[i]);
+        }
     }
-AICF_ANGLE(sin)
-AICF_ANGLE(cos)
+}
+
+#define AICF_ANGLE(fn, T, Reduced, limit)                                                         \
+    template <>                                                                                   \
+    void map1<fn##_fn, T, T, 0>(int64_t n, void* const* at, const Scalar*) {                      \
+        map_angles<T, scalar::Reduced>(                                                           \
+            n, at, scalar::limit, [](T x, scalar::Reduced a) { return scalar::fn##_fast(x, a); }, \
+            [](T x) { return scalar::fn(x); });                                                   \
+    }
+AICF_ANGLE(sin, float, Angle, kSinFastLimit)
+AICF_ANGLE(cos, float, Angle, kSinFastLimit)
+AICF_ANGLE(sin, double, Angle64, kSinFastLimit64)
+AICF_ANGLE(cos, double, Angle64, kSinFastLimit64)
 #undef AICF_ANGLE
 
 // ---- casts --------------------------------------------------------------------------------------
