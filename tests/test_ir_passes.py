@@ -75,7 +75,7 @@ REWRITES = {
         (lambda x, c: -0.0 + x, FLOATS, []),
         (lambda x, c: x + 0, INTEGERS, []),
     ],
-    "x ** 1": [(lambda x, c: aicf.pow(x, 1.0), ["float32", "float16", "bfloat16"], [])],
+    "x ** 1": [(lambda x, c: aicf.pow(x, 1.0), FLOATS, [])],
     "-(-x)": [(lambda x, c: aicf.neg(-x), FLOATS + INTEGERS, [])],
     "a + -b": [
         (lambda x, c: x[::-1] + -x, FLOATS + INTEGERS, ["Slice", "Sub"]),
@@ -223,7 +223,6 @@ NEAR = {  # alike, and not equal
     "1 / x": (lambda x, y: 1.0 / x, FLOATS, 2.0),
     "1 - x": (lambda x, y: 1 - x, INTEGERS, 2),
     "0 - x": (lambda x, y: 0 - x, INTEGERS, 2),
-    "x ** 1 in f64": (lambda x, y: aicf.pow(x, 1.0), ["float64"], 2.0),
     "by way of f16": (lambda x, y: aicf.cast(aicf.cast(x, "float16"), x.dtype), ["float32"], 0.1),
     "by way of f32": (lambda x, y: aicf.cast(aicf.cast(x, "float32"), x.dtype), ["float64"], 0.1),
     "i32 by way of f32": (
@@ -320,21 +319,19 @@ def test_fold_keeps_the_bits_of_hard_values(dtype, device):
         g.output("where", aicf.where(aicf.isnan(x), aicf.cumsum(x, 0), x))
         g.input("unused", ())
 
-    left = set(folded(build, {}, device))
-    assert left - {"Slice", "Cast"} == ({"Exp", "Sin", "Pow"} if dtype == "float64" else set())
+    assert set(folded(build, {}, device)) <= {"Slice", "Cast"}
 
 
 def test_fold_leaves_what_a_backend_decides(device, rng):
-    """Products belong to the math mode, f64 functions to the platform, random numbers to states."""
+    """Products belong to the math mode, random numbers to states."""
 
     def build(g):
         a = g.constant(draw(np.random.default_rng(3), 4, 4))
         g.output("product", a @ a)
-        g.output("wide", aicf.exp(aicf.cast(a, "float64")))
         g.output("noise", aicf.dropout(a, 0.5))
 
     left = folded(build, {}, device)
-    assert {"MatMul", "Exp", "Dropout"} <= set(left) and "Cast" not in left
+    assert {"MatMul", "Dropout"} <= set(left)
 
 
 def test_fold_does_not_grow_the_graph(device, rng):

@@ -74,7 +74,7 @@ class Ahead {
         for (const LoweredOp& op : lowered.ops) {
             if (op.node < 0) continue;
             is_view_[op.node] = 0;
-            portable[op.node] &= is_portable(op);
+            portable[op.node] &= op.def->portable;
             flops[op.node] += cost_of(op).flops;
         }
         may_fold_.assign(ahead_.values.size(), 1);

@@ -392,11 +392,4 @@ Cost cost_of(const Lowered& lowered) {
     return sum;
 }
 
-bool is_portable(const LoweredOp& op) {
-    bool wide = false;
-    for (const auto* views : {&op.inputs, &op.outputs})
-        for (const View& view : *views) wide |= view.dtype == DType::f64;
-    return op.def->portable == Portable::always || (op.def->portable == Portable::not_f64 && !wide);
-}
-
 }  // namespace aicf

@@ -253,10 +253,6 @@ struct Cost {
     }
 };
 
-/// Whether a result has the same bits on every backend and in every mode, so that a compiler may
-/// compute it. In f64 some functions are the platform's own; a product's bits belong to its mode.
-enum class Portable : uint8_t { never, not_f64, always };
-
 /// The schema of a lowered op. Any strides and offsets are allowed for every operand unless
 /// `contiguous` names it; an output never overlaps an input unless `inplace` pairs them.
 struct LoweredDef {
@@ -273,14 +269,15 @@ struct LoweredDef {
     /// Of an op on the rows along one axis: which operands hold elements, inputs first; of the
     /// others each row has one. Elements of a result depend on the row's elements alone.
     std::vector<int> rows = {};
-    Portable portable = Portable::never;
+    /// The same bits on every backend and in every mode, so that a compiler may compute it: a
+    /// product's belong to its mode, random numbers to states.
+    bool portable = false;
     int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
     double (*flops)(const LoweredOp&) = nullptr;
 };
 Cost cost_of(const LoweredOp& op);
 Cost cost_of(const Lowered& lowered);
-bool is_portable(const LoweredOp& op);
 /// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
 /// writes the output may read the input, nor of one around a row op, which itself writes over what
 /// its own schema pairs; of an optimizer's, whose steps may run side by side, no other step. A

@@ -243,7 +243,7 @@ void define_movement_ops() {
                                 {"step", Ints(), true},
                                 {"value", 0.0}},
                       .infer = infer_pad,
-                      .portable = Portable::always});
+                      .portable = true});
     define(OpDef{.name = "Concat",
                  .fn = "concat",
                  .inputs = {"xs*"},
@@ -266,7 +266,7 @@ void define_movement_ops() {
                       .outputs = {"y"},
                       .attrs = {{"axis", int64_t(0)}},
                       .infer = infer_concat,
-                      .portable = Portable::always});
+                      .portable = true});
     define(OpDef{.name = "Detach",
                  .fn = "detach",
                  .inputs = {"x"},
@@ -315,7 +315,7 @@ void define_movement_ops() {
                       .outputs = {"x"},
                       .attrs = fold_attrs,
                       .infer = infer_fold,
-                      .portable = Portable::always});
+                      .portable = true});
     define(OpDef{.name = "Reshape",
                  .fn = "reshape",
                  .inputs = {"x"},

@@ -161,7 +161,7 @@ void define_indexed_ops() {
                       .inputs = {"table", "indices"},
                       .outputs = {"y"},
                       .infer = infer_take,
-                      .portable = Portable::always});
+                      .portable = true});
     define(OpDef{.name = "TakeBwd",
                  .fn = "take_bwd",
                  .inputs = {"dy", "indices"},
@@ -181,7 +181,7 @@ void define_indexed_ops() {
         .attrs = {{"rows", int64_t(0), true}, {"order", chain_order(), false, {chain_order()}}},
         .infer = infer_take_bwd,
         .reduction = true,
-        .portable = Portable::always});
+        .portable = true});
     define(OpDef{.name = "Pick",
                  .fn = "pick",
                  .inputs = {"x", "labels"},
@@ -197,7 +197,7 @@ void define_indexed_ops() {
                       .inputs = {"x", "labels"},
                       .outputs = {"y"},
                       .infer = infer_pick,
-                      .portable = Portable::always});
+                      .portable = true});
     define(OpDef{.name = "PickBwd",
                  .fn = "pick_bwd",
                  .inputs = {"dy", "labels"},
@@ -213,7 +213,7 @@ void define_indexed_ops() {
                       .outputs = {"dx"},
                       .attrs = {{"classes", int64_t(0), true}},
                       .infer = infer_pick_bwd,
-                      .portable = Portable::always});
+                      .portable = true});
     const std::vector<AttrDef> window = {{"kernel", std::vector<int64_t>(), true},
                                          {"stride", std::vector<int64_t>{1, 1}},
                                          {"dilation", std::vector<int64_t>{1, 1}}};
@@ -236,7 +236,7 @@ void define_indexed_ops() {
                       .attrs = window,
                       .infer = infer_max_pool,
                       .reduction = true,
-                      .portable = Portable::always});
+                      .portable = true});
     define(OpDef{.name = "MaxPoolBwd",
                  .fn = "max_pool2d_bwd",
                  .inputs = {"x", "y", "dy"},
@@ -255,7 +255,7 @@ void define_indexed_ops() {
                       .attrs = window,
                       .infer = infer_max_pool_bwd,
                       .reduction = true,
-                      .portable = Portable::always});
+                      .portable = true});
 }
 
 }  // namespace
@@ -285,7 +285,7 @@ void define_nn_ops() {
                       .attrs = {{"order", std::string("tree"), false, {"tree"}}},
                       .infer = infer_mse,
                       .reduction = true,
-                      .portable = Portable::always,
+                      .portable = true,
                       .flops_per_element = 3});
     define(OpDef{.name = "MseGrad",
                  .fn = "mse_grad",
@@ -319,7 +319,7 @@ void define_nn_ops() {
                       .infer = infer_cross_entropy_rows,
                       .reduction = true,
                       .rows = {0},
-                      .portable = Portable::not_f64,
+                      .portable = true,
                       .flops_per_element = 15});
     // (softmax(logits) - onehot(labels)) / N; a row whose label is out of range is zero.
     define(OpDef{.name = "CrossEntropyGrad",
@@ -341,7 +341,7 @@ void define_nn_ops() {
                       .infer = infer_cross_entropy_grad,
                       .inplace = {{0, 0}},
                       .rows = {0, 4},
-                      .portable = Portable::not_f64,
+                      .portable = true,
                       .flops_per_element = 15});
 }
 

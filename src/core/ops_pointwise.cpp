@@ -69,15 +69,11 @@ void zero_grad(GradContext&) {}  // the derivative is zero wherever it exists
 constexpr const char* kBool = "the result is bool";
 constexpr const char* kFirstOrder = "second derivatives are not offered";
 
-/// By the rule of scalar.h a function has one result in f32; `exact` ones, which are made of
-/// correctly rounded operations alone, have one in f64 too.
 struct Options {
     std::vector<AttrDef> attrs = {};
     double flops = 1;
     LowerFn lower = lower_pointwise;
-    Portable portable = Portable::not_f64;
 };
-const Options exact = {.portable = Portable::always};
 
 void pointwise_kernel(const std::string& lowered, const std::vector<std::string>& inputs,
                       InferFn infer, const Options& options = {}) {
@@ -90,7 +86,7 @@ void pointwise_kernel(const std::string& lowered, const std::vector<std::string>
     for (size_t i = 0; i < inputs.size(); i++) low.inplace.push_back({0, static_cast<int>(i)});
     low.pointwise = true;
     low.flops_per_element = options.flops;
-    low.portable = options.portable;
+    low.portable = true;  // by the rule of scalar.h
     define(std::move(low));
 }
 
@@ -131,7 +127,7 @@ void use_y(GradContext& g, const char* op) { g.set(0, emit(op, {g.out(), g.dy()}
 void define_pointwise_ops() {
     const std::vector<std::string> ab = {"a", "b"};
     const auto define_arithmetic = [&](const char* name, const char* lowered, GradFn grad) {
-        pointwise(name, lowered, ab, infer_same, grad, "", exact);
+        pointwise(name, lowered, ab, infer_same, grad, "");
     };
     define_arithmetic("Add", "add", [](GradContext& g) {
         g.set(0, g.dy());
@@ -162,7 +158,7 @@ void define_pointwise_ops() {
             if (g.needs(0)) g.set(0, g.dy() / g.in(1));
             if (g.needs(1)) g.set(1, -(g.dy() * g.out() / g.in(1)));
         },
-        "", exact);
+        "");
     pointwise("Pow", "pow", ab, infer_float,
               [](GradContext& g) {
                   Var a = g.in(0), b = g.in(1);
@@ -180,22 +176,18 @@ void define_pointwise_ops() {
               },
               "", {{}, 20});
 
-    pointwise(
-        "Neg", "neg", {"x"}, infer_same, [](GradContext& g) { g.set(0, -g.dy()); }, "", exact);
+    pointwise("Neg", "neg", {"x"}, infer_same, [](GradContext& g) { g.set(0, -g.dy()); }, "");
     pointwise(
         "Abs", "abs", {"x"}, infer_same,
-        [](GradContext& g) { g.set(0, g.dy() * emit("Sign", {g.in(0)})); }, "", exact);
-    pointwise("Sign", "sign", {"x"}, infer_same, zero_grad, "", exact);
-    pointwise(
-        "ReLU", "relu", {"x"}, infer_same, [](GradContext& g) { use_y(g, "ReluBwd"); }, "", exact);
-    unary("Floor", "floor", zero_grad, exact);
-    unary("Round", "round", zero_grad, exact);
+        [](GradContext& g) { g.set(0, g.dy() * emit("Sign", {g.in(0)})); }, "");
+    pointwise("Sign", "sign", {"x"}, infer_same, zero_grad, "");
+    pointwise("ReLU", "relu", {"x"}, infer_same, [](GradContext& g) { use_y(g, "ReluBwd"); }, "");
+    unary("Floor", "floor", zero_grad);
+    unary("Round", "round", zero_grad);
     unary("Exp", "exp", [](GradContext& g) { g.set(0, g.dy() * g.out()); }, {{}, 10});
     unary("Log", "log", [](GradContext& g) { g.set(0, g.dy() / g.in(0)); }, {{}, 10});
-    unary("Sqrt", "sqrt", [](GradContext& g) { g.set(0, g.dy() / (g.out() * 2.0)); }, exact);
-    unary(
-        "Rsqrt", "rsqrt", [](GradContext& g) { g.set(0, g.dy() * (g.out() / g.in(0)) * -0.5); },
-        exact);
+    unary("Sqrt", "sqrt", [](GradContext& g) { g.set(0, g.dy() / (g.out() * 2.0)); });
+    unary("Rsqrt", "rsqrt", [](GradContext& g) { g.set(0, g.dy() * (g.out() / g.in(0)) * -0.5); });
     unary("Sin", "sin", [](GradContext& g) { g.set(0, g.dy() * emit("Cos", {g.in(0)})); },
           {{}, 15});
     unary("Cos", "cos", [](GradContext& g) { g.set(0, -(g.dy() * emit("Sin", {g.in(0)}))); },
@@ -234,13 +226,13 @@ void define_pointwise_ops() {
                                  {"Le", "le"},
                                  {"Gt", "gt"},
                                  {"Ge", "ge"}})
-        pointwise(name, lowered, ab, infer_compare, nullptr, kBool, exact);
+        pointwise(name, lowered, ab, infer_compare, nullptr, kBool);
     for (auto [name, lowered] : {std::pair{"LogicalAnd", "logical_and"},
                                  {"LogicalOr", "logical_or"},
                                  {"LogicalXor", "logical_xor"}})
-        pointwise(name, lowered, ab, infer_logic, nullptr, kBool, exact);
-    pointwise("LogicalNot", "logical_not", {"x"}, infer_logic, nullptr, kBool, exact);
-    pointwise("IsNan", "isnan", {"x"}, infer_test, nullptr, kBool, exact);
+        pointwise(name, lowered, ab, infer_logic, nullptr, kBool);
+    pointwise("LogicalNot", "logical_not", {"x"}, infer_logic, nullptr, kBool);
+    pointwise("IsNan", "isnan", {"x"}, infer_test, nullptr, kBool);
     pointwise(
         "Where", "where", {"condition", "a", "b"}, infer_where,
         [](GradContext& g) {
@@ -248,16 +240,16 @@ void define_pointwise_ops() {
             if (g.needs(1)) g.set(1, emit("Where", {g.in(0), g.dy(), zero}));
             if (g.needs(2)) g.set(2, emit("Where", {g.in(0), zero, g.dy()}));
         },
-        "", exact);
+        "");
     pointwise("Cast", "cast", {"x"}, infer_cast,
               [](GradContext& g) {
                   g.set(0, emit("Cast", {g.dy()}, {{"dtype", dtype_name(g.in(0).type().dtype)}}));
               },
-              "", {{{"dtype", std::string(), true}}, 1, lower_cast, Portable::always});
+              "", {{{"dtype", std::string(), true}}, 1, lower_cast});
 
     // Pointwise kernels that other families lower to.
-    pointwise_kernel("copy", {"x"}, infer_copy, exact);
-    pointwise_kernel("bias_add", {"x", "b"}, infer_same, exact);
+    pointwise_kernel("copy", {"x"}, infer_copy);
+    pointwise_kernel("bias_add", {"x", "b"}, infer_same);
     pointwise_kernel("mse_grad", {"y", "t"}, infer_float, {{{"scale", 0.0, true}}, 2});
 
     // Ops that do not wait for each other, side by side in one launch.

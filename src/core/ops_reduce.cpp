@@ -92,7 +92,7 @@ void reduction(const std::string& name, const std::string& fn, const std::string
         low.attrs.push_back({"order", std::string("tree"), false, {"tree", chain_order()}});
     low.infer = infer;
     low.reduction = low.streams = true;
-    low.portable = Portable::always;
+    low.portable = true;
     define(std::move(low));
 }
 
@@ -113,7 +113,7 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad,
     low.inplace = {{0, 0}};
     low.reduction = true;
     low.rows = {0, 1};
-    low.portable = Portable::not_f64;
+    low.portable = true;
     low.flops_per_element = 15;
     define(low);
     low.name = lowered + "_bwd";
@@ -203,7 +203,7 @@ void define_scans_and_norms() {
                       .attrs = one_axis,
                       .infer = infer_argmax,
                       .reduction = true,
-                      .portable = Portable::always});
+                      .portable = true});
     const std::vector<AttrDef> scan = {{"axis", int64_t(0), true}, {"reverse", false}};
     define(OpDef{.name = "CumSum",
                  .fn = "cumsum",
@@ -229,7 +229,7 @@ void define_scans_and_norms() {
                       .outputs = {"y"},
                       .attrs = scan,
                       .infer = infer_cumsum,
-                      .portable = Portable::always});
+                      .portable = true});
     const std::vector<AttrDef> norm = {{"eps", 1e-5}, {"center", true}};
     std::vector<AttrDef> ordered = norm;
     ordered.push_back({"order", std::string("tree"), false, {"tree"}});
@@ -266,7 +266,7 @@ void define_scans_and_norms() {
                       .infer = infer_normalize,
                       .reduction = true,
                       .rows = {0, 1},
-                      .portable = Portable::not_f64,
+                      .portable = true,
                       .flops_per_element = 8});
     define(LoweredDef{.name = "normalize_bwd",
                       .inputs = {"y", "rstd", "dy"},
@@ -276,7 +276,7 @@ void define_scans_and_norms() {
                       .inplace = {{0, 2}},
                       .reduction = true,
                       .rows = {0, 2, 3},
-                      .portable = Portable::not_f64,
+                      .portable = true,
                       .flops_per_element = 8});
 }
 
