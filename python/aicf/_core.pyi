@@ -368,6 +368,11 @@ def cpu_isa() -> str:
 def cpu_memory() -> tuple[int, int]:
     """Bytes that Steps hold in host memory, and the most they ever held."""
 
+def cpu_thresholds() -> list[tuple[str, int, str, int]]:
+    """
+    Sizes at which CPU kernels go another way: (instruction set, bytes of an element, what is compared, value).
+    """
+
 def num_threads() -> int:
     """Threads the CPU backend uses."""
 

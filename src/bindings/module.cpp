@@ -128,6 +128,17 @@ NB_MODULE(_core, m) {
     m.def("cpu_memory", &aicf::cpu::cpu_memory,
           "Bytes that Steps hold in host memory, and the most they ever held.");
     m.def(
+        "cpu_thresholds",
+        [] {
+            nanobind::list all;
+            for (const aicf::cpu::Threshold& one : aicf::cpu::thresholds())
+                all.append(nanobind::make_tuple(one.set, one.size, one.quantity, one.value));
+            return all;
+        },
+        nanobind::sig("def cpu_thresholds() -> list[tuple[str, int, str, int]]"),
+        "Sizes at which CPU kernels go another way: (instruction set, bytes of an element, what is "
+        "compared, value).");
+    m.def(
         "num_threads",
         [](const nanobind::args& rest, const nanobind::kwargs& named) {
             aicf::refuse_rest("num_threads", "no arguments", rest, named);

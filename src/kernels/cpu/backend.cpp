@@ -80,9 +80,6 @@ const Chosen& chosen() {
 
 // ---- kernels ------------------------------------------------------------------------------------
 
-/// Below this much work, waking the other threads costs more than it saves.
-constexpr double kParallelNs = 20000;
-
 double estimate_ns(const LoweredOp& op) {
     const Cost cost = cost_of(op);
     return cost.bytes * 0.1 + cost.flops * (op.def->gemm ? 0.02 : 0.1);

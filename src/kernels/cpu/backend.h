@@ -23,4 +23,14 @@ const char* cpu_isa();
 /// Every (lowered op, dtype of its first value operand) that has a kernel.
 std::vector<std::pair<std::string, DType>> cpu_kernels();
 
+/// A size at which kernels go another way: `value` of `quantity`, in the kernels of an instruction
+/// set on elements of `size` bytes.
+struct Threshold {
+    std::string set;
+    int64_t size;
+    std::string quantity;
+    int64_t value;
+};
+std::vector<Threshold> thresholds();
+
 }  // namespace aicf::cpu

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/abi.h"
+#include "kernels/cpu/thresholds.h"
 
 namespace aicf::cpu {
 
@@ -47,25 +48,13 @@ struct CpuKernel {
 // the iteration space. A single op on contiguous operands is a program of one instruction and one
 // block; 16-bit types add conversions around it; a fusion is only a longer program.
 
-constexpr int kBlock = 512;  // elements of a block buffer
-constexpr int kTileRows = 16, kTileBlock = 256;
-// More than a cache holds: elements that are read, bytes that are written.
-constexpr int64_t kStreamed = 4 << 20, kStreamedBytes = 16 << 20;
 #if defined(__x86_64__)
 constexpr bool kStreams = true;  // there are stores that leave the caches alone
 #else
 constexpr bool kStreams = false;
 #endif
-// Elements of a block whose results are streamed, or few less, of one instruction and of several:
-// the processor reads and computes the next while this one is on its way to memory.
-constexpr int kStreamOne = 128, kStreamBlock = 256;
-// A product is shared out in cells of at least so many rows and columns, as far as it has them.
-constexpr int64_t kCellRows = 48, kCellCols = 64;
 constexpr int kMaxSlots = 48;
 constexpr int kMaxInstrOperands = 14;
-// Neighbouring results of a reduction to a unit: where the elements lie in memory, few or many, and
-// the bytes where they are made.
-constexpr int64_t kStrip = 64, kWideStrip = 256, kWideStripBytes = 4096;
 
 /// at: outputs, then inputs.
 using InstrFn = void (*)(int64_t n, void* const* at, const Scalar* scalars);
@@ -157,8 +146,6 @@ struct FusedReduce {
 // part of the workspace. Behind RowPlan, the tail holds this and then the programs.
 
 constexpr int kMaxHeld = 8;
-constexpr int64_t kRowUnit = 2048, kMaxRowUnit = 8192;  // elements, where rows are shorter
-constexpr int64_t kRowUnits = 32;  // for threads to share, where there are more
 
 struct FusedRows {
     RowFn run;
@@ -176,8 +163,6 @@ struct FusedRows {
 //
 // An optimizer's update is a batch: instructions on arrays of their own sizes. Those on numbers
 // alone come first, in a phase of their own; the others may run in any order.
-
-constexpr int64_t kBatchUnit = 4096;  // elements
 
 struct BatchInstr {
     InstrFn fn;

@@ -130,11 +130,7 @@ AICF_HD Q load_lanes(const T* p, [[maybe_unused]] const T* q) {
 #endif
     return load<Q>(p);
 }
-#if defined(__AVX__)
-constexpr int kDotBytes = 32;
-#else
-constexpr int kDotBytes = 16;
-#endif
+constexpr int kDotBytes = kWidths.square;
 
 template <class T>
 struct Packer {
@@ -284,8 +280,6 @@ void dots(const T* x, const T* b, int64_t b_col, T* c, int64_t c_col, int64_t k,
 
 // ---- few k --------------------------------------------------------------------------------------
 
-constexpr int kThin = 8;
-
 // One strip of C, all rows, the K rows of B held in registers: a row costs K fma and a store.
 template <class T, int Bytes, int K>
 void thin(const T* a, int64_t a_row, const T* b, int64_t b_row, T* c, int64_t c_row, int64_t m) {
@@ -310,19 +304,17 @@ void thin(int64_t k, const T* a, int64_t a_row, const T* b, int64_t b_row, T* c,
 
 // ---- blocking -----------------------------------------------------------------------------------
 
-// Elements of B that stay in a 32 KB cache beside tiles of A and C.
 template <class T>
-constexpr int64_t kResident = 24576 / sizeof(T);
+constexpr int64_t kResident = kResidentBytes / sizeof(T);
 
 // A panel of k holds whole chunks, because a chunk's accumulators never leave the registers; the
 // last one also what would be a panel of few terms.
 struct Blocks {
     int64_t m, n, k, deepest;  // deepest: the most terms of a panel
 };
-constexpr int64_t kFewTerms = 32;
 template <class T>
 AICF_HD Blocks blocks(int64_t k, int64_t chunk) {
-    constexpr int64_t kPanel = 256, kA = 65536 * 4 / sizeof(T), kB = 524288 * 4 / sizeof(T);
+    constexpr int64_t kA = kBlockA * 4 / sizeof(T), kB = kBlockB * 4 / sizeof(T);
     const int64_t kc = min(k, chunk >= kPanel ? chunk : kPanel / chunk * chunk);
     const int64_t deepest = min(k, kc + kFewTerms);
     if (kc <= kPanel / 2) return {2 * kA / kPanel, kB / kPanel, kc, deepest};
@@ -330,15 +322,10 @@ AICF_HD Blocks blocks(int64_t k, int64_t chunk) {
     return {max(kA / kc, 2 * kMainRows), max(kB / kc / 64 * 64, 64), kc, deepest};
 }
 
-// Up to so many tiles of rows, packing a strip of B costs more than it saves; but a cache keeps few
-// of the rows that lie whole pages apart (or all at one place).
-constexpr int64_t kFewTiles = 12;
 template <class T>
 AICF_HD bool between_pages(int64_t step) {
-    return step * int64_t(sizeof(T)) % 4096 != 0;
+    return step * int64_t(sizeof(T)) % kPageBytes != 0;
 }
-// An operand B of more bytes is not near by itself, and its lines are asked for ahead.
-constexpr int64_t kFarBytes = 2 << 20;
 
 // Bytes of packing space; also enough for any part of the same product, and for its transpose.
 template <class T>
@@ -358,8 +345,8 @@ bool special(const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row
     constexpr int64_t W = kDotBytes / sizeof(T);
     if (m == 1 && a_col == 1 && b_row == 1 && b_col != 1 && n >= W) {
         int64_t j = 0;
-        for (; j + 4 * W <= n; j += 4 * W)
-            dots<T, 4>(a, b + j * b_col, b_col, c + j * c_col, c_col, k, chunk);
+        for (; j + kDotGroups * W <= n; j += kDotGroups * W)
+            dots<T, kDotGroups>(a, b + j * b_col, b_col, c + j * c_col, c_col, k, chunk);
         for (; j < n; j += W) {
             j = min(j, n - W);  // the last group overlaps: the same columns give the same bits
             dots<T, 1>(a, b + j * b_col, b_col, c + j * c_col, c_col, k, chunk);
@@ -369,7 +356,7 @@ bool special(const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row
     const int strip = n >= int64_t(kBytes / sizeof(T)) ? kSingle : kHalf;
     const int64_t width = width_of<T>(strip);
     if (k > min(kThin, chunk) || a_col != 1 || c_col != 1 || (n & (width - 1)) != 0 ||
-        n > 4 * width || m < 8)
+        n > kThinStrips * width || m < kThinRows)
         return false;
     for (int64_t j = 0; j < n; j += width) {
         const T* bt = b + j * b_col;
@@ -412,9 +399,9 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
     const bool few_tiles = m <= kFewTiles * kMainRows && between_pages<T>(b_row);
     const bool columns_of_a = a_row == 1 && kBytes == 64 && between_pages<T>(a_col);
     const bool pack_a =
-        convert || (a_row != 1 && a_col != 1) || (n > 128 && m > 1 && !columns_of_a);
+        convert || (a_row != 1 && a_col != 1) || (n > kPackedColumns && m > 1 && !columns_of_a);
     const bool pack_b =
-        convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > 8192 && !few_tiles);
+        convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > kPackedElements && !few_tiles);
     const bool row_a = !pack_a && a_row != 1;
     T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * s.deepest;
 
@@ -506,17 +493,16 @@ inline Grid grid_of(const ArgBlock& args) {
     for (int i = 0; i < d - 2; ++i) g.batches *= c.shape()[i];
     g.down = g.n > g.m;
     // A cell is worth some ten microseconds, so that sharing it out pays.
-    while (g.rows * g.cols * max(g.k, 1) < 1 << 19 && (g.rows < g.m || g.cols < g.n)) {
+    while (g.rows * g.cols * max(g.k, 1) < kCellWork && (g.rows < g.m || g.cols < g.n)) {
         int64_t& side = g.rows < g.m && (g.rows <= g.cols || g.cols >= g.n) ? g.rows : g.cols;
         side *= 2;
     }
     // Cells of one size, so that shares of equal count are equal work.
     g.rows = max(ceil_div(g.m, max(ceil_div(g.m, g.rows), 1)), 1);
-    g.cols = max(ceil_div(ceil_div(g.n, max(ceil_div(g.n, g.cols), 1)), 16) * 16, 16);
+    const int64_t even = ceil_div(g.n, max(ceil_div(g.n, g.cols), 1));
+    g.cols = max(ceil_div(even, kCellStep) * kCellStep, kCellStep);
     return g;
 }
-
-constexpr int64_t kConvertRows = 96, kConvertCols = 512;  // block of f32 sums behind a 16-bit C
 
 template <class T, class S, class D>
 void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t batch, int64_t i0,
@@ -613,7 +599,7 @@ uint64_t gemm_workspace(const ArgBlock& args, int threads) {
             return uint64_t(threads) * mm::share<double>(g.m, g.n, g.k, chunk);
         default:
             return uint64_t(threads) * (mm::share<float>(g.m, g.n, g.k, chunk) +
-                                        mm::kConvertRows * mm::kConvertCols * sizeof(float));
+                                        kConvertRows * kConvertCols * sizeof(float));
     }
 }
 

@@ -100,7 +100,7 @@ AICF_INLINE void transpose_tile(U* to, int64_t to_row, const U* from, int64_t fr
 template <class U>
 __attribute__((noinline)) void transpose(U* to, int64_t to_row, const U* from, int64_t from_row,
                                          int64_t rows, int64_t cols) {
-    constexpr int B = sizeof(U) < 8 ? 16 : 8;
+    constexpr int B = sizeof(U) < 8 ? kTurned : kTurned / 2;
     const auto edge = [&](int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
         int64_t i = i0;
         for (; i + 4 <= i1; i += 4) {
@@ -246,11 +246,11 @@ AICF_INLINE const CopyPlan& copy_plan(const ArgBlock& args) {
     return *static_cast<const CopyPlan*>(args.tail_ptr());
 }
 
-/// First-axis slices to a unit: about 16 KB, and whole tiles of a transpose along that axis.
+/// First-axis slices to a unit, and whole tiles of a transpose along that axis.
 AICF_INLINE int64_t copy_grain(const CopyPlan& p) {
     const int64_t slice = p.total / (p.rank ? p.shape[0] : 1) * p.size;
-    const int64_t least = slice > 0 ? (16384 + slice - 1) / slice : 1;
-    return p.cross == 0 ? (least + 63) / 64 * 64 : least;
+    const int64_t least = slice > 0 ? (kCopyBytes + slice - 1) / slice : 1;
+    return p.cross == 0 ? (least + kCopySlices - 1) / kCopySlices * kCopySlices : least;
 }
 
 int64_t copy_units(const ArgBlock& args, int phase) {

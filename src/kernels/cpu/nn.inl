@@ -27,7 +27,7 @@ void plan_rows(RowPlan& p, const Operand& x, int64_t axis) {
         p.shape[p.rank++] = x.shape()[d];
     }
     p.n = x.shape()[axis];
-    p.grain = p.n == 0 ? 1024 : p.n < 1024 ? (1024 + p.n - 1) / p.n : 1;
+    p.grain = p.n == 0 ? kRowGrain : p.n < kRowGrain ? (kRowGrain + p.n - 1) / p.n : 1;
 }
 
 /// Where the next operand has its rows; null: they are held, one after the other.
@@ -641,7 +641,6 @@ void fused_rows_run(const ArgBlock& args, int64_t begin, int64_t end, int, int t
 struct MsePlan {
     Walk y, t;
 };
-constexpr int64_t kMseGroup = 65536;  // elements to a unit: whole subtrees
 
 void mse_prepare(ArgBlock& args) {
     MsePlan& p = *const_cast<MsePlan*>(static_cast<const MsePlan*>(args.tail_ptr()));

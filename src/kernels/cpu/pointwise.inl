@@ -144,7 +144,6 @@ AICF_POINTWISE(AICF_ROW)
 // Two functions in two passes: a processor looks ahead over a fixed count of operations, and a long
 // chain of them for each element leaves it too few elements to work on at once. Passes are short,
 // so that it reads ahead while it computes.
-constexpr int kPass = 128;
 
 template <>
 void map1<exp_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {
@@ -336,8 +335,8 @@ void move_block(const Program& p, const Slot& slot, int64_t pos, int64_t n, char
 /// Repeats the first `period` elements of a buffer until n are filled.
 template <class U>
 void repeat(U* buffer, int64_t period, int64_t n) {
-    typedef U V __attribute__((vector_size(32), aligned(1), may_alias));
-    constexpr int64_t L = 32 / sizeof(U);
+    typedef U V __attribute__((vector_size(kRepeatedBytes), aligned(1), may_alias));
+    constexpr int64_t L = kRepeatedBytes / sizeof(U);
     if (L % period == 0 && n >= L) {
         V v;
         for (int64_t i = 0; i < L; i++) v[i] = buffer[i & (period - 1)];

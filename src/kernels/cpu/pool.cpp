@@ -20,6 +20,7 @@
 #include "core/float_mode.h"
 #include "core/fork.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/cpu/thresholds.h"
 
 namespace aicf::cpu {
 
@@ -167,7 +168,6 @@ class Pool {
     }
 
   private:
-    static constexpr int kChunks = 2;  // for each thread; more would pack a product's operands anew
     static constexpr int kClaimBits = 12;
     static constexpr uint64_t kRegions = ~uint64_t{0} >> 2 * kClaimBits;
     static_assert(kMaxThreads * kChunks < 1 << kClaimBits);

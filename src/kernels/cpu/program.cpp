@@ -112,7 +112,7 @@ class Builder {
                         slot.mode == SlotMode::first || slot.mode == SlotMode::given;
         }
         program.block = in_place ? std::max<int64_t>(program.total, 1) : block_;
-        program.unit = rows_ ? 8 * kBlock : block_ * 8;
+        program.unit = kProgramUnit * (rows_ ? kBlock : block_);
         if (cross_ >= 0) program.unit = kTileRows * shape_.back();
         std::copy(shape_.begin(), shape_.end(), program.shape);
         std::vector<int64_t> strides;
@@ -175,7 +175,7 @@ class Builder {
         }
         // Short rows are taken several to a block; a block then holds whole rows.
         const int64_t inner = shape_.empty() ? 1 : shape_.back();
-        rows_ |= shape_.size() < 2 || inner >= 128;
+        rows_ |= shape_.size() < 2 || inner >= kWholeRow;
         // Parts of a product begin at one of its rows, or anywhere in rows wider than a cell.
         if (product_ >= 0) rows_ |= inner == 0 || row_ % inner != 0 || row_ > kCellCols;
         block_ =

@@ -4,8 +4,6 @@
 
 namespace aicf::cpu::AICF_ISA {
 
-constexpr int64_t kRandomUnit = 4096;  // elements
-
 int64_t random_units(const ArgBlock& args, int) {
     const Operand& y = args.out(0);
     return (count_of(y, 0, y.rank) + kRandomUnit - 1) / kRandomUnit;

@@ -12,12 +12,6 @@ namespace aicf::cpu::AICF_ISA {
 
 // ---- the plan of a reduction --------------------------------------------------------------------
 
-constexpr int64_t kTile = 4096;    // elements that rows are taken in
-constexpr int64_t kJoined = 256;   // results to a unit that joins groups
-constexpr int64_t kFarLeaves = 4;  // of a stream before another begins
-constexpr int64_t kPageBytes = 4096;
-constexpr int64_t kShares = 8;  // so many threads are enough for what memory yields
-
 struct ReducePlan {
     Walk reduced;                  // reduced.total elements make one result
     int64_t results, chain;        // chain: c, or 0 for the tree
@@ -38,7 +32,7 @@ AICF_INLINE const ReducePlan& reduce_plan(const ArgBlock& args) {
 void plan_groups(ReducePlan& p, int64_t work) {
     p.group = power_of_two_from((work + p.strip - 1) / p.strip);
     if (p.group < kTreeLeaf) p.group = kTreeLeaf;
-    p.groups = p.chain == 0 && p.units < 16 ? (p.reduced.total + p.group - 1) / p.group : 1;
+    p.groups = p.chain == 0 && p.units < kFewUnits ? (p.reduced.total + p.group - 1) / p.group : 1;
     if (p.groups < 2) {
         p.groups = 1;
         p.group = p.reduced.total;
@@ -57,7 +51,7 @@ void plan_units(ReducePlan& p, int64_t size, int64_t most = 0) {
     if (p.columns) {
         // Wide strips suit the memory, the more so where they take whole pages of each row; narrow
         // ones give every thread some where there are few.
-        const bool many = p.results >= 16 * kWideStrip || n >= 16 * kTreeLeaf;
+        const bool many = p.results >= kManyStrips * kWideStrip || n >= kManyLeaves * kTreeLeaf;
         const bool pages = p.streamed && p.kept[last] * size >= kPageBytes;
         p.ascending = most > 0 || !pages;
         if (most == 0)
@@ -74,11 +68,11 @@ void plan_units(ReducePlan& p, int64_t size, int64_t most = 0) {
         p.units = p.results / p.kept[last] * p.strips;
     } else {
         p.strips = 1;
-        const bool several = kDrawsAbreast && p.streamed && p.results >= 16 * kAbreast;
+        const bool several = kDrawsAbreast && p.streamed && p.results >= kManyStrips * kAbreast;
         p.strip = n > 0 && n < kTile ? (kTile + n - 1) / n : several ? kAbreast : 1;
         p.units = (p.results + p.strip - 1) / p.strip;
     }
-    plan_groups(p, 65536);
+    plan_groups(p, kGroupWork);
     p.bundles = p.groups == 1 && p.chain == 0 && p.reduced.rank <= 1 && n > 0 && n <= kShortRow;
 }
 
@@ -443,7 +437,7 @@ constexpr int64_t kSlack = 128;  // what is made may have to begin earlier, with
 /// Rows of a strip that are made at once: a power of two, so that none is made twice in a leaf.
 AICF_INLINE int64_t rows_at_once(const ReducePlan& p) {
     int64_t many = p.strips > 1 ? 1 : kTreeLanes / 2;
-    while (many > 1 && many * p.strip > 2 * kBlock) many /= 2;
+    while (many > 1 && many * p.strip > kMadeAtOnce) many /= 2;
     return many;
 }
 

@@ -153,24 +153,16 @@ void tile(int64_t k, const T* a, int64_t a_step, const T* b, int64_t b_step, T* 
 template <class T>
 using TileFn = void (*)(int64_t, const T*, int64_t, const T*, int64_t, T*, int64_t, bool);
 
-// How many rows of accumulators the registers hold under strips of two vectors and of one.
-#if defined(__AVX512F__)
-constexpr int kBytes = 64, kMainRows = 14, kSlimRows = 14;
-#elif defined(__AVX2__)
-constexpr int kBytes = 32, kMainRows = 6, kSlimRows = 12;
-#else
-constexpr int kBytes = 16, kMainRows = 6, kSlimRows = 8;
-#endif
+constexpr int kBytes = kWidths.vector, kMainRows = kWidths.main_rows, kSlimRows = kWidths.slim_rows;
 constexpr int kMaxTile = kBytes * 2 * 16;  // bytes
-constexpr int kWideRows = 3;  // so few rows need a wider strip to hide the latency of fma
 
 enum Strip { kVector, kWide, kMain, kSingle, kHalf, kStrips };
 
 struct Shape {
     int bytes, vectors, rows;
 };
-constexpr Shape kShapes[kStrips] = {{kBytes, 8, 1},
-                                    {kBytes, 4, kWideRows},
+constexpr Shape kShapes[kStrips] = {{kBytes, kVectorVectors, 1},
+                                    {kBytes, kWideVectors, kWideRows},
                                     {kBytes, 2, kMainRows},
                                     {kBytes, 1, kSlimRows},
                                     {kBytes > 16 ? kBytes / 2 : 16, 1, kSlimRows}};
@@ -205,8 +197,8 @@ AICF_HD int64_t width_of(int strip) {
 template <class T>
 AICF_HD int strip_for(int64_t rows, int64_t cols) {
     constexpr int64_t L = kBytes / sizeof(T);
-    if (rows == 1 && cols >= 8 * L) return kVector;
-    if (rows <= kWideRows && cols >= 4 * L) return kWide;
+    if (rows == 1 && cols >= kVectorVectors * L) return kVector;
+    if (rows <= kWideRows && cols >= kWideVectors * L) return kWide;
     if (cols > L) return kMain;
     return cols > L / 2 || kBytes == 16 ? kSingle : kHalf;
 }

@@ -4,13 +4,7 @@
 
 namespace aicf::cpu::AICF_ISA {
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
+constexpr int kVectorBytes = kWidths.vector;
 
 // ---- element types ------------------------------------------------------------------------------
 
@@ -271,7 +265,6 @@ __attribute__((noinline)) A leaf(const A* x, int64_t n) {
 /// ahead of all of them, and so draw more from the memory than along one. Loads of whole lines draw
 /// as much from one, or more.
 constexpr bool kDrawsAbreast = kVectorBytes < 64;
-constexpr int kAbreast = 4;
 
 /// A whole leaf of each of kAbreast streams.
 template <class Op, class A>
@@ -407,8 +400,7 @@ AICF_INLINE const A* fetch(const Walk& w, const E* base, int64_t pos, int64_t n,
 /// Rows of at most 128 elements are taken R at a time and turned, t[element][row], so that vectors
 /// run over rows.
 template <class A>
-constexpr int kBundle = 64 / int(sizeof(A));
-constexpr int64_t kShortRow = kTreeLanes;
+constexpr int kBundle = kBundleBytes / int(sizeof(A));
 
 /// t[l][i] = row i's element l; rows past `count` repeat the first.
 template <class A, class E>
