@@ -344,6 +344,9 @@ def cuda_problem() -> str:
 def clear_cuda_cache() -> int:
     """Removes every compiled kernel on disk; returns how many."""
 
+def cuda_thresholds() -> list[tuple[str, int, str, int]]:
+    """Sizes at which CUDA kernels go another way, as `cpu_thresholds` says."""
+
 def cuda_candidates(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32') -> dict[str, list[str]]:
     """
     The kernels to choose from by op signature, the one chosen by itself first.

@@ -65,6 +65,16 @@ void bind_cuda(nb::module_& m) {
     m.def("clear_cuda_cache", &clear_cuda_cache,
           "Removes every compiled kernel on disk; returns how many.");
     m.def(
+        "cuda_thresholds",
+        [] {
+            nb::list all;
+            for (const CudaThreshold& one : cuda_thresholds())
+                all.append(nb::make_tuple("cuda", one.size, one.quantity, one.value));
+            return all;
+        },
+        nb::sig("def cuda_thresholds() -> list[tuple[str, int, str, int]]"),
+        "Sizes at which CUDA kernels go another way, as `cpu_thresholds` says.");
+    m.def(
         "cuda_candidates",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math) {

@@ -32,7 +32,6 @@ void list(std::vector<Threshold>& all, const char* set, const Widths& widths, in
                         kProgramUnit * kBlock});
     add("program.turned_rows", {kTileRows, 2 * kTileRows});
     add("program.turned_row", {kTileBlock, 2 * kTileBlock});
-    add("program.elements_streamed", {kStreamed});
     add("program.bytes_streamed", {kStreamedBytes});
     add("program.ns", {kParallelNs});
     add("update.elements", {kBatchUnit, 2 * kBatchUnit});
@@ -52,7 +51,6 @@ void list(std::vector<Threshold>& all, const char* set, const Widths& widths, in
                           kWideStripBytes / size, kPageBytes / size});
     add("columns.results", {kManyStrips * kWideStrip});
     add("columns.elements", {kGroupWork});
-    add("reduce.streamed", {kStreamed});
 
     add("rows.terms", {kShortRow, kTreeLeaf, kRowGrain, kRowUnit, kMaxRowUnit});
     add("rows.rows", {kBundleBytes / size / 4, kBundleBytes / size});
@@ -60,7 +58,9 @@ void list(std::vector<Threshold>& all, const char* set, const Widths& widths, in
     add("mse.elements", {kTreeLeaf, kMseGroup});
     add("take_bwd.terms", {kChainChunk});
     add("take_bwd.width", {kTreeLeaf});
-    if (size == 4) {  // 16-bit operands, whose sums are of f32
+    if (size == 4) {  // many megabytes, whatever an element's size; 16-bit sums are of f32
+        add("program.elements_streamed", {kStreamed});
+        add("reduce.streamed", {kStreamed});
         all.push_back({set, 2, "gemm.rows", kConvertRows});
         all.push_back({set, 2, "gemm.columns", kConvertCols});
     }

@@ -32,6 +32,14 @@ CudaInfo cuda_info();
 std::string cuda_problem();
 uint64_t clear_cuda_cache();
 
+/// A size at which kernels go another way: `value` of `quantity`, on elements of `size` bytes.
+struct CudaThreshold {
+    int64_t size;
+    std::string quantity;
+    int64_t value;
+};
+std::vector<CudaThreshold> cuda_thresholds();
+
 /// The kernels to choose from for an op, the CUDA C++ program of a graph's, and the cubin of a
 /// program: none needs a GPU.
 /// `processors`: multiprocessors of the device it is for.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/op.h"
@@ -98,6 +99,8 @@ KernelText reduce_text(const LoweredOp& op, int processors);
 KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Target& target);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target);
+/// Rows and columns of the tiles of products of elements of `size` bytes.
+std::vector<std::pair<int, int>> gemm_tiles(int64_t size);
 KernelText indexed_text(const LoweredOp& op, int processors);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, int processors);
 KernelText update_text(const LoweredOp& op, int processors);  // several of an optimizer's updates

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/cuda/codegen.h"
+#include "kernels/cuda/thresholds.h"
 
 namespace aicf::cuda {
 
@@ -115,7 +116,8 @@ struct Gemm {
     /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Target& target) const {
-        if (target.major < 8 || chunk % 32 != 0 || k < 32 || m * n < 64 || m * n * k < 1 << 17)
+        if (target.major < 8 || chunk % 32 != 0 || k < kTiledTerms || m * n < kTiledResults ||
+            m * n * k < kTiledWork)
             return {};
         const Problem problem{batches, m, n, k, tensor ? 128 : chunk, !tensor, size};
         return tf32       ? ranked(kTf32, problem, target)
@@ -130,7 +132,20 @@ std::string name_of(const Choice& choice) {
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
+template <size_t Count>
+void add_sizes(const Tiling (&tilings)[Count], std::vector<std::pair<int, int>>& sizes) {
+    for (const Tiling& t : tilings) sizes.emplace_back(t.m, t.n);
+}
+
 }  // namespace
+
+std::vector<std::pair<int, int>> gemm_tiles(int64_t size) {
+    std::vector<std::pair<int, int>> sizes;
+    if (size == 8) add_sizes(kDouble, sizes);
+    if (size == 4) add_sizes(kScalar, sizes);
+    if (size == 2) add_sizes(kTensor, sizes);
+    return sizes;
+}
 
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target) {
     std::vector<std::string> names;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/codegen.h"
+#include "kernels/cuda/thresholds.h"
 
 namespace aicf::cuda {
 
@@ -189,17 +190,17 @@ KernelText row_text(const LoweredOp& op, int processors) {
         text.body += cat("    cross_entropy_grad<", a, ", @_Shape>(", arguments, number, ");\n}\n");
         return text;
     }
-    const bool warp = leaves <= 2;
+    const bool warp = leaves <= kWarpLeaves;
     const int64_t group = [&] {
         int64_t p = 1;
-        while (p * 1024 < leaves) p *= 2;
+        while (p * kGroupLeaves < leaves) p *= 2;
         return p;
     }();
     int64_t warps = 1;
-    while (warps < 8 && warps < leaves) warps *= 2;
-    text.threads = warp ? static_cast<int>(32 * std::clamp<int64_t>(rows, 1, 8))
+    while (warps < kRowWarps && warps < leaves) warps *= 2;
+    text.threads = warp ? static_cast<int>(32 * std::clamp<int64_t>(rows, 1, kRowWarps))
                         : static_cast<int>(32 * warps);
-    text.blocks = warp ? (rows + 7) / 8 : rows;
+    text.blocks = warp ? (rows + kRowWarps - 1) / kRowWarps : rows;
     text.shared = warp ? 0
                        : static_cast<uint32_t>((leaves + group - 1) / group *
                                                dtype_size(a == "double" ? DType::f64 : DType::f32));

@@ -3,14 +3,13 @@
 #include <set>
 
 #include "kernels/cuda/codegen.h"
+#include "kernels/cuda/thresholds.h"
 #include "kernels/scalar.h"
 
 namespace aicf::cuda {
 
 namespace {
 
-constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
-constexpr int kThreads = 256;
 // Where arithmetic bounds a kernel, more blocks than this only repeat what comes before the loop
 // (15 % of a sine's time); where memory does, each block's first loads are what keeps it busy.
 constexpr int64_t kBlocksAProcessor = 64;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/codegen.h"
+#include "kernels/cuda/thresholds.h"
 
 namespace aicf::cuda {
 
@@ -232,7 +233,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
     }
     const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
     const int64_t enough = 4 * int64_t{processors};  // blocks that fill the device
-    if (leaves > 0 && r.rows >= 8 && in_columns(op, r, read)) {
+    if (leaves > 0 && r.rows >= kColumns && in_columns(op, r, read)) {
         const int64_t strips = (r.rows + 31) / 32;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);
         const int64_t span = power_of_two_from((leaves + pieces - 1) / pieces) * kTreeLeaf;
@@ -247,18 +248,19 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
                 pieces > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("columns");
     }
-    if (leaves <= 2) {
-        text.blocks = (r.rows + 7) / 8;
-        if (r.rows < 8) text.threads = static_cast<int>(32 * std::max<int64_t>(r.rows, 1));
+    if (leaves <= kWarpLeaves) {
+        text.blocks = (r.rows + kRowWarps - 1) / kRowWarps;
+        if (r.rows < kRowWarps) text.threads = static_cast<int>(32 * std::max<int64_t>(r.rows, 1));
         entry(cat("reduce_warps<", operation, ", ", a, ", @_Shape>(grid, "));
         return finished("warps");
     }
-    if (r.rows < enough / 2 && leaves >= 64) {
+    if (r.rows < enough / 2 && leaves >= kSplitLeaves) {
         // Each piece is worth at least 16 leaves, and the last block joins at most 4096 of them.
-        int64_t span = power_of_two_from(std::max<int64_t>(
-            {16, (leaves * r.rows + 8 * enough - 1) / (8 * enough), (leaves + 4095) / 4096}));
+        int64_t span = power_of_two_from(
+            std::max<int64_t>({kPieceLeaves, (leaves * r.rows + 8 * enough - 1) / (8 * enough),
+                               (leaves + kPieces - 1) / kPieces}));
         const int64_t pieces = (leaves + span - 1) / span,
-                      group = std::max<int64_t>(span / 1024, 1);
+                      group = std::max<int64_t>(span / kGroupLeaves, 1);
         text.blocks = r.rows * pieces;
         text.workspace = static_cast<uint64_t>(r.rows * pieces * a_size);
         text.counters = static_cast<int>(r.rows);
@@ -267,7 +269,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
                   ", @_Shape>(grid, parts, counters, "));
         return finished("split");
     }
-    const int64_t group = power_of_two_from((leaves + 1023) / 1024);
+    const int64_t group = power_of_two_from((leaves + kGroupLeaves - 1) / kGroupLeaves);
     text.blocks = r.rows;
     text.threads = static_cast<int>(
         32 * std::min<int64_t>(power_of_two_from(leaves), r.rows < enough ? 32 : 8));

@@ -1,0 +1,35 @@
+#include "kernels/cuda/thresholds.h"
+
+#include "kernels/cuda/backend.h"
+#include "kernels/cuda/codegen.h"
+
+namespace aicf {
+
+std::vector<CudaThreshold> cuda_thresholds() {
+    using namespace cuda;
+    std::vector<CudaThreshold> all;
+    for (int64_t size : {2, 4, 8}) {
+        const auto add = [&](const char* quantity, std::initializer_list<int64_t> values) {
+            for (int64_t value : values) all.push_back({size, quantity, value});
+        };
+        for (const auto& [rows, columns] : gemm_tiles(size)) {
+            add("gemm.rows", {rows});
+            add("gemm.columns", {columns});
+        }
+        add("gemm.terms", {kTiledTerms, kChainChunk, 2 * kChainChunk});
+        add("gemm.results", {kTiledResults});
+        add("gemm.work", {kTiledWork});
+        add("program.elements", {kWarp, kThreads, kSmall});
+        add("reduce.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, 4 * kTreeLeaf,
+                             kSplitLeaves * kTreeLeaf});
+        add("reduce.results", {kRowWarps});
+        add("columns.terms", {kTreeLanes, kTreeLeaf, 2 * kTreeLeaf, kChainChunk});
+        add("columns.width", {kColumns, kWarp, 2 * kWarp});
+        add("rows.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, kRowWarps * kTreeLeaf});
+        add("rows.rows", {kRowWarps});
+        add("take_bwd.terms", {kChainChunk});
+    }
+    return all;
+}
+
+}  // namespace aicf

@@ -1,0 +1,24 @@
+// Every size at which a CUDA kernel goes another way, but for the tiles of products. The kernels'
+// texts take their constants from here; cuda_thresholds() lists them by what they are compared
+// with.
+#pragma once
+
+#include "kernels/abi.h"
+
+namespace aicf::cuda {
+
+// A product with fewer terms, results or multiplications has no tiles.
+constexpr int64_t kTiledTerms = 32, kTiledResults = 64, kTiledWork = 1 << 17;
+
+constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
+constexpr int kThreads = 256;      // of a block of a program
+
+constexpr int64_t kWarp = 32;
+constexpr int64_t kWarpLeaves = 2;      // of a row, up to which a warp takes it
+constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block
+constexpr int64_t kGroupLeaves = 1024;  // of a row, above which a block takes them in groups
+constexpr int64_t kColumns = 8;         // results at least that columns are worth it for
+constexpr int64_t kSplitLeaves = 64;    // of a row, from which on it is cut where there are few
+constexpr int64_t kPieceLeaves = 16, kPieces = 4096;  // of a piece at least, of a row at most
+
+}  // namespace aicf::cuda
