@@ -11,7 +11,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aicf
+from isas import machine_isas
 from op_cases import CASES, SIZES
 from test_contract import build
 
@@ -134,19 +134,6 @@ def build_target(kind, folder, jobs, *options):
     run(["cmake", "-S", ROOT, "-B", folder, *generator, *define])
     run(["cmake", "--build", folder, "--parallel", jobs])
     return folder
-
-
-def machine_isas():
-    """The instruction sets of which this machine has every part."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return ["baseline"]
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    needs = {
-        "baseline": set(),
-        "avx2": {"avx2", "fma", "bmi2", "f16c"},
-        "avx512": {"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
-    }
-    return [isa for isa, need in needs.items() if need <= flags]
 
 
 def same_everywhere(harness, *command):

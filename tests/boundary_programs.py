@@ -1,0 +1,747 @@
+"""The families of graphs that tests/boundary.py draws: programs written once, for aicf and for
+reference.py, and configurations that say everything about them."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import aicf
+import numpy as np
+import op_cases
+from boundary_shapes import HEAVY
+from compare import numpy_dtype
+
+BUDGET = 1_200_000  # multiplications of a product
+SHARED = 550_000  # from here on a product is shared out to threads
+
+
+class Family(NamedTuple):
+    quantities: tuple[str, ...]
+    draw: Callable  # (rng, target) -> configuration
+    program: Callable  # (functions, graph, configuration) -> the loss, or None
+    check: Callable | None = None  # (case, found): against float64, where no program does it
+
+
+# ---- what a program writes to
+
+
+def data_of(kind):
+    """A function that draws an operand: (rng, shape, dtype) -> array."""
+    name, _, count = kind.partition(":")
+
+    def draw_data(rng, shape, dtype):
+        if name == "below":
+            return rng.integers(0, int(count), shape).astype(dtype)
+        if dtype in ("int32", "int64", "uint8"):
+            return rng.integers(0 if dtype == "uint8" else -90, 90, shape).astype(dtype)
+        if name == "fan":
+            bound = 1 / math.sqrt(shape[-1]) if len(shape) > 1 else 0.5
+            values = rng.uniform(-bound, bound, shape)
+        elif name == "positive":
+            values = rng.uniform(0.5, 2, shape)
+        else:
+            values = rng.standard_normal(shape)
+        return np.asarray(values).astype(numpy_dtype(dtype))
+
+    return draw_data
+
+
+class Recorder:
+    """An aicf.Graph, and how its inputs and params are drawn."""
+
+    def __init__(self, config):
+        self.graph = aicf.Graph(config["family"])
+        self.config = config
+        self.inputs, self.params, self.outputs, self.leaves = {}, {}, set(), {}
+
+    def input(self, name, shape, dtype="float32", data="normal"):
+        self.inputs[name] = (tuple(shape), dtype, data_of(data))
+        self.leaves[name] = self.graph.input(name, shape, dtype)
+        return self.leaves[name]
+
+    def param(self, name, shape, dtype="float32", data="fan"):
+        self.params[name] = (tuple(shape), dtype, data_of(data))
+        self.leaves[name] = self.graph.param(name, shape, dtype)
+        return self.leaves[name]
+
+    def dense(self, name, x, out, bias=True):
+        weight = self.param(f"{name}.W", (out, x.shape[-1]), x.dtype)
+        return aicf.linear(x, weight, self.param(f"{name}.b", (out,), x.dtype) if bias else None)
+
+    def output(self, name, value):
+        self.outputs.add(name)
+        self.graph.output(name, value)
+
+    def end(self, loss):
+        if loss is None:
+            return
+        self.output("loss", loss)
+        if self.config["ends"] == "train":
+            self.graph.minimize(loss, OPTIMIZERS[self.config["optimizer"]]())
+        elif self.config["ends"] == "gradients":
+            wanted = {n: v for n, v in self.leaves.items() if v.dtype in FLOATS}
+            grads = self.graph.backward(loss, list(wanted.values()))
+            for name, value in wanted.items():
+                self.output(f"d.{name}", grads[value])
+
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+OPTIMIZERS = {
+    "sgd": lambda: aicf.optim.SGD(lr=0.05),
+    "momentum": lambda: aicf.optim.SGD(lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda: aicf.optim.Adam(lr=0.01, eps=1e-2),
+    "adamw": lambda: aicf.optim.AdamW(lr=0.01, eps=1e-2),
+}
+
+
+# ---- sizes
+
+
+def product_sizes(rng, target, size):
+    """m, n, k of a product that meets a target, and how B lies."""
+    quantity, _, value, side = target or ("", 0, 0, 0)
+    held, layout = {}, rng.pick("plain", "plain", "turned", "cut", "stepped", "paged")
+    if quantity in ("gemm.rows", "gemm.columns", "gemm.terms"):
+        held["mnk"["gemm.rows gemm.columns gemm.terms".split().index(quantity)]] = value + side
+    elif quantity in ("gemm.strip", "gemm.panel"):
+        held["k"] = int(rng.pick(64, 128))
+        held["n"] = value // held["k"] + side
+    elif quantity == "gemm.b_bytes":
+        held["k"] = int(rng.pick(512, 1024))
+        held["n"] = value // size // held["k"] + side
+    elif quantity == "gemm.work":
+        m, k = rng.pick((32, 64), (64, 32), (16, 128))
+        held = {"m": m, "k": k, "n": value // (m * k) + side}
+    elif quantity == "gemm.results":
+        held = {"m": 8, "n": value // 8} if side == 0 else {"m": 1, "n": value + side}
+    elif quantity == "gemm.ns":
+        held = {"m": 16 + 16 * int(rng.integers(4)), "k": 64 + 16 * int(rng.integers(12))}
+        fixed = 0.1 * size * held["m"] * held["k"]
+        each = 0.04 * held["m"] * held["k"] + 0.1 * size * (held["m"] + held["k"])
+        held["n"] = round((value - fixed) / each) + 2 * side
+    elif quantity == "gemm.row_bytes":
+        layout = "paged" if side == 0 else "paged+" if side > 0 else "paged-"
+    sizes = {
+        "m": held.get("m") or rng.near("gemm.rows", size, 200),
+        "n": held.get("n") or rng.near("gemm.columns", size, 260),
+        "k": held.get("k") or rng.near("gemm.terms", size, 600),
+    }
+    while math.prod(sizes.values()) > BUDGET and (free := [a for a in "mnk" if a not in held]):
+        largest = max(free, key=sizes.get)
+        if sizes[largest] == 1:
+            break
+        sizes[largest] = int(rng.integers(1, sizes[largest]))
+    if "k" not in held and rng.integers(4) and math.prod(sizes.values()) < SHARED:
+        k = -(-SHARED // (sizes["m"] * sizes["n"]))
+        sizes["k"] = int(k + rng.integers(1, 40)) if k < 1200 else sizes["k"]
+    return sizes["m"], sizes["n"], sizes["k"], layout
+
+
+def base(rng, family, target, dtypes=("float32", "float32", "float32", "float64")):
+    """What every configuration says."""
+    dtype = str(rng.pick(*dtypes))
+    if target:
+        fits = {4: "float32", 8: "float64", 2: str(rng.pick("float16", "bfloat16"))}
+        dtype = fits[target[1]]
+    tolerance = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 2e-1}[dtype]
+    return {
+        "family": family,
+        "target": list(target) if target else None,
+        "dtype": dtype,
+        "ends": "forward",
+        "optimizer": str(rng.pick(*OPTIMIZERS)),
+        "replays": int(rng.integers(1, 4)),
+        "tolerance": tolerance,
+        "clearance": 1e-12 if dtype == "float64" else 3e-5,
+        "heavy": bool(target and target[0] in HEAVY),
+    }
+
+
+def size_of(dtype):
+    return {"float64": 8, "int64": 8}.get(dtype, 4)
+
+
+# ---- what programs share
+
+
+def laid(g, f, name, shape, how, dtype, kind="input", data="normal"):
+    """An operand of rank 2 or more that lies in one of several ways."""
+    make = lambda s: getattr(g, kind)(name, s, dtype, data)  # noqa: E731
+    *lead, rows, cols = shape
+    if how == "turned":
+        axes = [*range(len(lead)), len(lead) + 1, len(lead)]
+        return f.permute(make((*lead, cols, rows)), axes)
+    if how == "cut":
+        return make((*lead, rows + 3, cols + 5))[..., 2 : rows + 2, 1 : cols + 1]
+    if how == "stepped":
+        return make((*lead, rows, 2 * cols))[..., ::2]
+    if how.startswith("paged"):
+        line = 4096 // size_of(dtype)
+        wide = -(-(cols + 1) // line) * line + {"": 0, "+": 1, "-": -1}[how[5:]]
+        return make((*lead, rows, wide))[..., :cols]
+    return make(shape)
+
+
+SOFT = ("tanh", "sigmoid", "silu", "sin", "softplus")
+ACTIVATIONS = ("relu", *SOFT, "gelu", "clip")
+
+
+def activate(f, name, x):
+    if name == "clip":
+        return f.clip(x, -1.0, 0.75)
+    return getattr(f, name)(x)
+
+
+def chain(f, g, x, steps, dtype):
+    """Elementwise steps behind (or before) something: [kind, ...] each."""
+    for n, (kind, *more) in enumerate(steps):
+        if kind == "act":
+            x = activate(f, more[0], x)
+        elif kind == "scale":
+            x = x * 0.75 - 0.25
+        else:
+            other = operand(f, g, f"{kind}{n}.{more[1]}", x.shape, more[0], dtype)
+            x = x + other if kind == "add" else x * other if kind == "mul" else other - x
+    return x
+
+
+def operand(f, g, name, shape, how, dtype):
+    """An operand that broadcasts to a shape: of all, a row, a column, one number, or turned."""
+    if how == "row":
+        return g.input(name, shape[-1:], dtype)
+    if how == "column":
+        return g.input(name, (*shape[:-1], 1), dtype)
+    if how == "outer":
+        return g.input(name, (shape[0], *[1] * (len(shape) - 1)), dtype)
+    if how == "one":
+        return g.input(name, (), dtype)
+    if how != "whole" and len(shape) > 1:
+        return laid(g, f, name, shape, how, dtype)
+    return g.input(name, shape, dtype)
+
+
+def steps(rng, most, name, hows=("row", "row", "column", "outer", "one", "whole", "turned", "cut")):
+    """Random steps for chain()."""
+    found = []
+    for _ in range(int(rng.integers(0, most + 1))):
+        kind = str(rng.pick("act", "add", "mul", "sub", "scale"))
+        if kind == "act":
+            found.append(["act", str(rng.pick(*ACTIVATIONS))])
+        elif kind == "scale":
+            found.append(["scale"])
+        else:
+            found.append([kind, str(rng.pick(*hows)), name])
+    return found
+
+
+# ---- mlp
+
+
+def draw_mlp(rng, target):
+    c = base(rng, "mlp", target)
+    size = size_of(c["dtype"])
+    if target and target[0].startswith("gemm"):
+        m, n, k, _ = product_sizes(rng, target, size)
+    else:
+        m, n, k, _ = product_sizes(rng, None, size)
+    if target and target[0] == "update.elements":
+        value = target[2] + target[3]
+        n, k = (
+            (value, 1) if value % 2 else (value // 64, 64) if value % 64 == 0 else (value // 2, 2)
+        )
+        m = int(rng.integers(1, 20))
+    last = rng.near("gemm.columns", size, 40)
+    if target and target[0] == "mse.elements":
+        m, last = 256, target[2] // 256 if target[2] > 512 else 2
+        m, k, n = m + target[3], 8, 9
+        if target[3] and target[2] <= 512:
+            m, last = target[2] + target[3], 1
+    loss = "mse" if target and target[0] == "mse.elements" else str(rng.pick("mse", "labels"))
+    widths = [n, last] if rng.integers(3) else [n, int(rng.integers(1, 40)), last]
+    return c | {
+        "ends": "train" if target and target[0] == "update.elements"
+        else str(rng.pick("train", "gradients", "gradients", "forward")),
+        "m": m, "k": k, "widths": widths, "loss": loss,
+        "bias": bool(rng.integers(5)), "act": str(rng.pick(*ACTIVATIONS)),
+        "norm": bool(rng.integers(4) == 0), "residual": bool(rng.integers(4) == 0),
+    }  # fmt: skip
+
+
+def mlp(f, g, c):
+    x = g.input("x", (c["m"], c["k"]), c["dtype"])
+    for i, width in enumerate(c["widths"]):
+        before = x
+        x = dense(f, g, f"{i}", x, width, c)
+        if i + 1 < len(c["widths"]):
+            x = activate(f, c["act"], x)
+            if c["residual"] and before.shape == x.shape:
+                x = x + before
+            if c["norm"]:
+                x = f.layer_norm(x, width, eps=0.1)
+    g.output("y", x)
+    if c["loss"] == "mse":
+        return f.mse_loss(x, g.input("t", x.shape, c["dtype"]))
+    return f.cross_entropy(x, g.input("t", x.shape[:1], "int64", f"below:{x.shape[1]}"))
+
+
+def dense(f, g, name, x, width, c):
+    weight = g.param(f"{name}.W", (width, x.shape[-1]), c["dtype"])
+    return f.linear(x, weight, g.param(f"{name}.b", (width,), c["dtype"]) if c["bias"] else None)
+
+
+# ---- products
+
+
+def draw_product(rng, target):
+    c = base(rng, "product", target, ("float32", "float32", "float64", "float16", "bfloat16"))
+    m, n, k, layout = product_sizes(rng, target, size_of(c["dtype"]))
+    batch = [] if m * n * k > BUDGET / 3 else rng.pick([], [], [2], [3, 2])
+    if target and target[0] in ("gemm.work", "gemm.ns", "gemm.results"):
+        batch = []
+    swap = bool(rng.integers(6) == 0) and not target
+    return c | {
+        "ends": str(rng.pick("forward", "forward", "gradients")) if m * n * k < BUDGET
+        else "forward",
+        "m": m, "n": n, "k": k, "batch": list(batch), "shared_b": bool(rng.integers(2)),
+        "a": str(rng.pick("plain", "plain", "turned", "cut", "stepped")), "b": layout,
+        "before": steps(rng, 1, "p"), "after": steps(rng, 3, "e"), "swap": swap,
+    }  # fmt: skip
+
+
+def product(f, g, c):
+    lead = tuple(c["batch"])
+    a = laid(g, f, "a", (*lead, c["m"], c["k"]), c["a"], c["dtype"])
+    b = laid(
+        g,
+        f,
+        "b",
+        (() if c["shared_b"] else lead) + (c["k"], c["n"]),
+        c["b"],
+        c["dtype"],
+        data="fan",
+    )
+    a = chain(f, g, a, c["before"], c["dtype"])
+    y = chain(f, g, f.matmul(a, b), c["after"], c["dtype"])
+    if c["swap"]:
+        y = f.permute(y, [*range(len(lead)), len(lead) + 1, len(lead)])
+    g.output("y", y)
+    return f.mean(y * y) if c["ends"] != "forward" else None
+
+
+# ---- convolutions
+
+
+def draw_conv(rng, target):
+    c = base(rng, "conv", target)
+    quantity, _, value, side = target or ("", 0, 0, 0)
+    size = size_of(c["dtype"])
+    outs = value + side if quantity == "gemm.rows" else rng.near("gemm.rows", size, 64)
+    places = value + side if quantity == "gemm.columns" else rng.near("gemm.columns", size, 260)
+    terms = value + side if quantity == "gemm.terms" else rng.near("gemm.terms", size, 300)
+    kernel = int(rng.pick(1, 3, 3, 5))
+    depth = max(terms // kernel**2, 1)
+    if quantity == "gemm.terms" and terms % kernel**2:
+        kernel, depth = 1, terms
+    rows = next(r for r in (8, 7, 5, 4, 3, 2, 1) if places % r == 0)
+    while outs * places * depth * kernel**2 > BUDGET:
+        if quantity != "gemm.rows" and outs > 4:
+            outs //= 2
+        elif quantity != "gemm.terms" and depth > 1:
+            depth //= 2
+        elif quantity != "gemm.columns" and places > 64:
+            places //= 2
+            rows = next(r for r in (8, 7, 5, 4, 3, 2, 1) if places % r == 0)
+        else:
+            break
+    stride = 1 if quantity or kernel == 1 else int(rng.pick(1, 1, 2))
+    groups = 2 if not quantity and depth % 2 == 0 and outs % 2 == 0 and rng.integers(3) == 0 else 1
+    padding = int(rng.integers(0, 2)) if kernel > 1 else 0
+    return c | {
+        "ends": str(rng.pick("train", "gradients", "forward")),
+        "n": int(rng.pick(1, 1, 2, 3)), "outs": outs, "depth": depth, "kernel": kernel,
+        "rows": rows, "cols": places // rows, "stride": stride, "padding": padding,
+        "groups": groups, "bias": bool(rng.integers(3)), "act": str(rng.pick(*ACTIVATIONS)),
+        "pool": str(rng.pick("none", "none", "max", "avg")), "after": steps(rng, 1, "e"),
+    }  # fmt: skip
+
+
+def conv(f, g, c):
+    side = [(n - 1) * c["stride"] + c["kernel"] - 2 * c["padding"] for n in (c["rows"], c["cols"])]
+    padding = c["padding"] if min(side) > 0 else 0
+    side = [n if padding == c["padding"] else n + 2 * c["padding"] for n in side]
+    x = g.input("x", (c["n"], c["depth"], *side), c["dtype"])
+    shape = (c["outs"], c["depth"] // c["groups"], c["kernel"], c["kernel"])
+    bias = g.param("b", shape[:1], c["dtype"]) if c["bias"] else None
+    w = g.param("w", shape, c["dtype"]) * (1.0 / math.sqrt(shape[1] * shape[2]))
+    y = f.conv2d(x, w, bias, stride=c["stride"], padding=padding, groups=c["groups"])
+    y = chain(f, g, activate(f, c["act"], y), c["after"], c["dtype"])
+    if c["pool"] != "none" and min(y.shape[-2:]) > 1:
+        y = (f.max_pool2d if c["pool"] == "max" else f.avg_pool2d)(y, 2)
+    g.output("y", y)
+    return f.mean(y * y)
+
+
+# ---- attention
+
+
+def draw_attention(rng, target):
+    c = base(rng, "attention", target)
+    quantity, _, value, side = target or ("", 0, 0, 0)
+    size = size_of(c["dtype"])
+    length = value + side if quantity == "gemm.rows" else rng.near("gemm.rows", size, 100)
+    keys = (
+        value + side if quantity in ("gemm.columns", "rows.terms")
+        else rng.near("gemm.columns", size, 200)
+    )  # fmt: skip
+    width = value + side if quantity == "gemm.terms" else rng.near("gemm.terms", size, 70)
+    held = {
+        "gemm.rows": "length",
+        "gemm.columns": "keys",
+        "rows.terms": "keys",
+        "gemm.terms": "width",
+    }
+    sizes = {"length": length, "keys": keys, "width": width}
+    while math.prod(sizes.values()) > BUDGET / 2:
+        free = [s for s in sizes if s != held.get(quantity)]
+        largest = max(free, key=sizes.get)
+        if sizes[largest] < 2:
+            break
+        sizes[largest] = int(rng.integers(1, sizes[largest]))
+    heads = rng.pick([1], [2], [2, 2]) if math.prod(sizes.values()) < BUDGET / 4 else [1]
+    return c | sizes | {
+        "ends": str(rng.pick("gradients", "gradients", "forward", "train")), "heads": heads,
+        "values": int(rng.pick(sizes["width"], rng.near("gemm.columns", size, 40))),
+        "mask": str(rng.pick("none", "none", "whole", "row", "causal")),
+        "project": bool(rng.integers(3) == 0),
+    }  # fmt: skip
+
+
+def attention(f, g, c):
+    lead, dtype = c["heads"], c["dtype"]
+    q = g.input("q", (*lead, c["length"], c["width"]), dtype)
+    k = g.input("k", (*lead, c["keys"], c["width"]), dtype)
+    v = g.input("v", (*lead, c["keys"], c["values"]), dtype)
+    if c["project"]:
+        q = f.linear(
+            q, g.param("q.W", (c["width"],) * 2, dtype), g.param("q.b", (c["width"],), dtype)
+        )
+    mask = None
+    if c["mask"] in ("whole", "row"):
+        mask = g.input("mask", (c["length"] if c["mask"] == "whole" else 1, c["keys"]), dtype)
+    y = f.scaled_dot_product_attention(q, k, v, mask, c["mask"] == "causal")
+    w = g.param("o.W", (c["values"], c["values"]), dtype)
+    y = f.linear(y, w)
+    g.output("y", y)
+    return f.mean(y * y)
+
+
+# ---- rows
+
+ROW_FNS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "cross_entropy", "logsumexp")
+
+
+def draw_rows(rng, target):
+    c = base(rng, "rows", target, ("float32", "float32", "float64", "float16", "bfloat16"))
+    quantity, _, value, side = target or ("", 0, 0, 0)
+    size = size_of(c["dtype"])
+    n = rng.near("rows.terms", size, 1100)
+    rows = rng.near("rows.rows", size, 40) if rng.integers(2) else int(rng.integers(1, 300))
+    if quantity == "rows.terms":
+        n = value + side
+    elif quantity == "rows.rows":
+        rows = value + side
+    elif quantity == "rows.elements":
+        n = int(rng.pick(32, 64, 128))
+        rows = value // n + side
+    if quantity != "rows.elements" and rows * n > 60_000:
+        rows, n = (max(60_000 // n, 1), n) if quantity != "rows.rows" else (rows, 60_000 // rows)
+    fn = str(rng.pick(*ROW_FNS[:5] if quantity else ROW_FNS))
+    return c | {
+        "ends": str(rng.pick("forward", "gradients")) if rows * n < 70_000 else "forward",
+        "rows": rows, "n": n, "fn": fn, "lead": int(rng.pick(1, 1, 2)) if not quantity else 1,
+        "first": bool(rng.integers(5) == 0) and fn in ("softmax", "log_softmax"),
+        "before": steps(rng, 2, "p"), "after": steps(rng, 2, "e"),
+        "lies": str(rng.pick("plain", "plain", "cut", "turned", "stepped")),
+    }  # fmt: skip
+
+
+def rows(f, g, c):
+    shape = (c["rows"], c["n"]) if c["lead"] == 1 else (c["lead"], c["rows"], c["n"])
+    if c["first"]:
+        shape = (c["n"], c["rows"])
+    fn = c["fn"]
+    shape = shape[-2:] if fn == "cross_entropy" else shape
+    x = laid(g, f, "x", shape, c["lies"], c["dtype"])
+    x = chain(f, g, x, c["before"], c["dtype"])
+    if fn in ("layer_norm", "rms_norm"):
+        y = getattr(f, fn)(x, c["n"], g.input("w", (c["n"],), c["dtype"]), eps=0.1)
+    elif fn == "cross_entropy":
+        labels = g.input("t", shape[:1], "int64", f"below:{c['n']}")
+        g.output("x", x)
+        return f.cross_entropy(x, labels)
+    elif fn == "logsumexp":
+        y = f.logsumexp(x, -1)
+    else:
+        y = getattr(f, fn)(x, 0 if c["first"] else -1)
+    y = chain(f, g, y, c["after"] if y.ndim > 1 else [], c["dtype"])
+    g.output("y", y)
+    return f.mean(y * y) if c["ends"] != "forward" else None
+
+
+# ---- reductions
+
+REDUCERS = ("sum", "sum", "mean", "max", "min")
+
+
+def draw_reduce(rng, target):
+    c = base(rng, "reduce", target, ("float32", "float32", "float64", "float16", "bfloat16"))
+    quantity, _, value, side = target or ("", 0, 0, 0)
+    size = size_of(c["dtype"])
+    columns = quantity.startswith("columns") or (not quantity and bool(rng.integers(2)))
+    kind = "columns" if columns else "reduce"
+    terms = rng.near(f"{kind}.terms", size, 9000)
+    other = rng.near(
+        "columns.width" if columns else "reduce.results", size, 1100 if columns else 40
+    )
+    outer = int(rng.pick(1, 1, 2, 3))
+    if quantity.endswith(".terms"):
+        terms = value + side
+    elif quantity in ("columns.width", "reduce.results"):
+        other = value + side
+    elif quantity == "columns.results":
+        outer, other, terms = 1, value + 16 * side, int(rng.integers(2, 24))
+    elif quantity == "columns.elements":
+        outer, other = 1, int(rng.pick(64, 128, 256))
+        terms = value // other + side
+    elif quantity == "reduce.streamed":
+        outer, other, columns = 1, int(rng.pick(16, 1024, 2048)), bool(rng.integers(2))
+        terms = value // other + side
+    else:
+        outer = 1 if quantity else outer
+    if quantity.startswith(("columns.w", "columns.t", "reduce.re", "reduce.t")):
+        outer = 1 if quantity == "reduce.results" or columns and rng.integers(2) else outer
+    while terms * other * outer > 100_000 and not c["heavy"]:
+        if outer > 1:
+            outer = 1
+        elif quantity.endswith((".terms", ".elements")) and other > 1:
+            other = max(other // 2, 1)
+        elif quantity in ("columns.width", "reduce.results", "columns.results", "") and terms > 1:
+            terms = max(terms // 2, 1)
+        else:
+            break
+    if quantity == "reduce.results":
+        outer = 1
+    return c | {
+        "ends": str(rng.pick("forward", "forward", "gradients")) if not c["heavy"] else "forward",
+        "shape": [outer, terms, other] if columns else [outer, other, terms],
+        "axis": 1 if columns else 2,
+        "all": not columns and not quantity and bool(rng.integers(4) == 0),
+        "fn": str(rng.pick(*REDUCERS)), "before": [] if c["heavy"] and rng.integers(2) else
+        steps(rng, 2, "p"), "after": steps(rng, 2, "e"), "keep": bool(rng.integers(3) == 0),
+        "lies": str(rng.pick("plain", "plain", "plain", "cut", "stepped")) if not columns
+        else str(rng.pick("plain", "plain", "cut")),
+    }  # fmt: skip
+
+
+def reduce(f, g, c):
+    x = laid(g, f, "x", tuple(c["shape"]), c["lies"] if not c["heavy"] else "plain", c["dtype"])
+    x = chain(f, g, x, c["before"], c["dtype"])
+    y = getattr(f, c["fn"])(x, (0, 1, 2) if c["all"] else c["axis"], keepdims=c["keep"])
+    y = chain(f, g, y, c["after"] if y.ndim > 1 else [], c["dtype"])
+    g.output("y", y)
+    return f.mean(y * y) if c["ends"] != "forward" else None
+
+
+# ---- elementwise programs
+
+
+def draw_pointwise(rng, target):
+    c = base(rng, "pointwise", target, ("float32", "float32", "float64", "float16", "bfloat16"))
+    quantity, _, value, side = target or ("", 0, 0, 0)
+    size = size_of(c["dtype"])
+    n, m = rng.near("program.row", size, 5000), int(rng.integers(1, 40))
+    lies = str(rng.pick("plain", "plain", "turned", "cut", "stepped"))
+    after = steps(rng, 6, "e")
+    if quantity == "program.elements":
+        m, n = 1, value + side
+    elif quantity == "program.row":
+        n, m = value + side, max(m, 2)
+        after = [["add", "row", "t"], *after]
+    elif quantity.startswith("program.turned"):
+        lies = "turned"
+        m, n = int(rng.integers(16, 60)), int(rng.integers(130, 700))
+        m, n = (value + side, n) if quantity.endswith("rows") else (m, value + side)
+        after = [["add", "whole", "t"], *after]
+    elif quantity == "program.ns":
+        n = 256 if size == 4 else 250
+        m, lies = round(value / ((3 * size + 1) * 0.1) / n) + side, "plain"
+        after = [["add", "whole", "t"], *after[:1]]
+    elif quantity == "program.elements_streamed":
+        m, n, lies, after = value // 2048 + side, 2048, "plain", [["act", "relu"], *after[:1]]
+    elif quantity == "program.bytes_streamed":
+        m, n = value // size // 2048 + side, 2048
+        lies, after = "plain", [["add", "row", "t"], *after[:1]]
+    if m * n > 60_000 and not c["heavy"]:
+        m = max(60_000 // n, 1)
+    return c | {
+        "shape": [m, n], "lies": lies, "after": after,
+        "lead": not quantity and bool(rng.integers(4) == 0),
+        "twice": bool(rng.integers(2)) and not c["heavy"],
+    }  # fmt: skip
+
+
+def pointwise(f, g, c):
+    shape = (2, *c["shape"]) if c["lead"] else tuple(c["shape"])
+    x = laid(g, f, "x", shape, c["lies"], c["dtype"])
+    y = chain(f, g, x, c["after"] or [["act", "tanh"]], c["dtype"])
+    g.output("y", y)
+    if c["twice"]:
+        g.output("z", y * x + y)
+
+
+# ---- copies, rows of tables, random numbers
+
+MOVES = ("permute", "concat", "pad", "cut", "cumsum", "take", "dropout", "broadcast")
+
+
+def draw_movement(rng, target):
+    c = base(rng, "movement", target)
+    quantity, _, value, side = target or ("", 0, 0, 0)
+    m, n = rng.near("copy.turned_rows", size_of(c["dtype"]), 40), int(rng.integers(1, 300))
+    fn = str(rng.pick(*MOVES))
+    if quantity.startswith("copy"):
+        fn = "permute"
+        if quantity == "copy.turned_row":
+            m, n = int(rng.integers(2, 60)), value + side
+        elif quantity in ("copy.turned_rows", "copy.slices"):
+            m, n = value + side, int(rng.integers(2, 90))
+        else:
+            m, n = int(rng.integers(2, 9)), value // size_of(c["dtype"]) + 16 * side
+    elif quantity == "random.elements":
+        fn, m, n = "dropout", 1, value + side
+    elif quantity.startswith("take_bwd"):
+        fn = "take"
+        m, n = int(rng.integers(1, 50)), int(rng.integers(1, 60))
+        if quantity == "take_bwd.width":
+            n = value + side
+    count = value + side if quantity == "take_bwd.terms" else int(rng.integers(1, 600))
+    if count * n > 60_000 and fn == "take":
+        count = 60_000 // n
+    return c | {
+        "ends": "gradients" if fn == "take" else str(rng.pick("forward", "gradients")),
+        "shape": [m, n], "fn": fn, "count": count,
+        "lead": int(rng.pick(1, 1, 2, 3)) if not quantity else 1,
+        "before": steps(rng, 1, "p"), "after": steps(rng, 1, "e"),
+        "low": int(rng.integers(0, 20)), "high": int(rng.integers(0, 20)),
+    }  # fmt: skip
+
+
+def movement(f, g, c):
+    m, n = c["shape"]
+    fn, dtype = c["fn"], c["dtype"]
+    if fn == "take":
+        table_ = g.param("w", (m, n), dtype)
+        y = f.embedding(g.input("i", (c["count"],), "int32", f"below:{m}"), table_)
+        y = chain(f, g, y, c["after"], dtype)
+        g.output("y", y)
+        return f.mean(y * y)
+    if fn == "dropout" and c["ends"] == "forward":
+        y = aicf.dropout(g.input("x", (m, n), dtype), 0.3) if f is aicf else None
+        if f is aicf:
+            g.output("random", y * 1.5)
+        return None
+    if fn == "permute" or fn == "dropout":
+        # Stored turned, and wanted as an output of its own storage.
+        x = g.input("x", (n, m) if c["lead"] == 1 else (c["lead"], n, m), dtype)
+        y = f.permute(x, [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
+        g.output("turned", y)
+        return f.mean(y * y) if c["ends"] != "forward" else None
+    x = chain(f, g, g.input("x", (m, n), dtype), c["before"], dtype)
+    if fn == "concat":
+        y = f.concat([x, g.input("z", (m, c["low"] + 1), dtype), x], 1)
+    elif fn == "pad":
+        y = f.pad(x, [(c["low"], 1), (0, c["high"])], 0.5)
+    elif fn == "cut":
+        y = f.concat([x[:, n // 3 :], x[:, : n // 3]], 1)
+    elif fn == "cumsum":
+        y = f.cumsum(x, c["low"] % 2)
+    else:
+        y = f.broadcast_to(f.reshape(x, [m, 1, n]), [m, 3, n])
+    y = chain(f, g, y, c["after"], dtype)
+    g.output("y", y)
+    return f.mean(y * y) if c["ends"] != "forward" else None
+
+
+# ---- every op of the table, one axis long
+
+LONG = (8, 16, 64, 128, 256, 512)
+
+
+def draw_ops(rng, target):
+    case = rng.pick(*op_cases.CASES)
+    dtype = str(rng.pick(*case.dtypes))
+    letters = sorted({letter for arg in case.args for letter in arg.dims})
+    sizes = dict(op_cases.SIZES)
+    if letters:
+        sizes[str(rng.pick(*letters))] = int(rng.pick(*LONG) + rng.integers(-1, 2))
+    try:
+        ops_graph(case, dtype, sizes)
+    except aicf.Error:  # the row holds for its own sizes alone
+        sizes = dict(op_cases.SIZES)
+    return base(rng, "ops", None) | {"case": case.id, "dtype": dtype, "sizes": sizes}
+
+
+def ops_graph(case, dtype, sizes):
+    from test_ops import arg_dtype, as_list  # by way of much that other families do without
+
+    g = aicf.Graph("ops")
+    shapes = [tuple(sizes[letter] for letter in arg.dims) for arg in case.args]
+    values = [
+        g.input(f"x{i}", shape, arg_dtype(arg, dtype))
+        for i, (arg, shape) in enumerate(zip(case.args, shapes, strict=True))
+    ]
+    return as_list(case.build(g, *values))
+
+
+def ops_case(c):
+    return next(case for case in op_cases.CASES if case.id == c["case"])
+
+
+def ops(f, g, c):
+    from test_ops import arg_dtype, as_list
+    from test_ops import draw as draw_operand
+
+    case = ops_case(c)
+    values = []
+    for i, arg in enumerate(case.args):
+        shape = tuple(c["sizes"][letter] for letter in arg.dims)
+        values.append(g.input(f"x{i}", shape, arg_dtype(arg, c["dtype"])))
+        drawn = lambda rng, s, d, arg=arg: draw_operand(arg, c["dtype"], c["sizes"], rng)  # noqa: E731
+        g.inputs[f"x{i}"] = (*g.inputs[f"x{i}"][:2], drawn)
+    for i, y in enumerate(as_list(case.build(g.graph, *values))):
+        g.output(f"y{i}", y)
+
+
+def check_ops(case, found):
+    from test_ops import check_case
+
+    row = ops_case(case.config)
+    arrays = [case.feeds[0][f"x{i}"] for i in range(len(row.args))]
+    got = [found[f"first y{i}"] for i in range(len(case.recorder.outputs))]
+    check_case(row, case.config["dtype"], arrays, got, row.id)
+
+
+GEMM = ("gemm.rows", "gemm.columns", "gemm.terms")
+FAMILIES = {
+    "mlp": Family(
+        (*GEMM, "gemm.work", "gemm.ns", "update.elements", "mse.elements"), draw_mlp, mlp
+    ),
+    "product": Family(("gemm.",), draw_product, product),
+    "conv": Family(GEMM, draw_conv, conv),
+    "attention": Family((*GEMM, "rows.terms"), draw_attention, attention),
+    "rows": Family(("rows.",), draw_rows, rows),
+    "reduce": Family(("reduce.", "columns."), draw_reduce, reduce),
+    "pointwise": Family(("program.",), draw_pointwise, pointwise),
+    "movement": Family(("copy.", "random.", "take_bwd."), draw_movement, movement),
+    "ops": Family(("none",), draw_ops, ops, check_ops),
+}
