@@ -30,6 +30,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def pytest_addoption(parser):
+    parser.addoption("--boundary-graphs", type=int, default=720, help="graphs drawn for a GPU")
     parser.addoption("--no-passes", action="store_true", help="compile without passes by default")
 
 

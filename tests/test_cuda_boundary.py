@@ -1,0 +1,106 @@
+"""Graphs around every size at which a CUDA kernel goes another way: the CPU's bits, whatever the
+candidate, the passes and the way to run. tests/boundary.py draws them."""
+
+import itertools
+
+import boundary
+import pytest
+from aicf import _core
+from boundary_programs import FAMILIES
+from boundary_shapes import covered, table, targets
+
+SHARDS = 6  # of a family: what one worker of many takes at a time
+FUNCTIONS = {"exp", "log", "sin", "cos", "tanh", "sigmoid", "silu", "softplus", "gelu", "erf"}
+
+
+def same_as_cpu(case):
+    """Whether all of the graph's ops have the CPU's bits on a GPU: products on tensor cores have an
+    order of their own, functions of float64 a library of their own."""
+    for op in case.ops:
+        dtype = op["inputs"][0]["dtype"] if op["inputs"] else ""
+        if op["op"] == "gemm" and dtype in ("float16", "bfloat16"):
+            return False
+        if dtype == "float64" and (
+            any(name in op["op"] for name in ("softmax", "cross_entropy", "pow", "elu"))
+            or op["op"].removesuffix("_bwd") in FUNCTIONS
+        ):
+            return False
+    return True
+
+
+def candidate_sets(case, passes, **target):
+    """Each other kernel that some product could have, all products at once."""
+    names = [] if passes == "none" else _core.pass_names()
+    known = _core.cuda_candidates(case.graph._core, names, **target)
+    for i in range(1, max(map(len, known.values()), default=1)):
+        yield {signature: found[min(i, len(found) - 1)] for signature, found in known.items()}
+
+
+def check_on_cuda(seed, family, number, **target):
+    """Every way to run one graph on the GPU, against the CPU."""
+    case = boundary.Case(seed, family, number, "cuda")
+    step = case.compile("all", 2)
+    cpu = case.run(step, step.state_dict(), "captured", 2)
+    exact = same_as_cpu(case)
+    for passes in ("all", "none"):
+        modes = boundary.MODES
+        for candidates in itertools.chain([{}], candidate_sets(case, passes, **target)):
+            step = case.compile(passes, 2, device="cuda", candidates=candidates)
+            start, want = step.state_dict(), cpu if exact else None
+            for mode in modes:
+                found = case.run(step, start, mode, 2)
+                want = found if want is None else want
+                if apart := boundary.difference(found, want):
+                    here = f"passes {passes}, {mode}, candidates {candidates}"
+                    other = "the cpu" if exact else modes[0]
+                    return f"{family}:{number} of seed {seed}: {here}: {apart} as with {other}"
+            modes = ("captured",)
+    return ""
+
+
+def numbers(family, graphs, shard=0, shards=1):
+    """The numbers of the graphs of a shard: a share of all, and enough to meet every threshold."""
+    each = max(graphs // len(FAMILIES), len(targets(FAMILIES[family].quantities, "cuda")))
+    return range(each * shard // shards, each * (shard + 1) // shards)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family, shard, request):
+    graphs = request.config.getoption("--boundary-graphs")
+    problems = [
+        problem
+        for number in numbers(family, graphs, shard, SHARDS)
+        if (problem := check_on_cuda(boundary.SEED, family, number))
+    ]
+    assert not problems, "\n".join(problems)
+
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
+
+
+def test_every_threshold_is_met():
+    """By the graphs that test_family draws; building them needs no GPU."""
+    aims = {t for family in FAMILIES.values() for t in targets(family.quantities, "cuda")}
+    assert {aim[:3] for aim in aims} == set(table("cuda"))
+    hits = set()
+    for family in FAMILIES:
+        for number in numbers(family, 720):
+            hits |= set(covered(boundary.Case(boundary.SEED, family, number, "cuda").ops, "cuda"))
+    places = {entry: at for at, entry in enumerate(table("cuda"))}
+    assert not [aim for aim in sorted(aims) if (places[aim[:3]], aim[3]) not in hits]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["product", "reduce", "rows"])
+def test_programs(family, tmp_path, monkeypatch):
+    """What the GPU would run of a graph is accepted by NVRTC, which needs no GPU."""
+    monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path))
+    case = boundary.Case(boundary.SEED, family, 3, "cuda")
+    for candidates in itertools.chain([{}], itertools.islice(candidate_sets(case, "all"), 1)):
+        program = _core.cuda_program(case.graph._core, _core.pass_names(), candidates=candidates)
+        assert _core.cuda_cubin(program, "sm_90a")[:4] == b"\x7fELF"
