@@ -18,13 +18,19 @@ struct PythonError {
 
 PyObject* error_classes[16] = {};
 
+void set_error(ErrorKind kind, const char* text) {
+    PyErr_SetString(error_classes[static_cast<int>(kind)], text);
+}
+
 /// Error.__init__: a message is as short from Python as it is from here.
 PyObject* init_error(PyObject* self, PyObject* args) {
     try {
         nb::list texts;
         for (nb::handle arg : nb::borrow<nb::tuple>(args)) {
             std::string text;
-            if (text_of(arg, text))
+            constexpr Py_ssize_t kShort = 512;  // in UTF-8 below the limit: no copy, so no failure
+            if (nb::isinstance<nb::str>(arg) && PyUnicode_GetLength(arg.ptr()) > kShort &&
+                text_of(arg, text))
                 texts.append(abridged(text));
             else
                 texts.append(arg);
@@ -34,15 +40,11 @@ PyObject* init_error(PyObject* self, PyObject* args) {
     } catch (nb::python_error& error) {
         error.restore();
     } catch (const std::exception&) {
-        PyErr_NoMemory();
+        set_error(ErrorKind::out_of_memory, kNoMemory);
     }
     return nullptr;
 }
 PyMethodDef error_init = {"__init__", init_error, METH_VARARGS, nullptr};
-
-void set_error(ErrorKind kind, const char* text) {
-    PyErr_SetString(error_classes[static_cast<int>(kind)], text);
-}
 
 }  // namespace
 

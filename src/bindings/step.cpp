@@ -594,7 +594,7 @@ void bind_step(nb::module_& m) {
         .def(
             "_bind",
             [](Step& s, const nb::dict& given) {
-                Step::Inputs tensors;  // all before the first takes effect
+                Step::Inputs tensors;
                 for (auto [key, object] : given) {
                     const std::string name = name_of(key);
                     const ValueId id = s.bindable(name);
@@ -606,7 +606,7 @@ void bind_step(nb::module_& m) {
                     tensors.emplace_back(id, import_tensor(object, name.c_str(), options));
                 }
                 GilRelease release;
-                for (const auto& [id, tensor] : tensors) s.bind(id, tensor);
+                s.bind(tensors);
             },
             nb::arg("tensors"));
 }

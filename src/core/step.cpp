@@ -54,6 +54,14 @@ class Locks {
 /// Held while a cell's memory is exchanged or compared with another Step's; after any machine's.
 ForkMutex binding_lock;
 
+/// What a cell was before a bind.
+struct Former {
+    Cell* cell;
+    std::shared_ptr<void> owner;
+    char* data;
+    bool bound, read_only;
+};
+
 /// Holds the locks; drains the other streams before, and the Step's own after.
 class Turn {
   public:
@@ -543,7 +551,40 @@ void Step::write(const Inputs& values) {
     gather(writes, {});
 }
 
-void Step::bind(ValueId id, const TensorRef& to) {
+void Step::bind(const Inputs& tensors) {
+    std::vector<Former> formers;  // what they held is freed after the locks
+    std::vector<std::shared_ptr<Cell>> looked_at;
+    formers.reserve(tensors.size());
+    Turn turn(*machine_, others_);
+    const std::lock_guard lock(binding_lock);
+    try {
+        for (const auto& [id, to] : tensors) {
+            check_bind(id, to, looked_at);
+            machine_->backend->synchronize();
+            Cell& cell = *cells_.at(id);
+            formers.push_back({&cell, to.owner, cell.data, cell.bound, cell.read_only});
+            cell.owner.swap(formers.back().owner);
+            cell.data = static_cast<char*>(to.data);
+            cell.bound = true;
+            cell.read_only = to.read_only;
+        }
+    } catch (...) {  // all or none
+        for (; !formers.empty(); formers.pop_back()) {
+            Former& former = formers.back();
+            former.cell->owner.swap(former.owner);
+            former.cell->data = former.data;
+            former.cell->bound = former.bound;
+            former.cell->read_only = former.read_only;
+        }
+        throw;
+    }
+    machine_->bindings++;
+    for (const auto& other : others_) other->bindings++;  // whose Steps hold the same cells
+}
+
+/// Refuses a tensor that cannot take the place of a value's storage.
+void Step::check_bind(ValueId id, const TensorRef& to,
+                      std::vector<std::shared_ptr<Cell>>& looked_at) const {
     const Value& value = plan_.values[id];
     check_fits(value, to, "bind");
     if (!is_contiguous(to.shape, to.strides))
@@ -558,17 +599,14 @@ void Step::bind(ValueId id, const TensorRef& to) {
     if (reinterpret_cast<uintptr_t>(to.data) % static_cast<uintptr_t>(dtype_size(to.dtype)))
         raise(ErrorKind::shape, "bind: \"", value.name,
               "\" is not aligned to its element; need an aligned tensor");
-    std::vector<std::shared_ptr<void>> released;  // freed after the locks
-    Turn turn(*machine_, others_);
-    const std::lock_guard lock(binding_lock);
-    Cell& cell = *cells_.at(id);
+    const Cell& cell = *cells_.at(id);
     const auto* begin = static_cast<const char*>(to.data);
     for (const auto& step : cell.fellows) {
         const auto fellows = step.lock();
         if (!fellows) continue;
         for (const auto& [name, weak] : fellows->cells) {
             const auto other = weak.lock();
-            released.push_back(other);
+            looked_at.push_back(other);  // whose last owner this may be: freed after the locks
             if (other && other.get() != &cell && other->data &&
                 begin < other->data + other->bytes && other->data < begin + cell.bytes)
                 raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"", name,
@@ -576,13 +614,6 @@ void Step::bind(ValueId id, const TensorRef& to) {
                       " lies in; need storage of its own");
         }
     }
-    machine_->backend->synchronize();
-    released.push_back(std::exchange(cell.owner, to.owner));
-    cell.data = static_cast<char*>(to.data);
-    cell.bound = true;
-    cell.read_only = to.read_only;
-    machine_->bindings++;
-    for (const auto& other : others_) other->bindings++;  // whose Steps hold the same cells
 }
 
 TensorRef Step::view(ValueId id) const {

@@ -76,7 +76,8 @@ class Step {
     uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
                  SyncPolicy sync = SyncPolicy::none);
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
-    void bind(ValueId id, const TensorRef& to);
+    void bind(ValueId id, const TensorRef& to) { bind(Inputs{{id, to}}); }
+    void bind(const Inputs& tensors);  // all of them, or none where one cannot be
     ValueId bindable(std::string_view name) const;
     /// The live storage of a leaf or output.
     TensorRef view(ValueId id) const;  // for a caller that holds no lock
@@ -96,6 +97,8 @@ class Step {
     void join_cells();
     void bind_ops();
     void follow_bindings();
+    void check_bind(ValueId id, const TensorRef& to,
+                    std::vector<std::shared_ptr<Cell>>& looked_at) const;
     void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
     void check_inputs(const Inputs& inputs) const;
     void gather(const Inputs& inputs, std::optional<intptr_t> stream);
