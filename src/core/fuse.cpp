@@ -18,7 +18,6 @@ namespace aicf {
 
 namespace {
 
-
 /// A list of ints for each of a range of keys, in the order of the pairs that it is made from.
 class Lists {
   public:

@@ -2,8 +2,8 @@
 // libcuda.so.1. Device memory is host memory, kernels do nothing. It checks what a real driver
 // would only crash on: liveness of every byte a kernel may touch, an edge for every data hazard of
 // a graph, contexts. FAKE_CUDA_FAIL=k makes the k-th call that can fail return FAKE_CUDA_CODE (out
-// of memory), FAKE_CUDA_CALL=name the first call of that name, and fake_cuda_arm() those that ask for
-// memory; at exit a line says what was never given back.
+// of memory), FAKE_CUDA_CALL=name the first call of that name, and fake_cuda_arm() those that ask
+// for memory; at exit a line says what was never given back.
 #include <cuda.h>
 
 #include <algorithm>
@@ -48,9 +48,9 @@ int number(const char* name, int otherwise) {
 
 /// True for the calls that may find no memory on a real driver.
 bool asks_for_memory(const char* name) {
-    for (const char* begin : {"cuMemAlloc", "cuStreamCreate", "cuEventCreate", "cuModuleLoad",
-                              "cuFuncLoad", "cuGraphCreate", "cuGraphAdd", "cuGraphInstantiate",
-                              "cuGraphUpload"})
+    for (const char* begin :
+         {"cuMemAlloc", "cuStreamCreate", "cuEventCreate", "cuModuleLoad", "cuFuncLoad",
+          "cuGraphCreate", "cuGraphAdd", "cuGraphInstantiate", "cuGraphUpload"})
         if (std::strncmp(name, begin, std::strlen(begin)) == 0) return true;
     return false;
 }

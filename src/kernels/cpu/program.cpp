@@ -7,7 +7,6 @@ namespace aicf::cpu {
 
 namespace {
 
-
 const InstrDef* find_instr(const Table& table, std::string_view name, DType in, DType out) {
     for (int i = 0; i < table.instr_count; i++) {
         const InstrDef& def = table.instrs[i];
