@@ -18,7 +18,7 @@ if wanted bench; then
     python3 bench/peers_gpu.py --out "$out" || status=1
 fi
 if wanted test; then
-    python3 -m pytest -m gpu -q ${PYTEST_OPTIONS:-} ${TESTS:-tests} >"$out/pytest.txt" 2>&1 || status=1
+    python3 -m pytest -m gpu -q -p no:benchmark ${PYTEST_OPTIONS:-} ${TESTS:-tests} >"$out/pytest.txt" 2>&1 || status=1
     tail -n 60 "$out/pytest.txt"
 fi
 if wanted sanitize; then  # graphs of every kind, shared out to processes

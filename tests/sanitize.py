@@ -9,7 +9,6 @@ the first. Prints what ran; ends with status 1 at the first report or wrong bit.
 
 import argparse
 import itertools
-import json
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aicf
+from aicf.serialize import read_record
 from isas import machine_isas
 from op_cases import CASES, SIZES
 from test_contract import build
@@ -95,7 +95,7 @@ def op_lines(full):
                 lines |= dict.fromkeys(lines_of(ops))
     g = aicf.Graph("ring")
     g.output("y", g.input("x", (3, 5)) + 1.0, keep=4)
-    lines |= dict.fromkeys(lines_of(json.loads(g._core.lower_json())["ops"]))
+    lines |= dict.fromkeys(lines_of(read_record(g._core.lower_json())["ops"]))
     return list(lines)
 
 

@@ -11,6 +11,7 @@ import json
 import aicf
 import numpy as np
 import pytest
+from aicf.serialize import read_record
 from compare import BITS, numpy_dtype
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -85,7 +86,7 @@ def build(case, dtype, shapes):
     ]
     for i, y in enumerate(as_list(case.build(g, *operands))):
         g.output(f"y{i}", y)
-    return json.loads(g.to_json()), json.loads(g._core.lower_json())["ops"]
+    return json.loads(g.to_json()), read_record(g._core.lower_json())["ops"]
 
 
 def draw_values(case, dtype, shapes, data):
