@@ -2,9 +2,9 @@
 
     python bench/compile.py [shape ...] [--nodes 1000 3000 10000 30000] [--rounds 3] [--json FILE]
 
-Every figure is the median of some rounds; an exponent is the slope of log time over log nodes, by
-least squares: 1 is linear. Stages are compile's own clock (`Step._stages`); `build` is the making
-of the graph in Python, backward and optimizer included.
+Every figure is the processor time of a call, the median of some rounds; an exponent is the slope of
+log time over log nodes, by least squares: 1 is linear. Stages are compile's own clock
+(`Step._stages`); `build` is the making of the graph in Python, backward and optimizer included.
 """
 
 import argparse
@@ -127,14 +127,14 @@ def exponent(nodes, seconds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("shapes", nargs="*", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("shapes", nargs="*", metavar="shape", help=", ".join(SHAPES))
     parser.add_argument("--nodes", nargs="+", type=int, default=NODES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     results = {}
-    for shape in given.shapes:
+    for shape in given.shapes or SHAPES:
         build = SHAPES[shape]
         rows = [
             measure(build, units_for(build, n), given.device, given.rounds) for n in given.nodes
