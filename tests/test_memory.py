@@ -35,7 +35,7 @@ def check(library, *arguments, driver=None):  # noqa: F811
 
 @pytest.mark.parametrize("kind", ["once", "rest"])
 def test_every_road(library, kind):
-    assert check(library, "--kinds", kind, "--most", 16) > 300
+    assert check(library, "--kinds", kind, "--most", 48) > 800
 
 
 WARM = """
@@ -50,4 +50,5 @@ for graph in (roads.mlp(), roads.average(), roads.negated()):
 def test_every_road_to_a_device(library, driver, kind):  # noqa: F811
     environment = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache"), "PYTHONPATH": str(HERE)}
     subprocess.run([sys.executable, "-c", WARM], env=environment, check=True)
-    assert check(library, "--kinds", kind, "--most", 8, driver=driver) > 50
+    most, least = (0, 500) if kind.startswith("device") else (24, 150)  # calls of the driver are few
+    assert check(library, "--kinds", kind, "--most", most, driver=driver) > least
