@@ -407,8 +407,8 @@ refuse(G, ["outputs", "list"], "exp", "x", lambda b: b.out.give())
 refuse(D, ["input x", "int", "__dlpack__"], "exp", lambda b: [3], "out")
 refuse(D, ["input x", "None", "__dlpack__"], "exp", lambda b: [None], "out")
 refuse(D, ["output y", "list", "__dlpack__"], "exp", "x", lambda b: [[1.0, 2.0]])
-refuse(S, ["9 dimensions", "at most 8"], "exp", lambda b: [b.long.host()], "out")
-refuse(S, ["9 dimensions", "at most 8"], "exp", "x", lambda b: [b.long.host()])
+refuse(S, ["9 dimensions", "need 0 to 8"], "exp", lambda b: [b.long.host()], "out")
+refuse(S, ["9 dimensions", "need 0 to 8"], "exp", "x", lambda b: [b.long.host()])
 for _op in ("neg", "add", "relu", "copy", "gemm", "reduce_sum", "softmax"):
     _in = {"add": "x y", "gemm": "x w"}.get(_op, "x")
     _attrs = {"axes": []} if _op == "reduce_sum" else None

@@ -50,5 +50,6 @@ for graph in (roads.mlp(), roads.average(), roads.negated()):
 def test_every_road_to_a_device(library, driver, kind):  # noqa: F811
     environment = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache"), "PYTHONPATH": str(HERE)}
     subprocess.run([sys.executable, "-c", WARM], env=environment, check=True)
-    most, least = (0, 500) if kind.startswith("device") else (24, 150)  # calls of the driver are few
+    # Calls of the driver are few.
+    most, least = (0, 500) if kind.startswith("device") else (24, 150)
     assert check(library, "--kinds", kind, "--most", most, driver=driver) > least

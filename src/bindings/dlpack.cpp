@@ -193,15 +193,17 @@ void check_rank(int rank, const char* where) {
         raise(ErrorKind::shape, where, ": got ", rank, " dimensions; need 0 to ", kMaxDims);
 }
 
-/// Refuses elements that no memory can hold: beyond either end of the addresses, or too many.
+/// Refuses more elements than can be counted, and those beyond either end of the addresses.
 void check_span(const TensorRef& ref, const int64_t* byte_strides, const char* where) {
     __int128 low = reinterpret_cast<uintptr_t>(ref.data), high = low;
     for (int i = 0; i < ref.shape.rank(); i++) {
         const __int128 far = static_cast<__int128>(ref.shape[i] - 1) * byte_strides[i];
         (far < 0 ? low : high) += far;
     }
-    if (low < 0 || high > static_cast<__int128>(UINTPTR_MAX) - dtype_size(ref.dtype) ||
-        element_count(ref.shape) > INT64_MAX / 16)
+    if (element_count(ref.shape) > INT64_MAX / 16)  // their bytes are counted in 64 bits
+        raise(ErrorKind::shape, where, ": ", type_string(ref.dtype, ref.shape),
+              " has more than 2**63 / 16 elements; need fewer");
+    if (low < 0 || high > static_cast<__int128>(UINTPTR_MAX) - dtype_size(ref.dtype))
         raise(ErrorKind::format, where, ": ", type_string(ref.dtype, ref.shape),
               " elements beyond the end of memory; need a tensor that lies in it");
 }
