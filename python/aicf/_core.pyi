@@ -248,7 +248,7 @@ class Outputs:
 class Step:
     """A compiled step; aicf.Step is its public face."""
 
-    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str]) -> None: ...
+    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str], tensor_cores: int) -> None: ...
 
     def __call__(self, **inputs: object) -> Outputs:
         """

@@ -415,6 +415,7 @@ class Graph:
         passes: str | Sequence[str] = "default",
         capture: bool = True,
         candidates: Mapping[str, str] | None = None,
+        tensor_cores: str | None = None,
     ) -> Any:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
@@ -434,6 +435,9 @@ class Graph:
             capture: False leaves only `run`.
             candidates: kernels by the signature of an op, as `step.plan.candidates` of the same
                 kind of device says them; those of ops that this graph does not have are left alone.
+            tensor_cores: whose order the sums of large products in 16 bits (and of the modes
+                "tf32", "fp16", "bf16") take: None for the device's own, "sm_90" for those of
+                Hopper, whose bits a CPU computes too, slowly.
 
         Returns: a Step.
         """
@@ -450,6 +454,7 @@ class Graph:
             passes=passes,
             capture=capture,
             candidates=candidates,
+            tensor_cores=tensor_cores,
         )
 
 

@@ -137,6 +137,7 @@ class Step(_core.Step):
         passes: str | Sequence[str] = "default",
         capture: bool = True,
         candidates: Mapping[str, str] | None = None,
+        tensor_cores: str | None = None,
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
@@ -168,6 +169,13 @@ class Step(_core.Step):
             raise _core.GraphError(
                 f"compile: candidates is {candidates!r}; need kernel names by op signature"
             )
+        if tensor_cores is not None and not (
+            isinstance(tensor_cores, str) and tensor_cores == "sm_90"
+        ):
+            raise _core.GraphError(
+                f'compile: tensor_cores is {tensor_cores!r}; need "sm_90", or None for the '
+                "device's own"
+            )
         initial = _initial(graph, params)
         super().__init__(
             graph._core,
@@ -179,6 +187,7 @@ class Step(_core.Step):
             math,
             deterministic,
             dict(chosen),
+            9 if tensor_cores else 0,
         )
         self._write_all(initial)
 

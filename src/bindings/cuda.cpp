@@ -9,10 +9,11 @@ namespace aicf {
 
 namespace {
 
-Lowered rewritten(Graph graph, const std::vector<std::string>& names, const std::string& math) {
+Lowered rewritten(Graph graph, const std::vector<std::string>& names, const std::string& math,
+                  const std::string& arch) {
     const auto passes = select_passes(names);
     run_passes(graph, passes, math);
-    Lowered lowered = lower(graph, math);
+    Lowered lowered = lower(graph, math, cuda_tensor_cores(arch));
     run_passes(lowered, passes);
     return lowered;
 }
@@ -78,7 +79,7 @@ void bind_cuda(nb::module_& m) {
         "cuda_candidates",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math) {
-            Lowered lowered = rewritten(graph, names, math);
+            Lowered lowered = rewritten(graph, names, math, arch);
             std::map<std::string, std::vector<std::string>> found;
             choose_candidates(lowered, {}, [&](const LoweredOp& op) {
                 std::vector<std::string> list = cuda_candidates(op, processors, arch);
@@ -94,7 +95,7 @@ void bind_cuda(nb::module_& m) {
         "cuda_program",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math, const Candidates& candidates) {
-            Lowered lowered = rewritten(graph, names, math);
+            Lowered lowered = rewritten(graph, names, math, arch);
             choose_candidates(lowered, candidates, [&](const LoweredOp& op) {
                 return cuda_candidates(op, processors, arch);
             });

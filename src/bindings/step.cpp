@@ -418,7 +418,7 @@ void bind_step(nb::module_& m) {
             [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,
                bool capture, const std::vector<Step*>& share,
                const std::vector<std::string>& passes, const std::string& math, bool deterministic,
-               const Candidates& candidates) {
+               const Candidates& candidates, int tensor_cores) {
                 Step::Options options;
                 options.device = parse_device(device);
                 options.seed = seed;
@@ -428,6 +428,7 @@ void bind_step(nb::module_& m) {
                 options.math = math;
                 options.deterministic = deterministic;
                 options.candidates = candidates;
+                options.tensor_cores = tensor_cores;
                 Graph copy = graph;  // what other threads append is not for this step
                 const GilRelease release;
                 const Signals signals;
@@ -435,7 +436,7 @@ void bind_step(nb::module_& m) {
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
             nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),
-            nb::arg("candidates"))
+            nb::arg("candidates"), nb::arg("tensor_cores"))
         .def(
             "__call__",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {

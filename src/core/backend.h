@@ -53,6 +53,8 @@ class Backend {
   public:
     virtual ~Backend() = default;
     virtual Device device() const = 0;
+    /// The family of the device's tensor cores, as product_order() takes it.
+    virtual int tensor_cores() const { return 0; }
     /// Names of the kernels that could run an op, the one it would choose first; empty where there
     /// is no choice. LoweredOp::candidate tells select() which.
     virtual std::vector<std::string> candidates(const LoweredOp&) { return {}; }
@@ -103,8 +105,9 @@ std::unique_ptr<Backend> open_backend(Device device);
 std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
                                     const std::vector<void*>& addresses, void* workspace);
 /// The attributes of an op as the scalars a kernel receives, in schema order: numbers as they are,
-/// the list "axes" as a bit mask, any other list as eight scalars, order "tree" as 0 and "chain(c)"
-/// as c, a choice as its index. Those of a fused op's steps follow, in their order.
+/// the list "axes" as a bit mask, any other list as eight scalars, order "tree" as 0, "chain(c)" as
+/// c and "mma16(c)" and its like as -c, a choice as its index. Those of a fused op's steps follow,
+/// in their order.
 std::vector<Scalar> pack_scalars(const LoweredOp& op);
 
 }  // namespace aicf

@@ -268,7 +268,7 @@ LoweredOp as_op(const LoweredDef& def, const std::vector<TensorRef>& inputs,
                 const std::vector<TensorRef>& outputs, Attrs attrs) {
     LoweredOp op{&def, {}, {}, std::move(attrs), -1};
     for (const TensorRef& tensor : inputs) {
-        View view = view_of(tensor);
+        const View view = view_of(tensor);
         op.inputs.push_back(def.pointwise ? broadcast_view(view, outputs[0].shape) : view);
     }
     for (const TensorRef& tensor : outputs) op.outputs.push_back(view_of(tensor));
@@ -363,10 +363,12 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
              std::optional<intptr_t> stream) {
     const FloatMode mode;
-    const LoweredOp op = check_call(def, inputs, outputs, attrs);
+    LoweredOp op = check_call(def, inputs, outputs, attrs);
     const auto held = desk(outputs[0].device);
     Desk& at = *held;
     const std::lock_guard guard(at.lock);
+    if (def.gemm && !attrs.find("order"))
+        op.attrs.set("order", product_order(op, at.backend->tensor_cores()));
     BoundOp bound;
     bound.kernel = at.backend->select(op);
     bound.op = def.name;
@@ -424,7 +426,9 @@ uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& in
     const auto held = desk(device);
     Desk& at = *held;
     const std::lock_guard guard(at.lock);
-    const LoweredOp op = as_op(def, in, out, std::move(complete));
+    LoweredOp op = as_op(def, in, out, std::move(complete));
+    if (def.gemm && !attrs.find("order"))
+        op.attrs.set("order", product_order(op, at.backend->tensor_cores()));
     return at.backend->select(op)->workspace_bytes;
 }
 

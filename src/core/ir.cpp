@@ -59,6 +59,20 @@ std::optional<Role> parse_role(std::string_view name) {
     return std::nullopt;
 }
 
+namespace {
+
+bool is_choice(const std::string& text, const std::string& choice) {
+    if (!choice.ends_with("(c)")) return text == choice;
+    const std::string before = choice.substr(0, choice.size() - 2);
+    constexpr size_t kMostDigits = 15;
+    if (!text.starts_with(before) || !text.ends_with(")")) return false;
+    const std::string number = text.substr(before.size(), text.size() - before.size() - 1);
+    return !number.empty() && number.size() <= kMostDigits && number[0] != '0' &&
+           number.find_first_not_of("0123456789") == std::string::npos;
+}
+
+}  // namespace
+
 Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
                      const std::string& where) {
     for (const auto& [name, attr] : given.items()) {
@@ -86,7 +100,8 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
                   kAttrKinds[attr->index()], "; need a ", kAttrKinds[def.fallback.index()]);
         if (!def.choices.empty()) {
             const auto& text = std::get<std::string>(*converted);
-            if (std::find(def.choices.begin(), def.choices.end(), text) == def.choices.end()) {
+            const auto fits = [&](const std::string& choice) { return is_choice(text, choice); };
+            if (std::none_of(def.choices.begin(), def.choices.end(), fits)) {
                 std::string names;
                 for (const auto& choice : def.choices)
                     names += (names.empty() ? "" : ", ") + choice;

@@ -240,7 +240,7 @@ void settle_assigns(Lowered& lowered) {
 
 }  // namespace
 
-Lowered lower(const Graph& graph, const std::string& math) {
+Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
     Lowered lowered;
     lowered.name = graph.name;
     lowered.values = graph.values;
@@ -267,6 +267,8 @@ Lowered lower(const Graph& graph, const std::string& math) {
     for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have one mode
         if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32 && math != "mixed")
             op.attrs.set("math", math);
+    for (LoweredOp& op : lowered.ops)
+        if (op.def->gemm) op.attrs.set("order", product_order(op, tensor_cores));
     return lowered;
 }
 

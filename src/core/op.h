@@ -13,7 +13,7 @@ struct AttrDef {
     std::string name;
     Attr fallback;                          // default and kind
     bool required = false;                  // no default
-    std::vector<std::string> choices = {};  // of a string attribute
+    std::vector<std::string> choices = {};  // of a string attribute; "mma16(c)": for any number c
 };
 
 /// Fills defaults and checks names, kinds and choices. GraphError naming `where`.
@@ -212,6 +212,10 @@ double rounded(DType dtype, double x);
 /// reach `high`.
 double last_below(DType dtype, double low, double high);
 std::string chain_order();  // "chain(256)"
+/// The order of a product's sums: of its shape and types, and of the family of tensor cores that it
+/// may use (the major of their compute capability; 0: none), alone.
+std::string product_order(const LoweredOp& op, int tensor_cores);
+std::vector<std::string> product_orders();  // all of them, as choices
 /// Elements of an axis that one window spans: axis `axis` of operand 0 must hold `size` >= that
 /// many.
 int64_t window_extent(const InferContext& c, int which, int axis, int64_t size);
@@ -315,7 +319,8 @@ std::vector<Type> infer_body(const InferContext& c);
 std::vector<Type> infer_lowered(const LoweredOp& op);
 
 /// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.
-Lowered lower(const Graph& graph, const std::string& math = "fp32");
+/// `tensor_cores`: as product_order() takes them.
+Lowered lower(const Graph& graph, const std::string& math = "fp32", int tensor_cores = 0);
 /// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
 Report verify(const Lowered& lowered);
 /// An op by what it computes on which types and strides, without ids: "gemm {...} (f32[8, 8], ...".

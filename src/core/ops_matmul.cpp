@@ -1,6 +1,8 @@
 // Matrix products. Everything lowers to one op, gemm, over strided operands: a transpose is a
 // stride pattern and a broadcast batch axis has stride 0.
 #include <algorithm>
+#include <cstdlib>
+#include <limits>
 
 #include "core/op.h"
 
@@ -149,6 +151,37 @@ void matmul_grad(GradContext& g) {
         g.set(1, without_axis(emit("MatMul", {transposed(a), dy}), b.shape(), g.in(1).shape()));
 }
 
+/// Clocks that a processor of the family sm_90 takes for a tile and 64 of k, about.
+struct Tile {
+    int64_t m, n, clocks;
+};
+constexpr Tile kTiles[] = {{128, 256, 1100}, {128, 128, 600}, {64, 64, 400}};
+
+/// Where k is cut: so that the parts of the tiles fill 132 processors, whatever device comes, and
+/// after 512 steps at the latest, for sums that are cut toward zero drift. By a model of waves of
+/// tiles; the fewest cuts of those that come within a twentieth of the best.
+int64_t cut_of(int64_t batches, int64_t m, int64_t n, int64_t k, bool tf32) {
+    constexpr int64_t processors = 132, least = 128, start = 1500, join = 2500;
+    const int64_t most = 512 * (tf32 ? 8 : 16);
+    const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+    const auto cycles = [&](int64_t parts) {
+        int64_t best = std::numeric_limits<int64_t>::max();
+        for (const Tile& tile : kTiles) {
+            const int64_t units = batches * up(m, tile.m) * up(n, tile.n) * parts;
+            const int64_t unit = up(up(k, parts), 64) * tile.clocks * (tf32 ? 2 : 1) + start;
+            best = std::min(best, up(units, processors) * unit + (parts > 1 ? join : 0));
+        }
+        return best;
+    };
+    const int64_t fewest = up(k, most), last = std::max<int64_t>(fewest, k < 8192 ? 8 : 16);
+    const int64_t whole = cycles(1);  // a block may also take one cut after the other
+    const auto at_best = [&](int64_t cuts) { return std::min(whole, cycles(cuts)); };
+    int64_t best = whole, chosen = fewest;
+    for (int64_t cuts = fewest; cuts <= last; cuts++) best = std::min(best, at_best(cuts));
+    while (at_best(chosen) > best + best / 20) chosen++;
+    return std::max(up(up(k, chosen), 64) * 64, least);
+}
+
 const std::vector<std::string> kMathModes = {"fp32", "tf32", "fp16", "bf16"};  // as MathMode
 
 /// gemm: C[..., M, N] = A[..., M, K] B[..., K, N], batch axes already equal.
@@ -158,6 +191,18 @@ std::vector<Type> infer_gemm(const InferContext& c) {
     if (const std::string& math = c.attrs.text("math"); math != "fp32" && c.dtype(0) != DType::f32)
         c.dtype_error("math is \"", math, "\", ", c.describe_all(),
                       "; need float32 operands, or \"fp32\"");
+    if (const std::string& order = c.attrs.text("order"); !order.starts_with("chain(")) {
+        const bool tf32 = c.attrs.text("math") == "tf32";
+        if (c.dtype(0) == DType::f64 ||
+            (c.dtype(0) == DType::f32 && c.attrs.text("math") == "fp32"))
+            c.dtype_error("order is \"", order, "\", ", c.describe_all(),
+                          "; need 16-bit operands or a math of tensor cores, or \"", chain_order(),
+                          "\"");
+        if (order.starts_with("mma8") != tf32 ||
+            std::atoll(order.c_str() + order.find('(') + 1) % 64 != 0)
+            raise(ErrorKind::graph, "gemm: order is \"", order, "\"; need ",
+                  tf32 ? "mma8(c)" : "mma16(c)", " of a multiple of 64");
+    }
     const Dims &a = c.shape(0), &b = c.shape(1);
     const int rank = a.rank();
     if (rank < 2 || b.rank() != rank) c.shape_error(c.describe_all(), "; need equal ranks >= 2");
@@ -179,6 +224,29 @@ double gemm_flops(const LoweredOp& op) {
 }
 
 }  // namespace
+
+std::vector<std::string> product_orders() {
+    std::vector<std::string> orders{chain_order()};
+    for (const char* family : {"", ".sm80", ".sm100", ".sm110", ".sm120"})
+        for (const char* step : {"mma16", "mma8"}) orders.push_back(cat(step, family, "(c)"));
+    return orders;
+}
+
+std::string product_order(const LoweredOp& op, int tensor_cores) {
+    const View &a = op.inputs[0], &c = op.outputs[0];
+    const std::string& math = op.attrs.text("math");
+    const int rank = c.shape.rank();
+    const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
+    // From some 2^17 multiplications on: below, tensor cores have nothing to offer.
+    if (tensor_cores < 8 || (math == "fp32" && dtype_size(a.dtype) != 2) || k < 32 || m * n < 64 ||
+        m * n * k < 1 << 17)
+        return chain_order();
+    int64_t batches = 1;
+    for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+    const bool tf32 = math == "tf32";
+    return cat(tf32 ? "mma8" : "mma16", tensor_cores == 9 ? "" : cat(".sm", tensor_cores, "0"), "(",
+               cut_of(std::max<int64_t>(batches, 1), m, n, k, tf32), ")");
+}
 
 void define_matmul_ops() {
     define(OpDef{.name = "Linear",
@@ -213,7 +281,7 @@ void define_matmul_ops() {
     define(LoweredDef{.name = "gemm",
                       .inputs = {"a", "b"},
                       .outputs = {"c"},
-                      .attrs = {{"order", chain_order(), false, {chain_order()}},
+                      .attrs = {{"order", chain_order(), false, product_orders()},
                                 {"math", std::string("fp32"), false, kMathModes}},
                       .infer = infer_gemm,
                       .gemm = true,

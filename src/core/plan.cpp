@@ -399,8 +399,10 @@ void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
             for (int64_t axis : *list) scalar.i |= int64_t{1} << (axis < 0 ? axis + rank : axis);
         if (const auto* text = std::get_if<std::string>(&attr)) {
             const auto choice = std::find(def.choices.begin(), def.choices.end(), *text);
-            if (def.name == "order")
-                scalar.i = text->starts_with("chain(") ? std::atoll(text->c_str() + 6) : 0;
+            if (const size_t open = text->find('('); def.name == "order")
+                scalar.i = open == std::string::npos     ? 0
+                           : text->starts_with("chain(") ? std::atoll(text->c_str() + open + 1)
+                                                         : -std::atoll(text->c_str() + open + 1);
             else if (choice != def.choices.end())
                 scalar.i = choice - def.choices.begin();
         }

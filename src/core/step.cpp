@@ -99,7 +99,18 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
     const auto passes = select_passes(options.passes);
     run_passes(graph_, passes, options.math, stage);
 
-    Lowered lowered = lower(graph_, options.math);
+    for (const Step* other : options.share)
+        if (!machine_) machine_ = other->machine_;
+    if (!machine_) {
+        machine_ = std::make_shared<Machine>();
+        machine_->backend = open_backend(options.device);
+    }
+    const int own = machine_->backend->tensor_cores();
+    if (own && options.tensor_cores && own != options.tensor_cores)
+        raise(ErrorKind::graph, "compile: tensor_cores is \"sm_", options.tensor_cores, "0\", ",
+              to_string(options.device), " has those of \"sm_", own, "0\"; need these, or None");
+    Lowered lowered =
+        lower(graph_, options.math, options.tensor_cores ? options.tensor_cores : own);
     stage("lower");
     verify(lowered).require("compile");
     stage("verify lowered");
@@ -107,7 +118,6 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
 
     std::vector<char> shared(lowered.values.size(), 0);
     for (const Step* other : options.share) {
-        if (!machine_) machine_ = other->machine_;
         if (other->machine_ != machine_) others_.push_back(other->machine_);
         others_.insert(others_.end(), other->others_.begin(), other->others_.end());
         if (!(other->device() == options.device))
@@ -131,10 +141,6 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
     std::sort(others_.begin(), others_.end());
     others_.erase(std::unique(others_.begin(), others_.end()), others_.end());
     std::erase(others_, machine_);
-    if (!machine_) {
-        machine_ = std::make_shared<Machine>();
-        machine_->backend = open_backend(options.device);
-    }
 
     std::vector<char> read(lowered.values.size(), 0);
     for (const LoweredOp& op : lowered.ops)

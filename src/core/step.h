@@ -40,6 +40,8 @@ class Step {
         std::vector<const Step*> share;
         std::vector<std::string> passes;
         std::string math = "fp32";  // how products of f32 are computed: gemm's `math`, or "mixed"
+        int tensor_cores =
+            0;  // whose order products take, as product_order() does; 0: the device's
         bool deterministic = true;  // false admits kernels whose order of terms may vary
         Candidates candidates;      // as another plan chose them
     };

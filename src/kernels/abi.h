@@ -6,7 +6,7 @@
 // backend. Strides count elements and may be zero or negative. Device and stream are given at the
 // launch, not in the block. A kernel never allocates, synchronises, prints or returns a status.
 //
-// Summation orders. Every reduction that rounds follows one of two orders, fixed by its lowered
+// Summation orders. Every reduction that rounds follows one of these orders, fixed by its lowered
 // op's `order` attribute, so that no tile, thread count, vector width or backend changes a bit.
 //   chain(c)  Elements (for a product: k) are taken in ascending index inside chunks of c; a chunk
 //             starts from its first term, a product accumulates by fma from +0, and the chunk
@@ -16,6 +16,10 @@
 //             lanes are then halved: l += l+64, l += l+32, ... l += l+1. Leaves are joined by
 //             T[a,b) = T[a,a+p) + T[a+p,b), p the largest power of two below b-a. A missing element
 //             counts as -0, which changes no sum; the sum of no elements is +0.
+//   mma16(c)  Of products on tensor cores: k ascends in steps of 16 (tf32: mma8(c), of 8) from +0
+//             inside cuts of c, the last one filled with +0; a step is mma_step() of mma_step.h.
+//             The results of cuts are added in ascending order, in f32. mma16.sm80(c) and its like
+//             are the same of another family of tensor cores, whose step is its own.
 #pragma once
 
 #ifdef __CUDACC_RTC__

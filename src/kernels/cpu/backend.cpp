@@ -222,6 +222,14 @@ class CpuBackend : public Backend {
             add_part(*kernel, op, member, std::move(part));
         }
         if (!op.members.empty()) return kernel;
+        if (op.def->gemm) {
+            const std::string& order =
+                (op.body.empty() ? op.attrs : op.body[0].attrs).text("order");
+            if (order.find(".sm") != std::string::npos)
+                raise(ErrorKind::unsupported, name, ": order is \"", order,
+                      "\", the step of a family of tensor cores that the cpu does not compute; "
+                      "need mma16(c) or mma8(c), those of \"sm_90\"");
+        }
         const DType dtype = (op.inputs.empty() ? op.outputs : op.inputs)[0].dtype;
         kernel->name = cat(name, "_", dtype_abbrev(dtype));
         bool found = false;

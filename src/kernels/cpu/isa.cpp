@@ -7,6 +7,7 @@
 #endif
 
 #include "kernels/cpu/kernels.h"
+#include "kernels/mma_step.h"
 #include "kernels/philox.h"
 #include "kernels/scalar.h"
 

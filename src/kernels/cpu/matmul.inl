@@ -473,6 +473,68 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
     }
 }
 
+// ---- the order of tensor cores -----------------------------------------------------------------
+
+AICF_HD scalar::MmaTerm mma_term(Half x) { return scalar::mma_half(x.bits); }
+AICF_HD scalar::MmaTerm mma_term(Brain x) { return scalar::mma_bfloat(x.bits); }
+AICF_HD scalar::MmaTerm mma_term(AsTf32 x) {
+    return scalar::mma_tf32(scalar::bits(scalar::f32_to_tf32(x.x)));
+}
+AICF_HD scalar::MmaTerm mma_term(AsHalf x) { return scalar::mma_half(scalar::f32_to_half(x.x)); }
+AICF_HD scalar::MmaTerm mma_term(AsBrain x) {
+    return scalar::mma_bfloat(scalar::f32_to_bfloat(x.x));
+}
+
+constexpr int64_t kStepTile = 16, kStepTerms = 512;  // a tile of C, and of k at a time
+
+// Lines of a tile, `steps` whole steps of terms each; what is past k is +0.
+template <class S>
+void decode(const S* s, int64_t step, int64_t k_step, int64_t lines, int64_t k, int64_t padded,
+            scalar::MmaTerm* to) {
+    for (int64_t x = 0; x < lines; ++x)
+        for (int64_t p = 0; p < padded; ++p)
+            to[x * kStepTerms + p] =
+                p < k ? mma_term(s[x * step + p * k_step]) : scalar::MmaTerm{0, scalar::kMmaNever};
+}
+
+// product() in the order mma16(cut), of tf32 mma8(cut).
+template <class S, class Store>
+void steps_of(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row, int64_t b_col,
+              int64_t m, int64_t n, int64_t k, int64_t cut, void* workspace, const Store& put) {
+    constexpr int kDepth = kSame<S, AsTf32> ? 8 : 16;
+    auto* const as = static_cast<scalar::MmaTerm*>(workspace);
+    auto* const bs = as + kStepTile * kStepTerms;
+    for (int64_t j0 = 0; j0 < n; j0 += kStepTile) {
+        const int64_t nb = min(kStepTile, n - j0);
+        for (int64_t i0 = 0; i0 < m; i0 += kStepTile) {
+            const int64_t mb = min(kStepTile, m - i0);
+            float total[kStepTile * kStepTile] = {};
+            for (int64_t c0 = 0; c0 < k; c0 += cut) {
+                const int64_t end = c0 + min(cut, k - c0);
+                float acc[kStepTile * kStepTile] = {};
+                for (int64_t p0 = c0; p0 < end; p0 += kStepTerms) {
+                    const int64_t kb = min(kStepTerms, end - p0);
+                    const int64_t padded = ceil_div(kb, kDepth) * kDepth;
+                    decode(a + i0 * a_row + p0 * a_col, a_row, a_col, mb, kb, padded, as);
+                    decode(b + j0 * b_col + p0 * b_row, b_col, b_row, nb, kb, padded, bs);
+                    for (int64_t i = 0; i < mb; ++i)
+                        for (int64_t j = 0; j < nb; ++j) {
+                            float sum = acc[i * kStepTile + j];
+                            for (int64_t p = 0; p < padded; p += kDepth)
+                                sum = scalar::mma_step<kDepth>(sum, as + i * kStepTerms + p,
+                                                               bs + j * kStepTerms + p);
+                            acc[i * kStepTile + j] = sum;
+                        }
+                }
+                for (int64_t e = 0; e < kStepTile * kStepTile; ++e)
+                    total[e] = c0 == 0 ? acc[e] : total[e] + acc[e];
+            }
+            for (int64_t i = 0; i < mb; ++i)
+                for (int64_t j = 0; j < nb; ++j) put(i0 + i, j0 + j, total[i * kStepTile + j]);
+        }
+    }
+}
+
 // ---- operands, units ----------------------------------------------------------------------------
 
 // Units are the cells of a grid over one C, numbered across its shorter side first, for every
@@ -519,6 +581,17 @@ void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t bat
         ap += at * as[i], bp += at * bs[i], cp += at * cs[i];
     }
     const int64_t m = i1 - i0, n = j1 - j0;
+    if constexpr (!kSame<S, T>) {
+        if (chunk < 0)
+            return steps_of(ap, as[d - 2], as[d - 1], bp, bs[d - 2], bs[d - 1], m, n, k, -chunk,
+                            workspace, [&](int64_t i, int64_t j, float sum) {
+                                D* const to = cp + i * cs[d - 2] + j * cs[d - 1];
+                                if constexpr (kSame<D, float>)
+                                    *to = sum;
+                                else
+                                    narrow(sum, to);
+                            });
+    }
     if constexpr (sizeof(D) == sizeof(T)) {
         product<T, S>(ap, as[d - 2], as[d - 1], bp, bs[d - 2], bs[d - 1], cp, cs[d - 2], cs[d - 1],
                       m, n, k, chunk, workspace);
@@ -582,8 +655,8 @@ void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* 
 }  // namespace mm
 
 // The gemm kernel: in(0) = A [..., M, K], in(1) = B [..., K, N], out(0) = C [..., M, N] of equal
-// rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c), scalar(1).i a
-// MathMode. 16-bit A and B give a 16-bit C.
+// rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c) or -c of mma16(c) and
+// mma8(c), scalar(1).i a MathMode. 16-bit A and B give a 16-bit C.
 int64_t gemm_units(const ArgBlock& args, int phase) {
     const mm::Grid g = mm::grid_of(args);
     return phase == 0 && g.m > 0 && g.n > 0 ? g.batches * g.cells() : 0;
@@ -592,6 +665,8 @@ int64_t gemm_units(const ArgBlock& args, int phase) {
 uint64_t gemm_workspace(const ArgBlock& args, int threads) {
     const mm::Grid g = mm::grid_of(args);
     const int64_t chunk = args.scalar(0).i;
+    if (chunk < 0)
+        return uint64_t(threads) * (2 * mm::kStepTile * mm::kStepTerms * sizeof(scalar::MmaTerm));
     switch (DType(args.out(0).dtype)) {
         case DType::f32:
             return uint64_t(threads) * mm::share<float>(g.m, g.n, g.k, chunk);

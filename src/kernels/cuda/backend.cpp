@@ -42,6 +42,9 @@ TensorRef packed(const TensorRef& from) {
     return result;
 }
 
+/// The family of product_order(), of a compute capability.
+int tensor_cores_of(int major) { return major < 8 || major > 12 ? 0 : major; }
+
 class CudaBackend : public Backend {
   public:
     explicit CudaBackend(Device device) : gpu_(gpu(device.index)), cache_(kernel_cache(gpu_)) {
@@ -52,6 +55,7 @@ class CudaBackend : public Backend {
     }
 
     Device device() const override { return gpu_.device; }
+    int tensor_cores() const override { return tensor_cores_of(gpu_.compute_major); }
 
     std::vector<std::string> candidates(const LoweredOp& op) override {
         return cuda::candidates(op, {gpu_.processors, gpu_.compute_major});
@@ -293,6 +297,10 @@ std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
 
 std::string cuda_cubin(const std::string& program, const std::string& arch) {
     return cuda::cached_cubin(program, arch);
+}
+
+int cuda_tensor_cores(const std::string& arch) {
+    return cuda::tensor_cores_of(target_of(0, arch).major);
 }
 
 }  // namespace aicf

@@ -48,5 +48,7 @@ std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
 std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
                          const std::string& arch);
 std::string cuda_cubin(const std::string& program, const std::string& arch);
+/// As product_order() takes them.
+int cuda_tensor_cores(const std::string& arch);
 
 }  // namespace aicf

@@ -1,5 +1,4 @@
-// Which gemm fits a shape. Those of f32 and f64 take k in the order the op declares, so the choice
-// changes no bit; tensor cores have an order of their own, fixed by the shape and the device.
+// Which gemm fits a shape. All take k in the order the op declares, so the choice changes no bit.
 #include <algorithm>
 #include <utility>
 
@@ -30,15 +29,16 @@ constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
 
 struct Choice {
     const Tiling* tiling = nullptr;
-    int64_t tiles = 0, parts = 1, slots = 0;  // slots: results a tile leaves in the workspace
+    int64_t tiles = 0, parts = 1;
+    int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
     double cycles = 0;
 };
 
 struct Problem {
     int64_t batches, m, n, k;
-    int64_t grain;    // k is cut at multiples of this
-    bool each_grain;  // the result of each grain is kept apart, not that of each part
-    int64_t size;     // bytes of a sum
+    int64_t grain;  // k is cut at multiples of this
+    bool tensor;    // on tensor cores: a unit takes one cut of k, or all
+    int64_t size;   // bytes of a sum
 };
 
 /// What the operands are rounded to before they are multiplied.
@@ -53,35 +53,36 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
 /// joining them costs their bytes.
-template <size_t Count>
-std::vector<Choice> ranked(const Tiling (&tilings)[Count], const Problem& p, const Target& target) {
+void add_choices(const Tiling& t, const Problem& p, const Target& target,
+                 std::vector<Choice>& choices) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
     const int64_t processors = std::max(target.processors, 1), grains = ceil_div(p.k, p.grain);
-    std::vector<Choice> choices;
-    for (const Tiling& t : tilings) {
-        const int64_t tiles = p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n);
-        for (int64_t wanted = 1, last = 0; wanted <= std::min<int64_t>(grains, 64); wanted *= 2) {
-            const int64_t run = ceil_div(grains, wanted), parts = ceil_div(grains, run);
-            const int64_t slots = p.each_grain ? grains : parts;
-            const int64_t tile_bytes = slots * t.m * t.n * p.size;
-            if (parts > 1 && tiles * tile_bytes > most_bytes) break;
-            if (parts == std::exchange(last, parts)) continue;
-            const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
-            const int64_t units = tiles * parts;
-            double cycles =
-                depth *
-                std::max(static_cast<double>(ceil_div(units, processors)) * t.share,
-                         static_cast<double>(ceil_div(units, processors * t.resident)) * t.alone);
-            if (parts > 1)
-                cycles += arrival + static_cast<double>(ceil_div(tiles, processors) * tile_bytes) /
-                                        join_bytes;
-            choices.push_back({&t, tiles, parts, slots, cycles});
-        }
+    const int64_t tiles = p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n);
+    const int64_t result = t.m * t.n * p.size;
+    for (int64_t wanted = 1, last = 0; wanted <= std::min<int64_t>(grains, p.tensor ? grains : 64);
+         wanted = p.tensor ? std::max<int64_t>(grains, wanted + 1) : 2 * wanted) {
+        const int64_t run = ceil_div(grains, wanted), parts = ceil_div(grains, run);
+        if (parts == std::exchange(last, parts)) continue;
+        Choice choice{&t, tiles, parts};
+        const int64_t units = tiles * parts, room = processors * t.resident;
+        const bool kept = p.tensor && parts == 1 && grains > 1;  // the sum of the cuts so far
+        choice.blocks = kept ? std::min(units, room) : units;
+        choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
+        if (parts > 1 && choice.slots * result > most_bytes) break;
+        const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
+        choice.cycles = depth * std::max(static_cast<double>(ceil_div(units, processors)) * t.share,
+                                         static_cast<double>(ceil_div(units, room)) * t.alone);
+        if (parts > 1)
+            choice.cycles += arrival + static_cast<double>(ceil_div(tiles, processors) *
+                                                           (choice.slots / tiles) * result) /
+                                           join_bytes;
+        if (kept)
+            choice.cycles +=
+                static_cast<double>(ceil_div(tiles, processors) * (grains - 1) * 2 * result) /
+                join_bytes;
+        choices.push_back(choice);
     }
-    std::stable_sort(choices.begin(), choices.end(),
-                     [](const Choice& a, const Choice& b) { return a.cycles < b.cycles; });
-    return choices;
 }
 
 /// A product of operand shapes that gemm takes, and how it is to be computed.
@@ -91,13 +92,13 @@ struct Gemm {
     const std::string& math;
     int rank;
     int64_t m, n, k, chunk, batches = 1, size;  // size: bytes of a sum
-    bool tf32, tensor;
+    bool tf32, tensor;                          // tensor: by the order
 
-    explicit Gemm(const LoweredOp& op)
-        : attrs(op.body.empty() ? op.attrs : op.body[0].attrs),
-          a(op.inputs[0]),
-          b(op.inputs[1]),
-          c(op.outputs[0]),
+    explicit Gemm(const LoweredOp& of)
+        : attrs(of.body.empty() ? of.attrs : of.body[0].attrs),
+          a(of.inputs[0]),
+          b(of.inputs[1]),
+          c(of.outputs[0]),
           math(attrs.text("math")),
           rank(c.shape.rank()),
           m(c.shape[rank - 2]),
@@ -105,25 +106,32 @@ struct Gemm {
           k(a.shape[rank - 1]),
           size(a.dtype == DType::f64 ? 8 : 4),
           tf32(math == "tf32"),
-          tensor(math != "fp32" || dtype_size(a.dtype) == 2) {
+          tensor(attrs.text("order").starts_with("mma")) {
         const std::string& order = attrs.text("order");
-        if (!order.starts_with("chain("))
-            raise(ErrorKind::unsupported, "cuda: gemm: its order is ", order, "; need chain(c)");
-        chunk = std::atoll(order.c_str() + 6);
+        chunk = std::atoll(order.c_str() + order.find('(') + 1);
         for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
     }
 
     /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Target& target) const {
+        std::vector<Choice> found;
+        const Problem problem{batches, m, n, k, chunk, tensor, size};
+        const auto add = [&](const auto& tilings) {
+            for (const Tiling& t : tilings) add_choices(t, problem, target, found);
+        };
+        const bool rounds = math != "fp32" || dtype_size(a.dtype) == 2;
         if (target.major < 8 || chunk % 32 != 0 || k < kTiledTerms || m * n < kTiledResults ||
-            m * n * k < kTiledWork)
-            return {};
-        const Problem problem{batches, m, n, k, tensor ? 128 : chunk, !tensor, size};
-        return tf32       ? ranked(kTf32, problem, target)
-               : tensor   ? ranked(kTensor, problem, target)
-               : size > 4 ? ranked(kDouble, problem, target)
-                          : ranked(kScalar, problem, target);
+            m * n * k < kTiledWork || (rounds && !tensor))
+            return found;
+        if (!tensor) {
+            size > 4 ? add(kDouble) : add(kScalar);
+        } else {
+            tf32 ? add(kTf32) : add(kTensor);
+        }
+        std::stable_sort(found.begin(), found.end(),
+                         [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
+        return found;
     }
 };
 
@@ -237,11 +245,12 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     text.name = stem + name_of(choice);
     text.threads = t.threads;
     text.resident = t.resident;
-    text.blocks = choice.tiles * choice.parts;
-    if (choice.parts > 1) {
-        text.workspace = static_cast<uint64_t>(choice.tiles * choice.slots * t.m * t.n * size);
-        text.counters = static_cast<int>(choice.tiles);
-    }
+    text.blocks = choice.blocks;
+    text.workspace = static_cast<uint64_t>(choice.slots * t.m * t.n * size);
+    if (choice.parts > 1) text.counters = static_cast<int>(choice.tiles);
+    const std::string room =
+        cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
+            text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
     int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);
     if (!tensor) {
         shared = t.stages * t.k * (t.m + t.n + 8) * size;
@@ -254,11 +263,7 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     if (tensor) text.includes = {"mma.cuh"};
     text.body += cat("    ", tensor ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m,
                      ", ", t.part_n, ", ", t.k, ", ", t.stages, ", ", choice.parts,
-                     ", @_Shape>(grid, @_Put{block}, x0, x1, ",
-                     choice.parts > 1
-                         ? cat("block.ptr<", wide, ">(16), block.ptr<uint32_t>(", layout.tail, ")")
-                         : cat("(", wide, "*)nullptr, (uint32_t*)nullptr"),
-                     ");\n}\n");
+                     ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
     return text;
 }
 

@@ -1,6 +1,5 @@
 // C = A B on tensor cores (mma.sync m16n8k16 of 16-bit operands, m16n8k8 of tf32, sums in float),
-// devices of 8.0 and newer. k is taken in ascending steps inside each piece of k, the pieces are
-// added in ascending order: which block runs when changes no bit.
+// devices of 8.0 and newer, in the order mma16(c) or mma8(c) with c = Shape::chunk.
 #pragma once
 
 #include "matmul.cuh"
@@ -205,7 +204,8 @@ struct OperandTile {
 };
 
 /// A block computes BM x BN, a warp WM x WN of it, from Stages tiles of depth BK of which all but
-/// one are on their way. With Parts > 1 it takes one piece of k and leaves its sums in `parts`.
+/// one are on their way. With Parts > 1 it takes one cut of k and leaves its sums in `parts`, else
+/// one cut after the other and keeps the sum of those before there.
 template <int BM, int BN, int WM, int WN, int BK, int Stages, int Parts, class Shape, class E,
           class Put>
 __device__ __forceinline__ void gemm_mma(const Grid& grid, const Put& put, const E* a, const E* b,
@@ -213,7 +213,13 @@ __device__ __forceinline__ void gemm_mma(const Grid& grid, const Put& put, const
     typedef typename Shape::As As;
     constexpr int threads = 32 * (BM / WM) * (BN / WN), inner = BK * int(sizeof(As)) / 32;
     constexpr int lots = WM / 16 * (WN / 8);
-    constexpr int all_steps = int((Shape::k + BK - 1) / BK), run = (all_steps + Parts - 1) / Parts;
+    constexpr int all_steps = int((Shape::k + BK - 1) / BK);
+    constexpr int cut_steps =
+        int((Shape::chunk < Shape::k ? Shape::chunk : Shape::k) + BK - 1) / BK;
+    constexpr int cuts = (all_steps + cut_steps - 1) / cut_steps;
+    constexpr int run = Parts == cuts ? cut_steps : all_steps;
+    constexpr bool keeps = Parts == 1 && cuts > 1;
+    typedef Piece<Shape, BM, BN> Place;
     typedef Pack<float, 4> Four;
     typedef OperandTile<BM, BK, threads, Shape::m % BM == 0, Shape::k % BK == 0, Shape::a_row,
                         Shape::a_col, E, As>
@@ -221,118 +227,159 @@ __device__ __forceinline__ void gemm_mma(const Grid& grid, const Put& put, const
     typedef OperandTile<BN, BK, threads, Shape::n % BN == 0, Shape::k % BK == 0, Shape::b_col,
                         Shape::b_row, E, As>
         TileB;
-    static_assert((Parts - 1) * run < all_steps);
+    static_assert((Parts == 1 || Parts == cuts) && (cuts == 1 || Shape::chunk % BK == 0));
     static_assert(inner % 2 == 0 && WM % 16 == 0 && WN % 16 == 0);
     extern __shared__ __align__(128) char room[];
     const auto as = static_cast<uint32_t>(__cvta_generic_to_shared(room));
     const uint32_t bs = as + Stages * TileA::bytes;
 
-    const Piece<Shape, BM, BN> place(grid.block);
-    const E* const ap = a + Shape::A::at(place.batch) + place.i0 * Shape::a_row;
-    const E* const bp = b + Shape::B::at(place.batch) + place.j0 * Shape::b_col;
-    const bool a_wide = aligned16(ap), b_wide = aligned16(bp);
-    const int rows = Shape::m - place.i0 < BM ? int(Shape::m - place.i0) : BM;
-    const int cols = Shape::n - place.j0 < BN ? int(Shape::n - place.j0) : BN;
-    const int begin = place.part * run, steps = all_steps - begin < run ? all_steps - begin : run;
-    const auto fetch = [&](int s, int stage) {
-        const int64_t k0 = int64_t(begin + s) * BK;
-        const int depth = Shape::k - k0 < BK ? int(Shape::k - k0) : BK;
-        TileA::fetch(as + stage * TileA::bytes, ap + k0 * Shape::a_col, rows, depth, a_wide);
-        TileB::fetch(bs + stage * TileB::bytes, bp + k0 * Shape::b_row, cols, depth, b_wide);
-    };
+    const auto unit = [&](int64_t u) {
+        const Place place(u);
+        const E* const ap = a + Shape::A::at(place.batch) + place.i0 * Shape::a_row;
+        const E* const bp = b + Shape::B::at(place.batch) + place.j0 * Shape::b_col;
+        const bool a_wide = aligned16(ap), b_wide = aligned16(bp);
+        const int rows = Shape::m - place.i0 < BM ? int(Shape::m - place.i0) : BM;
+        const int cols = Shape::n - place.j0 < BN ? int(Shape::n - place.j0) : BN;
+        const int begin = place.part * run,
+                  steps = all_steps - begin < run ? all_steps - begin : run;
+        const auto fetch = [&](int s, int stage) {
+            const int64_t k0 = int64_t(begin + s) * BK;
+            const int depth = Shape::k - k0 < BK ? int(Shape::k - k0) : BK;
+            TileA::fetch(as + stage * TileA::bytes, ap + k0 * Shape::a_col, rows, depth, a_wide);
+            TileB::fetch(bs + stage * TileB::bytes, bp + k0 * Shape::b_row, cols, depth, b_wide);
+        };
 
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row = warp % (BM / WM) * WM, col = warp / (BM / WM) * WN;
-    const typename TileA::template Reader<WM, true> read_a(row);
-    const typename TileB::template Reader<WN, false> read_b(col);
-    float acc[WM / 16][WN / 8][4] = {};
-    uint32_t av[2][WM / 16][4], bv[2][WN / 16][4];
-    const auto read = [&](int set, int stage, int step) {
-        read_a.read(av[set], as + stage * TileA::bytes, step);
-        read_b.read(bv[set], bs + stage * TileB::bytes, step);
-    };
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const int row = warp % (BM / WM) * WM, col = warp / (BM / WM) * WN;
+        const typename TileA::template Reader<WM, true> read_a(row);
+        const typename TileB::template Reader<WN, false> read_b(col);
+        float acc[WM / 16][WN / 8][4] = {};
+        uint32_t av[2][WM / 16][4], bv[2][WN / 16][4];
+        const auto read = [&](int set, int stage, int step) {
+            read_a.read(av[set], as + stage * TileA::bytes, step);
+            read_b.read(bv[set], bs + stage * TileB::bytes, step);
+        };
 
 #pragma unroll
-    for (int s = 0; s < Stages - 1; s++) {
-        if (s < steps) fetch(s, s);
-        commit_copies();
-    }
-    wait_copies<Stages - 2>();
-    __syncthreads();
-    read(0, 0, 0);
-    int stage = 0, next = Stages - 1;
-    for (int s = 0; s < steps; s++) {
-        const int after = stage + 1 == Stages ? 0 : stage + 1;
+        for (int s = 0; s < Stages - 1; s++) {
+            if (s < steps) fetch(s, s);
+            commit_copies();
+        }
+        wait_copies<Stages - 2>();
+        __syncthreads();
+        read(0, 0, 0);
+        int stage = 0, next = Stages - 1;
+        for (int s = 0; s < steps; s++) {
+            const int after = stage + 1 == Stages ? 0 : stage + 1;
 #pragma unroll
-        for (int step = 0; step < inner; step++) {
-            // The operands of the next product are read while this one's is on its way.
-            if (step + 1 < inner) {
-                read((step + 1) & 1, stage, step + 1);
-            } else {
-                wait_copies<Stages - 2>();
-                __syncthreads();
-                if (s + 1 < steps) read(0, after, 0);
-            }
-            if (step == 0) {  // into the stage that all warps left before the last barrier
-                if (s + Stages - 1 < steps) fetch(s + Stages - 1, next);
-                commit_copies();
-            }
-            if constexpr (TileA::tf32) {
+            for (int step = 0; step < inner; step++) {
+                // The operands of the next product are read while this one's is on its way.
+                if (step + 1 < inner) {
+                    read((step + 1) & 1, stage, step + 1);
+                } else {
+                    wait_copies<Stages - 2>();
+                    __syncthreads();
+                    if (s + 1 < steps) read(0, after, 0);
+                }
+                if (step == 0) {  // into the stage that all warps left before the last barrier
+                    if (s + Stages - 1 < steps) fetch(s + Stages - 1, next);
+                    commit_copies();
+                }
+                if constexpr (TileA::tf32) {
 #pragma unroll
-                for (int w = 0; w < 4; w++) {
-                    for (auto& words : av[step & 1]) round_word(words[w]);
-                    for (auto& words : bv[step & 1]) round_word(words[w]);
+                    for (int w = 0; w < 4; w++) {
+                        for (auto& words : av[step & 1]) round_word(words[w]);
+                        for (auto& words : bv[step & 1]) round_word(words[w]);
+                    }
+                }
+#pragma unroll
+                for (int x = 0; x < WM / 16; x++)
+#pragma unroll
+                    for (int z = 0; z < WN / 8; z++)
+                        mma<As>(acc[x][z], av[step & 1][x], bv[step & 1][z / 2][z % 2 * 2],
+                                bv[step & 1][z / 2][z % 2 * 2 + 1]);
+            }
+            stage = after;
+            next = next + 1 == Stages ? 0 : next + 1;
+            if constexpr (keeps) {
+                if ((s + 1) % cut_steps == 0 || s + 1 == steps) {
+                    Four* const kept = reinterpret_cast<Four*>(parts) +
+                                       int64_t(grid.block) * lots * threads + threadIdx.x;
+                    if (s >= cut_steps) {
+#pragma unroll
+                        for (int lot = 0; lot < lots; lot++) {
+                            const Four four = kept[lot * threads];
+#pragma unroll
+                            for (int y = 0; y < 4; y++) {
+                                float& sum = acc[lot / (WN / 8)][lot % (WN / 8)][y];
+                                sum = four.at[y] + sum;
+                            }
+                        }
+                    }
+                    if (s + 1 < steps) {
+#pragma unroll
+                        for (int lot = 0; lot < lots; lot++) {
+                            Four four;
+#pragma unroll
+                            for (int y = 0; y < 4; y++) {
+                                float& sum = acc[lot / (WN / 8)][lot % (WN / 8)][y];
+                                four.at[y] = sum;
+                                sum = 0;
+                            }
+                            kept[lot * threads] = four;
+                        }
+                    }
                 }
             }
-#pragma unroll
-            for (int x = 0; x < WM / 16; x++)
-#pragma unroll
-                for (int z = 0; z < WN / 8; z++)
-                    mma<As>(acc[x][z], av[step & 1][x], bv[step & 1][z / 2][z % 2 * 2],
-                            bv[step & 1][z / 2][z % 2 * 2 + 1]);
         }
-        stage = after;
-        next = next + 1 == Stages ? 0 : next + 1;
-    }
-    if constexpr (Parts > 1) {
-        const auto part_of = [&](int part) {
-            return reinterpret_cast<Four*>(parts) + (place.tile * Parts + part) * lots * threads +
-                   threadIdx.x;
-        };
-        Four* const own = part_of(place.part);
-#pragma unroll
-        for (int lot = 0; lot < lots; lot++) {
-            Four four;
-#pragma unroll
-            for (int y = 0; y < 4; y++) four.at[y] = acc[lot / (WN / 8)][lot % (WN / 8)][y];
-            own[lot * threads] = four;
-        }
-        if (!arrive_last(counters + place.tile, Parts)) return;
-        for (int part = 0; part < Parts; part++) {
-            const Four* const from = part_of(part);
+        if constexpr (Parts > 1) {
+            const auto part_of = [&](int part) {
+                return reinterpret_cast<Four*>(parts) +
+                       (place.tile * Parts + part) * lots * threads + threadIdx.x;
+            };
+            Four* const own = part_of(place.part);
 #pragma unroll
             for (int lot = 0; lot < lots; lot++) {
-                const Four four = from[lot * threads];
+                Four four;
 #pragma unroll
-                for (int y = 0; y < 4; y++) {
-                    float& sum = acc[lot / (WN / 8)][lot % (WN / 8)][y];
-                    sum = part == 0 ? four.at[y] : sum + four.at[y];
+                for (int y = 0; y < 4; y++) four.at[y] = acc[lot / (WN / 8)][lot % (WN / 8)][y];
+                own[lot * threads] = four;
+            }
+            if (!arrive_last(counters + place.tile, Parts)) return;
+            for (int part = 0; part < Parts; part++) {
+                const Four* const from = part_of(part);
+#pragma unroll
+                for (int lot = 0; lot < lots; lot++) {
+                    const Four four = from[lot * threads];
+#pragma unroll
+                    for (int y = 0; y < 4; y++) {
+                        float& sum = acc[lot / (WN / 8)][lot % (WN / 8)][y];
+                        sum = part == 0 ? four.at[y] : sum + four.at[y];
+                    }
                 }
             }
         }
-    }
 #pragma unroll
-    for (int x = 0; x < WM / 16; x++)
+        for (int x = 0; x < WM / 16; x++)
 #pragma unroll
-        for (int high = 0; high < 2; high++) {
-            const int64_t i = place.i0 + row + 16 * x + 8 * high + lane / 4;
+            for (int high = 0; high < 2; high++) {
+                const int64_t i = place.i0 + row + 16 * x + 8 * high + lane / 4;
 #pragma unroll
-            for (int z = 0; z < WN / 8; z++) {
-                const int64_t j = place.j0 + col + 8 * z + lane % 4 * 2;
-                const float pair[2] = {acc[x][z][2 * high], acc[x][z][2 * high + 1]};
-                if (i < Shape::m && j < Shape::n) put(place.batch, i, j, pair);
+                for (int z = 0; z < WN / 8; z++) {
+                    const int64_t j = place.j0 + col + 8 * z + lane % 4 * 2;
+                    const float pair[2] = {acc[x][z][2 * high], acc[x][z][2 * high + 1]};
+                    if (i < Shape::m && j < Shape::n) put(place.batch, i, j, pair);
+                }
             }
+    };
+    if constexpr (keeps) {
+        for (int64_t u = grid.block; u < Place::tiles; u += grid.blocks) {
+            unit(u);
+            __syncthreads();  // the next tile's copies go where this one was read
         }
+    } else {
+        unit(grid.block);
+    }
 }
 
 }  // namespace aicf

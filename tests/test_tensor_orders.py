@@ -1,0 +1,316 @@
+"""The orders mma16(c) and mma8(c): what a CPU computes in integers against exact fractions, what
+lowering declares, and on a GPU every kernel against the CPU."""
+
+from fractions import Fraction
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from compare import assert_bits, product_operand
+
+# dtype of the operands, math, and the step: exponent and fraction bits, terms.
+STEPS = {
+    "bf16": ("bfloat16", "fp32", 8, 7, 16),
+    "f16": ("float16", "fp32", 5, 10, 16),
+    "tf32": ("float32", "tf32", 8, 10, 8),
+}
+
+
+def as_floats(bits, exponent, fraction):
+    """Bits of 1 + exponent + fraction as the same numbers in float32."""
+    bits = bits.astype(np.uint64)
+    if exponent == 8:
+        return (bits << (23 - fraction)).astype(np.uint32).view(np.float32)
+    return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+
+
+def draw(rng, shape, exponent, fraction, kind):
+    """Random bits: of all kinds, near 1, subnormal, near the largest, or in pairs that cancel."""
+    top, bias = 2**exponent - 1, 2 ** (exponent - 1) - 1
+    low, high = {
+        "any": (0, top + 1),
+        "finite": (0, top),
+        "one": (bias - 8, bias + 8),
+        "least": (0, 3),
+        "small": (bias // 2 - 4, bias // 2 + 4),
+        "most": (top - 3, top),
+        "cancel": (bias - 3, bias + 3),
+    }[kind]
+    e = rng.integers(low, high, shape, np.uint32)
+    bits = (
+        rng.integers(0, 2, shape, np.uint32) << (exponent + fraction)
+        | e << fraction
+        | rng.integers(0, 2**fraction, shape, np.uint32)
+    )
+    bits = np.where(rng.random(shape) < 0.06, 0, bits)
+    if kind == "cancel":  # the second of two terms is nearly the first's negative
+        bits[..., 1::2] = bits[..., ::2] ^ (rng.random(bits[..., ::2].shape) < 0.3)
+    return as_floats(bits, exponent, fraction)
+
+
+def operands(rng, m, n, k, exponent, fraction, kind):
+    a = draw(rng, (m, k), exponent, fraction, kind)
+    b = draw(rng, (n, k), exponent, fraction, kind)
+    if kind == "cancel":
+        a[:, 1::2] = -a[:, ::2]
+    return a, np.ascontiguousarray(b.T)
+
+
+def exponent_of(x, least):
+    """Of x = significand 2^e: e of a number no less than 2^least, else `least`."""
+    e = abs(x).numerator.bit_length() - abs(x).denominator.bit_length()
+    if Fraction(2) ** e > abs(x):
+        e -= 1
+    return max(e, least)
+
+
+def cut(x, unit):
+    """Toward zero, to a multiple of 2^unit."""
+    scaled = abs(x) / Fraction(2) ** unit
+    return (1 if x > 0 else -1) * (scaled.numerator // scaled.denominator) * Fraction(2) ** unit
+
+
+def exact_step(acc, pairs, least):
+    """A step by the rule, in fractions. `least`: the exponent of an operand's subnormals."""
+    with np.errstate(all="ignore"):
+        special = [acc, *(x * y for x, y in pairs if not (np.isfinite(x) and np.isfinite(y)))]
+    if any(np.isnan(s) for s in special):
+        return np.float32(np.nan)
+    signs = {np.sign(s) for s in special if np.isinf(s)}
+    if signs:
+        return np.float32(signs.pop() * np.inf if len(signs) == 1 else np.nan)
+    terms = [(Fraction(float(acc)), exponent_of(Fraction(float(acc)), -126))] if acc else []
+    for x, y in pairs:
+        if x and y:
+            x, y = Fraction(float(x)), Fraction(float(y))
+            terms.append((x * y, exponent_of(x, least) + exponent_of(y, least)))
+    unit = max([e for _, e in terms] + [-133]) - 25
+    total = sum((cut(x, unit) for x, _ in terms), Fraction(0))
+    if total == 0:
+        return np.float32(0)
+    e = exponent_of(total, -126)
+    if e > 127:
+        return np.float32(np.inf if total > 0 else -np.inf)
+    total = cut(total, e - 23)
+    return np.float32(float(total)) if total else np.float32(0)
+
+
+def call(a, b, name, order):
+    """A product of a CPU whose operands need no rounding, so that its sums are seen in float32."""
+    y = np.empty((a.shape[0], b.shape[1]), np.float32)
+    math = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32"}[name]
+    aicf.op_call("gemm", [a, b], [y], {"math": math, "order": order})
+    return y
+
+
+KINDS = ["any", "finite", "one", "least", "small", "most", "cancel"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_in_integers(name, kind, make_rng):
+    """Two steps in a row, so that the first makes the second's accumulator."""
+    _, _, exponent, fraction, terms = STEPS[name]
+    rng = make_rng(11)
+    a, b = operands(rng, 12, 10, 2 * terms, exponent, fraction, kind)
+    least = 2 - 2 ** (exponent - 1)
+    got = call(a, b, name, "mma8(64)" if name == "tf32" else "mma16(64)")
+    for i in range(a.shape[0]):
+        for j in range(b.shape[1]):
+            want = np.float32(0)
+            for k in range(0, 2 * terms, terms):
+                pairs = list(zip(a[i, k : k + terms], b[k : k + terms, j], strict=True))
+                want = exact_step(want, pairs, least)
+            if np.isnan(want):
+                assert np.isnan(got[i, j]), (i, j, got[i, j])
+            else:
+                assert_bits(got[i, j : j + 1], np.array([want]), (i, j))
+
+
+@pytest.mark.parametrize(
+    ("terms", "want"),
+    [
+        ([(1, 1), (2.0**-12, 2.0**-12)], 1.0),  # below the 24 bits of the sum
+        ([(1, 1), (2.0**-13, 2.0**-13), (-1, 1)], 0.0),  # below 25 bits behind the largest
+        ([(1, 1), (2.0**-12, 2.0**-13), (-1, 1)], 2.0**-25),  # the 25th is kept
+        ([(1, 1), (-(2.0**-12), 2.0**-13)], 1 - 2.0**-24),  # toward zero, not to the nearest
+        ([(2.0**127, 2)], np.inf),
+        ([(2.0**127, 2), (-(2.0**127), 1.5)], 2.0**126),  # more than an f32 inside a step
+        ([(2.0**-75, 2.0**-75)], 0.0),
+        ([(2.0**-75, 2.0**-74), (2.0**-75, 2.0**-74)], 2.0**-148),
+        ([(2.0**-76, -(2.0**-76))], 0.0),  # not -0
+        ([(np.inf, 0)], np.nan),
+        ([(np.inf, 1), (np.inf, -1)], np.nan),
+        ([(-np.inf, 1), (2.0**127, 2)], -np.inf),
+    ],
+)
+def test_hard_values(terms, want):
+    a, b = np.zeros((1, 16), np.float32), np.zeros((16, 1), np.float32)
+    for p, (x, y) in enumerate(terms):
+        a[0, 3 * p], b[3 * p, 0] = x, y
+    got = call(a, b, "bf16", "mma16(64)")
+    assert_bits(got[0], np.array([want], np.float32)) if want == want else np.isnan(got).all()
+
+
+def test_cuts(make_rng):
+    """The results of cuts are added in float32, the last step is filled with zeros."""
+    a, b = operands(make_rng(12), 9, 33, 300, 8, 7, "one")
+    parts = [call(a[:, k : k + 128], b[k : k + 128], "bf16", "mma16(4096)") for k in (0, 128, 256)]
+    assert_bits(call(a, b, "bf16", "mma16(128)"), (parts[0] + parts[1]) + parts[2])
+    assert not np.array_equal(call(a, b, "bf16", "mma16(64)"), call(a, b, "bf16", "mma16(128)"))
+
+
+def test_by_name(rng):
+    """A CPU keeps chains unless asked; asked, small products still do."""
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((64, 96), (96, 64)))
+    g = aicf.Graph("product")
+    g.output("y", aicf.matmul(g.input("a", a.shape), g.input("b", b.shape)))
+    for math in ("tf32", "bf16", "fp16"):
+        plain, asked = (
+            g.compile(device="cpu", math=math, tensor_cores=cores)(a=a, b=b)["y"].numpy()
+            for cores in (None, "sm_90")
+        )
+        a_as, b_as = product_operand(a, math), product_operand(b, math)
+        assert not np.array_equal(plain, asked)
+        order = "mma8(128)" if math == "tf32" else "mma16(128)"
+        name = {"tf32": "tf32", "bf16": "bf16", "fp16": "f16"}[math]
+        assert_bits(asked, call(a_as, b_as, name, order))
+        np.testing.assert_allclose(asked, plain, atol=1e-4)
+    with pytest.raises(aicf.GraphError, match=r'tensor_cores is "sm_80"|need "sm_90"'):
+        g.compile(device="cpu", tensor_cores="sm_80")
+    y = np.empty((64, 64), np.float32)
+    for order, error in [
+        ("mma16(100)", "a multiple of 64"),
+        ("mma16()", "need one of chain"),
+        ("mma8(64)", r"need mma16\(c\)"),
+        ("mma16.sm80(64)", "the cpu does not compute"),
+    ]:
+        with pytest.raises(aicf.Error, match=error):
+            aicf.op_call("gemm", [a, b], [y], {"math": "bf16", "order": order})
+    with pytest.raises(aicf.DTypeError, match="need 16-bit operands"):
+        aicf.op_call("gemm", [a, b], [y], {"order": "mma16(64)"})
+
+
+SHAPES = [
+    (64, 64, 64),
+    (128, 512, 784),
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (4096, 768, 768),
+    (768, 3072, 16384),
+    (8192, 8192, 8192),
+    (1, 4096, 4096),
+    (8, 8, 100_000),
+]
+
+
+def declared(m, n, k, dtype="bfloat16", processors=132, arch="sm_90a", math="fp32"):
+    g = aicf.Graph("product")
+    g.output("y", aicf.matmul(g.input("a", (m, k), dtype), g.input("b", (k, n), dtype)))
+    (signature,) = _core.cuda_candidates(
+        g._core, _core.pass_names(), processors=processors, arch=arch, math=math
+    )
+    return next(text for text in signature.split('"') if "(" in text and text[0] in "mc")
+
+
+@pytest.mark.skipif(not hasattr(_core, "cuda_info"), reason="no CUDA backend in this build")
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_what_is_declared(sizes):
+    """By shape and family alone: neither the number of processors nor a candidate has a say."""
+    orders = {declared(*sizes, processors=p) for p in (1, 4, 108, 132, 144)}
+    assert len(orders) == 1, orders
+    (order,) = orders
+    assert order.startswith("mma16(")
+    c = int(order[6:-1])
+    assert c % 64 == 0 and 128 <= c <= 8192
+    assert declared(*sizes, arch="sm_80") == order.replace("mma16", "mma16.sm80")
+    assert declared(*sizes, "float32", math="tf32").startswith("mma8(")
+
+
+# ---- on a GPU -----------------------------------------------------------------------------------
+
+gpu = pytest.mark.gpu
+
+
+def built(a_shape, b_shape, name, layout="plain"):
+    """y = a b over 16-bit storage, a or b stored transposed."""
+    dtype = STEPS[name][0]
+    g = aicf.Graph("product")
+    values = []
+    for which, shape in (("a", a_shape), ("b", b_shape)):
+        turned = layout in (f"{which}_turned", "both_turned")
+        v = aicf.cast(g.input(which, shape[::-1] if turned else shape), dtype)
+        values.append(aicf.permute(v, (1, 0)) if turned else v)
+    g.output("y", aicf.cast(aicf.matmul(*values), "float32"))
+    return g
+
+
+def fed(a, b, layout):
+    return {
+        which: np.ascontiguousarray(x.T) if layout in (f"{which}_turned", "both_turned") else x
+        for which, x in (("a", a), ("b", b))
+    }
+
+
+def same_numbers(got, want, what):
+    assert (np.isnan(got) == np.isnan(want)).all(), what
+    keep = ~np.isnan(want)
+    assert_bits(got[keep], want[keep], what)
+
+
+@gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", STEPS)
+def test_random_steps_on_a_gpu(name, kind, make_rng):
+    """2^20 sums of two to four steps, as f32 leaves the unit, against the integers."""
+    dtype, math, exponent, fraction, _ = STEPS[name]
+    a, b = operands(make_rng(13), 1024, 1024, 32, exponent, fraction, kind)
+    g = aicf.Graph("product")
+    g.output("y", aicf.matmul(g.input("a", a.shape), g.input("b", b.shape)))
+    mode = {"bfloat16": "bf16", "float16": "fp16", "float32": math}[dtype]
+    got, want = (
+        g.compile(device=device, math=mode, tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
+        for device in ("cuda", "cpu")
+    )
+    same_numbers(got, want, (name, kind))
+
+
+@gpu
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("sizes", "layout"),
+    [
+        ((520, 776, 1000), "plain"),
+        ((520, 776, 1000), "a_turned"),
+        ((520, 776, 1000), "b_turned"),
+        ((520, 776, 1000), "both_turned"),
+        ((1024, 1024, 1024), "b_turned"),
+        ((384, 512, 8192), "a_turned"),
+    ],
+    ids=str,
+)
+def test_all_candidates(sizes, name, layout, make_rng):
+    """Every kernel has the bits of the first, and sampled elements those of the integers."""
+    m, n, k = sizes
+    dtype, math, *_ = STEPS[name]
+    rng = make_rng(14)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+    g, feed = built((m, k), (k, n), name, layout), fed(a, b, layout)
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+    order = next(text for text in signature.split('"') if text.startswith("mma"))
+    first = None
+    for one in names:
+        step = g.compile(device="cuda", math=math, candidates={signature: one})
+        got = step(**feed)["y"].numpy()
+        first = got if first is None else first
+        assert_bits(got, first, one)
+        for _ in range(20):
+            step.replay()
+            assert step.outputs["y"].numpy().tobytes() == got.tobytes(), one
+    mode = "tf32" if name == "tf32" else dtype
+    rows, cols = rng.choice(m, 24, replace=False), rng.choice(n, 24, replace=False)
+    x, y = product_operand(a, mode)[rows], product_operand(b, mode)[:, cols]
+    want = call(np.ascontiguousarray(x), np.ascontiguousarray(y), name, order)
+    want = want if name == "tf32" else product_operand(want, mode)
+    assert_bits(first[np.ix_(rows, cols)], want, order)
