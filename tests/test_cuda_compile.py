@@ -1,5 +1,7 @@
 """Every kernel source is accepted by NVRTC, which needs no GPU, for an old and a new device."""
 
+import re
+
 import aicf
 import exact64
 import numpy as np
@@ -176,3 +178,77 @@ def test_products(dtype, arch):
         g.output(f"t{i}", aicf.matmul(*turned))
         g.output(f"s{i}", aicf.matmul(a[:2], b))
     compiled(g, arch, math)
+
+
+def wgmma_kernels(sizes, dtype, layout, epilogue=None):
+    """The programs of every kernel with warp roles, one each."""
+    m, n, k = sizes
+    g = aicf.Graph("product")
+    a = g.input("a", (k, m) if "a" in layout else (m, k), dtype)
+    b = g.input("b", (n, k) if "b" in layout else (k, n), dtype)
+    a = aicf.permute(a, (1, 0)) if "a" in layout else a
+    y = aicf.matmul(a, aicf.permute(b, (1, 0)) if "b" in layout else b)
+    g.output("y", epilogue(g, y) if epilogue else y)
+    names = _core.pass_names()
+    ((signature, known),) = _core.cuda_candidates(g._core, names).items()
+    return {
+        one: _core.cuda_program(g._core, names, candidates={signature: one})
+        for one in known
+        if one.startswith("wgmma_")
+    }
+
+
+def with_residual(g, y):
+    bias, rest = g.input("bias", y.shape[-1:], y.dtype), g.input("rest", y.shape, "float32")
+    g.output("wide", aicf.cast(y, "float32"))
+    return aicf.gelu(aicf.cast(y + bias, "float32") + rest)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "layout", "epilogue"),
+    [
+        ((520, 776, 1000), "bfloat16", "", None),
+        ((512, 512, 512), "float16", "a", with_residual),
+        ((768, 3072, 16384), "bfloat16", "b", None),  # in parts, and cut after cut
+        ((2048, 2048, 8192), "float16", "ab", with_residual),
+    ],
+    ids=str,
+)
+def test_nothing_is_serialized_or_spilled(sizes, dtype, layout, epilogue):
+    """Products that wait for each other, or sums outside registers, would still be right."""
+    programs = wgmma_kernels(sizes, dtype, layout, epilogue)
+    assert len(programs) >= 3
+    for name, program in programs.items():
+        log = _core.cuda_log(program, "sm_90a")
+        assert "Used 168 registers" in log, (name, log)  # of 65536, before roles share them anew
+        assert "serialized" not in log, (name, log)
+        spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
+        assert spills and not any(spills), (name, log)
+        assert "setmaxnreg" not in log, (name, log)  # nor is it ignored
+
+
+def test_which_operands_the_copy_engine_reads():
+    """Whole 16 bytes from line to line and from the first on; others take the older kernels."""
+
+    def known(a_shape, b_shape, cut=lambda a: a, dtype="bfloat16"):
+        g = aicf.Graph("product")
+        a, b = g.input("a", a_shape, dtype), g.input("b", b_shape, dtype)
+        g.output("y", aicf.matmul(cut(a), b))
+        ((_, names),) = _core.cuda_candidates(g._core, _core.pass_names()).items()
+        return any(name.startswith("wgmma_") for name in names), names
+
+    assert known((512, 512), (512, 512))[0]
+    assert known((3, 512, 512), (3, 512, 512))[0]
+    assert known((3, 512, 512), (512, 512))[0]  # one b for all
+    assert known((512, 528), (512, 512), lambda a: a[:, 8:520])[0]
+    for shapes in [
+        ((512, 516), (516, 512)),
+        ((512, 512), (512, 508)),
+        ((512, 516), (512, 512), lambda a: a[:, 2:514]),
+        ((512, 520), (512, 512), lambda a: a[:, 4:516]),
+        ((512, 1024), (512, 512), lambda a: a[:, ::2]),
+        ((512, 512), (512, 512), lambda a: a, "float32"),
+        ((64, 64), (64, 64)),
+    ]:
+        found, names = known(*shapes)
+        assert not found, (shapes, names)

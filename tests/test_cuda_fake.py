@@ -196,6 +196,66 @@ def once(call):
     assert out.split() == ["done", "done"]
 
 
+MAPS = """
+import aicf
+from aicf import _core
+
+class Foreign:
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+    def __dlpack__(self, **options):
+        return self.capsule
+
+def product():
+    g = aicf.Graph("maps")
+    W = g.param("W", (256, 2048), "bfloat16")
+    g.output("y", aicf.matmul(g.input("x", (2048, 256), "bfloat16"), W))
+    return g
+
+def compile_all():
+    program = _core.cuda_program(product()._core, _core.pass_names())
+    assert "gemm_wgmma<" in program
+    _core.cuda_cubin(program, "sm_90a")
+"""
+
+
+def test_tensor_maps(driver):
+    """They lie where a block's tail is aligned, of live memory, also after a bind; a failure to
+    encode one is a typed error."""
+    environment = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache")}
+    subprocess.run([sys.executable, "-c", MAPS + "\ncompile_all()\n"], env=environment, check=True)
+    use = """
+def use():
+    step = product().compile(device="cuda")
+    assert all("wgmma" in launch.kernel for launch in step.trace), step.trace
+    step.replay(2)
+    step.run()
+    spare = product().compile(device="cuda")
+    weight = spare.params["W"].__dlpack__(max_version=(1, 0), copy=True)
+    del spare
+    step.bind(W=Foreign(weight))
+    step.replay()
+    step.outputs["y"].numpy()
+
+for attempt in range(2):
+    try:
+        use()
+        print("done")
+    except aicf.Error as error:
+        print(type(error).__name__, error)
+"""
+    out, counts = run(driver, MAPS + use)
+    assert out.split() == ["done", "done"], out
+    assert_clean(counts)
+    out, counts = run(driver, MAPS + use, FAKE_CUDA_CALL="cuTensorMapEncodeTiled")
+    assert [line.split()[0] for line in out.splitlines()] == ["OutOfMemory", "done"], out
+    assert_clean(counts)
+
+
 def test_a_failed_load_stays_with_its_owner(driver):
     """A kernel whose program failed to load for one thread is loaded again for another."""
     script = """

@@ -360,6 +360,11 @@ def cuda_cubin(program: str, arch: str) -> bytes:
     Compiles a program with NVRTC, through the cache on disk; needs no GPU.
     """
 
+def cuda_log(program: str, arch: str) -> str:
+    """
+    What NVRTC and its assembler say of a program: registers, spills, what is serialized.
+    """
+
 def set_num_threads(count: int) -> None:
     """
     Use at most `count` threads of the CPU backend; 0 returns to the default.

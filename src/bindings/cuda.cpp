@@ -116,6 +116,8 @@ void bind_cuda(nb::module_& m) {
         },
         nb::arg("program"), nb::arg("arch"),
         "Compiles a program with NVRTC, through the cache on disk; needs no GPU.");
+    m.def("cuda_log", &cuda_log, nb::arg("program"), nb::arg("arch"), nb::call_guard<GilRelease>(),
+          "What NVRTC and its assembler say of a program: registers, spills, what is serialized.");
 }
 
 }  // namespace aicf

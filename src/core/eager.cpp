@@ -264,11 +264,21 @@ std::vector<Type> types_of(const std::vector<TensorRef>& tensors) {
     return types;
 }
 
+/// A view without a value: of a product its offset says how it lies to the 16 bytes that some
+/// kernels copy at a time.
+View placed_view(const LoweredDef& def, const TensorRef& tensor) {
+    View view = view_of(tensor);
+    if (def.gemm)
+        view.offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data) % 16) /
+                      dtype_size(tensor.dtype);
+    return view;
+}
+
 LoweredOp as_op(const LoweredDef& def, const std::vector<TensorRef>& inputs,
                 const std::vector<TensorRef>& outputs, Attrs attrs) {
     LoweredOp op{&def, {}, {}, std::move(attrs), -1};
     for (const TensorRef& tensor : inputs) {
-        const View view = view_of(tensor);
+        const View view = placed_view(def, tensor);
         op.inputs.push_back(def.pointwise ? broadcast_view(view, outputs[0].shape) : view);
     }
     for (const TensorRef& tensor : outputs) op.outputs.push_back(view_of(tensor));

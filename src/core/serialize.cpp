@@ -273,7 +273,11 @@ std::string signature(const LoweredOp& op) {
         text += cat(" ", step.def->name, " ", to_string(step.attrs), " ", int_list(step.inputs),
                     int_list(step.outputs));
     if (op.body.empty()) text += " " + to_string(op.attrs);
-    return text + cat(" (", joined(op.inputs, layout_text), ") -> (",
+    const auto operand_text = [&](const View& view) {
+        const int64_t past = view.offset * dtype_size(view.dtype) % 16;
+        return layout_text(view) + (op.def->gemm && past ? cat(" ", past, " bytes past 16") : "");
+    };
+    return text + cat(" (", joined(op.inputs, operand_text), ") -> (",
                       joined(op.outputs, layout_text), ")");
 }
 

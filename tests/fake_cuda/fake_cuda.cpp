@@ -32,6 +32,7 @@ std::recursive_mutex lock;
 std::map<uintptr_t, size_t> device, pinned;
 std::set<void*> streams, events, modules, graphs, execs;
 std::set<CUfunction> functions;
+std::map<CUfunction, unsigned> most_shared;
 int contexts = 0, calls = 0;
 long armed_at = 0, armed_calls = 0;  // among the calls that ask for memory
 bool armed = false, armed_rest = false;
@@ -380,7 +381,12 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char*)
     functions.insert(*function);
     return CUDA_SUCCESS;
 }
-CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) { return CUDA_SUCCESS; }
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
+    LOCK;
+    if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+        most_shared[function] = static_cast<unsigned>(value);
+    return CUDA_SUCCESS;
+}
 CUresult cuFuncLoad(CUfunction) {
     MAY_FAIL;
     return CUDA_SUCCESS;
@@ -391,9 +397,32 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
     MAY_FAIL;
     NEED_CONTEXT;
     if (!functions.count(function)) broken("a launch of no function");
-    if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 || shared > 49152)
+    const auto asked = most_shared.find(function);
+    if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 ||
+        shared > (asked == most_shared.end() ? 49152 : asked->second))
         broken("a launch of impossible size");
     check_block(static_cast<const char*>(parameters[0]));
+    return CUDA_SUCCESS;
+}
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* at,
+                                const cuuint64_t* sizes, const cuuint64_t* steps,
+                                const cuuint32_t* box, const cuuint32_t* each,
+                                CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                CUtensorMapFloatOOBfill) {
+    MAY_FAIL;
+    const auto from = reinterpret_cast<uintptr_t>(at);
+    uintptr_t end = from + 2 * sizes[0];  // of 16-bit elements
+    if (reinterpret_cast<uintptr_t>(map) % 64 != 0) broken("a tensor map at an odd place");
+    if (from % 16 != 0 || rank != 3) return CUDA_ERROR_INVALID_VALUE;
+    for (cuuint32_t d = 0; d < rank; d++) {
+        if (sizes[d] == 0 || sizes[d] >> 32 || box[d] == 0 || box[d] > 256 || each[d] != 1 ||
+            (d > 0 && (steps[d - 1] % 16 != 0 || steps[d - 1] >> 40)))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (d > 0) end += (sizes[d] - 1) * steps[d - 1];
+    }
+    if (2 * box[0] > 128) return CUDA_ERROR_INVALID_VALUE;  // a line of the widest permutation
+    if (!alive(from, end - from)) broken("a tensor map of memory that is not alive");
+    std::memset(map, 0xa5, sizeof *map);
     return CUDA_SUCCESS;
 }
 CUresult cuGraphCreate(CUgraph* graph, unsigned) {

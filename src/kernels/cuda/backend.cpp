@@ -45,6 +45,30 @@ TensorRef packed(const TensorRef& from) {
 /// The family of product_order(), of a compute capability.
 int tensor_cores_of(int major) { return major < 8 || major > 12 ? 0 : major; }
 
+/// Writes a map of an operand where it lies now.
+void encode(const TensorMap& map, const ArgBlock& args, char* to) {
+    static_assert(sizeof(CUtensorMap) == kMapBytes);
+    constexpr cuuint64_t size = 2;
+    const void* const from = args.in(map.input).ptr;
+    if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+        raise(ErrorKind::unsupported, "gemm: operand ", map.input ? "b" : "a", " begins ",
+              reinterpret_cast<uintptr_t>(from) % 16,
+              " bytes behind a multiple of 16; need a tensor at such an address, or candidates= "
+              "naming a kernel without wgmma");
+    const auto wide = [](int64_t x) { return static_cast<cuuint64_t>(x); };
+    const cuuint64_t sizes[] = {wide(map.inner), wide(map.outer), wide(map.batches)};
+    const cuuint64_t steps[] = {wide(map.outer_step) * size, wide(map.batch_step) * size};
+    const cuuint32_t box[] = {64, static_cast<cuuint32_t>(map.box), 1}, each[] = {1, 1, 1};
+    CUtensorMap encoded;
+    AICF_CU(driver(), cuTensorMapEncodeTiled, &encoded,
+            map.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            3, const_cast<void*>(from), sizes, steps, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
+            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    std::memcpy(to, &encoded, sizeof encoded);
+}
+
 class CudaBackend : public Backend {
   public:
     explicit CudaBackend(Device device) : gpu_(gpu(device.index)), cache_(kernel_cache(gpu_)) {
@@ -86,7 +110,12 @@ class CudaBackend : public Backend {
         finish_parts(*this, kernel, args);
         if (!kernel.parts.empty()) return;
         void* counters = kernel.counters.get();
-        std::memcpy(reinterpret_cast<char*>(&args) + args.tail, &counters, sizeof counters);
+        char* const tail = reinterpret_cast<char*>(&args) + args.tail;
+        std::memcpy(tail, &counters, sizeof counters);
+        if (kernel.maps.empty()) return;
+        const Scope scope(gpu_);
+        for (size_t i = 0; i < kernel.maps.size(); i++)
+            encode(kernel.maps[i], args, tail + kTailBytes + i * kMapBytes);
     }
 
     std::shared_ptr<void> allocate(uint64_t bytes) override { return stream_->allocate(bytes); }
@@ -165,7 +194,8 @@ class CudaBackend : public Backend {
         auto kernel = std::make_shared<CudaKernel>();
         kernel->name = text.name;
         kernel->workspace_bytes = text.workspace;
-        kernel->tail_bytes = op.members.empty() ? kTailBytes : 0;
+        kernel->tail_bytes = tail_bytes(op);
+        kernel->maps = text.maps;
         kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
         kernel->threads = static_cast<unsigned>(text.threads);
         kernel->shared = text.shared;
@@ -297,6 +327,12 @@ std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
 
 std::string cuda_cubin(const std::string& program, const std::string& arch) {
     return cuda::cached_cubin(program, arch);
+}
+
+std::string cuda_log(const std::string& program, const std::string& arch) {
+    std::string log;
+    cuda::compile_cuda(program, arch, &log);
+    return log;
 }
 
 int cuda_tensor_cores(const std::string& arch) {

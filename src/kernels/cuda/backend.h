@@ -48,6 +48,8 @@ std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
 std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
                          const std::string& arch);
 std::string cuda_cubin(const std::string& program, const std::string& arch);
+/// What the compiler says of a program that it takes: registers, spills, what it serialized.
+std::string cuda_log(const std::string& program, const std::string& arch);
 /// As product_order() takes them.
 int cuda_tensor_cores(const std::string& arch);
 

@@ -19,11 +19,16 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
         }
     scalars = used;
     tail = round(static_cast<size_t>(used) + 8 * pack_scalars(op).size(), 64);
-    bytes = tail + (op.members.empty() ? static_cast<int>(kTailBytes) : 0);
+    bytes = tail + static_cast<int>(tail_bytes(op));
     for (const LoweredOp& member : op.members) {
         parts.push_back(bytes);
         bytes += BlockLayout(member).bytes;
     }
+}
+
+uint32_t tail_bytes(const LoweredOp& op) {
+    if (!op.members.empty()) return 0;
+    return kTailBytes + (op.def->gemm ? 2 * kMapBytes : 0);
 }
 
 const char* cuda_type(DType dtype) {
@@ -191,6 +196,7 @@ KernelText group_text(const LoweredOp& op, const Target& target) {
     std::string calls;
     for (size_t k = 0; k < op.members.size(); k++) {
         KernelText part = body_text(op.members[k], target);
+        check(part.maps.empty(), "cuda: a kernel whose warps have roles is no member of a group");
         if (part.threads > kMostThreads) {  // as many threads, in more blocks
             part.blocks = (part.blocks * part.threads + kMostThreads - 1) / kMostThreads;
             part.threads = kMostThreads;
@@ -222,9 +228,10 @@ std::vector<std::string> candidates(const LoweredOp& op, const Target& target) {
 
 KernelText kernel_text(const LoweredOp& op, const Target& target) {
     KernelText text = op.members.empty() ? body_text(op, target) : group_text(op, target);
-    text.body += cat("extern \"C\" __global__ void __launch_bounds__(",
-                     text.bound ? text.bound : text.threads,
-                     text.resident > 1 ? cat(", ", text.resident) : "",
+    text.body += cat("extern \"C\" __global__ void ",
+                     text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",
+                     "__launch_bounds__(", text.bound ? text.bound : text.threads,
+                     text.resident > 1 || !text.maps.empty() ? cat(", ", text.resident) : "",
                      ") @(const __grid_constant__ Block<", BlockLayout(op).bytes,
                      "> block) {\n    begin_kernel();\n    @_body(block, Grid{blockIdx.x, "
                      "gridDim.x, blockDim.x});\n}\n");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -10,6 +11,16 @@
 #include "core/op.h"
 
 namespace aicf::cuda {
+
+/// A tensor map that a kernel finds in the tail of its argument block: an input as lines of inner
+/// elements, outer of them in each of some batches, copied 64 by box elements at a time, permuted
+/// within 8 lines of 128 bytes.
+struct TensorMap {
+    int input;
+    DType dtype;                                            // of 16 bits
+    int64_t inner, outer, batches, outer_step, batch_step;  // steps in elements
+    int box;
+};
 
 /// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The
 /// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks with no
@@ -25,6 +36,8 @@ struct KernelText {
     uint32_t shared = 0;     // bytes
     uint64_t workspace = 0;  // bytes
     int counters = 0;        // words that are 0 before and after each run
+    int cluster = 1;         // neighbouring blocks that run together
+    std::vector<TensorMap> maps = {};
     std::vector<KernelText> parts = {};  // of a group: its members', bodies without an entry
 };
 
@@ -43,6 +56,9 @@ LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 // ---- what the families write with ---------------------------------------------------------------
 
 constexpr uint32_t kTailBytes = 64;  // holds the address of the counters
+constexpr uint32_t kMapBytes = 128;
+/// The room an op's kernel has at the end of its block, of a product with two maps.
+uint32_t tail_bytes(const LoweredOp& op);
 
 /// Where pack_args puts things, by the same rule.
 struct BlockLayout {
@@ -101,6 +117,16 @@ KernelText gemm_text(const LoweredOp& op, const Target& target);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target);
 /// Rows and columns of the tiles of products of elements of `size` bytes.
 std::vector<std::pair<int, int>> gemm_tiles(int64_t size);
+/// What wgmma.cuh wants of an operand of a product: where the copy engine can read it, its map for
+/// boxes of `box` rows. `k_axis`: which of its last two axes is k.
+struct MappedOperand {
+    TensorMap map;
+    bool along_k, batched;
+};
+std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box);
+/// A struct of that name with `step`: the instruction for n columns of operands of `type`.
+std::string wgmma_struct(const std::string& name, int n, DType type, bool a_along_k,
+                         bool b_along_k);
 KernelText indexed_text(const LoweredOp& op, int processors);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, int processors);
 KernelText update_text(const LoweredOp& op, int processors);  // several of an optimizer's updates

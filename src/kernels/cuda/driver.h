@@ -50,6 +50,7 @@ namespace aicf::cuda {
     X(cuFuncSetAttribute, cuFuncSetAttribute)                            \
     X(cuFuncLoad, cuFuncLoad)                                            \
     X(cuLaunchKernel, cuLaunchKernel)                                    \
+    X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled)                    \
     X(cuGraphCreate, cuGraphCreate)                                      \
     X(cuGraphDestroy, cuGraphDestroy)                                    \
     X(cuGraphAddKernelNode, cuGraphAddKernelNode_v2)                     \

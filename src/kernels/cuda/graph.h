@@ -12,6 +12,7 @@ struct CudaKernel : Kernel {
     unsigned blocks = 1, threads = 1, shared = 0;
     uint32_t block_bytes = 0;
     std::shared_ptr<void> counters;
+    std::vector<TensorMap> maps;
 };
 
 class CapturedGraph : public Captured {

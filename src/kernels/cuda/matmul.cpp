@@ -15,6 +15,8 @@ struct Tiling {
     int m, n, k, stages, part_m, part_n, threads;
     int resident;         // blocks a processor holds
     double share, alone;  // cycles a step of k costs: of a full processor, and at the least
+    int cluster = 0;      // of wgmma: blocks that share a tile of B
+    double start = 0;     // cycles a unit costs beside its steps
 };
 
 constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
@@ -24,6 +26,9 @@ constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22},
                               {64, 64, 64, 4, 32, 32, 128, 3, 8, 9}};
+constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 19.0, 19.0, 1, 3000},
+                             {128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 2, 3000},
+                             {128, 128, 64, 6, 64, 128, 384, 1, 10.5, 10.5, 1, 2500}};
 constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
                             {64, 64, 32, 4, 32, 32, 128, 3, 16, 18}};
 
@@ -58,7 +63,8 @@ void add_choices(const Tiling& t, const Problem& p, const Target& target,
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
     const int64_t processors = std::max(target.processors, 1), grains = ceil_div(p.k, p.grain);
-    const int64_t tiles = p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n);
+    const int64_t high = std::max(t.cluster, 1);
+    const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
     const int64_t result = t.m * t.n * p.size;
     for (int64_t wanted = 1, last = 0; wanted <= std::min<int64_t>(grains, p.tensor ? grains : 64);
          wanted = p.tensor ? std::max<int64_t>(grains, wanted + 1) : 2 * wanted) {
@@ -67,12 +73,15 @@ void add_choices(const Tiling& t, const Problem& p, const Target& target,
         Choice choice{&t, tiles, parts};
         const int64_t units = tiles * parts, room = processors * t.resident;
         const bool kept = p.tensor && parts == 1 && grains > 1;  // the sum of the cuts so far
-        choice.blocks = kept ? std::min(units, room) : units;
+        choice.blocks = t.cluster ? std::min(units, std::max(processors / high, int64_t{1}) * high)
+                        : kept    ? std::min(units, room)
+                                  : units;
         choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
         if (parts > 1 && choice.slots * result > most_bytes) break;
         const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
-        choice.cycles = depth * std::max(static_cast<double>(ceil_div(units, processors)) * t.share,
-                                         static_cast<double>(ceil_div(units, room)) * t.alone);
+        const auto of = [&](double share) { return depth * share + t.start; };
+        choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
+                                 static_cast<double>(ceil_div(units, room)) * of(t.alone));
         if (parts > 1)
             choice.cycles += arrival + static_cast<double>(ceil_div(tiles, processors) *
                                                            (choice.slots / tiles) * result) /
@@ -93,6 +102,7 @@ struct Gemm {
     int rank;
     int64_t m, n, k, chunk, batches = 1, size;  // size: bytes of a sum
     bool tf32, tensor;                          // tensor: by the order
+    const LoweredOp& op;
 
     explicit Gemm(const LoweredOp& of)
         : attrs(of.body.empty() ? of.attrs : of.body[0].attrs),
@@ -106,10 +116,19 @@ struct Gemm {
           k(a.shape[rank - 1]),
           size(a.dtype == DType::f64 ? 8 : 4),
           tf32(math == "tf32"),
-          tensor(attrs.text("order").starts_with("mma")) {
+          tensor(attrs.text("order").starts_with("mma")),
+          op(of) {
         const std::string& order = attrs.text("order");
         chunk = std::atoll(order.c_str() + order.find('(') + 1);
         for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+    }
+
+    /// The operands as the copy engine reads them for a tiling; none where it cannot.
+    std::optional<std::pair<MappedOperand, MappedOperand>> mapped(const Tiling& t) const {
+        const auto first = mapped_operand(op, 0, 1, t.m);
+        const auto second = mapped_operand(op, 1, 0, t.n / t.cluster);
+        if (!first || !second || math != "fp32") return std::nullopt;
+        return std::pair{*first, *second};
     }
 
     /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
@@ -128,6 +147,10 @@ struct Gemm {
             size > 4 ? add(kDouble) : add(kScalar);
         } else {
             tf32 ? add(kTf32) : add(kTensor);
+            // What is small enough to be a member of a group is not worth them.
+            const bool large = m * n * k >= kRolesWork && target.major == 9;
+            for (const Tiling& t : kWgmma)
+                if (large && mapped(t)) add_choices(t, problem, target, found);
         }
         std::stable_sort(found.begin(), found.end(),
                          [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
@@ -136,7 +159,8 @@ struct Gemm {
 };
 
 std::string name_of(const Choice& choice) {
-    return cat(choice.tiling->m, "x", choice.tiling->n,
+    const Tiling& t = *choice.tiling;
+    return cat(t.cluster ? "wgmma_" : "", t.m, "x", t.n, t.cluster > 1 ? "_pair" : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
@@ -163,7 +187,8 @@ std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& targ
 
 KernelText gemm_text(const LoweredOp& op, const Target& target) {
     const Gemm gemm(op);
-    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor] = gemm;
+    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, same] =
+        gemm;
     const bool fused = !op.body.empty();
     const BlockLayout layout(op);
     KernelText text;
@@ -251,6 +276,26 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     const std::string room =
         cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
             text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
+    if (t.cluster) {
+        const auto mapped = *gemm.mapped(t);
+        const auto& [first, second] = mapped;
+        text.includes = {"wgmma.cuh"};
+        text.cluster = t.cluster;
+        text.maps = {first.map, second.map};
+        constexpr int consumer_warps = 8, staged = 4096, barriers = 16;  // bytes, as Ring has them
+        text.shared = static_cast<uint32_t>(t.stages * ((t.m + t.n) * 128 + barriers) +
+                                            consumer_warps * staged + 16);
+        const auto flag = [](bool value) { return value ? "true" : "false"; };
+        text.body += wgmma_struct("@_Mma", t.n, a.dtype, first.along_k, second.along_k);
+        text.body += body_head(layout);
+        text.body += cat("    gemm_wgmma<", t.m, ", ", t.n, ", ", t.stages, ", ", t.cluster, ", ",
+                         choice.parts, ", ", flag(first.along_k), ", ", flag(second.along_k), ", ",
+                         flag(first.batched), ", ", flag(second.batched),
+                         ", @_Mma, @_Shape>(grid, @_Put{block}, block.bytes + ",
+                         layout.tail + int(kTailBytes), ", block.bytes + ",
+                         layout.tail + int(kTailBytes + kMapBytes), ", ", room, ");\n}\n");
+        return text;
+    }
     int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);
     if (!tensor) {
         shared = t.stages * t.k * (t.m + t.n + 8) * size;

@@ -165,7 +165,7 @@ std::string compile_key() {
     return key;
 }
 
-std::string compile_cuda(const std::string& source, const std::string& arch) {
+std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
     const Nvrtc& nvrtc = nvrtc_once();
     if (nvrtc.info.path.empty()) raise(ErrorKind::device_unavailable, "cuda: ", nvrtc.info.problem);
     std::vector<const char*> names, texts;
@@ -180,21 +180,24 @@ std::string compile_cuda(const std::string& source, const std::string& arch) {
     const std::string target = "--gpu-architecture=" + arch;
     std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
     options.push_back(target.c_str());
+    if (report) options.push_back("--ptxas-options=-v");
     const int failed =
         nvrtc.CompileProgram(program, static_cast<int>(options.size()), options.data());
     std::string cubin;
     size_t size = 0;
-    if (failed) {
+    if (failed || report) {
         nvrtc.GetProgramLogSize(program, &size);
         std::string log(size, '\0');
         if (size) nvrtc.GetProgramLog(program, log.data());
-        nvrtc.DestroyProgram(&program);
+        if (report) *report = log.c_str();
+        if (failed) nvrtc.DestroyProgram(&program);
         if (failed == kInvalidOption)
             raise(ErrorKind::device_unavailable, "cuda: NVRTC ", nvrtc.info.major, ".",
                   nvrtc.info.minor, " at ", nvrtc.info.path, " does not know ", arch,
                   "; need a newer NVRTC");
-        raise(ErrorKind::internal, "cuda: NVRTC ", nvrtc.info.major, ".", nvrtc.info.minor,
-              " refused a kernel for ", arch, ": ", log.c_str());
+        if (failed)
+            raise(ErrorKind::internal, "cuda: NVRTC ", nvrtc.info.major, ".", nvrtc.info.minor,
+                  " refused a kernel for ", arch, ": ", log.c_str());
     }
     nvrtc.GetCUBINSize(program, &size);
     cubin.resize(size);

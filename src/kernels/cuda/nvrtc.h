@@ -19,8 +19,10 @@ struct NvrtcInfo {
 const NvrtcInfo& nvrtc_info();
 
 /// Compiles CUDA C++ to a cubin for `arch` ("sm_90a"). DeviceUnavailable where there is no NVRTC,
-/// InternalError with the log where our source does not compile.
-std::string compile_cuda(const std::string& source, const std::string& arch);
+/// InternalError with the log where our source does not compile. `log`: receives, with what the
+/// assembler reports of each kernel, that of a source that does.
+std::string compile_cuda(const std::string& source, const std::string& arch,
+                         std::string* log = nullptr);
 /// What the binary depends on beside source and arch.
 std::string compile_key();
 

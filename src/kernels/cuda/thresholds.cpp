@@ -19,6 +19,7 @@ std::vector<CudaThreshold> cuda_thresholds() {
         add("gemm.terms", {kTiledTerms, kChainChunk, 2 * kChainChunk});
         add("gemm.results", {kTiledResults});
         add("gemm.work", {kTiledWork});
+        if (size == 2) add("gemm.work", {kRolesWork});
         add("program.elements", {kWarp, kThreads, kSmall});
         add("reduce.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, 4 * kTreeLeaf,
                              kSplitLeaves * kTreeLeaf});

@@ -9,6 +9,7 @@ namespace aicf::cuda {
 
 // A product with fewer terms, results or multiplications has no tiles.
 constexpr int64_t kTiledTerms = 32, kTiledResults = 64, kTiledWork = 1 << 17;
+constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps may have roles
 
 constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
 constexpr int kThreads = 256;      // of a block of a program
