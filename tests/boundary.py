@@ -260,22 +260,27 @@ def problem_line(seed, family, number, isa):
 # ---- many graphs, in processes of their own
 
 SHARD = 80  # graphs of a process
+HANGS = 240  # seconds
 PYTHON = [sys.executable, "-W", "ignore", *(["-S"] if sys.flags.no_site else [])]
 
 
 def worker(isa, seed, family, first, last):
     """The lines of graphs [first, last) in one instruction set."""
     command = [*PYTHON, __file__, "--seed", str(seed), "--worker", f"{family}:{first}:{last}"]
-    done = subprocess.run(
-        command, env={**os.environ, "AICF_CPU_ISA": isa}, capture_output=True, text=True
-    )
-    lines = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
-    for number in range(first + len(lines), last if done.returncode else 0):
-        problem = f"{isa}: the process ended with {done.returncode}: {done.stderr[-500:]}"
-        lines.append(
-            {"graph": name_of(family, number), "isa": isa, "settings": [], "problem": problem}
+    environment = {**os.environ, "AICF_CPU_ISA": isa}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=HANGS
         )
-        break  # the graph it was at; those behind it were not run
+        said, end = done.stdout, f"ended with {done.returncode}: {done.stderr[-500:]}"
+        failed = done.returncode != 0
+    except subprocess.TimeoutExpired as late:
+        said, end, failed = (late.stdout or b"").decode(), f"did not end in {HANGS} s", True
+    lines = [json.loads(text) for text in said.splitlines() if text.endswith("}")]
+    if failed:  # the graph it was at; those behind it were not run
+        graph = name_of(family, min(first + len(lines), last - 1))
+        problem = f"{isa}: the process {end}"
+        lines.append({"graph": graph, "isa": isa, "settings": [], "problem": problem})
     return lines
 
 
@@ -351,19 +356,20 @@ def run_family(seed, family, graphs, jobs=2, first=0):
 
 def run_one(seed, text):
     """One graph in every setting and instruction set, with what it is."""
-    family, number = text.split(":")
-    found = Tally(seed)
+    lines = []
     for isa in used_isas():
         command = [*PYTHON, __file__, "--seed", str(seed), "--whole", text]
         done = subprocess.run(
-            command, env={**os.environ, "AICF_CPU_ISA": isa},
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            command, env={**os.environ, "AICF_CPU_ISA": isa}, stdout=subprocess.PIPE, text=True
+        )
         if done.returncode:
             sys.exit(f"{isa}: the process ended with {done.returncode}")
-        if isa == used_isas()[0]:
-            print(done.stdout.rpartition("{")[0] and done.stdout[: done.stdout.rindex("\n{")])
-        found.add([json.loads(done.stdout.splitlines()[-1])])
+        *dump, line = done.stdout.splitlines()
+        if not lines:
+            print(*dump, sep="\n")
+        lines.append(json.loads(line))
+    found = Tally(seed)
+    found.add(lines)
     return found
 
 

@@ -167,6 +167,7 @@ def main():
     print(f"built for {isa} in {time.monotonic() - start:.0f} s", flush=True)
     # An editable build of aicf would come first where site-packages are looked through.
     boundary.PYTHON.insert(1, "-S")
+    boundary.HANGS = 60  # a fault may also be one that never ends
     path = os.pathsep.join([str(package), *filter(None, sys.path)])
     os.environ |= {"PYTHONPATH": path, "AICF_TEST_ISAS": isa}
     missed = []
