@@ -206,7 +206,9 @@ def chain(f, g, x, steps, dtype):
 
 
 def operand(f, g, name, shape, how, dtype):
-    """An operand that broadcasts to a shape: of all, a row, a column, one number, or turned."""
+    """An operand that broadcasts to a shape: whole, a row, rows, a column, a number, or turned."""
+    if how == "group":
+        return g.input(name, shape[1:], dtype)
     if how == "row":
         return g.input(name, shape[-1:], dtype)
     if how == "column":
@@ -488,6 +490,25 @@ def rows(f, g, c):
     return f.mean(y * y) if c["ends"] != "forward" else None
 
 
+def draw_groups(rng, target):
+    """Short rows in groups that share an operand: a group and a row are one run of elements, and
+    a unit of work holds no whole number of groups by itself."""
+    c = base(rng, "groups", target, ("float32", "float32", "float64", "float16", "bfloat16"))
+    rows = int(rng.integers(2, 12))
+    n = int(rng.integers(1, 127 // rows + 1))
+    chains = {
+        part: [[str(rng.pick("add", "mul", "sub")), "group", part], *steps(rng, 1, f"{part}1")]
+        for part in ("before", "after")
+    }
+    if rng.integers(3) == 0:
+        chains[str(rng.pick("before", "after"))] = []
+    return c | chains | {
+        "ends": str(rng.pick("forward", "gradients")),
+        "rows": rows, "n": n, "fn": str(rng.pick(*ROW_FNS[:4])), "first": False, "lies": "plain",
+        "lead": int(rng.integers(2, 20_000 // (rows * n) + 3)),
+    }  # fmt: skip
+
+
 # ---- reductions
 
 REDUCERS = ("sum", "sum", "mean", "max", "min")
@@ -740,6 +761,7 @@ FAMILIES = {
     "conv": Family(GEMM, draw_conv, conv),
     "attention": Family((*GEMM, "rows.terms"), draw_attention, attention),
     "rows": Family(("rows.",), draw_rows, rows),
+    "groups": Family(("none",), draw_groups, rows),
     "reduce": Family(("reduce.", "columns."), draw_reduce, reduce),
     "pointwise": Family(("program.",), draw_pointwise, pointwise),
     "movement": Family(("copy.", "random.", "take_bwd."), draw_movement, movement),

@@ -67,7 +67,7 @@ FAULTS = [
     ),
     Fault(  # a unit of rows begins inside a block of them
         "unit_start", "nn.inl", "p.grain = {};", "(p.grain + rows - 1) / rows * rows",
-        "p.grain < rows ? rows : p.grain", ("rows",),
+        "p.grain < rows ? rows : p.grain", ("groups",),
     ),
     Fault(  # a thread's part of an update counts from the first tensor
         "wrong_tensor", "optim.inl", "pos = begin > first ? {} : 0",

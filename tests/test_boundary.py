@@ -58,11 +58,12 @@ def test_every_threshold_has_a_family():
     assert set(table()) == aimed_at
 
 
-# Numbers of the CPU's kernels that are no size of an operand.
+# Numbers of the CPU's kernels that are no size of an operand; and the steps of products in a tensor
+# core's order, which tests/test_tensor_orders.py draws around.
 NO_SIZES = {
     "kAdamNumbers", "kClaimBits", "kHugePage", "kMask", "kMaxHeld", "kMaxInstrOperands",
     "kMaxPhases", "kMaxSlots", "kMaxThreads", "kMaxVectors", "kRowOperands", "kRowSlots", "kSlack",
-    "kStackBytes",
+    "kStackBytes", "kStepTile",
 }  # fmt: skip
 
 
