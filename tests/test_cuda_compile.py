@@ -252,3 +252,10 @@ def test_which_operands_the_copy_engine_reads():
     ]:
         found, names = known(*shapes)
         assert not found, (shapes, names)
+
+
+def test_products_of_no_batches():
+    """Nothing to share out among tiles, and nothing to divide by."""
+    g = aicf.Graph("empty")
+    g.output("y", aicf.matmul(g.input("a", (0, 64, 512)), g.input("b", (0, 512, 64))))
+    assert _core.cuda_program(g._core, _core.pass_names())

@@ -17,7 +17,8 @@ LIMIT, TRIES = 1.0, 4  # seconds until the exception, of the best of some tries
 BENCH = Path(__file__).parents[1] / "bench" / "compile.py"
 
 CHILD = """
-import runpy, sys, time
+import runpy, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 import aicf, numpy as np
 from aicf import verify
 

@@ -20,6 +20,10 @@ Interruptible::Interruptible(void (*ask)()) : before_(asked) {
 
 Interruptible::~Interruptible() { asked = before_; }
 
+Uninterrupted::Uninterrupted() : before_(asked) { asked = nullptr; }
+
+Uninterrupted::~Uninterrupted() { asked = before_; }
+
 void poll() {
     if (!asked) return;
     const Clock::time_point now = Clock::now();

@@ -18,6 +18,19 @@ class Interruptible {
     void (*const before_)();
 };
 
+/// While it lives, poll() on this thread asks nobody: for who holds a lock that the one asked may
+/// be waiting for.
+class Uninterrupted {
+  public:
+    Uninterrupted();
+    ~Uninterrupted();
+    Uninterrupted(const Uninterrupted&) = delete;
+    Uninterrupted& operator=(const Uninterrupted&) = delete;
+
+  private:
+    void (*const before_)();
+};
+
 /// Asks if the last time is 20 ms ago. For loops over the parts of a graph: where it throws, all
 /// that was begun must undo itself.
 void poll();

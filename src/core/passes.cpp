@@ -4,6 +4,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "core/backend.h"
 #include "core/plan.h"
 
 namespace aicf {
@@ -174,13 +175,13 @@ std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass
     Graph copy = graph;
     verify(copy).require("passes");
     run_passes(copy, {}, math);
-    measure(nullptr, lower(copy, math), to_text(copy));
+    measure(nullptr, lower(copy, math, backend.tensor_cores()), to_text(copy));
     for (const Pass* pass : passes) {
         if (!pass->on_graph) continue;
         run_passes(copy, {pass});
-        measure(pass, lower(copy, math), to_text(copy));
+        measure(pass, lower(copy, math, backend.tensor_cores()), to_text(copy));
     }
-    Lowered lowered = lower(copy, math);
+    Lowered lowered = lower(copy, math, backend.tensor_cores());
     for (const Pass* pass : passes) {
         if (!pass->on_lowered) continue;
         run_passes(lowered, {pass});

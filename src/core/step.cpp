@@ -78,6 +78,7 @@ class Turn {
     }
 
   private:
+    const Uninterrupted quiet_;
     const Locks locks_;
     Machine& mine_;
     const bool alone_;

@@ -140,8 +140,8 @@ struct Gemm {
             for (const Tiling& t : tilings) add_choices(t, problem, target, found);
         };
         const bool rounds = math != "fp32" || dtype_size(a.dtype) == 2;
-        if (target.major < 8 || chunk % 32 != 0 || k < kTiledTerms || m * n < kTiledResults ||
-            m * n * k < kTiledWork || (rounds && !tensor))
+        if (batches == 0 || target.major < 8 || chunk % 32 != 0 || k < kTiledTerms ||
+            m * n < kTiledResults || m * n * k < kTiledWork || (rounds && !tensor))
             return found;
         if (!tensor) {
             size > 4 ? add(kDouble) : add(kScalar);
