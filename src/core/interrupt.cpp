@@ -8,28 +8,28 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-thread_local void (*asked)() = nullptr;
-thread_local Clock::time_point next;
+thread_local void (*asking)() = nullptr;
+thread_local Clock::time_point next_asking;
 
 }  // namespace
 
-Interruptible::Interruptible(void (*ask)()) : before_(asked) {
-    asked = ask;
-    next = Clock::now();
+Interruptible::Interruptible(void (*ask)()) : before_(asking) {
+    asking = ask;
+    next_asking = Clock::now();
 }
 
-Interruptible::~Interruptible() { asked = before_; }
+Interruptible::~Interruptible() { asking = before_; }
 
-Uninterrupted::Uninterrupted() : before_(asked) { asked = nullptr; }
+Uninterrupted::Uninterrupted() : before_(asking) { asking = nullptr; }
 
-Uninterrupted::~Uninterrupted() { asked = before_; }
+Uninterrupted::~Uninterrupted() { asking = before_; }
 
 void poll() {
-    if (!asked) return;
+    if (!asking) return;
     const Clock::time_point now = Clock::now();
-    if (now < next) return;
-    next = now + std::chrono::milliseconds(20);
-    asked();
+    if (now < next_asking) return;
+    next_asking = now + std::chrono::milliseconds(20);
+    asking();
 }
 
 }  // namespace aicf
