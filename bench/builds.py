@@ -84,7 +84,7 @@ def cross_entropy(g, shape):
 def attention(g, batch, heads, length, size):
     shape = (batch, heads, length, size)
     q, k, v = (g.state(name, shape) for name in "qkv")
-    y = aicf.scaled_dot_product_attention(q, k, v, is_causal=True)
+    y = aicf.scaled_dot_product_attention(q, k, v, causal=True)
     for i, d in enumerate(g.backward(y, [q, k, v], grad=g.state("dy", shape)).values()):
         g.output(f"d{i}", d)
     return dict.fromkeys(("q", "k", "v", "dy"), shape)
