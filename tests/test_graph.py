@@ -517,3 +517,41 @@ def test_counting_states_must_count():
     with pytest.raises(aicf.GraphError, match="rng.step.*taken.*need"):
         g.random_normal((2,))
     assert g._core.find("rng.seed") < 0
+
+
+ZERO_GRADIENTS = {
+    "where": lambda x: aicf.where(x > 0, aicf.floor(x), 1.0),
+    "sign": aicf.sign,
+    "detach": lambda x: aicf.detach(x) + aicf.cast(x > 0, "float32"),
+    "product": lambda x: aicf.round(x) * aicf.cast(x > 0, "float32"),
+}
+
+
+@pytest.mark.parametrize("name", ZERO_GRADIENTS)
+def test_a_condition_beside_a_zero_gradient(name):
+    """A path on which every derivative is zero gives zeros, whatever conditions stand beside it."""
+    g = aicf.Graph("g")
+    x = g.input("x", (3,))
+    g.output("d", g.backward(ZERO_GRADIENTS[name](x).sum(), [x])[x])
+    d = g.compile(device="cpu")(x=np.array([-1, 0.5, 2], "f"))["d"].numpy()
+    assert not d.any()
+
+
+def test_a_condition_alone_has_no_gradient():
+    g = aicf.Graph("g")
+    x = g.input("x", (3,))
+    y = aicf.where(x > 0, 1.0, 2.0) * g.input("z", (3,))
+    with pytest.raises(aicf.GraphError, match=r"gt has no gradient .* between \"x\""):
+        g.backward(y.sum(), [x])
+
+
+def test_an_op_without_a_gradient_behind_a_condition():
+    """What follows a condition needs no gradient, and so stops nothing."""
+    g = aicf.Graph("g")
+    x = g.input("x", (3,))
+    c = aicf.cast(x > 0, "float32")
+    slope = g.backward(aicf.relu(c).sum(), [c])[c]
+    d = g.backward((slope * x).sum(), [x])[x]
+    g.output("d", d)
+    found = g.compile(device="cpu")(x=np.array([-1, 0.5, 2], "f"))["d"].numpy()
+    assert found.tolist() == [0, 1, 1]

@@ -245,40 +245,22 @@ def build_program(inputs, program, wanted, dtype, weights):
         term = aicf.sum(values[position] * g.constant(np.asarray(weights[n], dtype)))
         loss = term if loss is None else loss + term
     g.output("loss", loss)
-    reached = []
-    for i in range(len(inputs)):
-        by_value, by_condition = reach(program, wanted, i, len(inputs))
-        # A condition has no gradient: where nothing else carries one, backward refuses.
-        if by_value and not (by_condition and flat(program, i, wanted, len(inputs))):
-            reached.append(i)
+    reached = [i for i in range(len(inputs)) if reaches(program, wanted, i, len(inputs))]
     grads = g.backward(loss, [leaves[i] for i in reached])
     for i in reached:
         g.output(f"d{i}", grads[leaves[i]])
     return g, reached
 
 
-def reach(program, wanted, leaf, leaves):
-    """Whether a wanted value comes from the leaf: by values, and by conditions of `where`."""
-    by_value, by_condition = {leaf}, set()
-    for n, (op, positions, _) in enumerate(program):
-        chosen = [positions[0], positions[2]] if op == "where" else positions
-        if by_value.intersection(chosen):
-            by_value.add(leaves + n)
-        if by_condition.intersection(positions):
-            by_condition.add(leaves + n)
-        if op == "where" and by_value.intersection(positions[:2]):
-            by_condition.add(leaves + n)
-    return bool(by_value.intersection(wanted)), bool(by_condition.intersection(wanted))
-
-
-def flat(program, leaf, wanted, leaves):
-    """Whether every path of values from the leaf meets an op whose slope is zero."""
+def reaches(program, wanted, leaf, leaves):
+    """Whether a wanted value comes from the leaf other than by conditions of `where`, which have no
+    gradient."""
     on = {leaf}
     for n, (op, positions, _) in enumerate(program):
         chosen = [positions[0], positions[2]] if op == "where" else positions
-        if on.intersection(chosen) and op not in ("floor", "round", "sign"):
+        if on.intersection(chosen):
             on.add(leaves + n)
-    return not on.intersection(wanted)
+    return bool(on.intersection(wanted))
 
 
 def check_random_graph(rng, device):

@@ -189,7 +189,7 @@ class Graph:
     @checked
     def output(self, name: str, value: Value, keep: int = 1) -> None:
         """Makes a value readable after a step; keep=K holds the last K steps, oldest first."""
-        if not 0 < keep < 2**31:
+        if not 0 < keep <= 1 << 20:
             raise _core.GraphError(f'output "{name}": keep is {keep}; need 1 to 1048576 steps')
         self._here().output(name, self._id(value, "output"), keep)
 

@@ -121,35 +121,38 @@ std::string no_gradient(const Graph& graph, const Node& node) {
     return why;
 }
 
-/// By value: whether a path from it to the loss meets an op that has no gradient, among the `nodes`
-/// that were there before this backward.
-std::vector<char> blocked_values(const Graph& graph, const std::vector<char>& reached, int nodes) {
-    std::vector<char> blocked(graph.values.size(), 0);
+/// By value: whether a path of ops that all have a gradient, if only zero, leads from it to the
+/// loss, among the `nodes` that were there before this backward.
+std::vector<char> differentiable_values(const Graph& graph, ValueId loss, int nodes) {
+    std::vector<char> open(graph.values.size(), 0);
+    open[loss] = 1;
     for (int n = nodes - 1; n >= 0; n--) {
         const Node& node = graph.nodes[n];
-        bool leads = false, beyond = false;
-        for (ValueId out : node.outputs) {
-            leads |= reached[out] != 0;
-            beyond |= blocked[out] != 0;
-        }
-        if (beyond || (leads && !no_gradient(graph, node).empty()))
-            for (ValueId in : node.inputs) blocked[in] = 1;
+        if (!no_gradient(graph, node).empty()) continue;
+        if (std::any_of(node.outputs.begin(), node.outputs.end(),
+                        [&](ValueId out) { return open[out]; }))
+            for (ValueId in : node.inputs) open[in] = 1;
     }
-    return blocked;
+    return open;
 }
 
-/// Raises when a path from `id` to the loss meets an op that has no gradient, among the `nodes`
-/// that were there before this backward.
+/// Raises when a path from `id` to the loss meets an op that has no gradient among the nodes
+/// [first, last).
 void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
-                    int nodes) {
+                    int first, int last) {
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
-    for (const Node& node : std::span(graph.nodes).first(static_cast<size_t>(nodes))) {
-        auto on_path = [&](ValueId in) { return from[in] != 0; };
-        if (std::none_of(node.inputs.begin(), node.inputs.end(), on_path)) continue;
-        for (ValueId out : node.outputs) from[out] = reached[out];
+    for (int n = 0; n < last; n++) {
+        const Node& node = graph.nodes[n];
+        if (std::none_of(node.inputs.begin(), node.inputs.end(),
+                         [&](ValueId in) { return from[in]; }) ||
+            std::none_of(node.outputs.begin(), node.outputs.end(),
+                         [&](ValueId out) { return reached[out]; }))
+            continue;
+        for (ValueId out : node.outputs)
+            from[out] = reached[out] && is_float(graph.value(out).type.dtype);
         const std::string why = no_gradient(graph, node);
-        if (!why.empty() && std::any_of(node.outputs.begin(), node.outputs.end(), on_path))
+        if (n >= first && !why.empty())
             raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
                   ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,
                   " at node ", node.id, node.where.empty() ? "" : cat(" (", node.where, ")"),
@@ -191,13 +194,14 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
                   "; need a float value, others have no gradient");
     }
 
-    // Values on a path from `wrt` to the loss.
+    // Values on a path from `wrt` to the loss; what is no float carries no derivative.
     std::vector<char> needed(graph.values.size(), 0);
     for (ValueId id : wrt) needed[id] = 1;
     for (const Node& node : graph.nodes) {
         auto is_needed = [&](ValueId id) { return needed[id] && reached[id]; };
         if (std::any_of(node.inputs.begin(), node.inputs.end(), is_needed))
-            for (ValueId id : node.outputs) needed[id] |= reached[id];
+            for (ValueId id : node.outputs)
+                needed[id] |= reached[id] && is_float(graph.value(id).type.dtype);
     }
 
     Rollback rollback(graph);
@@ -208,11 +212,6 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     grads.resize(graph.values.size(), kNone);
     grads[loss] = seed;
     // Contributions of a value read several times are added in the reverse of reading order.
-    std::vector<char> blocked;
-    const auto refuse = [&](ValueId id) {
-        if (blocked.empty()) blocked = blocked_values(graph, reached, first_new);
-        if (blocked[id]) refuse_blocked(graph, id, loss, reached, first_new);
-    };
     for (int n = first_new - 1; n >= 0; n--) {
         poll();
         const Node node = graph.nodes[n];
@@ -224,13 +223,13 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
         }
         std::vector<char> inputs_needed;
         for (ValueId id : node.inputs) {
-            inputs_needed.push_back(needed[id] && is_float(graph.value(id).type.dtype));
+            inputs_needed.push_back(needed[id]);
             want |= inputs_needed.back() != 0;
         }
         if (!any || !want) continue;
         const OpDef& op = *node.op;
         if (!op.grad) {
-            for (ValueId id : wrt) refuse(id);
+            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached, n, n + 1);
             continue;
         }
         graph.differentiating = node.id;
@@ -246,9 +245,12 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     }
 
     std::vector<ValueId> result;
+    std::vector<char> differentiable;
     for (ValueId id : wrt) {
-        if (grads[id] == kNone) {  // every path has a zero derivative (floor, sign, ...)
-            refuse(id);
+        if (grads[id] == kNone) {  // a zero derivative (floor, sign, ...), or none at all
+            if (differentiable.empty())
+                differentiable = differentiable_values(graph, loss, first_new);
+            if (!differentiable[id]) refuse_blocked(graph, id, loss, reached, 0, first_new);
             graph.differentiating = graph.value(loss).producer;
             grads[id] = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;
