@@ -152,7 +152,7 @@ def base(rng, family, target, dtypes=("float32", "float32", "float32", "float64"
         "optimizer": str(rng.pick(*OPTIMIZERS)),
         "replays": int(rng.integers(1, 4)),
         "tolerance": tolerance,
-        "clearance": 1e-12 if dtype == "float64" else 3e-5,
+        "clearance": {"float64": 1e-12, "float32": 3e-5}.get(dtype, 0.05),
         "heavy": bool(target and target[0] in HEAVY),
     }
 
