@@ -438,6 +438,29 @@ def test_long_content(make_rng):
         aicf.Graph.from_json(wrong)
 
 
+@pytest.mark.parametrize("name", ["!", "NaN", '"', "a\\!"])
+def test_long_content_beside_any_name(name):
+    """No text in the record is taken for the place of the content."""
+    g = aicf.Graph("content")
+    g.output("y", g.param(name, (20_000,), init=np.arange(20_000, dtype=np.float32)))
+    again = aicf.Graph.from_json(g.to_json())
+    assert again.to_json() == g.to_json()
+
+
+@pytest.mark.parametrize("decoy", [r"\u0021", "NaN"])
+def test_long_content_is_not_moved(decoy):
+    """Content that stands elsewhere is refused, whatever stands in its place."""
+    g = aicf.Graph("content")
+    g.output("y", g.param("w", (20_000,), init=np.arange(20_000, dtype=np.float32)))
+    text = g.to_json()
+    content = re.search(r'"bytes": ?"([0-9a-f]{9999,})"', text)[1]
+    for here in (f'"{decoy}"', decoy):
+        moved = text.replace(f'"{content}"', f'{here}, "more": {{"bytes": "{content}"}}')
+        assert moved != text
+        with pytest.raises(aicf.FormatError):
+            aicf.Graph.from_json(moved)
+
+
 # ---- time and memory
 
 MEASURE = """

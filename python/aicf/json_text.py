@@ -7,7 +7,7 @@ import codecs
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from ._core import FormatError
@@ -55,9 +55,13 @@ def _constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_int=_int, parse_float=_float, parse_constant=_constant
-)
+def _decoder(constant: Callable[[str], Any] = _constant) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_unique, parse_int=_int, parse_float=_float, parse_constant=constant
+    )
+
+
+_DECODER = _decoder()
 
 
 class JsonText:
@@ -123,20 +127,29 @@ class JsonText:
         holds as "bytes", comes as bytes where it is long."""
         start = self.at
         self.skip()
-        if self.at - start <= MOST_RECORD // 16:
+        found = None
+        if self.at - start > MOST_RECORD // 16:
+            found = _HEX.search(self._data, start, self.at)
+        if found is None:
             return self._decode(start, self.at)
-        content = _HEX.search(self._data, start, self.at)
-        if content is None:
-            return self._decode(start, self.at)
-        first, last = content.span(1)
+        first, last = found.span(1)
         self._check_size(first - start + self.at - last)
-        data = self._data[start:first] + b"!" + self._data[last : self.at]
-        value = JsonText(data, self._where).value()
-        holder = value.get("init") if isinstance(value, dict) else None
-        if not isinstance(holder, dict) or holder.get("bytes") != "!" or data.count(b'"!"') != 1:
-            self._refuse('long content in hexadecimal that is not the "bytes" of an "init"')
         with memoryview(self._data) as view:
-            holder["bytes"] = bytes.fromhex(str(view[first:last], "ascii"))
+            content = bytes.fromhex(str(view[first:last], "ascii"))
+        taken: list[str] = []
+
+        def constant(name: str) -> bytes:
+            if taken or name != "NaN":
+                _constant(name)
+            taken.append(name)
+            return content
+
+        # What JSON lacks stands for the content and its quotes: no other value is taken for it.
+        text = self._data[start : first - 1] + b"NaN" + self._data[last + 1 : self.at]
+        value = self._parse(text, _decoder(constant))
+        holder = value.get("init") if isinstance(value, dict) else None
+        if not isinstance(holder, dict) or holder.get("bytes") is not content:
+            self._refuse('long content in hexadecimal that is not the "bytes" of an "init"')
         return value
 
     def skip(self) -> None:
@@ -192,8 +205,11 @@ class JsonText:
 
     def _decode(self, start: int, end: int) -> Any:
         self._check_size(end - start)
+        return self._parse(self._data[start:end], _DECODER)
+
+    def _parse(self, text: bytes | bytearray, decoder: json.JSONDecoder) -> Any:
         try:
-            return _DECODER.decode(self._data[start:end].decode())
+            return decoder.decode(text.decode())
         except ValueError as error:  # those of JSON and of UTF-8 are among them
             self._refuse(str(error)[:200])
 
