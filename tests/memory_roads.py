@@ -7,6 +7,7 @@ import tempfile
 import aicf
 import numpy as np
 from aicf import _core, optim
+from tensors import CapsuleTensor
 
 DEVICE = os.environ.get("MEMORY_DEVICE", "cpu")
 WIDE = 96  # enough for its products to be cut among threads
@@ -230,17 +231,8 @@ class Program(Road):
 # ---- a step
 
 
-class Foreign:
-    """Another framework's tensor: a capsule, which is taken once."""
-
-    def __init__(self, capsule):
-        self.capsule = capsule
-
-    def __dlpack_device__(self):
-        return (1, 0) if DEVICE == "cpu" else (2, 0)
-
-    def __dlpack__(self, **options):
-        return self.capsule
+def exported(array):
+    return CapsuleTensor(array.__dlpack__(max_version=(1, 0), copy=True), DEVICE)
 
 
 class Call(Road):
@@ -493,9 +485,9 @@ class DeviceCall(Road):
 
     def act(self):
         w = self.step.params["w"]
-        first, second = (Foreign(w.__dlpack__(max_version=(1, 0), copy=True)) for _ in range(2))
+        first, second = (exported(w) for _ in range(2))
         aicf.op_call("neg", [first], [second])
-        self.step.bind(w=Foreign(w.__dlpack__(max_version=(1, 0), copy=True)))
+        self.step.bind(w=exported(w))
         self.step.replay()
         return w.numpy()
 

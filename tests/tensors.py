@@ -1,6 +1,7 @@
 """Tensors made by hand: any strides and offset, on any device, through DLPack; guards around them.
 
-`Foreign` is a producer of its own, so that a test can hand over whatever the protocol can say.
+`Foreign` is a producer of its own, so that a test can hand over whatever the protocol can say;
+`CapsuleTensor` hands over what another producer made.
 """
 
 import ctypes
@@ -65,6 +66,19 @@ deleted = [0]
 def release(address):
     alive.pop(address)
     deleted[0] += 1
+
+
+class CapsuleTensor:
+    """Another framework's tensor, by its capsule, which is taken once."""
+
+    def __init__(self, capsule, device="cuda"):
+        self.capsule, self.device = capsule, (1, 0) if device == "cpu" else (2, 0)
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, **options):
+        return self.capsule
 
 
 class Foreign:

@@ -21,20 +21,11 @@ import sys
 import numpy as np
 import aicf
 from aicf import verify
+from tensors import CapsuleTensor
 
 name, case = next(iter(verify.CASES.items()))
 x = np.zeros((case.batch, case.inputs), np.float32)
 t = np.zeros((case.batch, case.outputs), np.float32)
-
-class Foreign:  # another framework's device tensor
-    def __init__(self, capsule):
-        self.capsule = capsule
-
-    def __dlpack_device__(self):
-        return (2, 0)
-
-    def __dlpack__(self, **options):
-        return self.capsule
 
 def use():
     step = verify.build(name, case).compile(device="cuda")
@@ -52,7 +43,7 @@ def use():
     spare = verify.build(name, case).compile(device="cuda")
     weight = spare.params["0.W"].__dlpack__(max_version=(1, 0), copy=True)
     del spare
-    step.bind(**{"0.W": Foreign(weight)})  # patches the nodes of both, and outlives its producer
+    step.bind(**{"0.W": CapsuleTensor(weight)})  # patches both, and outlives its producer
     same(x=x, t=t)
     step.replay()
     loss = step.outputs["loss"]
@@ -111,6 +102,7 @@ def run(driver, script=SCRIPT, **environment):
         [sys.executable, "-c", script],
         env={
             **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
             "LD_LIBRARY_PATH": str(driver),
             "AICF_CACHE_DIR": str(driver / "cache"),
             "FAKE_CUDA_REPORT": "1",
@@ -200,16 +192,6 @@ MAPS = """
 import aicf
 from aicf import _core
 
-class Foreign:
-    def __init__(self, capsule):
-        self.capsule = capsule
-
-    def __dlpack_device__(self):
-        return (2, 0)
-
-    def __dlpack__(self, **options):
-        return self.capsule
-
 def product():
     g = aicf.Graph("maps")
     W = g.param("W", (256, 2048), "bfloat16")
@@ -229,6 +211,8 @@ def test_tensor_maps(driver):
     environment = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache")}
     subprocess.run([sys.executable, "-c", MAPS + "\ncompile_all()\n"], env=environment, check=True)
     use = """
+from tensors import CapsuleTensor
+
 def use():
     step = product().compile(device="cuda")
     assert all("wgmma" in launch.kernel for launch in step.trace), step.trace
@@ -237,7 +221,7 @@ def use():
     spare = product().compile(device="cuda")
     weight = spare.params["W"].__dlpack__(max_version=(1, 0), copy=True)
     del spare
-    step.bind(W=Foreign(weight))
+    step.bind(W=CapsuleTensor(weight))
     step.replay()
     step.outputs["y"].numpy()
 

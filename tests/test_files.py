@@ -15,18 +15,8 @@ import numpy as np
 import pytest
 from aicf import __main__, files, verify
 from aicf.json_text import MOST_RECORD
-from aicf.serialize import read_graph_file
+from aicf.serialize import DTYPES, read_graph_file
 
-DTYPES = {
-    "F32": "float32",
-    "F64": "float64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "I64": "int64",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
 LONGEST = 2100  # characters of a message
 
 

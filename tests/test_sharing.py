@@ -25,6 +25,7 @@ from steps import (
     hash_after,
     wide_hash,
 )
+from tensors import CapsuleTensor
 
 # ---- sharing
 
@@ -47,26 +48,14 @@ def test_bind_reaches_every_sharing_step(device):
     g.assign(target, target * 1.0)
     holder = g.compile(device=device)
     holder.state["t"] = np.full(3, 100, np.float32)
-    foreign = Foreign(holder.state["t"].__dlpack__(max_version=(1, 0), copy=True), device)
+    capsule = holder.state["t"].__dlpack__(max_version=(1, 0), copy=True)
+    foreign = CapsuleTensor(capsule, device)
     both.bind(b=foreign)
     b.replay()
     assert (b.state["b"].numpy() == 101).all()
     assert (both.replay()["y"].numpy() == 101).all()
     a.replay(2)
     assert (both.replay()["y"].numpy() == 103).all()
-
-
-class Foreign:
-    """Another framework's tensor, by its capsule."""
-
-    def __init__(self, capsule, device):
-        self.capsule, self.device = capsule, (1, 0) if device == "cpu" else (2, 0)
-
-    def __dlpack_device__(self):
-        return self.device
-
-    def __dlpack__(self, **options):
-        return self.capsule
 
 
 def test_share_three_steps(device):

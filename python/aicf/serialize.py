@@ -265,7 +265,7 @@ def _read(text: JsonText, strict: bool) -> Graph:
 
 # ---- safetensors: 8-byte header length, JSON header, then the tensors without gaps
 
-_DTYPES = {
+DTYPES = {
     "F32": "float32",
     "F64": "float64",
     "F16": "float16",
@@ -275,7 +275,7 @@ _DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_CODES = {name: code for code, name in _DTYPES.items()}
+_CODES = {name: code for code, name in DTYPES.items()}
 _SIZES = {"F32": 4, "F64": 8, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1}
 _MAX_HEADER = 100_000_000  # bytes, as everywhere else
 _MAX_RANK = 8
@@ -386,7 +386,7 @@ class _Header:
             raise FormatError(f"{where}: the name stands twice")
         else:
             self.places[name] = begin, end
-            self._compare(name, (_DTYPES[code], tuple(shape)), wanted)
+            self._compare(name, (DTYPES[code], tuple(shape)), wanted)
         return begin, end
 
     def _compare(self, name: str, got: tuple, wanted: tuple) -> None:
