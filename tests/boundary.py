@@ -27,7 +27,7 @@ import reference
 from aicf import _core
 from boundary_programs import FAMILIES, Recorder
 from boundary_shapes import Dice, covered, table, target_of, targets
-from isas import machine_isas
+from isas import used_isas
 
 ROOT = Path(__file__).resolve().parents[1]
 # What tests/test_boundary.py runs.
@@ -42,11 +42,6 @@ PASSES = {"none": (), "all": "default"} | {name: (name,) for name in _core.pass_
 ISAS = ("baseline", "avx2", "avx512")
 WHOLE = 50  # of so many graphs one is run in the full product of settings
 SLOW_WORK = 300_000  # multiplications from which the instruction set without fma runs little
-
-
-def used_isas():
-    """The instruction sets to run: all of this machine's, or those that AICF_TEST_ISAS names."""
-    return os.environ.get("AICF_TEST_ISAS", "").split() or machine_isas()
 
 
 def name_of(family, number):
@@ -261,15 +256,17 @@ def problem_line(seed, family, number, isa):
 
 # ---- many graphs, in processes of their own
 
+# How these run, which tests/faults.py and tests/sanitize.py change.
 SHARD = 80  # graphs of a process
 HANGS = 240  # seconds
 PYTHON = [sys.executable, "-W", "ignore", *(["-S"] if sys.flags.no_site else [])]
+ENVIRONMENT = {}  # beside os.environ
 
 
 def worker(isa, seed, family, first, last):
     """The lines of graphs [first, last) in one instruction set."""
     command = [*PYTHON, __file__, "--seed", str(seed), "--worker", f"{family}:{first}:{last}"]
-    environment = {**os.environ, "AICF_CPU_ISA": isa}
+    environment = {**os.environ, **ENVIRONMENT, "AICF_CPU_ISA": isa}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=HANGS

@@ -273,10 +273,10 @@ def sums_of(found):
 
 def other_sets(options):
     """The sums in the other instruction sets of this machine, each in a process of its own."""
-    import sanitize
+    from isas import machine_isas
 
     here = aicf._core.cpu_isa()
-    for isa in sanitize.machine_isas():
+    for isa in machine_isas():
         if isa == here:
             continue
         command = [sys.executable, __file__, "--sums", "--chunks", str(options.chunks)]

@@ -169,11 +169,11 @@ def main():
     boundary.PYTHON.insert(1, "-S")
     boundary.HANGS = 60  # a fault may also be one that never ends
     path = os.pathsep.join([str(package), *filter(None, sys.path)])
-    os.environ |= {"PYTHONPATH": path, "AICF_TEST_ISAS": isa}
+    boundary.ENVIRONMENT = {"PYTHONPATH": path, "AICF_TEST_ISAS": isa}
     missed = []
     for fault in chosen:
         start = time.monotonic()
-        os.environ[CHOICE] = str(FAULTS.index(fault) + 1)
+        boundary.ENVIRONMENT[CHOICE] = str(FAULTS.index(fault) + 1)
         problem, graphs = hunt(fault, isa)
         took = f"{time.monotonic() - start:.0f} s"
         print(f"{fault.name}: {graphs} graphs, {took}: {problem or 'NOT FOUND'}", flush=True)

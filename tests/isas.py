@@ -1,5 +1,6 @@
 """The instruction sets that the CPU's kernels are compiled for, and those of this machine."""
 
+import os
 import platform
 from pathlib import Path
 
@@ -15,3 +16,8 @@ def machine_isas():
         "avx512": {"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"},
     }
     return [isa for isa, need in needs.items() if need <= flags]
+
+
+def used_isas():
+    """The instruction sets to run: all of this machine's, or those that AICF_TEST_ISAS names."""
+    return os.environ.get("AICF_TEST_ISAS", "").split() or machine_isas()

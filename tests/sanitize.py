@@ -1,14 +1,19 @@
-"""Builds and runs tests/harness, and a part of the Python tests, under the sanitizers.
+"""Builds and runs tests/harness, a part of the Python tests and the boundary graphs under the
+sanitizers.
 
-    python tests/sanitize.py [--build-dir FOLDER] [--jobs N] [address] [thread] [python]
+    python tests/sanitize.py [--kinds address,thread] [harness] [python] [boundary]
 
-Without a name all three run: the harness under each kind of sanitizers, in every instruction set of
-this machine, and the Python tests that hand memory across the border against a module built with
-the first. Prints what ran; ends with status 1 at the first report or wrong bit.
+Each part runs under both kinds of sanitizers, address (with undefined behaviour) and thread, in
+every instruction set of this machine or those that AICF_TEST_ISAS names: the harness, a program
+without Python; `python`, the tests that hand memory across the border; `boundary`, the graphs of
+tests/test_boundary.py, or with --graphs and --seed so many others, spread over the families.
+Without a name all three run. Prints what ran; ends with status 1 at the first report or wrong bit.
 """
 
 import argparse
+import contextlib
 import itertools
+import math
 import os
 import shutil
 import subprocess
@@ -18,13 +23,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aicf
+import boundary
 from aicf.serialize import read_record
-from isas import machine_isas
+from isas import used_isas
 from op_cases import CASES, SIZES
 from test_contract import build
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"address": "address,undefined,float-cast-overflow", "thread": "thread"}
+RUNTIMES = {"address": "libasan", "thread": "libtsan"}
 PYTHON_TESTS = [
     "test_contract.py",
     "test_dlpack_matrix.py",
@@ -138,7 +145,7 @@ def build_target(kind, folder, jobs, *options):
 
 def same_everywhere(harness, *command):
     """Runs a part of the harness in every instruction set; the bits must be equal."""
-    start, isas = time.perf_counter(), machine_isas()
+    start, isas = time.perf_counter(), used_isas()
     with ThreadPoolExecutor() as pool:
         said = pool.map(lambda isa: run([harness, *command], AICF_CPU_ISA=isa), isas)
         sums = dict(zip(isas, said, strict=True))
@@ -150,8 +157,7 @@ def same_everywhere(harness, *command):
 
 def run_harness(kind, folder, jobs):
     """The whole harness under one kind of sanitizers."""
-    print(f"== harness, {KINDS[kind]}", flush=True)
-    isas = f"-DAICF_CPU_ISAS={';'.join(machine_isas())}"
+    isas = f"-DAICF_CPU_ISAS={';'.join(used_isas())}"
     harness = build_harness(KINDS[kind], folder, jobs, "-DCMAKE_CXX_FLAGS=-O1", isas)
     try:
         run([harness, "misuse"])
@@ -168,21 +174,15 @@ def run_harness(kind, folder, jobs):
     same_everywhere(harness, "threads", 16, 1000 if kind == "thread" else 100)
 
 
-def preloads():
-    """The runtime and the C++ library, whose functions it wraps, before anything else is loaded."""
-    found = [
-        run(["g++", f"-print-file-name={name}.so"]).strip() for name in ("libasan", "libstdc++")
-    ]
-    return " ".join(found)
+# ---- the module
 
 
-def run_python(folder, jobs):
-    """Python tests against a module built with the address and undefined-behaviour sanitizers."""
-    print(f"== python, {KINDS['address']}", flush=True)
+def build_module(kind, folder, jobs):
+    """Makes folder/package, to import aicf with a sanitized module from."""
     nanobind = run([sys.executable, "-m", "nanobind", "--cmake_dir"]).strip()
     build_target(
-        KINDS["address"], folder, jobs, "-DCMAKE_CXX_FLAGS=-O1",
-        f"-DAICF_CPU_ISAS={';'.join(machine_isas())}",
+        KINDS[kind], folder, jobs, "-DCMAKE_CXX_FLAGS=-O1",
+        f"-DAICF_CPU_ISAS={';'.join(used_isas())}",
         f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind}",
     )  # fmt: skip
     package = folder / "package" / "aicf"
@@ -191,46 +191,116 @@ def run_python(folder, jobs):
         target = package / source.name
         if source.is_file() and not target.exists():
             target.symlink_to(source)
-    tests = [ROOT / "tests" / name for name in PYTHON_TESTS]
-    start = time.perf_counter()
+    code = "import aicf; print(aicf._core.__file__)"
+    said = run([sys.executable, "-S", "-c", code], **environment_of(kind, folder)).strip()
+    if not Path(said).is_relative_to(folder):
+        raise RuntimeError(f"{said} was imported; need the module of {folder}")
+
+
+def environment_of(kind, folder):
+    """What lets Python without its site, whose editable build of aicf would come first, run on the
+    module. A worker's or pytest's own output is not looked at: reports go to files."""
+    # The C++ library's functions, which the runtime wraps, must be there before anything else is.
+    preloads = [
+        run(["g++", f"-print-file-name={name}.so"]).strip()
+        for name in (RUNTIMES[kind], "libstdc++")
+    ]
+    log = f":log_path={folder / 'report'}"
+    result = {
+        "PYTHONPATH": os.pathsep.join([str(folder / "package"), *filter(None, sys.path)]),
+        "LD_PRELOAD": " ".join(preloads),
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1" + log,
+        "UBSAN_OPTIONS": ENVIRONMENT["UBSAN_OPTIONS"] + log,
+        "TSAN_OPTIONS": ENVIRONMENT["TSAN_OPTIONS"] + log,
+        "OPENBLAS_NUM_THREADS": "1",  # NumPy's threads wait in ways that no sanitizer sees
+    }
+    return result | ({"PYTHONMALLOC": "malloc"} if kind == "address" else {})
+
+
+@contextlib.contextmanager
+def reports_in(folder):
+    """RuntimeError with what the sanitizers wrote meanwhile, whatever the processes made of it."""
     for old in folder.glob("report.*"):
         old.unlink()
-    log = f":log_path={folder / 'report'}"  # pytest would swallow what it says when it ends
+    problem = ""
     try:
+        yield
+    except RuntimeError as error:
+        problem = str(error)
+    found = [problem, *(report.read_text() for report in sorted(folder.glob("report.*")))]
+    if any(found):
+        raise RuntimeError("\n".join(found))
+
+
+def run_python(kind, folder):
+    """Python tests on a sanitized module."""
+    tests = [ROOT / "tests" / name for name in PYTHON_TESTS]
+    with reports_in(folder):
         said = run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
+            [sys.executable, "-S", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
              "-m", "not slow",
              # what is freed stays in the sanitizer's quarantine
              "--deselect", "tests/test_step.py::test_memory_is_steady",
              "--timeout", "1200", *tests],
-            PYTHONPATH=package.parent, PYTHONMALLOC="malloc", LD_PRELOAD=preloads(),
-            ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1" + log,
-            UBSAN_OPTIONS=ENVIRONMENT["UBSAN_OPTIONS"] + log,
+            **environment_of(kind, folder),
         )  # fmt: skip
-    except RuntimeError as error:
-        reports = [report.read_text() for report in folder.glob("report.*")]
-        raise RuntimeError("\n".join([str(error), *reports])) from None
-    print(said.strip().splitlines()[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
+    print(said.strip().splitlines()[-1], flush=True)
+
+
+def run_boundary(kind, folder, options):
+    """The first graphs of each family, in as many settings as without sanitizers."""
+    boundary.PYTHON = [sys.executable, "-S", "-W", "ignore"]
+    boundary.SHARD, boundary.HANGS = 20, 3600  # each takes ten to thirty times as long
+    boundary.ENVIRONMENT = environment_of(kind, folder)
+    share, whole = options.graphs / sum(boundary.GRAPHS.values()), boundary.Tally(options.seed)
+    for family, count in boundary.GRAPHS.items():
+        start = time.perf_counter()
+        with reports_in(folder):
+            most = math.ceil(share * count)
+            tally = boundary.run_family(options.seed, family, most, options.jobs)
+            if tally.problems:
+                raise RuntimeError("\n".join(tally.problems))
+        whole.merge(tally)
+        took = f"{time.perf_counter() - start:.0f} s"
+        print(f"{family}: {tally.graphs} graphs, {tally.runs} runs, {took}", flush=True)
+    print(whole, flush=True)
+
+
+PARTS = ["harness", "python", "boundary"]
+
+
+def run_part(kind, part, options):
+    start = time.perf_counter()
+    print(f"== {part}, {KINDS[kind]}", flush=True)
+    folder = options.build_dir.resolve() / f"{'harness' if part == 'harness' else 'module'}-{kind}"
+    if part == "harness":
+        run_harness(kind, folder, options.jobs)
+    else:
+        build_module(kind, folder, options.jobs)
+        if part == "python":
+            run_python(kind, folder)
+        else:
+            run_boundary(kind, folder, options)
+    print(f"{time.perf_counter() - start:.0f} s", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", help="address, thread or python")
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--build-dir", type=Path, default=ROOT / "build" / "sanitize")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--graphs", type=int, default=sum(boundary.GRAPHS.values()))
+    parser.add_argument("--seed", type=int, default=boundary.SEED)
     options = parser.parse_args()
-    what = options.what or [*KINDS, "python"]
-    if unknown := set(what) - {*KINDS, "python"}:
+    parts, kinds = options.parts or PARTS, options.kinds.split(",")
+    if unknown := (set(parts) - set(PARTS)) | (set(kinds) - set(KINDS)):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     if reason := missing():
         sys.exit(f"sanitize: {reason}")
     try:
-        for kind in what:
-            folder = options.build_dir.resolve() / kind
-            if kind == "python":
-                run_python(folder, options.jobs)
-            else:
-                run_harness(kind, folder, options.jobs)
+        for kind, part in itertools.product(kinds, parts):
+            run_part(kind, part, options)
     except RuntimeError as error:
         sys.exit(f"sanitize: {error}")
 

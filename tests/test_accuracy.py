@@ -11,7 +11,6 @@ import checksums
 import exact64
 import numpy as np
 import pytest
-import sanitize
 from accuracy import (
     BINARY,
     COLUMNS,
@@ -28,6 +27,7 @@ from accuracy import (
     worst_pairs,
 )
 from compare import numpy_dtype
+from isas import machine_isas
 from tensors import Layout, Tensor
 
 U = 2.0**-24
@@ -246,7 +246,7 @@ print(aicf._core.cpu_isa())
 
 def test_every_instruction_set_agrees_in_float64():
     found = {}
-    for isa in sanitize.machine_isas():
+    for isa in machine_isas():
         env = os.environ | {"AICF_CPU_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)}
         said = subprocess.run(
             [sys.executable, "-c", DIGEST64], env=env, capture_output=True, text=True, check=True
@@ -293,7 +293,7 @@ print(aicf._core.cpu_isa())
 def test_every_instruction_set_agrees():
     """2**18 inputs of each unary op in all instruction sets that this machine has."""
     found = {}
-    for isa in sanitize.machine_isas():
+    for isa in machine_isas():
         env = os.environ | {"AICF_CPU_ISA": isa}
         said = subprocess.run(
             [sys.executable, "-c", DIGEST, *checksums.OPS], env=env,

@@ -13,9 +13,9 @@ from pathlib import Path
 import aicf
 import numpy as np
 import pytest
-import sanitize
 from compare import assert_bits, assert_close, numpy_dtype, rounded, unit
 from conftest import run_modes
+from isas import machine_isas
 from losses import FUNCTIONS, feed_of, given, graph_of, weights
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -273,7 +273,7 @@ def test_every_instruction_set_agrees():
         folder=str(Path(__file__).parent), dtypes=("float32", "float16", "bfloat16")
     )
     found = {}
-    for isa in sanitize.machine_isas():
+    for isa in machine_isas():
         said = subprocess.run(
             [sys.executable, "-c", script], env=os.environ | {"AICF_CPU_ISA": isa},
             capture_output=True, text=True, check=True,

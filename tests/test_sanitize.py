@@ -29,3 +29,19 @@ def test_harness(kind, tmp_path):
     parts = [["graphs"], ["threads", 4, 30]] if kind == "address" else [["threads", 16, 100]]
     for part in [["ops", ops, 2], *parts]:
         assert len(sanitize.run([harness, *part]).strip()) == 16
+
+
+def test_a_report_is_an_error(tmp_path):
+    """Whatever the process that wrote it ended with; those of runs before do not count."""
+    report = tmp_path / "report.17"
+    report.write_text("of a run before")
+    with sanitize.reports_in(tmp_path):
+        pass
+    with pytest.raises(RuntimeError, match="data race"), sanitize.reports_in(tmp_path):
+        report.write_text("data race")
+    with (
+        pytest.raises(RuntimeError, match="ended with 66\ndata race"),
+        sanitize.reports_in(tmp_path),
+    ):
+        report.write_text("data race")
+        raise RuntimeError("ended with 66")
