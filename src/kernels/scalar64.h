@@ -184,17 +184,16 @@ AICF_HD Sum64 normal_ratio(double a) {
     const double back = low - a, low_lo = (a - (low - back)) + (1.0 - back);
     return {g, g * (fma(-inv, low, 1.0) - inv * low_lo)};
 }
-// Phi(-a) = s * 2^n for a >= 0.
+// Phi(-a) = s * 2^n for a in [0, 39].
 struct NormalTail64 {
     double s;
     double density;  // e^(-a^2/2) without the power of 2
     uint64_t n;
 };
 AICF_HD NormalTail64 normal_tail(double a) {
-    const double c = a > 39.0 ? 39.0 : a;
-    const double h = c * c;
-    const Exp64 e = exp_parts(-0.5 * h, -0.5 * fma(c, c, -h));
-    const Sum64 g = normal_ratio(c);
+    const double h = a * a;
+    const Exp64 e = exp_parts(-0.5 * h, -0.5 * fma(a, a, -h));
+    const Sum64 g = normal_ratio(a);
     return {fma(g.hi, e.hi, fma(g.hi, e.lo, g.lo * e.hi)), e.hi, e.n};
 }
 AICF_HD double gelu_erf(double x) {

@@ -78,15 +78,33 @@ AICF_INLINE const RowPlan& row_plan(const RowCall& call) {
     return *static_cast<const RowPlan*>(call.plan);
 }
 
-/// Where each operand has row `row`, in elements.
-AICF_INLINE void place_row(const RowCall& call, int64_t row, int64_t* at) {
+/// Where each of a kernel's N operands has row `row`, in elements.
+template <int N>
+AICF_INLINE void place_row(const RowCall& call, int64_t row, int64_t (&at)[N]) {
     const RowPlan& p = row_plan(call);
-    for (int o = 0; o < p.operands; o++)
-        at[o] = (p.rank == 1 ? row * p.stride[o][0] : 0) - call.skip[o];
+    for (int o = 0; o < N; o++) at[o] = (p.rank == 1 ? row * p.stride[o][0] : 0) - call.skip[o];
     for (int d = p.rank == 1 ? -1 : p.rank - 1; d >= 0; d--) {
         const int64_t next = row / p.shape[d], index = row - next * p.shape[d];
-        for (int o = 0; o < p.operands; o++) at[o] += index * p.stride[o][d];
+        for (int o = 0; o < N; o++) at[o] += index * p.stride[o][d];
         row = next;
+    }
+}
+
+/// Where they have `count` rows from `row` on; what is past them repeats the first.
+template <int N, int R>
+AICF_INLINE void place_bundle(const RowCall& call, int64_t row, int count, int64_t (&at)[N][R]) {
+    const RowPlan& p = row_plan(call);
+    if (p.rank == 1) {
+        for (int o = 0; o < N; o++) {
+            const int64_t step = p.stride[o][0], from = row * step - call.skip[o];
+            for (int i = 0; i < R; i++) at[o][i] = from + (i < count ? i * step : 0);
+        }
+        return;
+    }
+    for (int i = 0; i < R; i++) {
+        int64_t one[N];
+        place_row(call, row + (i < count ? i : 0), one);
+        for (int o = 0; o < N; o++) at[o][i] = one[o];
     }
 }
 
@@ -255,27 +273,23 @@ void softmax_bwd_bundle(const RowPlan& p, const E* y, const E* dy, E* dx, const 
 
 template <class A, class E, bool Log, bool Bwd>
 void softmax_rows(const RowCall& call, int64_t r, int64_t end) {
-    constexpr int R = kBundle<A>;
+    constexpr int R = kBundle<A>, N = Bwd ? 3 : 2;
     const RowPlan& p = row_plan(call);
     if (p.n == 0) return;
     const bool masked = !Log && !Bwd && call.scalars[1].i != 0;  // scalars: axis, masked, order
     const E *x = static_cast<const E*>(call.at[0]), *dy = static_cast<const E*>(call.at[1]);
     E* y = static_cast<E*>(call.at[Bwd ? 2 : 1]);
     for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
-        int64_t at[kRowOperands][R];
+        int64_t at[N][R];
         const int count = int(min64(R, end - r));
-        for (int i = 0; i < count; i++) {
-            int64_t row[kRowOperands];
-            place_row(call, r + i, row);
-            for (int o = 0; o < p.operands; o++) at[o][i] = row[o];
-        }
+        place_bundle(call, r, count, at);
         if constexpr (Bwd)
             softmax_bwd_bundle<A, E, Log>(p, x, dy, y, at[0], at[1], at[2], count);
         else
             softmax_bundle<A, E, Log>(p, masked, x, y, at[0], at[1], count);
     }
     for (; r < end; r++) {
-        int64_t at[kRowOperands];
+        int64_t at[N];
         place_row(call, r, at);
         if constexpr (Bwd)
             softmax_bwd_row<A, E, Log>(p, x + at[0], dy + at[1], y + at[2]);
@@ -324,7 +338,7 @@ void normalize_rows(const RowCall& call, int64_t begin, int64_t end) {
     const A eps = static_cast<A>(call.scalars[0].f);
     const bool center = call.scalars[1].i != 0;
     for (int64_t r = begin; r < end; r++) {
-        int64_t at[kRowOperands];
+        int64_t at[3];
         place_row(call, r, at);
         const E* x = static_cast<const E*>(call.at[0]) + at[0];
         E* y = static_cast<E*>(call.at[1]) + at[1];
@@ -353,7 +367,7 @@ void normalize_bwd_rows(const RowCall& call, int64_t begin, int64_t end) {
     alignas(64) A first[kTreeLeaf], second[kTreeLeaf], out[kTreeLeaf];
     const bool center = call.scalars[1].i != 0;
     for (int64_t r = begin; r < end; r++) {
-        int64_t at[kRowOperands];
+        int64_t at[4];
         place_row(call, r, at);
         const E *y = static_cast<const E*>(call.at[0]) + at[0],
                 *dy = static_cast<const E*>(call.at[2]) + at[2];
@@ -404,19 +418,26 @@ AICF_INLINE int64_t label_at(const RowCall& call, int64_t at) {
                                        : static_cast<const int64_t*>(call.at[1])[at];
 }
 
-/// `at`: where each operand has the row.
-template <class A, class E>
-AICF_INLINE void put_loss(const RowCall& call, const int64_t* at, A most, A sum, A log_sum) {
+/// `at`: where each operand has the rows, R of them or the first `count`.
+template <class A, class E, int R>
+AICF_INLINE void put_loss(const RowCall& call, const int64_t (*at)[R], int count, const A* most,
+                          const A* sum) {
     const RowPlan& p = row_plan(call);
-    const int64_t label = label_at(call, at[1]);
-    A value = static_cast<A>(__builtin_nanf(""));
-    if (label >= 0 && label < p.n)
-        value = scalar::cross_entropy_loss(
-            A(widen(static_cast<const E*>(call.at[0])[at[0] + label * walk_step(p.walk[0])])), most,
-            log_sum);
-    const A results[] = {value, most, sum};
+    alignas(64) A loss[R];
+    for (int i = 0; i < R; i++) loss[i] = scalar::log(sum[i]);
+    const int64_t step = walk_step(p.walk[0]);
+    for (int i = 0; i < count; i++) {
+        const int64_t label = label_at(call, at[1][i]);
+        loss[i] = label >= 0 && label < p.n
+                      ? scalar::cross_entropy_loss(
+                            A(widen(static_cast<const E*>(call.at[0])[at[0][i] + label * step])),
+                            most[i], loss[i])
+                      : static_cast<A>(__builtin_nanf(""));
+    }
+    const A* const results[] = {loss, most, sum};
     for (int o = 2; o < 5; o++)
-        if (call.at[o]) static_cast<A*>(call.at[o])[at[o]] = results[o - 2];
+        for (int i = 0; call.at[o] && i < count; i++)
+            static_cast<A*>(call.at[o])[at[o][i]] = results[o - 2][i];
 }
 
 template <class A, class E>
@@ -424,26 +445,22 @@ void cross_entropy_rows(const RowCall& call, int64_t r, int64_t end) {
     constexpr int R = kBundle<A>;
     const RowPlan& p = row_plan(call);
     const E* x = static_cast<const E*>(call.at[0]);
-    int64_t at[R][kRowOperands];
     for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
-        alignas(64) A t[kShortRow * R], most[R], sum[R], log_sum[R];
-        int64_t from[R];
+        alignas(64) A t[kShortRow * R], most[R], sum[R];
+        int64_t at[5][R];
         const int count = int(min64(R, end - r));
-        for (int i = 0; i < count; i++) {
-            place_row(call, r + i, at[i]);
-            from[i] = at[i][0];
-        }
-        load_bundle(t, x, from, count, walk_step(p.walk[0]), p.n);
+        place_bundle(call, r, count, at);
+        load_bundle(t, x, at[0], count, walk_step(p.walk[0]), p.n);
         bundle_max(t, p.n, most);
         bundle_exp_sum(t, p.n, most, sum);
-        for (int i = 0; i < R; i++) log_sum[i] = scalar::log(sum[i]);
-        for (int i = 0; i < count; i++) put_loss<A, E>(call, at[i], most[i], sum[i], log_sum[i]);
+        put_loss<A, E, R>(call, at, count, most, sum);
     }
     for (; r < end; r++) {
-        place_row(call, r, at[0]);
+        int64_t at[5][1];
+        place_bundle(call, r, 1, at);
         const A most = row_max<A>(p.walk[0], x + at[0][0], p.n),
                 sum = row_exp_sum<A>(p.walk[0], x + at[0][0], p.n, most);
-        put_loss<A, E>(call, at[0], most, sum, scalar::log(sum));
+        put_loss<A, E, 1>(call, at, 1, &most, &sum);
     }
 }
 
@@ -456,39 +473,39 @@ void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
     E* y = static_cast<E*>(call.at[4]);
     const int64_t n = p.n, step = walk_step(p.walk[0]);
     const A scale = static_cast<A>(call.scalars[0].f);
-    alignas(64) A t[kShortRow * R], most[R], sum[R], share[R];
+    if (n == 0) return;
+    alignas(64) A t[kShortRow * R], most[R], sum[R], share[R], own[R];
     for (; n <= kShortRow && end - r >= R / 4; r += R) {
-        int64_t from[R], to[R], label[R];
+        int64_t at[5][R], label[R];
         const int count = int(min64(R, end - r));
+        place_bundle(call, r, count, at);
         for (int i = 0; i < R; i++) {
-            int64_t at[kRowOperands];
-            place_row(call, r + (i < count ? i : 0), at);
-            from[i] = at[0];
-            to[i] = at[4];
-            label[i] = label_at(call, at[1]);
-            most[i] = mosts[at[2]];
-            sum[i] = sums[at[3]];
+            label[i] = label_at(call, at[1][i]);
+            const int64_t known = label[i] >= 0 && label[i] < n ? label[i] : 0;
+            own[i] = widen(x[at[0][i] + known * step]);
+            most[i] = mosts[at[2][i]];
+            sum[i] = sums[at[3][i]];
         }
-        for (int i = 0; i < R; i++) share[i] = scalar::div(scale, sum[i]);
-        load_bundle(t, x, from, count, step, n);
+        for (int i = 0; i < R; i++) {
+            share[i] = scalar::div(scale, sum[i]);
+            own[i] = scalar::cross_entropy_grad_of_label(own[i], most[i], sum[i], share[i]);
+        }
+        load_bundle(t, x, at[0], count, step, n);
         for (int64_t l = 0; l < n; l++)
             for (int i = 0; i < R; i++)
                 t[l * R + i] = scalar::cross_entropy_grad(t[l * R + i], most[i], share[i]);
         for (int i = 0; i < count; i++) {
-            if (label[i] >= 0 && label[i] < n) {
-                const A v = widen(x[from[i] + label[i] * step]);
-                t[label[i] * R + i] =
-                    scalar::cross_entropy_grad_of_label(v, most[i], sum[i], share[i]);
-            } else {
+            if (label[i] >= 0 && label[i] < n)
+                t[label[i] * R + i] = own[i];
+            else
                 for (int64_t l = 0; l < n; l++) t[l * R + i] = A(0);
-            }
         }
-        store_bundle(t, y, to, count, walk_step(p.walk[4]), n);
+        store_bundle(t, y, at[4], count, walk_step(p.walk[4]), n);
     }
     A* grad = t;  // at least a leaf
     alignas(64) A buffer[kTreeLeaf];
     for (; r < end; r++) {
-        int64_t row[kRowOperands];
+        int64_t row[5];
         place_row(call, r, row);
         const int64_t label = label_at(call, row[1]);
         const bool known = label >= 0 && label < n;
