@@ -8,7 +8,7 @@ from typing import NamedTuple
 import aicf
 import numpy as np
 import op_cases
-from boundary_shapes import HEAVY
+from boundary_shapes import HEAVY, ROLES_WORK
 from compare import numpy_dtype
 
 BUDGET = 1_200_000  # multiplications of a product
@@ -103,6 +103,13 @@ def product_sizes(rng, target, size):
     held, layout = {}, rng.pick("plain", "plain", "turned", "cut", "stepped", "paged")
     if quantity in ("gemm.rows", "gemm.columns", "gemm.terms"):
         held["mnk"["gemm.rows gemm.columns gemm.terms".split().index(quantity)]] = value + side
+    elif quantity.startswith("roles."):  # large, and operands in lines of whole 16 bytes
+        held = {"m": 264, "n": 264, "k": 72}
+        held["mnk"["roles.rows roles.columns roles.terms".split().index(quantity)]] = value + side
+        held["k" if quantity != "roles.terms" else "m"] = (
+            -(-ROLES_WORK // (264 * (value + side)) // 8) * 8 + 8
+        )
+        layout = "plain" if quantity == "roles.terms" else "turned"
     elif quantity in ("gemm.strip", "gemm.panel"):
         held["k"] = int(rng.pick(64, 128))
         held["n"] = value // held["k"] + side
@@ -301,13 +308,18 @@ def draw_product(rng, target):
     if target and target[0] in ("gemm.work", "gemm.ns", "gemm.results"):
         batch = []
     swap = bool(rng.integers(6) == 0) and not target
-    return c | {
+    roles = bool(target) and target[0].startswith("roles.")
+    drawn = c | {
         "ends": str(rng.pick("forward", "forward", "gradients")) if m * n * k < BUDGET
         else "forward",
         "m": m, "n": n, "k": k, "batch": list(batch), "shared_b": bool(rng.integers(2)),
         "a": str(rng.pick("plain", "plain", "turned", "cut", "stepped")), "b": layout,
         "before": steps(rng, 1, "p"), "after": steps(rng, 3, "e"), "swap": swap,
     }  # fmt: skip
+    if roles:
+        turned = target[0] == "roles.terms"
+        drawn |= {"a": "turned" if turned else "plain", "batch": [], "before": []}
+    return drawn
 
 
 def product(f, g, c):
@@ -757,7 +769,7 @@ FAMILIES = {
     "mlp": Family(
         (*GEMM, "gemm.work", "gemm.ns", "update.elements", "mse.elements"), draw_mlp, mlp
     ),
-    "product": Family(("gemm.",), draw_product, product),
+    "product": Family(("gemm.", "roles."), draw_product, product),
     "conv": Family(GEMM, draw_conv, conv),
     "attention": Family((*GEMM, "rows.terms"), draw_attention, attention),
     "rows": Family(("rows.",), draw_rows, rows),

@@ -29,6 +29,7 @@ PRODUCTS = {
     "columns.elements", "reduce.streamed", "rows.elements", "mse.elements",
 }  # fmt: skip
 NEAR = 0.07
+ROLES_WORK = 1 << 22  # multiplications from which on a GPU's warps may have roles
 LEAST = {"gemm.columns": 2, "columns.width": 2}  # one column is taken another way altogether
 # Shapes of many megabytes: the first graphs of a family have them, and no others.
 HEAVY = {"program.elements_streamed", "program.bytes_streamed", "reduce.streamed"}
@@ -147,6 +148,10 @@ def measure(op):
             yield "gemm.row_bytes", size, step * size
         yield "gemm.work", size, m * n * k
         yield "gemm.results", size, m * n
+        if size == 2 and m * n * k >= ROLES_WORK and all(map(_in_lines, op["inputs"])):
+            yield "roles.rows", size, m
+            yield "roles.columns", size, n
+            yield "roles.terms", size, k
         moved = sum(map(bytes_of, [a, b, out]))
         yield "gemm.ns", size, 2 * math.prod(out["shape"]) * k * 0.02 + moved * 0.1
         return
@@ -217,6 +222,13 @@ def _merged_last(view, kept):
         width *= view["shape"][d]
         step *= view["shape"][d]
     return width
+
+
+def _in_lines(view):
+    """Whether the copy engine of a GPU reads an operand of a product: lines of whole 16 bytes."""
+    *batch, rows, cols = view["strides"]
+    inner, outer = min(rows, cols), max(rows, cols)
+    return not batch and inner == 1 and outer % 8 == 0 and view.get("offset", 0) % 8 == 0
 
 
 def covered(ops, backend="cpu"):

@@ -88,6 +88,21 @@ def test_every_threshold_is_met():
     assert not [aim for aim in sorted(aims) if (places[aim[:3]], aim[3]) not in hits]
 
 
+def test_tiles_of_warp_roles_are_met():
+    """Graphs drawn around them have such a kernel to choose."""
+    aims = targets(FAMILIES["product"].quantities, "cuda")
+    sizes = {aim[0]: {a[2] for a in aims if a[0] == aim[0]} for aim in aims if "roles" in aim[0]}
+    assert {name: max(found) for name, found in sizes.items()} == {
+        "roles.rows": 256, "roles.columns": 256, "roles.terms": 64
+    }  # fmt: skip
+    for number, aim in enumerate(aims):
+        if not aim[0].startswith("roles."):
+            continue
+        case = boundary.Case(boundary.SEED, "product", number, "cuda")
+        (names,) = _core.cuda_candidates(case.graph._core, _core.pass_names()).values()
+        assert any(name.startswith("wgmma_") for name in names), (number, aim, names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["product", "reduce", "rows"])
 def test_programs(family, tmp_path, monkeypatch):

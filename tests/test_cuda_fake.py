@@ -368,3 +368,194 @@ step.replay()
 print("done")
 """
     assert run(driver, script)[0].split() == ["done"]
+
+
+TOGETHER = """
+import ctypes, sys, threading
+import aicf
+from aicf import _core
+from tensors import DLTensor, Foreign, Versioned
+
+def product(m, n, k):
+    g = aicf.Graph(f"product {m} {n} {k}")
+    y = aicf.matmul(g.input("x", (m, k), "bfloat16"), g.param("W", (k, n), "bfloat16"))
+    g.output("y", y)
+    return g
+
+LARGE, SMALL = (2048, 2048, 256), (8, 8, 32)
+FEED, LAYOUTS = (300, 200), range(3, 22)  # more layouts than a machine keeps copies of
+
+def base():
+    g = aicf.Graph("base")
+    g.output("y", -g.input("x", FEED))
+    return g
+
+def other(times):
+    "A kernel chosen so many times, then another; the cache holds a program of both alone."
+    g = aicf.Graph("other")
+    for i in range(times):
+        g.output(f"y{i}", -g.param(f"p{i}", (5, 3)))
+    g.output("y", aicf.relu(g.param("p", (5, 4))))
+    return g
+
+def too_large():
+    g = aicf.Graph("too large")
+    g.output("z", g.param("p", (1 << 29, 1 << 28)) * 2.0)
+    return g
+
+def layout(i):
+    g = aicf.Graph(f"layout {i}")
+    g.output("y", g.input("x", (FEED[0], FEED[1] + i))[:, : FEED[1]])
+    return g
+
+def compile_all():
+    graphs = [product(*LARGE), product(*SMALL), base(), other(1)]
+    for g in graphs + [layout(i) for i in LAYOUTS]:
+        program = _core.cuda_program(g._core, [])
+        _core.cuda_cubin(program, "sm_90a")
+
+pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+held = []
+
+def memory(array):
+    "The address of a copy on the device, which is never given back before the end."
+    held.append(array.__dlpack__(max_version=(1, 0), copy=True))
+    return Versioned.from_address(pointer_of(held[-1], b"dltensor_versioned")).tensor.data
+
+def on_device(address, shape, dtype="bfloat16", strides=None, offset=0):
+    return Foreign(address, dtype, shape, strides, byte_offset=offset, device=(2, 0))
+
+def told(call):
+    try:
+        call()
+        print("done")
+    except aicf.Error as error:
+        print(type(error).__name__, error)
+"""
+
+
+@pytest.fixture(scope="module")
+def together(driver):
+    """Runs a script after TOGETHER, whose kernels are in the cache: compiling any other would end
+    the process, as the fake driver is none that NVRTC can look into."""
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    environment = {"AICF_CACHE_DIR": str(driver / "cache"), "PYTHONPATH": path}
+    subprocess.run(
+        [sys.executable, "-c", TOGETHER + "\ncompile_all()\n"],
+        env={**os.environ, **environment},
+        check=True,
+    )
+
+    def call(script, **more):
+        return run(driver, TOGETHER + script, PYTHONPATH=path, **more)
+
+    return call
+
+
+def test_orders_that_a_device_does_not_compute(together):
+    """Those of another family, and those of tensor cores for products that get no tiles."""
+    script = """
+address = memory(product(*LARGE).compile(device="cuda").params["W"])
+def call(m, n, k, order):
+    shapes = (m, k), (k, n), (m, n)
+    a, b, y = (on_device(address, s, offset=i << 18) for i, s in enumerate(shapes))
+    told(lambda: aicf.op_call("gemm", [a, b], [y], {"order": order}))
+for order in ("mma16.sm80(128)", "mma16.sm120(128)", "mma16.sm90(128)", "mma16(128)"):
+    call(*SMALL, order)
+call(128, 128, 256, "mma16.sm80(128)")
+call(0, 8, 32, "mma16(128)")
+call(*SMALL, "chain(256)")
+"""
+    lines = together(script)[0].splitlines()
+    assert len(lines) == 7, lines
+    for line, family in zip(lines, (".sm80", ".sm120", ".sm90"), strict=False):
+        assert line.startswith("Unsupported gemm: order is") and f"mma16{family}(128)" in line
+        assert "9.x computes mma16(c)" in line, line
+    assert lines[3].startswith("Unsupported gemm: order is") and "8 x 8 x 32" in lines[3]
+    assert lines[4].startswith("Unsupported") and lines[5:] == ["done", "done"], lines
+
+
+def test_bind_knows_where_kernels_want_their_operands(together):
+    """A tensor at an address that a kernel of some Step cannot read is refused before it is bound,
+    and the Step goes on."""
+    script = """
+step = product(*LARGE).compile(device="cuda")
+assert all("wgmma" in launch.kernel for launch in step.trace), step.trace
+step.run()
+address = memory(step.outputs["y"])  # larger than W
+told(lambda: step.bind(W=on_device(address, (256, 2048), offset=2)))
+step.replay()
+told(lambda: step.bind(W=on_device(address, (256, 2048), offset=32)))
+same = product(*LARGE).compile(device="cuda", share=step)
+told(lambda: step.bind(W=on_device(address, (256, 2048), offset=8)))
+told(lambda: same.bind(W=on_device(address, (256, 2048), offset=8)))
+told(lambda: same.bind(x=on_device(address, (2048, 256), offset=8)))
+step.replay()
+same.replay()
+small = product(*SMALL).compile(device="cuda")
+told(lambda: small.bind(W=on_device(address, (32, 8), offset=2)))
+small.replay()
+"""
+    lines = together(script)[0].splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "Unsupported", "done", "Unsupported", "Unsupported", "Unsupported", "done"
+    ], lines  # fmt: skip
+    assert lines[0].startswith('Unsupported bind: "W" got memory that begins 2 bytes behind')
+    assert "multiple of 16" in lines[0] and "wgmma" in lines[0] and "copy it" in lines[0]
+
+
+def test_what_a_failed_compile_chose_is_forgotten(together):
+    """The next compile of the machine loads its own kernels alone."""
+    script = """
+first = base().compile(device="cuda", passes=())
+told(lambda: too_large().compile(device="cuda", passes=(), share=first))
+told(lambda: other(1).compile(device="cuda", passes=(), share=first).replay())
+"""
+    lines = together(script)[0].splitlines()
+    assert [line.split()[0] for line in lines] == ["OutOfMemory", "done"], lines
+
+
+def test_compiling_beside_a_running_step(together):
+    """Steps that share a machine: one thread runs, with kernels for copies chosen as layouts come,
+    while others compile."""
+    script = """
+first = base().compile(device="cuda", passes=())
+room = product(*LARGE).compile(device="cuda", passes=())
+room.run()
+address = memory(room.outputs["y"])
+ended, problems = threading.Event(), []
+
+def running():
+    try:
+        while not ended.is_set():
+            for i in LAYOUTS:
+                first(x=on_device(address, FEED, "float32", strides=(FEED[1] + i, 1)))
+    except BaseException as error:
+        problems.append(error)
+
+runner = threading.Thread(target=running)
+runner.start()
+try:
+    other(3000).compile(device="cuda", passes=(), share=first, capture=False).run()
+finally:
+    ended.set()
+    runner.join()
+assert not problems, problems
+print("done")
+"""
+    assert together(script)[0].split() == ["done"]
+
+
+def test_a_shared_step_of_another_device(together):
+    """It is told of by its own device, before what that device computes."""
+    script = """
+g = aicf.Graph("idle")
+g.param("p", (3,))
+base = g.compile(device="cuda", capture=False)
+told(lambda: g.compile(device="cpu", share=base, tensor_cores="sm_90"))
+told(lambda: g.compile(device="cuda", share=base, tensor_cores="sm_90"))
+"""
+    shared, other = together(script, FAKE_CUDA_MAJOR=8)[0].splitlines()
+    assert "share= holds a step on cuda:0, this one is for cpu" in shared
+    assert 'tensor_cores is "sm_90", cuda:0 has those of "sm_80"' in other

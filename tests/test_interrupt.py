@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from aicf import _core
 
 if sys.platform == "win32":
     pytest.skip("no SIGINT for a child process", allow_module_level=True)
@@ -126,6 +127,64 @@ def meet(child, call):
     child.stdin.close()
     assert line_of(child) == "well"
     assert child.wait(60) == 0
+
+
+KERNELS = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import aicf
+from aicf import _core
+
+def program(*widths):
+    g = aicf.Graph("mlp")
+    x = g.input("x", (512, 784))
+    for i, width in enumerate(widths):
+        x = aicf.relu(g.dense(str(i), x, width))
+    g.minimize(aicf.mean(x), aicf.optim.Adam())
+    return _core.cuda_program(g._core, _core.pass_names())
+
+text = program(1024, 900, 500)
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print("go", flush=True)
+        _core.cuda_cubin(text, "sm_90a")
+        print("compiled", flush=True)
+    except KeyboardInterrupt:
+        print(time.monotonic(), flush=True)
+assert _core.cuda_cubin(program(3), "sm_90a")[:4] == b"\\x7fELF"
+print("well", flush=True)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
+def test_ctrl_c_while_kernels_are_compiled(tmp_path):
+    """It need not wait for NVRTC, which asks nobody for seconds; the process ends well."""
+    limit = 0.5
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KERNELS],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        bufsize=1, env={**os.environ, "AICF_CACHE_DIR": str(tmp_path)},
+    ) as child:  # fmt: skip
+        try:
+            assert line_of(child) == "ready"
+            taken = []
+            while len(taken) < TRIES and min(taken, default=limit) >= limit:
+                child.stdin.write("again\n")
+                assert line_of(child) == "go"
+                time.sleep(0.3)
+                sent = time.monotonic()
+                child.send_signal(signal.SIGINT)
+                taken.append(float(line_of(child)) - sent)
+            assert min(taken) < limit, taken
+            child.stdin.close()
+            assert line_of(child) == "well"
+            assert child.wait(60) == 0, child.stderr.read()
+        finally:
+            child.kill()
 
 
 HANDLER = """

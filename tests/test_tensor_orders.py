@@ -185,6 +185,10 @@ def test_by_name(rng):
         ("mma16()", "need one of chain"),
         ("mma8(64)", r"need mma16\(c\)"),
         ("mma16.sm80(64)", "the cpu does not compute"),
+        ("mma16.sm130(64)", "the cpu does not compute"),
+        ("mma16.sm0(64)", r"need one of chain.*mma16\.smN\(c\)"),
+        ("mma16.sm(64)", "need one of chain"),
+        ("mma16.sm80(64)0", "need one of chain"),
     ]:
         with pytest.raises(aicf.Error, match=error):
             aicf.op_call("gemm", [a, b], [y], {"math": "bf16", "order": order})
@@ -226,6 +230,9 @@ def test_what_is_declared(sizes):
     assert c % 64 == 0 and 128 <= c <= 8192
     assert declared(*sizes, arch="sm_80") == order.replace("mma16", "mma16.sm80")
     assert declared(*sizes, "float32", math="tf32").startswith("mma8(")
+    # Of a family that is not known yet too: mma.sync is an instruction of every later one.
+    assert declared(*sizes, arch="sm_130a") == order.replace("mma16", "mma16.sm130")
+    assert declared(*sizes, "float32", arch="sm_130a", math="tf32").startswith("mma8.sm130(")
 
 
 # ---- on a GPU -----------------------------------------------------------------------------------

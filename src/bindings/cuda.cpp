@@ -1,6 +1,7 @@
 // What Python sees of the CUDA backend beside its steps: what was found, the kernel cache.
 #ifdef AICF_CUDA
 #include "bindings/bindings.h"
+#include "core/aside.h"
 #include "core/float_mode.h"
 #include "core/passes.h"
 #include "kernels/cuda/backend.h"
@@ -28,6 +29,10 @@ void bind_cuda(nb::module_& m) {
             if (std::string folder = nb::cast<std::string>(entry); folder.starts_with("/"))
                 folders.push_back(std::move(folder));
     set_cuda_search_path(std::move(folders));
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+        nb::gil_scoped_release release;
+        finish_given_up();
+    }));
     m.def(
         "cuda_info",
         [] {
@@ -109,14 +114,16 @@ void bind_cuda(nb::module_& m) {
         [](const std::string& program, const std::string& arch) {
             std::string cubin;
             {
-                GilRelease release;
+                const GilRelease release;
+                const Signals signals;
                 cubin = cuda_cubin(program, arch);
             }
             return nb::bytes(cubin.data(), cubin.size());
         },
         nb::arg("program"), nb::arg("arch"),
         "Compiles a program with NVRTC, through the cache on disk; needs no GPU.");
-    m.def("cuda_log", &cuda_log, nb::arg("program"), nb::arg("arch"), nb::call_guard<GilRelease>(),
+    m.def("cuda_log", &cuda_log, nb::arg("program"), nb::arg("arch"),
+          nb::call_guard<GilRelease, Signals>(),
           "What NVRTC and its assembler say of a program: registers, spills, what is serialized.");
 }
 

@@ -11,6 +11,7 @@ struct Kernel {
     std::string name;              // "gemm_f32", as traces and dumps print it
     uint64_t workspace_bytes = 0;  // lent for the call
     uint32_t tail_bytes = 0;       // room the backend wants at the end of the argument block
+    std::vector<uint32_t> align;   // by input, bytes it begins at a multiple of, beyond its element
     /// Of a group: its members' kernels, whose argument blocks lie in the tail of its own.
     struct Part {
         LoweredOp op;
@@ -49,6 +50,8 @@ class Captured {
     virtual std::vector<Launch> trace() const = 0;  // read back from what is really held
 };
 
+/// What compiles (candidates, select, load, finish_args, capture, allocate, clear) may be called
+/// while another thread runs a Step of the same machine; all else wants the machine's lock.
 class Backend {
   public:
     virtual ~Backend() = default;
@@ -58,9 +61,11 @@ class Backend {
     /// Names of the kernels that could run an op, the one it would choose first; empty where there
     /// is no choice. LoweredOp::candidate tells select() which.
     virtual std::vector<std::string> candidates(const LoweredOp&) { return {}; }
-    /// Finishes before any replay what first use would do: loading, attributes. Unsupported when no
-    /// kernel fits.
+    /// The kernel of an op, not yet loaded; Unsupported when none fits.
     virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) = 0;
+    /// Does before any run what first use of these kernels would do: compiling, loading,
+    /// attributes.
+    virtual void load(const std::vector<std::shared_ptr<const Kernel>>&) {}
     /// Fills the backend's tail of a block whose pointers are set; again after a rebind.
     virtual void finish_args(const Kernel& kernel, ArgBlock& args) = 0;
 

@@ -381,6 +381,7 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
         op.attrs.set("order", product_order(op, at.backend->tensor_cores()));
     BoundOp bound;
     bound.kernel = at.backend->select(op);
+    at.backend->load({bound.kernel});
     bound.op = def.name;
     std::vector<void*> addresses;
     for (const auto* tensors : {&inputs, &outputs})

@@ -61,14 +61,21 @@ std::optional<Role> parse_role(std::string_view name) {
 
 namespace {
 
+/// Of a choice that ends in "(c)", c and N stand for numbers.
 bool is_choice(const std::string& text, const std::string& choice) {
     if (!choice.ends_with("(c)")) return text == choice;
-    const std::string before = choice.substr(0, choice.size() - 2);
     constexpr size_t kMostDigits = 15;
-    if (!text.starts_with(before) || !text.ends_with(")")) return false;
-    const std::string number = text.substr(before.size(), text.size() - before.size() - 1);
-    return !number.empty() && number.size() <= kMostDigits && number[0] != '0' &&
-           number.find_first_not_of("0123456789") == std::string::npos;
+    size_t at = 0;
+    for (size_t i = 0; i < choice.size(); i++) {
+        if (choice[i] != 'N' && i + 2 != choice.size()) {
+            if (at == text.size() || text[at++] != choice[i]) return false;
+            continue;
+        }
+        const size_t end = std::min(text.find_first_not_of("0123456789", at), text.size());
+        if (end == at || end - at > kMostDigits || text[at] == '0') return false;
+        at = end;
+    }
+    return at == text.size();
 }
 
 }  // namespace

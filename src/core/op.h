@@ -216,6 +216,8 @@ std::string chain_order();  // "chain(256)"
 /// may use (the major of their compute capability; 0: none), alone.
 std::string product_order(const LoweredOp& op, int tensor_cores);
 std::vector<std::string> product_orders();  // all of them, as choices
+/// "mma16", of tf32 "mma8", with the name of a family where it is not that of 9.0.
+std::string tensor_order(int tensor_cores, bool tf32);
 /// Elements of an axis that one window spans: axis `axis` of operand 0 must hold `size` >= that
 /// many.
 int64_t window_extent(const InferContext& c, int which, int axis, int64_t size);

@@ -226,10 +226,11 @@ double gemm_flops(const LoweredOp& op) {
 }  // namespace
 
 std::vector<std::string> product_orders() {
-    std::vector<std::string> orders{chain_order()};
-    for (const char* family : {"", ".sm80", ".sm100", ".sm110", ".sm120"})
-        for (const char* step : {"mma16", "mma8"}) orders.push_back(cat(step, family, "(c)"));
-    return orders;
+    return {chain_order(), "mma16(c)", "mma8(c)", "mma16.smN(c)", "mma8.smN(c)"};
+}
+
+std::string tensor_order(int tensor_cores, bool tf32) {
+    return cat(tf32 ? "mma8" : "mma16", tensor_cores == 9 ? "" : cat(".sm", tensor_cores, "0"));
 }
 
 std::string product_order(const LoweredOp& op, int tensor_cores) {
@@ -244,7 +245,7 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
     int64_t batches = 1;
     for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
     const bool tf32 = math == "tf32";
-    return cat(tf32 ? "mma8" : "mma16", tensor_cores == 9 ? "" : cat(".sm", tensor_cores, "0"), "(",
+    return cat(tensor_order(tensor_cores, tf32), "(",
                cut_of(std::max<int64_t>(batches, 1), m, n, k, tf32), ")");
 }
 

@@ -106,6 +106,10 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
         machine_ = std::make_shared<Machine>();
         machine_->backend = open_backend(options.device);
     }
+    for (const Step* other : options.share)
+        if (!(other->device() == options.device))
+            raise(ErrorKind::graph, "compile: share= holds a step on ", to_string(other->device()),
+                  ", this one is for ", to_string(options.device), "; need one device");
     const int own = machine_->backend->tensor_cores();
     if (own && options.tensor_cores && own != options.tensor_cores)
         raise(ErrorKind::graph, "compile: tensor_cores is \"sm_", options.tensor_cores, "0\", ",
@@ -121,9 +125,6 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
     for (const Step* other : options.share) {
         if (other->machine_ != machine_) others_.push_back(other->machine_);
         others_.insert(others_.end(), other->others_.begin(), other->others_.end());
-        if (!(other->device() == options.device))
-            raise(ErrorKind::graph, "compile: share= holds a step on ", to_string(other->device()),
-                  ", this one is for ", to_string(options.device), "; need one device");
         for (const Value& value : graph_.values) {
             if (value.role != Role::param && value.role != Role::state) continue;
             const Value* theirs = other->graph_.find(value.name);
@@ -163,12 +164,15 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
     stage("verify plan");
     allocate(options);
     stage("allocate");
-    {
-        Turn turn(*machine_, others_);
-        bind_ops();
-    }
+    std::vector<std::shared_ptr<const Kernel>> kernels;
+    for (const PlannedOp& planned : plan_.ops) kernels.push_back(planned.kernel);
+    machine_->backend->load(kernels);
+    stage("load");
+    // What cells hold now lives until all that was made of its addresses is there.
+    const std::vector<std::shared_ptr<void>> held = bind_ops();
     stage("bind");
-    if (options.capture) capture();
+    // Nobody else knows this Step yet, so no lock is held while it asks for signals.
+    if (options.capture) captured_ = machine_->backend->capture(ops_);
     stage("capture");
 }
 
@@ -193,7 +197,6 @@ char* Step::address(ValueId id) const {
 }
 
 void Step::allocate(const Options& options) {
-    const Locks locks(*machine_, others_);
     Backend& backend = *machine_->backend;
     for (int r = 0; r < kRegions; r++)
         if (plan_.region_bytes[r])
@@ -224,6 +227,7 @@ void Step::allocate(const Options& options) {
         if (!cells_.contains(storage)) own(storage);
     }
     join_cells();
+    const Locks locks(*machine_, others_);
     backend.synchronize();
 }
 
@@ -232,8 +236,19 @@ void Step::join_cells() {
     const std::lock_guard lock(binding_lock);
     auto mine = std::make_shared<Cell::Fellows>();
     std::vector<std::pair<const Cell*, ValueId>> order;
+    std::map<ValueId, std::pair<uint32_t, const Kernel*>> aligned;
+    for (const PlannedOp& planned : plan_.ops)
+        for (size_t i = 0; i < planned.kernel->align.size(); i++) {
+            const View& view = planned.op.inputs[i];
+            auto& [align, reader] = aligned[plan_.places[view.value].storage];
+            if (planned.kernel->align[i] <= align) continue;
+            align = planned.kernel->align[i];
+            reader = planned.kernel.get();
+        }
     for (const auto& [id, cell] : cells_) {
-        mine->cells.emplace_back(plan_.values[id].name, cell);
+        const auto [align, reader] = aligned[id];
+        mine->cells.push_back({plan_.values[id].name, cell, std::max(align, 1u),
+                               reader ? reader->name : std::string()});
         if (cell->data && cell->bytes) order.emplace_back(cell.get(), id);
     }
     std::sort(order.begin(), order.end(),
@@ -255,10 +270,11 @@ void Step::fill(const Value& value, uint64_t seed) {
     const Init& init = value.init;
     if (count == 0 || (init.kind == Init::zeros && value.role != Role::constant)) return;
     void* to = address(value.id);
-    if (init.kind == Init::data) {
-        machine_->backend->upload(to, init.bytes->data(), init.bytes->size());
-        return;
-    }
+    const auto upload = [&](const char* from, size_t bytes) {
+        const Locks locks(*machine_, others_);
+        machine_->backend->upload(to, from, bytes);
+    };
+    if (init.kind == Init::data) return upload(init.bytes->data(), init.bytes->size());
     uint64_t key =
         0xcbf29ce484222325u;  // FNV-1a of the name, so that values do not depend on order
     for (char c : value.name) key = (key ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
@@ -308,7 +324,7 @@ void Step::fill(const Value& value, uint64_t seed) {
                 break;
         }
     }
-    machine_->backend->upload(to, bytes.data(), bytes.size());
+    upload(bytes.data(), bytes.size());
 }
 
 uint64_t Step::bindings() const {
@@ -317,19 +333,35 @@ uint64_t Step::bindings() const {
     return now;
 }
 
-void Step::bind_ops() {
-    seen_bindings_ = bindings();
+/// Makes the argument blocks of the addresses of one moment, whose memory it returns; what a bind
+/// changes later is followed.
+std::vector<std::shared_ptr<void>> Step::bind_ops() {
+    std::vector<std::shared_ptr<void>> held;
+    std::map<ValueId, char*> data;
+    {
+        const Locks locks(*machine_, others_);
+        seen_bindings_ = bindings();
+        for (const auto& [id, cell] : cells_) {
+            held.push_back(cell->owner);
+            data.emplace(id, cell->data);
+        }
+    }
+    const auto now = [&](const View& view) {
+        const auto at = data.find(plan_.places[view.value].storage);
+        return (at == data.end() ? address(view.value) : at->second) +
+               view.offset * dtype_size(view.dtype);
+    };
     void* workspace = regions_[static_cast<int>(Region::workspace)].get();
     for (const PlannedOp& planned : plan_.ops) {
         poll();
         std::vector<void*> addresses;
         for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
-            for (const View& view : *views)
-                addresses.push_back(address(view.value) + view.offset * dtype_size(view.dtype));
+            for (const View& view : *views) addresses.push_back(now(view));
         auto args = pack_args(planned.op, *planned.kernel, addresses, workspace);
         machine_->backend->finish_args(*planned.kernel, *args);
         ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits});
     }
+    return held;
 }
 
 /// Patches the addresses that a bind(), here or in a sharing Step, has changed since. What fails
@@ -611,9 +643,15 @@ void Step::check_bind(ValueId id, const TensorRef& to,
     for (const auto& step : cell.fellows) {
         const auto fellows = step.lock();
         if (!fellows) continue;
-        for (const auto& [name, weak] : fellows->cells) {
+        for (const auto& [name, weak, align, reader] : fellows->cells) {
             const auto other = weak.lock();
             looked_at.push_back(other);  // whose last owner this may be: freed after the locks
+            if (const auto behind = reinterpret_cast<uintptr_t>(begin) % align;
+                other.get() == &cell && behind)
+                raise(ErrorKind::unsupported, "bind: \"", value.name, "\" got memory that begins ",
+                      behind, " bytes behind a multiple of ", align, ", where ", reader,
+                      " reads it; need a tensor at such an address (copy it), or a step compiled "
+                      "with candidates= that names another kernel");
             if (other && other.get() != &cell && other->data &&
                 begin < other->data + other->bytes && other->data < begin + cell.bytes)
                 raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"", name,

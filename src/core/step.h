@@ -24,9 +24,15 @@ struct Cell {
     std::shared_ptr<void> owner;
     std::atomic<bool> bound = false;  // to a caller's tensor
     bool read_only = false;
-    /// The cells, by name, of each Step that holds this one: no two of a Step may overlap.
+    /// The cells of each Step that holds this one: no two of a Step may overlap.
+    struct Fellow {
+        std::string name;
+        std::weak_ptr<Cell> cell;
+        uint32_t align = 1;  // bytes that its memory begins at a multiple of
+        std::string reader;  // the kernel that wants this
+    };
     struct Fellows {
-        std::vector<std::pair<std::string, std::weak_ptr<Cell>>> cells;
+        std::vector<Fellow> cells;
     };
     std::vector<std::weak_ptr<const Fellows>> fellows;
 };
@@ -97,7 +103,7 @@ class Step {
     void allocate(const Options& options);
     void fill(const Value& value, uint64_t seed);
     void join_cells();
-    void bind_ops();
+    std::vector<std::shared_ptr<void>> bind_ops();
     void follow_bindings();
     void check_bind(ValueId id, const TensorRef& to,
                     std::vector<std::shared_ptr<Cell>>& looked_at) const;

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/interrupt.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/graph.h"
 #include "kernels/cuda/kernel_cache.h"
@@ -42,19 +41,22 @@ TensorRef packed(const TensorRef& from) {
     return result;
 }
 
-/// The family of product_order(), of a compute capability.
-int tensor_cores_of(int major) { return major < 8 || major > 12 ? 0 : major; }
+/// The family of product_order(), of a compute capability; of one that is not known yet as well,
+/// as mma.sync is an instruction of every later one.
+int tensor_cores_of(int major) { return major < 8 ? 0 : major; }
+
+constexpr uint32_t kMapAlign = 16;  // of what a tensor map shows, in bytes
 
 /// Writes a map of an operand where it lies now.
 void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     static_assert(sizeof(CUtensorMap) == kMapBytes);
     constexpr cuuint64_t size = 2;
     const void* const from = args.in(map.input).ptr;
-    if (reinterpret_cast<uintptr_t>(from) % 16 != 0)
+    if (reinterpret_cast<uintptr_t>(from) % kMapAlign != 0)  // of a cell that was bound before
         raise(ErrorKind::unsupported, "gemm: operand ", map.input ? "b" : "a", " begins ",
-              reinterpret_cast<uintptr_t>(from) % 16,
-              " bytes behind a multiple of 16; need a tensor at such an address, or candidates= "
-              "naming a kernel without wgmma");
+              reinterpret_cast<uintptr_t>(from) % kMapAlign, " bytes behind a multiple of ",
+              kMapAlign,
+              "; need a tensor at such an address, or candidates= naming a kernel without wgmma");
     const auto wide = [](int64_t x) { return static_cast<cuuint64_t>(x); };
     const cuuint64_t sizes[] = {wide(map.inner), wide(map.outer), wide(map.batches)};
     const cuuint64_t steps[] = {wide(map.outer_step) * size, wide(map.batch_step) * size};
@@ -90,21 +92,20 @@ class CudaBackend : public Backend {
         auto kernel = kernel_of(text, op);
         for (size_t k = 0; k < op.members.size(); k++)
             add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k]));
-        if (text.blocks == 0) return kernel;
-        chosen_.push_back(cache_.request(text));
-        kernel->loaded = chosen_.back();
+        if (text.blocks) kernel->loaded = cache_.request(text);
         return kernel;
     }
 
+    void load(const std::vector<std::shared_ptr<const Kernel>>& kernels) override {
+        std::vector<std::shared_ptr<LoadedKernel>> all;
+        for (const auto& kernel : kernels)
+            if (const auto& loaded = static_cast<const CudaKernel&>(*kernel).loaded)
+                all.push_back(loaded);
+        cache_.load(all);
+    }
+
     void finish_args(const Kernel& base, ArgBlock& args) override {
-        // The first block of a step is finished when all its kernels are chosen.
-        if (!chosen_.empty()) {
-            cache_.load(std::exchange(chosen_, {}));  // NVRTC may take seconds
-            poll();
-        }
         const auto& kernel = static_cast<const CudaKernel&>(base);
-        if (kernel.loaded && !kernel.loaded->function)  // an earlier load failed
-            cache_.load({std::const_pointer_cast<LoadedKernel>(kernel.loaded)});
         check(args.bytes == kernel.block_bytes,
               "cuda: an argument block is not laid out as its kernel was generated for");
         finish_parts(*this, kernel, args);
@@ -196,6 +197,10 @@ class CudaBackend : public Backend {
         kernel->workspace_bytes = text.workspace;
         kernel->tail_bytes = tail_bytes(op);
         kernel->maps = text.maps;
+        for (const TensorMap& map : text.maps) {
+            kernel->align.resize(std::max<size_t>(kernel->align.size(), map.input + size_t{1}));
+            kernel->align[static_cast<size_t>(map.input)] = kMapAlign;
+        }
         kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
         kernel->threads = static_cast<unsigned>(text.threads);
         kernel->shared = text.shared;
@@ -223,6 +228,7 @@ class CudaBackend : public Backend {
         const LoweredOp op = copy_op(from.dtype, from.shape, from.strides);
         BoundOp bound;
         bound.kernel = select(op);
+        load({bound.kernel});
         bound.op = "copy";
         bound.args = pack_args(op, *bound.kernel, {from.data, to}, nullptr);
         finish_args(*bound.kernel, *bound.args);
@@ -235,7 +241,6 @@ class CudaBackend : public Backend {
     Gpu& gpu_;
     KernelCache& cache_;
     std::shared_ptr<Stream> stream_;
-    std::vector<std::shared_ptr<LoadedKernel>> chosen_;  // and perhaps not yet loaded
     std::vector<BoundOp> packers_;  // of strided inputs, one for each layout met
 };
 

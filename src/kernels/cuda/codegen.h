@@ -1,6 +1,7 @@
 // From a lowered op to the CUDA C++ of one kernel, specialised to its shapes and strides.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -115,8 +116,10 @@ KernelText reduce_text(const LoweredOp& op, int processors);
 KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Target& target);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target);
-/// Rows and columns of the tiles of products of elements of `size` bytes.
-std::vector<std::pair<int, int>> gemm_tiles(int64_t size);
+/// Rows, columns and depth of the tiles of products of elements of `size` bytes, and of those whose
+/// warps have roles; blocks that share a tile count as one.
+std::vector<std::array<int, 3>> gemm_tiles(int64_t size);
+std::vector<std::array<int, 3>> roles_tiles();
 /// What wgmma.cuh wants of an operand of a product: where the copy engine can read it, its map for
 /// boxes of `box` rows. `k_axis`: which of its last two axes is k.
 struct MappedOperand {

@@ -8,7 +8,7 @@
 namespace aicf::cuda {
 
 struct CudaKernel : Kernel {
-    std::shared_ptr<const LoadedKernel> loaded;  // null: nothing to do
+    std::shared_ptr<LoadedKernel> loaded;  // null: nothing to do
     unsigned blocks = 1, threads = 1, shared = 0;
     uint32_t block_bytes = 0;
     std::shared_ptr<void> counters;

@@ -80,17 +80,23 @@ std::shared_ptr<LoadedKernel> KernelCache::request(const KernelText& text) {
 }
 
 void KernelCache::load(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
-    std::lock_guard guard(lock_);
     std::vector<std::shared_ptr<LoadedKernel>> missing;
-    for (const auto& kernel : kernels)
-        if (!kernel->function) missing.push_back(kernel);
+    {
+        std::lock_guard guard(lock_);
+        for (const auto& kernel : kernels)
+            if (!kernel->function) missing.push_back(kernel);
+    }
     if (missing.empty()) return;
+    // NVRTC may take seconds, in which a signal's handler may compile too: no lock is held.
     const std::string arch = gpu_.arch();
     std::optional<std::string> cubin;
     if (missing.size() < kernels.size()) cubin = load_cached(key_of(program_text(kernels), arch));
     if (!cubin) cubin = cached_cubin(program_text(missing), arch);
     const Driver& cu = driver();
     const Scope scope(gpu_);
+    std::lock_guard guard(lock_);
+    std::erase_if(missing, [](const auto& kernel) { return kernel->function; });
+    if (missing.empty()) return;  // loaded by another thread meanwhile
     std::vector<CUfunction> functions(missing.size());
     CUmodule module = nullptr;  // stays loaded: its kernels may be asked for again
     AICF_CU(cu, cuModuleLoadData, &module, cubin->data());

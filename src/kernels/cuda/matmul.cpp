@@ -1,5 +1,6 @@
 // Which gemm fits a shape. All take k in the order the op declares, so the choice changes no bit.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "kernels/cuda/codegen.h"
@@ -131,6 +132,23 @@ struct Gemm {
         return std::pair{*first, *second};
     }
 
+    /// Unsupported for an order that the device, or the kernel without tiles, does not compute.
+    void check_order(const Target& target, bool tiled) const {
+        if (!tensor) return;
+        const std::string &order = attrs.text("order"), &name = op.def->name;
+        const std::string own = tensor_order(target.major, tf32);
+        if (target.major < 8 || !order.starts_with(own + "("))
+            raise(ErrorKind::unsupported, name, ": order is \"", order,
+                  "\", a device of compute capability ", target.major, ".x computes ",
+                  target.major < 8 ? "none of tensor cores" : own + "(c)", "; need ",
+                  target.major < 8 ? "" : "that, or ", "\"", chain_order(), "\"");
+        if (!tiled && batches * m * n * k > 0)
+            raise(ErrorKind::unsupported, name, ": order is \"", order, "\" for a product of ", m,
+                  " x ", n, " x ", k, ", too small for tensor cores; need \"", chain_order(),
+                  "\", or ", kTiledTerms, " terms, ", kTiledResults, " results and ", kTiledWork,
+                  " multiplications at least");
+    }
+
     /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Target& target) const {
@@ -165,17 +183,23 @@ std::string name_of(const Choice& choice) {
 }
 
 template <size_t Count>
-void add_sizes(const Tiling (&tilings)[Count], std::vector<std::pair<int, int>>& sizes) {
-    for (const Tiling& t : tilings) sizes.emplace_back(t.m, t.n);
+void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& sizes) {
+    for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.cluster, 1), t.n, t.k});
 }
 
 }  // namespace
 
-std::vector<std::pair<int, int>> gemm_tiles(int64_t size) {
-    std::vector<std::pair<int, int>> sizes;
+std::vector<std::array<int, 3>> gemm_tiles(int64_t size) {
+    std::vector<std::array<int, 3>> sizes;
     if (size == 8) add_sizes(kDouble, sizes);
     if (size == 4) add_sizes(kScalar, sizes);
     if (size == 2) add_sizes(kTensor, sizes);
+    return sizes;
+}
+
+std::vector<std::array<int, 3>> roles_tiles() {
+    std::vector<std::array<int, 3>> sizes;
+    add_sizes(kWgmma, sizes);
     return sizes;
 }
 
@@ -249,6 +273,7 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
     const std::string stem =
         cat(op.def->name, "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
     const std::vector<Choice> choices = gemm.choices(target);
+    gemm.check_order(target, !choices.empty());
     if (choices.empty()) {
         const int64_t chunks = std::max<int64_t>(ceil_div(k, chunk), 1);
         int64_t slices = 1;

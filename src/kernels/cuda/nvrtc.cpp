@@ -5,10 +5,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <mutex>
 
+#include "core/aside.h"
 #include "core/error.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/sources.h"
@@ -35,6 +38,8 @@ struct Nvrtc {
 #define AICF_MEMBER(name, arguments) int(*name) arguments = nullptr;
     AICF_NVRTC(AICF_MEMBER)
 #undef AICF_MEMBER
+    /// Of newer libraries: asks now and then whether to go on, 1 for no.
+    int (*SetFlowCallback)(Program program, int (*)(void*, void*), void* payload) = nullptr;
     NvrtcInfo info;
 };
 
@@ -117,6 +122,8 @@ bool open_library(Nvrtc& nvrtc, const std::string& path) {
     complete &= nvrtc.name != nullptr;
     AICF_NVRTC(AICF_LOAD)
 #undef AICF_LOAD
+    nvrtc.SetFlowCallback =
+        reinterpret_cast<decltype(nvrtc.SetFlowCallback)>(dlsym(library, "nvrtcSetFlowCallback"));
     if (!complete || nvrtc.Version(&nvrtc.info.major, &nvrtc.info.minor) != 0) return false;
     nvrtc.info.path = path;
     return true;
@@ -165,7 +172,10 @@ std::string compile_key() {
     return key;
 }
 
-std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
+namespace {
+
+std::string compile(const std::string& source, const std::string& arch, std::string* report,
+                    const std::atomic<bool>& given_up) {
     const Nvrtc& nvrtc = nvrtc_once();
     if (nvrtc.info.path.empty()) raise(ErrorKind::device_unavailable, "cuda: ", nvrtc.info.problem);
     std::vector<const char*> names, texts;
@@ -177,6 +187,13 @@ std::string compile_cuda(const std::string& source, const std::string& arch, std
     if (nvrtc.CreateProgram(&program, source.c_str(), "aicf.cu", static_cast<int>(names.size()),
                             texts.data(), names.data()) != 0)
         raise(ErrorKind::internal, "cuda: NVRTC could not make a program");
+    if (nvrtc.SetFlowCallback)
+        nvrtc.SetFlowCallback(
+            program,
+            [](void* flag, void*) {
+                return static_cast<int>(*static_cast<const std::atomic<bool>*>(flag));
+            },
+            const_cast<std::atomic<bool>*>(&given_up));
     const std::string target = "--gpu-architecture=" + arch;
     std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
     options.push_back(target.c_str());
@@ -204,6 +221,20 @@ std::string compile_cuda(const std::string& source, const std::string& arch, std
     nvrtc.GetCUBIN(program, cubin.data());
     nvrtc.DestroyProgram(&program);
     return cubin;
+}
+
+}  // namespace
+
+std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
+    struct Compiled {
+        std::string cubin, log;
+    };
+    const auto made = std::make_shared<Compiled>();
+    run_aside([=, with_log = report != nullptr](const std::atomic<bool>& given_up) {
+        made->cubin = compile(source, arch, with_log ? &made->log : nullptr, given_up);
+    });
+    if (report) *report = std::move(made->log);
+    return std::move(made->cubin);
 }
 
 }  // namespace aicf::cuda

@@ -12,14 +12,21 @@ std::vector<CudaThreshold> cuda_thresholds() {
         const auto add = [&](const char* quantity, std::initializer_list<int64_t> values) {
             for (int64_t value : values) all.push_back({size, quantity, value});
         };
-        for (const auto& [rows, columns] : gemm_tiles(size)) {
+        for (const auto& [rows, columns, depth] : gemm_tiles(size)) {
             add("gemm.rows", {rows});
             add("gemm.columns", {columns});
         }
         add("gemm.terms", {kTiledTerms, kChainChunk, 2 * kChainChunk});
         add("gemm.results", {kTiledResults});
         add("gemm.work", {kTiledWork});
-        if (size == 2) add("gemm.work", {kRolesWork});
+        if (size == 2) {
+            add("gemm.work", {kRolesWork});
+            for (const auto& [rows, columns, depth] : roles_tiles()) {
+                add("roles.rows", {rows});
+                add("roles.columns", {columns});
+                add("roles.terms", {depth});
+            }
+        }
         add("program.elements", {kWarp, kThreads, kSmall});
         add("reduce.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, 4 * kTreeLeaf,
                              kSplitLeaves * kTreeLeaf});
