@@ -2,14 +2,15 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <string_view>
 
 #include "core/aside.h"
 #include "core/error.h"
@@ -38,8 +39,6 @@ struct Nvrtc {
 #define AICF_MEMBER(name, arguments) int(*name) arguments = nullptr;
     AICF_NVRTC(AICF_MEMBER)
 #undef AICF_MEMBER
-    /// Of newer libraries: asks now and then whether to go on, 1 for no.
-    int (*SetFlowCallback)(Program program, int (*)(void*, void*), void* payload) = nullptr;
     NvrtcInfo info;
 };
 
@@ -122,8 +121,6 @@ bool open_library(Nvrtc& nvrtc, const std::string& path) {
     complete &= nvrtc.name != nullptr;
     AICF_NVRTC(AICF_LOAD)
 #undef AICF_LOAD
-    nvrtc.SetFlowCallback =
-        reinterpret_cast<decltype(nvrtc.SetFlowCallback)>(dlsym(library, "nvrtcSetFlowCallback"));
     if (!complete || nvrtc.Version(&nvrtc.info.major, &nvrtc.info.minor) != 0) return false;
     nvrtc.info.path = path;
     return true;
@@ -174,8 +171,31 @@ std::string compile_key() {
 
 namespace {
 
-std::string compile(const std::string& source, const std::string& arch, std::string* report,
-                    const std::atomic<bool>& given_up) {
+/// NVRTC's front end takes SIGINT and SIGTERM for itself and ends the process at one: what was
+/// there before is put back as soon as that is seen.
+void keep_handlers() {
+    static std::mutex lock;
+    static struct sigaction before[2];
+    static bool known[2];
+    const std::lock_guard guard(lock);
+    for (int i = 0; i < 2; i++) {
+        const int number = i ? SIGTERM : SIGINT;
+        struct sigaction now = {};
+        Dl_info from = {};
+        if (sigaction(number, nullptr, &now) != 0) continue;
+        const bool theirs =
+            dladdr(reinterpret_cast<void*>(now.sa_handler), &from) != 0 && from.dli_fname &&
+            std::string_view(from.dli_fname).find("libnvrtc") != std::string_view::npos;
+        if (!theirs) {
+            before[i] = now;
+            known[i] = true;
+        } else if (known[i]) {
+            sigaction(number, &before[i], nullptr);
+        }
+    }
+}
+
+std::string compile(const std::string& source, const std::string& arch, std::string* report) {
     const Nvrtc& nvrtc = nvrtc_once();
     if (nvrtc.info.path.empty()) raise(ErrorKind::device_unavailable, "cuda: ", nvrtc.info.problem);
     std::vector<const char*> names, texts;
@@ -187,13 +207,6 @@ std::string compile(const std::string& source, const std::string& arch, std::str
     if (nvrtc.CreateProgram(&program, source.c_str(), "aicf.cu", static_cast<int>(names.size()),
                             texts.data(), names.data()) != 0)
         raise(ErrorKind::internal, "cuda: NVRTC could not make a program");
-    if (nvrtc.SetFlowCallback)
-        nvrtc.SetFlowCallback(
-            program,
-            [](void* flag, void*) {
-                return static_cast<int>(*static_cast<const std::atomic<bool>*>(flag));
-            },
-            const_cast<std::atomic<bool>*>(&given_up));
     const std::string target = "--gpu-architecture=" + arch;
     std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
     options.push_back(target.c_str());
@@ -225,14 +238,19 @@ std::string compile(const std::string& source, const std::string& arch, std::str
 
 }  // namespace
 
+/// Given up, NVRTC goes on to its end.
 std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
     struct Compiled {
         std::string cubin, log;
     };
     const auto made = std::make_shared<Compiled>();
-    run_aside([=, with_log = report != nullptr](const std::atomic<bool>& given_up) {
-        made->cubin = compile(source, arch, with_log ? &made->log : nullptr, given_up);
-    });
+    keep_handlers();
+    run_aside(
+        [=, with_log = report != nullptr] {
+            made->cubin = compile(source, arch, with_log ? &made->log : nullptr);
+            keep_handlers();
+        },
+        keep_handlers);
     if (report) *report = std::move(made->log);
     return std::move(made->cubin);
 }
