@@ -199,9 +199,9 @@ def product():
     return g
 
 def compile_all():
-    program = _core.cuda_program(product()._core, _core.pass_names())
-    assert "gemm_wgmma<" in program
-    _core.cuda_cubin(program, "sm_90a")
+    programs = _core.cuda_programs(product()._core, _core.pass_names())
+    assert "gemm_wgmma<" in programs[0]
+    _core.cuda_cubins(programs, "sm_90a")
 """
 
 
@@ -302,7 +302,7 @@ from aicf import _core
 
 g = aicf.Graph("negated")
 g.output("y", -g.param("w", (8,)))
-_core.cuda_cubin(_core.cuda_program(g._core, _core.pass_names()), "sm_90a")
+_core.cuda_cubins(_core.cuda_programs(g._core, _core.pass_names()), "sm_90a")
 """
 
 

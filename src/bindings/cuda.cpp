@@ -97,31 +97,36 @@ void bind_cuda(nb::module_& m) {
         nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::call_guard<FloatMode>(),
         "The kernels to choose from by op signature, the one chosen by itself first.");
     m.def(
-        "cuda_program",
+        "cuda_programs",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math, const Candidates& candidates) {
             Lowered lowered = rewritten(graph, names, math, arch);
             choose_candidates(lowered, candidates, [&](const LoweredOp& op) {
                 return cuda_candidates(op, processors, arch);
             });
-            return cuda_program(lowered.ops, processors, arch);
+            return cuda_programs(lowered.ops, processors, arch);
         },
         nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
         nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::arg("candidates") = Candidates(),
-        nb::call_guard<FloatMode>(), "The CUDA C++ program of a graph's kernels; needs no GPU.");
+        nb::call_guard<FloatMode>(),
+        "The CUDA C++ programs of a graph's kernels, one each; needs no GPU.");
     m.def(
-        "cuda_cubin",
-        [](const std::string& program, const std::string& arch) {
-            std::string cubin;
+        "cuda_cubins",
+        [](const std::vector<std::string>& programs, const std::string& arch) {
+            std::vector<std::string> cubins;
             {
                 const GilRelease release;
                 const Signals signals;
-                cubin = cuda_cubin(program, arch);
+                cubins = cuda_cubins(programs, arch);
             }
-            return nb::bytes(cubin.data(), cubin.size());
+            nb::list result;
+            for (const std::string& cubin : cubins)
+                result.append(nb::bytes(cubin.data(), cubin.size()));
+            return result;
         },
-        nb::arg("program"), nb::arg("arch"),
-        "Compiles a program with NVRTC, through the cache on disk; needs no GPU.");
+        nb::sig("def cuda_cubins(programs: Sequence[str], arch: str) -> list[bytes]"),
+        nb::arg("programs"), nb::arg("arch"),
+        "Compiles programs with NVRTC, through the cache on disk; needs no GPU.");
     m.def("cuda_log", &cuda_log, nb::arg("program"), nb::arg("arch"),
           nb::call_guard<GilRelease, Signals>(),
           "What NVRTC and its assembler say of a program: registers, spills, what is serialized.");

@@ -319,19 +319,23 @@ std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
     return cuda::candidates(op, target_of(processors, arch));
 }
 
-std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
-                         const std::string& arch) {
+std::vector<std::string> cuda_programs(const std::vector<LoweredOp>& ops, int processors,
+                                       const std::string& arch) {
     const cuda::Target target = target_of(processors, arch);
     std::vector<std::shared_ptr<cuda::LoadedKernel>> kernels;
     for (const LoweredOp& op : ops) {
         const cuda::KernelText text = cuda::kernel_text(op, target);
         if (text.blocks) kernels.push_back(cuda::loaded_kernel(text));
     }
-    return cuda::program_text(kernels);
+    std::vector<std::string> programs;
+    for (const auto& kernel : cuda::distinct(std::move(kernels)))
+        programs.push_back(kernel->program);
+    return programs;
 }
 
-std::string cuda_cubin(const std::string& program, const std::string& arch) {
-    return cuda::cached_cubin(program, arch);
+std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
+                                     const std::string& arch) {
+    return cuda::cached_cubins(programs, arch);
 }
 
 std::string cuda_log(const std::string& program, const std::string& arch) {

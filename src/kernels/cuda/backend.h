@@ -40,14 +40,15 @@ struct CudaThreshold {
 };
 std::vector<CudaThreshold> cuda_thresholds();
 
-/// The kernels to choose from for an op, the CUDA C++ program of a graph's, and the cubin of a
-/// program: none needs a GPU.
+/// The kernels to choose from for an op, the CUDA C++ programs of a graph's, one each, and the
+/// cubins of programs: none needs a GPU.
 /// `processors`: multiprocessors of the device it is for.
 std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
                                          const std::string& arch);
-std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
-                         const std::string& arch);
-std::string cuda_cubin(const std::string& program, const std::string& arch);
+std::vector<std::string> cuda_programs(const std::vector<LoweredOp>& ops, int processors,
+                                       const std::string& arch);
+std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
+                                     const std::string& arch);
 /// What the compiler says of a program that it takes: registers, spills, what it serialized.
 std::string cuda_log(const std::string& program, const std::string& arch);
 /// As product_order() takes them.

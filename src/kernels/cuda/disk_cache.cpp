@@ -213,7 +213,6 @@ std::vector<Entry> entries_of(int folder, bool temporary = false) {
     return entries;
 }
 
-/// Keeps the folder below its size, and removes what killed writers left.
 void evict(int folder) {
     for (const Entry& entry : entries_of(folder, true))
         if (time(nullptr) - entry.used.tv_sec > kAbandonedSeconds)
@@ -290,7 +289,12 @@ void store_cached(const std::string& key, const std::string& payload) {
         if (!done) warn_once(cat(wanted_folder(), " cannot be written: ", std::strerror(errno)));
     }
     if (!done) unlinkat(folder.fd, temporary.c_str(), 0);
-    evict(folder.fd);
+}
+
+void trim_cache() {
+    std::string problem;
+    const File folder(open_folder(problem));
+    if (folder.fd >= 0) evict(folder.fd);
 }
 
 DiskCacheInfo disk_cache_info() {

@@ -1,7 +1,13 @@
 #include "kernels/cuda/kernel_cache.h"
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
 #include <set>
+#include <string_view>
+#include <thread>
+#include <tuple>
+#include <utility>
 
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
@@ -39,38 +45,69 @@ const std::string& sources_digest() {
 }  // namespace
 
 std::shared_ptr<LoadedKernel> loaded_kernel(const KernelText& text) {
-    const std::string symbol = cat("aicf_", text.name.substr(0, 80), "_",
-                                   sha256(cat(joined(text.includes), text.body)).substr(0, 16));
-    return std::make_shared<LoadedKernel>(LoadedKernel{
-        symbol, text.name, text.includes, replaced(text.body, symbol), text.shared, nullptr});
+    const std::string includes = joined(text.includes);
+    const std::string symbol =
+        cat("aicf_", text.name.substr(0, 80), "_", sha256(cat(includes, text.body)).substr(0, 16));
+    std::string program = cat(includes, "namespace aicf {\n", replaced(text.body, symbol), "}\n");
+    return std::make_shared<LoadedKernel>(
+        LoadedKernel{symbol, text.name, std::move(program), text.shared, nullptr});
 }
 
-std::string program_text(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
-    std::set<std::string> includes;
-    std::map<std::string, std::string> bodies;  // in an order that does not depend on the graph's
-    for (const auto& kernel : kernels) {
-        includes.insert(kernel->includes.begin(), kernel->includes.end());
-        bodies.emplace(kernel->symbol, kernel->body);
+std::vector<std::shared_ptr<LoadedKernel>> distinct(
+    std::vector<std::shared_ptr<LoadedKernel>> kernels) {
+    // Products on tiles keep the compiler busiest; they are known by their shared memory.
+    const auto order = [](const auto& kernel) {
+        return std::tuple(-int64_t{kernel->shared}, std::string_view(kernel->symbol));
+    };
+    std::sort(kernels.begin(), kernels.end(),
+              [&](const auto& a, const auto& b) { return order(a) < order(b); });
+    const auto same = [](const auto& a, const auto& b) { return a->symbol == b->symbol; };
+    kernels.erase(std::unique(kernels.begin(), kernels.end(), same), kernels.end());
+    return kernels;
+}
+
+std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
+                                       const std::string& arch) {
+    std::vector<std::string> cubins(programs.size());
+    std::vector<size_t> missing;
+    const auto key_of = [&](size_t i) {
+        return cat("arch ", arch, "\n", compile_key(), "\nsources ", sources_digest(), "\n",
+                   programs[i]);
+    };
+    for (size_t i = 0; i < programs.size(); i++) {
+        if (std::optional<std::string> stored = load_cached(key_of(i)))
+            cubins[i] = std::move(*stored);
+        else
+            missing.push_back(i);
     }
-    std::string text = joined(includes) + "namespace aicf {\n";
-    for (const auto& [symbol, body] : bodies) text += body;
-    return text + "}\n";
-}
-
-namespace {
-
-std::string key_of(const std::string& program, const std::string& arch) {
-    return cat("arch ", arch, "\n", compile_key(), "\nsources ", sources_digest(), "\n", program);
-}
-
-}  // namespace
-
-std::string cached_cubin(const std::string& program, const std::string& arch) {
-    const std::string key = key_of(program, arch);
-    if (std::optional<std::string> stored = load_cached(key)) return std::move(*stored);
-    std::string cubin = compile_cuda(program, arch);
-    store_cached(key, cubin);
-    return cubin;
+    if (missing.empty()) return cubins;
+    std::atomic<size_t> next = 0;
+    std::mutex lock;
+    std::exception_ptr error;
+    const auto work = [&] {
+        try {
+            for (size_t at = next++; at < missing.size(); at = next++) {
+                const size_t i = missing[at];
+                cubins[i] = compile_cuda(programs[i], arch);
+                store_cached(key_of(i), cubins[i]);
+            }
+        } catch (...) {
+            next = missing.size();
+            const std::lock_guard guard(lock);
+            error = std::current_exception();
+        }
+    };
+    std::vector<std::thread> helpers;
+    const size_t most = std::min<size_t>(std::thread::hardware_concurrency(), missing.size());
+    try {
+        while (helpers.size() + 1 < most) helpers.emplace_back(work);
+    } catch (...) {  // as many as can be had
+    }
+    work();
+    for (std::thread& helper : helpers) helper.join();
+    trim_cache();
+    if (error) std::rethrow_exception(error);
+    return cubins;
 }
 
 std::shared_ptr<LoadedKernel> KernelCache::request(const KernelText& text) {
@@ -87,36 +124,37 @@ void KernelCache::load(const std::vector<std::shared_ptr<LoadedKernel>>& kernels
             if (!kernel->function) missing.push_back(kernel);
     }
     if (missing.empty()) return;
+    missing = distinct(std::move(missing));
+    std::vector<std::string> programs;
+    for (const auto& kernel : missing) programs.push_back(kernel->program);
     // NVRTC may take seconds, in which a signal's handler may compile too: no lock is held.
-    const std::string arch = gpu_.arch();
-    std::optional<std::string> cubin;
-    if (missing.size() < kernels.size()) cubin = load_cached(key_of(program_text(kernels), arch));
-    if (!cubin) cubin = cached_cubin(program_text(missing), arch);
-    const Driver& cu = driver();
+    const std::vector<std::string> cubins = cached_cubins(programs, gpu_.arch());
     const Scope scope(gpu_);
     std::lock_guard guard(lock_);
-    std::erase_if(missing, [](const auto& kernel) { return kernel->function; });
-    if (missing.empty()) return;  // loaded by another thread meanwhile
-    std::vector<CUfunction> functions(missing.size());
-    CUmodule module = nullptr;  // stays loaded: its kernels may be asked for again
-    AICF_CU(cu, cuModuleLoadData, &module, cubin->data());
+    for (size_t i = 0; i < missing.size(); i++)
+        if (!missing[i]->function) load(*missing[i], cubins[i]);
+}
+
+void KernelCache::load(LoadedKernel& kernel, const std::string& cubin) {
+    const Driver& cu = driver();
+    CUmodule module = nullptr;  // stays loaded: its kernel may be asked for again
+    AICF_CU(cu, cuModuleLoadData, &module, cubin.data());
     try {
-        for (size_t i = 0; i < missing.size(); i++) {
-            AICF_CU(cu, cuModuleGetFunction, &functions[i], module, missing[i]->symbol.c_str());
-            if (missing[i]->shared > kPlainShared) {
-                AICF_CU(cu, cuFuncSetAttribute, functions[i],
-                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                        static_cast<int>(missing[i]->shared));
-                AICF_CU(cu, cuFuncSetAttribute, functions[i],
-                        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
-            }
-            AICF_CU(cu, cuFuncLoad, functions[i]);
+        CUfunction function = nullptr;
+        AICF_CU(cu, cuModuleGetFunction, &function, module, kernel.symbol.c_str());
+        if (kernel.shared > kPlainShared) {
+            AICF_CU(cu, cuFuncSetAttribute, function,
+                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    static_cast<int>(kernel.shared));
+            AICF_CU(cu, cuFuncSetAttribute, function,
+                    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
         }
+        AICF_CU(cu, cuFuncLoad, function);
+        kernel.function = function;
     } catch (...) {
         cu.cuModuleUnload(module);
         throw;
     }
-    for (size_t i = 0; i < missing.size(); i++) missing[i]->function = functions[i];
 }
 
 KernelCache& kernel_cache(Gpu& gpu) {
