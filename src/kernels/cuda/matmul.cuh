@@ -352,17 +352,25 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
                 });
             }
         }
-        each_four<TM, TN>([&](int, int x, int z) {
+#pragma unroll 1
+        for (int x = 0; x < TM; x++) {
+            E line[TN];
+#pragma unroll
+            for (int of = 0; of < TM; of++) {  // registers have no index
+                if (of != x) continue;
+#pragma unroll
+                for (int z = 0; z < TN; z++) line[z] = acc[of][z];
+            }
             const int64_t i = place.i0 + row + x / 4 * 32 + x % 4;
 #pragma unroll
-            for (int y = 0; y < 4; y += V) {
-                const int64_t j = place.j0 + col + z * 4 + y;
+            for (int z = 0; z < TN; z += V) {
+                const int64_t j = place.j0 + col + z / 4 * 16 + z % 4;
                 E some[V];
 #pragma unroll
-                for (int v = 0; v < V; v++) some[v] = acc[x][z + y + v];
+                for (int v = 0; v < V; v++) some[v] = line[z + v];
                 if (i < Shape::m && j < Shape::n) put(place.batch, i, j, some);
             }
-        });
+        }
         __syncthreads();  // the next tile's copies go where this one was read
     }
 }
