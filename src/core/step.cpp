@@ -4,11 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <mutex>
 
 #include "core/eager.h"
 #include "core/float_mode.h"
-#include "kernels/philox.h"
+#include "core/init.h"
 
 namespace aicf {
 
@@ -266,65 +267,21 @@ void Step::join_cells() {
 }
 
 void Step::fill(const Value& value, uint64_t seed) {
-    const int64_t count = element_count(value.type.shape), size = dtype_size(value.type.dtype);
     const Init& init = value.init;
-    if (count == 0 || (init.kind == Init::zeros && value.role != Role::constant)) return;
+    if (element_count(value.type.shape) == 0 ||
+        (init.kind == Init::zeros && value.role != Role::constant))
+        return;
     void* to = address(value.id);
     const auto upload = [&](const char* from, size_t bytes) {
         const Locks locks(*machine_, others_);
         machine_->backend->upload(to, from, bytes);
     };
     if (init.kind == Init::data) return upload(init.bytes->data(), init.bytes->size());
-    uint64_t key =
-        0xcbf29ce484222325u;  // FNV-1a of the name, so that values do not depend on order
-    for (char c : value.name) key = (key ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-    key ^= seed * 0x9E3779B97F4A7C15u;
-    const bool uniform = init.kind == Init::uniform;
-    const double first = uniform ? rounded(value.type.dtype, init.a) : 0;
-    const double last = uniform ? last_below(value.type.dtype, init.a, init.b) : 0;
-    std::vector<char> bytes(static_cast<size_t>(count * size));
-    for (int64_t i = 0; i < count; i++) {
-        if (i % 4096 == 0) poll();
-        double number = init.a;
-        Philox4 words{};
-        if (uniform || init.kind == Init::normal) words = philox(static_cast<uint64_t>(i), 0, key);
-        if (uniform) {
-            const float low = static_cast<float>(init.a), high = static_cast<float>(init.b);
-            number =
-                std::clamp<double>(low + (high - low) * uniform_from(words.word[0]), first, last);
-        } else if (init.kind == Init::normal) {
-            number =
-                static_cast<float>(init.a) + static_cast<float>(init.b) * normal_from(words, 0);
-        }
-        char* at = &bytes[static_cast<size_t>(i * size)];
-        const auto put = [&](auto element) { std::memcpy(at, &element, sizeof element); };
-        switch (value.type.dtype) {
-            case DType::f32:
-                put(static_cast<float>(number));
-                break;
-            case DType::f64:
-                put(number);
-                break;
-            case DType::f16:
-                put(float_to_half(static_cast<float>(number)));
-                break;
-            case DType::bf16:
-                put(float_to_bfloat(static_cast<float>(number)));
-                break;
-            case DType::i32:
-                put(static_cast<int32_t>(number));
-                break;
-            case DType::i64:
-                put(init.kind == Init::seed ? static_cast<int64_t>(seed)
-                                            : static_cast<int64_t>(number));
-                break;
-            case DType::u8:
-            case DType::boolean:
-                put(static_cast<uint8_t>(number));
-                break;
-        }
-    }
-    upload(bytes.data(), bytes.size());
+    const auto size =
+        static_cast<size_t>(element_count(value.type.shape) * dtype_size(value.type.dtype));
+    const auto bytes = std::make_unique_for_overwrite<char[]>(size);
+    write_initial(value, seed, bytes.get());
+    upload(bytes.get(), size);
 }
 
 uint64_t Step::bindings() const {

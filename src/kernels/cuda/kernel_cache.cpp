@@ -1,14 +1,12 @@
 #include "kernels/cuda/kernel_cache.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <set>
 #include <string_view>
-#include <thread>
 #include <tuple>
 #include <utility>
 
+#include "core/threads.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/sources.h"
@@ -81,32 +79,12 @@ std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
             missing.push_back(i);
     }
     if (missing.empty()) return cubins;
-    std::atomic<size_t> next = 0;
-    std::mutex lock;
-    std::exception_ptr error;
-    const auto work = [&] {
-        try {
-            for (size_t at = next++; at < missing.size(); at = next++) {
-                const size_t i = missing[at];
-                cubins[i] = compile_cuda(programs[i], arch);
-                store_cached(key_of(i), cubins[i]);
-            }
-        } catch (...) {
-            next = missing.size();
-            const std::lock_guard guard(lock);
-            error = std::current_exception();
-        }
-    };
-    std::vector<std::thread> helpers;
-    const size_t most = std::min<size_t>(std::thread::hardware_concurrency(), missing.size());
-    try {
-        while (helpers.size() + 1 < most) helpers.emplace_back(work);
-    } catch (...) {  // as many as can be had
-    }
-    work();
-    for (std::thread& helper : helpers) helper.join();
+    in_parallel(missing.size(), [&](size_t at) {
+        const size_t i = missing[at];
+        cubins[i] = compile_cuda(programs[i], arch);
+        store_cached(key_of(i), cubins[i]);
+    });
     trim_cache();
-    if (error) std::rethrow_exception(error);
     return cubins;
 }
 
