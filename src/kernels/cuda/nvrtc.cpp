@@ -47,7 +47,13 @@ std::mutex folders_lock;
 std::vector<std::string> search_folders;
 
 constexpr int kInvalidOption = 5;  // NVRTC_ERROR_INVALID_OPTION
-constexpr const char* kOptions[] = {"--std=c++20", "--fmad=false"};
+/// The options for every kernel. From 12.4 on what no kernel uses (textures, the runtime's types)
+/// need not be declared in each program.
+std::vector<const char*> options_of(const NvrtcInfo& info) {
+    std::vector<const char*> options = {"--std=c++20", "--fmad=false"};
+    if (info.major > 12 || (info.major == 12 && info.minor >= 4)) options.push_back("--minimal");
+    return options;
+}
 
 /// Files of a folder that are a libnvrtc, newest major first.
 std::vector<std::string> libraries_in(const std::string& folder, int driver_major) {
@@ -168,7 +174,7 @@ std::string compile_key() {
     std::string key = cat("nvrtc ", info.major, ".", info.minor);
     struct stat status = {};  // tells one patch release from another
     if (stat(info.path.c_str(), &status) == 0) key += cat(" of ", status.st_size, " bytes");
-    for (const char* option : kOptions) key += cat(" ", option);
+    for (const char* option : options_of(info)) key += cat(" ", option);
     return key;
 }
 
@@ -195,7 +201,7 @@ std::string compile(const std::string& source, const std::string& arch, std::str
             },
             const_cast<std::atomic<bool>*>(&given_up));
     const std::string target = "--gpu-architecture=" + arch;
-    std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
+    std::vector<const char*> options = options_of(nvrtc.info);
     options.push_back(target.c_str());
     if (report) options.push_back("--ptxas-options=-v");
     const int failed =
