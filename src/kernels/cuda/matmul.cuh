@@ -53,6 +53,8 @@ __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, con
     typedef typename Shape::As As;
     constexpr int64_t chunks = (Shape::k + Shape::chunk - 1) / Shape::chunk,
                       count = Shape::batches * Shape::m * Shape::n;
+    // What lots of 32 leave of a chunk: of the last one where the others are whole lots.
+    constexpr int64_t rest = chunks <= 1 || Shape::chunk % 32 == 0 ? Shape::k % 32 : 31;
     __shared__ A held[Slices][32];
     const int x = threadIdx.x & 31, slice = threadIdx.x / 32;
     for (int64_t first = int64_t(grid.block) * 32; first < count;
@@ -69,10 +71,11 @@ __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, con
             A acc = A(0);
             int64_t k = begin;
             if constexpr (Shape::k >= 32) k = add_lots<32, Shape>(acc, ap, bp, k, end);
-            k = add_lots<8, Shape>(acc, ap, bp, k, end);
-            for (; k < end; k++)
-                acc = scalar::fma(A(operand<As>(ap[k * Shape::a_col])),
-                                  A(operand<As>(bp[k * Shape::b_row])), acc);
+            if constexpr (rest >= 8) k = add_lots<8, Shape>(acc, ap, bp, k, end);
+            if constexpr (rest % 8 != 0)
+                for (; k < end; k++)
+                    acc = scalar::fma(A(operand<As>(ap[k * Shape::a_col])),
+                                      A(operand<As>(bp[k * Shape::b_row])), acc);
             if constexpr (Slices == 1) {
                 total = round == 0 ? acc : total + acc;
             } else {
