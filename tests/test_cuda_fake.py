@@ -411,8 +411,8 @@ def layout(i):
 def compile_all():
     graphs = [product(*LARGE), product(*SMALL), base(), other(1)]
     for g in graphs + [layout(i) for i in LAYOUTS]:
-        program = _core.cuda_program(g._core, [])
-        _core.cuda_cubin(program, "sm_90a")
+        programs = _core.cuda_programs(g._core, [])
+        _core.cuda_cubins(programs, "sm_90a")
 
 pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -339,9 +339,7 @@ std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
 }
 
 std::string cuda_log(const std::string& program, const std::string& arch) {
-    std::string log;
-    cuda::compile_cuda(program, arch, &log);
-    return log;
+    return cuda::compile_log(program, arch);
 }
 
 int cuda_tensor_cores(const std::string& arch) {

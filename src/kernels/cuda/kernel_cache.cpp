@@ -6,7 +6,6 @@
 #include <tuple>
 #include <utility>
 
-#include "core/threads.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/sources.h"
@@ -66,24 +65,25 @@ std::vector<std::shared_ptr<LoadedKernel>> distinct(
 
 std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
                                        const std::string& arch) {
-    std::vector<std::string> cubins(programs.size());
-    std::vector<size_t> missing;
-    const auto key_of = [&](size_t i) {
-        return cat("arch ", arch, "\n", compile_key(), "\nsources ", sources_digest(), "\n",
-                   programs[i]);
-    };
+    const std::string target =
+        cat("arch ", arch, "\n", compile_key(), "\nsources ", sources_digest(), "\n");
+    std::vector<std::string> cubins(programs.size()), missing, keys;
+    std::vector<size_t> places;
     for (size_t i = 0; i < programs.size(); i++) {
-        if (std::optional<std::string> stored = load_cached(key_of(i)))
+        std::string key = target + programs[i];
+        if (std::optional<std::string> stored = load_cached(key)) {
             cubins[i] = std::move(*stored);
-        else
-            missing.push_back(i);
+            continue;
+        }
+        missing.push_back(programs[i]);
+        keys.push_back(std::move(key));
+        places.push_back(i);
     }
     if (missing.empty()) return cubins;
-    in_parallel(missing.size(), [&](size_t at) {
-        const size_t i = missing[at];
-        cubins[i] = compile_cuda(programs[i], arch);
-        store_cached(key_of(i), cubins[i]);
-    });
+    std::vector<std::string> made =
+        compile_cuda(std::move(missing), arch,
+                     [keys](size_t i, const std::string& cubin) { store_cached(keys[i], cubin); });
+    for (size_t i = 0; i < places.size(); i++) cubins[places[i]] = std::move(made[i]);
     trim_cache();
     return cubins;
 }

@@ -10,9 +10,11 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "core/aside.h"
 #include "core/error.h"
+#include "core/threads.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/sources.h"
 
@@ -231,16 +233,29 @@ std::string compile(const std::string& source, const std::string& arch, std::str
 
 }  // namespace
 
-std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
-    struct Compiled {
-        std::string cubin, log;
+std::vector<std::string> compile_cuda(std::vector<std::string> sources, const std::string& arch,
+                                      std::function<void(size_t, const std::string& cubin)> done) {
+    struct Work {
+        std::vector<std::string> sources, cubins;
     };
-    const auto made = std::make_shared<Compiled>();
-    run_aside([=, with_log = report != nullptr](const std::atomic<bool>& given_up) {
-        made->cubin = compile(source, arch, with_log ? &made->log : nullptr, given_up);
+    const auto work = std::make_shared<Work>();
+    work->cubins.resize(sources.size());
+    work->sources = std::move(sources);
+    run_aside([=, done = std::move(done)](const std::atomic<bool>& given_up) {
+        in_parallel(work->sources.size(), [&](size_t i) {
+            if (given_up) return;
+            work->cubins[i] = compile(work->sources[i], arch, nullptr, given_up);
+            done(i, work->cubins[i]);
+        });
     });
-    if (report) *report = std::move(made->log);
-    return std::move(made->cubin);
+    return std::move(work->cubins);
+}
+
+std::string compile_log(const std::string& source, const std::string& arch) {
+    const auto log = std::make_shared<std::string>();
+    run_aside(
+        [=](const std::atomic<bool>& given_up) { compile(source, arch, log.get(), given_up); });
+    return std::move(*log);
 }
 
 }  // namespace aicf::cuda

@@ -1,6 +1,7 @@
 // NVRTC, found and loaded at first use.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,14 @@ struct NvrtcInfo {
 /// newest whose major version does not exceed the driver's (without one: any) wins within a place.
 const NvrtcInfo& nvrtc_info();
 
-/// Compiles CUDA C++ to a cubin for `arch` ("sm_90a"). DeviceUnavailable where there is no NVRTC,
-/// InternalError with the log where our source does not compile. `log`: receives, with what the
-/// assembler reports of each kernel, that of a source that does.
-std::string compile_cuda(const std::string& source, const std::string& arch,
-                         std::string* log = nullptr);
+/// Compiles programs of CUDA C++ to cubins for `arch` ("sm_90a"), on all processors while this
+/// thread polls. DeviceUnavailable where there is no NVRTC, InternalError with the log where our
+/// source does not compile. `done`: called on any thread for each program that is, even after this
+/// one gave up, so it must own what it uses.
+std::vector<std::string> compile_cuda(std::vector<std::string> sources, const std::string& arch,
+                                      std::function<void(size_t, const std::string& cubin)> done);
+/// What NVRTC and its assembler say of a program that compiles.
+std::string compile_log(const std::string& source, const std::string& arch);
 /// What the binary depends on beside source and arch.
 std::string compile_key();
 
