@@ -228,11 +228,14 @@ def test_killed_while_writing(cache):
 
 
 def test_what_killed_writers_left_is_swept(cache):
-    compiled(program())
+    """By the first that a process writes."""
+    run(COMPILE, cache)
     old, new = cache / ".writing.1", cache / ".writing.2"
     for path in (old, new):
         path.write_text("half")
     os.utime(old, (time.time() - 7200, time.time() - 7200))
-    compiled(program(1))
+    run(COMPILE, cache)
+    assert old.exists(), "nothing was written, so nothing is swept"
+    run(COMPILE.replace("+ 0", "+ 1"), cache)
     assert not old.exists() and new.exists()
     assert _core.cuda_info()["cache_entries"] == 2
