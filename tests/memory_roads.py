@@ -223,9 +223,9 @@ class Program(Road):
         self.graph = mlp()
 
     def act(self):
-        if not hasattr(_core, "cuda_program"):
+        if not hasattr(_core, "cuda_programs"):
             return None
-        return _core.cuda_program(self.graph._core, _core.pass_names())
+        return _core.cuda_programs(self.graph._core, _core.pass_names())
 
 
 # ---- a step

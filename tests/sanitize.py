@@ -31,6 +31,7 @@ from test_contract import build
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"address": "address,undefined,float-cast-overflow", "thread": "thread"}
+OTHERS = ["libjax_common", "libtorch_cpu"]  # libraries with races of their own, as TSan sees them
 RUNTIMES = {"address": "libasan", "thread": "libtsan"}
 PYTHON_TESTS = [
     "test_contract.py",
@@ -206,12 +207,14 @@ def environment_of(kind, folder):
         for name in (RUNTIMES[kind], "libstdc++")
     ]
     log = f":log_path={folder / 'report'}"
+    suppressions = folder / "suppressions.txt"
+    suppressions.write_text("".join(f"race:{name}\n" for name in OTHERS))
     result = {
         "PYTHONPATH": os.pathsep.join([str(folder / "package"), *filter(None, sys.path)]),
         "LD_PRELOAD": " ".join(preloads),
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1" + log,
         "UBSAN_OPTIONS": ENVIRONMENT["UBSAN_OPTIONS"] + log,
-        "TSAN_OPTIONS": ENVIRONMENT["TSAN_OPTIONS"] + log,
+        "TSAN_OPTIONS": f"{ENVIRONMENT['TSAN_OPTIONS']}:suppressions={suppressions}{log}",
         "OPENBLAS_NUM_THREADS": "1",  # NumPy's threads wait in ways that no sanitizer sees
     }
     return result | ({"PYTHONMALLOC": "malloc"} if kind == "address" else {})

@@ -23,7 +23,8 @@ def known(g, **options):
 
 
 def kernels(g, candidates=None):
-    text = _core.cuda_program(g._core, _core.pass_names(), candidates=candidates or {})
+    programs = _core.cuda_programs(g._core, _core.pass_names(), candidates=candidates or {})
+    text = "".join(programs)
     return re.findall(r"__launch_bounds__\(.*?\) (\w+)\(", text)
 
 

@@ -110,5 +110,6 @@ def test_programs(family, tmp_path, monkeypatch):
     monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path))
     case = boundary.Case(boundary.SEED, family, 3, "cuda")
     for candidates in itertools.chain([{}], itertools.islice(candidate_sets(case, "all"), 1)):
-        program = _core.cuda_program(case.graph._core, _core.pass_names(), candidates=candidates)
-        assert _core.cuda_cubin(program, "sm_90a")[:4] == b"\x7fELF"
+        programs = _core.cuda_programs(case.graph._core, _core.pass_names(), candidates=candidates)
+        cubins = _core.cuda_cubins(programs, "sm_90a")
+        assert cubins and all(cubin[:4] == b"\x7fELF" for cubin in cubins)

@@ -199,9 +199,9 @@ def product():
     return g
 
 def compile_all():
-    program = _core.cuda_program(product()._core, _core.pass_names())
-    assert "gemm_wgmma<" in program
-    _core.cuda_cubin(program, "sm_90a")
+    programs = _core.cuda_programs(product()._core, _core.pass_names())
+    assert "gemm_wgmma<" in programs[0]
+    _core.cuda_cubins(programs, "sm_90a")
 """
 
 
@@ -302,7 +302,7 @@ from aicf import _core
 
 g = aicf.Graph("negated")
 g.output("y", -g.param("w", (8,)))
-_core.cuda_cubin(_core.cuda_program(g._core, _core.pass_names()), "sm_90a")
+_core.cuda_cubins(_core.cuda_programs(g._core, _core.pass_names()), "sm_90a")
 """
 
 
@@ -411,8 +411,8 @@ def layout(i):
 def compile_all():
     graphs = [product(*LARGE), product(*SMALL), base(), other(1)]
     for g in graphs + [layout(i) for i in LAYOUTS]:
-        program = _core.cuda_program(g._core, [])
-        _core.cuda_cubin(program, "sm_90a")
+        programs = _core.cuda_programs(g._core, [])
+        _core.cuda_cubins(programs, "sm_90a")
 
 pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -558,4 +558,4 @@ told(lambda: g.compile(device="cuda", share=base, tensor_cores="sm_90"))
 """
     shared, other = together(script, FAKE_CUDA_MAJOR=8)[0].splitlines()
     assert "share= holds a step on cuda:0, this one is for cpu" in shared
-    assert 'tensor_cores is "sm_90", cuda:0 has those of "sm_80"' in other
+    assert 'tensor_cores is "sm_90", the device has those of "sm_80"' in other

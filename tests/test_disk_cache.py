@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import aicf
 import pytest
 from aicf import _core
 
@@ -24,6 +25,11 @@ def program(i=0, length=1):
         f'extern "C" __device__ int table[] = {{{table}}};\n'
         f'extern "C" __global__ void k(int* y) {{ y[0] = table[0] + {i}; }}\n'
     )
+
+
+def compiled(text, arch=ARCH):
+    (cubin,) = _core.cuda_cubins([text], arch)
+    return cubin
 
 
 @pytest.fixture
@@ -52,12 +58,12 @@ def run(code, folder, **environment):
 
 
 def test_an_entry_is_made_and_used(cache):
-    cubin = _core.cuda_cubin(program(), ARCH)
+    cubin = compiled(program())
     (entry,) = entries(cache)
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
     before = entry.stat()
-    assert _core.cuda_cubin(program(), ARCH) == cubin
+    assert compiled(program()) == cubin
     assert entries(cache) == [entry] and entry.stat().st_ino == before.st_ino
     info = _core.cuda_info()
     assert (info["cache_entries"], info["cache_bytes"]) == (1, before.st_size)
@@ -65,8 +71,33 @@ def test_an_entry_is_made_and_used(cache):
 
 
 def test_source_and_arch_are_in_the_key(cache):
-    cubins = {_core.cuda_cubin(program(i), arch) for i in range(2) for arch in ("sm_80", ARCH)}
+    cubins = {compiled(program(i), arch) for i in range(2) for arch in ("sm_80", ARCH)}
     assert len(cubins) == 4 and len(entries(cache)) == 4
+
+
+def test_a_kernel_is_compiled_once_whatever_graph_asks(cache):
+    """Graphs that share a kernel share its entry; what is known is not written again."""
+
+    def programs(*ops):
+        g = aicf.Graph("some")
+        x = g.input("x", (700,))
+        for op in ops:
+            g.output(op, aicf.cumsum(x, 0) if op == "cumsum" else aicf.cast(x, op))
+        return _core.cuda_programs(g._core, ())
+
+    both = programs("int32", "cumsum")
+    (one,) = programs("int32")
+    assert len(both) == 2 and one in both
+    assert _core.cuda_cubins([one], ARCH)[0] in _core.cuda_cubins(both, ARCH)
+    assert len(entries(cache)) == 2
+
+
+def test_one_bad_program_among_many(cache):
+    """The error is told, and what compiles beside it is right and whole."""
+    good = [program(i) for i in range(6)]
+    with pytest.raises(aicf.InternalError, match="refused a kernel"):
+        _core.cuda_cubins([*good[:3], "no program", *good[3:]], ARCH)
+    assert len(set(_core.cuda_cubins(good, ARCH))) == 6 and len(entries(cache)) == 6
 
 
 FLIPPED = (0, 8, 12, 20, 40, 400, -1, -64, -65)
@@ -75,7 +106,7 @@ SIZED = ("cut", "grow", "empty", "swap", "sparse", "zeros", "huge")
 
 @pytest.mark.parametrize("at", [*FLIPPED, *SIZED])
 def test_a_damaged_entry_is_a_miss(cache, at):
-    cubin = _core.cuda_cubin(program(), ARCH)
+    cubin = compiled(program())
     (entry,) = entries(cache)
     good = entry.read_bytes()
     bad = bytearray(good)
@@ -88,20 +119,20 @@ def test_a_damaged_entry_is_a_miss(cache, at):
     elif at in ("sparse", "zeros", "huge"):
         bad = bad[:100] if at == "sparse" else b""
     elif at == "swap":  # another program's entry under this name
-        _core.cuda_cubin(program(1), ARCH)
+        compiled(program(1))
         bad = next(e for e in entries(cache) if e != entry).read_bytes()
     else:
         bad[at] ^= 1
     entry.write_bytes(bad)
     if at in ("sparse", "zeros", "huge"):
         os.truncate(entry, 1 << 40 if at == "huge" else 200 << 20)
-    assert _core.cuda_cubin(program(), ARCH) == cubin
+    assert compiled(program()) == cubin
     assert entry.read_bytes() == good, "the entry was not made again"
 
 
 @pytest.mark.parametrize("what", ["link", "folder", "pipe", "writable"])
 def test_an_entry_that_is_no_plain_file_of_ours(cache, tmp_path, what):
-    cubin = _core.cuda_cubin(program(), ARCH)
+    cubin = compiled(program())
     (entry,) = entries(cache)
     if what == "writable":
         entry.chmod(0o666)
@@ -113,13 +144,13 @@ def test_an_entry_that_is_no_plain_file_of_ours(cache, tmp_path, what):
             entry.mkdir()
         else:
             os.mkfifo(entry)
-    assert _core.cuda_cubin(program(), ARCH) == cubin
+    assert compiled(program()) == cubin
     if what != "folder":
         assert stat.S_ISREG(entry.lstat().st_mode)
         assert stat.S_IMODE(entry.lstat().st_mode) == 0o600
 
 
-COMPILE = f"print(len(_core.cuda_cubin({program()!r}, {ARCH!r})))\n" * 2
+COMPILE = f"print(len(_core.cuda_cubins([{program()!r}], {ARCH!r})[0]))\n" * 2
 
 
 @pytest.mark.parametrize("what", ["file", "writable", "link", "no home", "read-only"])
@@ -146,7 +177,7 @@ def test_an_unusable_folder(tmp_path, what):
 def test_sixteen_writers(cache):
     """All start at once on the same programs; each gets the same bytes."""
     code = "import hashlib\n" + "".join(
-        f"print(hashlib.sha256(_core.cuda_cubin({program(i)!r}, {ARCH!r})).hexdigest())\n"
+        f"print(hashlib.sha256(_core.cuda_cubins([{program(i)!r}], {ARCH!r})[0]).hexdigest())\n"
         for i in range(3)
     )
     writers = [
@@ -164,7 +195,7 @@ def test_sixteen_writers(cache):
 def test_killed_while_writing(cache):
     """300 writers are killed at a temporary's sight: no torn entry is ever read."""
     programs = [program(i, 20_000) for i in range(4)]
-    whole = [_core.cuda_cubin(text, ARCH) for text in programs]
+    whole = [compiled(text) for text in programs]
     names = entries(cache)
     kept = [entry.read_bytes() for entry in names]
     in_writing = 0
@@ -174,7 +205,7 @@ def test_killed_while_writing(cache):
         if child == 0:  # NVRTC is loaded; the program is compiled, then written
             try:
                 for text in programs:
-                    _core.cuda_cubin(text, ARCH)
+                    compiled(text)
             finally:
                 os._exit(0)
         deadline = time.monotonic() + 5
@@ -193,15 +224,18 @@ def test_killed_while_writing(cache):
         for left in cache.glob(".writing.*"):
             left.unlink()
     assert in_writing >= 100
-    assert [_core.cuda_cubin(text, ARCH) for text in programs] == whole
+    assert [compiled(text) for text in programs] == whole
 
 
 def test_what_killed_writers_left_is_swept(cache):
-    _core.cuda_cubin(program(), ARCH)
+    """By the first that a process writes."""
+    run(COMPILE, cache)
     old, new = cache / ".writing.1", cache / ".writing.2"
     for path in (old, new):
         path.write_text("half")
     os.utime(old, (time.time() - 7200, time.time() - 7200))
-    _core.cuda_cubin(program(1), ARCH)
+    run(COMPILE, cache)
+    assert old.exists(), "nothing was written, so nothing is swept"
+    run(COMPILE.replace("+ 0", "+ 1"), cache)
     assert not old.exists() and new.exists()
     assert _core.cuda_info()["cache_entries"] == 2

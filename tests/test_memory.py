@@ -42,7 +42,7 @@ WARM = """
 import memory_roads as roads
 from aicf import _core
 for graph in (roads.mlp(), roads.average(), roads.negated()):
-    _core.cuda_cubin(_core.cuda_program(graph._core, _core.pass_names()), "sm_90a")
+    _core.cuda_cubins(_core.cuda_programs(graph._core, _core.pass_names()), "sm_90a")
 """
 
 

@@ -148,3 +148,24 @@ def test_product_cut_inside_a_row(width, dtype):
             assert result("default") == alone, f"{threads} threads"
     finally:
         aicf.set_num_threads(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity of threads here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_initial_values_do_not_depend_on_the_processors(dtype):
+    """Nor on where a large param is cut: a small one begins with the same elements."""
+    initial = aicf.init.ones() if dtype == "int64" else aicf.init.normal(0.0, 0.5)
+
+    def param(count):
+        g = aicf.Graph("initial")
+        g.output("y", g.state("w", (count,), dtype, init=initial))
+        return g.compile(device="cpu", seed=3).state["w"].numpy().tobytes()
+
+    allowed = os.sched_getaffinity(0)
+    whole = param(3 * 16384 + 5)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert param(3 * 16384 + 5) == whole
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert whole.startswith(param(16384)) and len(set(whole)) > 1

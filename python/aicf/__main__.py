@@ -57,7 +57,7 @@ def _cache(args: argparse.Namespace) -> int:
         print("this build has no CUDA backend and no kernel cache")
         return 2
     if args.action == "clear":
-        print(f"{_core.clear_cuda_cache()} programs removed")
+        print(f"{_core.clear_cuda_cache()} kernels removed")
     elif args.action == "warm":
         from . import verify
 
@@ -68,11 +68,15 @@ def _cache(args: argparse.Namespace) -> int:
             else:
                 graph = verify.build(name, verify.CASES[name])
             passes = _core.pass_names()
-            program = _core.cuda_program(graph._core, passes, args.processors, args.arch, args.math)
-            print(f"{name}: {len(_core.cuda_cubin(program, args.arch))} bytes for {args.arch}")
+            programs = _core.cuda_programs(
+                graph._core, passes, args.processors, args.arch, args.math
+            )
+            cubins = _core.cuda_cubins(programs, args.arch)
+            size = sum(map(len, cubins))
+            print(f"{name}: {len(cubins)} kernels, {size} bytes for {args.arch}")
     else:
         found = _core.cuda_info()
-        print(f"{found['cache']}: {found['cache_entries']} programs, {found['cache_bytes']} bytes")
+        print(f"{found['cache']}: {found['cache_entries']} kernels, {found['cache_bytes']} bytes")
     return 0
 
 

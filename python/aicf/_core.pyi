@@ -352,13 +352,11 @@ def cuda_candidates(graph: Graph, passes: Sequence[str], processors: int = 132, 
     The kernels to choose from by op signature, the one chosen by itself first.
     """
 
-def cuda_program(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32', candidates: Mapping[str, str] = {}) -> str:
-    """The CUDA C++ program of a graph's kernels; needs no GPU."""
+def cuda_programs(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32', candidates: Mapping[str, str] = {}) -> list[str]:
+    """The CUDA C++ programs of a graph's kernels, one each; needs no GPU."""
 
-def cuda_cubin(program: str, arch: str) -> bytes:
-    """
-    Compiles a program with NVRTC, through the cache on disk; needs no GPU.
-    """
+def cuda_cubins(programs: Sequence[str], arch: str) -> list[bytes]:
+    """Compiles programs with NVRTC, through the cache on disk; needs no GPU."""
 
 def cuda_log(program: str, arch: str) -> str:
     """

@@ -6,6 +6,8 @@ import builtins
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ._core import DTypeError, ShapeError
 from .arguments import checked
 from .graph import Value, _emit
@@ -138,8 +140,8 @@ def scaled_dot_product_attention(
     scores = mul(matmul(q, transpose(k)), 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if causal:
         rows, columns = scores.shape[-2:]
-        visible = [[column <= row for column in range(columns)] for row in range(rows)]
-        scores = where(g.constant(visible, "bool"), scores, -math.inf)
+        visible = np.tri(rows, columns, dtype=bool)
+        scores = where(g.constant(visible), scores, -math.inf)
     if mask is not None:
         scores = where(mask, scores, -math.inf) if mask.dtype == "bool" else add(scores, mask)
     return matmul(_emit("Softmax", "scaled_dot_product_attention", scores, masked=True), v)

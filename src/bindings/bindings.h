@@ -5,9 +5,9 @@
 
 #include "bindings/casters.h"
 #include "bindings/dlpack.h"
+#include "core/compile.h"
 #include "core/interrupt.h"
 #include "core/ir.h"
-#include "core/passes.h"
 
 namespace aicf {
 

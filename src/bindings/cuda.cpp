@@ -2,21 +2,19 @@
 #ifdef AICF_CUDA
 #include "bindings/bindings.h"
 #include "core/aside.h"
+#include "core/compile.h"
 #include "core/float_mode.h"
-#include "core/passes.h"
 #include "kernels/cuda/backend.h"
 
 namespace aicf {
 
 namespace {
 
-Lowered rewritten(Graph graph, const std::vector<std::string>& names, const std::string& math,
-                  const std::string& arch) {
-    const auto passes = select_passes(names);
-    run_passes(graph, passes, math);
-    Lowered lowered = lower(graph, math, cuda_tensor_cores(arch));
-    run_passes(lowered, passes);
-    return lowered;
+CompileOptions options_of(const std::vector<std::string>& passes, const std::string& math) {
+    CompileOptions options;
+    options.passes = passes;
+    options.math = math;
+    return options;
 }
 
 }  // namespace
@@ -84,44 +82,52 @@ void bind_cuda(nb::module_& m) {
         "cuda_candidates",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math) {
-            Lowered lowered = rewritten(graph, names, math, arch);
+            const auto target = cuda_target(processors, arch);
             std::map<std::string, std::vector<std::string>> found;
-            choose_candidates(lowered, {}, [&](const LoweredOp& op) {
-                std::vector<std::string> list = cuda_candidates(op, processors, arch);
-                if (list.size() > 1) found[signature(op)] = list;
-                return list;
-            });
+            const auto note = [&](const LoweredOp& op) {
+                std::vector<std::string> list = target->candidates(op);
+                if (list.size() > 1) found[signature(op)] = std::move(list);
+            };
+            for (const LoweredOp& op :
+                 rewrite(graph, options_of(names, math), target->tensor_cores()).ops) {
+                note(op);
+                for (const LoweredOp& member : op.members) note(member);
+            }
             return found;
         },
         nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
         nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::call_guard<FloatMode>(),
         "The kernels to choose from by op signature, the one chosen by itself first.");
     m.def(
-        "cuda_program",
+        "cuda_programs",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math, const Candidates& candidates) {
-            Lowered lowered = rewritten(graph, names, math, arch);
-            choose_candidates(lowered, candidates, [&](const LoweredOp& op) {
-                return cuda_candidates(op, processors, arch);
-            });
-            return cuda_program(lowered.ops, processors, arch);
+            CompileOptions options = options_of(names, math);
+            options.candidates = candidates;
+            options.code = false;
+            return cuda_programs(compile(graph, *cuda_target(processors, arch), options).kernels());
         },
         nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
         nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::arg("candidates") = Candidates(),
-        nb::call_guard<FloatMode>(), "The CUDA C++ program of a graph's kernels; needs no GPU.");
+        nb::call_guard<FloatMode>(),
+        "The CUDA C++ programs of a graph's kernels, one each; needs no GPU.");
     m.def(
-        "cuda_cubin",
-        [](const std::string& program, const std::string& arch) {
-            std::string cubin;
+        "cuda_cubins",
+        [](const std::vector<std::string>& programs, const std::string& arch) {
+            std::vector<std::string> cubins;
             {
                 const GilRelease release;
                 const Signals signals;
-                cubin = cuda_cubin(program, arch);
+                cubins = cuda_cubins(programs, arch);
             }
-            return nb::bytes(cubin.data(), cubin.size());
+            nb::list result;
+            for (const std::string& cubin : cubins)
+                result.append(nb::bytes(cubin.data(), cubin.size()));
+            return result;
         },
-        nb::arg("program"), nb::arg("arch"),
-        "Compiles a program with NVRTC, through the cache on disk; needs no GPU.");
+        nb::sig("def cuda_cubins(programs: Sequence[str], arch: str) -> list[bytes]"),
+        nb::arg("programs"), nb::arg("arch"),
+        "Compiles programs with NVRTC, through the cache on disk; needs no GPU.");
     m.def("cuda_log", &cuda_log, nb::arg("program"), nb::arg("arch"),
           nb::call_guard<GilRelease, Signals>(),
           "What NVRTC and its assembler say of a program: registers, spills, what is serialized.");

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "core/backend.h"
+#include "core/compile.h"
 #include "core/float_mode.h"
 #include "core/passes.h"
 
@@ -267,26 +268,23 @@ void bind_graph(nb::module_& m) {
             [](const Graph& g, const std::vector<std::string>& names, const std::string& device,
                const std::string& math) {
                 const auto backend = open_backend(parse_device(device));
-                return trace_passes(g, select_passes(names), *backend, math);
+                CompileOptions options;
+                options.passes = names;
+                options.math = math;
+                return trace_passes(g, backend->target(), options);
             },
             nb::arg("passes"), nb::arg("device") = "cpu", nb::arg("math") = "fp32",
             nb::call_guard<FloatMode, Signals>())
         .def(
             "lower_text",
             [](const Graph& g, const std::string& math) {
-                Graph copy = g;
-                verify(copy).require("lower");
-                run_passes(copy, {}, math);
-                return to_text(lower(copy, math));
+                CompileOptions options;
+                options.math = math;
+                return to_text(rewrite(g, options, 0));
             },
             nb::arg("math") = "fp32", nb::call_guard<FloatMode, Signals>())
         .def(
-            "lower_json",
-            [](const Graph& g) {
-                const Graph copy = g;
-                verify(copy).require("lower");
-                return to_json(lower(copy));
-            },
+            "lower_json", [](const Graph& g) { return to_json(rewrite(g, {}, 0)); },
             nb::call_guard<FloatMode, Signals>());
 
     nb::class_<GraphReader>(m, "GraphReader",

@@ -170,11 +170,11 @@ CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool sync
     result.inputs.reserve(given.size());
     for (auto [key, object] : given) {
         const std::string name = name_of(key);
-        if (name == "stream" && !step.graph().find(name)) {
+        if (name == "stream" && !step.find_leaf(name)) {
             result.stream = stream_of(object);
             continue;
         }
-        if (syncs && name == "sync" && !step.graph().find(name)) {
+        if (syncs && name == "sync" && !step.find_leaf(name)) {
             std::string policy;
             if (!text_of(object, policy)) policy = repr_of(object);
             result.sync = parse_sync(policy, "run");
@@ -424,15 +424,16 @@ void bind_step(nb::module_& m) {
                 options.seed = seed;
                 options.capture = capture;
                 options.share.assign(share.begin(), share.end());
-                options.passes = passes;
-                options.math = math;
-                options.deterministic = deterministic;
-                options.candidates = candidates;
-                options.tensor_cores = tensor_cores;
+                CompileOptions compile;
+                compile.passes = passes;
+                compile.math = math;
+                compile.deterministic = deterministic;
+                compile.candidates = candidates;
+                compile.tensor_cores = tensor_cores;
                 Graph copy = graph;  // what other threads append is not for this step
                 const GilRelease release;
                 const Signals signals;
-                new (self) Step(std::move(copy), options);
+                new (self) Step(std::move(copy), options, std::move(compile));
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
             nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),
@@ -534,7 +535,7 @@ void bind_step(nb::module_& m) {
         .def("_leaves",
              [](const Step& s, const std::string& role) {
                  std::vector<std::string> names;
-                 for (const Value& value : s.graph().values)
+                 for (const Value& value : s.plan().values)
                      if (role_name(value.role) == role) names.push_back(value.name);
                  return names;
              })

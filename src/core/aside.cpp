@@ -1,5 +1,6 @@
 #include "core/aside.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -17,7 +18,7 @@ namespace aicf {
 namespace {
 
 struct Aside {
-    std::function<void(const std::atomic<bool>&)> work;
+    std::function<void()> work;
     std::atomic<bool> given_up = false;
     std::mutex lock;
     std::condition_variable ended;
@@ -28,7 +29,7 @@ struct Aside {
     void run() {
         std::exception_ptr caught;
         try {
-            work(given_up);
+            work();
         } catch (...) {
             caught = std::current_exception();
         }
@@ -65,7 +66,7 @@ void forget(const std::shared_ptr<Aside>& aside) {
 
 }  // namespace
 
-void run_aside(std::function<void(const std::atomic<bool>&)> work) {
+void run_aside(std::function<void()> work, void (*watch)()) {
     const auto aside = std::make_shared<Aside>();
     aside->work = std::move(work);
     {
@@ -77,13 +78,14 @@ void run_aside(std::function<void(const std::atomic<bool>&)> work) {
         aside->thread = std::thread([aside] { aside->run(); });
     } catch (...) {
         forget(aside);
-        return aside->work(aside->given_up);
+        return aside->work();
     }
     try {
         std::unique_lock guard(aside->lock);
-        while (!aside->ended.wait_for(guard, std::chrono::milliseconds(20),
+        while (!aside->ended.wait_for(guard, std::chrono::milliseconds(2),
                                       [&] { return aside->done; })) {
             guard.unlock();
+            watch();
             poll();
             guard.lock();
         }

@@ -29,27 +29,13 @@ SyncPolicy parse_sync(std::string_view name, const char* where) {
           "\"; need one of \"none\", \"event\", \"full\"");
 }
 
-void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
-              std::shared_ptr<const Kernel> chosen) {
-    Kernel::Part part{member, std::move(chosen), {}, kernel.tail_bytes, kernel.workspace_bytes};
-    const auto inputs = static_cast<int>(group.inputs.size());
-    for (const View& view : member.inputs) part.operands.push_back(find_view(group.inputs, view));
-    for (const View& view : member.outputs)
-        part.operands.push_back(inputs + find_view(group.outputs, view));
-    const std::vector<void*> none(part.operands.size(), nullptr);
-    kernel.tail_bytes += pack_args(member, *part.kernel, none, nullptr)->bytes;
-    kernel.workspace_bytes += (part.kernel->workspace_bytes + kArenaAlign - 1) / kArenaAlign *
-                              static_cast<uint64_t>(kArenaAlign);
-    kernel.parts.push_back(std::move(part));
-}
-
 void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args) {
     for (const Kernel::Part& part : kernel.parts) {
         std::vector<void*> addresses;
         for (int operand : part.operands) addresses.push_back(args.operand(operand).ptr);
         const auto block = pack_args(part.op, *part.kernel, addresses,
                                      static_cast<char*>(args.workspace) + part.workspace);
-        backend.finish_args(*part.kernel, *block);
+        backend.finish_args(*part.kernel, *block, nullptr);
         std::memcpy(reinterpret_cast<char*>(&args) + args.tail + part.at, block.get(),
                     block->bytes);
     }

@@ -1,31 +1,11 @@
-// The door to a device. Core knows nothing else of a device than these two classes.
+// The door to a device: memory, streams, launches, capture. Core knows nothing else of a device.
 #pragma once
 
-#include "core/plan.h"
+#include "core/target.h"
 
 namespace aicf {
 
-/// A kernel chosen for one lowered op and its operands' types and strides. Backends derive from it.
-struct Kernel {
-    virtual ~Kernel() = default;
-    std::string name;              // "gemm_f32", as traces and dumps print it
-    uint64_t workspace_bytes = 0;  // lent for the call
-    uint32_t tail_bytes = 0;       // room the backend wants at the end of the argument block
-    std::vector<uint32_t> align;   // by input, bytes it begins at a multiple of, beyond its element
-    /// Of a group: its members' kernels, whose argument blocks lie in the tail of its own.
-    struct Part {
-        LoweredOp op;
-        std::shared_ptr<const Kernel> kernel;
-        std::vector<int> operands;  // by the member's operand: that of the group
-        uint32_t at;                // bytes into the tail
-        uint64_t workspace;         // bytes into the group's
-    };
-    std::vector<Part> parts;
-};
 class Backend;
-/// Gives the kernel of a group its next part.
-void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
-              std::shared_ptr<const Kernel> chosen);
 /// Fills the parts' blocks from the group's own operands.
 void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args);
 
@@ -34,7 +14,8 @@ struct BoundOp {
     std::shared_ptr<const Kernel> kernel;
     std::string op;                  // lowered name
     std::shared_ptr<ArgBlock> args;  // 64-byte aligned
-    std::vector<int> waits;
+    std::vector<int> waits = {};
+    std::shared_ptr<const void> code = {};  // as load() gave it
 };
 
 /// The replayable form of a list of bound ops.
@@ -50,24 +31,21 @@ class Captured {
     virtual std::vector<Launch> trace() const = 0;  // read back from what is really held
 };
 
-/// What compiles (candidates, select, load, finish_args, capture, allocate, clear) may be called
+/// What starts a Step (load, finish_args, capture, allocate, clear) may be called
 /// while another thread runs a Step of the same machine; all else wants the machine's lock.
 class Backend {
   public:
     virtual ~Backend() = default;
     virtual Device device() const = 0;
-    /// The family of the device's tensor cores, as product_order() takes it.
-    virtual int tensor_cores() const { return 0; }
-    /// Names of the kernels that could run an op, the one it would choose first; empty where there
-    /// is no choice. LoweredOp::candidate tells select() which.
-    virtual std::vector<std::string> candidates(const LoweredOp&) { return {}; }
-    /// The kernel of an op, not yet loaded; Unsupported when none fits.
-    virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) = 0;
-    /// Does before any run what first use of these kernels would do: compiling, loading,
-    /// attributes.
-    virtual void load(const std::vector<std::shared_ptr<const Kernel>>&) {}
+    virtual const Target& target() const = 0;  // what it runs
+    /// Finishes before any replay what first use would do: loading, attributes. By kernel what
+    /// BoundOp::code holds.
+    virtual std::vector<std::shared_ptr<const void>> load(const Kernels& kernels) {
+        return std::vector<std::shared_ptr<const void>>(kernels.size());
+    }
     /// Fills the backend's tail of a block whose pointers are set; again after a rebind.
-    virtual void finish_args(const Kernel& kernel, ArgBlock& args) = 0;
+    /// `counters`: the kernel's, as many bytes as it says.
+    virtual void finish_args(const Kernel& kernel, ArgBlock& args, void* counters) = 0;
 
     virtual std::shared_ptr<void> allocate(uint64_t bytes) = 0;  // 256-byte aligned; OutOfMemory
     virtual void clear(void* to, uint64_t bytes) = 0;            // to zero
@@ -104,15 +82,5 @@ SyncPolicy parse_sync(std::string_view name, const char* where);  // GraphError 
 using BackendMaker = std::unique_ptr<Backend> (*)(Device device);
 void register_backend(Device::Kind kind, BackendMaker maker);
 std::unique_ptr<Backend> open_backend(Device device);
-
-/// Packs an op's operands and attributes into a block; `addresses` gives each operand's first
-/// element.
-std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
-                                    const std::vector<void*>& addresses, void* workspace);
-/// The attributes of an op as the scalars a kernel receives, in schema order: numbers as they are,
-/// the list "axes" as a bit mask, any other list as eight scalars, order "tree" as 0, "chain(c)" as
-/// c and "mma16(c)" and its like as -c, a choice as its index. Those of a fused op's steps follow,
-/// in their order.
-std::vector<Scalar> pack_scalars(const LoweredOp& op);
 
 }  // namespace aicf

@@ -319,12 +319,19 @@ struct Desk {
     struct Pending {
         BoundOp op;
         std::vector<TensorRef> tensors;
+        std::shared_ptr<void> counters;
     };
     std::vector<Pending> pending;  // enqueued, perhaps not done
 
     void synchronize() {
         backend->synchronize();
         pending.clear();
+    }
+    std::shared_ptr<void> counters(uint64_t bytes) {
+        if (!bytes) return nullptr;
+        auto zeros = backend->allocate(bytes);
+        backend->clear(zeros.get(), bytes);
+        return zeros;
     }
     void* lend(uint64_t bytes) {
         if (bytes > workspace_bytes) {
@@ -378,17 +385,18 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
     Desk& at = *held;
     const std::lock_guard guard(at.lock);
     if (def.gemm && !attrs.find("order"))
-        op.attrs.set("order", product_order(op, at.backend->tensor_cores()));
+        op.attrs.set("order", product_order(op, at.backend->target().tensor_cores()));
     BoundOp bound;
-    bound.kernel = at.backend->select(op);
-    at.backend->load({bound.kernel});
+    bound.kernel = at.backend->target().select(op);
+    bound.code = at.backend->load({bound.kernel})[0];
     bound.op = def.name;
     std::vector<void*> addresses;
     for (const auto* tensors : {&inputs, &outputs})
         for (const TensorRef& tensor : *tensors) addresses.push_back(tensor.data);
     bound.args = pack_args(op, *bound.kernel, addresses, at.lend(bound.kernel->workspace_bytes));
-    at.backend->finish_args(*bound.kernel, *bound.args);
-    Desk::Pending kept{std::move(bound), inputs};
+    auto counters = at.counters(bound.kernel->counter_bytes);
+    at.backend->finish_args(*bound.kernel, *bound.args, counters.get());
+    Desk::Pending kept{std::move(bound), inputs, std::move(counters)};
     kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
     at.pending.reserve(kMaxPending);  // nothing may fail between the first written byte and the end
     if (stream) at.backend->order_after(*stream);
@@ -439,8 +447,8 @@ uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& in
     const std::lock_guard guard(at.lock);
     LoweredOp op = as_op(def, in, out, std::move(complete));
     if (def.gemm && !attrs.find("order"))
-        op.attrs.set("order", product_order(op, at.backend->tensor_cores()));
-    return at.backend->select(op)->workspace_bytes;
+        op.attrs.set("order", product_order(op, at.backend->target().tensor_cores()));
+    return at.backend->target().select(op)->workspace_bytes;
 }
 
 }  // namespace aicf

@@ -38,7 +38,7 @@ bool Attrs::operator==(const Attrs& other) const {
 
 namespace {
 
-constexpr const char* kRoleNames[] = {"input", "param", "state", "constant", "temp"};
+constexpr const char* kRoleNames[] = {"input", "param", "state", "constant", "temp", "ring"};
 constexpr const char* kAttrKinds[] = {"bool", "int", "float", "str", "list of ints"};
 
 /// An int is accepted where a float is declared; nothing else converts.
@@ -57,6 +57,10 @@ std::optional<Role> parse_role(std::string_view name) {
     for (int i = 0; i < 5; i++)
         if (name == kRoleNames[i]) return static_cast<Role>(i);
     return std::nullopt;
+}
+
+bool is_leaf(const Value& value) {
+    return value.role == Role::input || value.role == Role::param || value.role == Role::state;
 }
 
 namespace {
@@ -124,10 +128,6 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
 // ---- building ----------------------------------------------------------------------------------
 
 namespace {
-
-bool is_leaf(const Value& value) {
-    return value.role == Role::input || value.role == Role::param || value.role == Role::state;
-}
 
 bool is_number(const Value& value) {
     return value.role == Role::constant && value.type.shape.rank() == 0 && value.init.bytes;

@@ -72,7 +72,8 @@ class Attrs {
 };
 std::string to_string(const Attrs& attrs);  // {"lr": 0.001, "axes": [0]} as in the dump
 
-enum class Role : uint8_t { input, param, state, constant, temp };
+/// A ring holds an output's last values; lowering makes it, no graph has one.
+enum class Role : uint8_t { input, param, state, constant, temp, ring };
 const char* role_name(Role role);
 std::optional<Role> parse_role(std::string_view name);
 
@@ -107,6 +108,7 @@ struct Value {
     ValueId moment_of = kNone;  // a state that an optimizer keeps for this param ...
     int moment_slot = 0;        // ... as its first, second, ... moment
 };
+bool is_leaf(const Value& value);  // an input, a param or a state
 
 struct Node {
     int id = -1;

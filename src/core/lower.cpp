@@ -144,7 +144,7 @@ void lower_outputs(Lowered& lowered, const Graph& graph) {
                 append_value(lowered, {type.dtype, shape}, "output." + output.name + ".ring");
             result.position =
                 append_value(lowered, {DType::i64, {}}, "output." + output.name + ".position");
-            for (ValueId id : {result.ring, result.position}) lowered.values[id].role = Role::state;
+            for (ValueId id : {result.ring, result.position}) lowered.values[id].role = Role::ring;
             const ValueId ring = append_value(lowered, {type.dtype, shape}, "ring");
             const ValueId position = append_value(lowered, {DType::i64, {}}, "position");
             lowered.ops.push_back(

@@ -6,8 +6,6 @@
 
 namespace aicf {
 
-class Backend;
-
 struct Pass {
     std::string name;
     bool keeps_bits;           // true: every state and output byte is the same with and without it
@@ -68,24 +66,5 @@ void group_siblings(Lowered& lowered);
 
 /// The named passes in the given order; GraphError for a name that does not exist.
 std::vector<const Pass*> select_passes(const std::vector<std::string>& names);
-/// Runs those of one level; after each, the result is verified.
-/// `math`: compile's; "mixed" comes before all passes.
-void run_passes(Graph& graph, const std::vector<const Pass*>& passes,
-                const std::string& math = "fp32", const OnStage& done = {});
-void run_passes(Lowered& lowered, const std::vector<const Pass*>& passes, const OnStage& done = {});
-
-/// What a pass has left, and what that costs once lowered and planned.
-struct Stage {
-    std::string pass;  // empty: before any
-    bool keeps_bits = true;
-    std::string text;  // of the graph, or of the lowered list after a pass of that level
-    int64_t ops = 0;   // lowered
-    Cost cost;         // of all ops; bytes are those their operands move
-    int64_t peak_bytes = 0;
-};
-/// The graph before any pass, made ready for `math`, and after each, those of the graph first, as
-/// in Step::Step.
-std::vector<Stage> trace_passes(const Graph& graph, const std::vector<const Pass*>& passes,
-                                Backend& backend, const std::string& math = "fp32");
 
 }  // namespace aicf

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <climits>
 #include <map>
+#include <set>
 #include <utility>
 
-#include "core/backend.h"
 #include "core/interrupt.h"
 #include "core/memory.h"
 #include "core/paths.h"
@@ -14,8 +14,9 @@ namespace aicf {
 
 namespace {
 
-constexpr const char* kRegionNames[kRegions] = {
-    "params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants", "workspace"};
+constexpr const char* kRegionNames[kRegions] = {"params",   "grads",    "moments", "state",
+                                                "inputs",   "outputs",  "temps",   "constants",
+                                                "counters", "workspace"};
 
 int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
 
@@ -40,18 +41,22 @@ constexpr int64_t kMostBytes = int64_t{1} << 58;  // so that no sum of regions o
 
 class Planner {
   public:
-    Planner(const Lowered& lowered, Backend& backend, const std::vector<char>& shared,
+    Planner(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
             const OnStage& done)
-        : lowered_(lowered), shared_(shared) {
+        : lowered_(lowered), shared_(lowered.values.size(), 0) {
+        const std::set<std::string_view> elsewhere(shared.begin(), shared.end());
+        for (const Value& value : lowered.values)
+            if (value.role == Role::param || value.role == Role::state)
+                shared_[value.id] = elsewhere.contains(value.name);
         plan_.name = lowered.name;
-        plan_.device = backend.device();
+        plan_.device = target.kind();
         plan_.values = lowered.values;
         plan_.outputs = lowered.outputs;
         plan_.assigns = lowered.assigns;
         plan_.places.resize(lowered.values.size());
         for (const LoweredOp& op : lowered.ops) {
             poll();
-            plan_.ops.push_back({op, backend.select(op), 0, {}});
+            plan_.ops.push_back({op, target.select(op), 0, 0, {}});
         }
         tell(done, "select");
         find_lifetimes();
@@ -59,7 +64,10 @@ class Planner {
         place_outputs();
         share_in_place();
         place_temps();
-        for (const PlannedOp& op : plan_.ops) {
+        for (PlannedOp& op : plan_.ops) {
+            op.counters = bytes(Region::counters);
+            bytes(Region::counters) =
+                sum(op.counters, align_up(static_cast<int64_t>(op.kernel->counter_bytes)));
             if (op.kernel->workspace_bytes > static_cast<uint64_t>(kMostBytes)) too_large();
             bytes(Region::workspace) =
                 std::max<int64_t>(bytes(Region::workspace),
@@ -126,13 +134,14 @@ class Planner {
         bytes(Region::grads) = lowered_.param_grads.empty() ? 0 : params;
         for (const Value& value : lowered_.values) {
             const ValueId id = value.id;
-            const bool ring = value.role == Role::state && value.name.starts_with("output.");
             if (value.role == Role::param)
                 put(id, Region::params, layout[id]);
             else if (value.moment_of != kNone)
                 put(id, Region::moments, value.moment_slot * params + layout[value.moment_of]);
             else if (value.role == Role::state && !shared_[id])
-                append(id, ring ? Region::outputs : Region::state);
+                append(id, Region::state);
+            else if (value.role == Role::ring)
+                append(id, Region::outputs);
             else if (value.role == Role::input)
                 append(id, Region::inputs);
             else if (value.role == Role::constant && last_[id] >= 0)
@@ -240,7 +249,7 @@ class Planner {
     }
 
     const Lowered& lowered_;
-    const std::vector<char>& shared_;
+    std::vector<char> shared_;  // by value
     std::vector<int> first_, last_;
 };
 
@@ -260,10 +269,15 @@ Cost Plan::cost() const {
     return sum;
 }
 
-void choose_candidates(Lowered& lowered, const Candidates& given,
-                       const std::function<std::vector<std::string>(const LoweredOp&)>& known) {
+Kernels Plan::kernels() const {
+    Kernels all;
+    for (const PlannedOp& planned : ops) all.push_back(planned.kernel);
+    return all;
+}
+
+void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target) {
     const auto choose = [&](LoweredOp& op) {
-        const std::vector<std::string> names = known(op);
+        const std::vector<std::string> names = target.candidates(op);
         const auto at = given.empty() ? given.end() : given.find(signature(op));
         if (names.size() > 1) op.candidate = names[0];
         if (at == given.end()) return;
@@ -280,9 +294,9 @@ void choose_candidates(Lowered& lowered, const Candidates& given,
     }
 }
 
-Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared,
+Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
                const OnStage& done) {
-    Plan plan = std::move(Planner(lowered, backend, shared, done).plan_);
+    Plan plan = std::move(Planner(lowered, target, shared, done).plan_);
     tell(done, "plan");
     return plan;
 }
@@ -374,98 +388,6 @@ Report verify(const Plan& plan) {
         report.pass("plan", cat("memory OK: no two live values overlap, ", count,
                                 " ops ordered, peak ", plan.peak_bytes(), " bytes"));
     return report;
-}
-
-// ---- argument blocks ---------------------------------------------------------------------------
-
-namespace {
-
-/// `rank`: of the operand whose axes an attribute names.
-void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
-                std::vector<Scalar>& scalars) {
-    for (const AttrDef& def : schema.attrs) {
-        const Attr& attr = *attrs.find(def.name);
-        Scalar scalar{.i = 0};
-        if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
-        if (const auto* integer = std::get_if<int64_t>(&attr)) scalar.i = *integer;
-        if (const auto* number = std::get_if<double>(&attr)) scalar.f = *number;
-        const auto* list = std::get_if<std::vector<int64_t>>(&attr);
-        if (list && def.name != "axes") {
-            for (size_t i = 0; i < kMaxDims; i++)
-                scalars.push_back({.i = i < list->size() ? (*list)[i] : 0});
-            continue;
-        }
-        if (list)
-            for (int64_t axis : *list) scalar.i |= int64_t{1} << (axis < 0 ? axis + rank : axis);
-        if (const auto* text = std::get_if<std::string>(&attr)) {
-            const auto choice = std::find(def.choices.begin(), def.choices.end(), *text);
-            if (const size_t open = text->find('('); def.name == "order")
-                scalar.i = open == std::string::npos     ? 0
-                           : text->starts_with("chain(") ? std::atoll(text->c_str() + open + 1)
-                                                         : -std::atoll(text->c_str() + open + 1);
-            else if (choice != def.choices.end())
-                scalar.i = choice - def.choices.begin();
-        }
-        scalars.push_back(scalar);
-    }
-}
-
-}  // namespace
-
-std::vector<Scalar> pack_scalars(const LoweredOp& op) {
-    std::vector<Scalar> scalars;
-    const int rank = op.inputs.empty() ? 0 : op.inputs[0].shape.rank();
-    pack_attrs(*op.def, op.attrs, rank, scalars);
-    for (const FusedStep& step : op.body)
-        pack_attrs(*step.def, step.attrs, op.operand(step.inputs[0]).shape.rank(), scalars);
-    return scalars;
-}
-
-std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
-                                    const std::vector<void*>& addresses, void* workspace) {
-    std::vector<const View*> views;
-    for (const View& view : op.inputs) views.push_back(&view);
-    for (const View& view : op.outputs) views.push_back(&view);
-    const auto round = [](size_t bytes, size_t to) {
-        return static_cast<uint32_t>((bytes + to - 1) / to * to);
-    };
-    std::vector<uint32_t> at;
-    uint32_t used = round(sizeof(ArgBlock) + 4 * views.size(), 8);
-    for (const View* view : views) {
-        at.push_back(used);
-        used += static_cast<uint32_t>(sizeof(Operand) + 16 * view->shape.rank());
-    }
-    const std::vector<Scalar> scalars = pack_scalars(op);
-    const uint32_t scalars_at = used;
-    const uint32_t tail_at = round(used + 8 * scalars.size(), 64);
-    const uint32_t total = round(tail_at + kernel.tail_bytes, 64);
-    const uint32_t most = op.members.empty() ? kMaxArgBytes : kMaxGroupBytes;
-    if (total > most)
-        raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total,
-              " bytes; at most ", most, " fit, use fewer operands");
-    std::shared_ptr<ArgBlock> block(
-        static_cast<ArgBlock*>(::operator new(total, std::align_val_t(64))),
-        [](ArgBlock* p) { ::operator delete(p, std::align_val_t(64)); });
-    auto* base = reinterpret_cast<char*>(block.get());
-    std::fill(base, base + total, 0);
-    *block = {total,
-              static_cast<uint16_t>(op.inputs.size()),
-              static_cast<uint16_t>(op.outputs.size()),
-              scalars_at,
-              tail_at,
-              workspace,
-              kernel.workspace_bytes};
-    std::copy(at.begin(), at.end(), reinterpret_cast<uint32_t*>(block.get() + 1));
-    for (size_t i = 0; i < views.size(); i++) {
-        const View& view = *views[i];
-        auto* operand = reinterpret_cast<Operand*>(base + at[i]);
-        *operand = {addresses[i], static_cast<int32_t>(view.dtype), view.shape.rank()};
-        auto* sizes = reinterpret_cast<int64_t*>(operand + 1);
-        std::copy(view.shape.begin(), view.shape.end(), sizes);
-        std::copy(view.strides.begin(), view.strides.end(), sizes + view.shape.rank());
-    }
-    std::copy(scalars.begin(), scalars.end(), reinterpret_cast<Scalar*>(base + scalars_at));
-    return block;
 }
 
 }  // namespace aicf

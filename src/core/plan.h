@@ -5,14 +5,9 @@
 #include <map>
 
 #include "core/interrupt.h"
-#include "core/op.h"
+#include "core/target.h"
 
 namespace aicf {
-
-class Backend;
-struct Kernel;
-
-constexpr int64_t kArenaAlign = 256;
 
 /// Regions in the order of their dump. params, grads and each moment slot hold the same params at
 /// equal offsets, so an optimizer or an all-reduce may treat each as one array.
@@ -25,9 +20,10 @@ enum class Region : uint8_t {
     outputs,
     temps,
     constants,
+    counters,
     workspace
 };
-constexpr int kRegions = 9;
+constexpr int kRegions = 10;
 const char* region_name(Region region);
 
 struct Place {
@@ -40,13 +36,14 @@ struct Place {
 struct PlannedOp {
     LoweredOp op;
     std::shared_ptr<const Kernel> kernel;  // what the backend selected
+    int64_t counters = 0;                  // bytes into the region of these
     int lane = 0;
     std::vector<int> waits;  // ops that must be done before; the fewest that say it
 };
 
 struct Plan {
     std::string name;
-    Device device;
+    Device::Kind device = Device::cpu;
     std::vector<Value> values;
     std::vector<Place> places;  // by value id
     std::vector<PlannedOp> ops;
@@ -55,6 +52,7 @@ struct Plan {
     int64_t region_bytes[kRegions] = {};
     int64_t peak_bytes() const;  // all regions: known before the first run, constant after
     Cost cost() const;           // of all ops
+    Kernels kernels() const;     // by op
     int64_t temps_without_reuse = 0;
     std::string math = "fp32";  // as compiled
     bool deterministic = true;
@@ -62,13 +60,12 @@ struct Plan {
 
 /// Of ops by their signature, the names of backends' kernels.
 using Candidates = std::map<std::string, std::string>;
-/// Names the kernel of each op of which `known` tells more than one: that in `given`, else the
-/// first. GraphError for a name that `known` does not hold.
-void choose_candidates(Lowered& lowered, const Candidates& given,
-                       const std::function<std::vector<std::string>(const LoweredOp&)>& known);
-/// Places every value and asks the backend for kernels. `shared` marks params and states that live
-/// in another Step (by value id).
-Plan make_plan(const Lowered& lowered, Backend& backend, const std::vector<char>& shared,
+/// Names the kernel of each op for which the target has more than one: that in `given`, else the
+/// first. GraphError for a name that the target does not know.
+void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target);
+/// Places every value and asks the target for kernels. `shared` names params and states that live
+/// elsewhere.
+Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
                const OnStage& done = {});
 /// Recomputes from the plan alone that no two live values overlap and that waits order every
 /// hazard.

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <cmath>
 
-#include "core/backend.h"
 #include "core/float_mode.h"
+#include "core/plan.h"
 
 namespace aicf {
 
@@ -298,7 +298,7 @@ std::string to_json(const Lowered& lowered) {
 
 std::string to_text(const Plan& plan) {
     std::string text =
-        cat("plan ", quoted(plan.name), " on ", to_string(plan.device), ": ", plan.ops.size(),
+        cat("plan ", quoted(plan.name), " on ", kind_name(plan.device), ": ", plan.ops.size(),
             " launches, ", int_text(plan.cost().bytes), " bytes moved, peak ", plan.peak_bytes(),
             " bytes, math ", plan.math, plan.deterministic ? ", deterministic" : "", "\n");
     for (int r = 0; r < kRegions; r++)
@@ -341,7 +341,7 @@ std::string to_json(const Plan& plan) {
                 ", \"bytes\": ", place.bytes, ", \"storage\": ", place.storage, "}");
     }
     return cat(
-        "{\n\"graph\": ", quoted(plan.name), ",\n\"device\": ", quoted(to_string(plan.device)),
+        "{\n\"graph\": ", quoted(plan.name), ",\n\"device\": ", quoted(kind_name(plan.device)),
         ",\n\"math\": ", quoted(plan.math),
         ",\n\"deterministic\": ", plan.deterministic ? "true" : "false",
         ",\n\"bytes_moved\": ", int_text(plan.cost().bytes),

@@ -4,11 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
+#include <memory>
 #include <mutex>
 
 #include "core/eager.h"
 #include "core/float_mode.h"
-#include "kernels/philox.h"
+#include "core/init.h"
 
 namespace aicf {
 
@@ -86,7 +87,7 @@ class Turn {
 
 }  // namespace
 
-Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
+Step::Step(Graph graph, const Options& options, CompileOptions compiling) {
     const FloatMode mode;
     std::clock_t last = std::clock();
     const OnStage stage = [this, &last](const std::string& name) {
@@ -95,11 +96,14 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
         last = now;
         poll();
     };
-    verify(graph_).require("compile");
-    stage("verify");
-    const auto passes = select_passes(options.passes);
-    run_passes(graph_, passes, options.math, stage);
+    share_cells(options, graph.values);
+    for (const auto& [id, cell] : cells_) compiling.shared.push_back(graph.values[id].name);
+    plan_ = compile(std::move(graph), machine_->backend->target(), compiling, stage);
+    start(options, stage);
+}
 
+/// Joins the machine of the Steps to share with and takes over their cells.
+void Step::share_cells(const Options& options, const std::vector<Value>& values) {
     for (const Step* other : options.share)
         if (!machine_) machine_ = other->machine_;
     if (!machine_) {
@@ -110,30 +114,17 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
         if (!(other->device() == options.device))
             raise(ErrorKind::graph, "compile: share= holds a step on ", to_string(other->device()),
                   ", this one is for ", to_string(options.device), "; need one device");
-    const int own = machine_->backend->tensor_cores();
-    if (own && options.tensor_cores && own != options.tensor_cores)
-        raise(ErrorKind::graph, "compile: tensor_cores is \"sm_", options.tensor_cores, "0\", ",
-              to_string(options.device), " has those of \"sm_", own, "0\"; need these, or None");
-    Lowered lowered =
-        lower(graph_, options.math, options.tensor_cores ? options.tensor_cores : own);
-    stage("lower");
-    verify(lowered).require("compile");
-    stage("verify lowered");
-    run_passes(lowered, passes, stage);
-
-    std::vector<char> shared(lowered.values.size(), 0);
     for (const Step* other : options.share) {
         if (other->machine_ != machine_) others_.push_back(other->machine_);
         others_.insert(others_.end(), other->others_.begin(), other->others_.end());
-        for (const Value& value : graph_.values) {
+        for (const Value& value : values) {
             if (value.role != Role::param && value.role != Role::state) continue;
-            const Value* theirs = other->graph_.find(value.name);
+            const Value* theirs = other->find_leaf(value.name);
             if (!theirs || (theirs->role != Role::param && theirs->role != Role::state)) continue;
             if (!(theirs->type == value.type))
                 raise(theirs->type.dtype == value.type.dtype ? ErrorKind::shape : ErrorKind::dtype,
                       "compile: shared \"", value.name, "\" is ", to_string(theirs->type),
                       " there and ", to_string(value.type), " here; need equal shape and dtype");
-            shared[value.id] = 1;
             const auto& cell = other->cells_.at(theirs->id);
             if (cells_.emplace(value.id, cell).first->second != cell)
                 raise(ErrorKind::graph, "compile: share= holds two steps with a \"", value.name,
@@ -143,33 +134,26 @@ Step::Step(Graph graph, const Options& options) : graph_(std::move(graph)) {
     std::sort(others_.begin(), others_.end());
     others_.erase(std::unique(others_.begin(), others_.end()), others_.end());
     std::erase(others_, machine_);
+}
 
-    std::vector<char> read(lowered.values.size(), 0);
-    for (const LoweredOp& op : lowered.ops)
-        for (const View& view : op.inputs) read[view.value] = 1;
-    for (const Value& value : graph_.values) {
-        if (value.role == Role::temp || value.role == Role::constant) continue;
+/// Gives the plan its memory and its launches.
+void Step::start(const Options& options, const OnStage& stage) {
+    std::vector<char> read(plan_.values.size(), 0);
+    for (const PlannedOp& planned : plan_.ops)
+        for (const View& view : planned.op.inputs) read[view.value] = 1;
+    for (const Value& value : plan_.values) {
+        if (!is_leaf(value)) continue;
         names_.emplace(value.name, value.id);
         if (value.role == Role::input && read[value.id]) needed_inputs_.push_back(value.id);
     }
-    choose_candidates(lowered, options.candidates,
-                      [this](const LoweredOp& op) { return machine_->backend->candidates(op); });
-    stage("candidates");
-    plan_ = make_plan(lowered, *machine_->backend, shared, stage);
-    plan_.math = options.math;
-    plan_.deterministic = options.deterministic;
     for (size_t i = 0; i < plan_.outputs.size(); i++)
         output_names_.emplace(plan_.outputs[i].name, i);
-    verify(plan_).require("compile");
-    stage("verify plan");
     allocate(options);
     stage("allocate");
-    std::vector<std::shared_ptr<const Kernel>> kernels;
-    for (const PlannedOp& planned : plan_.ops) kernels.push_back(planned.kernel);
-    machine_->backend->load(kernels);
+    auto code = machine_->backend->load(plan_.kernels());
     stage("load");
     // What cells hold now lives until all that was made of its addresses is there.
-    const std::vector<std::shared_ptr<void>> held = bind_ops();
+    const std::vector<std::shared_ptr<void>> held = bind_ops(std::move(code));
     stage("bind");
     // Nobody else knows this Step yet, so no lock is held while it asks for signals.
     if (options.capture) captured_ = machine_->backend->capture(ops_);
@@ -202,7 +186,7 @@ void Step::allocate(const Options& options) {
         if (plan_.region_bytes[r])
             regions_[r] = backend.allocate(static_cast<uint64_t>(plan_.region_bytes[r]));
     for (Region region : {Region::grads, Region::moments, Region::state, Region::inputs,
-                          Region::outputs, Region::params}) {
+                          Region::outputs, Region::params, Region::counters}) {
         const int r = static_cast<int>(region);
         if (plan_.region_bytes[r])
             backend.clear(regions_[r].get(), static_cast<uint64_t>(plan_.region_bytes[r]));
@@ -266,65 +250,21 @@ void Step::join_cells() {
 }
 
 void Step::fill(const Value& value, uint64_t seed) {
-    const int64_t count = element_count(value.type.shape), size = dtype_size(value.type.dtype);
     const Init& init = value.init;
-    if (count == 0 || (init.kind == Init::zeros && value.role != Role::constant)) return;
+    if (element_count(value.type.shape) == 0 ||
+        (init.kind == Init::zeros && value.role != Role::constant))
+        return;
     void* to = address(value.id);
     const auto upload = [&](const char* from, size_t bytes) {
         const Locks locks(*machine_, others_);
         machine_->backend->upload(to, from, bytes);
     };
     if (init.kind == Init::data) return upload(init.bytes->data(), init.bytes->size());
-    uint64_t key =
-        0xcbf29ce484222325u;  // FNV-1a of the name, so that values do not depend on order
-    for (char c : value.name) key = (key ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-    key ^= seed * 0x9E3779B97F4A7C15u;
-    const bool uniform = init.kind == Init::uniform;
-    const double first = uniform ? rounded(value.type.dtype, init.a) : 0;
-    const double last = uniform ? last_below(value.type.dtype, init.a, init.b) : 0;
-    std::vector<char> bytes(static_cast<size_t>(count * size));
-    for (int64_t i = 0; i < count; i++) {
-        if (i % 4096 == 0) poll();
-        double number = init.a;
-        Philox4 words{};
-        if (uniform || init.kind == Init::normal) words = philox(static_cast<uint64_t>(i), 0, key);
-        if (uniform) {
-            const float low = static_cast<float>(init.a), high = static_cast<float>(init.b);
-            number =
-                std::clamp<double>(low + (high - low) * uniform_from(words.word[0]), first, last);
-        } else if (init.kind == Init::normal) {
-            number =
-                static_cast<float>(init.a) + static_cast<float>(init.b) * normal_from(words, 0);
-        }
-        char* at = &bytes[static_cast<size_t>(i * size)];
-        const auto put = [&](auto element) { std::memcpy(at, &element, sizeof element); };
-        switch (value.type.dtype) {
-            case DType::f32:
-                put(static_cast<float>(number));
-                break;
-            case DType::f64:
-                put(number);
-                break;
-            case DType::f16:
-                put(float_to_half(static_cast<float>(number)));
-                break;
-            case DType::bf16:
-                put(float_to_bfloat(static_cast<float>(number)));
-                break;
-            case DType::i32:
-                put(static_cast<int32_t>(number));
-                break;
-            case DType::i64:
-                put(init.kind == Init::seed ? static_cast<int64_t>(seed)
-                                            : static_cast<int64_t>(number));
-                break;
-            case DType::u8:
-            case DType::boolean:
-                put(static_cast<uint8_t>(number));
-                break;
-        }
-    }
-    upload(bytes.data(), bytes.size());
+    const auto size =
+        static_cast<size_t>(element_count(value.type.shape) * dtype_size(value.type.dtype));
+    const auto bytes = std::make_unique_for_overwrite<char[]>(size);
+    write_initial(value, seed, bytes.get());
+    upload(bytes.get(), size);
 }
 
 uint64_t Step::bindings() const {
@@ -335,7 +275,7 @@ uint64_t Step::bindings() const {
 
 /// Makes the argument blocks of the addresses of one moment, whose memory it returns; what a bind
 /// changes later is followed.
-std::vector<std::shared_ptr<void>> Step::bind_ops() {
+std::vector<std::shared_ptr<void>> Step::bind_ops(std::vector<std::shared_ptr<const void>> code) {
     std::vector<std::shared_ptr<void>> held;
     std::map<ValueId, char*> data;
     {
@@ -352,16 +292,22 @@ std::vector<std::shared_ptr<void>> Step::bind_ops() {
                view.offset * dtype_size(view.dtype);
     };
     void* workspace = regions_[static_cast<int>(Region::workspace)].get();
-    for (const PlannedOp& planned : plan_.ops) {
-        poll();
+    for (size_t i = 0; i < plan_.ops.size(); i++) {
+        const PlannedOp& planned = plan_.ops[i];
         std::vector<void*> addresses;
         for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
             for (const View& view : *views) addresses.push_back(now(view));
         auto args = pack_args(planned.op, *planned.kernel, addresses, workspace);
-        machine_->backend->finish_args(*planned.kernel, *args);
-        ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits});
+        machine_->backend->finish_args(*planned.kernel, *args, counters(planned));
+        ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits,
+                        std::move(code[i])});
     }
     return held;
+}
+
+void* Step::counters(const PlannedOp& planned) const {
+    auto* base = static_cast<char*>(regions_[static_cast<int>(Region::counters)].get());
+    return base ? base + planned.counters : nullptr;
 }
 
 /// Patches the addresses that a bind(), here or in a sharing Step, has changed since. What fails
@@ -381,7 +327,7 @@ void Step::follow_bindings() {
             operand.ptr = at;
         }
         if (!stale_[i]) continue;
-        machine_->backend->finish_args(*ops_[i].kernel, args);
+        machine_->backend->finish_args(*ops_[i].kernel, args, counters(plan_.ops[i]));
         if (captured_) captured_->rebind(static_cast<int>(i), args);
         stale_[i] = 0;
     }
@@ -528,12 +474,16 @@ uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
 
 // ---- values ------------------------------------------------------------------------------------
 
-const Value& Step::leaf(std::string_view name) const {
+const Value* Step::find_leaf(std::string_view name) const {
     const auto at = names_.find(name);
-    if (at != names_.end()) return plan_.values[at->second];
+    return at == names_.end() ? nullptr : &plan_.values[at->second];
+}
+
+const Value& Step::leaf(std::string_view name) const {
+    if (const Value* found = find_leaf(name)) return *found;
     std::string known;
-    for (const Value& other : graph_.values)
-        if (other.role != Role::temp && other.role != Role::constant)
+    for (const Value& other : plan_.values)
+        if (is_leaf(other))
             known += cat(known.empty() ? "" : ", ", role_name(other.role), " ", other.name);
     raise(ErrorKind::graph, "step: there is no \"", name, "\"; it has ", known);
 }
@@ -551,9 +501,9 @@ const Lowered::Output& Step::output(std::string_view name) const {
 ValueId Step::bindable(std::string_view name) const {
     if (const auto at = output_names_.find(name); at != output_names_.end()) {
         const Lowered::Output& output = plan_.outputs[at->second];
-        if (const Value* other = graph_.find(name))
+        if (const Value* other = find_leaf(name))
             raise(ErrorKind::graph, "bind: \"", name, "\" is an output and ",
-                  role_name(other->role), " ", graph_.describe(other->id),
+                  role_name(other->role), " %", other->id, " ", to_string(other->type),
                   "; need another name for one of them");
         if (output.keep != 1)
             raise(ErrorKind::graph, "bind: output \"", name, "\" keeps ", output.keep,

@@ -5,8 +5,8 @@
 #include <map>
 
 #include "core/backend.h"
+#include "core/compile.h"
 #include "core/fork.h"
-#include "core/passes.h"
 
 namespace aicf {
 
@@ -44,14 +44,8 @@ class Step {
         uint64_t seed = 0;
         bool capture = true;
         std::vector<const Step*> share;
-        std::vector<std::string> passes;
-        std::string math = "fp32";  // how products of f32 are computed: gemm's `math`, or "mixed"
-        int tensor_cores =
-            0;  // whose order products take, as product_order() does; 0: the device's
-        bool deterministic = true;  // false admits kernels whose order of terms may vary
-        Candidates candidates;      // as another plan chose them
     };
-    Step(Graph graph, const Options& options);
+    Step(Graph graph, const Options& options, CompileOptions compiling);
     ~Step();
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
@@ -66,8 +60,8 @@ class Step {
     void synchronize();
 
     const Plan& plan() const { return plan_; }
-    const Graph& graph() const { return graph_; }
-    Device device() const { return plan_.device; }
+    Device device() const { return machine_->backend->device(); }
+    const Value* find_leaf(std::string_view name) const;  // null: there is none
     std::vector<Captured::Launch> trace() const;
     uint64_t generation() const { return generation_; }  // steps run so far
     /// The parts of compiling, one after another, and the seconds a processor took for each.
@@ -99,11 +93,14 @@ class Step {
     std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream);
 
   private:
+    void share_cells(const Options& options, const std::vector<Value>& values);
+    void start(const Options& options, const OnStage& stage);
     char* address(ValueId id) const;
+    void* counters(const PlannedOp& planned) const;
     void allocate(const Options& options);
     void fill(const Value& value, uint64_t seed);
     void join_cells();
-    std::vector<std::shared_ptr<void>> bind_ops();
+    std::vector<std::shared_ptr<void>> bind_ops(std::vector<std::shared_ptr<const void>> code);
     void follow_bindings();
     void check_bind(ValueId id, const TensorRef& to,
                     std::vector<std::shared_ptr<Cell>>& looked_at) const;
@@ -117,7 +114,6 @@ class Step {
     void run_locked();
     void replay_locked(int64_t times);
 
-    Graph graph_;
     Plan plan_;
     std::shared_ptr<Machine> machine_;
     std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted

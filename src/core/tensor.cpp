@@ -117,6 +117,8 @@ std::string type_string(DType dtype, const Dims& shape) {
     return dtype_abbrev(dtype) + to_string(shape);
 }
 
+const char* kind_name(Device::Kind kind) { return kind == Device::cpu ? "cpu" : "cuda"; }
+
 std::string to_string(Device device) {
     return device.kind == Device::cpu ? "cpu" : cat("cuda:", device.index);
 }

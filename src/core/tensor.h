@@ -62,7 +62,8 @@ struct Device {
     int index = 0;
     bool operator==(const Device&) const = default;
 };
-std::string to_string(Device device);  // "cpu", "cuda:0"
+const char* kind_name(Device::Kind kind);  // "cpu", "cuda"
+std::string to_string(Device device);      // "cpu", "cuda:0"
 
 /// A tensor somewhere: what enters and leaves through DLPack and op_call.
 struct TensorRef {

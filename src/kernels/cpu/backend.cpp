@@ -208,11 +208,11 @@ uint64_t machine_bytes() {
 }
 constexpr uint64_t kHugePage = 2 << 20;
 
-class CpuBackend : public Backend {
+class CpuTarget : public Target {
   public:
-    Device device() const override { return {}; }
+    Device::Kind kind() const override { return Device::cpu; }
 
-    std::shared_ptr<const Kernel> select(const LoweredOp& op) override {
+    std::shared_ptr<const Kernel> select(const LoweredOp& op) const override {
         const Table& table = chosen().table;
         auto kernel = std::make_shared<BoundKernel>();
         const std::string& name = op.def->name;
@@ -284,8 +284,19 @@ class CpuBackend : public Backend {
         }
         return kernel;
     }
+};
 
-    void finish_args(const Kernel& kernel, ArgBlock& args) override {
+const CpuTarget& cpu_target() {
+    static const CpuTarget target;
+    return target;
+}
+
+class CpuBackend : public Backend {
+  public:
+    Device device() const override { return {}; }
+    const Target& target() const override { return cpu_target(); }
+
+    void finish_args(const Kernel& kernel, ArgBlock& args, void*) override {
         const auto& bound = static_cast<const BoundKernel&>(kernel);
         finish_parts(*this, kernel, args);
         if (!kernel.parts.empty()) return;

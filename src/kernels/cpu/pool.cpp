@@ -19,6 +19,7 @@
 #include "core/error.h"
 #include "core/float_mode.h"
 #include "core/fork.h"
+#include "core/threads.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/cpu/thresholds.h"
 
@@ -298,11 +299,7 @@ Pool* pool() {
 }
 
 int default_threads() {
-    int count = static_cast<int>(std::thread::hardware_concurrency());
-#if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) count = CPU_COUNT(&set);
-#endif
+    int count = processors();
     if (const char* text = std::getenv("AICF_NUM_THREADS"); text && *text) {
         int64_t wanted = 0;
         const char* end = text + std::strlen(text);

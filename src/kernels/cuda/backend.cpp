@@ -1,13 +1,11 @@
 #include "kernels/cuda/backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/graph.h"
-#include "kernels/cuda/kernel_cache.h"
 #include "kernels/cuda/nvrtc.h"
 
 namespace aicf {
@@ -41,12 +39,6 @@ TensorRef packed(const TensorRef& from) {
     return result;
 }
 
-/// The family of product_order(), of a compute capability; of one that is not known yet as well,
-/// as mma.sync is an instruction of every later one.
-int tensor_cores_of(int major) { return major < 8 ? 0 : major; }
-
-constexpr uint32_t kMapAlign = 16;  // of what a tensor map shows, in bytes
-
 /// Writes a map of an operand where it lies now.
 void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     static_assert(sizeof(CUtensorMap) == kMapBytes);
@@ -73,7 +65,8 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
 
 class CudaBackend : public Backend {
   public:
-    explicit CudaBackend(Device device) : gpu_(gpu(device.index)), cache_(kernel_cache(gpu_)) {
+    explicit CudaBackend(Device device)
+        : gpu_(gpu(device.index)), target_({gpu_.processors, gpu_.compute_major}, gpu_.arch()) {
         const NvrtcInfo& nvrtc = nvrtc_info();
         if (nvrtc.path.empty())
             raise(ErrorKind::device_unavailable, to_string(device), ": ", nvrtc.problem);
@@ -81,36 +74,23 @@ class CudaBackend : public Backend {
     }
 
     Device device() const override { return gpu_.device; }
-    int tensor_cores() const override { return tensor_cores_of(gpu_.compute_major); }
+    const Target& target() const override { return target_; }
 
-    std::vector<std::string> candidates(const LoweredOp& op) override {
-        return cuda::candidates(op, {gpu_.processors, gpu_.compute_major});
+    std::vector<std::shared_ptr<const void>> load(const Kernels& kernels) override {
+        const auto loaded = kernel_cache(gpu_).load(codes_of(kernels));
+        std::vector<std::shared_ptr<const void>> code(kernels.size());
+        size_t next = 0;
+        for (size_t i = 0; i < kernels.size(); i++)
+            if (static_cast<const CudaKernel&>(*kernels[i]).code) code[i] = loaded[next++];
+        return code;
     }
 
-    std::shared_ptr<const Kernel> select(const LoweredOp& op) override {
-        const KernelText text = kernel_text(op, {gpu_.processors, gpu_.compute_major});
-        auto kernel = kernel_of(text, op);
-        for (size_t k = 0; k < op.members.size(); k++)
-            add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k]));
-        if (text.blocks) kernel->loaded = cache_.request(text);
-        return kernel;
-    }
-
-    void load(const std::vector<std::shared_ptr<const Kernel>>& kernels) override {
-        std::vector<std::shared_ptr<LoadedKernel>> all;
-        for (const auto& kernel : kernels)
-            if (const auto& loaded = static_cast<const CudaKernel&>(*kernel).loaded)
-                all.push_back(loaded);
-        cache_.load(all);
-    }
-
-    void finish_args(const Kernel& base, ArgBlock& args) override {
+    void finish_args(const Kernel& base, ArgBlock& args, void* counters) override {
         const auto& kernel = static_cast<const CudaKernel&>(base);
         check(args.bytes == kernel.block_bytes,
               "cuda: an argument block is not laid out as its kernel was generated for");
         finish_parts(*this, kernel, args);
         if (!kernel.parts.empty()) return;
-        void* counters = kernel.counters.get();
         char* const tail = reinterpret_cast<char*>(&args) + args.tail;
         std::memcpy(tail, &counters, sizeof counters);
         if (kernel.maps.empty()) return;
@@ -174,12 +154,12 @@ class CudaBackend : public Backend {
 
     void run(const BoundOp& op) override {
         const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
-        if (!kernel.loaded) return;
+        if (!op.code) return;
         const Driver& cu = driver();
         const Scope scope(gpu_);
         void* parameters[] = {op.args.get()};
         const CUresult result =
-            cu.cuLaunchKernel(kernel.loaded->function, kernel.blocks, 1, 1, kernel.threads, 1, 1,
+            cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
                               kernel.shared, stream_->handle(), parameters, nullptr);
         if (result != CUDA_SUCCESS)  // no text is made for a launch that goes well
             check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
@@ -190,29 +170,6 @@ class CudaBackend : public Backend {
     }
 
   private:
-    /// How a text is launched, and what it needs beside its operands.
-    std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& op) {
-        auto kernel = std::make_shared<CudaKernel>();
-        kernel->name = text.name;
-        kernel->workspace_bytes = text.workspace;
-        kernel->tail_bytes = tail_bytes(op);
-        kernel->maps = text.maps;
-        for (const TensorMap& map : text.maps) {
-            kernel->align.resize(std::max<size_t>(kernel->align.size(), map.input + size_t{1}));
-            kernel->align[static_cast<size_t>(map.input)] = kMapAlign;
-        }
-        kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
-        kernel->threads = static_cast<unsigned>(text.threads);
-        kernel->shared = text.shared;
-        kernel->block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
-        if (text.blocks && text.counters) {
-            const uint64_t bytes = 4 * static_cast<uint64_t>(text.counters);
-            kernel->counters = stream_->allocate(bytes);
-            stream_->clear(kernel->counters.get(), bytes);
-        }
-        return kernel;
-    }
-
     /// The copy of a strided device tensor into C order at `to`.
     const BoundOp& packer(void* to, const TensorRef& from) {
         for (BoundOp& known : packers_) {
@@ -227,11 +184,11 @@ class CudaBackend : public Backend {
         }
         const LoweredOp op = copy_op(from.dtype, from.shape, from.strides);
         BoundOp bound;
-        bound.kernel = select(op);
-        load({bound.kernel});
+        bound.kernel = target_.select(op);
         bound.op = "copy";
+        bound.code = load({bound.kernel})[0];
         bound.args = pack_args(op, *bound.kernel, {from.data, to}, nullptr);
-        finish_args(*bound.kernel, *bound.args);
+        finish_args(*bound.kernel, *bound.args, nullptr);
         constexpr size_t kMost = 16;
         if (packers_.size() == kMost) packers_.erase(packers_.begin());
         packers_.push_back(std::move(bound));
@@ -239,7 +196,7 @@ class CudaBackend : public Backend {
     }
 
     Gpu& gpu_;
-    KernelCache& cache_;
+    const CudaTarget target_;
     std::shared_ptr<Stream> stream_;
     std::vector<BoundOp> packers_;  // of strided inputs, one for each layout met
 };
@@ -302,46 +259,5 @@ std::string cuda_problem() {
 }
 
 uint64_t clear_cuda_cache() { return cuda::clear_disk_cache(); }
-
-namespace {
-
-cuda::Target target_of(int processors, const std::string& arch) {
-    const int compute = arch.starts_with("sm_") ? std::atoi(arch.c_str() + 3) : 0;
-    if (compute < 70)
-        raise(ErrorKind::graph, "cuda: arch is \"", arch, "\"; need one as sm_80 or sm_90a");
-    return {processors, compute / 10};
-}
-
-}  // namespace
-
-std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
-                                         const std::string& arch) {
-    return cuda::candidates(op, target_of(processors, arch));
-}
-
-std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
-                         const std::string& arch) {
-    const cuda::Target target = target_of(processors, arch);
-    std::vector<std::shared_ptr<cuda::LoadedKernel>> kernels;
-    for (const LoweredOp& op : ops) {
-        const cuda::KernelText text = cuda::kernel_text(op, target);
-        if (text.blocks) kernels.push_back(cuda::loaded_kernel(text));
-    }
-    return cuda::program_text(kernels);
-}
-
-std::string cuda_cubin(const std::string& program, const std::string& arch) {
-    return cuda::cached_cubin(program, arch);
-}
-
-std::string cuda_log(const std::string& program, const std::string& arch) {
-    std::string log;
-    cuda::compile_cuda(program, arch, &log);
-    return log;
-}
-
-int cuda_tensor_cores(const std::string& arch) {
-    return cuda::tensor_cores_of(target_of(0, arch).major);
-}
 
 }  // namespace aicf

@@ -40,17 +40,14 @@ struct CudaThreshold {
 };
 std::vector<CudaThreshold> cuda_thresholds();
 
-/// The kernels to choose from for an op, the CUDA C++ program of a graph's, and the cubin of a
-/// program: none needs a GPU.
-/// `processors`: multiprocessors of the device it is for.
-std::vector<std::string> cuda_candidates(const LoweredOp& op, int processors,
-                                         const std::string& arch);
-std::string cuda_program(const std::vector<LoweredOp>& ops, int processors,
-                         const std::string& arch);
-std::string cuda_cubin(const std::string& program, const std::string& arch);
+/// A GPU to compile for, which need not be there: its multiprocessors and its architecture, as
+/// "sm_90a". GraphError for another spelling.
+std::unique_ptr<const Target> cuda_target(int processors, const std::string& arch);
+/// The CUDA C++ programs of such a target's kernels, one each, and the cubins of programs.
+std::vector<std::string> cuda_programs(const Kernels& kernels);
+std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
+                                     const std::string& arch);
 /// What the compiler says of a program that it takes: registers, spills, what it serialized.
 std::string cuda_log(const std::string& program, const std::string& arch);
-/// As product_order() takes them.
-int cuda_tensor_cores(const std::string& arch);
 
 }  // namespace aicf

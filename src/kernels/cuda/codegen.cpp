@@ -156,13 +156,13 @@ std::string element_literal(DType dtype, double number) {
 
 namespace {
 
-KernelText body_text(const LoweredOp& op, const Target& target) {
-    const int processors = target.processors;
+KernelText body_text(const LoweredOp& op, const Limits& limits) {
+    const int processors = limits.processors;
     const std::string& name = op.def->name;
     if (name == "update") return update_text(op, processors);
     if (op.def->pointwise || name == "sgd_step" || name == "adam_step")
         return pointwise_text(op, processors);
-    if (op.def->gemm) return gemm_text(op, target);
+    if (op.def->gemm) return gemm_text(op, limits);
     if (name == "reduce_argmax") return indexed_text(op, processors);
     if (name.starts_with("reduce_") || name == "fused_reduce" || name == "mse_loss")
         return reduce_text(op, processors);
@@ -188,14 +188,14 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 }
 
 /// The members' bodies, each run by blocks of its own.
-KernelText group_text(const LoweredOp& op, const Target& target) {
+KernelText group_text(const LoweredOp& op, const Limits& limits) {
     constexpr int kMostThreads = 256;  // the more, the fewer registers each has
     const BlockLayout layout(op);
     KernelText text;
     text.blocks = text.threads = 0;
     std::string calls;
     for (size_t k = 0; k < op.members.size(); k++) {
-        KernelText part = body_text(op.members[k], target);
+        KernelText part = body_text(op.members[k], limits);
         check(part.maps.empty(), "cuda: a kernel whose warps have roles is no member of a group");
         if (part.threads > kMostThreads) {  // as many threads, in more blocks
             part.blocks = (part.blocks * part.threads + kMostThreads - 1) / kMostThreads;
@@ -222,12 +222,12 @@ KernelText group_text(const LoweredOp& op, const Target& target) {
 
 }  // namespace
 
-std::vector<std::string> candidates(const LoweredOp& op, const Target& target) {
-    return op.def->gemm ? gemm_candidates(op, target) : std::vector<std::string>();
+std::vector<std::string> candidates(const LoweredOp& op, const Limits& limits) {
+    return op.def->gemm ? gemm_candidates(op, limits) : std::vector<std::string>();
 }
 
-KernelText kernel_text(const LoweredOp& op, const Target& target) {
-    KernelText text = op.members.empty() ? body_text(op, target) : group_text(op, target);
+KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
+    KernelText text = op.members.empty() ? body_text(op, limits) : group_text(op, limits);
     text.body += cat("extern \"C\" __global__ void ",
                      text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",
                      "__launch_bounds__(", text.bound ? text.bound : text.threads,

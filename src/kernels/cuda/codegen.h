@@ -43,14 +43,14 @@ struct KernelText {
 };
 
 /// What of a device the choice of a kernel rests on.
-struct Target {
+struct Limits {
     int processors = 0, major = 0;  // of the compute capability
 };
 
 /// The kernel of an op; Unsupported when none fits.
-KernelText kernel_text(const LoweredOp& op, const Target& target);
+KernelText kernel_text(const LoweredOp& op, const Limits& limits);
 /// Names of the kernels of an op, the one that kernel_text takes by itself first; empty for one.
-std::vector<std::string> candidates(const LoweredOp& op, const Target& target);
+std::vector<std::string> candidates(const LoweredOp& op, const Limits& limits);
 /// A copy from any strides into C order, as an op without a plan.
 LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
@@ -114,8 +114,8 @@ struct Iteration {
 KernelText pointwise_text(const LoweredOp& op, int processors);
 KernelText reduce_text(const LoweredOp& op, int processors);
 KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross entropy, norms
-KernelText gemm_text(const LoweredOp& op, const Target& target);
-std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target);
+KernelText gemm_text(const LoweredOp& op, const Limits& limits);
+std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
 /// Rows, columns and depth of the tiles of products of elements of `size` bytes, and of those whose
 /// warps have roles; blocks that share a tile count as one.
 std::vector<std::array<int, 3>> gemm_tiles(int64_t size);

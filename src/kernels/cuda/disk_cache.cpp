@@ -26,6 +26,7 @@ constexpr char kMagic[8] = {'A', 'I', 'C', 'F', 'C', 'U', 'B', '\n'};
 constexpr uint32_t kFormat = 1;
 constexpr uint64_t kMostBytes = 512ull << 20;  // of the folder
 constexpr uint64_t kLargestEntry = 256ull << 20;
+constexpr uint64_t kBetweenTrims = 16ull << 20;  // bytes that a process writes
 constexpr const char *kSuffix = ".cubin", *kTemporary = ".writing.";
 constexpr int64_t kAbandonedSeconds = 3600;  // a temporary this old has no writer any more
 
@@ -182,6 +183,8 @@ std::optional<std::string> read_entry(int fd, const std::string& key) {
     return bytes;
 }
 
+std::atomic<uint64_t> written = 0, next_trim = 0;  // bytes, by this process
+
 /// Entries of the folder, oldest use first.
 struct Entry {
     std::string name;
@@ -213,7 +216,6 @@ std::vector<Entry> entries_of(int folder, bool temporary = false) {
     return entries;
 }
 
-/// Keeps the folder below its size, and removes what killed writers left.
 void evict(int folder) {
     for (const Entry& entry : entries_of(folder, true))
         if (time(nullptr) - entry.used.tv_sec > kAbandonedSeconds)
@@ -285,12 +287,20 @@ void store_cached(const std::string& key, const std::string& payload) {
             std::string bytes = entry_head(key, payload.size()) + payload;
             bytes += sha256(bytes);
             done = write_all(file.fd, bytes.data(), bytes.size());
+            written += bytes.size();
         }
         done = done && renameat(folder.fd, temporary.c_str(), folder.fd, name.c_str()) == 0;
         if (!done) warn_once(cat(wanted_folder(), " cannot be written: ", std::strerror(errno)));
     }
     if (!done) unlinkat(folder.fd, temporary.c_str(), 0);
-    evict(folder.fd);
+}
+
+void trim_cache() {
+    if (written < next_trim) return;  // a look at each of many entries takes a while
+    next_trim = written + kBetweenTrims;
+    std::string problem;
+    const File folder(open_folder(problem));
+    if (folder.fd >= 0) evict(folder.fd);
 }
 
 DiskCacheInfo disk_cache_info() {

@@ -23,5 +23,8 @@ uint64_t clear_disk_cache();  // entries removed
 std::optional<std::string> load_cached(const std::string& key);
 /// Best effort: a failure leaves no trace but one warning on stderr a process.
 void store_cached(const std::string& key, const std::string& payload);
+/// Keeps the folder below its size, and removes what killed writers left: the first time in a
+/// process, then once it has written much more.
+void trim_cache();
 
 }  // namespace aicf::cuda

@@ -4,15 +4,14 @@
 #include <map>
 #include <set>
 
-#include "core/interrupt.h"
-
 namespace aicf::cuda {
 
 namespace {
 
-CUDA_KERNEL_NODE_PARAMS node_params(const CudaKernel& kernel, void** parameters) {
+CUDA_KERNEL_NODE_PARAMS node_params(const BoundOp& op, void** parameters) {
+    const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
     CUDA_KERNEL_NODE_PARAMS params = {};
-    params.func = kernel.loaded->function;
+    params.func = function_of(op);
     params.gridDimX = kernel.blocks;
     params.gridDimY = params.gridDimZ = 1;
     params.blockDimX = kernel.threads;
@@ -22,9 +21,7 @@ CUDA_KERNEL_NODE_PARAMS node_params(const CudaKernel& kernel, void** parameters)
     return params;
 }
 
-const CudaKernel& kernel_of(const BoundOp& op) {
-    return static_cast<const CudaKernel&>(*op.kernel);
-}
+unsigned blocks_of(const BoundOp& op) { return static_cast<const CudaKernel&>(*op.kernel).blocks; }
 
 }  // namespace
 
@@ -74,13 +71,12 @@ void CapturedGraph::build(Run& run) {
 }
 
 void CapturedGraph::add(Run& run, const BoundOp& op, const std::vector<size_t>& waits) {
-    poll();
     const Driver& cu = driver();
     const std::string where = cat("capture of op ", run.nodes.size() % ops_.size(), " ", op.op);
     CUgraphNode node = nullptr;
-    if (kernel_of(op).loaded) {
+    if (op.code) {
         void* parameters[] = {op.args.get()};
-        const CUDA_KERNEL_NODE_PARAMS params = node_params(kernel_of(op), parameters);
+        const CUDA_KERNEL_NODE_PARAMS params = node_params(op, parameters);
         check_call(cu.cuGraphAddKernelNode(&node, run.graph, nullptr, 0, &params), where.c_str());
     } else {
         check_call(cu.cuGraphAddEmptyNode(&node, run.graph, nullptr, 0), where.c_str());
@@ -89,9 +85,9 @@ void CapturedGraph::add(Run& run, const BoundOp& op, const std::vector<size_t>& 
     // From 9.0 on a kernel gets ready while those it waits for still run (begin_kernel()), where
     // there is room for both; elsewhere its blocks would stand in the way of others.
     const auto early = [&](const BoundOp& first, const BoundOp& second) {
-        const CudaKernel &from = kernel_of(first), &to = kernel_of(second);
-        return stream_->gpu().compute_major >= 9 && from.loaded && to.loaded &&
-               from.blocks + to.blocks <= static_cast<unsigned>(stream_->gpu().processors);
+        return stream_->gpu().compute_major >= 9 && first.code && second.code &&
+               blocks_of(first) + blocks_of(second) <=
+                   static_cast<unsigned>(stream_->gpu().processors);
     };
     for (size_t wait : waits) {
         CUgraphEdgeData edge = {};
@@ -124,11 +120,11 @@ int64_t CapturedGraph::launch(int64_t times) {
 
 void CapturedGraph::rebind(int op, const ArgBlock& args) {
     const BoundOp& bound = ops_[static_cast<size_t>(op)];
-    if (!kernel_of(bound).loaded) return;
+    if (!bound.code) return;
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
     void* parameters[] = {const_cast<ArgBlock*>(&args)};
-    const CUDA_KERNEL_NODE_PARAMS params = node_params(kernel_of(bound), parameters);
+    const CUDA_KERNEL_NODE_PARAMS params = node_params(bound, parameters);
     for (const Run* run : {&one_, &many_})
         for (size_t i = static_cast<size_t>(op); i < run->nodes.size(); i += ops_.size())
             AICF_CU(cu, cuGraphExecKernelNodeSetParams, run->exec, run->nodes[i], &params);
@@ -144,7 +140,7 @@ std::vector<Captured::Launch> CapturedGraph::trace() const {
     const std::set<CUgraphNode> there(held.begin(), held.end());
     std::map<CUfunction, std::string> names;
     for (const BoundOp& op : ops_)
-        if (kernel_of(op).loaded) names[kernel_of(op).loaded->function] = op.kernel->name;
+        if (op.code) names[function_of(op)] = op.kernel->name;
     std::vector<Launch> launches;
     for (size_t i = 0; i < ops_.size(); i++) {
         if (!there.contains(one_.nodes[i])) continue;

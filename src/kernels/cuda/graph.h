@@ -2,18 +2,15 @@
 #pragma once
 
 #include "core/backend.h"
-#include "kernels/cuda/kernel_cache.h"
 #include "kernels/cuda/stream.h"
+#include "kernels/cuda/target.h"
 
 namespace aicf::cuda {
 
-struct CudaKernel : Kernel {
-    std::shared_ptr<LoadedKernel> loaded;  // null: nothing to do
-    unsigned blocks = 1, threads = 1, shared = 0;
-    uint32_t block_bytes = 0;
-    std::shared_ptr<void> counters;
-    std::vector<TensorMap> maps;
-};
+/// Of an op that has something to do.
+inline CUfunction function_of(const BoundOp& op) {
+    return static_cast<const LoadedKernel*>(op.code.get())->function;
+}
 
 class CapturedGraph : public Captured {
   public:

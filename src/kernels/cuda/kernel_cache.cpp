@@ -1,8 +1,13 @@
 #include "kernels/cuda/kernel_cache.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
 
+#include "core/threads.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/sources.h"
@@ -38,23 +43,25 @@ const std::string& sources_digest() {
 
 }  // namespace
 
-std::shared_ptr<LoadedKernel> loaded_kernel(const KernelText& text) {
-    const std::string symbol = cat("aicf_", text.name.substr(0, 80), "_",
-                                   sha256(cat(joined(text.includes), text.body)).substr(0, 16));
-    return std::make_shared<LoadedKernel>(LoadedKernel{
-        symbol, text.name, text.includes, replaced(text.body, symbol), text.shared, nullptr});
+std::shared_ptr<KernelCode> kernel_code(const KernelText& text) {
+    const std::string includes = joined(text.includes);
+    const std::string symbol =
+        cat("aicf_", text.name.substr(0, 80), "_", sha256(cat(includes, text.body)).substr(0, 16));
+    std::string program = cat(includes, "namespace aicf {\n", replaced(text.body, symbol), "}\n");
+    return std::make_shared<KernelCode>(
+        KernelCode{symbol, text.name, std::move(program), text.shared, nullptr});
 }
 
-std::string program_text(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
-    std::set<std::string> includes;
-    std::map<std::string, std::string> bodies;  // in an order that does not depend on the graph's
-    for (const auto& kernel : kernels) {
-        includes.insert(kernel->includes.begin(), kernel->includes.end());
-        bodies.emplace(kernel->symbol, kernel->body);
-    }
-    std::string text = joined(includes) + "namespace aicf {\n";
-    for (const auto& [symbol, body] : bodies) text += body;
-    return text + "}\n";
+Codes distinct(Codes codes) {
+    // Products on tiles keep the compiler busiest; they are known by their shared memory.
+    const auto order = [](const auto& code) {
+        return std::tuple(-int64_t{code->shared}, std::string_view(code->symbol));
+    };
+    std::sort(codes.begin(), codes.end(),
+              [&](const auto& a, const auto& b) { return order(a) < order(b); });
+    const auto same = [](const auto& a, const auto& b) { return a->symbol == b->symbol; };
+    codes.erase(std::unique(codes.begin(), codes.end(), same), codes.end());
+    return codes;
 }
 
 namespace {
@@ -65,58 +72,104 @@ std::string key_of(const std::string& program, const std::string& arch) {
 
 }  // namespace
 
-std::string cached_cubin(const std::string& program, const std::string& arch) {
-    const std::string key = key_of(program, arch);
-    if (std::optional<std::string> stored = load_cached(key)) return std::move(*stored);
-    std::string cubin = compile_cuda(program, arch);
-    store_cached(key, cubin);
-    return cubin;
+std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
+                                       const std::string& arch) {
+    std::vector<std::string> cubins(programs.size());
+    std::vector<size_t> missing;
+    struct Missing {  // of its own: a signal may leave it behind
+        std::vector<std::string> keys, programs, cubins;
+        std::atomic<bool> given_up = false;
+    };
+    const auto task = std::make_shared<Missing>();
+    for (size_t i = 0; i < programs.size(); i++) {
+        std::string key = key_of(programs[i], arch);
+        if (std::optional<std::string> stored = load_cached(key)) {
+            cubins[i] = std::move(*stored);
+        } else {
+            missing.push_back(i);
+            task->keys.push_back(std::move(key));
+            task->programs.push_back(programs[i]);
+        }
+    }
+    if (missing.empty()) return cubins;
+    task->cubins.resize(missing.size());
+    try {
+        run_compiler([task, arch] {
+            in_parallel(task->programs.size(), [&](size_t i) {
+                if (task->given_up) return;
+                task->cubins[i] = compile_cuda(task->programs[i], arch);
+                store_cached(task->keys[i], task->cubins[i]);
+            });
+            trim_cache();
+        });
+    } catch (...) {
+        task->given_up = true;
+        throw;
+    }
+    for (size_t i = 0; i < missing.size(); i++) cubins[missing[i]] = std::move(task->cubins[i]);
+    return cubins;
 }
 
-std::shared_ptr<LoadedKernel> KernelCache::request(const KernelText& text) {
-    auto kernel = loaded_kernel(text);
-    std::lock_guard guard(lock_);
-    return known_.emplace(kernel->symbol, kernel).first->second;
-}
-
-void KernelCache::load(const std::vector<std::shared_ptr<LoadedKernel>>& kernels) {
-    std::vector<std::shared_ptr<LoadedKernel>> missing;
+void build(const Codes& codes, const std::string& arch) {
+    // What is held by some plan or loaded on some GPU is not asked for again.
+    static std::mutex lock;
+    static std::map<std::string, std::weak_ptr<const std::string>> held;
+    const auto key_of = [&](const KernelCode& code) { return cat(arch, " ", code.symbol); };
+    Codes missing;
     {
-        std::lock_guard guard(lock_);
-        for (const auto& kernel : kernels)
-            if (!kernel->function) missing.push_back(kernel);
+        const std::lock_guard guard(lock);
+        std::erase_if(held, [](const auto& entry) { return entry.second.expired(); });
+        for (const auto& code : codes) {
+            if (code->cubin) continue;
+            if (const auto at = held.find(key_of(*code)); at != held.end())
+                code->cubin = at->second.lock();
+            if (!code->cubin) missing.push_back(code);
+        }
     }
     if (missing.empty()) return;
-    // NVRTC may take seconds, in which a signal's handler may compile too: no lock is held.
-    const std::string arch = gpu_.arch();
-    std::optional<std::string> cubin;
-    if (missing.size() < kernels.size()) cubin = load_cached(key_of(program_text(kernels), arch));
-    if (!cubin) cubin = cached_cubin(program_text(missing), arch);
-    const Driver& cu = driver();
+    const Codes each = distinct(missing);
+    std::vector<std::string> programs;
+    for (const auto& code : each) programs.push_back(code->program);
+    std::vector<std::string> cubins = cached_cubins(programs, arch);
+    std::map<std::string_view, std::shared_ptr<const std::string>> found;
+    for (size_t i = 0; i < each.size(); i++)
+        found[each[i]->symbol] = std::make_shared<const std::string>(std::move(cubins[i]));
+    const std::lock_guard guard(lock);
+    for (const auto& code : missing) held[key_of(*code)] = code->cubin = found[code->symbol];
+}
+
+std::vector<std::shared_ptr<const LoadedKernel>> KernelCache::load(const Codes& codes) {
+    build(codes, gpu_.arch());
+    std::vector<std::shared_ptr<const LoadedKernel>> loaded;
+    const std::lock_guard guard(lock_);
     const Scope scope(gpu_);
-    std::lock_guard guard(lock_);
-    std::erase_if(missing, [](const auto& kernel) { return kernel->function; });
-    if (missing.empty()) return;  // loaded by another thread meanwhile
-    std::vector<CUfunction> functions(missing.size());
-    CUmodule module = nullptr;  // stays loaded: its kernels may be asked for again
-    AICF_CU(cu, cuModuleLoadData, &module, cubin->data());
+    for (const auto& code : codes) {
+        auto& known = known_[code->symbol];
+        if (!known) known = std::make_shared<const LoadedKernel>(LoadedKernel{code, load(*code)});
+        loaded.push_back(known);
+    }
+    return loaded;
+}
+
+CUfunction KernelCache::load(const KernelCode& code) {
+    const Driver& cu = driver();
+    CUmodule module = nullptr;  // stays loaded: its kernel may be asked for again
+    AICF_CU(cu, cuModuleLoadData, &module, code.cubin->data());
     try {
-        for (size_t i = 0; i < missing.size(); i++) {
-            AICF_CU(cu, cuModuleGetFunction, &functions[i], module, missing[i]->symbol.c_str());
-            if (missing[i]->shared > kPlainShared) {
-                AICF_CU(cu, cuFuncSetAttribute, functions[i],
-                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                        static_cast<int>(missing[i]->shared));
-                AICF_CU(cu, cuFuncSetAttribute, functions[i],
-                        CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
-            }
-            AICF_CU(cu, cuFuncLoad, functions[i]);
+        CUfunction function = nullptr;
+        AICF_CU(cu, cuModuleGetFunction, &function, module, code.symbol.c_str());
+        if (code.shared > kPlainShared) {
+            AICF_CU(cu, cuFuncSetAttribute, function,
+                    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(code.shared));
+            AICF_CU(cu, cuFuncSetAttribute, function,
+                    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
         }
+        AICF_CU(cu, cuFuncLoad, function);
+        return function;
     } catch (...) {
         cu.cuModuleUnload(module);
         throw;
     }
-    for (size_t i = 0; i < missing.size(); i++) missing[i]->function = functions[i];
 }
 
 KernelCache& kernel_cache(Gpu& gpu) {

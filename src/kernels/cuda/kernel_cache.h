@@ -9,35 +9,40 @@
 
 namespace aicf::cuda {
 
-/// A kernel on its way to being loaded: KernelCache::load sets `function`.
+/// The code of one kernel: a program of its own, whose entry has a symbol that is its alone.
+struct KernelCode {
+    std::string symbol, name, program;
+    uint32_t shared = 0;                       // dynamic, bytes
+    std::shared_ptr<const std::string> cubin;  // once built
+};
+std::shared_ptr<KernelCode> kernel_code(const KernelText& text);
+using Codes = std::vector<std::shared_ptr<KernelCode>>;
+/// Each code once, in the order to compile them in: what takes longest first.
+Codes distinct(Codes codes);
+/// Takes what is not yet built from the process, from disk, or compiles it, as many at a time as
+/// there are processors.
+void build(const Codes& codes, const std::string& arch);
+/// The cubins of programs, from disk or compiled.
+std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
+                                       const std::string& arch);
+
 struct LoadedKernel {
-    std::string symbol, name;
-    std::set<std::string> includes;
-    std::string body;
-    uint32_t shared = 0;  // dynamic, bytes
+    std::shared_ptr<const KernelCode> code;
     CUfunction function = nullptr;
 };
 
 class KernelCache {
   public:
     explicit KernelCache(Gpu& gpu) : gpu_(gpu) {}
-    /// The kernel of this text; known texts are shared.
-    std::shared_ptr<LoadedKernel> request(const KernelText& text);
-    /// Loads those of a step's kernels that are not loaded yet: from the step's whole program where
-    /// the disk has it, else from one program of the missing ones, compiled if need be.
-    void load(const std::vector<std::shared_ptr<LoadedKernel>>& kernels);
+    /// By code: its kernel on this GPU; codes of one symbol are loaded once.
+    std::vector<std::shared_ptr<const LoadedKernel>> load(const Codes& codes);
 
   private:
+    CUfunction load(const KernelCode& code);
     Gpu& gpu_;
     std::mutex lock_;
-    std::map<std::string, std::shared_ptr<LoadedKernel>> known_;
+    std::map<std::string, std::shared_ptr<const LoadedKernel>> known_;  // by symbol
 };
 KernelCache& kernel_cache(Gpu& gpu);
-
-/// A text as a kernel with its own symbol, and a program of several.
-std::shared_ptr<LoadedKernel> loaded_kernel(const KernelText& text);
-std::string program_text(const std::vector<std::shared_ptr<LoadedKernel>>& kernels);
-/// Takes from disk, or compiles.
-std::string cached_cubin(const std::string& program, const std::string& arch);
 
 }  // namespace aicf::cuda

@@ -59,11 +59,11 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
 /// joining them costs their bytes.
-void add_choices(const Tiling& t, const Problem& p, const Target& target,
+void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                  std::vector<Choice>& choices) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
-    const int64_t processors = std::max(target.processors, 1), grains = ceil_div(p.k, p.grain);
+    const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     const int64_t high = std::max(t.cluster, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
     const int64_t result = t.m * t.n * p.size;
@@ -133,15 +133,15 @@ struct Gemm {
     }
 
     /// Unsupported for an order that the device, or the kernel without tiles, does not compute.
-    void check_order(const Target& target, bool tiled) const {
+    void check_order(const Limits& limits, bool tiled) const {
         if (!tensor) return;
         const std::string &order = attrs.text("order"), &name = op.def->name;
-        const std::string own = tensor_order(target.major, tf32);
-        if (target.major < 8 || !order.starts_with(own + "("))
+        const std::string own = tensor_order(limits.major, tf32);
+        if (limits.major < 8 || !order.starts_with(own + "("))
             raise(ErrorKind::unsupported, name, ": order is \"", order,
-                  "\", a device of compute capability ", target.major, ".x computes ",
-                  target.major < 8 ? "none of tensor cores" : own + "(c)", "; need ",
-                  target.major < 8 ? "" : "that, or ", "\"", chain_order(), "\"");
+                  "\", a device of compute capability ", limits.major, ".x computes ",
+                  limits.major < 8 ? "none of tensor cores" : own + "(c)", "; need ",
+                  limits.major < 8 ? "" : "that, or ", "\"", chain_order(), "\"");
         if (!tiled && batches * m * n * k > 0)
             raise(ErrorKind::unsupported, name, ": order is \"", order, "\" for a product of ", m,
                   " x ", n, " x ", k, ", too small for tensor cores; need \"", chain_order(),
@@ -151,14 +151,14 @@ struct Gemm {
 
     /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
     /// allow, begin with 8.0.
-    std::vector<Choice> choices(const Target& target) const {
+    std::vector<Choice> choices(const Limits& limits) const {
         std::vector<Choice> found;
         const Problem problem{batches, m, n, k, chunk, tensor, size};
         const auto add = [&](const auto& tilings) {
-            for (const Tiling& t : tilings) add_choices(t, problem, target, found);
+            for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
         const bool rounds = math != "fp32" || dtype_size(a.dtype) == 2;
-        if (batches == 0 || target.major < 8 || chunk % 32 != 0 || k < kTiledTerms ||
+        if (batches == 0 || limits.major < 8 || chunk % 32 != 0 || k < kTiledTerms ||
             m * n < kTiledResults || m * n * k < kTiledWork || (rounds && !tensor))
             return found;
         if (!tensor) {
@@ -166,9 +166,9 @@ struct Gemm {
         } else {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
-            const bool large = m * n * k >= kRolesWork && target.major == 9;
+            const bool large = m * n * k >= kRolesWork && limits.major == 9;
             for (const Tiling& t : kWgmma)
-                if (large && mapped(t)) add_choices(t, problem, target, found);
+                if (large && mapped(t)) add_choices(t, problem, limits, found);
         }
         std::stable_sort(found.begin(), found.end(),
                          [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
@@ -203,13 +203,13 @@ std::vector<std::array<int, 3>> roles_tiles() {
     return sizes;
 }
 
-std::vector<std::string> gemm_candidates(const LoweredOp& op, const Target& target) {
+std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits) {
     std::vector<std::string> names;
-    for (const Choice& choice : Gemm(op).choices(target)) names.push_back(name_of(choice));
+    for (const Choice& choice : Gemm(op).choices(limits)) names.push_back(name_of(choice));
     return names;
 }
 
-KernelText gemm_text(const LoweredOp& op, const Target& target) {
+KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const Gemm gemm(op);
     const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, same] =
         gemm;
@@ -272,8 +272,8 @@ KernelText gemm_text(const LoweredOp& op, const Target& target) {
             "            ", body, "\n        }\n", store, "    }\n};\n");
     const std::string stem =
         cat(op.def->name, "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
-    const std::vector<Choice> choices = gemm.choices(target);
-    gemm.check_order(target, !choices.empty());
+    const std::vector<Choice> choices = gemm.choices(limits);
+    gemm.check_order(limits, !choices.empty());
     if (choices.empty()) {
         const int64_t chunks = std::max<int64_t>(ceil_div(k, chunk), 1);
         int64_t slices = 1;

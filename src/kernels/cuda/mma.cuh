@@ -260,7 +260,7 @@ __device__ __forceinline__ void gemm_mma(const Grid& grid, const Put& put, const
             read_b.read(bv[set], bs + stage * TileB::bytes, step);
         };
 
-#pragma unroll
+#pragma unroll 1
         for (int s = 0; s < Stages - 1; s++) {
             if (s < steps) fetch(s, s);
             commit_copies();
@@ -359,18 +359,24 @@ __device__ __forceinline__ void gemm_mma(const Grid& grid, const Put& put, const
                 }
             }
         }
+#pragma unroll 1
+        for (int eight = 0; eight < WM / 8; eight++) {
+            float line[WN / 8][2];
 #pragma unroll
-        for (int x = 0; x < WM / 16; x++)
+            for (int of = 0; of < WM / 8; of++) {  // registers have no index
+                if (of != eight) continue;
 #pragma unroll
-            for (int high = 0; high < 2; high++) {
-                const int64_t i = place.i0 + row + 16 * x + 8 * high + lane / 4;
+                for (int z = 0; z < WN / 8; z++)
 #pragma unroll
-                for (int z = 0; z < WN / 8; z++) {
-                    const int64_t j = place.j0 + col + 8 * z + lane % 4 * 2;
-                    const float pair[2] = {acc[x][z][2 * high], acc[x][z][2 * high + 1]};
-                    if (i < Shape::m && j < Shape::n) put(place.batch, i, j, pair);
-                }
+                    for (int y = 0; y < 2; y++) line[z][y] = acc[of / 2][z][of % 2 * 2 + y];
             }
+            const int64_t i = place.i0 + row + 8 * eight + lane / 4;
+#pragma unroll
+            for (int z = 0; z < WN / 8; z++) {
+                const int64_t j = place.j0 + col + 8 * z + lane % 4 * 2;
+                if (i < Shape::m && j < Shape::n) put(place.batch, i, j, line[z]);
+            }
+        }
     };
     if constexpr (keeps) {
         for (int64_t u = grid.block; u < Place::tiles; u += grid.blocks) {

@@ -2,14 +2,14 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <fstream>
-#include <memory>
 #include <mutex>
+#include <string_view>
 
 #include "core/aside.h"
 #include "core/error.h"
@@ -38,8 +38,6 @@ struct Nvrtc {
 #define AICF_MEMBER(name, arguments) int(*name) arguments = nullptr;
     AICF_NVRTC(AICF_MEMBER)
 #undef AICF_MEMBER
-    /// Of newer libraries: asks now and then whether to go on, 1 for no.
-    int (*SetFlowCallback)(Program program, int (*)(void*, void*), void* payload) = nullptr;
     NvrtcInfo info;
 };
 
@@ -47,7 +45,13 @@ std::mutex folders_lock;
 std::vector<std::string> search_folders;
 
 constexpr int kInvalidOption = 5;  // NVRTC_ERROR_INVALID_OPTION
-constexpr const char* kOptions[] = {"--std=c++20", "--fmad=false"};
+/// The options for every kernel. From 12.4 on what no kernel uses (textures, the runtime's types)
+/// need not be declared in each program.
+std::vector<const char*> options_of(const NvrtcInfo& info) {
+    std::vector<const char*> options = {"--std=c++20", "--fmad=false"};
+    if (info.major > 12 || (info.major == 12 && info.minor >= 4)) options.push_back("--minimal");
+    return options;
+}
 
 /// Files of a folder that are a libnvrtc, newest major first.
 std::vector<std::string> libraries_in(const std::string& folder, int driver_major) {
@@ -122,8 +126,6 @@ bool open_library(Nvrtc& nvrtc, const std::string& path) {
     complete &= nvrtc.name != nullptr;
     AICF_NVRTC(AICF_LOAD)
 #undef AICF_LOAD
-    nvrtc.SetFlowCallback =
-        reinterpret_cast<decltype(nvrtc.SetFlowCallback)>(dlsym(library, "nvrtcSetFlowCallback"));
     if (!complete || nvrtc.Version(&nvrtc.info.major, &nvrtc.info.minor) != 0) return false;
     nvrtc.info.path = path;
     return true;
@@ -168,14 +170,49 @@ std::string compile_key() {
     std::string key = cat("nvrtc ", info.major, ".", info.minor);
     struct stat status = {};  // tells one patch release from another
     if (stat(info.path.c_str(), &status) == 0) key += cat(" of ", status.st_size, " bytes");
-    for (const char* option : kOptions) key += cat(" ", option);
+    for (const char* option : options_of(info)) key += cat(" ", option);
     return key;
 }
 
 namespace {
 
-std::string compile(const std::string& source, const std::string& arch, std::string* report,
-                    const std::atomic<bool>& given_up) {
+/// NVRTC's front end takes SIGINT and SIGTERM for itself and ends the process at one: what was
+/// there before is put back as soon as that is seen.
+void keep_handlers() {
+    static std::mutex lock;
+    static struct sigaction before[2];
+    static bool known[2];
+    const std::lock_guard guard(lock);
+    for (int i = 0; i < 2; i++) {
+        const int number = i ? SIGTERM : SIGINT;
+        struct sigaction now = {};
+        Dl_info from = {};
+        if (sigaction(number, nullptr, &now) != 0) continue;
+        const bool theirs =
+            dladdr(reinterpret_cast<void*>(now.sa_handler), &from) != 0 && from.dli_fname &&
+            std::string_view(from.dli_fname).find("libnvrtc") != std::string_view::npos;
+        if (!theirs) {
+            before[i] = now;
+            known[i] = true;
+        } else if (known[i]) {
+            sigaction(number, &before[i], nullptr);
+        }
+    }
+}
+
+}  // namespace
+
+void run_compiler(std::function<void()> work) {
+    keep_handlers();
+    run_aside(
+        [work = std::move(work)] {
+            work();
+            keep_handlers();
+        },
+        keep_handlers);
+}
+
+std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
     const Nvrtc& nvrtc = nvrtc_once();
     if (nvrtc.info.path.empty()) raise(ErrorKind::device_unavailable, "cuda: ", nvrtc.info.problem);
     std::vector<const char*> names, texts;
@@ -187,15 +224,8 @@ std::string compile(const std::string& source, const std::string& arch, std::str
     if (nvrtc.CreateProgram(&program, source.c_str(), "aicf.cu", static_cast<int>(names.size()),
                             texts.data(), names.data()) != 0)
         raise(ErrorKind::internal, "cuda: NVRTC could not make a program");
-    if (nvrtc.SetFlowCallback)
-        nvrtc.SetFlowCallback(
-            program,
-            [](void* flag, void*) {
-                return static_cast<int>(*static_cast<const std::atomic<bool>*>(flag));
-            },
-            const_cast<std::atomic<bool>*>(&given_up));
     const std::string target = "--gpu-architecture=" + arch;
-    std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
+    std::vector<const char*> options = options_of(nvrtc.info);
     options.push_back(target.c_str());
     if (report) options.push_back("--ptxas-options=-v");
     const int failed =
@@ -221,20 +251,6 @@ std::string compile(const std::string& source, const std::string& arch, std::str
     nvrtc.GetCUBIN(program, cubin.data());
     nvrtc.DestroyProgram(&program);
     return cubin;
-}
-
-}  // namespace
-
-std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
-    struct Compiled {
-        std::string cubin, log;
-    };
-    const auto made = std::make_shared<Compiled>();
-    run_aside([=, with_log = report != nullptr](const std::atomic<bool>& given_up) {
-        made->cubin = compile(source, arch, with_log ? &made->log : nullptr, given_up);
-    });
-    if (report) *report = std::move(made->log);
-    return std::move(made->cubin);
 }
 
 }  // namespace aicf::cuda

@@ -308,22 +308,26 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             const auto cell_at = [&](int row, int cell) {
                 return mine_room + row * 256 + 16 * (cell ^ 2 * (row & 3));
             };
-#pragma unroll
+#pragma unroll 1
             for (int piece = 0; piece < BN; piece += 64) {
                 __syncwarp();
 #pragma unroll
-                for (int x = 0; x < 8; x++)
+                for (int of = 0; of < BN; of += 64) {  // registers have no index
+                    if (of != piece) continue;
 #pragma unroll
-                    for (int high = 0; high < 2; high++) {
-                        const float* const pair = &acc[(piece / 8 + x) * 4 + 2 * high];
-                        asm volatile(
-                            "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                                cell_at(8 * high + lane / 4, 2 * x + lane % 4 / 2) + lane % 2 * 8),
-                            "f"(pair[0]), "f"(pair[1])
-                            : "memory");
-                    }
+                    for (int x = 0; x < 8; x++)
+#pragma unroll
+                        for (int high = 0; high < 2; high++) {
+                            const float* const pair = &acc[(of / 8 + x) * 4 + 2 * high];
+                            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                                             cell_at(8 * high + lane / 4, 2 * x + lane % 4 / 2) +
+                                             lane % 2 * 8),
+                                         "f"(pair[0]), "f"(pair[1])
+                                         : "memory");
+                        }
+                }
                 __syncwarp();
-#pragma unroll
+#pragma unroll 4
                 for (int row = 0; row < 16; row += 2) {
                     float some[4];
                     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -1,0 +1,88 @@
+#include "kernels/cuda/target.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "kernels/cuda/backend.h"
+#include "kernels/cuda/nvrtc.h"
+
+namespace aicf {
+
+namespace cuda {
+
+namespace {
+
+/// How a text is launched, and what it needs beside its operands.
+std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& op) {
+    auto kernel = std::make_shared<CudaKernel>();
+    kernel->name = text.name;
+    kernel->workspace_bytes = text.workspace;
+    kernel->tail_bytes = tail_bytes(op);
+    kernel->maps = text.maps;
+    for (const TensorMap& map : text.maps) {
+        kernel->align.resize(std::max<size_t>(kernel->align.size(), map.input + size_t{1}));
+        kernel->align[static_cast<size_t>(map.input)] = kMapAlign;
+    }
+    kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
+    kernel->threads = static_cast<unsigned>(text.threads);
+    kernel->shared = text.shared;
+    kernel->block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
+    if (text.blocks) kernel->counter_bytes = 4 * static_cast<uint64_t>(text.counters);
+    return kernel;
+}
+
+}  // namespace
+
+// Of a family that is not known yet as well: mma.sync is an instruction of every later one.
+int CudaTarget::tensor_cores() const { return limits_.major < 8 ? 0 : limits_.major; }
+
+std::vector<std::string> CudaTarget::candidates(const LoweredOp& op) const {
+    return cuda::candidates(op, limits_);
+}
+
+std::shared_ptr<const Kernel> CudaTarget::select(const LoweredOp& op) const {
+    const KernelText text = kernel_text(op, limits_);
+    auto kernel = kernel_of(text, op);
+    for (size_t k = 0; k < op.members.size(); k++)
+        add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k]));
+    if (text.blocks) kernel->code = kernel_code(text);
+    return kernel;
+}
+
+void CudaTarget::build(const Kernels& kernels) const { cuda::build(codes_of(kernels), arch_); }
+
+Codes codes_of(const Kernels& kernels) {
+    Codes codes;
+    for (const auto& kernel : kernels)
+        if (const auto& code = static_cast<const CudaKernel&>(*kernel).code) codes.push_back(code);
+    return codes;
+}
+
+}  // namespace cuda
+
+std::unique_ptr<const Target> cuda_target(int processors, const std::string& arch) {
+    const int compute = arch.starts_with("sm_") ? std::atoi(arch.c_str() + 3) : 0;
+    if (compute < 70)
+        raise(ErrorKind::graph, "cuda: arch is \"", arch, "\"; need one as sm_80 or sm_90a");
+    return std::make_unique<cuda::CudaTarget>(cuda::Limits{processors, compute / 10}, arch);
+}
+
+std::vector<std::string> cuda_programs(const Kernels& kernels) {
+    std::vector<std::string> programs;
+    for (const auto& code : cuda::distinct(cuda::codes_of(kernels)))
+        programs.push_back(code->program);
+    return programs;
+}
+
+std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
+                                     const std::string& arch) {
+    return cuda::cached_cubins(programs, arch);
+}
+
+std::string cuda_log(const std::string& program, const std::string& arch) {
+    const auto log = std::make_shared<std::string>();
+    cuda::run_compiler([=] { cuda::compile_cuda(program, arch, log.get()); });
+    return *log;
+}
+
+}  // namespace aicf

@@ -1,0 +1,35 @@
+// What a GPU can run, known without one: kernels as text, how they are launched, their code.
+#pragma once
+
+#include "core/target.h"
+#include "kernels/cuda/kernel_cache.h"
+
+namespace aicf::cuda {
+
+constexpr uint32_t kMapAlign = 16;  // of what a tensor map shows, in bytes
+
+struct CudaKernel : Kernel {
+    std::shared_ptr<KernelCode> code;  // null: nothing to do
+    unsigned blocks = 1, threads = 1, shared = 0;
+    uint32_t block_bytes = 0;
+    std::vector<TensorMap> maps;
+};
+
+class CudaTarget : public Target {
+  public:
+    CudaTarget(Limits limits, std::string arch) : limits_(limits), arch_(std::move(arch)) {}
+    Device::Kind kind() const override { return Device::cuda; }
+    int tensor_cores() const override;
+    std::vector<std::string> candidates(const LoweredOp& op) const override;
+    std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;
+    void build(const Kernels& kernels) const override;
+
+  private:
+    const Limits limits_;
+    const std::string arch_;
+};
+
+/// The codes of kernels that have something to do.
+Codes codes_of(const Kernels& kernels);
+
+}  // namespace aicf::cuda
