@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/codegen.h"
+#include "kernels/cuda/thresholds.h"
 
 namespace aicf::cuda {
 
@@ -53,7 +54,6 @@ struct Numbers {
 }  // namespace
 
 KernelText update_text(const LoweredOp& op, int) {
-    constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
     const FusedStep& like = op.body.back();
     const DType dtype = op.operand(like.outputs[0]).dtype;
     const int tensors = like.def->numbers, results = static_cast<int>(like.outputs.size());
