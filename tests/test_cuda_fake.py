@@ -408,8 +408,16 @@ def layout(i):
     g.output("y", g.input("x", (FEED[0], FEED[1] + i))[:, : FEED[1]])
     return g
 
+def sums():
+    "Reductions of which each has counters, in one launch."
+    g = aicf.Graph("sums")
+    for i in range(3):
+        g.output(f"y{i}", aicf.sum(g.input(f"x{i}", (40000 + i,))))
+    return g
+
 def compile_all():
     graphs = [product(*LARGE), product(*SMALL), base(), other(1)]
+    _core.cuda_cubins(_core.cuda_programs(sums()._core, _core.pass_names()), "sm_90a")
     for g in graphs + [layout(i) for i in LAYOUTS]:
         programs = _core.cuda_programs(g._core, [])
         _core.cuda_cubins(programs, "sm_90a")
@@ -559,3 +567,13 @@ told(lambda: g.compile(device="cuda", share=base, tensor_cores="sm_90"))
     shared, other = together(script, FAKE_CUDA_MAJOR=8)[0].splitlines()
     assert "share= holds a step on cuda:0, this one is for cpu" in shared
     assert 'tensor_cores is "sm_90", the device has those of "sm_80"' in other
+
+
+def test_members_with_counters(together):
+    """Each member of a group has words of its own that are zero before and after a run."""
+    script = """
+step = sums().compile(device="cuda")
+(launch,) = step.trace
+print(launch.op, "counters" in str(step.plan))
+"""
+    assert together(script)[0].split() == ["group", "True"]

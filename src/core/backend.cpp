@@ -29,13 +29,15 @@ SyncPolicy parse_sync(std::string_view name, const char* where) {
           "\"; need one of \"none\", \"event\", \"full\"");
 }
 
-void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args) {
+void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args, void* counters) {
     for (const Kernel::Part& part : kernel.parts) {
         std::vector<void*> addresses;
         for (int operand : part.operands) addresses.push_back(args.operand(operand).ptr);
         const auto block = pack_args(part.op, *part.kernel, addresses,
                                      static_cast<char*>(args.workspace) + part.workspace);
-        backend.finish_args(*part.kernel, *block, nullptr);
+        backend.finish_args(
+            *part.kernel, *block,
+            part.kernel->counter_bytes ? static_cast<char*>(counters) + part.counters : nullptr);
         std::memcpy(reinterpret_cast<char*>(&args) + args.tail + part.at, block.get(),
                     block->bytes);
     }

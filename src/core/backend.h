@@ -7,7 +7,7 @@ namespace aicf {
 
 class Backend;
 /// Fills the parts' blocks from the group's own operands.
-void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args);
+void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args, void* counters);
 
 /// One op with its addresses: the block a kernel receives.
 struct BoundOp {

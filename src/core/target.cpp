@@ -97,15 +97,24 @@ std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
 
 void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
               std::shared_ptr<const Kernel> chosen) {
-    Kernel::Part part{member, std::move(chosen), {}, kernel.tail_bytes, kernel.workspace_bytes};
+    Kernel::Part part{member,
+                      std::move(chosen),
+                      {},
+                      kernel.tail_bytes,
+                      kernel.workspace_bytes,
+                      kernel.counter_bytes};
     const auto inputs = static_cast<int>(group.inputs.size());
     for (const View& view : member.inputs) part.operands.push_back(find_view(group.inputs, view));
     for (const View& view : member.outputs)
         part.operands.push_back(inputs + find_view(group.outputs, view));
     const std::vector<void*> none(part.operands.size(), nullptr);
     kernel.tail_bytes += pack_args(member, *part.kernel, none, nullptr)->bytes;
-    kernel.workspace_bytes += (part.kernel->workspace_bytes + kArenaAlign - 1) / kArenaAlign *
-                              static_cast<uint64_t>(kArenaAlign);
+    const auto room = [](uint64_t bytes) {
+        constexpr auto align = static_cast<uint64_t>(kArenaAlign);
+        return (bytes + align - 1) / align * align;
+    };
+    kernel.workspace_bytes += room(part.kernel->workspace_bytes);
+    kernel.counter_bytes += room(part.kernel->counter_bytes);
     kernel.parts.push_back(std::move(part));
 }
 

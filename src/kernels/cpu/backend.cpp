@@ -296,9 +296,9 @@ class CpuBackend : public Backend {
     Device device() const override { return {}; }
     const Target& target() const override { return cpu_target(); }
 
-    void finish_args(const Kernel& kernel, ArgBlock& args, void*) override {
+    void finish_args(const Kernel& kernel, ArgBlock& args, void* counters) override {
         const auto& bound = static_cast<const BoundKernel&>(kernel);
-        finish_parts(*this, kernel, args);
+        finish_parts(*this, kernel, args, counters);
         if (!kernel.parts.empty()) return;
         fill_tail(bound, args);
         for (uint32_t at : bound.programs) bind_program(args, at);

@@ -89,7 +89,8 @@ class CudaBackend : public Backend {
         const auto& kernel = static_cast<const CudaKernel&>(base);
         check(args.bytes == kernel.block_bytes,
               "cuda: an argument block is not laid out as its kernel was generated for");
-        finish_parts(*this, kernel, args);
+        check(counters || !kernel.counter_bytes, "cuda: a kernel without its counters");
+        finish_parts(*this, kernel, args, counters);
         if (!kernel.parts.empty()) return;
         char* const tail = reinterpret_cast<char*>(&args) + args.tail;
         std::memcpy(tail, &counters, sizeof counters);
