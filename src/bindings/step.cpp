@@ -424,16 +424,15 @@ void bind_step(nb::module_& m) {
                 options.seed = seed;
                 options.capture = capture;
                 options.share.assign(share.begin(), share.end());
-                CompileOptions compile;
-                compile.passes = passes;
-                compile.math = math;
-                compile.deterministic = deterministic;
-                compile.candidates = candidates;
-                compile.tensor_cores = tensor_cores;
+                options.compile.passes = passes;
+                options.compile.math = math;
+                options.compile.deterministic = deterministic;
+                options.compile.candidates = candidates;
+                options.compile.tensor_cores = tensor_cores;
                 Graph copy = graph;  // what other threads append is not for this step
                 const GilRelease release;
                 const Signals signals;
-                new (self) Step(std::move(copy), options, std::move(compile));
+                new (self) Step(std::move(copy), options);
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
             nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),

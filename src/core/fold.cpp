@@ -29,7 +29,7 @@ class Ahead {
             if (there_[id] != kNone && frontier_[there_[id]])
                 ahead_.outputs.push_back({cat(id), there_[id], 1}), results.push_back({id, {}});
         if (results.empty()) return results;
-        Step step(ahead_, {.capture = false}, {});
+        Step step(ahead_, {.capture = false});
         step.run({});
         for (auto& [id, bytes] : results) {
             const TensorRef tensor = step.read_output(step.output(cat(id)));

@@ -87,7 +87,7 @@ class Turn {
 
 }  // namespace
 
-Step::Step(Graph graph, const Options& options, CompileOptions compiling) {
+Step::Step(Graph graph, const Options& options) {
     const FloatMode mode;
     std::clock_t last = std::clock();
     const OnStage stage = [this, &last](const std::string& name) {
@@ -97,6 +97,7 @@ Step::Step(Graph graph, const Options& options, CompileOptions compiling) {
         poll();
     };
     share_cells(options, graph.values);
+    CompileOptions compiling = options.compile;
     for (const auto& [id, cell] : cells_) compiling.shared.push_back(graph.values[id].name);
     plan_ = compile(std::move(graph), machine_->backend->target(), compiling, stage);
     start(options, stage);

@@ -44,8 +44,9 @@ class Step {
         uint64_t seed = 0;
         bool capture = true;
         std::vector<const Step*> share;
+        CompileOptions compile = {};
     };
-    Step(Graph graph, const Options& options, CompileOptions compiling);
+    Step(Graph graph, const Options& options);
     ~Step();
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;

@@ -135,7 +135,7 @@ Block input_block(const Value& value, Random& random) {
 
 Step::Inputs draw_inputs(const Step& step, Random& random) {
     Step::Inputs inputs;
-    for (const Value& value : step.graph().values)
+    for (const Value& value : step.plan().values)
         if (value.role == Role::input)
             inputs.emplace_back(value.id, input_block(value, random).tensor);
     return inputs;
@@ -148,7 +148,7 @@ uint64_t content(Step& step, bool rings) {
         for (int64_t size : tensor.shape) sum.add(static_cast<uint64_t>(size));
         each_element(tensor, [&](const char* at, int64_t) { sum.add(tensor.dtype, at); });
     };
-    for (const Value& value : step.graph().values)
+    for (const Value& value : step.plan().values)
         if ((value.role == Role::param || value.role == Role::state) &&
             step.plan().places[value.id].storage != kNone)
             add(step.read(value.id));
@@ -172,9 +172,8 @@ enum class Way { call, run, replay, bound, shared };
 /// bound.
 void bind_all(Step& step) {
     std::vector<ValueId> ids;
-    for (const Value& value : step.graph().values)
-        if ((value.role == Role::input || value.role == Role::param || value.role == Role::state) &&
-            step.plan().places[value.id].storage != kNone)
+    for (const Value& value : step.plan().values)
+        if (is_leaf(value) && step.plan().places[value.id].storage != kNone)
             ids.push_back(value.id);
     for (const Lowered::Output& output : step.plan().outputs)
         if (output.keep == 1) ids.push_back(step.bindable(output.name));
@@ -189,7 +188,7 @@ void bind_all(Step& step) {
 uint64_t run_way(const Graph& graph, Way way, const std::vector<std::string>& passes, bool rings) {
     Step::Options options;
     options.seed = 7;
-    options.passes = passes;
+    options.compile.passes = passes;
     options.capture = way != Way::run;
     auto step = std::make_unique<Step>(graph, options);
     std::unique_ptr<Step> other;

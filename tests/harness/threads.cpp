@@ -32,7 +32,7 @@ Step::Options options(const std::vector<const Step*>& share = {}) {
     Step::Options made;
     made.seed = 7;
     made.share = share;
-    for (const Pass& pass : all_passes()) made.passes.push_back(pass.name);
+    for (const Pass& pass : all_passes()) made.compile.passes.push_back(pass.name);
     return made;
 }
 
@@ -50,7 +50,7 @@ Step::Inputs batch(const Step& step, uint64_t seed) {
 
 uint64_t weights(Step& step) {
     std::vector<ValueId> ids;
-    for (const Value& value : step.graph().values)
+    for (const Value& value : step.plan().values)
         if (value.role == Role::param || value.role == Role::state) ids.push_back(value.id);
     Sum sum;
     for (const TensorRef& tensor : step.read(ids))
