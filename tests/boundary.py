@@ -1,7 +1,7 @@
 """Graphs of shapes at, next to and between every size at which a kernel goes another way, run in
 many settings that must give the same bits, and held against float64.
 
-    python tests/boundary.py --graphs 100000 --seed 1 [--families mlp,conv] [--jobs N] [--fresh]
+    python tests/boundary.py --graphs 100000 --seed 1 [--first N] [--families mlp,conv] [--jobs N]
     python tests/boundary.py --seed 1 mlp:17          one graph, in every setting, with its dump
 
 A graph is a family and a number; with the seed they decide everything about it. The long form goes
@@ -406,8 +406,8 @@ def run_long(options, families):
         restore(tally, record)
     each = -(-options.graphs // len(families))
     shards = [
-        (family, first, min(first + SHARD, each))
-        for first in range(0, each, SHARD)
+        (family, first, min(first + SHARD, options.first + each))
+        for first in range(options.first, options.first + each, SHARD)
         for family in families
     ]
     left = [shard for shard in shards if shard[:2] not in done]
@@ -449,6 +449,7 @@ def main():
     parser.add_argument("graph", nargs="?", help="family:number")
     parser.add_argument("--graphs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="of each family's numbers")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--fresh", action="store_true", help="forget what ran before")
