@@ -53,8 +53,6 @@ __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, con
     typedef typename Shape::As As;
     constexpr int64_t chunks = (Shape::k + Shape::chunk - 1) / Shape::chunk,
                       count = Shape::batches * Shape::m * Shape::n;
-    // What lots of 32 leave of a chunk: of the last one where the others are whole lots.
-    constexpr int64_t rest = chunks <= 1 || Shape::chunk % 32 == 0 ? Shape::k % 32 : 31;
     __shared__ A held[Slices][32];
     const int x = threadIdx.x & 31, slice = threadIdx.x / 32;
     for (int64_t first = int64_t(grid.block) * 32; first < count;
@@ -71,11 +69,10 @@ __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, con
             A acc = A(0);
             int64_t k = begin;
             if constexpr (Shape::k >= 32) k = add_lots<32, Shape>(acc, ap, bp, k, end);
-            if constexpr (rest >= 8) k = add_lots<8, Shape>(acc, ap, bp, k, end);
-            if constexpr (rest % 8 != 0)
-                for (; k < end; k++)
-                    acc = scalar::fma(A(operand<As>(ap[k * Shape::a_col])),
-                                      A(operand<As>(bp[k * Shape::b_row])), acc);
+            k = add_lots<8, Shape>(acc, ap, bp, k, end);
+            for (; k < end; k++)
+                acc = scalar::fma(A(operand<As>(ap[k * Shape::a_col])),
+                                  A(operand<As>(bp[k * Shape::b_row])), acc);
             if constexpr (Slices == 1) {
                 total = round == 0 ? acc : total + acc;
             } else {
@@ -355,25 +352,17 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
                 });
             }
         }
-#pragma unroll 1
-        for (int x = 0; x < TM; x++) {
-            E line[TN];
-#pragma unroll
-            for (int of = 0; of < TM; of++) {  // registers have no index
-                if (of != x) continue;
-#pragma unroll
-                for (int z = 0; z < TN; z++) line[z] = acc[of][z];
-            }
+        each_four<TM, TN>([&](int, int x, int z) {
             const int64_t i = place.i0 + row + x / 4 * 32 + x % 4;
 #pragma unroll
-            for (int z = 0; z < TN; z += V) {
-                const int64_t j = place.j0 + col + z / 4 * 16 + z % 4;
+            for (int y = 0; y < 4; y += V) {
+                const int64_t j = place.j0 + col + z * 4 + y;
                 E some[V];
 #pragma unroll
-                for (int v = 0; v < V; v++) some[v] = line[z + v];
+                for (int v = 0; v < V; v++) some[v] = acc[x][z + y + v];
                 if (i < Shape::m && j < Shape::n) put(place.batch, i, j, some);
             }
-        }
+        });
         __syncthreads();  // the next tile's copies go where this one was read
     }
 }
