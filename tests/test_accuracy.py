@@ -376,6 +376,21 @@ def product(a, b, device, order="ij"):
     return out.read()
 
 
+@pytest.mark.parametrize("k", [2, 255, 256, 257, 1000, 4096])
+def test_product_bound_of_any_numbers(k, device):
+    """|error| <= (min(K, 256) + ceil(K / 256) - 1) u (|A| |B|): roundings that all go one way."""
+    bound = min(k, 256) + -(-k // 256) - 1
+    for small in (0.50001 * 2.0**-23, 0.49999 * 2.0**-23, 1.50001 * 2.0**-24):
+        a = np.full((3, k), small, np.float32)
+        a[:, 0] = 1
+        b = np.ones((k, 5), np.float32)
+        exact = a.astype(float) @ b
+        worst = (np.abs(product(a, b, device) - exact) / exact).max() / U
+        assert worst <= bound * 1.001, (small, worst, bound)
+        if k == 256 and small < 2.0**-24 * 1.1:
+            assert worst > 200  # far beyond what independent roundings come to
+
+
 @pytest.mark.parametrize("k", [1, 16, 255, 256, 257, 1000, 4096])
 def test_product_bound(k, device, make_rng):
     """|error| <= 2 sqrt(K) u (|A| |B|), on normal and on uniform [0, 1) numbers."""
