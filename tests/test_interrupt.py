@@ -129,6 +129,10 @@ def meet(child, call):
     assert child.wait(60) == 0
 
 
+NEEDS_NVRTC = pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
 KERNELS = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -143,12 +147,13 @@ def program(*widths):
     g.minimize(aicf.mean(x), aicf.optim.Adam())
     return _core.cuda_programs(g._core, _core.pass_names())
 
-texts = program(*range(1024, 500, -50))
+texts = program(*range(1024, 100, -20))
 print("ready", flush=True)
 for line in sys.stdin:
     try:
         print("go", flush=True)
-        _core.cuda_cubins(texts, "sm_90a")
+        # Texts of this try alone, so that the cache has none of them.
+        _core.cuda_cubins([text + "// " + line for text in texts], "sm_90a")
         print("compiled", flush=True)
     except KeyboardInterrupt:
         print(time.monotonic(), flush=True)
@@ -157,10 +162,7 @@ print("well", flush=True)
 """
 
 
-@pytest.mark.skipif(
-    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
-    reason="no CUDA backend in this build, or no NVRTC",
-)
+@NEEDS_NVRTC
 def test_ctrl_c_while_kernels_are_compiled(tmp_path):
     """It need not wait for NVRTC, which asks nobody for seconds; the process ends well."""
     limit = 0.5
@@ -173,7 +175,7 @@ def test_ctrl_c_while_kernels_are_compiled(tmp_path):
             assert line_of(child) == "ready"
             taken = []
             while len(taken) < TRIES and min(taken, default=limit) >= limit:
-                child.stdin.write("again\n")
+                child.stdin.write(f"{len(taken)}\n")
                 assert line_of(child) == "go"
                 time.sleep(0.3)
                 sent = time.monotonic()
@@ -219,3 +221,78 @@ def test_a_handler_that_builds():
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.returncode}\n{done.stderr}"
+
+
+TEXTS = """
+import os, signal, sys, threading, time
+import aicf
+from aicf import _core
+
+g = aicf.Graph("products")
+x = y = g.input("x", (64, 64))
+for i in range(3):
+    y = aicf.softmax(y @ x + float(i))
+g.output("y", y)
+texts = [f"{t}// {k}" for t in _core.cuda_programs(g._core, _core.pass_names()) for k in range(6)]
+"""
+LEAVING = """
+thread = threading.Thread(target=_core.cuda_cubins, args=(texts, "sm_90a"), daemon=True)
+thread.start()
+time.sleep(0.4)
+"""
+FORKING = """
+children = []
+signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    _core.cuda_cubins(texts, "sm_90a")
+except aicf.GraphError as error:
+    assert children == [0] and "fork" in str(error)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
+"""
+
+
+def run_alone(script, folder):
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "AICF_CACHE_DIR": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@NEEDS_NVRTC
+def test_leaving_while_kernels_are_compiled(tmp_path):
+    """The process ends well beside a daemon thread that compiles."""
+    run_alone(TEXTS + LEAVING, tmp_path)
+
+
+@NEEDS_NVRTC
+def test_a_fork_while_kernels_are_compiled(tmp_path):
+    """The child, which has no compiler's threads, is told; the parent's compile goes on."""
+    run_alone(TEXTS + FORKING, tmp_path)
+
+
+FORKED_FILL = """
+import hashlib, os, signal
+import aicf
+
+g = aicf.Graph("large")
+w = g.state("w", (20_000_000,), init=aicf.init.normal(0.0, 1.0))
+g.output("y", aicf.sum(w))
+children = []
+signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+step = g.compile(device="cpu")
+while not children:
+    pass
+print(hashlib.sha256(step.state["w"].numpy().tobytes()).hexdigest(), flush=True)
+if children[0]:
+    os.waitpid(children[0], 0)
+"""
+
+
+def test_a_fork_while_values_are_drawn(tmp_path):
+    """Child and parent begin with the same bytes."""
+    assert len(set(run_alone(FORKED_FILL, tmp_path).split())) == 1

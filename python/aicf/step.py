@@ -158,6 +158,7 @@ class Step(_core.Step):
         others = [] if share is None else [share] if isinstance(share, _core.Step) else share
         if not isinstance(others, Sequence):
             raise _core.GraphError(f"compile: share is {share!r}; need a Step or several")
+        others = tuple(others)  # which no other thread empties
         for other in others:
             if not isinstance(other, _core.Step):
                 raise _core.GraphError(f"compile: share holds {other!r}; need Steps")

@@ -29,7 +29,7 @@ void bind_cuda(nb::module_& m) {
     set_cuda_search_path(std::move(folders));
     nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
         nb::gil_scoped_release release;
-        finish_given_up();
+        finish_asides();
     }));
     m.def(
         "cuda_info",

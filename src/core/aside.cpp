@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "core/fork.h"
 #include "core/interrupt.h"
 
@@ -18,8 +19,9 @@ namespace aicf {
 namespace {
 
 struct Aside {
-    std::function<void()> work;
+    std::function<void(const std::atomic<bool>&)> work;
     std::atomic<bool> given_up = false;
+    bool left = false;  // by who began it: under the lock of all
     std::mutex lock;
     std::condition_variable ended;
     bool done = false;
@@ -29,21 +31,47 @@ struct Aside {
     void run() {
         std::exception_ptr caught;
         try {
-            work();
+            work(given_up);
         } catch (...) {
             caught = std::current_exception();
         }
         const std::lock_guard guard(lock);
         error = std::move(caught);
         done = true;
-        ended.notify_one();
+        ended.notify_all();
+    }
+    bool ended_now() {
+        const std::lock_guard guard(lock);
+        return done;
     }
 };
 
 struct Asides {
     const int born = forks();
     std::mutex lock;
-    std::vector<std::shared_ptr<Aside>> all;  // that run, or were given up and not yet joined
+    bool closing = false;
+    std::vector<std::shared_ptr<Aside>> all;  // that run, or were left and are not yet joined
+
+    void add(const std::shared_ptr<Aside>& aside) {
+        const std::lock_guard guard(lock);
+        if (closing)
+            raise(ErrorKind::graph,
+                  "compile: the process is ending; need a compile that is over before");
+        std::erase_if(all, [](const auto& other) {
+            if (!other->left || !other->ended_now()) return false;
+            other->thread.join();
+            return true;
+        });
+        all.push_back(aside);
+    }
+    void remove(const std::shared_ptr<Aside>& aside) {
+        const std::lock_guard guard(lock);
+        std::erase(all, aside);
+    }
+    void leave(Aside& aside) {
+        const std::lock_guard guard(lock);
+        aside.left = true;
+    }
 };
 
 /// Never destroyed, as threads may come late; a forked child, which has none of them, begins anew.
@@ -58,27 +86,18 @@ Asides& asides() {
     return *found;
 }
 
-void forget(const std::shared_ptr<Aside>& aside) {
-    Asides& known = asides();
-    const std::lock_guard guard(known.lock);
-    std::erase(known.all, aside);
-}
-
 }  // namespace
 
-void run_aside(std::function<void()> work, void (*watch)()) {
+void run_aside(std::function<void(const std::atomic<bool>& given_up)> work, void (*watch)()) {
+    Asides& known = asides();
     const auto aside = std::make_shared<Aside>();
     aside->work = std::move(work);
-    {
-        Asides& known = asides();
-        const std::lock_guard guard(known.lock);
-        known.all.push_back(aside);
-    }
+    known.add(aside);
     try {
         aside->thread = std::thread([aside] { aside->run(); });
     } catch (...) {
-        forget(aside);
-        return aside->work();
+        known.remove(aside);
+        return aside->work(aside->given_up);
     }
     try {
         std::unique_lock guard(aside->lock);
@@ -87,27 +106,39 @@ void run_aside(std::function<void()> work, void (*watch)()) {
             guard.unlock();
             watch();
             poll();
+            if (known.born != forks()) raise_forked();
             guard.lock();
         }
     } catch (...) {
+        if (known.born != forks()) {  // the thread is not here: neither joined nor destroyed
+            [[maybe_unused]] const auto* const kept = new std::shared_ptr<Aside>(aside);
+            throw;
+        }
         aside->given_up = true;
+        known.leave(*aside);
         throw;
     }
-    forget(aside);
+    known.remove(aside);
     aside->thread.join();
     if (aside->error) std::rethrow_exception(aside->error);
 }
 
-void finish_given_up() {
+void finish_asides() {
+    Asides& known = asides();
     std::vector<std::shared_ptr<Aside>> ending;
     {
-        Asides& known = asides();
         const std::lock_guard guard(known.lock);
-        for (const auto& aside : known.all)
-            if (aside->given_up) ending.push_back(aside);
-        for (const auto& aside : ending) std::erase(known.all, aside);
+        known.closing = true;
+        ending = known.all;
     }
-    for (const auto& aside : ending) aside->thread.join();
+    for (const auto& aside : ending) aside->given_up = true;
+    for (const auto& aside : ending) {
+        std::unique_lock guard(aside->lock);
+        aside->ended.wait(guard, [&] { return aside->done; });
+    }
+    const std::lock_guard guard(known.lock);
+    for (const auto& aside : ending)
+        if (aside->left && aside->thread.joinable()) aside->thread.join();
 }
 
 }  // namespace aicf

@@ -21,15 +21,17 @@ void count_forks() {
 
 int forks() { return the_forks.load(std::memory_order_relaxed); }
 
+void raise_forked() {
+    raise(ErrorKind::graph,
+          "fork: another thread was using this when the process was forked, and that thread is not "
+          "in the child; need a fork while nothing runs, or a step that is compiled in the child");
+}
+
 void ForkMutex::lock() {
     const int mine = forks();
     for (int found = kFree; !holder_.compare_exchange_weak(found, mine, std::memory_order_acquire);
          found = kFree) {
-        if (found != kFree && found != mine)
-            raise(ErrorKind::graph,
-                  "fork: another thread was using this when the process was forked, and that "
-                  "thread is not in the child; need a fork while nothing runs, or a step that is "
-                  "compiled in the child");
+        if (found != kFree && found != mine) raise_forked();
         if (found == mine) holder_.wait(mine, std::memory_order_relaxed);
     }
 }

@@ -12,6 +12,9 @@ void count_forks();
 /// How many forks lie between this process and the one that loaded the module.
 int forks();
 
+/// GraphError: what was under way stayed behind in the parent.
+[[noreturn]] void raise_forked();
+
 /// A mutex that throws where its holder stayed behind in the parent: no one will ever let go.
 class ForkMutex {
   public:

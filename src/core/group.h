@@ -11,10 +11,10 @@
 #include <optional>
 #include <queue>
 
-#include "core/backend.h"
 #include "core/interrupt.h"
 #include "core/passes.h"
 #include "core/paths.h"
+#include "core/target.h"
 
 namespace aicf {
 

@@ -54,7 +54,7 @@ std::optional<Attr> as_kind(const Attr& given, const Attr& like) {
 const char* role_name(Role role) { return kRoleNames[static_cast<int>(role)]; }
 
 std::optional<Role> parse_role(std::string_view name) {
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < static_cast<int>(Role::ring); i++)  // no file has one
         if (name == kRoleNames[i]) return static_cast<Role>(i);
     return std::nullopt;
 }

@@ -4,7 +4,6 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "core/backend.h"
 #include "core/plan.h"
 
 namespace aicf {

@@ -373,6 +373,15 @@ Report verify(const Plan& plan) {
         });
         for (const View& view : op.outputs) memory.write(touch(view.value), view.value);
     }
+    for (int64_t next = 0; const PlannedOp& planned : plan.ops) {
+        if (planned.counters % kArenaAlign != 0 || planned.counters < next)
+            report.fail("plan", cat("the counters of ", planned.op.def->name, " lie at ",
+                                    planned.counters, ", among another op's"));
+        next = planned.counters + static_cast<int64_t>(planned.kernel->counter_bytes);
+        if (next > plan.region_bytes[static_cast<int>(Region::counters)])
+            report.fail("plan",
+                        cat("the counters of ", planned.op.def->name, " end behind their region"));
+    }
     std::vector<ValueId> after(plan.values.size());  // by value: what its storage holds at the end
     for (size_t i = 0; i < after.size(); i++) after[i] = static_cast<ValueId>(i);
     for (const Assign& assign : plan.assigns) after[assign.target] = assign.source;

@@ -156,7 +156,7 @@ void Step::start(const Options& options, const OnStage& stage) {
     // What cells hold now lives until all that was made of its addresses is there.
     const std::vector<std::shared_ptr<void>> held = bind_ops(std::move(code));
     stage("bind");
-    // Nobody else knows this Step yet, so no lock is held while it asks for signals.
+    // Nobody else knows this Step yet, so no lock is held.
     if (options.capture) captured_ = machine_->backend->capture(ops_);
     stage("capture");
 }
@@ -394,6 +394,7 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
 uint64_t Step::run(const Inputs& inputs, std::optional<intptr_t> stream, SyncPolicy sync) {
     Turn turn(*machine_, others_);
     check_inputs(inputs);
+    follow_bindings();  // which may fail, before an input is written
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);
     run_locked();
@@ -463,6 +464,7 @@ uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
                   to_string(plan_.values[id].type),
                   " is missing; give it, bind it, or use replay() to run on what stands there");
     }
+    follow_bindings();  // which may fail, before an input is written
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);
     if (captured_)

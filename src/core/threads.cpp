@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "core/float_mode.h"
+#include "core/fork.h"
 
 namespace aicf {
 
@@ -25,27 +27,39 @@ int processors() {
 }
 
 void in_parallel(size_t count, const std::function<void(size_t)>& job) {
+    const int born = forks();
     std::atomic<size_t> next = 0;
+    const std::unique_ptr<std::atomic<bool>[]> done(new std::atomic<bool>[count]());
     std::mutex lock;
     std::exception_ptr error;
     const auto work = [&] {
         const FloatMode mode;
         try {
-            for (size_t i = next++; i < count; i = next++) job(i);
+            for (size_t i = next++; i < count; i = next++) {
+                job(i);
+                done[i] = true;
+            }
         } catch (...) {
             next = count;
             const std::lock_guard guard(lock);
-            error = std::current_exception();
+            if (!error) error = std::current_exception();
         }
     };
     const size_t most = std::min(static_cast<size_t>(processors()), count);
-    std::vector<std::thread> helpers;
+    auto helpers = std::make_unique<std::vector<std::thread>>();
     try {
-        while (helpers.size() + 1 < most) helpers.emplace_back(work);
+        while (helpers->size() + 1 < most) helpers->emplace_back(work);
     } catch (...) {  // as many as can be had
     }
     work();
-    for (std::thread& helper : helpers) helper.join();
+    if (forks() != born) {  // a signal's handler forked: the helpers stayed behind in the parent
+        [[maybe_unused]] const auto* const kept = helpers.release();
+        if (error) std::rethrow_exception(error);
+        for (size_t i = 0; i < count; i++)
+            if (!done[i]) job(i);
+        return;
+    }
+    for (std::thread& helper : *helpers) helper.join();
     if (error) std::rethrow_exception(error);
 }
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/backend.h"
+#include "core/target.h"
 #include "kernels/scalar.h"
 
 namespace aicf::cuda {

@@ -78,7 +78,6 @@ std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
     std::vector<size_t> missing;
     struct Missing {  // of its own: a signal may leave it behind
         std::vector<std::string> keys, programs, cubins;
-        std::atomic<bool> given_up = false;
     };
     const auto task = std::make_shared<Missing>();
     for (size_t i = 0; i < programs.size(); i++) {
@@ -93,19 +92,16 @@ std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
     }
     if (missing.empty()) return cubins;
     task->cubins.resize(missing.size());
-    try {
-        run_compiler([task, arch] {
-            in_parallel(task->programs.size(), [&](size_t i) {
-                if (task->given_up) return;
-                task->cubins[i] = compile_cuda(task->programs[i], arch);
-                store_cached(task->keys[i], task->cubins[i]);
-            });
-            trim_cache();
+    if (nvrtc_info().path.empty())
+        raise(ErrorKind::device_unavailable, "cuda: ", nvrtc_info().problem);
+    run_compiler([task, arch](const std::atomic<bool>& given_up) {
+        in_parallel(task->programs.size(), [&](size_t i) {
+            if (given_up) return;
+            task->cubins[i] = compile_cuda(task->programs[i], arch);
+            store_cached(task->keys[i], task->cubins[i]);
         });
-    } catch (...) {
-        task->given_up = true;
-        throw;
-    }
+        trim_cache();
+    });
     for (size_t i = 0; i < missing.size(); i++) cubins[missing[i]] = std::move(task->cubins[i]);
     return cubins;
 }
@@ -114,14 +110,13 @@ void build(const Codes& codes, const std::string& arch) {
     // What is held by some plan or loaded on some GPU is not asked for again.
     static std::mutex lock;
     static std::map<std::string, std::weak_ptr<const std::string>> held;
-    const auto key_of = [&](const KernelCode& code) { return cat(arch, " ", code.symbol); };
+    const auto held_as = [&](const KernelCode& code) { return cat(arch, " ", code.symbol); };
     Codes missing;
     {
         const std::lock_guard guard(lock);
-        std::erase_if(held, [](const auto& entry) { return entry.second.expired(); });
         for (const auto& code : codes) {
             if (code->cubin) continue;
-            if (const auto at = held.find(key_of(*code)); at != held.end())
+            if (const auto at = held.find(held_as(*code)); at != held.end())
                 code->cubin = at->second.lock();
             if (!code->cubin) missing.push_back(code);
         }
@@ -135,18 +130,32 @@ void build(const Codes& codes, const std::string& arch) {
     for (size_t i = 0; i < each.size(); i++)
         found[each[i]->symbol] = std::make_shared<const std::string>(std::move(cubins[i]));
     const std::lock_guard guard(lock);
-    for (const auto& code : missing) held[key_of(*code)] = code->cubin = found[code->symbol];
+    std::erase_if(held, [](const auto& entry) { return entry.second.expired(); });
+    for (const auto& code : missing) {
+        if (!code->cubin) code->cubin = found[code->symbol];
+        held[held_as(*code)] = code->cubin;
+    }
 }
 
 std::vector<std::shared_ptr<const LoadedKernel>> KernelCache::load(const Codes& codes) {
-    build(codes, gpu_.arch());
+    Codes missing;
+    {
+        const std::lock_guard guard(lock_);
+        for (const auto& code : codes)
+            if (!known_.contains(code->symbol)) missing.push_back(code);
+    }
+    build(missing, gpu_.arch());
     std::vector<std::shared_ptr<const LoadedKernel>> loaded;
     const std::lock_guard guard(lock_);
     const Scope scope(gpu_);
     for (const auto& code : codes) {
-        auto& known = known_[code->symbol];
-        if (!known) known = std::make_shared<const LoadedKernel>(LoadedKernel{code, load(*code)});
-        loaded.push_back(known);
+        auto known = known_.find(code->symbol);
+        if (known == known_.end()) {
+            auto kernel =
+                std::make_shared<const LoadedKernel>(LoadedKernel{code->cubin, load(*code)});
+            known = known_.emplace(code->symbol, std::move(kernel)).first;
+        }
+        loaded.push_back(known->second);
     }
     return loaded;
 }

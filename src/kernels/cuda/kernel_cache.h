@@ -27,7 +27,7 @@ std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
                                        const std::string& arch);
 
 struct LoadedKernel {
-    std::shared_ptr<const KernelCode> code;
+    std::shared_ptr<const std::string> cubin;  // for other devices of this architecture
     CUfunction function = nullptr;
 };
 

@@ -202,12 +202,15 @@ void keep_handlers() {
 
 }  // namespace
 
-void run_compiler(std::function<void()> work) {
+void run_compiler(std::function<void(const std::atomic<bool>& given_up)> work) {
+    struct Keeping {
+        ~Keeping() { keep_handlers(); }
+    };
     keep_handlers();
     run_aside(
-        [work = std::move(work)] {
-            work();
-            keep_handlers();
+        [work = std::move(work)](const std::atomic<bool>& given_up) {
+            const Keeping keeping;
+            work(given_up);
         },
         keep_handlers);
 }

@@ -1,6 +1,7 @@
 // NVRTC, found and loaded at first use.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
@@ -25,9 +26,8 @@ const NvrtcInfo& nvrtc_info();
 std::string compile_cuda(const std::string& source, const std::string& arch,
                          std::string* log = nullptr);
 /// Does work that calls compile_cuda() on another thread, while this one polls and keeps the
-/// process's signal handlers. Where poll() throws, the work goes on to its end by itself, so it
-/// must own all that it uses.
-void run_compiler(std::function<void()> work);
+/// process's signal handlers. As run_aside().
+void run_compiler(std::function<void(const std::atomic<bool>& given_up)> work);
 /// What the binary depends on beside source and arch.
 std::string compile_key();
 

@@ -1,7 +1,7 @@
 #include "kernels/cuda/target.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
 
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/nvrtc.h"
@@ -61,8 +61,12 @@ Codes codes_of(const Kernels& kernels) {
 }  // namespace cuda
 
 std::unique_ptr<const Target> cuda_target(int processors, const std::string& arch) {
-    const int compute = arch.starts_with("sm_") ? std::atoi(arch.c_str() + 3) : 0;
-    if (compute < 70)
+    int compute = 0;
+    const char* const end = arch.data() + arch.size();
+    const char* rest = end;
+    if (arch.starts_with("sm_")) rest = std::from_chars(arch.data() + 3, end, compute).ptr;
+    const bool suffix = end - rest == 1 && (*rest == 'a' || *rest == 'f');
+    if (compute < 70 || compute > 999 || (rest != end && !suffix) || arch == "sm_90")
         raise(ErrorKind::graph, "cuda: arch is \"", arch, "\"; need one as sm_80 or sm_90a");
     return std::make_unique<cuda::CudaTarget>(cuda::Limits{processors, compute / 10}, arch);
 }
@@ -81,7 +85,8 @@ std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
 
 std::string cuda_log(const std::string& program, const std::string& arch) {
     const auto log = std::make_shared<std::string>();
-    cuda::run_compiler([=] { cuda::compile_cuda(program, arch, log.get()); });
+    cuda::run_compiler(
+        [=](const std::atomic<bool>&) { cuda::compile_cuda(program, arch, log.get()); });
     return *log;
 }
 
