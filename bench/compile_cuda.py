@@ -6,7 +6,7 @@ Each round of a model is two fresh processes over one empty kernel cache: the fi
 second warm. With a GPU they compile the step itself, after a small one that starts the device;
 without one, they make the kernels' programs for sm_90a and compile these. Figures are seconds, the
 median of the rounds: `build` of the graph, `compile` by the clock, `processor` the same of all
-threads; stages are processor seconds of all threads. `--kernels` adds what each kernel costs by itself.
+threads, and so are the stages. `--kernels` adds what each kernel costs by itself.
 """
 
 import argparse
