@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs this tree on a GPU machine without network, checks it there and times it.
-# Results go to $OUT, or to bench/results. PARTS says what runs: any of "verify bench test sanitize".
+# Results go to $OUT, or to bench/results. PARTS says what runs: any of "verify bench builds compile
+# test sanitize"; "builds" times this build beside that of the sources in the folder BASE.
 set -u
 cd "$(dirname "$0")/.."
 out=${OUT:-bench/results}
@@ -16,6 +17,16 @@ fi
 if wanted bench; then
     python3 bench/gpu.py --out "$out" --peers || status=1
     python3 bench/peers_gpu.py --out "$out" || status=1
+fi
+if wanted builds; then
+    other=$(mktemp -d)
+    python3 -m pip install -q --no-build-isolation --no-deps --target "$other/site" "$BASE" || exit 1
+    printf '#!/bin/sh\nPYTHONPATH=%s exec python3 "$@"\n' "$other/site" >"$other/python"
+    chmod +x "$other/python"
+    python3 bench/builds.py "$other/python" --device cuda --rounds 7 --json "$out/builds.json" || status=1
+fi
+if wanted compile; then
+    python3 bench/compile_cuda.py --json "$out/compile.json" || status=1
 fi
 if wanted test; then
     python3 -m pytest -m gpu -q -p no:benchmark ${PYTEST_OPTIONS:-} ${TESTS:-tests} >"$out/pytest.txt" 2>&1 || status=1
