@@ -1,39 +1,21 @@
 #include "core/compile.h"
 
-#include <algorithm>
-
 namespace aicf {
 
 namespace {
 
-void run_graph_passes(Graph& graph, const std::vector<const Pass*>& passes, const std::string& math,
-                      const OnStage& done, const PassWatch& watch) {
-    if (math == "mixed") {
-        store_in_16_bits(graph);
-        tell(done, "mixed");
-        verify(graph).require("after math \"mixed\"");
-        tell(done, "verify");
-    }
-    if (watch.graph) watch.graph(nullptr, graph);
+/// Runs the passes of one level; after each, the result is verified.
+template <class Level>
+void run_passes(Level& level, void (*Pass::*on)(Level&), const std::vector<const Pass*>& passes,
+                const char* verified, const OnStage& done,
+                const std::function<void(const Pass*, const Level&)>& watch) {
     for (const Pass* pass : passes) {
-        if (!pass->on_graph) continue;
-        pass->on_graph(graph);
+        if (!(pass->*on)) continue;
+        (pass->*on)(level);
         tell(done, pass->name);
-        verify(graph).require("after pass " + pass->name);
-        tell(done, "verify");
-        if (watch.graph) watch.graph(pass, graph);
-    }
-}
-
-void run_lowered_passes(Lowered& lowered, const std::vector<const Pass*>& passes,
-                        const OnStage& done, const PassWatch& watch) {
-    for (const Pass* pass : passes) {
-        if (!pass->on_lowered) continue;
-        pass->on_lowered(lowered);
-        tell(done, pass->name);
-        verify(lowered).require("after pass " + pass->name);
-        tell(done, "verify lowered");
-        if (watch.lowered) watch.lowered(pass, lowered);
+        verify(level).require("after pass " + pass->name);
+        tell(done, verified);
+        if (watch) watch(pass, level);
     }
 }
 
@@ -44,12 +26,19 @@ Lowered rewrite(Graph graph, const CompileOptions& options, int tensor_cores, co
     verify(graph).require("compile");
     tell(done, "verify");
     const auto passes = select_passes(options.passes);
-    run_graph_passes(graph, passes, options.math, done, watch);
+    if (options.math == "mixed") {
+        store_in_16_bits(graph);
+        tell(done, "mixed");
+        verify(graph).require("after math \"mixed\"");
+        tell(done, "verify");
+    }
+    if (watch.graph) watch.graph(nullptr, graph);
+    run_passes(graph, &Pass::on_graph, passes, "verify", done, watch.graph);
     Lowered lowered = lower(graph, options.math, tensor_cores);
     tell(done, "lower");
     verify(lowered).require("compile");
     tell(done, "verify lowered");
-    run_lowered_passes(lowered, passes, done, watch);
+    run_passes(lowered, &Pass::on_lowered, passes, "verify lowered", done, watch.lowered);
     return lowered;
 }
 

@@ -381,6 +381,16 @@ Report verify(const Plan& plan) {
         if (next > plan.region_bytes[static_cast<int>(Region::counters)])
             report.fail("plan",
                         cat("the counters of ", planned.op.def->name, " end behind their region"));
+        uint64_t free = 0;
+        for (const Kernel::Part& part : planned.kernel->parts) {
+            if (part.counters < free ||
+                part.counters + part.kernel->counter_bytes > planned.kernel->counter_bytes)
+                report.fail("plan",
+                            cat("the counters of a ", part.op.def->name, " lie at ", part.counters,
+                                " of its group's ", planned.kernel->counter_bytes,
+                                " bytes; need a place of ", "their own from ", free, " on"));
+            free = part.counters + part.kernel->counter_bytes;
+        }
     }
     std::vector<ValueId> after(plan.values.size());  // by value: what its storage holds at the end
     for (size_t i = 0; i < after.size(); i++) after[i] = static_cast<ValueId>(i);

@@ -23,8 +23,8 @@ struct Kernel {
         std::shared_ptr<const Kernel> kernel;
         std::vector<int> operands;  // by the member's operand: that of the group
         uint32_t at;                // bytes into the tail
-        uint64_t workspace;         // bytes into the group's, and so its counters
-        uint64_t counters;
+        uint64_t workspace;         // bytes into the group's workspace
+        uint64_t counters;          // bytes into the group's counters
     };
     std::vector<Part> parts;
 };
