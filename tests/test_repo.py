@@ -1,5 +1,6 @@
 """What must stay true of the repository: a full registry, includes one way, a light package."""
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -30,7 +31,7 @@ def test_every_op_has_a_row():
 def test_every_op_is_reachable_from_python():
     """Each op is named by the Python surface or emitted by a rule in core."""
     python = "".join(p.read_text() for p in (ROOT / "python/aicf").glob("*.py"))
-    rules = "".join(p.read_text() for p in (ROOT / "src/core").glob("*.cpp"))
+    rules = "".join(p.read_text() for p in (ROOT / "src/core/graph").glob("*.cpp"))
     for op in _core.op_names():
         emitted = re.search(rf'(emit|emit_all|use_x|use_y)\([^;]*"{op}"', rules)
         assert f'"{op}"' in python or emitted, f"{op}: no Python function leads to it"
@@ -94,7 +95,7 @@ FOREIGN = re.compile(r"^(Python\.h|nanobind|pybind|cuda|nvrtc|cublas|nccl|bindin
     "folder, banned",
     [
         ("src/core", FOREIGN),
-        ("src/core", re.compile(r"^kernels/(cpu|cuda)/")),
+        ("src/core", re.compile(r"^kernels/")),
         ("src/kernels/cpu", re.compile(r"^(Python\.h|nanobind|cuda|nvrtc|bindings/|kernels/cuda)")),
         ("src/kernels/cuda", re.compile(r"^(Python\.h|nanobind|bindings/|kernels/cpu)")),
     ],
@@ -112,10 +113,45 @@ def test_bindings_use_casters_that_may_throw():
     assert used <= own
 
 
-def test_kernel_headers_at_the_top_include_no_backend():
-    for path, name in includes("src/kernels"):
-        if len(path.parts) == 3:  # src/kernels/abi.h and its neighbours
-            assert not re.search(r"^(core|bindings|kernels/(cpu|cuda))/", name), (path, name)
+# Each room of the core may include itself and those before it.
+ROOMS = ["base", "abi", "graph", "compile", "run"]
+
+
+def test_rooms_of_the_core_know_only_those_before_them():
+    assert sorted(ROOMS) == sorted(p.name for p in (ROOT / "src/core").iterdir())
+    seen = set()
+    for path, name in includes("src/core"):
+        own, parts = path.parts[2], Path(name).parts
+        if parts[0] == "core":
+            seen.add((own, parts[1]))
+            assert parts[1] in ROOMS[: ROOMS.index(own) + 1], (path, name)
+    assert seen >= set(zip(ROOMS[2:], ROOMS[1:], strict=False)), "each room builds on the last"
+
+
+def test_device_code_and_scalars_know_the_abi_alone():
+    """They are compiled for devices too, apart from everything else."""
+    for path, name in [*includes("src/core/abi"), *includes("src/kernels/cuda")]:
+        if "/" in name and (path.suffix == ".cuh" or path.parts[2] == "abi"):
+            assert name.startswith("core/abi/"), (path, name)
+
+
+def test_python_files_form_no_circle():
+    """At import; what a function imports when called may look back."""
+    folder = ROOT / "python/aicf"
+    needs = {}
+    for path in folder.glob("*.py"):
+        needs[path.stem] = set()
+        for line in ast.parse(path.read_text()).body:
+            if isinstance(line, ast.ImportFrom) and line.level == 1:
+                names = [line.module] if line.module else [name.name for name in line.names]
+                needs[path.stem] |= {name for name in names if (folder / f"{name}.py").exists()}
+    needs.pop("__init__"), needs.pop("__main__")
+    assert any(needs.values())
+    while needs:
+        free = [name for name, of in needs.items() if not of & needs.keys()]
+        assert free, f"a circle among {sorted(needs)}"
+        for name in free:
+            del needs[name]
 
 
 # ---- the installed package

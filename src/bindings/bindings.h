@@ -5,9 +5,9 @@
 
 #include "bindings/casters.h"
 #include "bindings/dlpack.h"
-#include "core/compile.h"
-#include "core/interrupt.h"
-#include "core/ir.h"
+#include "core/base/interrupt.h"
+#include "core/compile/compile.h"
+#include "core/graph/ir.h"
 
 namespace aicf {
 

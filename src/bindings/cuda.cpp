@@ -1,9 +1,9 @@
 // What Python sees of the CUDA backend beside its steps: what was found, the kernel cache.
 #ifdef AICF_CUDA
 #include "bindings/bindings.h"
-#include "core/aside.h"
-#include "core/compile.h"
-#include "core/float_mode.h"
+#include "core/base/aside.h"
+#include "core/base/float_mode.h"
+#include "core/compile/compile.h"
 #include "kernels/cuda/backend.h"
 
 namespace aicf {

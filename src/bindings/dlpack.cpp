@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "bindings/dlpack_parts.h"
-#include "core/float_mode.h"
-#include "core/fork.h"
+#include "core/base/float_mode.h"
+#include "core/base/fork.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

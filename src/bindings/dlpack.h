@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/tensor.h"
+#include "core/graph/tensor.h"
 
 namespace aicf {
 

@@ -1,5 +1,5 @@
 // The one eager door: a lowered op on the caller's tensors, and what a schema says.
-#include "core/eager.h"
+#include "core/run/eager.h"
 
 #include "bindings/bindings.h"
 

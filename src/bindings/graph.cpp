@@ -2,10 +2,10 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
-#include "core/backend.h"
-#include "core/compile.h"
-#include "core/float_mode.h"
-#include "core/passes.h"
+#include "core/base/float_mode.h"
+#include "core/compile/compile.h"
+#include "core/compile/passes.h"
+#include "core/run/backend.h"
 
 namespace aicf {
 

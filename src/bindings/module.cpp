@@ -1,9 +1,10 @@
 // The extension module: errors first, then the classes.
 #include "bindings/bindings.h"
-#include "core/backend.h"
-#include "core/fork.h"
+#include "core/abi/philox.h"
+#include "core/base/fork.h"
+#include "core/run/backend.h"
+#include "core/run/step.h"
 #include "kernels/cpu/backend.h"
-#include "kernels/philox.h"
 
 namespace aicf {
 
@@ -104,6 +105,7 @@ NB_MODULE(_core, m) {
     m.doc() = "The compiler and runtime of aicf. Use the package `aicf`, not this module.";
     aicf::count_forks();
     aicf::cpu::register_cpu_backend();
+    aicf::register_evaluator(aicf::evaluate);
     aicf::bind_errors(m);
     aicf::bind_graph(m);
     aicf::bind_step(m);

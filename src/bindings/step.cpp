@@ -1,5 +1,5 @@
 // Step, its outputs and the arrays that come out of it.
-#include "core/step.h"
+#include "core/run/step.h"
 
 #include <chrono>
 

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "core/eager.h"
-#include "core/step.h"
+#include "core/run/eager.h"
+#include "core/run/step.h"
 
 namespace aicf::harness {
 

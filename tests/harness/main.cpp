@@ -4,7 +4,7 @@
 #include <string_view>
 #include <thread>
 
-#include "core/fork.h"
+#include "core/base/fork.h"
 #include "harness.h"
 #include "kernels/cpu/backend.h"
 
@@ -121,6 +121,7 @@ int main(int argc, char** argv) {
     try {
         count_forks();
         cpu::register_cpu_backend();
+        register_evaluator(evaluate);
         if (what == "misuse") {
             misuse();
             return 0;

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <new>
 
-#include "core/backend.h"
-#include "core/float_mode.h"
+#include "core/base/float_mode.h"
+#include "core/run/backend.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/program.h"
 

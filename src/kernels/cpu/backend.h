@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/tensor.h"
+#include "core/graph/tensor.h"
 
 namespace aicf::cpu {
 

@@ -6,10 +6,10 @@
 #include <immintrin.h>
 #endif
 
+#include "core/abi/mma_step.h"
+#include "core/abi/philox.h"
+#include "core/abi/scalar.h"
 #include "kernels/cpu/kernels.h"
-#include "kernels/mma_step.h"
-#include "kernels/philox.h"
-#include "kernels/scalar.h"
 
 #define AICF_INLINE inline __attribute__((always_inline))
 

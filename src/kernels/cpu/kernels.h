@@ -2,7 +2,7 @@
 // emit code: an inline function compiled for AVX-512 could be the one the linker keeps for all.
 #pragma once
 
-#include "kernels/abi.h"
+#include "core/abi/abi.h"
 #include "kernels/cpu/thresholds.h"
 
 namespace aicf::cpu {

@@ -16,10 +16,10 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.h"
-#include "core/float_mode.h"
-#include "core/fork.h"
-#include "core/threads.h"
+#include "core/base/error.h"
+#include "core/base/float_mode.h"
+#include "core/base/fork.h"
+#include "core/base/threads.h"
 #include "kernels/cpu/backend.h"
 #include "kernels/cpu/thresholds.h"
 

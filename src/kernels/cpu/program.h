@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/op.h"
+#include "core/graph/op.h"
 #include "kernels/cpu/kernels.h"
 
 namespace aicf::cpu {

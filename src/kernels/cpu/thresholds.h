@@ -2,7 +2,7 @@
 // thresholds() lists them by what they are compared with, and the tests draw shapes around each.
 #pragma once
 
-#include "kernels/abi.h"
+#include "core/abi/abi.h"
 
 namespace aicf::cpu {
 

@@ -6,8 +6,8 @@
 #include <immintrin.h>
 #endif
 
-#include "kernels/abi.h"
-#include "kernels/scalar.h"
+#include "core/abi/abi.h"
+#include "core/abi/scalar.h"
 
 namespace aicf::cpu::AICF_ISA {
 namespace mm {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "core/backend.h"
+#include "core/run/backend.h"
 
 namespace aicf {
 

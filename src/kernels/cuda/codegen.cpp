@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/target.h"
-#include "kernels/scalar.h"
+#include "core/abi/scalar.h"
+#include "core/compile/target.h"
 
 namespace aicf::cuda {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/op.h"
+#include "core/graph/op.h"
 
 namespace aicf::cuda {
 

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <vector>
 
-#include "core/error.h"
+#include "core/base/error.h"
 
 namespace aicf::cuda {
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "core/fork.h"
+#include "core/base/fork.h"
 
 namespace aicf::cuda {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "core/tensor.h"
+#include "core/graph/tensor.h"
 
 namespace aicf::cuda {
 

@@ -1,7 +1,7 @@
 // A plan as one CUDA graph, built node by node: a kernel node an op, an edge a wait.
 #pragma once
 
-#include "core/backend.h"
+#include "core/run/backend.h"
 #include "kernels/cuda/stream.h"
 #include "kernels/cuda/target.h"
 

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "core/threads.h"
+#include "core/base/threads.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/sources.h"

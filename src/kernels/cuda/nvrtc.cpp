@@ -11,8 +11,8 @@
 #include <mutex>
 #include <string_view>
 
-#include "core/aside.h"
-#include "core/error.h"
+#include "core/base/aside.h"
+#include "core/base/error.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/sources.h"
 

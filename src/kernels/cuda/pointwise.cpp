@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <set>
 
+#include "core/abi/scalar.h"
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/thresholds.h"
-#include "kernels/scalar.h"
 
 namespace aicf::cuda {
 

@@ -1,7 +1,7 @@
 // What every generated kernel stands on: the block it receives, element types, loads and stores.
 #pragma once
 
-#include "kernels/scalar.h"
+#include "core/abi/scalar.h"
 
 namespace aicf {
 

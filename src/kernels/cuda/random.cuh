@@ -1,7 +1,7 @@
 // Random numbers by Philox; see kernels/philox.h. A thread takes the four elements of one counter.
 #pragma once
 
-#include "kernels/philox.h"
+#include "core/abi/philox.h"
 #include "prelude.cuh"
 
 namespace aicf {

@@ -1,7 +1,7 @@
 // What a GPU can run, known without one: kernels as text, how they are launched, their code.
 #pragma once
 
-#include "core/target.h"
+#include "core/compile/target.h"
 #include "kernels/cuda/kernel_cache.h"
 
 namespace aicf::cuda {

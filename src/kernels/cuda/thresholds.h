@@ -3,7 +3,7 @@
 // with.
 #pragma once
 
-#include "kernels/abi.h"
+#include "core/abi/abi.h"
 
 namespace aicf::cuda {
 

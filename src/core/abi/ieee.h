@@ -1,0 +1,88 @@
+// The vocabulary of the scalar functions: operations of IEEE 754, each correctly rounded on every
+// machine, and bits. Nothing made of these uses libm, libdevice or an approximate instruction, so
+// it has the same bits everywhere. Units that include this are compiled with -ffp-contract=off or
+// --fmad=false.
+#pragma once
+
+#include "core/abi/abi.h"
+
+namespace aicf::scalar {
+
+template <class To, class From>
+AICF_HD To bit_cast(From x) {
+    return __builtin_bit_cast(To, x);
+}
+
+#ifdef __CUDACC_RTC__
+AICF_HD float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+AICF_HD double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
+AICF_HD float sqrt(float x) { return __fsqrt_rn(x); }
+AICF_HD double sqrt(double x) { return __dsqrt_rn(x); }
+AICF_HD float floor(float x) { return ::floorf(x); }
+AICF_HD double floor(double x) { return ::floor(x); }
+AICF_HD float round(float x) { return ::rintf(x); }
+AICF_HD double round(double x) { return ::rint(x); }
+AICF_HD float div(float a, float b) { return __fdiv_rn(a, b); }
+AICF_HD double div(double a, double b) { return __ddiv_rn(a, b); }
+#else
+AICF_HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+AICF_HD double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+AICF_HD float sqrt(float x) { return __builtin_sqrtf(x); }
+AICF_HD double sqrt(double x) { return __builtin_sqrt(x); }
+AICF_HD float floor(float x) { return __builtin_floorf(x); }
+AICF_HD double floor(double x) { return __builtin_floor(x); }
+AICF_HD float round(float x) { return __builtin_rintf(x); }
+AICF_HD double round(double x) { return __builtin_rint(x); }
+AICF_HD float div(float a, float b) { return a / b; }
+AICF_HD double div(double a, double b) { return a / b; }
+#endif
+
+AICF_HD uint32_t bits(float x) { return bit_cast<uint32_t>(x); }
+AICF_HD uint64_t bits(double x) { return bit_cast<uint64_t>(x); }
+AICF_HD float from_bits(uint32_t u) { return bit_cast<float>(u); }
+AICF_HD double from_bits(uint64_t u) { return bit_cast<double>(u); }
+
+constexpr uint64_t kSign64 = uint64_t(1) << 63;
+
+AICF_HD float abs(float a) { return from_bits(bits(a) & 0x7fffffffu); }
+AICF_HD double abs(double a) { return from_bits(bits(a) & ~kSign64); }
+AICF_HD float copysign(float mag, float sign) {
+    return from_bits((bits(mag) & 0x7fffffffu) | (bits(sign) & 0x80000000u));
+}
+AICF_HD double copysign(double mag, double sign) {
+    return from_bits((bits(mag) & ~kSign64) | (bits(sign) & kSign64));
+}
+
+template <class T>
+constexpr bool is_bool = static_cast<T>(2) == static_cast<T>(1);
+template <class T>
+constexpr bool is_float = !is_bool<T> && static_cast<T>(0.5) != static_cast<T>(0);
+
+template <int bytes>
+struct Bits;  // the unsigned type of a size, where integer arithmetic wraps without UB
+template <>
+struct Bits<1> {
+    using type = uint8_t;
+};
+template <>
+struct Bits<4> {
+    using type = uint32_t;
+};
+template <>
+struct Bits<8> {
+    using type = uint64_t;
+};
+template <class T>
+using BitsOf = typename Bits<sizeof(T)>::type;
+
+// low + x (next + x (...)), coefficients in ascending order.
+template <class T>
+AICF_HD T horner(T, T low) {
+    return low;
+}
+template <class T, class... High>
+AICF_HD T horner(T x, T low, High... high) {
+    return fma(horner(x, high...), x, low);
+}
+
+}  // namespace aicf::scalar

@@ -1,0 +1,710 @@
+// Every pointwise function, written once, compiled by the C++ compiler and by NVRTC: those of f32
+// and of all types here, those of f64 in scalar64.h, over the vocabulary of ieee.h. Each has the
+// same bits on any CPU and GPU, the payload of a NaN excepted.
+//
+// Bodies are straight-line code with selects, so that a loop over them vectorises; only the
+// reduction of huge arguments of sin and cos branches. Coefficients: own weighted minimax fits,
+// rounded to f32 one at a time from the lowest degree, the rest refitted.
+#pragma once
+
+#include "core/abi/scalar64.h"
+
+namespace aicf::scalar {
+
+// ---- f16 and bf16, as bits ---------------------------------------------------------------------
+
+AICF_HD float half_to_f32(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+    const uint32_t mag = static_cast<uint32_t>(h & 0x7fffu) << 13;
+    // 2^112 moves the exponent to its f32 bias and normalises a subnormal exactly.
+    const uint32_t finite = bits(from_bits(mag) * 0x1p112f);
+    const uint32_t special = mag | 0x7f800000u;
+    return from_bits((mag >= 0x0f800000u ? special : finite) | sign);
+}
+
+AICF_HD uint16_t f32_to_half(float x) {
+    const uint32_t u = bits(x), mag = u & 0x7fffffffu;
+    // Adding 0.5 rounds to multiples of 2^-24, the subnormal spacing of f16.
+    const uint32_t tiny = bits(from_bits(mag) + 0.5f) - 0x3f000000u;
+    const uint32_t normal = (mag - 0x38000000u + 0xfffu + ((mag >> 13) & 1u)) >> 13;
+    const uint32_t nan = 0x7e00u | ((mag >> 13) & 0x3ffu);
+    uint32_t r = mag < 0x38800000u ? tiny : normal;
+    r = mag >= 0x477ff000u ? 0x7c00u : r;
+    r = mag > 0x7f800000u ? nan : r;
+    return static_cast<uint16_t>(r | ((u >> 16) & 0x8000u));
+}
+
+AICF_HD float bfloat_to_f32(uint16_t b) { return from_bits(static_cast<uint32_t>(b) << 16); }
+
+AICF_HD uint16_t f32_to_bfloat(float x) {
+    const uint32_t u = bits(x);
+    const uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const uint32_t nan = (u >> 16) | 0x40u;
+    return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : r);
+}
+
+// To the 10 bits of mantissa that tensor cores take of an f32; ties away from 0.
+AICF_HD float f32_to_tf32(float x) {
+    const uint32_t u = bits(x);
+    const uint32_t r = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : u + 0x1000u;
+    return from_bits(r & 0xffffe000u);
+}
+
+// ---- cast --------------------------------------------------------------------------------------
+
+// Float to integer truncates, saturates, and takes NaN to 0; to bool is x != 0; integers wrap.
+template <class To, class From>
+AICF_HD To cast(From x) {
+    if constexpr (is_bool<To>) {
+        return x != From(0);
+    } else if constexpr (is_bool<From>) {
+        return static_cast<To>(static_cast<int32_t>(bit_cast<uint8_t>(x)));
+    } else if constexpr (is_float<From> && !is_float<To>) {
+        constexpr bool is_signed = static_cast<To>(-1) < static_cast<To>(1);
+        constexpr To hi = static_cast<To>(static_cast<BitsOf<To>>(-1) >> (is_signed ? 1 : 0));
+        constexpr To lo = is_signed ? static_cast<To>(-hi - 1) : To(0);
+        constexpr From past = From(2) * static_cast<From>(hi / 2 + 1);
+        const bool in = (x >= static_cast<From>(lo)) & (x < past);
+        const From safe = in ? x : From(0);
+        To r;
+        if constexpr (sizeof(To) == 1)
+            r = static_cast<To>(static_cast<int32_t>(safe));
+        else
+            r = static_cast<To>(safe);
+        const To over = x >= past ? hi : (x < static_cast<From>(lo) ? lo : To(0));
+        return in ? r : over;
+    } else {
+        return static_cast<To>(x);
+    }
+}
+
+// A number on its way to 16 bits by way of float: rounded to odd, so that the second rounding gives
+// what one rounding of `x` would.
+AICF_HD float narrowing(double x) {
+    const float near = static_cast<float>(x);
+    const double back = static_cast<double>(near);
+    const uint32_t away = (x > 0.0 ? back > x : back < x) ? 1u : 0u;
+    const uint32_t inexact = (back < x) | (back > x) ? 1u : 0u;
+    return from_bits((bits(near) - away) | inexact);
+}
+AICF_HD float narrowing(int32_t x) { return narrowing(static_cast<double>(x)); }
+AICF_HD float narrowing(int64_t x) {
+    const bool large = (x >= (1ll << 53)) | (x <= -(1ll << 53));  // beyond a double's digits
+    const int64_t odd = (x & ~0x7ffll) | ((x & 0x7ffll) != 0 ? 0x400ll : 0ll);
+    return narrowing(static_cast<double>(large ? odd : x));
+}
+template <class T>
+AICF_HD float narrowing(T x) {
+    return cast<float>(x);
+}
+
+// ---- arithmetic, comparison, selection ---------------------------------------------------------
+
+#define AICF_ARITHMETIC(name, op)                                                          \
+    template <class T>                                                                     \
+    AICF_HD T name(T a, T b) {                                                             \
+        if constexpr (is_float<T>)                                                         \
+            return a op b;                                                                 \
+        else                                                                               \
+            return static_cast<T>(static_cast<BitsOf<T>>(a) op static_cast<BitsOf<T>>(b)); \
+    }
+AICF_ARITHMETIC(add, +)
+AICF_ARITHMETIC(sub, -)
+AICF_ARITHMETIC(mul, *)
+#undef AICF_ARITHMETIC
+
+template <class T>
+AICF_HD T neg(T a) {
+    if constexpr (is_float<T>)
+        return -a;
+    else
+        return sub(T(0), a);
+}
+template <class T>
+AICF_HD T abs(T a) {
+    return a <= T(0) ? neg(a) : a;
+}
+
+// A zero keeps its sign, NaN stays NaN.
+template <class T>
+AICF_HD T sign(T a) {
+    return a > T(0) ? T(1) : (a == T(0) || a != a ? a : neg(T(1)));
+}
+
+#define AICF_COMPARE(name, op)    \
+    template <class T>            \
+    AICF_HD bool name(T a, T b) { \
+        return a op b;            \
+    }
+AICF_COMPARE(eq, ==)
+AICF_COMPARE(ne, !=)
+AICF_COMPARE(lt, <)
+AICF_COMPARE(le, <=)
+AICF_COMPARE(gt, >)
+AICF_COMPARE(ge, >=)
+#undef AICF_COMPARE
+
+AICF_HD bool logical_and(bool a, bool b) { return a & b; }
+AICF_HD bool logical_or(bool a, bool b) { return a | b; }
+AICF_HD bool logical_xor(bool a, bool b) { return a != b; }
+AICF_HD bool logical_not(bool a) { return a != true; }
+template <class T>
+AICF_HD bool isnan(T a) {
+    return a != a;
+}
+// The condition is widened by hand: a select on a bool from memory does not vectorise.
+template <class T>
+AICF_HD T where(bool c, T a, T b) {
+    const auto wide = static_cast<BitsOf<T>>(bit_cast<uint8_t>(c));
+    return wide != 0 ? a : b;
+}
+
+// Equal floats differ in bits only as zeros of two signs: `and` of the bits is +0, `or` is -0.
+template <class T>
+AICF_HD T maximum(T a, T b) {
+    if constexpr (is_float<T>) {
+        const T zero = bit_cast<T>(bit_cast<BitsOf<T>>(a) & bit_cast<BitsOf<T>>(b));
+        const T rest = a == b ? zero : a + b;
+        return a > b ? a : (a < b ? b : rest);
+    } else {
+        return a > b ? a : b;
+    }
+}
+template <class T>
+AICF_HD T minimum(T a, T b) {
+    if constexpr (is_float<T>) {
+        const T zero = bit_cast<T>(bit_cast<BitsOf<T>>(a) | bit_cast<BitsOf<T>>(b));
+        const T rest = a == b ? zero : a + b;
+        return a < b ? a : (a > b ? b : rest);
+    } else {
+        return a < b ? a : b;
+    }
+}
+template <class T>
+AICF_HD T copy(T x) {
+    return x;
+}
+template <class T>
+AICF_HD T bias_add(T x, T b) {
+    return add(x, b);
+}
+template <class T>
+AICF_HD T clip(T x, T lo, T hi) {
+    const T y = x < lo ? lo : x;
+    return y > hi ? hi : y;
+}
+template <class T>
+AICF_HD T relu(T x) {
+    return x <= T(0) ? T(0) : x;
+}
+template <class T>
+AICF_HD T leaky_relu(T x, T slope) {
+    return x > T(0) ? x : x * slope;
+}
+
+// 1/sqrt(x) as a rounded quotient, then one Newton step whose residual is exact to second order.
+AICF_HD float rsqrt(float x) {
+    const float y = div(1.0f, sqrt(x));
+    const float t = x * y;
+    const float e = fma(-t, y, 1.0f) - fma(x, y, -t) * y;
+    const float r = fma(0.5f * y, e, y);
+    return x > 0.0f && x <= 0x1.fffffep127f ? r : y;
+}
+
+// ---- exp and what is made of it ----------------------------------------------------------------
+
+struct ExpReduced {  // x = r + (e >> 23) log 2
+    float r;
+    uint32_t e;
+};
+AICF_HD ExpReduced exp_reduce(float x) {
+    const float magic = 0x1.8p23f;  // adding it rounds to an integer, kept in the low bits
+    const float big = fma(x, 1.44269502f, magic);
+    const float k = big - magic;
+    return {fma(k, 0x1.05c61p-29f, fma(k, -0x1.62e43p-1f, x)), bits(big) << 23};
+}
+
+// e^(x + x_lo) = (hi + lo) * 2^(e >> 23) for |x| <= 120, x_lo far below x; hi in [0.7, 1.42].
+struct ExpParts {
+    float hi, lo;
+    uint32_t e;
+};
+AICF_HD ExpParts exp_parts(ExpReduced v, float x_lo) {
+    const float r = v.r - x_lo;
+    const float p =
+        horner(r, 1.0f, 0.5f, 0.166665331f, 0.0416672453f, 0.00836762041f, 0.00138634886f);
+    const float hi = fma(p, r, 1.0f);
+    return {hi, fma(p, r, 1.0f - hi), v.e};
+}
+AICF_HD ExpParts exp_parts(float x, float x_lo) { return exp_parts(exp_reduce(x), x_lo); }
+
+// p * 2^(e >> 23), |e >> 23| <= 250, in two factors so that only the last product rounds.
+AICF_HD float scale2(float p, uint32_t e) {
+    const uint32_t half = static_cast<uint32_t>(static_cast<int32_t>(e) >> 1) & 0xff800000u;
+    return p * from_bits(half + 0x3f800000u) * from_bits(e - half + 0x3f800000u);
+}
+AICF_HD float pow2(uint32_t e) { return from_bits(e + 0x3f800000u); }
+
+AICF_HD ExpReduced exp_begin(float x) {
+    // Clamped as integers, which cost a vector unit less than selects: those of floats above +0
+    // ascend with them, those of floats below -0 as they fall. Only NaN is lost.
+    const int32_t top = bit_cast<int32_t>(89.0f), u = bit_cast<int32_t>(x);
+    const uint32_t low = bits(-104.0f), v = static_cast<uint32_t>(u < top ? u : top);
+    return exp_reduce(from_bits(v < low ? v : low));
+}
+AICF_HD float exp_end(float x, ExpReduced v) {
+    const uint32_t nan = (bits(x) & 0x7fffffffu) > 0x7f800000u ? ~0u : 0u;
+    return from_bits(bits(scale2(exp_parts(v, 0.0f).hi, v.e)) | nan);
+}
+AICF_HD float exp(float x) { return exp_end(x, exp_begin(x)); }
+
+// e^x - 1 for x <= 88, accurate near 0.
+AICF_HD float expm1(float x) {
+    const auto [r, e] = exp_reduce(x < -25.0f ? -25.0f : x);
+    const float p = horner(r, 0.5f, 0.166666657f, 0.0416664593f, 0.00833356474f, 0.00139354623f,
+                           0.000197456189f);
+    const float q = fma(r * r, p, r);
+    const float s = pow2(e);
+    const float y = fma(s, q, s - 1.0f);
+    return abs(x) < 0x1p-26f ? x : y;
+}
+
+// sigmoid(-a) = s * 2^(e >> 23) for a >= 0; a_lo continues a. The residual corrects the quotient.
+struct Tail {
+    float s;
+    uint32_t e;
+};
+AICF_HD Tail sigmoid_tail(float a, float a_lo) {
+    const float c = a > 110.0f ? 110.0f : a;
+    const ExpParts e = exp_parts(-c, a_lo);
+    const float z = scale2(e.hi, e.e);
+    const float d = 1.0f + z, d_lo = z - (d - 1.0f);
+    const float inv = div(1.0f, d);
+    const float q = e.hi * inv;
+    const float rem = fma(-q, d, e.hi) + fma(-q, d_lo, e.lo);
+    return {fma(rem, inv, q), e.e};
+}
+AICF_HD float sigmoid(float x) {
+    const Tail t = sigmoid_tail(abs(x), 0.0f);
+    const float s = scale2(t.s, t.e);
+    return x > 0.0f ? 1.0f - s : s;
+}
+
+// x*sigmoid(v) = max(x, 0) - |x|*sigmoid(-|v|), v of x's sign: no cancellation, no overflow.
+AICF_HD float gate(float x, float v, float v_lo) {
+    const float a = abs(x) > 110.0f ? 110.0f : abs(x);
+    const Tail t = sigmoid_tail(abs(v), v_lo);
+    return (x < 0.0f ? -0.0f : x) - scale2(a * t.s, t.e);
+}
+AICF_HD float silu(float x) { return gate(x, x, 0.0f); }
+
+// 0.5 x (1 + tanh(u)) = x sigmoid(2u), 2u = x (1.59576912 + 0.0713548163 x^2). The tail magnifies
+// an error of 2u by 2u, so the factor is kept as c + low, its constants' own rounding included.
+AICF_HD float gelu_tanh(float x) {
+    const float a = abs(x) > 110.0f ? 110.0f : abs(x);
+    const float a2 = a * a, a2_low = fma(a, a, -a2);
+    const float p = 0.0713548163f * a2, p_low = fma(0.0713548163f, a2, -p);
+    const float c = p + 1.59576912f, q = c - p;
+    const float c_low = (p - (c - q)) + (1.59576912f - q);
+    const float low =
+        c_low + fma(0.0713548163f, a2_low, p_low) + fma(2.39883240e-9f, a2, -4.53406803e-8f);
+    const float v = a * c;
+    return gate(x, v, v > 110.0f ? 0.0f : fma(a, low, fma(a, c, -v)));
+}
+
+// Phi(-a) = s * 2^(e >> 23) for a in [0, 14.75], as e^(-a^2/2) times a polynomial in
+// w = 1/(1 + 0.3 a). Callers clamp: a second limit here would cost selects that nothing folds.
+struct NormalTail {
+    float s;
+    float density;  // e^(-a^2/2) without the power of 2
+    uint32_t e;
+};
+AICF_HD NormalTail normal_tail(float a) {
+    const float h = a * a;
+    const ExpParts e = exp_parts(-0.5f * h, 0.5f * fma(a, a, -h));
+    const float w = div(1.0f, fma(0.3f, a, 1.0f));
+    const float p =
+        w * horner(w, 0.1196867f, 0.119571611f, 0.110237084f, 0.0783820003f, 0.0961787254f,
+                   -0.0794639066f, 0.191832751f, -0.22824952f, 0.112450808f, -0.0206262562f);
+    return {fma(p, e.hi, p * e.lo), e.hi, e.e};
+}
+AICF_HD float gelu_erf(float x) {
+    const float a = abs(x) > 14.5f ? 14.5f : abs(x);
+    const NormalTail t = normal_tail(a);
+    return (x < 0.0f ? -0.0f : x) - scale2(a * t.s, t.e);
+}
+
+AICF_HD float tanh(float x) {
+    const float a = abs(x) > 9.5f ? 9.5f : abs(x), s = a * a;
+    const float p = horner(s, -0.333333313f, 0.133332223f, -0.053948462f, 0.0217087511f,
+                           -0.00819509756f, 0.00215765228f);
+    const float small = fma(a * s, p, a);
+    const ExpParts e = exp_parts(a + a, 0.0f);
+    const float large = 1.0f - div(2.0f, fma(e.hi, pow2(e.e), 1.0f));
+    return copysign(a < 0.6f ? small : large, x);
+}
+
+AICF_HD float erf(float x) {
+    const float a = abs(x) > 4.0f ? 4.0f : abs(x), s = a * a;
+    const float p = horner(s, 0.128379166f, -0.376126289f, 0.112836257f, -0.0268557295f,
+                           0.00519239297f, -0.000804953044f, 7.99517511e-05f);
+    const float small = fma(a, p, a);
+    // -log(erfc(a))/a; even and odd powers apart for the latency
+    const float even = horner(s, 1.12855518f, 0.105294883f, 0.00295188534f, -4.399311e-05f);
+    const float odd = horner(s, 0.635609031f, -0.0227087103f, -5.75714803e-05f, 4.80637163e-06f);
+    const ExpParts e = exp_parts(-a * fma(odd, a, even), 0.0f);
+    const float large = fma(-e.hi, pow2(e.e), 1.0f);
+    return copysign(a < 0.925f ? small : large, x);
+}
+
+template <class T>
+AICF_HD T elu(T x, T alpha) {
+    return x > T(0) ? x : alpha * expm1(x > T(0) ? T(0) : x);
+}
+
+// ---- log ---------------------------------------------------------------------------------------
+
+// log(1 + f) - f over f^2, for |f| <= 1/3.
+AICF_HD float log1p_poly(float f) {
+    return horner(f, -0.5f, 0.333332151f, -0.249998048f, 0.200104445f, -0.16680181f, 0.140053391f,
+                  -0.121883415f, 0.139867246f, -0.128745109f);
+}
+AICF_HD float log(float x) {
+    const bool tiny = x < 0x1p-126f;
+    const uint32_t u = bits(tiny ? x * 0x1p23f : x);
+    const float bias = tiny ? -23.0f : 0.0f;
+    const uint32_t e = (u - 0x3f2aaaabu) & 0xff800000u;  // puts m into [2/3, 4/3)
+    const float f = from_bits(u - e) - 1.0f;
+    const float k = fma(static_cast<float>(static_cast<int32_t>(e)), 0x1p-23f, bias);
+    const float r = fma(f * f, log1p_poly(f), f);
+    const float y = fma(k, 0x1.62e43p-1f, r);
+    const float edge = x == 0.0f ? from_bits(0xff800000u) : (x > 0.0f ? x : from_bits(0x7fc00000u));
+    return x > 0.0f && x <= 0x1.fffffep127f ? y : edge;
+}
+
+// max(x, 0) + log1p(e^-|x|), at every x: PyTorch's threshold of 20 is 1e-10 off in float64.
+AICF_HD float softplus(float x) {
+    const float a = abs(x) > 104.0f ? 104.0f : abs(x);
+    const ExpParts e = exp_parts(-a, 0.0f);
+    const float z = scale2(e.hi, e.e);
+    const bool big = z > 0.333333343f;
+    const float f = big ? fma(z, 0.5f, -0.5f) : z, shift = big ? 0x1.62e43p-1f : 0.0f;
+    const float l = fma(f * f, log1p_poly(f), f);
+    return (x < 0.0f ? 0.0f : x) + (l + shift);
+}
+
+// ---- sin and cos -------------------------------------------------------------------------------
+
+struct Angle {  // x = hi + lo + quarter * pi/2, |hi| <= 0.8
+    float hi, lo;
+    uint32_t quarter;
+};
+constexpr float kSinFastLimit = 65536.0f;
+
+// Cody-Waite in three words; the second product and its subtraction are carried exactly.
+AICF_HD Angle reduce_fast(float x) {
+    const float magic = 0x1.8p23f;
+    const float big = fma(x, 0.636619747f, magic);
+    const float k = big - magic;
+    const float t = fma(k, -0x1.921fb6p0f, x);
+    const float p = k * 0x1.777a5cp-25f, p_lo = fma(k, 0x1.777a5cp-25f, -p);
+    const float hi = t + p, back = hi - t;
+    const float lo = ((t - (hi - back)) + (p - back)) + p_lo;
+    return {hi, fma(k, 0x1.ee59dap-50f, lo), bits(big)};
+}
+
+// Payne-Hanek: 24 bits of x times the 96 bits of 2/pi that matter modulo 4.
+AICF_HD uint32_t two_over_pi(uint32_t i) {
+    return i == 0   ? 0u
+           : i == 1 ? 0xa2f9836eu
+           : i == 2 ? 0x4e441529u
+           : i == 3 ? 0xfc2757d1u
+           : i == 4 ? 0xf534ddc0u
+           : i == 5 ? 0xdb629599u
+                    : 0x3c439041u;
+}
+AICF_HD Angle reduce_huge(float x) {
+    const uint32_t u = bits(x) & 0x7fffffffu;
+    const uint32_t at = (u >> 23) - 128u;  // first wanted bit of the table, its zero word included
+    const uint32_t word = at >> 5, shift = at & 31u;
+    const uint64_t w0 = two_over_pi(word), w1 = two_over_pi(word + 1);
+    const uint64_t w2 = two_over_pi(word + 2), w3 = two_over_pi(word + 3);
+    const uint32_t h = static_cast<uint32_t>(((w0 << 32 | w1) << shift) >> 32);
+    const uint32_t m = static_cast<uint32_t>(((w1 << 32 | w2) << shift) >> 32);
+    const uint32_t l = static_cast<uint32_t>(((w2 << 32 | w3) << shift) >> 32);
+    const uint32_t i = ((u & 0x7fffffu) | 0x800000u) << 8;
+    uint64_t v = static_cast<uint64_t>(i * h) << 32;
+    v += static_cast<uint64_t>(i) * m + (static_cast<uint64_t>(i) * l >> 32);
+    v += 1ull << 61;  // to the nearest quarter
+    const int64_t rest = static_cast<int64_t>(v & (~0ull >> 2)) - (1ll << 61);
+    const double d = static_cast<double>(rest) * 0x1.921fb54442d18p-62;
+    const double s = x < 0.0f ? -d : d;
+    const float hi = static_cast<float>(s);
+    const uint32_t quarter = static_cast<uint32_t>(v >> 62);
+    return {hi, static_cast<float>(s - hi), x < 0.0f ? 0u - quarter : quarter};
+}
+
+// sin(x) for quarter_shift 0, cos(x) for 1.
+AICF_HD float sin_of(Angle a, uint32_t quarter_shift) {
+    const uint32_t q = a.quarter + quarter_shift;
+    const float s = a.hi * a.hi;
+    const float p = horner(s, -0.166666672f, 0.00833337847f, -0.000198525624f, 2.82634278e-06f);
+    const float sine = a.hi + fma(s, fma(a.hi, p, -0.5f * a.lo), a.lo);
+    const float c = horner(s, 0.0416666456f, -0.00138873013f, 2.44306648e-05f);
+    const float w = fma(-0.5f, s, 1.0f), w_lo = fma(-0.5f, s, 1.0f - w);
+    const float cosine = w + fma(s * s, c, fma(-a.hi, a.lo, w_lo));
+    const float y = (q & 1u) != 0 ? cosine : sine;
+    return from_bits(bits(y) ^ ((q & 2u) << 30));
+}
+
+// sin and cos where |x| <= kSinFastLimit, a = reduce_fast(x).
+AICF_HD float sin_fast(float x, Angle a) {
+    const float y = sin_of(a, 0);
+    return abs(x) < 0x1p-12f ? x : y;
+}
+AICF_HD float cos_fast(float, Angle a) { return sin_of(a, 1); }
+
+AICF_HD float sin(float x) {
+    if (abs(x) <= kSinFastLimit) return sin_fast(x, reduce_fast(x));
+    if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
+    return sin_of(reduce_huge(x), 0);
+}
+AICF_HD float cos(float x) {
+    if (abs(x) <= kSinFastLimit) return cos_fast(x, reduce_fast(x));
+    if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
+    return sin_of(reduce_huge(x), 1);
+}
+
+// ---- pow ---------------------------------------------------------------------------------------
+
+// 2^(y log2|x|) in double, plain IEEE arithmetic only, so one rounding to f32 matters.
+AICF_HD float pow(float x, float y) {
+    const float ax = abs(x);
+    const bool tiny = ax < 0x1p-126f;
+    const uint32_t u = bits(tiny ? ax * 0x1p23f : ax);
+    const float bias = tiny ? -23.0f : 0.0f;
+    const uint32_t e = (u - 0x3f3504f3u) & 0xff800000u;  // puts m into [sqrt(1/2), sqrt(2))
+    const double m = from_bits(u - e);
+    const float k = fma(static_cast<float>(static_cast<int32_t>(e)), 0x1p-23f, bias);
+    const double s = div(m - 1.0, m + 1.0), s2 = s * s;
+    const double p = horner(s2, 2.8853900817778495, 0.9617966941143099, 0.57707794207112373,
+                            0.41220928271311863, 0.31990443782823813, 0.28291828045074302);
+    double t = static_cast<double>(y) * fma(s, p, static_cast<double>(k));
+    t = t > 200.0 ? 200.0 : t;
+    t = t < -200.0 ? -200.0 : t;
+    const double big = t + 0x1.8p52;
+    const double r = t - (big - 0x1.8p52);
+    const double g = horner(r, 0.99999999996168254, 0.6931471807284546, 0.24022651198155009,
+                            0.055504103534243544, 0.0096180272543247309, 0.0013333922590295351,
+                            0.00015469290899221765, 1.5201913707082301e-05);
+    const double scale = bit_cast<double>((bit_cast<uint64_t>(big) + 1023u) << 52);
+    float z = static_cast<float>(g * scale);
+
+    const float inf = from_bits(0x7f800000u);
+    const bool integer = floor(y) == y, odd = integer & (floor(0.5f * y) != 0.5f * y);
+    z = ax == 0.0f ? (y < 0.0f ? inf : 0.0f) : z;
+    z = ax == inf ? (y < 0.0f ? 0.0f : inf) : z;
+    z = ax == 1.0f ? 1.0f : z;
+    z = from_bits(bits(z) | (odd ? bits(x) & 0x80000000u : 0u));
+    z = (x < 0.0f) & !integer & (ax != inf) ? from_bits(0x7fc00000u) : z;
+    z = (x != x) | (y != y) ? x + y : z;
+    return (y == 0.0f) | (x == 1.0f) ? 1.0f : z;
+}
+
+// ---- derivatives, times dy ---------------------------------------------------------------------
+
+template <class T>
+AICF_HD T relu_bwd(T x, T dy) {
+    return x <= T(0) ? T(0) : dy;  // a NaN lets dy through
+}
+template <class T>
+AICF_HD T leaky_relu_bwd(T x, T dy, T slope) {
+    return x > T(0) ? dy : dy * slope;
+}
+template <class T>
+AICF_HD T elu_bwd(T x, T dy, T alpha) {
+    return x > T(0) ? dy : dy * (alpha * exp(x > T(0) ? T(0) : x));
+}
+template <class T>
+AICF_HD T clip_bwd(T x, T dy, T lo, T hi) {
+    return (x >= lo) & (x <= hi) ? dy : T(0);
+}
+template <class T>
+AICF_HD T tanh_bwd(T y, T dy) {
+    return dy * fma(-y, y, T(1));
+}
+template <class T>
+AICF_HD T sigmoid_bwd(T y, T dy) {
+    return dy * ((T(1) - y) * y);
+}
+template <class T>
+AICF_HD T softplus_bwd(T x, T dy) {
+    return dy * sigmoid(x);
+}
+template <class T>
+AICF_HD T maximum_bwd(T a, T b, T dy) {
+    return a == b ? dy * T(0.5) : (a < b ? T(0) : dy);
+}
+template <class T>
+AICF_HD T minimum_bwd(T a, T b, T dy) {
+    return a == b ? dy * T(0.5) : (a > b ? T(0) : dy);
+}
+
+template <class T>
+AICF_HD T mse_grad(T y, T t, T scale) {
+    return (y - t) * scale;
+}
+
+// The slope at -a, a >= 0, is the stable one to compute; the slope at a is 1 minus it, since
+// f(x) - f(-x) = x for each of these.
+template <class T>
+AICF_HD T silu_bwd(T x, T dy) {
+    const T a = abs(x) > T(800) ? T(800) : abs(x);
+    const T s = sigmoid(-a);
+    const T left = s * fma(-a, T(1) - s, T(1));
+    return dy * (x < T(0) ? left : T(1) - left);
+}
+template <class T>
+AICF_HD T gelu_tanh_bwd(T x, T dy) {
+    const T a = abs(x) > T(40) ? T(40) : abs(x), a2 = a * a;
+    const T v = a * fma(T(0.071354816272600249), a2, T(1.5957691216057308));
+    const T dv = a * fma(T(0.21406444881780073), a2, T(1.5957691216057308));
+    const T s = sigmoid(-v);
+    const T left = s * fma(-dv, T(1) - s, T(1));
+    return dy * (x < T(0) ? left : T(1) - left);
+}
+AICF_HD float gelu_erf_bwd(float x, float dy) {
+    const float a = abs(x) > 14.75f ? 14.75f : abs(x);  // the limit is 0
+    const NormalTail t = normal_tail(a);
+    const float left = scale2(fma(-a * 0.398942292f, t.density, t.s), t.e);
+    return dy * (x < 0.0f ? left : 1.0f - left);
+}
+
+// ---- rows: softmax, losses ---------------------------------------------------------------------
+
+// `sum` is the row's tree sum: of y dy for softmax, of dy for log_softmax.
+template <class T>
+AICF_HD T softmax_bwd(T y, T dy, T sum) {
+    return y * (dy - sum);
+}
+template <class T>
+AICF_HD T log_softmax_bwd(T y, T dy, T sum) {
+    return fma(-exp(y), sum, dy);
+}
+// `most` is the row's largest logit, `sum` that of exp(x - most), `share` scale / sum.
+template <class T>
+AICF_HD T cross_entropy_loss(T x, T most, T log_sum) {
+    return log_sum - (x - most);
+}
+template <class T>
+AICF_HD T cross_entropy_grad(T x, T most, T share) {
+    return exp(x - most) * share;
+}
+template <class T>
+AICF_HD T cross_entropy_grad_of_label(T x, T most, T sum, T share) {
+    return (exp(x - most) - sum) * share;
+}
+// A masked row of -inf alone gets terms of 0, and these a sum that they can be divided by.
+template <class T>
+AICF_HD T masked_most(T most) {
+    return most == static_cast<T>(from_bits(0xff800000u)) ? T(0) : most;
+}
+template <class T>
+AICF_HD T masked_sum(T sum) {
+    return sum == T(0) ? T(1) : sum;
+}
+
+// ---- optimizers --------------------------------------------------------------------------------
+
+template <class T>
+AICF_HD T sgd_p(T p, T grad, T lr) {
+    return fma(-lr, grad, p);
+}
+template <class T>
+AICF_HD T adam_m(T m, T grad, T beta1) {
+    return fma(beta1, m, (T(1) - beta1) * grad);
+}
+template <class T>
+AICF_HD T adam_v(T v, T grad, T beta2) {
+    return fma(beta2, v, ((T(1) - beta2) * grad) * grad);
+}
+template <class T>
+AICF_HD T adam_p(T p, T m, T v, T bc1_inv, T bc2_inv, T lr, T eps) {
+    return fma(-lr, div(m * bc1_inv, sqrt(v * bc2_inv) + eps), p);
+}
+
+// 1 / (1 - beta^step), powered by squaring with plain products.
+AICF_HD double bias_corr(double beta, int32_t step) {
+    double power = 1.0;
+    for (uint32_t n = step > 0 ? static_cast<uint32_t>(step) : 0u; n != 0; n >>= 1) {
+        if ((n & 1u) != 0) power = power * beta;
+        beta = beta * beta;
+    }
+    return div(1.0, 1.0 - power);
+}
+
+}  // namespace aicf::scalar
+
+// One row per pointwise function: X(name, arity, kind, trailing scalar attributes).
+//   num     any numeric dtype, result the same       flt    float dtypes only, result the same
+//   cmp     two of any dtype, bool too -> bool       logic  bool -> bool
+//   test    float dtype -> bool                      select (bool, T, T) -> T, any dtype
+//   any     any dtype, bool too, result the same
+// f16 and bf16 are computed as float. Scalars are of the type computed in.
+#define AICF_POINTWISE(X)        \
+    X(copy, 1, any, 0)           \
+    X(neg, 1, num, 0)            \
+    X(abs, 1, num, 0)            \
+    X(sign, 1, num, 0)           \
+    X(floor, 1, flt, 0)          \
+    X(round, 1, flt, 0)          \
+    X(exp, 1, flt, 0)            \
+    X(log, 1, flt, 0)            \
+    X(sqrt, 1, flt, 0)           \
+    X(rsqrt, 1, flt, 0)          \
+    X(sin, 1, flt, 0)            \
+    X(cos, 1, flt, 0)            \
+    X(tanh, 1, flt, 0)           \
+    X(sigmoid, 1, flt, 0)        \
+    X(silu, 1, flt, 0)           \
+    X(gelu_tanh, 1, flt, 0)      \
+    X(gelu_erf, 1, flt, 0)       \
+    X(erf, 1, flt, 0)            \
+    X(softplus, 1, flt, 0)       \
+    X(relu, 1, num, 0)           \
+    X(leaky_relu, 1, flt, 1)     \
+    X(elu, 1, flt, 1)            \
+    X(clip, 1, num, 2)           \
+    X(add, 2, num, 0)            \
+    X(bias_add, 2, num, 0)       \
+    X(sub, 2, num, 0)            \
+    X(mul, 2, num, 0)            \
+    X(div, 2, flt, 0)            \
+    X(pow, 2, flt, 0)            \
+    X(maximum, 2, num, 0)        \
+    X(minimum, 2, num, 0)        \
+    X(eq, 2, cmp, 0)             \
+    X(ne, 2, cmp, 0)             \
+    X(lt, 2, cmp, 0)             \
+    X(le, 2, cmp, 0)             \
+    X(gt, 2, cmp, 0)             \
+    X(ge, 2, cmp, 0)             \
+    X(logical_and, 2, logic, 0)  \
+    X(logical_or, 2, logic, 0)   \
+    X(logical_xor, 2, logic, 0)  \
+    X(logical_not, 1, logic, 0)  \
+    X(isnan, 1, test, 0)         \
+    X(where, 3, select, 0)       \
+    X(relu_bwd, 2, num, 0)       \
+    X(leaky_relu_bwd, 2, flt, 1) \
+    X(elu_bwd, 2, flt, 1)        \
+    X(clip_bwd, 2, flt, 2)       \
+    X(tanh_bwd, 2, flt, 0)       \
+    X(sigmoid_bwd, 2, flt, 0)    \
+    X(silu_bwd, 2, flt, 0)       \
+    X(gelu_tanh_bwd, 2, flt, 0)  \
+    X(gelu_erf_bwd, 2, flt, 0)   \
+    X(softplus_bwd, 2, flt, 0)   \
+    X(mse_grad, 2, flt, 1)       \
+    X(maximum_bwd, 3, flt, 0)    \
+    X(minimum_bwd, 3, flt, 0)

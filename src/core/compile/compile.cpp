@@ -1,0 +1,81 @@
+#include "core/compile/compile.h"
+
+namespace aicf {
+
+namespace {
+
+/// Runs the passes of one level; after each, the result is verified.
+template <class Level>
+void run_passes(Level& level, void (*Pass::*on)(Level&), const std::vector<const Pass*>& passes,
+                const char* verified, const OnStage& done,
+                const std::function<void(const Pass*, const Level&)>& watch) {
+    for (const Pass* pass : passes) {
+        if (!(pass->*on)) continue;
+        (pass->*on)(level);
+        tell(done, pass->name);
+        verify(level).require("after pass " + pass->name);
+        tell(done, verified);
+        if (watch) watch(pass, level);
+    }
+}
+
+}  // namespace
+
+Lowered rewrite(Graph graph, const CompileOptions& options, int tensor_cores, const OnStage& done,
+                const PassWatch& watch) {
+    verify(graph).require("compile");
+    tell(done, "verify");
+    const auto passes = select_passes(options.passes);
+    if (options.math == "mixed") {
+        store_in_16_bits(graph);
+        tell(done, "mixed");
+        verify(graph).require("after math \"mixed\"");
+        tell(done, "verify");
+    }
+    if (watch.graph) watch.graph(nullptr, graph);
+    run_passes(graph, &Pass::on_graph, passes, "verify", done, watch.graph);
+    Lowered lowered = lower(graph, options.math, tensor_cores);
+    tell(done, "lower");
+    verify(lowered).require("compile");
+    tell(done, "verify lowered");
+    run_passes(lowered, &Pass::on_lowered, passes, "verify lowered", done, watch.lowered);
+    return lowered;
+}
+
+Plan compile(Graph graph, const Target& target, const CompileOptions& options,
+             const OnStage& done) {
+    const int own = target.tensor_cores();
+    if (own && options.tensor_cores && own != options.tensor_cores)
+        raise(ErrorKind::graph, "compile: tensor_cores is \"sm_", options.tensor_cores,
+              "0\", the device has those of \"sm_", own, "0\"; need these, or None");
+    Lowered lowered = rewrite(std::move(graph), options, own ? own : options.tensor_cores, done);
+    choose_candidates(lowered, options.candidates, target);
+    tell(done, "candidates");
+    Plan plan = make_plan(lowered, target, options.shared, done);
+    plan.math = options.math;
+    plan.deterministic = options.deterministic;
+    verify(plan).require("compile");
+    tell(done, "verify plan");
+    if (options.code) target.build(plan.kernels());
+    tell(done, "code");
+    return plan;
+}
+
+std::vector<Stage> trace_passes(const Graph& graph, const Target& target,
+                                const CompileOptions& options) {
+    std::vector<Stage> stages;
+    const int cores = target.tensor_cores();
+    const auto note = [&](const Pass* pass, const Lowered& lowered, std::string text) {
+        const Plan plan = make_plan(lowered, target, options.shared);
+        stages.push_back({pass ? pass->name : "", !pass || pass->keeps_bits, std::move(text),
+                          static_cast<int64_t>(plan.ops.size()), plan.cost(), plan.peak_bytes()});
+    };
+    rewrite(graph, options, cores, {},
+            {[&](const Pass* pass, const Graph& now) {
+                 note(pass, lower(now, options.math, cores), to_text(now));
+             },
+             [&](const Pass* pass, const Lowered& now) { note(pass, now, to_text(now)); }});
+    return stages;
+}
+
+}  // namespace aicf

@@ -1,0 +1,47 @@
+// The only pipeline: verify, passes, lower, passes, candidates, plan, code. It needs no device and
+// keeps nothing between two graphs.
+#pragma once
+
+#include "core/compile/passes.h"
+#include "core/compile/plan.h"
+
+namespace aicf {
+
+struct CompileOptions {
+    std::vector<std::string> passes;
+    std::string math = "fp32";  // how products of f32 are computed: gemm's `math`, or "mixed"
+    int tensor_cores = 0;       // whose order products take, as product_order(); 0: the target's
+    bool deterministic = true;  // false admits kernels whose order of terms may vary
+    Candidates candidates;      // as another plan chose them
+    bool code = true;           // false: the kernels stay text
+    std::vector<std::string> shared;  // params and states that live elsewhere, by name
+};
+
+/// Sees what each pass has left; no pass: what was there before the first.
+struct PassWatch {
+    std::function<void(const Pass*, const Graph&)> graph = {};
+    std::function<void(const Pass*, const Lowered&)> lowered = {};
+};
+
+/// The first half: the list of lowered ops, after the passes. `tensor_cores`: as lower() takes it.
+Lowered rewrite(Graph graph, const CompileOptions& options, int tensor_cores,
+                const OnStage& done = {}, const PassWatch& watch = {});
+
+/// The whole: what a step is made of, on any device of the target.
+Plan compile(Graph graph, const Target& target, const CompileOptions& options,
+             const OnStage& done = {});
+
+/// What a pass has left, and what that costs once lowered and planned.
+struct Stage {
+    std::string pass;  // empty: before any
+    bool keeps_bits = true;
+    std::string text;  // of the graph, or of the lowered list after a pass of that level
+    int64_t ops = 0;   // lowered
+    Cost cost;         // of all ops; bytes are those their operands move
+    int64_t peak_bytes = 0;
+};
+/// The graph before any pass, made ready for the options' math, and after each.
+std::vector<Stage> trace_passes(const Graph& graph, const Target& target,
+                                const CompileOptions& options);
+
+}  // namespace aicf

@@ -1,0 +1,173 @@
+// Dumps of lowered lists and plans: text for people, JSON for programs.
+#include "core/compile/plan.h"
+#include "core/graph/text.h"
+
+namespace aicf {
+
+namespace {
+
+/// f32[64, 8], with strides where the operand is not its value as it lies.
+std::string layout_text(const View& view) {
+    std::string text = type_string(view.dtype, view.shape);
+    if (!is_contiguous(view.shape, view.strides)) text += cat(" strides ", to_string(view.strides));
+    return text;
+}
+
+/// %7 f32[64, 8], with an offset too.
+std::string view_text(const View& view) {
+    return cat("%", view.value, " ", layout_text(view),
+               view.offset ? cat(" offset ", view.offset) : "");
+}
+
+std::string op_text(const LoweredOp& op) {
+    std::string text = cat("op=", op.def->name);
+    if (!op.members.empty())
+        text += "(" + joined(op.members, [](const LoweredOp& member) { return member.def->name; }) +
+                ")";
+    if (!op.body.empty())
+        text += "(" + joined(op.body, [](const FusedStep& step) { return step.def->name; }) + ")";
+    if (!op.attrs.items().empty()) text += " attrs=" + to_string(op.attrs);
+    return text + cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text),
+                      ")", op.candidate.empty() ? "" : cat(" candidate=", op.candidate));
+}
+
+/// A line a step of a fused op; inner values are named as the graph names them. Of a group the ops.
+std::string body_text(const LoweredOp& op, const std::string& indent = "      ") {
+    std::string text;
+    for (const LoweredOp& member : op.members)
+        text += cat(indent, op_text(member), "\n", body_text(member, indent + "      "));
+    const auto operand_text = [&](int number) { return view_text(op.operand(number)); };
+    const auto id_text = [&](int number) { return cat("%", op.operand(number).value); };
+    for (const FusedStep& step : op.body) {
+        text += cat(indent, joined(step.outputs, operand_text), " = ", step.def->name, "(",
+                    joined(step.inputs, id_text), ")");
+        if (!step.attrs.items().empty()) text += " " + to_string(step.attrs);
+        text += "\n";
+    }
+    return text;
+}
+std::string int_text(double whole) { return cat(static_cast<int64_t>(whole)); }
+
+std::string index_text(size_t i) { return cat(i < 10 ? "0" : "", i); }
+std::string op_json(const LoweredOp& op) {
+    const auto view_json = [](const View& view) {
+        return cat("{\"value\": ", view.value, ", \"dtype\": ", quoted(dtype_name(view.dtype)),
+                   ", \"shape\": ", int_list(view.shape), ", \"strides\": ", int_list(view.strides),
+                   ", \"offset\": ", view.offset, "}");
+    };
+    std::string text = cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node,
+                           ", \"inputs\": [", joined(op.inputs, view_json), "], \"outputs\": [",
+                           joined(op.outputs, view_json), "], \"attrs\": ", to_string(op.attrs));
+    if (!op.candidate.empty())
+        text += cat(", \"candidate\": ", quoted(op.candidate),
+                    ", \"signature\": ", quoted(signature(op)));
+    if (!op.members.empty()) {
+        const auto member_json = [](const LoweredOp& member) {
+            return "{" + op_json(member) + "}";
+        };
+        return text + cat(", \"members\": [", joined(op.members, member_json), "]");
+    }
+    if (op.body.empty()) return text;
+    const auto step_json = [](const FusedStep& step) {
+        return cat("{\"op\": ", quoted(step.def->name), ", \"node\": ", step.node,
+                   ", \"inputs\": ", int_list(step.inputs),
+                   ", \"outputs\": ", int_list(step.outputs),
+                   ", \"attrs\": ", to_string(step.attrs), "}");
+    };
+    return text + cat(", \"inner\": [", joined(op.inner, view_json), "], \"body\": [",
+                      joined(op.body, step_json), "]");
+}
+}  // namespace
+
+std::string signature(const LoweredOp& op) {
+    std::string text = op.def->name;
+    for (const FusedStep& step : op.body)
+        text += cat(" ", step.def->name, " ", to_string(step.attrs), " ", int_list(step.inputs),
+                    int_list(step.outputs));
+    if (op.body.empty()) text += " " + to_string(op.attrs);
+    const auto operand_text = [&](const View& view) {
+        const int64_t past = view.offset * dtype_size(view.dtype) % 16;
+        return layout_text(view) + (op.def->gemm && past ? cat(" ", past, " bytes past 16") : "");
+    };
+    return text + cat(" (", joined(op.inputs, operand_text), ") -> (",
+                      joined(op.outputs, layout_text), ")");
+}
+
+std::string to_text(const Lowered& lowered) {
+    std::string text;
+    for (size_t i = 0; i < lowered.ops.size(); i++)
+        text += cat("[lower ", index_text(i), "] ", op_text(lowered.ops[i]), "\n",
+                    body_text(lowered.ops[i]));
+    return text;
+}
+
+std::string to_json(const Lowered& lowered) {
+    return cat("{\n\"graph\": ", quoted(lowered.name), ",\n\"ops\": [\n",
+               joined(
+                   lowered.ops, [](const LoweredOp& op) { return "{" + op_json(op) + "}"; }, ",\n"),
+               "\n]\n}\n");
+}
+
+std::string to_text(const Plan& plan) {
+    std::string text =
+        cat("plan ", quoted(plan.name), " on ", kind_name(plan.device), ": ", plan.ops.size(),
+            " launches, ", int_text(plan.cost().bytes), " bytes moved, peak ", plan.peak_bytes(),
+            " bytes, math ", plan.math, plan.deterministic ? ", deterministic" : "", "\n");
+    for (int r = 0; r < kRegions; r++)
+        if (plan.region_bytes[r])
+            text += cat("  region ", region_name(static_cast<Region>(r)), " ", plan.region_bytes[r],
+                        " bytes",
+                        static_cast<Region>(r) == Region::temps
+                            ? cat(" (", plan.temps_without_reuse, " without reuse)")
+                            : "",
+                        "\n");
+    for (const Value& value : plan.values) {
+        const Place& place = plan.places[value.id];
+        if (place.storage == kNone) continue;
+        text += cat("  %", value.id, " ", to_string(value.type), " ", quoted(value.name), " ",
+                    place.offset < 0 ? "shared" : cat(region_name(place.region), "+", place.offset),
+                    place.storage == value.id ? "" : cat(" in place of %", place.storage), "\n");
+    }
+    for (size_t i = 0; i < plan.ops.size(); i++) {
+        const PlannedOp& op = plan.ops[i];
+        text +=
+            cat("[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name,
+                " lane=", op.lane, " waits=", int_list(op.waits),
+                op.kernel->workspace_bytes ? cat(" workspace=", op.kernel->workspace_bytes) : "",
+                "\n", body_text(op.op));
+    }
+    return text;
+}
+
+std::string to_json(const Plan& plan) {
+    std::string regions, values;
+    for (int r = 0; r < kRegions; r++)
+        regions += cat(r ? ", " : "", quoted(region_name(static_cast<Region>(r))), ": ",
+                       plan.region_bytes[r]);
+    for (const Value& value : plan.values) {
+        const Place& place = plan.places[value.id];
+        if (place.storage == kNone) continue;
+        values +=
+            cat(values.empty() ? "" : ",\n", "\"", value.id, "\": {\"name\": ", quoted(value.name),
+                ", \"region\": ", quoted(region_name(place.region)), ", \"offset\": ", place.offset,
+                ", \"bytes\": ", place.bytes, ", \"storage\": ", place.storage, "}");
+    }
+    return cat(
+        "{\n\"graph\": ", quoted(plan.name), ",\n\"device\": ", quoted(kind_name(plan.device)),
+        ",\n\"math\": ", quoted(plan.math),
+        ",\n\"deterministic\": ", plan.deterministic ? "true" : "false",
+        ",\n\"bytes_moved\": ", int_text(plan.cost().bytes),
+        ",\n\"flops\": ", int_text(plan.cost().flops), ",\n\"peak_bytes\": ", plan.peak_bytes(),
+        ",\n\"regions\": {", regions, "},\n\"values\": {\n", values, "\n},\n\"ops\": [\n",
+        joined(
+            plan.ops,
+            [](const PlannedOp& op) {
+                return cat("{", op_json(op.op), ", \"kernel\": ", quoted(op.kernel->name),
+                           ", \"lane\": ", op.lane, ", \"waits\": ", int_list(op.waits),
+                           ", \"workspace\": ", op.kernel->workspace_bytes, "}");
+            },
+            ",\n"),
+        "\n]\n}\n");
+}
+
+}  // namespace aicf

@@ -1,0 +1,258 @@
+// Ops that share a launch: an optimizer's updates as one op, small ops side by side in a group.
+#include "core/compile/group.h"
+
+namespace aicf {
+
+namespace {
+
+// ---- optimizers ---------------------------------------------------------------------------------
+
+/// From here on a launch of its own costs a tensor's update nothing, and making the numbers again
+/// in every block costs it 15 % (Adam on an H200).
+constexpr int64_t kLargeTensor = 1 << 22;
+
+/// Updates of tensors in f32 or f64, whole in memory.
+bool tensor_update(const LoweredOp& op) {
+    const DType dtype = op.outputs[0].dtype;
+    if (!op.def->optimizer || op.def->numbers <= 0 || !op.body.empty() || is_16_bit(dtype) ||
+        element_count(op.outputs[0].shape) >= kLargeTensor)
+        return false;
+    const auto packed = [](const View& view) { return is_contiguous(view.shape, view.strides); };
+    return std::all_of(op.inputs.begin(), op.inputs.end(), packed) &&
+           std::all_of(op.outputs.begin(), op.outputs.end(), packed);
+}
+
+bool number_update(const LoweredOp& op) {
+    return op.def->optimizer && op.def->numbers == 0 && op.body.empty();
+}
+
+/// Tensors are updated side by side, so a step may wait for numbers alone; and all must fit the
+/// argument block, with what the CPU notes about each step.
+bool fits_update(const LoweredOp& op) {
+    std::vector<char> made(op.inputs.size() + op.outputs.size() + op.inner.size(), 0);
+    for (const FusedStep& step : op.body) {
+        for (int number : step.inputs)
+            if (made[number]) return false;
+        for (int number : step.outputs) made[number] = step.def->numbers > 0;
+    }
+    return needs_of(op).bytes <= kMaxArgBytes;
+}
+
+/// Updates with the same numbers become one op.
+class Optimizers : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("update");
+        std::map<std::string, Alike> known;
+        std::vector<Alike*> alike(ops_.size(), nullptr);
+        std::vector<size_t> bytes(ops_.size(), 0);
+        for (size_t at = 0; at < ops_.size(); at++) {
+            if (!tensor_update(ops_[at])) continue;
+            alike[at] = &known[numbers_of(ops_[at])];
+            bytes[at] = growth(static_cast<int>(at));
+            alike[at]->least = std::min(alike[at]->least, bytes[at]);
+        }
+        for (size_t at = 0; at < ops_.size(); at++)
+            if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at], def);
+        emit();
+        // As rows of elements the tensors take the least room in the argument block.
+        for (LoweredOp& op : ops_)
+            if (op.def == def)
+                for (auto* views : {&op.inputs, &op.outputs})
+                    for (View& view : *views)
+                        if (view.shape.rank() > 1) {
+                            view.shape = {element_count(view.shape)};
+                            view.strides = {1};
+                        }
+    }
+
+  private:
+    struct Head {  // the first op of a group
+        int op;
+        size_t bytes;  // the least that the group's argument block takes
+    };
+    struct Alike {                    // updates of the same numbers
+        size_t least = kMaxArgBytes;  // that any of them adds to a block
+        std::vector<Head> heads;      // of groups that have room for it
+    };
+
+    /// An update joins the latest group that takes it.
+    void place(int at, size_t bytes, Alike& alike, const LoweredDef* def) {
+        std::vector<Head>& heads = alike.heads;
+        for (size_t i = heads.size(); i-- > 0;) {
+            Head& head = heads[i];
+            if (head.bytes + bytes > kMaxArgBytes ||
+                !merge(group_[head.op], group_[at], def, fits_update, INT_MAX))
+                continue;
+            head.bytes += bytes;
+            if (head.bytes + alike.least > kMaxArgBytes)
+                heads.erase(heads.begin() + static_cast<std::ptrdiff_t>(i));
+            return;
+        }
+        heads.push_back({at, block(ops_[at]) + bytes});
+    }
+
+    /// What an argument block of updates takes beside what each adds.
+    static size_t block(const LoweredOp& op) {
+        size_t bytes = 224 + 64;
+        for (size_t i = static_cast<size_t>(op.def->numbers); i < op.inputs.size(); i++)
+            if (find_view(op.inputs, op.inputs[i]) == static_cast<int>(i)) bytes += 20;
+        return bytes;
+    }
+
+    /// What two updates must share: the op, the dtype and the numbers.
+    static std::string numbers_of(const LoweredOp& op) {
+        std::string key = cat(op.def->name, " ", dtype_name(op.outputs[0].dtype));
+        for (size_t i = static_cast<size_t>(op.def->numbers); i < op.inputs.size(); i++) {
+            const View& view = op.inputs[i];
+            key += cat(" ", view.value, " ", dtype_size(view.dtype), " ", to_string(view.shape),
+                       " ", to_string(view.strides), " ", view.offset);
+        }
+        return key;
+    }
+
+    /// What an update adds at the least: its operands that no other update has.
+    size_t growth(int at) const {
+        const LoweredOp& op = ops_[at];
+        const auto update = [&](int other) { return other != at && ops_[other].def->optimizer; };
+        const auto bytes_of = [](const View& view) {
+            return 20 + 16 * static_cast<size_t>(view.shape.rank());
+        };
+        size_t bytes = 40 + 8 * pack_scalars(op).size();
+        for (size_t i = 0; i < static_cast<size_t>(op.def->numbers); i++) {
+            const ValueId id = op.inputs[i].value;
+            const auto same = [&](const View& view) { return view.value == id; };
+            const auto& readers = readers_[id];
+            if (std::count_if(op.inputs.begin(), op.inputs.end(), same) == 1 &&
+                !(producer_[id] >= 0 && update(producer_[id])) &&
+                std::none_of(readers.begin(), readers.end(), update))
+                bytes += bytes_of(op.inputs[i]);
+        }
+        for (const View& view : op.outputs)
+            if (kept_[view.value]) bytes += bytes_of(view);
+        return bytes;
+    }
+};
+
+/// What makes an update's numbers joins it, unless it shares a launch with others: those that come
+/// early cost the step nothing there, and at its end they are waited for.
+class Numbers : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("update");
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++)
+            if (ops_[at].def == def || tensor_update(ops_[at]))
+                while (joins(at, def)) {  // its own numbers may follow
+                }
+        emit();
+    }
+
+  private:
+    bool joins(int at, const LoweredDef* def) {
+        for (int member : members_[group_[at]])
+            for (const View& view : ops_[member].inputs)
+                if (const int from = producer_[view.value];
+                    from >= 0 && number_update(ops_[from]) && group_[from] != group_[at] &&
+                    members_[group_[from]].size() == 1 &&
+                    merge(group_[at], group_[from], def, fits_update, INT_MAX))
+                    return true;
+        return false;
+    }
+};
+
+// ---- siblings -----------------------------------------------------------------------------------
+
+/// Below this a launch costs more than what it runs, so that ops gain by sharing one. Above,
+/// whoever waits for one of them should not wait for the others too: a GPU runs kernels side by
+/// side anyhow.
+constexpr double kSmallBytes = 256 << 10, kSmallFlops = 1 << 20;
+
+bool small(const LoweredOp& op) {
+    const Cost cost = cost_of(op);
+    return cost.bytes <= kSmallBytes && cost.flops <= kSmallFlops;
+}
+
+/// What a member adds to a group's argument block: its own block, and its operands once more.
+size_t bytes_in_group(const LoweredOp& op) {
+    size_t bytes = needs_of(op).bytes;
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views) bytes += 20 + 16 * static_cast<size_t>(view.shape.rank());
+    return bytes;
+}
+
+/// Small ops at the same distance from the start of the step, so that none waits for another, share
+/// a launch.
+class Siblings : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        const LoweredDef* def = find_lowered("group");
+        // An estimate: backends keep things of their own in a block.
+        constexpr size_t kMostBytes = kMaxGroupBytes / 2, kTries = 4;
+        std::vector<int> level(ops_.size(), 0);
+        std::vector<size_t> bytes(ops_.size(), 0);         // by the first op of a group
+        std::vector<std::vector<int>> heads(ops_.size());  // by level: the first op of each group
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            poll();
+            for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
+            if (!small(ops_[at])) continue;
+            const size_t own = bytes_in_group(ops_[at]);
+            std::vector<int>& known = heads[level[at]];
+            const size_t oldest = known.size() < kTries ? 0 : known.size() - kTries;
+            bool joined = false;
+            for (size_t i = known.size(); i-- > oldest && !joined;) {
+                const int head = known[i];
+                // No path leaves a level and comes back to it.
+                joined = bytes[head] + own <= kMostBytes && apart(at, head);
+                if (!joined) continue;
+                std::vector<int> merged = std::move(members_[head]);
+                merged.push_back(at);
+                join(head, at, def, std::move(merged));
+                bytes[head] += own;
+            }
+            if (joined) continue;
+            known.push_back(at);
+            bytes[at] = 224 + own;
+        }
+        emit();
+    }
+
+  private:
+    /// Whether neither an op writes a param or state that a group reads, nor the group one that the
+    /// op reads.
+    bool apart(int op, int group) const {
+        const auto inside = [&](int other) { return other >= 0 && group_[other] == group; };
+        for (const View& view : ops_[op].outputs)
+            if (const ValueId target = target_[view.value]; target != kNone)
+                if (std::any_of(readers_[target].begin(), readers_[target].end(), inside))
+                    return false;
+        for (const View& view : ops_[op].inputs)
+            if (const ValueId next = next_of_[view.value]; next != kNone)
+                if (inside(producer_[next])) return false;
+        return true;
+    }
+
+    LoweredOp compose(const LoweredDef* def, const std::vector<int>& members, int,
+                      int) const override {
+        LoweredOp result;
+        result.def = def;
+        result.node = ops_[members.back()].node;
+        for (int member : members) {
+            for (const View& view : ops_[member].inputs)
+                if (find_view(result.inputs, view) < 0) result.inputs.push_back(view);
+            for (const View& view : ops_[member].outputs) result.outputs.push_back(view);
+            result.members.push_back(ops_[member]);
+        }
+        return result;
+    }
+};
+
+}  // namespace
+
+void fuse_numbers(Lowered& lowered) { Numbers(lowered).run(); }
+void group_siblings(Lowered& lowered) { Siblings(lowered).run(); }
+void fuse_optimizers(Lowered& lowered) { Optimizers(lowered).run(); }
+
+}  // namespace aicf

@@ -1,0 +1,274 @@
+// Groups of ops that become one op: what fusing and sharing a launch have in common.
+//
+// Groups grow where no path leaves a group and comes back. Paths follow values, and run from every
+// reader of a param or state to the op that writes its next content. What is read outside a group,
+// an output, or a next content stays an output of its op; the rest never reaches memory.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <map>
+#include <optional>
+#include <queue>
+
+#include "core/base/interrupt.h"
+#include "core/compile/passes.h"
+#include "core/compile/paths.h"
+#include "core/compile/target.h"
+
+namespace aicf {
+
+/// A list of ints for each of a range of keys, in the order of the pairs that it is made from.
+class Lists {
+  public:
+    Lists() = default;
+    Lists(size_t keys, const std::vector<std::pair<int, int>>& pairs)
+        : begin_(keys + 2, 0), items_(pairs.size()) {
+        for (auto [key, item] : pairs) begin_[key + 2]++;
+        for (size_t key = 2; key < begin_.size(); key++) begin_[key] += begin_[key - 1];
+        for (auto [key, item] : pairs) items_[begin_[key + 1]++] = item;
+    }
+    std::span<const int> operator[](int key) const {
+        return {items_.data() + begin_[key], items_.data() + begin_[key + 1]};
+    }
+
+  private:
+    std::vector<int> begin_, items_;
+};
+
+/// The ops of a list in groups, each to become one op.
+class Groups {
+  public:
+    explicit Groups(Lowered& lowered) : ops_(lowered.ops) {
+        const size_t count = ops_.size();
+        producer_.assign(lowered.values.size(), -1);
+        kept_.assign(lowered.values.size(), 0);
+        target_.assign(lowered.values.size(), kNone);
+        next_of_.assign(lowered.values.size(), kNone);
+        seen_.assign(count, 0);
+        def_.assign(count, nullptr);
+        std::vector<std::pair<int, int>> reads, edges, back;  // (value, op), (op, op)
+        for (size_t i = 0; i < count; i++) {
+            const int at = static_cast<int>(i);
+            group_.push_back(at);
+            members_.push_back({at});
+            for (const View& view : ops_[i].outputs) producer_[view.value] = at;
+            for (const View& view : ops_[i].inputs) {
+                reads.emplace_back(view.value, at);
+                if (const int from = producer_[view.value]; from >= 0) edges.emplace_back(from, at);
+            }
+        }
+        readers_ = Lists(lowered.values.size(), reads);
+        for (const Lowered::Output& output : lowered.outputs) kept_[output.value] = 1;
+        for (const Assign& assign : lowered.assigns) {
+            kept_[assign.source] = 1;
+            target_[assign.source] = assign.target;
+            next_of_[assign.target] = assign.source;
+            const int writer = producer_[assign.source];
+            for (int reader : readers_[assign.target])
+                if (reader != writer) edges.emplace_back(reader, writer);
+        }
+        for (auto [from, to] : edges) back.emplace_back(to, from);
+        successors_ = Lists(count, edges);
+        predecessors_ = Lists(count, back);
+        for (size_t i = 0; i < count; i++) known_.add(predecessors_[static_cast<int>(i)]);
+    }
+
+  protected:
+    /// Makes one group of two, unless a path, a limit or an operand in the way forbids it.
+    /// `last`: all ops behind it still stand alone; -1 where no path can be in the way.
+    bool merge(int a, int b, const LoweredDef* def, bool (*fits)(const LoweredOp&), int last) {
+        poll();
+        std::vector<int> merged;
+        std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
+                   std::back_inserter(merged));
+        const LoweredOp op = compose(def, merged, a, b);
+        if (!fits(op) || overwrites(op) || detour(a, b, last) || detour(b, a, last)) return false;
+        join(a, b, def, std::move(merged));
+        return true;
+    }
+    void join(int a, int b, const LoweredDef* def, std::vector<int> merged) {
+        for (int member : members_[b]) group_[member] = a;
+        members_[a] = std::move(merged);
+        members_[b].clear();
+        def_[a] = def;
+    }
+
+    /// The list again, each group where its last member stood unless something waits for it there.
+    void emit() {
+        const size_t count = ops_.size();
+        std::vector<std::vector<int>> next(count);
+        std::vector<int> waits(count, 0);
+        for (size_t i = 0; i < count; i++)
+            for (int to : successors_[static_cast<int>(i)])
+                if (group_[i] != group_[to]) {
+                    next[group_[i]].push_back(group_[to]);
+                    waits[group_[to]]++;
+                }
+        using Ready = std::pair<int, int>;  // last member, group
+        std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
+        for (size_t g = 0; g < count; g++)
+            if (!members_[g].empty() && waits[g] == 0)
+                ready.emplace(members_[g].back(), static_cast<int>(g));
+        std::vector<LoweredOp> result;
+        while (!ready.empty()) {
+            const int group = ready.top().second;
+            ready.pop();
+            const std::vector<int>& members = members_[group];
+            result.push_back(members.size() == 1 ? std::move(ops_[members[0]])
+                                                 : compose(def_[group], members, group, group));
+            for (int to : next[group])
+                if (--waits[to] == 0) ready.emplace(members_[to].back(), to);
+        }
+        const auto left = std::count_if(members_.begin(), members_.end(),
+                                        [](const auto& members) { return !members.empty(); });
+        check(result.size() == static_cast<size_t>(left), "fuse: groups wait for each other");
+        ops_ = std::move(result);
+    }
+
+    /// The op of some members, all those of groups a and b: one with a body, if nothing else.
+    virtual LoweredOp compose(const LoweredDef* def, const std::vector<int>& members, int a,
+                              int b) const {
+        return fused(def, members, a, b);
+    }
+    /// Whether all that group `reader` takes from group `from` are whole results.
+    bool whole_reads(int reader, int from) const {
+        for (int member : members_[reader])
+            for (const View& view : ops_[member].inputs)
+                if (const int at = producer_[view.value];
+                    at >= 0 && group_[at] == from && !same_layout(view, ops_[at].outputs[0]))
+                    return false;
+        return true;
+    }
+    ~Groups() = default;
+
+    std::vector<LoweredOp>& ops_;
+    Lists successors_, predecessors_;        // by op
+    std::vector<int> producer_;              // by value: the op that writes it
+    Lists readers_;                          // by value
+    std::vector<int> group_;                 // by op
+    std::vector<std::vector<int>> members_;  // by group, ascending
+    std::vector<char> kept_;                 // by value: an output or a next content
+    std::vector<ValueId> target_;            // by value: whose next content it is
+    std::vector<ValueId> next_of_;           // by value: its next content
+
+  private:
+    /// Whether the op would write a param or state while a step still reads it.
+    bool overwrites(const LoweredOp& op) const {
+        std::optional<std::vector<std::pair<int, int>>> allowed;
+        for (int out = 0; out < static_cast<int>(op.outputs.size()); out++) {
+            const ValueId target = target_[op.outputs[out].value];
+            for (int in = 0; target != kNone && in < static_cast<int>(op.inputs.size()); in++) {
+                if (op.inputs[in].value != target) continue;
+                if (!allowed) allowed = inplace_of(op);
+                if (std::find(allowed->begin(), allowed->end(), std::pair(out, in)) ==
+                        allowed->end() ||
+                    !same_layout(op.outputs[out], op.inputs[in]))
+                    return true;
+            }
+        }
+        return false;
+    }
+
+    /// Whether a path of single ops is known to lead from one group to another.
+    bool known_path(int from, int to) const {
+        for (int upper : members_[from])
+            for (int lower : members_[to])
+                if (known_.above(upper, lower)) return true;
+        return false;
+    }
+
+    /// Whether a path leads from group a to group b through an op of neither: looked for from both
+    /// ends by turns, as one of them may lead far.
+    bool detour(int a, int b, int last) {
+        const int from_a = ++now_, from_b = ++now_;
+        std::vector<int> on = {a}, back = {b};
+        for (size_t i = 0;; i++) {
+            if (i == on.size()) return false;
+            for (int member : members_[on[i]])
+                for (int next : successors_[member]) {
+                    const int to = group_[next];
+                    if (next > last || to == a || seen_[to] == from_a) continue;
+                    if (to == b) {
+                        if (on[i] == a) continue;
+                        return true;
+                    }
+                    if (seen_[to] == from_b || known_path(to, b)) return true;
+                    seen_[to] = from_a;
+                    on.push_back(to);
+                }
+            if (i == back.size()) return false;
+            for (int member : members_[back[i]])
+                for (int before : predecessors_[member]) {
+                    const int from = group_[before];
+                    if (from == b || seen_[from] == from_b) continue;
+                    if (from == a) {
+                        if (back[i] == b) continue;
+                        return true;
+                    }
+                    if (seen_[from] == from_a || known_path(a, from)) return true;
+                    seen_[from] = from_b;
+                    back.push_back(from);
+                }
+        }
+    }
+
+    LoweredOp fused(const LoweredDef* def, const std::vector<int>& members, int a, int b) const {
+        LoweredOp result;
+        result.def = def;
+        result.node = ops_[members.back()].node;
+        const auto inside = [&](int op) { return group_[op] == a || group_[op] == b; };
+        for (int member : members) {
+            for (const View& out : ops_[member].outputs) {
+                const auto& readers = readers_[out.value];
+                const bool leaves =
+                    kept_[out.value] || !std::all_of(readers.begin(), readers.end(), inside);
+                (leaves ? result.outputs : result.inner).push_back(out);
+            }
+            for (const View& view : ops_[member].inner) result.inner.push_back(view);
+            for (const View& view : ops_[member].inputs)
+                if (const int from = producer_[view.value];
+                    (from < 0 || !inside(from)) && find_view(result.inputs, view) < 0)
+                    result.inputs.push_back(view);
+        }
+        const int inputs = static_cast<int>(result.inputs.size()),
+                  outputs = static_cast<int>(result.outputs.size());
+        const auto number = [&](const View& view) {
+            if (const int in = find_view(result.inputs, view); in >= 0) return in;
+            const int out = find_view(result.outputs, view);
+            return inputs + (out >= 0 ? out : outputs + find_view(result.inner, view));
+        };
+        for (int member : members) {
+            const LoweredOp& op = ops_[member];
+            std::vector<FusedStep> steps = op.body;
+            if (steps.empty()) steps.push_back({op.def, {}, {}, op.attrs, op.node});
+            for (FusedStep& step : steps) {
+                const auto renumber = [&](std::vector<int>& numbers, const std::vector<View>& own) {
+                    if (op.body.empty())
+                        for (const View& view : own) numbers.push_back(number(view));
+                    else
+                        for (int& i : numbers) i = number(op.operand(i));
+                };
+                renumber(step.inputs, op.inputs);
+                renumber(step.outputs, op.outputs);
+                result.body.push_back(std::move(step));
+            }
+        }
+        return result;
+    }
+
+    Forest known_;                        // by op, below one that it comes after
+    std::vector<int> seen_;               // by group
+    std::vector<const LoweredDef*> def_;  // by group of several
+    int now_ = 0;
+};
+
+/// What an op asks of a backend: operands and live values are a GPU thread's registers; the
+/// argument block holds the program that the CPU interprets, in which a 16-bit value takes a second
+/// slot for its f32 form, and an instruction to make it and one to round it.
+struct Needs {
+    size_t operands = 0, slots = 0, bytes = 0;
+};
+Needs needs_of(const LoweredOp& op);
+
+}  // namespace aicf

@@ -1,0 +1,323 @@
+// From IR nodes to the list of lowered ops: each node by its own rule; outputs and assigns become
+// plain data flow.
+#include <algorithm>
+
+#include "core/base/interrupt.h"
+#include "core/graph/op.h"
+
+namespace aicf {
+
+// ---- views -------------------------------------------------------------------------------------
+
+bool View::whole(const Type& type) const {
+    return offset == 0 && dtype == type.dtype && is_contiguous(shape, strides) &&
+           element_count(shape) == element_count(type.shape);
+}
+
+namespace {
+
+View whole_view(const Value& value) {
+    return {value.id, value.type.dtype, value.type.shape, contiguous_strides(value.type.shape), 0};
+}
+
+}  // namespace
+
+View broadcast_view(const View& view, const Dims& shape) {
+    View result = view;
+    result.shape = shape;
+    result.strides = Dims(shape.rank(), 0);
+    const int extra = shape.rank() - view.shape.rank();
+    for (int i = 0; i < view.shape.rank(); i++)
+        if (view.shape[i] == shape[i + extra]) result.strides[i + extra] = view.strides[i];
+    return result;
+}
+
+View permute_view(const View& view, const std::vector<int64_t>& axes) {
+    View result = view;
+    for (int i = 0; i < view.shape.rank(); i++) {
+        result.shape[i] = view.shape[static_cast<int>(axes[i])];
+        result.strides[i] = view.strides[static_cast<int>(axes[i])];
+    }
+    return result;
+}
+
+View transpose_view(const View& view, int a, int b) {
+    View result = view;
+    std::swap(result.shape[a], result.shape[b]);
+    std::swap(result.strides[a], result.strides[b]);
+    return result;
+}
+
+std::optional<View> reshape_view(const View& view, const Dims& shape) {
+    View result = view;
+    result.shape = shape;
+    result.strides = contiguous_strides(shape);
+    if (element_count(shape) == 0 || is_contiguous(view.shape, view.strides)) return result;
+    // Merge neighbouring axes that step as one, then cut each merged run into the new sizes.
+    std::vector<std::pair<int64_t, int64_t>> runs;  // (size, stride)
+    for (int i = 0; i < view.shape.rank(); i++) {
+        if (view.shape[i] == 1) continue;
+        if (!runs.empty() && runs.back().second == view.shape[i] * view.strides[i])
+            runs.back() = {runs.back().first * view.shape[i], view.strides[i]};
+        else
+            runs.push_back({view.shape[i], view.strides[i]});
+    }
+    size_t run = 0;
+    int64_t left = runs.empty() ? 1 : runs[0].first;
+    for (int i = 0; i < shape.rank(); i++) {
+        if (shape[i] == 1) continue;
+        if (left == 1) left = runs[++run].first;
+        if (left % shape[i]) return std::nullopt;
+        left /= shape[i];
+        result.strides[i] = left * runs[run].second;
+    }
+    return result;
+}
+
+std::string chain_order() { return cat("chain(", kChainChunk, ")"); }
+
+// ---- what a rule sees --------------------------------------------------------------------------
+
+LowerContext::LowerContext(Lowered& lowered, const Graph& graph, const Node& node,
+                           std::vector<char>& used)
+    : lowered_(lowered), graph_(graph), node_(node), used_(used) {}
+
+View LowerContext::out(int i) const { return lowered_.views[node_.outputs[i]]; }
+
+namespace {
+
+ValueId append_value(Lowered& lowered, const Type& type, const std::string& name) {
+    Value value;
+    value.id = static_cast<ValueId>(lowered.values.size());
+    value.name = name;
+    value.type = type;
+    lowered.values.push_back(value);
+    lowered.views.push_back(whole_view(value));
+    return value.id;
+}
+
+LoweredOp copy_op(const View& from, const View& to) {
+    return {find_lowered("copy"), {from}, {to}, {}, -1};
+}
+
+}  // namespace
+
+View LowerContext::temp(const Type& type, const std::string& name) {
+    return lowered_.views[append_value(lowered_, type, name)];
+}
+
+View LowerContext::copy_of(const View& view) {
+    const View packed = temp({view.dtype, view.shape}, "packed");
+    op("copy", {view}, {packed});
+    return packed;
+}
+
+void LowerContext::op(const std::string& name, std::vector<View> inputs, std::vector<View> outputs,
+                      const Attrs& attrs) {
+    const LoweredDef* def = find_lowered(name);
+    if (!def) raise(ErrorKind::internal, "lower: ", node_.op_name, " lowers to unknown op ", name);
+    for (int position : def->contiguous)
+        if (position < static_cast<int>(inputs.size()))
+            if (View& view = inputs[position]; !is_contiguous(view.shape, view.strides))
+                view = copy_of(view);
+    lowered_.ops.push_back({def, std::move(inputs), std::move(outputs),
+                            complete_attrs(def->attrs, attrs, def->name), node_.id});
+}
+
+// ---- the whole graph ---------------------------------------------------------------------------
+
+namespace {
+
+/// Gives each output a storage of its own, readable after the step.
+void lower_outputs(Lowered& lowered, const Graph& graph) {
+    std::vector<char> taken(lowered.values.size(), 0);
+    std::vector<LoweredOp> early;  // reads of leaves: they mean the start of the step
+    for (const GraphOutput& output : graph.outputs) {
+        const View view = lowered.views[output.value];
+        const Value root = lowered.values[view.value];  // a copy: append_value moves the values
+        const Type type = graph.value(output.value).type;
+        Lowered::Output result{output.name, view.value, output.keep};
+        if (output.keep > 1) {
+            Dims shape = type.shape;
+            shape.insert(0, output.keep);
+            result.ring =
+                append_value(lowered, {type.dtype, shape}, "output." + output.name + ".ring");
+            result.position =
+                append_value(lowered, {DType::i64, {}}, "output." + output.name + ".position");
+            for (ValueId id : {result.ring, result.position}) lowered.values[id].role = Role::ring;
+            const ValueId ring = append_value(lowered, {type.dtype, shape}, "ring");
+            const ValueId position = append_value(lowered, {DType::i64, {}}, "position");
+            lowered.ops.push_back(
+                {find_lowered("ring_push"),
+                 {view, lowered.views[result.ring], lowered.views[result.position]},
+                 {lowered.views[ring], lowered.views[position]},
+                 {},
+                 -1});
+            lowered.assigns.push_back({result.ring, ring});
+            lowered.assigns.push_back({result.position, position});
+            result.value = result.ring;
+        } else if (root.role != Role::temp || taken[view.value] || !view.whole(root.type) ||
+                   !(root.type == type)) {  // a reshaped value has its storage's type
+            result.value = append_value(lowered, type, output.name);
+            auto& list = root.role == Role::temp ? lowered.ops : early;
+            list.push_back(copy_op(view, lowered.views[result.value]));
+        }
+        taken.resize(lowered.values.size(), 0);
+        taken[result.value] = 1;
+        lowered.outputs.push_back(result);
+    }
+    lowered.ops.insert(lowered.ops.begin(), early.begin(), early.end());
+}
+
+/// Makes every assign's source a value that some op writes and that nothing else claims, so that
+/// the plan can put it on the target's storage; adds copies where it is not so already.
+void lower_assigns(Lowered& lowered, const Graph& graph) {
+    std::vector<char> claimed(lowered.values.size(), 0);
+    for (const Lowered::Output& output : lowered.outputs) claimed[output.value] = 1;
+    std::vector<LoweredOp> early;
+    for (const Assign& assign : graph.assigns) {
+        View view = lowered.views[assign.source];
+        const Value root = lowered.values[view.value];
+        if (root.role == Role::temp && view.whole(root.type) && !claimed[view.value]) {
+            claimed[view.value] = 1;
+            lowered.assigns.push_back({assign.target, view.value});
+            continue;
+        }
+        const Type type = graph.value(assign.target).type;
+        if (root.role == Role::param || root.role == Role::state) {  // read before anyone writes it
+            const View kept = lowered.views[append_value(lowered, type, "kept")];
+            early.push_back(copy_op(view, kept));
+            view = kept;
+        }
+        const ValueId next = append_value(lowered, type, graph.value(assign.target).name);
+        lowered.ops.push_back(copy_op(view, lowered.views[next]));
+        lowered.assigns.push_back({assign.target, next});
+        claimed.resize(lowered.values.size(), 0);
+        claimed[next] = 1;
+    }
+    lowered.ops.insert(lowered.ops.begin(), early.begin(), early.end());
+}
+
+/// Direct placement is legal when every read of the target comes before the write, or is the
+/// write's own in-place operand. Elsewhere the new value is copied into place at the end.
+void settle_assigns(Lowered& lowered) {
+    std::vector<LoweredOp> late;
+    std::vector<int> producers(lowered.values.size(), -1);
+    std::vector<std::vector<int>> readers(lowered.values.size());
+    for (int i = 0; i < static_cast<int>(lowered.ops.size()); i++) {
+        for (const View& view : lowered.ops[i].outputs) producers[view.value] = i;
+        for (const View& view : lowered.ops[i].inputs)
+            if (auto& list = readers[view.value]; list.empty() || list.back() != i)
+                list.push_back(i);
+    }
+    for (Assign& assign : lowered.assigns) {
+        const int producer = producers[assign.source];
+        check(producer >= 0, "lower: an assign's source has no producer");
+        bool legal = true;
+        const std::vector<int>& reading = readers[assign.target];
+        for (auto at = std::lower_bound(reading.begin(), reading.end(), producer);
+             at != reading.end(); ++at) {
+            const int i = *at;
+            const LoweredOp& op = lowered.ops[i];
+            for (int j = 0; j < static_cast<int>(op.inputs.size()); j++) {
+                if (op.inputs[j].value != assign.target) continue;
+                bool in_place = false;
+                for (int out = 0; i == producer && out < static_cast<int>(op.outputs.size()); out++)
+                    in_place |= op.outputs[out].value == assign.source && may_overwrite(op, out, j);
+                legal &= in_place;
+            }
+        }
+        if (legal) continue;
+        const Value target = lowered.values[assign.target];
+        const ValueId next = append_value(lowered, target.type, target.name);
+        View from = lowered.views[next];  // the source is whole, perhaps in another shape
+        from.value = assign.source;
+        late.push_back(copy_op(from, lowered.views[next]));
+        assign.source = next;
+    }
+    lowered.ops.insert(lowered.ops.end(), late.begin(), late.end());
+}
+
+}  // namespace
+
+Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
+    Lowered lowered;
+    lowered.name = graph.name;
+    lowered.values = graph.values;
+    for (const Value& value : graph.values) lowered.views.push_back(whole_view(value));
+    const std::vector<char> live = live_nodes(graph);
+    std::vector<char> used(graph.values.size(), 0);
+    for (const GraphOutput& output : graph.outputs) used[output.value] = 1;
+    for (const Assign& assign : graph.assigns) used[assign.source] = 1;
+    for (const Node& node : graph.nodes)
+        if (live[node.id])
+            for (ValueId id : node.inputs) used[id] = 1;
+    for (const Node& node : graph.nodes) {
+        if (!live[node.id]) continue;
+        poll();
+        LowerContext context(lowered, graph, node, used);
+        node.op->lower(context);
+        if (node.op->effect && node.inputs.size() > 1 &&
+            graph.value(node.inputs[0]).role == Role::param)
+            lowered.param_grads.emplace_back(node.inputs[0], lowered.views[node.inputs[1]].value);
+    }
+    lower_outputs(lowered, graph);
+    lower_assigns(lowered, graph);
+    settle_assigns(lowered);
+    for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have one mode
+        if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32 && math != "mixed")
+            op.attrs.set("math", math);
+    for (LoweredOp& op : lowered.ops)
+        if (op.def->gemm) op.attrs.set("order", product_order(op, tensor_cores));
+    return lowered;
+}
+
+Report verify(const Lowered& lowered) {
+    Report report;
+    std::vector<char> defined(lowered.values.size(), 0);
+    for (const Value& value : lowered.values) defined[value.id] = value.role != Role::temp;
+    size_t failures = 0;
+    const auto fail = [&](size_t i, const std::string& text) {
+        report.fail("lowered", cat("op ", i, " ", lowered.ops[i].def->name, ": ", text));
+        failures++;
+    };
+    for (size_t i = 0; i < lowered.ops.size(); i++) {
+        poll();
+        const LoweredOp& op = lowered.ops[i];
+        for (const View& view : op.inputs)
+            if (!defined[view.value])
+                fail(i, cat("reads %", view.value, " before any op wrote it"));
+        for (const View& view : op.outputs) {
+            if (defined[view.value])
+                fail(i, cat("writes %", view.value, ", which has a writer or is a leaf"));
+            defined[view.value] = 1;
+            if (!view.whole(lowered.values[view.value].type))
+                fail(i, cat("writes a part of %", view.value, "; need its whole storage"));
+        }
+        try {
+            const std::vector<Type> types = infer_lowered(op);
+            for (size_t k = 0; k < op.outputs.size(); k++)
+                if (k >= types.size() || types[k].dtype != op.outputs[k].dtype ||
+                    element_count(types[k].shape) != element_count(op.outputs[k].shape))
+                    fail(i, cat("output ", k, " is ",
+                                type_string(op.outputs[k].dtype, op.outputs[k].shape), "; need ",
+                                k < types.size() ? to_string(types[k]) : "no such output"));
+        } catch (const Error& error) {
+            fail(i, error.what());
+        }
+    }
+    for (const Assign& assign : lowered.assigns)
+        if (!defined[assign.source])
+            report.fail("lowered", cat("assign %", assign.target, " = %", assign.source,
+                                       ": nothing writes the source"));
+    for (const Lowered::Output& output : lowered.outputs)
+        if (!defined[output.value])
+            report.fail("lowered", cat("output \"", output.name, "\" is %", output.value,
+                                       ", which nothing writes"));
+    if (failures == 0 && report.ok())
+        report.pass("lowered", cat("list OK: ", lowered.ops.size(),
+                                   " ops, single writer, use after define, types"));
+    return report;
+}
+
+}  // namespace aicf

@@ -1,0 +1,159 @@
+// compile's math = "mixed": activations and gradients are stored as bfloat16.
+//
+// Products take 16-bit operands; what is moved or computed element by element from their results
+// and params alone stays 16 bits on its way to another product. Sums, losses, norms, params,
+// states, outputs, and what is made for these alone, are float32. Every change of dtype is a Cast
+// node. bfloat16 has the range of float32, so gradients need no scaling.
+#include <algorithm>
+#include <cstring>
+
+#include "core/compile/passes.h"
+
+namespace aicf {
+
+namespace {
+
+constexpr DType kWide = DType::f32, kNarrow = DType::bf16;
+
+class Narrowing {
+  public:
+    explicit Narrowing(Graph& graph)
+        : graph_(graph),
+          was_wide_(graph.values.size(), 0),
+          small_(graph.values.size(), 0),
+          keep_wide_(graph.values.size(), 0),
+          wanted_(graph.values.size(), 0),
+          of_param_(graph.values.size(), 0),
+          copy_(graph.values.size(), kNone) {
+        for (const Value& value : graph.values) {
+            was_wide_[value.id] = value.type.dtype == kWide;
+            of_param_[value.id] = value.role == Role::param;
+        }
+        for (const Gradient& gradient : graph.gradients) keep_wide_[gradient.loss] = 1;
+        for (const Assign& assign : graph.assigns) keep_wide_[assign.source] = 1;
+        const std::vector<char> live = live_nodes(graph);
+        for (size_t i = graph.nodes.size(); i-- > 0;) {
+            const Node& node = graph.nodes[i];
+            if (!live[node.id] || node.op->storage == Storage::wide) continue;
+            const bool element = node.op->storage == Storage::narrow;
+            if (element && !any(keep_wide_, node.outputs) && !any(wanted_, node.outputs)) continue;
+            std::vector<char>& mark =
+                element && any(keep_wide_, node.outputs) ? keep_wide_ : wanted_;
+            for (ValueId id : node.inputs) mark[id] = 1;
+        }
+    }
+
+    void run() {
+        std::vector<Node> nodes = std::move(graph_.nodes);
+        graph_.nodes.clear();
+        std::vector<int> place(nodes.size(), -1);
+        for (Node& node : nodes) {
+            if (node.forward >= 0) node.forward = place[node.forward];
+            graph_.where = node.where;
+            const int before = node.id;
+            settle(node);
+            place[before] = node.id = static_cast<int>(graph_.nodes.size());
+            for (ValueId id : node.outputs) graph_.values[id].producer = node.id;
+            graph_.nodes.push_back(std::move(node));
+        }
+        for (GraphOutput& output : graph_.outputs) output.value = as(output.value, kWide);
+        for (Assign& assign : graph_.assigns) assign.source = as(assign.source, kWide);
+        for (Gradient& gradient : graph_.gradients) {
+            gradient.grad = as(gradient.grad, graph_.value(gradient.value).type.dtype);
+            if (gradient.seed != kNone)
+                gradient.seed = as(gradient.seed, graph_.value(gradient.loss).type.dtype);
+        }
+    }
+
+  private:
+    /// Chooses the dtype a node computes in, and what it reads and makes by that.
+    void settle(Node& node) {
+        bool any_small = false, all_small = true, rounds = true, of_params = true;
+        for (ValueId id : node.inputs) {
+            if (!was_wide_[id]) continue;
+            any_small |= small_[id];
+            of_params &= of_param_[id];
+            if (small_[id] || of_param_[id] || fits(id)) continue;
+            all_small = false;
+            rounds &= is_number(id);  // of more digits: computes wide, the result is rounded
+        }
+        Storage storage = node.op->storage;
+        if (storage == Storage::narrow &&
+            (any(keep_wide_, node.outputs) || !any(wanted_, node.outputs)))
+            storage = Storage::wide;
+        const bool narrow =
+            storage == Storage::product || (storage == Storage::narrow && any_small && all_small);
+        for (ValueId& id : node.inputs) id = as(id, narrow ? kNarrow : kWide);
+
+        std::vector<Type> types;
+        for (ValueId id : node.inputs) types.push_back(graph_.value(id).type);
+        const InferContext context(node.op->fn.c_str(), node.op->inputs, std::move(types),
+                                   node.inputs, node.attrs);
+        const std::vector<Type> results = node.op->infer(context);
+        for (size_t i = 0; i < node.outputs.size(); i++) {
+            const ValueId id = node.outputs[i];
+            graph_.values[id].type = results[i];
+            small_[id] = was_wide_[id] && (results[i].dtype == kNarrow ||
+                                           (storage == Storage::narrow && any_small && rounds));
+            of_param_[id] = of_params && shows_its_input(node);
+        }
+    }
+
+    static bool any(const std::vector<char>& marks, const std::vector<ValueId>& ids) {
+        return std::any_of(ids.begin(), ids.end(), [&](ValueId id) { return marks[id]; });
+    }
+
+    /// By name: that these make no new elements is what they are.
+    static bool shows_its_input(const Node& node) {
+        for (const char* name : {"Reshape", "Transpose", "BroadcastTo", "Slice"})
+            if (node.op_name == name) return true;
+        return false;
+    }
+
+    bool is_number(ValueId id) const {
+        const Value& value = graph_.value(id);
+        return value.role == Role::constant && value.type.shape.rank() == 0;
+    }
+
+    float number(ValueId id) const {
+        float x = 0;
+        std::memcpy(&x, graph_.value(id).init.bytes->data(), sizeof x);
+        return x;
+    }
+
+    /// A number that 16 bits hold.
+    bool fits(ValueId id) const {
+        if (!is_number(id)) return false;
+        const float x = number(id);
+        return bfloat_to_float(float_to_bfloat(x)) == x;
+    }
+
+    /// A value of the graph as it was, in one of the two dtypes; others are left alone.
+    ValueId as(ValueId id, DType dtype) {
+        if (!was_wide_[id] || graph_.value(id).type.dtype == dtype) return id;
+        ValueId& copy = copy_[id];
+        if (copy != kNone) return copy;
+        if (is_number(id)) return copy = graph_.scalar(dtype, number(id));
+        // It belongs to the backward pass where what it converts does.
+        const int producer = graph_.value(id).producer;
+        graph_.differentiating = producer < 0 ? -1 : graph_.nodes[producer].forward;
+        copy = graph_.emit("Cast", {id}, {{"dtype", dtype_name(dtype)}})[0];
+        graph_.differentiating = -1;
+        return copy;
+    }
+
+    Graph& graph_;
+    // By value of the graph as it was.
+    std::vector<char> was_wide_;   // of the dtype that may change
+    std::vector<char> small_;      // stored as kNarrow
+    std::vector<char> keep_wide_;  // a loss, or on the way to a state
+    std::vector<char> wanted_;     // a product reads it, or what is made of it
+    std::vector<char> of_param_;   // a param, perhaps in another shape
+    std::vector<ValueId> copy_;    // in the other dtype
+};
+
+}  // namespace
+
+void store_in_16_bits(Graph& graph) { Narrowing(graph).run(); }
+
+}  // namespace aicf

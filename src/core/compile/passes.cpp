@@ -1,0 +1,139 @@
+#include "core/compile/passes.h"
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+
+#include "core/compile/plan.h"
+
+namespace aicf {
+
+Substitution::Substitution(const Graph& graph) : now_(graph.values.size()) {
+    std::iota(now_.begin(), now_.end(), 0);
+}
+
+void Substitution::rename(Node& node) const {
+    for (ValueId& id : node.inputs) id = (*this)[id];
+}
+
+void Substitution::finish(Graph& graph) const {
+    for (GraphOutput& output : graph.outputs) output.value = (*this)[output.value];
+    for (Assign& assign : graph.assigns) assign.source = (*this)[assign.source];
+    for (Gradient& gradient : graph.gradients) {
+        gradient.loss = (*this)[gradient.loss];
+        gradient.value = (*this)[gradient.value];
+        if (gradient.seed != kNone) gradient.seed = (*this)[gradient.seed];
+        // Where the forward graph computes the same number, the record stays with the node that
+        // differentiates: it is still there, and says why the two are equal.
+        const ValueId grad = (*this)[gradient.grad];
+        const int producer = graph.value(grad).producer;
+        if (producer < 0 || graph.nodes[producer].forward >= 0 || grad == gradient.seed)
+            gradient.grad = grad;
+    }
+}
+
+std::vector<char> linked_values(const Graph& graph) {
+    std::vector<char> linked(graph.values.size(), 0);
+    for (const Gradient& gradient : graph.gradients)
+        linked[gradient.loss] = linked[gradient.value] = 1;
+    return linked;
+}
+
+namespace {
+
+template <class T>
+void append_bytes(std::string& key, const T& item) {
+    key.append(reinterpret_cast<const char*>(&item), sizeof item);
+}
+
+/// The bytes of what a node says: its op, inputs and attributes, numbers by their bits.
+std::string key_of(const Node& node) {
+    std::string key;
+    append_bytes(key, node.op);
+    append_bytes(key, node.inputs.size());
+    for (ValueId id : node.inputs) append_bytes(key, id);
+    for (const auto& [name, attr] : node.attrs.items()) {
+        key.append(name.c_str(), name.size() + 1);
+        append_bytes(key, attr.index());
+        const auto append = [&key](const auto& value) {
+            if constexpr (requires { value.data(); }) {
+                append_bytes(key, value.size());
+                key.append(reinterpret_cast<const char*>(value.data()),
+                           value.size() * sizeof(*value.data()));
+            } else {
+                append_bytes(key, value);
+            }
+        };
+        std::visit(append, attr);
+    }
+    return key;
+}
+
+/// Merges constants of the same bytes, and nodes that say the same of the same values. Effects and
+/// random nodes stay apart: no two streams are alike.
+void merge_common(Graph& graph) {
+    Substitution now(graph);
+    std::unordered_map<std::string_view, std::vector<ValueId>> constants;
+    for (const Value& value : graph.values) {
+        if (value.role != Role::constant) continue;
+        auto& alike = constants[{value.init.bytes->data(), value.init.bytes->size()}];
+        const auto same = [&](ValueId id) { return graph.value(id).type == value.type; };
+        const auto at = std::find_if(alike.begin(), alike.end(), same);
+        if (at == alike.end())
+            alike.push_back(value.id);
+        else
+            now.replace(value.id, *at);
+    }
+    std::unordered_map<std::string, const Node*> kept;
+    std::vector<int> merged(graph.nodes.size());  // by node: what computes its outputs now
+    for (Node& node : graph.nodes) {
+        merged[node.id] = node.id;
+        if (node.forward >= 0) node.forward = merged[node.forward];
+        now.rename(node);
+        if (node.op->effect) continue;
+        const auto [at, fresh] = kept.emplace(key_of(node), &node);
+        if (fresh) continue;
+        const Node& other = *at->second;
+        merged[node.id] = other.id;
+        for (size_t i = 0; i < node.outputs.size(); i++)
+            now.replace(node.outputs[i], other.outputs[i]);
+    }
+    now.finish(graph);
+}
+
+}  // namespace
+
+const std::vector<Pass>& all_passes() {
+    static const std::vector<Pass> passes = {
+        {"fold", true, fold_constants, nullptr},             // makes constants to look for
+        {"simplify", true, simplify, nullptr},               // makes nodes alike
+        {"cse", true, merge_common, nullptr},                // makes what has one reader show
+        {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
+        {"epilogue", true, nullptr, fuse_epilogues},
+        {"reductions", true, nullptr, fuse_reductions},  // while what they read alone stands apart
+        {"rows", true, nullptr, fuse_rows},
+        {"fuse", true, nullptr, fuse_pointwise},
+        {"optimizers", true, nullptr, fuse_optimizers},
+        {"siblings", true, nullptr, group_siblings},
+        {"numbers", true, nullptr, fuse_numbers},
+    };
+    return passes;
+}
+
+std::vector<const Pass*> select_passes(const std::vector<std::string>& names) {
+    std::vector<const Pass*> result;
+    for (const std::string& name : names) {
+        std::string known;
+        const Pass* found = nullptr;
+        for (const Pass& pass : all_passes()) {
+            known += (known.empty() ? "" : ", ") + pass.name;
+            if (pass.name == name) found = &pass;
+        }
+        if (!found)
+            raise(ErrorKind::graph, "passes: unknown pass \"", name, "\"; need one of ", known);
+        result.push_back(found);
+    }
+    return result;
+}
+
+}  // namespace aicf

@@ -1,0 +1,412 @@
+#include "core/compile/plan.h"
+
+#include <algorithm>
+#include <climits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "core/base/interrupt.h"
+#include "core/compile/memory.h"
+#include "core/compile/paths.h"
+
+namespace aicf {
+
+namespace {
+
+constexpr const char* kRegionNames[kRegions] = {"params",   "grads",    "moments", "state",
+                                                "inputs",   "outputs",  "temps",   "constants",
+                                                "counters", "workspace"};
+
+int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
+
+std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
+    std::vector<Touch> result;
+    auto add = [&](const View& view, bool write) {
+        const Place& place = plan.places[view.value];
+        const int space =
+            place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+        const int64_t begin = std::max<int64_t>(place.offset, 0);
+        result.push_back({space, begin, begin + place.bytes, write});
+    };
+    for (const View& view : planned.op.inputs) add(view, false);
+    for (const View& view : planned.op.outputs) add(view, true);
+    if (planned.kernel->workspace_bytes)
+        result.push_back({static_cast<int>(Region::workspace), 0,
+                          static_cast<int64_t>(planned.kernel->workspace_bytes), true});
+    return result;
+}
+
+constexpr int64_t kMostBytes = int64_t{1} << 58;  // so that no sum of regions overflows
+
+class Planner {
+  public:
+    Planner(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
+            const OnStage& done)
+        : lowered_(lowered), shared_(lowered.values.size(), 0) {
+        const std::set<std::string_view> elsewhere(shared.begin(), shared.end());
+        for (const Value& value : lowered.values)
+            if (value.role == Role::param || value.role == Role::state)
+                shared_[value.id] = elsewhere.contains(value.name);
+        plan_.name = lowered.name;
+        plan_.device = target.kind();
+        plan_.values = lowered.values;
+        plan_.outputs = lowered.outputs;
+        plan_.assigns = lowered.assigns;
+        plan_.places.resize(lowered.values.size());
+        for (const LoweredOp& op : lowered.ops) {
+            poll();
+            plan_.ops.push_back({op, target.select(op), 0, 0, {}});
+        }
+        tell(done, "select");
+        find_lifetimes();
+        place_leaves();
+        place_outputs();
+        share_in_place();
+        place_temps();
+        for (PlannedOp& op : plan_.ops) {
+            op.counters = bytes(Region::counters);
+            bytes(Region::counters) =
+                sum(op.counters, align_up(static_cast<int64_t>(op.kernel->counter_bytes)));
+            if (op.kernel->workspace_bytes > static_cast<uint64_t>(kMostBytes)) too_large();
+            bytes(Region::workspace) =
+                std::max<int64_t>(bytes(Region::workspace),
+                                  align_up(static_cast<int64_t>(op.kernel->workspace_bytes)));
+        }
+        order_ops();
+    }
+    Plan plan_;
+
+  private:
+    int64_t& bytes(Region region) { return plan_.region_bytes[static_cast<int>(region)]; }
+
+    void find_lifetimes() {
+        first_.assign(lowered_.values.size(), INT_MAX);
+        last_.assign(lowered_.values.size(), -1);
+        for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
+            for (const View& view : lowered_.ops[i].inputs) last_[view.value] = i;
+            for (const View& view : lowered_.ops[i].outputs) {
+                first_[view.value] = i;
+                last_[view.value] = std::max(last_[view.value], i);
+            }
+        }
+    }
+
+    void put(ValueId id, Region region, int64_t offset) {
+        plan_.places[id] = {region, offset, byte_count(lowered_.values[id].type), id};
+    }
+    void append(ValueId id, Region region) {
+        put(id, region, bytes(region));
+        bytes(region) = sum(bytes(region), room(id));
+    }
+    int64_t room(ValueId id) const {
+        const int64_t bytes = byte_count(lowered_.values[id].type);
+        if (bytes > kMostBytes) too_large();
+        return align_up(bytes);
+    }
+    static int64_t sum(int64_t a, int64_t b) {
+        if (a > kMostBytes - b) too_large();
+        return a + b;
+    }
+    [[noreturn]] static void too_large() {
+        raise(ErrorKind::out_of_memory, "plan: it takes more than ", kMostBytes,
+              " bytes; need smaller values");
+    }
+
+    /// Params get one layout that grads and moments repeat; everything else follows in id order.
+    void place_leaves() {
+        std::vector<int64_t> layout(lowered_.values.size(), -1);
+        int64_t params = 0;
+        bool any_own = false;
+        int slots = 0;
+        for (const Value& value : lowered_.values) {
+            if (value.role == Role::param) {
+                layout[value.id] = params;
+                params = sum(params, room(value.id));
+                any_own |= !shared_[value.id];
+            }
+            if (value.moment_of != kNone && !shared_[value.id])
+                slots = std::max(slots, value.moment_slot + 1);
+        }
+        bytes(Region::params) = any_own ? params : 0;
+        for (int slot = 0; slot < slots; slot++)
+            bytes(Region::moments) = sum(bytes(Region::moments), params);
+        bytes(Region::grads) = lowered_.param_grads.empty() ? 0 : params;
+        for (const Value& value : lowered_.values) {
+            const ValueId id = value.id;
+            if (value.role == Role::param)
+                put(id, Region::params, layout[id]);
+            else if (value.moment_of != kNone)
+                put(id, Region::moments, value.moment_slot * params + layout[value.moment_of]);
+            else if (value.role == Role::state && !shared_[id])
+                append(id, Region::state);
+            else if (value.role == Role::ring)
+                append(id, Region::outputs);
+            else if (value.role == Role::input)
+                append(id, Region::inputs);
+            else if (value.role == Role::constant && last_[id] >= 0)
+                append(id, Region::constants);
+            if (shared_[id])
+                plan_.places[id] = {value.role == Role::param ? Region::params : Region::state, -1,
+                                    byte_count(value.type), id};
+        }
+        std::vector<char> taken(lowered_.values.size(), 0);  // two optimizers may update one param
+        for (auto [param, grad] : lowered_.param_grads)
+            if (lowered_.values[grad].role == Role::temp && plan_.places[grad].storage == kNone &&
+                lowered_.values[grad].type == lowered_.values[param].type &&
+                !std::exchange(taken[param], 1))
+                put(grad, Region::grads, layout[param]);
+    }
+
+    void place_outputs() {
+        for (const Lowered::Output& output : lowered_.outputs)
+            if (plan_.places[output.value].storage == kNone) append(output.value, Region::outputs);
+        for (const Assign& assign : lowered_.assigns) {
+            plan_.places[assign.source] = plan_.places[assign.target];
+            plan_.places[assign.source].storage = assign.target;
+        }
+    }
+
+    /// An output takes over the storage of a temporary that its op is the last to read, where the
+    /// op's definition allows it.
+    void share_in_place() {
+        std::vector<ValueId> storage(lowered_.values.size());
+        for (size_t i = 0; i < storage.size(); i++) storage[i] = static_cast<ValueId>(i);
+        for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
+            const LoweredOp& op = lowered_.ops[i];
+            std::vector<ValueId> taken;
+            for (auto [out, in] : inplace_of(op)) {
+                if (in >= static_cast<int>(op.inputs.size())) continue;
+                const View &from = op.inputs[in], &to = op.outputs[out];
+                const ValueId root = storage[from.value];
+                if (plan_.places[to.value].storage != kNone || storage[to.value] != to.value)
+                    continue;
+                if (lowered_.values[root].role != Role::temp || plan_.places[root].storage != kNone)
+                    continue;
+                if (last_[root] != i || !same_layout(from, to) ||
+                    byte_count(lowered_.values[root].type) !=
+                        byte_count(lowered_.values[to.value].type))
+                    continue;
+                bool clear = std::find(taken.begin(), taken.end(), root) == taken.end();
+                for (int j = 0; j < static_cast<int>(op.inputs.size()); j++)
+                    if (j != in && storage[op.inputs[j].value] == root)
+                        clear &= op.def->pointwise && may_overwrite(op, out, j);
+                if (!clear) continue;
+                storage[to.value] = root;
+                taken.push_back(root);
+                last_[root] = std::max(last_[root], last_[to.value]);
+            }
+        }
+        for (size_t i = 0; i < storage.size(); i++)
+            if (storage[i] != static_cast<ValueId>(i))
+                plan_.places[i] = {Region::temps, -1, 0, storage[i]};
+    }
+
+    /// Largest first, each at the lowest offset free over its whole life.
+    void place_temps() {
+        std::vector<ValueId> order;
+        for (const Value& value : lowered_.values)
+            if (value.role == Role::temp && first_[value.id] != INT_MAX &&
+                plan_.places[value.id].storage == kNone)
+                order.push_back(value.id);
+        const auto size = [&](ValueId id) { return byte_count(lowered_.values[id].type); };
+        std::stable_sort(order.begin(), order.end(),
+                         [&](ValueId a, ValueId b) { return size(a) > size(b); });
+        Room temps(static_cast<int>(lowered_.ops.size()));
+        for (ValueId id : order) {
+            poll();
+            const int64_t space = room(id),
+                          offset = space ? temps.take(first_[id], last_[id], space) : 0;
+            put(id, Region::temps, offset);
+            bytes(Region::temps) = std::max(bytes(Region::temps), sum(offset, space));
+            plan_.temps_without_reuse = sum(plan_.temps_without_reuse, space);
+        }
+        for (Place& place : plan_.places)
+            if (place.storage != kNone && place.bytes == 0 && place.offset < 0) {
+                const ValueId storage = place.storage;
+                place = plan_.places[storage];
+                place.storage = storage;
+            }
+    }
+
+    /// Each op waits for the nearest earlier ops whose memory it meets; what those already waited
+    /// for is implied.
+    void order_ops() {
+        const size_t count = plan_.ops.size();
+        Order order(count);
+        LastTouches memory;
+        for (size_t i = 0; i < count; i++) {
+            poll();
+            std::vector<int>& waits = plan_.ops[i].waits;
+            for (int op : memory.meet(static_cast<int>(i), touches(plan_, plan_.ops[i]))) {
+                if (order.waits(op)) continue;
+                order.wait(op);
+                waits.push_back(op);
+            }
+            order.next();
+            std::reverse(waits.begin(), waits.end());
+        }
+    }
+
+    const Lowered& lowered_;
+    std::vector<char> shared_;  // by value
+    std::vector<int> first_, last_;
+};
+
+}  // namespace
+
+const char* region_name(Region region) { return kRegionNames[static_cast<int>(region)]; }
+
+int64_t Plan::peak_bytes() const {
+    int64_t sum = 0;
+    for (int64_t bytes : region_bytes) sum += bytes;
+    return sum;
+}
+
+Cost Plan::cost() const {
+    Cost sum;
+    for (const PlannedOp& planned : ops) sum += cost_of(planned.op);
+    return sum;
+}
+
+Kernels Plan::kernels() const {
+    Kernels all;
+    for (const PlannedOp& planned : ops) all.push_back(planned.kernel);
+    return all;
+}
+
+void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target) {
+    const auto choose = [&](LoweredOp& op) {
+        const std::vector<std::string> names = target.candidates(op);
+        const auto at = given.empty() ? given.end() : given.find(signature(op));
+        if (names.size() > 1) op.candidate = names[0];
+        if (at == given.end()) return;
+        op.candidate = at->second;
+        if (std::find(names.begin(), names.end(), op.candidate) != names.end()) return;
+        std::string list;
+        for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+        raise(ErrorKind::graph, "compile: candidates names \"", op.candidate, "\" for ", at->first,
+              "; need ", list.empty() ? "none, as there is one kernel for it" : "one of " + list);
+    };
+    for (LoweredOp& op : lowered.ops) {
+        choose(op);
+        for (LoweredOp& member : op.members) choose(member);
+    }
+}
+
+Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
+               const OnStage& done) {
+    Plan plan = std::move(Planner(lowered, target, shared, done).plan_);
+    tell(done, "plan");
+    return plan;
+}
+
+namespace {
+
+/// Tells of every output that lies over an input which its op still reads then.
+template <class Place, class Tell>
+void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell) {
+    std::vector<std::pair<int, int>> allowed;
+    bool asked = false;
+    Contents inputs;
+    std::vector<Touch> read;
+    for (const View& view : op.inputs) {
+        read.push_back(touch(view.value));
+        inputs.write(read.back(), view.value);
+    }
+    for (int out = 0; out < static_cast<int>(op.outputs.size()); out++) {
+        const Touch written = touch(op.outputs[out].value);
+        if (inputs.meets(written) < 0) continue;
+        if (!asked) allowed = inplace_of(op);
+        asked = true;
+        for (int in = 0; in < static_cast<int>(op.inputs.size()); in++)
+            if (written.conflicts(read[in]) &&
+                (std::find(allowed.begin(), allowed.end(), std::pair(out, in)) == allowed.end() ||
+                 !same_layout(op.outputs[out], op.inputs[in])))
+                tell(op.outputs[out].value, op.inputs[in].value);
+    }
+}
+
+}  // namespace
+
+Report verify(const Plan& plan) {
+    Report report;
+    Contents memory;  // op by op: a read must find its own value there
+    const auto touch = [&](ValueId id) {
+        const Place& place = plan.places[id];
+        const int space =
+            place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+        const int64_t begin = std::max<int64_t>(place.offset, 0);
+        return Touch{space, begin, begin + place.bytes, true};
+    };
+    const auto holds = [&](ValueId id) { return memory.holds(touch(id), id); };
+    for (const Value& value : plan.values)
+        if (value.role != Role::temp && plan.places[value.id].storage != kNone) {
+            if (const ValueId other = memory.meets(touch(value.id)); other != kNone)
+                report.fail("plan", cat("%", value.id, " and %", other, " share storage"));
+            memory.write(touch(value.id), value.id);
+        }
+    const size_t count = plan.ops.size();
+    Order order(count);
+    LastTouches last;
+    for (size_t i = 0; i < count; i++) {
+        poll();
+        const PlannedOp& planned = plan.ops[i];
+        const LoweredOp& op = planned.op;
+        std::vector<int> waits = planned.waits;
+        std::sort(waits.begin(), waits.end(), std::greater<>());
+        for (int wait : waits) order.wait(wait);
+        for (int other : last.meet(static_cast<int>(i), touches(plan, planned)))
+            if (!order.waits(other))
+                report.fail("plan",
+                            cat("op ", i, " ", op.def->name, " meets the memory of op ", other, " ",
+                                plan.ops[static_cast<size_t>(other)].op.def->name,
+                                " but does not wait for it"));
+        order.next();
+        for (const View& view : op.inputs)
+            if (!holds(view.value))
+                report.fail("plan", cat("op ", i, " ", op.def->name, " reads %", view.value,
+                                        ", whose storage was overwritten"));
+        check_overwrites(op, touch, [&](ValueId to, ValueId from) {
+            report.fail("plan", cat("op ", i, " ", op.def->name, " writes %", to, " over %", from,
+                                    ", which it still reads"));
+        });
+        for (const View& view : op.outputs) memory.write(touch(view.value), view.value);
+    }
+    for (int64_t next = 0; const PlannedOp& planned : plan.ops) {
+        if (planned.counters % kArenaAlign != 0 || planned.counters < next)
+            report.fail("plan", cat("the counters of ", planned.op.def->name, " lie at ",
+                                    planned.counters, ", among another op's"));
+        next = planned.counters + static_cast<int64_t>(planned.kernel->counter_bytes);
+        if (next > plan.region_bytes[static_cast<int>(Region::counters)])
+            report.fail("plan",
+                        cat("the counters of ", planned.op.def->name, " end behind their region"));
+        uint64_t free = 0;
+        for (const Kernel::Part& part : planned.kernel->parts) {
+            if (part.counters < free ||
+                part.counters + part.kernel->counter_bytes > planned.kernel->counter_bytes)
+                report.fail("plan",
+                            cat("the counters of a ", part.op.def->name, " lie at ", part.counters,
+                                " of its group's ", planned.kernel->counter_bytes,
+                                " bytes; need a place of ", "their own from ", free, " on"));
+            free = part.counters + part.kernel->counter_bytes;
+        }
+    }
+    std::vector<ValueId> after(plan.values.size());  // by value: what its storage holds at the end
+    for (size_t i = 0; i < after.size(); i++) after[i] = static_cast<ValueId>(i);
+    for (const Assign& assign : plan.assigns) after[assign.target] = assign.source;
+    for (const Lowered::Output& output : plan.outputs)
+        if (!holds(after[output.value]))
+            report.fail("plan",
+                        cat("output \"", output.name, "\" is overwritten before the step ends"));
+    for (const Assign& assign : plan.assigns)
+        if (!holds(assign.source) || !(touch(assign.source).begin == touch(assign.target).begin))
+            report.fail("plan", cat("%", assign.target, " does not hold %", assign.source,
+                                    " when the step ends"));
+    if (report.ok())
+        report.pass("plan", cat("memory OK: no two live values overlap, ", count,
+                                " ops ordered, peak ", plan.peak_bytes(), " bytes"));
+    return report;
+}
+
+}  // namespace aicf

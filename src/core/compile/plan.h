@@ -1,0 +1,76 @@
+// The plan: where every value lies and what every op waits for. Fixed before the first run.
+#pragma once
+
+#include <functional>
+#include <map>
+
+#include "core/base/interrupt.h"
+#include "core/compile/target.h"
+
+namespace aicf {
+
+/// Regions in the order of their dump. params, grads and each moment slot hold the same params at
+/// equal offsets, so an optimizer or an all-reduce may treat each as one array.
+enum class Region : uint8_t {
+    params,
+    grads,
+    moments,
+    state,
+    inputs,
+    outputs,
+    temps,
+    constants,
+    counters,
+    workspace
+};
+constexpr int kRegions = 10;
+const char* region_name(Region region);
+
+struct Place {
+    Region region = Region::temps;
+    int64_t offset = -1;  // bytes; -1: the value has no storage (unused, or seen through a view)
+    int64_t bytes = 0;
+    ValueId storage = kNone;  // the value whose storage this is: itself, or what it aliases
+};
+
+struct PlannedOp {
+    LoweredOp op;
+    std::shared_ptr<const Kernel> kernel;  // what the backend selected
+    int64_t counters = 0;                  // bytes into the region of these
+    int lane = 0;
+    std::vector<int> waits;  // ops that must be done before; the fewest that say it
+};
+
+struct Plan {
+    std::string name;
+    Device::Kind device = Device::cpu;
+    std::vector<Value> values;
+    std::vector<Place> places;  // by value id
+    std::vector<PlannedOp> ops;
+    std::vector<Lowered::Output> outputs;
+    std::vector<Assign> assigns;
+    int64_t region_bytes[kRegions] = {};
+    int64_t peak_bytes() const;  // all regions: known before the first run, constant after
+    Cost cost() const;           // of all ops
+    Kernels kernels() const;     // by op
+    int64_t temps_without_reuse = 0;
+    std::string math = "fp32";  // as compiled
+    bool deterministic = true;
+};
+
+/// Of ops by their signature, the names of backends' kernels.
+using Candidates = std::map<std::string, std::string>;
+/// Names the kernel of each op for which the target has more than one: that in `given`, else the
+/// first. GraphError for a name that the target does not know.
+void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target);
+/// Places every value and asks the target for kernels. `shared` names params and states that live
+/// elsewhere.
+Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
+               const OnStage& done = {});
+/// Recomputes from the plan alone that no two live values overlap and that waits order every
+/// hazard.
+Report verify(const Plan& plan);
+std::string to_text(const Plan& plan);
+std::string to_json(const Plan& plan);
+
+}  // namespace aicf

@@ -1,0 +1,121 @@
+#include "core/compile/target.h"
+
+#include <algorithm>
+#include <new>
+
+namespace aicf {
+
+namespace {
+
+/// `rank`: of the operand whose axes an attribute names.
+void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
+                std::vector<Scalar>& scalars) {
+    for (const AttrDef& def : schema.attrs) {
+        const Attr& attr = *attrs.find(def.name);
+        Scalar scalar{.i = 0};
+        if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
+        if (const auto* integer = std::get_if<int64_t>(&attr)) scalar.i = *integer;
+        if (const auto* number = std::get_if<double>(&attr)) scalar.f = *number;
+        const auto* list = std::get_if<std::vector<int64_t>>(&attr);
+        if (list && def.name != "axes") {
+            for (size_t i = 0; i < kMaxDims; i++)
+                scalars.push_back({.i = i < list->size() ? (*list)[i] : 0});
+            continue;
+        }
+        if (list)
+            for (int64_t axis : *list) scalar.i |= int64_t{1} << (axis < 0 ? axis + rank : axis);
+        if (const auto* text = std::get_if<std::string>(&attr)) {
+            const auto choice = std::find(def.choices.begin(), def.choices.end(), *text);
+            if (const size_t open = text->find('('); def.name == "order")
+                scalar.i = open == std::string::npos     ? 0
+                           : text->starts_with("chain(") ? std::atoll(text->c_str() + open + 1)
+                                                         : -std::atoll(text->c_str() + open + 1);
+            else if (choice != def.choices.end())
+                scalar.i = choice - def.choices.begin();
+        }
+        scalars.push_back(scalar);
+    }
+}
+
+}  // namespace
+
+std::vector<Scalar> pack_scalars(const LoweredOp& op) {
+    std::vector<Scalar> scalars;
+    const int rank = op.inputs.empty() ? 0 : op.inputs[0].shape.rank();
+    pack_attrs(*op.def, op.attrs, rank, scalars);
+    for (const FusedStep& step : op.body)
+        pack_attrs(*step.def, step.attrs, op.operand(step.inputs[0]).shape.rank(), scalars);
+    return scalars;
+}
+
+std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
+                                    const std::vector<void*>& addresses, void* workspace) {
+    std::vector<const View*> views;
+    for (const View& view : op.inputs) views.push_back(&view);
+    for (const View& view : op.outputs) views.push_back(&view);
+    const auto round = [](size_t bytes, size_t to) {
+        return static_cast<uint32_t>((bytes + to - 1) / to * to);
+    };
+    std::vector<uint32_t> at;
+    uint32_t used = round(sizeof(ArgBlock) + 4 * views.size(), 8);
+    for (const View* view : views) {
+        at.push_back(used);
+        used += static_cast<uint32_t>(sizeof(Operand) + 16 * view->shape.rank());
+    }
+    const std::vector<Scalar> scalars = pack_scalars(op);
+    const uint32_t scalars_at = used;
+    const uint32_t tail_at = round(used + 8 * scalars.size(), 64);
+    const uint32_t total = round(tail_at + kernel.tail_bytes, 64);
+    const uint32_t most = op.members.empty() ? kMaxArgBytes : kMaxGroupBytes;
+    if (total > most)
+        raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total,
+              " bytes; at most ", most, " fit, use fewer operands");
+    std::shared_ptr<ArgBlock> block(
+        static_cast<ArgBlock*>(::operator new(total, std::align_val_t(64))),
+        [](ArgBlock* p) { ::operator delete(p, std::align_val_t(64)); });
+    auto* base = reinterpret_cast<char*>(block.get());
+    std::fill(base, base + total, 0);
+    *block = {total,
+              static_cast<uint16_t>(op.inputs.size()),
+              static_cast<uint16_t>(op.outputs.size()),
+              scalars_at,
+              tail_at,
+              workspace,
+              kernel.workspace_bytes};
+    std::copy(at.begin(), at.end(), reinterpret_cast<uint32_t*>(block.get() + 1));
+    for (size_t i = 0; i < views.size(); i++) {
+        const View& view = *views[i];
+        auto* operand = reinterpret_cast<Operand*>(base + at[i]);
+        *operand = {addresses[i], static_cast<int32_t>(view.dtype), view.shape.rank()};
+        auto* sizes = reinterpret_cast<int64_t*>(operand + 1);
+        std::copy(view.shape.begin(), view.shape.end(), sizes);
+        std::copy(view.strides.begin(), view.strides.end(), sizes + view.shape.rank());
+    }
+    std::copy(scalars.begin(), scalars.end(), reinterpret_cast<Scalar*>(base + scalars_at));
+    return block;
+}
+
+void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
+              std::shared_ptr<const Kernel> chosen) {
+    Kernel::Part part{member,
+                      std::move(chosen),
+                      {},
+                      kernel.tail_bytes,
+                      kernel.workspace_bytes,
+                      kernel.counter_bytes};
+    const auto inputs = static_cast<int>(group.inputs.size());
+    for (const View& view : member.inputs) part.operands.push_back(find_view(group.inputs, view));
+    for (const View& view : member.outputs)
+        part.operands.push_back(inputs + find_view(group.outputs, view));
+    const std::vector<void*> none(part.operands.size(), nullptr);
+    kernel.tail_bytes += pack_args(member, *part.kernel, none, nullptr)->bytes;
+    const auto room = [](uint64_t bytes) {
+        constexpr auto align = static_cast<uint64_t>(kArenaAlign);
+        return (bytes + align - 1) / align * align;
+    };
+    kernel.workspace_bytes += room(part.kernel->workspace_bytes);
+    kernel.counter_bytes += room(part.kernel->counter_bytes);
+    kernel.parts.push_back(std::move(part));
+}
+
+}  // namespace aicf

@@ -1,0 +1,62 @@
+// What compiling asks of a machine: which kernels it has. A target needs no device and keeps
+// nothing between two questions.
+#pragma once
+
+#include "core/graph/op.h"
+
+namespace aicf {
+
+constexpr int64_t kArenaAlign = 256;
+
+/// A kernel chosen for one lowered op and its operands' types and strides. Targets derive from it;
+/// nothing in it belongs to a device.
+struct Kernel {
+    virtual ~Kernel() = default;
+    std::string name;              // "gemm_f32", as traces and dumps print it
+    uint64_t workspace_bytes = 0;  // lent for the call
+    uint64_t counter_bytes = 0;    // of its own: 0 before the first run, and after each
+    uint32_t tail_bytes = 0;       // room the backend wants at the end of the argument block
+    std::vector<uint32_t> align;   // by input, bytes it begins at a multiple of, beyond its element
+    /// Of a group: its members' kernels, whose argument blocks lie in the tail of its own.
+    struct Part {
+        LoweredOp op;
+        std::shared_ptr<const Kernel> kernel;
+        std::vector<int> operands;  // by the member's operand: that of the group
+        uint32_t at;                // bytes into the tail
+        uint64_t workspace;         // bytes into the group's workspace
+        uint64_t counters;          // bytes into the group's counters
+    };
+    std::vector<Part> parts;
+};
+using Kernels = std::vector<std::shared_ptr<const Kernel>>;
+
+class Target {
+  public:
+    virtual ~Target() = default;
+    virtual Device::Kind kind() const = 0;
+    /// The family of the tensor cores, as product_order() takes it.
+    virtual int tensor_cores() const { return 0; }
+    /// Names of the kernels that could run an op, the one it would choose first; empty where there
+    /// is no choice. LoweredOp::candidate tells select() which.
+    virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
+    /// Unsupported when no kernel fits.
+    virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) const = 0;
+    /// Compiles the code of all kernels, which may take seconds.
+    virtual void build(const Kernels&) const {}
+};
+
+/// Gives the kernel of a group its next part.
+void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
+              std::shared_ptr<const Kernel> chosen);
+
+/// Packs an op's operands and attributes into a block; `addresses` gives each operand's first
+/// element.
+std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
+                                    const std::vector<void*>& addresses, void* workspace);
+/// The attributes of an op as the scalars a kernel receives, in schema order: numbers as they are,
+/// the list "axes" as a bit mask, any other list as eight scalars, order "tree" as 0, "chain(c)" as
+/// c and "mma16(c)" and its like as -c, a choice as its index. Those of a fused op's steps follow,
+/// in their order.
+std::vector<Scalar> pack_scalars(const LoweredOp& op);
+
+}  // namespace aicf

@@ -1,0 +1,265 @@
+// Reverse-mode differentiation: gradient rules append ordinary nodes, from the loss backwards.
+#include <algorithm>
+
+#include "core/base/interrupt.h"
+#include "core/graph/op.h"
+
+namespace aicf {
+
+// ---- formulas ----------------------------------------------------------------------------------
+
+Var emit(const std::string& op, const std::vector<Var>& inputs, const Attrs& attrs) {
+    std::vector<ValueId> ids;
+    for (const Var& v : inputs) ids.push_back(v.id);
+    Graph* graph = inputs.at(0).graph;
+    return {graph, graph->emit(op, ids, attrs)[0]};
+}
+
+namespace {
+
+Var number_like(Var v, double number) { return {v.graph, v.graph->scalar(v.type().dtype, number)}; }
+
+}  // namespace
+
+Var operator+(Var a, Var b) { return emit("Add", {a, b}); }
+Var operator-(Var a, Var b) { return emit("Sub", {a, b}); }
+Var operator*(Var a, Var b) { return emit("Mul", {a, b}); }
+Var operator/(Var a, Var b) { return emit("Div", {a, b}); }
+Var operator-(Var a) { return emit("Neg", {a}); }
+Var operator*(Var a, double number) { return a * number_like(a, number); }
+Var operator+(Var a, double number) { return a + number_like(a, number); }
+
+Var reshape(Var v, const Dims& shape) {
+    return v.shape() == shape ? v : emit("Reshape", {v}, {{"shape", shape.vector()}});
+}
+
+Var broadcast_to(Var v, const Dims& shape) {
+    return v.shape() == shape ? v : emit("BroadcastTo", {v}, {{"shape", shape.vector()}});
+}
+
+Var zeros_like(Var v) { return broadcast_to(number_like(v, 0), v.shape()); }
+
+Var sum_to(Var v, const Dims& shape) {
+    if (v.shape() == shape) return v;
+    const int extra = v.shape().rank() - shape.rank();
+    std::vector<int64_t> axes;
+    for (int i = 0; i < v.shape().rank(); i++)
+        if (i < extra || (shape[i - extra] == 1 && v.shape()[i] != 1)) axes.push_back(i);
+    Var summed = axes.empty() ? v : emit("Sum", {v}, {{"axes", axes}, {"keepdims", true}});
+    return reshape(summed, shape);
+}
+
+// ---- one rule ----------------------------------------------------------------------------------
+
+GradContext::GradContext(Graph& graph, const Node& node, std::vector<ValueId> output_grads,
+                         std::vector<char> needed)
+    : graph_(graph),
+      node_(node),
+      output_grads_(std::move(output_grads)),
+      needed_(std::move(needed)),
+      result_(node.inputs.size(), kNone) {}
+
+bool GradContext::dy_is_one(int i) const {
+    return output_grads_[i] != kNone && output_grads_[i] == graph_.seed_one;
+}
+
+void GradContext::set(int i, Var grad) {
+    if (!needs(i)) return;
+    check(grad.type().dtype == in(i).type().dtype, "gradient: dtype differs from the input's");
+    grad = sum_to(grad, in(i).shape());
+    result_[i] = grad.id;
+}
+
+std::vector<Var> GradContext::emit_all(const std::string& op, const std::vector<Var>& inputs,
+                                       const Attrs& attrs) const {
+    std::vector<ValueId> ids;
+    for (const Var& v : inputs) ids.push_back(v.id);
+    std::vector<Var> result;
+    for (ValueId id : graph_.emit(op, ids, attrs)) result.push_back({&graph_, id});
+    return result;
+}
+
+// ---- the walk ----------------------------------------------------------------------------------
+
+namespace {
+
+/// Which values the loss depends on.
+std::vector<char> ancestors(const Graph& graph, ValueId loss) {
+    std::vector<char> reached(graph.values.size(), 0);
+    reached[graph.value(loss).id] = 1;
+    for (size_t n = graph.nodes.size(); n-- > 0;) {
+        const Node& node = graph.nodes[n];
+        if (std::any_of(node.outputs.begin(), node.outputs.end(),
+                        [&](ValueId id) { return reached[id]; }))
+            for (ValueId id : node.inputs) reached[id] = 1;
+    }
+    return reached;
+}
+
+/// Takes back what a failing gradient rule appended.
+class Rollback {
+  public:
+    explicit Rollback(Graph& graph) : graph_(graph), before_(graph.mark()) {}
+    ~Rollback() {
+        graph_.differentiating = -1;
+        graph_.seed_one = kNone;
+        if (!done) graph_.rollback(before_);
+    }
+    bool done = false;
+
+  private:
+    Graph& graph_;
+    const Graph::Mark before_;
+};
+
+/// Why a node of these results cannot be differentiated; empty where it can.
+std::string no_gradient(const Graph& graph, const Node& node) {
+    std::string why = node.op->no_grad;
+    for (ValueId out : node.outputs)
+        if (const DType dtype = graph.value(out).type.dtype; why.empty() && !is_float(dtype))
+            why = cat("the result is ", dtype_name(dtype));
+    return why;
+}
+
+/// By value: whether a path of ops that all have a gradient, if only zero, leads from it to the
+/// loss, among the `nodes` that were there before this backward.
+std::vector<char> differentiable_values(const Graph& graph, ValueId loss, int nodes) {
+    std::vector<char> open(graph.values.size(), 0);
+    open[loss] = 1;
+    for (int n = nodes - 1; n >= 0; n--) {
+        const Node& node = graph.nodes[n];
+        if (!no_gradient(graph, node).empty()) continue;
+        if (std::any_of(node.outputs.begin(), node.outputs.end(),
+                        [&](ValueId out) { return open[out]; }))
+            for (ValueId in : node.inputs) open[in] = 1;
+    }
+    return open;
+}
+
+/// Raises when a path from `id` to the loss meets an op that has no gradient among the nodes
+/// [first, last).
+void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
+                    int first, int last) {
+    std::vector<char> from(graph.values.size(), 0);
+    from[id] = 1;
+    for (int n = 0; n < last; n++) {
+        const Node& node = graph.nodes[n];
+        if (std::none_of(node.inputs.begin(), node.inputs.end(),
+                         [&](ValueId in) { return from[in]; }) ||
+            std::none_of(node.outputs.begin(), node.outputs.end(),
+                         [&](ValueId out) { return reached[out]; }))
+            continue;
+        for (ValueId out : node.outputs)
+            from[out] = reached[out] && is_float(graph.value(out).type.dtype);
+        const std::string why = no_gradient(graph, node);
+        if (n >= first && !why.empty())
+            raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
+                  ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,
+                  " at node ", node.id, node.where.empty() ? "" : cat(" (", node.where, ")"),
+                  "; take another op or leave it out of wrt");
+    }
+}
+
+}  // namespace
+
+std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
+    const std::vector<char> reached = ancestors(graph, loss);
+    std::vector<ValueId> params;
+    for (const Value& value : graph.values)
+        if (value.role == Role::param && reached[value.id] && is_float(value.type.dtype))
+            params.push_back(value.id);
+    return params;
+}
+
+std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
+                              ValueId seed) {
+    if (graph.loose) verify(graph).require("backward");
+    const Type loss_type = graph.value(loss).type;
+    if (!is_float(loss_type.dtype))
+        raise(ErrorKind::dtype, "backward: loss is ", graph.describe(loss), "; need a float dtype");
+    if (seed == kNone && loss_type.shape.rank() != 0)
+        raise(ErrorKind::shape, "backward: loss is ", graph.describe(loss),
+              "; need rank 0 (sum or mean it), or give its gradient with grad=");
+    if (seed != kNone && !(graph.value(seed).type == loss_type))
+        raise(ErrorKind::shape, "backward: grad is ", graph.describe(seed), ", loss is ",
+              graph.describe(loss), "; need equal shape and dtype");
+    const std::vector<char> reached = ancestors(graph, loss);
+    for (ValueId id : wrt) {
+        const Value& value = graph.value(id);
+        if (!reached[id])
+            raise(ErrorKind::graph, "backward: loss %", loss, " does not depend on \"", value.name,
+                  "\" ", graph.describe(id), "; leave it out of wrt");
+        if (!is_float(value.type.dtype))
+            raise(ErrorKind::dtype, "backward: \"", value.name, "\" is ", graph.describe(id),
+                  "; need a float value, others have no gradient");
+    }
+
+    // Values on a path from `wrt` to the loss; what is no float carries no derivative.
+    std::vector<char> needed(graph.values.size(), 0);
+    for (ValueId id : wrt) needed[id] = 1;
+    for (const Node& node : graph.nodes) {
+        auto is_needed = [&](ValueId id) { return needed[id] && reached[id]; };
+        if (std::any_of(node.inputs.begin(), node.inputs.end(), is_needed))
+            for (ValueId id : node.outputs)
+                needed[id] |= reached[id] && is_float(graph.value(id).type.dtype);
+    }
+
+    Rollback rollback(graph);
+    const int first_new = static_cast<int>(graph.nodes.size());
+    std::vector<ValueId> grads(graph.values.size(), kNone);
+    const ValueId given = seed;
+    if (seed == kNone) graph.seed_one = seed = graph.scalar(loss_type.dtype, 1, "one");
+    grads.resize(graph.values.size(), kNone);
+    grads[loss] = seed;
+    // Contributions of a value read several times are added in the reverse of reading order.
+    for (int n = first_new - 1; n >= 0; n--) {
+        poll();
+        const Node node = graph.nodes[n];
+        std::vector<ValueId> output_grads;
+        bool any = false, want = false;
+        for (ValueId id : node.outputs) {
+            output_grads.push_back(grads[id]);
+            any |= grads[id] != kNone;
+        }
+        std::vector<char> inputs_needed;
+        for (ValueId id : node.inputs) {
+            inputs_needed.push_back(needed[id]);
+            want |= inputs_needed.back() != 0;
+        }
+        if (!any || !want) continue;
+        const OpDef& op = *node.op;
+        if (!op.grad) {
+            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached, n, n + 1);
+            continue;
+        }
+        graph.differentiating = node.id;
+        GradContext context(graph, node, output_grads, inputs_needed);
+        op.grad(context);
+        for (size_t i = 0; i < node.inputs.size(); i++) {
+            if (context.result()[i] == kNone) continue;
+            ValueId& grad = grads[node.inputs[i]];
+            grad = grad == kNone ? context.result()[i]
+                                 : graph.emit("Add", {grad, context.result()[i]})[0];
+        }
+        graph.differentiating = -1;
+    }
+
+    std::vector<ValueId> result;
+    std::vector<char> differentiable;
+    for (ValueId id : wrt) {
+        if (grads[id] == kNone) {  // a zero derivative (floor, sign, ...), or none at all
+            if (differentiable.empty())
+                differentiable = differentiable_values(graph, loss, first_new);
+            if (!differentiable[id]) refuse_blocked(graph, id, loss, reached, 0, first_new);
+            graph.differentiating = graph.value(loss).producer;
+            grads[id] = zeros_like(Var{&graph, id}).id;
+            graph.differentiating = -1;
+        }
+        graph.gradients.push_back({loss, id, grads[id], given});
+        result.push_back(grads[id]);
+    }
+    rollback.done = true;
+    return result;
+}
+
+}  // namespace aicf

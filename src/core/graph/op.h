@@ -1,0 +1,333 @@
+// What an op is. An OpDef is the whole meaning of one IR op: arity, attributes, shape and dtype
+// inference, gradient, lowering. A LoweredDef is the schema of what a backend runs. Both are
+// registered by the call list in op.cpp; one block per op, in ops_<family>.cpp.
+#pragma once
+
+#include "core/graph/ir.h"
+
+namespace aicf {
+
+// ---- attributes and inference -------------------------------------------------------------------
+
+struct AttrDef {
+    std::string name;
+    Attr fallback;                          // default and kind
+    bool required = false;                  // no default
+    std::vector<std::string> choices = {};  // of a string attribute; "mma16(c)": for any number c
+};
+
+/// Fills defaults and checks names, kinds and choices. GraphError naming `where`.
+Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
+                     const std::string& where);
+
+/// GraphError unless `count` operands fit the schema's names.
+void check_arity(const std::vector<std::string>& names, size_t count, const std::string& where);
+
+/// The schema's name of operand i; a trailing "*" name covers all further operands.
+std::string operand_name(const std::vector<std::string>& names, int i);
+
+/// What an inference function sees: the operands' types and how errors spell them.
+class InferContext {
+  public:
+    /// `ids`: of the operands, as errors spell them; none where they have no ids.
+    InferContext(const char* where, const std::vector<std::string>& names, std::vector<Type> inputs,
+                 std::span<const ValueId> ids, const Attrs& given)
+        : where_(where), names_(names), inputs_(std::move(inputs)), ids_(ids), attrs(given) {}
+
+    int count() const { return static_cast<int>(inputs_.size()); }
+    const Type& in(int i) const { return inputs_[i]; }
+    const Dims& shape(int i) const { return inputs_[i].shape; }
+    DType dtype(int i) const { return inputs_[i].dtype; }
+    const char* where() const { return where_; }
+    std::string describe(int i) const;  // "a is %3 f32[64, 128]"
+    std::string describe_all() const;
+
+    template <class... Parts>
+    [[noreturn]] void value_error(const Parts&... parts) const {
+        raise(ErrorKind::graph, where_, ": ", parts...);
+    }
+    template <class... Parts>
+    [[noreturn]] void shape_error(const Parts&... parts) const {
+        raise(ErrorKind::shape, where_, ": ", parts...);
+    }
+    template <class... Parts>
+    [[noreturn]] void dtype_error(const Parts&... parts) const {
+        raise(ErrorKind::dtype, where_, ": ", parts...);
+    }
+    void need_rank(int i, int rank) const;
+    void need_float(int i) const;
+    void need_dtype(int i, DType dtype) const;
+    void need_same_dtype(int i, int j) const;
+    /// NumPy's broadcast of the operands first..last (inclusive).
+    Dims broadcast(int first, int last) const;
+    /// Axis in [0, rank) from one that may be negative.
+    int64_t axis(int64_t given, int rank) const;
+    /// Sorted, in [0, rank), without repeats.
+    std::vector<int64_t> axes(const std::vector<int64_t>& given, int rank) const;
+
+  private:
+    const char* where_;
+    const std::vector<std::string>& names_;
+    std::vector<Type> inputs_;
+    std::span<const ValueId> ids_;
+
+  public:
+    const Attrs& attrs;
+};
+
+Dims broadcast_shapes(const Dims& a, const Dims& b, const std::string& where);
+
+// ---- gradients ----------------------------------------------------------------------------------
+
+/// A value while a gradient rule writes formulas.
+struct Var {
+    Graph* graph = nullptr;
+    ValueId id = kNone;
+    explicit operator bool() const { return id != kNone; }
+    Type type() const { return graph->value(id).type; }  // a copy: emitting may move the values
+    Dims shape() const { return type().shape; }
+};
+Var emit(const std::string& op, const std::vector<Var>& inputs, const Attrs& attrs = {});
+Var operator+(Var a, Var b);
+Var operator-(Var a, Var b);
+Var operator*(Var a, Var b);
+Var operator/(Var a, Var b);
+Var operator-(Var a);
+Var operator*(Var a, double number);
+Var operator+(Var a, double number);
+Var sum_to(Var v, const Dims& shape);  // undoes a broadcast
+Var reshape(Var v, const Dims& shape);
+Var broadcast_to(Var v, const Dims& shape);
+Var zeros_like(Var v);
+
+class GradContext {
+  public:
+    GradContext(Graph& graph, const Node& node, std::vector<ValueId> output_grads,
+                std::vector<char> needed);
+    Var in(int i) const { return {&graph_, node_.inputs[i]}; }
+    Var out(int i = 0) const { return {&graph_, node_.outputs[i]}; }
+    int inputs() const { return static_cast<int>(node_.inputs.size()); }
+    Var dy(int i = 0) const { return {&graph_, output_grads_[i]}; }  // empty: none reaches it
+    bool dy_is_one(int i = 0) const;  // the seed of backward(), so a product by it is dropped
+    bool needs(int i) const { return i < inputs() && needed_[i]; }
+    const Attrs& attrs() const { return node_.attrs; }
+    /// The gradient of input i; summed down to the input's shape when it was broadcast.
+    void set(int i, Var grad);
+    std::vector<Var> emit_all(const std::string& op, const std::vector<Var>& inputs,
+                              const Attrs& attrs = {}) const;
+    const std::vector<ValueId>& result() const { return result_; }
+
+  private:
+    Graph& graph_;
+    Node node_;  // a copy: emitting may move the graph's nodes
+    std::vector<ValueId> output_grads_;
+    std::vector<char> needed_;
+    std::vector<ValueId> result_;
+};
+
+// ---- lowering -----------------------------------------------------------------------------------
+
+/// An operand of a lowered op: part of a value's storage.
+struct View {
+    ValueId value = kNone;
+    DType dtype = DType::f32;
+    Dims shape, strides;
+    int64_t offset = 0;                  // elements
+    bool whole(const Type& type) const;  // the value's full storage in C order
+};
+
+struct LoweredDef;
+
+/// One step of a fused op. Operands are numbered: the op's inputs, its outputs, its inner values.
+struct FusedStep {
+    const LoweredDef* def = nullptr;
+    std::vector<int> inputs, outputs;
+    Attrs attrs;
+    int node = -1;
+};
+
+struct LoweredOp {
+    const LoweredDef* def = nullptr;
+    std::vector<View> inputs, outputs;
+    Attrs attrs;
+    int node = -1;                        // IR node it came from
+    std::vector<FusedStep> body = {};     // of a fused op: what it computes, in order
+    std::vector<View> inner = {};         // of a fused op: values that never get storage
+    std::vector<LoweredOp> members = {};  // of a group: ops that run side by side in one launch
+    std::string candidate = {};           // which of a backend's kernels; empty: its own choice
+    const View& operand(int number) const;
+};
+
+/// The list of lowered ops of a graph. `values` begins with the graph's own, same ids; lowering and
+/// passes append.
+struct Lowered {
+    std::string name;
+    std::vector<Value> values;
+    std::vector<LoweredOp> ops;
+    std::vector<View> views;  // by value id: where an IR value lies (movement ops move nothing)
+    struct Output {
+        std::string name;
+        ValueId value = kNone;  // the value that holds it, alone and in C order
+        int keep = 1;
+        ValueId ring = kNone, position = kNone;  // keep > 1
+    };
+    std::vector<Output> outputs;
+    std::vector<Assign> assigns;  // source's storage becomes target's
+    std::vector<std::pair<ValueId, ValueId>>
+        param_grads;  // (param, the gradient its optimizer reads)
+};
+
+class LowerContext {
+  public:
+    LowerContext(Lowered& lowered, const Graph& graph, const Node& node, std::vector<char>& used);
+    int inputs() const { return static_cast<int>(node_.inputs.size()); }
+    // a copy: new values may move the views
+    View in(int i) const { return lowered_.views[node_.inputs[i]]; }
+    const Type& type(int i) const { return graph_.value(node_.inputs[i]).type; }
+    const Type& out_type(int i = 0) const { return graph_.value(node_.outputs[i]).type; }
+    bool used(int i) const { return used_[node_.outputs[i]]; }
+    const Attrs& attrs() const { return node_.attrs; }
+    const OpDef& def() const { return *node_.op; }
+    View out(int i = 0) const;                             // the output's own storage
+    View temp(const Type& type, const std::string& name);  // fresh storage
+    View copy_of(const View& view);                        // packed into fresh storage
+    void alias(int i, const View& view) { lowered_.views[node_.outputs[i]] = view; }
+    void op(const std::string& name, std::vector<View> inputs, std::vector<View> outputs,
+            const Attrs& attrs = {});
+
+  private:
+    Lowered& lowered_;
+    const Graph& graph_;
+    const Node& node_;
+    std::vector<char>& used_;
+};
+
+View broadcast_view(const View& view, const Dims& shape);
+View permute_view(const View& view, const std::vector<int64_t>& axes);
+View transpose_view(const View& view, int a, int b);
+std::optional<View> reshape_view(const View& view, const Dims& shape);  // empty: needs a copy
+/// The nearest number of a float dtype.
+double rounded(DType dtype, double x);
+/// The largest number of the dtype that a uniform number in [low, high) may be: rounding must not
+/// reach `high`.
+double last_below(DType dtype, double low, double high);
+std::string chain_order();  // "chain(256)"
+/// The order of a product's sums: of its shape and types, and of the family of tensor cores that it
+/// may use (the major of their compute capability; 0: none), alone.
+std::string product_order(const LoweredOp& op, int tensor_cores);
+std::vector<std::string> product_orders();  // all of them, as choices
+/// "mma16", of tf32 "mma8", with the name of a family where it is not that of 9.0.
+std::string tensor_order(int tensor_cores, bool tf32);
+/// Elements of an axis that one window spans: axis `axis` of operand 0 must hold `size` >= that
+/// many.
+int64_t window_extent(const InferContext& c, int which, int axis, int64_t size);
+
+// ---- definitions --------------------------------------------------------------------------------
+
+using InferFn = std::vector<Type> (*)(const InferContext&);
+using GradFn = void (*)(GradContext&);
+using LowerFn = void (*)(LowerContext&);
+
+/// What math = "mixed" makes of an op of f32 operands (mixed.cpp).
+enum class Storage : uint8_t {
+    wide,    // stays in f32
+    narrow,  // in 16 bits where all it reads is
+    product  // in 16 bits
+};
+
+struct OpDef {
+    std::string name;                 // "Linear"
+    std::string fn;                   // the user's word for it, in errors: "linear"
+    std::vector<std::string> inputs;  // names; "b?" optional, "xs*" one or more
+    std::vector<std::string> outputs;
+    std::vector<AttrDef> attrs = {};
+    InferFn infer = nullptr;
+    GradFn grad = nullptr;
+    std::string no_grad = {};  // why there is none; exactly one of grad and no_grad is given
+    LowerFn lower = nullptr;
+    std::string lowered = {};  // the one lowered op of a pointwise op
+    bool effect = false;       // its outputs are new states: each must be assigned or read
+    Storage storage = Storage::wide;
+};
+
+struct Cost {
+    double flops = 0, bytes = 0;
+    Cost& operator+=(const Cost& other) {
+        flops += other.flops;
+        bytes += other.bytes;
+        return *this;
+    }
+};
+
+/// The schema of a lowered op. Any strides and offsets are allowed for every operand unless
+/// `contiguous` names it; an output never overlaps an input unless `inplace` pairs them.
+struct LoweredDef {
+    std::string name;                          // "gemm"
+    std::vector<std::string> inputs, outputs;  // names; "?" and "*" as in OpDef
+    std::vector<AttrDef> attrs = {};
+    /// Types of the outputs; checks the operands. Null: the pointwise rule by `pointwise_kind`.
+    InferFn infer = nullptr;
+    std::vector<std::pair<int, int>> inplace = {};  // (output, input) that may share storage
+    std::vector<int> contiguous = {};               // operand positions, inputs first
+    bool pointwise = false, reduction = false, gemm = false, optimizer = false;
+    bool random = false;
+    bool streams = false;  // of a reduction: it takes each element of its one operand once
+    /// Of an op on the rows along one axis: which operands hold elements, inputs first; of the
+    /// others each row has one. Elements of a result depend on the row's elements alone.
+    std::vector<int> rows = {};
+    /// The same bits on every backend and in every mode, so that a compiler may compute it: a
+    /// product's belong to its mode, random numbers to states.
+    bool portable = false;
+    int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
+    double flops_per_element = 1;  // of the largest operand
+    double (*flops)(const LoweredOp&) = nullptr;
+};
+Cost cost_of(const LoweredOp& op);
+Cost cost_of(const Lowered& lowered);
+/// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
+/// writes the output may read the input, nor of one around a row op, which itself writes over what
+/// its own schema pairs; of an optimizer's, whose steps may run side by side, no other step. A
+/// product or a reduction with a body writes while parts of it still read. In a group no other
+/// member may read the input.
+std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
+/// Of a body: where the one step stands that is not pointwise; its size if all are.
+size_t core_step(const LoweredOp& op);
+/// The axis along which a row op's rows lie: the attribute "axis", or else the last.
+int row_axis(const Attrs& attrs, int rank);
+/// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
+bool may_overwrite(const LoweredOp& op, int out, int in);
+/// Whether two views step through a storage alike.
+bool same_layout(const View& a, const View& b);
+/// The axis along which the neighbours of a view lie closest; -1: they are all one element.
+int fast_axis(const View& view);
+/// The one that holds the most bytes.
+const View* largest_view(const std::vector<const View*>& views);
+/// The position of a view of the same elements as the same dtype; -1: none.
+int find_view(const std::vector<View>& list, const View& view);
+
+/// Registration, called once by op.cpp's list.
+void define(OpDef def);
+void define(LoweredDef def);
+const OpDef* find_op(std::string_view name);
+const LoweredDef* find_lowered(std::string_view name);
+const std::vector<const OpDef*>& all_ops();
+const std::vector<const LoweredDef*>& all_lowered();
+/// Checks a lowered op against its schema and returns the outputs' types.
+std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
+                                const Attrs& attrs);
+/// The inference of an op that is nothing without a body: an error.
+std::vector<Type> infer_body(const InferContext& c);
+/// The same of a whole op; of a fused one it checks step by step.
+std::vector<Type> infer_lowered(const LoweredOp& op);
+
+/// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.
+/// `tensor_cores`: as product_order() takes them.
+Lowered lower(const Graph& graph, const std::string& math = "fp32", int tensor_cores = 0);
+/// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
+Report verify(const Lowered& lowered);
+/// An op by what it computes on which types and strides, without ids: "gemm {...} (f32[8, 8], ...".
+std::string signature(const LoweredOp& op);
+std::string to_text(const Lowered& lowered);
+std::string to_json(const Lowered& lowered);
+
+}  // namespace aicf

@@ -1,0 +1,268 @@
+// Pointwise ops: one output element from one element of each input, with broadcasting. The
+// functions themselves are in kernels/scalar.h; gradients are PyTorch's, ties included.
+#include "core/graph/op.h"
+
+namespace aicf {
+
+namespace {
+
+// ---- types -------------------------------------------------------------------------------------
+
+std::vector<Type> infer_same(const InferContext& c) {  // numbers of one dtype
+    for (int i = 0; i < c.count(); i++)
+        if (c.dtype(i) == DType::boolean)
+            c.dtype_error(c.describe(i), "; need a number dtype (cast it)");
+    for (int i = 1; i < c.count(); i++) c.need_same_dtype(0, i);
+    return {{c.dtype(0), c.broadcast(0, c.count() - 1)}};
+}
+
+std::vector<Type> infer_float(const InferContext& c) {
+    for (int i = 0; i < c.count(); i++) c.need_float(i);
+    return infer_same(c);
+}
+
+std::vector<Type> infer_compare(const InferContext& c) {
+    c.need_same_dtype(0, 1);
+    return {{DType::boolean, c.broadcast(0, 1)}};
+}
+
+std::vector<Type> infer_logic(const InferContext& c) {
+    for (int i = 0; i < c.count(); i++) c.need_dtype(i, DType::boolean);
+    return {{DType::boolean, c.broadcast(0, c.count() - 1)}};
+}
+
+std::vector<Type> infer_test(const InferContext& c) {
+    c.need_float(0);
+    return {{DType::boolean, c.shape(0)}};
+}
+
+std::vector<Type> infer_where(const InferContext& c) {
+    c.need_dtype(0, DType::boolean);
+    c.need_same_dtype(1, 2);
+    return {{c.dtype(1), c.broadcast(0, 2)}};
+}
+
+std::vector<Type> infer_cast(const InferContext& c) {
+    return {{parse_dtype(c.attrs.text("dtype"), "cast"), c.shape(0)}};
+}
+
+std::vector<Type> infer_copy(const InferContext& c) { return {{c.dtype(0), c.shape(0)}}; }
+
+// ---- definition --------------------------------------------------------------------------------
+
+void lower_pointwise(LowerContext& c) {
+    std::vector<View> inputs;
+    for (int i = 0; i < c.inputs(); i++)
+        inputs.push_back(broadcast_view(c.in(i), c.out_type().shape));
+    c.op(c.def().lowered, std::move(inputs), {c.out()}, c.attrs());
+}
+
+void lower_cast(LowerContext& c) {
+    if (c.in(0).dtype == c.out_type().dtype)
+        c.alias(0, c.in(0));
+    else
+        lower_pointwise(c);
+}
+
+void zero_grad(GradContext&) {}  // the derivative is zero wherever it exists
+
+constexpr const char* kBool = "the result is bool";
+constexpr const char* kFirstOrder = "second derivatives are not offered";
+
+struct Options {
+    std::vector<AttrDef> attrs = {};
+    double flops = 1;
+    LowerFn lower = lower_pointwise;
+};
+
+void pointwise_kernel(const std::string& lowered, const std::vector<std::string>& inputs,
+                      InferFn infer, const Options& options = {}) {
+    LoweredDef low;
+    low.name = lowered;
+    low.inputs = inputs;
+    low.outputs = {"y"};
+    low.attrs = options.attrs;
+    low.infer = infer;
+    for (size_t i = 0; i < inputs.size(); i++) low.inplace.push_back({0, static_cast<int>(i)});
+    low.pointwise = true;
+    low.flops_per_element = options.flops;
+    low.portable = true;  // by the rule of scalar.h
+    define(std::move(low));
+}
+
+void pointwise(const std::string& name, const std::string& lowered,
+               const std::vector<std::string>& inputs, InferFn infer, GradFn grad,
+               const std::string& no_grad, const Options& options = {}) {
+    OpDef op;
+    op.name = name;
+    op.fn = lowered;
+    op.inputs = inputs;
+    op.outputs = {lowered + "_out"};
+    op.attrs = options.attrs;
+    op.infer = infer;
+    op.grad = grad;
+    op.no_grad = no_grad;
+    op.lower = options.lower;
+    op.lowered = lowered;
+    op.storage = Storage::narrow;
+    define(std::move(op));
+    pointwise_kernel(lowered, inputs, infer, options);
+}
+
+void unary(const std::string& name, const std::string& lowered, GradFn grad,
+           const Options& options = {}) {
+    pointwise(name, lowered, {"x"}, infer_float, grad, "", options);
+}
+
+/// A derivative written as one function of (x or y, dy): accurate, and one kernel.
+void derivative(const std::string& name, const std::string& lowered, const Options& options = {}) {
+    pointwise(name, lowered, {"x", "dy"}, infer_float, nullptr, kFirstOrder, options);
+}
+
+void use_x(GradContext& g, const char* op) { g.set(0, emit(op, {g.in(0), g.dy()}, g.attrs())); }
+void use_y(GradContext& g, const char* op) { g.set(0, emit(op, {g.out(), g.dy()}, g.attrs())); }
+
+}  // namespace
+
+void define_pointwise_ops() {
+    const std::vector<std::string> ab = {"a", "b"};
+    const auto define_arithmetic = [&](const char* name, const char* lowered, GradFn grad) {
+        pointwise(name, lowered, ab, infer_same, grad, "");
+    };
+    define_arithmetic("Add", "add", [](GradContext& g) {
+        g.set(0, g.dy());
+        g.set(1, g.dy());
+    });
+    define_arithmetic("Sub", "sub", [](GradContext& g) {
+        g.set(0, g.dy());
+        if (g.needs(1)) g.set(1, -g.dy());
+    });
+    define_arithmetic("Mul", "mul", [](GradContext& g) {
+        if (g.needs(0)) g.set(0, g.dy() * g.in(1));
+        if (g.needs(1)) g.set(1, g.dy() * g.in(0));
+    });
+    define_arithmetic("Maximum", "maximum", [](GradContext& g) {
+        if (g.needs(0)) g.set(0, emit("MaximumBwd", {g.in(0), g.in(1), g.dy()}));
+        if (g.needs(1)) g.set(1, emit("MaximumBwd", {g.in(1), g.in(0), g.dy()}));
+    });
+    define_arithmetic("Minimum", "minimum", [](GradContext& g) {
+        if (g.needs(0)) g.set(0, emit("MinimumBwd", {g.in(0), g.in(1), g.dy()}));
+        if (g.needs(1)) g.set(1, emit("MinimumBwd", {g.in(1), g.in(0), g.dy()}));
+    });
+    for (auto [name, lowered] :
+         {std::pair{"MaximumBwd", "maximum_bwd"}, {"MinimumBwd", "minimum_bwd"}})
+        pointwise(name, lowered, {"a", "b", "dy"}, infer_float, nullptr, kFirstOrder);
+    pointwise(
+        "Div", "div", ab, infer_float,
+        [](GradContext& g) {
+            if (g.needs(0)) g.set(0, g.dy() / g.in(1));
+            if (g.needs(1)) g.set(1, -(g.dy() * g.out() / g.in(1)));
+        },
+        "");
+    pointwise("Pow", "pow", ab, infer_float,
+              [](GradContext& g) {
+                  Var a = g.in(0), b = g.in(1);
+                  if (g.needs(0)) {  // b = 0 gives 0 also where a = 0
+                      Var zero = zeros_like(b);
+                      Var slope = b * emit("Pow", {a, b + -1.0});
+                      g.set(0, g.dy() * emit("Where", {emit("Eq", {b, zero}), zero, slope}));
+                  }
+                  if (g.needs(1)) {  // 0 ** b is flat in b for b >= 0
+                      Var zero = zeros_like(g.out());
+                      Var flat = emit("LogicalAnd", {emit("Eq", {a, zeros_like(a)}),
+                                                     emit("Ge", {b, zeros_like(b)})});
+                      g.set(1, g.dy() * emit("Where", {flat, zero, g.out() * emit("Log", {a})}));
+                  }
+              },
+              "", {{}, 20});
+
+    pointwise("Neg", "neg", {"x"}, infer_same, [](GradContext& g) { g.set(0, -g.dy()); }, "");
+    pointwise(
+        "Abs", "abs", {"x"}, infer_same,
+        [](GradContext& g) { g.set(0, g.dy() * emit("Sign", {g.in(0)})); }, "");
+    pointwise("Sign", "sign", {"x"}, infer_same, zero_grad, "");
+    pointwise("ReLU", "relu", {"x"}, infer_same, [](GradContext& g) { use_y(g, "ReluBwd"); }, "");
+    unary("Floor", "floor", zero_grad);
+    unary("Round", "round", zero_grad);
+    unary("Exp", "exp", [](GradContext& g) { g.set(0, g.dy() * g.out()); }, {{}, 10});
+    unary("Log", "log", [](GradContext& g) { g.set(0, g.dy() / g.in(0)); }, {{}, 10});
+    unary("Sqrt", "sqrt", [](GradContext& g) { g.set(0, g.dy() / (g.out() * 2.0)); });
+    unary("Rsqrt", "rsqrt", [](GradContext& g) { g.set(0, g.dy() * (g.out() / g.in(0)) * -0.5); });
+    unary("Sin", "sin", [](GradContext& g) { g.set(0, g.dy() * emit("Cos", {g.in(0)})); },
+          {{}, 15});
+    unary("Cos", "cos", [](GradContext& g) { g.set(0, -(g.dy() * emit("Sin", {g.in(0)}))); },
+          {{}, 15});
+    unary("Erf", "erf",
+          [](GradContext& g) {
+              const double slope = 1.1283791670955126;  // 2 / sqrt(pi)
+              g.set(0, g.dy() * emit("Exp", {-(g.in(0) * g.in(0))}) * slope);
+          },
+          {{}, 20});
+    unary("Tanh", "tanh", [](GradContext& g) { use_y(g, "TanhBwd"); }, {{}, 15});
+    unary("Sigmoid", "sigmoid", [](GradContext& g) { use_y(g, "SigmoidBwd"); }, {{}, 12});
+    unary("SiLU", "silu", [](GradContext& g) { use_x(g, "SiluBwd"); }, {{}, 12});
+    unary("GeluTanh", "gelu_tanh", [](GradContext& g) { use_x(g, "GeluTanhBwd"); }, {{}, 20});
+    unary("GeluErf", "gelu_erf", [](GradContext& g) { use_x(g, "GeluErfBwd"); }, {{}, 20});
+    unary("Softplus", "softplus", [](GradContext& g) { use_x(g, "SoftplusBwd"); }, {{}, 20});
+    const Options slope = {{{"slope", 0.01}}, 1}, alpha = {{{"alpha", 1.0}}, 10};
+    const Options range = {{{"lo", 0.0, true}, {"hi", 0.0, true}}, 2};
+    unary("LeakyReLU", "leaky_relu", [](GradContext& g) { use_x(g, "LeakyReluBwd"); }, slope);
+    unary("ELU", "elu", [](GradContext& g) { use_x(g, "EluBwd"); }, alpha);
+    unary("Clip", "clip", [](GradContext& g) { use_x(g, "ClipBwd"); }, range);
+    derivative("ReluBwd", "relu_bwd");
+    derivative("TanhBwd", "tanh_bwd", {{}, 3});
+    derivative("SigmoidBwd", "sigmoid_bwd", {{}, 3});
+    derivative("SiluBwd", "silu_bwd", {{}, 15});
+    derivative("GeluTanhBwd", "gelu_tanh_bwd", {{}, 25});
+    derivative("GeluErfBwd", "gelu_erf_bwd", {{}, 30});
+    derivative("SoftplusBwd", "softplus_bwd", {{}, 12});
+    derivative("LeakyReluBwd", "leaky_relu_bwd", slope);
+    derivative("EluBwd", "elu_bwd", alpha);
+    derivative("ClipBwd", "clip_bwd", range);
+
+    for (auto [name, lowered] : {std::pair{"Eq", "eq"},
+                                 {"Ne", "ne"},
+                                 {"Lt", "lt"},
+                                 {"Le", "le"},
+                                 {"Gt", "gt"},
+                                 {"Ge", "ge"}})
+        pointwise(name, lowered, ab, infer_compare, nullptr, kBool);
+    for (auto [name, lowered] : {std::pair{"LogicalAnd", "logical_and"},
+                                 {"LogicalOr", "logical_or"},
+                                 {"LogicalXor", "logical_xor"}})
+        pointwise(name, lowered, ab, infer_logic, nullptr, kBool);
+    pointwise("LogicalNot", "logical_not", {"x"}, infer_logic, nullptr, kBool);
+    pointwise("IsNan", "isnan", {"x"}, infer_test, nullptr, kBool);
+    pointwise(
+        "Where", "where", {"condition", "a", "b"}, infer_where,
+        [](GradContext& g) {
+            Var zero = zeros_like(g.dy());
+            if (g.needs(1)) g.set(1, emit("Where", {g.in(0), g.dy(), zero}));
+            if (g.needs(2)) g.set(2, emit("Where", {g.in(0), zero, g.dy()}));
+        },
+        "");
+    pointwise("Cast", "cast", {"x"}, infer_cast,
+              [](GradContext& g) {
+                  g.set(0, emit("Cast", {g.dy()}, {{"dtype", dtype_name(g.in(0).type().dtype)}}));
+              },
+              "", {{{"dtype", std::string(), true}}, 1, lower_cast});
+
+    // Pointwise kernels that other families lower to.
+    pointwise_kernel("copy", {"x"}, infer_copy);
+    pointwise_kernel("bias_add", {"x", "b"}, infer_same);
+    pointwise_kernel("mse_grad", {"y", "t"}, infer_float, {{{"scale", 0.0, true}}, 2});
+
+    // Ops that do not wait for each other, side by side in one launch.
+    define(LoweredDef{.name = "group", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
+    // Several of the above in one launch: its body says what it computes (FusedStep).
+    LoweredDef fused;
+    fused.name = "fused";
+    fused.inputs = {"xs*"};
+    fused.outputs = {"ys*"};
+    fused.infer = infer_body;
+    fused.pointwise = true;
+    fused.flops_per_element = 0;
+    define(std::move(fused));
+}
+
+}  // namespace aicf

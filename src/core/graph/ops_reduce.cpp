@@ -1,0 +1,320 @@
+// Reductions over any set of axes, and the row-wise softmax family built on the same sums.
+#include <algorithm>
+
+#include "core/graph/op.h"
+
+namespace aicf {
+
+namespace {
+
+Dims reduced_shape(const InferContext& c, const std::vector<int64_t>& axes, bool keepdims) {
+    Dims shape;
+    for (int i = 0; i < c.shape(0).rank(); i++) {
+        const bool reduced = std::find(axes.begin(), axes.end(), i) != axes.end();
+        if (!reduced) shape.push(c.shape(0)[i]);
+        if (reduced && keepdims) shape.push(1);
+    }
+    return shape;
+}
+
+std::vector<Type> infer_reduce(const InferContext& c) {
+    if (c.dtype(0) == DType::boolean)
+        c.dtype_error(c.describe(0), "; need a number dtype (cast it)");
+    const auto axes = c.axes(c.attrs.ints("axes"), c.shape(0).rank());
+    return {{c.dtype(0), reduced_shape(c, axes, c.attrs.flag("keepdims"))}};
+}
+
+std::vector<Type> infer_mean(const InferContext& c) {
+    c.need_float(0);
+    return infer_reduce(c);
+}
+
+std::vector<Type> infer_extremum(const InferContext& c) {
+    const std::vector<Type> types = infer_reduce(c);
+    for (int64_t axis : c.axes(c.attrs.ints("axes"), c.shape(0).rank()))
+        if (c.shape(0)[static_cast<int>(axis)] == 0)
+            c.shape_error(c.describe(0), ": axis ", axis,
+                          " has size 0, which has no largest or smallest element; "
+                          "need size >= 1");
+    return types;
+}
+
+std::vector<Type> infer_rows(const InferContext& c) {  // softmax family: along one axis
+    for (int i = 0; i < c.count(); i++) c.need_float(i);
+    for (int i = 1; i < c.count(); i++) {
+        c.need_same_dtype(0, i);
+        if (!(c.shape(0) == c.shape(i))) c.shape_error(c.describe_all(), "; need equal shapes");
+    }
+    c.axis(c.attrs.integer("axis"), c.shape(0).rank());
+    return {{c.dtype(0), c.shape(0)}};
+}
+
+/// The incoming gradient, spread back over the axes that were reduced.
+Var spread(GradContext& g, Var v) {
+    Dims kept = g.in(0).shape();
+    for (int64_t axis : g.attrs().ints("axes"))
+        kept[static_cast<int>(axis < 0 ? axis + kept.rank() : axis)] = 1;
+    return broadcast_to(reshape(v, kept), g.in(0).shape());
+}
+
+double reduced_count(GradContext& g) {
+    return static_cast<double>(element_count(g.in(0).shape())) /
+           static_cast<double>(std::max<int64_t>(element_count(g.out().shape()), 1));
+}
+
+void extremum_grad(GradContext& g) {  // ties share equally, as amax does
+    Var hit = emit("Cast", {emit("Eq", {g.in(0), spread(g, g.out())})},
+                   {{"dtype", dtype_name(g.in(0).type().dtype)}});
+    Var ties = emit("Sum", {hit}, g.attrs());
+    g.set(0, hit * spread(g, g.dy() / ties));
+}
+
+void reduction(const std::string& name, const std::string& fn, const std::string& lowered,
+               InferFn infer, GradFn grad, bool ordered) {
+    const std::vector<AttrDef> attrs = {{"axes", std::vector<int64_t>(), true},
+                                        {"keepdims", false}};
+    define(OpDef{
+        .name = name,
+        .fn = fn,
+        .inputs = {"x"},
+        .outputs = {fn + "_out"},
+        .attrs = attrs,
+        .infer = infer,
+        .grad = grad,
+        .lower = [](LowerContext& c) { c.op(c.def().lowered, {c.in(0)}, {c.out()}, c.attrs()); },
+        .lowered = lowered});
+    LoweredDef low;
+    low.name = lowered;
+    low.inputs = {"x"};
+    low.outputs = {"y"};
+    low.attrs = attrs;
+    if (ordered)
+        low.attrs.push_back({"order", std::string("tree"), false, {"tree", chain_order()}});
+    low.infer = infer;
+    low.reduction = low.streams = true;
+    low.portable = true;
+    define(std::move(low));
+}
+
+/// A softmax-like op and its derivative from (y, dy).
+void row_op(const std::string& name, const std::string& lowered, GradFn grad,
+            const std::vector<AttrDef>& own = {}) {
+    const AttrDef axis = {"axis", int64_t(-1)},
+                  order = {"order", std::string("tree"), false, {"tree"}};
+    std::vector<AttrDef> attrs = {axis};
+    attrs.insert(attrs.end(), own.begin(), own.end());
+    LoweredDef low;
+    low.name = lowered;
+    low.inputs = {"x"};
+    low.outputs = {"y"};
+    low.attrs = attrs;
+    low.attrs.push_back(order);
+    low.infer = infer_rows;
+    low.inplace = {{0, 0}};
+    low.reduction = true;
+    low.rows = {0, 1};
+    low.portable = true;
+    low.flops_per_element = 15;
+    define(low);
+    low.name = lowered + "_bwd";
+    low.inputs = {"y", "dy"};
+    low.attrs = {axis, order};
+    low.inplace = {{0, 0}, {0, 1}};
+    low.rows = {0, 1, 2};
+    low.flops_per_element = 5;
+    define(low);
+    const LowerFn lower = [](LowerContext& c) {
+        std::vector<View> inputs;
+        for (int i = 0; i < c.inputs(); i++) inputs.push_back(c.in(i));
+        c.op(c.def().lowered, std::move(inputs), {c.out()}, c.attrs());
+    };
+    OpDef op{.name = name,
+             .fn = lowered,
+             .inputs = {"x"},
+             .outputs = {lowered + "_out"},
+             .attrs = attrs,
+             .infer = infer_rows,
+             .grad = grad,
+             .lower = lower,
+             .lowered = lowered};
+    define(op);
+    op.name += "Bwd";
+    op.fn += "_bwd";
+    op.inputs = {"y", "dy"};
+    op.attrs = {axis};
+    op.grad = nullptr;
+    op.no_grad = "second derivatives are not offered";
+    op.lowered += "_bwd";
+    define(std::move(op));
+}
+
+std::vector<Type> infer_argmax(const InferContext& c) {
+    if (c.attrs.ints("axes").size() != 1) c.shape_error(c.describe(0), "; need one axis");
+    return {{DType::i64, infer_extremum(c)[0].shape}};
+}
+
+std::vector<Type> infer_cumsum(const InferContext& c) {
+    c.axis(c.attrs.integer("axis"), c.shape(0).rank());
+    if (c.dtype(0) == DType::boolean)
+        c.dtype_error(c.describe(0), "; need a number dtype (cast it)");
+    return {{c.dtype(0), c.shape(0)}};
+}
+
+// Normalize(x; eps, center) -> y, rstd over the last axis: y = (x - mean) rstd, rstd = 1 /
+// sqrt(mean((x - mean)^2) + eps), of 16-bit rows in f32; without center the mean is taken as 0.
+// NormalizeBwd: dx = rstd (dy - mean(dy) - y mean(dy y)).
+Dims row_shape(const InferContext& c) {
+    c.need_float(0);
+    if (c.shape(0).rank() == 0) c.shape_error(c.describe(0), "; need rank >= 1");
+    Dims shape = c.shape(0);
+    shape[shape.rank() - 1] = 1;
+    return shape;
+}
+
+std::vector<Type> infer_normalize(const InferContext& c) {
+    const Dims rows = row_shape(c);
+    return {{c.dtype(0), c.shape(0)}, {compute_dtype(c.dtype(0)), rows}};
+}
+
+std::vector<Type> infer_normalize_bwd(const InferContext& c) {
+    const Dims rows = row_shape(c);
+    c.need_dtype(1, compute_dtype(c.dtype(0)));
+    c.need_same_dtype(0, 2);
+    if (!(c.shape(1) == rows) || !(c.shape(2) == c.shape(0)))
+        c.shape_error(c.describe_all(), "; need y and dy alike and one rstd a row");
+    return {{c.dtype(0), c.shape(0)}};
+}
+
+void define_scans_and_norms() {
+    const std::vector<AttrDef> one_axis = {{"axes", std::vector<int64_t>(), true},
+                                           {"keepdims", false}};
+    define(OpDef{
+        .name = "ArgMax",
+        .fn = "argmax",
+        .inputs = {"x"},
+        .outputs = {"argmax_out"},
+        .attrs = one_axis,
+        .infer = infer_argmax,
+        .no_grad = "the result is an index",
+        .lower = [](LowerContext& c) { c.op("reduce_argmax", {c.in(0)}, {c.out()}, c.attrs()); }});
+    define(LoweredDef{.name = "reduce_argmax",
+                      .inputs = {"x"},
+                      .outputs = {"y"},
+                      .attrs = one_axis,
+                      .infer = infer_argmax,
+                      .reduction = true,
+                      .portable = true});
+    const std::vector<AttrDef> scan = {{"axis", int64_t(0), true}, {"reverse", false}};
+    define(OpDef{.name = "CumSum",
+                 .fn = "cumsum",
+                 .inputs = {"x"},
+                 .outputs = {"cumsum_out"},
+                 .attrs = scan,
+                 .infer = infer_cumsum,
+                 .grad =
+                     [](GradContext& g) {
+                         g.set(0, emit("CumSum", {g.dy()},
+                                       {{"axis", g.attrs().integer("axis")},
+                                        {"reverse", !g.attrs().flag("reverse")}}));
+                     },
+                 .lower =
+                     [](LowerContext& c) {
+                         Attrs attrs = c.attrs();
+                         if (attrs.integer("axis") < 0)
+                             attrs.set("axis", attrs.integer("axis") + c.out_type().shape.rank());
+                         c.op("cumsum", {c.in(0)}, {c.out()}, attrs);
+                     }});
+    define(LoweredDef{.name = "cumsum",
+                      .inputs = {"x"},
+                      .outputs = {"y"},
+                      .attrs = scan,
+                      .infer = infer_cumsum,
+                      .portable = true});
+    const std::vector<AttrDef> norm = {{"eps", 1e-5}, {"center", true}};
+    std::vector<AttrDef> ordered = norm;
+    ordered.push_back({"order", std::string("tree"), false, {"tree"}});
+    define(OpDef{.name = "Normalize",
+                 .fn = "normalize",
+                 .inputs = {"x"},
+                 .outputs = {"normalize_out", "rstd"},
+                 .attrs = norm,
+                 .infer = infer_normalize,
+                 .grad =
+                     [](GradContext& g) {
+                         if (g.dy())
+                             g.set(0,
+                                   emit("NormalizeBwd", {g.out(0), g.out(1), g.dy()}, g.attrs()));
+                     },
+                 .lower =
+                     [](LowerContext& c) {
+                         c.op("normalize", {c.in(0)}, {c.out(0), c.out(1)}, c.attrs());
+                     }});
+    define(OpDef{.name = "NormalizeBwd",
+                 .fn = "normalize_bwd",
+                 .inputs = {"y", "rstd", "dy"},
+                 .outputs = {"normalize_bwd_out"},
+                 .attrs = norm,
+                 .infer = infer_normalize_bwd,
+                 .no_grad = "second derivatives are not offered",
+                 .lower = [](LowerContext& c) {
+                     c.op("normalize_bwd", {c.in(0), c.in(1), c.in(2)}, {c.out()}, c.attrs());
+                 }});
+    define(LoweredDef{.name = "normalize",
+                      .inputs = {"x"},
+                      .outputs = {"y", "rstd"},
+                      .attrs = ordered,
+                      .infer = infer_normalize,
+                      .reduction = true,
+                      .rows = {0, 1},
+                      .portable = true,
+                      .flops_per_element = 8});
+    define(LoweredDef{.name = "normalize_bwd",
+                      .inputs = {"y", "rstd", "dy"},
+                      .outputs = {"dx"},
+                      .attrs = ordered,
+                      .infer = infer_normalize_bwd,
+                      .inplace = {{0, 2}},
+                      .reduction = true,
+                      .rows = {0, 2, 3},
+                      .portable = true,
+                      .flops_per_element = 8});
+}
+
+}  // namespace
+
+void define_reduce_ops() {
+    define_scans_and_norms();
+    reduction(
+        "Sum", "sum", "reduce_sum", infer_reduce,
+        [](GradContext& g) { g.set(0, spread(g, g.dy())); }, true);
+    reduction(
+        "Mean", "mean", "reduce_mean", infer_mean,
+        [](GradContext& g) { g.set(0, spread(g, g.dy() * (1.0 / reduced_count(g)))); }, true);
+    reduction("Max", "max", "reduce_max", infer_extremum, extremum_grad, false);
+    reduction("Min", "min", "reduce_min", infer_extremum, extremum_grad, false);
+    // masked: a row of -inf alone is 0, for nothing of it is visible.
+    row_op("Softmax", "softmax",
+           [](GradContext& g) {
+               g.set(0,
+                     emit("SoftmaxBwd", {g.out(), g.dy()}, {{"axis", g.attrs().integer("axis")}}));
+           },
+           {{"masked", false}});
+    row_op("LogSoftmax", "log_softmax",
+           [](GradContext& g) { g.set(0, emit("LogSoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
+    // One of the first four between the pointwise steps that make its elements and those that take
+    // its result, in one launch: see FusedStep.
+    define(LoweredDef{.name = "fused_reduce",
+                      .inputs = {"xs*"},
+                      .outputs = {"ys*"},
+                      .infer = infer_body,
+                      .reduction = true,
+                      .flops_per_element = 0});
+    // The same of an op on rows, which makes a row of another.
+    define(LoweredDef{.name = "fused_rows",
+                      .inputs = {"xs*"},
+                      .outputs = {"ys*"},
+                      .infer = infer_body,
+                      .flops_per_element = 0});
+}
+
+}  // namespace aicf

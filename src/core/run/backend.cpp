@@ -1,0 +1,46 @@
+#include "core/run/backend.h"
+
+#include <atomic>
+#include <cstring>
+
+namespace aicf {
+
+namespace {
+
+std::atomic<BackendMaker> makers[2];  // by Device::Kind
+
+}  // namespace
+
+void register_backend(Device::Kind kind, BackendMaker maker) { makers[kind] = maker; }
+
+std::unique_ptr<Backend> open_backend(Device device) {
+    const BackendMaker maker = makers[device.kind];
+    if (!maker)
+        raise(ErrorKind::device_unavailable, "device: ", to_string(device),
+              " is not available: this build of aicf has no backend for it; need cpu");
+    return maker(device);
+}
+
+SyncPolicy parse_sync(std::string_view name, const char* where) {
+    if (name == "none") return SyncPolicy::none;
+    if (name == "event") return SyncPolicy::event;
+    if (name == "full") return SyncPolicy::full;
+    raise(ErrorKind::graph, where, ": sync is \"", name,
+          "\"; need one of \"none\", \"event\", \"full\"");
+}
+
+void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args, void* counters) {
+    for (const Kernel::Part& part : kernel.parts) {
+        std::vector<void*> addresses;
+        for (int operand : part.operands) addresses.push_back(args.operand(operand).ptr);
+        const auto block = pack_args(part.op, *part.kernel, addresses,
+                                     static_cast<char*>(args.workspace) + part.workspace);
+        backend.finish_args(
+            *part.kernel, *block,
+            part.kernel->counter_bytes ? static_cast<char*>(counters) + part.counters : nullptr);
+        std::memcpy(reinterpret_cast<char*>(&args) + args.tail + part.at, block.get(),
+                    block->bytes);
+    }
+}
+
+}  // namespace aicf

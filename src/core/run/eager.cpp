@@ -1,0 +1,454 @@
+#include "core/run/eager.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+
+#include "core/base/float_mode.h"
+#include "core/base/fork.h"
+
+namespace aicf {
+
+namespace {
+
+// ---- overlap ------------------------------------------------------------------------------------
+
+/// A summand step * count with 0 <= count <= most.
+struct Term {
+    int64_t step, most;
+};
+
+/// Decides whether the terms can add up to a target: a search over the steps from the largest down,
+/// which prunes by the range and the common divisor of what is left. Steps that nest, as those of
+/// slices of one array do, leave one candidate a level.
+class Sums {
+  public:
+    explicit Sums(std::vector<Term> terms) {
+        std::erase_if(terms, [](const Term& term) { return term.step == 0 || term.most == 0; });
+        std::sort(terms.begin(), terms.end(),
+                  [](const Term& a, const Term& b) { return a.step > b.step; });
+        for (const Term& term : terms)
+            if (!terms_.empty() && terms_.back().step == term.step)
+                terms_.back().most += term.most;
+            else
+                terms_.push_back(term);
+        range_.assign(terms_.size() + 1, 0);
+        divisor_.assign(terms_.size() + 1, 0);
+        for (size_t k = terms_.size(); k-- > 0;) {
+            range_[k] = range_[k + 1] + __int128{terms_[k].step} * terms_[k].most;
+            divisor_[k] = std::gcd(terms_[k].step, divisor_[k + 1]);
+        }
+    }
+
+    bool reach(__int128 target) { return search(0, target); }
+
+  private:
+    bool search(size_t k, __int128 target) {
+        if (target == 0) return true;
+        if (target < 0 || target > range_[k] || target % divisor_[k] != 0) return false;
+        if (budget_-- <= 0) return true;
+        const Term& term = terms_[k];
+        const __int128 rest = target - range_[k + 1];
+        const __int128 least = rest > 0 ? (rest + term.step - 1) / term.step : 0;
+        for (__int128 count = std::min<__int128>(term.most, target / term.step); count >= least;
+             count--) {
+            if (search(k + 1, target - count * term.step)) return true;
+            if (budget_ <= 0) return true;
+        }
+        return false;
+    }
+
+    std::vector<Term> terms_;
+    std::vector<__int128> range_;  // the largest sum of the terms from here on
+    std::vector<int64_t> divisor_;
+    int64_t budget_ = 100000;
+};
+
+/// Byte offsets of the first and the last byte of a tensor from its data pointer.
+struct Extent {
+    int64_t low = 0, high = 0;
+};
+
+/// Empty where the offsets of the elements do not fit 64 bits.
+std::optional<Extent> extent_of(const TensorRef& tensor) {
+    Extent extent{0, dtype_size(tensor.dtype) - 1};
+    for (int i = 0; i < tensor.shape.rank(); i++) {
+        int64_t span = 0;
+        int64_t& end = tensor.strides[i] < 0 ? extent.low : extent.high;
+        if (__builtin_mul_overflow(tensor.shape[i] - 1, tensor.strides[i], &span) ||
+            __builtin_mul_overflow(span, dtype_size(tensor.dtype), &span) ||
+            __builtin_add_overflow(end, span, &end))
+            return std::nullopt;
+    }
+    return extent;
+}
+
+bool is_empty(const Dims& shape) { return std::find(shape.begin(), shape.end(), 0) != shape.end(); }
+
+std::vector<Term> steps_of(const TensorRef& tensor, int64_t unit) {
+    std::vector<Term> terms;
+    for (int i = 0; i < tensor.shape.rank(); i++)
+        terms.push_back({std::abs(tensor.strides[i]) * unit, tensor.shape[i] - 1});
+    return terms;
+}
+
+}  // namespace
+
+bool overlaps(const TensorRef& a, const TensorRef& b) {
+    if (is_empty(a.shape) || is_empty(b.shape)) return false;
+    const auto in_a = extent_of(a), in_b = extent_of(b);
+    if (!in_a || !in_b) return true;
+    const auto at = [](const TensorRef& tensor, int64_t offset) {
+        return __int128{reinterpret_cast<intptr_t>(tensor.data)} + offset;
+    };
+    const __int128 last_b = at(b, in_b->high), first_a = at(a, in_a->low);
+    if (last_b < first_a || at(a, in_a->high) < at(b, in_b->low)) return false;
+    // A byte of a, counted up from its first, is a byte of b, counted down from its last.
+    std::vector<Term> terms = steps_of(a, dtype_size(a.dtype));
+    for (const Term& term : steps_of(b, dtype_size(b.dtype))) terms.push_back(term);
+    terms.push_back({1, dtype_size(a.dtype) - 1 + dtype_size(b.dtype) - 1});
+    return Sums(std::move(terms)).reach(last_b - first_a);
+}
+
+bool overlaps_itself(const TensorRef& tensor) {
+    if (is_empty(tensor.shape)) return false;
+    std::vector<Term> axes = steps_of(tensor, 1);
+    std::erase_if(axes, [](const Term& axis) { return axis.most == 0; });
+    std::sort(axes.begin(), axes.end(),
+              [](const Term& a, const Term& b) { return a.step > b.step; });
+    for (size_t k = 0; k < axes.size(); k++) {
+        // Two elements that differ first in axis k: their distance along it is made up by the
+        // others, each of which moves either way.
+        if (axes[k].step == 0) return true;
+        __int128 others = 0;
+        std::vector<Term> terms = {{axes[k].step, axes[k].most - 1}};
+        for (size_t j = k + 1; j < axes.size(); j++) {
+            others += __int128{axes[j].step} * axes[j].most;
+            terms.push_back({axes[j].step, 2 * axes[j].most});
+        }
+        if (axes[k].step <= others &&
+            Sums(std::move(terms)).reach(__int128{axes[k].step} * axes[k].most + others))
+            return true;
+    }
+    return false;
+}
+
+// ---- checks -------------------------------------------------------------------------------------
+
+namespace {
+
+std::string describe(const TensorRef& tensor) { return type_string(tensor.dtype, tensor.shape); }
+
+/// "[6, 1]" as Python writes a layout.
+std::string layout(const TensorRef& tensor) {
+    return cat(describe(tensor), " with strides ", to_string(tensor.strides));
+}
+
+Attrs call_attrs(const LoweredDef& def, const Attrs& attrs, const std::vector<TensorRef>& inputs) {
+    Attrs complete = complete_attrs(def.attrs, attrs, def.name);
+    const Attr* axis = complete.find("axis");
+    if (!axis || inputs.empty()) return complete;
+    if (const auto* given = std::get_if<int64_t>(axis)) {  // kernels count axes from the front
+        const int64_t rank = inputs[0].shape.rank();
+        if (*given < 0 && *given >= -rank) complete.set("axis", *given + rank);
+    }
+    return complete;
+}
+
+void check_sizes(const LoweredDef& def, const std::string& name, const TensorRef& tensor) {
+    int64_t bytes = 16;  // of the largest element, twice
+    for (int64_t size : tensor.shape)
+        if (size && __builtin_mul_overflow(bytes, size, &bytes))
+            raise(ErrorKind::shape, def.name, ": ", name, " is ", describe(tensor),
+                  ", of more than 2**63 bytes; need fewer elements");
+    if (tensor.data && !is_empty(tensor.shape) && !extent_of(tensor))
+        raise(ErrorKind::shape, def.name, ": ", name, " is ", layout(tensor),
+              ", which reach beyond 64 bits; need smaller strides");
+}
+
+struct Call {
+    const LoweredDef& def;
+    const std::vector<TensorRef>& inputs;
+    const std::vector<TensorRef>& outputs;
+
+    std::string input(size_t i) const { return operand_name(def.inputs, static_cast<int>(i)); }
+    std::string output(size_t i) const { return operand_name(def.outputs, static_cast<int>(i)); }
+
+    void check_devices() const {
+        const Device device = outputs[0].device;
+        const auto same = [&](const std::string& kind, const std::string& name,
+                              const TensorRef& tensor) {
+            if (!(tensor.device == device))
+                raise(ErrorKind::device_unavailable, def.name, ": ", kind, name, " is on ",
+                      to_string(tensor.device), ", output ", output(0), " on ", to_string(device),
+                      "; need one device (copy it there)");
+        };
+        for (size_t i = 0; i < inputs.size(); i++) same("input ", input(i), inputs[i]);
+        for (size_t i = 0; i < outputs.size(); i++) same("output ", output(i), outputs[i]);
+    }
+
+    void check_types(const std::vector<Type>& types) const {
+        for (size_t i = 0; i < outputs.size(); i++) {
+            const TensorRef& got = outputs[i];
+            if (got.dtype != types[i].dtype || !(got.shape == types[i].shape))
+                raise(got.dtype != types[i].dtype ? ErrorKind::dtype : ErrorKind::shape, def.name,
+                      ": output ", output(i), " is ", describe(got), "; need ",
+                      to_string(types[i]));
+        }
+    }
+
+    void check_layouts() const {
+        for (int position : def.contiguous) {
+            const auto i = static_cast<size_t>(position);
+            if (i >= inputs.size() + outputs.size()) continue;
+            const bool in = i < inputs.size();
+            const TensorRef& tensor = in ? inputs[i] : outputs[i - inputs.size()];
+            if (!is_contiguous(tensor.shape, tensor.strides))
+                raise(ErrorKind::unsupported, def.name, ": ",
+                      in ? input(i) : output(i - inputs.size()), " is ", layout(tensor),
+                      "; need C order (copy it)");
+        }
+    }
+
+    bool may_share(size_t out, size_t in) const {
+        return std::find(def.inplace.begin(), def.inplace.end(),
+                         std::pair{static_cast<int>(out), static_cast<int>(in)}) !=
+               def.inplace.end();
+    }
+
+    /// Outputs are written element by element, so each needs addresses of its own. The one
+    /// exception is an input that the schema pairs with the output and that lies exactly there.
+    void check_memory() const {
+        for (size_t o = 0; o < outputs.size(); o++) {
+            const TensorRef& out = outputs[o];
+            if (out.read_only)
+                raise(ErrorKind::graph, def.name, ": output ", output(o), " ", describe(out),
+                      " is read-only; need a writable tensor");
+            if (overlaps_itself(out))
+                raise(ErrorKind::graph, def.name, ": output ", output(o), " is ", layout(out),
+                      ", which puts several elements at one address; need an address for each");
+            for (size_t other = 0; other < o; other++)
+                if (overlaps(out, outputs[other]))
+                    raise(ErrorKind::graph, def.name, ": outputs ", output(other), " ",
+                          layout(outputs[other]), " and ", output(o), " ", layout(out),
+                          " overlap; need memory of their own");
+            for (size_t i = 0; i < inputs.size(); i++) {
+                const TensorRef& in = inputs[i];
+                const bool exact = in.data == out.data && in.shape == out.shape &&
+                                   in.strides == out.strides &&
+                                   dtype_size(in.dtype) == dtype_size(out.dtype);
+                if ((exact && may_share(o, i)) || !overlaps(out, in)) continue;
+                raise(ErrorKind::graph, def.name, ": output ", output(o), " ", layout(out),
+                      exact ? " is" : " overlaps", " input ", input(i), " ", layout(in), "; need ",
+                      may_share(o, i) ? "exactly its memory, or none of it"
+                                      : "memory of its own (this op does not work in place)");
+            }
+        }
+    }
+};
+
+View view_of(const TensorRef& tensor) {
+    View view;
+    view.dtype = tensor.dtype;
+    view.shape = tensor.shape;
+    view.strides = tensor.strides;
+    return view;
+}
+
+std::vector<Type> types_of(const std::vector<TensorRef>& tensors) {
+    std::vector<Type> types;
+    for (const TensorRef& tensor : tensors) types.push_back({tensor.dtype, tensor.shape});
+    return types;
+}
+
+/// A view without a value: of a product its offset says how it lies to the 16 bytes that some
+/// kernels copy at a time.
+View placed_view(const LoweredDef& def, const TensorRef& tensor) {
+    View view = view_of(tensor);
+    if (def.gemm)
+        view.offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data) % 16) /
+                      dtype_size(tensor.dtype);
+    return view;
+}
+
+LoweredOp as_op(const LoweredDef& def, const std::vector<TensorRef>& inputs,
+                const std::vector<TensorRef>& outputs, Attrs attrs) {
+    LoweredOp op{&def, {}, {}, std::move(attrs), -1};
+    for (const TensorRef& tensor : inputs) {
+        const View view = placed_view(def, tensor);
+        op.inputs.push_back(def.pointwise ? broadcast_view(view, outputs[0].shape) : view);
+    }
+    for (const TensorRef& tensor : outputs) op.outputs.push_back(view_of(tensor));
+    return op;
+}
+
+}  // namespace
+
+LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
+                     const std::vector<TensorRef>& outputs, const Attrs& attrs) {
+    const Call call{def, inputs, outputs};
+    check_arity(def.inputs, inputs.size(), def.name);
+    if (outputs.size() != def.outputs.size())
+        raise(ErrorKind::graph, def.name, ": got ", outputs.size(), " outputs; need ",
+              def.outputs.size());
+    for (size_t i = 0; i < inputs.size(); i++) check_sizes(def, call.input(i), inputs[i]);
+    for (size_t i = 0; i < outputs.size(); i++) check_sizes(def, call.output(i), outputs[i]);
+    Attrs complete = call_attrs(def, attrs, inputs);
+    call.check_devices();
+    call.check_types(infer_lowered(def, types_of(inputs), complete));
+    call.check_layouts();
+    call.check_memory();
+    return as_op(def, inputs, outputs, std::move(complete));
+}
+
+// ---- running ------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr size_t kMaxPending = 64;
+
+/// What the eager calls of one device share: a stream, a workspace, and the order of their lock.
+struct Desk {
+    std::mutex lock;
+    std::unique_ptr<Backend> backend;
+    std::shared_ptr<void> workspace;
+    uint64_t workspace_bytes = 0;
+    struct Pending {
+        BoundOp op;
+        std::vector<TensorRef> tensors;
+        std::shared_ptr<void> counters;
+    };
+    std::vector<Pending> pending;  // enqueued, perhaps not done
+
+    void synchronize() {
+        backend->synchronize();
+        pending.clear();
+    }
+    std::shared_ptr<void> counters(uint64_t bytes) {
+        if (!bytes) return nullptr;
+        auto zeros = backend->allocate(bytes);
+        backend->clear(zeros.get(), bytes);
+        return zeros;
+    }
+    void* lend(uint64_t bytes) {
+        if (bytes > workspace_bytes) {
+            workspace.reset();
+            workspace_bytes = 0;
+            workspace = backend->allocate(bytes);
+            workspace_bytes = bytes;
+        }
+        return bytes ? workspace.get() : nullptr;
+    }
+};
+
+struct Desks {
+    const int born = forks();
+    std::mutex lock;
+    std::map<std::pair<int, int>, std::shared_ptr<Desk>> open;
+};
+
+/// Never destroyed: at exit a device may be gone before static objects are. A forked child opens
+/// its own, for a thread of the parent may have held these.
+Desks& desks() {
+    static std::atomic<Desks*> all{nullptr};
+    Desks* found = all.load();
+    while (!found || found->born != forks()) {
+        auto* const fresh = new Desks;
+        if (all.compare_exchange_strong(found, fresh)) return *fresh;
+        delete fresh;
+    }
+    return *found;
+}
+
+std::shared_ptr<Desk> desk(Device device) {
+    const std::lock_guard guard(desks().lock);
+    std::shared_ptr<Desk>& found = desks().open[{device.kind, device.index}];
+    if (!found) {
+        auto made = std::make_shared<Desk>();
+        made->backend = open_backend(device);
+        found = std::move(made);
+    }
+    return found;
+}
+
+}  // namespace
+
+void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
+             const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
+             std::optional<intptr_t> stream) {
+    const FloatMode mode;
+    LoweredOp op = check_call(def, inputs, outputs, attrs);
+    const auto held = desk(outputs[0].device);
+    Desk& at = *held;
+    const std::lock_guard guard(at.lock);
+    if (def.gemm && !attrs.find("order"))
+        op.attrs.set("order", product_order(op, at.backend->target().tensor_cores()));
+    BoundOp bound;
+    bound.kernel = at.backend->target().select(op);
+    bound.code = at.backend->load({bound.kernel})[0];
+    bound.op = def.name;
+    std::vector<void*> addresses;
+    for (const auto* tensors : {&inputs, &outputs})
+        for (const TensorRef& tensor : *tensors) addresses.push_back(tensor.data);
+    bound.args = pack_args(op, *bound.kernel, addresses, at.lend(bound.kernel->workspace_bytes));
+    auto counters = at.counters(bound.kernel->counter_bytes);
+    at.backend->finish_args(*bound.kernel, *bound.args, counters.get());
+    Desk::Pending kept{std::move(bound), inputs, std::move(counters)};
+    kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
+    at.pending.reserve(kMaxPending);  // nothing may fail between the first written byte and the end
+    if (stream) at.backend->order_after(*stream);
+    at.backend->run(kept.op);
+    at.pending.push_back(std::move(kept));
+    if (stream) at.backend->order_before(*stream);
+    if (sync == SyncPolicy::full || at.pending.size() >= kMaxPending) at.synchronize();
+}
+
+void eager_synchronize(Device device) {
+    const auto held = desk(device);
+    const std::lock_guard guard(held->lock);
+    held->synchronize();
+}
+
+void eager_close() {
+    decltype(Desks::open) closing;
+    {
+        const std::lock_guard guard(desks().lock);
+        closing.swap(desks().open);
+    }
+    for (auto& [device, held] : closing) {
+        const std::lock_guard guard(held->lock);
+        held->synchronize();
+    }
+}
+
+uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& inputs,
+                         const Attrs& attrs, Device device) {
+    const FloatMode mode;
+    check_arity(def.inputs, inputs.size(), def.name);
+    std::vector<TensorRef> in = inputs, out;
+    for (size_t i = 0; i < in.size(); i++) {
+        check_sizes(def, operand_name(def.inputs, static_cast<int>(i)), in[i]);
+        in[i].strides = contiguous_strides(in[i].shape);
+    }
+    Attrs complete = call_attrs(def, attrs, in);
+    for (const Type& type : infer_lowered(def, types_of(in), complete)) {
+        TensorRef ref;
+        ref.dtype = type.dtype;
+        ref.shape = type.shape;
+        ref.strides = contiguous_strides(type.shape);
+        check_sizes(def, "the result", ref);
+        out.push_back(std::move(ref));
+    }
+    const auto held = desk(device);
+    Desk& at = *held;
+    const std::lock_guard guard(at.lock);
+    LoweredOp op = as_op(def, in, out, std::move(complete));
+    if (def.gemm && !attrs.find("order"))
+        op.attrs.set("order", product_order(op, at.backend->target().tensor_cores()));
+    return at.backend->target().select(op)->workspace_bytes;
+}
+
+}  // namespace aicf

@@ -1,0 +1,724 @@
+#include "core/run/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <mutex>
+
+#include "core/base/float_mode.h"
+#include "core/run/eager.h"
+#include "core/run/init.h"
+
+namespace aicf {
+
+namespace {
+
+/// The locks of every machine a Step touches, taken in the order of their addresses; nothing is
+/// allocated, for a Step's end takes them too.
+class Locks {
+  public:
+    using Machines = std::vector<std::shared_ptr<Machine>>;
+    Locks(Machine& mine, const Machines& others)
+        : mine_(mine),
+          others_(others),
+          place_(std::count_if(others.begin(), others.end(),
+                               [&](const auto& other) { return other.get() < &mine; })) {
+        try {
+            for (; held_ <= std::ssize(others_); held_++) at(held_).lock();
+        } catch (...) {
+            let_go();
+            throw;
+        }
+    }
+    ~Locks() { let_go(); }
+    Locks(const Locks&) = delete;
+    Locks& operator=(const Locks&) = delete;
+
+  private:
+    /// Mine stands in its place among the others, which are sorted.
+    ForkMutex& at(ptrdiff_t i) {
+        if (i == place_) return mine_.lock;
+        return others_[static_cast<size_t>(i < place_ ? i : i - 1)]->lock;
+    }
+    void let_go() {
+        while (held_ > 0) at(--held_).unlock();
+    }
+
+    Machine& mine_;
+    const Machines& others_;
+    const ptrdiff_t place_;
+    ptrdiff_t held_ = 0;
+};
+
+/// Held while a cell's memory is exchanged or compared with another Step's; after any machine's.
+ForkMutex binding_lock;
+
+/// What a cell was before a bind.
+struct Former {
+    Cell* cell;
+    std::shared_ptr<void> owner;
+    char* data;
+    bool bound, read_only;
+};
+
+/// Holds the locks; drains the other streams before, and the Step's own after.
+class Turn {
+  public:
+    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
+        : locks_(mine, others), mine_(mine), alone_(others.empty()) {
+        for (const auto& other : others) other->backend->synchronize();
+    }
+    ~Turn() {
+        if (alone_) return;
+        try {
+            mine_.backend->synchronize();
+        } catch (...) {  // the next call meets it again
+        }
+    }
+
+  private:
+    const Uninterrupted quiet_;
+    const Locks locks_;
+    Machine& mine_;
+    const bool alone_;
+};
+
+}  // namespace
+
+Step::Step(Graph graph, const Options& options) {
+    const FloatMode mode;
+    std::clock_t last = std::clock();
+    const OnStage stage = [this, &last](const std::string& name) {
+        const std::clock_t now = std::clock();
+        stages_.emplace_back(name, static_cast<double>(now - last) / CLOCKS_PER_SEC);
+        last = now;
+        poll();
+    };
+    share_cells(options, graph.values);
+    CompileOptions compiling = options.compile;
+    for (const auto& [id, cell] : cells_) compiling.shared.push_back(graph.values[id].name);
+    plan_ = compile(std::move(graph), machine_->backend->target(), compiling, stage);
+    start(options, stage);
+}
+
+/// Joins the machine of the Steps to share with and takes over their cells.
+void Step::share_cells(const Options& options, const std::vector<Value>& values) {
+    for (const Step* other : options.share)
+        if (!machine_) machine_ = other->machine_;
+    if (!machine_) {
+        machine_ = std::make_shared<Machine>();
+        machine_->backend = open_backend(options.device);
+    }
+    for (const Step* other : options.share)
+        if (!(other->device() == options.device))
+            raise(ErrorKind::graph, "compile: share= holds a step on ", to_string(other->device()),
+                  ", this one is for ", to_string(options.device), "; need one device");
+    for (const Step* other : options.share) {
+        if (other->machine_ != machine_) others_.push_back(other->machine_);
+        others_.insert(others_.end(), other->others_.begin(), other->others_.end());
+        for (const Value& value : values) {
+            if (value.role != Role::param && value.role != Role::state) continue;
+            const Value* theirs = other->find_leaf(value.name);
+            if (!theirs || (theirs->role != Role::param && theirs->role != Role::state)) continue;
+            if (!(theirs->type == value.type))
+                raise(theirs->type.dtype == value.type.dtype ? ErrorKind::shape : ErrorKind::dtype,
+                      "compile: shared \"", value.name, "\" is ", to_string(theirs->type),
+                      " there and ", to_string(value.type), " here; need equal shape and dtype");
+            const auto& cell = other->cells_.at(theirs->id);
+            if (cells_.emplace(value.id, cell).first->second != cell)
+                raise(ErrorKind::graph, "compile: share= holds two steps with a \"", value.name,
+                      "\" of their own; need one of them to share it with the other");
+        }
+    }
+    std::sort(others_.begin(), others_.end());
+    others_.erase(std::unique(others_.begin(), others_.end()), others_.end());
+    std::erase(others_, machine_);
+}
+
+/// Gives the plan its memory and its launches.
+void Step::start(const Options& options, const OnStage& stage) {
+    std::vector<char> read(plan_.values.size(), 0);
+    for (const PlannedOp& planned : plan_.ops)
+        for (const View& view : planned.op.inputs) read[view.value] = 1;
+    for (const Value& value : plan_.values) {
+        if (!is_leaf(value)) continue;
+        names_.emplace(value.name, value.id);
+        if (value.role == Role::input && read[value.id]) needed_inputs_.push_back(value.id);
+    }
+    for (size_t i = 0; i < plan_.outputs.size(); i++)
+        output_names_.emplace(plan_.outputs[i].name, i);
+    allocate(options);
+    stage("allocate");
+    auto code = machine_->backend->load(plan_.kernels());
+    stage("load");
+    // What cells hold now lives until all that was made of its addresses is there.
+    const std::vector<std::shared_ptr<void>> held = bind_ops(std::move(code));
+    stage("bind");
+    // Nobody else knows this Step yet, so no lock is held.
+    if (options.capture) captured_ = machine_->backend->capture(ops_);
+    stage("capture");
+}
+
+/// What is bound belongs to the caller, who may reuse it as soon as it is let go.
+Step::~Step() {
+    const auto bound = [](const auto& cell) { return cell.second->bound.load(); };
+    if (std::none_of(cells_.begin(), cells_.end(), bound)) return;
+    try {
+        synchronize();
+    } catch (...) {  // the device is lost: nothing runs any more
+    }
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+char* Step::address(ValueId id) const {
+    const Place& place = plan_.places[id];
+    const auto cell = cells_.find(place.storage);
+    if (cell != cells_.end()) return cell->second->data;
+    auto* base = static_cast<char*>(regions_[static_cast<int>(place.region)].get());
+    return base ? base + place.offset : nullptr;
+}
+
+void Step::allocate(const Options& options) {
+    Backend& backend = *machine_->backend;
+    for (int r = 0; r < kRegions; r++)
+        if (plan_.region_bytes[r])
+            regions_[r] = backend.allocate(static_cast<uint64_t>(plan_.region_bytes[r]));
+    for (Region region : {Region::grads, Region::moments, Region::state, Region::inputs,
+                          Region::outputs, Region::params, Region::counters}) {
+        const int r = static_cast<int>(region);
+        if (plan_.region_bytes[r])
+            backend.clear(regions_[r].get(), static_cast<uint64_t>(plan_.region_bytes[r]));
+    }
+    const auto own = [&](ValueId id) {
+        const Place& place = plan_.places[id];
+        auto cell = std::make_shared<Cell>();
+        cell->bytes = place.bytes;
+        cell->owner = regions_[static_cast<int>(place.region)];
+        cell->data = cell->owner ? static_cast<char*>(cell->owner.get()) + place.offset : nullptr;
+        cells_.emplace(id, cell);
+    };
+    for (const Value& value : plan_.values) {
+        if (value.role == Role::temp || plan_.places[value.id].storage == kNone ||
+            cells_.contains(value.id))
+            continue;
+        own(value.id);
+        fill(value, options.seed);
+    }
+    for (const Lowered::Output& output : plan_.outputs) {
+        const ValueId storage = plan_.places[output.value].storage;
+        if (!cells_.contains(storage)) own(storage);
+    }
+    join_cells();
+    const Locks locks(*machine_, others_);
+    backend.synchronize();
+}
+
+/// Makes this Step known to its cells; GraphError where two that other Steps bound overlap.
+void Step::join_cells() {
+    const std::lock_guard lock(binding_lock);
+    auto mine = std::make_shared<Cell::Fellows>();
+    std::vector<std::pair<const Cell*, ValueId>> order;
+    std::map<ValueId, std::pair<uint32_t, const Kernel*>> aligned;
+    for (const PlannedOp& planned : plan_.ops)
+        for (size_t i = 0; i < planned.kernel->align.size(); i++) {
+            const View& view = planned.op.inputs[i];
+            auto& [align, reader] = aligned[plan_.places[view.value].storage];
+            if (planned.kernel->align[i] <= align) continue;
+            align = planned.kernel->align[i];
+            reader = planned.kernel.get();
+        }
+    for (const auto& [id, cell] : cells_) {
+        const auto [align, reader] = aligned[id];
+        mine->cells.push_back({plan_.values[id].name, cell, std::max(align, 1u),
+                               reader ? reader->name : std::string()});
+        if (cell->data && cell->bytes) order.emplace_back(cell.get(), id);
+    }
+    std::sort(order.begin(), order.end(),
+              [](const auto& a, const auto& b) { return a.first->data < b.first->data; });
+    for (size_t i = 1; i < order.size(); i++)
+        if (order[i].first->data < order[i - 1].first->data + order[i - 1].first->bytes)
+            raise(ErrorKind::graph, "compile: shared \"", plan_.values[order[i].second].name,
+                  "\" and \"", plan_.values[order[i - 1].second].name,
+                  "\" are bound to memory that overlaps; need storage of its own for each");
+    for (const auto& [id, cell] : cells_) {
+        std::erase_if(cell->fellows, [](const auto& fellows) { return fellows.expired(); });
+        cell->fellows.push_back(mine);
+    }
+    fellows_ = mine;
+}
+
+void Step::fill(const Value& value, uint64_t seed) {
+    const Init& init = value.init;
+    if (element_count(value.type.shape) == 0 ||
+        (init.kind == Init::zeros && value.role != Role::constant))
+        return;
+    void* to = address(value.id);
+    const auto upload = [&](const char* from, size_t bytes) {
+        const Locks locks(*machine_, others_);
+        machine_->backend->upload(to, from, bytes);
+    };
+    if (init.kind == Init::data) return upload(init.bytes->data(), init.bytes->size());
+    const auto size =
+        static_cast<size_t>(element_count(value.type.shape) * dtype_size(value.type.dtype));
+    const auto bytes = std::make_unique_for_overwrite<char[]>(size);
+    write_initial(value, seed, bytes.get());
+    upload(bytes.get(), size);
+}
+
+uint64_t Step::bindings() const {
+    uint64_t now = machine_->bindings;
+    for (const auto& other : others_) now += other->bindings;
+    return now;
+}
+
+/// Makes the argument blocks of the addresses of one moment, whose memory it returns; what a bind
+/// changes later is followed.
+std::vector<std::shared_ptr<void>> Step::bind_ops(std::vector<std::shared_ptr<const void>> code) {
+    std::vector<std::shared_ptr<void>> held;
+    std::map<ValueId, char*> data;
+    {
+        const Locks locks(*machine_, others_);
+        seen_bindings_ = bindings();
+        for (const auto& [id, cell] : cells_) {
+            held.push_back(cell->owner);
+            data.emplace(id, cell->data);
+        }
+    }
+    const auto now = [&](const View& view) {
+        const auto at = data.find(plan_.places[view.value].storage);
+        return (at == data.end() ? address(view.value) : at->second) +
+               view.offset * dtype_size(view.dtype);
+    };
+    void* workspace = regions_[static_cast<int>(Region::workspace)].get();
+    for (size_t i = 0; i < plan_.ops.size(); i++) {
+        const PlannedOp& planned = plan_.ops[i];
+        std::vector<void*> addresses;
+        for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
+            for (const View& view : *views) addresses.push_back(now(view));
+        auto args = pack_args(planned.op, *planned.kernel, addresses, workspace);
+        machine_->backend->finish_args(*planned.kernel, *args, counters(planned));
+        ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits,
+                        std::move(code[i])});
+    }
+    return held;
+}
+
+void* Step::counters(const PlannedOp& planned) const {
+    auto* base = static_cast<char*>(regions_[static_cast<int>(Region::counters)].get());
+    return base ? base + planned.counters : nullptr;
+}
+
+/// Patches the addresses that a bind(), here or in a sharing Step, has changed since. What fails
+/// half-way is taken up again at the next run.
+void Step::follow_bindings() {
+    const uint64_t now = bindings();
+    if (now == seen_bindings_) return;
+    stale_.resize(ops_.size(), 0);
+    for (size_t i = 0; i < ops_.size(); i++) {
+        ArgBlock& args = *ops_[i].args;
+        const LoweredOp& op = plan_.ops[i].op;
+        for (int k = 0; k < args.inputs + args.outputs; k++) {
+            const View& view = k < args.inputs ? op.inputs[k] : op.outputs[k - args.inputs];
+            void* at = address(view.value) + view.offset * dtype_size(view.dtype);
+            auto& operand = const_cast<Operand&>(args.operand(k));
+            stale_[i] |= operand.ptr != at;
+            operand.ptr = at;
+        }
+        if (!stale_[i]) continue;
+        machine_->backend->finish_args(*ops_[i].kernel, args, counters(plan_.ops[i]));
+        if (captured_) captured_->rebind(static_cast<int>(i), args);
+        stale_[i] = 0;
+    }
+    seen_bindings_ = now;
+}
+
+// ---- running -----------------------------------------------------------------------------------
+
+void Step::run_locked() {
+    follow_bindings();
+    for (const BoundOp& op : ops_) machine_->backend->run(op);
+    generation_++;
+}
+
+void Step::replay_locked(int64_t times) {
+    if (!captured_)
+        raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
+    follow_bindings();
+    for (int64_t done = 0; times > 0; times -= done) {
+        done = captured_->launch(times);
+        generation_ += static_cast<uint64_t>(done);
+    }
+}
+
+/// The tensor, or a copy of it where writing value `to` would change what is still to be read.
+TensorRef Step::apart(const TensorRef& from, ValueId to) {
+    const TensorRef target = view_locked(to);
+    if (!(from.device == target.device) || !overlaps(from, target) ||
+        (from.data == target.data && is_contiguous(from.shape, from.strides)))
+        return from;
+    Backend& backend = *machine_->backend;
+    TensorRef copy = from;
+    copy.owner =
+        backend.allocate(static_cast<uint64_t>(element_count(from.shape) * dtype_size(from.dtype)));
+    copy.data = copy.owner.get();
+    copy.strides = contiguous_strides(from.shape);
+    backend.gather(copy.data, from);
+    return copy;
+}
+
+/// Copies inputs in. The caller may overwrite or free a device tensor when this returns: the stream
+/// its framework works on waits for the copy. Where nobody names that stream, the caller's `stream`
+/// will wait for the step, and without one the host waits.
+void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
+    Backend& backend = *machine_->backend;
+    std::vector<intptr_t> streams;
+    bool unknown = false;
+    std::vector<TensorRef> sources;  // all before the first is copied: a failure leaves all as is
+    for (const auto& [id, tensor] : inputs) sources.push_back(backend.ready(apart(tensor, id)));
+    for (size_t i = 0; i < inputs.size(); i++) {
+        const auto& [id, tensor] = inputs[i];
+        backend.gather(address(id), sources[i]);
+        if (tensor.device.kind == Device::cpu) continue;
+        unknown |= !tensor.stream && !stream;
+        if (tensor.stream && tensor.stream != stream &&
+            std::find(streams.begin(), streams.end(), *tensor.stream) == streams.end())
+            streams.push_back(*tensor.stream);
+    }
+    if (unknown) return backend.synchronize();
+    for (intptr_t other : streams) backend.order_before(other);
+}
+
+uint64_t Step::run(const Inputs& inputs, std::optional<intptr_t> stream, SyncPolicy sync) {
+    Turn turn(*machine_, others_);
+    check_inputs(inputs);
+    follow_bindings();  // which may fail, before an input is written
+    if (stream) machine_->backend->order_after(*stream);
+    gather(inputs, stream);
+    run_locked();
+    if (stream) machine_->backend->order_before(*stream);
+    if (sync == SyncPolicy::full) machine_->backend->synchronize();
+    return generation_;
+}
+
+uint64_t Step::replay(int64_t times, std::optional<intptr_t> stream) {
+    if (times < 0) raise(ErrorKind::graph, "replay: n is ", times, "; need n >= 0");
+    Turn turn(*machine_, others_);
+    if (stream) machine_->backend->order_after(*stream);
+    if (times) replay_locked(times);
+    if (stream) machine_->backend->order_before(*stream);
+    return generation_;
+}
+
+void Step::capture() {
+    Turn turn(*machine_, others_);
+    follow_bindings();
+    captured_ = machine_->backend->capture(ops_);
+}
+
+void Step::reset() {
+    Turn turn(*machine_, others_);
+    machine_->backend->synchronize();
+    captured_.reset();
+}
+
+bool Step::captured() const {
+    const Locks locks(*machine_, others_);
+    return captured_ != nullptr;
+}
+
+void Step::synchronize() {
+    Turn turn(*machine_, others_);
+    machine_->backend->synchronize();
+}
+
+std::vector<Captured::Launch> Step::trace() const {
+    const Locks locks(*machine_, others_);
+    if (!captured_)
+        raise(ErrorKind::capture, "trace: the step is not captured; call capture() first");
+    return captured_->trace();
+}
+
+void Step::check_inputs(const Inputs& inputs) const {
+    for (const auto& [id, tensor] : inputs) {
+        const Value& value = plan_.values[id];
+        if (value.role != Role::input)
+            raise(ErrorKind::graph, "step: \"", value.name, "\" is a ", role_name(value.role),
+                  ", not an input; write to step.params or step.state, or use set or bind");
+        check_fits(value, tensor, "step");
+        if (cells_.at(id)->read_only)
+            raise(ErrorKind::graph, "step: input \"", value.name,
+                  "\" is bound to a read-only tensor; leave it out, or bind a writable one");
+    }
+}
+
+uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
+    Turn turn(*machine_, others_);
+    check_inputs(inputs);
+    for (ValueId id : needed_inputs_) {
+        const auto given = [id = id](const auto& pair) { return pair.first == id; };
+        if (!cells_.at(id)->bound && std::none_of(inputs.begin(), inputs.end(), given))
+            raise(ErrorKind::graph, "step: input \"", plan_.values[id].name, "\" ",
+                  to_string(plan_.values[id].type),
+                  " is missing; give it, bind it, or use replay() to run on what stands there");
+    }
+    follow_bindings();  // which may fail, before an input is written
+    if (stream) machine_->backend->order_after(*stream);
+    gather(inputs, stream);
+    if (captured_)
+        replay_locked(1);
+    else
+        run_locked();
+    if (stream) machine_->backend->order_before(*stream);
+    return generation_;
+}
+
+// ---- values ------------------------------------------------------------------------------------
+
+const Value* Step::find_leaf(std::string_view name) const {
+    const auto at = names_.find(name);
+    return at == names_.end() ? nullptr : &plan_.values[at->second];
+}
+
+const Value& Step::leaf(std::string_view name) const {
+    if (const Value* found = find_leaf(name)) return *found;
+    std::string known;
+    for (const Value& other : plan_.values)
+        if (is_leaf(other))
+            known += cat(known.empty() ? "" : ", ", role_name(other.role), " ", other.name);
+    raise(ErrorKind::graph, "step: there is no \"", name, "\"; it has ", known);
+}
+
+const Lowered::Output& Step::output(std::string_view name) const {
+    const auto at = output_names_.find(name);
+    if (at != output_names_.end()) return plan_.outputs[at->second];
+    std::string known;
+    for (const Lowered::Output& output : plan_.outputs)
+        known += (known.empty() ? "" : ", ") + output.name;
+    raise(ErrorKind::graph, "step: there is no output \"", name, "\"; it has ",
+          known.empty() ? "none" : known);
+}
+
+ValueId Step::bindable(std::string_view name) const {
+    if (const auto at = output_names_.find(name); at != output_names_.end()) {
+        const Lowered::Output& output = plan_.outputs[at->second];
+        if (const Value* other = find_leaf(name))
+            raise(ErrorKind::graph, "bind: \"", name, "\" is an output and ",
+                  role_name(other->role), " %", other->id, " ", to_string(other->type),
+                  "; need another name for one of them");
+        if (output.keep != 1)
+            raise(ErrorKind::graph, "bind: output \"", name, "\" keeps ", output.keep,
+                  " steps in a ring; need an output with keep=1");
+        return plan_.places[output.value].storage;
+    }
+    return leaf(name).id;
+}
+
+void Step::check_fits(const Value& value, const TensorRef& tensor, const char* verb) const {
+    if (tensor.dtype != value.type.dtype)
+        raise(ErrorKind::dtype, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
+              type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type),
+              " (cast the array)");
+    if (!(tensor.shape == value.type.shape))
+        raise(ErrorKind::shape, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
+              type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type));
+    if (device().kind == Device::cpu && tensor.device.kind != Device::cpu)
+        raise(ErrorKind::device_unavailable, verb, ": ", role_name(value.role), " \"", value.name,
+              "\" got a tensor on ", to_string(tensor.device),
+              ", the step is on cpu; need one in host memory (copy it)");
+}
+
+void Step::write(const Inputs& values) {
+    for (const auto& [id, tensor] : values) check_fits(plan_.values[id], tensor, "set");
+    Turn turn(*machine_, others_);
+    Inputs writes;
+    for (const auto& [id, tensor] : values) {
+        if (!address(id)) continue;
+        writes.emplace_back(id, tensor);
+        for (const auto& [other, _] : values)  // which is perhaps written before this one is read
+            if (other != id && address(other)) writes.back().second = apart(tensor, other);
+    }
+    gather(writes, {});
+}
+
+void Step::bind(const Inputs& tensors) {
+    std::vector<Former> formers;  // what they held is freed after the locks
+    std::vector<std::shared_ptr<Cell>> looked_at;
+    formers.reserve(tensors.size());
+    Turn turn(*machine_, others_);
+    const std::lock_guard lock(binding_lock);
+    try {
+        for (const auto& [id, to] : tensors) {
+            check_bind(id, to, looked_at);
+            machine_->backend->synchronize();
+            Cell& cell = *cells_.at(id);
+            formers.push_back({&cell, to.owner, cell.data, cell.bound, cell.read_only});
+            cell.owner.swap(formers.back().owner);
+            cell.data = static_cast<char*>(to.data);
+            cell.bound = true;
+            cell.read_only = to.read_only;
+        }
+    } catch (...) {  // all or none
+        for (; !formers.empty(); formers.pop_back()) {
+            Former& former = formers.back();
+            former.cell->owner.swap(former.owner);
+            former.cell->data = former.data;
+            former.cell->bound = former.bound;
+            former.cell->read_only = former.read_only;
+        }
+        throw;
+    }
+    machine_->bindings++;
+    for (const auto& other : others_) other->bindings++;  // whose Steps hold the same cells
+}
+
+/// Refuses a tensor that cannot take the place of a value's storage.
+void Step::check_bind(ValueId id, const TensorRef& to,
+                      std::vector<std::shared_ptr<Cell>>& looked_at) const {
+    const Value& value = plan_.values[id];
+    check_fits(value, to, "bind");
+    if (!is_contiguous(to.shape, to.strides))
+        raise(ErrorKind::shape, "bind: \"", value.name, "\" got strides ", to_string(to.strides),
+              " for shape ", to_string(to.shape), "; need C order (copy it)");
+    if (!(to.device == device()))
+        raise(ErrorKind::device_unavailable, "bind: \"", value.name, "\" got a tensor on ",
+              to_string(to.device), ", the step is on ", to_string(device()), "; need one device");
+    if (to.read_only && value.role != Role::input)
+        raise(ErrorKind::graph, "bind: \"", value.name,
+              "\" got a read-only tensor, the step writes it; need a writable one");
+    if (reinterpret_cast<uintptr_t>(to.data) % static_cast<uintptr_t>(dtype_size(to.dtype)))
+        raise(ErrorKind::shape, "bind: \"", value.name,
+              "\" is not aligned to its element; need an aligned tensor");
+    const Cell& cell = *cells_.at(id);
+    const auto* begin = static_cast<const char*>(to.data);
+    for (const auto& step : cell.fellows) {
+        const auto fellows = step.lock();
+        if (!fellows) continue;
+        for (const auto& [name, weak, align, reader] : fellows->cells) {
+            const auto other = weak.lock();
+            looked_at.push_back(other);  // whose last owner this may be: freed after the locks
+            if (const auto behind = reinterpret_cast<uintptr_t>(begin) % align;
+                other.get() == &cell && behind)
+                raise(ErrorKind::unsupported, "bind: \"", value.name, "\" got memory that begins ",
+                      behind, " bytes behind a multiple of ", align, ", where ", reader,
+                      " reads it; need a tensor at such an address (copy it), or a step compiled "
+                      "with candidates= that names another kernel");
+            if (other && other.get() != &cell && other->data &&
+                begin < other->data + other->bytes && other->data < begin + cell.bytes)
+                raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"", name,
+                      fellows == fellows_ ? "\"" : "\" of a Step that shares it",
+                      " lies in; need storage of its own");
+        }
+    }
+}
+
+TensorRef Step::view(ValueId id) const {
+    const Locks locks(*machine_, others_);
+    return view_locked(id);
+}
+
+TensorRef Step::view_locked(ValueId id) const {
+    const Value& value = plan_.values[id];
+    const auto cell = cells_.find(plan_.places[id].storage);
+    TensorRef ref;
+    ref.data = address(id);
+    ref.dtype = value.type.dtype;
+    ref.shape = value.type.shape;
+    ref.strides = contiguous_strides(ref.shape);
+    ref.device = device();
+    ref.read_only = true;
+    if (cell != cells_.end()) ref.owner = cell->second->owner;
+    return ref;
+}
+
+TensorRef Step::read_locked(ValueId id) {
+    TensorRef ref = view_locked(id);
+    const auto bytes = static_cast<uint64_t>(element_count(ref.shape) * dtype_size(ref.dtype));
+    std::shared_ptr<char[]> host(new char[bytes + 1]);
+    machine_->backend->synchronize();
+    if (bytes) machine_->backend->download(host.get(), ref.data, bytes);
+    ref.data = host.get();
+    ref.owner = host;
+    ref.device = {};
+    ref.read_only = false;
+    return ref;
+}
+
+/// Copies a value, or rows of it, into fresh device memory.
+TensorRef Step::snapshot(const Lowered::Output& output) {
+    Turn turn(*machine_, others_);
+    Backend& backend = *machine_->backend;
+    TensorRef now = view_locked(output.value);
+    std::vector<int64_t> rows = {0};  // of the ring, oldest first
+    if (output.keep > 1) {
+        const TensorRef position = read_locked(output.position);
+        const int64_t done = *static_cast<const int64_t*>(position.data), keep = output.keep,
+                      count = std::min(done, keep);
+        rows.clear();
+        for (int64_t i = 0; i < count; i++) rows.push_back((done - count + i) % keep);
+        now.shape[0] = count;
+    }
+    const int64_t bytes = element_count(now.shape) * dtype_size(now.dtype);
+    const auto part = static_cast<uint64_t>(rows.empty() ? 0 : bytes / std::ssize(rows));
+    const char* from = static_cast<const char*>(now.data);
+    now.owner = backend.allocate(static_cast<uint64_t>(std::max<int64_t>(bytes, 1)));
+    now.data = now.owner.get();
+    now.read_only = false;
+    for (size_t i = 0; part && i < rows.size(); i++)
+        backend.copy(static_cast<char*>(now.data) + i * part,
+                     from + static_cast<uint64_t>(rows[i]) * part, part);
+    return now;
+}
+
+std::shared_ptr<void> Step::lend(std::shared_ptr<void> memory, intptr_t stream) {
+    Turn turn(*machine_, others_);
+    return machine_->backend->lend(std::move(memory), stream);
+}
+
+TensorRef Step::read(ValueId id) {
+    Turn turn(*machine_, others_);
+    return read_locked(id);
+}
+
+std::vector<TensorRef> Step::read(const std::vector<ValueId>& ids) {
+    Turn turn(*machine_, others_);
+    std::vector<TensorRef> copies;
+    for (ValueId id : ids) copies.push_back(read_locked(id));
+    return copies;
+}
+
+TensorRef Step::read_output(const Lowered::Output& output) {
+    Turn turn(*machine_, others_);
+    TensorRef ring = read_locked(output.value);
+    if (output.keep == 1) return ring;
+    const TensorRef position = read_locked(output.position);
+    const int64_t done = *static_cast<const int64_t*>(position.data), keep = output.keep;
+    const int64_t count = std::min(done, keep),
+                  row = element_count(ring.shape) / keep * dtype_size(ring.dtype);
+    TensorRef last = ring;
+    last.shape[0] = count;
+    std::shared_ptr<char[]> host(new char[static_cast<size_t>(count * row) + 1]);
+    for (int64_t i = 0; i < count; i++)
+        std::memcpy(host.get() + i * row,
+                    static_cast<char*>(ring.data) + (done - count + i) % keep * row,
+                    static_cast<size_t>(row));
+    last.data = host.get();
+    last.owner = host;
+    return last;
+}
+
+std::vector<std::vector<char>> evaluate(const Graph& graph) {
+    Step step(graph, {.capture = false});
+    step.run({});
+    std::vector<std::vector<char>> results;
+    for (const GraphOutput& output : graph.outputs) {
+        const TensorRef tensor = step.read_output(step.output(output.name));
+        const auto* data = static_cast<const char*>(tensor.data);
+        results.emplace_back(data, data + byte_count(graph.value(output.value).type));
+    }
+    return results;
+}
+
+}  // namespace aicf

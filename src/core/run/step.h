@@ -1,0 +1,138 @@
+// A compiled training step: the plan, its memory, and the captured form of it.
+#pragma once
+
+#include <atomic>
+#include <map>
+
+#include "core/base/fork.h"
+#include "core/compile/compile.h"
+#include "core/run/backend.h"
+
+namespace aicf {
+
+/// What Steps that share storage have in common: one order of effects, one stream.
+struct Machine {
+    ForkMutex lock;
+    std::unique_ptr<Backend> backend;
+    uint64_t bindings = 0;  // counts bind() calls: a Step that lags patches its addresses
+};
+
+/// The storage of one leaf value; sharing Steps hold the same cell.
+struct Cell {
+    char* data = nullptr;
+    int64_t bytes = 0;
+    std::shared_ptr<void> owner;
+    std::atomic<bool> bound = false;  // to a caller's tensor
+    bool read_only = false;
+    /// The cells of each Step that holds this one: no two of a Step may overlap.
+    struct Fellow {
+        std::string name;
+        std::weak_ptr<Cell> cell;
+        uint32_t align = 1;  // bytes that its memory begins at a multiple of
+        std::string reader;  // the kernel that wants this
+    };
+    struct Fellows {
+        std::vector<Fellow> cells;
+    };
+    std::vector<std::weak_ptr<const Fellows>> fellows;
+};
+
+class Step {
+  public:
+    struct Options {
+        Device device;
+        uint64_t seed = 0;
+        bool capture = true;
+        std::vector<const Step*> share;
+        CompileOptions compile = {};
+    };
+    Step(Graph graph, const Options& options);
+    ~Step();
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+    using Inputs = std::vector<std::pair<ValueId, TensorRef>>;
+
+    /// Runs the captured form. `stream`: what it holds comes before, what it gets later after.
+    /// Returns the steps run so far, as call and run do.
+    uint64_t replay(int64_t times, std::optional<intptr_t> stream = {});
+    void capture();
+    void reset();  // drops the captured form
+    bool captured() const;
+    void synchronize();
+
+    const Plan& plan() const { return plan_; }
+    Device device() const { return machine_->backend->device(); }
+    const Value* find_leaf(std::string_view name) const;  // null: there is none
+    std::vector<Captured::Launch> trace() const;
+    uint64_t generation() const { return generation_; }  // steps run so far
+    /// The parts of compiling, one after another, and the seconds a processor took for each.
+    const std::vector<std::pair<std::string, double>>& stages() const { return stages_; }
+
+    const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
+    const Lowered::Output& output(std::string_view name) const;
+    /// Copies tensors into inputs, params or states, all or (shape and dtype must be equal) none.
+    void write(const Inputs& values);
+    /// Copies the given inputs in, then runs one step under one lock. Every input that an op reads
+    /// and that is not bound must be there.
+    uint64_t call(const Inputs& inputs, std::optional<intptr_t> stream = {});
+    /// The same op by op; inputs that are missing stay as they stand.
+    uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
+                 SyncPolicy sync = SyncPolicy::none);
+    /// Replaces the storage of an input, output, param or state by the caller's tensor.
+    void bind(ValueId id, const TensorRef& to) { bind(Inputs{{id, to}}); }
+    void bind(const Inputs& tensors);  // all of them, or none where one cannot be
+    ValueId bindable(std::string_view name) const;
+    /// The live storage of a leaf or output.
+    TensorRef view(ValueId id) const;  // for a caller that holds no lock
+    /// A copy in host memory, C order. Of a ring: the last steps, oldest first.
+    TensorRef read(ValueId id);
+    std::vector<TensorRef> read(const std::vector<ValueId>& ids);  // all of one moment
+    TensorRef read_output(const Lowered::Output& output);
+    /// A copy on the device, made in the order of the step's work; of a ring as above.
+    TensorRef snapshot(const Lowered::Output& output);
+    /// See Backend.
+    std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream);
+
+  private:
+    void share_cells(const Options& options, const std::vector<Value>& values);
+    void start(const Options& options, const OnStage& stage);
+    char* address(ValueId id) const;
+    void* counters(const PlannedOp& planned) const;
+    void allocate(const Options& options);
+    void fill(const Value& value, uint64_t seed);
+    void join_cells();
+    std::vector<std::shared_ptr<void>> bind_ops(std::vector<std::shared_ptr<const void>> code);
+    void follow_bindings();
+    void check_bind(ValueId id, const TensorRef& to,
+                    std::vector<std::shared_ptr<Cell>>& looked_at) const;
+    void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
+    void check_inputs(const Inputs& inputs) const;
+    void gather(const Inputs& inputs, std::optional<intptr_t> stream);
+    TensorRef view_locked(ValueId id) const;
+    TensorRef read_locked(ValueId id);
+    uint64_t bindings() const;
+    TensorRef apart(const TensorRef& from, ValueId to);
+    void run_locked();
+    void replay_locked(int64_t times);
+
+    Plan plan_;
+    std::shared_ptr<Machine> machine_;
+    std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
+    std::shared_ptr<void> regions_[kRegions];
+    std::map<ValueId, std::shared_ptr<Cell>> cells_;     // leaves and outputs
+    std::shared_ptr<const Cell::Fellows> fellows_;       // the same cells, for bind in other Steps
+    std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
+    std::map<std::string, size_t, std::less<>> output_names_;
+    std::vector<std::pair<std::string, double>> stages_;
+    std::vector<ValueId> needed_inputs_;  // those some op reads
+    std::vector<BoundOp> ops_;
+    std::unique_ptr<Captured> captured_;
+    uint64_t seen_bindings_ = 0;
+    std::vector<char> stale_;  // by op: its block is not yet bound again
+    std::atomic<uint64_t> generation_ = 0;
+};
+
+/// Of a graph that reads constants alone: the bytes of its outputs, by a Step on the CPU.
+std::vector<std::vector<char>> evaluate(const Graph& graph);
+
+}  // namespace aicf
