@@ -160,6 +160,61 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
     }
 }
 
+void check_backward(const Graph& graph, ValueId loss, std::span<const ValueId> wrt, ValueId seed,
+                    const std::vector<char>& reached) {
+    const Type type = graph.value(loss).type;
+    if (!is_float(type.dtype))
+        raise(ErrorKind::dtype, "backward: loss is ", graph.describe(loss), "; need a float dtype");
+    if (seed == kNone && type.shape.rank() != 0)
+        raise(ErrorKind::shape, "backward: loss is ", graph.describe(loss),
+              "; need rank 0 (sum or mean it), or give its gradient with grad=");
+    if (seed != kNone && !(graph.value(seed).type == type))
+        raise(ErrorKind::shape, "backward: grad is ", graph.describe(seed), ", loss is ",
+              graph.describe(loss), "; need equal shape and dtype");
+    for (ValueId id : wrt) {
+        const Value& value = graph.value(id);
+        if (!reached[id])
+            raise(ErrorKind::graph, "backward: loss %", loss, " does not depend on \"", value.name,
+                  "\" ", graph.describe(id), "; leave it out of wrt");
+        if (!is_float(value.type.dtype))
+            raise(ErrorKind::dtype, "backward: \"", value.name, "\" is ", graph.describe(id),
+                  "; need a float value, others have no gradient");
+    }
+}
+
+/// By value: whether it is on a path from `wrt` to the loss; what is no float carries no
+/// derivative.
+std::vector<char> values_between(const Graph& graph, std::span<const ValueId> wrt,
+                                 const std::vector<char>& reached) {
+    std::vector<char> between(graph.values.size(), 0);
+    for (ValueId id : wrt) between[id] = 1;
+    for (const Node& node : graph.nodes) {
+        const auto is_between = [&](ValueId id) { return between[id] && reached[id]; };
+        if (std::any_of(node.inputs.begin(), node.inputs.end(), is_between))
+            for (ValueId id : node.outputs)
+                between[id] |= reached[id] && is_float(graph.value(id).type.dtype);
+    }
+    return between;
+}
+
+/// Applies the rule of a node whose results have gradients. What several readers give to one value
+/// is added in the reverse of reading order.
+void differentiate(Graph& graph, const Node& node, const std::vector<char>& inputs_needed,
+                   std::vector<ValueId>& grads) {
+    std::vector<ValueId> output_grads;
+    for (ValueId id : node.outputs) output_grads.push_back(grads[id]);
+    graph.differentiating = node.id;
+    GradContext context(graph, node, output_grads, inputs_needed);
+    node.op->grad(context);
+    for (size_t i = 0; i < node.inputs.size(); i++) {
+        if (context.result()[i] == kNone) continue;
+        ValueId& grad = grads[node.inputs[i]];
+        grad =
+            grad == kNone ? context.result()[i] : graph.emit("Add", {grad, context.result()[i]})[0];
+    }
+    graph.differentiating = -1;
+}
+
 }  // namespace
 
 std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
@@ -174,74 +229,29 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
 std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
                               ValueId seed) {
     if (graph.loose) verify(graph).require("backward");
-    const Type loss_type = graph.value(loss).type;
-    if (!is_float(loss_type.dtype))
-        raise(ErrorKind::dtype, "backward: loss is ", graph.describe(loss), "; need a float dtype");
-    if (seed == kNone && loss_type.shape.rank() != 0)
-        raise(ErrorKind::shape, "backward: loss is ", graph.describe(loss),
-              "; need rank 0 (sum or mean it), or give its gradient with grad=");
-    if (seed != kNone && !(graph.value(seed).type == loss_type))
-        raise(ErrorKind::shape, "backward: grad is ", graph.describe(seed), ", loss is ",
-              graph.describe(loss), "; need equal shape and dtype");
     const std::vector<char> reached = ancestors(graph, loss);
-    for (ValueId id : wrt) {
-        const Value& value = graph.value(id);
-        if (!reached[id])
-            raise(ErrorKind::graph, "backward: loss %", loss, " does not depend on \"", value.name,
-                  "\" ", graph.describe(id), "; leave it out of wrt");
-        if (!is_float(value.type.dtype))
-            raise(ErrorKind::dtype, "backward: \"", value.name, "\" is ", graph.describe(id),
-                  "; need a float value, others have no gradient");
-    }
-
-    // Values on a path from `wrt` to the loss; what is no float carries no derivative.
-    std::vector<char> needed(graph.values.size(), 0);
-    for (ValueId id : wrt) needed[id] = 1;
-    for (const Node& node : graph.nodes) {
-        auto is_needed = [&](ValueId id) { return needed[id] && reached[id]; };
-        if (std::any_of(node.inputs.begin(), node.inputs.end(), is_needed))
-            for (ValueId id : node.outputs)
-                needed[id] |= reached[id] && is_float(graph.value(id).type.dtype);
-    }
+    check_backward(graph, loss, wrt, seed, reached);
+    const std::vector<char> between = values_between(graph, wrt, reached);
 
     Rollback rollback(graph);
     const int first_new = static_cast<int>(graph.nodes.size());
-    std::vector<ValueId> grads(graph.values.size(), kNone);
     const ValueId given = seed;
-    if (seed == kNone) graph.seed_one = seed = graph.scalar(loss_type.dtype, 1, "one");
-    grads.resize(graph.values.size(), kNone);
+    if (seed == kNone) graph.seed_one = seed = graph.scalar(graph.value(loss).type.dtype, 1, "one");
+    std::vector<ValueId> grads(graph.values.size(), kNone);
     grads[loss] = seed;
-    // Contributions of a value read several times are added in the reverse of reading order.
     for (int n = first_new - 1; n >= 0; n--) {
         poll();
-        const Node node = graph.nodes[n];
-        std::vector<ValueId> output_grads;
-        bool any = false, want = false;
-        for (ValueId id : node.outputs) {
-            output_grads.push_back(grads[id]);
-            any |= grads[id] != kNone;
-        }
+        const Node node = graph.nodes[n];  // a copy: emitting may move the nodes
         std::vector<char> inputs_needed;
-        for (ValueId id : node.inputs) {
-            inputs_needed.push_back(needed[id]);
-            want |= inputs_needed.back() != 0;
-        }
-        if (!any || !want) continue;
-        const OpDef& op = *node.op;
-        if (!op.grad) {
-            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached, n, n + 1);
+        for (ValueId id : node.inputs) inputs_needed.push_back(between[id]);
+        const auto has_grad = [&](ValueId id) { return grads[id] != kNone; };
+        if (std::none_of(node.outputs.begin(), node.outputs.end(), has_grad) ||
+            std::count(inputs_needed.begin(), inputs_needed.end(), 0) == std::ssize(inputs_needed))
             continue;
-        }
-        graph.differentiating = node.id;
-        GradContext context(graph, node, output_grads, inputs_needed);
-        op.grad(context);
-        for (size_t i = 0; i < node.inputs.size(); i++) {
-            if (context.result()[i] == kNone) continue;
-            ValueId& grad = grads[node.inputs[i]];
-            grad = grad == kNone ? context.result()[i]
-                                 : graph.emit("Add", {grad, context.result()[i]})[0];
-        }
-        graph.differentiating = -1;
+        if (node.op->grad)
+            differentiate(graph, node, inputs_needed, grads);
+        else
+            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached, n, n + 1);
     }
 
     std::vector<ValueId> result;
