@@ -23,10 +23,6 @@
 #include "kernels/cpu/indexed.inl"
 #include "kernels/cpu/optim.inl"
 #include "kernels/cpu/random.inl"
-// clang-format on
-
-#undef AICF_INLINE
-// clang-format off
 #include "kernels/cpu/tile.inl"
 #include "kernels/cpu/matmul.inl"
 // clang-format on

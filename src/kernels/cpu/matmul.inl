@@ -370,7 +370,117 @@ bool special(const T* a, int64_t a_row, int64_t a_col, const T* b, int64_t b_row
     return true;
 }
 
-// Type T of the sums and of C, type S of the operands (others than T are converted while packing).
+// A product in tiles: C in panels of columns, k in blocks, rows in bands. Type T of the sums and of
+// C, type S of the operands (others than T are converted while packing).
+template <class T, class S>
+struct Tiling {
+    const S *a, *b;
+    T* c;
+    int64_t a_row, a_col, b_row, b_col, c_row, c_col, m, n, k, chunk;
+    T *packed_a, *packed_b;
+    Blocks s;
+    bool pack_a, pack_b, row_a;
+
+    AICF_INLINE void choose_packing() {
+        constexpr bool convert = !kSame<S, T>;
+        s = blocks<T>(k, chunk);
+        // B is read where it lies if few tiles share a strip; so are the columns of a transposed A
+        // where a tile's rows are most of a cache line.
+        const bool few_tiles = m <= kFewTiles * kMainRows && between_pages<T>(b_row);
+        const bool columns_of_a = a_row == 1 && kBytes == 64 && between_pages<T>(a_col);
+        pack_a =
+            convert || (a_row != 1 && a_col != 1) || (n > kPackedColumns && m > 1 && !columns_of_a);
+        pack_b = convert || b_col != 1 ||
+                 (m > kMainRows && n * min(k, s.k) > kPackedElements && !few_tiles);
+        row_a = !pack_a && a_row != 1;
+        packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * s.deepest;
+    }
+
+    // Terms [p0, p0 + kb) of the band of rows [i0, i0 + mb) and the panel of columns [j0, j0 + nb).
+    struct Block {
+        int64_t j0, nb, p0, kb, i0, mb;
+        int64_t b_apart;            // elements from a packed column of B to the next
+        bool far;                   // the operands come from memory
+        int64_t tiles, low, taller;  // of the band: of `low` rows, the first `taller` of one more
+    };
+
+    // The tile of number t in the strip that begins at column j; where the next strip begins.
+    AICF_INLINE int64_t tile(const Block& at, int64_t t, int64_t j, int strip) const {
+        const int64_t kb = at.kb, i = t * at.low + min(t, at.taller), rows = at.low + (t < at.taller);
+        const int64_t width = width_of<T>(strip), cols = min(width, at.nb - j);
+        const bool own_b = pack_b || cols < width;  // padded, so that loads stay inside
+        const S* as = a + (at.i0 + i) * a_row + at.p0 * a_col;
+        const S* bs = b + at.p0 * b_row + (at.j0 + j) * b_col;
+        T *const ap = packed_a + i * kb, *const bp = packed_b + j * at.b_apart;
+        if (pack_a && j == 0) pack(as, a_col, a_row, kb, rows, rows, ap);
+        if (own_b && at.i0 + i == 0) pack(bs, b_row, b_col, kb, cols, width, bp);
+        const T* const from_a = pack_a ? ap : reinterpret_cast<const T*>(as);
+        const T* const from_b = own_b ? bp : reinterpret_cast<const T*>(bs);
+        const int64_t a_step = pack_a ? rows : (row_a ? a_row : a_col);
+        const int64_t a_next = row_a ? 1 : a_step;
+        const int64_t b_step = own_b ? width : b_row;
+        T* const ct = c + (at.i0 + i) * c_row + (at.j0 + j) * c_col;
+        const TileFn<T> fn = kTiles<T>.at[strip][row_a][own_b][rows];
+        // What the next strip and tile are made of arrives while this one computes.
+        if (at.far) {
+            if (at.i0 == 0)
+                fetch(bs + width * b_col, b_row, b_col, kb, min(width, at.nb - j - width), t,
+                      at.tiles);
+            if (pack_a && j == 0)
+                fetch(as + rows * a_row, a_col, a_row, kb, min(rows, at.mb - i - rows), 0, 1);
+        }
+        const bool whole = cols == width && c_col == 1;
+        T cut[kMaxTile / sizeof(T)];
+        for (int64_t q = 0; q < kb; q += chunk) {
+            const bool add = at.p0 + q > 0;
+            fn(min(chunk, kb - q), from_a + q * a_next, a_step, from_b + q * b_step, b_step,
+               whole ? ct : cut, whole ? c_row : width, whole && add);
+            if (!whole) merge(cut, width, ct, c_row, c_col, rows, cols, add);
+        }
+        return j + width;
+    }
+
+    AICF_INLINE void run() const {
+        for (int64_t j0 = 0; j0 < n; j0 += s.n) {
+            const int64_t nb = min(s.n, n - j0);
+            for (int64_t p0 = 0, kb; p0 < k; p0 += kb) {
+                kb = k - p0 <= s.deepest ? k - p0 : s.k;
+                // The operand that stays in the first-level cache is the inner one's partner: a
+                // strip of B under all rows, or, where the whole panel of B is small, a band of C
+                // written in one go. A strip that no later band reads gives its place to the next.
+                const bool strips = kb * nb > kResident<T>, again = strips && m > s.m;
+                const bool far = again || (strips && n * k * int64_t(sizeof(S)) > kFarBytes);
+                for (int64_t i0 = 0; i0 < m; i0 += s.m) {
+                    const int64_t mb = min(s.m, m - i0);
+                    // Rows are dealt out evenly: 8 as 4 + 4, not 6 + 2.
+                    const int64_t most = kShapes[strip_for<T>(m, nb)].rows,
+                                  tiles = mb <= most ? 1 : ceil_div(mb, most);
+                    const int64_t low = tiles == 1 ? mb : mb / tiles;
+                    const Block at = {j0,  nb, p0,    kb,  i0,
+                                      mb,  strips && !again ? 0 : kb,
+                                      far, tiles, low, mb - low * tiles};
+                    if (strips)
+                        strip_by_strip(at);
+                    else
+                        row_by_row(at);
+                }
+            }
+        }
+    }
+    AICF_INLINE void row_by_row(const Block& at) const {
+        for (int64_t t = 0; t < at.tiles; ++t)
+            for (int64_t j = 0; j < at.nb;) j = tile(at, t, j, strip_for<T>(m, at.nb - j));
+    }
+    AICF_INLINE void strip_by_strip(const Block& at) const {
+        for (int64_t j = 0; j < at.nb;) {
+            const int strip = strip_for<T>(m, at.nb - j);
+            int64_t next = j;
+            for (int64_t t = 0; t < at.tiles; ++t) next = tile(at, t, j, strip);
+            j = next;
+        }
+    }
+};
+
 template <class T, class S>
 void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row, int64_t b_col,
              T* c, int64_t c_row, int64_t c_col, int64_t m, int64_t n, int64_t k, int64_t chunk,
@@ -385,92 +495,15 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
     if ((n == 1 && m > 1) || (c_col != 1 && c_row == 1 && m > 1))
         return product<T, S>(b, b_col, b_row, a, a_col, a_row, c, c_col, c_row, n, m, k, chunk,
                              workspace);
-
-    T* const packed_b =
+    T* const packed =
         reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(workspace) + 63) & ~uintptr_t(63));
-    constexpr bool convert = !kSame<S, T>;
-    if constexpr (!convert) {
-        if (special(a, a_row, a_col, b, b_row, b_col, c, c_row, c_col, m, n, k, chunk, packed_b))
+    if constexpr (kSame<S, T>)
+        if (special(a, a_row, a_col, b, b_row, b_col, c, c_row, c_col, m, n, k, chunk, packed))
             return;
-    }
-    const Blocks s = blocks<T>(k, chunk);
-    // B is read where it lies if few tiles share a strip; so are the columns of a transposed A
-    // where a tile's rows are most of a cache line.
-    const bool few_tiles = m <= kFewTiles * kMainRows && between_pages<T>(b_row);
-    const bool columns_of_a = a_row == 1 && kBytes == 64 && between_pages<T>(a_col);
-    const bool pack_a =
-        convert || (a_row != 1 && a_col != 1) || (n > kPackedColumns && m > 1 && !columns_of_a);
-    const bool pack_b =
-        convert || b_col != 1 || (m > kMainRows && n * min(k, s.k) > kPackedElements && !few_tiles);
-    const bool row_a = !pack_a && a_row != 1;
-    T* const packed_a = packed_b + min(n + kBytes / sizeof(T) * 2, s.n) * s.deepest;
-
-    for (int64_t j0 = 0; j0 < n; j0 += s.n) {
-        const int64_t nb = min(s.n, n - j0);
-        for (int64_t p0 = 0, kb; p0 < k; p0 += kb) {
-            kb = k - p0 <= s.deepest ? k - p0 : s.k;
-            // The operand that stays in the first-level cache is the inner one's partner: a strip
-            // of B under all rows, or, where the whole panel of B is small, a band of C written in
-            // one go. A strip that no later block of A reads gives its place to the next.
-            const bool strips = kb * nb > kResident<T>, again = strips && m > s.m;
-            const bool far = again || (strips && n * k * int64_t(sizeof(S)) > kFarBytes);
-            const int64_t b_apart = strips && !again ? 0 : kb;  // elements a column of B
-            for (int64_t i0 = 0; i0 < m; i0 += s.m) {
-                const int64_t mb = min(s.m, m - i0);
-                // Rows are dealt out evenly: 8 as 4 + 4, not 6 + 2.
-                const int64_t most = kShapes[strip_for<T>(m, nb)].rows,
-                              tiles = mb <= most ? 1 : ceil_div(mb, most);
-                const int64_t low = tiles == 1 ? mb : mb / tiles, taller = mb - low * tiles;
-
-                auto cell = [&](int64_t t, int64_t j, int strip) __attribute__((always_inline)) {
-                    const int64_t i = t * low + min(t, taller), rows = low + (t < taller);
-                    const int64_t width = width_of<T>(strip), cols = min(width, nb - j);
-                    const bool own_b = pack_b || cols < width;  // padded, so that loads stay inside
-                    const S* as = a + (i0 + i) * a_row + p0 * a_col;
-                    const S* bs = b + p0 * b_row + (j0 + j) * b_col;
-                    T *const ap = packed_a + i * kb, *const bp = packed_b + j * b_apart;
-                    if (pack_a && j == 0) pack(as, a_col, a_row, kb, rows, rows, ap);
-                    if (own_b && i0 + i == 0) pack(bs, b_row, b_col, kb, cols, width, bp);
-                    const T* const at = pack_a ? ap : reinterpret_cast<const T*>(as);
-                    const T* const bt = own_b ? bp : reinterpret_cast<const T*>(bs);
-                    const int64_t a_step = pack_a ? rows : (row_a ? a_row : a_col);
-                    const int64_t a_next = row_a ? 1 : a_step;
-                    const int64_t b_step = own_b ? width : b_row;
-                    T* const ct = c + (i0 + i) * c_row + (j0 + j) * c_col;
-                    const TileFn<T> fn = kTiles<T>.at[strip][row_a][own_b][rows];
-                    // What the next strip and tile are made of arrives while this one computes.
-                    if (far) {
-                        if (i0 == 0)
-                            fetch(bs + width * b_col, b_row, b_col, kb, min(width, nb - j - width),
-                                  t, tiles);
-                        if (pack_a && j == 0)
-                            fetch(as + rows * a_row, a_col, a_row, kb, min(rows, mb - i - rows), 0,
-                                  1);
-                    }
-                    const bool whole = cols == width && c_col == 1;
-                    T cut[kMaxTile / sizeof(T)];
-                    for (int64_t q = 0; q < kb; q += chunk) {
-                        const bool add = p0 + q > 0;
-                        fn(min(chunk, kb - q), at + q * a_next, a_step, bt + q * b_step, b_step,
-                           whole ? ct : cut, whole ? c_row : width, whole && add);
-                        if (!whole) merge(cut, width, ct, c_row, c_col, rows, cols, add);
-                    }
-                    return j + width;
-                };
-                if (!strips) {
-                    for (int64_t t = 0; t < tiles; ++t)
-                        for (int64_t j = 0; j < nb;) j = cell(t, j, strip_for<T>(m, nb - j));
-                } else {
-                    for (int64_t j = 0; j < nb;) {
-                        const int strip = strip_for<T>(m, nb - j);
-                        int64_t next = j;
-                        for (int64_t t = 0; t < tiles; ++t) next = cell(t, j, strip);
-                        j = next;
-                    }
-                }
-            }
-        }
-    }
+    Tiling<T, S> tiling = {a,     b,     c, a_row, a_col, b_row, b_col,   c_row,
+                           c_col, m,     n, k,     chunk, nullptr, packed};
+    tiling.choose_packing();
+    tiling.run();
 }
 
 // ---- the order of tensor cores -----------------------------------------------------------------
