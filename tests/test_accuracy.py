@@ -329,7 +329,7 @@ def reduced(op, x, device, attrs):
 
 
 def tree(x):
-    """The sum over the last axis in the order `tree`, as kernels/abi.h has it."""
+    """The sum over the last axis in the order `tree`, as core/abi/abi.h has it."""
 
     def leaf(x):
         lanes = x[:, :128].copy()

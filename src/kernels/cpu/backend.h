@@ -1,4 +1,4 @@
-// The CPU backend. Everything else of it is reached through core/backend.h.
+// The CPU backend. Everything else of it is reached through core/run/backend.h.
 #pragma once
 
 #include <string>

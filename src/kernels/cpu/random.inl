@@ -1,4 +1,4 @@
-// Random numbers by Philox; see kernels/philox.h and core/ops_random.cpp. An element's number
+// Random numbers by Philox; see core/abi/philox.h and core/graph/ops_random.cpp. An element's number
 // depends on (seed, stream, step, element) alone, so any split over threads gives the same bits.
 // Included once per instruction set; see isa.cpp. No standard-library templates here.
 

@@ -1,4 +1,4 @@
-// Random numbers by Philox; see kernels/philox.h. A thread takes the four elements of one counter.
+// Random numbers by Philox; see core/abi/philox.h. A thread takes the four elements of one counter.
 #pragma once
 
 #include "core/abi/philox.h"
