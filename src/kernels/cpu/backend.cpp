@@ -109,7 +109,7 @@ int64_t batch_units(const ArgBlock& args, int phase) {
     return units;
 }
 
-struct Call {
+struct KernelCall {
     const CpuKernel* code;
     const ArgBlock* args;
     int threads;
@@ -133,13 +133,13 @@ void each_call(const Kernel& base, const ArgBlock& args, const Act& act) {
             *reinterpret_cast<const ArgBlock*>(static_cast<const char*>(args.tail_ptr()) + part.at),
             act);
     if (!kernel.parts.empty()) return;
-    Call call{&kernel.code, &args, kernel.threads, {}};
+    KernelCall call{&kernel.code, &args, kernel.threads, {}};
     for (int phase = 0; phase < kernel.code.phases; phase++)
         call.units[phase] = kernel.code.units(args, phase);
     act(call);
 }
 
-void run_call(const Call& call, int threads) {
+void run_call(const KernelCall& call, int threads) {
     for (int phase = 0; phase < call.code->phases; phase++) {
         const int64_t units = call.units[phase];
         if (units == 0) continue;
@@ -147,16 +147,16 @@ void run_call(const Call& call, int threads) {
             call.code->run(*call.args, 0, units, phase, 0);
             continue;
         }
-        struct Region {
-            const Call* call;
+        struct Share {
+            const KernelCall* call;
             int phase;
-        } region{&call, phase};
+        } share{&call, phase};
         run_parallel(
             [](const void* context, int64_t begin, int64_t end, int thread) {
-                const auto& at = *static_cast<const Region*>(context);
+                const auto& at = *static_cast<const Share*>(context);
                 at.call->code->run(*at.call->args, begin, end, at.phase, thread);
             },
-            &region, units, std::min(threads, call.threads));
+            &share, units, std::min(threads, call.threads));
     }
 }
 
@@ -164,13 +164,14 @@ class CpuCaptured : public Captured {
   public:
     explicit CpuCaptured(std::vector<BoundOp> ops) : ops_(std::move(ops)) {
         for (const BoundOp& op : ops_)
-            each_call(*op.kernel, *op.args, [&](const Call& call) { calls_.push_back(call); });
+            each_call(*op.kernel, *op.args,
+                      [&](const KernelCall& call) { calls_.push_back(call); });
     }
     int64_t launch(int64_t times) override {
         const FloatMode mode;
         const int threads = cpu_threads();
         for (int64_t i = 0; i < times; i++)
-            for (const Call& call : calls_) run_call(call, threads);
+            for (const KernelCall& call : calls_) run_call(call, threads);
         return times;
     }
     void rebind(int op, const ArgBlock& args) override {
@@ -185,7 +186,7 @@ class CpuCaptured : public Captured {
 
   private:
     std::vector<BoundOp> ops_;
-    std::vector<Call> calls_;
+    std::vector<KernelCall> calls_;
 };
 
 std::string describe(const LoweredOp& op) {
@@ -345,7 +346,8 @@ class CpuBackend : public Backend {
 
     void run(const BoundOp& op) override {
         const FloatMode mode;
-        each_call(*op.kernel, *op.args, [](const Call& call) { run_call(call, cpu_threads()); });
+        each_call(*op.kernel, *op.args,
+                  [](const KernelCall& call) { run_call(call, cpu_threads()); });
     }
 
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {

@@ -572,7 +572,7 @@ void steps_of(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_ro
 
 // Units are the cells of a grid over one C, numbered across its shorter side first, for every
 // batch; a run of units is at most three rectangles of C, each computed as one product.
-struct Grid {
+struct CellGrid {
     int64_t m, n, k, batches, rows, cols;  // rows, cols: size of a cell
     bool down;                             // numbered down the columns first
     int64_t across() const { return ceil_div(n, cols); }
@@ -580,10 +580,10 @@ struct Grid {
     int64_t cells() const { return across() * along(); }
 };
 
-inline Grid grid_of(const ArgBlock& args) {
+inline CellGrid cells_of(const ArgBlock& args) {
     const Operand &a = args.in(0), &c = args.out(0);
     const int d = c.rank;
-    Grid g{
+    CellGrid g{
         c.shape()[d - 2], c.shape()[d - 1], a.shape()[a.rank - 1], 1, kCellRows, kCellCols, false};
     for (int i = 0; i < d - 2; ++i) g.batches *= c.shape()[i];
     g.down = g.n > g.m;
@@ -649,7 +649,7 @@ void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t bat
 struct Epilogue {
     const Program* program;
     char** slots;
-    void run(const Grid& g, int64_t batch, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
+    void run(const CellGrid& g, int64_t batch, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
         const int64_t row = batch * g.m;
         if (i0 >= i1 || j0 >= j1) return;
         if (j0 == 0 && j1 == g.n)
@@ -660,7 +660,7 @@ struct Epilogue {
 };
 
 template <class T, class S, class D>
-void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* workspace,
+void run(const ArgBlock& args, const CellGrid& g, int64_t begin, int64_t end, char* workspace,
          const Epilogue* after) {
     const Operand &a = args.in(0), &b = args.in(1), &c = args.out(0);
     const int64_t chunk = args.scalar(0).i, cells = g.cells(),
@@ -691,12 +691,12 @@ void run(const ArgBlock& args, const Grid& g, int64_t begin, int64_t end, char* 
 // rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c) or -c of mma16(c) and
 // mma8(c), scalar(1).i a MathMode. 16-bit A and B give a 16-bit C.
 int64_t gemm_units(const ArgBlock& args, int phase) {
-    const mm::Grid g = mm::grid_of(args);
+    const mm::CellGrid g = mm::cells_of(args);
     return phase == 0 && g.m > 0 && g.n > 0 ? g.batches * g.cells() : 0;
 }
 
 uint64_t gemm_workspace(const ArgBlock& args, int threads) {
-    const mm::Grid g = mm::grid_of(args);
+    const mm::CellGrid g = mm::cells_of(args);
     const int64_t chunk = args.scalar(0).i;
     if (chunk < 0)
         return uint64_t(threads) * (2 * mm::kStepTile * mm::kStepTerms * sizeof(scalar::MmaTerm));
@@ -713,7 +713,7 @@ uint64_t gemm_workspace(const ArgBlock& args, int threads) {
 
 void run_gemm(const ArgBlock& args, int64_t begin, int64_t end, int thread,
               const mm::Epilogue* after) {
-    const mm::Grid g = mm::grid_of(args);
+    const mm::CellGrid g = mm::cells_of(args);
     char* const workspace =
         static_cast<char*>(args.workspace) + uint64_t(thread) * gemm_workspace(args, 1);
     switch (DType(args.out(0).dtype)) {
