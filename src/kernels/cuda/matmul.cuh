@@ -193,6 +193,100 @@ __device__ __forceinline__ void each_four(const Visit& visit) {
         for (int z = 0; z < TN; z += 4) visit((x * TN + z) / 4, x, z);
 }
 
+/// to[x] = from[x * Step], in groups of four that lie together.
+template <int Step, int Count, class E>
+__device__ __forceinline__ void read_fours(E (&to)[Count], const E* from) {
+#pragma unroll
+    for (int x = 0; x < Count; x += 4) {
+        const auto four = *reinterpret_cast<const Pack<E, 4>*>(from + x * Step);
+#pragma unroll
+        for (int y = 0; y < 4; y++) to[x + y] = four.at[y];
+    }
+}
+
+template <int TM, int TN, class E>
+__device__ __forceinline__ void add_products(E (&acc)[TM][TN], const E (&a)[TM],
+                                             const E (&b)[TN]) {
+#pragma unroll
+    for (int x = 0; x < TM; x++)
+#pragma unroll
+        for (int z = 0; z < TN; z++) acc[x][z] = scalar::fma(a[x], b[z], acc[x][z]);
+}
+
+/// Leaves a chunk's sums at `to`, a group of four every Stride, and begins the next chunk.
+template <int Stride, int TM, int TN, class E>
+__device__ __forceinline__ void leave_chunk(Pack<E, 4>* to, E (&acc)[TM][TN]) {
+    each_four<TM, TN>([&](int lot, int x, int z) {
+        Pack<E, 4> four;
+#pragma unroll
+        for (int y = 0; y < 4; y++) {
+            four.at[y] = acc[x][z + y];
+            acc[x][z + y] = E(0);
+        }
+        to[lot * Stride] = four;
+    });
+}
+
+/// Adds what leave_chunk() left of every chunk, in ascending order.
+template <int Stride, int TM, int TN, class E, class From>
+__device__ __forceinline__ void add_chunks(E (&acc)[TM][TN], int chunks, const From& part_of) {
+    for (int chunk = 0; chunk < chunks; chunk++) {
+        const Pack<E, 4>* const from = part_of(chunk);
+        each_four<TM, TN>([&](int lot, int x, int z) {
+            const Pack<E, 4> four = from[lot * Stride];
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                acc[x][z + y] = chunk == 0 ? four.at[y] : acc[x][z + y] + four.at[y];
+        });
+    }
+}
+
+/// Adds a chunk's sums to the total of those before it, which is kept in registers (`held`) or, if
+/// Stored, in shared memory at `totals`; after the last chunk the total is left in `acc`.
+template <bool Stored, int Stride, int TM, int TN, int Held, class E>
+__device__ __forceinline__ void add_to_total(E (&acc)[TM][TN], E (&held)[Held][TN],
+                                             Pack<E, 4>* totals, bool first, bool last) {
+    each_four<TM, TN>([&](int lot, int x, int z) {
+        Pack<E, 4> four;
+        if constexpr (Stored) {
+            if (!first) four = totals[lot * Stride];
+        }
+#pragma unroll
+        for (int y = 0; y < 4; y++) {
+            E v = acc[x][z + y];
+            if constexpr (Stored) {
+                if (!first) v = four.at[y] + v;
+                four.at[y] = v;
+            } else {
+                if (!first) v = held[x][z + y] + v;
+                held[x][z + y] = v;
+            }
+            acc[x][z + y] = last ? v : E(0);
+        }
+        if constexpr (Stored) {
+            if (!last) totals[lot * Stride] = four;
+        }
+    });
+}
+
+/// Hands a thread's results to `put`; its first one is that of row i0, column j0.
+template <class Shape, int TM, int TN, class E, class Put>
+__device__ __forceinline__ void put_tile(const Put& put, int64_t batch, int64_t i0, int64_t j0,
+                                         const E (&acc)[TM][TN]) {
+    constexpr int V = 16 / sizeof(E);
+    each_four<TM, TN>([&](int, int x, int z) {
+        const int64_t i = i0 + x / 4 * 32 + x % 4;
+#pragma unroll
+        for (int y = 0; y < 4; y += V) {
+            const int64_t j = j0 + z * 4 + y;
+            E some[V];
+#pragma unroll
+            for (int v = 0; v < V; v++) some[v] = acc[x][z + y + v];
+            if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
+        }
+    });
+}
+
 /// A block computes BM x BN, a thread TM x TN of it in groups of four, from tiles of depth BK in
 /// shared memory. With Parts > 1 a block takes a run of chunks and leaves the result of each in
 /// `parts`; the block that comes last to a tile adds them, in ascending order all the same.
@@ -245,67 +339,12 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
         E acc[TM][TN] = {}, held[several && !stored_totals ? TM : 1][TN];
         E av[2][TM], bv[2][TN];
         const auto read = [&](int set, int stage, int p) {
-            const E* const from_a = as + (stage * BK + p) * (BM + 4) + row;
-            const E* const from_b = bs + (stage * BK + p) * (BN + 4) + col;
-#pragma unroll
-            for (int x = 0; x < TM; x += 4) {
-                const Four four = *reinterpret_cast<const Four*>(from_a + x * 8);
-#pragma unroll
-                for (int y = 0; y < 4; y++) av[set][x + y] = four.at[y];
-            }
-#pragma unroll
-            for (int z = 0; z < TN; z += 4) {
-                const Four four = *reinterpret_cast<const Four*>(from_b + z * 4);
-#pragma unroll
-                for (int y = 0; y < 4; y++) bv[set][z + y] = four.at[y];
-            }
-        };
-        const auto multiply = [&](int set) {
-#pragma unroll
-            for (int x = 0; x < TM; x++)
-#pragma unroll
-                for (int z = 0; z < TN; z++)
-                    acc[x][z] = scalar::fma(av[set][x], bv[set][z], acc[x][z]);
+            read_fours<8>(av[set], as + (stage * BK + p) * (BM + 4) + row);
+            read_fours<4>(bv[set], bs + (stage * BK + p) * (BN + 4) + col);
         };
         const auto part_of = [&](int chunk) {
             return reinterpret_cast<Four*>(parts) + (place.tile * chunks + chunk) * lots * threads +
                    threadIdx.x;
-        };
-        const auto end_chunk = [&](int chunk, bool last) {
-            if constexpr (Parts > 1) {
-                Four* const to = part_of(place.part * run + chunk);
-                each_four<TM, TN>([&](int lot, int x, int z) {
-                    Four four;
-#pragma unroll
-                    for (int y = 0; y < 4; y++) {
-                        four.at[y] = acc[x][z + y];
-                        acc[x][z + y] = E(0);
-                    }
-                    to[lot * threads] = four;
-                });
-            } else if constexpr (several) {
-                each_four<TM, TN>([&](int lot, int x, int z) {
-                    Four four;
-                    if constexpr (stored_totals) {
-                        if (chunk) four = totals[lot * threads];
-                    }
-#pragma unroll
-                    for (int y = 0; y < 4; y++) {
-                        E v = acc[x][z + y];
-                        if constexpr (stored_totals) {
-                            if (chunk) v = four.at[y] + v;
-                            four.at[y] = v;
-                        } else {
-                            if (chunk) v = held[x][z + y] + v;
-                            held[x][z + y] = v;
-                        }
-                        acc[x][z + y] = last ? v : E(0);
-                    }
-                    if constexpr (stored_totals) {
-                        if (!last) totals[lot * threads] = four;
-                    }
-                });
-            }
         };
 
 #pragma unroll
@@ -324,16 +363,20 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
 #pragma unroll
                 for (int p = 0; p < BK; p++) {
                     if (p + 1 < BK) read((p + 1) & 1, stage, p + 1);
-                    multiply(p & 1);
+                    add_products(acc, av[p & 1], bv[p & 1]);
                 }
             } else {  // never past k: adding a zero could change the sign of another
                 for (int p = 0; p < int(Shape::k % BK); p++) {
                     read(0, stage, p);
-                    multiply(0);
+                    add_products(acc, av[0], bv[0]);
                 }
             }
             if (--until_end == 0 || s + 1 == steps) {
-                end_chunk(chunk, s + 1 == steps);
+                if constexpr (Parts > 1)
+                    leave_chunk<threads>(part_of(place.part * run + chunk), acc);
+                else if constexpr (several)
+                    add_to_total<stored_totals, threads>(acc, held, totals, chunk == 0,
+                                                         s + 1 == steps);
                 chunk++;
                 until_end = chunk_steps;
             }
@@ -342,27 +385,9 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
         }
         if constexpr (Parts > 1) {
             if (!arrive_last(counters + place.tile, Parts)) continue;
-            for (int other = 0; other < chunks; other++) {
-                const Four* const from = part_of(other);
-                each_four<TM, TN>([&](int lot, int x, int z) {
-                    const Four four = from[lot * threads];
-#pragma unroll
-                    for (int y = 0; y < 4; y++)
-                        acc[x][z + y] = other == 0 ? four.at[y] : acc[x][z + y] + four.at[y];
-                });
-            }
+            add_chunks<threads>(acc, chunks, part_of);
         }
-        each_four<TM, TN>([&](int, int x, int z) {
-            const int64_t i = place.i0 + row + x / 4 * 32 + x % 4;
-#pragma unroll
-            for (int y = 0; y < 4; y += V) {
-                const int64_t j = place.j0 + col + z * 4 + y;
-                E some[V];
-#pragma unroll
-                for (int v = 0; v < V; v++) some[v] = acc[x][z + y + v];
-                if (i < Shape::m && j < Shape::n) put(place.batch, i, j, some);
-            }
-        });
+        put_tile<Shape>(put, place.batch, place.i0 + row, place.j0 + col, acc);
         __syncthreads();  // the next tile's copies go where this one was read
     }
 }
