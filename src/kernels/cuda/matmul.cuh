@@ -205,8 +205,7 @@ __device__ __forceinline__ void read_fours(E (&to)[Count], const E* from) {
 }
 
 template <int TM, int TN, class E>
-__device__ __forceinline__ void add_products(E (&acc)[TM][TN], const E (&a)[TM],
-                                             const E (&b)[TN]) {
+__device__ __forceinline__ void add_products(E (&acc)[TM][TN], const E (&a)[TM], const E (&b)[TN]) {
 #pragma unroll
     for (int x = 0; x < TM; x++)
 #pragma unroll
