@@ -415,8 +415,15 @@ def sums():
         g.output(f"y{i}", aicf.sum(g.input(f"x{i}", (40000 + i,))))
     return g
 
+def split():
+    "Two products, each split over its depth."
+    g = aicf.Graph("split")
+    for i in range(2):
+        g.output(f"y{i}", aicf.matmul(g.param(f"a{i}", (64, 8192)), g.param(f"b{i}", (8192, 64))))
+    return g
+
 def compile_all():
-    graphs = [product(*LARGE), product(*SMALL), base(), other(1)]
+    graphs = [product(*LARGE), product(*SMALL), base(), other(1), split()]
     _core.cuda_cubins(_core.cuda_programs(sums()._core, _core.pass_names()), "sm_90a")
     for g in graphs + [layout(i) for i in LAYOUTS]:
         programs = _core.cuda_programs(g._core, [])
@@ -577,3 +584,15 @@ step = sums().compile(device="cuda")
 print(launch.op, "counters" in str(step.plan))
 """
     assert together(script)[0].split() == ["group", "True"]
+
+
+def test_split_products_are_branches(together):
+    """Of a graph of one step and of one of many; each has scratch of its own."""
+    script = """
+step = split().compile(device="cuda", passes=())
+first, second = step.plan.ops
+print(ctypes.CDLL("libcuda.so.1").fake_cuda_roots())
+print(first["scratch_bytes"] > 0, first["scratch"] != second["scratch"], second["waits"])
+step.replay(40)
+"""
+    assert together(script)[0].splitlines() == ["4", "True True []"]

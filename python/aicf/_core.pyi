@@ -296,7 +296,10 @@ class Step:
 
     def _plan_json(self) -> str: ...
 
-    def _plan_report(self) -> Report: ...
+    def _plan_report(self, scratch: Mapping[int, int] = {}) -> Report:
+        """
+        What the check says of the plan, with the scratch of ops, by number, moved.
+        """
 
     def _leaves(self, arg: str, /) -> list[str]: ...
 
@@ -351,6 +354,9 @@ def cuda_candidates(graph: Graph, passes: Sequence[str], processors: int = 132, 
     """
     The kernels to choose from by op signature, the one chosen by itself first.
     """
+
+def cuda_plan(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32') -> str:
+    """The plan of a graph on a GPU, as JSON; needs none."""
 
 def cuda_programs(graph: Graph, passes: Sequence[str], processors: int = 132, arch: str = 'sm_90a', math: str = 'fp32', candidates: Mapping[str, str] = {}) -> list[str]:
     """The CUDA C++ programs of a graph's kernels, one each; needs no GPU."""

@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def ops(self) -> list[dict[str, Any]]:
-        """op, inputs, outputs, attrs, kernel, lane, waits, workspace, one entry per launch."""
+        """op, inputs, outputs, attrs, kernel, lane, waits, scratch, one entry per launch."""
         return self._record["ops"]
 
     @property

@@ -99,6 +99,17 @@ void bind_cuda(nb::module_& m) {
         nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::call_guard<FloatMode>(),
         "The kernels to choose from by op signature, the one chosen by itself first.");
     m.def(
+        "cuda_plan",
+        [](const Graph& graph, const std::vector<std::string>& names, int processors,
+           const std::string& arch, const std::string& math) {
+            CompileOptions options = options_of(names, math);
+            options.code = false;
+            return to_json(compile(graph, *cuda_target(processors, arch), options));
+        },
+        nb::arg("graph"), nb::arg("passes"), nb::arg("processors") = 132,
+        nb::arg("arch") = "sm_90a", nb::arg("math") = "fp32", nb::call_guard<FloatMode>(),
+        "The plan of a graph on a GPU, as JSON; needs none.");
+    m.def(
         "cuda_programs",
         [](const Graph& graph, const std::vector<std::string>& names, int processors,
            const std::string& arch, const std::string& math, const Candidates& candidates) {

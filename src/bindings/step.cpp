@@ -530,7 +530,16 @@ void bind_step(nb::module_& m) {
         .def("_stages", &Step::stages)
         .def("_plan_text", [](const Step& s) { return to_text(s.plan()); })
         .def("_plan_json", [](const Step& s) { return to_json(s.plan()); })
-        .def("_plan_report", [](const Step& s) { return verify(s.plan()); })
+        .def(
+            "_plan_report",
+            [](const Step& s, const std::map<size_t, int64_t>& scratch) {
+                if (scratch.empty()) return verify(s.plan());
+                Plan plan = s.plan();
+                for (const auto& [op, at] : scratch) plan.ops.at(op).scratch = at;
+                return verify(plan);
+            },
+            nb::arg("scratch") = std::map<size_t, int64_t>(),
+            "What the check says of the plan, with the scratch of ops, by number, moved.")
         .def("_leaves",
              [](const Step& s, const std::string& role) {
                  std::vector<std::string> names;

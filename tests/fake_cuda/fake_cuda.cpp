@@ -198,6 +198,16 @@ long fake_cuda_held() {
                              execs.size());
 }
 
+/// How many nodes of the graphs there are wait for no other.
+long fake_cuda_roots() {
+    LOCK;
+    long roots = 0;
+    for (void* graph : graphs)
+        for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes)
+            roots += reinterpret_cast<Node*>(node)->waits.empty();
+    return roots;
+}
+
 CUresult cuInit(unsigned) { return static_cast<CUresult>(number("FAKE_CUDA_INIT", 0)); }
 CUresult cuDriverGetVersion(int* version) {
     *version = number("FAKE_CUDA_VERSION", 13000);

@@ -130,11 +130,12 @@ std::string to_text(const Plan& plan) {
     }
     for (size_t i = 0; i < plan.ops.size(); i++) {
         const PlannedOp& op = plan.ops[i];
-        text +=
-            cat("[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name,
-                " lane=", op.lane, " waits=", int_list(op.waits),
-                op.kernel->workspace_bytes ? cat(" workspace=", op.kernel->workspace_bytes) : "",
-                "\n", body_text(op.op));
+        text += cat("[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name,
+                    " lane=", op.lane, " waits=", int_list(op.waits),
+                    op.kernel->workspace_bytes
+                        ? cat(" scratch=temps+", op.scratch, "[", op.kernel->workspace_bytes, "]")
+                        : "",
+                    "\n", body_text(op.op));
     }
     return text;
 }
@@ -164,7 +165,8 @@ std::string to_json(const Plan& plan) {
             [](const PlannedOp& op) {
                 return cat("{", op_json(op.op), ", \"kernel\": ", quoted(op.kernel->name),
                            ", \"lane\": ", op.lane, ", \"waits\": ", int_list(op.waits),
-                           ", \"workspace\": ", op.kernel->workspace_bytes, "}");
+                           ", \"scratch\": ", op.scratch,
+                           ", \"scratch_bytes\": ", op.kernel->workspace_bytes, "}");
             },
             ",\n"),
         "\n]\n}\n");

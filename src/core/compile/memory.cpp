@@ -87,7 +87,7 @@ bool Contents::holds(const Touch& at, int value) const {
 
 // ---- where there is room -----------------------------------------------------------------------
 
-void Room::Taken::add(int64_t begin, int64_t end) {
+void Taken::add(int64_t begin, int64_t end) {
     const auto first =
         std::lower_bound(list_.begin(), list_.end(), begin,
                          [](const auto& one, int64_t at) { return one.second < at; });
@@ -111,23 +111,34 @@ Room::Room(int moments) {
 
 /// Visits the ranges that moments first..last meet, from the root; not below those they cover.
 template <class Visit>
-void Room::walk(size_t range, int begin, int end, int first, int last, const Visit& visit) {
+void Room::walk(size_t range, int begin, int end, int first, int last, const Visit& visit) const {
     if (last < begin || end <= first) return;
     const bool covered = first <= begin && end <= last + 1;
-    visit(ranges_[range], covered);
+    visit(range, covered);
     if (covered) return;
     const int middle = begin + (end - begin) / 2;
     walk(2 * range, begin, middle, first, last, visit);
     walk(2 * range + 1, middle, end, first, last, visit);
 }
 
-int64_t Room::take(int first, int last, int64_t bytes) {
+void Room::take(int first, int last, int64_t begin, int64_t end) {
+    walk(1, 0, moments_, first, last, [&](size_t range, bool covered) {
+        ranges_[range].within.add(begin, end);
+        if (covered) ranges_[range].through.add(begin, end);
+    });
+}
+
+void Room::find(int first, int last, std::vector<const Taken*>& found) const {
+    walk(1, 0, moments_, first, last, [&](size_t range, bool covered) {
+        const Taken& taken = covered ? ranges_[range].within : ranges_[range].through;
+        if (!taken.list().empty()) found.push_back(&taken);
+    });
+}
+
+int64_t lowest_free(const std::vector<const Taken*>& lists, int64_t bytes) {
     using Iterator = std::vector<std::pair<int64_t, int64_t>>::const_iterator;
     std::vector<std::pair<Iterator, Iterator>> taken;
-    walk(1, 0, moments_, first, last, [&](const Range& range, bool covered) {
-        const auto& list = (covered ? range.within : range.through).list();
-        if (!list.empty()) taken.emplace_back(list.begin(), list.end());
-    });
+    for (const Taken* list : lists) taken.emplace_back(list->list().begin(), list->list().end());
     int64_t offset = 0;
     for (bool moved = true; moved;) {
         moved = false;
@@ -140,10 +151,6 @@ int64_t Room::take(int first, int last, int64_t bytes) {
             }
         }
     }
-    walk(1, 0, moments_, first, last, [&](Range& range, bool covered) {
-        range.within.add(offset, offset + bytes);
-        if (covered) range.through.add(offset, offset + bytes);
-    });
     return offset;
 }
 

@@ -56,30 +56,34 @@ class Contents {
     std::map<std::pair<int, int64_t>, Held> held_;  // by space and begin, disjoint
 };
 
-/// Room for values that live for a part of the step.
+/// Taken stretches, ascending and apart.
+class Taken {
+  public:
+    void add(int64_t begin, int64_t end);
+    const std::vector<std::pair<int64_t, int64_t>>& list() const { return list_; }
+
+  private:
+    std::vector<std::pair<int64_t, int64_t>> list_;
+};
+/// The lowest offset at which `bytes` are free in all of the lists.
+int64_t lowest_free(const std::vector<const Taken*>& lists, int64_t bytes);
+
+/// What is taken when, over a list of moments.
 class Room {
   public:
     explicit Room(int moments);
-    /// The lowest offset at which `bytes` are free from moment `first` to `last`; takes them.
-    int64_t take(int first, int last, int64_t bytes);
+    void take(int first, int last, int64_t begin, int64_t end);
+    /// Adds what is taken at some moment from `first` to `last`; valid until the next take.
+    void find(int first, int last, std::vector<const Taken*>& found) const;
 
   private:
-    /// Taken stretches, ascending and apart.
-    class Taken {
-      public:
-        void add(int64_t begin, int64_t end);
-        const std::vector<std::pair<int64_t, int64_t>>& list() const { return list_; }
-
-      private:
-        std::vector<std::pair<int64_t, int64_t>> list_;
-    };
     /// Of a range of moments: what is taken through all of it by values noted for the whole range,
     /// and at some moment by any noted for it or a part of it.
     struct Range {
         Taken through, within;
     };
     template <class Visit>
-    void walk(std::size_t range, int begin, int end, int first, int last, const Visit& visit);
+    void walk(std::size_t range, int begin, int end, int first, int last, const Visit& visit) const;
 
     int moments_ = 1;            // a power of two
     std::vector<Range> ranges_;  // a binary tree, the root at 1

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/interrupt.h"
+#include "core/compile/lanes.h"
 #include "core/compile/memory.h"
 #include "core/compile/paths.h"
 
@@ -14,11 +15,15 @@ namespace aicf {
 
 namespace {
 
-constexpr const char* kRegionNames[kRegions] = {"params",   "grads",    "moments", "state",
-                                                "inputs",   "outputs",  "temps",   "constants",
-                                                "counters", "workspace"};
+constexpr const char* kRegionNames[kRegions] = {
+    "params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants", "counters"};
 
 int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
+
+Touch scratch_of(const PlannedOp& planned) {
+    return {static_cast<int>(Region::temps), planned.scratch,
+            planned.scratch + static_cast<int64_t>(planned.kernel->workspace_bytes), true};
+}
 
 std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
     std::vector<Touch> result;
@@ -31,9 +36,7 @@ std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
     };
     for (const View& view : planned.op.inputs) add(view, false);
     for (const View& view : planned.op.outputs) add(view, true);
-    if (planned.kernel->workspace_bytes)
-        result.push_back({static_cast<int>(Region::workspace), 0,
-                          static_cast<int64_t>(planned.kernel->workspace_bytes), true});
+    if (planned.scratch >= 0) result.push_back(scratch_of(planned));
     return result;
 }
 
@@ -56,24 +59,18 @@ class Planner {
         plan_.places.resize(lowered.values.size());
         for (const LoweredOp& op : lowered.ops) {
             poll();
-            plan_.ops.push_back({op, target.select(op), 0, 0, {}});
+            plan_.ops.push_back({op, target.select(op), 0, 0, 0, {}});
         }
         tell(done, "select");
         find_lifetimes();
         place_leaves();
         place_outputs();
-        share_in_place();
-        place_temps();
         for (PlannedOp& op : plan_.ops) {
             op.counters = bytes(Region::counters);
             bytes(Region::counters) =
                 sum(op.counters, align_up(static_cast<int64_t>(op.kernel->counter_bytes)));
-            if (op.kernel->workspace_bytes > static_cast<uint64_t>(kMostBytes)) too_large();
-            bytes(Region::workspace) =
-                std::max<int64_t>(bytes(Region::workspace),
-                                  align_up(static_cast<int64_t>(op.kernel->workspace_bytes)));
         }
-        order_ops();
+        place_temps(target.lanes());
     }
     Plan plan_;
 
@@ -168,8 +165,10 @@ class Planner {
     }
 
     /// An output takes over the storage of a temporary that its op is the last to read, where the
-    /// op's definition allows it.
-    void share_in_place() {
+    /// op's definition allows it; with lanes, where the others that touch it come before anyway.
+    void share_in_place(const Lanes* lanes) {
+        std::vector<std::vector<int>> users;
+        if (lanes) users = find_users();
         std::vector<ValueId> storage(lowered_.values.size());
         for (size_t i = 0; i < storage.size(); i++) storage[i] = static_cast<ValueId>(i);
         for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
@@ -191,7 +190,12 @@ class Planner {
                 for (int j = 0; j < static_cast<int>(op.inputs.size()); j++)
                     if (j != in && storage[op.inputs[j].value] == root)
                         clear &= op.def->pointwise && may_overwrite(op, out, j);
+                if (lanes)
+                    for (int user : users[root]) clear &= user == i || lanes->comes_before(user, i);
                 if (!clear) continue;
+                if (lanes)
+                    users[root].insert(users[root].end(), users[to.value].begin(),
+                                       users[to.value].end());
                 storage[to.value] = root;
                 taken.push_back(root);
                 last_[root] = std::max(last_[root], last_[to.value]);
@@ -202,31 +206,176 @@ class Planner {
                 plan_.places[i] = {Region::temps, -1, 0, storage[i]};
     }
 
-    /// Largest first, each at the lowest offset free over its whole life.
-    void place_temps() {
-        std::vector<ValueId> order;
-        for (const Value& value : lowered_.values)
-            if (value.role == Role::temp && first_[value.id] != INT_MAX &&
-                plan_.places[value.id].storage == kNone)
-                order.push_back(value.id);
-        const auto size = [&](ValueId id) { return byte_count(lowered_.values[id].type); };
-        std::stable_sort(order.begin(), order.end(),
-                         [&](ValueId a, ValueId b) { return size(a) > size(b); });
-        Room temps(static_cast<int>(lowered_.ops.size()));
-        for (ValueId id : order) {
-            poll();
-            const int64_t space = room(id),
-                          offset = space ? temps.take(first_[id], last_[id], space) : 0;
-            put(id, Region::temps, offset);
-            bytes(Region::temps) = std::max(bytes(Region::temps), sum(offset, space));
-            plan_.temps_without_reuse = sum(plan_.temps_without_reuse, space);
+    /// A temporary, or the scratch of an op.
+    struct Temp {
+        ValueId value;  // kNone: scratch
+        int64_t bytes, space;
+        int first, last;  // in the list
+        LaneRoom::Life life;
+    };
+
+    /// By storage the ops that touch it.
+    std::vector<std::vector<int>> find_users() const {
+        std::vector<std::vector<int>> users(lowered_.values.size());
+        for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++)
+            for (const auto* views : {&lowered_.ops[i].inputs, &lowered_.ops[i].outputs})
+                for (const View& view : *views) {
+                    const ValueId storage = plan_.places[view.value].storage;
+                    std::vector<int>& all = users[storage == kNone ? view.value : storage];
+                    if (all.empty() || all.back() != i) all.push_back(i);
+                }
+        return users;
+    }
+
+    std::vector<Temp> find_temps() {
+        std::vector<Temp> temps;
+        std::vector<std::vector<int>> users = find_users();
+        for (const Value& value : lowered_.values) {
+            const ValueId id = value.id;
+            if (value.role != Role::temp || first_[id] == INT_MAX ||
+                plan_.places[id].storage != kNone)
+                continue;
+            temps.push_back({id,
+                             byte_count(value.type),
+                             room(id),
+                             first_[id],
+                             last_[id],
+                             {first_[id], std::move(users[id])}});
+            put(id, Region::temps, -1);
         }
+        for (int i = 0; i < static_cast<int>(plan_.ops.size()); i++)
+            if (const uint64_t wanted = plan_.ops[i].kernel->workspace_bytes) {
+                if (wanted > static_cast<uint64_t>(kMostBytes)) too_large();
+                const auto bytes = static_cast<int64_t>(wanted);
+                temps.push_back({kNone, bytes, align_up(bytes), i, i, {i, {i}}});
+                plan_.ops[i].scratch = -1;
+            }
+        plan_.temps_without_reuse = 0;
+        for (const Temp& temp : temps)
+            plan_.temps_without_reuse = sum(plan_.temps_without_reuse, temp.space);
+        std::stable_sort(temps.begin(), temps.end(),
+                         [](const Temp& a, const Temp& b) { return a.bytes > b.bytes; });
+        follow_storage();
+        return temps;
+    }
+
+    /// What takes over another's storage lies where that lies.
+    void follow_storage() {
         for (Place& place : plan_.places)
-            if (place.storage != kNone && place.bytes == 0 && place.offset < 0) {
+            if (place.region == Region::temps && place.storage != kNone) {
                 const ValueId storage = place.storage;
                 place = plan_.places[storage];
                 place.storage = storage;
             }
+    }
+
+    struct Places {
+        std::vector<int64_t> offsets;  // by temporary
+        int64_t all = 0;               // bytes they take
+        bool more_waits = true;        // some lie where others may be alive
+    };
+
+    /// By the order of the list alone.
+    Places place_in_list(const std::vector<Temp>& temps) const {
+        Places result;
+        Room list(static_cast<int>(plan_.ops.size()));
+        for (const Temp& temp : temps) {
+            poll();
+            const int64_t offset = lowest_in(list, temp);
+            take(list, temp, offset);
+            result.offsets.push_back(offset);
+            result.all = std::max(result.all, sum(offset, temp.space));
+        }
+        return result;
+    }
+    static int64_t lowest_in(const Room& list, const Temp& temp) {
+        std::vector<const Taken*> taken;
+        if (temp.space) list.find(temp.first, temp.last, taken);
+        return lowest_free(taken, temp.space);
+    }
+    static void take(Room& list, const Temp& temp, int64_t offset) {
+        if (temp.space) list.take(temp.first, temp.last, offset, offset + temp.space);
+    }
+
+    /// Largest first, each at the lowest offset free over its whole life. On a device with lanes
+    /// that is the lowest with which no op waits for another for the sake of memory alone, as long
+    /// as the plan grows by no more than kGrowth or kFree; behind that the order of the list
+    /// decides.
+    void place_temps(int most_lanes) {
+        const std::vector<Place> places = plan_.places;
+        const std::vector<int> last = last_;
+        const auto restart = [&] {
+            plan_.places = places;
+            last_ = last;
+        };
+        share_in_place(nullptr);
+        std::vector<Temp> temps = find_temps();
+        const Places found = place_in_list(temps);
+        const int64_t growth = std::max(kFree, (plan_.peak_bytes() + found.all) / 100 * kGrowth);
+        const int64_t most = sum(found.all, growth);
+        const auto place_apart = [&](bool in_place) {
+            restart();
+            if (in_place) share_in_place(nullptr);
+            temps = find_temps();
+            order_ops();
+            std::vector<std::vector<int>> waits;
+            for (const PlannedOp& op : plan_.ops) waits.push_back(op.waits);
+            const Lanes lanes(waits, most_lanes);
+            if (!in_place) {
+                restart();
+                share_in_place(&lanes);
+                temps = find_temps();
+            }
+            // What lies apart leaves gaps, so all of it may end behind where it was to end.
+            for (const int64_t part : {growth, growth / 2, growth / 4, int64_t{0}}) {
+                const Places apart = place_in_lanes(temps, lanes, found.all + part);
+                if (apart.all > most) continue;
+                settle(temps, apart);
+                for (size_t i = 0; i < plan_.ops.size(); i++)
+                    plan_.ops[i].lane = lanes.lane(static_cast<int>(i));
+                if (apart.more_waits) order_ops();
+                return true;
+            }
+            return false;
+        };
+        if (most_lanes > 1 && !temps.empty() && (place_apart(false) || place_apart(true))) return;
+        restart();
+        share_in_place(nullptr);
+        settle(find_temps(), found);
+        order_ops();
+    }
+
+    static constexpr int64_t kGrowth = 10, kFree = 64 << 20;  // percent of all bytes; bytes
+
+    /// By the partial order up to `most` bytes.
+    Places place_in_lanes(const std::vector<Temp>& temps, const Lanes& lanes, int64_t most) const {
+        Places result;
+        result.more_waits = false;
+        Room list(static_cast<int>(plan_.ops.size()));
+        LaneRoom apart(lanes);
+        for (const Temp& temp : temps) {
+            poll();
+            int64_t offset = temp.space ? apart.lowest(temp.life, temp.space) : 0;
+            if (sum(offset, temp.space) > most) {
+                offset = lowest_in(list, temp);
+                result.more_waits = true;
+            }
+            take(list, temp, offset);
+            if (temp.space) apart.take(temp.life, offset, offset + temp.space);
+            result.offsets.push_back(offset);
+            result.all = std::max(result.all, sum(offset, temp.space));
+        }
+        return result;
+    }
+
+    void settle(const std::vector<Temp>& temps, const Places& places) {
+        for (size_t i = 0; i < temps.size(); i++)
+            if (temps[i].value == kNone)
+                plan_.ops[temps[i].first].scratch = places.offsets[i];
+            else
+                put(temps[i].value, Region::temps, places.offsets[i]);
+        follow_storage();
+        bytes(Region::temps) = places.all;
     }
 
     /// Each op waits for the nearest earlier ops whose memory it meets; what those already waited
@@ -238,6 +387,7 @@ class Planner {
         for (size_t i = 0; i < count; i++) {
             poll();
             std::vector<int>& waits = plan_.ops[i].waits;
+            waits.clear();
             for (int op : memory.meet(static_cast<int>(i), touches(plan_, plan_.ops[i]))) {
                 if (order.waits(op)) continue;
                 order.wait(op);
@@ -327,6 +477,24 @@ void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell)
     }
 }
 
+/// An op's scratch lies among the temporaries, and over nothing the op reads or writes.
+template <class Place>
+void check_scratch(const Plan& plan, size_t i, const Place& touch, Report& report) {
+    const PlannedOp& planned = plan.ops[i];
+    if (!planned.kernel->workspace_bytes) return;
+    const Touch scratch = scratch_of(planned);
+    const int64_t room = plan.region_bytes[static_cast<int>(Region::temps)];
+    const std::string where = cat("op ", i, " ", planned.op.def->name, " has scratch at ",
+                                  scratch.begin, " to ", scratch.end);
+    if (scratch.begin < 0 || scratch.begin % kArenaAlign != 0 || scratch.end > room)
+        report.fail("plan", cat(where, " of ", room, " bytes of temporaries; need a multiple of ",
+                                kArenaAlign, " among them"));
+    for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
+        for (const View& view : *views)
+            if (scratch.conflicts(touch(view.value)))
+                report.fail("plan", cat(where, ", over its own %", view.value));
+}
+
 }  // namespace
 
 Report verify(const Plan& plan) {
@@ -371,6 +539,8 @@ Report verify(const Plan& plan) {
             report.fail("plan", cat("op ", i, " ", op.def->name, " writes %", to, " over %", from,
                                     ", which it still reads"));
         });
+        check_scratch(plan, i, touch, report);
+        memory.write(scratch_of(planned), kNone);
         for (const View& view : op.outputs) memory.write(touch(view.value), view.value);
     }
     for (int64_t next = 0; const PlannedOp& planned : plan.ops) {
@@ -381,15 +551,21 @@ Report verify(const Plan& plan) {
         if (next > plan.region_bytes[static_cast<int>(Region::counters)])
             report.fail("plan",
                         cat("the counters of ", planned.op.def->name, " end behind their region"));
-        uint64_t free = 0;
+        const auto check_part = [&, free = uint64_t{0}](const Kernel::Part& part, const char* what,
+                                                        uint64_t at, uint64_t bytes,
+                                                        uint64_t all) mutable {
+            if (at < free || at + bytes > all)
+                report.fail("plan", cat("the ", what, " of a ", part.op.def->name, " lies at ", at,
+                                        " of its group's ", all, " bytes; need a place of its ",
+                                        "own from ", free, " on"));
+            free = at + bytes;
+        };
+        auto counters = check_part, scratch = check_part;
         for (const Kernel::Part& part : planned.kernel->parts) {
-            if (part.counters < free ||
-                part.counters + part.kernel->counter_bytes > planned.kernel->counter_bytes)
-                report.fail("plan",
-                            cat("the counters of a ", part.op.def->name, " lie at ", part.counters,
-                                " of its group's ", planned.kernel->counter_bytes,
-                                " bytes; need a place of ", "their own from ", free, " on"));
-            free = part.counters + part.kernel->counter_bytes;
+            counters(part, "room for counters", part.counters, part.kernel->counter_bytes,
+                     planned.kernel->counter_bytes);
+            scratch(part, "scratch", part.workspace, part.kernel->workspace_bytes,
+                    planned.kernel->workspace_bytes);
         }
     }
     std::vector<ValueId> after(plan.values.size());  // by value: what its storage holds at the end

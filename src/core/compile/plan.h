@@ -20,10 +20,9 @@ enum class Region : uint8_t {
     outputs,
     temps,
     constants,
-    counters,
-    workspace
+    counters
 };
-constexpr int kRegions = 10;
+constexpr int kRegions = 9;
 const char* region_name(Region region);
 
 struct Place {
@@ -37,7 +36,8 @@ struct PlannedOp {
     LoweredOp op;
     std::shared_ptr<const Kernel> kernel;  // what the backend selected
     int64_t counters = 0;                  // bytes into the region of these
-    int lane = 0;
+    int64_t scratch = 0;     // the kernel's workspace: bytes into the region of temporaries
+    int lane = 0;            // see Lanes
     std::vector<int> waits;  // ops that must be done before; the fewest that say it
 };
 
@@ -50,11 +50,11 @@ struct Plan {
     std::vector<Lowered::Output> outputs;
     std::vector<Assign> assigns;
     int64_t region_bytes[kRegions] = {};
-    int64_t peak_bytes() const;  // all regions: known before the first run, constant after
-    Cost cost() const;           // of all ops
-    Kernels kernels() const;     // by op
-    int64_t temps_without_reuse = 0;
-    std::string math = "fp32";  // as compiled
+    int64_t peak_bytes() const;       // all regions: known before the first run, constant after
+    Cost cost() const;                // of all ops
+    Kernels kernels() const;          // by op
+    int64_t temps_without_reuse = 0;  // scratch is among them
+    std::string math = "fp32";        // as compiled
     bool deterministic = true;
 };
 

@@ -13,7 +13,7 @@ constexpr int64_t kArenaAlign = 256;
 struct Kernel {
     virtual ~Kernel() = default;
     std::string name;              // "gemm_f32", as traces and dumps print it
-    uint64_t workspace_bytes = 0;  // lent for the call
+    uint64_t workspace_bytes = 0;  // scratch for the call
     uint64_t counter_bytes = 0;    // of its own: 0 before the first run, and after each
     uint32_t tail_bytes = 0;       // room the backend wants at the end of the argument block
     std::vector<uint32_t> align;   // by input, bytes it begins at a multiple of, beyond its element
@@ -34,6 +34,8 @@ class Target {
   public:
     virtual ~Target() = default;
     virtual Device::Kind kind() const = 0;
+    /// How many ops that do not wait for each other it is worth keeping apart in memory.
+    virtual int lanes() const { return 1; }
     /// The family of the tensor cores, as product_order() takes it.
     virtual int tensor_cores() const { return 0; }
     /// Names of the kernels that could run an op, the one it would choose first; empty where there

@@ -292,13 +292,14 @@ std::vector<std::shared_ptr<void>> Step::bind_ops(std::vector<std::shared_ptr<co
         return (at == data.end() ? address(view.value) : at->second) +
                view.offset * dtype_size(view.dtype);
     };
-    void* workspace = regions_[static_cast<int>(Region::workspace)].get();
+    auto* const temps = static_cast<char*>(regions_[static_cast<int>(Region::temps)].get());
     for (size_t i = 0; i < plan_.ops.size(); i++) {
         const PlannedOp& planned = plan_.ops[i];
         std::vector<void*> addresses;
         for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
             for (const View& view : *views) addresses.push_back(now(view));
-        auto args = pack_args(planned.op, *planned.kernel, addresses, workspace);
+        void* const scratch = planned.kernel->workspace_bytes ? temps + planned.scratch : nullptr;
+        auto args = pack_args(planned.op, *planned.kernel, addresses, scratch);
         machine_->backend->finish_args(*planned.kernel, *args, counters(planned));
         ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits,
                         std::move(code[i])});

@@ -19,6 +19,7 @@ class CudaTarget : public Target {
   public:
     CudaTarget(Limits limits, std::string arch) : limits_(limits), arch_(std::move(arch)) {}
     Device::Kind kind() const override { return Device::cuda; }
+    int lanes() const override { return 16; }
     int tensor_cores() const override;
     std::vector<std::string> candidates(const LoweredOp& op) const override;
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;
