@@ -105,6 +105,36 @@ def adam(g, n):
     return {"grad": (n,)}
 
 
+def split_products(g, count):
+    """Independent ones of few tiles, each split over its depth."""
+    shapes = {}
+    for i in range(count):
+        a, b = g.state(f"a{i}", (256, 16384)), g.state(f"b{i}", (16384, 256))
+        g.output(f"y{i}", aicf.matmul(a, b))
+        shapes |= {f"a{i}": a.shape, f"b{i}": b.shape}
+    return shapes
+
+
+def layers(g, update, backward=True, batch=64, width=512, count=6):
+    """The gradients of an MLP, each of which updates its layer at once."""
+    if not backward:
+        grads = {f"d{i}": (width, width) for i in range(count)}
+        for i, (name, shape) in enumerate(grads.items()):
+            state = {g.param(f"{i}.W", shape): g.state(name, shape)}
+            g.update(state, aicf.optim.Adam(), name=f"opt{i}")
+        return grads
+    h = x = g.state("x", (batch, width))
+    for i in range(count):
+        h = aicf.tanh(g.dense(str(i), h, width, bias=False))
+    loss = aicf.mse_loss(h, g.state("t", h.shape))
+    for i, (param, grad) in enumerate(g.backward(loss).items()):
+        if update:
+            g.update({param: grad}, aicf.optim.Adam(), name=f"opt{i}")
+        else:
+            g.output(f"d{i}", grad)
+    return {"x": x.shape, "t": h.shape}
+
+
 def cases(device):
     scale = 1 if device == "cpu" else 2
     table = {
@@ -115,6 +145,11 @@ def cases(device):
         "attention 4x4x64x32": (attention, 4, 4, 64, 32),
         "attention 2x8x256x64": (attention, 2, 8, 256, 64),
         "conv 8x16x28": (conv, 8, 16, 28),
+        "1 split product": (split_products, 1),
+        "2 split products together": (split_products, 2),
+        "backward": (layers, False),
+        "updates": (layers, True, False),
+        "backward, updates together": (layers, True),
         "Adam 64 K": (adam, 1 << 16),
         "Adam 16 M": (adam, 16 * MILLION),
     }
