@@ -359,7 +359,7 @@ void reduce_columns(Rows& rows, bool ascending, int64_t chain_of, int64_t width,
         const int64_t chain = rounds<Op, A> ? chain_of : end - begin;
         if (rows.apart()) return column_chain<Op, S>(strip, rows, begin, end, chain, to);
         // In memory all at once, else as many as a leaf holds.
-        const int64_t most = rows.around ? min64(chain, kTreeLeaf) : end - begin;
+        const int64_t most = rows.fused ? min64(chain, kTreeLeaf) : end - begin;
         for (int64_t r = begin, n; r < end; r += n) {
             n = min64(most, end - r);
             rows.begin(r, n);
@@ -396,8 +396,9 @@ AICF_INLINE void finish(E* to, A value, bool mean, int64_t n) {
     put(to, value);
 }
 
-/// The programs around a fused reduction, as one thread runs them.
-struct Around {
+/// The programs of a fused reduction, as one thread runs them: the prologue makes elements, the
+/// epilogue takes results.
+struct Fused {
     const FusedReduce* head;
     char *tile, *held, *scratch;           // elements made; results of a unit; column_scratch
     char **element_slots, **result_slots;  // as run_range wants them
@@ -453,16 +454,16 @@ template <class E>
 struct Rows {
     const E* x;
     int64_t step;
-    const Around* around = nullptr;        // null: row r lies at x + r * step
+    const Fused* fused = nullptr;          // null: row r lies at x + r * step
     int64_t pos = 0, count = 0, many = 0;  // of elements in their program's space
     bool whole = false;                    // a leaf at a time
     int64_t slot_size = 0, first[kRowSlots] = {}, until[kRowSlots] = {};
     const E* at[kRowSlots] = {};
 
-    AICF_INLINE bool apart() const { return around && !whole; }
+    AICF_INLINE bool apart() const { return fused && !whole; }
     /// What is asked for next are rows [r, r + n), a leaf at most.
     AICF_INLINE void begin(int64_t r, int64_t n) {
-        if (around && !apart()) x = around->template make<E>(pos + r * step, n * step) - r * step;
+        if (fused && !apart()) x = fused->template make<E>(pos + r * step, n * step) - r * step;
     }
     /// A row stays until a later one of its slot is asked for. `end`: where rows end.
     AICF_INLINE const E* row(int slot, int64_t r, int64_t end) {
@@ -471,147 +472,182 @@ struct Rows {
             const int64_t n = min64(many, end - r);
             first[slot] = r;
             until[slot] = r + n;
-            at[slot] = around->template make<E>(pos + r * step, n > 1 ? n * step : count,
-                                                slot * slot_size);
+            at[slot] =
+                fused->template make<E>(pos + r * step, n > 1 ? n * step : count, slot * slot_size);
         }
         return at[slot] + (r - first[slot]) * step;
     }
 };
 
-/// `around`: null where the operands are the first ones and the results are stored as they come.
+/// Units of a reduction. `fused`: null where the operands are the first ones and the results are
+/// stored as they come.
 template <class Op, class E, class A>
-void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, bool mean = false,
-                  const Around* around = nullptr) {
-    const ReducePlan& p = reduce_plan(args);
-    const bool made = around && around->head->operand < 0;
-    const E* x =
-        made ? nullptr : static_cast<const E*>(args.in(around ? around->head->operand : 0).ptr);
-    E* y = static_cast<E*>(around ? around->held : args.out(0).ptr);
-    A* parts = static_cast<A*>(args.workspace);  // [groups][results]
-    const int64_t n = p.reduced.total;
-    // Where the elements of result r begin, and where it goes: of a fused op to the unit's others.
-    const auto place = [&](int64_t r, int64_t first, int64_t* from, int64_t* to) {
+struct Reduction {
+    const ReducePlan& p;
+    const Fused* fused;
+    bool mean, made;  // made: a program makes the elements
+    const E* x;
+    E* y;
+    A* parts;   // [groups][results]
+    int64_t n;  // elements of a result
+
+    /// Where the elements of result r begin, and where it goes: of a fused op to the unit's others.
+    AICF_INLINE void place(int64_t r, int64_t first, int64_t* from, int64_t* to) const {
         if (!made) place_result(p, r, from, to);
-        if (around) *to = r - first;
-    };
-    const auto done = [&](int64_t first, int64_t count) {
-        if (around && count > 0) around->take<E>(first, count);
-    };
-    int64_t from = 0, to = 0;
-    if (phase == 1) {
+        if (fused) *to = r - first;
+    }
+    AICF_INLINE void store(int64_t group, int64_t r, int64_t to, A value) const {
+        if (p.groups > 1)
+            parts[group * p.results + r] = value;
+        else
+            finish(y + to, value, mean, n);
+    }
+    AICF_INLINE void done(int64_t first, int64_t count) const {
+        if (fused && count > 0) fused->take<E>(first, count);
+    }
+
+    /// The second phase: joins what the groups left of each result.
+    void join_groups(int64_t begin, int64_t end) const {
         const int64_t first = begin * kJoined, stop = min64(end * kJoined, p.results);
         for (int64_t block = first; block < stop; block += kJoined) {
             const int64_t last = min64(block + kJoined, stop);
             for (int64_t r = block; r < last; r++) {
                 Tree<Op, Simd<A, 0>> tree;
                 for (int64_t g = 0; g < p.groups; g++) tree.push(parts[g * p.results + r]);
+                int64_t from = 0, to = 0;
                 place(r, block, &from, &to);
                 finish(y + to, tree.result(), mean, n);
             }
             done(block, last - block);
         }
-        return;
     }
+
+    /// A strip of neighbouring results, their elements [first, stop).
+    AICF_INLINE void column_unit(int64_t block, int64_t group, int64_t first, int64_t stop,
+                                 A* scratch, A* strip) const {
+        const int64_t width = p.kept[p.kept_rank - 1], row = block / p.strips;
+        const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
+        const int64_t result = row * width + c0, count = c1 - c0;
+        if (c0 >= c1) return;
+        int64_t from = 0, to = 0;
+        place(result, result, &from, &to);
+        Rows<E> rows{x + from, p.reduced.stride[0]};
+        if (made) {
+            rows.step = width;
+            rows.fused = fused;
+            rows.pos = row * n * width + c0;
+            rows.count = count;
+            rows.whole = p.strip <= kStrip;
+            rows.many = rows_at_once(p);
+            rows.slot_size = rows.many * p.strip + kSlack;
+        }
+        reduce_columns<Op, E, A>(rows, p.ascending, p.chain, count, first, stop, scratch, strip);
+        const int64_t step = fused ? 1 : p.to[p.kept_rank - 1];
+        for (int64_t i = 0; i < count; i++) store(group, result + i, to + i * step, strip[i]);
+        if (p.groups == 1) done(result, count);
+    }
+
+    /// Results one after the other, their elements [first, stop).
+    AICF_INLINE void row_unit(int64_t block, int64_t group, int64_t first, int64_t stop) const {
+        const int64_t unit = block * p.strip, last = min64(p.results, unit + p.strip);
+        int64_t r = unit;
+        const bool tiled = made && n > 0 && n < kTile;  // all elements of the unit at once
+        const E* const from = tiled ? fused->make<E>(r * n, (last - r) * n) : x;
+        if (p.bundles) r = bundled_rows(from, unit, last);
+        if constexpr (same_bits<E, A>)
+            if (!made && p.reduced.dense && p.chain == 0 && first < stop)
+                r = dense_rows(group, unit, r, last, first, stop);
+        for (; r < last; r++) one_row(from, tiled, group, unit, r, first, stop);
+        if (p.groups == 1) done(unit, last - unit);
+    }
+
+    /// Short rows, several to a vector; returns where it stopped.
+    AICF_INLINE int64_t bundled_rows(const E* from, int64_t unit, int64_t last) const {
+        alignas(64) A t[kShortRow * kBundle<A>], results[kBundle<A>];
+        int64_t at[kBundle<A>], to[kBundle<A>];
+        const int64_t step = p.reduced.rank ? p.reduced.stride[0] : 0;
+        int64_t r = unit;
+        for (; last - r >= kBundle<A> / 4; r += kBundle<A>) {
+            const int count = int(min64(kBundle<A>, last - r));
+            for (int i = 0; i < count; i++) {
+                at[i] = (r + i - unit) * n;
+                place(r + i, unit, &at[i], &to[i]);
+            }
+            load_bundle(t, from, at, count, step, n);
+            bundle_leaf<Op>(t, n, results);
+            for (int i = 0; i < count; i++) finish(y + to[i], results[i], mean, n);
+        }
+        return r;
+    }
+
+    /// Rows whose elements lie side by side, several streams at a time where they are long.
+    AICF_INLINE int64_t dense_rows(int64_t group, int64_t unit, int64_t r, int64_t last,
+                                   int64_t first, int64_t stop) const {
+        int64_t from = 0, to = 0;
+        for (; kDrawsAbreast && p.streamed && n >= kTile && r + kAbreast <= last; r += kAbreast) {
+            const A* rows[kAbreast];
+            A values[kAbreast];
+            int64_t put_at[kAbreast];
+            for (int i = 0; i < kAbreast; i++) {
+                place(r + i, unit, &from, &put_at[i]);
+                rows[i] = reinterpret_cast<const A*>(x + from);
+            }
+            trees_abreast<Op>(rows, n, values);
+            for (int i = 0; i < kAbreast; i++) finish(y + put_at[i], values[i], mean, n);
+        }
+        for (; r < last; r++) {
+            place(r, unit, &from, &to);
+            store(group, r, to,
+                  dense_tree<Op>(reinterpret_cast<const A*>(x + from) + first, stop - first,
+                                 p.streamed));
+        }
+        return r;
+    }
+
+    AICF_INLINE void one_row(const E* elements, bool tiled, int64_t group, int64_t unit, int64_t r,
+                             int64_t first, int64_t stop) const {
+        int64_t from = (r - unit) * n, to = 0;
+        place(r, unit, &from, &to);
+        const E* piece = nullptr;
+        int64_t have = 0, until = 0;  // what of the row the tile holds
+        const auto row = [&](int64_t at, int64_t count, A* buffer) {
+            if (!made || tiled) return fetch<A>(p.reduced, elements + from, at, count, buffer);
+            if (at + count > until) {
+                have = at;
+                until = min64(stop, at + kTile);
+                piece = fused->make<E>(r * n + at, until - at);
+            }
+            return fetch<A>(p.reduced, piece, at - have, count, buffer);
+        };
+        store(group, r, to, reduce_row<Op, A>(row, first, stop, p.chain));
+    }
+};
+
+template <class Op, class E, class A>
+void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, bool mean = false,
+                  const Fused* fused = nullptr) {
+    const ReducePlan& p = reduce_plan(args);
+    const bool made = fused && fused->head->operand < 0;
+    const E* const x =
+        made ? nullptr : static_cast<const E*>(args.in(fused ? fused->head->operand : 0).ptr);
+    E* const y = static_cast<E*>(fused ? fused->held : args.out(0).ptr);
+    const Reduction<Op, E, A> reduction = {
+        p, fused, mean, made, x, y, static_cast<A*>(args.workspace), p.reduced.total};
+    if (phase == 1) return reduction.join_groups(begin, end);
     A* scratch = nullptr;
     if (p.columns)
         scratch = static_cast<A*>(
-            made ? static_cast<void*>(around->scratch)
+            made ? static_cast<void*>(fused->scratch)
                  : __builtin_alloca_with_align(
                        sizeof(A) * size_t(column_scratch(p, p.ascending) + p.strip), 512));
     A* const strip = scratch + (p.columns ? column_scratch(p, p.ascending) : 0);
     for (int64_t u = begin; u < end; u++) {
-        const int64_t block = u / p.groups, g = u - block * p.groups;
-        const int64_t first = g * p.group, stop = min64(n, first + p.group);
-        if (p.columns) {
-            const int64_t width = p.kept[p.kept_rank - 1], row = block / p.strips;
-            const int64_t c0 = (block - row * p.strips) * p.strip, c1 = min64(width, c0 + p.strip);
-            const int64_t result = row * width + c0, count = c1 - c0;
-            if (c0 >= c1) continue;
-            place(result, result, &from, &to);
-            Rows<E> rows{x + from, p.reduced.stride[0]};
-            if (made) {
-                rows.step = width;
-                rows.around = around;
-                rows.pos = row * n * width + c0;
-                rows.count = count;
-                rows.whole = p.strip <= kStrip;
-                rows.many = rows_at_once(p);
-                rows.slot_size = rows.many * p.strip + kSlack;
-            }
-            reduce_columns<Op, E, A>(rows, p.ascending, p.chain, count, first, stop, scratch,
-                                     strip);
-            const int64_t step = around ? 1 : p.to[p.kept_rank - 1];
-            if (p.groups > 1)
-                for (int64_t i = 0; i < count; i++) parts[g * p.results + result + i] = strip[i];
-            else
-                for (int64_t i = 0; i < count; i++) finish(y + to + i * step, strip[i], mean, n);
-            if (p.groups == 1) done(result, count);
-            continue;
-        }
-        const int64_t unit = block * p.strip, last = min64(p.results, unit + p.strip);
-        int64_t r = unit;
-        const bool tiled = made && n > 0 && n < kTile;  // all elements of the unit at once
-        if (tiled) x = around->make<E>(r * n, (last - r) * n);
-        if (p.bundles) {
-            alignas(64) A t[kShortRow * kBundle<A>], results[kBundle<A>];
-            int64_t at[kBundle<A>], put_at[kBundle<A>];
-            const int64_t step = p.reduced.rank ? p.reduced.stride[0] : 0;
-            for (; last - r >= kBundle<A> / 4; r += kBundle<A>) {
-                const int count = int(min64(kBundle<A>, last - r));
-                for (int i = 0; i < count; i++) {
-                    at[i] = (r + i - unit) * n;
-                    place(r + i, unit, &at[i], &put_at[i]);
-                }
-                load_bundle(t, x, at, count, step, n);
-                bundle_leaf<Op>(t, n, results);
-                for (int i = 0; i < count; i++) finish(y + put_at[i], results[i], mean, n);
-            }
-        }
-        if constexpr (same_bits<E, A>) {
-            const bool dense = !made && p.reduced.dense && p.chain == 0 && first < stop;
-            for (; kDrawsAbreast && dense && p.streamed && n >= kTile && r + kAbreast <= last;
-                 r += kAbreast) {
-                const A* rows[kAbreast];
-                A values[kAbreast];
-                int64_t put_at[kAbreast];
-                for (int i = 0; i < kAbreast; i++) {
-                    place(r + i, unit, &from, &put_at[i]);
-                    rows[i] = reinterpret_cast<const A*>(x + from);
-                }
-                trees_abreast<Op>(rows, n, values);
-                for (int i = 0; i < kAbreast; i++) finish(y + put_at[i], values[i], mean, n);
-            }
-            for (; dense && r < last; r++) {
-                place(r, unit, &from, &to);
-                const A value = dense_tree<Op>(reinterpret_cast<const A*>(x + from) + first,
-                                               stop - first, p.streamed);
-                if (p.groups > 1)
-                    parts[g * p.results + r] = value;
-                else
-                    finish(y + to, value, mean, n);
-            }
-        }
-        for (; r < last; r++) {
-            from = (r - unit) * n;
-            place(r, unit, &from, &to);
-            const E* piece = nullptr;
-            int64_t have = 0, until = 0;  // what of the row the tile holds
-            const auto row = [&](int64_t at, int64_t count, A* buffer) {
-                if (!made || tiled) return fetch<A>(p.reduced, x + from, at, count, buffer);
-                if (at + count > until) {
-                    have = at;
-                    until = min64(stop, at + kTile);
-                    piece = around->make<E>(r * n + at, until - at);
-                }
-                return fetch<A>(p.reduced, piece, at - have, count, buffer);
-            };
-            const A value = reduce_row<Op, A>(row, first, stop, p.chain);
-            if (p.groups > 1)
-                parts[g * p.results + r] = value;
-            else
-                finish(y + to, value, mean, n);
-        }
-        if (p.groups == 1) done(unit, last - unit);
+        const int64_t block = u / p.groups, group = u - block * p.groups;
+        const int64_t first = group * p.group, stop = min64(reduction.n, first + p.group);
+        if (p.columns)
+            reduction.column_unit(block, group, first, stop, scratch, strip);
+        else
+            reduction.row_unit(block, group, first, stop);
     }
 }
 
@@ -642,16 +678,16 @@ struct ExtremumOf<uint8_t> {
 
 template <class Op, template <class> class AccOf, bool Mean>
 void reduce_typed(DType dtype, const ArgBlock& args, int64_t begin, int64_t end, int phase,
-                  const Around* around) {
+                  const Fused* fused) {
     switch (dtype) {
         case DType::f32:
-            return reduce_units<Op, float, float>(args, begin, end, phase, Mean, around);
+            return reduce_units<Op, float, float>(args, begin, end, phase, Mean, fused);
         case DType::f64:
-            return reduce_units<Op, double, double>(args, begin, end, phase, Mean, around);
+            return reduce_units<Op, double, double>(args, begin, end, phase, Mean, fused);
         case DType::f16:
-            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean, around);
+            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean, fused);
         case DType::bf16:
-            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean, around);
+            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean, fused);
         default:
             break;
     }
@@ -659,13 +695,13 @@ void reduce_typed(DType dtype, const ArgBlock& args, int64_t begin, int64_t end,
         switch (dtype) {
             case DType::i32:
                 return reduce_units<Op, int32_t, typename AccOf<int32_t>::type>(
-                    args, begin, end, phase, false, around);
+                    args, begin, end, phase, false, fused);
             case DType::i64:
                 return reduce_units<Op, int64_t, typename AccOf<int64_t>::type>(
-                    args, begin, end, phase, false, around);
+                    args, begin, end, phase, false, fused);
             case DType::u8:
                 return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type>(
-                    args, begin, end, phase, false, around);
+                    args, begin, end, phase, false, fused);
             default:
                 return;
         }
@@ -701,20 +737,20 @@ struct AroundMemory {
     int64_t held, tile, scratch, taken, elements;
     explicit AroundMemory(const ArgBlock& args) {
         const ReducePlan& p = reduce_plan(args);
-        const Around around{&fused_head(args)};
-        const int64_t size = around.head->size;
+        const Fused fused{&fused_head(args)};
+        const int64_t size = fused.head->size;
         const auto round = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
         const int64_t results = !p.columns                          ? kTile
                                 : p.groups > 1 && p.strip < kJoined ? kJoined
                                                                     : p.strip;
         held = round(results * size);
         tile =
-            !around.made(p) ? 0 : round((p.columns ? made_columns(p) : 2 * kTile + kSlack) * size);
-        scratch = round(around.made(p) && p.columns
+            !fused.made(p) ? 0 : round((p.columns ? made_columns(p) : 2 * kTile + kSlack) * size);
+        scratch = round(fused.made(p) && p.columns
                             ? (size < 4 ? 4 : size) * (column_scratch(p, true) + p.strip)
                             : 0);
-        taken = round(around.program(around.head->taken).buffer_bytes);
-        elements = around.made(p) ? round(around.program(around.head->elements).buffer_bytes) : 0;
+        taken = round(fused.program(fused.head->taken).buffer_bytes);
+        elements = fused.made(p) ? round(fused.program(fused.head->elements).buffer_bytes) : 0;
     }
     AICF_INLINE int64_t all() const { return held + tile + scratch + taken + elements; }
 };
@@ -731,32 +767,32 @@ uint64_t fused_reduce_workspace(const ArgBlock& args, int threads) {
 
 void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread) {
     const ReducePlan& p = reduce_plan(args);
-    Around around{&fused_head(args)};
+    Fused fused{&fused_head(args)};
     const AroundMemory bytes(args);
     char *element_slots[kMaxSlots], *result_slots[kMaxSlots];
-    around.held =
+    fused.held =
         static_cast<char*>(args.workspace) + reduce_workspace(args, 1) + thread * bytes.all();
-    around.tile = around.held + bytes.held;
-    around.scratch = around.tile + bytes.tile;
-    around.result_slots = result_slots;
-    around.element_slots = element_slots;
-    char* const buffers = around.scratch + bytes.scratch;
-    start_slots(around.program(around.head->taken), buffers, result_slots);
-    if (around.made(p))
-        start_slots(around.program(around.head->elements), buffers + bytes.taken, element_slots);
-    switch (around.head->reducer) {
+    fused.tile = fused.held + bytes.held;
+    fused.scratch = fused.tile + bytes.tile;
+    fused.result_slots = result_slots;
+    fused.element_slots = element_slots;
+    char* const buffers = fused.scratch + bytes.scratch;
+    start_slots(fused.program(fused.head->taken), buffers, result_slots);
+    if (fused.made(p))
+        start_slots(fused.program(fused.head->elements), buffers + bytes.taken, element_slots);
+    switch (fused.head->reducer) {
         case Reducer::sum:
-            return reduce_typed<SumOp, SumOf, false>(around.head->dtype, args, begin, end, phase,
-                                                     &around);
+            return reduce_typed<SumOp, SumOf, false>(fused.head->dtype, args, begin, end, phase,
+                                                     &fused);
         case Reducer::mean:
-            return reduce_typed<SumOp, SumOf, true>(around.head->dtype, args, begin, end, phase,
-                                                    &around);
+            return reduce_typed<SumOp, SumOf, true>(fused.head->dtype, args, begin, end, phase,
+                                                    &fused);
         case Reducer::max:
-            return reduce_typed<MaxOp, ExtremumOf, false>(around.head->dtype, args, begin, end,
-                                                          phase, &around);
+            return reduce_typed<MaxOp, ExtremumOf, false>(fused.head->dtype, args, begin, end,
+                                                          phase, &fused);
         case Reducer::min:
-            return reduce_typed<MinOp, ExtremumOf, false>(around.head->dtype, args, begin, end,
-                                                          phase, &around);
+            return reduce_typed<MinOp, ExtremumOf, false>(fused.head->dtype, args, begin, end,
+                                                          phase, &fused);
     }
 }
 
