@@ -203,3 +203,62 @@ def test_initial_uniform_beyond_its_dtype():
     g.param("p", (1 << 12,), "float16", aicf.init.uniform(0, 1e5))
     values = g.compile(device="cpu").params["p"].numpy()
     assert np.isfinite(values).all() and values.max() == 65504
+
+
+# ---- initial values against a generator of their own
+
+
+def initial_words(name, seed, count):
+    """The first two words of each element's block, as float32 multiples of 2^-24."""
+    mask = np.uint64(2**32 - 1)
+    key = 0xCBF29CE484222325
+    for byte in name.encode():
+        key = ((key ^ byte) * 0x100000001B3) % 2**64
+    key ^= seed * 0x9E3779B97F4A7C15 % 2**64
+    c = [np.arange(count, dtype=np.uint64), *(np.zeros(count, np.uint64) for _ in range(3))]
+    k = [key & int(mask), key >> 32]
+    for _ in range(10):
+        high = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [
+            (high[1] >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]),
+            high[1] & mask,
+            (high[0] >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]),
+            high[0] & mask,
+        ]
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+    return [(word >> np.uint64(8)) for word in c[:2]]
+
+
+def initial_normals(words):
+    """By the public functions of float32, whose bits a step has too."""
+    one, two = ((word + np.uint64(i)).astype(np.float32) * np.float32(2**-24)
+                for word, i in zip(words, (1, 0), strict=True))  # fmt: skip
+    g = aicf.Graph("box muller")
+    u, v = g.input("u", one.shape), g.input("v", two.shape)
+    angle = v * float(np.float32(6.2831853))
+    g.output("z", aicf.sqrt(aicf.log(u) * -2.0) * aicf.cos(angle))
+    return g.compile(device="cpu", passes=())(u=one, v=two)["z"].numpy()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 + 12345])
+@pytest.mark.parametrize("name", ["w", "0.W", "a ñame of many bytes"])
+@pytest.mark.parametrize("count", [1, 127, 129, 1025, 2 * 65536 + 3])
+def test_initial_values_bit_for_bit(name, seed, count, device):
+    """Of every dtype; behind whole vectors, blocks and parts that threads share out."""
+    f32 = np.float32
+    words = initial_words(name, seed, count)
+    unit, z = words[0].astype(f32) * f32(2**-24), initial_normals(words)
+    inits = {
+        "uniform": (aicf.init.uniform(-0.5, 0.25), f32(-0.5) + f32(0.75) * unit),
+        "normal": (aicf.init.normal(0.1, 0.02), f32(0.1) + f32(0.02) * z),
+    }
+    for init, expected in inits.values():
+        for dtype in ("float32", "float64", "float16", "bfloat16"):
+            g = aicf.Graph("initial")
+            g.param(name, (count,), dtype, init)
+            got = g.compile(device=device, seed=seed, capture=False).params[name].numpy()
+            wanted = expected.astype(np.float64)
+            if init is inits["uniform"][0] and dtype in ("float16", "bfloat16"):
+                wanted = np.minimum(wanted, 0.25 * (1 - 2.0 ** (-11 if dtype == "float16" else -8)))
+            wanted = wanted if dtype == "float64" else rounded(wanted, dtype)
+            assert_bits(got, wanted.astype(got.dtype))

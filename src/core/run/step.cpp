@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "core/base/float_mode.h"
+#include "core/base/threads.h"
 #include "core/run/eager.h"
 #include "core/run/init.h"
 
@@ -200,13 +201,15 @@ void Step::allocate(const Options& options) {
         cell->data = cell->owner ? static_cast<char*>(cell->owner.get()) + place.offset : nullptr;
         cells_.emplace(id, cell);
     };
+    std::vector<const Value*> fresh;
     for (const Value& value : plan_.values) {
         if (value.role == Role::temp || plan_.places[value.id].storage == kNone ||
             cells_.contains(value.id))
             continue;
         own(value.id);
-        fill(value, options.seed);
+        fresh.push_back(&value);
     }
+    fill(fresh, options.seed);
     for (const Lowered::Output& output : plan_.outputs) {
         const ValueId storage = plan_.places[output.value].storage;
         if (!cells_.contains(storage)) own(storage);
@@ -250,22 +253,40 @@ void Step::join_cells() {
     fellows_ = mine;
 }
 
-void Step::fill(const Value& value, uint64_t seed) {
-    const Init& init = value.init;
-    if (element_count(value.type.shape) == 0 ||
-        (init.kind == Init::zeros && value.role != Role::constant))
-        return;
-    void* to = address(value.id);
-    const auto upload = [&](const char* from, size_t bytes) {
-        const Locks locks(*machine_, others_);
-        machine_->backend->upload(to, from, bytes);
+/// Writes what values hold at first, many at a time, each part to the device as soon as it is made.
+void Step::fill(const std::vector<const Value*>& values, uint64_t seed) {
+    constexpr int64_t kPart = 64 << 10;  // elements
+    struct Part {
+        const Value* value;
+        int64_t begin, end;
     };
-    if (init.kind == Init::data) return upload(init.bytes->data(), init.bytes->size());
-    const auto size =
-        static_cast<size_t>(element_count(value.type.shape) * dtype_size(value.type.dtype));
-    const auto bytes = std::make_unique_for_overwrite<char[]>(size);
-    write_initial(value, seed, bytes.get());
-    upload(bytes.get(), size);
+    const auto upload = [&](char* to, const char* from, int64_t bytes) {
+        const Locks locks(*machine_, others_);
+        machine_->backend->upload(to, from, static_cast<uint64_t>(bytes));
+    };
+    std::vector<Part> parts;
+    int64_t elements = 0;
+    for (const Value* value : values) {
+        const Init& init = value->init;
+        const int64_t count = element_count(value->type.shape);
+        if (count == 0 || (init.kind == Init::zeros && value->role != Role::constant)) continue;
+        if (init.kind == Init::data) {
+            upload(address(value->id), init.bytes->data(), std::ssize(*init.bytes));
+            continue;
+        }
+        for (int64_t begin = 0; begin < count; begin += kPart)
+            parts.push_back({value, begin, std::min(begin + kPart, count)});
+        elements += count;
+    }
+    const auto write = [&](size_t i) {
+        const auto [value, begin, end] = parts[i];
+        const int64_t size = dtype_size(value->type.dtype), bytes = (end - begin) * size;
+        const auto made = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(bytes));
+        write_initial(*value, seed, begin, end, made.get());
+        upload(address(value->id) + begin * size, made.get(), bytes);
+    };
+    if (elements > kPart) return in_parallel(parts.size(), write);
+    for (size_t i = 0; i < parts.size(); i++) write(i);
 }
 
 uint64_t Step::bindings() const {

@@ -99,7 +99,7 @@ class Step {
     char* address(ValueId id) const;
     void* counters(const PlannedOp& planned) const;
     void allocate(const Options& options);
-    void fill(const Value& value, uint64_t seed);
+    void fill(const std::vector<const Value*>& values, uint64_t seed);
     void join_cells();
     std::vector<std::shared_ptr<void>> bind_ops(std::vector<std::shared_ptr<const void>> code);
     void follow_bindings();

@@ -14,6 +14,7 @@
 
 #include "core/base/float_mode.h"
 #include "core/run/backend.h"
+#include "core/run/init.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/program.h"
 
@@ -368,6 +369,8 @@ class CpuBackend : public Backend {
 }  // namespace
 
 void register_cpu_backend() {
+    register_draw([](bool normal, float a, float b, uint64_t key, uint64_t first, int64_t count,
+                     float* to) { chosen().table.draw(normal, a, b, key, first, count, to); });
     register_backend(Device::cpu, [](Device device) -> std::unique_ptr<Backend> {
         if (device.index != 0)
             raise(ErrorKind::device_unavailable, "device: cpu:", device.index,

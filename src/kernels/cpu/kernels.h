@@ -183,6 +183,9 @@ struct Batch {
 // ---- what one instruction set offers ------------------------------------------------------------
 
 /// Copies elements of `size` bytes between any strides (counted in elements); no alignment needed.
+/// As core/run/init.h says.
+using DrawFn = void (*)(bool normal, float a, float b, uint64_t key, uint64_t first, int64_t count,
+                        float* to);
 using StridedCopyFn = void (*)(void* to, const int64_t* to_strides, const void* from,
                                const int64_t* from_strides, const int64_t* shape, int rank,
                                int size);
@@ -195,6 +198,7 @@ struct Table {
     void (*run_program)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
     void (*run_batch)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
     StridedCopyFn strided_copy;
+    DrawFn draw;
     AICF_HD void add(const CpuKernel& kernel) { kernels[kernel_count++] = kernel; }
     AICF_HD void add(const InstrDef& instr) { instrs[instr_count++] = instr; }
 };

@@ -1,6 +1,6 @@
-// Random numbers by Philox; see core/abi/philox.h and core/graph/ops_random.cpp. An element's number
-// depends on (seed, stream, step, element) alone, so any split over threads gives the same bits.
-// Included once per instruction set; see isa.cpp. No standard-library templates here.
+// Random numbers by Philox; see core/abi/philox.h and core/graph/ops_random.cpp. An element's
+// number depends on (seed, stream, step, element) alone, so any split over threads gives the same
+// bits. Included once per instruction set; see isa.cpp. No standard-library templates here.
 
 namespace aicf::cpu::AICF_ISA {
 
@@ -106,7 +106,55 @@ void dropout_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     AICF_BY_FLOAT(args.out(0).dtype, dropout_units, args, begin, end)
 }
 
+/// The first two words of blocks first to first + n - 1, as philox() gives them: a round at a time
+/// of all, so that the compiler makes vectors of them.
+constexpr int64_t kDrawn = 128;
+struct Drawn {
+    alignas(64) uint32_t word[4][kDrawn];
+};
+AICF_INLINE void draw_words(uint64_t first, int64_t n, uint64_t key, Drawn& drawn) {
+    uint32_t *c0 = drawn.word[0], *c1 = drawn.word[1], *c2 = drawn.word[2], *c3 = drawn.word[3];
+    AICF_LOOP {
+        c0[i] = uint32_t(first + uint64_t(i));
+        c1[i] = uint32_t((first + uint64_t(i)) >> 32);
+        c2[i] = c3[i] = 0;
+    }
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        AICF_LOOP {
+            const uint64_t p0 = uint64_t(0xD2511F53u) * c0[i], p1 = uint64_t(0xCD9E8D57u) * c2[i];
+            c0[i] = uint32_t(p1 >> 32) ^ c1[i] ^ k0;
+            c2[i] = uint32_t(p0 >> 32) ^ c3[i] ^ k1;
+            c1[i] = uint32_t(p1);
+            c3[i] = uint32_t(p0);
+        }
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
+/// See DrawFn.
+void draw(bool normal, float a, float b, uint64_t key, uint64_t first, int64_t count, float* to) {
+    Drawn drawn;
+    for (int64_t n; count > 0; count -= n, first += uint64_t(n), to += n) {
+        n = min64(kDrawn, count);
+        draw_words(first, n, key, drawn);
+        const uint32_t *one = drawn.word[0], *two = drawn.word[1];
+        if (normal) {
+            static_assert(6.2831853f <= scalar::kSinFastLimit);
+            AICF_LOOP {  // normal_from() of lane 0
+                const float radius = scalar::sqrt(-2.0f * scalar::log(open_uniform_from(one[i])));
+                const float angle = 6.2831853f * uniform_from(two[i]);
+                to[i] = a + b * (radius * scalar::cos_fast(angle, scalar::reduce_fast(angle)));
+            }
+        } else {
+            AICF_LOOP to[i] = a + (b - a) * uniform_from(one[i]);
+        }
+    }
+}
+
 void register_random(Table& table) {
+    table.draw = draw;
     table.add(CpuKernel{"random_uniform", kAnyDType, random_uniform_run, random_units});
     table.add(CpuKernel{"random_normal", kAnyDType, random_normal_run, random_units});
     table.add(CpuKernel{"dropout", kFloats, dropout_run, random_units});
