@@ -29,7 +29,7 @@ from .nn import *  # noqa: F403
 from .nn import __all__ as _nn_names
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
-from .step import Step
+from .step import Step, load_step
 
 __version__ = "0.1.0"
 
@@ -57,6 +57,7 @@ __all__ = [
     "Value",
     "devices",
     "init",
+    "load_step",
     "num_threads",
     "op_call",
     "optim",

@@ -10,6 +10,7 @@ import numpy as np
 from . import _core
 from .arguments import Path, checked
 from .device import resolve_device
+from .files import Source, write_whole
 from .serialize import listed, read_record, read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -155,14 +156,7 @@ class Step(_core.Step):
             raise _core.GraphError(
                 f'compile: passes is {passes!r}; need "default" or a tuple of {", ".join(known)}'
             )
-        others = [] if share is None else [share] if isinstance(share, _core.Step) else share
-        if not isinstance(others, Sequence):
-            raise _core.GraphError(f"compile: share is {share!r}; need a Step or several")
-        others = tuple(others)  # which no other thread empties
-        for other in others:
-            if not isinstance(other, _core.Step):
-                raise _core.GraphError(f"compile: share holds {other!r}; need Steps")
-            _ = other.steps_run  # GraphError from one that was never compiled
+        others = _steps("compile", share)
         chosen = {} if candidates is None else candidates
         if not isinstance(chosen, Mapping) or not all(
             isinstance(text, str) for item in chosen.items() for text in item
@@ -301,6 +295,22 @@ class Step(_core.Step):
             types[name] = array.dtype, array.shape
         self._write_all(read_tensors(path, types))
 
+    @checked
+    def export(self, path: Path, state: bool = True) -> None:
+        """Writes the compiled step as a file that `load_step` runs without the graph.
+
+        Args:
+            path: a file that is replaced whole, as `save` does.
+            state: it begins with what params and states hold now; False: with the initial values
+                of its graph, for the seed that it was compiled with.
+
+        Raises: OSError with the path; FormatError where it is no regular file.
+
+        >>> step.export("train.aicf")
+        >>> again = aicf.load_step("train.aicf")
+        """
+        write_whole("export", path, self._export(state))
+
     # ---- looking at it
 
     @property
@@ -323,6 +333,53 @@ class Step(_core.Step):
             return f"aicf.Step({self.device}, {len(self.lowered)} launches)"
         except _core.GraphError:  # seen while a failed compile() is on its way out
             return "aicf.Step(not compiled)"
+
+
+@checked
+def load_step(
+    path: Path, device: str | None = None, *, share: Any = None, capture: bool = True
+) -> Step:
+    """A step from a file of `Step.export`, with the bits of the one that was exported.
+
+    A file for a GPU holds code that runs there as it stands: load it only from where you would
+    take a program. One for the CPU holds none, and is checked whole before anything runs.
+
+    Args:
+        path: the file.
+        device: "cpu" or "cuda:<index>", of the kind that the step was compiled for; None: the first
+            of that kind.
+        share: a Step or several; params and states of equal name use their storage.
+        capture: False leaves only `run`.
+
+    Returns: a Step, whose outputs, params and states are those of the file.
+
+    Raises: FormatError for what is no whole file of this version; Unsupported for another kind of
+    device; OSError with the path.
+
+    >>> step = aicf.load_step("train.aicf")
+    """
+    if device is not None:
+        device = resolve_device(device)
+    others = _steps("load_step", share)
+    with Source("load_step", path) as source:
+        content = source.read(source.size)
+        source.check_unchanged()
+    step = Step.__new__(Step)
+    _core.Step.__init__(step, content, source.where, device, capture, others)
+    return step
+
+
+def _steps(where: str, share: Any) -> tuple[Step, ...]:
+    """What share= names."""
+    others = [] if share is None else [share] if isinstance(share, _core.Step) else share
+    if not isinstance(others, Sequence):
+        raise _core.GraphError(f"{where}: share is {share!r}; need a Step or several")
+    others = tuple(others)  # which no other thread empties
+    for other in others:
+        if not isinstance(other, _core.Step):
+            raise _core.GraphError(f"{where}: share holds {other!r}; need Steps")
+        _ = other.steps_run  # GraphError from one that was never compiled
+    return others
 
 
 def _initial(graph: Graph, params: Any) -> dict[str, Any]:

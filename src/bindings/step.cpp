@@ -239,6 +239,23 @@ nb::typed<nb::object, Outputs> after(nb::handle self, Step& step, Run run) {
     return nb::typed<nb::object, Outputs>(std::move(outputs));
 }
 
+/// The bytes of an object that has some, while this lives.
+class HeldBytes {
+  public:
+    explicit HeldBytes(nb::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE)) nb::raise_python_error();
+    }
+    ~HeldBytes() { PyBuffer_Release(&buffer_); }
+    HeldBytes(const HeldBytes&) = delete;
+    HeldBytes& operator=(const HeldBytes&) = delete;
+    std::string_view bytes() const {
+        return {static_cast<const char*>(buffer_.buf), static_cast<size_t>(buffer_.len)};
+    }
+
+  private:
+    Py_buffer buffer_;
+};
+
 }  // namespace
 
 void refuse_rest(const char* function, const char* takes, const nb::args& rest,
@@ -437,6 +454,40 @@ void bind_step(nb::module_& m) {
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
             nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),
             nb::arg("candidates"), nb::arg("tensor_cores"))
+        .def(
+            "__init__",
+            [](Step* self, nb::handle file, const std::string& where, nb::handle device,
+               bool capture, const std::vector<Step*>& share) {
+                const HeldBytes held(file);  // which nobody changes or frees meanwhile
+                Step::Options options;
+                options.capture = capture;
+                options.share.assign(share.begin(), share.end());
+                const bool given = !device.is_none();
+                if (given) options.device = parse_device(nb::cast<std::string>(device));
+                const GilRelease release;
+                const Signals signals;
+                const Executable executable(held.bytes(), where);
+                if (!given) options.device.kind = executable.plan().device;
+                new (self) Step(executable, options);
+            },
+            nb::arg("file"), nb::arg("where"), nb::arg("device").none(), nb::arg("capture"),
+            nb::arg("share"))
+        .def(
+            "_export",
+            [](Step& s, bool state) {
+                std::vector<FilePiece> pieces;
+                {
+                    const GilRelease release;
+                    pieces = s.write_file(state);
+                }
+                nb::list all;
+                for (FilePiece& piece : pieces) {
+                    all.append(nb::bytes(piece.data, piece.bytes));
+                    piece = {};  // two copies of one piece at most
+                }
+                return all;
+            },
+            nb::arg("state"))
         .def(
             "__call__",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {

@@ -74,6 +74,9 @@ uint64_t run_graphs();
 /// Many threads on independent, sharing and common Steps.
 uint64_t run_threads(int threads, int steps);
 
+/// Loads and runs the files of a pack; returns the sum of their fates.
+uint64_t run_files(const char* pack);
+
 /// A training step of a small perceptron, its optimizer included.
 Graph perceptron(int64_t batch, int64_t width);
 

@@ -42,6 +42,34 @@ std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
 
 constexpr int64_t kMostBytes = int64_t{1} << 58;  // so that no sum of regions overflows
 
+[[noreturn]] void too_large() {
+    raise(ErrorKind::out_of_memory, "plan: it takes more than ", kMostBytes,
+          " bytes; need smaller values");
+}
+int64_t sum(int64_t a, int64_t b) {
+    if (a > kMostBytes - b) too_large();
+    return a + b;
+}
+
+/// Each op waits for the nearest earlier ops whose memory it meets; what those already waited for
+/// is implied.
+void order_ops(Plan& plan) {
+    Order order(plan.ops.size());
+    LastTouches memory;
+    for (size_t i = 0; i < plan.ops.size(); i++) {
+        poll();
+        std::vector<int>& waits = plan.ops[i].waits;
+        waits.clear();
+        for (int op : memory.meet(static_cast<int>(i), touches(plan, plan.ops[i]))) {
+            if (order.waits(op)) continue;
+            order.wait(op);
+            waits.push_back(op);
+        }
+        order.next();
+        std::reverse(waits.begin(), waits.end());
+    }
+}
+
 class Planner {
   public:
     Planner(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
@@ -101,15 +129,6 @@ class Planner {
         if (bytes > kMostBytes) too_large();
         return align_up(bytes);
     }
-    static int64_t sum(int64_t a, int64_t b) {
-        if (a > kMostBytes - b) too_large();
-        return a + b;
-    }
-    [[noreturn]] static void too_large() {
-        raise(ErrorKind::out_of_memory, "plan: it takes more than ", kMostBytes,
-              " bytes; need smaller values");
-    }
-
     /// Params get one layout that grads and moments repeat; everything else follows in id order.
     void place_leaves() {
         std::vector<int64_t> layout(lowered_.values.size(), -1);
@@ -317,7 +336,7 @@ class Planner {
             restart();
             if (in_place) share_in_place(nullptr);
             temps = find_temps();
-            order_ops();
+            order_ops(plan_);
             std::vector<std::vector<int>> waits;
             for (const PlannedOp& op : plan_.ops) waits.push_back(op.waits);
             const Lanes lanes(waits, most_lanes);
@@ -333,7 +352,7 @@ class Planner {
                 settle(temps, apart);
                 for (size_t i = 0; i < plan_.ops.size(); i++)
                     plan_.ops[i].lane = lanes.lane(static_cast<int>(i));
-                if (apart.more_waits) order_ops();
+                if (apart.more_waits) order_ops(plan_);
                 return true;
             }
             return false;
@@ -342,7 +361,7 @@ class Planner {
         restart();
         share_in_place(nullptr);
         settle(find_temps(), found);
-        order_ops();
+        order_ops(plan_);
     }
 
     static constexpr int64_t kGrowth = 10, kFree = 64 << 20;  // percent of all bytes; bytes
@@ -376,26 +395,6 @@ class Planner {
                 put(temps[i].value, Region::temps, places.offsets[i]);
         follow_storage();
         bytes(Region::temps) = places.all;
-    }
-
-    /// Each op waits for the nearest earlier ops whose memory it meets; what those already waited
-    /// for is implied.
-    void order_ops() {
-        const size_t count = plan_.ops.size();
-        Order order(count);
-        LastTouches memory;
-        for (size_t i = 0; i < count; i++) {
-            poll();
-            std::vector<int>& waits = plan_.ops[i].waits;
-            waits.clear();
-            for (int op : memory.meet(static_cast<int>(i), touches(plan_, plan_.ops[i]))) {
-                if (order.waits(op)) continue;
-                order.wait(op);
-                waits.push_back(op);
-            }
-            order.next();
-            std::reverse(waits.begin(), waits.end());
-        }
     }
 
     const Lowered& lowered_;
@@ -442,6 +441,28 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
         choose(op);
         for (LoweredOp& member : op.members) choose(member);
     }
+}
+
+void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms) {
+    int64_t &counters = plan.region_bytes[static_cast<int>(Region::counters)] = 0,
+            &temps = plan.region_bytes[static_cast<int>(Region::temps)];
+    const int64_t end = align_up(temps);
+    bool moved = false;
+    for (size_t i = 0; i < plan.ops.size(); i++) {
+        PlannedOp& op = plan.ops[i];
+        op.counters = counters;
+        counters = sum(counters, align_up(static_cast<int64_t>(op.kernel->counter_bytes)));
+        if (op.kernel->workspace_bytes > static_cast<uint64_t>(kMostBytes)) too_large();
+        const auto wanted = static_cast<int64_t>(op.kernel->workspace_bytes);
+        if (wanted == 0) {
+            op.scratch = -1;
+        } else if (op.scratch < 0 || wanted > rooms[i]) {
+            op.scratch = end;
+            temps = std::max(temps, sum(end, align_up(wanted)));
+            moved = true;
+        }
+    }
+    if (moved) order_ops(plan);
 }
 
 Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
@@ -575,6 +596,11 @@ Report verify(const Plan& plan) {
         if (!holds(after[output.value]))
             report.fail("plan",
                         cat("output \"", output.name, "\" is overwritten before the step ends"));
+    for (const Value& value : plan.values)  // what the next step reads
+        if (value.role != Role::temp && plan.places[value.id].storage == value.id &&
+            !holds(after[value.id]))
+            report.fail("plan",
+                        cat("%", value.id, " does not hold its content when the step ends"));
     for (const Assign& assign : plan.assigns)
         if (!holds(assign.source) || !(touch(assign.source).begin == touch(assign.target).begin))
             report.fail("plan", cat("%", assign.target, " does not hold %", assign.source,

@@ -67,6 +67,9 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
 /// elsewhere.
 Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
                const OnStage& done = {});
+/// Gives kernels that were chosen after the plan was made their counters, and scratch behind the
+/// temporaries where they want more than the `rooms` that ops had.
+void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms);
 /// Recomputes from the plan alone that no two live values overlap and that waits order every
 /// hazard.
 Report verify(const Plan& plan);

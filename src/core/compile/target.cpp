@@ -39,6 +39,18 @@ void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
 
 }  // namespace
 
+void Target::write(const Kernels&, std::string&, std::string&) const {}
+
+Kernels Target::read(const std::vector<const LoweredOp*>& ops, std::string_view records,
+                     std::string_view code, const std::string& where) const {
+    if (!records.empty() || !code.empty())
+        raise(ErrorKind::format, where, ": it holds ", records.size() + code.size(),
+              " bytes of kernels; need none, for they are in this library");
+    Kernels kernels;
+    for (const LoweredOp* op : ops) kernels.push_back(select(*op));
+    return kernels;
+}
+
 std::vector<Scalar> pack_scalars(const LoweredOp& op) {
     std::vector<Scalar> scalars;
     const int rank = op.inputs.empty() ? 0 : op.inputs[0].shape.rank();

@@ -45,6 +45,16 @@ class Target {
     virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) const = 0;
     /// Compiles the code of all kernels, which may take seconds.
     virtual void build(const Kernels&) const {}
+
+    /// What a file says of the machine it was made for.
+    virtual std::string arch() const { return ""; }
+    virtual int processors() const { return 0; }
+    /// What a file keeps of kernels that are built: records and code. Nothing: they are selected
+    /// again from their ops.
+    virtual void write(const Kernels&, std::string& records, std::string& code) const;
+    /// The kernels of ops, as write() said; FormatError naming `where`.
+    virtual Kernels read(const std::vector<const LoweredOp*>& ops, std::string_view records,
+                         std::string_view code, const std::string& where) const;
 };
 
 /// Gives the kernel of a group its next part.

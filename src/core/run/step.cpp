@@ -88,20 +88,57 @@ class Turn {
 
 }  // namespace
 
-Step::Step(Graph graph, const Options& options) {
-    const FloatMode mode;
-    std::clock_t last = std::clock();
-    const OnStage stage = [this, &last](const std::string& name) {
+OnStage Step::stages_from(std::clock_t& last) {
+    last = std::clock();
+    return [this, &last](const std::string& name) {
         const std::clock_t now = std::clock();
         stages_.emplace_back(name, static_cast<double>(now - last) / CLOCKS_PER_SEC);
         last = now;
         poll();
     };
+}
+
+Step::Step(Graph graph, const Options& options) : seed_(options.seed) {
+    const FloatMode mode;
+    std::clock_t last = 0;
+    const OnStage stage = stages_from(last);
     share_cells(options, graph.values);
     CompileOptions compiling = options.compile;
     for (const auto& [id, cell] : cells_) compiling.shared.push_back(graph.values[id].name);
     plan_ = compile(std::move(graph), machine_->backend->target(), compiling, stage);
     start(options, stage);
+}
+
+Step::Step(const Executable& file, const Options& options) : seed_(file.seed()) {
+    const FloatMode mode;
+    std::clock_t last = 0;
+    const OnStage stage = stages_from(last);
+    if (file.plan().device != options.device.kind)
+        raise(ErrorKind::unsupported, "load_step: the file holds a step for ",
+              kind_name(file.plan().device), ", the device is ", to_string(options.device),
+              "; export one that was compiled for it");
+    share_cells(options, file.plan().values);
+    plan_ = file.finish(machine_->backend->target());
+    stage("kernels");
+    start(options, stage);
+}
+
+std::vector<FilePiece> Step::write_file(bool state) {
+    Plan plan = plan_;
+    std::vector<ValueId> held;
+    for (const Value& value : plan.values)
+        if (state && (value.role == Role::param || value.role == Role::state))
+            held.push_back(value.id);
+    std::vector<TensorRef> now = read(held);
+    for (size_t i = 0; i < held.size(); i++) {
+        const auto* data = static_cast<const char*>(now[i].data);
+        Value& value = plan.values[held[i]];
+        value.init = {
+            Init::data, 0, 0,
+            std::make_shared<const std::vector<char>>(data, data + byte_count(value.type))};
+        now[i] = {};
+    }
+    return write_executable(plan, seed_, machine_->backend->target());
 }
 
 /// Joins the machine of the Steps to share with and takes over their cells.
@@ -150,7 +187,7 @@ void Step::start(const Options& options, const OnStage& stage) {
     }
     for (size_t i = 0; i < plan_.outputs.size(); i++)
         output_names_.emplace(plan_.outputs[i].name, i);
-    allocate(options);
+    allocate();
     stage("allocate");
     auto code = machine_->backend->load(plan_.kernels());
     stage("load");
@@ -182,7 +219,7 @@ char* Step::address(ValueId id) const {
     return base ? base + place.offset : nullptr;
 }
 
-void Step::allocate(const Options& options) {
+void Step::allocate() {
     Backend& backend = *machine_->backend;
     for (int r = 0; r < kRegions; r++)
         if (plan_.region_bytes[r])
@@ -197,8 +234,16 @@ void Step::allocate(const Options& options) {
         const Place& place = plan_.places[id];
         auto cell = std::make_shared<Cell>();
         cell->bytes = place.bytes;
-        cell->owner = regions_[static_cast<int>(place.region)];
-        cell->data = cell->owner ? static_cast<char*>(cell->owner.get()) + place.offset : nullptr;
+        const bool elsewhere = place.offset < 0;  // in a Step that is not here: memory of its own
+        if (elsewhere && place.bytes) {
+            cell->owner = backend.allocate(static_cast<uint64_t>(place.bytes));
+            backend.clear(cell->owner.get(), static_cast<uint64_t>(place.bytes));
+            cell->data = static_cast<char*>(cell->owner.get());
+        } else if (!elsewhere) {
+            cell->owner = regions_[static_cast<int>(place.region)];
+            cell->data =
+                cell->owner ? static_cast<char*>(cell->owner.get()) + place.offset : nullptr;
+        }
         cells_.emplace(id, cell);
     };
     std::vector<const Value*> fresh;
@@ -209,7 +254,7 @@ void Step::allocate(const Options& options) {
         own(value.id);
         fresh.push_back(&value);
     }
-    fill(fresh, options.seed);
+    fill(fresh, seed_);
     for (const Lowered::Output& output : plan_.outputs) {
         const ValueId storage = plan_.places[output.value].storage;
         if (!cells_.contains(storage)) own(storage);
@@ -677,7 +722,7 @@ TensorRef Step::snapshot(const Lowered::Output& output) {
     if (output.keep > 1) {
         const TensorRef position = read_locked(output.position);
         const int64_t done = *static_cast<const int64_t*>(position.data), keep = output.keep,
-                      count = std::min(done, keep);
+                      count = std::clamp<int64_t>(done, 0, keep);
         rows.clear();
         for (int64_t i = 0; i < count; i++) rows.push_back((done - count + i) % keep);
         now.shape[0] = count;
@@ -717,7 +762,7 @@ TensorRef Step::read_output(const Lowered::Output& output) {
     if (output.keep == 1) return ring;
     const TensorRef position = read_locked(output.position);
     const int64_t done = *static_cast<const int64_t*>(position.data), keep = output.keep;
-    const int64_t count = std::min(done, keep),
+    const int64_t count = std::clamp<int64_t>(done, 0, keep),
                   row = element_count(ring.shape) / keep * dtype_size(ring.dtype);
     TensorRef last = ring;
     last.shape[0] = count;

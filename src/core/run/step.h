@@ -2,10 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <ctime>
 #include <map>
 
 #include "core/base/fork.h"
 #include "core/compile/compile.h"
+#include "core/compile/executable.h"
 #include "core/run/backend.h"
 
 namespace aicf {
@@ -47,6 +49,8 @@ class Step {
         CompileOptions compile = {};
     };
     Step(Graph graph, const Options& options);
+    /// Of a file; the seed and what is compiled are the file's, the other options these.
+    Step(const Executable& file, const Options& options);
     ~Step();
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
@@ -59,6 +63,10 @@ class Step {
     void reset();  // drops the captured form
     bool captured() const;
     void synchronize();
+
+    /// The step as a file. `state`: it begins with what params and states hold now, else as its
+    /// graph says.
+    std::vector<FilePiece> write_file(bool state);
 
     const Plan& plan() const { return plan_; }
     Device device() const { return machine_->backend->device(); }
@@ -95,10 +103,11 @@ class Step {
 
   private:
     void share_cells(const Options& options, const std::vector<Value>& values);
+    OnStage stages_from(std::clock_t& last);
     void start(const Options& options, const OnStage& stage);
     char* address(ValueId id) const;
     void* counters(const PlannedOp& planned) const;
-    void allocate(const Options& options);
+    void allocate();
     void fill(const std::vector<const Value*>& values, uint64_t seed);
     void join_cells();
     std::vector<std::shared_ptr<void>> bind_ops(std::vector<std::shared_ptr<const void>> code);
@@ -116,6 +125,7 @@ class Step {
     void replay_locked(int64_t times);
 
     Plan plan_;
+    uint64_t seed_ = 0;
     std::shared_ptr<Machine> machine_;
     std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
     std::shared_ptr<void> regions_[kRegions];

@@ -67,9 +67,6 @@ class CudaBackend : public Backend {
   public:
     explicit CudaBackend(Device device)
         : gpu_(gpu(device.index)), target_({gpu_.processors, gpu_.compute_major}, gpu_.arch()) {
-        const NvrtcInfo& nvrtc = nvrtc_info();
-        if (nvrtc.path.empty())
-            raise(ErrorKind::device_unavailable, to_string(device), ": ", nvrtc.problem);
         stream_ = std::make_shared<Stream>(gpu_);
     }
 

@@ -55,11 +55,11 @@ std::shared_ptr<KernelCode> kernel_code(const KernelText& text) {
 Codes distinct(Codes codes) {
     // Products on tiles keep the compiler busiest; they are known by their shared memory.
     const auto order = [](const auto& code) {
-        return std::tuple(-int64_t{code->shared}, std::string_view(code->symbol));
+        return std::tuple(-int64_t{code->shared}, std::string_view(code->key));
     };
     std::sort(codes.begin(), codes.end(),
               [&](const auto& a, const auto& b) { return order(a) < order(b); });
-    const auto same = [](const auto& a, const auto& b) { return a->symbol == b->symbol; };
+    const auto same = [](const auto& a, const auto& b) { return a->key == b->key; };
     codes.erase(std::unique(codes.begin(), codes.end(), same), codes.end());
     return codes;
 }
@@ -110,7 +110,7 @@ void build(const Codes& codes, const std::string& arch) {
     // What is held by some plan or loaded on some GPU is not asked for again.
     static std::mutex lock;
     static std::map<std::string, std::weak_ptr<const std::string>> held;
-    const auto held_as = [&](const KernelCode& code) { return cat(arch, " ", code.symbol); };
+    const auto held_as = [&](const KernelCode& code) { return cat(arch, " ", code.key); };
     Codes missing;
     {
         const std::lock_guard guard(lock);
@@ -128,11 +128,11 @@ void build(const Codes& codes, const std::string& arch) {
     std::vector<std::string> cubins = cached_cubins(programs, arch);
     std::map<std::string_view, std::shared_ptr<const std::string>> found;
     for (size_t i = 0; i < each.size(); i++)
-        found[each[i]->symbol] = std::make_shared<const std::string>(std::move(cubins[i]));
+        found[each[i]->key] = std::make_shared<const std::string>(std::move(cubins[i]));
     const std::lock_guard guard(lock);
     std::erase_if(held, [](const auto& entry) { return entry.second.expired(); });
     for (const auto& code : missing) {
-        if (!code->cubin) code->cubin = found[code->symbol];
+        if (!code->cubin) code->cubin = found[code->key];
         held[held_as(*code)] = code->cubin;
     }
 }
@@ -142,18 +142,18 @@ std::vector<std::shared_ptr<const LoadedKernel>> KernelCache::load(const Codes& 
     {
         const std::lock_guard guard(lock_);
         for (const auto& code : codes)
-            if (!known_.contains(code->symbol)) missing.push_back(code);
+            if (!known_.contains(code->key)) missing.push_back(code);
     }
     build(missing, gpu_.arch());
     std::vector<std::shared_ptr<const LoadedKernel>> loaded;
     const std::lock_guard guard(lock_);
     const Scope scope(gpu_);
     for (const auto& code : codes) {
-        auto known = known_.find(code->symbol);
+        auto known = known_.find(code->key);
         if (known == known_.end()) {
             auto kernel =
                 std::make_shared<const LoadedKernel>(LoadedKernel{code->cubin, load(*code)});
-            known = known_.emplace(code->symbol, std::move(kernel)).first;
+            known = known_.emplace(code->key, std::move(kernel)).first;
         }
         loaded.push_back(known->second);
     }

@@ -14,6 +14,9 @@ struct KernelCode {
     std::string symbol, name, program;
     uint32_t shared = 0;                       // dynamic, bytes
     std::shared_ptr<const std::string> cubin;  // once built
+    /// What caches of a process know it by: the symbol, which says the text; of code from a file,
+    /// whose maker is not known, the content as well.
+    std::string key = symbol;
 };
 std::shared_ptr<KernelCode> kernel_code(const KernelText& text);
 using Codes = std::vector<std::shared_ptr<KernelCode>>;
@@ -34,14 +37,14 @@ struct LoadedKernel {
 class KernelCache {
   public:
     explicit KernelCache(Gpu& gpu) : gpu_(gpu) {}
-    /// By code: its kernel on this GPU; codes of one symbol are loaded once.
+    /// By code: its kernel on this GPU; codes of one key are loaded once.
     std::vector<std::shared_ptr<const LoadedKernel>> load(const Codes& codes);
 
   private:
     CUfunction load(const KernelCode& code);
     Gpu& gpu_;
     std::mutex lock_;
-    std::map<std::string, std::shared_ptr<const LoadedKernel>> known_;  // by symbol
+    std::map<std::string, std::shared_ptr<const LoadedKernel>> known_;  // by key
 };
 KernelCache& kernel_cache(Gpu& gpu);
 

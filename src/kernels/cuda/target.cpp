@@ -17,21 +17,26 @@ std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& o
     auto kernel = std::make_shared<CudaKernel>();
     kernel->name = text.name;
     kernel->workspace_bytes = text.workspace;
-    kernel->tail_bytes = tail_bytes(op);
     kernel->maps = text.maps;
-    for (const TensorMap& map : text.maps) {
-        kernel->align.resize(std::max<size_t>(kernel->align.size(), map.input + size_t{1}));
-        kernel->align[static_cast<size_t>(map.input)] = kMapAlign;
-    }
     kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
     kernel->threads = static_cast<unsigned>(text.threads);
     kernel->shared = text.shared;
-    kernel->block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
+    complete(*kernel, op);
     if (text.blocks) kernel->counter_bytes = 4 * static_cast<uint64_t>(text.counters);
     return kernel;
 }
 
 }  // namespace
+
+void complete(CudaKernel& kernel, const LoweredOp& op) {
+    kernel.tail_bytes = tail_bytes(op);
+    kernel.block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
+    for (const TensorMap& map : kernel.maps) {
+        if (map.input < 0 || map.input >= static_cast<int>(op.inputs.size())) continue;
+        kernel.align.resize(std::max<size_t>(kernel.align.size(), map.input + size_t{1}));
+        kernel.align[static_cast<size_t>(map.input)] = kMapAlign;
+    }
+}
 
 // Of a family that is not known yet as well: mma.sync is an instruction of every later one.
 int CudaTarget::tensor_cores() const { return limits_.major < 8 ? 0 : limits_.major; }

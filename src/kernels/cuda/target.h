@@ -24,12 +24,19 @@ class CudaTarget : public Target {
     std::vector<std::string> candidates(const LoweredOp& op) const override;
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;
     void build(const Kernels& kernels) const override;
+    std::string arch() const override { return arch_; }
+    int processors() const override { return limits_.processors; }
+    void write(const Kernels& kernels, std::string& records, std::string& code) const override;
+    Kernels read(const std::vector<const LoweredOp*>& ops, std::string_view records,
+                 std::string_view code, const std::string& where) const override;
 
   private:
     const Limits limits_;
     const std::string arch_;
 };
 
+/// Gives a kernel what follows from its op and its maps: its block, how operands are aligned.
+void complete(CudaKernel& kernel, const LoweredOp& op);
 /// The codes of kernels that have something to do.
 Codes codes_of(const Kernels& kernels);
 

@@ -1,0 +1,400 @@
+// What a plan from a file must keep to that no inference sees.
+#include <algorithm>
+#include <set>
+
+#include "core/base/interrupt.h"
+#include "core/compile/executable.h"
+
+namespace aicf {
+
+namespace {
+
+/// How the first fault ends the search.
+struct Problem {
+    std::string text;
+};
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+    throw Problem{cat(parts...)};
+}
+
+constexpr int64_t kMostRegion = int64_t{1} << 58;  // so that no sum of regions overflows
+constexpr size_t kMostOperands = 255;              // of a body, which backends count in bytes
+constexpr size_t kMostSteps = 255;
+
+void check_sizes(const Dims& shape, const std::string& what) {
+    int64_t bytes = 16;
+    for (int64_t size : shape)
+        if (size < 0 || (size > 0 && __builtin_mul_overflow(bytes, size, &bytes)))
+            fail(what, " has shape ", to_string(shape), ", negative or of more than 2**63 bytes");
+}
+
+class Structure {
+  public:
+    explicit Structure(const Plan& plan) : plan_(plan) {}
+
+    void check() const {
+        if (plan_.places.size() != plan_.values.size())
+            fail("it has ", plan_.values.size(), " values and ", plan_.places.size(), " places");
+        check_values();
+        check_places();
+        for (size_t i = 0; i < plan_.ops.size(); i++) {
+            poll();
+            const PlannedOp& planned = plan_.ops[i];
+            const std::string where = cat("op ", i, " ", planned.op.def->name);
+            check_op(planned.op, where, true);
+            int last = -1;
+            for (int wait : planned.waits) {
+                if (wait <= last || wait >= static_cast<int>(i))
+                    fail(where, " waits for op ", wait, "; need ops before it, ascending");
+                last = wait;
+            }
+        }
+        check_ends();
+    }
+
+  private:
+    bool exists(ValueId id) const {
+        return id >= 0 && static_cast<size_t>(id) < plan_.values.size();
+    }
+    const Value& value(ValueId id, const std::string& where) const {
+        if (!exists(id)) fail(where, " names %", id, "; there are ", plan_.values.size());
+        return plan_.values[id];
+    }
+
+    void check_values() const {
+        std::set<std::string_view> names;
+        std::set<std::pair<ValueId, int>> moments;
+        for (const Value& v : plan_.values) {
+            const std::string what = cat(role_name(v.role), " %", v.id);
+            check_sizes(v.type.shape, what);
+            if (is_leaf(v) && (v.name.empty() || !names.insert(v.name).second))
+                fail(what, " is named \"", v.name, "\", as another is, or not at all");
+            const bool begins = v.role == Role::param || v.role == Role::state ||
+                                (v.role == Role::constant && plan_.places[v.id].storage != kNone);
+            if (begins) {
+                if (const std::string problem = init_problem(v.init, v.type, v.role);
+                    !problem.empty())
+                    fail(what, " has ", problem);
+            } else if (v.init.kind != Init::zeros) {
+                fail(what, " has an initial content; need none");
+            }
+            if (v.moment_of == kNone) continue;
+            if (v.role != Role::state || value(v.moment_of, what).role != Role::param ||
+                !(plan_.values[v.moment_of].type == v.type) || v.moment_slot < 0 ||
+                v.moment_slot > 7 || !moments.emplace(v.moment_of, v.moment_slot).second)
+                fail(what, " is moment ", v.moment_slot, " of %", v.moment_of,
+                     "; need a state, a param of its type, and a slot of its own");
+        }
+    }
+
+    void check_places() const {
+        for (int r = 0; r < kRegions; r++)
+            if (plan_.region_bytes[r] < 0 || plan_.region_bytes[r] > kMostRegion)
+                fail("region ", region_name(static_cast<Region>(r)), " has ", plan_.region_bytes[r],
+                     " bytes");
+        for (const Value& v : plan_.values) {
+            const Place& place = plan_.places[v.id];
+            const std::string what = cat("%", v.id, " ", to_string(v.type));
+            if (place.storage == kNone) {
+                if (v.role != Role::temp && v.role != Role::constant)
+                    fail(role_name(v.role), " ", what, " has no place");
+                continue;
+            }
+            if (!exists(place.storage)) fail(what, " lies in %", place.storage);
+            if (v.role != Role::temp && place.storage != v.id)
+                fail(role_name(v.role), " ", what, " lies in %", place.storage,
+                     "; need a place of its own");
+            const Place& home = plan_.places[place.storage];
+            const int64_t bytes = byte_count(v.type);
+            if (home.storage != place.storage || home.region != place.region ||
+                home.offset != place.offset || home.bytes != place.bytes || bytes > place.bytes ||
+                (place.storage == v.id && bytes != place.bytes))
+                fail(what, " has ", place.bytes, " bytes of %", place.storage, "; need ", bytes,
+                     " where that lies");
+            const bool elsewhere = place.offset == -1;
+            const Role role = plan_.values[place.storage].role;
+            if (elsewhere && role != Role::param && role != Role::state)
+                fail(what, " lies in no region; need a param or a state");
+            const int64_t end = plan_.region_bytes[static_cast<int>(place.region)];
+            if (!elsewhere && (place.offset < 0 || place.offset % kArenaAlign != 0 ||
+                               place.offset > end || place.bytes > end - place.offset))
+                fail(what, " lies at ", place.offset, " of ", end, " bytes of ",
+                     region_name(place.region));
+        }
+    }
+
+    /// A part of a value's storage, all of it inside.
+    void check_view(const View& view, const std::string& where) const {
+        const Value& v = value(view.value, where);
+        if (view.dtype != v.type.dtype || view.shape.rank() != view.strides.rank())
+            fail(where, " sees %", v.id, " ", to_string(v.type), " as ",
+                 type_string(view.dtype, view.shape));
+        check_sizes(view.shape, where);
+        __int128 low = view.offset, high = view.offset;
+        for (int d = 0; d < view.shape.rank(); d++) {
+            const __int128 span = __int128{view.shape[d] - 1} * view.strides[d];
+            (span < 0 ? low : high) += span;
+        }
+        const __int128 count = element_count(v.type.shape);
+        const bool empty = element_count(view.shape) == 0;
+        if (empty ? view.offset < 0 || view.offset > count : low < 0 || high >= count)
+            fail(where, " sees elements of %", v.id, " ", to_string(v.type),
+                 " that it does not have");
+    }
+
+    void check_attrs(const LoweredDef& def, const Attrs& attrs, const std::string& where) const {
+        try {
+            if (const Attrs whole = complete_attrs(def.attrs, attrs, def.name); !(whole == attrs))
+                fail(where, " has attributes ", to_string(attrs), "; need ", to_string(whole));
+        } catch (const Error& error) {
+            fail(where, ": ", error.what());
+        }
+    }
+
+    void check_arity(const std::vector<std::string>& names, size_t count,
+                     const std::string& where) const {
+        try {
+            aicf::check_arity(names, count, where);
+        } catch (const Error& error) {
+            fail(error.what());
+        }
+    }
+
+    void check_op(const LoweredOp& op, const std::string& where, bool outermost) const {
+        const LoweredDef& def = *op.def;
+        for (const View& view : op.inputs) {
+            check_view(view, where);
+            if (outermost) check_stored(view, where);
+        }
+        for (const View& view : op.outputs) {
+            check_view(view, where);
+            if (outermost) check_stored(view, where);
+        }
+        if (op.inputs.size() + op.outputs.size() == 0) fail(where, " has no operands");
+        check_attrs(def, op.attrs, where);
+        for (const LoweredOp& member : op.members)
+            check_op(member, cat(where, ": member ", member.def->name), false);
+        for (const View& view : op.inner) {
+            const std::string inner = cat(where, ": an inner value");
+            value(view.value, inner);
+            check_sizes(view.shape, inner);
+            if (view.shape.rank() != view.strides.rank())
+                fail(inner, " has strides of another rank");
+        }
+        if ((!op.body.empty()) + (!op.members.empty()) != (def.infer == infer_body))
+            fail(where, " has ", op.body.size(), " steps and ", op.members.size(),
+                 " members; need one of them for an op that is nothing else, none for others");
+        if (op.body.empty() && !op.inner.empty()) fail(where, " has inner values and no steps");
+        if (!op.members.empty()) return;
+        if (op.body.empty())
+            check_step(op, def, op.inputs, op.outputs, where);
+        else
+            check_body(op, where);
+    }
+
+    void check_stored(const View& view, const std::string& where) const {
+        if (plan_.places[view.value].storage == kNone)
+            fail(where, " names %", view.value, ", which has no place");
+    }
+
+    /// What kernels rely on of an op's or a step's operands.
+    void check_step(const LoweredOp& op, const LoweredDef& def, const std::vector<View>& inputs,
+                    const std::vector<View>& outputs, const std::string& where) const {
+        check_arity(def.inputs, inputs.size(), where);
+        check_arity(def.outputs, outputs.size(), where);
+        const auto at = [&](size_t i) -> const View& {
+            return i < inputs.size() ? inputs[i] : outputs[i - inputs.size()];
+        };
+        for (int position : def.contiguous)
+            if (const auto i = static_cast<size_t>(position);
+                i < inputs.size() + outputs.size() && !is_contiguous(at(i).shape, at(i).strides))
+                fail(where, ": operand ", i, " has strides ", to_string(at(i).strides),
+                     "; need C order");
+        if (def.pointwise && !op.def->optimizer)
+            for (size_t i = 0; i < inputs.size() + outputs.size(); i++)
+                if (!(at(i).shape == outputs[0].shape))
+                    fail(where, ": operand ", i, " has shape ", to_string(at(i).shape), "; need ",
+                         to_string(outputs[0].shape));
+    }
+
+    void check_body(const LoweredOp& op, const std::string& where) const {
+        if (op.inputs.empty() || op.outputs.empty()) fail(where, " has no inputs, or no outputs");
+        const size_t count = op.inputs.size() + op.outputs.size() + op.inner.size();
+        if (count > kMostOperands || op.body.size() > kMostSteps)
+            fail(where, " has ", count, " operands and ", op.body.size(), " steps; need at most ",
+                 kMostOperands);
+        for (const FusedStep& step : op.body) {
+            const std::string at = cat(where, ": step ", step.def->name);
+            if (step.def->infer == infer_body) fail(at, " has no body; need another op");
+            check_attrs(*step.def, step.attrs, at);
+            std::vector<View> views[2];
+            for (int which = 0; which < 2; which++)
+                for (int number : which == 0 ? step.inputs : step.outputs) {
+                    if (number < 0 || static_cast<size_t>(number) >= count)
+                        fail(at, " names operand ", number, "; there are ", count);
+                    views[which].push_back(op.operand(number));
+                }
+            check_step(op, *step.def, views[0], views[1], at);
+        }
+        if (op.def->optimizer) return check_update(op, where);
+        const size_t core = core_step(op), after = std::min(core + 1, op.body.size());
+        for (size_t i = after; i < op.body.size(); i++)
+            if (!op.body[i].def->pointwise)
+                fail(where, " has steps ", op.body[core].def->name, " and ", op.body[i].def->name,
+                     "; need one that is not pointwise");
+        const LoweredDef* of = core < op.body.size() ? op.body[core].def : nullptr;
+        if (op.def->gemm != (of && of->gemm) || op.def->reduction != (of && of->streams) ||
+            op.def->pointwise != !of || (of && !of->gemm && !of->streams && of->rows.empty()))
+            fail(where, " is around ", of ? of->name : "no step", "; need another op for it");
+        if (!of)
+            check_shapes(op, 0, op.outputs[0].shape, where);
+        else if (of->gemm)
+            check_product(op, where);
+        else
+            check_around(op, core, where);
+    }
+
+    /// The steps are one program over a shape; so are the outputs.
+    void check_shapes(const LoweredOp& op, size_t first, const Dims& shape,
+                      const std::string& where) const {
+        const size_t inputs = op.inputs.size();
+        for (size_t i = first; i < inputs + op.outputs.size() + op.inner.size(); i++)
+            if (const View& view = op.operand(static_cast<int>(i)); !(view.shape == shape))
+                fail(where, ": operand ", i, " has shape ", to_string(view.shape), "; need ",
+                     to_string(shape));
+    }
+
+    void check_product(const LoweredOp& op, const std::string& where) const {
+        const FusedStep& product = op.body[0];
+        if (!product.def->gemm || product.inputs != std::vector<int>{0, 1})
+            fail(where, " does not begin with a product of its first two operands");
+        for (size_t s = 1; s < op.body.size(); s++)
+            for (int number : op.body[s].inputs)
+                if (number < 2) fail(where, ": a step reads a factor of the product");
+        check_shapes(op, 2, op.operand(product.outputs[0]).shape, where);
+        if (op.outputs[0].shape.rank() == 0) fail(where, " has rank 0; need a product");
+    }
+
+    /// Steps before make what the one in the middle reads, those behind take what it gives.
+    void check_around(const LoweredOp& op, size_t core, const std::string& where) const {
+        const FusedStep& step = op.body[core];
+        const int inputs = static_cast<int>(op.inputs.size()),
+                  outer = inputs + static_cast<int>(op.outputs.size());
+        const bool streams = step.def->streams;
+        const auto has = [](const std::vector<int>& list, int number) {
+            return std::find(list.begin(), list.end(), number) != list.end();
+        };
+        const auto elements = [&](size_t position) {
+            return streams ? position == 0 : has(step.def->rows, static_cast<int>(position));
+        };
+        const size_t first = streams ? 0 : static_cast<size_t>(step.def->rows[0]);
+        if (first >= step.inputs.size()) fail(where, " has no elements");
+        const Dims& before = op.operand(step.inputs[first]).shape;
+        const Dims& behind = streams ? op.operand(step.outputs[0]).shape : before;
+        std::set<int> made;  // by the steps before
+        for (size_t s = 0; s < op.body.size(); s++) {
+            if (s == core) continue;
+            for (const auto* numbers : {&op.body[s].inputs, &op.body[s].outputs})
+                for (int number : *numbers)
+                    if (!(op.operand(number).shape == (s < core ? before : behind)))
+                        fail(where, ": operand ", number, " has shape ",
+                             to_string(op.operand(number).shape), "; need ",
+                             to_string(s < core ? before : behind));
+            if (s < core)
+                for (int number : op.body[s].outputs) {
+                    made.insert(number);
+                    if (streams && number < outer)
+                        fail(where, ": a step before the reduction writes an output");
+                }
+            else if (streams)
+                for (int number : op.body[s].inputs)
+                    if (made.contains(number)) fail(where, ": elements are read after them");
+        }
+        for (size_t k = 0; k < step.inputs.size(); k++) {
+            const int number = step.inputs[k];
+            if (made.contains(number) && !elements(k))
+                fail(where, ": a step makes operand ", k, " of ", step.def->name,
+                     ", which is none of its elements");
+        }
+        if (streams && (core > 0) != made.contains(step.inputs[0]))
+            fail(where, ": the steps before the reduction do not make its elements");
+        if (streams && step.inputs[0] >= inputs && core == 0)
+            fail(where, ": nothing makes the elements of the reduction");
+        for (size_t k = 0; k < step.outputs.size(); k++)
+            for (size_t s = core + 1; s < op.body.size(); s++)
+                if (!streams && has(op.body[s].inputs, step.outputs[k]) &&
+                    !elements(step.inputs.size() + k))
+                    fail(where, ": a step takes a result that ", step.def->name,
+                         " has one a row of");
+        for (int number = outer; number < outer + static_cast<int>(op.inner.size()); number++)
+            for (size_t k = 0; k < step.outputs.size(); k++)
+                if (!streams && step.outputs[k] == number && elements(step.inputs.size() + k) &&
+                    !(op.operand(number).shape == before))
+                    fail(where, ": a result that is held has another shape");
+    }
+
+    /// Updates of whole tensors, and numbers that they share.
+    void check_update(const LoweredOp& op, const std::string& where) const {
+        const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
+        for (const FusedStep& step : op.body) {
+            const std::string at = cat(where, ": step ", step.def->name);
+            const auto inputs = static_cast<int>(step.inputs.size());
+            const int numbers = step.def->numbers;
+            for (int k = 0; k < inputs + static_cast<int>(step.outputs.size()); k++) {
+                const int number = k < inputs ? step.inputs[k] : step.outputs[k - inputs];
+                const View& view = op.operand(number);
+                const bool tensor = numbers > 0 && (k >= inputs || k < numbers);
+                if (tensor ? number >= outer || !is_contiguous(view.shape, view.strides) ||
+                                 element_count(view.shape) !=
+                                     element_count(op.operand(step.outputs[0]).shape)
+                           : view.shape.rank() != 0)
+                    fail(at, ": operand ", k, " is ", type_string(view.dtype, view.shape),
+                         "; need ", tensor ? "a tensor as the others, in C order" : "a number");
+            }
+        }
+    }
+
+    void check_ends() const {
+        std::set<std::string_view> names;
+        for (const Lowered::Output& output : plan_.outputs) {
+            const std::string what = cat("output \"", output.name, "\"");
+            const Value& v = value(output.value, what);
+            if (!names.insert(output.name).second || output.keep < 1)
+                fail(what, " is named twice or keeps ", output.keep, " steps");
+            if (plan_.places[v.id].storage == kNone) fail(what, " has no place");
+            const bool ring = output.keep > 1;
+            if (ring ? output.ring != output.value || v.role != Role::ring ||
+                           v.type.shape.rank() == 0 || v.type.shape[0] != output.keep ||
+                           !(value(output.position, what).type == Type{DType::i64, {}}) ||
+                           plan_.values[output.position].role != Role::ring
+                     : output.ring != kNone || output.position != kNone)
+                fail(what, " keeps ", output.keep, " steps in %", output.ring, " at %",
+                     output.position);
+        }
+        std::set<ValueId> targets;
+        for (const Assign& assign : plan_.assigns) {
+            const std::string what = cat("assign %", assign.target, " = %", assign.source);
+            const Value &to = value(assign.target, what), &from = value(assign.source, what);
+            if ((to.role != Role::param && to.role != Role::state && to.role != Role::ring) ||
+                from.role != Role::temp || plan_.places[from.id].storage != to.id ||
+                byte_count(to.type) != byte_count(from.type) || !targets.insert(to.id).second)
+                fail(what, ": need a value that lies where a param or state does, once");
+        }
+    }
+
+    const Plan& plan_;
+};
+
+}  // namespace
+
+std::string structure_problem(const Plan& plan) {
+    try {
+        Structure(plan).check();
+    } catch (const Problem& problem) {
+        return problem.text;
+    }
+    return "";
+}
+
+}  // namespace aicf

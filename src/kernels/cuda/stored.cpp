@@ -1,0 +1,149 @@
+// A plan's kernels in a file: how they are launched, their code and the text it was made from.
+#include <algorithm>
+#include <map>
+
+#include "core/base/bytes.h"
+#include "kernels/cuda/disk_cache.h"
+#include "kernels/cuda/nvrtc.h"
+#include "kernels/cuda/target.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+constexpr int32_t kNoCode = -1;  // of a kernel that has nothing to do
+constexpr unsigned kMostThreads = 1024;
+constexpr uint32_t kMostShared = 1 << 20;
+
+template <class Io>
+void fields(Io& io, TensorMap& map) {
+    io.number(map.input);
+    io.choice(map.dtype, kDTypes, "a dtype");
+    for (int64_t* one : {&map.inner, &map.outer, &map.batches, &map.outer_step, &map.batch_step})
+        io.number(*one);
+    io.number(map.box);
+}
+
+/// What of a kernel its op does not say; of a group also that of its parts.
+template <class Io>
+void fields(Io& io, CudaKernel& kernel) {
+    io.text(kernel.name);
+    io.number(kernel.workspace_bytes);
+    io.number(kernel.counter_bytes);
+    io.number(kernel.blocks);
+    io.number(kernel.threads);
+    io.number(kernel.shared);
+    io.list(kernel.maps, [](Io& each, TensorMap& map) { fields(each, map); });
+}
+
+struct StoredCode {
+    KernelCode code;
+    uint64_t program = 0, cubin = 0;  // bytes of each, one after the other
+};
+
+template <class Io>
+void fields(Io& io, StoredCode& stored) {
+    io.text(stored.code.symbol);
+    io.text(stored.code.name);
+    io.number(stored.code.shared);
+    io.number(stored.program);
+    io.number(stored.cubin);
+}
+
+/// What the launch of an op asks of the driver and of its argument block.
+void check(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op) {
+    if (kernel.threads > kMostThreads || kernel.shared > kMostShared ||
+        kernel.blocks > static_cast<unsigned>(INT32_MAX) || kernel.workspace_bytes > INT64_MAX ||
+        kernel.counter_bytes > INT64_MAX)
+        io.fail(op.def->name, " is launched as ", kernel.blocks, " blocks of ", kernel.threads,
+                " threads and ", kernel.shared, " bytes");
+    for (const TensorMap& map : kernel.maps)
+        if (map.input < 0 || map.input >= static_cast<int>(op.inputs.size()) ||
+            !is_16_bit(map.dtype) || map.dtype != op.inputs[map.input].dtype || map.inner < 1 ||
+            map.outer < 1 || map.batches < 1 || map.box < 1)
+            io.fail(op.def->name, " has a map of operand ", map.input, " that is none");
+    if (!kernel.maps.empty() && kTailBytes + kernel.maps.size() * kMapBytes > kernel.tail_bytes)
+        io.fail(op.def->name, " has ", kernel.maps.size(), " maps; its block has room for fewer");
+}
+
+std::shared_ptr<CudaKernel> read_kernel(ByteReader& io, const LoweredOp& op) {
+    auto kernel = std::make_shared<CudaKernel>();
+    fields(io, *kernel);
+    complete(*kernel, op);
+    check(io, *kernel, op);
+    return kernel;
+}
+
+}  // namespace
+
+void CudaTarget::write(const Kernels& kernels, std::string& records, std::string& code) const {
+    build(kernels);
+    const Codes each = distinct(codes_of(kernels));
+    std::vector<StoredCode> codes;
+    std::map<std::string_view, int32_t> numbers;
+    for (const auto& one : each) {
+        numbers[one->key] = static_cast<int32_t>(codes.size());
+        codes.push_back({*one, one->program.size(), one->cubin->size()});
+        code += one->program;
+        code += *one->cubin;
+    }
+    ByteWriter io(records);
+    std::string arch = arch_;
+    io.text(arch);
+    io.list(codes, [](ByteWriter& to, StoredCode& stored) { fields(to, stored); });
+    for (const auto& base : kernels) {
+        CudaKernel kernel = static_cast<const CudaKernel&>(*base);
+        int32_t number = kernel.code ? numbers.at(kernel.code->key) : kNoCode;
+        if (!kernel.parts.empty()) kernel.workspace_bytes = kernel.counter_bytes = 0;  // the parts'
+        fields(io, kernel);
+        for (const Kernel::Part& part : kernel.parts) {
+            CudaKernel copy = static_cast<const CudaKernel&>(*part.kernel);
+            fields(io, copy);
+        }
+        io.number(number);
+    }
+}
+
+Kernels CudaTarget::read(const std::vector<const LoweredOp*>& ops, std::string_view records,
+                         std::string_view code, const std::string& where) const {
+    ByteReader io(records, cat(where, ": kernels")), bytes(code, cat(where, ": code"));
+    std::string arch;
+    io.text(arch);
+    const bool ours = arch == arch_;
+    if (!ours && nvrtc_info().path.empty())
+        raise(ErrorKind::unsupported, where, ": its code is for ", arch, ", this device is ", arch_,
+              ", and ", nvrtc_info().problem, " (to compile it again)");
+    std::vector<StoredCode> stored;
+    io.list(stored, [](ByteReader& from, StoredCode& one) { fields(from, one); });
+    Codes codes;
+    for (StoredCode& one : stored) {
+        one.code.program = bytes.take(one.program);
+        const std::string_view cubin = bytes.take(one.cubin);
+        if (ours) one.code.cubin = std::make_shared<const std::string>(cubin);
+        one.code.key = cat(one.code.symbol, " ", sha256(cat(one.code.program, cubin)));
+        codes.push_back(std::make_shared<KernelCode>(std::move(one.code)));
+    }
+    bytes.end();
+    Kernels kernels;
+    for (const LoweredOp* op : ops) {
+        auto kernel = read_kernel(io, *op);
+        for (const LoweredOp& member : op->members)
+            add_part(*kernel, *op, member, read_kernel(io, member));
+        int32_t number = kNoCode;
+        io.number(number);
+        if (number < kNoCode || number >= static_cast<int32_t>(codes.size()))
+            io.fail("a kernel has code ", number, "; there are ", codes.size());
+        if (number != kNoCode) {
+            kernel->code = codes[static_cast<size_t>(number)];
+            if (kernel->blocks == 0 || kernel->threads == 0 ||
+                kernel->code->shared < kernel->shared)
+                io.fail(kernel->name, " is launched as ", kernel->blocks, " blocks of ",
+                        kernel->threads, " threads");
+        }
+        kernels.push_back(std::move(kernel));
+    }
+    io.end();
+    return kernels;
+}
+
+}  // namespace aicf::cuda
