@@ -314,8 +314,9 @@ DOCUMENTED = dict(documented())
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_examples_in_docstrings(name):
+def test_examples_in_docstrings(name, tmp_path, monkeypatch):
     """Every line after >>> runs and prints what is written below it."""
+    monkeypatch.chdir(tmp_path)  # some write files
     finder = doctest.DocTestFinder(recurse=False, exclude_empty=True)
     for test in finder.find(DOCUMENTED[name], name, module=False, globs=example_names()):
         report = []

@@ -307,7 +307,6 @@ class Step(_core.Step):
         Raises: OSError with the path; FormatError where it is no regular file.
 
         >>> step.export("train.aicf")
-        >>> again = aicf.load_step("train.aicf")
         """
         write_whole("export", path, self._export(state))
 
@@ -356,7 +355,8 @@ def load_step(
     Raises: FormatError for what is no whole file of this version; Unsupported for another kind of
     device; OSError with the path.
 
-    >>> step = aicf.load_step("train.aicf")
+    >>> step.export("train.aicf")
+    >>> again = aicf.load_step("train.aicf")
     """
     if device is not None:
         device = resolve_device(device)

@@ -202,6 +202,9 @@ class LowerContext {
     std::vector<char>& used_;
 };
 
+View whole_view(const Value& value);
+/// A new value of the list, with storage of its own.
+ValueId append_value(Lowered& lowered, const Type& type, const std::string& name);
 View broadcast_view(const View& view, const Dims& shape);
 View permute_view(const View& view, const std::vector<int64_t>& axes);
 View transpose_view(const View& view, int a, int b);

@@ -98,17 +98,6 @@ OnStage Step::stages_from(std::clock_t& last) {
     };
 }
 
-Step::Step(Graph graph, const Options& options) : seed_(options.seed) {
-    const FloatMode mode;
-    std::clock_t last = 0;
-    const OnStage stage = stages_from(last);
-    share_cells(options, graph.values);
-    CompileOptions compiling = options.compile;
-    for (const auto& [id, cell] : cells_) compiling.shared.push_back(graph.values[id].name);
-    plan_ = compile(std::move(graph), machine_->backend->target(), compiling, stage);
-    start(options, stage);
-}
-
 Step::Step(const Executable& file, const Options& options) : seed_(file.seed()) {
     const FloatMode mode;
     std::clock_t last = 0;
@@ -774,18 +763,6 @@ TensorRef Step::read_output(const Lowered::Output& output) {
     last.data = host.get();
     last.owner = host;
     return last;
-}
-
-std::vector<std::vector<char>> evaluate(const Graph& graph) {
-    Step step(graph, {.capture = false});
-    step.run({});
-    std::vector<std::vector<char>> results;
-    for (const GraphOutput& output : graph.outputs) {
-        const TensorRef tensor = step.read_output(step.output(output.name));
-        const auto* data = static_cast<const char*>(tensor.data);
-        results.emplace_back(data, data + byte_count(graph.value(output.value).type));
-    }
-    return results;
 }
 
 }  // namespace aicf

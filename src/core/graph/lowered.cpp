@@ -1,0 +1,162 @@
+// Views, what a lowering rule sees, and the checks of a lowered list.
+#include "core/base/interrupt.h"
+#include "core/graph/op.h"
+
+namespace aicf {
+
+// ---- views -------------------------------------------------------------------------------------
+
+bool View::whole(const Type& type) const {
+    return offset == 0 && dtype == type.dtype && is_contiguous(shape, strides) &&
+           element_count(shape) == element_count(type.shape);
+}
+
+View whole_view(const Value& value) {
+    return {value.id, value.type.dtype, value.type.shape, contiguous_strides(value.type.shape), 0};
+}
+
+View broadcast_view(const View& view, const Dims& shape) {
+    View result = view;
+    result.shape = shape;
+    result.strides = Dims(shape.rank(), 0);
+    const int extra = shape.rank() - view.shape.rank();
+    for (int i = 0; i < view.shape.rank(); i++)
+        if (view.shape[i] == shape[i + extra]) result.strides[i + extra] = view.strides[i];
+    return result;
+}
+
+View permute_view(const View& view, const std::vector<int64_t>& axes) {
+    View result = view;
+    for (int i = 0; i < view.shape.rank(); i++) {
+        result.shape[i] = view.shape[static_cast<int>(axes[i])];
+        result.strides[i] = view.strides[static_cast<int>(axes[i])];
+    }
+    return result;
+}
+
+View transpose_view(const View& view, int a, int b) {
+    View result = view;
+    std::swap(result.shape[a], result.shape[b]);
+    std::swap(result.strides[a], result.strides[b]);
+    return result;
+}
+
+std::optional<View> reshape_view(const View& view, const Dims& shape) {
+    View result = view;
+    result.shape = shape;
+    result.strides = contiguous_strides(shape);
+    if (element_count(shape) == 0 || is_contiguous(view.shape, view.strides)) return result;
+    // Merge neighbouring axes that step as one, then cut each merged run into the new sizes.
+    std::vector<std::pair<int64_t, int64_t>> runs;  // (size, stride)
+    for (int i = 0; i < view.shape.rank(); i++) {
+        if (view.shape[i] == 1) continue;
+        if (!runs.empty() && runs.back().second == view.shape[i] * view.strides[i])
+            runs.back() = {runs.back().first * view.shape[i], view.strides[i]};
+        else
+            runs.push_back({view.shape[i], view.strides[i]});
+    }
+    size_t run = 0;
+    int64_t left = runs.empty() ? 1 : runs[0].first;
+    for (int i = 0; i < shape.rank(); i++) {
+        if (shape[i] == 1) continue;
+        if (left == 1) left = runs[++run].first;
+        if (left % shape[i]) return std::nullopt;
+        left /= shape[i];
+        result.strides[i] = left * runs[run].second;
+    }
+    return result;
+}
+
+std::string chain_order() { return cat("chain(", kChainChunk, ")"); }
+
+// ---- what a rule sees --------------------------------------------------------------------------
+
+LowerContext::LowerContext(Lowered& lowered, const Graph& graph, const Node& node,
+                           std::vector<char>& used)
+    : lowered_(lowered), graph_(graph), node_(node), used_(used) {}
+
+View LowerContext::out(int i) const { return lowered_.views[node_.outputs[i]]; }
+
+ValueId append_value(Lowered& lowered, const Type& type, const std::string& name) {
+    Value value;
+    value.id = static_cast<ValueId>(lowered.values.size());
+    value.name = name;
+    value.type = type;
+    lowered.values.push_back(value);
+    lowered.views.push_back(whole_view(value));
+    return value.id;
+}
+
+View LowerContext::temp(const Type& type, const std::string& name) {
+    return lowered_.views[append_value(lowered_, type, name)];
+}
+
+View LowerContext::copy_of(const View& view) {
+    const View packed = temp({view.dtype, view.shape}, "packed");
+    op("copy", {view}, {packed});
+    return packed;
+}
+
+void LowerContext::op(const std::string& name, std::vector<View> inputs, std::vector<View> outputs,
+                      const Attrs& attrs) {
+    const LoweredDef* def = find_lowered(name);
+    if (!def) raise(ErrorKind::internal, "lower: ", node_.op_name, " lowers to unknown op ", name);
+    for (int position : def->contiguous)
+        if (position < static_cast<int>(inputs.size()))
+            if (View& view = inputs[position]; !is_contiguous(view.shape, view.strides))
+                view = copy_of(view);
+    lowered_.ops.push_back({def, std::move(inputs), std::move(outputs),
+                            complete_attrs(def->attrs, attrs, def->name), node_.id});
+}
+
+// ---- the list's checks -------------------------------------------------------------------------
+
+Report verify(const Lowered& lowered) {
+    Report report;
+    std::vector<char> defined(lowered.values.size(), 0);
+    for (const Value& value : lowered.values) defined[value.id] = value.role != Role::temp;
+    size_t failures = 0;
+    const auto fail = [&](size_t i, const std::string& text) {
+        report.fail("lowered", cat("op ", i, " ", lowered.ops[i].def->name, ": ", text));
+        failures++;
+    };
+    for (size_t i = 0; i < lowered.ops.size(); i++) {
+        poll();
+        const LoweredOp& op = lowered.ops[i];
+        for (const View& view : op.inputs)
+            if (!defined[view.value])
+                fail(i, cat("reads %", view.value, " before any op wrote it"));
+        for (const View& view : op.outputs) {
+            if (defined[view.value])
+                fail(i, cat("writes %", view.value, ", which has a writer or is a leaf"));
+            defined[view.value] = 1;
+            if (!view.whole(lowered.values[view.value].type))
+                fail(i, cat("writes a part of %", view.value, "; need its whole storage"));
+        }
+        try {
+            const std::vector<Type> types = infer_lowered(op);
+            for (size_t k = 0; k < op.outputs.size(); k++)
+                if (k >= types.size() || types[k].dtype != op.outputs[k].dtype ||
+                    element_count(types[k].shape) != element_count(op.outputs[k].shape))
+                    fail(i, cat("output ", k, " is ",
+                                type_string(op.outputs[k].dtype, op.outputs[k].shape), "; need ",
+                                k < types.size() ? to_string(types[k]) : "no such output"));
+        } catch (const Error& error) {
+            fail(i, error.what());
+        }
+    }
+    for (const Assign& assign : lowered.assigns)
+        if (!defined[assign.source])
+            report.fail("lowered", cat("assign %", assign.target, " = %", assign.source,
+                                       ": nothing writes the source"));
+    for (const Lowered::Output& output : lowered.outputs)
+        if (!defined[output.value])
+            report.fail("lowered", cat("output \"", output.name, "\" is %", output.value,
+                                       ", which nothing writes"));
+    if (failures == 0 && report.ok())
+        report.pass("lowered", cat("list OK: ", lowered.ops.size(),
+                                   " ops, single writer, use after define, types"));
+    return report;
+}
+
+}  // namespace aicf
