@@ -267,7 +267,7 @@ class Change:
             count += 1
         elif i + 2 < len(ends):
             plan[ends[i] : ends[i + 2]] = plan[ends[i + 1] : ends[i + 2]] + item
-        struct.pack_into("<I", plan, at, count)
+        struct.pack_into("<I", plan, at, count % 2**32)
 
     def list_from_another(self):
         """An item of a list of the same kind is put in."""
@@ -278,7 +278,7 @@ class Change:
         item = bytes(self.parts[0][from_ends[i] : from_ends[i + 1]])
         at, ends, _ = self.pick(lists)
         (count,) = struct.unpack_from("<I", self.parts[0], at)
-        struct.pack_into("<I", self.parts[0], at, count + 1)
+        struct.pack_into("<I", self.parts[0], at, (count + 1) % 2**32)
         to = self.pick(ends)
         self.parts[0][to:to] = item
 
@@ -375,7 +375,8 @@ def look(file, path):
     """The fate of one file; Fault where it is none of those promised."""
     with open(path, "wb") as out:
         out.write(file)
-    step, error = attempt(lambda: aicf.load_step(path), aicf.FormatError, aicf.OutOfMemory)
+    limits = aicf.OutOfMemory, aicf.DeviceUnavailable  # a step for a GPU, where there is none
+    step, error = attempt(lambda: aicf.load_step(path), aicf.FormatError, *limits)
     if error:
         return error
     if not step.plan.report.ok:

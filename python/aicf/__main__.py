@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 from . import Error, Graph, __version__, _core
 from .device import resolve_device
@@ -125,6 +126,12 @@ def _dump(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m aicf", description=__doc__)
+    parser.add_argument(
+        "--cmake-dir",
+        action="version",
+        version=str(Path(_core.__file__).parent / "cmake"),
+        help="print where CMake's find_package(aicf) looks: pass it as aicf_DIR",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     verify = commands.add_parser("verify", help="the reference training step, checked end to end")
     verify.add_argument("--device", default="auto")

@@ -17,6 +17,7 @@ std::string fate_of(const std::vector<char>& bytes) {
     std::memcpy(block.get(), bytes.data(), bytes.size());
     try {
         const Executable file({block.get(), bytes.size()}, "file");
+        if (file.plan().device != Device::cpu) return "other device";
         Step step(file, {});
         const Cost cost = step.plan().cost();
         if (cost.flops > kMostWork || cost.bytes > 100 * kMostWork) return "loaded";

@@ -526,7 +526,8 @@ Plan Executable::finish(const Target& target) const {
         for (const PlannedOp& planned : plan.ops) ops.push_back(&planned.op);
         const Kernels kernels = target.read(ops, kernels_, code_, where_);
         for (size_t i = 0; i < kernels.size(); i++) plan.ops[i].kernel = kernels[i];
-        if (target.kind() == Device::cpu) fit_kernels(plan, rooms_);  // its kernels were chosen anew
+        if (target.kind() == Device::cpu)
+            fit_kernels(plan, rooms_);  // its kernels were chosen anew
         if (const Report report = verify(plan); !report.ok())
             raise(ErrorKind::format, where_, ": the plan does not verify", report.failures());
         return plan;

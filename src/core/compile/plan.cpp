@@ -455,8 +455,8 @@ void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms) {
         if (op.kernel->workspace_bytes > static_cast<uint64_t>(kMostBytes)) too_large();
         const auto wanted = static_cast<int64_t>(op.kernel->workspace_bytes);
         if (wanted == 0) {
-            op.scratch = -1;
-        } else if (op.scratch < 0 || wanted > rooms[i]) {
+            op.scratch = 0;
+        } else if (wanted > rooms[i]) {
             op.scratch = end;
             temps = std::max(temps, sum(end, align_up(wanted)));
             moved = true;

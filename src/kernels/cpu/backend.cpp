@@ -4,12 +4,16 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#ifdef AICF_KERNEL_LIBRARY
+#include <dlfcn.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <new>
 
 #include "core/base/float_mode.h"
@@ -30,6 +34,28 @@ struct Isa {
     bool usable;
 };
 
+#ifdef AICF_KERNEL_LIBRARY
+/// Kernels are libraries beside the one this code is in, of which a process loads one.
+void fill_from_library(const char* isa, Table& table) {
+    Dl_info self = {};
+    std::string path;
+    if (dladdr(reinterpret_cast<const void*>(&fill_from_library), &self) && self.dli_fname)
+        path = self.dli_fname;
+    path = cat(path.substr(0, path.rfind('/') + 1), "libaicf_cpu_", isa, AICF_KERNEL_LIBRARY);
+    void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // for good
+    if (!library)
+        raise(ErrorKind::device_unavailable, "device: the cpu's kernels do not load: ", dlerror(),
+              "; need that library as it was built with this one");
+    const auto fill = reinterpret_cast<FillTable>(dlsym(library, "aicf_fill_table"));
+    if (!fill || !fill(table, kTableStamp))
+        raise(ErrorKind::device_unavailable, "device: the cpu's kernels in ", path,
+              " are of another version; need those built with this library");
+}
+#define AICF_FILL(isa) [](Table& table) { fill_from_library(#isa, table); }
+#else
+#define AICF_FILL(isa) isa::fill_table
+#endif
+
 struct Chosen {
     Table table;
     const char* name;
@@ -38,7 +64,7 @@ struct Chosen {
 Chosen* choose() {
     std::vector<Isa> sets;
 #if defined(AICF_HAS_baseline)
-    sets.push_back({"baseline", baseline::fill_table, true});
+    sets.push_back({"baseline", AICF_FILL(baseline), true});
 #endif
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -51,10 +77,10 @@ Chosen* choose() {
         __builtin_cpu_supports("avx512cd");
 #endif
 #if defined(AICF_HAS_avx2)
-    sets.push_back({"avx2", avx2::fill_table, v3});
+    sets.push_back({"avx2", AICF_FILL(avx2), v3});
 #endif
 #if defined(AICF_HAS_avx512)
-    sets.push_back({"avx512", avx512::fill_table, v4});
+    sets.push_back({"avx512", AICF_FILL(avx512), v4});
 #endif
     const char* wanted = std::getenv("AICF_CPU_ISA");
     const Isa* best = nullptr;
@@ -68,10 +94,10 @@ Chosen* choose() {
         raise(ErrorKind::device_unavailable, "device: AICF_CPU_ISA is \"", wanted ? wanted : "",
               "\", which this machine or build does not have; need one of ", usable);
     }
-    auto* chosen = new Chosen;  // lives as long as the process
+    auto chosen = std::make_unique<Chosen>();
     chosen->name = best->name;
     best->fill(chosen->table);
-    return chosen;
+    return chosen.release();  // lives as long as the process
 }
 
 const Chosen& chosen() {

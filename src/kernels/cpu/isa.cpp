@@ -42,3 +42,12 @@ void fill_table(Table& table) {
 }
 
 }  // namespace aicf::cpu::AICF_ISA
+
+#ifdef AICF_KERNEL_LIBRARY
+extern "C" __attribute__((visibility("default"))) bool aicf_fill_table(aicf::cpu::Table& table,
+                                                                       uint64_t stamp) {
+    if (stamp != aicf::cpu::kTableStamp) return false;
+    aicf::cpu::AICF_ISA::fill_table(table);
+    return true;
+}
+#endif

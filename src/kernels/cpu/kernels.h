@@ -203,6 +203,12 @@ struct Table {
     AICF_HD void add(const InstrDef& instr) { instrs[instr_count++] = instr; }
 };
 
+/// What a library of kernels and its caller must agree on.
+constexpr uint64_t kTableStamp =
+    sizeof(Table) << 32 | sizeof(FusedRows) << 20 | sizeof(Program) << 8 | sizeof(Operand);
+/// Of a library of kernels: fills the table, unless it has another stamp.
+using FillTable = bool (*)(Table& table, uint64_t stamp);
+
 namespace baseline {
 void fill_table(Table& table);
 }
