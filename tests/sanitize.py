@@ -71,7 +71,7 @@ def type_text(view):
 
 def lines_of(ops):
     for op in ops:
-        if op["op"] in ("fused", "update"):
+        if op["op"] == "region":
             continue
         attrs = ";".join(f"{name}={attr_text(value)}" for name, value in op["attrs"].items())
         ins, outs = (";".join(map(type_text, op[side])) for side in ("inputs", "outputs"))
@@ -171,6 +171,7 @@ def run_harness(kind, folder, jobs):
     cases.write_text("\n".join(lines) + "\n")
     print(f"{len(lines)} ops in their shapes", flush=True)
     same_everywhere(harness, "ops", cases, 2 if kind == "thread" else 3)
+    same_everywhere(harness, "families")
     same_everywhere(harness, "graphs")
     same_everywhere(harness, "threads", 16, 1000 if kind == "thread" else 100)
 

@@ -31,7 +31,7 @@ def kernels(g, candidates=None):
 def test_each_candidate_is_another_kernel():
     g = build()
     ((signature, names),) = known(g).items()
-    assert signature.startswith("fused_gemm gemm") and "f32[512, 1024]" in signature
+    assert signature.startswith("region gemm") and "f32[512, 1024]" in signature
     assert len(names) == len(set(names)) >= 6
     (own,) = kernels(g)
     chosen = [kernels(g, {signature: name})[0] for name in names]
@@ -50,7 +50,7 @@ def test_the_first_depends_on_the_device():
 def test_an_unknown_name():
     g = build()
     (signature,) = known(g)
-    with pytest.raises(aicf.GraphError, match=r'"1x1" for fused_gemm.*need one of \d+x\d+'):
+    with pytest.raises(aicf.GraphError, match=r'"1x1" for region.*need one of \d+x\d+'):
         kernels(g, {signature: "1x1"})
 
 

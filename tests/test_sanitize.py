@@ -26,7 +26,9 @@ def test_harness(kind, tmp_path):
         sanitize.run([harness, "misuse"])
     ops = tmp_path / "ops.txt"
     ops.write_text("\n".join(sanitize.op_lines(full=False)) + "\n")
-    parts = [["graphs"], ["threads", 4, 30]] if kind == "address" else [["threads", 16, 100]]
+    parts = [["threads", 16, 100]]
+    if kind == "address":
+        parts = [["families"], ["graphs"], ["threads", 4, 30]]
     for part in [["ops", ops, 2], *parts]:
         assert len(sanitize.run([harness, *part]).strip()) == 16
 

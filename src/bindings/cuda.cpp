@@ -88,8 +88,7 @@ void bind_cuda(nb::module_& m) {
                 std::vector<std::string> list = target->candidates(op);
                 if (list.size() > 1) found[signature(op)] = std::move(list);
             };
-            for (const LoweredOp& op :
-                 rewrite(graph, options_of(names, math), target->tensor_cores()).ops) {
+            for (const LoweredOp& op : rewrite(graph, *target, options_of(names, math)).ops) {
                 note(op);
                 for (const LoweredOp& member : op.members) note(member);
             }

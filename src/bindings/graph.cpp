@@ -280,11 +280,12 @@ void bind_graph(nb::module_& m) {
             [](const Graph& g, const std::string& math) {
                 CompileOptions options;
                 options.math = math;
-                return to_text(rewrite(g, options, 0));
+                return to_text(rewrite(g, open_backend({})->target(), options));
             },
             nb::arg("math") = "fp32", nb::call_guard<FloatMode, Signals>())
         .def(
-            "lower_json", [](const Graph& g) { return to_json(rewrite(g, {}, 0)); },
+            "lower_json",
+            [](const Graph& g) { return to_json(rewrite(g, open_backend({})->target(), {})); },
             nb::call_guard<FloatMode, Signals>());
 
     nb::class_<GraphReader>(m, "GraphReader",

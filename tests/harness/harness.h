@@ -71,6 +71,8 @@ void each_element(const TensorRef& tensor, Fn fn) {
 uint64_t run_ops(const char* file, int examples);
 /// Builds and runs graphs in every way that must give the same bits; returns their sum.
 uint64_t run_graphs();
+/// Ops that no kernel family knows must be refused, alone and in regions, by every backend.
+uint64_t run_families();
 /// Many threads on independent, sharing and common Steps.
 uint64_t run_threads(int threads, int steps);
 

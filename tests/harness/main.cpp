@@ -114,7 +114,7 @@ static void misuse() {
     std::printf("%d %d\n", count, *behind);
 }
 
-/// harness misuse | ops FILE EXAMPLES | graphs | threads THREADS STEPS | files PACK
+/// harness misuse | families | ops FILE EXAMPLES | graphs | threads THREADS STEPS | files PACK
 int main(int argc, char** argv) {
     using namespace aicf;
     const std::string_view what = argc > 1 ? argv[1] : "";
@@ -132,6 +132,8 @@ int main(int argc, char** argv) {
             uint64_t sum = 0;
             if (what == "ops" && argc == 4) {
                 sum = harness::run_ops(argv[2], std::atoi(argv[3]));
+            } else if (what == "families" && argc == 2) {
+                sum = harness::run_families();
             } else if (what == "graphs" && argc == 2) {
                 sum = harness::run_graphs();
             } else if (what == "threads" && argc == 4) {
@@ -139,9 +141,10 @@ int main(int argc, char** argv) {
             } else if (what == "files" && argc == 3) {
                 sum = harness::run_files(argv[2]);
             } else {
-                std::fprintf(stderr,
-                             "usage: harness misuse | ops FILE EXAMPLES | graphs | threads N STEPS "
-                             "| files PACK\n");
+                std::fprintf(
+                    stderr,
+                    "usage: harness misuse | families | ops FILE EXAMPLES | graphs | threads N "
+                    "STEPS | files PACK\n");
                 return 2;
             }
             if (threads == 1) first = sum;

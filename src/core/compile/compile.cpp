@@ -5,13 +5,14 @@ namespace aicf {
 namespace {
 
 /// Runs the passes of one level; after each, the result is verified.
-template <class Level>
-void run_passes(Level& level, void (*Pass::*on)(Level&), const std::vector<const Pass*>& passes,
-                const char* verified, const OnStage& done,
-                const std::function<void(const Pass*, const Level&)>& watch) {
+template <class Level, class... Given>
+void run_passes(Level& level, void (*Pass::*on)(Level&, const Given&...),
+                const std::vector<const Pass*>& passes, const char* verified, const OnStage& done,
+                const std::function<void(const Pass*, const Level&)>& watch,
+                const Given&... given) {
     for (const Pass* pass : passes) {
         if (!(pass->*on)) continue;
-        (pass->*on)(level);
+        (pass->*on)(level, given...);
         tell(done, pass->name);
         verify(level).require("after pass " + pass->name);
         tell(done, verified);
@@ -21,8 +22,12 @@ void run_passes(Level& level, void (*Pass::*on)(Level&), const std::vector<const
 
 }  // namespace
 
-Lowered rewrite(Graph graph, const CompileOptions& options, int tensor_cores, const OnStage& done,
-                const PassWatch& watch) {
+Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options,
+                const OnStage& done, const PassWatch& watch) {
+    const int own = target.tensor_cores();
+    if (own && options.tensor_cores && own != options.tensor_cores)
+        raise(ErrorKind::graph, "compile: tensor_cores is \"sm_", options.tensor_cores,
+              "0\", the device has those of \"sm_", own, "0\"; need these, or None");
     verify(graph).require("compile");
     tell(done, "verify");
     const auto passes = select_passes(options.passes);
@@ -34,21 +39,17 @@ Lowered rewrite(Graph graph, const CompileOptions& options, int tensor_cores, co
     }
     if (watch.graph) watch.graph(nullptr, graph);
     run_passes(graph, &Pass::on_graph, passes, "verify", done, watch.graph);
-    Lowered lowered = lower(graph, options.math, tensor_cores);
+    Lowered lowered = lower(graph, options.math, own ? own : options.tensor_cores);
     tell(done, "lower");
     verify(lowered).require("compile");
     tell(done, "verify lowered");
-    run_passes(lowered, &Pass::on_lowered, passes, "verify lowered", done, watch.lowered);
+    run_passes(lowered, &Pass::on_lowered, passes, "verify lowered", done, watch.lowered, target);
     return lowered;
 }
 
 Plan compile(Graph graph, const Target& target, const CompileOptions& options,
              const OnStage& done) {
-    const int own = target.tensor_cores();
-    if (own && options.tensor_cores && own != options.tensor_cores)
-        raise(ErrorKind::graph, "compile: tensor_cores is \"sm_", options.tensor_cores,
-              "0\", the device has those of \"sm_", own, "0\"; need these, or None");
-    Lowered lowered = rewrite(std::move(graph), options, own ? own : options.tensor_cores, done);
+    Lowered lowered = rewrite(std::move(graph), target, options, done);
     choose_candidates(lowered, options.candidates, target);
     tell(done, "candidates");
     Plan plan = make_plan(lowered, target, options.shared, done);
@@ -70,7 +71,7 @@ std::vector<Stage> trace_passes(const Graph& graph, const Target& target,
         stages.push_back({pass ? pass->name : "", !pass || pass->keeps_bits, std::move(text),
                           static_cast<int64_t>(plan.ops.size()), plan.cost(), plan.peak_bytes()});
     };
-    rewrite(graph, options, cores, {},
+    rewrite(graph, target, options, {},
             {[&](const Pass* pass, const Graph& now) {
                  note(pass, lower(now, options.math, cores), to_text(now));
              },

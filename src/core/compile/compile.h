@@ -23,8 +23,8 @@ struct PassWatch {
     std::function<void(const Pass*, const Lowered&)> lowered = {};
 };
 
-/// The first half: the list of lowered ops, after the passes. `tensor_cores`: as lower() takes it.
-Lowered rewrite(Graph graph, const CompileOptions& options, int tensor_cores,
+/// The first half: the list of lowered ops, after the passes.
+Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options,
                 const OnStage& done = {}, const PassWatch& watch = {});
 
 /// The whole: what a step is made of, on any device of the target.

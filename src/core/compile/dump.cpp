@@ -20,25 +20,20 @@ std::string view_text(const View& view) {
 }
 
 std::string op_text(const LoweredOp& op) {
-    std::string text = cat("op=", op.def->name);
-    if (!op.members.empty())
-        text += "(" + joined(op.members, [](const LoweredOp& member) { return member.def->name; }) +
-                ")";
-    if (!op.body.empty())
-        text += "(" + joined(op.body, [](const FusedStep& step) { return step.def->name; }) + ")";
+    std::string text = "op=" + title(op);
     if (!op.attrs.items().empty()) text += " attrs=" + to_string(op.attrs);
     return text + cat(" (", joined(op.inputs, view_text), ") -> (", joined(op.outputs, view_text),
                       ")", op.candidate.empty() ? "" : cat(" candidate=", op.candidate));
 }
 
-/// A line a step of a fused op; inner values are named as the graph names them. Of a group the ops.
+/// A line a step of a region; inner values are named as the graph names them. Of a group the ops.
 std::string body_text(const LoweredOp& op, const std::string& indent = "      ") {
     std::string text;
     for (const LoweredOp& member : op.members)
         text += cat(indent, op_text(member), "\n", body_text(member, indent + "      "));
     const auto operand_text = [&](int number) { return view_text(op.operand(number)); };
     const auto id_text = [&](int number) { return cat("%", op.operand(number).value); };
-    for (const FusedStep& step : op.body) {
+    for (const RegionStep& step : op.body) {
         text += cat(indent, joined(step.outputs, operand_text), " = ", step.def->name, "(",
                     joined(step.inputs, id_text), ")");
         if (!step.attrs.items().empty()) text += " " + to_string(step.attrs);
@@ -56,6 +51,9 @@ std::string op_json(const LoweredOp& op) {
                    ", \"offset\": ", view.offset, "}");
     };
     std::string text = cat("\"op\": ", quoted(op.def->name), ", \"node\": ", op.node,
+                           op.body.empty() || anchor(op).pointwise
+                               ? ""
+                               : cat(", \"anchor\": ", quoted(anchor(op).name)),
                            ", \"inputs\": [", joined(op.inputs, view_json), "], \"outputs\": [",
                            joined(op.outputs, view_json), "], \"attrs\": ", to_string(op.attrs));
     if (!op.candidate.empty())
@@ -68,7 +66,7 @@ std::string op_json(const LoweredOp& op) {
         return text + cat(", \"members\": [", joined(op.members, member_json), "]");
     }
     if (op.body.empty()) return text;
-    const auto step_json = [](const FusedStep& step) {
+    const auto step_json = [](const RegionStep& step) {
         return cat("{\"op\": ", quoted(step.def->name), ", \"node\": ", step.node,
                    ", \"inputs\": ", int_list(step.inputs),
                    ", \"outputs\": ", int_list(step.outputs),
@@ -81,13 +79,14 @@ std::string op_json(const LoweredOp& op) {
 
 std::string signature(const LoweredOp& op) {
     std::string text = op.def->name;
-    for (const FusedStep& step : op.body)
+    for (const RegionStep& step : op.body)
         text += cat(" ", step.def->name, " ", to_string(step.attrs), " ", int_list(step.inputs),
                     int_list(step.outputs));
     if (op.body.empty()) text += " " + to_string(op.attrs);
     const auto operand_text = [&](const View& view) {
         const int64_t past = view.offset * dtype_size(view.dtype) % 16;
-        return layout_text(view) + (op.def->gemm && past ? cat(" ", past, " bytes past 16") : "");
+        return layout_text(view) +
+               (anchor(op).gemm && past ? cat(" ", past, " bytes past 16") : "");
     };
     return text + cat(" (", joined(op.inputs, operand_text), ") -> (",
                       joined(op.outputs, layout_text), ")");

@@ -194,7 +194,7 @@ void fields(Io& io, const LoweredDef*& def, Schemas& schemas) {
 }
 
 template <class Io>
-void fields(Io& io, FusedStep& step, Schemas& schemas) {
+void fields(Io& io, RegionStep& step, Schemas& schemas) {
     fields(io, step.def, schemas);
     const auto number = [](Io& each, int& value) { each.number(value); };
     io.list(step.inputs, number);
@@ -211,7 +211,7 @@ void fields(Io& io, LoweredOp& op, Schemas& schemas, bool member = false) {
     io.list(op.outputs, view);
     fields(io, op.attrs);
     io.number(op.node);
-    io.list(op.body, [&](Io& each, FusedStep& step) { fields(each, step, schemas); });
+    io.list(op.body, [&](Io& each, RegionStep& step) { fields(each, step, schemas); });
     io.list(op.inner, view);
     io.text(op.candidate);
     if (member) return;  // which has no members of its own
@@ -314,7 +314,7 @@ void note(Schemas& schemas, const LoweredOp& op) {
             schemas.defs.push_back(def);
     };
     add(op.def);
-    for (const FusedStep& step : op.body) add(step.def);
+    for (const RegionStep& step : op.body) add(step.def);
     for (const LoweredOp& member : op.members) note(schemas, member);
 }
 

@@ -1,6 +1,8 @@
 // Ops that share a launch: an optimizer's updates as one op, small ops side by side in a group.
 #include "core/compile/group.h"
 
+#include <climits>
+
 namespace aicf {
 
 namespace {
@@ -10,6 +12,11 @@ namespace {
 /// From here on a launch of its own costs a tensor's update nothing, and making the numbers again
 /// in every block costs it 15 % (Adam on an H200).
 constexpr int64_t kLargeTensor = 1 << 22;
+
+/// Bytes of an operand in an argument block: its offset, address, sizes and strides.
+size_t operand_bytes(const View& view) {
+    return 4 + sizeof(Operand) + 16 * static_cast<size_t>(view.shape.rank());
+}
 
 /// Updates of tensors in f32 or f64, whole in memory.
 bool tensor_update(const LoweredOp& op) {
@@ -26,24 +33,22 @@ bool number_update(const LoweredOp& op) {
     return op.def->optimizer && op.def->numbers == 0 && op.body.empty();
 }
 
-/// Tensors are updated side by side, so a step may wait for numbers alone; and all must fit the
-/// argument block, with what the CPU notes about each step.
-bool fits_update(const LoweredOp& op) {
+/// Tensors are updated side by side, so a step may wait for scalar steps alone.
+bool updates_side_by_side(const LoweredOp& op) {
     std::vector<char> made(op.inputs.size() + op.outputs.size() + op.inner.size(), 0);
-    for (const FusedStep& step : op.body) {
-        for (int number : step.inputs)
+    for (size_t i = 0; i < op.body.size(); i++) {
+        for (int number : op.body[i].inputs)
             if (made[number]) return false;
-        for (int number : step.outputs) made[number] = step.def->numbers > 0;
+        for (int number : op.body[i].outputs) made[number] = step_role(op, i) == StepRole::anchor;
     }
-    return needs_of(op).bytes <= kMaxArgBytes;
+    return true;
 }
 
-/// Updates with the same numbers become one op.
-class Optimizers : Groups {
+/// Multi-tensor apply: updates with the same numbers become one op.
+class MultiTensorApply : Groups {
   public:
     using Groups::Groups;
     void run() {
-        const LoweredDef* def = find_lowered("update");
         std::map<std::string, Alike> known;
         std::vector<Alike*> alike(ops_.size(), nullptr);
         std::vector<size_t> bytes(ops_.size(), 0);
@@ -54,11 +59,11 @@ class Optimizers : Groups {
             alike[at]->least = std::min(alike[at]->least, bytes[at]);
         }
         for (size_t at = 0; at < ops_.size(); at++)
-            if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at], def);
+            if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at]);
         emit();
         // As rows of elements the tensors take the least room in the argument block.
         for (LoweredOp& op : ops_)
-            if (op.def == def)
+            if (!op.body.empty() && anchor(op).optimizer)
                 for (auto* views : {&op.inputs, &op.outputs})
                     for (View& view : *views)
                         if (view.shape.rank() > 1) {
@@ -70,35 +75,26 @@ class Optimizers : Groups {
   private:
     struct Head {  // the first op of a group
         int op;
-        size_t bytes;  // the least that the group's argument block takes
+        size_t refused;  // bytes of the smallest update that the group was too large for
     };
-    struct Alike {                    // updates of the same numbers
-        size_t least = kMaxArgBytes;  // that any of them adds to a block
-        std::vector<Head> heads;      // of groups that have room for it
+    struct Alike {                // updates of the same numbers
+        size_t least = SIZE_MAX;  // that any of them adds to a block
+        std::vector<Head> heads;  // of groups that may have room for it
     };
 
     /// An update joins the latest group that takes it.
-    void place(int at, size_t bytes, Alike& alike, const LoweredDef* def) {
+    void place(int at, size_t bytes, Alike& alike) {
         std::vector<Head>& heads = alike.heads;
         for (size_t i = heads.size(); i-- > 0;) {
             Head& head = heads[i];
-            if (head.bytes + bytes > kMaxArgBytes ||
-                !merge(group_[head.op], group_[at], def, fits_update, INT_MAX))
-                continue;
-            head.bytes += bytes;
-            if (head.bytes + alike.least > kMaxArgBytes)
-                heads.erase(heads.begin() + static_cast<std::ptrdiff_t>(i));
-            return;
+            if (bytes >= head.refused) continue;
+            const Merge merged = merge(group_[head.op], group_[at], updates_side_by_side, INT_MAX);
+            if (merged == Merge::done) return;
+            if (merged != Merge::too_large) continue;
+            head.refused = bytes;
+            if (bytes <= alike.least) heads.erase(heads.begin() + static_cast<std::ptrdiff_t>(i));
         }
-        heads.push_back({at, block(ops_[at]) + bytes});
-    }
-
-    /// What an argument block of updates takes beside what each adds.
-    static size_t block(const LoweredOp& op) {
-        size_t bytes = 224 + 64;
-        for (size_t i = static_cast<size_t>(op.def->numbers); i < op.inputs.size(); i++)
-            if (find_view(op.inputs, op.inputs[i]) == static_cast<int>(i)) bytes += 20;
-        return bytes;
+        heads.push_back({at, SIZE_MAX});
     }
 
     /// What two updates must share: the op, the dtype and the numbers.
@@ -112,14 +108,12 @@ class Optimizers : Groups {
         return key;
     }
 
-    /// What an update adds at the least: its operands that no other update has.
+    /// Bytes of an argument block that an update adds at the least: its operands that no other
+    /// update has.
     size_t growth(int at) const {
         const LoweredOp& op = ops_[at];
         const auto update = [&](int other) { return other != at && ops_[other].def->optimizer; };
-        const auto bytes_of = [](const View& view) {
-            return 20 + 16 * static_cast<size_t>(view.shape.rank());
-        };
-        size_t bytes = 40 + 8 * pack_scalars(op).size();
+        size_t bytes = 8 * pack_scalars(op).size();
         for (size_t i = 0; i < static_cast<size_t>(op.def->numbers); i++) {
             const ValueId id = op.inputs[i].value;
             const auto same = [&](const View& view) { return view.value == id; };
@@ -127,42 +121,41 @@ class Optimizers : Groups {
             if (std::count_if(op.inputs.begin(), op.inputs.end(), same) == 1 &&
                 !(producer_[id] >= 0 && update(producer_[id])) &&
                 std::none_of(readers.begin(), readers.end(), update))
-                bytes += bytes_of(op.inputs[i]);
+                bytes += operand_bytes(op.inputs[i]);
         }
         for (const View& view : op.outputs)
-            if (kept_[view.value]) bytes += bytes_of(view);
+            if (kept_[view.value]) bytes += operand_bytes(view);
         return bytes;
     }
 };
 
-/// What makes an update's numbers joins it, unless it shares a launch with others: those that come
-/// early cost the step nothing there, and at its end they are waited for.
-class Numbers : Groups {
+/// Scalar prologue: what makes an optimizer's numbers joins the updates that read them, unless it
+/// shares a launch with others already; at the end of a step a launch of its own is waited for.
+class ScalarPrologue : Groups {
   public:
     using Groups::Groups;
     void run() {
-        const LoweredDef* def = find_lowered("update");
         for (int at = 0; at < static_cast<int>(ops_.size()); at++)
-            if (ops_[at].def == def || tensor_update(ops_[at]))
-                while (joins(at, def)) {  // its own numbers may follow
+            if (anchor(ops_[at]).numbers > 0 && (!ops_[at].body.empty() || tensor_update(ops_[at])))
+                while (joins(at)) {  // its own numbers may follow
                 }
         emit();
     }
 
   private:
-    bool joins(int at, const LoweredDef* def) {
+    bool joins(int at) {
         for (int member : members_[group_[at]])
             for (const View& view : ops_[member].inputs)
                 if (const int from = producer_[view.value];
                     from >= 0 && number_update(ops_[from]) && group_[from] != group_[at] &&
                     members_[group_[from]].size() == 1 &&
-                    merge(group_[at], group_[from], def, fits_update, INT_MAX))
+                    merge(group_[at], group_[from], updates_side_by_side, INT_MAX) == Merge::done)
                     return true;
         return false;
     }
 };
 
-// ---- siblings -----------------------------------------------------------------------------------
+// ---- horizontal fusion --------------------------------------------------------------------------
 
 /// Below this a launch costs more than what it runs, so that ops gain by sharing one. Above,
 /// whoever waits for one of them should not wait for the others too: a GPU runs kernels side by
@@ -174,23 +167,13 @@ bool small(const LoweredOp& op) {
     return cost.bytes <= kSmallBytes && cost.flops <= kSmallFlops;
 }
 
-/// What a member adds to a group's argument block: its own block, and its operands once more.
-size_t bytes_in_group(const LoweredOp& op) {
-    size_t bytes = needs_of(op).bytes;
-    for (const auto* views : {&op.inputs, &op.outputs})
-        for (const View& view : *views) bytes += 20 + 16 * static_cast<size_t>(view.shape.rank());
-    return bytes;
-}
-
 /// Small ops at the same distance from the start of the step, so that none waits for another, share
 /// a launch.
-class Siblings : Groups {
+class HorizontalFusion : Groups {
   public:
     using Groups::Groups;
     void run() {
-        const LoweredDef* def = find_lowered("group");
-        // An estimate: backends keep things of their own in a block.
-        constexpr size_t kMostBytes = kMaxGroupBytes / 2, kTries = 4;
+        constexpr size_t kTries = 4;
         std::vector<int> level(ops_.size(), 0);
         std::vector<size_t> bytes(ops_.size(), 0);         // by the first op of a group
         std::vector<std::vector<int>> heads(ops_.size());  // by level: the first op of each group
@@ -199,27 +182,37 @@ class Siblings : Groups {
             for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
             if (!small(ops_[at])) continue;
             const size_t own = bytes_in_group(ops_[at]);
+            if (own == 0) continue;
             std::vector<int>& known = heads[level[at]];
             const size_t oldest = known.size() < kTries ? 0 : known.size() - kTries;
             bool joined = false;
             for (size_t i = known.size(); i-- > oldest && !joined;) {
                 const int head = known[i];
                 // No path leaves a level and comes back to it.
-                joined = bytes[head] + own <= kMostBytes && apart(at, head);
+                joined = bytes[head] + own <= kMaxGroupBytes && apart(at, head);
                 if (!joined) continue;
                 std::vector<int> merged = std::move(members_[head]);
                 merged.push_back(at);
-                join(head, at, def, std::move(merged));
+                join(head, at, std::move(merged));
                 bytes[head] += own;
             }
             if (joined) continue;
             known.push_back(at);
-            bytes[at] = 224 + own;
+            bytes[at] = sizeof(ArgBlock) + 2 * 64 + own;  // the block, and what it is rounded up by
         }
         emit();
     }
 
   private:
+    /// What a member adds to a group's argument block: its own block, and its operands once more.
+    /// 0: it has none.
+    size_t bytes_in_group(const LoweredOp& op) const {
+        size_t bytes = machine_.block_bytes(op).value_or(0);
+        for (const auto* views : {&op.inputs, &op.outputs})
+            for (const View& view : *views) bytes += bytes > 0 ? operand_bytes(view) : 0;
+        return bytes;
+    }
+
     /// Whether neither an op writes a param or state that a group reads, nor the group one that the
     /// op reads.
     bool apart(int op, int group) const {
@@ -234,10 +227,9 @@ class Siblings : Groups {
         return true;
     }
 
-    LoweredOp compose(const LoweredDef* def, const std::vector<int>& members, int,
-                      int) const override {
+    LoweredOp compose(const std::vector<int>& members, int, int) const override {
         LoweredOp result;
-        result.def = def;
+        result.def = group_def();
         result.node = ops_[members.back()].node;
         for (int member : members) {
             for (const View& view : ops_[member].inputs)
@@ -251,8 +243,12 @@ class Siblings : Groups {
 
 }  // namespace
 
-void fuse_numbers(Lowered& lowered) { Numbers(lowered).run(); }
-void group_siblings(Lowered& lowered) { Siblings(lowered).run(); }
-void fuse_optimizers(Lowered& lowered) { Optimizers(lowered).run(); }
+void fuse_updates(Lowered& lowered, const Target& target) {
+    MultiTensorApply(lowered, target).run();
+}
+void fuse_horizontally(Lowered& lowered, const Target& target) {
+    HorizontalFusion(lowered, target).run();
+}
+void fuse_scalars(Lowered& lowered, const Target& target) { ScalarPrologue(lowered, target).run(); }
 
 }  // namespace aicf

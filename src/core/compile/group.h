@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <climits>
 #include <map>
 #include <optional>
 #include <queue>
@@ -39,14 +38,13 @@ class Lists {
 /// The ops of a list in groups, each to become one op.
 class Groups {
   public:
-    explicit Groups(Lowered& lowered) : ops_(lowered.ops) {
+    Groups(Lowered& lowered, const Target& target) : ops_(lowered.ops), machine_(target) {
         const size_t count = ops_.size();
         producer_.assign(lowered.values.size(), -1);
         kept_.assign(lowered.values.size(), 0);
         target_.assign(lowered.values.size(), kNone);
         next_of_.assign(lowered.values.size(), kNone);
         seen_.assign(count, 0);
-        def_.assign(count, nullptr);
         std::vector<std::pair<int, int>> reads, edges, back;  // (value, op), (op, op)
         for (size_t i = 0; i < count; i++) {
             const int at = static_cast<int>(i);
@@ -75,23 +73,26 @@ class Groups {
     }
 
   protected:
-    /// Makes one group of two, unless a path, a limit or an operand in the way forbids it.
-    /// `last`: all ops behind it still stand alone; -1 where no path can be in the way.
-    bool merge(int a, int b, const LoweredDef* def, bool (*fits)(const LoweredOp&), int last) {
+    enum class Merge { done, forbidden, too_large };
+    /// Makes one group of two, unless the region would not mean the same, a cycle or an overwritten
+    /// operand is in the way, or it is too large for the target. `means`: whether steps may stand
+    /// together so. `last`: all ops behind it still stand alone.
+    Merge merge(int a, int b, bool (*means)(const LoweredOp&), int last) {
         poll();
         std::vector<int> merged;
         std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
                    std::back_inserter(merged));
-        const LoweredOp op = compose(def, merged, a, b);
-        if (!fits(op) || overwrites(op) || detour(a, b, last) || detour(b, a, last)) return false;
-        join(a, b, def, std::move(merged));
-        return true;
+        const LoweredOp op = compose(merged, a, b);
+        if (!means(op) || overwrites(op)) return Merge::forbidden;
+        if (!machine_.fits(op)) return Merge::too_large;
+        if (makes_cycle(a, b, last) || makes_cycle(b, a, last)) return Merge::forbidden;
+        join(a, b, std::move(merged));
+        return Merge::done;
     }
-    void join(int a, int b, const LoweredDef* def, std::vector<int> merged) {
+    void join(int a, int b, std::vector<int> merged) {
         for (int member : members_[b]) group_[member] = a;
         members_[a] = std::move(merged);
         members_[b].clear();
-        def_[a] = def;
     }
 
     /// The list again, each group where its last member stood unless something waits for it there.
@@ -116,7 +117,7 @@ class Groups {
             ready.pop();
             const std::vector<int>& members = members_[group];
             result.push_back(members.size() == 1 ? std::move(ops_[members[0]])
-                                                 : compose(def_[group], members, group, group));
+                                                 : compose(members, group, group));
             for (int to : next[group])
                 if (--waits[to] == 0) ready.emplace(members_[to].back(), to);
         }
@@ -126,10 +127,9 @@ class Groups {
         ops_ = std::move(result);
     }
 
-    /// The op of some members, all those of groups a and b: one with a body, if nothing else.
-    virtual LoweredOp compose(const LoweredDef* def, const std::vector<int>& members, int a,
-                              int b) const {
-        return fused(def, members, a, b);
+    /// The op of some members, all those of groups a and b: a region, if nothing else.
+    virtual LoweredOp compose(const std::vector<int>& members, int a, int b) const {
+        return region(members, a, b);
     }
     /// Whether all that group `reader` takes from group `from` are whole results.
     bool whole_reads(int reader, int from) const {
@@ -143,6 +143,7 @@ class Groups {
     ~Groups() = default;
 
     std::vector<LoweredOp>& ops_;
+    const Target& machine_;
     Lists successors_, predecessors_;        // by op
     std::vector<int> producer_;              // by value: the op that writes it
     Lists readers_;                          // by value
@@ -178,9 +179,10 @@ class Groups {
         return false;
     }
 
-    /// Whether a path leads from group a to group b through an op of neither: looked for from both
-    /// ends by turns, as one of them may lead far.
-    bool detour(int a, int b, int last) {
+    /// Whether a path leads from group a to group b through an op of neither, which would both wait
+    /// for their union and be waited for by it: looked for from both ends by turns, as one of them
+    /// may lead far.
+    bool makes_cycle(int a, int b, int last) {
         const int from_a = ++now_, from_b = ++now_;
         std::vector<int> on = {a}, back = {b};
         for (size_t i = 0;; i++) {
@@ -213,9 +215,9 @@ class Groups {
         }
     }
 
-    LoweredOp fused(const LoweredDef* def, const std::vector<int>& members, int a, int b) const {
+    LoweredOp region(const std::vector<int>& members, int a, int b) const {
         LoweredOp result;
-        result.def = def;
+        result.def = region_def();
         result.node = ops_[members.back()].node;
         const auto inside = [&](int op) { return group_[op] == a || group_[op] == b; };
         for (int member : members) {
@@ -240,9 +242,9 @@ class Groups {
         };
         for (int member : members) {
             const LoweredOp& op = ops_[member];
-            std::vector<FusedStep> steps = op.body;
+            std::vector<RegionStep> steps = op.body;
             if (steps.empty()) steps.push_back({op.def, {}, {}, op.attrs, op.node});
-            for (FusedStep& step : steps) {
+            for (RegionStep& step : steps) {
                 const auto renumber = [&](std::vector<int>& numbers, const std::vector<View>& own) {
                     if (op.body.empty())
                         for (const View& view : own) numbers.push_back(number(view));
@@ -257,18 +259,9 @@ class Groups {
         return result;
     }
 
-    Forest known_;                        // by op, below one that it comes after
-    std::vector<int> seen_;               // by group
-    std::vector<const LoweredDef*> def_;  // by group of several
+    Forest known_;           // by op, below one that it comes after
+    std::vector<int> seen_;  // by group
     int now_ = 0;
 };
-
-/// What an op asks of a backend: operands and live values are a GPU thread's registers; the
-/// argument block holds the program that the CPU interprets, in which a 16-bit value takes a second
-/// slot for its f32 form, and an instruction to make it and one to round it.
-struct Needs {
-    size_t operands = 0, slots = 0, bytes = 0;
-};
-Needs needs_of(const LoweredOp& op);
 
 }  // namespace aicf

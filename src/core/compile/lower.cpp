@@ -153,7 +153,7 @@ Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
         if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32 && math != "mixed")
             op.attrs.set("math", math);
     for (LoweredOp& op : lowered.ops)
-        if (op.def->gemm) op.attrs.set("order", product_order(op, tensor_cores));
+        if (anchor(op).gemm) op.attrs.set("order", product_order(op, tensor_cores));
     return lowered;
 }
 

@@ -109,13 +109,13 @@ const std::vector<Pass>& all_passes() {
         {"simplify", true, simplify, nullptr},               // makes nodes alike
         {"cse", true, merge_common, nullptr},                // makes what has one reader show
         {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
-        {"epilogue", true, nullptr, fuse_epilogues},
+        {"epilogue", true, nullptr, fuse_products},
         {"reductions", true, nullptr, fuse_reductions},  // while what they read alone stands apart
         {"rows", true, nullptr, fuse_rows},
         {"fuse", true, nullptr, fuse_pointwise},
-        {"optimizers", true, nullptr, fuse_optimizers},
-        {"siblings", true, nullptr, group_siblings},
-        {"numbers", true, nullptr, fuse_numbers},
+        {"optimizers", true, nullptr, fuse_updates},
+        {"siblings", true, nullptr, fuse_horizontally},
+        {"numbers", true, nullptr, fuse_scalars},
     };
     return passes;
 }

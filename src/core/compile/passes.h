@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/base/interrupt.h"
-#include "core/graph/op.h"
+#include "core/compile/target.h"
 
 namespace aicf {
 
@@ -10,7 +10,7 @@ struct Pass {
     std::string name;
     bool keeps_bits;           // true: every state and output byte is the same with and without it
     void (*on_graph)(Graph&);  // one of the two is null
-    void (*on_lowered)(Lowered&);
+    void (*on_lowered)(Lowered&, const Target&);
 };
 const std::vector<Pass>& all_passes();  // in the order of "default"
 
@@ -52,21 +52,21 @@ std::vector<std::pair<std::string, std::string>> simplify_rules();
 /// Takes reshapes, transposes and casts away around reductions (simplify.cpp).
 void bare_reductions(Graph& graph);
 
-/// Pointwise ops join the product they follow (fuse.cpp).
-void fuse_epilogues(Lowered& lowered);
-/// Pointwise ops join the reduction that reads their results alone, and the one they read
-/// (fuse.cpp).
-void fuse_reductions(Lowered& lowered);
+/// Epilogue fusion of products: pointwise ops join the product they follow (fuse.cpp).
+void fuse_products(Lowered& lowered, const Target& target);
+/// Prologue and epilogue fusion of reductions: pointwise ops join the reduction that reads their
+/// results alone, and the one they read (fuse.cpp).
+void fuse_reductions(Lowered& lowered, const Target& target);
 /// The same around ops on rows, softmax and its like (fuse.cpp).
-void fuse_rows(Lowered& lowered);
-/// Pointwise ops that feed each other become one op (fuse.cpp).
-void fuse_pointwise(Lowered& lowered);
-/// The updates of an optimizer become one op (fuse.cpp).
-void fuse_optimizers(Lowered& lowered);
-/// What makes an optimizer's numbers joins its update (fuse.cpp).
-void fuse_numbers(Lowered& lowered);
-/// Small ops that do not wait for each other become one launch (fuse.cpp).
-void group_siblings(Lowered& lowered);
+void fuse_rows(Lowered& lowered, const Target& target);
+/// Vertical fusion: pointwise ops that feed each other become one op (fuse.cpp).
+void fuse_pointwise(Lowered& lowered, const Target& target);
+/// Multi-tensor apply: the updates of an optimizer become one op (group.cpp).
+void fuse_updates(Lowered& lowered, const Target& target);
+/// Scalar prologue: what makes an optimizer's numbers joins its updates (group.cpp).
+void fuse_scalars(Lowered& lowered, const Target& target);
+/// Horizontal fusion: small ops that do not wait for each other share a launch (group.cpp).
+void fuse_horizontally(Lowered& lowered, const Target& target);
 
 /// The named passes in the given order; GraphError for a name that does not exist.
 std::vector<const Pass*> select_passes(const std::vector<std::string>& names);

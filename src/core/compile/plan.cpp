@@ -208,7 +208,7 @@ class Planner {
                 bool clear = std::find(taken.begin(), taken.end(), root) == taken.end();
                 for (int j = 0; j < static_cast<int>(op.inputs.size()); j++)
                     if (j != in && storage[op.inputs[j].value] == root)
-                        clear &= op.def->pointwise && may_overwrite(op, out, j);
+                        clear &= anchor(op).pointwise && may_overwrite(op, out, j);
                 if (lanes)
                     for (int user : users[root]) clear &= user == i || lanes->comes_before(user, i);
                 if (!clear) continue;

@@ -182,13 +182,14 @@ class Structure {
             if (view.shape.rank() != view.strides.rank())
                 fail(inner, " has strides of another rank");
         }
-        if ((!op.body.empty()) + (!op.members.empty()) != (def.infer == infer_body))
+        if (op.body.empty() == (&def == region_def()) ||
+            op.members.empty() == (&def == group_def()))
             fail(where, " has ", op.body.size(), " steps and ", op.members.size(),
                  " members; need one of them for an op that is nothing else, none for others");
         if (op.body.empty() && !op.inner.empty()) fail(where, " has inner values and no steps");
         if (!op.members.empty()) return;
         if (op.body.empty())
-            check_step(op, def, op.inputs, op.outputs, where);
+            check_step(def, op.inputs, op.outputs, where);
         else
             check_body(op, where);
     }
@@ -199,7 +200,7 @@ class Structure {
     }
 
     /// What kernels rely on of an op's or a step's operands.
-    void check_step(const LoweredOp& op, const LoweredDef& def, const std::vector<View>& inputs,
+    void check_step(const LoweredDef& def, const std::vector<View>& inputs,
                     const std::vector<View>& outputs, const std::string& where) const {
         check_arity(def.inputs, inputs.size(), where);
         check_arity(def.outputs, outputs.size(), where);
@@ -211,7 +212,7 @@ class Structure {
                 i < inputs.size() + outputs.size() && !is_contiguous(at(i).shape, at(i).strides))
                 fail(where, ": operand ", i, " has strides ", to_string(at(i).strides),
                      "; need C order");
-        if (def.pointwise && !op.def->optimizer)
+        if (def.pointwise)
             for (size_t i = 0; i < inputs.size() + outputs.size(); i++)
                 if (!(at(i).shape == outputs[0].shape))
                     fail(where, ": operand ", i, " has shape ", to_string(at(i).shape), "; need ",
@@ -224,9 +225,11 @@ class Structure {
         if (count > kMostOperands || op.body.size() > kMostSteps)
             fail(where, " has ", count, " operands and ", op.body.size(), " steps; need at most ",
                  kMostOperands);
-        for (const FusedStep& step : op.body) {
+        if (op.def != region_def()) fail(where, " has a body; need a region");
+        for (const RegionStep& step : op.body) {
             const std::string at = cat(where, ": step ", step.def->name);
-            if (step.def->infer == infer_body) fail(at, " has no body; need another op");
+            if (step.def == region_def() || step.def == group_def())
+                fail(at, " has no body; need another op");
             check_attrs(*step.def, step.attrs, at);
             std::vector<View> views[2];
             for (int which = 0; which < 2; which++)
@@ -235,18 +238,18 @@ class Structure {
                         fail(at, " names operand ", number, "; there are ", count);
                     views[which].push_back(op.operand(number));
                 }
-            check_step(op, *step.def, views[0], views[1], at);
+            check_step(*step.def, views[0], views[1], at);
         }
-        if (op.def->optimizer) return check_update(op, where);
-        const size_t core = core_step(op), after = std::min(core + 1, op.body.size());
-        for (size_t i = after; i < op.body.size(); i++)
-            if (!op.body[i].def->pointwise)
+        if (anchor(op).optimizer) return check_update(op, where);
+        const size_t core = anchor_step(op);
+        for (size_t i = 0; i < op.body.size(); i++)
+            if (i != core && !op.body[i].def->pointwise)
                 fail(where, " has steps ", op.body[core].def->name, " and ", op.body[i].def->name,
                      "; need one that is not pointwise");
         const LoweredDef* of = core < op.body.size() ? op.body[core].def : nullptr;
-        if (op.def->gemm != (of && of->gemm) || op.def->reduction != (of && of->streams) ||
-            op.def->pointwise != !of || (of && !of->gemm && !of->streams && of->rows.empty()))
-            fail(where, " is around ", of ? of->name : "no step", "; need another op for it");
+        if (of && !of->gemm && !of->streams && of->rows.empty())
+            fail(where, " is around ", of->name,
+                 "; need a product, a reduction, an op on rows or updates");
         if (!of)
             check_shapes(op, 0, op.outputs[0].shape, where);
         else if (of->gemm)
@@ -266,7 +269,7 @@ class Structure {
     }
 
     void check_product(const LoweredOp& op, const std::string& where) const {
-        const FusedStep& product = op.body[0];
+        const RegionStep& product = op.body[0];
         if (!product.def->gemm || product.inputs != std::vector<int>{0, 1})
             fail(where, " does not begin with a product of its first two operands");
         for (size_t s = 1; s < op.body.size(); s++)
@@ -278,7 +281,7 @@ class Structure {
 
     /// Steps before make what the one in the middle reads, those behind take what it gives.
     void check_around(const LoweredOp& op, size_t core, const std::string& where) const {
-        const FusedStep& step = op.body[core];
+        const RegionStep& step = op.body[core];
         const int inputs = static_cast<int>(op.inputs.size()),
                   outer = inputs + static_cast<int>(op.outputs.size());
         const bool streams = step.def->streams;
@@ -337,8 +340,9 @@ class Structure {
     /// Updates of whole tensors, and numbers that they share.
     void check_update(const LoweredOp& op, const std::string& where) const {
         const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
-        for (const FusedStep& step : op.body) {
+        for (const RegionStep& step : op.body) {
             const std::string at = cat(where, ": step ", step.def->name);
+            if (!step.def->optimizer) fail(at, " is beside updates; need one of an optimizer");
             const auto inputs = static_cast<int>(step.inputs.size());
             const int numbers = step.def->numbers;
             for (int k = 0; k < inputs + static_cast<int>(step.outputs.size()); k++) {

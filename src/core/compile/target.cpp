@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <new>
 
+#include "core/compile/families.h"
+
 namespace aicf {
 
 namespace {
@@ -55,29 +57,43 @@ std::vector<Scalar> pack_scalars(const LoweredOp& op) {
     std::vector<Scalar> scalars;
     const int rank = op.inputs.empty() ? 0 : op.inputs[0].shape.rank();
     pack_attrs(*op.def, op.attrs, rank, scalars);
-    for (const FusedStep& step : op.body)
+    for (const RegionStep& step : op.body)
         pack_attrs(*step.def, step.attrs, op.operand(step.inputs[0]).shape.rank(), scalars);
     return scalars;
 }
 
+namespace {
+
+/// Where things lie in an argument block.
+struct Layout {
+    std::vector<const View*> views;  // inputs first
+    std::vector<uint32_t> at;        // by view
+    std::vector<Scalar> scalars;
+    uint32_t scalars_at = 0, tail_at = 0, total = 0;
+
+    Layout(const LoweredOp& op, size_t tail_bytes) : scalars(pack_scalars(op)) {
+        for (const View& view : op.inputs) views.push_back(&view);
+        for (const View& view : op.outputs) views.push_back(&view);
+        const auto round = [](size_t bytes, size_t to) {
+            return static_cast<uint32_t>((bytes + to - 1) / to * to);
+        };
+        scalars_at = round(sizeof(ArgBlock) + 4 * views.size(), 8);
+        for (const View* view : views) {
+            at.push_back(scalars_at);
+            scalars_at += static_cast<uint32_t>(sizeof(Operand) + 16 * view->shape.rank());
+        }
+        tail_at = round(scalars_at + 8 * scalars.size(), 64);
+        total = round(tail_at + tail_bytes, 64);
+    }
+};
+
+}  // namespace
+
+size_t block_size(const LoweredOp& op, size_t tail_bytes) { return Layout(op, tail_bytes).total; }
+
 std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
                                     const std::vector<void*>& addresses, void* workspace) {
-    std::vector<const View*> views;
-    for (const View& view : op.inputs) views.push_back(&view);
-    for (const View& view : op.outputs) views.push_back(&view);
-    const auto round = [](size_t bytes, size_t to) {
-        return static_cast<uint32_t>((bytes + to - 1) / to * to);
-    };
-    std::vector<uint32_t> at;
-    uint32_t used = round(sizeof(ArgBlock) + 4 * views.size(), 8);
-    for (const View* view : views) {
-        at.push_back(used);
-        used += static_cast<uint32_t>(sizeof(Operand) + 16 * view->shape.rank());
-    }
-    const std::vector<Scalar> scalars = pack_scalars(op);
-    const uint32_t scalars_at = used;
-    const uint32_t tail_at = round(used + 8 * scalars.size(), 64);
-    const uint32_t total = round(tail_at + kernel.tail_bytes, 64);
+    const auto [views, at, scalars, scalars_at, tail_at, total] = Layout(op, kernel.tail_bytes);
     const uint32_t most = op.members.empty() ? kMaxArgBytes : kMaxGroupBytes;
     if (total > most)
         raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total,
@@ -128,6 +144,17 @@ void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
     kernel.workspace_bytes += room(part.kernel->workspace_bytes);
     kernel.counter_bytes += room(part.kernel->counter_bytes);
     kernel.parts.push_back(std::move(part));
+}
+
+void no_kernel(const LoweredOp& op, const char* target, const char* need) {
+    std::string operands;
+    for (const auto* views : {&op.inputs, &op.outputs}) {
+        if (!operands.empty()) operands += " -> ";
+        for (size_t i = 0; i < views->size(); i++)
+            operands += cat(i ? ", " : "", type_string((*views)[i].dtype, (*views)[i].shape));
+    }
+    raise(ErrorKind::unsupported, title(op), ": ", target, " has no kernel for ", operands,
+          "; need ", need);
 }
 
 }  // namespace aicf

@@ -41,6 +41,10 @@ class Target {
     /// Names of the kernels that could run an op, the one it would choose first; empty where there
     /// is no choice. LoweredOp::candidate tells select() which.
     virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
+    /// Whether a region is one kernel here, and one that is worth having.
+    virtual bool fits(const LoweredOp& region) const = 0;
+    /// Bytes of the argument block of an op, alone or in a group; none where there is no kernel.
+    virtual std::optional<size_t> block_bytes(const LoweredOp& op) const = 0;
     /// Unsupported when no kernel fits.
     virtual std::shared_ptr<const Kernel> select(const LoweredOp& op) const = 0;
     /// Compiles the code of all kernels, which may take seconds.
@@ -61,6 +65,8 @@ class Target {
 void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
               std::shared_ptr<const Kernel> chosen);
 
+/// Bytes of an op's argument block with so many at its end for the backend.
+size_t block_size(const LoweredOp& op, size_t tail_bytes);
 /// Packs an op's operands and attributes into a block; `addresses` gives each operand's first
 /// element.
 std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,

@@ -138,8 +138,8 @@ struct View {
 
 struct LoweredDef;
 
-/// One step of a fused op. Operands are numbered: the op's inputs, its outputs, its inner values.
-struct FusedStep {
+/// One step of a region. Operands are numbered: the op's inputs, its outputs, its inner values.
+struct RegionStep {
     const LoweredDef* def = nullptr;
     std::vector<int> inputs, outputs;
     Attrs attrs;
@@ -151,8 +151,8 @@ struct LoweredOp {
     std::vector<View> inputs, outputs;
     Attrs attrs;
     int node = -1;                        // IR node it came from
-    std::vector<FusedStep> body = {};     // of a fused op: what it computes, in order
-    std::vector<View> inner = {};         // of a fused op: values that never get storage
+    std::vector<RegionStep> body = {};    // of a region: what it computes, in order
+    std::vector<View> inner = {};         // of a region: values that never get storage
     std::vector<LoweredOp> members = {};  // of a group: ops that run side by side in one launch
     std::string candidate = {};           // which of a backend's kernels; empty: its own choice
     const View& operand(int number) const;
@@ -287,18 +287,48 @@ struct LoweredDef {
 };
 Cost cost_of(const LoweredOp& op);
 Cost cost_of(const Lowered& lowered);
-/// (output, input) pairs that may share storage. Of a pointwise body, no step after the one that
-/// writes the output may read the input, nor of one around a row op, which itself writes over what
-/// its own schema pairs; of an optimizer's, whose steps may run side by side, no other step. A
-/// product or a reduction with a body writes while parts of it still read. In a group no other
-/// member may read the input.
+/// (output, input) pairs that may share storage. Of a region, no step after the one that writes the
+/// output may read the input, and its anchor writes over what its own schema pairs; of optimizer
+/// updates, which may run side by side, no other step may read it. A product or a reduction with a
+/// body writes while parts of it still read. In a group no other member may read the input.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
-/// Of a body: where the one step stands that is not pointwise; its size if all are.
-size_t core_step(const LoweredOp& op);
+
+// ---- regions ------------------------------------------------------------------------------------
+//
+// A region is one op made of steps. Its anchor, the step that is not pointwise, says what it is; a
+// region of pointwise steps alone has none, one of an optimizer's updates has several, of one kind.
+
+/// The op of every region, and of every group.
+const LoweredDef* region_def();
+const LoweredDef* group_def();
+/// The definition that says what kind of op it is: its own; of a region its anchor's, or that of
+/// its first step where all are pointwise.
+const LoweredDef& anchor(const LoweredOp& op);
+/// Where the (last) anchor of a region stands; the number of steps where all are pointwise.
+size_t anchor_step(const LoweredOp& op);
+/// The attributes of an op, of a region those of its anchor.
+const Attrs& anchor_attrs(const LoweredOp& op);
+/// What a step is for.
+enum class StepRole : uint8_t {
+    prologue,  // makes elements before the anchor; every step where there is no anchor
+    anchor,
+    epilogue,  // takes results of the anchor
+    scalar     // makes numbers that an optimizer's updates read
+};
+StepRole step_role(const LoweredOp& op, size_t step);
+/// The steps of a role, ascending.
+std::vector<size_t> steps_of(const LoweredOp& op, StepRole role);
+/// How people read it: "gemm", "region(gemm, relu)", "group(sum, exp)".
+std::string title(const LoweredOp& op);
+/// How kernels call an op: "gemm", "fused", "fused_gemm".
+std::string kernel_stem(const LoweredOp& op);
+
 /// The axis along which a row op's rows lie: the attribute "axis", or else the last.
 int row_axis(const Attrs& attrs, int rank);
 /// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
 bool may_overwrite(const LoweredOp& op, int out, int in);
+/// Bytes of a view, broadcast axes counted once.
+double view_bytes(const View& view);
 /// Whether two views step through a storage alike.
 bool same_layout(const View& a, const View& b);
 /// The axis along which the neighbours of a view lie closest; -1: they are all one element.
@@ -318,9 +348,7 @@ const std::vector<const LoweredDef*>& all_lowered();
 /// Checks a lowered op against its schema and returns the outputs' types.
 std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
                                 const Attrs& attrs);
-/// The inference of an op that is nothing without a body: an error.
-std::vector<Type> infer_body(const InferContext& c);
-/// The same of a whole op; of a fused one it checks step by step.
+/// The same of a whole op; of a region it checks step by step.
 std::vector<Type> infer_lowered(const LoweredOp& op);
 
 /// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.

@@ -287,14 +287,6 @@ void define_matmul_ops() {
                       .infer = infer_gemm,
                       .gemm = true,
                       .flops = gemm_flops});
-    // A product and the pointwise steps that follow it, in one launch: see FusedStep.
-    define(LoweredDef{.name = "fused_gemm",
-                      .inputs = {"a", "b", "xs*"},
-                      .outputs = {"ys*"},
-                      .infer = infer_body,
-                      .gemm = true,
-                      .flops_per_element = 0,
-                      .flops = gemm_flops});
 }
 
 }  // namespace aicf

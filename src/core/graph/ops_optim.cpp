@@ -105,16 +105,6 @@ void define_optim_ops() {
            {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps"},
            {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 15);
 
-    // Several of the above in one launch: its body says which (FusedStep).
-    LoweredDef update;
-    update.name = "update";
-    update.inputs = {"xs*"};
-    update.outputs = {"ys*"};
-    update.infer = infer_body;
-    update.optimizer = true;
-    update.flops_per_element = 0;
-    define(std::move(update));
-
     // Writes x at the next place of a ring of K and advances the position (outputs kept K steps).
     LoweredDef ring;
     ring.name = "ring_push";

@@ -251,18 +251,6 @@ void define_pointwise_ops() {
     pointwise_kernel("copy", {"x"}, infer_copy);
     pointwise_kernel("bias_add", {"x", "b"}, infer_same);
     pointwise_kernel("mse_grad", {"y", "t"}, infer_float, {{{"scale", 0.0, true}}, 2});
-
-    // Ops that do not wait for each other, side by side in one launch.
-    define(LoweredDef{.name = "group", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
-    // Several of the above in one launch: its body says what it computes (FusedStep).
-    LoweredDef fused;
-    fused.name = "fused";
-    fused.inputs = {"xs*"};
-    fused.outputs = {"ys*"};
-    fused.infer = infer_body;
-    fused.pointwise = true;
-    fused.flops_per_element = 0;
-    define(std::move(fused));
 }
 
 }  // namespace aicf

@@ -301,20 +301,6 @@ void define_reduce_ops() {
            {{"masked", false}});
     row_op("LogSoftmax", "log_softmax",
            [](GradContext& g) { g.set(0, emit("LogSoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
-    // One of the first four between the pointwise steps that make its elements and those that take
-    // its result, in one launch: see FusedStep.
-    define(LoweredDef{.name = "fused_reduce",
-                      .inputs = {"xs*"},
-                      .outputs = {"ys*"},
-                      .infer = infer_body,
-                      .reduction = true,
-                      .flops_per_element = 0});
-    // The same of an op on rows, which makes a row of another.
-    define(LoweredDef{.name = "fused_rows",
-                      .inputs = {"xs*"},
-                      .outputs = {"ys*"},
-                      .infer = infer_body,
-                      .flops_per_element = 0});
 }
 
 }  // namespace aicf

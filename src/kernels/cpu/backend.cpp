@@ -1,4 +1,4 @@
-// Chooses kernels, binds them, and replays flat lists of bound calls.
+// Binds kernels and replays flat lists of bound calls.
 #include "kernels/cpu/backend.h"
 
 #if defined(__linux__)
@@ -17,8 +17,10 @@
 #include <new>
 
 #include "core/base/float_mode.h"
+#include "core/compile/families.h"
 #include "core/run/backend.h"
 #include "core/run/init.h"
+#include "kernels/cpu/families.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/program.h"
 
@@ -105,35 +107,9 @@ const Chosen& chosen() {
     return *once;
 }
 
-// ---- kernels ------------------------------------------------------------------------------------
-
 double estimate_ns(const LoweredOp& op) {
     const Cost cost = cost_of(op);
-    return cost.bytes * 0.1 + cost.flops * (op.def->gemm ? 0.02 : 0.1);
-}
-
-struct BoundKernel : Kernel {
-    CpuKernel code;
-    std::vector<char> program;       // the end of the tail: behind what `prepare` fills
-    std::vector<uint32_t> programs;  // in the tail: those with pointers to operands
-    int threads = 1;
-};
-
-int64_t program_units(const ArgBlock& args, int) {
-    const Program& program = *static_cast<const Program*>(args.tail_ptr());
-    if (program.total == 0) return 0;
-    if (program.cross < 0) return (program.total + program.unit - 1) / program.unit;
-    const int64_t rows = program.shape[program.cross], inner = program.shape[program.rank - 1];
-    return program.total / (rows * inner) * ((rows + kTileRows - 1) / kTileRows);
-}
-
-int64_t batch_units(const ArgBlock& args, int phase) {
-    const Batch& batch = *static_cast<const Batch*>(args.tail_ptr());
-    if (phase == 0) return batch.numbers > 0;
-    int64_t units = 0;
-    for (int k = batch.numbers; k < batch.instrs; k++)
-        units += (batch.instr()[k].n + kBatchUnit - 1) / kBatchUnit;
-    return units;
+    return cost.bytes * 0.1 + cost.flops * (anchor(op).gemm ? 0.02 : 0.1);
 }
 
 struct KernelCall {
@@ -216,16 +192,6 @@ class CpuCaptured : public Captured {
     std::vector<KernelCall> calls_;
 };
 
-std::string describe(const LoweredOp& op) {
-    std::string text;
-    for (const auto* views : {&op.inputs, &op.outputs}) {
-        if (!text.empty()) text += " -> ";
-        for (size_t i = 0; i < views->size(); i++)
-            text += cat(i ? ", " : "", type_string((*views)[i].dtype, (*views)[i].shape));
-    }
-    return text;
-}
-
 std::atomic<uint64_t> held = 0, most_held = 0;  // bytes
 
 /// The memory of the machine in bytes; without end where nobody tells.
@@ -240,69 +206,31 @@ class CpuTarget : public Target {
   public:
     Device::Kind kind() const override { return Device::cpu; }
 
+    bool fits(const LoweredOp& region) const override {
+        return worth_fusing(region) && block_bytes(region).value_or(SIZE_MAX) <= kMaxArgBytes;
+    }
+
+    std::optional<size_t> block_bytes(const LoweredOp& op) const override {
+        const auto kernel = make_kernel(chosen().table, op);
+        if (!kernel) return std::nullopt;
+        return block_size(op, kernel->tail_bytes);
+    }
+
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override {
-        const Table& table = chosen().table;
+        if (op.members.empty()) return finish(op, make_kernel(chosen().table, op));
         auto kernel = std::make_shared<BoundKernel>();
-        const std::string& name = op.def->name;
         for (const LoweredOp& member : op.members) {
             auto part = select(member);
             kernel->name += (kernel->name.empty() ? "" : "+") + part->name;
             add_part(*kernel, op, member, std::move(part));
         }
-        if (!op.members.empty()) return kernel;
-        if (op.def->gemm) {
-            const std::string& order =
-                (op.body.empty() ? op.attrs : op.body[0].attrs).text("order");
-            if (order.find(".sm") != std::string::npos)
-                raise(ErrorKind::unsupported, name, ": order is \"", order,
-                      "\", the step of a family of tensor cores that the cpu does not compute; "
-                      "need mma16(c) or mma8(c), those of \"sm_90\"");
-        }
-        const DType dtype = (op.inputs.empty() ? op.outputs : op.inputs)[0].dtype;
-        kernel->name = cat(name, "_", dtype_abbrev(dtype));
-        bool found = false;
-        if (name == "copy" && !(op.inputs[0].shape == op.outputs[0].shape))
-            raise(ErrorKind::unsupported, "copy: shapes differ: ", describe(op),
-                  "; need equal shapes");
-        for (int i = 0; i < table.kernel_count && !found; i++) {
-            const CpuKernel& code = table.kernels[i];
-            if (name != code.op || !(code.dtypes & dtype_bit(dtype))) continue;
-            kernel->code = code;
-            found = true;
-        }
-        const size_t core = core_step(op);
-        const LoweredDef* of = core < op.body.size() ? op.body[core].def : nullptr;
-        if (found && of && (of->streams || !of->rows.empty())) {  // the programs around it
-            AroundBytes built = of->streams ? build_reduction(table, op) : build_rows(table, op);
-            kernel->program = std::move(built.bytes);
-            found = !kernel->program.empty();
-            for (uint32_t at : built.programs)
-                kernel->programs.push_back(kernel->code.tail_bytes + at);
-            kernel->code.tail_bytes += static_cast<uint32_t>(kernel->program.size());
-        } else if (found && !op.body.empty()) {  // a product: the program of what follows it
-            kernel->program = build_program(table, op);
-            kernel->programs = {0};
-            found = !kernel->program.empty();
-            kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
-        } else if (!found && op.def->optimizer && !op.body.empty()) {
-            kernel->name = cat(name, "_", dtype_abbrev(op.outputs.back().dtype));
-            kernel->program = build_batch(table, op);
-            found = !kernel->program.empty();
-            kernel->code = {kernel->name.c_str(), 0, table.run_batch, batch_units};
-            kernel->code.phases = 2;
-            kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
-            kernel->workspace_bytes = 8 * op.inner.size();
-        } else if (!found) {
-            kernel->program = build_program(table, op);
-            kernel->programs = {0};
-            found = !kernel->program.empty();
-            kernel->code = {kernel->name.c_str(), 0, table.run_program, program_units};
-            kernel->code.tail_bytes = static_cast<uint32_t>(kernel->program.size());
-        }
-        if (!found)
-            raise(ErrorKind::unsupported, name, ": the cpu backend has no kernel for ",
-                  describe(op), "; need other dtypes (cast the operands)");
-        kernel->tail_bytes = kernel->code.tail_bytes;
+        return kernel;
+    }
+
+  private:
+    static std::shared_ptr<const Kernel> finish(const LoweredOp& op,
+                                                const std::shared_ptr<BoundKernel>& kernel) {
+        if (!kernel) no_kernel(op, "the cpu", "other dtypes (cast the operands)");
         if (estimate_ns(op) > kParallelNs) kernel->threads = cpu_threads();
         if (kernel->code.workspace) {
             const std::vector<void*> addresses(op.inputs.size() + op.outputs.size(), nullptr);
@@ -409,25 +337,5 @@ void register_cpu_backend() {
 
 std::pair<uint64_t, uint64_t> cpu_memory() { return {held, most_held}; }
 const char* cpu_isa() { return chosen().name; }
-
-std::vector<std::pair<std::string, DType>> cpu_kernels() {
-    const Table& table = chosen().table;
-    std::vector<std::pair<std::string, DType>> list;
-    const auto add = [&](const char* op, DType dtype) {
-        std::pair<std::string, DType> entry{op, dtype};
-        if (std::find(list.begin(), list.end(), entry) == list.end())
-            list.push_back(std::move(entry));
-    };
-    for (int i = 0; i < table.kernel_count; i++)
-        for (int d = 0; d < kDTypes; d++)
-            if (table.kernels[i].dtypes >> d & 1) add(table.kernels[i].op, static_cast<DType>(d));
-    for (int i = 0; i < table.instr_count; i++) {
-        add(table.instrs[i].name, table.instrs[i].in);
-        if (table.instrs[i].in != DType::f32) continue;
-        add(table.instrs[i].name, DType::f16);  // through conversions
-        add(table.instrs[i].name, DType::bf16);
-    }
-    return list;
-}
 
 }  // namespace aicf::cpu

@@ -20,8 +20,6 @@ void set_cpu_threads(int count);
 /// Bytes that Steps hold now, and the most they ever held.
 std::pair<uint64_t, uint64_t> cpu_memory();
 const char* cpu_isa();
-/// Every (lowered op, dtype of its first value operand) that has a kernel.
-std::vector<std::pair<std::string, DType>> cpu_kernels();
 
 /// A size at which kernels go another way: `value` of `quantity`, in the kernels of an instruction
 /// set on elements of `size` bytes.

@@ -15,6 +15,8 @@ const InstrDef* find_instr(const Table& table, std::string_view name, DType in, 
     return nullptr;
 }
 
+constexpr int64_t kNearBytes = 256 << 10;  // what a thread holds of a row is to stay near
+
 bool names(const std::vector<int>& numbers, int number) {
     return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }
@@ -30,7 +32,7 @@ bool writes(const std::vector<ProgramStep>& steps, int number) {
 class Builder {
   public:
     Builder(const Table& table, const LoweredOp& op) : table_(table) {
-        if (op.def->gemm) {
+        if (anchor(op).gemm) {
             product_ = op.body[0].outputs[0];
             row_ = op.outputs[0].shape[op.outputs[0].shape.rank() - 1];
         }
@@ -370,6 +372,18 @@ class Builder {
 
 }  // namespace
 
+bool is_instruction(const Table& table, std::string_view name) {
+    return std::any_of(table.instrs, table.instrs + table.instr_count,
+                       [&](const InstrDef& instr) { return name == instr.name; });
+}
+
+std::optional<Reducer> reducer_of(const LoweredDef& def) {
+    constexpr const char* kReducers[] = {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"};
+    const auto at = std::find(std::begin(kReducers), std::end(kReducers), def.name);
+    if (at == std::end(kReducers)) return std::nullopt;
+    return static_cast<Reducer>(at - std::begin(kReducers));
+}
+
 std::vector<char> build_program(const Table& table, const LoweredOp& op,
                                 const std::vector<ProgramStep>& steps,
                                 const std::vector<DType>& temps) {
@@ -388,7 +402,7 @@ std::vector<double> step_scalars(const LoweredDef& def, const Attrs& attrs) {
     return scalars;
 }
 
-std::vector<ProgramStep> steps_of(const LoweredOp& op, size_t first, size_t last) {
+std::vector<ProgramStep> program_steps(const LoweredOp& op, size_t first, size_t last) {
     std::vector<ProgramStep> steps;
     for (size_t i = first; i < last; i++)
         steps.push_back({op.body[i].def->name, op.body[i].outputs, op.body[i].inputs,
@@ -415,9 +429,8 @@ uint32_t append_program(AroundBytes& all, Builder& builder, const LoweredOp& op,
 }  // namespace
 
 AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
-    constexpr const char* kReducers[] = {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"};
-    const size_t at = core_step(op);
-    const FusedStep& step = op.body[at];
+    const size_t at = anchor_step(op);
+    const RegionStep& step = op.body[at];
     const int made = step.inputs[0], result = step.outputs[0],
               inputs = static_cast<int>(op.inputs.size());
     const View &x = op.operand(made), &y = op.operand(result);
@@ -427,8 +440,7 @@ AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
     head.results = element_count(y.shape);
     head.dtype = x.dtype;
     head.size = static_cast<int32_t>(dtype_size(x.dtype));
-    head.reducer = static_cast<Reducer>(
-        std::find(std::begin(kReducers), std::end(kReducers), step.def->name) - kReducers);
+    head.reducer = *reducer_of(*step.def);
     head.operand = made < inputs ? made : -1;
     head.n = 1;
     for (int64_t axis : step.attrs.ints("axes")) head.axes |= 1 << (axis < 0 ? axis + rank : axis);
@@ -446,7 +458,7 @@ AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
     std::vector<View> permuted(op.inputs.size());
     std::vector<const View*> views(op.inputs.size() + op.outputs.size(), nullptr);
     if (head.operand < 0) {
-        const std::vector<ProgramStep> steps = steps_of(op, 0, at);
+        const std::vector<ProgramStep> steps = program_steps(op, 0, at);
         // Where neighbours lie along the last of the kept axes, vectors run over results.
         std::vector<const View*> read;
         for (int i = 0; i < inputs; i++)
@@ -468,7 +480,7 @@ AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
         head.elements = append_program(all, builder, op, steps);
         if (!head.elements) return {};
     }
-    const std::vector<ProgramStep> steps = steps_of(op, at + 1, op.body.size());
+    const std::vector<ProgramStep> steps = program_steps(op, at + 1, op.body.size());
     for (int i = 0; i < static_cast<int>(views.size()); i++)
         views[i] = i >= inputs || reads(steps, i) ? &op.operand(i) : nullptr;
     Builder builder(table, op, y.shape, views, {result}, true);
@@ -479,8 +491,8 @@ AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
 }
 
 AroundBytes build_rows(const Table& table, const LoweredOp& op) {
-    const size_t core = core_step(op);
-    const FusedStep& row = op.body[core];
+    const size_t core = anchor_step(op);
+    const RegionStep& row = op.body[core];
     const auto inputs = static_cast<int>(op.inputs.size()),
                outer = inputs + static_cast<int>(op.outputs.size()),
                all_values = outer + static_cast<int>(op.inner.size());
@@ -495,11 +507,12 @@ AroundBytes build_rows(const Table& table, const LoweredOp& op) {
             head.run = code.rows;
     if (!head.run) return {};
 
-    const std::vector<ProgramStep> parts[] = {steps_of(op, 0, core),
-                                              steps_of(op, core + 1, op.body.size())};
+    const std::vector<ProgramStep> parts[] = {program_steps(op, 0, core),
+                                              program_steps(op, core + 1, op.body.size())};
     // What passes between the programs and the row op and has no storage is held; a result that
     // the row op has one of a row is held nowhere.
     std::vector<int> held;
+    int64_t bytes = 0;  // of an element
     const auto elements = [&](size_t position) {
         return names(row.def->rows, static_cast<int>(position));
     };
@@ -511,9 +524,11 @@ AroundBytes build_rows(const Table& table, const LoweredOp& op) {
         if (!passes) continue;
         if (held.size() == kMaxHeld) return {};
         head.size[held.size()] = static_cast<int32_t>(dtype_size(op.operand(number).dtype));
+        bytes += head.size[held.size()];
         held.push_back(number);
     }
     head.held = static_cast<int32_t>(held.size());
+    if (bytes * x.shape[head.axis] > kNearBytes) return {};
     for (const auto* numbers : {&row.inputs, &row.outputs})
         for (int number : *numbers) {
             const auto at = std::find(held.begin(), held.end(), number) - held.begin();
@@ -553,15 +568,12 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op) {
     if (op.inputs.empty() || op.outputs.empty()) return {};
     std::vector<ProgramStep> steps;
     const std::vector<DType> temps = inner_dtypes(op);
-    for (const FusedStep& step : op.body)
+    for (const RegionStep& step : op.body)
         if (!step.def->gemm)
             steps.push_back(
                 {step.def->name, step.outputs, step.inputs, step_scalars(*step.def, step.attrs)});
     if (op.body.empty()) {
-        bool known = false;
-        for (int i = 0; i < table.instr_count && !known; i++)
-            known = op.def->name == table.instrs[i].name;
-        if (!known) return {};
+        if (!is_instruction(table, op.def->name)) return {};
         steps.push_back({op.def->name, {}, {}, step_scalars(*op.def, op.attrs)});
         const int inputs = static_cast<int>(op.inputs.size());
         for (int i = 0; i < inputs; i++) steps[0].inputs.push_back(i);
@@ -574,7 +586,7 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op) {
 std::vector<char> build_batch(const Table& table, const LoweredOp& op) {
     Batch batch{static_cast<int32_t>(op.body.size()), 0};
     std::vector<BatchInstr> instrs[2];  // on numbers, on tensors
-    for (const FusedStep& step : op.body) {
+    for (const RegionStep& step : op.body) {
         const View& out = op.operand(step.outputs[0]);
         const InstrDef* def =
             find_instr(table, step.def->name, op.operand(step.inputs.back()).dtype, out.dtype);

@@ -28,7 +28,7 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
 
 uint32_t tail_bytes(const LoweredOp& op) {
     if (!op.members.empty()) return 0;
-    return kTailBytes + (op.def->gemm ? 2 * kMapBytes : 0);
+    return kTailBytes + (anchor(op).gemm ? 2 * kMapBytes : 0);
 }
 
 const char* cuda_type(DType dtype) {
@@ -156,31 +156,6 @@ std::string element_literal(DType dtype, double number) {
 
 namespace {
 
-KernelText body_text(const LoweredOp& op, const Limits& limits) {
-    const int processors = limits.processors;
-    const std::string& name = op.def->name;
-    if (name == "update") return update_text(op, processors);
-    if (op.def->pointwise || name == "sgd_step" || name == "adam_step")
-        return pointwise_text(op, processors);
-    if (op.def->gemm) return gemm_text(op, limits);
-    if (name == "reduce_argmax") return indexed_text(op, processors);
-    if (name.starts_with("reduce_") || name == "fused_reduce" || name == "mse_loss")
-        return reduce_text(op, processors);
-    if (name == "fused_rows" || !op.def->rows.empty()) return row_text(op, processors);
-    if (op.def->random) return random_text(op, processors);
-    if (name == "step_inc" || name == "bias_corr" || name == "ring_push")
-        return small_text(op, processors);
-    for (const char* known : {"pad", "concat", "take", "take_bwd", "pick", "pick_bwd", "fold",
-                              "max_pool", "max_pool_bwd", "cumsum"})
-        if (name == known) return indexed_text(op, processors);
-    raise(ErrorKind::unsupported, "cuda: there is no kernel for ", name,
-          "; run this step on the cpu");
-}
-
-}  // namespace
-
-namespace {
-
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
     for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
         text.replace(at, from.size(), to);
@@ -221,10 +196,6 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
 }
 
 }  // namespace
-
-std::vector<std::string> candidates(const LoweredOp& op, const Limits& limits) {
-    return op.def->gemm ? gemm_candidates(op, limits) : std::vector<std::string>();
-}
 
 KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
     KernelText text = op.members.empty() ? body_text(op, limits) : group_text(op, limits);

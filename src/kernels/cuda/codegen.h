@@ -49,8 +49,14 @@ struct Limits {
 
 /// The kernel of an op; Unsupported when none fits.
 KernelText kernel_text(const LoweredOp& op, const Limits& limits);
+/// The same without an entry, of an op that is no group (families.cpp).
+KernelText body_text(const LoweredOp& op, const Limits& limits);
 /// Names of the kernels of an op, the one that kernel_text takes by itself first; empty for one.
 std::vector<std::string> candidates(const LoweredOp& op, const Limits& limits);
+/// Whether some family has kernels for the op.
+bool has_kernel(const LoweredOp& op, const Limits& limits);
+/// Whether a region is small enough to be quicker than its parts.
+bool worth_fusing(const LoweredOp& region);
 /// A copy from any strides into C order, as an op without a plan.
 LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
@@ -111,9 +117,20 @@ struct Iteration {
     Iteration(const Dims& full, const std::vector<Dims>& operands);
 };
 
-KernelText pointwise_text(const LoweredOp& op, int processors);
-KernelText reduce_text(const LoweredOp& op, int processors);
-KernelText row_text(const LoweredOp& op, int processors);  // softmax, cross entropy, norms
+// Of each family: whether it has a kernel for what a definition means, and the kernel.
+
+bool is_function(const LoweredDef& def);       // of scalar.h, or a copy or cast
+bool is_update(const LoweredDef& def);         // of a tensor
+bool is_scalar_update(const LoweredDef& def);  // of numbers
+bool is_reduction(const LoweredDef& def);
+bool is_row_op(const LoweredDef& def);
+bool is_indexed(const LoweredDef& def);
+bool is_random(const LoweredDef& def);
+bool is_small(const LoweredDef& def);
+
+KernelText pointwise_text(const LoweredOp& op, const Limits& limits);
+KernelText reduce_text(const LoweredOp& op, const Limits& limits);
+KernelText row_text(const LoweredOp& op, const Limits& limits);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Limits& limits);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
 /// Rows, columns and depth of the tiles of products of elements of `size` bytes, and of those whose
@@ -130,9 +147,9 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
 /// A struct of that name with `step`: the instruction for n columns of operands of `type`.
 std::string wgmma_struct(const std::string& name, int n, DType type, bool a_along_k,
                          bool b_along_k);
-KernelText indexed_text(const LoweredOp& op, int processors);  // pad, take, windows, scans
-KernelText random_text(const LoweredOp& op, int processors);
-KernelText update_text(const LoweredOp& op, int processors);  // several of an optimizer's updates
-KernelText small_text(const LoweredOp& op, int processors);   // step_inc, bias_corr, ring_push
+KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, take, windows, scans
+KernelText random_text(const LoweredOp& op, const Limits& limits);
+KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's
+KernelText small_text(const LoweredOp& op, const Limits& limits);  // step_inc, bias_corr, ring_push
 
 }  // namespace aicf::cuda

@@ -28,7 +28,7 @@ std::string each(const View& y, const std::string& statements, const std::string
                "        y0[@_Y::at(i)] = ", value, ";\n    }\n}\n");
 }
 
-void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
     const View &x = op.inputs[0], &y = op.outputs[0];
     const auto &start = op.attrs.ints("start"), &step = op.attrs.ints("step");
     std::string find = "        uint64_t r = uint64_t(i); bool inside = true; int64_t from = 0;\n";
@@ -44,7 +44,7 @@ void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
              cat("inside ? x0[from] : ", element_literal(y.dtype, op.attrs.number("value"))));
 }
 
-void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
     const View& y = op.outputs[0];
     const int axis = static_cast<int>(op.attrs.integer("axis"));
     const int64_t inner = element_count(part(y.shape, axis + 1, y.shape.rank()));
@@ -99,7 +99,7 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int 
                      element_literal(y.dtype, missing), ");\n}\n");
 }
 
-void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
     const View &x = op.inputs[0], &labels = op.inputs[1], &y = op.outputs[0];
     const bool backward = op.def->name == "pick_bwd";
     const std::string raw = raw_type(y.dtype);
@@ -122,7 +122,7 @@ void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
                 x.strides[1], "] : ", element_literal(y.dtype, __builtin_nan(""))));
 }
 
-void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
     const std::string& name = op.def->name;
     const View &x = op.inputs[0], &y = op.outputs[0];
     const int lead = y.shape.rank() - 2;
@@ -156,7 +156,7 @@ void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
                      name == "max_pool_bwd" ? ", x2" : "", ");\n}\n");
 }
 
-void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
+void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
     const View &x = op.inputs[0], &y = op.outputs[0];
     const bool argmax = op.def->name == "reduce_argmax";
     const int rank = x.shape.rank();
@@ -185,9 +185,29 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout) {
     if (n == 0) text.blocks = 0;
 }
 
+/// Writes the body of a kernel.
+struct Writer {
+    std::string_view name;
+    void (*write)(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors);
+};
+constexpr Writer kWriters[] = {
+    {"pad", pad},       {"concat", concat},      {"take", take},
+    {"take_bwd", take}, {"pick", pick},          {"pick_bwd", pick},
+    {"fold", windows},  {"max_pool", windows},   {"max_pool_bwd", windows},
+    {"cumsum", scan},   {"reduce_argmax", scan},
+};
+
+const Writer* find_writer(std::string_view name) {
+    const auto at = std::find_if(std::begin(kWriters), std::end(kWriters),
+                                 [&](const Writer& writer) { return writer.name == name; });
+    return at == std::end(kWriters) ? nullptr : at;
+}
+
 }  // namespace
 
-KernelText indexed_text(const LoweredOp& op, int processors) {
+bool is_indexed(const LoweredDef& def) { return find_writer(def.name) != nullptr; }
+
+KernelText indexed_text(const LoweredOp& op, const Limits& limits) {
     const std::string& name = op.def->name;
     const BlockLayout layout(op);
     const View& y = op.outputs[0];
@@ -195,24 +215,17 @@ KernelText indexed_text(const LoweredOp& op, int processors) {
     KernelText text;
     text.includes = {"indexed.cuh"};
     text.name = cat(name, "_", dtype_abbrev(y.dtype));
-    text.blocks = blocks_for(count, processors);
+    text.blocks = blocks_for(count, limits.processors);
     if (count == 0) return text;
-    if (name == "pad")
-        pad(text, op, layout);
-    else if (name == "concat")
-        concat(text, op, layout);
-    else if (name.starts_with("take"))
-        take(text, op, layout, processors);
-    else if (name.starts_with("pick"))
-        pick(text, op, layout);
-    else if (name == "fold" || name.starts_with("max_pool"))
-        windows(text, op, layout);
-    else
-        scan(text, op, layout);
+    find_writer(name)->write(text, op, layout, limits.processors);
     return text;
 }
 
-KernelText random_text(const LoweredOp& op, int processors) {
+bool is_random(const LoweredDef& def) {
+    return def.name == "dropout" || def.name == "random_uniform" || def.name == "random_normal";
+}
+
+KernelText random_text(const LoweredOp& op, const Limits& limits) {
     const std::string& name = op.def->name;
     const BlockLayout layout(op);
     const View& y = op.outputs[0];
@@ -220,7 +233,7 @@ KernelText random_text(const LoweredOp& op, int processors) {
     KernelText text;
     text.includes = {"random.cuh"};
     text.name = cat(name, "_", dtype_abbrev(y.dtype));
-    text.blocks = blocks_for((count + 3) / 4, processors);
+    text.blocks = blocks_for((count + 3) / 4, limits.processors);
     text.body = place_struct("@_Y", y.shape, y.strides);
     const auto scalar = [&](int at, bool whole) {
         return cat(whole ? "block.integer(" : "block.number(", layout.scalars + 8 * at, ")");

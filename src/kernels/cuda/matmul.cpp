@@ -106,7 +106,7 @@ struct Gemm {
     const LoweredOp& op;
 
     explicit Gemm(const LoweredOp& of)
-        : attrs(of.body.empty() ? of.attrs : of.body[0].attrs),
+        : attrs(anchor_attrs(of)),
           a(of.inputs[0]),
           b(of.inputs[1]),
           c(of.outputs[0]),
@@ -135,7 +135,7 @@ struct Gemm {
     /// Unsupported for an order that the device, or the kernel without tiles, does not compute.
     void check_order(const Limits& limits, bool tiled) const {
         if (!tensor) return;
-        const std::string &order = attrs.text("order"), &name = op.def->name;
+        const std::string &order = attrs.text("order"), name = title(op);
         const std::string own = tensor_order(limits.major, tf32);
         if (limits.major < 8 || !order.starts_with(own + "("))
             raise(ErrorKind::unsupported, name, ": order is \"", order,
@@ -271,7 +271,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             n, " - col;\n", load, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n",
             "            ", body, "\n        }\n", store, "    }\n};\n");
     const std::string stem =
-        cat(op.def->name, "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
+        cat(kernel_stem(op), "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
     const std::vector<Choice> choices = gemm.choices(limits);
     gemm.check_order(limits, !choices.empty());
     if (choices.empty()) {

@@ -32,8 +32,8 @@ RowOp row_op_of(const LoweredOp& op) {
         for (size_t k = 0; k < op.inputs.size() + op.outputs.size(); k++)
             row.operands.push_back(static_cast<int>(k));
     } else {
-        row.at = core_step(op);
-        const FusedStep& step = op.body[row.at];
+        row.at = anchor_step(op);
+        const RegionStep& step = op.body[row.at];
         row.def = step.def;
         row.attrs = &step.attrs;
         row.takes = static_cast<int>(step.inputs.size());
@@ -161,9 +161,17 @@ std::string operands_text(const LoweredOp& op, const RowOp& row, const BlockLayo
     return text + put_text(op, row, layout, a);
 }
 
+constexpr std::string_view kNames[] = {"softmax",         "softmax_bwd",       "log_softmax",
+                                       "log_softmax_bwd", "normalize",         "normalize_bwd",
+                                       "cross_entropy",   "cross_entropy_grad"};
+
 }  // namespace
 
-KernelText row_text(const LoweredOp& op, int processors) {
+bool is_row_op(const LoweredDef& def) {
+    return std::find(std::begin(kNames), std::end(kNames), def.name) != std::end(kNames);
+}
+
+KernelText row_text(const LoweredOp& op, const Limits& limits) {
     const RowOp row = row_op_of(op);
     const std::string& name = row.def->name;
     const bool norm = name.starts_with("normalize");
@@ -180,13 +188,13 @@ KernelText row_text(const LoweredOp& op, int processors) {
 
     KernelText text;
     text.includes = {"nn.cuh"};
-    text.name = cat(op.body.empty() ? "" : "fused_", name, "_", dtype_abbrev(row.x->dtype));
+    text.name = cat(kernel_stem(op), "_", dtype_abbrev(row.x->dtype));
     std::string arguments = "grid";
     text.body = operands_text(op, row, layout, a, arguments) +
                 cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows, ", n = ", n,
                     ";\n};\n", body_head(layout));
     if (name == "cross_entropy_grad") {
-        text.blocks = std::min<int64_t>((rows * n + 255) / 256, int64_t{processors} * 16);
+        text.blocks = std::min<int64_t>((rows * n + 255) / 256, int64_t{limits.processors} * 16);
         text.body += cat("    cross_entropy_grad<", a, ", @_Shape>(", arguments, number, ");\n}\n");
         return text;
     }

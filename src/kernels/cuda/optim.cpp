@@ -6,9 +6,15 @@
 
 namespace aicf::cuda {
 
+bool is_update(const LoweredDef& def) { return def.name == "sgd_step" || def.name == "adam_step"; }
+bool is_scalar_update(const LoweredDef& def) {
+    return def.name == "step_inc" || def.name == "bias_corr";
+}
+bool is_small(const LoweredDef& def) { return is_scalar_update(def) || def.name == "ring_push"; }
+
 std::string update_formula(const LoweredDef& def) {
     if (def.name == "sgd_step") return "r0[j] = scalar::sgd_p(a0[j], a1[j], R(u2));";
-    check(def.name == "adam_step", "cuda: an optimizer without a formula");
+    check(def.name == "adam_step", "cuda: an update without a formula");
     return "r1[j] = scalar::adam_m(a2[j], a1[j], R(u7)); r2[j] = scalar::adam_v(a3[j], a1[j], "
            "R(u8)); "
            "r0[j] = scalar::adam_p(a0[j], r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));";
@@ -23,12 +29,13 @@ struct Numbers {
     int held = 0;
 
     Numbers(const LoweredOp& op) {
-        for (const FusedStep& step : op.body) {
-            if (step.def->numbers != 0) continue;
+        for (const RegionStep& step : op.body) {
+            if (!is_scalar_update(*step.def)) continue;
             if (step.def->name == "step_inc") {
                 make += cat("    const int32_t v", step.outputs[0], " = scalar::add(",
                             spell(op, step.inputs[0]), ", int32_t(1));\n");
             } else {
+                check(step.def->name == "bias_corr", "cuda: a scalar update without a formula");
                 for (int i = 0; i < 2; i++) {
                     const std::string name = cat("v", step.outputs[i]);
                     make += cat("    __shared__ R h", name, ";\n    if (threadIdx.x == ", 32 * i,
@@ -53,13 +60,13 @@ struct Numbers {
 
 }  // namespace
 
-KernelText update_text(const LoweredOp& op, int) {
-    const FusedStep& like = op.body.back();
+KernelText updates_text(const LoweredOp& op, const Limits&) {
+    const RegionStep& like = op.body[anchor_step(op)];
     const DType dtype = op.operand(like.outputs[0]).dtype;
     const int tensors = like.def->numbers, results = static_cast<int>(like.outputs.size());
     int64_t total = 0;
-    for (const FusedStep& step : op.body)
-        if (step.def->numbers > 0) total += element_count(op.operand(step.outputs[0]).shape);
+    for (const RegionStep& step : op.body)
+        if (is_update(*step.def)) total += element_count(op.operand(step.outputs[0]).shape);
     const int64_t width = total < kSmall ? 1 : 16 / dtype_size(dtype);
 
     // Each warp belongs to one tensor; a thread takes `width` elements of it.
@@ -67,8 +74,8 @@ KernelText update_text(const LoweredOp& op, int) {
     std::string choose;
     int64_t warps = 0;
     const int inputs = static_cast<int>(op.inputs.size());
-    for (const FusedStep& step : op.body) {
-        if (step.def->numbers <= 0) continue;
+    for (const RegionStep& step : op.body) {
+        if (!is_update(*step.def)) continue;
         const int64_t n = element_count(op.operand(step.outputs[0]).shape),
                       count = (n + 32 * width - 1) / (32 * width);
         choose +=
@@ -83,7 +90,7 @@ KernelText update_text(const LoweredOp& op, int) {
     const Numbers numbers(op);
     KernelText text;
     text.includes = {"optim.cuh"};
-    text.name = cat("update_", like.def->name, "_", dtype_abbrev(dtype));
+    text.name = cat(kernel_stem(op), "_", dtype_abbrev(dtype));
     text.threads = warps <= 32 ? static_cast<int>(32 * std::max<int64_t>(warps, 2)) : 256;
     text.blocks = std::max<int64_t>((32 * warps + text.threads - 1) / text.threads,
                                     numbers.make.empty() ? 0 : 1);
@@ -121,7 +128,7 @@ KernelText update_text(const LoweredOp& op, int) {
     return text;
 }
 
-KernelText small_text(const LoweredOp& op, int) {
+KernelText small_text(const LoweredOp& op, const Limits&) {
     const std::string& name = op.def->name;
     const BlockLayout layout(op);
     KernelText text;
@@ -141,6 +148,7 @@ KernelText small_text(const LoweredOp& op, int) {
             "    if (threadIdx.x == 1) bias_corr(y1, x2, *x0);\n}\n";
         return text;
     }
+    check(name == "ring_push", "cuda: a small op without a kernel");
     const View &x = op.inputs[0], &ring = op.inputs[1], &to = op.outputs[0];
     const int64_t row = element_count(x.shape), keep = ring.shape[0];
     text.threads = row * keep > 1024 ? 1024 : 256;

@@ -36,15 +36,6 @@ Access access_of(const Iteration& space, size_t k, int width) {
     return {Reach::each, 0};
 }
 
-bool known_function(const std::string& name) {
-    static const std::set<std::string> names = {
-#define AICF_ROW(fn, arity, kind, scalars) #fn,
-        AICF_POINTWISE(AICF_ROW)
-#undef AICF_ROW
-    };
-    return names.contains(name);
-}
-
 /// The call of scalar.h that computes one step, its operands spelt as given. `scalar_at` is where
 /// the block holds the step's numbers; `first` is how many numbers came before them.
 std::string call_text(const LoweredDef& def, const std::vector<std::string>& operands, DType in,
@@ -53,9 +44,6 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
     if (def.name == "cast" && (out == DType::f16 || out == DType::bf16))
         return cat("scalar::narrowing(", operands[0], ")");
     if (def.name == "cast") return cat("scalar::cast<", wide_type(out), ">(", operands[0], ")");
-    if (!known_function(def.name))
-        raise(ErrorKind::unsupported, "cuda: there is no function ", def.name,
-              " in scalar.h; run this step on the cpu");
     std::string call = cat("scalar::", def.name, "(");
     for (size_t k = 0; k < operands.size(); k++) call += (k ? ", " : "") + operands[k];
     for (int s = 0; s < static_cast<int>(def.attrs.size()); s++) {
@@ -68,7 +56,7 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
 
 /// The statements that compute r0, r1, ... of one element from a0, a1, ...
 std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string& before) {
-    if (op.def->optimizer) return update_formula(*op.def);
+    if (is_update(*op.def)) return update_formula(*op.def);
     if (!op.body.empty()) return body_formula(op, layout, before, steps_between(0, op.body.size()));
     std::vector<std::string> operands;
     for (size_t k = 0; k < op.inputs.size(); k++) operands.push_back(cat("a", k, "[j]"));
@@ -80,6 +68,15 @@ std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string&
 }
 
 }  // namespace
+
+bool is_function(const LoweredDef& def) {
+    static const std::set<std::string> names = {"copy", "cast",
+#define AICF_ROW(fn, arity, kind, scalars) #fn,
+                                                AICF_POINTWISE(AICF_ROW)
+#undef AICF_ROW
+    };
+    return def.pointwise && names.contains(def.name);
+}
 
 std::string operand_text(const LoweredOp& op, int number) {
     const int inputs = static_cast<int>(op.inputs.size()),
@@ -99,7 +96,7 @@ std::vector<size_t> steps_for(const LoweredOp& op, size_t first, size_t last,
                               std::vector<int> values) {
     std::vector<size_t> steps;
     for (size_t i = last; i-- > first;) {
-        const FusedStep& step = op.body[i];
+        const RegionStep& step = op.body[i];
         if (std::find_first_of(values.begin(), values.end(), step.outputs.begin(),
                                step.outputs.end()) == values.end())
             continue;
@@ -128,7 +125,7 @@ std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::st
     std::string text;
     int scalars = 0;
     for (size_t i = 0; i < op.body.size(); i++) {
-        const FusedStep& step = op.body[i];
+        const RegionStep& step = op.body[i];
         const int numbers = scalars;
         scalars += static_cast<int>(step.def->attrs.size());
         if (std::find(steps.begin(), steps.end(), i) == steps.end()) continue;
@@ -147,9 +144,9 @@ std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::st
     return text;
 }
 
-KernelText pointwise_text(const LoweredOp& op, int processors) {
+KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
     const View& out = op.outputs[0];
-    const bool update = op.def->optimizer, raw = op.def->name == "copy";
+    const bool update = is_update(*op.def), raw = op.def->name == "copy";
     const int64_t count = element_count(out.shape);
     std::vector<const View*> views;
     std::vector<Dims> strides;
@@ -173,7 +170,7 @@ KernelText pointwise_text(const LoweredOp& op, int processors) {
     };
 
     KernelText text;
-    text.name = cat(op.def->name, "_",
+    text.name = cat(kernel_stem(op), "_",
                     dtype_abbrev(op.inputs.empty() ? out.dtype : op.inputs.back().dtype));
     if (op.def->name == "cast") text.name += cat("_", dtype_abbrev(out.dtype));
     if (update) text.name = cat(op.def->name, "_", dtype_abbrev(out.dtype));
@@ -181,9 +178,9 @@ KernelText pointwise_text(const LoweredOp& op, int processors) {
     text.threads = static_cast<int>(
         std::min<int64_t>(kThreads, std::max<int64_t>((count + 31) / 32 * 32, 32)));
     const Cost cost = cost_of(op);
-    text.blocks =
-        std::min<int64_t>((count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width),
-                          cost.flops > cost.bytes ? kBlocksAProcessor * processors : 1 << 30);
+    text.blocks = std::min<int64_t>(
+        (count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width),
+        cost.flops > cost.bytes ? kBlocksAProcessor * limits.processors : 1 << 30);
 
     std::vector<Access> access;
     bool flat = true;

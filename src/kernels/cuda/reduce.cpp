@@ -9,6 +9,22 @@ namespace aicf::cuda {
 
 namespace {
 
+struct Reducer {
+    std::string_view name, operation;
+    bool sum, mean;
+};
+constexpr Reducer kReducers[] = {
+    {"reduce_sum", "SumOp", true, false},  {"reduce_mean", "SumOp", true, true},
+    {"reduce_max", "MaxOp", false, false}, {"reduce_min", "MinOp", false, false},
+    {"mse_loss", "SumOp", true, true},
+};
+
+const Reducer* find_reducer(std::string_view name) {
+    const auto at = std::find_if(std::begin(kReducers), std::end(kReducers),
+                                 [&](const Reducer& reducer) { return reducer.name == name; });
+    return at == std::end(kReducers) ? nullptr : at;
+}
+
 /// What an op reduces: itself, or with a body one step of it.
 struct Reduction {
     const LoweredDef* def;
@@ -25,8 +41,8 @@ Reduction reduction_of(const LoweredOp& op) {
     Reduction r{op.def, &op.attrs};
     const View *x = op.inputs.data(), *y = op.outputs.data();
     if (!op.body.empty()) {
-        r.at = core_step(op);
-        const FusedStep& step = op.body[r.at];
+        r.at = anchor_step(op);
+        const RegionStep& step = op.body[r.at];
         r.def = step.def;
         r.attrs = &step.attrs;
         x = &op.operand(step.inputs[0]);
@@ -144,6 +160,8 @@ bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>&
 
 }  // namespace
 
+bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != nullptr; }
+
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
                        const std::string& value, const std::string& a) {
@@ -186,19 +204,15 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
 }
 
-KernelText reduce_text(const LoweredOp& op, int processors) {
+KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     const Reduction r = reduction_of(op);
-    const std::string& name = r.def->name;
-    const bool mse = name == "mse_loss", mean = mse || name == "reduce_mean";
-    const bool sum = mean || name == "reduce_sum";
+    const Reducer& reducer = *find_reducer(r.def->name);
+    const bool mean = reducer.mean, sum = reducer.sum;
     const std::string order = sum ? r.attrs->text("order") : "tree";
     const int64_t chunk = order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : 0;
     const std::string a = accumulator(r.dtype, sum);
     const int64_t a_size = a == "double" || a.ends_with("64_t") ? 8 : 4;
-    const std::string operation = cat(sum                    ? "SumOp"
-                                      : name == "reduce_max" ? "MaxOp"
-                                                             : "MinOp",
-                                      "<", a, ">");
+    const std::string operation = cat(reducer.operation, "<", a, ">");
     const BlockLayout layout(op);
     std::vector<int> read(op.inputs.size());
     for (size_t k = 0; k < read.size(); k++) read[k] = static_cast<int>(k);
@@ -219,7 +233,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
         text.body += cat("    ", call, "@_Make{block}, @_Put{block});\n}\n");
     };
     const auto finished = [&](const char* shape) {
-        text.name = cat(op.def->name, "_", dtype_abbrev(r.dtype), "_", shape);
+        text.name = cat(kernel_stem(op), "_", dtype_abbrev(r.dtype), "_", shape);
         if (r.rows == 0) text.blocks = 0;
         return text;
     };
@@ -232,7 +246,7 @@ KernelText reduce_text(const LoweredOp& op, int processors) {
         return finished("chain");
     }
     const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
-    const int64_t enough = 4 * int64_t{processors};  // blocks that fill the device
+    const int64_t enough = 4 * int64_t{limits.processors};  // blocks that fill the device
     if (leaves > 0 && r.rows >= kColumns && in_columns(op, r, read)) {
         const int64_t strips = (r.rows + 31) / 32;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);

@@ -45,6 +45,15 @@ std::vector<std::string> CudaTarget::candidates(const LoweredOp& op) const {
     return cuda::candidates(op, limits_);
 }
 
+bool CudaTarget::fits(const LoweredOp& region) const {
+    return worth_fusing(region) && block_bytes(region).value_or(SIZE_MAX) <= kMaxArgBytes;
+}
+
+std::optional<size_t> CudaTarget::block_bytes(const LoweredOp& op) const {
+    if (!has_kernel(op, limits_)) return std::nullopt;
+    return static_cast<size_t>(BlockLayout(op).bytes);
+}
+
 std::shared_ptr<const Kernel> CudaTarget::select(const LoweredOp& op) const {
     const KernelText text = kernel_text(op, limits_);
     auto kernel = kernel_of(text, op);

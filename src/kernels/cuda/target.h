@@ -22,6 +22,8 @@ class CudaTarget : public Target {
     int lanes() const override { return 16; }
     int tensor_cores() const override;
     std::vector<std::string> candidates(const LoweredOp& op) const override;
+    bool fits(const LoweredOp& region) const override;
+    std::optional<size_t> block_bytes(const LoweredOp& op) const override;
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;
     void build(const Kernels& kernels) const override;
     std::string arch() const override { return arch_; }

@@ -1,0 +1,241 @@
+// Ops made of other ops: regions, whose steps hand values to each other, and groups, whose members
+// do not.
+#include <algorithm>
+
+#include "core/graph/op.h"
+#include "core/graph/text.h"
+
+namespace aicf {
+
+namespace {
+
+std::vector<Type> infer_body(const InferContext& c) {
+    raise(ErrorKind::graph, c.where(), ": it has no body; need the steps it computes");
+}
+
+}  // namespace
+
+void define_regions() {
+    define(
+        LoweredDef{.name = "region", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
+    define(LoweredDef{.name = "group", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
+}
+
+const LoweredDef* region_def() {
+    static const LoweredDef* const def = find_lowered("region");
+    return def;
+}
+
+const LoweredDef* group_def() {
+    static const LoweredDef* const def = find_lowered("group");
+    return def;
+}
+
+size_t anchor_step(const LoweredOp& op) {
+    const auto anchors = [](const RegionStep& step) {
+        return !step.def->pointwise && step.def->numbers != 0;
+    };
+    const auto at = std::find_if(op.body.rbegin(), op.body.rend(), anchors);
+    return at == op.body.rend() ? op.body.size() : static_cast<size_t>(op.body.rend() - at) - 1;
+}
+
+const LoweredDef& anchor(const LoweredOp& op) {
+    if (op.body.empty()) return *op.def;
+    const size_t at = anchor_step(op);
+    return *op.body[at < op.body.size() ? at : 0].def;
+}
+
+const Attrs& anchor_attrs(const LoweredOp& op) {
+    const size_t at = anchor_step(op);
+    return at < op.body.size() ? op.body[at].attrs : op.attrs;
+}
+
+StepRole step_role(const LoweredOp& op, size_t step) {
+    const LoweredDef& def = *op.body[step].def;
+    if (def.numbers == 0) return StepRole::scalar;
+    if (!def.pointwise) return StepRole::anchor;
+    return step < anchor_step(op) ? StepRole::prologue : StepRole::epilogue;
+}
+
+std::vector<size_t> steps_of(const LoweredOp& op, StepRole role) {
+    std::vector<size_t> steps;
+    for (size_t i = 0; i < op.body.size(); i++)
+        if (step_role(op, i) == role) steps.push_back(i);
+    return steps;
+}
+
+std::string title(const LoweredOp& op) {
+    const auto name = [](const auto& part) { return part.def->name; };
+    const std::string parts = op.body.empty() ? joined(op.members, name) : joined(op.body, name);
+    return op.def->name + (parts.empty() ? "" : cat("(", parts, ")"));
+}
+
+std::string kernel_stem(const LoweredOp& op) {
+    if (op.body.empty()) return op.def->name;
+    return anchor(op).pointwise ? "fused" : "fused_" + anchor(op).name;
+}
+
+// ---- inference ---------------------------------------------------------------------------------
+
+namespace {
+
+/// A group takes and gives what its members do, who hand nothing to each other.
+std::vector<Type> infer_group(const LoweredOp& op) {
+    std::vector<Type> outputs(op.outputs.size());
+    std::vector<char> written(op.outputs.size(), 0);
+    for (const LoweredOp& member : op.members) {
+        const std::string where = cat(op.def->name, ": member ", member.def->name);
+        for (const View& view : member.inputs)
+            if (find_view(op.inputs, view) < 0)
+                raise(ErrorKind::graph, where, " reads %", view.value,
+                      ", which is no operand of the group; need one that is");
+        const std::vector<Type> types = infer_lowered(member);
+        for (size_t k = 0; k < member.outputs.size(); k++) {
+            const int at = find_view(op.outputs, member.outputs[k]);
+            if (at < 0 || written[at] || k >= types.size())
+                raise(ErrorKind::graph, where, " writes %", member.outputs[k].value,
+                      "; need a result of the group, written once");
+            written[at] = 1;
+            outputs[at] = types[k];
+        }
+    }
+    for (size_t k = 0; k < written.size(); k++)
+        if (!written[k]) raise(ErrorKind::graph, op.def->name, ": no member writes output ", k);
+    return outputs;
+}
+
+}  // namespace
+
+std::vector<Type> infer_lowered(const LoweredOp& op) {
+    if (!op.members.empty()) return infer_group(op);
+    std::vector<Type> inputs;
+    if (op.body.empty()) {
+        for (const View& view : op.inputs) inputs.push_back({view.dtype, view.shape});
+        return infer_lowered(*op.def, inputs, op.attrs);
+    }
+    const int count = static_cast<int>(op.inputs.size() + op.outputs.size() + op.inner.size());
+    std::vector<char> known(count, 0);
+    std::fill_n(known.begin(), op.inputs.size(), 1);
+    for (const RegionStep& step : op.body) {
+        const std::string where = cat(op.def->name, ": step ", step.def->name);
+        inputs.clear();
+        for (int i : step.inputs) {
+            if (i < 0 || i >= count || !known[i])
+                raise(ErrorKind::graph, where, " reads operand ", i, ", which no step before it ",
+                      "writes; need one of ", count, " operands");
+            inputs.push_back({op.operand(i).dtype, op.operand(i).shape});
+        }
+        const std::vector<Type> types = infer_lowered(*step.def, inputs, step.attrs);
+        check(types.size() == step.outputs.size(),
+              "region: a step has the wrong number of outputs");
+        for (size_t k = 0; k < types.size(); k++) {
+            const int i = step.outputs[k];
+            if (i < 0 || i >= count || known[i])
+                raise(ErrorKind::graph, where, " writes operand ", i,
+                      ", an input or already written; need an output or inner value");
+            known[i] = 1;
+            const View& view = op.operand(i);
+            if (!(types[k] == Type{view.dtype, view.shape}))
+                raise(ErrorKind::graph, where, " gives ", to_string(types[k]), " for operand ", i,
+                      ", which is ", type_string(view.dtype, view.shape), "; need equal types");
+        }
+    }
+    std::vector<Type> outputs;
+    for (size_t k = 0; k < op.outputs.size(); k++) {
+        if (!known[op.inputs.size() + k])
+            raise(ErrorKind::graph, op.def->name, ": no step writes output ", k);
+        outputs.push_back({op.outputs[k].dtype, op.outputs[k].shape});
+    }
+    return outputs;
+}
+
+// ---- storage and cost ---------------------------------------------------------------------------
+
+const View& LoweredOp::operand(int number) const {
+    auto at = static_cast<size_t>(number);
+    if (at < inputs.size()) return inputs[at];
+    at -= inputs.size();
+    return at < outputs.size() ? outputs[at] : inner.at(at - outputs.size());
+}
+
+std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
+    std::vector<std::pair<int, int>> pairs;
+    for (const LoweredOp& member : op.members)
+        for (auto [out, in] : inplace_of(member)) {
+            if (in >= static_cast<int>(member.inputs.size())) continue;
+            const View& from = member.inputs[in];
+            const auto reads = [&](const LoweredOp& other) {
+                return &other != &member &&
+                       std::any_of(other.inputs.begin(), other.inputs.end(),
+                                   [&](const View& view) { return view.value == from.value; });
+            };
+            if (std::none_of(op.members.begin(), op.members.end(), reads))
+                pairs.emplace_back(find_view(op.outputs, member.outputs[out]),
+                                   find_view(op.inputs, from));
+        }
+    if (!op.members.empty()) return pairs;
+    if (op.body.empty()) return op.def->inplace;
+    const LoweredDef& kind = anchor(op);
+    if (kind.gemm || kind.streams) return pairs;
+    const int inputs = static_cast<int>(op.inputs.size()),
+              outputs = static_cast<int>(op.outputs.size()),
+              steps = static_cast<int>(op.body.size());
+    std::vector<int> first(inputs, steps), last(inputs, -1);  // steps that read an input
+    for (int s = 0; s < steps; s++)
+        for (int in : op.body[s].inputs)
+            if (in < inputs) first[in] = std::min(first[in], s), last[in] = s;
+    for (int s = 0; s < steps; s++) {
+        const RegionStep& step = op.body[s];
+        for (size_t k = 0; k < step.outputs.size(); k++) {
+            const int out = step.outputs[k] - inputs;
+            if (out >= outputs) continue;
+            for (int in = 0; step.def->pointwise && in < inputs; in++)
+                if (last[in] <= s) pairs.emplace_back(out, in);
+            for (auto [to, from] : step.def->inplace)
+                if (const int in = step.inputs[from];
+                    !step.def->pointwise && to == static_cast<int>(k) && in < inputs &&
+                    last[in] == s && (first[in] == s || !kind.optimizer))
+                    pairs.emplace_back(out, in);
+        }
+    }
+    return pairs;
+}
+
+Cost cost_of(const LoweredOp& op) {
+    Cost cost;
+    for (const LoweredOp& member : op.members) {
+        const Cost own = cost_of(member);
+        cost.flops += own.flops;
+        cost.bytes += own.bytes;
+    }
+    if (!op.members.empty()) return cost;
+    double largest = 0;
+    auto count = [&](const View& view) {
+        cost.bytes += view_bytes(view);
+        largest = std::max(largest, static_cast<double>(element_count(view.shape)));
+    };
+    for (const View& view : op.inputs) count(view);
+    for (const View& view : op.outputs) count(view);
+    const LoweredDef& kind = anchor(op);
+    if (kind.flops)
+        cost.flops = kind.flops(op);
+    else if (op.body.empty())
+        cost.flops = largest * kind.flops_per_element;
+    for (const RegionStep& step : op.body) {
+        if (step.def->flops) continue;  // the anchor, counted above
+        int64_t elements = 0;
+        for (const auto* numbers : {&step.inputs, &step.outputs})
+            for (int number : *numbers)
+                elements = std::max(elements, element_count(op.operand(number).shape));
+        cost.flops += static_cast<double>(elements) * step.def->flops_per_element;
+    }
+    return cost;
+}
+
+Cost cost_of(const Lowered& lowered) {
+    Cost sum;
+    for (const LoweredOp& op : lowered.ops) sum += cost_of(op);
+    return sum;
+}
+
+}  // namespace aicf

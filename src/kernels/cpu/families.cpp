@@ -1,0 +1,158 @@
+#include "kernels/cpu/families.h"
+
+#include <algorithm>
+
+#include "core/compile/families.h"
+#include "kernels/cpu/program.h"
+
+namespace aicf::cpu {
+
+namespace {
+
+using Bound = std::shared_ptr<BoundKernel>;
+
+// ---- what a kernel is made of -------------------------------------------------------------------
+
+/// Units of a program, and of a batch of them.
+int64_t program_units(const ArgBlock& args, int) {
+    const Program& program = *static_cast<const Program*>(args.tail_ptr());
+    if (program.total == 0) return 0;
+    if (program.cross < 0) return (program.total + program.unit - 1) / program.unit;
+    const int64_t rows = program.shape[program.cross], inner = program.shape[program.rank - 1];
+    return program.total / (rows * inner) * ((rows + kTileRows - 1) / kTileRows);
+}
+
+int64_t batch_units(const ArgBlock& args, int phase) {
+    const Batch& batch = *static_cast<const Batch*>(args.tail_ptr());
+    if (phase == 0) return batch.numbers > 0;
+    int64_t units = 0;
+    for (int k = batch.numbers; k < batch.instrs; k++)
+        units += (batch.instr()[k].n + kBatchUnit - 1) / kBatchUnit;
+    return units;
+}
+
+DType dtype_of(const LoweredOp& op) {
+    return (op.inputs.empty() ? op.outputs : op.inputs)[0].dtype;
+}
+
+const CpuKernel* find_code(const Table& table, const std::string& name, DType dtype) {
+    for (int i = 0; i < table.kernel_count; i++)
+        if (const CpuKernel& code = table.kernels[i];
+            name == code.op && (code.dtypes & dtype_bit(dtype)))
+            return &code;
+    return nullptr;
+}
+
+Bound named(const LoweredOp& op, DType dtype) {
+    auto kernel = std::make_shared<BoundKernel>();
+    kernel->name = cat(kernel_stem(op), "_", dtype_abbrev(dtype));
+    return kernel;
+}
+
+/// Of code in the table; null where it has none for the dtype.
+Bound of_table(const LoweredOp& op, const Table& table, const std::string& name) {
+    const CpuKernel* code = find_code(table, name, dtype_of(op));
+    if (!code) return nullptr;
+    Bound kernel = named(op, dtype_of(op));
+    kernel->code = *code;
+    kernel->tail_bytes = code->tail_bytes;
+    return kernel;
+}
+
+/// Puts programs behind what the code keeps in the tail; null where an instruction is missing.
+Bound with_programs(Bound kernel, AroundBytes built) {
+    if (!kernel || built.bytes.empty()) return nullptr;
+    for (uint32_t at : built.programs) kernel->programs.push_back(kernel->code.tail_bytes + at);
+    kernel->program = std::move(built.bytes);
+    kernel->code.tail_bytes += static_cast<uint32_t>(kernel->program.size());
+    kernel->tail_bytes = kernel->code.tail_bytes;
+    return kernel;
+}
+
+/// The order of a product, if a CPU computes it.
+void check_order(const LoweredOp& op) {
+    const std::string& order = anchor_attrs(op).text("order");
+    if (order.find(".sm") != std::string::npos)
+        raise(ErrorKind::unsupported, title(op), ": order is \"", order,
+              "\", the step of a family of tensor cores that the cpu does not compute; "
+              "need mma16(c) or mma8(c), those of \"sm_90\"");
+}
+
+// ---- the families -------------------------------------------------------------------------------
+
+bool alone(const LoweredOp& op) { return op.body.empty(); }
+
+using Family = KernelFamily<Bound, Table>;
+
+constexpr Family kFamilies[] = {
+    {"matmul", [](const LoweredOp& op, const Table&) { return anchor(op).gemm; },
+     [](const LoweredOp& op, const Table& table) {
+         check_order(op);
+         if (alone(op)) return of_table(op, table, "gemm");
+         return with_programs(of_table(op, table, "fused_gemm"), {build_program(table, op), {0}});
+     }},
+    {"reduce around programs",
+     [](const LoweredOp& op, const Table&) {
+         return !alone(op) && anchor(op).streams && reducer_of(anchor(op));
+     },
+     [](const LoweredOp& op, const Table& table) {
+         return with_programs(of_table(op, table, "fused_reduce"), build_reduction(table, op));
+     }},
+    {"rows around programs",
+     [](const LoweredOp& op, const Table&) { return !alone(op) && !anchor(op).rows.empty(); },
+     [](const LoweredOp& op, const Table& table) {
+         return with_programs(of_table(op, table, "fused_rows"), build_rows(table, op));
+     }},
+    {"updates",
+     [](const LoweredOp& op, const Table&) { return !alone(op) && anchor(op).optimizer; },
+     [](const LoweredOp& op, const Table& table) {
+         Bound kernel = named(op, op.outputs.back().dtype);
+         kernel->code = {"fused", 0, table.run_batch, batch_units};
+         kernel->code.phases = 2;
+         kernel->workspace_bytes = 8 * op.inner.size();
+         return with_programs(std::move(kernel), {build_batch(table, op), {}});
+     }},
+    {"one op",  // of a family's file, whose name is the op's
+     [](const LoweredOp& op, const Table& table) {
+         return alone(op) && find_code(table, op.def->name, dtype_of(op));
+     },
+     [](const LoweredOp& op, const Table& table) {
+         check(op.def->name != "copy" || op.inputs[0].shape == op.outputs[0].shape,
+               "cpu: a copy between shapes");
+         return of_table(op, table, op.def->name);
+     }},
+    {"program",
+     [](const LoweredOp& op, const Table& table) {
+         return alone(op) ? is_instruction(table, op.def->name) : anchor(op).pointwise;
+     },
+     [](const LoweredOp& op, const Table& table) {
+         Bound kernel = named(op, dtype_of(op));
+         kernel->code = {"fused", 0, table.run_program, program_units};
+         return with_programs(std::move(kernel), {build_program(table, op), {0}});
+     }},
+};
+
+}  // namespace
+
+Bound make_kernel(const Table& table, const LoweredOp& op) {
+    const Family* family = find_family<Bound, Table>(kFamilies, op, table);
+    return family ? family->emit(op, table) : nullptr;
+}
+
+bool worth_fusing(const LoweredOp& region) {
+    constexpr size_t kMaxOperands = 16, kMaxSteps = 32;
+    constexpr size_t kProductOperands = 12, kProductSteps = 9;
+    // A row is one thread's work: what is dear is better shared out among all.
+    constexpr double kCheapFlops = 8;
+    const LoweredDef& kind = anchor(region);
+    if (kind.optimizer) return true;
+    double flops = 0;
+    for (size_t step : steps_of(region, StepRole::prologue))
+        flops += region.body[step].def->flops_per_element;
+    return region.inputs.size() + region.outputs.size() <=
+               (kind.gemm ? kProductOperands : kMaxOperands) &&
+           region.body.size() <= (kind.gemm ? kProductSteps : kMaxSteps) &&
+           (kind.rows.empty() || flops <= kCheapFlops);
+}
+
+}  // namespace aicf::cpu

@@ -1,0 +1,116 @@
+// The kernel families of a GPU: which source makes the kernel of a lowered op.
+#include "core/compile/families.h"
+
+#include <algorithm>
+
+#include "core/compile/target.h"
+#include "kernels/cuda/codegen.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+bool alone(const LoweredOp& op) { return op.body.empty(); }
+
+/// Whether all steps but the anchors are known functions.
+bool functions_around(const LoweredOp& op) {
+    const auto known = [](const RegionStep& step) {
+        return !step.def->pointwise || is_function(*step.def);
+    };
+    return std::all_of(op.body.begin(), op.body.end(), known);
+}
+
+bool updates_only(const LoweredOp& op) {
+    const auto known = [](const RegionStep& step) {
+        return is_update(*step.def) || is_scalar_update(*step.def);
+    };
+    return !alone(op) && std::all_of(op.body.begin(), op.body.end(), known);
+}
+
+using Family = KernelFamily<KernelText, Limits>;
+
+constexpr Family kFamilies[] = {
+    {"updates", [](const LoweredOp& op, const Limits&) { return updates_only(op); }, updates_text},
+    {"pointwise",
+     [](const LoweredOp& op, const Limits&) {
+         return functions_around(op) &&
+                (is_function(anchor(op)) || (alone(op) && is_update(*op.def)));
+     },
+     pointwise_text},
+    {"matmul",
+     [](const LoweredOp& op, const Limits&) { return functions_around(op) && anchor(op).gemm; },
+     gemm_text, gemm_candidates},
+    {"reduce",
+     [](const LoweredOp& op, const Limits&) {
+         return functions_around(op) && is_reduction(anchor(op));
+     },
+     reduce_text},
+    {"rows",
+     [](const LoweredOp& op, const Limits&) {
+         return functions_around(op) && is_row_op(anchor(op));
+     },
+     row_text},
+    {"random", [](const LoweredOp& op, const Limits&) { return alone(op) && is_random(*op.def); },
+     random_text},
+    {"small", [](const LoweredOp& op, const Limits&) { return alone(op) && is_small(*op.def); },
+     small_text},
+    {"indexed", [](const LoweredOp& op, const Limits&) { return alone(op) && is_indexed(*op.def); },
+     indexed_text},
+};
+
+const Family* family_of(const LoweredOp& op, const Limits& limits) {
+    return find_family<KernelText, Limits>(kFamilies, op, limits);
+}
+
+}  // namespace
+
+KernelText body_text(const LoweredOp& op, const Limits& limits) {
+    const Family* family = family_of(op, limits);
+    if (!family) no_kernel(op, "cuda", "an op that it knows, or device \"cpu\"");
+    return family->emit(op, limits);
+}
+
+std::vector<std::string> candidates(const LoweredOp& op, const Limits& limits) {
+    const Family* family = op.members.empty() ? family_of(op, limits) : nullptr;
+    return family && family->candidates ? family->candidates(op, limits)
+                                        : std::vector<std::string>();
+}
+
+bool has_kernel(const LoweredOp& op, const Limits& limits) {
+    const auto known = [&](const LoweredOp& one) { return family_of(one, limits) != nullptr; };
+    return op.members.empty() ? known(op)
+                              : std::all_of(op.members.begin(), op.members.end(), known);
+}
+
+bool worth_fusing(const LoweredOp& region) {
+    // Operands and values that are alive at a time are registers of a thread.
+    constexpr size_t kMaxOperands = 16, kMaxSteps = 32, kMaxLive = 40;
+    constexpr size_t kProductOperands = 12, kProductSteps = 9;
+    // Elements of a row are made again on each pass over it, up to three: that is to cost less than
+    // reading them would (an exponential is 10).
+    constexpr double kCheapFlops = 8;
+    const LoweredDef& kind = anchor(region);
+    if (kind.optimizer) return true;
+    const size_t operands = region.inputs.size() + region.outputs.size();
+    if (operands > (kind.gemm ? kProductOperands : kMaxOperands) ||
+        region.body.size() > (kind.gemm ? kProductSteps : kMaxSteps))
+        return false;
+    double flops = 0;
+    for (size_t step : steps_of(region, StepRole::prologue))
+        flops += region.body[step].def->flops_per_element;
+    if (!kind.rows.empty() && flops > kCheapFlops) return false;
+
+    std::vector<size_t> last(operands + region.inner.size(), 0);  // step that names a value
+    for (size_t i = 0; i < region.body.size(); i++)
+        for (const auto* numbers : {&region.body[i].inputs, &region.body[i].outputs})
+            for (int number : *numbers) last[static_cast<size_t>(number)] = i;
+    size_t live = operands, most = operands;
+    for (size_t i = 0; i < region.body.size(); i++) {
+        for (int number : region.body[i].outputs) live += static_cast<size_t>(number) >= operands;
+        most = std::max(most, live);
+        for (size_t number = operands; number < last.size(); number++) live -= last[number] == i;
+    }
+    return most <= kMaxLive;
+}
+
+}  // namespace aicf::cuda
