@@ -1,5 +1,6 @@
 """Compiled kernels on disk: never a wrong load, whatever happens to the folder."""
 
+import json
 import os
 import signal
 import stat
@@ -239,3 +240,52 @@ def test_what_killed_writers_left_is_swept(cache):
     run(COMPILE.replace("+ 0", "+ 1"), cache)
     assert not old.exists() and new.exists()
     assert _core.cuda_info()["cache_entries"] == 2
+
+
+def test_two_threads_compile_a_program_once(cache, tmp_path):
+    """The second waits for the first, also where the folder cannot be used; a refused program is
+    refused for both."""
+    code = """
+import json, threading
+texts = json.load(open(PATH))
+def ask(into):
+    try:
+        into.append(_core.cuda_cubins(texts, "sm_90a"))
+    except Exception as error:
+        into.append(str(error)[:60])
+results = [[], [], []]
+threads = [threading.Thread(target=ask, args=(into,)) for into in results]
+for t in threads: t.start()
+for t in threads: t.join()
+assert results[0] == results[1] == results[2], results
+print(_core.cuda_info()["compiled"], type(results[0][0]).__name__)
+"""
+    path = tmp_path / "texts"
+    code = code.replace("PATH", repr(str(path)))
+    path.write_text(json.dumps([program(i, 20000) for i in range(2)]))
+    for folder in (cache, "/dev/null"):
+        assert run(code, folder).stdout.split() == ["2", "list"]
+    path.write_text(json.dumps(['extern "C" __global__ void k() { no; }']))
+    assert run(code, cache).stdout.split() == ["0", "str"]
+
+
+def test_the_folder_is_held_to_its_limit(cache):
+    """Those that were used longest ago go until at most 512 MiB are left; a load counts as use."""
+    mib, now = 1 << 20, time.time()
+    compiled(program())
+    (used,) = entries(cache)
+    os.utime(used, (now - 5000, now - 5000))
+    names = [cache / f"{i:064x}.cubin" for i in range(7)]
+    for i, name in enumerate(names):
+        with name.open("wb") as file:
+            file.truncate(100 * mib)  # takes no room on the disk
+        name.chmod(0o600)
+        os.utime(name, (now - 4000 + i, now - 4000 + i))
+    code = "print(len(_core.cuda_cubins([TEXT], 'sm_90a')))"
+    run(code.replace("TEXT", repr(program())), cache)  # from the folder
+    assert set(entries(cache)) == {used, *names}
+    run(code.replace("TEXT", repr(program(1))), cache)  # writes an entry
+    left = set(entries(cache))
+    assert left & set(names) == set(names[2:])
+    assert used in left and len(left) == 7
+    assert sum(name.stat().st_size for name in left) <= 512 * mib

@@ -61,6 +61,7 @@ void bind_cuda(nb::module_& m) {
             result["cache"] = info.cache;
             result["cache_entries"] = info.cache_entries;
             result["cache_bytes"] = info.cache_bytes;
+            result["compiled"] = info.compiled;
             return result;
         },
         "What was found of the NVIDIA driver, NVRTC, devices and the kernel cache on disk.");

@@ -240,6 +240,7 @@ CudaInfo cuda_info() {
     const cuda::DiskCacheInfo cache = cuda::disk_cache_info();
     info.cache = cache.folder.empty() ? cache.problem : cache.folder;
     info.cache_entries = cache.entries;
+    info.compiled = cuda::compiled_programs();
     info.cache_bytes = cache.bytes;
     return info;
 }

@@ -26,6 +26,7 @@ struct CudaInfo {
     std::vector<GpuInfo> devices;
     std::string cache;  // folder of compiled kernels
     uint64_t cache_entries = 0, cache_bytes = 0;
+    uint64_t compiled = 0;  // programs, by this process
 };
 CudaInfo cuda_info();
 /// Why "auto" does not mean cuda:0 here; "" where it does.

@@ -2,11 +2,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <string_view>
+#include <thread>
 #include <tuple>
 #include <utility>
 
+#include "core/base/fork.h"
+#include "core/base/interrupt.h"
 #include "core/base/threads.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
@@ -72,37 +78,116 @@ std::string key_of(const std::string& program, const std::string& arch) {
 
 }  // namespace
 
-std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
-                                       const std::string& arch) {
-    std::vector<std::string> cubins(programs.size());
-    std::vector<size_t> missing;
-    struct Missing {  // of its own: a signal may leave it behind
-        std::vector<std::string> keys, programs, cubins;
-    };
-    const auto task = std::make_shared<Missing>();
-    for (size_t i = 0; i < programs.size(); i++) {
-        std::string key = key_of(programs[i], arch);
-        if (std::optional<std::string> stored = load_cached(key)) {
-            cubins[i] = std::move(*stored);
-        } else {
-            missing.push_back(i);
-            task->keys.push_back(std::move(key));
-            task->programs.push_back(programs[i]);
+namespace {
+
+std::atomic<uint64_t> compiled = 0;
+
+/// A program that some thread of this process compiles.
+struct Flight {
+    const int born = forks();                  // in a forked child nobody compiles it any more
+    std::shared_ptr<const std::string> cubin;  // once it is there
+    bool given_up = false;
+};
+
+/// Of all threads, by key. Never destroyed: work aside may go on while the process ends.
+struct Flights {
+    ForkMutex lock;
+    std::map<std::string, std::shared_ptr<Flight>> open;
+};
+Flights& flights() {
+    static auto* const all = new Flights;
+    return *all;
+}
+
+/// What one call compiles, of its own: a signal may leave it behind.
+struct Task {
+    std::vector<std::string> keys, programs;
+    std::vector<std::shared_ptr<Flight>> mine;
+
+    void land(size_t i, std::shared_ptr<const std::string> cubin) {
+        const std::lock_guard guard(flights().lock);
+        mine[i]->given_up = !cubin;
+        mine[i]->cubin = std::move(cubin);
+        const auto at = flights().open.find(keys[i]);
+        if (at != flights().open.end() && at->second == mine[i]) flights().open.erase(at);
+    }
+    ~Task() {
+        try {
+            for (size_t i = 0; i < mine.size(); i++)
+                if (!mine[i]->cubin) land(i, nullptr);
+        } catch (...) {  // a child whose parent forked just then: nobody waits
         }
     }
+};
+
+/// What a thread makes of a flight; null: it gave up.
+std::shared_ptr<const std::string> wait_for(const Flight& flight) {
+    for (;;) {
+        {
+            const std::lock_guard guard(flights().lock);
+            if (flight.cubin || flight.given_up) return flight.cubin;
+        }
+        poll();
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+}
+
+}  // namespace
+
+uint64_t compiled_programs() { return compiled; }
+
+std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
+                                       const std::string& arch) {
+    std::vector<std::string> cubins(programs.size()), keys;
+    std::vector<size_t> missing;
+    for (size_t i = 0; i < programs.size(); i++) {
+        keys.push_back(key_of(programs[i], arch));
+        if (std::optional<std::string> stored = load_cached(keys[i]))
+            cubins[i] = std::move(*stored);
+        else
+            missing.push_back(i);
+    }
     if (missing.empty()) return cubins;
-    task->cubins.resize(missing.size());
     if (nvrtc_info().path.empty())
         raise(ErrorKind::device_unavailable, "cuda: ", nvrtc_info().problem);
-    run_compiler([task, arch](const std::atomic<bool>& given_up) {
-        in_parallel(task->programs.size(), [&](size_t i) {
-            if (given_up) return;
-            task->cubins[i] = compile_cuda(task->programs[i], arch);
-            store_cached(task->keys[i], task->cubins[i]);
-        });
-        trim_cache();
-    });
-    for (size_t i = 0; i < missing.size(); i++) cubins[missing[i]] = std::move(task->cubins[i]);
+    while (!missing.empty()) {  // again: what another thread was to compile and gave up
+        const auto task = std::make_shared<Task>();
+        std::vector<std::pair<size_t, std::shared_ptr<Flight>>> awaited;
+        {
+            const std::lock_guard guard(flights().lock);
+            for (size_t i : missing) {
+                std::shared_ptr<Flight>& flight = flights().open[keys[i]];
+                if (!flight || flight->born != forks()) {
+                    flight = std::make_shared<Flight>();
+                    task->mine.push_back(flight);
+                    task->keys.push_back(keys[i]);
+                    task->programs.push_back(programs[i]);
+                }
+                awaited.emplace_back(i, flight);
+            }
+        }
+        if (!task->mine.empty())
+            run_compiler([task, arch](const std::atomic<bool>& given_up) {
+                in_parallel(task->programs.size(), [&](size_t i) {
+                    if (given_up) return;
+                    // Who compiled it may have been done between the two questions.
+                    std::optional<std::string> cubin = load_cached(task->keys[i]);
+                    if (!cubin) {
+                        cubin = compile_cuda(task->programs[i], arch);
+                        compiled++;
+                        store_cached(task->keys[i], *cubin);
+                    }
+                    task->land(i, std::make_shared<const std::string>(std::move(*cubin)));
+                });
+                trim_cache();
+            });
+        missing.clear();
+        for (const auto& [i, flight] : awaited)
+            if (const auto cubin = wait_for(*flight))
+                cubins[i] = *cubin;
+            else
+                missing.push_back(i);
+    }
     return cubins;
 }
 

@@ -25,9 +25,12 @@ Codes distinct(Codes codes);
 /// Takes what is not yet built from the process, from disk, or compiles it, as many at a time as
 /// there are processors.
 void build(const Codes& codes, const std::string& arch);
-/// The cubins of programs, from disk or compiled.
+/// The cubins of programs, from disk or compiled. What another thread compiles is waited for.
 std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
                                        const std::string& arch);
+
+/// How many programs this process has compiled.
+uint64_t compiled_programs();
 
 struct LoadedKernel {
     std::shared_ptr<const std::string> cubin;  // for other devices of this architecture
