@@ -424,7 +424,8 @@ def split():
 
 def compile_all():
     graphs = [product(*LARGE), product(*SMALL), base(), other(1), split()]
-    _core.cuda_cubins(_core.cuda_programs(sums()._core, _core.pass_names()), "sm_90a")
+    for passes in (_core.pass_names(), []):
+        _core.cuda_cubins(_core.cuda_programs(sums()._core, passes), "sm_90a")
     for g in graphs + [layout(i) for i in LAYOUTS]:
         programs = _core.cuda_programs(g._core, [])
         _core.cuda_cubins(programs, "sm_90a")
@@ -596,3 +597,43 @@ print(first["scratch_bytes"] > 0, first["scratch"] != second["scratch"], second[
 step.replay(40)
 """
     assert together(script)[0].splitlines() == ["4", "True True []"]
+
+
+def test_eager_calls_keep_their_counters(together):
+    """A call asks for no memory that a call before it has asked for."""
+    script = """
+step = sums().compile(device="cuda", passes=(), capture=False)
+(first, *_) = step.plan.ops
+address = memory(product(*LARGE).compile(device="cuda", capture=False).params["W"])
+x, y = on_device(address, (40000,), "float32"), on_device(address, (), "float32", offset=1 << 19)
+library = ctypes.CDLL("libcuda.so.1")
+for _ in range(3):
+    library.fake_cuda_arm(0, 0)
+    aicf.op_call(first["op"], [x], [y], first["attrs"])
+    print(library.fake_cuda_disarm() > 0, step.plan.regions["counters"] > 0)
+"""
+    assert together(script)[0].splitlines() == ["True True", "False True", "False True"]
+
+
+def test_unaligned_memory_is_refused_before_code_is_compiled(together):
+    """The kernels of this product are not in the cache: to compile them would end the process."""
+    script = """
+g = aicf.Graph("idle")
+g.param("W", (512, 2048), "bfloat16")
+base = g.compile(device="cuda", capture=False)
+address = memory(product(2048, 2048, 1024).compile(device="cuda", capture=False).params["W"])
+base.bind(W=on_device(address, (512, 2048), offset=2))
+told(lambda: product(2048, 2048, 512).compile(device="cuda", share=base))
+"""
+    script = script.replace("product(2048, 2048, 1024)", "wide")
+    script = "wide = aicf.Graph(); wide.param('W', (1024, 2048), 'bfloat16')\n" + script
+    (said,) = together(script)[0].splitlines()
+    assert 'Unsupported compile: shared "W" is bound to memory that begins 2 bytes behind' in said
+
+
+def test_compile_does_not_wait_for_the_device(together):
+    """Other Steps of its machine may be running: only their calls wait for them."""
+    out, _ = together(
+        "told(lambda: base().compile(device='cuda'))", FAKE_CUDA_CALL="cuStreamSynchronize"
+    )
+    assert out.split() == ["done"]

@@ -57,6 +57,7 @@ Plan compile(Graph graph, const Target& target, const CompileOptions& options,
     plan.deterministic = options.deterministic;
     verify(plan).require("compile");
     tell(done, "verify plan");
+    if (options.planned) options.planned(plan);
     if (options.code) target.build(plan.kernels());
     tell(done, "code");
     return plan;

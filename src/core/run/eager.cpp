@@ -310,16 +310,16 @@ namespace {
 
 constexpr size_t kMaxPending = 64;
 
-/// What the eager calls of one device share: a stream, a workspace, and the order of their lock.
+/// What the eager calls of one device share: a stream, a workspace, counters, which each kernel
+/// leaves at zero, and the order of their lock.
 struct Desk {
     std::mutex lock;
     std::unique_ptr<Backend> backend;
-    std::shared_ptr<void> workspace;
-    uint64_t workspace_bytes = 0;
+    std::shared_ptr<void> workspace, counted;
+    uint64_t workspace_bytes = 0, counter_bytes = 0;
     struct Pending {
         BoundOp op;
         std::vector<TensorRef> tensors;
-        std::shared_ptr<void> counters;
     };
     std::vector<Pending> pending;  // enqueued, perhaps not done
 
@@ -327,11 +327,16 @@ struct Desk {
         backend->synchronize();
         pending.clear();
     }
-    std::shared_ptr<void> counters(uint64_t bytes) {
-        if (!bytes) return nullptr;
-        auto zeros = backend->allocate(bytes);
-        backend->clear(zeros.get(), bytes);
-        return zeros;
+    void* counters(uint64_t bytes) {
+        if (bytes > counter_bytes) {
+            counted.reset();
+            counter_bytes = 0;
+            auto zeros = backend->allocate(bytes);
+            backend->clear(zeros.get(), bytes);
+            counted = std::move(zeros);
+            counter_bytes = bytes;
+        }
+        return bytes ? counted.get() : nullptr;
     }
     void* lend(uint64_t bytes) {
         if (bytes > workspace_bytes) {
@@ -394,9 +399,8 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
     for (const auto* tensors : {&inputs, &outputs})
         for (const TensorRef& tensor : *tensors) addresses.push_back(tensor.data);
     bound.args = pack_args(op, *bound.kernel, addresses, at.lend(bound.kernel->workspace_bytes));
-    auto counters = at.counters(bound.kernel->counter_bytes);
-    at.backend->finish_args(*bound.kernel, *bound.args, counters.get());
-    Desk::Pending kept{std::move(bound), inputs, std::move(counters)};
+    at.backend->finish_args(*bound.kernel, *bound.args, at.counters(bound.kernel->counter_bytes));
+    Desk::Pending kept{std::move(bound), inputs};
     kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
     at.pending.reserve(kMaxPending);  // nothing may fail between the first written byte and the end
     if (stream) at.backend->order_after(*stream);

@@ -108,6 +108,7 @@ Step::Step(const Executable& file, const Options& options) : seed_(file.seed()) 
               "; export one that was compiled for it");
     share_cells(options, file.plan().values);
     plan_ = file.finish(machine_->backend->target());
+    check_aligned(plan_);
     stage("kernels");
     start(options, stage);
 }
@@ -249,8 +250,36 @@ void Step::allocate() {
         if (!cells_.contains(storage)) own(storage);
     }
     join_cells();
-    const Locks locks(*machine_, others_);
-    backend.synchronize();
+}
+
+/// By storage the largest multiple that some kernel wants it to begin at, and that kernel.
+static std::map<ValueId, std::pair<uint32_t, const Kernel*>> wanted_alignment(const Plan& plan) {
+    std::map<ValueId, std::pair<uint32_t, const Kernel*>> wanted;
+    for (const PlannedOp& planned : plan.ops)
+        for (size_t i = 0; i < planned.kernel->align.size(); i++) {
+            const View& view = planned.op.inputs[i];
+            auto& [align, reader] = wanted[plan.places[view.value].storage];
+            if (planned.kernel->align[i] <= align) continue;
+            align = planned.kernel->align[i];
+            reader = planned.kernel.get();
+        }
+    return wanted;
+}
+
+/// Unsupported where a shared cell is bound to memory that a kernel cannot read. A bind after this
+/// meets the same check when the blocks are made.
+void Step::check_aligned(const Plan& plan) const {
+    const std::lock_guard lock(binding_lock);
+    for (const auto& [id, wanted] : wanted_alignment(plan)) {
+        const auto [align, reader] = wanted;
+        const auto cell = cells_.find(id);
+        if (!reader || cell == cells_.end()) continue;
+        if (const auto behind = reinterpret_cast<uintptr_t>(cell->second->data) % align)
+            raise(ErrorKind::unsupported, "compile: shared \"", plan.values[id].name,
+                  "\" is bound to memory that begins ", behind, " bytes behind a multiple of ",
+                  align, ", where ", reader->name, " reads it; need a tensor at such an address ",
+                  "(copy it), or candidates= that names another kernel");
+    }
 }
 
 /// Makes this Step known to its cells; GraphError where two that other Steps bound overlap.
@@ -258,15 +287,7 @@ void Step::join_cells() {
     const std::lock_guard lock(binding_lock);
     auto mine = std::make_shared<Cell::Fellows>();
     std::vector<std::pair<const Cell*, ValueId>> order;
-    std::map<ValueId, std::pair<uint32_t, const Kernel*>> aligned;
-    for (const PlannedOp& planned : plan_.ops)
-        for (size_t i = 0; i < planned.kernel->align.size(); i++) {
-            const View& view = planned.op.inputs[i];
-            auto& [align, reader] = aligned[plan_.places[view.value].storage];
-            if (planned.kernel->align[i] <= align) continue;
-            align = planned.kernel->align[i];
-            reader = planned.kernel.get();
-        }
+    auto aligned = wanted_alignment(plan_);
     for (const auto& [id, cell] : cells_) {
         const auto [align, reader] = aligned[id];
         mine->cells.push_back({plan_.values[id].name, cell, std::max(align, 1u),

@@ -109,6 +109,7 @@ class Step {
     void* counters(const PlannedOp& planned) const;
     void allocate();
     void fill(const std::vector<const Value*>& values, uint64_t seed);
+    void check_aligned(const Plan& plan) const;
     void join_cells();
     std::vector<std::shared_ptr<void>> bind_ops(std::vector<std::shared_ptr<const void>> code);
     void follow_bindings();
