@@ -1,9 +1,12 @@
-"""Times products of 16 bits on a GPU beside PyTorch's, in turns, on random data.
+"""Times products on tensor cores of a GPU beside PyTorch's, in turns, on random data.
 
-    python bench/products_gpu.py [--sizes 1024 2048 4096 8192] [--dtype bfloat16] [--json FILE]
+    python bench/products_gpu.py [--shapes 4096x4096x4096:NT 16384x3072x768 ...] [--dtype bfloat16]
+                                 [--candidates] [--rounds 9] [--json FILE]
 
-A ratio is PyTorch's time over ours in the same round: above 1, ours is faster. Ours is replayed
-from one CUDA graph, PyTorch's calls are enqueued one after the other.
+A shape is MxNxK, with the layouts to time behind a colon: N is an operand as it is multiplied, T
+one that is stored transposed. float32 means math="tf32", and PyTorch's. A ratio is PyTorch's time
+over ours in the same round: above 1, ours is faster. Both are replayed from CUDA graphs of 16
+products. --candidates times every kernel that can compute a product.
 """
 
 import argparse
@@ -15,68 +18,157 @@ from pathlib import Path
 
 import aicf
 import torch
+from aicf import _core
 
-WORK = 2e12  # operations of a reading, about
+SHAPES = ["512x512x512", "1024x1024x1024", "2048x2048x2048", "4096x4096x4096", "8192x8192x8192"]
+NODES = 16  # products of a graph
+READING = 6e-3  # seconds, about
 
 
-def measure(m, n, k, kind, dtype, rounds):
-    shape_a = (k, m) if kind[0] == "T" else (m, k)
-    shape_b = (n, k) if kind[1] == "T" else (k, n)
-    a, b = (torch.randn(s, device="cuda").to(getattr(torch, dtype)) for s in (shape_a, shape_b))
-    g = aicf.Graph("product")
-    x, y = g.state("a", shape_a, dtype), g.state("b", shape_b, dtype)
-    g.output("c", aicf.matmul(x.T if kind[0] == "T" else x, y.T if kind[1] == "T" else y))
-    step = g.compile(device="cuda")
-    step.state["a"], step.state["b"] = a, b
-    a, b = a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b
-    work = 2 * m * n * k
-    times = max(3, int(WORK / work))
+class Product:
+    """One product, ours and PyTorch's, on the same numbers."""
 
-    def ours():
-        step.replay(times)
-        step.synchronize()
+    def __init__(self, shape, kind, dtype):
+        self.m, self.n, self.k = (int(size) for size in shape.split("x"))
+        self.case = f"{shape} {kind} {dtype}"
+        self.math = "tf32" if dtype == "float32" else "fp32"
+        sizes = {"a": (self.m, self.k), "b": (self.k, self.n)}
+        stored = {
+            name: size[::-1] if turned == "T" else size
+            for (name, size), turned in zip(sizes.items(), kind, strict=True)
+        }
+        self.tensors = {
+            name: torch.randn(size, device="cuda").to(getattr(torch, dtype))
+            for name, size in stored.items()
+        }
+        self.graph = aicf.Graph("product")
+        a, b = (self.graph.state(name, size, dtype) for name, size in stored.items())
+        a, b = a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b
+        self.graph.output("c", aicf.matmul(a, b))
+        a, b = self.tensors.values()
+        self.operands = a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b
 
-    def theirs():
-        for _ in range(times):
-            torch.mm(a, b)
+    def candidates(self):
+        """The op's signature, and the names of its kernels, best first."""
+        known = _core.cuda_candidates(self.graph._core, _core.pass_names(), math=self.math)
+        ((signature, names),) = known.items()
+        return signature, names
+
+    def programs(self):
+        """The texts of all its kernels."""
+        signature, names = self.candidates()
+        for name in names:
+            yield from _core.cuda_programs(
+                self.graph._core,
+                _core.pass_names(),
+                math=self.math,
+                candidates={signature: name},
+            )
+
+    def ours(self, name=None):
+        chosen = {self.candidates()[0]: name} if name else {}
+        step = self.graph.compile(device="cuda", math=self.math, candidates=chosen)
+        for key, value in self.tensors.items():
+            step.state[key] = value
+
+        def call(graphs):
+            step.replay(graphs * NODES)
+            step.synchronize()
+
+        return call, step.lowered[0]["kernel"]
+
+    def theirs(self):
+        out = torch.empty(self.m, self.n, device="cuda", dtype=self.operands[0].dtype)
+        torch.mm(*self.operands, out=out)
         torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(NODES):
+                torch.mm(*self.operands, out=out)
 
-    taken = {ours: [], theirs: []}
-    for call in taken:
-        call()
+        def call(graphs):
+            for _ in range(graphs):
+                graph.replay()
+            torch.cuda.synchronize()
+
+        return call
+
+
+def timed(call, graphs):
+    start = time.perf_counter()
+    call(graphs)
+    return (time.perf_counter() - start) / (graphs * NODES)
+
+
+def in_turns(calls, rounds):
+    """Seconds a product of each call, in every round."""
+    graphs = {}
+    for name, call in calls.items():
+        call(1)
+        graphs[name] = max(1, round(READING / (timed(call, 1) * NODES)))
+        call(graphs[name])
+    taken = {name: [] for name in calls}
     for turn in range(rounds):
-        for call in list(taken)[:: 1 if turn % 2 else -1]:
-            start = time.perf_counter()
-            call()
-            taken[call].append((time.perf_counter() - start) / times)
-    ratios = [b / a for a, b in zip(taken[ours], taken[theirs], strict=True)]
-    return {
-        "case": f"{m}x{n}x{k} {kind} {dtype}",
-        "kernel": step.lowered[0]["kernel"],
-        "tflops": work / statistics.median(taken[ours]) / 1e12,
-        "torch_tflops": work / statistics.median(taken[theirs]) / 1e12,
+        for name in list(calls)[:: 1 if turn % 2 else -1]:
+            taken[name].append(timed(calls[name], graphs[name]))
+    return taken
+
+
+def measure(shape, kind, dtype, rounds):
+    product = Product(shape, kind, dtype)
+    ours, kernel = product.ours()
+    taken = in_turns({"ours": ours, "theirs": product.theirs()}, rounds)
+    ratios = [b / a for a, b in zip(taken["ours"], taken["theirs"], strict=True)]
+    work = 2e-12 * product.m * product.n * product.k
+    row = {
+        "case": product.case,
+        "kernel": kernel,
+        "us": statistics.median(taken["ours"]) * 1e6,
+        "tflops": work / statistics.median(taken["ours"]),
+        "torch_tflops": work / statistics.median(taken["theirs"]),
         "ratio": [statistics.median(ratios), min(ratios), max(ratios)],
     }
+    low, high = row["ratio"][1:]
+    print(
+        f"{row['case']:30}{row['us']:9.2f} us{row['tflops']:5.0f} TFLOP/s, torch "
+        f"{row['torch_tflops']:.0f}: {row['ratio'][0]:.3f} [{low:.3f} .. {high:.3f}]  {kernel}",
+        flush=True,
+    )
+    return row
+
+
+def sweep(shape, kind, dtype, rounds):
+    product = Product(shape, kind, dtype)
+    names = product.candidates()[1]
+    calls = {name: product.ours(name)[0] for name in names}
+    taken = in_turns(calls | {"torch": product.theirs()}, rounds)
+    us = {name: round(statistics.median(values) * 1e6, 2) for name, values in taken.items()}
+    row = {"case": product.case, "first": names[0], "us": us}
+    print(json.dumps(row), flush=True)
+    return row
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--candidates", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = []
-    for n in options.sizes:
-        for kind in ("NN", "NT", "TN"):
-            row = measure(n, n, n, kind, options.dtype, options.rounds)
-            found.append(row)
-            low, high = row["ratio"][1:]
-            print(
-                f"{row['case']:28}{row['tflops']:8.0f} TFLOP/s, torch {row['torch_tflops']:.0f}: "
-                f"{row['ratio'][0]:.3f} [{low:.3f} .. {high:.3f}]  {row['kernel']}",
-                flush=True,
-            )
+    torch.backends.cuda.matmul.allow_tf32 = True
+    cases = [
+        (shape, kind)
+        for shape, _, kinds in (text.partition(":") for text in options.shapes)
+        for kind in (kinds.split(",") if kinds else ("NN", "NT", "TN"))
+    ]
+    if options.candidates:  # as many compilers at once as there are processors
+        texts = {
+            text for shape, kind in cases for text in Product(shape, kind, options.dtype).programs()
+        }
+        _core.cuda_cubins(sorted(texts), "sm_90a")
+    one = sweep if options.candidates else measure
+    found = [one(shape, kind, options.dtype, options.rounds) for shape, kind in cases]
     if options.json:
         about = {
             "command": "python bench/products_gpu.py",
