@@ -214,16 +214,21 @@ def with_residual(g, y):
         ((512, 512, 512), "float16", "a", with_residual),
         ((768, 3072, 16384), "bfloat16", "b", None),  # in parts, and cut after cut
         ((2048, 2048, 8192), "float16", "ab", with_residual),
+        ((1024, 1024, 1024), "bfloat16", "b", None),  # the parts of a cluster
     ],
     ids=str,
 )
 def test_nothing_is_serialized_or_spilled(sizes, dtype, layout, epilogue):
     """Products that wait for each other, or sums outside registers, would still be right."""
     programs = wgmma_kernels(sizes, dtype, layout, epilogue)
-    assert len(programs) >= 3
+    assert len(programs) >= 5
     for name, program in programs.items():
         log = _core.cuda_log(program, "sm_90a")
-        assert "Used 168 registers" in log, (name, log)  # of 65536, before roles share them anew
+        used = int(re.search(r"Used (\d+) registers", log)[1])
+        if name.startswith("wgmma_64x64"):
+            assert used <= 128, (name, log)  # two blocks share a processor
+        elif name.startswith("wgmma_128x"):
+            assert used == 168, (name, log)  # of 65536, before roles share them anew
         assert "serialized" not in log, (name, log)
         spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
         assert spills and not any(spills), (name, log)

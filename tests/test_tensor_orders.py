@@ -294,6 +294,7 @@ def test_random_steps_on_a_gpu(name, kind, make_rng):
         ((520, 776, 1000), "both_turned"),
         ((1024, 1024, 1024), "b_turned"),
         ((384, 512, 8192), "a_turned"),
+        ((2056, 3080, 256), "both_turned"),  # several tiles a block
     ],
     ids=str,
 )
@@ -306,7 +307,7 @@ def test_all_candidates(sizes, name, layout, make_rng):
     g, feed = built((m, k), (k, n), name, layout), fed(a, b, layout)
     ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
     if name != "tf32":
-        assert sum(one.startswith("wgmma_") for one in names) >= 3, names
+        assert sum(one.startswith("wgmma_") for one in names) >= 6, names
     order = next(text for text in signature.split('"') if text.startswith("mma"))
     first = None
     for one in names:
@@ -323,3 +324,26 @@ def test_all_candidates(sizes, name, layout, make_rng):
     want = call(np.ascontiguousarray(x), np.ascontiguousarray(y), name, order)
     want = want if name == "tf32" else product_operand(want, mode)
     assert_bits(first[np.ix_(rows, cols)], want, order)
+
+
+@gpu
+@pytest.mark.parametrize("name", STEPS)
+def test_results_at_odd_addresses(name, make_rng):
+    """Where the copy engine cannot store them."""
+    torch = pytest.importorskip("torch")
+    dtype, math, *_ = STEPS[name]
+    m, n, k = 264, 392, 512
+    rng = make_rng(16)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+    g = aicf.Graph("product")
+    values = (aicf.cast(g.input(which, x.shape), dtype) for which, x in (("a", a), ("b", b)))
+    g.output("y", aicf.matmul(*values))
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+    for one in names:
+        step = g.compile(device="cuda", math=math, candidates={signature: one})
+        want = step(a=a, b=b)["y"].numpy()
+        room = torch.zeros(m * n + 1, dtype=getattr(torch, dtype), device="cuda")
+        step.bind(y=room[1:].view(m, n))
+        step(a=a, b=b)
+        step.synchronize()
+        assert_bits(room[1:].view(m, n).float().cpu().numpy(), want.astype(np.float32), one)

@@ -144,9 +144,13 @@ struct MappedOperand {
     bool along_k, batched;
 };
 std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box);
-/// A struct of that name with `step`: the instruction for n columns of operands of `type`.
-std::string wgmma_struct(const std::string& name, int n, DType type, bool a_along_k,
-                         bool b_along_k);
+/// How a kernel of wgmma.cuh is laid out, as its Way says there; and the struct.
+struct Way {
+    int rows, columns, stages, pair;
+    int64_t parts;
+    bool joined, a_along_k, b_along_k, a_batched, b_batched;
+};
+std::string way_struct(const std::string& name, const Way& way, DType type);
 KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's

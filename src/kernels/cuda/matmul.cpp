@@ -16,26 +16,34 @@ struct Tiling {
     int m, n, k, stages, part_m, part_n, threads;
     int resident;         // blocks a processor holds
     double share, alone;  // cycles a step of k costs: of a full processor, and at the least
-    int cluster = 0;      // of wgmma: blocks that share a tile of B
+    int pair = 0;         // of wgmma: blocks that share a tile of B
     double start = 0;     // cycles a unit costs beside its steps
+
+    /// Whether a block has registers for the sum of the cuts it has done.
+    bool holds() const { return pair && n <= 128; }
 };
 
 constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
                               {64, 64, 16, 3, 8, 4, 128, 4, 49, 60},
                               {32, 32, 32, 4, 4, 4, 64, 8, 20, 35}};
 constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
-constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40},
-                              {128, 128, 32, 4, 64, 64, 128, 2, 20, 22},
-                              {64, 64, 64, 4, 32, 32, 128, 3, 8, 9}};
-constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 19.0, 19.0, 1, 3000},
-                             {128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 2, 3000},
-                             {128, 128, 64, 6, 64, 128, 384, 1, 10.5, 10.5, 1, 2500}};
+constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
+                              {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
+                              {64, 64, 64, 4, 32, 32, 128, 3, 8, 9, 0, 2800}};
+constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 3900},
+                             {128, 256, 64, 4, 64, 256, 384, 1, 18.35, 18.35, 2, 4700},
+                             {128, 192, 64, 4, 64, 192, 384, 1, 14.1, 14.1, 1, 2750},
+                             {128, 128, 64, 6, 64, 128, 384, 1, 9.8, 9.8, 1, 2600},
+                             {128, 64, 64, 7, 64, 64, 384, 1, 7.5, 7.5, 1, 1400},
+                             {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
+                             {64, 64, 64, 5, 64, 64, 256, 2, 3.4, 3.9, 1, 1400}};
 constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
                             {64, 64, 32, 4, 32, 32, 128, 3, 16, 18}};
 
 struct Choice {
     const Tiling* tiling = nullptr;
     int64_t tiles = 0, parts = 1;
+    bool joined = false;            // the parts are added by the blocks of a cluster
     int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
     double cycles = 0;
 };
@@ -63,8 +71,13 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                  std::vector<Choice>& choices) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
+    // Parts joined in a cluster: so many processors lie together; cycles for a part of the sums,
+    // for a wave of clusters that leaves the next kernel no room to begin, bytes of them a cycle.
+    constexpr int64_t most_joined = 8, together = 16;
+    constexpr double joining = 375, crowded = 3500, exchanged = 26;
+    constexpr double between_cuts = 250;  // of a block that takes one after the other
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
-    const int64_t high = std::max(t.cluster, 1);
+    const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
     const int64_t result = t.m * t.n * p.size;
     for (int64_t wanted = 1, last = 0; wanted <= std::min<int64_t>(grains, p.tensor ? grains : 64);
@@ -73,14 +86,33 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         if (parts == std::exchange(last, parts)) continue;
         Choice choice{&t, tiles, parts};
         const int64_t units = tiles * parts, room = processors * t.resident;
-        const bool kept = p.tensor && parts == 1 && grains > 1;  // the sum of the cuts so far
-        choice.blocks = t.cluster ? std::min(units, std::max(processors / high, int64_t{1}) * high)
-                        : kept    ? std::min(units, room)
-                                  : units;
+        // The sum of the cuts so far, in memory.
+        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds();
+        choice.blocks = t.pair ? std::min(units, std::max(room / high, int64_t{1}) * high)
+                        : kept ? std::min(units, room)
+                               : units;
         choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
-        if (parts > 1 && choice.slots * result > most_bytes) break;
         const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
-        const auto of = [&](double share) { return depth * share + t.start; };
+        const double seams =
+            t.pair && parts == 1 ? static_cast<double>(grains - 1) * between_cuts : 0;
+        const auto of = [&](double share) { return depth * share + t.start + seams; };
+        if (t.pair == 1 && parts > 1 && parts <= most_joined) {
+            choice.joined = true;
+            choice.blocks = units;
+            choice.slots = 0;
+            const int64_t held = std::max<int64_t>(
+                processors / together * (together * t.resident / parts) * parts, parts);
+            const auto waves = static_cast<double>(ceil_div(units, held));
+            choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
+                                     waves * of(t.alone)) +
+                            static_cast<double>(parts) * joining +
+                            waves * static_cast<double>(result) / exchanged +
+                            (4 * units > 3 * processors ? waves * crowded : 0);
+            choices.push_back(choice);
+            continue;
+        }
+        // The small tiles' blocks have no registers for sums out of memory.
+        if (parts > 1 && (choice.slots * result > most_bytes || (t.pair && t.m == 64))) break;
         choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
                                  static_cast<double>(ceil_div(units, room)) * of(t.alone));
         if (parts > 1)
@@ -127,7 +159,7 @@ struct Gemm {
     /// The operands as the copy engine reads them for a tiling; none where it cannot.
     std::optional<std::pair<MappedOperand, MappedOperand>> mapped(const Tiling& t) const {
         const auto first = mapped_operand(op, 0, 1, t.m);
-        const auto second = mapped_operand(op, 1, 0, t.n / t.cluster);
+        const auto second = mapped_operand(op, 1, 0, t.n / t.pair);
         if (!first || !second || math != "fp32") return std::nullopt;
         return std::pair{*first, *second};
     }
@@ -178,13 +210,15 @@ struct Gemm {
 
 std::string name_of(const Choice& choice) {
     const Tiling& t = *choice.tiling;
-    return cat(t.cluster ? "wgmma_" : "", t.m, "x", t.n, t.cluster > 1 ? "_pair" : "",
-               choice.parts > 1 ? cat("_", choice.parts) : "");
+    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.pair > 1 ? "_pair" : "",
+               choice.joined      ? cat("_joined", choice.parts)
+               : choice.parts > 1 ? cat("_", choice.parts)
+                                  : "");
 }
 
 template <size_t Count>
 void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& sizes) {
-    for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.cluster, 1), t.n, t.k});
+    for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.pair, 1), t.n, t.k});
 }
 
 }  // namespace
@@ -297,26 +331,39 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     text.resident = t.resident;
     text.blocks = choice.blocks;
     text.workspace = static_cast<uint64_t>(choice.slots * t.m * t.n * size);
-    if (choice.parts > 1) text.counters = static_cast<int>(choice.tiles);
+    if (choice.parts > 1 && !choice.joined) text.counters = static_cast<int>(choice.tiles);
     const std::string room =
         cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
             text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
-    if (t.cluster) {
+    if (t.pair) {
         const auto mapped = *gemm.mapped(t);
         const auto& [first, second] = mapped;
         text.includes = {"wgmma.cuh"};
-        text.cluster = t.cluster;
+        text.cluster = choice.joined ? static_cast<int>(choice.parts) : t.pair;
         text.maps = {first.map, second.map};
-        constexpr int consumer_warps = 8, staged = 4096, barriers = 16;  // bytes, as Ring has them
+        constexpr int staged = 16 * 272, barriers = 16;  // bytes of a warp and a stage, as in Ring
         text.shared = static_cast<uint32_t>(t.stages * ((t.m + t.n) * 128 + barriers) +
-                                            consumer_warps * staged + 16);
-        const auto flag = [](bool value) { return value ? "true" : "false"; };
-        text.body += wgmma_struct("@_Mma", t.n, a.dtype, first.along_k, second.along_k);
+                                            t.m / 16 * staged + 16);
+        text.body += way_struct("@_Way",
+                                {t.m, t.n, t.stages, t.pair, choice.parts, choice.joined,
+                                 first.along_k, second.along_k, first.batched, second.batched},
+                                a.dtype);
+        // Results that the copy engine can store as they are, whole 16 bytes at a time.
+        const auto whole = static_cast<int64_t>(16 / dtype_size(c.dtype));
+        bool lines = !fused && n % whole == 0 && c.strides[rank - 1] == 1;
+        for (int d = 0; d < rank - 1; d++) lines = lines && c.strides[d] % whole == 0;
+        text.body += cat("struct @_Lines : @_Put {\n    static constexpr bool lines = ",
+                         lines ? "true" : "false", ";\n");
+        if (lines)
+            text.body +=
+                cat(number("step", c.strides[rank - 2]), "    __device__ __forceinline__ ",
+                    cuda_type(c.dtype), "* line(int64_t batch, int64_t row, int64_t col) const {\n",
+                    "        return block.template ptr<", cuda_type(c.dtype), ">(",
+                    layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
+                    "    }\n");
+        text.body += "};\n";
         text.body += body_head(layout);
-        text.body += cat("    gemm_wgmma<", t.m, ", ", t.n, ", ", t.stages, ", ", t.cluster, ", ",
-                         choice.parts, ", ", flag(first.along_k), ", ", flag(second.along_k), ", ",
-                         flag(first.batched), ", ", flag(second.batched),
-                         ", @_Mma, @_Shape>(grid, @_Put{block}, block.bytes + ",
+        text.body += cat("    gemm_wgmma<@_Way, @_Shape>(grid, @_Lines{{block}}, block.bytes + ",
                          layout.tail + int(kTailBytes), ", block.bytes + ",
                          layout.tail + int(kTailBytes + kMapBytes), ", ", room, ");\n}\n");
         return text;

@@ -120,22 +120,26 @@ __device__ __forceinline__ void wait_copies() {
 }
 
 /// What block u works on: one of the pieces of k of one tile. The tiles of neighbouring blocks lie
-/// in groups of 8 tile rows, so that those running together share more of both operands.
-template <class Shape, int BM, int BN>
+/// in groups of 8 tile rows, or columns, so that those running together share more of both
+/// operands.
+template <class Shape, int BM, int BN, bool Columns = false>
 struct Piece {
     static constexpr int64_t rows = (Shape::m + BM - 1) / BM, cols = (Shape::n + BN - 1) / BN,
                              tiles = Shape::batches * rows * cols;
     int64_t tile, batch, i0, j0;
     int part;
     __device__ __forceinline__ explicit Piece(int64_t u) {
+        constexpr auto grouped = uint32_t(Columns ? cols : rows),
+                       along = uint32_t(Columns ? rows : cols);
         part = int(u / tiles);
         tile = u % tiles;
         batch = tile / (rows * cols);
         const auto cell = static_cast<uint32_t>(tile % (rows * cols));
-        const uint32_t first = cell / uint32_t(8 * cols) * 8, at = cell % uint32_t(8 * cols);
-        const uint32_t high = uint32_t(rows) - first < 8 ? uint32_t(rows) - first : 8;
-        i0 = int64_t(first + at % high) * BM;
-        j0 = int64_t(at / high) * BN;
+        const uint32_t first = cell / (8 * along) * 8, at = cell % (8 * along);
+        const uint32_t high = grouped - first < 8 ? grouped - first : 8;
+        const uint32_t one = first + at % high, other = at / high;
+        i0 = int64_t(Columns ? other : one) * BM;
+        j0 = int64_t(Columns ? one : other) * BN;
     }
 };
 

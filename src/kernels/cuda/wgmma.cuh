@@ -1,6 +1,6 @@
 // C = A B on the tensor cores of 9.0 by wgmma, the same steps of k in the same order as mma.cuh, so
 // the same bits. One warp asks the copy engine for tiles, through maps of the operands that the
-// host leaves in the argument block; two warpgroups multiply them where they arrive.
+// host leaves in the argument block; warpgroups multiply them where they arrive.
 #pragma once
 
 #include "matmul.cuh"
@@ -51,6 +51,11 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+/// The same, and what each thread wrote to shared memory before is seen by all.
+__device__ __forceinline__ void share_with_cluster() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
 /// A barrier of some threads of a block, of which id 0 is __syncthreads.
@@ -108,42 +113,176 @@ __device__ __forceinline__ void hold(float (&sums)[Count]) {
     for (int x = 0; x < Count; x++) asm volatile("" : "+f"(sums[x])::"memory");
 }
 
-/// How the kernel is laid out; the host asks for `shared` bytes.
-template <int BM, int BN, int Stages>
+// ---- results ------------------------------------------------------------------------------------
+
+/// What threads wrote to shared memory before is seen by products and copies that come after.
+__device__ __forceinline__ void show_to_engines() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Two neighbours as they are stored. Of NaN this is narrow() for the one that sums can be.
+template <class E>
+__device__ __forceinline__ uint32_t narrow_two(float low, float high) {
+    uint32_t word;
+    if constexpr (same_type<E, Half>)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+
+/// A warp's 16 rows of sums to lines in memory of which `rows` and `columns` exist, by the copy
+/// engine: it goes on while the warp's next products run. A multiple of 16 bytes exist of a line.
+template <class E, int Count>
+__device__ __forceinline__ void store_lines(const float (&sums)[Count], uint32_t room, E* to,
+                                            int64_t step, int64_t rows, int64_t columns) {
+    constexpr int all = 2 * Count, most = 256 / int(sizeof(E));
+    constexpr int width = all / ((all + most - 1) / most);  // of one load of the room
+    static_assert(all % width == 0 && width % 16 == 0);
+    constexpr int pitch = width * int(sizeof(E)) + 16;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int first = 0; first < all; first += width) {
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the room is free
+        __syncwarp();
+        if constexpr (sizeof(E) == 2) {
+#pragma unroll
+            for (int x = 0; x < width; x += 16) {
+                const float* const of = &sums[(first + x) / 2];
+                asm volatile(
+                    "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                        room + lane % 16 * pitch + (x + lane / 16 * 8) * 2),
+                    "r"(narrow_two<E>(of[0], of[1])), "r"(narrow_two<E>(of[2], of[3])),
+                    "r"(narrow_two<E>(of[4], of[5])), "r"(narrow_two<E>(of[6], of[7]))
+                    : "memory");
+            }
+        } else {
+#pragma unroll
+            for (int x = 0; x < width; x += 8)
+#pragma unroll
+                for (int high = 0; high < 2; high++)
+                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                                     room + (8 * high + lane / 4) * pitch + (x + lane % 4 * 2) * 4),
+                                 "f"(sums[(first + x) / 2 + 2 * high]),
+                                 "f"(sums[(first + x) / 2 + 2 * high + 1])
+                                 : "memory");
+        }
+        show_to_engines();
+        __syncwarp();
+        const int64_t left = columns - first;
+        if (lane < 16 && lane < rows && left > 0)
+            asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                             to + lane * step + first),
+                         "r"(room + lane * pitch),
+                         "r"(int(left < width ? left : width) * int(sizeof(E)))
+                         : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+}
+
+/// The same through put(), which takes 4 neighbours at a time. Cells of 16 bytes are permuted so
+/// that what lanes touch together meets no bank twice.
+template <class Shape, int Count, class Put>
+__device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t room, const Put& put,
+                                          int64_t batch, int64_t row0, int64_t col0) {
+    const int lane = threadIdx.x % 32;
+    const auto cell_at = [&](int row, int cell) {
+        return room + row * 256 + 16 * (cell ^ 2 * (row & 3));
+    };
+#pragma unroll 1
+    for (int piece = 0; piece < 2 * Count; piece += 64) {
+        __syncwarp();
+#pragma unroll
+        for (int of = 0; of < 2 * Count; of += 64) {  // registers have no index
+            if (of != piece) continue;
+#pragma unroll
+            for (int x = 0; x < 8; x++)
+#pragma unroll
+                for (int high = 0; high < 2; high++) {
+                    const float* const pair = &sums[(of / 8 + x) * 4 + 2 * high];
+                    asm volatile(
+                        "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                            cell_at(8 * high + lane / 4, 2 * x + lane % 4 / 2) + lane % 2 * 8),
+                        "f"(pair[0]), "f"(pair[1])
+                        : "memory");
+                }
+        }
+        __syncwarp();
+#pragma unroll 4
+        for (int row = 0; row < 16; row += 2) {
+            float some[4];
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(some[0]), "=f"(some[1]), "=f"(some[2]), "=f"(some[3])
+                         : "r"(cell_at(row + lane / 16, lane % 16))
+                         : "memory");
+            const int64_t i = row0 + row + lane / 16, j = col0 + piece + lane % 16 * 4;
+            if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
+        }
+    }
+}
+
+// ---- the kernel ---------------------------------------------------------------------------------
+
+/// How the kernel is laid out; the host asks for `shared` bytes. Way says: a tile's rows and
+/// columns, stages, how many blocks one above the other share the tile of B (pair), parts of k,
+/// whether those are the blocks of a cluster (joined), how the operands lie, and by step() the
+/// instruction.
+template <class Way>
 struct Ring {
-    static constexpr int depth = 64, consumers = 2, threads = 128 * (consumers + 1);
-    static constexpr int a_bytes = BM * 128, b_bytes = BN * 128, stage_bytes = a_bytes + b_bytes;
-    static constexpr int warp_bytes = 4096;  // a consumer's warp's, for sums on their way out
-    static constexpr int staging = Stages * stage_bytes;
+    static constexpr int depth = 64;  // elements of a line of 128 bytes
+    static constexpr int consumers = Way::rows / 64;
+    static constexpr int a_bytes = Way::rows * 128, b_bytes = Way::columns * 128;
+    static constexpr int stage_bytes = a_bytes + b_bytes;
+    static constexpr int warp_bytes = 16 * 272;  // a consumer's warp's, for sums on their way out
+    static constexpr int staging = Way::stages * stage_bytes;
     static constexpr int barriers = staging + warp_bytes * 4 * consumers;
-    static constexpr int flag = barriers + 16 * Stages, shared = flag + 16;
-    static_assert(BM == 64 * consumers && BN % 64 == 0 && BN <= 256);
+    static constexpr int flag = barriers + 16 * Way::stages, shared = flag + 16;
+    // Of small tiles the sum of the cuts so far stays in registers.
+    static constexpr bool holds = Way::columns <= 128;
+    // Registers are dealt out anew where sums take many; two blocks share a processor otherwise.
+    static constexpr bool deals = consumers == 2;
+    static constexpr bool staggers = consumers == 2 && Way::columns >= 128 && Way::parts == 1;
+    static_assert(consumers <= 2 && Way::columns % 64 == 0 && Way::columns <= 256);
+    static_assert(!Way::joined || staging >= Way::rows * Way::columns * 4);
 };
 
-/// A block computes BM x BN of C; `Cluster` of them, one above the other, share the tile of B. Of
-/// an operand that lies along k (AlongK) a line holds 64 of k, of another 64 of its own axis.
-/// Cuts of k are units of their own if Parts > 1, else a block takes all and keeps their sum in
-/// `parts`. Mma::step is the instruction for BN columns.
-template <int BM, int BN, int Stages, int Cluster, int Parts, bool AAlongK, bool BAlongK,
-          bool ABatched, bool BBatched, class Mma, class Shape, class Put>
+/// The tile of an operand, `rows` of its own axis from i and one line of k, by its map.
+template <class R, int Rows, bool AlongK, int Blocks>
+__device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, int k, int batch,
+                                          uint32_t barrier) {
+    if constexpr (AlongK) {
+        copy_box<Blocks>(to, map, k, i, batch, barrier);
+    } else {
+#pragma unroll
+        for (int x = 0; x < Rows; x += R::depth)
+            copy_box<Blocks>(to + x * 128, map, i + x, k, batch, barrier);
+    }
+}
+
+/// A block computes Way::rows x Way::columns of C. Cuts of k are units of their own if Way::parts >
+/// 1, and then added by the blocks of a cluster or by the last that leaves its sums in `parts`;
+/// else a block takes all and keeps their sum there.
+template <class Way, class Shape, class Put>
 __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, const void* map_a,
                                            const void* map_b, float* parts, uint32_t* counters) {
-    typedef Ring<BM, BN, Stages> R;
-    typedef Piece<Shape, BM * Cluster, BN> Place;
+    typedef Ring<Way> R;
+    constexpr int BM = Way::rows, BN = Way::columns, Stages = Way::stages, Pair = Way::pair;
+    constexpr int Parts = Way::parts, cluster = Way::joined ? Parts : Pair;
+    typedef Piece<Shape, BM * Pair, BN, (Shape::n > Shape::m)> Place;
     typedef Pack<float, 4> Four;
     constexpr int depth = R::depth, sums = BN / 2, lots = sums / 4, threads = 128 * R::consumers;
     constexpr int all_steps = int((Shape::k + depth - 1) / depth);
     constexpr int cut_steps = int((Shape::chunk + depth - 1) / depth);
     constexpr int cuts = (all_steps + cut_steps - 1) / cut_steps;
-    constexpr int64_t units = Place::tiles * Parts;
+    constexpr int64_t units = Place::tiles * (Way::joined ? 1 : Parts);
     static_assert(Parts == 1 || Parts == cuts);
-    static_assert(BAlongK || BN / Cluster % 64 == 0);
+    static_assert(Way::b_along_k || BN / Pair % R::depth == 0);
     static_assert(cuts == 1 || Shape::chunk % depth == 0);
     extern __shared__ __align__(1024) char ring_room[];
     const uint32_t room = shared_address(ring_room);
     const auto full = [&](int s) { return room + R::barriers + 8 * s; };
     const auto empty = [&](int s) { return room + R::barriers + 8 * (Stages + s); };
-    const uint32_t rank = Cluster > 1 ? cluster_rank() : 0;
+    const uint32_t rank = cluster > 1 ? cluster_rank() : 0, high = Pair > 1 ? rank : 0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) {
@@ -151,18 +290,27 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         fetch_map(map_b);
         for (int s = 0; s < Stages; s++) {
             init_barrier(full(s), 1);
-            init_barrier(empty(s), 4 * R::consumers * Cluster);
+            init_barrier(empty(s), 4 * R::consumers * Pair);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if constexpr (Cluster > 1)
+    if constexpr (Pair > 1)
         sync_cluster();
     else
         __syncthreads();
 
+    const int64_t first = grid.block / cluster, stride = grid.blocks / cluster;
+    const auto place_of = [&](int64_t u) {
+        Place place(u);
+        if constexpr (Way::joined) place.part = int(rank);
+        return place;
+    };
     const auto steps_of = [&](int cut) {
         const int left = all_steps - cut * cut_steps;
         return left < cut_steps ? left : cut_steps;
+    };
+    const auto steps_at = [&](const Place& place) {
+        return Parts == 1 ? all_steps : steps_of(place.part);
     };
     int stage = 0;
     uint32_t phase = 0;
@@ -170,51 +318,57 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         if (++stage == Stages) stage = 0, phase ^= 1;
     };
     if (warp < 4) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if constexpr (R::deals) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
-            for (int64_t u = grid.block / Cluster; u < units; u += grid.blocks / Cluster) {
-                const Place place(u);
-                const int i0 = int(place.i0) + int(rank) * BM, j0 = int(place.j0);
-                const int az = ABatched ? int(place.batch) : 0,
-                          bz = BBatched ? int(place.batch) : 0;
-                const int steps = Parts == 1 ? all_steps : steps_of(place.part);
+            for (int64_t u = first; u < units; u += stride) {
+                const Place place = place_of(u);
+                const int i0 = int(place.i0) + int(high) * BM, j0 = int(place.j0);
+                const int az = Way::a_batched ? int(place.batch) : 0,
+                          bz = Way::b_batched ? int(place.batch) : 0;
+                const int steps = steps_at(place);
 #pragma unroll 1
                 for (int s = 0; s < steps; s++, next_stage()) {
                     const int k0 = (place.part * cut_steps + s) * depth;
+                    const int part = BN / Pair, from = int(high) * part;
                     const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
                     wait_barrier(empty(stage), phase ^ 1);
                     arrive_expecting(full(stage), R::stage_bytes);
-                    if constexpr (AAlongK) {
-                        copy_box<1>(as, map_a, k0, i0, az, full(stage));
-                    } else {
-#pragma unroll
-                        for (int x = 0; x < BM; x += 64)
-                            copy_box<1>(as + x * 128, map_a, i0 + x, k0, az, full(stage));
-                    }
-                    const int part = BN / Cluster, first = int(rank) * part;
-                    if constexpr (BAlongK) {
-                        copy_box<Cluster>(bs + first * 128, map_b, k0, j0 + first, bz, full(stage));
-                    } else {
-#pragma unroll
-                        for (int x = 0; x < part; x += 64)
-                            copy_box<Cluster>(bs + (first + x) * 128, map_b, j0 + first + x, k0, bz,
-                                              full(stage));
-                    }
+                    copy_tile<R, BM, Way::a_along_k, 1>(as, map_a, i0, k0, az, full(stage));
+                    copy_tile<R, BN / Pair, Way::b_along_k, Pair>(bs + from * 128, map_b, j0 + from,
+                                                                  k0, bz, full(stage));
                 }
             }
         }
         __syncwarp();
+        if constexpr (Way::joined) share_with_cluster();
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if constexpr (R::deals) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const int mine = threadIdx.x - 128, group = mine / 128;
-        float acc[sums];
+        float acc[sums], total[R::holds ? sums : 1];
         const auto release = [&](int s) {
-            if (lane < Cluster) arrive_at<Cluster>(empty(s), lane);
+            if (lane < Pair) arrive_at<Pair>(empty(s), lane);
         };
-        for (int64_t u = grid.block / Cluster; u < units; u += grid.blocks / Cluster) {
-            const Place place(u);
+        // The second group begins some steps behind the first and stays there: while one stores its
+        // sums the other has the tensor cores to itself.
+        bool leads = R::staggers && units > stride && group == 0;
+        if (R::staggers && units > stride && group == 1) sync_some<2, threads>();
+        for (int64_t u = first; u < units; u += stride) {
+            const Place place = place_of(u);
             Four* const kept =
                 reinterpret_cast<Four*>(parts) + int64_t(grid.block) * lots * threads + mine;
+            const auto keep = [&](Four* to) {
+#pragma unroll
+                for (int lot = 0; lot < lots; lot++) {
+                    Four four;
+#pragma unroll
+                    for (int y = 0; y < 4; y++) four.at[y] = acc[4 * lot + y];
+                    to[lot * threads] = four;
+                }
+            };
+            if constexpr (R::holds) {
+#pragma unroll
+                for (float& sum : total) sum = 0;  // no cut's is -0
+            }
 #pragma unroll 1
             for (int cut = 0; cut < (Parts == 1 ? cuts : 1); cut++) {
                 const int steps = steps_of(Parts == 1 ? cut : place.part);
@@ -224,24 +378,32 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 for (int s = 0; s < steps; s++, next_stage()) {
                     wait_barrier(full(stage), phase);
                     const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
-                    const uint64_t a = tile_descriptor(as + group * 8192, AAlongK ? 16 : 8192);
-                    const uint64_t b = tile_descriptor(bs, BAlongK ? 16 : 8192);
+                    const uint64_t a =
+                        tile_descriptor(as + group * 8192, Way::a_along_k ? 16 : 8192);
+                    const uint64_t b = tile_descriptor(bs, Way::b_along_k ? 16 : 8192);
                     begin_products();
 #pragma unroll
-                    for (int k = 0; k < depth / 16; k++)
-                        Mma::step(acc, a + k * (AAlongK ? 2 : 128), b + k * (BAlongK ? 2 : 128),
-                                  k > 0 || s > 0);
+                    for (int k = 0; k < 4; k++)
+                        Way::step(acc, a + k * (Way::a_along_k ? 2 : 128),
+                                  b + k * (Way::b_along_k ? 2 : 128), k > 0 || s > 0);
                     commit_products();
                     if (s > 0) {
                         wait_products<1>();
                         release(before);
                     }
                     before = stage;
+                    if (leads && (s + 1 == Stages / 2 || s + 1 == steps)) {
+                        asm volatile("bar.arrive 2, %0;" ::"n"(threads) : "memory");
+                        leads = false;
+                    }
                 }
                 wait_products<0>();
                 hold(acc);
                 release(before);
-                if constexpr (Parts == 1 && cuts > 1) {
+                if constexpr (Parts == 1 && cuts > 1 && R::holds) {
+#pragma unroll
+                    for (int x = 0; x < sums; x++) total[x] += acc[x];
+                } else if constexpr (Parts == 1 && cuts > 1) {
                     if (cut > 0) {
 #pragma unroll
                         for (int lot = 0; lot < lots; lot++) {
@@ -251,31 +413,76 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                                 acc[4 * lot + y] = four.at[y] + acc[4 * lot + y];
                         }
                     }
-                    if (cut + 1 < cuts) {
-#pragma unroll
-                        for (int lot = 0; lot < lots; lot++) {
-                            Four four;
-#pragma unroll
-                            for (int y = 0; y < 4; y++) four.at[y] = acc[4 * lot + y];
-                            kept[lot * threads] = four;
-                        }
-                    }
+                    if (cut + 1 < cuts) keep(kept);
                 }
             }
+            if constexpr (Parts == 1 && cuts > 1 && R::holds) {
+#pragma unroll
+                for (int x = 0; x < sums; x++) acc[x] = total[x];
+            }
+            const int64_t row0 = place.i0 + int64_t(high) * BM + group * 64 + warp % 4 * 16;
+            if constexpr (Way::joined) {
+                // All stages have been read: they take the sums. A block adds some of the columns.
+                constexpr int share = (lots + Parts - 1) / Parts;
+                const uint32_t at = room + mine * 16;
+                sync_some<1, threads>();
+#pragma unroll
+                for (int lot = 0; lot < lots; lot++)
+                    asm volatile(
+                        "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + lot * threads * 16),
+                        "f"(acc[4 * lot]), "f"(acc[4 * lot + 1]), "f"(acc[4 * lot + 2]),
+                        "f"(acc[4 * lot + 3])
+                        : "memory");
+                share_with_cluster();
+                const int own = int(rank) * share;
+                // As many are on their way as there are registers for.
+                constexpr int room_for = 48 / (4 * Parts);
+                constexpr int some = room_for < 1 ? 1 : room_for < share ? room_for : share;
+#pragma unroll
+                for (int x0 = 0; x0 < share; x0 += some) {
+                    float of[some][Parts][4];
+#pragma unroll
+                    for (int x = 0; x < some; x++)
+#pragma unroll
+                        for (int part = 0; part < Parts; part++) {
+                            float (&four)[4] = of[x][part];
+                            const int lot = own + x0 + x < lots ? own + x0 + x : lots - 1;
+                            asm volatile(
+                                "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+                                "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
+                                : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
+                                : "r"(at + lot * threads * 16), "r"(part));
+                        }
+#pragma unroll
+                    for (int x = 0; x < some; x++) {
+                        const int lot = own + x0 + x;
+                        const int64_t j = place.j0 + lot * 8 + lane % 4 * 2;
+#pragma unroll
+                        for (int below = 0; below < 2; below++) {
+                            const int64_t i = row0 + 8 * below + lane / 4;
+                            float two[2];
+#pragma unroll
+                            for (int y = 0; y < 2; y++) {
+                                two[y] = of[x][0][2 * below + y];
+#pragma unroll
+                                for (int part = 1; part < Parts; part++)
+                                    two[y] += of[x][part][2 * below + y];
+                            }
+                            if (x0 + x < share && lot < lots && i < Shape::m && j < Shape::n)
+                                put(place.batch, i, j, two);
+                        }
+                    }
+                    asm volatile("" ::: "memory");
+                }
+                continue;
+            }
             if constexpr (Parts > 1) {
-                const int64_t tile = place.tile * Cluster + rank;
+                const int64_t tile = place.tile * Pair + high;
                 const auto part_of = [&](int part) {
                     return reinterpret_cast<Four*>(parts) + (tile * Parts + part) * lots * threads +
                            mine;
                 };
-                Four* const to = part_of(place.part);
-#pragma unroll
-                for (int lot = 0; lot < lots; lot++) {
-                    Four four;
-#pragma unroll
-                    for (int y = 0; y < 4; y++) four.at[y] = acc[4 * lot + y];
-                    to[lot * threads] = four;
-                }
+                keep(part_of(place.part));
                 auto* const last = reinterpret_cast<volatile uint32_t*>(ring_room + R::flag);
                 __threadfence();
                 sync_some<1, threads>();
@@ -288,7 +495,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 sync_some<1, threads>();  // all have read it before the next unit's is written
                 if (!mine_to_add) continue;
                 __threadfence();
-                for (int part = 0; part < Parts; part++) {
+                const auto add_part = [&](int part, bool set) {
                     const Four* const from = part_of(part);
 #pragma unroll
                     for (int lot = 0; lot < lots; lot++) {
@@ -296,51 +503,29 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
 #pragma unroll
                         for (int y = 0; y < 4; y++) {
                             float& sum = acc[4 * lot + y];
-                            sum = part == 0 ? four.at[y] : sum + four.at[y];
+                            sum = set ? four.at[y] : sum + four.at[y];
                         }
+                        // Loads ahead of all sums would have no registers.
+                        if (lot % 4 == 3) asm volatile("" ::: "memory");
                     }
-                }
-            }
-            // A warp turns its 16 rows, 64 columns at a time, into runs of 4 neighbours a thread.
-            // Cells of 16 bytes are permuted so that what lanes touch together meets no bank twice.
-            const int64_t row0 = place.i0 + int64_t(rank) * BM + group * 64 + warp % 4 * 16;
-            const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
-            const auto cell_at = [&](int row, int cell) {
-                return mine_room + row * 256 + 16 * (cell ^ 2 * (row & 3));
-            };
+                };
+                add_part(0, true);
 #pragma unroll 1
-            for (int piece = 0; piece < BN; piece += 64) {
-                __syncwarp();
-#pragma unroll
-                for (int of = 0; of < BN; of += 64) {  // registers have no index
-                    if (of != piece) continue;
-#pragma unroll
-                    for (int x = 0; x < 8; x++)
-#pragma unroll
-                        for (int high = 0; high < 2; high++) {
-                            const float* const pair = &acc[(of / 8 + x) * 4 + 2 * high];
-                            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                                             cell_at(8 * high + lane / 4, 2 * x + lane % 4 / 2) +
-                                             lane % 2 * 8),
-                                         "f"(pair[0]), "f"(pair[1])
-                                         : "memory");
-                        }
-                }
-                __syncwarp();
-#pragma unroll 4
-                for (int row = 0; row < 16; row += 2) {
-                    float some[4];
-                    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                                 : "=f"(some[0]), "=f"(some[1]), "=f"(some[2]), "=f"(some[3])
-                                 : "r"(cell_at(row + lane / 16, lane % 16))
-                                 : "memory");
-                    const int64_t i = row0 + row + lane / 16, j = place.j0 + piece + lane % 16 * 4;
-                    if (i < Shape::m && j < Shape::n) put(place.batch, i, j, some);
+                for (int part = 1; part < Parts; part++) add_part(part, false);
+            }
+            const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
+            if constexpr (Put::lines && Parts == 1) {
+                if (aligned16(put.line(0, 0, 0))) {
+                    store_lines(acc, mine_room, put.line(place.batch, row0, place.j0), Put::step,
+                                Shape::m - row0, Shape::n - place.j0);
+                    continue;
                 }
             }
+            put_lines<Shape>(acc, mine_room, put, place.batch, row0, place.j0);
         }
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // before the room is gone
     }
-    if constexpr (Cluster > 1) sync_cluster();  // no block leaves while another writes into it
+    if constexpr (cluster > 1) sync_cluster();  // no block leaves while another uses its memory
 }
 
 }  // namespace aicf
