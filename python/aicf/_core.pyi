@@ -28,6 +28,21 @@ class Report:
 class GraphMark:
     """How much of a graph was built, for `rollback`."""
 
+    @property
+    def values(self) -> int: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def assigns(self) -> int: ...
+
+    @property
+    def gradients(self) -> int: ...
+
 class Stage:
     """A graph before any pass, or after one, and what it costs."""
 

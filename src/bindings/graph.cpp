@@ -164,7 +164,12 @@ void bind_graph(nb::module_& m) {
         .def("__str__", &Report::text)
         .def("__repr__", &Report::text);
 
-    nb::class_<Graph::Mark>(m, "GraphMark", "How much of a graph was built, for `rollback`.");
+    nb::class_<Graph::Mark>(m, "GraphMark", "How much of a graph was built, for `rollback`.")
+        .def_ro("values", &Graph::Mark::values)
+        .def_ro("nodes", &Graph::Mark::nodes)
+        .def_ro("outputs", &Graph::Mark::outputs)
+        .def_ro("assigns", &Graph::Mark::assigns)
+        .def_ro("gradients", &Graph::Mark::gradients);
     nb::class_<Stage>(m, "Stage", "A graph before any pass, or after one, and what it costs.")
         .def_ro("name", &Stage::pass)
         .def_ro("keeps_bits", &Stage::keeps_bits)

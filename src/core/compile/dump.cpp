@@ -59,6 +59,8 @@ std::string op_json(const LoweredOp& op) {
     if (!op.candidate.empty())
         text += cat(", \"candidate\": ", quoted(op.candidate),
                     ", \"signature\": ", quoted(signature(op)));
+    const Cost cost = cost_of(op);
+    text += cat(", \"flops\": ", int_text(cost.flops), ", \"bytes_moved\": ", int_text(cost.bytes));
     if (!op.members.empty()) {
         const auto member_json = [](const LoweredOp& member) {
             return "{" + op_json(member) + "}";
