@@ -27,9 +27,12 @@ from .movement import *  # noqa: F403
 from .movement import __all__ as _movement_names
 from .nn import *  # noqa: F403
 from .nn import __all__ as _nn_names
+from .notebook import install as _install_notebook
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
 from .step import Step, load_step
+
+_install_notebook()
 
 __version__ = "0.1.0"
 

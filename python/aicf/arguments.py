@@ -135,6 +135,7 @@ _KINDS = {
     "Path": _Kind("a path", GraphError, _path),
     "Callable[..., dict[str, Value]]": _Kind("a function", GraphError, _callable),
     "Sequence[int]": _Kind("a sequence of ints below 2**63", ShapeError, _items(_int)),
+    "Sequence[float]": _Kind("a sequence of numbers", DTypeError, _items(_float)),
     "Sequence[Value]": _Kind("a sequence of Values", GraphError, _items(_value)),
     "Sequence[tuple[int, int]]": _Kind("a sequence of pairs of ints", ShapeError, _items(_pair)),
     "Mapping[Value, Value]": _Kind("a mapping of Value to Value", GraphError, _values),

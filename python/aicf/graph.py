@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from . import _core
 from . import init as initializers
 from .arguments import DTypeName, checked
+
+if TYPE_CHECKING:
+    from .summary import Summary
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -378,6 +382,28 @@ class Graph:
         from .serialize import read_record
 
         return read_record(self._core.lower_json())["ops"]
+
+    @checked
+    def summary(self, depth: int | None = None) -> Summary:
+        """The layers, what they give, their params and their share of the work, as a table.
+
+        Layers are told by the names of params: "0.qkv.W" belongs to "0.qkv". The work is that of
+        a whole step before any pass, gradients and optimizer included, by the ops' own estimates.
+
+        Args:
+            depth: how many parts of a layer's name are told apart; None for all.
+
+        >>> g.summary().total.params > 0
+        True
+        """
+        from .summary import Summary, summarize
+
+        record = json.loads(self.to_json())
+        title = f"{self.name}: {len(record['nodes'])} nodes"
+        return Summary(title, summarize(record, self.lower(), depth))
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     def to_json(self) -> str:
         """The graph as JSON text; `from_json` reads it back."""

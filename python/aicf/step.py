@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,10 +12,11 @@ from . import _core
 from .arguments import Path, checked
 from .device import resolve_device
 from .files import Source, write_whole
-from .serialize import listed, read_record, read_tensors, write_tensors
+from .serialize import listed, read_graph, read_record, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from .graph import Graph
+    from .summary import Summary
 
 
 Mapping.register(_core.Outputs)
@@ -75,6 +77,11 @@ class Plan:
         return self._record["peak_bytes"]
 
     @property
+    def math(self) -> str:
+        """How products of float32 are computed, as compiled."""
+        return self._record["math"]
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes of all operands of all launches, each broadcast axis read once."""
         return self._record["bytes_moved"]
@@ -110,6 +117,16 @@ class Plan:
         """The plan as JSON text."""
         return self._json
 
+    def to_svg(self) -> str:
+        """The memory of temporaries over the step as a picture: launches to the right, bytes
+        upwards, a box per value, the peak marked, and the sizes of all regions beside it."""
+        from .arena import Arena
+
+        return Arena(self._record).svg()
+
+    def _repr_html_(self) -> str:
+        return self.to_svg()
+
     def __str__(self) -> str:
         return self._text
 
@@ -124,6 +141,9 @@ class Step(_core.Step):
     >>> float(out["loss"]) >= 0.0
     True
     """
+
+    _graph: _core.Graph | None = None  # what it was compiled from; it may have grown since
+    _built: _core.GraphMark
 
     def __init__(
         self,
@@ -172,6 +192,7 @@ class Step(_core.Step):
                 "device's own"
             )
         initial = _initial(graph, params)
+        self._graph, self._built = graph._core, graph._core.mark()
         super().__init__(
             graph._core,
             resolve_device(device),
@@ -326,6 +347,63 @@ class Step(_core.Step):
     def trace(self) -> list[Launch]:
         """What the backend really holds for a replay, read back from it."""
         return [Launch(op, kernel) for op, kernel in self._trace()]
+
+    @checked
+    def summary(self, depth: int | None = None) -> Summary:
+        """The layers of the model and what they cost in this step, as a table to print.
+
+        Layers are told by the names of params: "0.qkv.W" belongs to "0.qkv". What stands for a
+        layer is the work of its forward nodes, their gradients and its optimizer.
+
+        Args:
+            depth: how many parts of a layer's name are told apart; None for all.
+
+        >>> step.summary().total.launches == len(step.lowered)
+        True
+        """
+        from .summary import Summary, summarize
+        from .units import bytes_text
+
+        plan = self.plan
+        record = self._graph_record("summary")
+        title = f"{record['graph']} on {self.device}: {len(plan.ops)} launches"
+        note = f"peak {bytes_text(plan.peak_bytes)}, math {plan.math}"
+        return Summary(title, summarize(record, plan.ops, depth, compiled=True), [note])
+
+    @checked
+    def to_html(self, path: Path, times: Sequence[float] | None = None) -> None:
+        """Writes one page that shows the step as IR, lowered and launched, with the same ids.
+
+        A click on a value marks it wherever it stands. The page needs no other file.
+
+        Args:
+            times: seconds of each launch, to be shown beside it.
+
+        Raises: OSError with the path; ShapeError when there are not as many times as launches.
+        """
+        from .view import page
+
+        plan, record = self.plan, self._graph_record("to_html")
+        text = page(record, self._lowered(record), plan._record, times)
+        write_whole("to_html", path, [text.encode()])
+
+    def _graph_record(self, doing: str) -> dict[str, Any]:
+        """The graph as it was compiled: what was appended since is left out."""
+        if self._graph is None:
+            raise _core.GraphError(f"{doing}: this step has no graph; need one that compile() made")
+        record = json.loads(self._graph.to_json())
+        for kind in ("nodes", "outputs", "assigns", "gradients"):
+            record[kind] = record[kind][: getattr(self._built, kind)]
+        values = list(record["values"].items())[: self._built.values]
+        return {**record, "values": dict(values)}
+
+    def _lowered(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The ops of that graph before any pass; new ids begin where its values end."""
+        graph = read_graph(json.dumps(record), strict=False)
+        return read_record(graph.lower_json())["ops"]
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     def __repr__(self) -> str:
         try:
