@@ -1,0 +1,317 @@
+"""Looks into graphs, compiled steps and this machine: the command `aicf`.
+
+Exit status: 0 all is well, 1 a check failed, 2 it was not used right or could not be done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import Error, Graph, __version__, _core
+from .device import resolve_device
+from .files import read_whole, write_whole
+from .progress import Progress
+from .serialize import read_graph_file
+from .step import MATH_MODES, Step
+from .units import bytes_text
+
+_MOST_TIMES = 1 << 26  # bytes of a file of times
+_KERNEL = re.compile(rb'extern "C" __global__ void [^{]*?\baicf_(\w+?)(?:_[0-9a-f]{16})?\(')
+_ARCH = re.compile(rb"arch (sm_\w+)\n")
+
+
+def _graph_of(doing: str, path: str, strict: bool = True) -> Graph:
+    graph = Graph()
+    graph._core = read_graph_file(doing, path, strict)
+    return graph
+
+
+def _compiled(graph: Graph, args: argparse.Namespace, capture: bool = False) -> Step:
+    with Progress(f"compiling {graph.name}"):
+        return graph.compile(device=args.device, math=args.math, capture=capture)
+
+
+# ---- verify, info, bench
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from . import verify
+
+    write = (lambda text: None) if args.json else print
+    log = verify.run(args.device, args.replays, args.seed, args.dump, write)
+    if args.json:
+        print(json.dumps({"ok": not log.failed, "checks": log.records}, indent=1))
+    return 1 if log.failed else 0
+
+
+def _info(args: argparse.Namespace) -> int:
+    from .info import facts, text_of
+
+    found = facts(__version__)
+    print(json.dumps([fact._asdict() for fact in found], indent=1) if args.json else text_of(found))
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from . import benchmark
+
+    device = resolve_device(args.device)
+    if args.json:
+        timings = [t._asdict() for t in benchmark.run(device, args.math, args.rounds)]
+        print(json.dumps({"device": device, "math": args.math, "steps": timings}, indent=1))
+        return 0
+    print(f"{device}, math {args.math}, {args.rounds} rounds of each")
+    print(benchmark.head())
+    for timing in benchmark.run(device, args.math, args.rounds):
+        print(benchmark.line(timing), flush=True)
+    return 0
+
+
+# ---- graphs
+
+
+def _dump_passes(stages: list[_core.Stage], math: str) -> None:
+    before = stages[0]
+    if math == "mixed":  # the graph that the passes begin with
+        print(before.text)
+    print(
+        f"--- before: {before.ops} ops, {before.bytes_moved} bytes moved, "
+        f"peak {before.peak_bytes} bytes"
+    )
+    for last, stage in pairwise(stages):
+        print(
+            f"--- after {stage.name} ({'keeps' if stage.keeps_bits else 'changes'} bits): "
+            f"ops {last.ops} -> {stage.ops}, bytes moved {last.bytes_moved} -> "
+            f"{stage.bytes_moved}, peak {last.peak_bytes} -> {stage.peak_bytes}"
+        )
+        print(stage.text)
+
+
+def _dump(args: argparse.Namespace) -> int:
+    graph = _graph_of("dump", args.file, strict=not args.lenient)
+    stages = [args.stage] if args.stage else ["ir", "passes", "lowered", "plan"]
+    report = graph.verify()
+    for stage in stages:
+        if stage == "dot":
+            print(graph.to_dot())
+            continue
+        print(f"=== {stage.upper()} ===")
+        if stage == "ir":
+            print(graph)
+            print(report)
+            if not report:
+                return 1
+        elif stage == "passes":
+            device = resolve_device(args.device)
+            found = graph._core.stages(_core.pass_names(), device, args.math)
+            _dump_passes(found, args.math)
+        elif stage == "lowered":
+            print(graph._core.lower_text(args.math))
+        elif stage == "plan":
+            print(_compiled(graph, args).plan)
+    return 0
+
+
+def _summary(args: argparse.Namespace) -> int:
+    graph = _graph_of("summary", args.file)
+    if args.device is None:
+        print(graph.summary(args.depth))
+    else:
+        print(_compiled(graph, args).summary(args.depth))
+    return 0
+
+
+def _view(args: argparse.Namespace) -> int:
+    graph = _graph_of("view", args.file)
+    times = None if args.times is None else _times(args.times)
+    target = args.output or str(Path(args.file).with_suffix(".html"))
+    step = _compiled(graph, args)
+    step.to_html(target, times)
+    print(f"{target}: {len(step.lowered)} launches")
+    if args.svg is not None:
+        write_whole("view", args.svg, [step.plan.to_svg().encode()])
+        print(f"{args.svg}: {bytes_text(step.plan.regions['temps'])} of temporaries")
+    return 0
+
+
+def _times(path: str) -> list[float]:
+    text = read_whole("view", path, _MOST_TIMES)
+    try:
+        times: Any = json.loads(text)
+    except ValueError as error:
+        raise _core.FormatError(
+            f"view: {path} is no JSON: {error}; need a list of seconds"
+        ) from None
+    if not isinstance(times, list):
+        raise _core.FormatError(f"view: {path} holds no list; need one of seconds, one a launch")
+    return times
+
+
+# ---- the cache
+
+
+def _cache_folder() -> tuple[Path | None, dict[str, Any]]:
+    if not hasattr(_core, "cuda_info"):
+        raise _core.Unsupported("cache: this build has no CUDA backend and so no compiled kernels")
+    found = _core.cuda_info()
+    folder = Path(found["cache"])
+    return folder if folder.is_dir() else None, found
+
+
+def _cache_list(args: argparse.Namespace) -> int:
+    folder, _ = _cache_folder()
+    for entry in sorted(folder.glob("*.cubin")) if folder else []:
+        try:
+            size = entry.stat().st_size
+            with entry.open("rb") as file:  # the key stands first: architecture, then the program
+                begin = file.read(1 << 20)
+        except OSError:  # another process removed it
+            continue
+        name, arch = _KERNEL.search(begin), _ARCH.search(begin)
+        print(
+            f"{bytes_text(size):>9}  {arch[1].decode() if arch else '?':8}"
+            f"{name[1].decode() if name else '?'}  {entry.name[:12]}"
+        )
+    return _cache_size(args)
+
+
+def _cache_size(args: argparse.Namespace) -> int:
+    _, found = _cache_folder()
+    print(f"{found['cache']}: {found['cache_entries']} kernels, {bytes_text(found['cache_bytes'])}")
+    return 0
+
+
+def _cache_clear(args: argparse.Namespace) -> int:
+    _cache_folder()
+    print(f"{_core.clear_cuda_cache()} kernels removed")
+    return 0
+
+
+def _cache_warm(args: argparse.Namespace) -> int:
+    from . import verify
+
+    _cache_folder()
+    for name in [args.file] if args.file else list(verify.CASES):
+        graph = _graph_of("warm", name) if args.file else verify.build(name, verify.CASES[name])
+        passes = _core.pass_names()
+        with Progress(f"compiling {name}"):
+            programs = _core.cuda_programs(
+                graph._core, passes, args.processors, args.arch, args.math
+            )
+            cubins = _core.cuda_cubins(programs, args.arch)
+        print(f"{name}: {len(cubins)} kernels, {sum(map(len, cubins))} bytes for {args.arch}")
+    return 0
+
+
+# ---- the words of the command line
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for what is wrong with a call."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def _at_least(least: int) -> Any:
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise ValueError
+        return int(text)
+
+    number.__name__ = f"number of at least {least}"  # what argparse calls it in an error
+    return number
+
+
+def _parser() -> _Parser:
+    about, _, status = (__doc__ or "").partition("\n\n")
+    parser = _Parser(prog="aicf", description=about, epilog=status)
+    parser.add_argument("--version", action="version", version=f"aicf {__version__}")
+    parser.add_argument(
+        "--cmake-dir",
+        action="version",
+        version=str(Path(_core.__file__).parent / "cmake"),
+        help="print where CMake's find_package(aicf) looks: pass it as aicf_DIR",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, run: Any, about: str, *, on: Any = commands) -> _Parser:
+        made: _Parser = on.add_parser(name, help=about, description=f"{about}.")
+        made.set_defaults(run=run)
+        return made
+
+    def where(made: _Parser, device: str | None = "cpu") -> None:
+        made.add_argument("--device", default=device, help="auto, cpu or cuda:<index>"
+                          + (f" (default: {device})" if device else ""))  # fmt: skip
+        made.add_argument("--math", default="fp32", choices=MATH_MODES, help="as compile's")
+
+    verify = command("verify", _verify, "The reference training step, checked end to end")
+    verify.add_argument("--device", default="auto", help="auto, cpu or cuda:<index>")
+    verify.add_argument("--replays", type=_at_least(2), default=20, help="steps to compare")
+    verify.add_argument("--seed", type=int, default=0, help="of data and params")
+    verify.add_argument("--dump", action="store_true", help="print the IR as JSON")
+    verify.add_argument("--json", action="store_true", help="print the checks as JSON alone")
+
+    info = command("info", _info, "What was found here, where, and what brings the rest")
+    info.add_argument("--json", action="store_true", help="the same as JSON")
+
+    dump = command("dump", _dump, "A graph file at each stage, with the same ids")
+    dump.add_argument("file", help="a graph, as Graph.to_json writes it")
+    where(dump)
+    dump.add_argument("--stage", choices=["ir", "passes", "lowered", "plan", "dot"])
+    dump.add_argument("--lenient", action="store_true", help="read a broken graph to see why")
+
+    summary = command("summary", _summary, "The layers of a graph file and what they cost")
+    summary.add_argument("file", help="a graph, as Graph.to_json writes it")
+    summary.add_argument("--depth", type=_at_least(1), help="parts of a layer's name told apart")
+    where(summary, None)
+
+    view = command("view", _view, "A page with the IR, the lowered ops and the launches")
+    view.add_argument("file", help="a graph, as Graph.to_json writes it")
+    view.add_argument("-o", "--output", help="the page (default: beside the graph, as .html)")
+    view.add_argument("--svg", help="the memory over time as a picture, to this file")
+    view.add_argument("--times", help="a JSON file: a list of seconds, one a launch")
+    where(view)
+
+    bench = command("bench", _bench, "Four training steps timed: median and spread")
+    where(bench, "auto")
+    bench.add_argument(
+        "--rounds", type=_at_least(1), default=9, help="timings of each (default: 9)"
+    )
+    bench.add_argument("--json", action="store_true", help="all timings as JSON")
+
+    cache = commands.add_parser("cache", help="Compiled GPU kernels on disk",
+                                description="Compiled GPU kernels on disk.")  # fmt: skip
+    actions = cache.add_subparsers(dest="action", required=True, metavar="action")
+    command("list", _cache_list, "Each kernel: its size, architecture and name", on=actions)
+    command("size", _cache_size, "Where they are, how many and how large", on=actions)
+    command("clear", _cache_clear, "Removes them all", on=actions)
+    warm = command("warm", _cache_warm, "Compiles a graph's kernels; needs no GPU", on=actions)
+    warm.add_argument("file", nargs="?", help="a graph file (default: the graphs of verify)")
+    warm.add_argument("--arch", default="sm_90a", help="of the device (default: sm_90a)")
+    warm.add_argument("--processors", type=_at_least(1), default=132, help="multiprocessors of it")
+    warm.add_argument("--math", default="fp32", choices=MATH_MODES, help="as compile's")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except BrokenPipeError:  # whoever reads has seen enough; nothing more is written at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130  # as a shell counts a process that SIGINT ended
+    except (Error, OSError) as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"aicf {args.command}: {text}", file=sys.stderr)
+        return 2
