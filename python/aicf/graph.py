@@ -373,6 +373,25 @@ class Graph:
 
     # ---- looking at it
 
+    @checked
+    def statistics(self, values: Mapping[str, Any] | None = None) -> None:
+        """Adds outputs with min, max, mean and share of zeros, which `Step.statistics` reads.
+
+        They change no bit of anything else.
+
+        Args:
+            values: Values by name; None = what each layer gives, by the layer's name, and the
+                gradient of each param so far, as `<param>.grad`.
+
+        >>> h = aicf.tanh(w)
+        >>> g.statistics({"h": h})
+        >>> g.compile()().get("stats.h").shape
+        (4,)
+        """
+        from . import statistics
+
+        statistics.add(self, statistics.of_layers(self) if values is None else values)
+
     def verify(self) -> _core.Report:
         """Checks the graph; the report is falsy, and says why, when something is wrong."""
         return self._core.verify()

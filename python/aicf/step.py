@@ -16,6 +16,7 @@ from .serialize import listed, read_graph, read_record, read_tensors, write_tens
 
 if TYPE_CHECKING:
     from .graph import Graph
+    from .statistics import Statistics
     from .summary import Summary
 
 
@@ -347,6 +348,15 @@ class Step(_core.Step):
     def trace(self) -> list[Launch]:
         """What the backend really holds for a replay, read back from it."""
         return [Launch(op, kernel) for op, kernel in self._trace()]
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Of the last step: min, max, mean and zeros of each value that `Graph.statistics` named.
+
+        Raises: GraphError when the graph has none.
+        """
+        from .statistics import read
+
+        return read(self.outputs)
 
     @checked
     def summary(self, depth: int | None = None) -> Summary:
