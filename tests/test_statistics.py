@@ -30,7 +30,7 @@ def test_each_layer_and_gradient_has_statistics(device, rng):
     before = {name: array.numpy().astype(np.float64) for name, array in step.params.items()}
     data = batch(rng)
     out, found = step(**data), step.statistics()
-    assert list(found) == ["first", "second", *(f"{name}.grad" for name in before)]
+    assert list(found) == ["first", "second", "loss", *(f"{name}.grad" for name in before)]
     h, y = out["h"].numpy(), out["y"].numpy()
     assert found["first"][:2] == (h.min(), h.max())
     assert found["first"].mean == pytest.approx(h.mean(), rel=1e-5)

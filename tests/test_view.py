@@ -140,8 +140,23 @@ def test_layers_of_a_network():
     assert list(ops)[:6] == [f"block.{i}.{half}" for i in range(3) for half in ("up", "down")]
     assert ops["block.0.up"] == ["Linear", "ReLU", "ReluBwd", "LinearBwd", "AdamStep", "AdamStep"]
     assert {"StepInc", "BiasCorr"} <= set(ops["opt"])
+    assert ops["loss"] == ["MseLoss", "MseGrad"]
     forward = forward_nodes(record)
     assert [n["op"] for n in record["nodes"] if n["id"] in forward][-1] == "MseLoss"
+
+
+def test_composed_gradients_stay_with_their_layer():
+    """Ordinary nodes among them are linked to their forward node too."""
+    g = aicf.Graph("g")
+    x = g.input("x", (4, 3))
+    for name in "abc":
+        y = g.dense(name, x, 3)
+        x = aicf.tanh(y) * aicf.sin(y)
+    g.minimize(aicf.mean(x), aicf.optim.SGD())
+    record = json.loads(g.to_json())
+    of = layers(record)
+    ops = {name: sorted(n["op"] for n in record["nodes"] if of[n["id"]] == name) for name in "ab"}
+    assert ops["a"] == ops["b"] and len(ops["a"]) > 8
 
 
 def test_summary_adds_up():
@@ -156,9 +171,7 @@ def test_summary_adds_up():
     assert total.flops == step.plan.flops
     assert total.bytes_moved == step.plan.bytes_moved
     assert total.launches == len(step.lowered)
-    assert [row.name for row in step.summary(1).rows] == ["block", "opt", ""][
-        : len(step.summary(1).rows)
-    ]
+    assert [row.name for row in step.summary(1).rows] == ["block", "loss", "opt"]
     assert step.summary(1).total == total
     up = next(row for row in g.summary().rows if row.name == "block.1.up")
     assert up[:4] == ("block.1.up", ("Linear", "ReLU"), "f32[8, 32]", 16 * 32 + 32)
@@ -332,6 +345,11 @@ INSIDE = """[...document.querySelectorAll('section')].map(s => {
 })"""
 
 
+LEAST_ROOM = """Math.min(...[...document.querySelectorAll('.rows')].map(rows =>
+    document.querySelector('footer').getBoundingClientRect().top
+    - rows.getBoundingClientRect().{}))"""
+
+
 def test_a_click_marks_a_value_in_all_three(browser, tmp_path):
     """The values of the last block, far down in every column."""
     step = network(24).compile(device="cpu")
@@ -348,6 +366,9 @@ def test_a_click_marks_a_value_in_all_three(browser, tmp_path):
         assert browser.ask("location.hash") == f"#{id}"
     browser.press("Escape")
     assert browser.ask("document.querySelectorAll('.hit, .on').length") == 0
+    browser.click("details > summary")
+    for edge in ("bottom", "top"):  # every column ends above the line that says what is marked
+        assert browser.ask(LEAST_ROOM.format(edge)) >= 0
     assert browser.errors == []
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+LOSS = "loss"  # the layer of what makes a loss
+
 
 def layer_of(name: str) -> str:
     """The layer that a param or state belongs to: "0.qkv" of "0.qkv.W"; of "tokens" itself."""
@@ -14,10 +16,12 @@ def layers(record: dict[str, Any]) -> dict[int, str]:
     """The layer of each node by its id, from the record of a graph (`Graph.to_json`).
 
     A node that reads a param belongs to the param's layer, a gradient's to that of its forward
-    node. Any other goes with the newest value it reads, as an activation with what it follows; one
-    that reads states alone belongs to those. "" stands for none.
+    node, what makes a loss to "loss". Any other goes with the newest value it reads, as an
+    activation with what it follows; one that reads states alone belongs to those. "" stands for
+    none.
     """
     values = record["values"]
+    losses = {gradient["loss"] for gradient in record["gradients"]}
     producer: dict[int, int] = {}
     found: dict[int, str] = {}
     for node in record["nodes"]:
@@ -27,6 +31,8 @@ def layers(record: dict[str, Any]) -> dict[int, str]:
                  if leaf["role"] == role and (role == "param" or not made)]  # fmt: skip
         if "grad_of" in node:
             layer = found[node["grad_of"]]
+        elif losses.intersection(node["outputs"]):
+            layer = LOSS
         elif named:
             layer = layer_of(named[0])
         else:
