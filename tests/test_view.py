@@ -202,6 +202,16 @@ def test_a_step_shows_the_graph_it_was_compiled_from():
     assert page_data(step) == page
 
 
+def test_a_step_from_a_file_shows_its_plan(tmp_path):
+    step = network().compile(device="cpu")
+    step.export(tmp_path / "step.aicf")
+    again = aicf.load_step(tmp_path / "step.aicf")
+    assert again.plan.to_svg() == step.plan.to_svg() == again._repr_html_()
+    for look in (again.summary, lambda: again.to_html(tmp_path / "page.html")):
+        with pytest.raises(aicf.GraphError, match="this step has no graph"):
+            look()
+
+
 # ---- notebooks
 
 

@@ -413,6 +413,8 @@ class Step(_core.Step):
         return read_record(graph.lower_json())["ops"]
 
     def _repr_html_(self) -> str:
+        if self._graph is None:  # from a file
+            return self.plan._repr_html_()
         return self.summary()._repr_html_()
 
     def __repr__(self) -> str:
