@@ -3,7 +3,7 @@ The compiler and runtime of aicf. Use the package `aicf`, not this module.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy
 
@@ -263,7 +263,13 @@ class Outputs:
 class Step:
     """A compiled step; aicf.Step is its public face."""
 
+    @overload
     def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str], tensor_cores: int) -> None: ...
+
+    @overload
+    def __init__(self, file: object, where: str, device: object | None, capture: bool, share: Sequence[Step]) -> None: ...
+
+    def _export(self, state: bool) -> list: ...
 
     def __call__(self, **inputs: object) -> Outputs:
         """
