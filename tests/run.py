@@ -74,7 +74,12 @@ def main() -> None:
     python = sys.executable
     clang_format = Path(sysconfig.get_path("scripts"), "clang-format")
     suffixes = {".h", ".cpp", ".inl", ".cu", ".cuh"}
-    cxx = sorted(p for d in ("src", "tests") for p in (ROOT / d).rglob("*") if p.suffix in suffixes)
+    cxx = sorted(
+        p
+        for d in ("src", "include", "examples", "tests")
+        for p in (ROOT / d).rglob("*")
+        if p.suffix in suffixes
+    )
     checks = {
         "ruff": lambda: passes(python, "-m", "ruff", "check", "-q"),
         "ruff format": lambda: passes(python, "-m", "ruff", "format", "--check", "-q"),

@@ -1,5 +1,5 @@
-"""The runtime for C++: the example trains to Python's bits, the library is small and self-contained,
-and what goes wrong is a typed error."""
+"""The runtime for C++: the example trains to Python's bits, the library is small and needs no
+other, and what goes wrong is a typed error."""
 
 import os
 import re
@@ -61,8 +61,9 @@ int main(int, char** argv) {
             std::puts("]");
         }
     moved.read("y", numbers, sizeof numbers);
-    std::printf("%s %llu %g\n", moved.device().c_str(),
-                static_cast<unsigned long long>(moved.steps_run()), static_cast<double>(numbers[11]));
+    const auto steps = static_cast<unsigned long long>(moved.steps_run());
+    const auto last = static_cast<double>(numbers[11]);
+    std::printf("%s %llu %g\n", moved.device().c_str(), steps, last);
     moved.save_state(argv[2]);
 }
 """

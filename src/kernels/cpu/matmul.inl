@@ -399,14 +399,15 @@ struct Tiling {
     // Terms [p0, p0 + kb) of the band of rows [i0, i0 + mb) and the panel of columns [j0, j0 + nb).
     struct Block {
         int64_t j0, nb, p0, kb, i0, mb;
-        int64_t b_apart;            // elements from a packed column of B to the next
-        bool far;                   // the operands come from memory
+        int64_t b_apart;             // elements from a packed column of B to the next
+        bool far;                    // the operands come from memory
         int64_t tiles, low, taller;  // of the band: of `low` rows, the first `taller` of one more
     };
 
     // The tile of number t in the strip that begins at column j; where the next strip begins.
     AICF_INLINE int64_t tile(const Block& at, int64_t t, int64_t j, int strip) const {
-        const int64_t kb = at.kb, i = t * at.low + min(t, at.taller), rows = at.low + (t < at.taller);
+        const int64_t kb = at.kb, i = t * at.low + min(t, at.taller),
+                      rows = at.low + (t < at.taller);
         const int64_t width = width_of<T>(strip), cols = min(width, at.nb - j);
         const bool own_b = pack_b || cols < width;  // padded, so that loads stay inside
         const S* as = a + (at.i0 + i) * a_row + at.p0 * a_col;
@@ -456,9 +457,17 @@ struct Tiling {
                     const int64_t most = kShapes[strip_for<T>(m, nb)].rows,
                                   tiles = mb <= most ? 1 : ceil_div(mb, most);
                     const int64_t low = tiles == 1 ? mb : mb / tiles;
-                    const Block at = {j0,  nb, p0,    kb,  i0,
-                                      mb,  strips && !again ? 0 : kb,
-                                      far, tiles, low, mb - low * tiles};
+                    const Block at = {j0,
+                                      nb,
+                                      p0,
+                                      kb,
+                                      i0,
+                                      mb,
+                                      strips && !again ? 0 : kb,
+                                      far,
+                                      tiles,
+                                      low,
+                                      mb - low * tiles};
                     if (strips)
                         strip_by_strip(at);
                     else
@@ -500,8 +509,8 @@ void product(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_row
     if constexpr (kSame<S, T>)
         if (special(a, a_row, a_col, b, b_row, b_col, c, c_row, c_col, m, n, k, chunk, packed))
             return;
-    Tiling<T, S> tiling = {a,     b,     c, a_row, a_col, b_row, b_col,   c_row,
-                           c_col, m,     n, k,     chunk, nullptr, packed};
+    Tiling<T, S> tiling = {a,     b, c, a_row, a_col, b_row,   b_col, c_row,
+                           c_col, m, n, k,     chunk, nullptr, packed};
     tiling.choose_packing();
     tiling.run();
 }
@@ -649,7 +658,8 @@ void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t bat
 struct Epilogue {
     const Program* program;
     char** slots;
-    void run(const CellGrid& g, int64_t batch, int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
+    void run(const CellGrid& g, int64_t batch, int64_t i0, int64_t i1, int64_t j0,
+             int64_t j1) const {
         const int64_t row = batch * g.m;
         if (i0 >= i1 || j0 >= j1) return;
         if (j0 == 0 && j1 == g.n)
