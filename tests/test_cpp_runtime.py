@@ -116,7 +116,7 @@ def test_errors_and_values(tmp_path):
     """A C++17 program meets the kinds of errors that Python does."""
     g = aicf.Graph("small")
     x = g.input("x", (3, 4))
-    s = g.state('"total" ü\n', (3, 4), "bfloat16")
+    s = g.state('"total" ü\t', (3, 4), "bfloat16")
     total = s + aicf.cast(x, "bfloat16")
     g.assign(s, total)
     g.output("y", aicf.cast(total, "float32"))

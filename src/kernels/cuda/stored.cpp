@@ -51,7 +51,7 @@ void fields(Io& io, StoredCode& stored) {
 }
 
 /// What the launch of an op asks of the driver and of its argument block.
-void check(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op) {
+void check_launch(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op) {
     if (kernel.threads > kMostThreads || kernel.shared > kMostShared ||
         kernel.blocks > static_cast<unsigned>(INT32_MAX) || kernel.workspace_bytes > INT64_MAX ||
         kernel.counter_bytes > INT64_MAX)
@@ -70,7 +70,7 @@ std::shared_ptr<CudaKernel> read_kernel(ByteReader& io, const LoweredOp& op) {
     auto kernel = std::make_shared<CudaKernel>();
     fields(io, *kernel);
     complete(*kernel, op);
-    check(io, *kernel, op);
+    check_launch(io, *kernel, op);
     return kernel;
 }
 
