@@ -214,7 +214,7 @@ def with_residual(g, y):
         ((512, 512, 512), "float16", "a", with_residual),
         ((768, 3072, 16384), "bfloat16", "b", None),  # in parts, and cut after cut
         ((2048, 2048, 8192), "float16", "ab", with_residual),
-        ((1024, 1024, 1024), "bfloat16", "b", None),  # the parts of a cluster
+        ((1024, 1024, 1024), "bfloat16", "b", None),  # two cuts, in registers
     ],
     ids=str,
 )

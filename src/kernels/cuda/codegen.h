@@ -148,7 +148,7 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
 struct Way {
     int rows, columns, stages, pair;
     int64_t parts;
-    bool joined, a_along_k, b_along_k, a_batched, b_batched;
+    bool a_along_k, b_along_k, a_batched, b_batched;
 };
 std::string way_struct(const std::string& name, const Way& way, DType type);
 KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, take, windows, scans

@@ -43,7 +43,6 @@ constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
 struct Choice {
     const Tiling* tiling = nullptr;
     int64_t tiles = 0, parts = 1;
-    bool joined = false;            // the parts are added by the blocks of a cluster
     int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
     double cycles = 0;
 };
@@ -71,11 +70,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                  std::vector<Choice>& choices) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
-    // Parts joined in a cluster: so many processors lie together; cycles for a part of the sums,
-    // for a wave of clusters that leaves the next kernel no room to begin, bytes of them a cycle.
-    constexpr int64_t most_joined = 8, together = 16;
-    constexpr double joining = 375, crowded = 3500, exchanged = 26;
-    constexpr double between_cuts = 250;  // of a block that takes one after the other
+    constexpr double between_cuts = 250;               // of a block that takes one after the other
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
@@ -96,23 +91,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const double seams =
             t.pair && parts == 1 ? static_cast<double>(grains - 1) * between_cuts : 0;
         const auto of = [&](double share) { return depth * share + t.start + seams; };
-        if (t.pair == 1 && parts > 1 && parts <= most_joined) {
-            choice.joined = true;
-            choice.blocks = units;
-            choice.slots = 0;
-            const int64_t held = std::max<int64_t>(
-                processors / together * (together * t.resident / parts) * parts, parts);
-            const auto waves = static_cast<double>(ceil_div(units, held));
-            choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
-                                     waves * of(t.alone)) +
-                            static_cast<double>(parts) * joining +
-                            waves * static_cast<double>(result) / exchanged +
-                            (4 * units > 3 * processors ? waves * crowded : 0);
-            choices.push_back(choice);
-            continue;
-        }
-        // The small tiles' blocks have no registers for sums out of memory.
-        if (parts > 1 && (choice.slots * result > most_bytes || (t.pair && t.m == 64))) break;
+        // Other kernels with roles have no registers for sums out of memory.
+        const bool adds = t.pair == 2 || (t.m == 128 && t.n <= 128) || !t.pair;
+        if (parts > 1 && (choice.slots * result > most_bytes || !adds)) break;
         choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
                                  static_cast<double>(ceil_div(units, room)) * of(t.alone));
         if (parts > 1)
@@ -211,9 +192,7 @@ struct Gemm {
 std::string name_of(const Choice& choice) {
     const Tiling& t = *choice.tiling;
     return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.pair > 1 ? "_pair" : "",
-               choice.joined      ? cat("_joined", choice.parts)
-               : choice.parts > 1 ? cat("_", choice.parts)
-                                  : "");
+               choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
 template <size_t Count>
@@ -331,7 +310,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     text.resident = t.resident;
     text.blocks = choice.blocks;
     text.workspace = static_cast<uint64_t>(choice.slots * t.m * t.n * size);
-    if (choice.parts > 1 && !choice.joined) text.counters = static_cast<int>(choice.tiles);
+    if (choice.parts > 1) text.counters = static_cast<int>(choice.tiles);
     const std::string room =
         cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
             text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
@@ -339,14 +318,14 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const auto mapped = *gemm.mapped(t);
         const auto& [first, second] = mapped;
         text.includes = {"wgmma.cuh"};
-        text.cluster = choice.joined ? static_cast<int>(choice.parts) : t.pair;
+        text.cluster = t.pair;
         text.maps = {first.map, second.map};
         constexpr int staged = 16 * 272, barriers = 16;  // bytes of a warp and a stage, as in Ring
         text.shared = static_cast<uint32_t>(t.stages * ((t.m + t.n) * 128 + barriers) +
                                             t.m / 16 * staged + 16);
         text.body += way_struct("@_Way",
-                                {t.m, t.n, t.stages, t.pair, choice.parts, choice.joined,
-                                 first.along_k, second.along_k, first.batched, second.batched},
+                                {t.m, t.n, t.stages, t.pair, choice.parts, first.along_k,
+                                 second.along_k, first.batched, second.batched},
                                 a.dtype);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
         const auto whole = static_cast<int64_t>(16 / dtype_size(c.dtype));

@@ -40,19 +40,19 @@ std::string way_struct(const std::string& name, const Way& way, DType type) {
     }
     const char* kind = type == DType::f16 ? "f16" : "bf16";
     const auto flag = [](bool value) { return value ? "true" : "false"; };
-    return cat("struct ", name, " {\n    static constexpr int rows = ", way.rows,
-               ", columns = ", way.columns, ", stages = ", way.stages, ", pair = ", way.pair,
-               ", parts = ", way.parts, ";\n    static constexpr bool joined = ", flag(way.joined),
-               ", a_along_k = ", flag(way.a_along_k), ", b_along_k = ", flag(way.b_along_k),
-               ", a_batched = ", flag(way.a_batched), ", b_batched = ", flag(way.b_batched),
-               ";\n    __device__ __forceinline__ static void step(float (&d)[", sums,
-               "], uint64_t a, uint64_t b, bool add) {\n        asm volatile(\"{\\n.reg .pred "
-               "p;\\nsetp.ne.b32 p, %",
-               sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n", way.columns,
-               "k16.f32.", kind, ".", kind, " {", list, "}, %", sums, ", %", sums + 1,
-               ", p, 1, 1, ", way.a_along_k ? 0 : 1, ", ", way.b_along_k ? 0 : 1,
-               ";\\n}\"\n            : ", operands,
-               "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
+    return cat(
+        "struct ", name, " {\n    static constexpr int rows = ", way.rows,
+        ", columns = ", way.columns, ", stages = ", way.stages, ", pair = ", way.pair,
+        ", parts = ", way.parts, ";\n    static constexpr bool a_along_k = ", flag(way.a_along_k),
+        ", b_along_k = ", flag(way.b_along_k), ", a_batched = ", flag(way.a_batched),
+        ", b_batched = ", flag(way.b_batched),
+        ";\n    __device__ __forceinline__ static void step(float (&d)[", sums,
+        "], uint64_t a, uint64_t b, bool add) {\n        asm volatile(\"{\\n.reg .pred "
+        "p;\\nsetp.ne.b32 p, %",
+        sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n", way.columns,
+        "k16.f32.", kind, ".", kind, " {", list, "}, %", sums, ", %", sums + 1, ", p, 1, 1, ",
+        way.a_along_k ? 0 : 1, ", ", way.b_along_k ? 0 : 1, ";\\n}\"\n            : ", operands,
+        "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
 }
 
 }  // namespace aicf::cuda

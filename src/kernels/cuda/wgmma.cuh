@@ -53,11 +53,6 @@ __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-/// The same, and what each thread wrote to shared memory before is seen by all.
-__device__ __forceinline__ void share_with_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
 /// A barrier of some threads of a block, of which id 0 is __syncthreads.
 template <int Id, int Threads>
 __device__ __forceinline__ void sync_some() {
@@ -224,9 +219,8 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
 // ---- the kernel ---------------------------------------------------------------------------------
 
 /// How the kernel is laid out; the host asks for `shared` bytes. Way says: a tile's rows and
-/// columns, stages, how many blocks one above the other share the tile of B (pair), parts of k,
-/// whether those are the blocks of a cluster (joined), how the operands lie, and by step() the
-/// instruction.
+/// columns, stages, how many blocks one above the other share the tile of B (pair), parts of k, how
+/// the operands lie, and by step() the instruction.
 template <class Way>
 struct Ring {
     static constexpr int depth = 64;  // elements of a line of 128 bytes
@@ -243,7 +237,6 @@ struct Ring {
     static constexpr bool deals = consumers == 2;
     static constexpr bool staggers = consumers == 2 && Way::columns >= 128 && Way::parts == 1;
     static_assert(consumers <= 2 && Way::columns % 64 == 0 && Way::columns <= 256);
-    static_assert(!Way::joined || staging >= Way::rows * Way::columns * 4);
 };
 
 /// The tile of an operand, `rows` of its own axis from i and one line of k, by its map.
@@ -260,21 +253,20 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, i
 }
 
 /// A block computes Way::rows x Way::columns of C. Cuts of k are units of their own if Way::parts >
-/// 1, and then added by the blocks of a cluster or by the last that leaves its sums in `parts`;
-/// else a block takes all and keeps their sum there.
+/// 1, else a block takes all and adds them, in registers or in `parts`.
 template <class Way, class Shape, class Put>
 __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, const void* map_a,
                                            const void* map_b, float* parts, uint32_t* counters) {
     typedef Ring<Way> R;
     constexpr int BM = Way::rows, BN = Way::columns, Stages = Way::stages, Pair = Way::pair;
-    constexpr int Parts = Way::parts, cluster = Way::joined ? Parts : Pair;
+    constexpr int Parts = Way::parts;
     typedef Piece<Shape, BM * Pair, BN, (Shape::n > Shape::m)> Place;
     typedef Pack<float, 4> Four;
     constexpr int depth = R::depth, sums = BN / 2, lots = sums / 4, threads = 128 * R::consumers;
     constexpr int all_steps = int((Shape::k + depth - 1) / depth);
     constexpr int cut_steps = int((Shape::chunk + depth - 1) / depth);
     constexpr int cuts = (all_steps + cut_steps - 1) / cut_steps;
-    constexpr int64_t units = Place::tiles * (Way::joined ? 1 : Parts);
+    constexpr int64_t units = Place::tiles * Parts;
     static_assert(Parts == 1 || Parts == cuts);
     static_assert(Way::b_along_k || BN / Pair % R::depth == 0);
     static_assert(cuts == 1 || Shape::chunk % depth == 0);
@@ -282,7 +274,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     const uint32_t room = shared_address(ring_room);
     const auto full = [&](int s) { return room + R::barriers + 8 * s; };
     const auto empty = [&](int s) { return room + R::barriers + 8 * (Stages + s); };
-    const uint32_t rank = cluster > 1 ? cluster_rank() : 0, high = Pair > 1 ? rank : 0;
+    const uint32_t high = Pair > 1 ? cluster_rank() : 0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) {
@@ -299,12 +291,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     else
         __syncthreads();
 
-    const int64_t first = grid.block / cluster, stride = grid.blocks / cluster;
-    const auto place_of = [&](int64_t u) {
-        Place place(u);
-        if constexpr (Way::joined) place.part = int(rank);
-        return place;
-    };
+    const int64_t first = grid.block / Pair, stride = grid.blocks / Pair;
     const auto steps_of = [&](int cut) {
         const int left = all_steps - cut * cut_steps;
         return left < cut_steps ? left : cut_steps;
@@ -321,7 +308,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         if constexpr (R::deals) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x == 0) {
             for (int64_t u = first; u < units; u += stride) {
-                const Place place = place_of(u);
+                const Place place(u);
                 const int i0 = int(place.i0) + int(high) * BM, j0 = int(place.j0);
                 const int az = Way::a_batched ? int(place.batch) : 0,
                           bz = Way::b_batched ? int(place.batch) : 0;
@@ -340,7 +327,6 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             }
         }
         __syncwarp();
-        if constexpr (Way::joined) share_with_cluster();
     } else {
         if constexpr (R::deals) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         const int mine = threadIdx.x - 128, group = mine / 128;
@@ -353,7 +339,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         bool leads = R::staggers && units > stride && group == 0;
         if (R::staggers && units > stride && group == 1) sync_some<2, threads>();
         for (int64_t u = first; u < units; u += stride) {
-            const Place place = place_of(u);
+            const Place place(u);
             Four* const kept =
                 reinterpret_cast<Four*>(parts) + int64_t(grid.block) * lots * threads + mine;
             const auto keep = [&](Four* to) {
@@ -421,61 +407,6 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 for (int x = 0; x < sums; x++) acc[x] = total[x];
             }
             const int64_t row0 = place.i0 + int64_t(high) * BM + group * 64 + warp % 4 * 16;
-            if constexpr (Way::joined) {
-                // All stages have been read: they take the sums. A block adds some of the columns.
-                constexpr int share = (lots + Parts - 1) / Parts;
-                const uint32_t at = room + mine * 16;
-                sync_some<1, threads>();
-#pragma unroll
-                for (int lot = 0; lot < lots; lot++)
-                    asm volatile(
-                        "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at + lot * threads * 16),
-                        "f"(acc[4 * lot]), "f"(acc[4 * lot + 1]), "f"(acc[4 * lot + 2]),
-                        "f"(acc[4 * lot + 3])
-                        : "memory");
-                share_with_cluster();
-                const int own = int(rank) * share;
-                // As many are on their way as there are registers for.
-                constexpr int room_for = 48 / (4 * Parts);
-                constexpr int some = room_for < 1 ? 1 : room_for < share ? room_for : share;
-#pragma unroll
-                for (int x0 = 0; x0 < share; x0 += some) {
-                    float of[some][Parts][4];
-#pragma unroll
-                    for (int x = 0; x < some; x++)
-#pragma unroll
-                        for (int part = 0; part < Parts; part++) {
-                            float (&four)[4] = of[x][part];
-                            const int lot = own + x0 + x < lots ? own + x0 + x : lots - 1;
-                            asm volatile(
-                                "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
-                                "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}"
-                                : "=f"(four[0]), "=f"(four[1]), "=f"(four[2]), "=f"(four[3])
-                                : "r"(at + lot * threads * 16), "r"(part));
-                        }
-#pragma unroll
-                    for (int x = 0; x < some; x++) {
-                        const int lot = own + x0 + x;
-                        const int64_t j = place.j0 + lot * 8 + lane % 4 * 2;
-#pragma unroll
-                        for (int below = 0; below < 2; below++) {
-                            const int64_t i = row0 + 8 * below + lane / 4;
-                            float two[2];
-#pragma unroll
-                            for (int y = 0; y < 2; y++) {
-                                two[y] = of[x][0][2 * below + y];
-#pragma unroll
-                                for (int part = 1; part < Parts; part++)
-                                    two[y] += of[x][part][2 * below + y];
-                            }
-                            if (x0 + x < share && lot < lots && i < Shape::m && j < Shape::n)
-                                put(place.batch, i, j, two);
-                        }
-                    }
-                    asm volatile("" ::: "memory");
-                }
-                continue;
-            }
             if constexpr (Parts > 1) {
                 const int64_t tile = place.tile * Pair + high;
                 const auto part_of = [&](int part) {
@@ -525,7 +456,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         }
         asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // before the room is gone
     }
-    if constexpr (cluster > 1) sync_cluster();  // no block leaves while another uses its memory
+    if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
 }
 
 }  // namespace aicf
