@@ -89,7 +89,7 @@ struct Slot {
     bool streams;  // `stream`, or `linear` where an input lies there too
     int16_t size;  // of an element
 };
-static_assert(sizeof(Slot) == 24);  // as fuse.cpp counts
+static_assert(sizeof(Slot) == 24);
 
 struct Instr {
     InstrFn fn;
