@@ -59,7 +59,8 @@ FAULTS = [
         "parts[r * p.groups + g]", ("reduce",),
     ),
     Fault(  # a panel of more than one chunk stores the second over the first
-        "lost_chunk", "matmul.inl", "const bool add = {};", "p0 + q > 0", "p0 > 0", ("product",),
+        "lost_chunk", "matmul.inl", "const bool add = {};",
+        "at.p0 + q > 0", "at.p0 > 0", ("product",),
     ),
     Fault(  # those behind the last whole group of a row times a matrix
         "dropped_columns", "matmul.inl", "for (; {}; j += W) {{", "j < n", "j + W <= n",
