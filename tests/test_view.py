@@ -285,7 +285,8 @@ def test_page_holds_every_node_op_and_launch(tmp_path):
     nodes = [row["line"][0] for row in ir if row["no"] != ""]
     assert nodes == [node["op"] for node in json.loads(g.to_json())["nodes"]]
     assert [row["line"][0] for row in lowered] == [op["op"] for op in g.lower()]
-    assert [row["line"][0] for row in launched] == [op["op"] for op in step.lowered]
+    names = [" ".join(filter(None, [op["op"], op.get("anchor")])) for op in step.lowered]
+    assert [row["line"][0] for row in launched] == names and "region gemm" in names
     assert [row["seconds"] for row in launched] == [i * 1e-6 for i in range(len(launched))]
     shown = {id for column in data["columns"] for row in column["rows"]
              for line in (row["line"], *row["sub"]) for id in (*line[1], *line[2])}  # fmt: skip

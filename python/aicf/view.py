@@ -139,7 +139,8 @@ def _line(op: dict[str, Any]) -> Line:
     words = [_attrs(op["attrs"])]
     if "kernel" in op:
         words += [op["kernel"] if "members" not in op else "", f"after {op['waits']}"]
-    return op["op"], reads, writes, " ".join(filter(None, words))
+    name = f"{op['op']} {op['anchor']}" if "anchor" in op else op["op"]
+    return name, reads, writes, " ".join(filter(None, words))
 
 
 def _steps(op: dict[str, Any]) -> Iterator[Line]:
