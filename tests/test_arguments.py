@@ -116,7 +116,7 @@ def test_wrong_arguments(name):
     raw = []
     for key in fitting:
         for wrong in [*WRONG, scene.alien, [scene.alien], *scene.odd]:
-            if key in ("text",) and isinstance(wrong, str):
+            if key in ("text", "path") and isinstance(wrong, (str, bytes)):
                 continue
             before = scene.g.to_json()
             try:

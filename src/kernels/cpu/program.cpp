@@ -15,8 +15,6 @@ const InstrDef* find_instr(const Table& table, std::string_view name, DType in, 
     return nullptr;
 }
 
-constexpr int64_t kNearBytes = 256 << 10;  // what a thread holds of a row is to stay near
-
 bool names(const std::vector<int>& numbers, int number) {
     return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }

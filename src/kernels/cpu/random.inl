@@ -120,7 +120,8 @@ AICF_INLINE void draw_words(uint64_t first, int64_t n, uint64_t key, Drawn& draw
         c2[i] = c3[i] = 0;
     }
     uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
-    for (int round = 0; round < 10; round++) {
+    constexpr int kRounds = 10;
+    for (int round = 0; round < kRounds; round++) {
         AICF_LOOP {
             const uint64_t p0 = uint64_t(0xD2511F53u) * c0[i], p1 = uint64_t(0xCD9E8D57u) * c2[i];
             c0[i] = uint32_t(p1 >> 32) ^ c1[i] ^ k0;

@@ -90,8 +90,9 @@ constexpr int64_t kMadeAtOnce = 2 * kBlock;            // elements of the rows o
 
 constexpr int64_t kRowGrain = 1024;                     // elements to a unit of rows
 constexpr int64_t kRowUnit = 2048, kMaxRowUnit = 8192;  // of a fused one, where rows are shorter
-constexpr int64_t kRowUnits = 32;     // for threads to share, where there are more
-constexpr int64_t kMseGroup = 65536;  // elements to a unit: whole subtrees
+constexpr int64_t kRowUnits = 32;          // for threads to share, where there are more
+constexpr int64_t kMseGroup = 65536;       // elements to a unit: whole subtrees
+constexpr int64_t kNearBytes = 256 << 10;  // of a fused row, what a thread holds of it at most
 
 // ---- threads ------------------------------------------------------------------------------------
 
