@@ -92,11 +92,12 @@ def plant(tree):
     folder = tree / "src" / "kernels" / "cpu"
     with (folder / "thresholds.h").open("a") as file:
         file.write("\nnamespace aicf::cpu {\nextern const int fault;\n}\n")
-    with (folder / "thresholds.cpp").open("a") as file:
-        file.write(
-            "\n#include <cstdlib>\nnamespace aicf::cpu {\n"
-            f'const int fault = getenv("{CHOICE}") ? atoi(getenv("{CHOICE}")) : 0;\n}}\n'
-        )
+    for name in ("thresholds.cpp", "isa.cpp"):  # the backend's, and the library of kernels'
+        with (folder / name).open("a") as file:
+            file.write(
+                "\n#include <cstdlib>\nnamespace aicf::cpu {\n"
+                f'const int fault = getenv("{CHOICE}") ? atoi(getenv("{CHOICE}")) : 0;\n}}\n'
+            )
 
 
 def configure(folder, isa):
@@ -133,8 +134,8 @@ def make(tree, build, jobs):
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     package = build / "package" / "aicf"
     shutil.copytree(tree / "python" / "aicf", package, dirs_exist_ok=True)
-    for module in build.glob("_core*.so"):
-        shutil.copy(module, package)
+    for library in (*build.glob("_core*.so"), *build.glob("libaicf_cpu_*.so")):
+        shutil.copy(library, package)
     return package.parent
 
 

@@ -418,6 +418,40 @@ class Load(Save):
         self.step.load_state_dict(self.before)
 
 
+class Export(Save):
+    """The whole step to a file."""
+
+    def prepare(self):
+        super().prepare()
+        self.path = os.path.join(self.folder, "step.aicf")
+        self.step.export(self.path)
+
+    def act(self):
+        self.step.export(self.path)
+
+    def restore(self):
+        kept = self.step.state_dict()
+        self.step.set("opt.lr", 0.25)
+        self.step.export(self.path)
+        self.step.load_state_dict(kept)
+
+
+class LoadStep(Export):
+    """A step from a file, which is a new one or none."""
+
+    def act(self):
+        return aicf.load_step(self.path)
+
+    def result(self, step):
+        return {} if step is None else step.state_dict()
+
+    def state(self):
+        return os.listdir(self.folder), self.step.state_dict()
+
+    def restore(self):
+        pass
+
+
 def imported(array):
     """As another framework reads it."""
     if DEVICE == "cpu":

@@ -189,7 +189,8 @@ def build_module(kind, folder, jobs):
     )  # fmt: skip
     package = folder / "package" / "aicf"
     package.mkdir(parents=True, exist_ok=True)
-    for source in [*(ROOT / "python" / "aicf").iterdir(), *folder.glob("_core*.so")]:
+    libraries = *folder.glob("_core*.so"), *folder.glob("libaicf_cpu_*.so")
+    for source in [*(ROOT / "python" / "aicf").iterdir(), *libraries]:
         target = package / source.name
         if source.is_file() and not target.exists():
             target.symlink_to(source)

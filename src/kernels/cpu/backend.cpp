@@ -45,9 +45,14 @@ void fill_from_library(const char* isa, Table& table) {
         path = self.dli_fname;
     path = cat(path.substr(0, path.rfind('/') + 1), "libaicf_cpu_", isa, AICF_KERNEL_LIBRARY);
     void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // for good
-    if (!library)
-        raise(ErrorKind::device_unavailable, "device: the cpu's kernels do not load: ", dlerror(),
-              "; need that library as it was built with this one");
+    if (!library) {
+        const char* const said = dlerror();
+        const std::string problem = said ? said : "out of memory";  // which leaves no text
+        const bool memory = problem.find("memory") != std::string::npos;
+        raise(memory ? ErrorKind::out_of_memory : ErrorKind::device_unavailable,
+              "device: the cpu's kernels do not load: ", problem, "; need ",
+              memory ? "more memory" : "that library as it was built with this one");
+    }
     const auto fill = reinterpret_cast<FillTable>(dlsym(library, "aicf_fill_table"));
     if (!fill || !fill(table, kTableStamp))
         raise(ErrorKind::device_unavailable, "device: the cpu's kernels in ", path,
