@@ -1,4 +1,5 @@
 // Files of compiled steps, damaged or not: what loads must run without a fault.
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -14,7 +15,7 @@ constexpr double kMostWork = 1e7;
 std::string fate_of(const std::vector<char>& bytes) {
     // A block of its own, so that a read behind it is seen.
     const std::unique_ptr<char[]> block(new char[bytes.size()]);
-    std::memcpy(block.get(), bytes.data(), bytes.size());
+    std::copy(bytes.begin(), bytes.end(), block.get());
     try {
         const Executable file({block.get(), bytes.size()}, "file");
         if (file.plan().device != Device::cpu) return "other device";
