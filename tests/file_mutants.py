@@ -11,6 +11,7 @@ fault the seed and number that bring the mutant back (`--only`).
 import argparse
 import collections
 import faulthandler
+import itertools
 import json
 import os
 import resource
@@ -30,7 +31,7 @@ MOST_WORK = 1e7  # flops and bytes of a step that is run
 SECTIONS = ("plan", "kernels", "code", "constants", "state")
 HEADER, ENTRY, ALIGN = 64, 32, 64
 NUMBERS = (0, 1, 2, 3, 7, 8, 9, 63, 64, 127, 128, 255, 256, 1000, 65535, 65536, 2**31 - 1, 2**31,
-           2**32 - 1, 2**40, 2**58, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64 - 2,
+           2**32 - 1, 2**40, 2**58, 2**62, 2**63 - 256, 2**63 - 1, 2**63, 2**64 - 1, 2**64 - 2,
            2**64 - 256)  # fmt: skip
 DOUBLES = (0.0, -0.0, 1.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e300, 5e-324)
 
@@ -197,8 +198,8 @@ class Fields:
 class Change:
     """The ways to damage a file; each takes and leaves its sections."""
 
-    def __init__(self, parts, fields, rng):
-        self.parts, self.fields, self.rng = parts, fields, rng
+    def __init__(self, parts, fields, rng, schemas):
+        self.parts, self.fields, self.rng, self.schemas = parts, fields, rng, schemas
 
     def pick(self, items):
         return items[int(self.rng.integers(len(items)))]
@@ -289,6 +290,12 @@ class Change:
         count = sum(f[3] == "op name" for f in self.fields.fields)
         struct.pack_into("<I", self.parts[0], at, int(self.rng.integers(count)))
 
+    def schema(self):
+        """Another op of any file stands in for all that name one of this file."""
+        _, ends, _ = next(entry for entry in self.fields.lists if entry[2] == "schemas")
+        i = int(self.rng.integers(len(ends) - 1))
+        self.parts[0][ends[i] : ends[i + 1]] = self.pick(self.schemas)
+
     def bytes(self):
         part = self.pick([p for p in self.parts if p])
         for _ in range(int(self.rng.choice([1, 1, 2, 8]))):
@@ -307,7 +314,7 @@ class Change:
 
 
 TARGETED = ("field", "field_of_a_kind", "like_another", "everywhere", "list_item",
-            "list_from_another", "op_name")  # fmt: skip
+            "list_from_another", "op_name", "schema")  # fmt: skip
 COARSE = ("bytes", "cut", "longer", "swap")
 
 
@@ -330,8 +337,20 @@ def sound_files(folder):
     return sorted(set(files), key=len)
 
 
+def schemas_of(files):
+    """The names and digests of ops that any of the files has."""
+    found = set()
+    for file in files:
+        plan = bytes(split(file)[1][0])
+        _, ends, _ = next(entry for entry in Fields(plan).lists if entry[2] == "schemas")
+        found.update(plan[a:b] for a, b in itertools.pairwise(ends))
+    return sorted(found)
+
+
 def mutant(seed, number, files, known):
     """A damaged file, and what was done."""
+    if "schemas" not in known:
+        known["schemas"] = schemas_of(files)
     rng = np.random.default_rng([seed, number])
     which = int(rng.integers(len(files)))
     if which not in known:
@@ -347,7 +366,7 @@ def mutant(seed, number, files, known):
             )
         cut = int(rng.integers(len(file))) if rng.integers(4) == 0 else len(file)
         return bytes(file[:cut]), "raw"
-    change = Change([bytearray(p) for p in parts], fields, rng)
+    change = Change([bytearray(p) for p in parts], fields, rng, known["schemas"])
     for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
         names.append(change.pick(COARSE if rng.integers(8) == 0 else TARGETED))
         getattr(change, names[-1])()

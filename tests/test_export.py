@@ -276,6 +276,47 @@ def test_no_number_attribute_is_trouble(tmp_path):
     assert step.plan.report.ok
 
 
+def whole_file(graph, path):
+    """The sections of an exported step, and where its record's fields and lists lie."""
+    graph.compile(device="cpu").export(path)
+    head, parts = file_mutants.split(path.read_bytes())
+    return head, parts, file_mutants.Fields(bytes(parts[0]))
+
+
+def test_a_region_of_numbers(tmp_path):
+    """A step on numbers has no place among pointwise ones, nor is it their anchor."""
+    path, key = tmp_path / "step.aicf", struct.pack("<I", 8) + b"step_inc"
+    _, parts, _ = whole_file(network(), path)
+    at = parts[0].index(key)
+    schema = bytes(parts[0][at : at + len(key) + 8])
+    g = aicf.Graph("ints")
+    g.output("o", -(g.input("x", (), "int32") * g.input("y", (), "int32")))
+    head, parts, _ = whole_file(g, path)
+    at = parts[0].index(struct.pack("<I", 3) + b"neg")
+    parts[0][at : at + 7 + 8] = schema
+    refused(path, file_mutants.join(head, parts), "step step_inc is not pointwise")
+
+
+def test_where_a_product_is_made(tmp_path):
+    """A product is made in the first output, which must hold its dtype."""
+    path = tmp_path / "step.aicf"
+    g = aicf.Graph("product")
+    h = g.input("x", (64, 64)) @ g.param("w", (64, 64))
+    g.output("a", h)
+    g.output("b", aicf.cast(h, "float16"))
+    head, parts, fields = whole_file(g, path)
+    _, ends, _ = next(entry for entry in fields.lists if entry[2] == "outputs")
+    plan = parts[0]
+    first, second = plan[ends[0] : ends[1]], plan[ends[1] : ends[2]]
+    plan[ends[0] : ends[2]] = second + first
+    for _, at, _, what in fields.fields:
+        if what in ("step input", "step output"):
+            (number,) = struct.unpack_from("<i", plan, at)
+            if number in (2, 3):
+                struct.pack_into("<i", plan, at, 5 - number)
+    refused(path, file_mutants.join(head, parts), "is no region of a product")
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "tpu", 5])
 def test_another_device(file, tmp_path, device):
     path = tmp_path / "step.aicf"

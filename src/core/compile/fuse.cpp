@@ -1,6 +1,7 @@
 // Vertical fusion: pointwise chains, and the pointwise prologues and epilogues of products,
 // reductions and ops on rows, become regions.
 #include "core/compile/group.h"
+#include "core/graph/region.h"
 
 namespace aicf {
 
@@ -45,31 +46,8 @@ class Pointwise : Groups {
 
 // ---- what regions with an anchor may be ---------------------------------------------------------
 
-/// A product whose result lies as its own shape says.
-bool plain_product(const LoweredOp& op) {
-    if (!op.def->gemm) return false;
-    const Dims& b = op.inputs[1].shape;
-    Dims shape = op.inputs[0].shape;
-    shape[shape.rank() - 1] = b[b.rank() - 1];
-    return op.outputs[0].shape == shape;
-}
-
-/// The first step is the one product, of operands that no other step reads. It is made where the
-/// first output lies, so that must have its dtype and be written by the last step that needs it.
-bool product_region(const LoweredOp& op) {
-    const RegionStep& gemm = op.body[0];
-    const int product = gemm.outputs[0], first = static_cast<int>(op.inputs.size());
-    if (!gemm.def->gemm || gemm.inputs != std::vector<int>{0, 1} ||
-        op.outputs[0].dtype != op.operand(product).dtype)
-        return false;
-    bool written = false;
-    for (size_t i = 1; i < op.body.size(); i++) {
-        const RegionStep& step = op.body[i];
-        for (int number : step.inputs)
-            if (number < 2 || (written && product != first && number == product)) return false;
-        written |= step.outputs[0] == first;
-    }
-    return true;
+bool begins_product(const LoweredOp& op) {
+    return op.def->gemm && plain_product(op.inputs[0], op.inputs[1], op.outputs[0].shape);
 }
 
 /// One reduction, of elements that the steps before it make for it alone: they lie nowhere. Along
@@ -214,7 +192,7 @@ class AnchorFusion : Groups {
     std::vector<int> level_;  // by op
 };
 
-constexpr AnchorRule kProducts{plain_product, product_region, false, true};
+constexpr AnchorRule kProducts{begins_product, product_region, false, true};
 constexpr AnchorRule kReductions{[](const LoweredOp& op) { return op.def->streams; },
                                  reduction_region, true, false};
 constexpr AnchorRule kRows{[](const LoweredOp& op) { return !op.def->rows.empty(); }, row_region,

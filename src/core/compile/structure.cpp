@@ -4,6 +4,7 @@
 
 #include "core/base/interrupt.h"
 #include "core/compile/executable.h"
+#include "core/graph/region.h"
 
 namespace aicf {
 
@@ -244,8 +245,8 @@ class Structure {
         const size_t core = anchor_step(op);
         for (size_t i = 0; i < op.body.size(); i++)
             if (i != core && !op.body[i].def->pointwise)
-                fail(where, " has steps ", op.body[core].def->name, " and ", op.body[i].def->name,
-                     "; need one that is not pointwise");
+                fail(where, ": step ", op.body[i].def->name,
+                     " is not pointwise; need one such step at most, of tensors");
         const LoweredDef* of = core < op.body.size() ? op.body[core].def : nullptr;
         if (of && !of->gemm && !of->streams && of->rows.empty())
             fail(where, " is around ", of->name,
@@ -269,14 +270,14 @@ class Structure {
     }
 
     void check_product(const LoweredOp& op, const std::string& where) const {
-        const RegionStep& product = op.body[0];
-        if (!product.def->gemm || product.inputs != std::vector<int>{0, 1})
-            fail(where, " does not begin with a product of its first two operands");
-        for (size_t s = 1; s < op.body.size(); s++)
-            for (int number : op.body[s].inputs)
-                if (number < 2) fail(where, ": a step reads a factor of the product");
-        check_shapes(op, 2, op.operand(product.outputs[0]).shape, where);
-        if (op.outputs[0].shape.rank() == 0) fail(where, " has rank 0; need a product");
+        if (!product_region(op))
+            fail(where, " is no region of a product; need it first, of operands 0 and 1, which no ",
+                 "other step reads, its dtype that of the first output, and no step that reads it ",
+                 "behind the one that writes that output");
+        const Dims& shape = op.operand(op.body[0].outputs[0]).shape;
+        check_shapes(op, 2, shape, where);
+        if (!plain_product(op.inputs[0], op.inputs[1], shape))
+            fail(where, " has a product of shape ", to_string(shape), ", unlike its factors");
     }
 
     /// Steps before make what the one in the middle reads, those behind take what it gives.

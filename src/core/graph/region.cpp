@@ -1,8 +1,9 @@
 // Ops made of other ops: regions, whose steps hand values to each other, and groups, whose members
 // do not.
+#include "core/graph/region.h"
+
 #include <algorithm>
 
-#include "core/graph/op.h"
 #include "core/graph/text.h"
 
 namespace aicf {
@@ -62,6 +63,28 @@ std::vector<size_t> steps_of(const LoweredOp& op, StepRole role) {
     for (size_t i = 0; i < op.body.size(); i++)
         if (step_role(op, i) == role) steps.push_back(i);
     return steps;
+}
+
+bool plain_product(const View& a, const View& b, const Dims& result) {
+    if (a.shape.rank() == 0 || b.shape.rank() == 0) return false;
+    Dims shape = a.shape;
+    shape[shape.rank() - 1] = b.shape[b.shape.rank() - 1];
+    return result == shape;
+}
+
+bool product_region(const LoweredOp& op) {
+    const RegionStep& gemm = op.body[0];
+    if (!gemm.def->gemm || gemm.inputs != std::vector<int>{0, 1}) return false;
+    const int product = gemm.outputs[0], first = static_cast<int>(op.inputs.size());
+    if (op.outputs[0].dtype != op.operand(product).dtype) return false;
+    bool written = false;
+    for (size_t i = 1; i < op.body.size(); i++) {
+        const RegionStep& step = op.body[i];
+        for (int number : step.inputs)
+            if (number < 2 || (written && product != first && number == product)) return false;
+        for (int number : step.outputs) written |= number == first;
+    }
+    return true;
 }
 
 std::string title(const LoweredOp& op) {

@@ -1,0 +1,15 @@
+// What regions must be for kernels to follow them.
+#pragma once
+
+#include "core/graph/op.h"
+
+namespace aicf {
+
+/// A product whose result lies as its own shape says.
+bool plain_product(const View& a, const View& b, const Dims& result);
+
+/// The first step is the one product, of operands that no other step reads. It is made where the
+/// first output lies, so that must have its dtype and be written by the last step that needs it.
+bool product_region(const LoweredOp& op);
+
+}  // namespace aicf
