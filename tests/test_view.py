@@ -177,10 +177,31 @@ def test_summary_adds_up():
     assert up[:4] == ("block.1.up", ("Linear", "ReLU"), "f32[8, 32]", 16 * 32 + 32)
 
 
+def test_equal_layers_cost_the_same():
+    g = aicf.Graph("equal")
+    x, t = g.input("x", (64, 32)), g.input("t", (64, 32))
+    h = x
+    for i in range(4):
+        h = aicf.relu(g.dense(f"block.{i}", h, 32))
+    g.minimize(aicf.mse_loss(h, t), aicf.optim.Adam(lr=1e-3))
+    step = g.compile(device="cpu")
+    assert any("body" in op for op in step.lowered)
+    # The first layer needs no gradient of its input, the last one's begins at the loss.
+    _, second, third, *_ = step.summary().rows
+    assert second.name == "block.1" and third == second._replace(name="block.2")
+
+
 def test_flops_and_bytes_of_launches_are_the_plans():
+    regions = []
     for plan in plans():
         assert sum(op["flops"] for op in plan.ops) == pytest.approx(plan.flops, abs=len(plan.ops))
         assert sum(op["bytes_moved"] for op in plan.ops) == plan.bytes_moved
+        entries = [entry for op in plan.ops for entry in op.get("members", [op])]
+        regions += [entry for entry in entries if "body" in entry]
+    assert regions
+    for op in regions:
+        for cost in ("flops", "bytes_moved"):
+            assert sum(part[cost] for part in op["body"]) == op[cost]
 
 
 def test_summary_prints_a_line_a_layer():

@@ -140,17 +140,29 @@ class _Costs:
         self.moved: dict[str, int] = {}
         self.launches: dict[str, int] = {}
 
-    def add(self, op: dict[str, Any], launch: bool = True) -> None:
-        """Members of a launch cost where they belong; the launch counts where the first does."""
-        layer = self.of_node.get(op["node"], "")
-        if launch:
-            self.launches[layer] = self.launches.get(layer, 0) + 1
-        if "members" in op:
-            for member in op["members"]:
-                self.add(member, launch=False)
+    def add(self, op: dict[str, Any]) -> None:
+        """A launch counts where its first part belongs, its work where each part does."""
+        first = op
+        while parts := _parts(first):
+            first = parts[0]
+        layer = self.of_node.get(first["node"], "")
+        self.launches[layer] = self.launches.get(layer, 0) + 1
+        self._work(op)
+
+    def _work(self, op: dict[str, Any]) -> None:
+        if parts := _parts(op):
+            for part in parts:
+                self._work(part)
             return
+        layer = self.of_node.get(op["node"], "")
         self.flops[layer] = self.flops.get(layer, 0) + op["flops"]
         self.moved[layer] = self.moved.get(layer, 0) + op["bytes_moved"]
+
+
+def _parts(op: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    """The members of a group, the steps of a region; empty for an op of one piece."""
+    parts: Sequence[dict[str, Any]] = op.get("members") or op.get("body") or ()
+    return parts
 
 
 def summarize(

@@ -41,9 +41,15 @@ std::string body_text(const LoweredOp& op, const std::string& indent = "      ")
     }
     return text;
 }
+
 std::string int_text(double whole) { return cat(static_cast<int64_t>(whole)); }
 
 std::string index_text(size_t i) { return cat(i < 10 ? "0" : "", i); }
+
+std::string cost_json(const Cost& cost) {
+    return cat("\"flops\": ", int_text(cost.flops), ", \"bytes_moved\": ", int_text(cost.bytes));
+}
+
 std::string op_json(const LoweredOp& op) {
     const auto view_json = [](const View& view) {
         return cat("{\"value\": ", view.value, ", \"dtype\": ", quoted(dtype_name(view.dtype)),
@@ -59,8 +65,7 @@ std::string op_json(const LoweredOp& op) {
     if (!op.candidate.empty())
         text += cat(", \"candidate\": ", quoted(op.candidate),
                     ", \"signature\": ", quoted(signature(op)));
-    const Cost cost = cost_of(op);
-    text += cat(", \"flops\": ", int_text(cost.flops), ", \"bytes_moved\": ", int_text(cost.bytes));
+    text += ", " + cost_json(cost_of(op));
     if (!op.members.empty()) {
         const auto member_json = [](const LoweredOp& member) {
             return "{" + op_json(member) + "}";
@@ -68,15 +73,18 @@ std::string op_json(const LoweredOp& op) {
         return text + cat(", \"members\": [", joined(op.members, member_json), "]");
     }
     if (op.body.empty()) return text;
-    const auto step_json = [](const RegionStep& step) {
+    const std::vector<Cost> costs = step_costs(op);
+    const auto step_json = [&](const RegionStep& step) {
         return cat("{\"op\": ", quoted(step.def->name), ", \"node\": ", step.node,
                    ", \"inputs\": ", int_list(step.inputs),
                    ", \"outputs\": ", int_list(step.outputs),
-                   ", \"attrs\": ", to_string(step.attrs), "}");
+                   ", \"attrs\": ", to_string(step.attrs), ", ",
+                   cost_json(costs[static_cast<size_t>(&step - op.body.data())]), "}");
     };
     return text + cat(", \"inner\": [", joined(op.inner, view_json), "], \"body\": [",
                       joined(op.body, step_json), "]");
 }
+
 }  // namespace
 
 std::string signature(const LoweredOp& op) {

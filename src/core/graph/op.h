@@ -286,6 +286,8 @@ struct LoweredDef {
     double (*flops)(const LoweredOp&) = nullptr;
 };
 Cost cost_of(const LoweredOp& op);
+/// What each step of a body costs; an operand counts where it is read or written first.
+std::vector<Cost> step_costs(const LoweredOp& op);
 Cost cost_of(const Lowered& lowered);
 /// (output, input) pairs that may share storage. Of a region, no step after the one that writes the
 /// output may read the input, and its anchor writes over what its own schema pairs; of optimizer

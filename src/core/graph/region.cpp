@@ -224,34 +224,41 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
     return pairs;
 }
 
-Cost cost_of(const LoweredOp& op) {
-    Cost cost;
-    for (const LoweredOp& member : op.members) {
-        const Cost own = cost_of(member);
-        cost.flops += own.flops;
-        cost.bytes += own.bytes;
-    }
-    if (!op.members.empty()) return cost;
-    double largest = 0;
-    auto count = [&](const View& view) {
-        cost.bytes += view_bytes(view);
-        largest = std::max(largest, static_cast<double>(element_count(view.shape)));
-    };
-    for (const View& view : op.inputs) count(view);
-    for (const View& view : op.outputs) count(view);
-    const LoweredDef& kind = anchor(op);
-    if (kind.flops)
-        cost.flops = kind.flops(op);
-    else if (op.body.empty())
-        cost.flops = largest * kind.flops_per_element;
-    for (const RegionStep& step : op.body) {
-        if (step.def->flops) continue;  // the anchor, counted above
+std::vector<Cost> step_costs(const LoweredOp& op) {
+    std::vector<Cost> costs(op.body.size());
+    std::vector<bool> counted(op.inputs.size() + op.outputs.size());
+    for (size_t s = 0; s < op.body.size(); s++) {
+        const RegionStep& step = op.body[s];
         int64_t elements = 0;
         for (const auto* numbers : {&step.inputs, &step.outputs})
-            for (int number : *numbers)
+            for (int number : *numbers) {
+                const auto at = static_cast<size_t>(number);
                 elements = std::max(elements, element_count(op.operand(number).shape));
-        cost.flops += static_cast<double>(elements) * step.def->flops_per_element;
+                if (at >= counted.size() || counted[at]) continue;  // inner, or another step's
+                counted[at] = true;
+                costs[s].bytes += view_bytes(op.operand(number));
+            }
+        if (!step.def->flops)  // else the anchor, counted below
+            costs[s].flops = static_cast<double>(elements) * step.def->flops_per_element;
     }
+    if (op.body.empty()) return costs;
+    const LoweredDef& kind = anchor(op);
+    if (kind.flops) costs.at(anchor_step(op)).flops = kind.flops(op);
+    return costs;
+}
+
+Cost cost_of(const LoweredOp& op) {
+    Cost cost;
+    for (const LoweredOp& member : op.members) cost += cost_of(member);
+    for (const Cost& own : step_costs(op)) cost += own;
+    if (!op.members.empty() || !op.body.empty()) return cost;
+    double largest = 0;
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views) {
+            cost.bytes += view_bytes(view);
+            largest = std::max(largest, static_cast<double>(element_count(view.shape)));
+        }
+    cost.flops = op.def->flops ? op.def->flops(op) : largest * op.def->flops_per_element;
     return cost;
 }
 
