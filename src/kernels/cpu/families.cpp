@@ -60,7 +60,7 @@ Bound of_table(const LoweredOp& op, const Table& table, const std::string& name)
 }
 
 /// Puts programs behind what the code keeps in the tail; null where an instruction is missing.
-Bound with_programs(Bound kernel, AroundBytes built) {
+Bound with_programs(Bound kernel, FusedPrograms built) {
     if (!kernel || built.bytes.empty()) return nullptr;
     for (uint32_t at : built.programs) kernel->programs.push_back(kernel->code.tail_bytes + at);
     kernel->program = std::move(built.bytes);
@@ -91,14 +91,14 @@ constexpr Family kFamilies[] = {
          if (alone(op)) return of_table(op, table, "gemm");
          return with_programs(of_table(op, table, "fused_gemm"), {build_program(table, op), {0}});
      }},
-    {"reduce around programs",
+    {"reduce with programs",
      [](const LoweredOp& op, const Table&) {
          return !alone(op) && anchor(op).streams && reducer_of(anchor(op));
      },
      [](const LoweredOp& op, const Table& table) {
          return with_programs(of_table(op, table, "fused_reduce"), build_reduction(table, op));
      }},
-    {"rows around programs",
+    {"rows with programs",
      [](const LoweredOp& op, const Table&) { return !alone(op) && !anchor(op).rows.empty(); },
      [](const LoweredOp& op, const Table& table) {
          return with_programs(of_table(op, table, "fused_rows"), build_rows(table, op));

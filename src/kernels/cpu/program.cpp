@@ -291,7 +291,7 @@ class Builder {
         if (cross_ >= 0) block_ = kTileBlock;
     }
 
-    /// Results that no cache holds go past it, but around another op, where they are read soon.
+    /// Results larger than the caches are written past them, unless a fused op reads them soon.
     void choose_stream() {
         if (!kStreams || !quick_ || !tiles_ || product_ >= 0) return;
         total_ = 1;
@@ -415,7 +415,7 @@ std::vector<DType> inner_dtypes(const LoweredOp& op) {
 }
 
 /// Where the program begins; 0: some instruction does not exist.
-uint32_t append_program(AroundBytes& all, Builder& builder, const LoweredOp& op,
+uint32_t append_program(FusedPrograms& all, Builder& builder, const LoweredOp& op,
                         const std::vector<ProgramStep>& steps) {
     if (!builder.build(steps, inner_dtypes(op))) return 0;
     const std::vector<char> bytes = builder.bytes();
@@ -426,7 +426,7 @@ uint32_t append_program(AroundBytes& all, Builder& builder, const LoweredOp& op,
 
 }  // namespace
 
-AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
+FusedPrograms build_reduction(const Table& table, const LoweredOp& op) {
     const size_t at = anchor_step(op);
     const RegionStep& step = op.body[at];
     const int made = step.inputs[0], result = step.outputs[0],
@@ -451,7 +451,7 @@ AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
         if (head.axes >> d & 1) head.n *= x.shape[d];
     }
 
-    AroundBytes all;
+    FusedPrograms all;
     all.bytes.resize(sizeof head);
     std::vector<View> permuted(op.inputs.size());
     std::vector<const View*> views(op.inputs.size() + op.outputs.size(), nullptr);
@@ -488,7 +488,7 @@ AroundBytes build_reduction(const Table& table, const LoweredOp& op) {
     return all;
 }
 
-AroundBytes build_rows(const Table& table, const LoweredOp& op) {
+FusedPrograms build_rows(const Table& table, const LoweredOp& op) {
     const size_t core = anchor_step(op);
     const RegionStep& row = op.body[core];
     const auto inputs = static_cast<int>(op.inputs.size()),
@@ -536,7 +536,7 @@ AroundBytes build_rows(const Table& table, const LoweredOp& op) {
                                                                     : -1;
         }
 
-    AroundBytes all;
+    FusedPrograms all;
     all.bytes.resize(sizeof head);
     std::vector<int64_t> order;
     for (int d = 0; d < x.shape.rank(); d++)

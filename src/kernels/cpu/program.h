@@ -31,12 +31,12 @@ std::vector<char> build_program(const Table& table, const LoweredOp& op,
 std::vector<char> build_program(const Table& table, const LoweredOp& op);
 /// What follows the plan of a reduction or row op with a body in its tail, and where in it programs
 /// begin; empty when some instruction does not exist, or a thread would hold too much of a row.
-struct AroundBytes {
+struct FusedPrograms {
     std::vector<char> bytes;
     std::vector<uint32_t> programs;
 };
-AroundBytes build_reduction(const Table& table, const LoweredOp& op);
-AroundBytes build_rows(const Table& table, const LoweredOp& op);
+FusedPrograms build_reduction(const Table& table, const LoweredOp& op);
+FusedPrograms build_rows(const Table& table, const LoweredOp& op);
 /// The tail of an optimizer's update; empty when some instruction does not exist.
 std::vector<char> build_batch(const Table& table, const LoweredOp& op);
 /// Fills the pointers of the program at `at` of the tail from the block's operands.

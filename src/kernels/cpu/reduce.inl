@@ -733,9 +733,9 @@ void fused_reduce_prepare(ArgBlock& args) {
 }
 
 /// What a thread holds: a unit's results, elements, column_scratch(), the programs' buffers.
-struct AroundMemory {
+struct FusedMemory {
     int64_t held, tile, scratch, taken, elements;
-    explicit AroundMemory(const ArgBlock& args) {
+    explicit FusedMemory(const ArgBlock& args) {
         const ReducePlan& p = reduce_plan(args);
         const Fused fused{&fused_head(args)};
         const int64_t size = fused.head->size;
@@ -762,13 +762,13 @@ uint64_t reduce_workspace(const ArgBlock& args, int) {
 }
 
 uint64_t fused_reduce_workspace(const ArgBlock& args, int threads) {
-    return reduce_workspace(args, 1) + uint64_t(AroundMemory(args).all()) * uint64_t(threads);
+    return reduce_workspace(args, 1) + uint64_t(FusedMemory(args).all()) * uint64_t(threads);
 }
 
 void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread) {
     const ReducePlan& p = reduce_plan(args);
     Fused fused{&fused_head(args)};
-    const AroundMemory bytes(args);
+    const FusedMemory bytes(args);
     char *element_slots[kMaxSlots], *result_slots[kMaxSlots];
     fused.held =
         static_cast<char*>(args.workspace) + reduce_workspace(args, 1) + thread * bytes.all();
