@@ -80,3 +80,20 @@ def test_refusals():
         with pytest.raises(aicf.GraphError, match="need a|never mix"):
             g.statistics(wrong)
     assert str(g) == before
+
+
+def test_statistics_are_added_as_a_whole_or_not_at_all():
+    g = network(False)
+    x, empty = g.input("more", (4,)), g.input("empty", (0, 3))
+    g.statistics({"a": x})
+    before = g.to_json()
+    with pytest.raises(aicf.GraphError, match='statistics: "a" has statistics already'):
+        g.statistics({"b": x, "a": x})
+    for wrong in (3, aicf.Graph("other").input("x", (2,)), empty):
+        with pytest.raises((aicf.GraphError, aicf.ShapeError), match="statistics: "):
+            g.statistics({"b": x, "wrong": wrong})
+    assert g.to_json() == before
+    g.statistics({"b": x})
+    g.statistics()
+    with pytest.raises(aicf.GraphError, match='statistics: "first" has statistics already'):
+        g.statistics()

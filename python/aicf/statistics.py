@@ -45,10 +45,18 @@ def add(graph: Graph, values: Mapping[str, Any]) -> None:
     """One output of four numbers for each value."""
     if not isinstance(values, Mapping):
         raise _core.GraphError(f"statistics: got {values!r}; need a mapping of name to Value")
+    taken = {output["name"] for output in json.loads(graph.to_json())["outputs"]}
     for name, value in values.items():
         if not isinstance(name, str) or not isinstance(value, Value):
             raise _core.GraphError(f"statistics: got {name!r}: {value!r}; need a Value by its name")
         graph._id(value, "statistics")
+        if 0 in value.shape:
+            raise _core.ShapeError(f'statistics: "{name}" is {value!r}; need elements')
+        if PREFIX + name in taken:
+            raise _core.GraphError(
+                f'statistics: "{name}" has statistics already; need another name'
+            )
+    for name, value in values.items():  # all are well: the graph changes as a whole or not at all
         x = value if value.dtype == "float32" else cast(value, "float32")
         zeros = mean(cast(equal(x, 0.0), "float32"))
         graph.output(PREFIX + name, stack([min(x), max(x), mean(x), zeros]))
