@@ -1,11 +1,16 @@
 """The command `aicf`: each of its commands, its exit status, and what it says when it cannot."""
 
+import argparse
+import fcntl
 import json
 import os
 import pty
 import re
+import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from importlib.metadata import entry_points
 
@@ -46,8 +51,17 @@ def test_help_names_every_option(capsys, name):
     if not name:
         assert all(re.search(rf"^ +{one} +[A-Z]", out, re.M) for one in COMMANDS if " " not in one)
         assert "Exit status" in out
-    for option in re.findall(r"^  (--?\w[^ \n]*)", out.partition("options:")[2], re.M):
-        assert option in out
+    parser = command._parser()
+    for word in name.split():
+        (choices,) = (
+            a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)
+        )
+        parser = choices[word]
+    for action in parser._actions:
+        if not isinstance(action, argparse._SubParsersAction):
+            assert action.help, action
+        for option in action.option_strings:
+            assert re.search(rf"^ +(-\w, |-\w \w+, )?{option}\b", out, re.M), option
 
 
 @pytest.mark.parametrize(
@@ -102,6 +116,40 @@ def test_as_a_module():
     assert done.stdout == f"aicf {aicf.__version__}\n" and done.stderr == ""
 
 
+def process(args, stdout, **environment):
+    """The command as a process of its own, its output buffered as to a pipe or file."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [sys.executable, "-m", "aicf", *map(str, args)], stdout=stdout, stderr=subprocess.PIPE,
+        text=True, env=clean | environment, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("args", [("info",), ("--help",)])
+def test_a_broken_pipe_is_status_141(args):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = process(args, writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_output_that_cannot_be_written_is_status_1():
+    with open("/dev/full", "w") as full:
+        done = process(["info"], full)
+    assert done.returncode == 1 and "No space left" in done.stderr
+    assert done.stderr.startswith("aicf info: OSError") and done.stderr.count("\n") == 1
+
+
+def test_names_are_printed_in_any_encoding(tmp_path):
+    g = aicf.Graph("größe")
+    g.output("y", g.dense("schicht.ä", g.input("x", (2, 3)), 4))
+    (tmp_path / "g.json").write_text(g.to_json(), encoding="utf-8")
+    done = process(["summary", tmp_path / "g.json"], subprocess.PIPE, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "") and "schicht.\\xe4" in done.stdout
+
+
 # ---- info
 
 
@@ -145,10 +193,24 @@ def test_info_names_the_command_that_brings_what_is_missing(monkeypatch):
     assert old["cuda"].missing == "the driver is too old"
     text = info.text_of(list(old.values()))
     assert "missing: the driver is too old" in text
+    assert "install: pip" in info.text_of(list(said_with(monkeypatch, nvrtc="").values()))
 
     monkeypatch.delattr(_core, "cuda_info")
     facts = {fact.name: fact for fact in info.facts("0")}
     assert "pip install" in facts["cuda"].command
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fact"),
+    [("AICF_DEVICE", "foo", 'device="auto"'), ("AICF_CPU_ISA", "foo", "cpu"),
+     ("AICF_NUM_THREADS", "0", "cpu")],
+)  # fmt: skip
+def test_info_says_what_is_wrong_and_the_rest(name, value, fact):
+    done = process(["info"], subprocess.PIPE, **{name: value})
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith(fact + " "))
+    assert "not known" in line and name in line and "need" in line
+    assert all(f"\n{other} " in done.stdout for other in ("python", "numpy", "memory", name))
 
 
 def test_cards_are_found_on_the_bus(tmp_path):
@@ -192,6 +254,41 @@ def test_view_writes_a_page_and_a_picture(capsys, graph, tmp_path):
         times.write_text(text)
         status, out, err = run(capsys, *args)
         assert status == 2 and word in err and out == ""
+
+
+def test_no_input_is_written_over(capsys, graph, tmp_path):
+    before = graph.read_text()
+    page = tmp_path / "same.html"  # its default page would be itself
+    page.write_text(before)
+    link = tmp_path / "link.json"
+    link.symlink_to(graph)
+    times, other = tmp_path / "times.json", tmp_path / "other.html"
+    times.write_text("[]")
+    for args in ((page,), (graph, "-o", graph), (graph, "--svg", graph), (graph, "-o", link),
+                 (graph, "--svg", graph.with_suffix(".html")),
+                 (graph, "-o", other, "--svg", other),
+                 (graph, "--times", times, "-o", times)):  # fmt: skip
+        status, out, err = run(capsys, "view", *args)
+        assert status == 2 and out == "" and "would write over" in err and err.count("\n") == 1
+    assert graph.read_text() == page.read_text() == before and times.read_text() == "[]"
+    assert not other.exists() and not graph.with_suffix(".html").exists()
+
+
+def test_math_without_a_device_is_refused(capsys, graph):
+    status, out, err = run(capsys, "summary", graph, "--math", "mixed")
+    assert status == 2 and out == "" and "--math" in err and "needs --device" in err
+    status, out, _ = run(capsys, "summary", graph, "--math", "mixed", "--device", "cpu")
+    assert status == 0 and "math mixed" in out
+
+
+def test_names_do_not_steer_the_terminal(capsys, graph):
+    g = aicf.Graph("red\x1b[31m")
+    g.output("y", g.dense("up\x1b[2J\r.\x9b", g.input("x", (2, 3)), 4))
+    graph.write_text(g.to_json())
+    for args in ((), ("--device", "cpu")):
+        status, out, _ = run(capsys, "summary", graph, *args)
+        assert status == 0 and all(letter.isprintable() for letter in out.replace("\n", ""))
+        assert "red\\x1b[31m" in out and "up\\x1b[2J\\r" in out
 
 
 # ---- bench
@@ -255,17 +352,43 @@ def test_a_build_without_cuda_has_no_cache(capsys, monkeypatch):
 # ---- the bar
 
 
-def test_a_bar_is_drawn_on_a_terminal_and_wiped():
+def some(terminal, seconds=20.0):
+    """What a terminal was sent; empty when nothing comes in that time."""
+    ready, _, _ = select.select([terminal], [], [], seconds)
+    return os.read(terminal, 1000) if ready else b""
+
+
+def drawn(doing, columns=0):
+    """Three bars and the end of a Progress on a terminal of that width; 0: it tells none."""
     outer, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(inner, "w") as stream:
-        with Progress("compiling", 0.0, stream):
-            deadline = time.monotonic() + 20
+        with Progress(doing, 0.0, stream):
             said = b""
-            while said.count(b"\r") < 3 and time.monotonic() < deadline:
-                said += os.read(outer, 1000)
-        said += os.read(outer, 1000)
+            while said.count(b"\r") < 3 and (more := some(outer)):
+                said += more
+        said += some(outer)
     os.close(outer)
-    assert "compiling [━━━━━━" in said.decode() and said.endswith(b"\r\x1b[K")
+    return said.decode()
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_wiped():
+    said = drawn("compiling")
+    assert "compiling [======" in said and said.endswith("\r\x1b[K")
+
+
+def test_a_bar_fits_its_terminal_and_names_do_not_steer_it():
+    for columns in (10, 60):
+        lines = drawn("compiling \x1b[2J" + "x" * 100, columns).split("\r\x1b[K")
+        assert len(lines) > 3 and all(len(line) < columns for line in lines)
+        assert "\x1b" not in "".join(lines)
+    assert lines[1].startswith("compiling \\x1b[2Jxx") and " s" in lines[1]
+
+
+def test_a_process_without_stderr_draws_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress("compiling", 0.0):
+        time.sleep(0.01)
 
 
 def test_nothing_is_drawn_elsewhere(tmp_path):
@@ -281,5 +404,5 @@ def test_short_work_draws_nothing():
         with Progress("compiling", 60.0, stream):
             pass
         stream.write("end")
-    assert os.read(outer, 100) == b"end"
+    assert some(outer) == b"end"
     os.close(outer)

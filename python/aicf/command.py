@@ -1,16 +1,18 @@
 """Looks into graphs, compiled steps and this machine: the command `aicf`.
 
-Exit status: 0 all is well, 1 a check failed, 2 it was not used right or could not be done.
+Exit status: 0 all is well, 1 a check failed or what was printed could not be written, 2 it was not
+used right or could not be done, 130 ended by Ctrl-C, 141 by the end of whoever read its output.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
 import sys
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +22,7 @@ from .files import read_whole, write_whole
 from .progress import Progress
 from .serialize import read_graph_file
 from .step import MATH_MODES, Step
-from .units import bytes_text
+from .units import bytes_text, printable
 
 _MOST_TIMES = 1 << 26  # bytes of a file of times
 _KERNEL = re.compile(rb'extern "C" __global__ void [^{]*?\baicf_(\w+?)(?:_[0-9a-f]{16})?\(')
@@ -35,7 +37,7 @@ def _graph_of(doing: str, path: str, strict: bool = True) -> Graph:
 
 def _compiled(graph: Graph, args: argparse.Namespace, capture: bool = False) -> Step:
     with Progress(f"compiling {graph.name}"):
-        return graph.compile(device=args.device, math=args.math, capture=capture)
+        return graph.compile(device=args.device, math=args.math or "fp32", capture=capture)
 
 
 # ---- verify, info, bench
@@ -120,6 +122,8 @@ def _dump(args: argparse.Namespace) -> int:
 
 
 def _summary(args: argparse.Namespace) -> int:
+    if args.math is not None and args.device is None:
+        args.error("--math says how a step computes: it needs --device")
     graph = _graph_of("summary", args.file)
     if args.device is None:
         print(graph.summary(args.depth))
@@ -129,9 +133,14 @@ def _summary(args: argparse.Namespace) -> int:
 
 
 def _view(args: argparse.Namespace) -> int:
+    target = args.output or str(Path(args.file).with_suffix(".html"))
+    files = {"the graph": args.file, "--times": args.times, "-o": target, "--svg": args.svg}
+    given = [(name, path) for name, path in files.items() if path is not None]
+    for (first, one), (second, other) in combinations(given, 2):
+        if second in ("-o", "--svg") and _same_file(one, other):
+            args.error(f"{second} would write over {first}, {one}; need another file")
     graph = _graph_of("view", args.file)
     times = None if args.times is None else _times(args.times)
-    target = args.output or str(Path(args.file).with_suffix(".html"))
     step = _compiled(graph, args)
     step.to_html(target, times)
     print(f"{target}: {len(step.lowered)} launches")
@@ -139,6 +148,12 @@ def _view(args: argparse.Namespace) -> int:
         write_whole("view", args.svg, [step.plan.to_svg().encode()])
         print(f"{args.svg}: {bytes_text(step.plan.regions['temps'])} of temporaries")
     return 0
+
+
+def _same_file(one: str, other: str) -> bool:
+    if os.path.exists(one) and os.path.exists(other):
+        return os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _times(path: str) -> list[float]:
@@ -244,13 +259,14 @@ def _parser() -> _Parser:
 
     def command(name: str, run: Any, about: str, *, on: Any = commands) -> _Parser:
         made: _Parser = on.add_parser(name, help=about, description=f"{about}.")
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, error=made.error)
         return made
 
     def where(made: _Parser, device: str | None = "cpu") -> None:
         made.add_argument("--device", default=device, help="auto, cpu or cuda:<index>"
                           + (f" (default: {device})" if device else ""))  # fmt: skip
-        made.add_argument("--math", default="fp32", choices=MATH_MODES, help="as compile's")
+        made.add_argument("--math", default="fp32" if device else None, choices=MATH_MODES,
+                          help="as compile's (default: fp32)")  # fmt: skip
 
     verify = command("verify", _verify, "The reference training step, checked end to end")
     verify.add_argument("--device", default="auto", help="auto, cpu or cuda:<index>")
@@ -265,7 +281,8 @@ def _parser() -> _Parser:
     dump = command("dump", _dump, "A graph file at each stage, with the same ids")
     dump.add_argument("file", help="a graph, as Graph.to_json writes it")
     where(dump)
-    dump.add_argument("--stage", choices=["ir", "passes", "lowered", "plan", "dot"])
+    dump.add_argument("--stage", choices=["ir", "passes", "lowered", "plan", "dot"],
+                      help="one of them alone (default: all but dot)")  # fmt: skip
     dump.add_argument("--lenient", action="store_true", help="read a broken graph to see why")
 
     summary = command("summary", _summary, "The layers of a graph file and what they cost")
@@ -301,17 +318,35 @@ def _parser() -> _Parser:
     return parser
 
 
+def _drop_output() -> None:
+    """What is still to be written goes nowhere, so that no error follows at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
-    args = _parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names in any encoding
+            stream.reconfigure(errors="backslashreplace")
+    doing = "aicf"
     try:
-        return args.run(args)
-    except BrokenPipeError:  # whoever reads has seen enough; nothing more is written at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        try:
+            args = _parser().parse_args(argv)
+            doing = f"aicf {args.command}"
+            status: int = args.run(args)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where an error can still be told
+        return status
+    except BrokenPipeError:  # whoever reads has seen enough
+        _drop_output()
+        return 141  # as a shell counts a process that SIGPIPE ended
     except KeyboardInterrupt:
         return 130  # as a shell counts a process that SIGINT ended
     except (Error, OSError) as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"aicf {args.command}: {text}", file=sys.stderr)
+        text = printable(" ".join(f"{type(error).__name__}: {error}".split()))
+        print(f"{doing}: {text}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename is None:  # files give their names
+            _drop_output()
+            return 1
         return 2

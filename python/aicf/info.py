@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _core
 from .device import devices, resolve_device
-from .units import bytes_text
+from .units import bytes_text, printable
 
 VARIABLES = ("AICF_DEVICE", "AICF_NUM_THREADS", "AICF_CPU_ISA", "AICF_CACHE_DIR", "CUDA_HOME")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # of PCI: the vendor, and the class of display controllers
@@ -35,9 +35,10 @@ def facts(version: str) -> list[Fact]:
         Fact("aicf", version, str(Path(__file__).parent)),
         Fact("python", f"{platform.python_version()} on {platform.platform()}", sys.executable),
         Fact("numpy", np.__version__, str(Path(np.__file__).parent)),
-        *_cpu(),
-        *_cuda(),
-        Fact('device="auto"', f"means {resolve_device('auto')}"),
+        *_told("cpu", _cpu),
+        *_told("memory", _memory),
+        *_told("cuda", _cuda),
+        *_told('device="auto"', _auto),
         *(Fact(name, os.environ[name], "environment") for name in VARIABLES if name in os.environ),
     ]
 
@@ -52,20 +53,35 @@ def text_of(found: list[Fact]) -> str:
         if fact.missing:
             lines.append(f"{'':{width}}  missing: {fact.missing}")
         if fact.command:
-            lines.append(f"{'':{width}}  bring it: {fact.command}")
-    return "\n".join(lines)
+            lines.append(f"{'':{width}}  install: {fact.command}")
+    return "\n".join(map(printable, lines))
+
+
+def _told(name: str, group: Callable[[], Iterator[Fact]]) -> Iterator[Fact]:
+    """The facts of a group, and the error that ended it: the other groups are told all the same."""
+    try:
+        yield from group()
+    except _core.Error as error:
+        yield Fact(name, f"not known: {' '.join(str(error).split())}")
 
 
 def _cpu() -> Iterator[Fact]:
-    cpu = devices()[0]
     if hasattr(os, "sched_getaffinity"):  # those this process may use
         processors = len(os.sched_getaffinity(0))
     else:
         processors = os.cpu_count() or 1
     kernels = f"kernels for {_core.cpu_isa()}, {_core.num_threads()} threads"
     yield Fact("cpu", f"{kernels} on {processors} processors")
+
+
+def _memory() -> Iterator[Fact]:
+    cpu = devices()[0]
     free = f", {bytes_text(cpu.free_bytes)} free" if cpu.free_bytes else ""
     yield Fact("memory", bytes_text(cpu.total_bytes) + free)
+
+
+def _auto() -> Iterator[Fact]:
+    yield Fact('device="auto"', f"means {resolve_device('auto')}")
 
 
 def _cuda() -> Iterator[Fact]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from types import TracebackType
 from typing import TextIO
+
+from .units import printable
 
 _WIDTH, _BLOCK = 24, 6  # letters of the bar, and of what moves in it
 _CLEAR = "\r\x1b[K"
@@ -22,15 +25,16 @@ class Progress:
     """
 
     def __init__(self, doing: str, after: float = 0.5, stream: TextIO | None = None) -> None:
-        self._doing = doing
+        self._doing = printable(doing)
         self._after = after
         self._stream = sys.stderr if stream is None else stream
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Progress:
-        if self._stream.isatty():
-            self._thread = threading.Thread(target=self._draw, daemon=True)
+        stream = self._stream
+        if stream is not None and stream.isatty():  # None: a process without stderr
+            self._thread = threading.Thread(target=self._draw, args=(stream,), daemon=True)
             self._thread.start()
         return self
 
@@ -44,16 +48,27 @@ class Progress:
         if self._thread is not None:
             self._thread.join()
 
-    def _draw(self) -> None:
+    def _draw(self, stream: TextIO) -> None:
         start, drawn = time.monotonic(), 0
         while not self._done.wait(0.1 if drawn else self._after):
             at = drawn % (2 * (_WIDTH - _BLOCK))
             at = min(at, 2 * (_WIDTH - _BLOCK) - at)  # there and back
-            bar = ("━" * _BLOCK).rjust(at + _BLOCK).ljust(_WIDTH)
-            seconds = time.monotonic() - start
-            self._stream.write(f"{_CLEAR}{self._doing} [{bar}] {seconds:.1f} s")
-            self._stream.flush()
+            bar = ("=" * _BLOCK).rjust(at + _BLOCK).ljust(_WIDTH)
+            end = f" [{bar}] {time.monotonic() - start:.1f} s"
+            columns = _columns(stream)
+            line = self._doing[: max(0, columns - len(end))] + end
+            stream.write(_CLEAR + line[:columns])
+            stream.flush()
             drawn += 1
         if drawn:
-            self._stream.write(_CLEAR)
-            self._stream.flush()
+            stream.write(_CLEAR)
+            stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    """Letters that a line takes without a wrap; what has wrapped would not be wiped."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        columns = 0
+    return (columns or 80) - 1

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from .layers import forward_nodes, layer_of, layers
-from .units import bytes_text, count_text
+from .units import bytes_text, count_text, printable
 
 ITEM_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "bool": 1}
 SHORT = {"float": "f", "int": "i", "uint": "u", "bfloat": "bf"}
@@ -58,8 +58,8 @@ class Summary:
             for row in table
         ]
         rule = "-" * (sum(widths) + 2 * len(widths) - 2)
-        return "\n".join([self.title, rule, lines[0], rule, *lines[1:-1], rule, lines[-1],
-                          *self.notes])  # fmt: skip
+        return "\n".join([printable(self.title), rule, lines[0], rule, *lines[1:-1], rule,
+                          lines[-1], *self.notes])  # fmt: skip
 
     def _repr_html_(self) -> str:
         head, *body = self._cells()
@@ -71,7 +71,7 @@ class Summary:
         table = [head + ["moved", "launches"] * compiled]
         for row in [*self.rows, self.total]:
             cells = [
-                row.name or "(none)",
+                printable(row.name) or "(none)",
                 ", ".join(row.ops[:3]) + (", …" if len(row.ops) > 3 else ""),
                 row.output,
                 f"{row.params:,}" if row.params else "",

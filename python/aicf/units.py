@@ -1,6 +1,14 @@
-"""Sizes and counts as people read them."""
+"""Sizes, counts and names as people read them."""
 
 from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """The text with control characters, which a terminal would obey, spelled out as in Python."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def bytes_text(count: float) -> str:
