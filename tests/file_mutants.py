@@ -394,7 +394,8 @@ def look(file, path):
     """The fate of one file; Fault where it is none of those promised."""
     with open(path, "wb") as out:
         out.write(file)
-    limits = aicf.OutOfMemory, aicf.DeviceUnavailable  # a step for a GPU, where there is none
+    # A step for a GPU where there is none, or an op that this device has no kernel for.
+    limits = aicf.OutOfMemory, aicf.DeviceUnavailable, aicf.Unsupported
     step, error = attempt(lambda: aicf.load_step(path), aicf.FormatError, *limits)
     if error:
         return error

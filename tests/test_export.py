@@ -20,6 +20,7 @@ from test_cuda_fake import run as run_fake
 
 HERE = Path(__file__).parent
 MUTANTS = 3000
+INVALID_IMAGE = 200
 
 
 def network(keep=1, batch=6):
@@ -317,6 +318,20 @@ def test_where_a_product_is_made(tmp_path):
     refused(path, file_mutants.join(head, parts), "is no region of a product")
 
 
+@pytest.mark.parametrize("room", [2**58, 2**62])
+@pytest.mark.parametrize("at", [2**58, 2**58 + 256, 2**63 - 256])
+def test_no_end_of_scratch_overflows(tmp_path, at, room):
+    path = tmp_path / "step.aicf"
+    g = aicf.Graph("scratch")
+    x = g.input("x", (70, 90), "bfloat16")
+    g.output("y", x @ g.param("w", (90, 80), "bfloat16"))
+    head, parts, fields = whole_file(g, path)
+    for _, place, _, what in fields.fields:
+        if what in ("scratch", "scratch room"):
+            struct.pack_into("<q", parts[0], place, at if what == "scratch" else room)
+    refused(path, file_mutants.join(head, parts), "scratch")
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "tpu", 5])
 def test_another_device(file, tmp_path, device):
     path = tmp_path / "step.aicf"
@@ -418,3 +433,16 @@ def test_a_damaged_file_for_a_gpu(driver, tmp_path):  # noqa: F811
     out, _ = run_fake(driver, script, AICF_CACHE_DIR=tmp_path / "empty")
     kinds = [line.split()[0] for line in out.splitlines() if not line.startswith("[FAIL]")]
     assert kinds.count("FormatError") > 20, out
+
+
+@pytest.mark.parametrize("call", ["cuModuleLoadData", "cuModuleGetFunction"])
+def test_stored_code_that_the_driver_refuses(driver, tmp_path, call):  # noqa: F811
+    file = str(tmp_path / "step.aicf")
+    fake = FAKE.format(path=[])
+    run_fake(driver, fake + EXPORT.format(file=file))
+    out, _ = run_fake(
+        driver, fake + LOAD.format(file=file), FAKE_CUDA_CALL=call, FAKE_CUDA_CODE=INVALID_IMAGE
+    )
+    first, *rest = out.splitlines()
+    assert first.startswith("Unsupported") and "export the step on this device" in first, out
+    assert rest[-1] == "done", out

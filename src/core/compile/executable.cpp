@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/base/bytes.h"
+#include "core/compile/memory.h"
 
 namespace aicf {
 
@@ -231,7 +232,11 @@ void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& 
     int64_t room = 0;
     if constexpr (!Io::kReads) room = static_cast<int64_t>(planned.kernel->workspace_bytes);
     io.number(room);
-    if constexpr (Io::kReads) rooms.push_back(room);
+    if constexpr (Io::kReads) {
+        if (room < 0 || room > kMostBytes)
+            io.fail("an op's scratch has ", room, " bytes; need at most ", kMostBytes);
+        rooms.push_back(room);
+    }
     io.number(planned.lane);
     io.list(planned.waits, [](Io& each, int& wait) { each.number(wait); });
 }
@@ -424,6 +429,8 @@ auto as_format(const std::string& where, const Act& act) {
             case ErrorKind::out_of_memory:
             case ErrorKind::device_unavailable:
             case ErrorKind::device_lost:
+            case ErrorKind::unsupported:
+            case ErrorKind::internal:
                 throw;
             default:
                 raise(ErrorKind::format, where, ": ", error.what());

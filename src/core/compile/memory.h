@@ -9,6 +9,8 @@
 
 namespace aicf {
 
+constexpr int64_t kMostBytes = int64_t{1} << 58;  // of any region, so that no sum of them overflows
+
 /// A stretch of memory one op touches. Equal offsets in two spaces have nothing to do with each
 /// other.
 struct Touch {

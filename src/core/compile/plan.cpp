@@ -40,8 +40,6 @@ std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
     return result;
 }
 
-constexpr int64_t kMostBytes = int64_t{1} << 58;  // so that no sum of regions overflows
-
 [[noreturn]] void too_large() {
     raise(ErrorKind::out_of_memory, "plan: it takes more than ", kMostBytes,
           " bytes; need smaller values");
@@ -498,28 +496,49 @@ void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell)
     }
 }
 
-/// An op's scratch lies among the temporaries, and over nothing the op reads or writes.
+/// No end of an op's scratch or counters overflows, and each lies in its region.
+void check_rooms(const Plan& plan, Report& report) {
+    const auto inside = [](int64_t at, uint64_t bytes, int64_t all) {
+        return at >= 0 && at % kArenaAlign == 0 && at <= all &&
+               bytes <= static_cast<uint64_t>(all - at);
+    };
+    const int64_t temps = plan.region_bytes[static_cast<int>(Region::temps)],
+                  counters = plan.region_bytes[static_cast<int>(Region::counters)];
+    for (size_t i = 0; i < plan.ops.size(); i++) {
+        const PlannedOp& planned = plan.ops[i];
+        const uint64_t scratch = planned.kernel->workspace_bytes;
+        const std::string where = cat("op ", i, " ", planned.op.def->name, " has ");
+        if (scratch ? !inside(planned.scratch, scratch, temps) : planned.scratch > kMostBytes)
+            report.fail("plan", cat(where, scratch, " bytes of scratch at ", planned.scratch,
+                                    " of ", temps, " bytes of temporaries; need a multiple of ",
+                                    kArenaAlign, " among them"));
+        if (!inside(planned.counters, planned.kernel->counter_bytes, counters))
+            report.fail("plan", cat(where, planned.kernel->counter_bytes, " bytes of counters at ",
+                                    planned.counters, " of ", counters, "; need a multiple of ",
+                                    kArenaAlign, " among them"));
+    }
+}
+
+/// An op's scratch lies over nothing the op reads or writes.
 template <class Place>
 void check_scratch(const Plan& plan, size_t i, const Place& touch, Report& report) {
     const PlannedOp& planned = plan.ops[i];
     if (!planned.kernel->workspace_bytes) return;
     const Touch scratch = scratch_of(planned);
-    const int64_t room = plan.region_bytes[static_cast<int>(Region::temps)];
-    const std::string where = cat("op ", i, " ", planned.op.def->name, " has scratch at ",
-                                  scratch.begin, " to ", scratch.end);
-    if (scratch.begin < 0 || scratch.begin % kArenaAlign != 0 || scratch.end > room)
-        report.fail("plan", cat(where, " of ", room, " bytes of temporaries; need a multiple of ",
-                                kArenaAlign, " among them"));
     for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
         for (const View& view : *views)
             if (scratch.conflicts(touch(view.value)))
-                report.fail("plan", cat(where, ", over its own %", view.value));
+                report.fail("plan", cat("op ", i, " ", planned.op.def->name, " has scratch at ",
+                                        scratch.begin, " to ", scratch.end, ", over its own %",
+                                        view.value));
 }
 
 }  // namespace
 
 Report verify(const Plan& plan) {
     Report report;
+    check_rooms(plan, report);
+    if (!report.ok()) return report;
     Contents memory;  // op by op: a read must find its own value there
     const auto touch = [&](ValueId id) {
         const Place& place = plan.places[id];
@@ -565,17 +584,14 @@ Report verify(const Plan& plan) {
         for (const View& view : op.outputs) memory.write(touch(view.value), view.value);
     }
     for (int64_t next = 0; const PlannedOp& planned : plan.ops) {
-        if (planned.counters % kArenaAlign != 0 || planned.counters < next)
+        if (planned.counters < next)
             report.fail("plan", cat("the counters of ", planned.op.def->name, " lie at ",
                                     planned.counters, ", among another op's"));
         next = planned.counters + static_cast<int64_t>(planned.kernel->counter_bytes);
-        if (next > plan.region_bytes[static_cast<int>(Region::counters)])
-            report.fail("plan",
-                        cat("the counters of ", planned.op.def->name, " end behind their region"));
         const auto check_part = [&, free = uint64_t{0}](const Kernel::Part& part, const char* what,
                                                         uint64_t at, uint64_t bytes,
                                                         uint64_t all) mutable {
-            if (at < free || at + bytes > all)
+            if (at < free || at > all || bytes > all - at)
                 report.fail("plan", cat("the ", what, " of a ", part.op.def->name, " lies at ", at,
                                         " of its group's ", all, " bytes; need a place of its ",
                                         "own from ", free, " on"));

@@ -4,6 +4,7 @@
 
 #include "core/base/interrupt.h"
 #include "core/compile/executable.h"
+#include "core/compile/memory.h"
 #include "core/graph/region.h"
 
 namespace aicf {
@@ -19,8 +20,7 @@ template <class... Parts>
     throw Problem{cat(parts...)};
 }
 
-constexpr int64_t kMostRegion = int64_t{1} << 58;  // so that no sum of regions overflows
-constexpr size_t kMostOperands = 255;              // of a body, which backends count in bytes
+constexpr size_t kMostOperands = 255;  // of a body, which backends count in bytes
 constexpr size_t kMostSteps = 255;
 
 void check_sizes(const Dims& shape, const std::string& what) {
@@ -44,6 +44,10 @@ class Structure {
             const PlannedOp& planned = plan_.ops[i];
             const std::string where = cat("op ", i, " ", planned.op.def->name);
             check_op(planned.op, where, true);
+            if (planned.scratch < 0 || planned.scratch > kMostBytes || planned.counters < 0 ||
+                planned.counters > kMostBytes)
+                fail(where, " has scratch at ", planned.scratch, " and counters at ",
+                     planned.counters, "; need offsets of at most ", kMostBytes);
             int last = -1;
             for (int wait : planned.waits) {
                 if (wait <= last || wait >= static_cast<int>(i))
@@ -91,7 +95,7 @@ class Structure {
 
     void check_places() const {
         for (int r = 0; r < kRegions; r++)
-            if (plan_.region_bytes[r] < 0 || plan_.region_bytes[r] > kMostRegion)
+            if (plan_.region_bytes[r] < 0 || plan_.region_bytes[r] > kMostBytes)
                 fail("region ", region_name(static_cast<Region>(r)), " has ", plan_.region_bytes[r],
                      " bytes");
         for (const Value& v : plan_.values) {

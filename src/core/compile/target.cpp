@@ -4,6 +4,7 @@
 #include <new>
 
 #include "core/compile/families.h"
+#include "core/compile/memory.h"
 
 namespace aicf {
 
@@ -137,12 +138,16 @@ void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
         part.operands.push_back(inputs + find_view(group.outputs, view));
     const std::vector<void*> none(part.operands.size(), nullptr);
     kernel.tail_bytes += pack_args(member, *part.kernel, none, nullptr)->bytes;
-    const auto room = [](uint64_t bytes) {
-        constexpr auto align = static_cast<uint64_t>(kArenaAlign);
-        return (bytes + align - 1) / align * align;
+    const auto add = [](uint64_t& sum, uint64_t bytes) {
+        constexpr auto align = static_cast<uint64_t>(kArenaAlign),
+                       most = static_cast<uint64_t>(kMostBytes);
+        if (sum > most || bytes > most - sum)
+            raise(ErrorKind::out_of_memory, "plan: a group takes more than ", most,
+                  " bytes; need smaller values");
+        sum += (bytes + align - 1) / align * align;
     };
-    kernel.workspace_bytes += room(part.kernel->workspace_bytes);
-    kernel.counter_bytes += room(part.kernel->counter_bytes);
+    add(kernel.workspace_bytes, part.kernel->workspace_bytes);
+    add(kernel.counter_bytes, part.kernel->counter_bytes);
     kernel.parts.push_back(std::move(part));
 }
 

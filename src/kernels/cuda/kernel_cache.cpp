@@ -191,6 +191,22 @@ std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
     return cubins;
 }
 
+namespace {
+
+/// A compiler or a driver that refuses code out of a file has met no fault of ours.
+template <class Act>
+auto refusable(bool stored, const Act& act) {
+    try {
+        return act();
+    } catch (const Error& error) {
+        if (!stored || error.kind() != ErrorKind::internal) throw;
+        raise(ErrorKind::unsupported, error.what(),
+              "; the code is of a file: export the step on this device");
+    }
+}
+
+}  // namespace
+
 void build(const Codes& codes, const std::string& arch) {
     // What is held by some plan or loaded on some GPU is not asked for again.
     static std::mutex lock;
@@ -210,7 +226,10 @@ void build(const Codes& codes, const std::string& arch) {
     const Codes each = distinct(missing);
     std::vector<std::string> programs;
     for (const auto& code : each) programs.push_back(code->program);
-    std::vector<std::string> cubins = cached_cubins(programs, arch);
+    const bool stored =
+        std::any_of(each.begin(), each.end(), [](const auto& code) { return code->stored(); });
+    std::vector<std::string> cubins =
+        refusable(stored, [&] { return cached_cubins(programs, arch); });
     std::map<std::string_view, std::shared_ptr<const std::string>> found;
     for (size_t i = 0; i < each.size(); i++)
         found[each[i]->key] = std::make_shared<const std::string>(std::move(cubins[i]));
@@ -236,8 +255,8 @@ std::vector<std::shared_ptr<const LoadedKernel>> KernelCache::load(const Codes& 
     for (const auto& code : codes) {
         auto known = known_.find(code->key);
         if (known == known_.end()) {
-            auto kernel =
-                std::make_shared<const LoadedKernel>(LoadedKernel{code->cubin, load(*code)});
+            auto kernel = std::make_shared<const LoadedKernel>(
+                LoadedKernel{code->cubin, refusable(code->stored(), [&] { return load(*code); })});
             known = known_.emplace(code->key, std::move(kernel)).first;
         }
         loaded.push_back(known->second);

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "core/base/bytes.h"
+#include "core/compile/memory.h"
 #include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/target.h"
@@ -53,10 +54,13 @@ void fields(Io& io, StoredCode& stored) {
 /// What the launch of an op asks of the driver and of its argument block.
 void check_launch(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op) {
     if (kernel.threads > kMostThreads || kernel.shared > kMostShared ||
-        kernel.blocks > static_cast<unsigned>(INT32_MAX) || kernel.workspace_bytes > INT64_MAX ||
-        kernel.counter_bytes > INT64_MAX)
+        kernel.blocks > static_cast<unsigned>(INT32_MAX))
         io.fail(op.def->name, " is launched as ", kernel.blocks, " blocks of ", kernel.threads,
                 " threads and ", kernel.shared, " bytes");
+    constexpr auto most = static_cast<uint64_t>(kMostBytes);
+    if (kernel.workspace_bytes > most || kernel.counter_bytes > most)
+        io.fail(op.def->name, " takes ", kernel.workspace_bytes, " bytes of scratch and ",
+                kernel.counter_bytes, " of counters; need at most ", most);
     for (const TensorMap& map : kernel.maps)
         if (map.input < 0 || map.input >= static_cast<int>(op.inputs.size()) ||
             !is_16_bit(map.dtype) || map.dtype != op.inputs[map.input].dtype || map.inner < 1 ||
