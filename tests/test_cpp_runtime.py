@@ -65,6 +65,7 @@ int main(int, char** argv) {
     const auto last = static_cast<double>(numbers[11]);
     std::printf("%s %llu %g\n", moved.device().c_str(), steps, last);
     moved.save_state(argv[2]);
+    told([&] { moved.save_state("/dev/null"); });
 }
 """
 
@@ -129,7 +130,14 @@ def test_errors_and_values(tmp_path):
         tool("g++"), "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{PACKAGE / 'include'}",
         tmp_path / "main.cpp", LIBRARY, f"-Wl,-rpath,{PACKAGE}", "-o", tmp_path / "main",
     )  # fmt: skip
+    (tmp_path / "private.safetensors").write_bytes(b"")
+    (tmp_path / "private.safetensors").chmod(0o600)
+    (tmp_path / "state.safetensors").symlink_to("private.safetensors")
     lines = run(tmp_path / "main", path, tmp_path / "state.safetensors", cwd=tmp_path).splitlines()
+    assert (tmp_path / "state.safetensors").is_symlink()
+    assert (tmp_path / "private.safetensors").stat().st_mode & 0o777 == 0o600
+    assert not list(tmp_path.glob("*.tmp"))
+    assert lines.pop() == "OSError 1"  # a device is no file to save to
     kinds = ["OSError", "FormatError", "FormatError", "Unsupported", "GraphError", "GraphError",
              "ShapeError", "GraphError", "GraphError", "GraphError", "OSError"]  # fmt: skip
     assert lines[: len(kinds)] == [f"{kind} 1" for kind in kinds], lines

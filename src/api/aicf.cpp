@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <random>
 #include <system_error>
 
 #include "core/base/aside.h"
@@ -170,6 +171,46 @@ void write_all(int fd, const char* from, size_t bytes, const std::string& path) 
     }
 }
 
+/// Writes a file beside the target and renames it, as Python's save does: links are followed to
+/// their file, an existing file keeps its mode and owner, and is left whole if writing fails.
+template <class Write>
+void replace(const std::string& path, const Write& write) {
+    struct stat old = {};
+    const bool exists = ::stat(path.c_str(), &old) == 0;
+    if (exists && !S_ISREG(old.st_mode))
+        throw Error("OSError", cat("save \"", path, "\": it exists and is no regular file"));
+    std::string target = path;
+    if (char* const real = exists ? ::realpath(path.c_str(), nullptr) : nullptr) {
+        target = real;
+        std::free(real);
+    }
+    std::string beside;
+    int fd = -1;
+    std::random_device random;
+    for (int tries = 0; fd < 0 && tries < 100; tries++) {
+        beside = cat(target, ".", random(), ".tmp");
+        fd = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (fd < 0 && errno != EEXIST) break;
+    }
+    if (fd < 0) fail("save", path);
+    const File file{fd};
+    try {
+        write(fd);
+        if (exists && (old.st_uid != ::geteuid() || old.st_gid != ::getegid()))
+            (void)!::fchown(fd, old.st_uid, old.st_gid);  // a wish: not everyone may
+        if ((exists && ::fchmod(fd, old.st_mode & 07777)) || ::fsync(fd) ||
+            ::rename(beside.c_str(), target.c_str()))
+            fail("save", path);
+    } catch (...) {
+        ::unlink(beside.c_str());
+        throw;
+    }
+    const size_t slash = target.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : target.substr(0, slash + 1);
+    const File held{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+    if (held.fd >= 0) ::fsync(held.fd);
+}
+
 }  // namespace
 
 Error::Error(std::string kind, const std::string& text)
@@ -299,27 +340,14 @@ void Step::save_state(const std::string& path) const {
         header.resize((header.size() + 7) / 8 * 8, ' ');
         const std::vector<TensorRef> tensors = impl_->step.read(ids);
 
-        std::string beside = cat(path, ".XXXXXX");
-        {
-            const File file{::mkstemp(beside.data())};
-            if (file.fd < 0) fail("save", path);
-            try {
-                auto size = static_cast<uint64_t>(header.size());
-                write_all(file.fd, reinterpret_cast<const char*>(&size), sizeof size, path);
-                write_all(file.fd, header.data(), header.size(), path);
-                for (const TensorRef& tensor : tensors)
-                    write_all(file.fd, static_cast<const char*>(tensor.data),
-                              static_cast<size_t>(byte_count({tensor.dtype, tensor.shape})), path);
-                const mode_t mask = ::umask(0);  // as an ordinary new file has it
-                ::umask(mask);
-                if (::fchmod(file.fd, 0666 & ~mask) || ::fsync(file.fd) ||
-                    ::rename(beside.c_str(), path.c_str()))
-                    fail("save", path);
-            } catch (...) {
-                ::unlink(beside.c_str());
-                throw;
-            }
-        }
+        replace(path, [&](int fd) {
+            auto size = static_cast<uint64_t>(header.size());
+            write_all(fd, reinterpret_cast<const char*>(&size), sizeof size, path);
+            write_all(fd, header.data(), header.size(), path);
+            for (const TensorRef& tensor : tensors)
+                write_all(fd, static_cast<const char*>(tensor.data),
+                          static_cast<size_t>(byte_count({tensor.dtype, tensor.shape})), path);
+        });
     });
 }
 
