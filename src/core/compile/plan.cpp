@@ -496,8 +496,9 @@ void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell)
     }
 }
 
-/// No end of an op's scratch or counters overflows, and each lies in its region.
-void check_rooms(const Plan& plan, Report& report) {
+/// Each op's scratch and counters lie in their regions; false where their ends might overflow.
+bool check_rooms(const Plan& plan, Report& report) {
+    bool bounded = true;
     const auto inside = [](int64_t at, uint64_t bytes, int64_t all) {
         return at >= 0 && at % kArenaAlign == 0 && at <= all &&
                bytes <= static_cast<uint64_t>(all - at);
@@ -516,7 +517,14 @@ void check_rooms(const Plan& plan, Report& report) {
             report.fail("plan", cat(where, planned.kernel->counter_bytes, " bytes of counters at ",
                                     planned.counters, " of ", counters, "; need a multiple of ",
                                     kArenaAlign, " among them"));
+        const auto small = [](int64_t at, uint64_t bytes) {
+            return bytes == 0 || (static_cast<uint64_t>(at) <= static_cast<uint64_t>(kMostBytes) &&
+                                  bytes <= static_cast<uint64_t>(kMostBytes));
+        };
+        bounded &= small(planned.scratch, scratch) &&
+                   small(planned.counters, planned.kernel->counter_bytes);
     }
+    return bounded;
 }
 
 /// An op's scratch lies over nothing the op reads or writes.
@@ -537,8 +545,7 @@ void check_scratch(const Plan& plan, size_t i, const Place& touch, Report& repor
 
 Report verify(const Plan& plan) {
     Report report;
-    check_rooms(plan, report);
-    if (!report.ok()) return report;
+    if (!check_rooms(plan, report)) return report;
     Contents memory;  // op by op: a read must find its own value there
     const auto touch = [&](ValueId id) {
         const Place& place = plan.places[id];
