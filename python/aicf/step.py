@@ -321,6 +321,8 @@ class Step(_core.Step):
     def export(self, path: Path, state: bool = True) -> None:
         """Writes the compiled step as a file that `load_step` runs without the graph.
 
+        Outputs are not in it: what they keep begins anew, and so does `steps_run`.
+
         Args:
             path: a file that is replaced whole, as `save` does.
             state: it begins with what params and states hold now; False: with the initial values
