@@ -18,6 +18,7 @@
 #include "kernels/cpu/movement.inl"
 #include "kernels/cpu/pointwise.inl"
 #include "kernels/cpu/tree.inl"
+#include "kernels/cpu/reduce_loops.inl"
 #include "kernels/cpu/reduce.inl"
 #include "kernels/cpu/nn.inl"
 #include "kernels/cpu/indexed.inl"

@@ -124,7 +124,7 @@ static_assert(sizeof(Program) <= 192);
 //
 // A program makes the elements that are reduced, a tile at a time, in the order (results, n) or,
 // with a width, (results / width, n, width); another takes the results. Behind the plan of
-// reduce.inl, the tail holds this and then the programs.
+// reduce_loops.inl, the tail holds this and then the programs.
 
 enum class Reducer : uint8_t { sum, mean, max, min };
 
