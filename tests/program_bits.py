@@ -16,6 +16,7 @@ import importlib.util
 import json
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import aicf
@@ -38,7 +39,7 @@ def rows_of_op_table():
     for case in CASES:
         for dtype in case.dtypes:
             for kind, sizes in (("table", SIZES), ("larger", LARGER)):
-                rng = np.random.default_rng([CASES.index(case), 5])
+                rng = np.random.default_rng([zlib.crc32(case.id.encode()), 5])
                 arrays = [draw(arg, dtype, sizes, rng) for arg in case.args]
                 g = aicf.Graph("row")
                 try:
