@@ -170,6 +170,15 @@ pointwise("Floor", aicf.floor, np.floor, args=WIDE, grad=(0,), torch=lambda t, x
 pointwise("Round", aicf.round, np.rint, args=WIDE, grad=(0,), torch=lambda t, x: x.round())
 pointwise("Exp", aicf.exp, np.exp, ulp=1, args=WIDE, grad=(0,), torch=lambda t, x: x.exp())
 pointwise("Log", aicf.log, np.log, ulp=1, args=POSITIVE, grad=(0,), torch=lambda t, x: x.log())
+pointwise(
+    "Log1p",
+    aicf.log1p,
+    np.log1p,
+    ulp=1,
+    args=(Arg(low=-0.95, high=4),),
+    grad=(0,),
+    torch=lambda t, x: x.log1p(),
+)
 pointwise("Sqrt", aicf.sqrt, np.sqrt, args=POSITIVE, grad=(0,), torch=lambda t, x: x.sqrt())
 pointwise(
     "Rsqrt",

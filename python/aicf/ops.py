@@ -40,6 +40,7 @@ __all__ = [
     "less_equal",
     "linear",
     "log",
+    "log1p",
     "log_softmax",
     "logical_and",
     "logical_not",
@@ -138,6 +139,15 @@ def log(x: Value) -> Value:
     (4, 3)
     """
     return _emit("Log", "log", x)
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x) without the rounding of 1 + x, within 1 ULP in float32 and float64.
+
+    >>> aicf.log1p(aicf.exp(x)).shape
+    (4, 3)
+    """
+    return _emit("Log1p", "log1p", x)
 
 
 def sqrt(x: Value) -> Value:

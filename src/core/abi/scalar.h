@@ -382,6 +382,36 @@ AICF_HD float log(float x) {
     return x > 0.0f && x <= 0x1.fffffep127f ? y : edge;
 }
 
+// The parts of a log in f32, as scalar64.h has them: x = m 2^k of a normal x, log(1 + f) = hi + lo.
+struct Split32 {
+    float m, k;
+};
+struct Sum32 {
+    float hi, lo;
+};
+AICF_HD Split32 split(float x, float low) {
+    const uint32_t e = (bits(x) - bits(low)) & 0xff800000u;
+    return {from_bits(bits(x) - e), static_cast<float>(static_cast<int32_t>(e)) * 0x1p-23f};
+}
+AICF_HD Sum32 log1p_parts(float f) { return {f, f * f * log1p_poly(f)}; }
+
+// log(sum + lost), where 1 + x = sum + lost exactly and sum = m 2^k; x itself where k = 0.
+template <class T>
+AICF_HD T log1p(T x) {
+    constexpr bool wide = sizeof(T) == 8;
+    constexpr T ln2_high = wide ? T(kLn2High) : T(0x1.62e4p-1);
+    constexpr T ln2_low = wide ? T(kLn2Low) : T(0x1.7f7d1cp-20);
+    const T sum = T(1) + x, back = sum - T(1);
+    const auto v = split(sum, T(0x1.5555555555555p-1));
+    const T lost = ((T(1) - (sum - back)) + (x - back)) * div(v.m, sum);
+    const T f = (v.m - T(1)) + lost, f_lo = lost - (f - (v.m - T(1)));
+    const auto l = log1p_parts(f);
+    const T b = v.k * ln2_high, hi = b + l.hi;
+    const T y = hi + (((b - hi) + l.hi) + fma(v.k, ln2_low, l.lo + fma(-f, f_lo, f_lo)));
+    const T edge = x == T(-1) ? T(-kInf64) : (x < T(-1) ? T(kNaN64) : x);  // +-0, inf and NaN
+    return (x > T(-1)) & (x != T(0)) & (x < T(kInf64)) ? y : edge;
+}
+
 // max(x, 0) + log1p(e^-|x|), at every x: PyTorch's threshold of 20 is 1e-10 off in float64.
 AICF_HD float softplus(float x) {
     const float a = abs(x) > 104.0f ? 104.0f : abs(x);
@@ -660,6 +690,7 @@ AICF_HD double bias_corr(double beta, int32_t step) {
     X(round, 1, flt, 0)          \
     X(exp, 1, flt, 0)            \
     X(log, 1, flt, 0)            \
+    X(log1p, 1, flt, 0)          \
     X(sqrt, 1, flt, 0)           \
     X(rsqrt, 1, flt, 0)          \
     X(sin, 1, flt, 0)            \

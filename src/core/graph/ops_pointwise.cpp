@@ -186,6 +186,7 @@ void define_pointwise_ops() {
     unary("Round", "round", zero_grad);
     unary("Exp", "exp", [](GradContext& g) { g.set(0, g.dy() * g.out()); }, {{}, 10});
     unary("Log", "log", [](GradContext& g) { g.set(0, g.dy() / g.in(0)); }, {{}, 10});
+    unary("Log1p", "log1p", [](GradContext& g) { g.set(0, g.dy() / (g.in(0) + 1.0)); }, {{}, 15});
     unary("Sqrt", "sqrt", [](GradContext& g) { g.set(0, g.dy() / (g.out() * 2.0)); });
     unary("Rsqrt", "rsqrt", [](GradContext& g) { g.set(0, g.dy() * (g.out() / g.in(0)) * -0.5); });
     unary("Sin", "sin", [](GradContext& g) { g.set(0, g.dy() * emit("Cos", {g.in(0)})); },
