@@ -2,7 +2,7 @@
 // emit code: an inline function compiled for AVX-512 could be the one the linker keeps for all.
 #pragma once
 
-#include "core/abi/abi.h"
+#include "core/abi/reduce.h"
 #include "kernels/cpu/thresholds.h"
 
 namespace aicf::cpu {
@@ -126,7 +126,9 @@ static_assert(sizeof(Program) <= 192);
 // with a width, (results / width, n, width); another takes the results. Behind the plan of
 // reduce_loops.inl, the tail holds this and then the programs.
 
-enum class Reducer : uint8_t { sum, mean, max, min };
+#define AICF_NAME(name, ...) name,
+enum class Reducer : uint8_t { AICF_REDUCTIONS(AICF_NAME) };
+#undef AICF_NAME
 
 struct FusedReduce {
     int64_t results, n;        // n elements make one result

@@ -127,7 +127,7 @@ A row_max(const Walk& w, const E* x, int64_t n) {
     A most = A(0);
     for (int64_t at = 0; at < n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, n - at);
-        const A v = leaf<MaxOp>(fetch<A>(w, x, at, m, buffer), m);
+        const A v = leaf<reducers::Max>(fetch<A>(w, x, at, m, buffer), m);
         most = at == 0 ? v : scalar::maximum(most, v);
     }
     return most;
@@ -137,14 +137,14 @@ A row_max(const Walk& w, const E* x, int64_t n) {
 template <class A, class E>
 A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, A* keep = nullptr) {
     alignas(64) A buffer[kTreeLeaf], terms[kTreeLeaf];
-    Tree<SumOp, Simd<A, 0>> tree;
+    Tree<reducers::Sum, Simd<A, 0>> tree;
     for (int64_t at = 0; at < n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, n - at);
         const A* v = fetch<A>(w, x, at, m, buffer);
         A* e = keep ? keep + at : terms;
 #pragma GCC ivdep
         for (int64_t i = 0; i < m; i++) e[i] = scalar::exp(v[i] - most);
-        tree.push(leaf<SumOp>(e, m));
+        tree.push(leaf<reducers::Sum>(e, m));
     }
     return tree.result();
 }
@@ -179,16 +179,16 @@ void softmax_row(const RowPlan& p, bool masked, const E* x, E* y) {
 template <class A, class E, bool Log>
 void softmax_bwd_row(const RowPlan& p, const E* y, const E* dy, E* dx) {
     alignas(64) A first[kTreeLeaf], second[kTreeLeaf], out[kTreeLeaf];
-    Tree<SumOp, Simd<A, 0>> tree;
+    Tree<reducers::Sum, Simd<A, 0>> tree;
     for (int64_t at = 0; at < p.n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, p.n - at);
         const A* g = fetch<A>(p.walk[1], dy, at, m, second);
         if constexpr (Log) {
-            tree.push(leaf<SumOp>(g, m));
+            tree.push(leaf<reducers::Sum>(g, m));
         } else {
             const A* v = fetch<A>(p.walk[0], y, at, m, first);
             for (int64_t i = 0; i < m; i++) out[i] = v[i] * g[i];
-            tree.push(leaf<SumOp>(out, m));
+            tree.push(leaf<reducers::Sum>(out, m));
         }
     }
     const A sum = tree.result();
@@ -226,7 +226,7 @@ AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum) {
     for (int64_t l = 0; l < n; l++)
         for (int i = 0; i < R; i++) t[l * R + i] = scalar::exp(t[l * R + i] - most[i]);
     memcpy(halves, t, size_t(n) * R * sizeof(A));
-    bundle_leaf<SumOp>(halves, n, sum);
+    bundle_leaf<reducers::Sum>(halves, n, sum);
 }
 
 template <class A, class E, bool Log>
@@ -261,7 +261,7 @@ void softmax_bwd_bundle(const RowPlan& p, const E* y, const E* dy, E* dx, const 
     load_bundle(t, y, y_at, count, walk_step(p.walk[0]), p.n);
     load_bundle(g, dy, dy_at, count, walk_step(p.walk[1]), p.n);
     for (int64_t i = 0; i < p.n * R; i++) product[i] = Log ? g[i] : t[i] * g[i];
-    bundle_leaf<SumOp>(product, p.n, sum);
+    bundle_leaf<reducers::Sum>(product, p.n, sum);
     for (int64_t l = 0; l < p.n; l++)
         for (int i = 0; i < R; i++) {
             const A v = t[l * R + i], d = g[l * R + i];
@@ -321,11 +321,11 @@ template <class A, class Value>
 AICF_INLINE A row_mean(int64_t n, Value value) {
     if (n == 0) return scalar::div(A(0), A(0));
     alignas(64) A out[kTreeLeaf];
-    Tree<SumOp, Simd<A, 0>> tree;
+    Tree<reducers::Sum, Simd<A, 0>> tree;
     for (int64_t at = 0; at < n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, n - at);
         value(at, m, out);
-        tree.push(leaf<SumOp>(out, m));
+        tree.push(leaf<reducers::Sum>(out, m));
     }
     return scalar::div(tree.result(), static_cast<A>(n));
 }
@@ -684,13 +684,13 @@ uint64_t mse_workspace(const ArgBlock& args, int) {
 template <class A, class E>
 A mse_sum(const MsePlan& p, const E* y, const E* t, int64_t begin, int64_t end) {
     alignas(64) A first[kTreeLeaf], second[kTreeLeaf], square[kTreeLeaf];
-    Tree<SumOp, Simd<A, 0>> tree;
+    Tree<reducers::Sum, Simd<A, 0>> tree;
     if (begin >= end) return A(0);
     for (int64_t at = begin; at < end; at += kTreeLeaf) {
         const int64_t n = min64(kTreeLeaf, end - at);
         const A *a = fetch<A>(p.y, y, at, n, first), *b = fetch<A>(p.t, t, at, n, second);
         for (int64_t i = 0; i < n; i++) square[i] = (a[i] - b[i]) * (a[i] - b[i]);
-        tree.push(leaf<SumOp>(square, n));
+        tree.push(leaf<reducers::Sum>(square, n));
     }
     return tree.result();
 }
@@ -709,7 +709,7 @@ void mse_units_of(const ArgBlock& args, int64_t begin, int64_t end, int phase) {
     if (begin >= end) return;
     A sum;
     if (groups > 1) {
-        Tree<SumOp, Simd<A, 0>> tree;
+        Tree<reducers::Sum, Simd<A, 0>> tree;
         for (int64_t g = 0; g < groups; g++) tree.push(parts[g]);
         sum = tree.result();
     } else {

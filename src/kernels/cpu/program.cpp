@@ -376,7 +376,9 @@ bool is_instruction(const Table& table, std::string_view name) {
 }
 
 std::optional<Reducer> reducer_of(const LoweredDef& def) {
-    constexpr const char* kReducers[] = {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min"};
+#define AICF_NAME(name, ...) #name,
+    constexpr const char* kReducers[] = {AICF_REDUCTIONS(AICF_NAME)};
+#undef AICF_NAME
     const auto at = std::find(std::begin(kReducers), std::end(kReducers), def.name);
     if (at == std::end(kReducers)) return std::nullopt;
     return static_cast<Reducer>(at - std::begin(kReducers));

@@ -268,66 +268,59 @@ void reduce_units(const ArgBlock& args, int64_t begin, int64_t end, int phase, b
     }
 }
 
-template <class E>
-struct SumOf {
-    typedef typename ComputeOf<E>::type type;
-};
-template <>
-struct SumOf<int32_t> {
-    typedef uint32_t type;
-};
-template <>
-struct SumOf<int64_t> {
-    typedef uint64_t type;
-};
-template <>
-struct SumOf<uint8_t> {
-    typedef uint32_t type;
-};
-template <class E>
-struct ExtremumOf {
-    typedef typename ComputeOf<E>::type type;
-};
-template <>
-struct ExtremumOf<uint8_t> {
-    typedef int32_t type;
+/// What elements of type E are joined as; integers of an ordered reduction wrap.
+template <class Op, class E>
+struct AccumulatorOf {
+    typedef typename ComputeOf<E>::type A;
+    static AICF_INLINE auto type() {
+        if constexpr (scalar::is_float<A>)
+            return A();
+        else if constexpr (Op::ordered)
+            return typename scalar::Bits < sizeof(E) < 4 ? 4 : sizeof(E) > ::type();
+        else if constexpr (sizeof(E) < 4)
+            return int32_t();
+        else
+            return A();
+    }
 };
 
-template <class Op, template <class> class AccOf, bool Mean>
+template <class Op, bool Mean>
 void reduce_typed(DType dtype, const ArgBlock& args, int64_t begin, int64_t end, int phase,
                   const Fused* fused) {
+    const auto run = [&](auto element) {
+        typedef decltype(element) E;
+        typedef decltype(AccumulatorOf<Op, E>::type()) A;
+        reduce_units<Op, E, A>(args, begin, end, phase, Mean, fused);
+    };
     switch (dtype) {
         case DType::f32:
-            return reduce_units<Op, float, float>(args, begin, end, phase, Mean, fused);
+            return run(float());
         case DType::f64:
-            return reduce_units<Op, double, double>(args, begin, end, phase, Mean, fused);
+            return run(double());
         case DType::f16:
-            return reduce_units<Op, F16, float>(args, begin, end, phase, Mean, fused);
+            return run(F16());
         case DType::bf16:
-            return reduce_units<Op, BF16, float>(args, begin, end, phase, Mean, fused);
+            return run(BF16());
         default:
             break;
     }
     if constexpr (!Mean) {
         switch (dtype) {
             case DType::i32:
-                return reduce_units<Op, int32_t, typename AccOf<int32_t>::type>(
-                    args, begin, end, phase, false, fused);
+                return run(int32_t());
             case DType::i64:
-                return reduce_units<Op, int64_t, typename AccOf<int64_t>::type>(
-                    args, begin, end, phase, false, fused);
+                return run(int64_t());
             case DType::u8:
-                return reduce_units<Op, uint8_t, typename AccOf<uint8_t>::type>(
-                    args, begin, end, phase, false, fused);
+                return run(uint8_t());
             default:
                 return;
         }
     }
 }
 
-template <class Op, template <class> class AccOf, bool Mean>
+template <class Op, bool Mean>
 void reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phase, int) {
-    reduce_typed<Op, AccOf, Mean>(DType(args.in(0).dtype), args, begin, end, phase, nullptr);
+    reduce_typed<Op, Mean>(DType(args.in(0).dtype), args, begin, end, phase, nullptr);
 }
 
 AICF_INLINE const FusedReduce& fused_head(const ArgBlock& args) {
@@ -398,18 +391,11 @@ void fused_reduce_run(const ArgBlock& args, int64_t begin, int64_t end, int phas
     if (fused.made(p))
         start_slots(fused.program(fused.head->elements), buffers + bytes.taken, element_slots);
     switch (fused.head->reducer) {
-        case Reducer::sum:
-            return reduce_typed<SumOp, SumOf, false>(fused.head->dtype, args, begin, end, phase,
-                                                     &fused);
-        case Reducer::mean:
-            return reduce_typed<SumOp, SumOf, true>(fused.head->dtype, args, begin, end, phase,
-                                                    &fused);
-        case Reducer::max:
-            return reduce_typed<MaxOp, ExtremumOf, false>(fused.head->dtype, args, begin, end,
-                                                          phase, &fused);
-        case Reducer::min:
-            return reduce_typed<MinOp, ExtremumOf, false>(fused.head->dtype, args, begin, end,
-                                                          phase, &fused);
+#define AICF_CASE(name, op, mean) \
+    case Reducer::name:           \
+        return reduce_typed<reducers::op, mean>(fused.head->dtype, args, begin, end, phase, &fused);
+        AICF_REDUCTIONS(AICF_CASE)
+#undef AICF_CASE
     }
 }
 
@@ -419,8 +405,12 @@ int64_t reduce_unit_count(const ArgBlock& args, int phase) {
     return p.groups > 1 ? (p.results + kJoined - 1) / kJoined : 0;
 }
 
-void sum_prepare(ArgBlock& args) { reduce_prepare(args, true); }
-void extremum_prepare(ArgBlock& args) { reduce_prepare(args, false); }
+template <class Op>
+void reduce_prepare(ArgBlock& args) {
+    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
+    p.chain = Op::ordered ? args.scalar(2).i : 0;
+    plan_operand(p, args.in(0), args.scalar(0).i, args.scalar(1).i, &args.out(0));
+}
 
 void register_reduce(Table& table) {
     const auto add = [&](const char* op, uint32_t dtypes, auto run, auto prepare,
@@ -428,10 +418,11 @@ void register_reduce(Table& table) {
         table.add(CpuKernel{op, dtypes, run, reduce_unit_count, workspace, sizeof(ReducePlan),
                             prepare, 2});
     };
-    add("reduce_sum", kNumbers, reduce_run<SumOp, SumOf, false>, sum_prepare);
-    add("reduce_mean", kFloats, reduce_run<SumOp, SumOf, true>, sum_prepare);
-    add("reduce_max", kNumbers, reduce_run<MaxOp, ExtremumOf, false>, extremum_prepare);
-    add("reduce_min", kNumbers, reduce_run<MinOp, ExtremumOf, false>, extremum_prepare);
+#define AICF_ADD(name, op, mean)                                          \
+    add(#name, mean ? kFloats : kNumbers, reduce_run<reducers::op, mean>, \
+        reduce_prepare<reducers::op>);
+    AICF_REDUCTIONS(AICF_ADD)
+#undef AICF_ADD
     add("fused_reduce", kAnyDType, fused_reduce_run, fused_reduce_prepare, fused_reduce_workspace);
 }
 

@@ -108,12 +108,6 @@ void plan_operand(ReducePlan& p, const Operand& x, int64_t axes, bool keepdims, 
     plan_units(p, dtype == DType::f64 || dtype == DType::i64 ? 8 : 4);
 }
 
-void reduce_prepare(ArgBlock& args, bool ordered) {
-    ReducePlan& p = *const_cast<ReducePlan*>(&reduce_plan(args));
-    p.chain = ordered ? args.scalar(2).i : 0;
-    plan_operand(p, args.in(0), args.scalar(0).i, args.scalar(1).i, &args.out(0));
-}
-
 template <class Plan>
 AICF_INLINE void place_result(const Plan& p, int64_t result, int64_t* from, int64_t* to) {
     if (p.kept_rank <= 1) {
@@ -137,7 +131,7 @@ template <class Op, class A, class Row>
 A reduce_row(Row row, int64_t begin, int64_t end, int64_t chain) {
     typedef Simd<A, 0> S;
     alignas(64) A buffer[kTreeLeaf];
-    if (begin >= end) return A(0);
+    if (begin >= end) return Op::template empty<A>();
     if (chain == 0) {
         if (end - begin <= kTreeLeaf) return leaf<Op>(row(begin, end - begin, buffer), end - begin);
         Tree<Op, S> tree;
@@ -341,8 +335,7 @@ void column_tree(const Strip& strip, Rows& rows, bool ascending, int64_t begin, 
 }
 
 template <class Op, class A>
-constexpr bool rounds =
-    same_bits<Op, SumOp> && scalar::is_float<A>;  // else any order gives the same
+constexpr bool rounds = Op::ordered && scalar::is_float<A>;  // else any order gives the same
 
 template <class Op, class E, class A, class Rows>
 void reduce_columns(Rows& rows, bool ascending, int64_t chain_of, int64_t width, int64_t begin,

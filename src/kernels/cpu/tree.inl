@@ -147,26 +147,7 @@ struct Simd<A, 0> {  // a single lane
     static AICF_INLINE V smallest(V a, V b) { return scalar::minimum(a, b); }
 };
 
-// ---- how two partial results join ---------------------------------------------------------------
-
-struct SumOp {
-    template <class S, class V>
-    static AICF_INLINE V join(V a, V b) {
-        return a + b;
-    }
-};
-struct MaxOp {
-    template <class S, class V>
-    static AICF_INLINE V join(V a, V b) {
-        return S::largest(a, b);
-    }
-};
-struct MinOp {
-    template <class S, class V>
-    static AICF_INLINE V join(V a, V b) {
-        return S::smallest(a, b);
-    }
-};
+// ---- how partial results join -------------------------------------------------------------------
 
 /// Joins leaves, given in ascending order, into the tree of abi.h: equal subtrees as a counter
 /// carries, what is left over from the right.

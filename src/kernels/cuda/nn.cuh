@@ -43,7 +43,7 @@ struct Team {
 template <class A, int Warps, int Group, class Row>
 __device__ __forceinline__ A exp_sum(const Row& row, int64_t n, A most, A* shared) {
     const auto f = [most](A v, A) { return scalar::exp(v - most); };
-    return team_tree<SumOp<A>, A, Warps, Group>(mapped<A>(f, row, Nothing<A>{}), n, shared);
+    return team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, row, Nothing<A>{}), n, shared);
 }
 
 /// A result that nobody wants.
@@ -61,7 +61,7 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const auto row = make(r);
         const auto out = put(r);
-        A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
+        A most = team_tree<MaxOf<A>, A, Warps, Group>(row, Shape::n, shared);
         if constexpr (Masked) most = scalar::masked_most(most);
         A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
         if constexpr (Masked) sum = scalar::masked_sum(sum);
@@ -86,9 +86,9 @@ __device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, Y y, Dy dy, P
         const auto f = [](A a, A b) { return a * b; };
         A sum;
         if constexpr (Log)
-            sum = team_tree<SumOp<A>, A, Warps, Group>(g, Shape::n, shared);
+            sum = team_tree<SumOf<A>, A, Warps, Group>(g, Shape::n, shared);
         else
-            sum = team_tree<SumOp<A>, A, Warps, Group>(mapped<A>(f, v, g), Shape::n, shared);
+            sum = team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, v, g), Shape::n, shared);
         T::sync();
         for (int64_t i = T::rank(); i < Shape::n; i += T::size) {
             if constexpr (Log)
@@ -110,11 +110,11 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put 
         const auto out = put(r);
         A mean = A(0);
         if constexpr (Center)
-            mean = scalar::div(team_tree<SumOp<A>, A, Warps, Group>(row, Shape::n, shared),
+            mean = scalar::div(team_tree<SumOf<A>, A, Warps, Group>(row, Shape::n, shared),
                                static_cast<A>(Shape::n));
         const auto f = [mean](A v, A) { return (v - mean) * (v - mean); };
         const A sum =
-            team_tree<SumOp<A>, A, Warps, Group>(mapped<A>(f, row, Nothing<A>{}), Shape::n, shared);
+            team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, row, Nothing<A>{}), Shape::n, shared);
         const A scale =
             scalar::div(A(1), scalar::sqrt(scalar::div(sum, static_cast<A>(Shape::n)) + eps));
         T::sync();
@@ -137,10 +137,10 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
         const A scale = rstd(r), n = static_cast<A>(Shape::n);
         A shift = A(0);
         if constexpr (Center)
-            shift = scalar::div(team_tree<SumOp<A>, A, Warps, Group>(g, Shape::n, shared), n);
+            shift = scalar::div(team_tree<SumOf<A>, A, Warps, Group>(g, Shape::n, shared), n);
         const auto f = [](A a, A b) { return a * b; };
         const A slope = scalar::div(
-            team_tree<SumOp<A>, A, Warps, Group>(mapped<A>(f, g, v), Shape::n, shared), n);
+            team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, g, v), Shape::n, shared), n);
         T::sync();
         for (int64_t i = T::rank(); i < Shape::n; i += T::size)
             out(i, scale * ((g(i) - shift) - v(i) * slope));
@@ -157,7 +157,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
     typedef Team<Warps> T;
     for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
         const auto row = make(r);
-        const A most = team_tree<MaxOp<A>, A, Warps, Group>(row, Shape::n, shared);
+        const A most = team_tree<MaxOf<A>, A, Warps, Group>(row, Shape::n, shared);
         const A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
         if (T::rank() == 0) {
             const int64_t label = labels(r);

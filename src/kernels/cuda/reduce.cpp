@@ -1,5 +1,7 @@
 // Which reduction kernel fits a shape: a warp, a block or many blocks a result, results in columns,
 // or chains. All follow the order that the op declares.
+#include "core/abi/reduce.h"
+
 #include <algorithm>
 
 #include "kernels/cuda/codegen.h"
@@ -11,13 +13,11 @@ namespace {
 
 struct Reducer {
     std::string_view name, operation;
-    bool sum, mean;
+    bool ordered, mean;
 };
-constexpr Reducer kReducers[] = {
-    {"reduce_sum", "SumOp", true, false},  {"reduce_mean", "SumOp", true, true},
-    {"reduce_max", "MaxOp", false, false}, {"reduce_min", "MinOp", false, false},
-    {"mse_loss", "SumOp", true, true},
-};
+#define AICF_ROW(name, op, mean) {#name, #op, reducers::op::ordered, mean},
+constexpr Reducer kReducers[] = {AICF_REDUCTIONS(AICF_ROW){"mse_loss", "Sum", true, true}};
+#undef AICF_ROW
 
 const Reducer* find_reducer(std::string_view name) {
     const auto at = std::find_if(std::begin(kReducers), std::end(kReducers),
@@ -73,16 +73,16 @@ Dims strides_of(const Reduction& r, const View& view, bool kept) {
     return strides;
 }
 
-const char* accumulator(DType dtype, bool sum) {
+const char* accumulator(DType dtype, bool ordered) {
     switch (dtype) {
         case DType::f64:
             return "double";
         case DType::i32:
-            return sum ? "uint32_t" : "int32_t";
+            return ordered ? "uint32_t" : "int32_t";
         case DType::i64:
-            return sum ? "uint64_t" : "int64_t";
+            return ordered ? "uint64_t" : "int64_t";
         case DType::u8:
-            return sum ? "uint32_t" : "int32_t";
+            return ordered ? "uint32_t" : "int32_t";
         default:
             return "float";
     }
@@ -207,12 +207,12 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
 KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     const Reduction r = reduction_of(op);
     const Reducer& reducer = *find_reducer(r.def->name);
-    const bool mean = reducer.mean, sum = reducer.sum;
-    const std::string order = sum ? r.attrs->text("order") : "tree";
+    const bool mean = reducer.mean;
+    const std::string order = reducer.ordered ? r.attrs->text("order") : "tree";
     const int64_t chunk = order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : 0;
-    const std::string a = accumulator(r.dtype, sum);
+    const std::string a = accumulator(r.dtype, reducer.ordered);
     const int64_t a_size = a == "double" || a.ends_with("64_t") ? 8 : 4;
-    const std::string operation = cat(reducer.operation, "<", a, ">");
+    const std::string operation = cat("ReducerOf<reducers::", reducer.operation, ", ", a, ">");
     const BlockLayout layout(op);
     std::vector<int> read(op.inputs.size());
     for (size_t k = 0; k < read.size(); k++) read[k] = static_cast<int>(k);
@@ -242,7 +242,7 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         const int64_t chunks = (r.n + chunk - 1) / chunk;
         text.threads = static_cast<int>(32 * std::clamp<int64_t>(power_of_two_from(chunks), 1, 32));
         text.blocks = (r.rows + 31) / 32;
-        entry(cat("reduce_chain<", a, ", ", chunk, ", @_Shape>(grid, "));
+        entry(cat("reduce_chain<", operation, ", ", a, ", ", chunk, ", @_Shape>(grid, "));
         return finished("chain");
     }
     const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;

@@ -3,42 +3,26 @@
 // commute, so every thread ends with the sum.
 #pragma once
 
+#include "core/abi/reduce.h"
 #include "prelude.cuh"
 
 namespace aicf {
 
-template <class A>
-struct SumOp {
-    __device__ __forceinline__ static A join(A a, A b) { return a + b; }
-    __device__ __forceinline__ static A missing() {
-        return scalar::is_float<A> ? static_cast<A>(-0.0) : A(0);
+/// A reducer of elements of type A.
+template <class Op, class A>
+struct ReducerOf {
+    __device__ __forceinline__ static A largest(A a, A b) { return scalar::maximum(a, b); }
+    __device__ __forceinline__ static A smallest(A a, A b) { return scalar::minimum(a, b); }
+    __device__ __forceinline__ static A join(A a, A b) {
+        return Op::template join<ReducerOf>(a, b);
     }
-    static constexpr bool empty_is_zero = true;
+    __device__ __forceinline__ static A missing() { return Op::template missing<A>(); }
+    __device__ __forceinline__ static A empty() { return Op::template empty<A>(); }
 };
 template <class A>
-__device__ __forceinline__ A lowest() {
-    if constexpr (scalar::is_float<A>)
-        return -static_cast<A>(scalar::from_bits(0x7f800000u));
-    else
-        return static_cast<A>(scalar::BitsOf<A>(1) << (8 * sizeof(A) - 1));
-}
+using SumOf = ReducerOf<reducers::Sum, A>;
 template <class A>
-struct MaxOp {
-    __device__ __forceinline__ static A join(A a, A b) { return scalar::maximum(a, b); }
-    __device__ __forceinline__ static A missing() { return lowest<A>(); }
-    static constexpr bool empty_is_zero = false;
-};
-template <class A>
-struct MinOp {
-    __device__ __forceinline__ static A join(A a, A b) { return scalar::minimum(a, b); }
-    __device__ __forceinline__ static A missing() {
-        if constexpr (scalar::is_float<A>)
-            return -lowest<A>();
-        else
-            return static_cast<A>(~lowest<A>());
-    }
-    static constexpr bool empty_is_zero = false;
-};
+using MaxOf = ReducerOf<reducers::Max, A>;
 
 // ---- what a row's elements are -----------------------------------------------------------------
 
@@ -191,7 +175,7 @@ __device__ __forceinline__ void reduce_warps(const Grid& grid, Make make, Put pu
     const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
     for (int64_t r = int64_t(grid.block) * (grid.threads / 32) + threadIdx.x / 32; r < Shape::rows;
          r += warps) {
-        A v = A(0);
+        A v = Op::empty();
         if constexpr (Shape::n > 0) v = warp_tree<Op, A>(make(r), 0, Shape::n);
         if ((threadIdx.x & 31) == 0) put(r, v);
     }
@@ -315,7 +299,7 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint3
 
 /// chain(Chunk): 32 results to a block; warp w takes every (threads / 32)-th chunk and the first
 /// adds them in order.
-template <class A, int64_t Chunk, class Shape, class Make, class Put>
+template <class Op, class A, int64_t Chunk, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_chain(const Grid& grid, Make make, Put put) {
     __shared__ A held[32][33];
     constexpr int64_t chunks = (Shape::n + Chunk - 1) / Chunk, strips = (Shape::rows + 31) / 32;
@@ -324,7 +308,7 @@ __device__ __forceinline__ void reduce_chain(const Grid& grid, Make make, Put pu
         const int64_t r = strip * 32 + c;
         const bool mine = r < Shape::rows;
         const auto row = make(mine ? r : 0);
-        A total = A(0);
+        A total = Op::empty();
         for (int64_t first = 0; first < chunks; first += warps) {
             const int64_t begin = (first + w) * Chunk,
                           end = Shape::n - begin < Chunk ? Shape::n : begin + Chunk;
@@ -336,15 +320,15 @@ __device__ __forceinline__ void reduce_chain(const Grid& grid, Make make, Put pu
 #pragma unroll
                     for (int j = 0; j < 16; j++) v[j] = row(i + j);
 #pragma unroll
-                    for (int j = 0; j < 16; j++) part = part + v[j];
+                    for (int j = 0; j < 16; j++) part = Op::join(part, v[j]);
                 }
-                for (; i < end; i++) part = part + row(i);
+                for (; i < end; i++) part = Op::join(part, row(i));
                 held[w][c] = part;
             }
             __syncthreads();
             if (w == 0 && mine)
                 for (int k = 0; k < warps && first + k < chunks; k++)
-                    total = first + k == 0 ? held[0][c] : total + held[k][c];
+                    total = first + k == 0 ? held[0][c] : Op::join(total, held[k][c]);
             __syncthreads();
         }
         if (w == 0 && mine) put(r, total);
