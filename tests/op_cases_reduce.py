@@ -93,6 +93,27 @@ row(
     dtypes=INTS,
     label="int",
 )
+for _axis, _label in ((None, "all"), (1, "middle"), ((0, 2), "outer"), ((), "none")):
+    row(
+        "Prod",
+        (Arg("abc", -1.4, 1.4),),
+        lambda g, x, _a=_axis: aicf.prod(x, _a),
+        lambda x, _a=_axis: np.prod(x, axis=_a),
+        extra=lambda x, _a=_axis: x.size * np.abs(np.prod(x, axis=_a)),
+        grad=(0,),
+        torch=(lambda t, x, _a=_axis: x.prod() if _a is None else x.prod(_a))
+        if _label in ("all", "middle")
+        else None,
+        label=_label,
+    )
+row(
+    "Prod",
+    (Arg("abc", 0, 4),),
+    lambda g, x: aicf.prod(x, 2, keepdims=True),
+    lambda x: np.prod(x, axis=2, keepdims=True),
+    dtypes=INTS,
+    label="int",
+)
 for _axis in (-1, 0, 1):
     row(
         "Softmax",

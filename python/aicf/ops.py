@@ -57,6 +57,7 @@ __all__ = [
     "neg",
     "not_equal",
     "pow",
+    "prod",
     "relu",
     "round",
     "rsqrt",
@@ -504,6 +505,17 @@ def mean(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = Fal
     (4,)
     """
     return _reduce("Mean", "mean", x, axis, keepdims)
+
+
+def prod(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
+    """Product over `axis` (None = all), in the order `tree`; of no elements 1.
+
+    The gradient is right beside zeros: of a single one, the product of the other elements.
+
+    >>> aicf.prod(x, axis=1).shape
+    (4,)
+    """
+    return _reduce("Prod", "prod", x, axis, keepdims)
 
 
 def max(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:

@@ -9,7 +9,8 @@
     X(reduce_sum, Sum, false) \
     X(reduce_mean, Sum, true) \
     X(reduce_max, Max, false) \
-    X(reduce_min, Min, false)
+    X(reduce_min, Min, false) \
+    X(reduce_prod, Prod, false)
 
 // Of a reducer: join(a, b), where S has largest and smallest of two V, a vector or an element;
 // missing(), which joined with a value leaves its bits; empty(), the result of no elements;
@@ -37,6 +38,22 @@ struct Sum {
     template <class A>
     AICF_HD static A empty() {
         return A(0);
+    }
+};
+
+struct Prod {
+    static constexpr bool ordered = true;
+    template <class S, class V>
+    AICF_HD static V join(V a, V b) {
+        return a * b;
+    }
+    template <class A>
+    AICF_HD static A missing() {
+        return A(1);
+    }
+    template <class A>
+    AICF_HD static A empty() {
+        return A(1);
     }
 };
 

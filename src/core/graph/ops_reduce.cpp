@@ -69,6 +69,19 @@ void extremum_grad(GradContext& g) {  // ties share equally, as amax does
     g.set(0, hit * spread(g, g.dy() / ties));
 }
 
+/// dy times the product of the other elements: y / x, or that of the rest where x is the one zero.
+void prod_grad(GradContext& g) {
+    const Var x = g.in(0), none = zeros_like(x), one = none + 1.0, zero = emit("Eq", {x, none});
+    const Attrs dtype = {{"dtype", dtype_name(x.type().dtype)}};
+    const Var zeros = spread(g, emit("Sum", {emit("Cast", {zero}, dtype)}, g.attrs()));
+    const Var rest = emit("Where", {zero, one, x});
+    const Var others = spread(g, emit("Prod", {rest}, g.attrs()));
+    const Var alone = emit("LogicalAnd", {zero, emit("Eq", {zeros, one})});
+    const Var left = emit("Where", {alone, others, none});
+    const Var slope = emit("Where", {emit("Eq", {zeros, none}), others / rest, left});
+    g.set(0, spread(g, g.dy()) * slope);
+}
+
 void reduction(const std::string& name, const std::string& fn, const std::string& lowered,
                InferFn infer, GradFn grad, bool ordered) {
     const std::vector<AttrDef> attrs = {{"axes", std::vector<int64_t>(), true},
@@ -292,6 +305,7 @@ void define_reduce_ops() {
         [](GradContext& g) { g.set(0, spread(g, g.dy() * (1.0 / reduced_count(g)))); }, true);
     reduction("Max", "max", "reduce_max", infer_extremum, extremum_grad, false);
     reduction("Min", "min", "reduce_min", infer_extremum, extremum_grad, false);
+    reduction("Prod", "prod", "reduce_prod", infer_reduce, prod_grad, true);
     // masked: a row of -inf alone is 0, for nothing of it is visible.
     row_op("Softmax", "softmax",
            [](GradContext& g) {
