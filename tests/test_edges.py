@@ -62,6 +62,12 @@ POINTS = {
         [NAN, 1, 0, 0.5, 0.5],
     ),
     "softplus": (aicf.softplus, [NAN, INF, -INF], [NAN, INF, 0], [NAN, 1, 0]),
+    "log1p": (
+        aicf.log1p,
+        [NAN, INF, -INF, -1.0, -2.0, 0.0, -0.0],
+        [NAN, INF, NAN, -INF, NAN, 0.0, -0.0],
+        [NAN, 0, -0.0, INF, -1, 1, 1],
+    ),
     "sigmoid": (aicf.sigmoid, [NAN, INF, -INF], [NAN, 1, 0], [NAN, 0, 0]),
     "tanh": (aicf.tanh, [NAN, INF, -INF, -0.0], [NAN, 1, -1, -0.0], [NAN, 0, 0, 1]),
     "exp": (aicf.exp, [NAN, INF, -INF], [NAN, INF, 0], [NAN, INF, 0]),
@@ -135,6 +141,16 @@ def test_binary_cross_entropy(dtype, device):
         assert_same(got["d0"], [dx], what, zero_sign=False)
         want = np.float32(dt) if dtype == "float32" else dt
         assert_same(got["d1"], [want], what, zero_sign=False)
+
+
+@BOTH
+def test_product_beside_zeros(dtype, device):
+    """With one zero its own derivative alone is not 0, with two none."""
+    x = np.array([[2.0, 3.0, 4.0], [2.0, 0.0, 4.0], [0.0, -0.0, 4.0], [INF, 2.0, 0.5]])
+    got = results(lambda v: aicf.prod(v, 1), {"x": x}, dtype, device)
+    assert_same(got["y"], [24.0, 0.0, -0.0, INF], "prod")
+    slope = [[12.0, 8.0, 6.0], [0.0, 8.0, 0.0], [0.0, 0.0, 0.0], [NAN, INF, INF]]
+    assert_same(got["d0"], slope, "prod's derivative", zero_sign=False)
 
 
 @BOTH
