@@ -3,7 +3,8 @@
     python bench/compile_cuda.py [model ...] [--rounds 3] [--kernels] [--json FILE]
 
 Each round of a model is two fresh processes over one empty kernel cache: the first is cold, the
-second warm. With a GPU they compile the step itself, after a small one that starts the device;
+second warm. NVRTC keeps a cache of its own from 12.9 on, which is off here: with it only the first
+round would be cold. With a GPU they compile the step itself, after a small one that starts the device;
 without one, they make the kernels' programs for sm_90a and compile these. Figures are seconds, the
 median of the rounds: `build` of the graph, `compile` by the clock, `processor` the same of all
 threads, and so are the stages. `--kernels` adds what each kernel costs by itself.
@@ -110,7 +111,7 @@ def once(name, device):
 def child(name, device, folder):
     done = subprocess.run(
         [sys.executable, __file__, "--once", name] + ["--device"] * device,
-        env={**os.environ, "AICF_CACHE_DIR": folder},
+        env={**os.environ, "AICF_CACHE_DIR": folder, "CUDA_CACHE_DISABLE": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -133,7 +134,7 @@ def kernel_costs(name):
     build, math = MODELS[name]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["AICF_CACHE_DIR"] = folder
+        os.environ |= {"AICF_CACHE_DIR": folder, "CUDA_CACHE_DISABLE": "1"}
         for program in programs_of(build(), math):
             _, _, busy = timed(lambda: _core.cuda_cubins([program], ARCH))  # noqa: B023
             rows.append((busy, len(program), program.rpartition(") aicf_")[2].partition("(")[0]))
