@@ -328,6 +328,9 @@ void note(Schemas& schemas, const LoweredOp& op) {
 // ---- writing -----------------------------------------------------------------------------------
 
 std::vector<FilePiece> write_executable(const Plan& plan, uint64_t seed, const Target& target) {
+    if (plan.device >= kDevices)
+        raise(ErrorKind::unsupported, "export: the step is for ", kind_name(plan.device),
+              ", which files do not know; need one for cpu or cuda");
     struct Content {
         std::vector<FilePiece> pieces;
         size_t bytes = 0;

@@ -1,6 +1,7 @@
 #include "core/graph/tensor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -117,10 +118,24 @@ std::string type_string(DType dtype, const Dims& shape) {
     return dtype_abbrev(dtype) + to_string(shape);
 }
 
-const char* kind_name(Device::Kind kind) { return kind == Device::cpu ? "cpu" : "cuda"; }
+namespace {
+
+std::atomic<const char*> kind_names[kMostKinds] = {"cpu", "cuda"};
+std::atomic<int> kinds = 2;
+
+}  // namespace
+
+Device::Kind add_device_kind(const char* name) {
+    const int kind = kinds++;
+    check(kind < kMostKinds, "device: too many kinds");
+    kind_names[kind] = name;
+    return static_cast<Device::Kind>(kind);
+}
+
+const char* kind_name(Device::Kind kind) { return kind_names[kind]; }
 
 std::string to_string(Device device) {
-    return device.kind == Device::cpu ? "cpu" : cat("cuda:", device.index);
+    return device.kind == Device::cpu ? "cpu" : cat(kind_name(device.kind), ":", device.index);
 }
 
 float half_to_float(uint16_t bits) {

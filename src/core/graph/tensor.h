@@ -58,10 +58,14 @@ std::string to_string(const Dims& shape);             // "[64, 8]"
 std::string type_string(DType dtype, const Dims& s);  // "f32[64, 8]"
 
 struct Device {
+    /// Those that files and DLPack can name; a backend may add one of its own.
     enum Kind : uint8_t { cpu, cuda } kind = cpu;
     int index = 0;
     bool operator==(const Device&) const = default;
 };
+constexpr int kMostKinds = 8;
+/// A kind beyond those, which counts in this process alone. `name` must live as long.
+Device::Kind add_device_kind(const char* name);
 const char* kind_name(Device::Kind kind);  // "cpu", "cuda"
 std::string to_string(Device device);      // "cpu", "cuda:0"
 

@@ -7,7 +7,7 @@ namespace aicf {
 
 namespace {
 
-std::atomic<BackendMaker> makers[2];  // by Device::Kind
+std::atomic<BackendMaker> makers[kMostKinds];  // by Device::Kind
 
 }  // namespace
 
