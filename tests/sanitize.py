@@ -172,6 +172,7 @@ def run_harness(kind, folder, jobs):
     print(f"{len(lines)} ops in their shapes", flush=True)
     same_everywhere(harness, "ops", cases, 2 if kind == "thread" else 3)
     same_everywhere(harness, "families")
+    same_everywhere(harness, "reference")
     same_everywhere(harness, "graphs")
     same_everywhere(harness, "threads", 16, 1000 if kind == "thread" else 100)
 

@@ -28,7 +28,7 @@ def test_harness(kind, tmp_path):
     ops.write_text("\n".join(sanitize.op_lines(full=False)) + "\n")
     parts = [["threads", 16, 100]]
     if kind == "address":
-        parts = [["families"], ["graphs"], ["threads", 4, 30]]
+        parts = [["families"], ["reference"], ["graphs"], ["threads", 4, 30]]
     for part in [["ops", ops, 2], *parts]:
         assert len(sanitize.run([harness, *part]).strip()) == 16
 

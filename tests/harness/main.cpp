@@ -7,6 +7,7 @@
 #include "core/base/fork.h"
 #include "harness.h"
 #include "kernels/cpu/backend.h"
+#include "reference.h"
 
 namespace aicf::harness {
 
@@ -114,7 +115,8 @@ static void misuse() {
     std::printf("%d %d\n", count, *behind);
 }
 
-/// harness misuse | families | ops FILE EXAMPLES | graphs | threads THREADS STEPS | files PACK
+/// harness misuse | families | reference | ops FILE EXAMPLES | graphs | threads THREADS STEPS |
+/// files PACK
 int main(int argc, char** argv) {
     using namespace aicf;
     const std::string_view what = argc > 1 ? argv[1] : "";
@@ -134,6 +136,8 @@ int main(int argc, char** argv) {
                 sum = harness::run_ops(argv[2], std::atoi(argv[3]));
             } else if (what == "families" && argc == 2) {
                 sum = harness::run_families();
+            } else if (what == "reference" && argc == 2) {
+                sum = harness::run_reference();
             } else if (what == "graphs" && argc == 2) {
                 sum = harness::run_graphs();
             } else if (what == "threads" && argc == 4) {
@@ -143,8 +147,8 @@ int main(int argc, char** argv) {
             } else {
                 std::fprintf(
                     stderr,
-                    "usage: harness misuse | families | ops FILE EXAMPLES | graphs | threads N "
-                    "STEPS | files PACK\n");
+                    "usage: harness misuse | families | reference | ops FILE EXAMPLES | graphs | "
+                    "threads N STEPS | files PACK\n");
                 return 2;
             }
             if (threads == 1) first = sum;
