@@ -29,10 +29,14 @@ struct Graph {
 };
 
 std::recursive_mutex lock;
-std::map<uintptr_t, size_t> device, pinned;
-std::set<void*> streams, events, modules, graphs, execs;
-std::set<CUfunction> functions;
-std::map<CUfunction, unsigned> most_shared;
+// As long as the process: a step in a global of a program ends after what this library would end.
+auto &device = *new std::map<uintptr_t, size_t>, &pinned = *new std::map<uintptr_t, size_t>;
+using Handles = std::set<void*>;
+Handles &streams = *new Handles, &events = *new Handles, &modules = *new Handles,
+        &graphs = *new Handles, &execs = *new Handles;
+auto& functions = *new std::set<CUfunction>;
+auto& most_shared = *new std::map<CUfunction, unsigned>;
+const auto kContext = reinterpret_cast<CUcontext>(2);
 int contexts = 0, calls = 0;
 long armed_at = 0, armed_calls = 0;  // among the calls that ask for memory
 bool armed = false, armed_rest = false;
@@ -237,11 +241,12 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice) {
     return CUDA_SUCCESS;
 }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
-    *context = reinterpret_cast<CUcontext>(2);
+    *context = kContext;
     return CUDA_SUCCESS;
 }
-CUresult cuCtxPushCurrent_v2(CUcontext) {
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
     LOCK;
+    if (context != kContext) broken("an unknown context is pushed");
     contexts++;
     return CUDA_SUCCESS;
 }

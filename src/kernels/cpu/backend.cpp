@@ -11,6 +11,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -37,12 +39,30 @@ struct Isa {
 };
 
 #ifdef AICF_KERNEL_LIBRARY
+/// The file that holds the code at an address. The linker tells the name it was given, which is
+/// wrong after a chdir where it is relative; the system's list of what is mapped has the whole.
+std::string file_of(const void* code) {
+    Dl_info told = {};
+    std::string path;
+    if (dladdr(code, &told) && told.dli_fname) path = told.dli_fname;
+    if (path.starts_with('/')) return path;
+    const std::unique_ptr<FILE, int (*)(FILE*)> maps(std::fopen("/proc/self/maps", "re"), fclose);
+    char line[8192];
+    while (maps && std::fgets(line, sizeof line, maps.get())) {
+        uintptr_t begin = 0, end = 0;
+        int at = 0;
+        const auto here = reinterpret_cast<uintptr_t>(code);
+        std::sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %*s %*s %*s %*s %n", &begin, &end, &at);
+        if (here < begin || here >= end || line[at] != '/') continue;
+        path = line + at;
+        return path.substr(0, path.find('\n'));
+    }
+    return path;
+}
+
 /// Kernels are libraries beside the one this code is in, of which a process loads one.
 void fill_from_library(const char* isa, Table& table) {
-    Dl_info self = {};
-    std::string path;
-    if (dladdr(reinterpret_cast<const void*>(&fill_from_library), &self) && self.dli_fname)
-        path = self.dli_fname;
+    std::string path = file_of(reinterpret_cast<const void*>(&fill_from_library));
     path = cat(path.substr(0, path.rfind('/') + 1), "libaicf_cpu_", isa, AICF_KERNEL_LIBRARY);
     void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // for good
     if (!library) {

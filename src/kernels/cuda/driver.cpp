@@ -61,8 +61,9 @@ void load(Loaded& loaded) {
     loaded.ready = true;
 }
 
+/// Lives as long as the process, as all that a Step in a global needs at its end.
 Loaded& loaded_once() {
-    static Loaded loaded;
+    static Loaded& loaded = *new Loaded;
     static std::once_flag once;
     std::call_once(once, [] { load(loaded); });
     return loaded;
@@ -151,7 +152,7 @@ int gpu_count() {
 Gpu& gpu(int index) {
     constexpr int kMostDevices = 64;
     static std::mutex lock;
-    static std::unique_ptr<Gpu> all[kMostDevices];
+    static Gpu* all[kMostDevices];  // for good
     const Driver& cu = driver();
     std::lock_guard guard(lock);
     const int count = gpu_count();
@@ -179,7 +180,7 @@ Gpu& gpu(int index) {
               "; need 7.0 or newer");
     AICF_CU(cu, cuDeviceGetDefaultMemPool, &made->pool, made->handle);
     AICF_CU(cu, cuDevicePrimaryCtxRetain, &made->context, made->handle);
-    all[index] = std::move(made);
+    all[index] = made.release();
     return *all[index];
 }
 

@@ -210,7 +210,7 @@ auto refusable(bool stored, const Act& act) {
 void build(const Codes& codes, const std::string& arch) {
     // What is held by some plan or loaded on some GPU is not asked for again.
     static std::mutex lock;
-    static std::map<std::string, std::weak_ptr<const std::string>> held;
+    static auto& held = *new std::map<std::string, std::weak_ptr<const std::string>>;
     const auto held_as = [&](const KernelCode& code) { return cat(arch, " ", code.key); };
     Codes missing;
     {
@@ -287,7 +287,7 @@ CUfunction KernelCache::load(const KernelCode& code) {
 
 KernelCache& kernel_cache(Gpu& gpu) {
     static std::mutex lock;
-    static std::map<int, std::unique_ptr<KernelCache>> all;
+    static auto& all = *new std::map<int, std::unique_ptr<KernelCache>>;  // for good
     std::lock_guard guard(lock);
     auto& cache = all[gpu.device.index];
     if (!cache) cache = std::make_unique<KernelCache>(gpu);

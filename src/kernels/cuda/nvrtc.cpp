@@ -146,7 +146,7 @@ void find_library(Nvrtc& nvrtc, int driver_major) {
 }
 
 Nvrtc& nvrtc_once() {
-    static Nvrtc nvrtc;
+    static Nvrtc& nvrtc = *new Nvrtc;  // for good
     static std::mutex lock;
     std::lock_guard guard(lock);
     if (nvrtc.info.path.empty()) {
