@@ -5,8 +5,8 @@
 //     step.run();
 //     step.read("loss", &loss, sizeof loss);
 //
-// Every call may throw aicf::runtime::Error. A Step is one machine: threads that call it take
-// turns.
+// Every call may throw aicf::runtime::Error, a call on a Step that was moved from too. A Step is
+// one machine: threads that call it take turns.
 #pragma once
 
 #include <cstddef>
@@ -59,18 +59,22 @@ class AICF_API Step {
 
     /// Copies elements in C order into an input, a param or a state; `bytes` must be its size.
     void set(const std::string& name, const void* elements, size_t bytes);
-    /// Runs the step on the inputs as they stand, `times` times; a GPU may still be at work when
-    /// it returns.
+    /// Runs the step on the inputs as they stand, `times` times; each input that the step reads
+    /// must have been set. A GPU may still be at work when it returns.
     void run(int64_t times = 1);
     /// Copies an output, a param or a state out, once all that runs is done.
     void read(const std::string& name, void* elements, size_t bytes) const;
     /// Writes params and states as safetensors, as Python's Step.save does: the file is there whole
     /// or not at all.
     void save_state(const std::string& path) const;
+    /// Reads what save_state or Python's Step.save wrote: exactly the step's params and states, or
+    /// nothing is changed.
+    void load_state(const std::string& path);
 
   private:
     struct Impl;
     explicit Step(std::unique_ptr<Impl> impl);
+    Impl& impl() const;
     std::unique_ptr<Impl> impl_;
 };
 

@@ -1,25 +1,20 @@
 // The public runtime, over the core: translation only.
 #include "aicf/aicf.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <random>
-#include <system_error>
+#include <set>
 
 #include "core/base/aside.h"
 #include "core/base/fork.h"
 #include "core/run/step.h"
+#include "files.h"
 #include "kernels/cpu/backend.h"
 #ifdef AICF_CUDA
 #include "kernels/cuda/backend.h"
 #endif
+#include "safetensors.h"
 
 namespace aicf::runtime {
 
@@ -53,7 +48,7 @@ const char* kind_text(ErrorKind kind) {
     return "InternalError";
 }
 
-/// What the core throws leaves as the public error.
+/// Whatever is thrown leaves as the public error.
 template <class Act>
 auto guarded(const Act& act) -> decltype(act()) {
     try {
@@ -62,36 +57,11 @@ auto guarded(const Act& act) -> decltype(act()) {
         throw Error(kind_text(error.kind()), error.what());
     } catch (const std::bad_alloc&) {
         throw Error("OutOfMemory", kNoMemory);
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& error) {
+        throw Error("InternalError", error.what());
     }
-}
-
-[[noreturn]] void fail(const char* doing, const std::string& path) {
-    throw Error("OSError", cat(doing, " \"", path, "\": ", std::strerror(errno)));
-}
-
-/// A file descriptor, closed at the end.
-struct File {
-    int fd;
-    ~File() {
-        if (fd >= 0) ::close(fd);
-    }
-};
-
-std::vector<char> content(const std::string& path) {
-    const File file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    struct stat status = {};
-    if (file.fd < 0 || ::fstat(file.fd, &status)) fail("load", path);
-    if (!S_ISREG(status.st_mode))
-        throw Error("FormatError", cat("load \"", path, "\": need a regular file"));
-    std::vector<char> bytes(static_cast<size_t>(status.st_size));
-    for (size_t at = 0; at < bytes.size();) {
-        const ssize_t got = ::read(file.fd, bytes.data() + at, bytes.size() - at);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) fail("load", path);
-        if (got == 0) throw Error("FormatError", cat("load \"", path, "\": it became shorter"));
-        at += static_cast<size_t>(got);
-    }
-    return bytes;
 }
 
 void register_backends() {
@@ -122,95 +92,6 @@ Tensor tensor_of(const std::string& name, const Type& type) {
             static_cast<size_t>(byte_count(type))};
 }
 
-/// As Python's json writes text.
-std::string json_text(const std::string& text) {
-    std::string out = "\"";
-    const auto unit = [&](uint32_t code) {
-        char hex[8];
-        std::snprintf(hex, sizeof hex, "\\u%04x", code);
-        out += hex;
-    };
-    for (size_t at = 0; at < text.size();) {
-        const auto head = static_cast<uint8_t>(text[at]);
-        const size_t length = head < 0x80 ? 1 : head < 0xE0 ? 2 : head < 0xF0 ? 3 : 4;
-        uint32_t code = length == 1 ? head : head & (0x7Fu >> length);
-        for (size_t i = 1; i < length && at + i < text.size(); i++)
-            code = code << 6 | (static_cast<uint8_t>(text[at + i]) & 0x3F);
-        at += length;
-        const char* const escaped = "\"\"\\\\\bb\ff\nn\rr\tt";
-        const char* found = nullptr;
-        for (const char* p = escaped; *p; p += 2)
-            if (static_cast<uint32_t>(*p) == code) found = p + 1;
-        if (found) {
-            out += '\\';
-            out += *found;
-        } else if (code >= 0x20 && code < 0x7F) {
-            out += static_cast<char>(code);
-        } else if (code < 0x10000) {
-            unit(code);
-        } else {
-            unit(0xD800 + ((code - 0x10000) >> 10));
-            unit(0xDC00 + ((code - 0x10000) & 0x3FF));
-        }
-    }
-    return out + '"';
-}
-
-const char* safetensors_code(DType dtype) {
-    constexpr const char* codes[kDTypes] = {"F32", "F64", "F16", "BF16",
-                                            "I32", "I64", "U8",  "BOOL"};
-    return codes[static_cast<int>(dtype)];
-}
-
-void write_all(int fd, const char* from, size_t bytes, const std::string& path) {
-    for (size_t at = 0; at < bytes;) {
-        const ssize_t put = ::write(fd, from + at, bytes - at);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) fail("save", path);
-        at += static_cast<size_t>(put);
-    }
-}
-
-/// Writes a file beside the target and renames it, as Python's save does: links are followed to
-/// their file, an existing file keeps its mode and owner, and is left whole if writing fails.
-template <class Write>
-void replace(const std::string& path, const Write& write) {
-    struct stat old = {};
-    const bool exists = ::stat(path.c_str(), &old) == 0;
-    if (exists && !S_ISREG(old.st_mode))
-        throw Error("OSError", cat("save \"", path, "\": it exists and is no regular file"));
-    std::string target = path;
-    if (char* const real = exists ? ::realpath(path.c_str(), nullptr) : nullptr) {
-        target = real;
-        std::free(real);
-    }
-    std::string beside;
-    int fd = -1;
-    std::random_device random;
-    for (int tries = 0; fd < 0 && tries < 100; tries++) {
-        beside = cat(target, ".", random(), ".tmp");
-        fd = ::open(beside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-        if (fd < 0 && errno != EEXIST) break;
-    }
-    if (fd < 0) fail("save", path);
-    const File file{fd};
-    try {
-        write(fd);
-        if (exists && (old.st_uid != ::geteuid() || old.st_gid != ::getegid()))
-            (void)!::fchown(fd, old.st_uid, old.st_gid);  // a wish: not everyone may
-        if ((exists && ::fchmod(fd, old.st_mode & 07777)) || ::fsync(fd) ||
-            ::rename(beside.c_str(), target.c_str()))
-            fail("save", path);
-    } catch (...) {
-        ::unlink(beside.c_str());
-        throw;
-    }
-    const size_t slash = target.rfind('/');
-    const std::string folder = slash == std::string::npos ? "." : target.substr(0, slash + 1);
-    const File held{::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-    if (held.fd >= 0) ::fsync(held.fd);
-}
-
 }  // namespace
 
 Error::Error(std::string kind, const std::string& text)
@@ -218,8 +99,12 @@ Error::Error(std::string kind, const std::string& text)
 Error::~Error() = default;
 
 struct Step::Impl {
-    Impl(const Executable& file, const aicf::Step::Options& options) : step(file, options) {}
-    mutable aicf::Step step;
+    Impl(const Executable& file, const aicf::Step::Options& options) : step(file, options) {
+        for (const Value* value : step.needed_inputs()) missing.insert(value->id);
+    }
+    aicf::Step step;
+    std::mutex lock;            // of what follows
+    std::set<ValueId> missing;  // inputs that an op reads and nobody has set
 
     std::vector<Tensor> leaves(Role role) const {
         std::vector<Tensor> all;
@@ -227,7 +112,35 @@ struct Step::Impl {
             if (value.role == role) all.push_back(tensor_of(value.name, value.type));
         return all;
     }
+    /// What a checkpoint holds.
+    std::vector<const Value*> kept() const {
+        std::vector<const Value*> all;
+        for (const Role role : {Role::param, Role::state})
+            for (const Value& value : step.plan().values)
+                if (value.role == role) all.push_back(&value);
+        return all;
+    }
+    std::vector<NamedType> kept_types() const {
+        std::vector<NamedType> all;
+        for (const Value* value : kept())
+            all.push_back({value->name, value->type.dtype, value->type.shape});
+        return all;
+    }
+    static TensorRef tensor_at(const void* elements, const Type& type) {
+        TensorRef tensor;
+        tensor.data = const_cast<void*>(elements);
+        tensor.dtype = type.dtype;
+        tensor.shape = type.shape;
+        tensor.strides = contiguous_strides(tensor.shape);
+        return tensor;
+    }
 };
+
+Step::Impl& Step::impl() const {
+    if (!impl_)
+        throw Error("GraphError", "step: it was moved from; need the one that it was moved to");
+    return *impl_;
+}
 
 Step::Step(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Step::Step(Step&& other) noexcept = default;
@@ -237,8 +150,11 @@ Step::~Step() = default;
 Step Step::load(const std::string& path, const std::string& device) {
     return guarded([&] {
         register_backends();
-        const std::vector<char> bytes = content(path);
-        const Executable file({bytes.data(), bytes.size()}, cat("load \"", path, "\""));
+        Source source(path);
+        std::vector<char> bytes(source.size());
+        source.read(bytes.data(), bytes.size());
+        source.check_unchanged();
+        const Executable file({bytes.data(), bytes.size()}, source.where());
         aicf::Step::Options options;
         options.device.kind = file.plan().device;
         if (!device.empty()) options.device = device_of(device);
@@ -247,54 +163,67 @@ Step Step::load(const std::string& path, const std::string& device) {
 }
 
 std::vector<Tensor> Step::inputs() const {
-    return guarded([&] { return impl_->leaves(Role::input); });
+    return guarded([&] { return impl().leaves(Role::input); });
 }
 std::vector<Tensor> Step::params() const {
-    return guarded([&] { return impl_->leaves(Role::param); });
+    return guarded([&] { return impl().leaves(Role::param); });
 }
 std::vector<Tensor> Step::states() const {
-    return guarded([&] { return impl_->leaves(Role::state); });
+    return guarded([&] { return impl().leaves(Role::state); });
 }
 
 std::vector<Tensor> Step::outputs() const {
     return guarded([&] {
         std::vector<Tensor> all;
-        for (const Lowered::Output& output : impl_->step.plan().outputs) {
-            Type type = impl_->step.plan().values[output.value].type;
+        for (const Lowered::Output& output : impl().step.plan().outputs) {
+            Type type = impl().step.plan().values[output.value].type;
             if (output.keep > 1)
                 type.shape[0] =
-                    std::min<int64_t>(static_cast<int64_t>(impl_->step.generation()), output.keep);
+                    std::min<int64_t>(static_cast<int64_t>(impl().step.generation()), output.keep);
             all.push_back(tensor_of(output.name, type));
         }
         return all;
     });
 }
 
-std::string Step::device() const { return to_string(impl_->step.device()); }
-uint64_t Step::steps_run() const { return impl_->step.generation(); }
+std::string Step::device() const {
+    return guarded([&] { return to_string(impl().step.device()); });
+}
+uint64_t Step::steps_run() const {
+    return guarded([&] { return impl().step.generation(); });
+}
 
 void Step::set(const std::string& name, const void* elements, size_t bytes) {
     guarded([&] {
-        const Value& value = impl_->step.leaf(name);
-        TensorRef tensor;
-        tensor.data = const_cast<void*>(elements);
-        tensor.dtype = value.type.dtype;
-        tensor.shape = value.type.shape;
-        tensor.strides = contiguous_strides(tensor.shape);
+        Impl& mine = impl();
+        const Value& value = mine.step.leaf(name);
         if (bytes != static_cast<size_t>(byte_count(value.type)))
             raise(ErrorKind::shape, "set: \"", name, "\" got ", bytes, " bytes; need ",
                   byte_count(value.type), ", ", to_string(value.type));
-        impl_->step.write({{value.id, tensor}});
+        mine.step.write({{value.id, Impl::tensor_at(elements, value.type)}});
+        const std::lock_guard lock(mine.lock);
+        mine.missing.erase(value.id);
     });
 }
 
 void Step::run(int64_t times) {
-    guarded([&] { impl_->step.replay(times); });
+    guarded([&] {
+        Impl& mine = impl();
+        {
+            const std::lock_guard lock(mine.lock);
+            if (times > 0 && !mine.missing.empty()) {
+                const Value& value = mine.step.plan().values[*mine.missing.begin()];
+                raise(ErrorKind::graph, "run: input \"", value.name, "\" ", to_string(value.type),
+                      " was never set; need its elements before the first run");
+            }
+        }
+        mine.step.replay(times);
+    });
 }
 
 void Step::read(const std::string& name, void* elements, size_t bytes) const {
     guarded([&] {
-        aicf::Step& step = impl_->step;
+        aicf::Step& step = impl().step;
         TensorRef now;
         const Value* leaf = step.find_leaf(name);
         const auto& outputs = step.plan().outputs;
@@ -321,33 +250,30 @@ void Step::read(const std::string& name, void* elements, size_t bytes) const {
 
 void Step::save_state(const std::string& path) const {
     guarded([&] {
+        Impl& mine = impl();
         std::vector<ValueId> ids;
-        std::string header = R"({"__metadata__":{"format":"aicf","version":"1"})";
-        int64_t offset = 0;
-        for (const Role role : {Role::param, Role::state})
-            for (const Value& value : impl_->step.plan().values) {
-                if (value.role != role) continue;
-                std::string shape;
-                for (int64_t size : value.type.shape) shape += cat(shape.empty() ? "" : ",", size);
-                const int64_t end = offset + byte_count(value.type);
-                header += cat(",", json_text(value.name), ":{\"dtype\":\"",
-                              safetensors_code(value.type.dtype), "\",\"shape\":[", shape,
-                              "],\"data_offsets\":[", offset, ",", end, "]}");
-                offset = end;
-                ids.push_back(value.id);
-            }
-        header += "}";
-        header.resize((header.size() + 7) / 8 * 8, ' ');
-        const std::vector<TensorRef> tensors = impl_->step.read(ids);
-
-        replace(path, [&](int fd) {
-            auto size = static_cast<uint64_t>(header.size());
-            write_all(fd, reinterpret_cast<const char*>(&size), sizeof size, path);
-            write_all(fd, header.data(), header.size(), path);
+        for (const Value* value : mine.kept()) ids.push_back(value->id);
+        const std::string header = safetensors_header(mine.kept_types());
+        const std::vector<TensorRef> tensors = mine.step.read(ids);
+        replace(path, [&](const Put& put) {
+            put(header.data(), header.size());
             for (const TensorRef& tensor : tensors)
-                write_all(fd, static_cast<const char*>(tensor.data),
-                          static_cast<size_t>(byte_count({tensor.dtype, tensor.shape})), path);
+                put(static_cast<const char*>(tensor.data),
+                    static_cast<size_t>(byte_count({tensor.dtype, tensor.shape})));
         });
+    });
+}
+
+void Step::load_state(const std::string& path) {
+    guarded([&] {
+        Impl& mine = impl();
+        Source source(path);
+        const std::vector<std::vector<char>> tensors = read_safetensors(source, mine.kept_types());
+        aicf::Step::Inputs writes;
+        size_t at = 0;
+        for (const Value* value : mine.kept())
+            writes.emplace_back(value->id, Impl::tensor_at(tensors[at++].data(), value->type));
+        mine.step.write(writes);
     });
 }
 

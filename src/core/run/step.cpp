@@ -559,6 +559,12 @@ const Value* Step::find_leaf(std::string_view name) const {
     return at == names_.end() ? nullptr : &plan_.values[at->second];
 }
 
+std::vector<const Value*> Step::needed_inputs() const {
+    std::vector<const Value*> all;
+    for (ValueId id : needed_inputs_) all.push_back(&plan_.values[id]);
+    return all;
+}
+
 const Value& Step::leaf(std::string_view name) const {
     if (const Value* found = find_leaf(name)) return *found;
     std::string known;

@@ -71,6 +71,7 @@ class Step {
     const Plan& plan() const { return plan_; }
     Device device() const { return machine_->backend->device(); }
     const Value* find_leaf(std::string_view name) const;  // null: there is none
+    std::vector<const Value*> needed_inputs() const;      // those some op reads
     std::vector<Captured::Launch> trace() const;
     uint64_t generation() const { return generation_; }  // steps run so far
     /// The parts of compiling, one after another, and the seconds a processor took for each.
