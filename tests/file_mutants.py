@@ -9,24 +9,17 @@ fault the seed and number that bring the mutant back (`--only`).
 """
 
 import argparse
-import collections
-import faulthandler
 import itertools
 import json
 import os
-import resource
-import signal
 import struct
 import sys
 import tempfile
 
 import aicf
 import numpy as np
-from mutants import sound_graphs
+from mutants import MOST_TEXT, Fault, judge, sound_graphs
 
-MOST_BYTES = 3 << 30  # of address space beside what is there at the start
-MOST_TEXT = 2048  # bytes of a message
-MOST_SECONDS = 20
 MOST_WORK = 1e7  # flops and bytes of a step that is run
 SECTIONS = ("plan", "kernels", "code", "constants", "state")
 HEADER, ENTRY, ALIGN = 64, 32, 64
@@ -375,10 +368,6 @@ def mutant(seed, number, files, known):
     return join(head, change.parts), ", ".join(names)
 
 
-class Fault(Exception):
-    """A mutant that was treated otherwise than promised."""
-
-
 def attempt(call, *kinds):
     try:
         return call(), ""
@@ -415,10 +404,6 @@ def look(file, path):
     return "run"
 
 
-def on_alarm(signum, frame):
-    raise Fault(f"takes longer than {MOST_SECONDS} s")
-
-
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20000)
@@ -428,9 +413,7 @@ def main(argv=None):
     parser.add_argument("--most-faults", type=int, default=20)
     parser.add_argument("--pack", help="write them there for `harness files`, and run none")
     asked = parser.parse_args(argv)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    signal.signal(signal.SIGPROF, on_alarm)
-    tally, faults, known = collections.Counter(), 0, {}
+    known = {}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "mutant.aicf")
         files = sound_files(folder)
@@ -446,21 +429,10 @@ def main(argv=None):
                     file, _ = mutant(asked.seed, number, files, known)
                     pack.write(struct.pack("<Q", len(file)) + file)
             return 0
-        for number in numbers:
-            file, what = mutant(asked.seed, number, files, known)
-            print(f"mutant {number} of seed {asked.seed}: {what}", file=sys.stderr)
-            signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
-            faulthandler.dump_traceback_later(15 * MOST_SECONDS, exit=True)
-            try:
-                tally[look(file, path)] += 1
-            except Fault as fault:
-                faults += 1
-                print(f"mutant {number} of seed {asked.seed} ({what}): {fault}", flush=True)
-                if faults == asked.most_faults:
-                    break
-            finally:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                faulthandler.cancel_dump_traceback_later()
+        tally, faults = judge(
+            asked.seed, numbers, lambda number: mutant(asked.seed, number, files, known),
+            lambda file, _: look(file, path), asked.most_faults,
+        )  # fmt: skip
     print(json.dumps({"files": len(files), "mutants": len(numbers), "faults": faults, **tally}))
     return 1 if faults else 0
 

@@ -516,6 +516,30 @@ def on_alarm(signum, frame):
     raise Fault(f"takes longer than {MOST_SECONDS} s")
 
 
+def judge(seed, numbers, make, look, most_faults):
+    """The tally of what became of mutants, and how many were faults, each printed with what brings
+    it back. `make`: a mutant of a number, and what was done; `look`: its fate, or Fault."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    signal.signal(signal.SIGPROF, on_alarm)
+    tally, faults = collections.Counter(), 0
+    for number in numbers:
+        mutant, what = make(number)
+        print(f"mutant {number} of seed {seed}: {what}", file=sys.stderr)
+        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+        faulthandler.dump_traceback_later(15 * MOST_SECONDS, exit=True)  # of the clock on the wall
+        try:
+            tally[look(mutant, number)] += 1
+        except Fault as fault:
+            faults += 1
+            print(f"mutant {number} of seed {seed} ({what}): {fault}", flush=True)
+            if faults == most_faults:
+                break
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            faulthandler.cancel_dump_traceback_later()
+    return tally, faults
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10000)
@@ -523,30 +547,16 @@ def main(argv=None):
     parser.add_argument("--only", type=int, help="one number; prints the mutant too")
     parser.add_argument("--most-faults", type=int, default=20)
     asked = parser.parse_args(argv)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    signal.signal(signal.SIGPROF, on_alarm)
     sound = sound_graphs()
     for text in sound:
         look(text, 0)
-    tally, faults = collections.Counter(), 0
     numbers = range(asked.count) if asked.only is None else [asked.only]
-    for number in numbers:
-        text, what = mutant(asked.seed, number, sound)
-        if asked.only is not None:
-            print(text)
-        print(f"mutant {number} of seed {asked.seed}: {what}", file=sys.stderr)
-        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
-        faulthandler.dump_traceback_later(15 * MOST_SECONDS, exit=True)  # of the clock on the wall
-        try:
-            tally[look(text, number)] += 1
-        except Fault as fault:
-            faults += 1
-            print(f"mutant {number} of seed {asked.seed} ({what}): {fault}", flush=True)
-            if faults == asked.most_faults:
-                break
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            faulthandler.cancel_dump_traceback_later()
+    if asked.only is not None:
+        print(mutant(asked.seed, asked.only, sound)[0])
+    tally, faults = judge(
+        asked.seed, numbers, lambda number: mutant(asked.seed, number, sound), look,
+        asked.most_faults,
+    )  # fmt: skip
     print(json.dumps({"graphs": len(sound), "mutants": len(numbers), "faults": faults, **tally}))
     return 1 if faults else 0
 
