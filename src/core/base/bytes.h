@@ -28,6 +28,10 @@ class ByteWriter {
         static_assert(std::is_arithmetic_v<T>);
         to_.append(reinterpret_cast<const char*>(&value), sizeof value);
     }
+    template <class... T>
+    void numbers(T&... values) {
+        (number(values), ...);
+    }
     template <class T>
     void choice(T& value, size_t, const char*) {
         static_assert(std::is_enum_v<T> && sizeof(T) <= sizeof(uint32_t));
@@ -99,6 +103,10 @@ class ByteReader {
     void number(T& value) {
         static_assert(std::is_arithmetic_v<T>);
         std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    }
+    template <class... T>
+    void numbers(T&... values) {
+        (number(values), ...);
     }
     /// One of `count` values of an enum.
     template <class T>

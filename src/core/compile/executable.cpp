@@ -227,8 +227,7 @@ void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& 
         if (kind != LaunchKind::kernel)
             io.fail("a launch is of kind ", static_cast<int>(kind), "; this version runs kernels");
     fields(io, planned.op, schemas);
-    io.number(planned.counters);
-    io.number(planned.scratch);
+    io.numbers(planned.counters, planned.scratch);
     int64_t room = 0;
     if constexpr (!Io::kReads) room = static_cast<int64_t>(planned.kernel->workspace_bytes);
     io.number(room);
@@ -249,35 +248,26 @@ void fields(Io& io, Value& value) {
     io.choice(value.role, kRoles, "a role");
     io.number(value.producer);
     io.choice(value.init.kind, kInits, "an initial content");
-    io.number(value.init.a);
-    io.number(value.init.b);
-    io.number(value.moment_of);
-    io.number(value.moment_slot);
+    io.numbers(value.init.a, value.init.b, value.moment_of, value.moment_slot);
 }
 
 template <class Io>
 void fields(Io& io, Place& place) {
     io.choice(place.region, kRegions, "a region");
-    io.number(place.offset);
-    io.number(place.bytes);
-    io.number(place.storage);
+    io.numbers(place.offset, place.bytes, place.storage);
 }
 
 template <class Io>
 void fields(Io& io, Lowered::Output& output) {
     io.text(output.name);
-    io.number(output.value);
-    io.number(output.keep);
-    io.number(output.ring);
-    io.number(output.position);
+    io.numbers(output.value, output.keep, output.ring, output.position);
 }
 
 template <class Io>
 void fields(Io& io, Head& head, Plan& plan, Schemas& schemas) {
     io.choice(plan.device, kDevices, "a device");
     io.text(head.arch);
-    io.number(head.processors);
-    io.number(head.seed);
+    io.numbers(head.processors, head.seed);
     io.text(plan.name);
     io.text(plan.math);
     io.flag(plan.deterministic);

@@ -20,20 +20,15 @@ template <class Io>
 void fields(Io& io, TensorMap& map) {
     io.number(map.input);
     io.choice(map.dtype, kDTypes, "a dtype");
-    for (int64_t* one : {&map.inner, &map.outer, &map.batches, &map.outer_step, &map.batch_step})
-        io.number(*one);
-    io.number(map.box);
+    io.numbers(map.inner, map.outer, map.batches, map.outer_step, map.batch_step, map.box);
 }
 
 /// What of a kernel its op does not say; of a group also that of its parts.
 template <class Io>
 void fields(Io& io, CudaKernel& kernel) {
     io.text(kernel.name);
-    io.number(kernel.workspace_bytes);
-    io.number(kernel.counter_bytes);
-    io.number(kernel.blocks);
-    io.number(kernel.threads);
-    io.number(kernel.shared);
+    io.numbers(kernel.workspace_bytes, kernel.counter_bytes, kernel.blocks, kernel.threads,
+               kernel.shared);
     io.list(kernel.maps, [](Io& each, TensorMap& map) { fields(each, map); });
 }
 
@@ -46,9 +41,7 @@ template <class Io>
 void fields(Io& io, StoredCode& stored) {
     io.text(stored.code.symbol);
     io.text(stored.code.name);
-    io.number(stored.code.shared);
-    io.number(stored.program);
-    io.number(stored.cubin);
+    io.numbers(stored.code.shared, stored.program, stored.cubin);
 }
 
 /// What the launch of an op asks of the driver and of its argument block.
