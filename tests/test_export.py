@@ -332,6 +332,85 @@ def test_no_end_of_scratch_overflows(tmp_path, at, room):
     refused(path, file_mutants.join(head, parts), "scratch")
 
 
+REGIONS = ("params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants",
+           "counters")  # fmt: skip
+MUCH = 512 << 20
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_no_region_is_larger_than_what_lies_in_it(file, tmp_path, region):
+    """A small file cannot ask for much memory; scratch and counters are the kernels' affair."""
+    number = REGIONS.index(region)
+    large = record(file, "region bytes", number, to=MUCH)
+    path = tmp_path / "step.aicf"
+    if region in ("temps", "counters"):  # of a CPU these follow from the kernels at hand
+        path.write_bytes(file)
+        want = aicf.load_step(path).plan.regions
+        path.write_bytes(large)
+        assert aicf.load_step(path).plan.regions == want
+        return
+    refused(path, large, f"region {region} has {MUCH} bytes; need at most")
+
+
+def test_no_gap_makes_a_region_large(file, tmp_path):
+    """Nor does a value that lies far behind the others of its region."""
+    head, parts = file_mutants.split(file)
+    fields = file_mutants.Fields(bytes(parts[0])).fields
+    places = [
+        tuple(f[1] for f in fields[i : i + 4]) for i, f in enumerate(fields) if f[3] == "region"
+    ]
+    plan, inputs = parts[0], REGIONS.index("inputs")
+    region, offset, _, _ = next(place for place in places if plan[place[0]] == inputs)
+    struct.pack_into("<q", plan, offset, MUCH)
+    sizes = [f[1] for f in fields if f[3] == "region bytes"]
+    struct.pack_into("<q", plan, sizes[inputs], MUCH + 4096)
+    refused(tmp_path / "step.aicf", file_mutants.join(head, parts), "region inputs has")
+
+
+def test_what_is_shared_takes_no_memory_again(tmp_path):
+    """Of a step that is loaded beside one with the same params and states nothing of them is kept;
+    where it has some of its own, these alone lie in its regions."""
+    train = network().compile(device="cpu")
+    path = tmp_path / "train.aicf"
+    train.export(path)
+    alone = aicf.load_step(path)
+    again = aicf.load_step(path, share=alone)
+    regions = again.plan.regions
+    assert [regions[name] for name in ("params", "moments", "state")] == [0, 0, 0], regions
+    for name in ("params", "moments", "state"):
+        assert alone.plan.regions[name] == train.plan.regions[name] > 0
+    assert again.plan.report.ok
+    taken = run(again, 3)
+    assert {name: value.tobytes() for name, value in alone.state_dict().items()} == taken[1]
+    assert run(train, 3) == taken
+    # A part of it is shared: two params, and of the states the learning rate.
+    g = aicf.Graph("part")
+    g.state("opt.lr", (), init=0.0)
+    other = g.state("other", (700,))
+    g.assign(other, other + 1.0)
+    x = g.input("x", (9, 5))
+    y = g.dense("2", g.dense("0", x, 70), 3)
+    g.output("y", aicf.sum(y) + aicf.sum(other))
+    g.minimize(aicf.sum(y), aicf.optim.SGD(lr=0.5), name="own")
+    part = g.compile(device="cpu")
+    part.export(tmp_path / "part.aicf")
+    shares = aicf.load_step(tmp_path / "part.aicf", share=train)
+    assert 0 < shares.plan.regions["params"] == part.plan.regions["params"]
+    assert shares.plan.report.ok and shares.plan.regions["state"] < part.plan.regions["state"]
+    for name in ("2.W", "2.b", "other", "own.lr"):
+        (shares.params if name in shares.params else shares.state)[name] = (
+            part.params if name in part.params else part.state
+        )[name].numpy()
+    for name in ("0.W", "0.b"):
+        part.params[name] = train.params[name].numpy()
+    seen, state = run(part, 3)
+    assert run(shares, 3) == (seen, state | {"opt.lr": train.state["opt.lr"].numpy().tobytes()})
+    assert train.params["0.W"].numpy().tobytes() == part.params["0.W"].numpy().tobytes()
+    shares.export(tmp_path / "shares.aicf")
+    once_more = aicf.load_step(tmp_path / "shares.aicf")
+    assert run(once_more, 3) == run(shares, 3)
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "tpu", 5])
 def test_another_device(file, tmp_path, device):
     path = tmp_path / "step.aicf"

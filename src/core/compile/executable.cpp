@@ -519,9 +519,10 @@ Executable::Executable(std::string_view file, std::string where) : where_(std::m
     });
 }
 
-Plan Executable::finish(const Target& target) const {
+Plan Executable::finish(const Target& target, const std::vector<std::string>& shared) const {
     return as_format(where_, [&] {
         Plan plan = plan_;
+        if (!shared.empty()) share_places(plan, shared);
         std::vector<const LoweredOp*> ops;
         for (const PlannedOp& planned : plan.ops) ops.push_back(&planned.op);
         const Kernels kernels = target.read(ops, kernels_, code_, where_);

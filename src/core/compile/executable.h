@@ -32,8 +32,8 @@ class Executable {
     Executable(std::string_view bytes, std::string where);
     const Plan& plan() const { return plan_; }  // without kernels
     uint64_t seed() const { return seed_; }
-    /// The plan with kernels of the target, which has verified.
-    Plan finish(const Target& target) const;
+    /// The plan with kernels of the target, which has verified. `shared`: as of make_plan.
+    Plan finish(const Target& target, const std::vector<std::string>& shared = {}) const;
 
   private:
     std::string where_;

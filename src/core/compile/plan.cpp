@@ -1,6 +1,7 @@
 #include "core/compile/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <map>
 #include <set>
@@ -441,6 +442,75 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
     }
 }
 
+namespace {
+
+/// Of each region the most bytes that what lies in it gives reason for: its values, one beside the
+/// other; of temporaries and counters, which ops share, where the last one ends.
+std::array<int64_t, kRegions> most_bytes(const Plan& plan) {
+    std::array<int64_t, kRegions> most = {};
+    const auto add = [](int64_t a, int64_t b) { return a > kMostBytes - b ? kMostBytes : a + b; };
+    const auto of = [&](Region region) -> int64_t& { return most[static_cast<size_t>(region)]; };
+    const auto reach = [&](Region region, int64_t begin, int64_t bytes) {
+        of(region) = std::max(of(region), add(begin, align_up(bytes)));
+    };
+    int64_t params = 0;  // the layout that gradients and moments repeat
+    int slots = 0;
+    for (const Value& value : plan.values) {
+        const Place& place = plan.places[value.id];
+        if (value.role == Role::param) params = add(params, align_up(place.bytes));
+        if (value.moment_of != kNone) slots = std::max(slots, value.moment_slot + 1);
+        if (place.storage != value.id || place.offset < 0) continue;
+        if (place.region == Region::temps)
+            reach(Region::temps, place.offset, place.bytes);
+        else
+            of(place.region) = add(of(place.region), align_up(place.bytes));
+    }
+    std::set<ValueId> elsewhere;  // outputs that an assign then gave another place
+    for (const Lowered::Output& output : plan.outputs)
+        if (const Place& place = plan.places[output.value];
+            place.region != Region::outputs && elsewhere.insert(output.value).second)
+            of(Region::outputs) = add(of(Region::outputs), align_up(place.bytes));
+    for (Region region : {Region::params, Region::grads}) reach(region, 0, params);
+    for (int64_t slot = 0, all = 0; slot < slots; slot++) {
+        all = add(all, params);
+        reach(Region::moments, 0, all);
+    }
+    for (const PlannedOp& planned : plan.ops) {
+        const Kernel& kernel = *planned.kernel;
+        if (kernel.workspace_bytes)
+            reach(Region::temps, planned.scratch, static_cast<int64_t>(kernel.workspace_bytes));
+        if (kernel.counter_bytes)
+            reach(Region::counters, planned.counters, static_cast<int64_t>(kernel.counter_bytes));
+    }
+    return most;
+}
+
+}  // namespace
+
+void share_places(Plan& plan, const std::vector<std::string>& shared) {
+    const std::set<std::string_view> names(shared.begin(), shared.end());
+    constexpr Region kinds[] = {Region::params, Region::moments, Region::state};
+    int64_t kept[kRegions] = {}, state = 0;
+    for (const Value& value : plan.values) {
+        Place& place = plan.places[value.id];
+        if (place.storage != value.id || place.offset < 0) continue;
+        if ((value.role == Role::param || value.role == Role::state) && names.contains(value.name))
+            place = {value.role == Role::param ? Region::params : Region::state, -1, place.bytes,
+                     value.id};
+        else if (place.region == Region::state)
+            state = sum(place.offset = state, align_up(place.bytes));
+        kept[static_cast<int>(place.region)] += place.offset >= 0;
+    }
+    for (Place& place : plan.places)
+        if (const ValueId storage = place.storage; storage != kNone) {
+            place = plan.places[storage];
+            place.storage = storage;
+        }
+    for (Region region : kinds)
+        if (!kept[static_cast<int>(region)]) plan.region_bytes[static_cast<int>(region)] = 0;
+    plan.region_bytes[static_cast<int>(Region::state)] = state;
+}
+
 void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms) {
     int64_t &counters = plan.region_bytes[static_cast<int>(Region::counters)] = 0,
             &temps = plan.region_bytes[static_cast<int>(Region::temps)];
@@ -460,6 +530,7 @@ void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms) {
             moved = true;
         }
     }
+    temps = std::min(temps, most_bytes(plan)[static_cast<size_t>(Region::temps)]);
     if (moved) order_ops(plan);
 }
 
@@ -546,6 +617,12 @@ void check_scratch(const Plan& plan, size_t i, const Place& touch, Report& repor
 Report verify(const Plan& plan) {
     Report report;
     if (!check_rooms(plan, report)) return report;
+    const auto most = most_bytes(plan);
+    for (int r = 0; r < kRegions; r++)
+        if (plan.region_bytes[r] > most[r])
+            report.fail("plan", cat("region ", region_name(static_cast<Region>(r)), " has ",
+                                    plan.region_bytes[r], " bytes; need at most the ", most[r],
+                                    " of what lies in it"));
     Contents memory;  // op by op: a read must find its own value there
     const auto touch = [&](ValueId id) {
         const Place& place = plan.places[id];

@@ -67,6 +67,8 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
 /// elsewhere.
 Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
                const OnStage& done = {});
+/// Takes params and states of these names out of the regions: they live elsewhere.
+void share_places(Plan& plan, const std::vector<std::string>& shared);
 /// Gives kernels that were chosen after the plan was made their counters, and scratch behind the
 /// temporaries where they want more than the `rooms` that ops had.
 void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms);

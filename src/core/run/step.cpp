@@ -107,7 +107,9 @@ Step::Step(const Executable& file, const Options& options) : seed_(file.seed()) 
               kind_name(file.plan().device), ", the device is ", to_string(options.device),
               "; export one that was compiled for it");
     share_cells(options, file.plan().values);
-    plan_ = file.finish(machine_->backend->target());
+    std::vector<std::string> shared;
+    for (const auto& [id, cell] : cells_) shared.push_back(file.plan().values[id].name);
+    plan_ = file.finish(machine_->backend->target(), shared);
     check_aligned(plan_);
     stage("kernels");
     start(options, stage);
