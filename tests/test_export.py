@@ -411,6 +411,40 @@ def test_what_is_shared_takes_no_memory_again(tmp_path):
     assert run(once_more, 3) == run(shares, 3)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="measures by Linux's means")
+def test_what_a_file_begins_with_is_not_kept(tmp_path):
+    """Once it lies where it runs, no copy stays in the host's memory."""
+    size = 4 << 20
+    g = aicf.Graph("large")
+    w = g.param("w", (size,), init=np.arange(size, dtype=np.float32))
+    c = g.constant(np.arange(size, dtype=np.float32) % 7)
+    g.assign(w, w + c)
+    g.output("y", aicf.sum(w))
+    path, again = tmp_path / "step.aicf", tmp_path / "again.aicf"
+    g.compile(device="cpu").export(path)
+    code = f"""
+import aicf, ctypes, gc, os
+def rss():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')
+aicf.load_step({str(path)!r}).run()
+before = rss()
+step = aicf.load_step({str(path)!r})
+print(rss() - before)
+step.export({str(again)!r})
+try: step.export({str(again)!r} + 'x', state=False)
+except aicf.GraphError as error: print(error)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    held = 4 * size * 3  # the param, the constant, and what the step makes of them
+    assert int(said[0]) < held, said
+    assert again.read_bytes() == path.read_bytes()
+    assert "what it began with" in said[1]
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "tpu", 5])
 def test_another_device(file, tmp_path, device):
     path = tmp_path / "step.aicf"

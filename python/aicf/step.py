@@ -328,7 +328,8 @@ class Step(_core.Step):
             state: it begins with what params and states hold now; False: with the initial values
                 of its graph, for the seed that it was compiled with.
 
-        Raises: OSError with the path; FormatError where it is no regular file.
+        Raises: OSError with the path; FormatError where it is no regular file; GraphError for
+        state=False of a step from a file that held such values, which are not kept: copy the file.
 
         >>> step.export("train.aicf")
         """

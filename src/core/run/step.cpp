@@ -113,14 +113,23 @@ Step::Step(const Executable& file, const Options& options) : seed_(file.seed()) 
     check_aligned(plan_);
     stage("kernels");
     start(options, stage);
+    for (Value& value : plan_.values) value.init.bytes.reset();  // they lie in their places
 }
 
 std::vector<FilePiece> Step::write_file(bool state) {
     Plan plan = plan_;
     std::vector<ValueId> held;
-    for (const Value& value : plan.values)
-        if (state && (value.role == Role::param || value.role == Role::state))
+    for (const Value& value : plan.values) {
+        const bool changes = value.role == Role::param || value.role == Role::state;
+        const bool dropped = value.init.kind == Init::data && !value.init.bytes &&
+                             plan.places[value.id].storage != kNone;  // see Step of a file
+        if (changes ? state : dropped)
             held.push_back(value.id);
+        else if (dropped)
+            raise(ErrorKind::graph, "export: the step is from a file, and ", role_name(value.role),
+                  " \"", value.name, "\" no longer has what it began with; need state=True, or ",
+                  "a copy of that file");
+    }
     std::vector<TensorRef> now = read(held);
     for (size_t i = 0; i < held.size(); i++) {
         const auto* data = static_cast<const char*>(now[i].data);
