@@ -122,20 +122,21 @@ std::string to_text(const Plan& plan) {
         cat("plan ", quoted(plan.name), " on ", kind_name(plan.device), ": ", plan.ops.size(),
             " launches, ", int_text(plan.cost().bytes), " bytes moved, peak ", plan.peak_bytes(),
             " bytes, math ", plan.math, plan.deterministic ? ", deterministic" : "", "\n");
-    for (int r = 0; r < kRegions; r++)
-        if (plan.region_bytes[r])
-            text += cat("  region ", region_name(static_cast<Region>(r)), " ", plan.region_bytes[r],
-                        " bytes",
-                        static_cast<Region>(r) == Region::temps
+    for (int r = 0; r < kSegments; r++)
+        if (plan.segment_bytes[r])
+            text += cat("  region ", segment_name(static_cast<Segment>(r)), " ",
+                        plan.segment_bytes[r], " bytes",
+                        static_cast<Segment>(r) == Segment::temps
                             ? cat(" (", plan.temps_without_reuse, " without reuse)")
                             : "",
                         "\n");
     for (const Value& value : plan.values) {
         const Place& place = plan.places[value.id];
         if (place.storage == kNone) continue;
-        text += cat("  %", value.id, " ", to_string(value.type), " ", quoted(value.name), " ",
-                    place.offset < 0 ? "shared" : cat(region_name(place.region), "+", place.offset),
-                    place.storage == value.id ? "" : cat(" in place of %", place.storage), "\n");
+        text +=
+            cat("  %", value.id, " ", to_string(value.type), " ", quoted(value.name), " ",
+                place.offset < 0 ? "shared" : cat(segment_name(place.segment), "+", place.offset),
+                place.storage == value.id ? "" : cat(" in place of %", place.storage), "\n");
     }
     for (size_t i = 0; i < plan.ops.size(); i++) {
         const PlannedOp& op = plan.ops[i];
@@ -151,16 +152,16 @@ std::string to_text(const Plan& plan) {
 
 std::string to_json(const Plan& plan) {
     std::string regions, values;
-    for (int r = 0; r < kRegions; r++)
-        regions += cat(r ? ", " : "", quoted(region_name(static_cast<Region>(r))), ": ",
-                       plan.region_bytes[r]);
+    for (int r = 0; r < kSegments; r++)
+        regions += cat(r ? ", " : "", quoted(segment_name(static_cast<Segment>(r))), ": ",
+                       plan.segment_bytes[r]);
     for (const Value& value : plan.values) {
         const Place& place = plan.places[value.id];
         if (place.storage == kNone) continue;
-        values +=
-            cat(values.empty() ? "" : ",\n", "\"", value.id, "\": {\"name\": ", quoted(value.name),
-                ", \"region\": ", quoted(region_name(place.region)), ", \"offset\": ", place.offset,
-                ", \"bytes\": ", place.bytes, ", \"storage\": ", place.storage, "}");
+        values += cat(
+            values.empty() ? "" : ",\n", "\"", value.id, "\": {\"name\": ", quoted(value.name),
+            ", \"region\": ", quoted(segment_name(place.segment)), ", \"offset\": ", place.offset,
+            ", \"bytes\": ", place.bytes, ", \"storage\": ", place.storage, "}");
     }
     return cat(
         "{\n\"graph\": ", quoted(plan.name), ",\n\"device\": ", quoted(kind_name(plan.device)),

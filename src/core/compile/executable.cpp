@@ -253,7 +253,7 @@ void fields(Io& io, Value& value) {
 
 template <class Io>
 void fields(Io& io, Place& place) {
-    io.choice(place.region, kRegions, "a region");
+    io.choice(place.segment, kSegments, "a region");
     io.numbers(place.offset, place.bytes, place.storage);
 }
 
@@ -292,12 +292,12 @@ void fields(Io& io, Head& head, Plan& plan, Schemas& schemas) {
         each.number(assign.target);
         each.number(assign.source);
     });
-    std::vector<int64_t> regions(plan.region_bytes, plan.region_bytes + kRegions);
+    std::vector<int64_t> regions(plan.segment_bytes, plan.segment_bytes + kSegments);
     io.list(regions, [](Io& each, int64_t& bytes) { each.number(bytes); });
     if constexpr (Io::kReads) {
-        if (regions.size() != kRegions)
-            io.fail("it has ", regions.size(), " regions; need ", kRegions);
-        std::copy(regions.begin(), regions.end(), plan.region_bytes);
+        if (regions.size() != kSegments)
+            io.fail("it has ", regions.size(), " regions; need ", kSegments);
+        std::copy(regions.begin(), regions.end(), plan.segment_bytes);
         for (size_t i = 0; i < plan.values.size(); i++) plan.values[i].id = static_cast<ValueId>(i);
     }
 }

@@ -16,13 +16,13 @@ namespace aicf {
 
 namespace {
 
-constexpr const char* kRegionNames[kRegions] = {
+constexpr const char* kSegmentNames[kSegments] = {
     "params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants", "counters"};
 
 int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
 
 Touch scratch_of(const PlannedOp& planned) {
-    return {static_cast<int>(Region::temps), planned.scratch,
+    return {static_cast<int>(Segment::temps), planned.scratch,
             planned.scratch + static_cast<int64_t>(planned.kernel->workspace_bytes), true};
 }
 
@@ -31,7 +31,7 @@ std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
     auto add = [&](const View& view, bool write) {
         const Place& place = plan.places[view.value];
         const int space =
-            place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+            place.offset < 0 ? kSegments + place.storage : static_cast<int>(place.segment);
         const int64_t begin = std::max<int64_t>(place.offset, 0);
         result.push_back({space, begin, begin + place.bytes, write});
     };
@@ -93,8 +93,8 @@ class Planner {
         place_leaves();
         place_outputs();
         for (PlannedOp& op : plan_.ops) {
-            op.counters = bytes(Region::counters);
-            bytes(Region::counters) =
+            op.counters = bytes(Segment::counters);
+            bytes(Segment::counters) =
                 sum(op.counters, align_up(static_cast<int64_t>(op.kernel->counter_bytes)));
         }
         place_temps(target.lanes());
@@ -102,7 +102,7 @@ class Planner {
     Plan plan_;
 
   private:
-    int64_t& bytes(Region region) { return plan_.region_bytes[static_cast<int>(region)]; }
+    int64_t& bytes(Segment segment) { return plan_.segment_bytes[static_cast<int>(segment)]; }
 
     void find_lifetimes() {
         first_.assign(lowered_.values.size(), INT_MAX);
@@ -116,12 +116,12 @@ class Planner {
         }
     }
 
-    void put(ValueId id, Region region, int64_t offset) {
-        plan_.places[id] = {region, offset, byte_count(lowered_.values[id].type), id};
+    void put(ValueId id, Segment segment, int64_t offset) {
+        plan_.places[id] = {segment, offset, byte_count(lowered_.values[id].type), id};
     }
-    void append(ValueId id, Region region) {
-        put(id, region, bytes(region));
-        bytes(region) = sum(bytes(region), room(id));
+    void append(ValueId id, Segment segment) {
+        put(id, segment, bytes(segment));
+        bytes(segment) = sum(bytes(segment), room(id));
     }
     int64_t room(ValueId id) const {
         const int64_t bytes = byte_count(lowered_.values[id].type);
@@ -143,39 +143,39 @@ class Planner {
             if (value.moment_of != kNone && !shared_[value.id])
                 slots = std::max(slots, value.moment_slot + 1);
         }
-        bytes(Region::params) = any_own ? params : 0;
+        bytes(Segment::params) = any_own ? params : 0;
         for (int slot = 0; slot < slots; slot++)
-            bytes(Region::moments) = sum(bytes(Region::moments), params);
-        bytes(Region::grads) = lowered_.param_grads.empty() ? 0 : params;
+            bytes(Segment::moments) = sum(bytes(Segment::moments), params);
+        bytes(Segment::grads) = lowered_.param_grads.empty() ? 0 : params;
         for (const Value& value : lowered_.values) {
             const ValueId id = value.id;
             if (value.role == Role::param)
-                put(id, Region::params, layout[id]);
+                put(id, Segment::params, layout[id]);
             else if (value.moment_of != kNone)
-                put(id, Region::moments, value.moment_slot * params + layout[value.moment_of]);
+                put(id, Segment::moments, value.moment_slot * params + layout[value.moment_of]);
             else if (value.role == Role::state && !shared_[id])
-                append(id, Region::state);
+                append(id, Segment::state);
             else if (value.role == Role::ring)
-                append(id, Region::outputs);
+                append(id, Segment::outputs);
             else if (value.role == Role::input)
-                append(id, Region::inputs);
+                append(id, Segment::inputs);
             else if (value.role == Role::constant && last_[id] >= 0)
-                append(id, Region::constants);
+                append(id, Segment::constants);
             if (shared_[id])
-                plan_.places[id] = {value.role == Role::param ? Region::params : Region::state, -1,
-                                    byte_count(value.type), id};
+                plan_.places[id] = {value.role == Role::param ? Segment::params : Segment::state,
+                                    -1, byte_count(value.type), id};
         }
         std::vector<char> taken(lowered_.values.size(), 0);  // two optimizers may update one param
         for (auto [param, grad] : lowered_.param_grads)
             if (lowered_.values[grad].role == Role::temp && plan_.places[grad].storage == kNone &&
                 lowered_.values[grad].type == lowered_.values[param].type &&
                 !std::exchange(taken[param], 1))
-                put(grad, Region::grads, layout[param]);
+                put(grad, Segment::grads, layout[param]);
     }
 
     void place_outputs() {
         for (const Lowered::Output& output : lowered_.outputs)
-            if (plan_.places[output.value].storage == kNone) append(output.value, Region::outputs);
+            if (plan_.places[output.value].storage == kNone) append(output.value, Segment::outputs);
         for (const Assign& assign : lowered_.assigns) {
             plan_.places[assign.source] = plan_.places[assign.target];
             plan_.places[assign.source].storage = assign.target;
@@ -221,7 +221,7 @@ class Planner {
         }
         for (size_t i = 0; i < storage.size(); i++)
             if (storage[i] != static_cast<ValueId>(i))
-                plan_.places[i] = {Region::temps, -1, 0, storage[i]};
+                plan_.places[i] = {Segment::temps, -1, 0, storage[i]};
     }
 
     /// A temporary, or the scratch of an op.
@@ -259,7 +259,7 @@ class Planner {
                              first_[id],
                              last_[id],
                              {first_[id], std::move(users[id])}});
-            put(id, Region::temps, -1);
+            put(id, Segment::temps, -1);
         }
         for (int i = 0; i < static_cast<int>(plan_.ops.size()); i++)
             if (const uint64_t wanted = plan_.ops[i].kernel->workspace_bytes) {
@@ -280,7 +280,7 @@ class Planner {
     /// What takes over another's storage lies where that lies.
     void follow_storage() {
         for (Place& place : plan_.places)
-            if (place.region == Region::temps && place.storage != kNone) {
+            if (place.segment == Segment::temps && place.storage != kNone) {
                 const ValueId storage = place.storage;
                 place = plan_.places[storage];
                 place.storage = storage;
@@ -391,9 +391,9 @@ class Planner {
             if (temps[i].value == kNone)
                 plan_.ops[temps[i].first].scratch = places.offsets[i];
             else
-                put(temps[i].value, Region::temps, places.offsets[i]);
+                put(temps[i].value, Segment::temps, places.offsets[i]);
         follow_storage();
-        bytes(Region::temps) = places.all;
+        bytes(Segment::temps) = places.all;
     }
 
     const Lowered& lowered_;
@@ -403,11 +403,11 @@ class Planner {
 
 }  // namespace
 
-const char* region_name(Region region) { return kRegionNames[static_cast<int>(region)]; }
+const char* segment_name(Segment segment) { return kSegmentNames[static_cast<int>(segment)]; }
 
 int64_t Plan::peak_bytes() const {
     int64_t sum = 0;
-    for (int64_t bytes : region_bytes) sum += bytes;
+    for (int64_t bytes : segment_bytes) sum += bytes;
     return sum;
 }
 
@@ -444,14 +444,14 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
 
 namespace {
 
-/// Of each region the most bytes that what lies in it gives reason for: its values, one beside the
+/// Of each segment the most bytes that what lies in it gives reason for: its values, one beside the
 /// other; of temporaries and counters, which ops share, where the last one ends.
-std::array<int64_t, kRegions> most_bytes(const Plan& plan) {
-    std::array<int64_t, kRegions> most = {};
+std::array<int64_t, kSegments> most_bytes(const Plan& plan) {
+    std::array<int64_t, kSegments> most = {};
     const auto add = [](int64_t a, int64_t b) { return a > kMostBytes - b ? kMostBytes : a + b; };
-    const auto of = [&](Region region) -> int64_t& { return most[static_cast<size_t>(region)]; };
-    const auto reach = [&](Region region, int64_t begin, int64_t bytes) {
-        of(region) = std::max(of(region), add(begin, align_up(bytes)));
+    const auto of = [&](Segment segment) -> int64_t& { return most[static_cast<size_t>(segment)]; };
+    const auto reach = [&](Segment segment, int64_t begin, int64_t bytes) {
+        of(segment) = std::max(of(segment), add(begin, align_up(bytes)));
     };
     int64_t params = 0;  // the layout that gradients and moments repeat
     int slots = 0;
@@ -460,27 +460,27 @@ std::array<int64_t, kRegions> most_bytes(const Plan& plan) {
         if (value.role == Role::param) params = add(params, align_up(place.bytes));
         if (value.moment_of != kNone) slots = std::max(slots, value.moment_slot + 1);
         if (place.storage != value.id || place.offset < 0) continue;
-        if (place.region == Region::temps)
-            reach(Region::temps, place.offset, place.bytes);
+        if (place.segment == Segment::temps)
+            reach(Segment::temps, place.offset, place.bytes);
         else
-            of(place.region) = add(of(place.region), align_up(place.bytes));
+            of(place.segment) = add(of(place.segment), align_up(place.bytes));
     }
     std::set<ValueId> elsewhere;  // outputs that an assign then gave another place
     for (const Lowered::Output& output : plan.outputs)
         if (const Place& place = plan.places[output.value];
-            place.region != Region::outputs && elsewhere.insert(output.value).second)
-            of(Region::outputs) = add(of(Region::outputs), align_up(place.bytes));
-    for (Region region : {Region::params, Region::grads}) reach(region, 0, params);
+            place.segment != Segment::outputs && elsewhere.insert(output.value).second)
+            of(Segment::outputs) = add(of(Segment::outputs), align_up(place.bytes));
+    for (Segment segment : {Segment::params, Segment::grads}) reach(segment, 0, params);
     for (int64_t slot = 0, all = 0; slot < slots; slot++) {
         all = add(all, params);
-        reach(Region::moments, 0, all);
+        reach(Segment::moments, 0, all);
     }
     for (const PlannedOp& planned : plan.ops) {
         const Kernel& kernel = *planned.kernel;
         if (kernel.workspace_bytes)
-            reach(Region::temps, planned.scratch, static_cast<int64_t>(kernel.workspace_bytes));
+            reach(Segment::temps, planned.scratch, static_cast<int64_t>(kernel.workspace_bytes));
         if (kernel.counter_bytes)
-            reach(Region::counters, planned.counters, static_cast<int64_t>(kernel.counter_bytes));
+            reach(Segment::counters, planned.counters, static_cast<int64_t>(kernel.counter_bytes));
     }
     return most;
 }
@@ -489,31 +489,31 @@ std::array<int64_t, kRegions> most_bytes(const Plan& plan) {
 
 void share_places(Plan& plan, const std::vector<std::string>& shared) {
     const std::set<std::string_view> names(shared.begin(), shared.end());
-    constexpr Region kinds[] = {Region::params, Region::moments, Region::state};
-    int64_t kept[kRegions] = {}, state = 0;
+    constexpr Segment kinds[] = {Segment::params, Segment::moments, Segment::state};
+    int64_t kept[kSegments] = {}, state = 0;
     for (const Value& value : plan.values) {
         Place& place = plan.places[value.id];
         if (place.storage != value.id || place.offset < 0) continue;
         if ((value.role == Role::param || value.role == Role::state) && names.contains(value.name))
-            place = {value.role == Role::param ? Region::params : Region::state, -1, place.bytes,
+            place = {value.role == Role::param ? Segment::params : Segment::state, -1, place.bytes,
                      value.id};
-        else if (place.region == Region::state)
+        else if (place.segment == Segment::state)
             state = sum(place.offset = state, align_up(place.bytes));
-        kept[static_cast<int>(place.region)] += place.offset >= 0;
+        kept[static_cast<int>(place.segment)] += place.offset >= 0;
     }
     for (Place& place : plan.places)
         if (const ValueId storage = place.storage; storage != kNone) {
             place = plan.places[storage];
             place.storage = storage;
         }
-    for (Region region : kinds)
-        if (!kept[static_cast<int>(region)]) plan.region_bytes[static_cast<int>(region)] = 0;
-    plan.region_bytes[static_cast<int>(Region::state)] = state;
+    for (Segment segment : kinds)
+        if (!kept[static_cast<int>(segment)]) plan.segment_bytes[static_cast<int>(segment)] = 0;
+    plan.segment_bytes[static_cast<int>(Segment::state)] = state;
 }
 
 void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms) {
-    int64_t &counters = plan.region_bytes[static_cast<int>(Region::counters)] = 0,
-            &temps = plan.region_bytes[static_cast<int>(Region::temps)];
+    int64_t &counters = plan.segment_bytes[static_cast<int>(Segment::counters)] = 0,
+            &temps = plan.segment_bytes[static_cast<int>(Segment::temps)];
     const int64_t end = align_up(temps);
     bool moved = false;
     for (size_t i = 0; i < plan.ops.size(); i++) {
@@ -530,7 +530,7 @@ void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms) {
             moved = true;
         }
     }
-    temps = std::min(temps, most_bytes(plan)[static_cast<size_t>(Region::temps)]);
+    temps = std::min(temps, most_bytes(plan)[static_cast<size_t>(Segment::temps)]);
     if (moved) order_ops(plan);
 }
 
@@ -567,15 +567,15 @@ void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell)
     }
 }
 
-/// Each op's scratch and counters lie in their regions; false where their ends might overflow.
+/// Each op's scratch and counters lie in their segments; false where their ends might overflow.
 bool check_rooms(const Plan& plan, Report& report) {
     bool bounded = true;
     const auto inside = [](int64_t at, uint64_t bytes, int64_t all) {
         return at >= 0 && at % kArenaAlign == 0 && at <= all &&
                bytes <= static_cast<uint64_t>(all - at);
     };
-    const int64_t temps = plan.region_bytes[static_cast<int>(Region::temps)],
-                  counters = plan.region_bytes[static_cast<int>(Region::counters)];
+    const int64_t temps = plan.segment_bytes[static_cast<int>(Segment::temps)],
+                  counters = plan.segment_bytes[static_cast<int>(Segment::counters)];
     for (size_t i = 0; i < plan.ops.size(); i++) {
         const PlannedOp& planned = plan.ops[i];
         const uint64_t scratch = planned.kernel->workspace_bytes;
@@ -618,16 +618,16 @@ Report verify(const Plan& plan) {
     Report report;
     if (!check_rooms(plan, report)) return report;
     const auto most = most_bytes(plan);
-    for (int r = 0; r < kRegions; r++)
-        if (plan.region_bytes[r] > most[r])
-            report.fail("plan", cat("region ", region_name(static_cast<Region>(r)), " has ",
-                                    plan.region_bytes[r], " bytes; need at most the ", most[r],
+    for (int r = 0; r < kSegments; r++)
+        if (plan.segment_bytes[r] > most[r])
+            report.fail("plan", cat("region ", segment_name(static_cast<Segment>(r)), " has ",
+                                    plan.segment_bytes[r], " bytes; need at most the ", most[r],
                                     " of what lies in it"));
     Contents memory;  // op by op: a read must find its own value there
     const auto touch = [&](ValueId id) {
         const Place& place = plan.places[id];
         const int space =
-            place.offset < 0 ? kRegions + place.storage : static_cast<int>(place.region);
+            place.offset < 0 ? kSegments + place.storage : static_cast<int>(place.segment);
         const int64_t begin = std::max<int64_t>(place.offset, 0);
         return Touch{space, begin, begin + place.bytes, true};
     };

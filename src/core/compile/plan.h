@@ -9,9 +9,10 @@
 
 namespace aicf {
 
-/// Regions in the order of their dump. params, grads and each moment slot hold the same params at
-/// equal offsets, so an optimizer or an all-reduce may treat each as one array.
-enum class Region : uint8_t {
+/// Of a step's memory, in the order of its dump; dumps and files call them regions. params, grads
+/// and each moment slot hold the same params at equal offsets, so an optimizer or an all-reduce may
+/// treat each as one array.
+enum class Segment : uint8_t {
     params,
     grads,
     moments,
@@ -22,11 +23,11 @@ enum class Region : uint8_t {
     constants,
     counters
 };
-constexpr int kRegions = 9;
-const char* region_name(Region region);
+constexpr int kSegments = 9;
+const char* segment_name(Segment segment);
 
 struct Place {
-    Region region = Region::temps;
+    Segment segment = Segment::temps;
     int64_t offset = -1;  // bytes; -1: the value has no storage (unused, or seen through a view)
     int64_t bytes = 0;
     ValueId storage = kNone;  // the value whose storage this is: itself, or what it aliases
@@ -35,8 +36,8 @@ struct Place {
 struct PlannedOp {
     LoweredOp op;
     std::shared_ptr<const Kernel> kernel;  // what the backend selected
-    int64_t counters = 0;                  // bytes into the region of these
-    int64_t scratch = 0;     // the kernel's workspace: bytes into the region of temporaries
+    int64_t counters = 0;                  // bytes into the segment of these
+    int64_t scratch = 0;     // the kernel's workspace: bytes into the segment of temporaries
     int lane = 0;            // see Lanes
     std::vector<int> waits;  // ops that must be done before; the fewest that say it
 };
@@ -49,8 +50,8 @@ struct Plan {
     std::vector<PlannedOp> ops;
     std::vector<Lowered::Output> outputs;
     std::vector<Assign> assigns;
-    int64_t region_bytes[kRegions] = {};
-    int64_t peak_bytes() const;       // all regions: known before the first run, constant after
+    int64_t segment_bytes[kSegments] = {};
+    int64_t peak_bytes() const;       // all segments: known before the first run, constant after
     Cost cost() const;                // of all ops
     Kernels kernels() const;          // by op
     int64_t temps_without_reuse = 0;  // scratch is among them
@@ -67,7 +68,7 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
 /// elsewhere.
 Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
                const OnStage& done = {});
-/// Takes params and states of these names out of the regions: they live elsewhere.
+/// Takes params and states of these names out of the segments: they live elsewhere.
 void share_places(Plan& plan, const std::vector<std::string>& shared);
 /// Gives kernels that were chosen after the plan was made their counters, and scratch behind the
 /// temporaries where they want more than the `rooms` that ops had.

@@ -94,10 +94,10 @@ class Structure {
     }
 
     void check_places() const {
-        for (int r = 0; r < kRegions; r++)
-            if (plan_.region_bytes[r] < 0 || plan_.region_bytes[r] > kMostBytes)
-                fail("region ", region_name(static_cast<Region>(r)), " has ", plan_.region_bytes[r],
-                     " bytes");
+        for (int r = 0; r < kSegments; r++)
+            if (plan_.segment_bytes[r] < 0 || plan_.segment_bytes[r] > kMostBytes)
+                fail("region ", segment_name(static_cast<Segment>(r)), " has ",
+                     plan_.segment_bytes[r], " bytes");
         for (const Value& v : plan_.values) {
             const Place& place = plan_.places[v.id];
             const std::string what = cat("%", v.id, " ", to_string(v.type));
@@ -112,7 +112,7 @@ class Structure {
                      "; need a place of its own");
             const Place& home = plan_.places[place.storage];
             const int64_t bytes = byte_count(v.type);
-            if (home.storage != place.storage || home.region != place.region ||
+            if (home.storage != place.storage || home.segment != place.segment ||
                 home.offset != place.offset || home.bytes != place.bytes || bytes > place.bytes ||
                 (place.storage == v.id && bytes != place.bytes))
                 fail(what, " has ", place.bytes, " bytes of %", place.storage, "; need ", bytes,
@@ -121,11 +121,11 @@ class Structure {
             const Role role = plan_.values[place.storage].role;
             if (elsewhere && role != Role::param && role != Role::state)
                 fail(what, " lies in no region; need a param or a state");
-            const int64_t end = plan_.region_bytes[static_cast<int>(place.region)];
+            const int64_t end = plan_.segment_bytes[static_cast<int>(place.segment)];
             if (!elsewhere && (place.offset < 0 || place.offset % kArenaAlign != 0 ||
                                place.offset > end || place.bytes > end - place.offset))
                 fail(what, " lies at ", place.offset, " of ", end, " bytes of ",
-                     region_name(place.region));
+                     segment_name(place.segment));
         }
     }
 

@@ -216,20 +216,20 @@ char* Step::address(ValueId id) const {
     const Place& place = plan_.places[id];
     const auto cell = cells_.find(place.storage);
     if (cell != cells_.end()) return cell->second->data;
-    auto* base = static_cast<char*>(regions_[static_cast<int>(place.region)].get());
+    auto* base = static_cast<char*>(segments_[static_cast<int>(place.segment)].get());
     return base ? base + place.offset : nullptr;
 }
 
 void Step::allocate() {
     Backend& backend = *machine_->backend;
-    for (int r = 0; r < kRegions; r++)
-        if (plan_.region_bytes[r])
-            regions_[r] = backend.allocate(static_cast<uint64_t>(plan_.region_bytes[r]));
-    for (Region region : {Region::grads, Region::moments, Region::state, Region::inputs,
-                          Region::outputs, Region::params, Region::counters}) {
-        const int r = static_cast<int>(region);
-        if (plan_.region_bytes[r])
-            backend.clear(regions_[r].get(), static_cast<uint64_t>(plan_.region_bytes[r]));
+    for (int r = 0; r < kSegments; r++)
+        if (plan_.segment_bytes[r])
+            segments_[r] = backend.allocate(static_cast<uint64_t>(plan_.segment_bytes[r]));
+    for (Segment segment : {Segment::grads, Segment::moments, Segment::state, Segment::inputs,
+                            Segment::outputs, Segment::params, Segment::counters}) {
+        const int r = static_cast<int>(segment);
+        if (plan_.segment_bytes[r])
+            backend.clear(segments_[r].get(), static_cast<uint64_t>(plan_.segment_bytes[r]));
     }
     const auto own = [&](ValueId id) {
         const Place& place = plan_.places[id];
@@ -241,7 +241,7 @@ void Step::allocate() {
             backend.clear(cell->owner.get(), static_cast<uint64_t>(place.bytes));
             cell->data = static_cast<char*>(cell->owner.get());
         } else if (!elsewhere) {
-            cell->owner = regions_[static_cast<int>(place.region)];
+            cell->owner = segments_[static_cast<int>(place.segment)];
             cell->data =
                 cell->owner ? static_cast<char*>(cell->owner.get()) + place.offset : nullptr;
         }
@@ -379,7 +379,7 @@ std::vector<std::shared_ptr<void>> Step::bind_ops(std::vector<std::shared_ptr<co
         return (at == data.end() ? address(view.value) : at->second) +
                view.offset * dtype_size(view.dtype);
     };
-    auto* const temps = static_cast<char*>(regions_[static_cast<int>(Region::temps)].get());
+    auto* const temps = static_cast<char*>(segments_[static_cast<int>(Segment::temps)].get());
     for (size_t i = 0; i < plan_.ops.size(); i++) {
         const PlannedOp& planned = plan_.ops[i];
         std::vector<void*> addresses;
@@ -395,7 +395,7 @@ std::vector<std::shared_ptr<void>> Step::bind_ops(std::vector<std::shared_ptr<co
 }
 
 void* Step::counters(const PlannedOp& planned) const {
-    auto* base = static_cast<char*>(regions_[static_cast<int>(Region::counters)].get());
+    auto* base = static_cast<char*>(segments_[static_cast<int>(Segment::counters)].get());
     return base ? base + planned.counters : nullptr;
 }
 

@@ -130,7 +130,7 @@ class Step {
     uint64_t seed_ = 0;
     std::shared_ptr<Machine> machine_;
     std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
-    std::shared_ptr<void> regions_[kRegions];
+    std::shared_ptr<void> segments_[kSegments];
     std::map<ValueId, std::shared_ptr<Cell>> cells_;     // leaves and outputs
     std::shared_ptr<const Cell::Fellows> fellows_;       // the same cells, for bind in other Steps
     std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
