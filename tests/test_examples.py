@@ -1,15 +1,11 @@
-"""The examples and the README's code really run, and three Steps share one set of parameters."""
+"""The examples really run, and three Steps share one set of parameters."""
 
 import importlib.util
-import re
-import shlex
 import sys
 from pathlib import Path
 
-import aicf
 import numpy as np
 import pytest
-from aicf import command
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,39 +117,3 @@ def test_picture_needs_matplotlib(digits, tmp_path, monkeypatch, capsys):
     digits.draw([1.0, 0.5], tmp_path / "loss.png")
     assert "matplotlib is not installed" in capsys.readouterr().out
     assert not (tmp_path / "loss.png").exists()
-
-
-def blocks(page):
-    """The fenced blocks of a page: (language, content)."""
-    return re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
-
-
-def run_page(page, capsys):
-    """Runs the Python blocks one after another; a text block is what the one before it prints."""
-    names, printed = {}, ""
-    for language, content in blocks(page):
-        if language == "python":
-            exec(compile(content, page, "exec"), names)
-            printed = capsys.readouterr().out
-        elif language == "text":
-            assert printed == content
-    return names
-
-
-def test_readme_code_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert isinstance(run_page("README.md", capsys)["step"], aicf.Step)
-
-
-@pytest.mark.passes
-def test_code_and_commands_of_inside_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run_page("docs/inside.md", capsys)
-    for name in ("memory.svg", "step.html", "graph.json"):
-        assert (tmp_path / name).stat().st_size > 1000
-    commands = "".join(content for kind, content in blocks("docs/inside.md") if kind == "sh")
-    if not hasattr(aicf._core, "cuda_info"):
-        commands = commands.replace("aicf cache size\n", "")
-    for line in commands.splitlines():
-        program, *args = shlex.split(line)
-        assert program == "aicf" and command.main(args) == 0, line

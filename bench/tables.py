@@ -1,0 +1,225 @@
+"""Writes the tables of figures on the pages, from what stands in bench/results.
+
+    python bench/tables.py
+
+A table lies between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is a function below.
+"""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "docs/performance.md")
+
+SMALL, LARGE = "8-8-8 b64 mse", "784-512-512-10 b128 ce"
+NAMES = {
+    f"{SMALL}, aicf call": "step 8-8-8, batch 64, MSE, Adam",
+    f"{SMALL}, aicf replay(100)": "the same, `replay(100)`",
+    f"{LARGE}, aicf call": "step 784-512-512-10, batch 128, cross-entropy, Adam",
+    f"{LARGE}, aicf replay(100)": "the same, `replay(100)`",
+    "character transformer": "step of `examples/char_transformer.py`",
+    SMALL: "8-8-8, batch 64, MSE, Adam",
+    LARGE: "784-512-512-10, batch 128, cross-entropy, Adam",
+}
+
+
+PEERS = {
+    "numpy": "NumPy",
+    "jax": "JAX",
+    "jax jit": "JAX `jit`",
+    "jax scan(100)": "JAX `scan` of 100",
+    "torch": "PyTorch",
+    "torch.compile": "`torch.compile`",
+    "torch.compile whole step": "PyTorch, the whole step compiled",
+    "torch fused": "PyTorch, fused",
+    "OpenBLAS (numpy)": "OpenBLAS (NumPy)",
+    "oneDNN (torch)": "oneDNN (PyTorch)",
+    "MKL (torch)": "MKL (PyTorch)",
+    "copy": "a copy of as many bytes",
+    "aicf without": "aicf without the pass `rows`",
+}
+
+
+def load(name):
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
+
+
+def runs(name):
+    """A file holds a run, or several."""
+    found = load(name)
+    return found if isinstance(found, list) else [found]
+
+
+def short(number):
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}"
+
+
+def table(head, rows, sides="l"):
+    """Words stand left, numbers right: `sides` has a letter a column, r where none."""
+    rule = ["---:" if side == "r" else "---" for side in sides.ljust(len(head), "r")]
+    lines = [head, rule, *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def source(run, rest=""):
+    device = run.get("device") or f"{run['cpu']}, {run['cores']} cores, {run['kernels']} kernels"
+    return f"{device}; {run['date']}; `{run['command']}`{rest}"
+
+
+def median(row):
+    return next(iter(row["us"].values()))  # ours stands first
+
+
+def compared(name, sections, threads):
+    """A row for each case and peer; of a case that a file holds twice, the later run's."""
+    cases, used = {}, {}
+    for run in runs(name):
+        for row in run["rows"]:
+            if row["section"] in sections and row["threads"] == threads:
+                cases[row["case"]], used[row["case"]] = row, run
+    rows = []
+    for case in sorted(cases, key=lambda case: sections.index(cases[case]["section"])):
+        row = cases[case]
+        for peer, (middle, low, high) in row["ratio"].items():
+            if peer == "aicf op_call":
+                continue
+            spread = f"{middle:.2f} [{low:.2f} .. {high:.2f}]"
+            first = peer == next(iter(row["ratio"]))
+            what = (NAMES.get(case, case), short(median(row))) if first else ("", "")
+            rows.append((what[0], what[1], PEERS.get(peer, peer), spread))
+    said = sorted({source(run) for run in used.values()})
+    lines = "\n".join(f"- {text}" for text in said)
+    return f"{lines}\n\n" + table(("", "aicf, µs", "beside", "ratio"), rows, "lrlr")
+
+
+STEPS, PIECES = ["small", "large", "transformer"], ["gemm", "pointwise", "sums", "rows", "adam"]
+
+
+def steps_epyc():
+    return compared("cpu", STEPS, 1)
+
+
+def steps_epyc_2():
+    return compared("cpu", STEPS, 2)
+
+
+def steps_xeon():
+    return compared("cpu_xeon", STEPS, 1)
+
+
+def pieces_epyc():
+    return compared("cpu", PIECES, 1)
+
+
+def pieces_xeon():
+    return compared("cpu_xeon", PIECES, 1)
+
+
+def scaling():
+    return compared("cpu", ["scaling"], 2)
+
+
+def gpu_rows():
+    run = load("train_step_h200")
+    return run, {(row["config"], row["row"]): row for row in run["rows"]}
+
+
+def steps_h200():
+    run, found = gpu_rows()
+    names = dict.fromkeys(name for _, name in found)
+    rows = [
+        (
+            name,
+            *(
+                f"{found[c, name]['us']:.1f} ± {found[c, name]['iqr_us']:.1f}"
+                for c in (SMALL, LARGE)
+            ),
+        )
+        for name in names
+    ]
+    return source(run) + "\n\n" + table(("µs a step", NAMES[SMALL], NAMES[LARGE]), rows)
+
+
+def products_h200():
+    run = load("products_h200")
+    rows = [(row["case"], row["tflops"], row["torch_tflops"]) for row in run["rows"]]
+    return source(run, f"; {run['note']}") + "\n\n" + table(("", "aicf", "PyTorch"), rows)
+
+
+def float32_h200():
+    run = load("steps_h200")
+    rows = []
+    for kind in ("f32", "tf32"):
+        for size in ("1024x1024x1024", "4096x4096x4096", "8192x8192x8192"):
+            ours, peer = (run[f"{who}_{kind}_{size}_tflops"] for who in ("gemm", "torch"))
+            rows.append((f"{size} {kind}", short(ours), short(peer)))
+    about = f"{run['device']}; {run['date']}; `python bench/gpu.py`"
+    return about + "\n\n" + table(("", "aicf", "PyTorch"), rows)
+
+
+def compile_h200():
+    run = load("compile_h200")
+    rows = [
+        (
+            name,
+            one["cold"]["launches"],
+            *(f"{one[kind]['compile']:.3f}" for kind in ("cold", "warm")),
+        )
+        for name, one in run["models"].items()
+    ]
+    head = ("", "launches", "nothing on disk, s", "kernels on disk, s")
+    return (
+        source(run, f"; {run['cores']} cores, medians of {run['rounds']}")
+        + "\n\n"
+        + table(head, rows)
+    )
+
+
+def memory_h200():
+    run = load("bandwidth_h200")
+    names = {
+        "scale": "a·x",
+        "sum": "sum of all",
+        "sum_first_axis": "sum over the first axis",
+        "sum_last_axis": "sum over the last axis",
+        "sin_chain": "sin(a·x + b)",
+        "adam": "Adam",
+        "dot": "dot product",
+    }
+    rows = [(name, f"{run[f'{key}_tb_s']:.2f}") for key, name in names.items()]
+    about = f"{run['device']}; {run['date']}; {run['command']}"
+    return about + "\n\n" + table(("", "TB/s"), rows)
+
+
+def headline():
+    """The README's: medians of a step, in µs."""
+    cpu = load("cpu")
+    rows = []
+    for case in (f"{SMALL}, aicf call", f"{LARGE}, aicf call", "character transformer"):
+        row = next(r for r in cpu["rows"] if r["case"] == case and r["threads"] == 1)
+        torch = row["us"].get("torch.compile whole step", row["us"]["torch.compile"])
+        jax = short(row["us"]["jax jit"]) if "jax jit" in row["us"] else "–"
+        rows.append((NAMES[case], "CPU", short(median(row)), jax, short(torch)))
+    run, found = gpu_rows()
+    for config in (SMALL, LARGE):
+        peers = ("aicf replay()", "jax jit", "torch compiled step in a CUDA graph")
+        rows.append(
+            ("step " + NAMES[config], "H200", *(short(found[config, name]["us"]) for name in peers))
+        )
+    return table(("µs a step", "", "aicf", "JAX `jit`", "PyTorch, compiled"), rows, "ll")
+
+
+def filled(text):
+    """A page's text with its tables as the results say."""
+    parts = text.split("<!-- table: ")
+    for i, part in enumerate(parts[1:], 1):
+        name, _, rest = part.partition(" -->")
+        after = rest.partition("<!-- end of table -->")[2]
+        parts[i] = f"{name} -->\n\n{globals()[name]()}\n\n<!-- end of table -->{after}"
+    return "<!-- table: ".join(parts)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(filled(path.read_text()))

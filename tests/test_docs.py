@@ -1,0 +1,200 @@
+"""The documentation: its site is built without a warning, links lead somewhere, code runs."""
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import aicf
+import pages
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(str(p.relative_to(ROOT)) for p in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+NOTEBOOKS = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.ipynb"))
+BUILDERS = ("sphinx", "myst_parser", "furo")
+
+# What the default passes did is said on some pages, so those run as they are read: by default.
+pytestmark = pytest.mark.passes
+
+
+def program(page):
+    return pages.blocks(page) and any(b.language in ("python", "sh") for b in pages.blocks(page))
+
+
+@pytest.mark.parametrize("page", filter(program, PAGES))
+def test_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    for package in pages.needs(page):
+        pytest.importorskip(package, reason=f"{page} needs {package}")
+    monkeypatch.chdir(tmp_path)
+    pages.run_page(page)
+
+
+def shown(value):
+    """What a notebook shows of the last expression of a cell."""
+    return getattr(value, "_repr_html_", value.__repr__)()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_notebook_runs(notebook, tmp_path, monkeypatch):
+    for package in pages.notebook_needs(notebook):
+        pytest.importorskip(package, reason=f"{notebook} needs {package}")
+    monkeypatch.chdir(tmp_path)
+    record = json.loads((ROOT / notebook).read_text())
+    names = {"__name__": "__main__"}
+    for i, cell in enumerate(record["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        assert cell["outputs"] == [] and cell["execution_count"] is None, "stored without outputs"
+        tree = ast.parse("".join(cell["source"]), f"{notebook}[{i}]")
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"{notebook}[{i}]", "exec"), names)
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), f"{notebook}[{i}]", "eval"), names)
+            assert value is None or len(shown(value)) > 0
+
+
+def test_a_page_that_is_wrong_is_found(tmp_path, monkeypatch):
+    """The checks above can fail."""
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    right = "```python\n# raises ValueError\nint('a')\n```\n"
+    for text, error in [
+        ("```python\n1 / 0\n```\n", ZeroDivisionError),
+        ("```python\nprint(1)\n```\n\n```text\n2\n```\n", AssertionError),
+        ("```python\n# raises KeyError\nint('a')\n```\n", AssertionError),
+        ("```python\n# raises ValueError\n```\n", AssertionError),
+        (right + "\n```text\nValueError: no\n```\n", AssertionError),
+        ("```sh\naicf dump nowhere.json\n```\n", AssertionError),
+    ]:
+        page.write_text(text)
+        with pytest.raises(error):
+            pages.run_page("page.md")
+    page.write_text(right)
+    pages.run_page("page.md")
+
+
+def test_names_on_pages_exist():
+    """Every `aicf.name` in the text, of the tables too."""
+    wrong = []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+        for name in re.findall(r"`aicf((?:\.\w+)+)", text):
+            found = aicf
+            for part in name[1:].split("."):
+                found = getattr(found, part, None)
+            if found is None and not (ROOT / f"include/aicf/aicf{name}").exists():
+                wrong.append(f"{page}: aicf{name}")
+    assert wrong == []
+
+
+# ---- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    missing = [name for name in BUILDERS if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"no {', '.join(missing)}: pip install '.[docs]' brings what builds the site")
+    out = tmp_path_factory.mktemp("site")
+    command = ["-W", "--keep-going", "-n", "-q", "-d", out / ".doctrees", ROOT / "docs", out]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *command], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+class Page(HTMLParser):
+    """The links of a page, and the places in it that a link may lead to."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.anchors = set(), {""}
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name in ("href", "src") and value is not None:
+                self.links.add(value)
+            elif name == "id":
+                self.anchors.add(value)
+
+
+def test_links_lead_somewhere(site):
+    found = {path: Page(path) for path in site.rglob("*.html")}
+    assert len(found) > 20
+    wrong, followed = [], 0
+    for path, page in found.items():
+        for link in page.links:
+            address, anchor = urldefrag(link)
+            if re.match(r"\w+:", address):
+                continue  # another site, or the picture itself
+            address = address.partition("?")[0]
+            target = (path.parent / unquote(address)).resolve() if address else path
+            known = target.exists() and (target not in found or anchor in found[target].anchors)
+            followed += 1
+            if not known and anchor != "#":
+                wrong.append(f"{path.relative_to(site)}: {link}")
+    assert wrong == [] and followed > 1000
+
+
+def test_reference_is_complete(site):
+    """Everything public has its place in the reference."""
+    anchors = set()
+    for path in (site / "reference").glob("*.html"):
+        anchors |= Page(path).anchors
+    public = [f"aicf.{name}" for name in aicf.__all__ if name not in ("init", "optim")]
+    for module in (aicf.optim, aicf.init):
+        for name, item in vars(module).items():
+            if not name.startswith("_") and getattr(item, "__module__", "") == module.__name__:
+                public.append(f"{module.__name__}.{name}")
+    assert [name for name in public if name not in anchors] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_figures_are_those_of_the_results(page, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import tables
+
+    text = (ROOT / page).read_text()
+    assert "<!-- table: " in text
+    assert tables.filled(text) == text, "run: python bench/tables.py"
+
+
+@pytest.mark.parametrize("package", ["torch", "jax"])
+def test_names_of_others_exist(package):
+    """Those that docs/coming_from.md sets beside ours."""
+    pytest.importorskip(package)
+    text = (ROOT / "docs/coming_from.md").read_text()
+    text = text.replace("`F.", "`torch.nn.functional.").replace("`jnp.", "`jax.numpy.")
+    names = sorted(set(re.findall(rf"`({package}(?:\.\w+)+)`", text)))
+    assert len(names) > 15
+    missing = []
+    for name in names:
+        found = importlib.import_module(package)
+        for i, part in enumerate(name.split(".")[1:], 1):
+            if not hasattr(found, part):
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(".".join(name.split(".")[: i + 1]))
+            found = getattr(found, part, None)
+        if found is None:
+            missing.append(name)
+    assert missing == []
+
+
+def test_tests_that_pages_name_exist():
+    wrong, found = [], 0
+    for page in PAGES:
+        for path, name in re.findall(r"`(tests/\w+\.py)::(\w+)`", (ROOT / page).read_text()):
+            found += 1
+            if f"def {name}(" not in (ROOT / path).read_text():
+                wrong.append(f"{page}: {path}::{name}")
+    assert wrong == [] and found > 20
