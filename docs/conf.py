@@ -3,6 +3,8 @@
 import re
 
 import aicf
+from docutils import nodes
+from sphinx import addnodes
 
 project = "aicf"
 version = release = aicf.__version__
@@ -63,6 +65,19 @@ def _docstring(app, what, name, obj, options, lines) -> None:
         lines[:0] = ["..", ""]  # napoleon takes what stands before a first colon for a type
 
 
+def _links(app, doctree) -> None:
+    """`aicf.name` in the text of a page leads to the reference."""
+    for literal in list(doctree.findall(nodes.literal)):
+        name, inside = literal.astext(), literal.parent
+        if not re.fullmatch(r"aicf(\.[a-zA-Z_]\w*)+", name) or name == "aicf.h":
+            continue
+        if not isinstance(inside, (nodes.reference, addnodes.pending_xref, nodes.title)):
+            link = addnodes.pending_xref("", refdomain="py", reftype="obj", reftarget=name)
+            link["refdoc"] = app.env.docname
+            inside.replace(literal, link)
+            link += literal
+
+
 def _public(app, env, node, contnode):
     """Types are defined in modules of their own and documented as names of aicf."""
     name = node.get("reftarget", "").rpartition(".")[2]
@@ -76,4 +91,5 @@ def _public(app, env, node, contnode):
 
 def setup(app) -> None:
     app.connect("autodoc-process-docstring", _docstring, priority=100)
+    app.connect("doctree-read", _links)
     app.connect("missing-reference", _public)
