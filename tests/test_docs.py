@@ -15,6 +15,7 @@ from urllib.parse import unquote, urldefrag
 import aicf
 import pages
 import pytest
+from aicf import command
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(str(p.relative_to(ROOT)) for p in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -198,3 +199,17 @@ def test_tests_that_pages_name_exist():
             if f"def {name}(" not in (ROOT / "tests" / path).read_text():
                 wrong.append(f"{page}: {path}::{name}")
     assert wrong == [] and found > 20
+
+
+def test_every_command_and_variable_is_documented():
+    text = (ROOT / "docs/command.md").read_text()
+    parser = command._parser()
+    groups = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+    names = [name for choices in groups for name in choices]
+    assert "verify" in names
+    assert [name for name in names if f"`aicf {name}" not in text] == []
+    sources = [p for d in ("src", "python/aicf") for p in (ROOT / d).rglob("*.*") if p.is_file()]
+    code = "".join(p.read_text() for p in sources if p.suffix in (".cpp", ".h", ".py"))
+    variables = set(re.findall(r'"(AICF_[A-Z_]+)"', code))
+    assert "AICF_DEVICE" in variables
+    assert [name for name in sorted(variables) if f"`{name}`" not in text] == []
