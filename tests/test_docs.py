@@ -213,3 +213,17 @@ def test_every_command_and_variable_is_documented():
     variables = set(re.findall(r'"(AICF_[A-Z_]+)"', code))
     assert "AICF_DEVICE" in variables
     assert [name for name in sorted(variables) if f"`{name}`" not in text] == []
+
+
+def test_links_of_the_source_lead_somewhere():
+    """Those of the README, which is no page of the site, and of every page as it is read here."""
+    wrong, followed = [], 0
+    for page in [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"]:
+        text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.M | re.S)
+        for link in re.findall(r"\]\(<?([^)>]+)>?\)", text):
+            if not re.match(r"\w+:", link):
+                followed += 1
+                address = urldefrag(link)[0]
+                if address and not (ROOT / page).parent.joinpath(address).exists():
+                    wrong.append(f"{page}: {link}")
+    assert wrong == [] and followed > 50
