@@ -774,9 +774,47 @@ def test_16_bit_params_stay_apart(dtype, device, rng):
     check_passes(build, {"x": draw(rng, 4, 6)}, device)
 
 
+def test_what_reads_the_same_elements_becomes_one_op(device, rng):
+    """Both derivatives of a product read dy; neither waits for the other."""
+
+    def build(g):
+        a, b, dy = (g.input(name, (5, 300)) for name in ("a", "b", "dy"))
+        for value, grad in g.backward(a * b, [a, b], grad=dy).items():
+            g.output(f"d{value.name}", grad)
+
+    g = aicf.Graph("g")
+    build(g)
+    assert "region(mul, mul)" in text_after(g, *_core.pass_names()[:8], "outputs")
+    check_passes(build, {name: draw(rng, 5, 300) for name in ("a", "b", "dy")}, device)
+
+
+@pytest.mark.parametrize(
+    "build, count",
+    [
+        (lambda a, b: (aicf.exp(a), aicf.sin(a)), 1),
+        (lambda a, b: (aicf.exp(a), aicf.sin(a), aicf.cos(a) * b[:5]), 1),
+        (lambda a, b: (aicf.exp(a), aicf.sin(b)), 2),  # nothing in common
+        (lambda a, b: (aicf.exp(a), aicf.softmax(a)), 2),  # not pointwise
+        (lambda a, b: (aicf.exp(a), a[:3] + 1.0), 2),  # another shape
+        (lambda a, b: (a + b[0], b[1:6] * b[0]), 2),  # a row that is broadcast
+        (lambda a, b: (aicf.exp(a), aicf.softmax(b[:5]) * a), 3),  # one would wait for the softmax
+        (lambda a, b: (aicf.exp(a), aicf.permute(a, (1, 0)) + b[:5]), 2),  # other elements
+    ],
+)  # fmt: skip
+def test_what_is_one_op_for_its_operands(build, count, device, rng):
+    def graph(g):
+        for i, y in enumerate(build(g.input("a", (5, 5)), g.input("b", (6, 5)))):
+            g.output(f"y{i}", y)
+
+    g = aicf.Graph("g")
+    graph(g)
+    assert len(g.compile(device="cpu", passes=("fuse", "outputs")).lowered) == count
+    check_passes(graph, {"a": draw(rng, 5, 5), "b": draw(rng, 6, 5)}, device)
+
+
 def test_choices_of_passes():
     names = ["fold", "simplify", "cse", "reduce_prepass", "epilogue", "reductions", "rows"]
-    assert _core.pass_names() == [*names, "fuse", "optimizers", "siblings", "numbers"]
+    assert _core.pass_names() == [*names, "fuse", "outputs", "optimizers", "siblings", "numbers"]
     g = aicf.Graph("g")
     x = g.input("x", (4,))
     g.output("y", aicf.exp(x) * x)

@@ -32,7 +32,7 @@ def test_what_does_not_wait_shares_a_launch(device, rng):
         g.assign(s, s * 0.5)
         values = {"product": x @ w, "softmax": aicf.softmax(x), "sum": aicf.sum(x, axis=0)}
         values |= {"mean": aicf.mean(x), "chain": aicf.exp(x) * x, "top": aicf.argmax(x, axis=1)}
-        return values | {"running": aicf.cumsum(x, axis=0), "half": aicf.cast(x, "float16")}
+        return values | {"running": aicf.cumsum(x, axis=0), "half": aicf.cast(w, "float16")}
 
     feed = {"x": draw(rng, 40, 100), "w": draw(rng, 100, 70)}
     _, ops, step = one(build, feed, device)

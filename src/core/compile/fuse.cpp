@@ -1,5 +1,7 @@
 // Vertical fusion: pointwise chains, and the pointwise prologues and epilogues of products,
 // reductions and ops on rows, become regions.
+#include <utility>
+
 #include "core/compile/group.h"
 #include "core/graph/region.h"
 
@@ -41,6 +43,44 @@ class Pointwise : Groups {
         if (first.size() == 1 && ops_[first[0]].def->name == "copy") return false;
         return ops_[first[0]].outputs[0].shape == ops_[second[0]].outputs[0].shape &&
                whole_reads(b, a);
+    }
+};
+
+/// Multi-output fusion: pointwise ops of one shape join the one before them that reads the same
+/// elements of a value, so that these are read once. They must be as far from the start of the
+/// step: then neither waits for the other, nor for what the other waits for.
+class MultiOutput : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        std::vector<int> level(ops_.size(), 0), latest(producer_.size(), -1);  // by op; by value
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            for (int before : predecessors_[at]) level[at] = std::max(level[at], level[before] + 1);
+            if (!elementwise(ops_[at])) continue;
+            const Dims& shape = ops_[at].outputs[0].shape;
+            for (const View& view : ops_[at].inputs) {
+                const int other = std::exchange(latest[view.value], at);
+                if (other >= 0 && level[other] == level[at] && group_[other] != group_[at] &&
+                    ops_[other].outputs[0].shape == shape && whole(view) &&
+                    find_view(ops_[other].inputs, view) >= 0)
+                    merge(group_[other], group_[at], any_region, at);
+            }
+        }
+        emit();
+    }
+
+  private:
+    /// Pointwise steps alone, none of which is there to change where elements lie.
+    static bool elementwise(const LoweredOp& op) {
+        if (op.body.empty()) return fusable(op) && op.def->name != "copy";
+        return std::all_of(op.body.begin(), op.body.end(),
+                           [](const RegionStep& step) { return step.def->pointwise; });
+    }
+    /// Nothing of it is read twice in any case.
+    static bool whole(const View& view) {
+        for (int d = 0; d < view.shape.rank(); d++)
+            if (view.shape[d] > 1 && view.strides[d] == 0) return false;
+        return true;
     }
 };
 
@@ -201,6 +241,7 @@ constexpr AnchorRule kRows{[](const LoweredOp& op) { return !op.def->rows.empty(
 }  // namespace
 
 void fuse_pointwise(Lowered& lowered, const Target& target) { Pointwise(lowered, target).run(); }
+void fuse_outputs(Lowered& lowered, const Target& target) { MultiOutput(lowered, target).run(); }
 void fuse_products(Lowered& lowered, const Target& target) {
     AnchorFusion(lowered, target, kProducts).run();
 }

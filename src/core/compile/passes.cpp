@@ -113,6 +113,7 @@ const std::vector<Pass>& all_passes() {
         {"reductions", true, nullptr, fuse_reductions},  // while what they read alone stands apart
         {"rows", true, nullptr, fuse_rows},
         {"fuse", true, nullptr, fuse_pointwise},
+        {"outputs", true, nullptr, fuse_outputs},
         {"optimizers", true, nullptr, fuse_updates},
         {"siblings", true, nullptr, fuse_horizontally},
         {"numbers", true, nullptr, fuse_scalars},

@@ -61,6 +61,8 @@ void fuse_reductions(Lowered& lowered, const Target& target);
 void fuse_rows(Lowered& lowered, const Target& target);
 /// Vertical fusion: pointwise ops that feed each other become one op (fuse.cpp).
 void fuse_pointwise(Lowered& lowered, const Target& target);
+/// Multi-output fusion: pointwise ops that read the same elements become one op (fuse.cpp).
+void fuse_outputs(Lowered& lowered, const Target& target);
 /// Multi-tensor apply: the updates of an optimizer become one op (group.cpp).
 void fuse_updates(Lowered& lowered, const Target& target);
 /// Scalar prologue: what makes an optimizer's numbers joins its updates (group.cpp).
