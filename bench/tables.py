@@ -206,13 +206,13 @@ def headline():
         rows.append(
             ("step " + NAMES[config], "H200", *(short(found[config, name]["us"]) for name in peers))
         )
-    about = (
+    about = [
         f"CPU: {cpu['cpu']} with {cpu['cores']} cores, one thread, {cpu['date']}, medians of "
-        f"{cpu['rounds']} rounds. H200: {run['date']}, inputs on the GPU, JAX in tf32, the others in "
-        "float32."
-    )
+        f"{cpu['rounds']} rounds.",
+        f"H200: {run['date']}, inputs on the GPU, JAX in tf32, the others in float32.",
+    ]
     head = ("µs a step", "", "aicf", "JAX `jit`", "PyTorch, compiled")
-    return table(head, rows, "ll") + "\n\n" + about
+    return table(head, rows, "ll") + "\n\n" + "\n".join(about)
 
 
 def filled(text):
