@@ -32,6 +32,10 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`aicf.{name}`" for name in names)
+
+
 def _directives(kind: str, module: str, names: list[str]) -> str:
     lines = [f".. auto{kind}:: {module}.{name}" for name in names]
     return "\n".join(["```{eval-rst}", *lines, "```"])
@@ -42,6 +46,9 @@ myst_substitutions = {
     "pointwise_functions": _directives("function", "aicf", aicf.ops.__all__),
     "shape_functions": _directives("function", "aicf", aicf.movement.__all__),
     "layer_functions": _directives("function", "aicf", aicf.nn.__all__),
+    "pointwise_names": _names(aicf.ops.__all__),
+    "shape_names": _names(aicf.movement.__all__),
+    "layer_names": _names(aicf.nn.__all__),
     "op_kinds": ", ".join(f"`{kind.name}`" for kind in aicf.OpKind),
 }
 

@@ -227,9 +227,3 @@ def test_links_of_the_source_lead_somewhere():
                 if address and not (ROOT / page).parent.joinpath(address).exists():
                     wrong.append(f"{page}: {link}")
     assert wrong == [] and followed > 50
-
-
-def test_every_function_is_said_to_be_supported():
-    text = (ROOT / "docs/supported.md").read_text()
-    names = [name for m in (aicf.ops, aicf.movement, aicf.nn) for name in m.__all__]
-    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
