@@ -4,10 +4,10 @@
 
 Each round of a model is two fresh processes over one empty kernel cache: the first is cold, the
 second warm. NVRTC keeps a cache of its own from 12.9 on, which is off here: with it only the first
-round would be cold. With a GPU they compile the step itself, after a small one that starts the device;
-without one, they make the kernels' programs for sm_90a and compile these. Figures are seconds, the
-median of the rounds: `build` of the graph, `compile` by the clock, `processor` the same of all
-threads, and so are the stages. `--kernels` adds what each kernel costs by itself.
+round would be cold. With a GPU they compile the step itself, after a small one that starts the
+device; without one, they make the kernels' programs for sm_90a and compile these. Figures are
+seconds, the median of the rounds: `build` of the graph, `compile` by the clock, `processor` the
+same of all threads, and so are the stages. `--kernels` adds what each kernel costs by itself.
 """
 
 import argparse
