@@ -277,6 +277,21 @@ def test_no_number_attribute_is_trouble(tmp_path):
     assert step.plan.report.ok
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ["concat", "cumsum", "softmax"])
+def test_an_axis_counted_from_the_end(name, axis, tmp_path):
+    """It is the same axis, for a file may say it so."""
+    g = aicf.Graph("axis")
+    x = g.input("x", (5, 7))
+    y = aicf.concat([x, x], axis) if name == "concat" else getattr(aicf, name)(x, axis)
+    g.output("y", y)
+    path = tmp_path / "axis.aicf"
+    step = g.compile(device="cpu")
+    step.export(path)
+    path.write_bytes(record(path.read_bytes(), "attr", 0, to=axis - 2))
+    assert run(aicf.load_step(path), 2) == run(step, 2)
+
+
 def whole_file(graph, path):
     """The sections of an exported step, and where its record's fields and lists lie."""
     graph.compile(device="cpu").export(path)

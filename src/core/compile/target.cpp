@@ -18,6 +18,7 @@ void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
         Scalar scalar{.i = 0};
         if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
         if (const auto* integer = std::get_if<int64_t>(&attr)) scalar.i = *integer;
+        if (def.name == "axis" && scalar.i < 0) scalar.i += rank;  // kernels count from the front
         if (const auto* number = std::get_if<double>(&attr)) scalar.f = *number;
         const auto* list = std::get_if<std::vector<int64_t>>(&attr);
         if (list && def.name != "axes") {

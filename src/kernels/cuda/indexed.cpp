@@ -46,7 +46,7 @@ void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) 
 
 void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
     const View& y = op.outputs[0];
-    const int axis = static_cast<int>(op.attrs.integer("axis"));
+    const int axis = row_axis(op.attrs, op.inputs[0].shape.rank());
     const int64_t inner = element_count(part(y.shape, axis + 1, y.shape.rank()));
     std::string chosen = cat("        const int64_t c = i / ", inner, " % ", y.shape[axis],
                              ";\n        ", raw_type(y.dtype), " v = 0;\n        ");
