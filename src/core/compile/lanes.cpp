@@ -4,6 +4,17 @@
 
 namespace aicf {
 
+Ways longest_ways(const std::vector<std::vector<int>>& waits) {
+    Ways ways{std::vector<int>(waits.size(), 0), std::vector<int>(waits.size(), -1)};
+    for (int op = static_cast<int>(waits.size()) - 1; op >= 0; op--)
+        for (int wait : waits[op])
+            if (ways.length[op] + 1 >= ways.length[wait]) {  // the first of the list among equals
+                ways.length[wait] = ways.length[op] + 1;
+                ways.next[wait] = op;
+            }
+    return ways;
+}
+
 Lanes::Lanes(const std::vector<std::vector<int>>& waits, int most)
     : most_(static_cast<size_t>(most)), lane_(waits.size()), position_(waits.size()) {
     share_out(waits, most);
@@ -24,15 +35,8 @@ Lanes::Lanes(const std::vector<std::vector<int>>& waits, int most)
 /// for the one that waits for it and has the longest way to go.
 void Lanes::share_out(const std::vector<std::vector<int>>& waits, int most) {
     const int ops = static_cast<int>(waits.size());
-    std::vector<int> height(waits.size(), 0), heir(waits.size(), -1), ends;
-    for (int op = ops - 1; op >= 0; op--)
-        for (int wait : waits[op])
-            if (height[op] >= height[wait]) {  // the first of the list among equals
-                height[wait] = height[op] + 1;
-                heir[wait] = op;
-            } else if (height[op] + 1 == height[wait]) {
-                heir[wait] = op;
-            }
+    const std::vector<int> heir = longest_ways(waits).next;
+    std::vector<int> ends;
     before_.assign(waits.size() * most_, 0);
     for (int op = 0; op < ops; op++) {
         for (int wait : waits[op])

@@ -9,6 +9,13 @@
 
 namespace aicf {
 
+/// By op the longest way from it to the end of the step, in ops, and the next op on that way: -1
+/// where nothing waits for it.
+struct Ways {
+    std::vector<int> length, next;
+};
+Ways longest_ways(const std::vector<std::vector<int>>& waits);
+
 /// The ops of a list in lanes. In a lane each op comes after the one before it, by what they wait
 /// for; where the lanes do not suffice, the last takes the others, in the order of the list.
 class Lanes {

@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "core/compile/lanes.h"
+
 namespace aicf::cuda {
 
 namespace {
@@ -31,6 +33,7 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
     // The gap between two launches is some 1 us longer than that between two nodes (H200).
     constexpr int kNodes = 64, kTimes = 16;
     many_.times = std::clamp(kNodes / std::max(static_cast<int>(ops_.size()), 1), 1, kTimes);
+    find_early();
     try {
         build(one_);
         if (many_.times > 1) build(many_);
@@ -48,31 +51,54 @@ CapturedGraph::~CapturedGraph() {
     }
 }
 
+/// From 9.0 on a kernel gets ready while one that it waits for still runs (begin_kernel()). Its
+/// blocks take room then, so of those that wait for a kernel only the one with the longest way to
+/// go gets ready, and only if there is room for all of them beside that kernel.
+void CapturedGraph::find_early() {
+    std::vector<std::vector<int>> waits;
+    for (const BoundOp& op : ops_) waits.push_back(op.waits);
+    const Ways ways = longest_ways(waits);
+    std::vector<uint64_t> blocks(ops_.size(), 0);  // of a kernel and of all that wait for it
+    for (size_t i = 0; i < ops_.size(); i++) {
+        if (waits[i].empty()) starts_.push_back(i);
+        if (ways.next[i] < 0) ends_.push_back(i);
+        blocks[i] += blocks_of(ops_[i]);
+        for (int wait : waits[i]) blocks[static_cast<size_t>(wait)] += blocks_of(ops_[i]);
+    }
+    early_ = ways.next;
+    for (size_t end : ends_)  // the starts of the next time wait for it
+        for (size_t start : starts_) {
+            blocks[end] += blocks_of(ops_[start]);
+            int& next = early_[end];
+            if (next < 0 || ways.length[start] > ways.length[static_cast<size_t>(next)])
+                next = static_cast<int>(start);
+        }
+    const auto processors = static_cast<uint64_t>(stream_->gpu().processors);
+    for (size_t i = 0; i < ops_.size(); i++)
+        if (stream_->gpu().compute_major < 9 || blocks[i] > processors) early_[i] = -1;
+}
+
 void CapturedGraph::build(Run& run) {
     const Driver& cu = driver();
     AICF_CU(cu, cuGraphCreate, &run.graph, 0);
-    std::vector<char> awaited(ops_.size(), 0);
-    for (const BoundOp& op : ops_)
-        for (int wait : op.waits) awaited[static_cast<size_t>(wait)] = 1;
-    std::vector<size_t> ends;  // the nodes of the time before that nothing waits for there
     for (int time = 0; time < run.times; time++) {
         const size_t first = run.nodes.size();
-        for (const BoundOp& op : ops_) {
+        for (size_t op = 0; op < ops_.size(); op++) {
             std::vector<size_t> waits;
-            for (int wait : op.waits) waits.push_back(first + static_cast<size_t>(wait));
-            add(run, op, waits.empty() ? ends : waits);
+            for (int wait : ops_[op].waits) waits.push_back(first + static_cast<size_t>(wait));
+            if (waits.empty() && time > 0)
+                for (size_t end : ends_) waits.push_back(first - ops_.size() + end);
+            add(run, op, waits);
         }
-        ends.clear();
-        for (size_t i = 0; i < ops_.size(); i++)
-            if (!awaited[i]) ends.push_back(first + i);
     }
     AICF_CU(cu, cuGraphInstantiate, &run.exec, run.graph, 0);
     AICF_CU(cu, cuGraphUpload, run.exec, stream_->handle());
 }
 
-void CapturedGraph::add(Run& run, const BoundOp& op, const std::vector<size_t>& waits) {
+void CapturedGraph::add(Run& run, size_t at, const std::vector<size_t>& waits) {
     const Driver& cu = driver();
-    const std::string where = cat("capture of op ", run.nodes.size() % ops_.size(), " ", op.op);
+    const BoundOp& op = ops_[at];
+    const std::string where = cat("capture of op ", at, " ", op.op);
     CUgraphNode node = nullptr;
     if (op.code) {
         void* parameters[] = {op.args.get()};
@@ -82,16 +108,10 @@ void CapturedGraph::add(Run& run, const BoundOp& op, const std::vector<size_t>& 
         check_call(cu.cuGraphAddEmptyNode(&node, run.graph, nullptr, 0), where.c_str());
     }
     run.nodes.push_back(node);
-    // From 9.0 on a kernel gets ready while those it waits for still run (begin_kernel()), where
-    // there is room for both; elsewhere its blocks would stand in the way of others.
-    const auto early = [&](const BoundOp& first, const BoundOp& second) {
-        return stream_->gpu().compute_major >= 9 && first.code && second.code &&
-               blocks_of(first) + blocks_of(second) <=
-                   static_cast<unsigned>(stream_->gpu().processors);
-    };
     for (size_t wait : waits) {
         CUgraphEdgeData edge = {};
-        if (early(ops_[wait % ops_.size()], op)) {
+        const size_t from_op = wait % ops_.size();
+        if (op.code && ops_[from_op].code && early_[from_op] == static_cast<int>(at)) {
             edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
             edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
         }

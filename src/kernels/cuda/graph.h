@@ -31,12 +31,15 @@ class CapturedGraph : public Captured {
         CUgraph graph = nullptr;
         CUgraphExec exec = nullptr;
     };
+    void find_early();
     void build(Run& run);
-    void add(Run& run, const BoundOp& op, const std::vector<size_t>& waits);
+    void add(Run& run, size_t op, const std::vector<size_t>& waits);
     void destroy();
 
     std::shared_ptr<Stream> stream_;
     std::vector<BoundOp> ops_;
+    std::vector<size_t> starts_, ends_;  // the ops that wait for none, and those none waits for
+    std::vector<int> early_;             // by op: the one that gets ready while it runs; -1: none
     Run one_, many_;
 };
 
