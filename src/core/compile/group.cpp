@@ -9,20 +9,16 @@ namespace {
 
 // ---- optimizers ---------------------------------------------------------------------------------
 
-/// From here on a launch of its own costs a tensor's update nothing, and making the numbers again
-/// in every block costs it 15 % (Adam on an H200).
-constexpr int64_t kLargeTensor = 1 << 22;
-
 /// Bytes of an operand in an argument block: its offset, address, sizes and strides.
 size_t operand_bytes(const View& view) {
     return 4 + sizeof(Operand) + 16 * static_cast<size_t>(view.shape.rank());
 }
 
-/// Updates of tensors in f32 or f64, whole in memory.
-bool tensor_update(const LoweredOp& op) {
+/// Updates of tensors in f32 or f64 that share a launch, whole in memory.
+bool tensor_update(const LoweredOp& op, const Target& target) {
     const DType dtype = op.outputs[0].dtype;
     if (!op.def->optimizer || op.def->numbers <= 0 || !op.body.empty() || is_16_bit(dtype) ||
-        element_count(op.outputs[0].shape) >= kLargeTensor)
+        element_count(op.outputs[0].shape) >= target.launch_sizes().update_elements)
         return false;
     const auto packed = [](const View& view) { return is_contiguous(view.shape, view.strides); };
     return std::all_of(op.inputs.begin(), op.inputs.end(), packed) &&
@@ -53,7 +49,7 @@ class MultiTensorApply : Groups {
         std::vector<Alike*> alike(ops_.size(), nullptr);
         std::vector<size_t> bytes(ops_.size(), 0);
         for (size_t at = 0; at < ops_.size(); at++) {
-            if (!tensor_update(ops_[at])) continue;
+            if (!tensor_update(ops_[at], machine_)) continue;
             alike[at] = &known[numbers_of(ops_[at])];
             bytes[at] = growth(static_cast<int>(at));
             alike[at]->least = std::min(alike[at]->least, bytes[at]);
@@ -136,7 +132,8 @@ class ScalarPrologue : Groups {
     using Groups::Groups;
     void run() {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++)
-            if (anchor(ops_[at]).numbers > 0 && (!ops_[at].body.empty() || tensor_update(ops_[at])))
+            if (anchor(ops_[at]).numbers > 0 &&
+                (!ops_[at].body.empty() || tensor_update(ops_[at], machine_)))
                 while (joins(at)) {  // its own numbers may follow
                 }
         emit();
@@ -157,14 +154,9 @@ class ScalarPrologue : Groups {
 
 // ---- horizontal fusion --------------------------------------------------------------------------
 
-/// Below this a launch costs more than what it runs, so that ops gain by sharing one. Above,
-/// whoever waits for one of them should not wait for the others too: a GPU runs kernels side by
-/// side anyhow.
-constexpr double kSmallBytes = 256 << 10, kSmallFlops = 1 << 20;
-
-bool small(const LoweredOp& op) {
+bool small(const LoweredOp& op, const LaunchSizes& sizes) {
     const Cost cost = cost_of(op);
-    return cost.bytes <= kSmallBytes && cost.flops <= kSmallFlops;
+    return cost.bytes <= sizes.bytes && cost.flops <= sizes.flops;
 }
 
 /// Small ops at the same distance from the start of the step, so that none waits for another, share
@@ -180,7 +172,7 @@ class HorizontalFusion : Groups {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             poll();
             for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
-            if (!small(ops_[at])) continue;
+            if (!small(ops_[at], machine_.launch_sizes())) continue;
             const size_t own = bytes_in_group(ops_[at]);
             if (own == 0) continue;
             std::vector<int>& known = heads[level[at]];

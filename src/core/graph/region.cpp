@@ -268,4 +268,15 @@ Cost cost_of(const Lowered& lowered) {
     return sum;
 }
 
+bool within(const LoweredOp& region, const RegionLimits& limits) {
+    const LoweredDef& kind = anchor(region);
+    double flops = 0;
+    for (size_t step : steps_of(region, StepRole::prologue))
+        flops += region.body[step].def->flops_per_element;
+    return region.inputs.size() + region.outputs.size() <=
+               (kind.gemm ? limits.product_operands : limits.operands) &&
+           region.body.size() <= (kind.gemm ? limits.product_steps : limits.steps) &&
+           (kind.rows.empty() || flops <= limits.row_flops);
+}
+
 }  // namespace aicf

@@ -12,4 +12,12 @@ bool plain_product(const View& a, const View& b, const Dims& result);
 /// first output lies, so that must have its dtype and be written by the last step that needs it.
 bool product_region(const LoweredOp& op);
 
+/// What a region may hold at most: operands and steps, with a product or without; flops of what
+/// makes an element of a row.
+struct RegionLimits {
+    size_t operands, steps, product_operands, product_steps;
+    double row_flops;
+};
+bool within(const LoweredOp& region, const RegionLimits& limits);
+
 }  // namespace aicf

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/compile/families.h"
+#include "core/graph/region.h"
 #include "kernels/cpu/program.h"
 
 namespace aicf::cpu {
@@ -140,19 +141,9 @@ Bound make_kernel(const Table& table, const LoweredOp& op) {
 }
 
 bool worth_fusing(const LoweredOp& region) {
-    constexpr size_t kMaxOperands = 16, kMaxSteps = 32;
-    constexpr size_t kProductOperands = 12, kProductSteps = 9;
-    // A row is one thread's work: what is dear is better shared out among all.
-    constexpr double kCheapFlops = 8;
-    const LoweredDef& kind = anchor(region);
-    if (kind.optimizer) return true;
-    double flops = 0;
-    for (size_t step : steps_of(region, StepRole::prologue))
-        flops += region.body[step].def->flops_per_element;
-    return region.inputs.size() + region.outputs.size() <=
-               (kind.gemm ? kProductOperands : kMaxOperands) &&
-           region.body.size() <= (kind.gemm ? kProductSteps : kMaxSteps) &&
-           (kind.rows.empty() || flops <= kCheapFlops);
+    // A row is one thread's work: what costs more than 8 flops an element is shared out among all.
+    constexpr RegionLimits kLimits{16, 32, 12, 9, 8};
+    return anchor(region).optimizer || within(region, kLimits);
 }
 
 }  // namespace aicf::cpu

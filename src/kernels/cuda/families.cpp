@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/compile/target.h"
+#include "core/graph/region.h"
 #include "kernels/cuda/codegen.h"
 
 namespace aicf::cuda {
@@ -83,23 +84,15 @@ bool has_kernel(const LoweredOp& op, const Limits& limits) {
 }
 
 bool worth_fusing(const LoweredOp& region) {
-    // Operands and values that are alive at a time are registers of a thread.
-    constexpr size_t kMaxOperands = 16, kMaxSteps = 32, kMaxLive = 40;
-    constexpr size_t kProductOperands = 12, kProductSteps = 9;
-    // Elements of a row are made again on each pass over it, up to three: that is to cost less than
-    // reading them would (an exponential is 10).
-    constexpr double kCheapFlops = 8;
-    const LoweredDef& kind = anchor(region);
-    if (kind.optimizer) return true;
-    const size_t operands = region.inputs.size() + region.outputs.size();
-    if (operands > (kind.gemm ? kProductOperands : kMaxOperands) ||
-        region.body.size() > (kind.gemm ? kProductSteps : kMaxSteps))
-        return false;
-    double flops = 0;
-    for (size_t step : steps_of(region, StepRole::prologue))
-        flops += region.body[step].def->flops_per_element;
-    if (!kind.rows.empty() && flops > kCheapFlops) return false;
+    // Operands and values that are alive at a time are registers of a thread. Elements of a row are
+    // made again on each pass over it, up to three: that is to cost less than reading them would
+    // (an exponential is 10 flops).
+    constexpr RegionLimits kLimits{16, 32, 12, 9, 8};
+    constexpr size_t kMaxLive = 40;
+    if (anchor(region).optimizer) return true;
+    if (!within(region, kLimits)) return false;
 
+    const size_t operands = region.inputs.size() + region.outputs.size();
     std::vector<size_t> last(operands + region.inner.size(), 0);  // step that names a value
     for (size_t i = 0; i < region.body.size(); i++)
         for (const auto* numbers : {&region.body[i].inputs, &region.body[i].outputs})
