@@ -295,6 +295,7 @@ def test_random_steps_on_a_gpu(name, kind, make_rng):
         ((1024, 1024, 1024), "b_turned"),
         ((384, 512, 8192), "a_turned"),
         ((2056, 3080, 256), "both_turned"),  # several tiles a block
+        ((768, 3080, 2056), "b_turned"),  # parts in several rounds
     ],
     ids=str,
 )

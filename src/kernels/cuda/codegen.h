@@ -144,13 +144,14 @@ struct MappedOperand {
     bool along_k, batched;
 };
 std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box);
-/// How a kernel of wgmma.cuh is laid out, as its Way says there; and the struct.
-struct Way {
+/// What a kernel of wgmma.cuh is written for, as its Layout says there; and the struct.
+struct WgmmaLayout {
     int rows, columns, stages, pair;
-    int64_t parts;
-    bool a_along_k, b_along_k, a_batched, b_batched;
+    int64_t parts, adders, round;
+    bool holds, a_along_k, b_along_k, a_batched, b_batched;
+    uint32_t shared() const;  // bytes
 };
-std::string way_struct(const std::string& name, const Way& way, DType type);
+std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);
 KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's

@@ -19,8 +19,9 @@ struct Tiling {
     int pair = 0;         // of wgmma: blocks that share a tile of B
     double start = 0;     // cycles a unit costs beside its steps
 
-    /// Whether a block has registers for the sum of the cuts it has done.
-    bool holds() const { return pair && n <= 128; }
+    /// Whether a block has registers for the sum of the cuts it has done; each cut is text of its
+    /// own then.
+    bool holds(int64_t cuts) const { return pair && n <= 128 && cuts <= 16; }
 };
 
 constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
@@ -44,6 +45,8 @@ struct Choice {
     const Tiling* tiling = nullptr;
     int64_t tiles = 0, parts = 1;
     int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
+    // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
+    int64_t adders = 0, round = 0;
     double cycles = 0;
 };
 
@@ -70,7 +73,8 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                  std::vector<Choice>& choices) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
-    constexpr double between_cuts = 250;               // of a block that takes one after the other
+    constexpr double queue = 3500, moved = 50;  // the same where blocks wait for each other's
+    constexpr double between_cuts = 250;        // of a block that takes one after the other
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
@@ -82,21 +86,29 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         Choice choice{&t, tiles, parts};
         const int64_t units = tiles * parts, room = processors * t.resident;
         // The sum of the cuts so far, in memory.
-        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds();
+        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains);
         choice.blocks = t.pair ? std::min(units, std::max(room / high, int64_t{1}) * high)
                         : kept ? std::min(units, room)
                                : units;
         choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
         const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
-        const double seams =
-            t.pair && parts == 1 ? static_cast<double>(grains - 1) * between_cuts : 0;
+        const double seams = t.pair && parts == 1 && !t.holds(grains)
+                                 ? static_cast<double>(grains - 1) * between_cuts
+                                 : 0;
         const auto of = [&](double share) { return depth * share + t.start + seams; };
-        // Other kernels with roles have no registers for sums out of memory.
-        const bool adds = t.pair == 2 || (t.m == 128 && t.n <= 128) || !t.pair;
-        if (parts > 1 && (choice.slots * result > most_bytes || !adds)) break;
+        if (parts > 1 && (choice.slots * result > most_bytes || t.pair > 1)) break;
+        const bool queued = parts > 1 && t.pair;
         choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
                                  static_cast<double>(ceil_div(units, room)) * of(t.alone));
-        if (parts > 1)
+        if (queued) {
+            const int64_t warps = t.m / 16, pieces = warps * (t.n / 64);
+            choice.round = std::min(tiles, std::max(choice.blocks / parts, int64_t{1}));
+            const int64_t share = ceil_div(pieces * choice.round, choice.blocks);
+            choice.adders = ceil_div(pieces, std::clamp<int64_t>(share, 1, warps));
+            choice.cycles += queue + static_cast<double>(ceil_div(units, processors) * result +
+                                                         ceil_div(units * result, processors)) /
+                                         moved;
+        } else if (parts > 1)
             choice.cycles += arrival + static_cast<double>(ceil_div(tiles, processors) *
                                                            (choice.slots / tiles) * result) /
                                            join_bytes;
@@ -310,7 +322,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     text.resident = t.resident;
     text.blocks = choice.blocks;
     text.workspace = static_cast<uint64_t>(choice.slots * t.m * t.n * size);
-    if (choice.parts > 1) text.counters = static_cast<int>(choice.tiles);
+    if (choice.parts > 1) text.counters = static_cast<int>(choice.tiles + (choice.adders ? 2 : 0));
     const std::string room =
         cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
             text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
@@ -320,13 +332,14 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         text.includes = {"wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
-        constexpr int staged = 16 * 272, barriers = 16;  // bytes of a warp and a stage, as in Ring
-        text.shared = static_cast<uint32_t>(t.stages * ((t.m + t.n) * 128 + barriers) +
-                                            t.m / 16 * staged + 16);
-        text.body += way_struct("@_Way",
-                                {t.m, t.n, t.stages, t.pair, choice.parts, first.along_k,
-                                 second.along_k, first.batched, second.batched},
-                                a.dtype);
+        const WgmmaLayout roles{t.m,           t.n,
+                                t.stages,      t.pair,
+                                choice.parts,  choice.adders,
+                                choice.round,  t.holds(ceil_div(k, chunk)),
+                                first.along_k, second.along_k,
+                                first.batched, second.batched};
+        text.shared = roles.shared();
+        text.body += layout_struct("@_Layout", roles, a.dtype);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
         const auto whole = static_cast<int64_t>(16 / dtype_size(c.dtype));
         bool lines = !fused && n % whole == 0 && c.strides[rank - 1] == 1;
@@ -342,7 +355,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     "    }\n");
         text.body += "};\n";
         text.body += body_head(layout);
-        text.body += cat("    gemm_wgmma<@_Way, @_Shape>(grid, @_Lines{{block}}, block.bytes + ",
+        text.body += cat("    gemm_wgmma<@_Layout, @_Shape>(grid, @_Lines{{block}}, block.bytes + ",
                          layout.tail + int(kTailBytes), ", block.bytes + ",
                          layout.tail + int(kTailBytes + kMapBytes), ", ", room, ");\n}\n");
         return text;

@@ -1,4 +1,4 @@
-// What wgmma.cuh is written with: which operands the copy engine can read, and the struct Way.
+// What wgmma.cuh is written with: which operands the copy engine can read, and the struct Layout.
 #include "kernels/cuda/codegen.h"
 
 namespace aicf::cuda {
@@ -31,8 +31,14 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
         batched};
 }
 
-std::string way_struct(const std::string& name, const Way& way, DType type) {
-    const int sums = way.columns / 2;
+uint32_t WgmmaLayout::shared() const {
+    constexpr int warp = 16 * 272, barriers = 16, queue = 48;  // bytes: of a warp, of a stage, once
+    return static_cast<uint32_t>(stages * ((rows + columns) * 128 + barriers) + rows / 16 * warp +
+                                 queue);
+}
+
+std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type) {
+    const int sums = layout.columns / 2;
     std::string list, operands;
     for (int x = 0; x < sums; x++) {
         list += cat(x ? ", %" : "%", x);
@@ -40,19 +46,23 @@ std::string way_struct(const std::string& name, const Way& way, DType type) {
     }
     const char* kind = type == DType::f16 ? "f16" : "bf16";
     const auto flag = [](bool value) { return value ? "true" : "false"; };
-    return cat(
-        "struct ", name, " {\n    static constexpr int rows = ", way.rows,
-        ", columns = ", way.columns, ", stages = ", way.stages, ", pair = ", way.pair,
-        ", parts = ", way.parts, ";\n    static constexpr bool a_along_k = ", flag(way.a_along_k),
-        ", b_along_k = ", flag(way.b_along_k), ", a_batched = ", flag(way.a_batched),
-        ", b_batched = ", flag(way.b_batched),
-        ";\n    __device__ __forceinline__ static void step(float (&d)[", sums,
-        "], uint64_t a, uint64_t b, bool add) {\n        asm volatile(\"{\\n.reg .pred "
-        "p;\\nsetp.ne.b32 p, %",
-        sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n", way.columns,
-        "k16.f32.", kind, ".", kind, " {", list, "}, %", sums, ", %", sums + 1, ", p, 1, 1, ",
-        way.a_along_k ? 0 : 1, ", ", way.b_along_k ? 0 : 1, ";\\n}\"\n            : ", operands,
-        "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
+    const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
+    return cat("struct ", name, " {\n    static constexpr int rows = ", layout.rows,
+               number("columns", layout.columns), number("stages", layout.stages),
+               number("pair", layout.pair), number("parts", layout.parts),
+               number("adders", layout.adders), number("round", layout.round),
+               number("shared", layout.shared()),
+               ";\n    static constexpr bool holds = ", flag(layout.holds),
+               ", a_along_k = ", flag(layout.a_along_k), ", b_along_k = ", flag(layout.b_along_k),
+               ", a_batched = ", flag(layout.a_batched), ", b_batched = ", flag(layout.b_batched),
+               ";\n    __device__ __forceinline__ static void step(float (&d)[", sums,
+               "], uint64_t a, uint64_t b, bool add) {\n        asm volatile(\"{\\n.reg .pred "
+               "p;\\nsetp.ne.b32 p, %",
+               sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n",
+               layout.columns, "k16.f32.", kind, ".", kind, " {", list, "}, %", sums, ", %",
+               sums + 1, ", p, 1, 1, ", layout.a_along_k ? 0 : 1, ", ", layout.b_along_k ? 0 : 1,
+               ";\\n}\"\n            : ", operands,
+               "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
 }
 
 }  // namespace aicf::cuda

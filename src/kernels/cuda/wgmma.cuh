@@ -49,9 +49,16 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+/// A barrier of all threads of a cluster: what each did before is done for those behind it.
 __device__ __forceinline__ void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
+}
+/// Waits until a word in memory has reached a count, and for what was written before each of its
+/// steps.
+__device__ __forceinline__ void wait_count(const uint32_t* at, uint32_t count) {
+    for (uint32_t seen = 0; seen < count;)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
 }
 /// A barrier of some threads of a block, of which id 0 is __syncthreads.
 template <int Id, int Threads>
@@ -175,68 +182,79 @@ __device__ __forceinline__ void store_lines(const float (&sums)[Count], uint32_t
     }
 }
 
-/// The same through put(), which takes 4 neighbours at a time. Cells of 16 bytes are permuted so
-/// that what lanes touch together meets no bank twice.
+/// Where 16 rows of 64 sums lie on their way through put(), in cells of 16 bytes that are permuted
+/// so that what lanes touch together meets no bank twice.
+__device__ __forceinline__ uint32_t cell_at(uint32_t room, int row, int cell) {
+    return room + row * 256 + 16 * (cell ^ 2 * (row & 3));
+}
+/// A lane's four sums of the x-th 8 columns, of rows lane / 4 and 8 below, to their cells.
+__device__ __forceinline__ void leave_sums(const float* four, uint32_t room, int x) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int high = 0; high < 2; high++)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                         cell_at(room, 8 * high + lane / 4, 2 * x + lane % 4 / 2) + lane % 2 * 8),
+                     "f"(four[2 * high]), "f"(four[2 * high + 1])
+                     : "memory");
+}
+/// Hands what lies in a warp's cells to put(), 4 neighbours at a time.
+template <class Shape, class Put>
+__device__ __forceinline__ void put_cells(uint32_t room, const Put& put, int64_t batch,
+                                          int64_t row0, int64_t col0) {
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+#pragma unroll 4
+    for (int row = 0; row < 16; row += 2) {
+        float some[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(some[0]), "=f"(some[1]), "=f"(some[2]), "=f"(some[3])
+                     : "r"(cell_at(room, row + lane / 16, lane % 16))
+                     : "memory");
+        const int64_t i = row0 + row + lane / 16, j = col0 + lane % 16 * 4;
+        if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
+    }
+    __syncwarp();
+}
+/// A warp's sums of 16 rows through put().
 template <class Shape, int Count, class Put>
 __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t room, const Put& put,
                                           int64_t batch, int64_t row0, int64_t col0) {
-    const int lane = threadIdx.x % 32;
-    const auto cell_at = [&](int row, int cell) {
-        return room + row * 256 + 16 * (cell ^ 2 * (row & 3));
-    };
+    asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
 #pragma unroll 1
     for (int piece = 0; piece < 2 * Count; piece += 64) {
-        __syncwarp();
 #pragma unroll
         for (int of = 0; of < 2 * Count; of += 64) {  // registers have no index
             if (of != piece) continue;
 #pragma unroll
-            for (int x = 0; x < 8; x++)
-#pragma unroll
-                for (int high = 0; high < 2; high++) {
-                    const float* const pair = &sums[(of / 8 + x) * 4 + 2 * high];
-                    asm volatile(
-                        "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                            cell_at(8 * high + lane / 4, 2 * x + lane % 4 / 2) + lane % 2 * 8),
-                        "f"(pair[0]), "f"(pair[1])
-                        : "memory");
-                }
+            for (int x = 0; x < 8; x++) leave_sums(&sums[(of / 8 + x) * 4], room, x);
         }
-        __syncwarp();
-#pragma unroll 4
-        for (int row = 0; row < 16; row += 2) {
-            float some[4];
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(some[0]), "=f"(some[1]), "=f"(some[2]), "=f"(some[3])
-                         : "r"(cell_at(row + lane / 16, lane % 16))
-                         : "memory");
-            const int64_t i = row0 + row + lane / 16, j = col0 + piece + lane % 16 * 4;
-            if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
-        }
+        put_cells<Shape>(room, put, batch, row0, col0 + piece);
     }
 }
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-/// How the kernel is laid out; the host asks for `shared` bytes. Way says: a tile's rows and
-/// columns, stages, how many blocks one above the other share the tile of B (pair), parts of k, how
-/// the operands lie, and by step() the instruction.
-template <class Way>
+/// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
+/// columns, stages, how many blocks one above the other share the tile of B (pair), the parts of k
+/// that are units of their own, how the operands lie, the bytes it asks for, and by step() the
+/// instruction.
+template <class Layout>
 struct Ring {
     static constexpr int depth = 64;  // elements of a line of 128 bytes
-    static constexpr int consumers = Way::rows / 64;
-    static constexpr int a_bytes = Way::rows * 128, b_bytes = Way::columns * 128;
+    static constexpr int consumers = Layout::rows / 64, warps = 4 * consumers;
+    static constexpr int a_bytes = Layout::rows * 128, b_bytes = Layout::columns * 128;
     static constexpr int stage_bytes = a_bytes + b_bytes;
     static constexpr int warp_bytes = 16 * 272;  // a consumer's warp's, for sums on their way out
-    static constexpr int staging = Way::stages * stage_bytes;
-    static constexpr int barriers = staging + warp_bytes * 4 * consumers;
-    static constexpr int flag = barriers + 16 * Way::stages, shared = flag + 16;
-    // Of small tiles the sum of the cuts so far stays in registers.
-    static constexpr bool holds = Way::columns <= 128;
+    static constexpr int staging = Layout::stages * stage_bytes;
+    static constexpr int barriers = staging + warp_bytes * warps;
+    static constexpr int queue = barriers + 16 * Layout::stages, shared = queue + 48;
+    static_assert(shared == Layout::shared);
     // Registers are dealt out anew where sums take many; two blocks share a processor otherwise.
     static constexpr bool deals = consumers == 2;
-    static constexpr bool staggers = consumers == 2 && Way::columns >= 128 && Way::parts == 1;
-    static_assert(consumers <= 2 && Way::columns % 64 == 0 && Way::columns <= 256);
+    static constexpr int producer_registers = 40;
+    static constexpr int consumer_registers = 232;
+    static constexpr bool staggers = consumers == 2 && Layout::columns >= 128 && Layout::parts == 1;
+    static_assert(consumers <= 2 && Layout::columns % 64 == 0 && Layout::columns <= 256);
 };
 
 /// The tile of an operand, `rows` of its own axis from i and one line of k, by its map.
@@ -252,37 +270,92 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, i
     }
 }
 
-/// A block computes Way::rows x Way::columns of C. Cuts of k are units of their own if Way::parts >
-/// 1, else a block takes all and adds them, in registers or in `parts`.
-template <class Way, class Shape, class Put>
+/// Turn t of a kernel whose parts of k are units of their own: one part of one tile is multiplied,
+/// or some of a tile's sums are added over its parts. Tiles go in rounds; the sums of one are added
+/// behind the products of the next, while they are in the cache. Whoever adds waits for turns
+/// before its own alone, and those are all taken, so that blocks need not run together.
+template <class Layout, int64_t Tiles>
+struct Turn {
+    static constexpr uint32_t parts = Layout::parts, adders = Layout::adders;
+    static constexpr uint32_t round = Layout::round < Tiles ? Layout::round : Tiles;
+    static constexpr uint32_t rounds = (Tiles + round - 1) / round,
+                              rest = Tiles - (rounds - 1) * round;
+    static constexpr uint32_t last =  // where the last additions begin
+        rounds == 1 ? Tiles * parts
+                    : round * parts + (rounds - 2) * round * (parts + adders) + rest * parts +
+                          round * adders;
+    static constexpr uint32_t end = last + rest * adders;
+    uint32_t tile, which;  // part, or share of the tile's sums
+    bool adds;
+    __device__ __forceinline__ explicit Turn(uint32_t t) {
+        if (t >= last) {
+            set((rounds - 1) * round, t - last, true);
+            return;
+        }
+        if (t < round * parts) {
+            set(0, t, false);
+            return;
+        }
+        t -= round * parts;
+        const uint32_t of = t / (round * (parts + adders)) + 1, at = t % (round * (parts + adders));
+        const uint32_t products = (of + 1 == rounds ? rest : round) * parts;
+        if (at < products)
+            set(of * round, at, false);
+        else
+            set((of - 1) * round, at - products, true);
+    }
+    __device__ __forceinline__ void set(uint32_t first, uint32_t at, bool added) {
+        adds = added;
+        tile = first + at / (added ? adders : parts);
+        which = at % (added ? adders : parts);
+    }
+};
+
+/// A block computes Layout::rows x Layout::columns of C. With Layout::parts == 1 it takes all cuts
+/// of k and adds them, in registers or in `parts`. Otherwise a cut is a unit of its own that is
+/// left in `parts`, and blocks add shares of a tile once all its cuts lie there; of `counters` the
+/// first is the next turn, the second how many blocks are done, the others how many warps left
+/// their sums.
+template <class Layout, class Shape, class Put>
 __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, const void* map_a,
                                            const void* map_b, float* parts, uint32_t* counters) {
-    typedef Ring<Way> R;
-    constexpr int BM = Way::rows, BN = Way::columns, Stages = Way::stages, Pair = Way::pair;
-    constexpr int Parts = Way::parts;
+    typedef Ring<Layout> R;
+    constexpr int BM = Layout::rows, BN = Layout::columns, Stages = Layout::stages;
+    constexpr int Pair = Layout::pair, Parts = Layout::parts;
     typedef Piece<Shape, BM * Pair, BN, (Shape::n > Shape::m)> Place;
     typedef Pack<float, 4> Four;
     constexpr int depth = R::depth, sums = BN / 2, lots = sums / 4, threads = 128 * R::consumers;
     constexpr int all_steps = int((Shape::k + depth - 1) / depth);
     constexpr int cut_steps = int((Shape::chunk + depth - 1) / depth);
     constexpr int cuts = (all_steps + cut_steps - 1) / cut_steps;
-    constexpr int64_t units = Place::tiles * Parts;
-    static_assert(Parts == 1 || Parts == cuts);
-    static_assert(Way::b_along_k || BN / Pair % R::depth == 0);
+    constexpr bool split = Parts > 1;
+    typedef Turn<Layout, Place::tiles> Turns;
+    static_assert(!split || (Parts == cuts && Pair == 1));
+    static_assert(Layout::b_along_k || BN / Pair % R::depth == 0);
     static_assert(cuts == 1 || Shape::chunk % depth == 0);
     extern __shared__ __align__(1024) char ring_room[];
     const uint32_t room = shared_address(ring_room);
     const auto full = [&](int s) { return room + R::barriers + 8 * s; };
     const auto empty = [&](int s) { return room + R::barriers + 8 * (Stages + s); };
+    // Two turns on their way from the warp that takes them to those that multiply.
+    const auto taken = [&](int s) { return room + R::queue + 8 * s; };
+    const auto passed = [&](int s) { return room + R::queue + 16 + 8 * s; };
+    auto* const turns = reinterpret_cast<volatile uint32_t*>(ring_room + R::queue + 32);
     const uint32_t high = Pair > 1 ? cluster_rank() : 0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
+    uint32_t own = 0;
     if (threadIdx.x == 0) {
+        if constexpr (split) own = atomicAdd(counters, 1u);
         fetch_map(map_a);
         fetch_map(map_b);
         for (int s = 0; s < Stages; s++) {
             init_barrier(full(s), 1);
-            init_barrier(empty(s), 4 * R::consumers * Pair);
+            init_barrier(empty(s), R::warps * Pair);
+        }
+        for (int s = 0; split && s < 2; s++) {
+            init_barrier(taken(s), 1);
+            init_barrier(passed(s), R::warps);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -296,156 +369,243 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         const int left = all_steps - cut * cut_steps;
         return left < cut_steps ? left : cut_steps;
     };
-    const auto steps_at = [&](const Place& place) {
-        return Parts == 1 ? all_steps : steps_of(place.part);
-    };
-    int stage = 0;
-    uint32_t phase = 0;
+    int stage = 0, slot = 0;
+    uint32_t phase = 0, slot_phase = 0;
     const auto next_stage = [&] {
         if (++stage == Stages) stage = 0, phase ^= 1;
     };
+    const auto next_slot = [&] {
+        if (slot ^= 1; slot == 0) slot_phase ^= 1;
+    };
     if (warp < 4) {
-        if constexpr (R::deals) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if constexpr (R::deals)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
         if (threadIdx.x == 0) {
-            for (int64_t u = first; u < units; u += stride) {
-                const Place place(u);
+            const auto copy = [&](const Place& place, int begin, int steps) {
                 const int i0 = int(place.i0) + int(high) * BM, j0 = int(place.j0);
-                const int az = Way::a_batched ? int(place.batch) : 0,
-                          bz = Way::b_batched ? int(place.batch) : 0;
-                const int steps = steps_at(place);
+                const int az = Layout::a_batched ? int(place.batch) : 0,
+                          bz = Layout::b_batched ? int(place.batch) : 0;
 #pragma unroll 1
                 for (int s = 0; s < steps; s++, next_stage()) {
-                    const int k0 = (place.part * cut_steps + s) * depth;
+                    const int k0 = (begin + s) * depth;
                     const int part = BN / Pair, from = int(high) * part;
                     const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
                     wait_barrier(empty(stage), phase ^ 1);
                     arrive_expecting(full(stage), R::stage_bytes);
-                    copy_tile<R, BM, Way::a_along_k, 1>(as, map_a, i0, k0, az, full(stage));
-                    copy_tile<R, BN / Pair, Way::b_along_k, Pair>(bs + from * 128, map_b, j0 + from,
-                                                                  k0, bz, full(stage));
+                    copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full(stage));
+                    copy_tile<R, BN / Pair, Layout::b_along_k, Pair>(
+                        bs + from * 128, map_b, j0 + from, k0, bz, full(stage));
                 }
+            };
+            if constexpr (split) {
+                for (;; next_slot()) {
+                    wait_barrier(passed(slot), slot_phase ^ 1);
+                    turns[slot] = own;
+                    arrive_at<1>(taken(slot), 0);
+                    if (own >= Turns::end) break;
+                    const uint32_t next =
+                        atomicAdd(counters, 1u);  // comes while this one is copied
+                    const Turns turn(own);
+                    if (!turn.adds)
+                        copy(Place(turn.which * Place::tiles + turn.tile),
+                             int(turn.which) * cut_steps, steps_of(int(turn.which)));
+                    own = next;
+                }
+            } else {
+                for (int64_t u = first; u < Place::tiles; u += stride) copy(Place(u), 0, all_steps);
             }
         }
         __syncwarp();
     } else {
-        if constexpr (R::deals) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if constexpr (R::deals)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers));
         const int mine = threadIdx.x - 128, group = mine / 128;
-        float acc[sums], total[R::holds ? sums : 1];
+        const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
+        int before = 0;
         const auto release = [&](int s) {
             if (lane < Pair) arrive_at<Pair>(empty(s), lane);
         };
+        // A stage's products onto some sums, to which they are added but for the first of a cut.
+        const auto multiply = [&](float (&to)[sums], bool adds) {
+            wait_barrier(full(stage), phase);
+            const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
+            const uint64_t a = tile_descriptor(as + group * 8192, Layout::a_along_k ? 16 : 8192);
+            const uint64_t b = tile_descriptor(bs, Layout::b_along_k ? 16 : 8192);
+            begin_products();
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                Layout::step(to, a + k * (Layout::a_along_k ? 2 : 128),
+                             b + k * (Layout::b_along_k ? 2 : 128), k > 0 || adds);
+            commit_products();
+        };
+        const auto keep = [&](const float (&acc)[sums], Four* to) {
+#pragma unroll
+            for (int lot = 0; lot < lots; lot++) {
+                Four four;
+#pragma unroll
+                for (int y = 0; y < 4; y++) four.at[y] = acc[4 * lot + y];
+                to[lot * threads] = four;
+            }
+        };
+        const auto row_of = [&](const Place& place, int of) {
+            return place.i0 + int64_t(high) * BM + of / 4 * 64 + of % 4 * 16;
+        };
+        if constexpr (split) {
+            constexpr int pieces = R::warps * (BN / 64),
+                          share = (pieces + Layout::adders - 1) / Layout::adders;
+            static_assert(share <= R::warps);
+            for (;; next_slot()) {
+                wait_barrier(taken(slot), slot_phase);
+                const uint32_t t = turns[slot];
+                __syncwarp();
+                if (lane == 0) arrive_at<1>(passed(slot), 0);
+                if (t >= Turns::end) break;
+                const Turns turn(t);
+                const auto part_of = [&](int part) {
+                    return reinterpret_cast<Four*>(parts) +
+                           (int64_t(turn.tile) * Parts + part) * lots * threads;
+                };
+                if (!turn.adds) {
+                    const int steps = steps_of(int(turn.which));
+                    float acc[sums];
+                    hold(acc);
+#pragma unroll 1
+                    for (int s = 0; s < steps; s++, next_stage()) {
+                        multiply(acc, s > 0);
+                        if (s > 0) {
+                            wait_products<1>();
+                            release(before);
+                        }
+                        before = stage;
+                    }
+                    wait_products<0>();
+                    hold(acc);
+                    release(before);
+                    keep(acc, part_of(int(turn.which)) + mine);
+                    __threadfence();
+                    __syncwarp();
+                    if (lane == 0) atomicAdd(counters + 2 + turn.tile, 1u);
+                    continue;
+                }
+                // A warp adds 16 rows of 64 columns, which another held.
+                const int piece = int(turn.which) * share + warp - 4;
+                if (warp - 4 >= share || piece >= pieces) continue;
+                const int of = piece % R::warps, column = piece / R::warps;
+                if (lane == 0) wait_count(counters + 2 + turn.tile, Parts * R::warps);
+                __syncwarp();
+#pragma unroll(R::deals ? 2 : 1)
+                for (int lot = 0; lot < 8; lot++) {
+                    Four from[Parts];
+#pragma unroll
+                    for (int part = 0; part < Parts; part++)
+                        from[part] = part_of(part)[(8 * column + lot) * threads + of * 32 + lane];
+#pragma unroll
+                    for (int part = 1; part < Parts; part++)
+#pragma unroll
+                        for (int y = 0; y < 4; y++) from[0].at[y] += from[part].at[y];
+                    leave_sums(from[0].at, mine_room, lot);
+                }
+                const Place place(turn.tile);
+                put_cells<Shape>(mine_room, put, place.batch, row_of(place, of),
+                                 place.j0 + 64 * column);
+            }
+            // The last block leaves all counters at 0.
+            auto* const last = turns + 2;
+            sync_some<1, threads>();
+            if (mine == 0) *last = atomicAdd(counters + 1, 1u) == grid.blocks - 1;
+            sync_some<1, threads>();
+            if (*last)
+                for (int64_t x = mine; x < Place::tiles + 2; x += threads) counters[x] = 0;
+            return;
+        }
+        float acc[sums], other[Layout::holds ? sums : 1], total[Layout::holds ? sums : 1];
         // The second group begins some steps behind the first and stays there: while one stores its
         // sums the other has the tensor cores to itself.
-        bool leads = R::staggers && units > stride && group == 0;
-        if (R::staggers && units > stride && group == 1) sync_some<2, threads>();
-        for (int64_t u = first; u < units; u += stride) {
+        const bool several = R::staggers && Place::tiles > stride;
+        bool leads = several && group == 0;
+        if (several && group == 1) sync_some<2, threads>();
+        const auto lead = [&](bool now) {
+            if (leads && now) {
+                asm volatile("bar.arrive 2, %0;" ::"n"(threads) : "memory");
+                leads = false;
+            }
+        };
+        for (int64_t u = first; u < Place::tiles; u += stride) {
             const Place place(u);
-            Four* const kept =
-                reinterpret_cast<Four*>(parts) + int64_t(grid.block) * lots * threads + mine;
-            const auto keep = [&](Four* to) {
-#pragma unroll
-                for (int lot = 0; lot < lots; lot++) {
-                    Four four;
-#pragma unroll
-                    for (int y = 0; y < 4; y++) four.at[y] = acc[4 * lot + y];
-                    to[lot * threads] = four;
-                }
-            };
-            if constexpr (R::holds) {
+            if constexpr (cuts > 1 && Layout::holds) {
 #pragma unroll
                 for (float& sum : total) sum = 0;  // no cut's is -0
-            }
-#pragma unroll 1
-            for (int cut = 0; cut < (Parts == 1 ? cuts : 1); cut++) {
-                const int steps = steps_of(Parts == 1 ? cut : place.part);
-                int before = 0;
-                hold(acc);
-#pragma unroll 1
-                for (int s = 0; s < steps; s++, next_stage()) {
-                    wait_barrier(full(stage), phase);
-                    const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
-                    const uint64_t a =
-                        tile_descriptor(as + group * 8192, Way::a_along_k ? 16 : 8192);
-                    const uint64_t b = tile_descriptor(bs, Way::b_along_k ? 16 : 8192);
-                    begin_products();
-#pragma unroll
-                    for (int k = 0; k < 4; k++)
-                        Way::step(acc, a + k * (Way::a_along_k ? 2 : 128),
-                                  b + k * (Way::b_along_k ? 2 : 128), k > 0 || s > 0);
-                    commit_products();
-                    if (s > 0) {
+                // The sums of a cut are added while the next one's first products run.
+                const auto one_cut = [&](float (&now)[sums], float (&then)[sums], int cut) {
+                    const int steps = steps_of(cut);
+                    hold(now);
+                    multiply(now, false);
+                    if (cut > 0) {
                         wait_products<1>();
                         release(before);
+                        hold(then);
+#pragma unroll
+                        for (int x = 0; x < sums; x++) total[x] += then[x];
                     }
                     before = stage;
-                    if (leads && (s + 1 == Stages / 2 || s + 1 == steps)) {
-                        asm volatile("bar.arrive 2, %0;" ::"n"(threads) : "memory");
-                        leads = false;
+                    lead(steps == 1);
+                    next_stage();
+#pragma unroll 1
+                    for (int s = 1; s < steps; s++, next_stage()) {
+                        multiply(now, true);
+                        wait_products<1>();
+                        release(before);
+                        before = stage;
+                        lead(s + 1 == Stages / 2 || s + 1 == steps);
                     }
+                };
+#pragma unroll  // else the assembler lets products wait for each other
+                for (int cut = 0; cut < cuts; cut += 2) {
+                    one_cut(acc, other, cut);
+                    if (cut + 1 < cuts) one_cut(other, acc, cut + 1);
                 }
                 wait_products<0>();
                 hold(acc);
+                hold(other);
                 release(before);
-                if constexpr (Parts == 1 && cuts > 1 && R::holds) {
 #pragma unroll
-                    for (int x = 0; x < sums; x++) total[x] += acc[x];
-                } else if constexpr (Parts == 1 && cuts > 1) {
-                    if (cut > 0) {
-#pragma unroll
-                        for (int lot = 0; lot < lots; lot++) {
-                            const Four four = kept[lot * threads];
-#pragma unroll
-                            for (int y = 0; y < 4; y++)
-                                acc[4 * lot + y] = four.at[y] + acc[4 * lot + y];
-                        }
-                    }
-                    if (cut + 1 < cuts) keep(kept);
-                }
-            }
-            if constexpr (Parts == 1 && cuts > 1 && R::holds) {
-#pragma unroll
-                for (int x = 0; x < sums; x++) acc[x] = total[x];
-            }
-            const int64_t row0 = place.i0 + int64_t(high) * BM + group * 64 + warp % 4 * 16;
-            if constexpr (Parts > 1) {
-                const int64_t tile = place.tile * Pair + high;
-                const auto part_of = [&](int part) {
-                    return reinterpret_cast<Four*>(parts) + (tile * Parts + part) * lots * threads +
-                           mine;
-                };
-                keep(part_of(place.part));
-                auto* const last = reinterpret_cast<volatile uint32_t*>(ring_room + R::flag);
-                __threadfence();
-                sync_some<1, threads>();
-                if (mine == 0) {
-                    *last = atomicAdd(counters + tile, 1u) == Parts - 1;
-                    if (*last) counters[tile] = 0;
-                }
-                sync_some<1, threads>();
-                const bool mine_to_add = *last;
-                sync_some<1, threads>();  // all have read it before the next unit's is written
-                if (!mine_to_add) continue;
-                __threadfence();
-                const auto add_part = [&](int part, bool set) {
-                    const Four* const from = part_of(part);
-#pragma unroll
-                    for (int lot = 0; lot < lots; lot++) {
-                        const Four four = from[lot * threads];
-#pragma unroll
-                        for (int y = 0; y < 4; y++) {
-                            float& sum = acc[4 * lot + y];
-                            sum = set ? four.at[y] : sum + four.at[y];
-                        }
-                        // Loads ahead of all sums would have no registers.
-                        if (lot % 4 == 3) asm volatile("" ::: "memory");
-                    }
-                };
-                add_part(0, true);
+                for (int x = 0; x < sums; x++) acc[x] = total[x] + (cuts % 2 ? acc : other)[x];
+            } else {
+                Four* const kept =
+                    reinterpret_cast<Four*>(parts) + int64_t(grid.block) * lots * threads + mine;
 #pragma unroll 1
-                for (int part = 1; part < Parts; part++) add_part(part, false);
+                for (int cut = 0; cut < cuts; cut++) {
+                    const int steps = steps_of(cut);
+                    hold(acc);
+#pragma unroll 1
+                    for (int s = 0; s < steps; s++, next_stage()) {
+                        multiply(acc, s > 0);
+                        if (s > 0) {
+                            wait_products<1>();
+                            release(before);
+                        }
+                        before = stage;
+                        lead(s + 1 == Stages / 2 || s + 1 == steps);
+                    }
+                    wait_products<0>();
+                    hold(acc);
+                    release(before);
+                    if constexpr (cuts > 1) {
+                        if (cut > 0) {
+#pragma unroll
+                            for (int lot = 0; lot < lots; lot++) {
+                                const Four four = kept[lot * threads];
+#pragma unroll
+                                for (int y = 0; y < 4; y++)
+                                    acc[4 * lot + y] = four.at[y] + acc[4 * lot + y];
+                            }
+                        }
+                        if (cut + 1 < cuts) keep(acc, kept);
+                    }
+                }
             }
-            const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
-            if constexpr (Put::lines && Parts == 1) {
+            const int64_t row0 = row_of(place, warp - 4);
+            if constexpr (Put::lines) {
                 if (aligned16(put.line(0, 0, 0))) {
                     store_lines(acc, mine_room, put.line(place.batch, row0, place.j0), Put::step,
                                 Shape::m - row0, Shape::n - place.j0);
