@@ -31,13 +31,15 @@ constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
                               {64, 64, 64, 4, 32, 32, 128, 3, 8, 9, 0, 2800}};
-constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 3900},
-                             {128, 256, 64, 4, 64, 256, 384, 1, 18.35, 18.35, 2, 4700},
-                             {128, 192, 64, 4, 64, 192, 384, 1, 14.1, 14.1, 1, 2750},
-                             {128, 128, 64, 6, 64, 128, 384, 1, 9.8, 9.8, 1, 2600},
+constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4280},
+                             {128, 256, 64, 4, 64, 256, 384, 1, 18.35, 18.35, 2, 4000},
+                             {128, 192, 64, 4, 64, 192, 384, 1, 13.7, 13.7, 1, 4600},
+                             {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 1, 2300},
+                             {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 2, 2400},
                              {128, 64, 64, 7, 64, 64, 384, 1, 7.5, 7.5, 1, 1400},
                              {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
-                             {64, 64, 64, 5, 64, 64, 256, 2, 3.4, 3.9, 1, 1400}};
+                             {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
+                             {64, 64, 64, 5, 64, 64, 256, 2, 4.2, 6.5, 1, 1400}};
 constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
                             {64, 64, 32, 4, 32, 32, 128, 3, 16, 18}};
 
@@ -73,8 +75,10 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                  std::vector<Choice>& choices) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
-    constexpr double queue = 3500, moved = 50;  // the same where blocks wait for each other's
-    constexpr double between_cuts = 250;        // of a block that takes one after the other
+    // Where blocks take turns: for the turns, and of parts that the cache holds or does not hold.
+    constexpr double queue = 6000, moved = 30, moved_far = 10;
+    constexpr int64_t cached = 24 << 20;
+    constexpr double between_cuts = 120;  // of a block that takes one after the other
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
@@ -107,7 +111,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
             choice.adders = ceil_div(pieces, std::clamp<int64_t>(share, 1, warps));
             choice.cycles += queue + static_cast<double>(ceil_div(units, processors) * result +
                                                          ceil_div(units * result, processors)) /
-                                         moved;
+                                         (units * result > cached ? moved_far : moved);
         } else if (parts > 1)
             choice.cycles += arrival + static_cast<double>(ceil_div(tiles, processors) *
                                                            (choice.slots / tiles) * result) /

@@ -117,11 +117,6 @@ __device__ __forceinline__ void hold(float (&sums)[Count]) {
 
 // ---- results ------------------------------------------------------------------------------------
 
-/// What threads wrote to shared memory before is seen by products and copies that come after.
-__device__ __forceinline__ void show_to_engines() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /// Two neighbours as they are stored. Of NaN this is narrow() for the one that sums can be.
 template <class E>
 __device__ __forceinline__ uint32_t narrow_two(float low, float high) {
@@ -133,20 +128,19 @@ __device__ __forceinline__ uint32_t narrow_two(float low, float high) {
     return word;
 }
 
-/// A warp's 16 rows of sums to lines in memory of which `rows` and `columns` exist, by the copy
-/// engine: it goes on while the warp's next products run. A multiple of 16 bytes exist of a line.
+/// A warp's 16 rows of sums to lines in memory of which `rows` and `columns` exist, by way of
+/// shared memory: 16 bytes a lane, of which a whole number exist of a line. (The copy engine stores
+/// lines more slowly, and loads wait for it.)
 template <class E, int Count>
 __device__ __forceinline__ void store_lines(const float (&sums)[Count], uint32_t room, E* to,
                                             int64_t step, int64_t rows, int64_t columns) {
-    constexpr int all = 2 * Count, most = 256 / int(sizeof(E));
+    constexpr int all = 2 * Count, most = 256 / int(sizeof(E)), per = 16 / int(sizeof(E));
     constexpr int width = all / ((all + most - 1) / most);  // of one load of the room
-    static_assert(all % width == 0 && width % 16 == 0);
-    constexpr int pitch = width * int(sizeof(E)) + 16;
+    constexpr int pitch = width * int(sizeof(E)) + 16, packs = 16 * width / per;
     const int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
 #pragma unroll
     for (int first = 0; first < all; first += width) {
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // the room is free
-        __syncwarp();
         if constexpr (sizeof(E) == 2) {
 #pragma unroll
             for (int x = 0; x < width; x += 16) {
@@ -169,16 +163,23 @@ __device__ __forceinline__ void store_lines(const float (&sums)[Count], uint32_t
                                  "f"(sums[(first + x) / 2 + 2 * high + 1])
                                  : "memory");
         }
-        show_to_engines();
         __syncwarp();
-        const int64_t left = columns - first;
-        if (lane < 16 && lane < rows && left > 0)
-            asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
-                             to + lane * step + first),
-                         "r"(room + lane * pitch),
-                         "r"(int(left < width ? left : width) * int(sizeof(E)))
+#pragma unroll 4
+        for (int x = lane; x < packs; x += 32) {
+            constexpr int line = width / per;
+            const int row = x / line, column = x % line * per;
+            uint32_t word[4];
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                         : "r"(room + row * pitch + column * int(sizeof(E)))
                          : "memory");
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+            if (row < rows && first + column < columns)
+                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + row * step +
+                                                                              first + column),
+                             "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                             : "memory");
+        }
+        __syncwarp();
     }
 }
 
@@ -236,8 +237,8 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
 
 /// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
 /// columns, stages, how many blocks one above the other share the tile of B (pair), the parts of k
-/// that are units of their own, how the operands lie, the bytes it asks for, and by step() the
-/// instruction.
+/// that are units of their own, whether the sum of the cuts before stays in registers (holds), how
+/// the operands lie, the bytes it asks for, and by step() the instruction.
 template <class Layout>
 struct Ring {
     static constexpr int depth = 64;  // elements of a line of 128 bytes
@@ -518,7 +519,10 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 for (int64_t x = mine; x < Place::tiles + 2; x += threads) counters[x] = 0;
             return;
         }
-        float acc[sums], other[Layout::holds ? sums : 1], total[Layout::holds ? sums : 1];
+        // A cut of many steps begins in other registers, each as text of its own: else the
+        // assembler would let products wait for each other.
+        constexpr bool alternates = cuts > 1 && Layout::holds && cut_steps >= 8;
+        float acc[sums], other[alternates ? sums : 1], total[Layout::holds ? sums : 1];
         // The second group begins some steps behind the first and stays there: while one stores its
         // sums the other has the tensor cores to itself.
         const bool several = R::staggers && Place::tiles > stride;
@@ -532,21 +536,19 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         };
         for (int64_t u = first; u < Place::tiles; u += stride) {
             const Place place(u);
-            if constexpr (cuts > 1 && Layout::holds) {
+            if constexpr (alternates) {
 #pragma unroll
-                for (float& sum : total) sum = 0;  // no cut's is -0
+                for (int x = 0; x < sums; x++) total[x] = other[x] = 0;  // no cut's is -0
                 // The sums of a cut are added while the next one's first products run.
                 const auto one_cut = [&](float (&now)[sums], float (&then)[sums], int cut) {
                     const int steps = steps_of(cut);
                     hold(now);
                     multiply(now, false);
-                    if (cut > 0) {
-                        wait_products<1>();
-                        release(before);
-                        hold(then);
+                    wait_products<1>();
+                    hold(then);
+                    if (cut > 0) release(before);
 #pragma unroll
-                        for (int x = 0; x < sums; x++) total[x] += then[x];
-                    }
+                    for (int x = 0; x < sums; x++) total[x] += then[x];
                     before = stage;
                     lead(steps == 1);
                     next_stage();
@@ -559,11 +561,12 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                         lead(s + 1 == Stages / 2 || s + 1 == steps);
                     }
                 };
-#pragma unroll  // else the assembler lets products wait for each other
-                for (int cut = 0; cut < cuts; cut += 2) {
+#pragma unroll
+                for (int cut = 0; cut + 1 < cuts; cut += 2) {
                     one_cut(acc, other, cut);
-                    if (cut + 1 < cuts) one_cut(other, acc, cut + 1);
+                    one_cut(other, acc, cut + 1);
                 }
+                if constexpr (cuts % 2) one_cut(acc, other, cuts - 1);
                 wait_products<0>();
                 hold(acc);
                 hold(other);
@@ -590,7 +593,10 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     wait_products<0>();
                     hold(acc);
                     release(before);
-                    if constexpr (cuts > 1) {
+                    if constexpr (cuts > 1 && Layout::holds) {
+#pragma unroll
+                        for (int x = 0; x < sums; x++) total[x] = (cut > 0 ? total[x] : 0) + acc[x];
+                    } else if constexpr (cuts > 1) {
                         if (cut > 0) {
 #pragma unroll
                             for (int lot = 0; lot < lots; lot++) {
@@ -603,6 +609,10 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                         if (cut + 1 < cuts) keep(acc, kept);
                     }
                 }
+                if constexpr (cuts > 1 && Layout::holds) {
+#pragma unroll
+                    for (int x = 0; x < sums; x++) acc[x] = total[x];
+                }
             }
             const int64_t row0 = row_of(place, warp - 4);
             if constexpr (Put::lines) {
@@ -614,7 +624,6 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             }
             put_lines<Shape>(acc, mine_room, put, place.batch, row0, place.j0);
         }
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // before the room is gone
     }
     if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
 }
