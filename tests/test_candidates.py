@@ -93,3 +93,27 @@ def test_on_a_gpu(dtype, rng):
         again = g.compile(device="cuda", candidates=step.plan.candidates)
         assert again.plan.candidates == {signature: name} and again.trace == step.trace
         assert_bits(step(**feed)["y"].numpy(), want, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("sizes", "turned"), [((1, 1001, 1024), "b"), ((4, 96, 4320), "ab"), ((300, 3, 2048), "")]
+)
+def test_few_rows(sizes, turned, rng):
+    """Read straight from memory, in the order of the others and of the CPU."""
+    m, n, k = sizes
+    g = aicf.Graph("product")
+    feed = {"a": rng.standard_normal((m, k)), "b": rng.standard_normal((k, n))}
+    feed = {
+        name: np.ascontiguousarray(x.T if name in turned else x, np.float32)
+        for name, x in feed.items()
+    }
+    values = {name: g.input(name, x.shape) for name, x in feed.items()}
+    a, b = (v.T if name in turned else v for name, v in values.items())
+    g.output("y", aicf.relu(aicf.matmul(a, b)))
+    ((signature, names),) = known(g).items()
+    assert "thin" in names, names
+    want = g.compile(device="cpu")(**feed)["y"].numpy()
+    for name in names:
+        step = g.compile(device="cuda", candidates={signature: name})
+        assert_bits(step(**feed)["y"].numpy(), want, name)

@@ -328,6 +328,29 @@ def test_all_candidates(sizes, name, layout, make_rng):
 
 
 @gpu
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+@pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
+@pytest.mark.parametrize("sizes", [(5, 1000, 2048), (1, 330, 1040), (616, 8, 4096)], ids=str)
+def test_few_rows(sizes, name, layout, make_rng):
+    """Read straight from memory, k or the other axis side by side, aligned or not."""
+    m, n, k = sizes
+    dtype = STEPS[name][0]
+    rng = make_rng(17)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+    g, feed = built((m, k), (k, n), name, layout), fed(a, b, layout)
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names()).items()
+    assert "thin" in names, names
+    order = next(text for text in signature.split('"') if text.startswith("mma"))
+    x, y = product_operand(a, dtype), product_operand(b, dtype)
+    rows, cols = (np.arange(size)[:: 1 + size // 16] for size in (m, n))
+    want = call(np.ascontiguousarray(x[rows]), np.ascontiguousarray(y[:, cols]), name, order)
+    for one in names:
+        step = g.compile(device="cuda", candidates={signature: one})
+        got = step(**feed)["y"].numpy()
+        assert_bits(got[np.ix_(rows, cols)], product_operand(want, dtype), (one, order))
+
+
+@gpu
 @pytest.mark.parametrize("name", STEPS)
 def test_results_at_odd_addresses(name, make_rng):
     """Where the copy engine cannot store them."""

@@ -47,6 +47,7 @@ struct Choice {
     const Tiling* tiling = nullptr;
     int64_t tiles = 0, parts = 1;
     int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
+    bool thin = false;              // straight from memory
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
     double cycles = 0;
@@ -161,6 +162,22 @@ struct Gemm {
         return std::pair{*first, *second};
     }
 
+    /// The side of few rows, 0 or 1, where thin.cuh reads the other straight from memory: on tensor
+    /// cores up to 8; in chains up to 4, and k lies side by side.
+    std::optional<int> thin_side(const Limits& limits) const {
+        const int side = m <= n ? 0 : 1;
+        const View& wide = side ? a : b;
+        const int64_t k_step = wide.strides[side ? rank - 1 : rank - 2],
+                      own_step = wide.strides[side ? rank - 2 : rank - 1];
+        const bool fits = tensor ? limits.major == 9 && dtype_size(a.dtype) == 2 && k % 16 == 0 &&
+                                       (k_step == 1 || own_step == 1)
+                                 : a.dtype == DType::f32 && k % 32 == 0 && k_step == 1;
+        if (std::min(m, n) > (tensor ? kThinRows : kThinChainRows) || std::max(m, n) < kThinWide ||
+            math != "fp32" || !fits)
+            return std::nullopt;
+        return side;
+    }
+
     /// Unsupported for an order that the device, or the kernel without tiles, does not compute.
     void check_order(const Limits& limits, bool tiled) const {
         if (!tensor) return;
@@ -199,6 +216,20 @@ struct Gemm {
             for (const Tiling& t : kWgmma)
                 if (large && mapped(t)) add_choices(t, problem, limits, found);
         }
+        // No kernel is done before the operands are read; some cycles more but for one that only
+        // reads them. Bytes a cycle and processor.
+        constexpr double rate = 14, start = 1000;
+        const double reading = static_cast<double>(batches * (m + n) * k) *
+                               static_cast<double>(dtype_size(a.dtype)) /
+                               (rate * std::max(limits.processors, 1));
+        for (Choice& choice : found)
+            choice.cycles = std::max(choice.cycles, reading + choice.tiling->start + start);
+        if (thin_side(limits)) {
+            Choice choice;
+            choice.thin = true;
+            choice.cycles = reading + start;
+            found.push_back(choice);
+        }
         std::stable_sort(found.begin(), found.end(),
                          [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
         return found;
@@ -206,6 +237,7 @@ struct Gemm {
 };
 
 std::string name_of(const Choice& choice) {
+    if (choice.thin) return "thin";
     const Tiling& t = *choice.tiling;
     return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.pair > 1 ? "_pair" : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
@@ -320,6 +352,50 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                             : std::find_if(choices.begin(), choices.end(), named);
     check(found != choices.end(), "cuda: a product's kernel is none of its candidates");
     const Choice& choice = *found;
+    if (choice.thin) {
+        const int side = *gemm.thin_side(limits);
+        const View &few = side ? b : a, &many = side ? a : b;
+        const int k_axis = side ? rank - 1 : rank - 2, own = side ? rank - 2 : rank - 1;
+        const bool along_k = many.strides[k_axis] == 1;
+        const int64_t rows = std::min(m, n), count = std::max(m, n), cuts = ceil_div(k, chunk);
+        const int64_t step = many.strides[along_k ? own : k_axis];
+        const int64_t thin_row = few.strides[side ? rank - 1 : rank - 2],
+                      thin_col = few.strides[side ? rank - 2 : rank - 1];
+        const int64_t pack = tensor ? 4 : 16 / dtype_size(a.dtype);
+        const auto flag = [](const char* name, bool value) {
+            return cat("    static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
+        };
+        const auto place = [&](const char* name, bool first) {
+            return cat("    __device__ __forceinline__ static int64_t ", name,
+                       "(int64_t batch) { return @_", first ? "A" : "B", "::at(batch); }\n");
+        };
+        text.body += cat(
+            "struct @_Thin {\n", number("rows", rows), number("wide", count),
+            number("wide_step", step), number("thin_row", thin_row), number("thin_col", thin_col),
+            flag("along_k", along_k),
+            flag("packs", step % pack == 0 && (along_k || count % pack == 0)),
+            flag("thin_packs", thin_col == 1 && thin_row % 4 == 0), place("thin_at", !side),
+            place("wide_at", side),
+            "    template <class P, class T>\n    __device__ __forceinline__ static void put(const "
+            "P& to, int64_t batch, int64_t t, int64_t w, const T (&v)[1]) {\n        to(batch, ",
+            side ? "w, t" : "t, w", ", v);\n    }\n};\n");
+        // Blocks of up to 8 warps, small enough that all processors have two.
+        const int64_t lines = tensor && along_k ? 16 : 32;
+        const int64_t slices = std::min<int64_t>(cuts, tensor ? 8 : 16);
+        int64_t groups = std::max<int64_t>(8 / slices, 1);
+        const auto blocks = [&] { return batches * ceil_div(count, lines * groups); };
+        while (groups > 1 && blocks() < 2 * limits.processors) groups /= 2;
+        text.name = stem + name_of(choice);
+        text.threads = static_cast<int>(32 * groups * slices);
+        text.blocks = blocks();
+        text.includes = {"thin.cuh"};
+        text.body += body_head(op, layout);
+        text.body +=
+            cat("    gemm_thin_", tensor ? "mma<" : cat("chain<", wide_type(a.dtype), ", "),
+                "@_Thin, ", groups, ", ", slices, ", @_Shape>(grid, @_Put{block}, x",
+                side ? "1, x0" : "0, x1", ");\n}\n");
+        return text;
+    }
     const Tiling& t = *choice.tiling;
     text.name = stem + name_of(choice);
     text.threads = t.threads;

@@ -16,6 +16,10 @@ std::vector<CudaThreshold> cuda_thresholds() {
             add("gemm.rows", {rows});
             add("gemm.columns", {columns});
         }
+        if (size < 8) {
+            add("gemm.rows", {size == 2 ? kThinRows : kThinChainRows, kThinWide});
+            add("gemm.columns", {size == 2 ? kThinRows : kThinChainRows, kThinWide});
+        }
         add("gemm.terms", {kTiledTerms, kChainChunk, 2 * kChainChunk});
         add("gemm.results", {kTiledResults});
         add("gemm.work", {kTiledWork});
