@@ -1,12 +1,13 @@
-"""Times products on tensor cores of a GPU beside PyTorch's, in turns, on random data.
+"""Times products of a GPU beside PyTorch's, in turns, on random data.
 
-    python bench/products_gpu.py [--shapes 4096x4096x4096:NT 16384x3072x768 ...] [--dtype bfloat16]
-                                 [--candidates] [--rounds 9] [--json FILE]
+    python bench/products_gpu.py [--shapes 4096x4096x4096:NT 16384x3072x768 ...]
+                                 [--math bfloat16 ...] [--candidates] [--rounds 9] [--json FILE]
 
 A shape is MxNxK, with the layouts to time behind a colon: N is an operand as it is multiplied, T
-one that is stored transposed. float32 means math="tf32", and PyTorch's. A ratio is PyTorch's time
-over ours in the same round: above 1, ours is faster. Both are replayed from CUDA graphs of 16
-products. --candidates times every kernel that can compute a product.
+one that is stored transposed. A math is bfloat16, float16, float32 or tf32, which takes float32
+operands, here and in PyTorch. A ratio is PyTorch's time over ours in the same round: above 1, ours
+is faster. Both are replayed from CUDA graphs of 16 products. --candidates times every kernel that
+can compute a product.
 """
 
 import argparse
@@ -28,10 +29,11 @@ READING = 6e-3  # seconds, about
 class Product:
     """One product, ours and PyTorch's, on the same numbers."""
 
-    def __init__(self, shape, kind, dtype):
+    def __init__(self, shape, kind, math):
+        dtype = "float32" if math == "tf32" else math
         self.m, self.n, self.k = (int(size) for size in shape.split("x"))
-        self.case = f"{shape} {kind} {dtype}"
-        self.math = "tf32" if dtype == "float32" else "fp32"
+        self.case = f"{shape} {kind} {math}"
+        self.math = "tf32" if math == "tf32" else "fp32"
         sizes = {"a": (self.m, self.k), "b": (self.k, self.n)}
         stored = {
             name: size[::-1] if turned == "T" else size
@@ -78,6 +80,7 @@ class Product:
         return call, step.lowered[0]["kernel"]
 
     def theirs(self):
+        torch.backends.cuda.matmul.allow_tf32 = self.math == "tf32"
         out = torch.empty(self.m, self.n, device="cuda", dtype=self.operands[0].dtype)
         torch.mm(*self.operands, out=out)
         torch.cuda.synchronize()
@@ -114,8 +117,8 @@ def in_turns(calls, rounds):
     return taken
 
 
-def measure(shape, kind, dtype, rounds):
-    product = Product(shape, kind, dtype)
+def measure(shape, kind, math, rounds):
+    product = Product(shape, kind, math)
     ours, kernel = product.ours()
     taken = in_turns({"ours": ours, "theirs": product.theirs()}, rounds)
     ratios = [b / a for a, b in zip(taken["ours"], taken["theirs"], strict=True)]
@@ -137,8 +140,8 @@ def measure(shape, kind, dtype, rounds):
     return row
 
 
-def sweep(shape, kind, dtype, rounds):
-    product = Product(shape, kind, dtype)
+def sweep(shape, kind, math, rounds):
+    product = Product(shape, kind, math)
     names = product.candidates()[1]
     calls = {name: product.ours(name)[0] for name in names}
     taken = in_turns(calls | {"torch": product.theirs()}, rounds)
@@ -151,24 +154,22 @@ def sweep(shape, kind, dtype, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--math", nargs="+", default=["bfloat16"])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--candidates", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True
     cases = [
-        (shape, kind)
+        (shape, kind, math)
+        for math in options.math
         for shape, _, kinds in (text.partition(":") for text in options.shapes)
         for kind in (kinds.split(",") if kinds else ("NN", "NT", "TN"))
     ]
     if options.candidates:  # as many compilers at once as there are processors
-        texts = {
-            text for shape, kind in cases for text in Product(shape, kind, options.dtype).programs()
-        }
+        texts = {text for case in cases for text in Product(*case).programs()}
         _core.cuda_cubins(sorted(texts), "sm_90a")
     one = sweep if options.candidates else measure
-    found = [one(shape, kind, options.dtype, options.rounds) for shape, kind in cases]
+    found = [one(*case, options.rounds) for case in cases]
     if options.json:
         about = {
             "command": "python bench/products_gpu.py",
