@@ -599,6 +599,19 @@ step.replay(40)
     assert together(script)[0].splitlines() == ["4", "True True []"]
 
 
+def test_what_begins_as_zero_is_not_uploaded(together):
+    """An optimizer's moments, twice the params' bytes, are cleared where they lie."""
+    script = """
+uploaded = ctypes.CDLL("libcuda.so.1").fake_cuda_uploaded
+g = aicf.Graph("idle")
+for name, start in (("zero", 0.0), ("negative", -0.0), ("one", 1.0)):
+    g.state(name, (1 << 18,), init=aicf.init.constant(start))
+step = g.compile(device="cuda", capture=False)
+print(uploaded() >> 20, {name: float(step.state[name].numpy()[-1]) for name in step.state})
+"""
+    assert together(script)[0].strip() == "2 {'zero': 0.0, 'negative': -0.0, 'one': 1.0}"
+
+
 def test_eager_calls_keep_their_counters(together):
     """A call asks for no memory that a call before it has asked for."""
     script = """

@@ -87,6 +87,8 @@ struct Report {
     }
 } report;
 
+size_t uploaded = 0;  // bytes, by all copies from the host
+
 bool alive(uintptr_t at, size_t bytes) {
     auto block = device.upper_bound(at);
     if (block == device.begin()) return false;
@@ -202,6 +204,11 @@ long fake_cuda_held() {
                              execs.size());
 }
 
+size_t fake_cuda_uploaded() {
+    LOCK;
+    return uploaded;
+}
+
 /// How many nodes of the graphs there are wait for no other.
 long fake_cuda_roots() {
     LOCK;
@@ -306,6 +313,7 @@ CUresult cuMemFreeHost(void* at) {
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
     MAY_FAIL;
+    uploaded += bytes;
     if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a copy into memory that is not alive");
     std::memcpy(reinterpret_cast<void*>(to), from, bytes);
     return CUDA_SUCCESS;

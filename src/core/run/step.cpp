@@ -335,7 +335,9 @@ void Step::fill(const std::vector<const Value*>& values, uint64_t seed) {
     for (const Value* value : values) {
         const Init& init = value->init;
         const int64_t count = element_count(value->type.shape);
-        if (count == 0 || (init.kind == Init::zeros && value->role != Role::constant)) continue;
+        const bool zero = init.kind == Init::zeros ||
+                          (init.kind == Init::constant && init.a == 0 && !std::signbit(init.a));
+        if (count == 0 || (zero && value->role != Role::constant)) continue;  // it is cleared
         if (init.kind == Init::data) {
             upload(address(value->id), init.bytes->data(), std::ssize(*init.bytes));
             continue;
