@@ -235,6 +235,31 @@ def test_nothing_is_serialized_or_spilled(sizes, dtype, layout, epilogue):
         assert "setmaxnreg" not in log, (name, log)  # nor is it ignored
 
 
+@pytest.mark.parametrize("layout", ["", "a", "b", "ab"])
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [((1, 330, 1040), "bfloat16"), ((616, 8, 4096), "float16"), ((4, 96, 4320), "float32")],
+    ids=str,
+)
+def test_few_rows(sizes, dtype, layout):
+    """The other operand straight from memory: in chains where its k lies side by side."""
+    m, n, k = sizes
+    g = aicf.Graph("product")
+    a = g.input("a", (k, m) if "a" in layout else (m, k), dtype)
+    b = g.input("b", (n, k) if "b" in layout else (k, n), dtype)
+    y = aicf.matmul(a.T if "a" in layout else a, b.T if "b" in layout else b)
+    g.output("y", with_residual(g, y))
+    names = _core.pass_names()
+    ((signature, known),) = _core.cuda_candidates(g._core, names).items()
+    assert ("thin" in known) == (dtype != "float32" or "b" in layout), known
+    if "thin" not in known:
+        return
+    programs = _core.cuda_programs(g._core, names, candidates={signature: "thin"})
+    (program,) = [program for program in programs if "gemm_thin_" in program]
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", _core.cuda_log(program, "sm_90a"))]
+    assert spills and not any(spills), spills
+
+
 def test_which_operands_the_copy_engine_reads():
     """Whole 16 bytes from line to line and from the first on; others take the older kernels."""
 
