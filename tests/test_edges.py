@@ -154,6 +154,39 @@ def test_product_beside_zeros(dtype, device):
 
 
 @BOTH
+@pytest.mark.parametrize(
+    "x, slope",
+    [
+        ([1, 2, 3, 4], [6920, 3412, 2048, 236]),
+        ([0, 2, 3, 4], [6920, 12, 8, 6]),
+        ([0, 0, 3, 4], [120, 12, 0, 0]),
+        ([0, 0, 0, 4], [0, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_second_derivative_of_a_product_beside_zeros(x, slope, dtype, device):
+    """Of the sum of w_i times the derivative by x_i: its own, by x_j, has the other two."""
+
+    def graph(g, x):
+        v = aicf.cast(x, dtype)
+        first = g.backward(aicf.prod(v), [v])[v]
+        loss = aicf.sum(first * g.constant(np.array([1.0, 10.0, 100.0, 1000.0], dtype)))
+        return {"d": g.backward(loss, [v])[v]}
+
+    got = run_modes(graph, {"x": np.array(x, np.float64)}, device)
+    want = [
+        sum(
+            w * math.prod(x[k] for k in range(4) if k not in (i, j))
+            for i, w in enumerate((1, 10, 100, 1000))
+            if i != j
+        )
+        for j in range(4)
+    ]
+    assert [float(f"{v:.5g}") for v in want] == slope
+    np.testing.assert_allclose(np.asarray(got["d"], np.float64), want, rtol=1e-6)
+
+
+@BOTH
 def test_variance_of_a_constant(dtype, device):
     """Exactly 0, also where the sum overflows, with a gradient of 0."""
     top = float(np.finfo(dtype).max)

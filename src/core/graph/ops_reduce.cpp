@@ -69,16 +69,25 @@ void extremum_grad(GradContext& g) {  // ties share equally, as amax does
     g.set(0, hit * spread(g, g.dy() / ties));
 }
 
-/// dy times the product of the other elements: y / x, or that of the rest where x is the one zero.
+/// dy times the product of the other elements: y / x where nothing is 0. Beside one or two zeros
+/// the slope is written in terms of them, 0 as it may be, so that it has a derivative of its own.
 void prod_grad(GradContext& g) {
     const Var x = g.in(0), none = zeros_like(x), one = none + 1.0, zero = emit("Eq", {x, none});
     const Attrs dtype = {{"dtype", dtype_name(x.type().dtype)}};
-    const Var zeros = spread(g, emit("Sum", {emit("Cast", {zero}, dtype)}, g.attrs()));
-    const Var rest = emit("Where", {zero, one, x});
-    const Var others = spread(g, emit("Prod", {rest}, g.attrs()));
-    const Var alone = emit("LogicalAnd", {zero, emit("Eq", {zeros, one})});
-    const Var left = emit("Where", {alone, others, none});
-    const Var slope = emit("Where", {emit("Eq", {zeros, none}), others / rest, left});
+    const auto over = [&](const char* op, Var v) {
+        return spread(g, emit(op, {std::move(v)}, g.attrs()));
+    };
+    const auto where = [](Var test, Var yes, Var no) {
+        return emit("Where", {std::move(test), std::move(yes), std::move(no)});
+    };
+    const Var zeros = over("Sum", emit("Cast", {zero}, dtype));
+    const Var rest = where(zero, one, x), others = over("Prod", rest);
+    const Var lost = over("Sum", where(zero, x, none));  // 0, the sum of the zeros
+    const Var of_one = where(zero, others, lost * others / rest);
+    const Var of_two = where(zero, (lost - x) * others, none);
+    const Var left = where(emit("Eq", {zeros, one + 1.0}), of_two, none);
+    const Var some = where(emit("Eq", {zeros, one}), of_one, left);
+    const Var slope = where(emit("Eq", {zeros, none}), others / rest, some);
     g.set(0, spread(g, g.dy()) * slope);
 }
 
