@@ -797,6 +797,7 @@ def test_what_reads_the_same_elements_becomes_one_op(device, rng):
         (lambda a, b: (aicf.exp(a), aicf.softmax(a)), 2),  # not pointwise
         (lambda a, b: (aicf.exp(a), a[:3] + 1.0), 2),  # another shape
         (lambda a, b: (a + b[0], b[1:6] * b[0]), 2),  # a row that is broadcast
+        (lambda a, b: (aicf.exp(a) @ b[:5], aicf.sin(a) @ b[:5]), 4),  # one result after the other
         (lambda a, b: (aicf.exp(a), aicf.softmax(b[:5]) * a), 3),  # one would wait for the softmax
         (lambda a, b: (aicf.exp(a), aicf.permute(a, (1, 0)) + b[:5]), 2),  # other elements
     ],

@@ -53,16 +53,26 @@ class MultiOutput : Groups {
   public:
     using Groups::Groups;
     void run() {
-        std::vector<int> level(ops_.size(), 0), latest(producer_.size(), -1);  // by op; by value
+        std::vector<int> level(ops_.size(), 0);
+        std::vector<std::vector<int>> latest(producer_.size());  // by value: of each view of it
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             for (int before : predecessors_[at]) level[at] = std::max(level[at], level[before] + 1);
             if (!elementwise(ops_[at])) continue;
             const Dims& shape = ops_[at].outputs[0].shape;
             for (const View& view : ops_[at].inputs) {
-                const int other = std::exchange(latest[view.value], at);
-                if (other >= 0 && level[other] == level[at] && group_[other] != group_[at] &&
-                    ops_[other].outputs[0].shape == shape && whole(view) &&
-                    find_view(ops_[other].inputs, view) >= 0)
+                if (!whole(view)) continue;
+                std::vector<int>& known = latest[view.value];
+                const auto reads = [&](int other) {
+                    return find_view(ops_[other].inputs, view) >= 0;
+                };
+                const auto same = std::find_if(known.begin(), known.end(), reads);
+                if (same == known.end()) {
+                    if (known.size() < kViews) known.push_back(at);
+                    continue;
+                }
+                const int other = std::exchange(*same, at);
+                if (level[other] == level[at] && group_[other] != group_[at] &&
+                    ops_[other].outputs[0].shape == shape && live_on(group_[other], at))
                     merge(group_[other], group_[at], any_region, at);
             }
         }
@@ -70,11 +80,23 @@ class MultiOutput : Groups {
     }
 
   private:
+    static constexpr size_t kViews = 4;  // of a value that are told apart
+
     /// Pointwise steps alone, none of which is there to change where elements lie.
     static bool elementwise(const LoweredOp& op) {
         if (op.body.empty()) return fusable(op) && op.def->name != "copy";
         return std::all_of(op.body.begin(), op.body.end(),
                            [](const RegionStep& step) { return step.def->pointwise; });
+    }
+    /// Whether all results of a group live behind an op in any case: else there would be memory for
+    /// more of them at a time.
+    bool live_on(int group, int at) const {
+        for (int member : members_[group])
+            for (const View& out : ops_[member].outputs)
+                if (const auto readers = readers_[out.value];
+                    !kept_[out.value] && (readers.empty() || readers.back() <= at))
+                    return false;
+        return true;
     }
     /// Nothing of it is read twice in any case.
     static bool whole(const View& view) {
