@@ -292,3 +292,14 @@ def test_products_of_no_batches():
     g = aicf.Graph("empty")
     g.output("y", aicf.matmul(g.input("a", (0, 64, 512)), g.input("b", (0, 512, 64))))
     assert _core.cuda_programs(g._core, _core.pass_names()) == []
+
+
+def test_a_product_of_few_rows_keeps_its_threads_in_a_group():
+    """Its slices of k are warps of one block: with fewer some would be missing."""
+    g = aicf.Graph("g")
+    a, w, z = g.input("a", (1, 4096)), g.input("w", (4096, 1)), g.input("z", (64,))
+    g.output("y", aicf.matmul(a, aicf.broadcast_to(w, (4096, 64))))
+    g.output("e", aicf.softmax(z))
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
+    ((groups, slices),) = re.findall(r"gemm_thin_chain<float, \w+, (\d+), (\d+)", program)
+    assert f"threadIdx.x < {32 * int(groups) * int(slices)})" in program

@@ -164,7 +164,6 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 /// The members' bodies, each run by blocks of its own.
 KernelText group_text(const LoweredOp& op, const Limits& limits) {
-    constexpr int kMostThreads = 256;  // the more, the fewer registers each has
     const BlockLayout layout(op);
     KernelText text;
     text.blocks = text.threads = 0;
@@ -172,9 +171,9 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
     for (size_t k = 0; k < op.members.size(); k++) {
         KernelText part = body_text(op.members[k], limits);
         check(part.maps.empty(), "cuda: a kernel whose warps have roles is no member of a group");
-        if (part.threads > kMostThreads) {  // as many threads, in more blocks
-            part.blocks = (part.blocks * part.threads + kMostThreads - 1) / kMostThreads;
-            part.threads = kMostThreads;
+        if (part.threads > kGroupThreads) {  // as many threads, in more blocks
+            part.blocks = (part.blocks * part.threads + kGroupThreads - 1) / kGroupThreads;
+            part.threads = kGroupThreads;
         }
         text.name += (k ? "_" : "") + part.name;
         if (part.blocks > 0) {

@@ -23,9 +23,12 @@ struct TensorMap {
     int box;
 };
 
+constexpr int kGroupThreads = 256;  // of a group's blocks; the more, the fewer registers each has
+
 /// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The
 /// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks with no
-/// fewer threads in all, but for tensor cores; an entry alone makes it a kernel.
+/// fewer threads in all; those of at most kGroupThreads, of which products on tensor cores and of
+/// few rows are, may count on their blocks. An entry alone makes it a kernel.
 struct KernelText {
     std::string name;                // "relu_f32", as traces print it
     std::set<std::string> includes;  // the family's source: "reduce.cuh"

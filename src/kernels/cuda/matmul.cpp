@@ -381,12 +381,14 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             side ? "w, t" : "t, w", ", v);\n    }\n};\n");
         // Blocks of up to 8 warps, small enough that all processors have two.
         const int64_t lines = tensor && along_k ? 16 : 32;
-        const int64_t slices = std::min<int64_t>(cuts, tensor ? 8 : 16);
+        const int64_t slices = std::min<int64_t>(cuts, 8);
         int64_t groups = std::max<int64_t>(8 / slices, 1);
         const auto blocks = [&] { return batches * ceil_div(count, lines * groups); };
         while (groups > 1 && blocks() < 2 * limits.processors) groups /= 2;
         text.name = stem + name_of(choice);
         text.threads = static_cast<int>(32 * groups * slices);
+        check(text.threads <= kGroupThreads,
+              "cuda: a thin product of more threads than a group has");
         text.blocks = blocks();
         text.includes = {"thin.cuh"};
         text.body += body_head(op, layout);
