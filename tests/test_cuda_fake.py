@@ -153,7 +153,13 @@ def test_every_call_fails_once(driver):
 
 
 @pytest.mark.parametrize(
-    "call", ["cuGraphLaunch", "cuGraphExecKernelNodeSetParams_v2", "cuStreamSynchronize"]
+    "call",
+    [
+        "cuGraphLaunch",
+        "cuGraphExecKernelNodeSetParams_v2",
+        "cuGraphUpload",
+        "cuStreamSynchronize",
+    ],
 )
 def test_a_lost_device(driver, call):
     """The same typed error from every call after it, no crash, and a clean exit."""

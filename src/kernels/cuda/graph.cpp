@@ -23,6 +23,17 @@ CUDA_KERNEL_NODE_PARAMS node_params(const BoundOp& op, void** parameters) {
     return params;
 }
 
+/// Never throws: it may be what follows the error of a lost device, which has nothing to take.
+void give_back(const Stream& stream, CUgraph graph, CUgraphExec exec) {
+    try {
+        const Driver& cu = driver();
+        const Scope scope(stream.gpu());
+        if (exec) cu.cuGraphExecDestroy(exec);
+        if (graph) cu.cuGraphDestroy(graph);
+    } catch (...) {
+    }
+}
+
 unsigned blocks_of(const BoundOp& op) { return static_cast<const CudaKernel&>(*op.kernel).blocks; }
 
 }  // namespace
@@ -43,13 +54,7 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
     }
 }
 
-CapturedGraph::~CapturedGraph() {
-    try {
-        const Scope scope(stream_->gpu());
-        destroy();
-    } catch (...) {  // the device is lost: nothing to give back
-    }
-}
+CapturedGraph::~CapturedGraph() { destroy(); }
 
 /// From 9.0 on a kernel gets ready while one that it waits for still runs (begin_kernel()). Its
 /// blocks take room then, so of those that wait for a kernel only the one with the longest way to
@@ -121,13 +126,7 @@ void CapturedGraph::add(Run& run, size_t at, const std::vector<size_t>& waits) {
 }
 
 void CapturedGraph::destroy() {
-    const Driver& cu = driver();
-    for (Run* run : {&one_, &many_}) {
-        if (run->exec) cu.cuGraphExecDestroy(run->exec);
-        if (run->graph) cu.cuGraphDestroy(run->graph);
-        run->exec = nullptr;
-        run->graph = nullptr;
-    }
+    for (const Run* run : {&one_, &many_}) give_back(*stream_, run->graph, run->exec);
 }
 
 int64_t CapturedGraph::launch(int64_t times) {
