@@ -309,6 +309,14 @@ class Step:
     def steps_run(self) -> int:
         """Steps run so far."""
 
+    def _profile(self, n: object | None = 1, stream: object | None = None) -> tuple[Outputs, bytes]:
+        """As replay, with each launch timed: the outputs and the times."""
+
+    def _profile_call(self, **inputs: object) -> tuple[Outputs, bytes]:
+        """As a call, with each launch timed: the outputs and the times."""
+
+    def _launch_sizes(self) -> list[list[int]]: ...
+
     def _trace(self) -> list[tuple[str, str]]: ...
 
     def _stages(self) -> list[tuple[str, float]]: ...

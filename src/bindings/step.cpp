@@ -2,6 +2,7 @@
 #include "core/run/step.h"
 
 #include <chrono>
+#include <iterator>
 
 #include "bindings/bindings.h"
 
@@ -126,22 +127,47 @@ bool array_hook(PyObject* object, TensorRef* out) {
 
 PyObject* array_from_hook(TensorRef ref) { return nb::cast(array_of(ref)).release().ptr(); }
 
-uint64_t replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
+/// Runs `times` steps in pieces of some 20 ms, so that Ctrl-C is noticed; what is no number of
+/// times goes through as it is.
+template <class Run>
+void in_pieces(int64_t times, Run run) {
     using clock = std::chrono::steady_clock;
     int64_t chunk = 1;
-    uint64_t done = 0;
-    do {  // in pieces of some 20 ms, so that Ctrl-C is noticed
+    do {
         const int64_t now = std::min(chunk, times);
         const auto start = clock::now();
         {
             GilRelease release;
-            done = step.replay(times < 0 ? times : now, stream);
+            run(times < 0 ? times : now);
         }
         times -= now;
         if (clock::now() - start < std::chrono::milliseconds(20)) chunk *= 2;
         if (PyErr_CheckSignals()) nb::raise_python_error();
     } while (times > 0);
+}
+
+uint64_t replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
+    uint64_t done = 0;
+    in_pieces(times, [&](int64_t n) { done = step.replay(n, stream); });
     return done;
+}
+
+int64_t times_of(const char* doing, nb::handle n) {
+    int64_t times = 0;
+    if (!nb::try_cast(n, times))
+        raise(ErrorKind::graph, doing, ": n is ", repr_of(n), "; need an int in [0, 2**63)");
+    return times;
+}
+
+/// Steps of a profile as float64: of each its begin and end, then those of its launches.
+nb::bytes bytes_of(const std::vector<Step::Profiled>& steps) {
+    std::vector<double> numbers;
+    for (const Step::Profiled& step : steps) {
+        numbers.insert(numbers.end(), {step.begin, step.end});
+        for (const Timed::Span& span : step.launches)
+            numbers.insert(numbers.end(), {span.begin, span.end});
+    }
+    return nb::bytes(numbers.data(), numbers.size() * sizeof(double));
 }
 
 TensorRef import_for(const Value& value, nb::handle object) {
@@ -508,10 +534,7 @@ void bind_step(nb::module_& m) {
             "replay",
             [](nb::handle self, nb::handle n, nb::handle stream) {
                 Step& step = object_of<Step>(self);
-                int64_t times = 0;
-                if (!nb::try_cast(n, times))
-                    raise(ErrorKind::graph, "replay: n is ", repr_of(n),
-                          "; need an int in [0, 2**63)");
+                const int64_t times = times_of("replay", n);
                 const std::optional<intptr_t> ordered = stream_of(stream);
                 return after(self, step, [&] { return replay(step, times, ordered); });
             },
@@ -570,6 +593,47 @@ void bind_step(nb::module_& m) {
             },
             "The outputs of the last step.")
         .def_prop_ro("steps_run", &Step::generation, "Steps run so far.")
+        .def(
+            "_profile",
+            [](nb::handle self, nb::handle n, nb::handle stream) {
+                Step& step = object_of<Step>(self);
+                const int64_t times = times_of("profile", n);
+                const std::optional<intptr_t> ordered = stream_of(stream);
+                std::vector<Step::Profiled> steps;
+                auto outputs = after(self, step, [&] {
+                    in_pieces(times, [&](int64_t piece) {
+                        auto some = step.profile(piece, nullptr, ordered);
+                        steps.insert(steps.end(), std::make_move_iterator(some.begin()),
+                                     std::make_move_iterator(some.end()));
+                    });
+                    return step.generation();
+                });
+                return std::make_pair(std::move(outputs), bytes_of(steps));
+            },
+            nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
+            "As replay, with each launch timed: the outputs and the times.")
+        .def(
+            "_profile_call",
+            [](nb::handle self, const nb::kwargs& kwargs) {
+                Step& step = object_of<Step>(self);
+                const CallArguments arguments = import_inputs(step, kwargs);
+                std::vector<Step::Profiled> steps;
+                auto outputs = after(self, step, [&] {
+                    GilRelease release;
+                    steps = step.profile(1, &arguments.inputs, arguments.stream);
+                    return step.generation();
+                });
+                return std::make_pair(std::move(outputs), bytes_of(steps));
+            },
+            nb::sig("def _profile_call(self, **inputs: object) -> tuple[Outputs, bytes]"),
+            "As a call, with each launch timed: the outputs and the times.")
+        .def("_launch_sizes",
+             [](const Step& s) {
+                 std::vector<std::vector<int64_t>> sizes;
+                 for (const LaunchSize& size : s.launch_sizes())
+                     sizes.push_back({size.blocks, size.threads, size.shared});
+                 return sizes;
+             })
         .def("_trace",
              [](const Step& s) {
                  const GilRelease release;

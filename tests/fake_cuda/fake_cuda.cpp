@@ -7,6 +7,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +24,7 @@ struct Node {
     CUDA_KERNEL_NODE_PARAMS params;
     std::vector<char> block;  // what the kernel would receive
     std::vector<CUgraphNode> waits;
+    CUevent event = nullptr;  // of a node that records one
 };
 struct Graph {
     std::vector<CUgraphNode> nodes;
@@ -34,7 +36,9 @@ auto &device = *new std::map<uintptr_t, size_t>, &pinned = *new std::map<uintptr
 using Handles = std::set<void*>;
 Handles &streams = *new Handles, &events = *new Handles, &modules = *new Handles,
         &graphs = *new Handles, &execs = *new Handles;
+auto& recorded = *new std::map<CUevent, double>;  // when, in milliseconds
 auto& functions = *new std::set<CUfunction>;
+auto& orders = *new std::map<CUgraphExec, std::vector<CUgraphNode>>;  // in which nodes were added
 auto& most_shared = *new std::map<CUfunction, unsigned>;
 const auto kContext = reinterpret_cast<CUcontext>(2);
 int contexts = 0, calls = 0;
@@ -372,7 +376,18 @@ CUresult cuEventCreate(CUevent* event, unsigned) {
 CUresult cuEventDestroy_v2(CUevent event) {
     LOCK;
     if (!events.erase(event)) broken("an event destroyed twice");
+    for (void* exec : execs)
+        for (const auto& [node, held] : *reinterpret_cast<std::map<CUgraphNode, Node>*>(exec))
+            if (held.event == event) broken("an event of a living graph destroyed");
+    recorded.erase(event);
     delete reinterpret_cast<char*>(event);
+    return CUDA_SUCCESS;
+}
+#undef cuEventElapsedTime  // drivers before CUDA 12.8 have it under this name alone
+CUresult cuEventElapsedTime(float* milliseconds, CUevent first, CUevent then) {
+    MAY_FAIL;
+    if (!recorded.count(first) || !recorded.count(then)) broken("the time of no recorded event");
+    *milliseconds = static_cast<float>(recorded[then] - recorded[first]);
     return CUDA_SUCCESS;
 }
 CUresult cuEventRecord(CUevent event, CUstream) {
@@ -488,14 +503,22 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode* to, CUgraph graph, const CUgraphNo
     MAY_FAIL;
     if (!functions.count(params->func)) broken("a node of no function");
     if (!params->gridDimX || !params->blockDimX) broken("a node of size 0");
-    auto* node = new Node{CU_GRAPH_NODE_TYPE_KERNEL, {}, {}, {}};
+    auto* node = new Node{CU_GRAPH_NODE_TYPE_KERNEL, {}, {}, {}, nullptr};
     keep_block(node, params);
     return add_node(to, graph, waits, count, node);
 }
 CUresult cuGraphAddEmptyNode(CUgraphNode* to, CUgraph graph, const CUgraphNode* waits,
                              size_t count) {
     MAY_FAIL;
-    return add_node(to, graph, waits, count, new Node{CU_GRAPH_NODE_TYPE_EMPTY, {}, {}, {}});
+    return add_node(to, graph, waits, count,
+                    new Node{CU_GRAPH_NODE_TYPE_EMPTY, {}, {}, {}, nullptr});
+}
+CUresult cuGraphAddEventRecordNode(CUgraphNode* to, CUgraph graph, const CUgraphNode* waits,
+                                   size_t count, CUevent event) {
+    MAY_FAIL;
+    if (!events.count(event)) broken("a node of a dead event");
+    return add_node(to, graph, waits, count,
+                    new Node{CU_GRAPH_NODE_TYPE_EVENT_RECORD, {}, {}, {}, event});
 }
 CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
                                    const CUgraphEdgeData* edges, size_t count) {
@@ -537,8 +560,11 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned 
     if (!graphs.count(graph)) broken("a dead graph instantiated");
     check_hazards(*reinterpret_cast<Graph*>(graph));
     auto* copy = new std::map<CUgraphNode, Node>;
-    for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes)
+    auto& order = orders[reinterpret_cast<CUgraphExec>(copy)];
+    for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes) {
         (*copy)[node] = *reinterpret_cast<Node*>(node);
+        order.push_back(node);
+    }
     *exec = reinterpret_cast<CUgraphExec>(copy);
     execs.insert(*exec);
     return CUDA_SUCCESS;
@@ -546,6 +572,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned 
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
     LOCK;
     if (!execs.erase(exec)) broken("an executable graph destroyed twice");
+    orders.erase(exec);
     delete reinterpret_cast<std::map<CUgraphNode, Node>*>(exec);
     return CUDA_SUCCESS;
 }
@@ -563,8 +590,16 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     MAY_FAIL;
     NEED_CONTEXT;
     if (!execs.count(exec) || !streams.count(stream)) broken("a launch of a dead graph");
-    for (const auto& [node, held] : *reinterpret_cast<std::map<CUgraphNode, Node>*>(exec))
+    const auto& nodes = *reinterpret_cast<std::map<CUgraphNode, Node>*>(exec);
+    for (CUgraphNode node : orders[exec]) {
+        const Node& held = nodes.at(node);
         if (held.type == CU_GRAPH_NODE_TYPE_KERNEL) check_block(held.block.data());
+        if (held.event) {
+            if (!events.count(held.event)) broken("a dead event recorded by a graph");
+            const auto now = std::chrono::steady_clock::now().time_since_epoch();
+            recorded[held.event] = std::chrono::duration<double, std::milli>(now).count();
+        }
+    }
     return CUDA_SUCCESS;
 }
 

@@ -1,6 +1,7 @@
 #include "core/run/backend.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 
 namespace aicf {
@@ -8,6 +9,28 @@ namespace aicf {
 namespace {
 
 std::atomic<BackendMaker> makers[kMostKinds];  // by Device::Kind
+
+class OneByOne : public Timed {
+  public:
+    OneByOne(Backend& backend, const std::vector<BoundOp>& ops) : backend_(backend), ops_(ops) {}
+    void run(Span* spans) override {
+        using Clock = std::chrono::steady_clock;
+        const auto start = Clock::now();
+        const auto now = [&] {
+            return std::chrono::duration<double>(Clock::now() - start).count();
+        };
+        for (const BoundOp& op : ops_) {
+            spans->begin = now();
+            backend_.run(op);
+            backend_.synchronize();
+            spans++->end = now();
+        }
+    }
+
+  private:
+    Backend& backend_;
+    const std::vector<BoundOp>& ops_;
+};
 
 }  // namespace
 
@@ -19,6 +42,10 @@ std::unique_ptr<Backend> open_backend(Device device) {
         raise(ErrorKind::device_unavailable, "device: ", to_string(device),
               " is not available: this build of aicf has no backend for it; need cpu");
     return maker(device);
+}
+
+std::unique_ptr<Timed> Backend::timed(const std::vector<BoundOp>& ops) {
+    return std::make_unique<OneByOne>(*this, ops);
 }
 
 SyncPolicy parse_sync(std::string_view name, const char* where) {

@@ -31,6 +31,23 @@ class Captured {
     virtual std::vector<Launch> trace() const = 0;  // read back from what is really held
 };
 
+/// How one launch is spread over a device.
+struct LaunchSize {
+    int64_t blocks, threads;  // of a CPU: 1 block of as many threads as may share it
+    int64_t shared;           // bytes of shared memory that a block has
+};
+
+/// A list of bound ops that runs one op after another, each timed.
+class Timed {
+  public:
+    virtual ~Timed() = default;
+    struct Span {
+        double begin, end;  // seconds since run() was called
+    };
+    /// Runs each op once and fills a span for each; complete on return.
+    virtual void run(Span* spans) = 0;
+};
+
 /// What starts a Step (load, finish_args, capture, allocate, clear) may be called
 /// while another thread runs a Step of the same machine; all else wants the machine's lock.
 class Backend {
@@ -60,6 +77,9 @@ class Backend {
     virtual void gather(void* to, const TensorRef& from) = 0;
     virtual void run(const BoundOp& op) = 0;  // enqueues one op
     virtual std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) = 0;
+    /// For profiles; `ops` outlive it. By itself a backend runs each op and waits for it.
+    virtual std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops);
+    virtual LaunchSize launch_size(const Kernel&) const { return {1, 1, 0}; }
     virtual void synchronize() = 0;
     /// Our work from here on comes after what `stream` holds now; and what `stream` gets from here
     /// on comes after our work. Neither waits on the host. Streams count as DLPack's: 1 is the

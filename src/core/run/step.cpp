@@ -11,47 +11,11 @@
 #include "core/base/threads.h"
 #include "core/run/eager.h"
 #include "core/run/init.h"
+#include "core/run/turn.h"
 
 namespace aicf {
 
 namespace {
-
-/// The locks of every machine a Step touches, taken in the order of their addresses; nothing is
-/// allocated, for a Step's end takes them too.
-class Locks {
-  public:
-    using Machines = std::vector<std::shared_ptr<Machine>>;
-    Locks(Machine& mine, const Machines& others)
-        : mine_(mine),
-          others_(others),
-          place_(std::count_if(others.begin(), others.end(),
-                               [&](const auto& other) { return other.get() < &mine; })) {
-        try {
-            for (; held_ <= std::ssize(others_); held_++) at(held_).lock();
-        } catch (...) {
-            let_go();
-            throw;
-        }
-    }
-    ~Locks() { let_go(); }
-    Locks(const Locks&) = delete;
-    Locks& operator=(const Locks&) = delete;
-
-  private:
-    /// Mine stands in its place among the others, which are sorted.
-    ForkMutex& at(ptrdiff_t i) {
-        if (i == place_) return mine_.lock;
-        return others_[static_cast<size_t>(i < place_ ? i : i - 1)]->lock;
-    }
-    void let_go() {
-        while (held_ > 0) at(--held_).unlock();
-    }
-
-    Machine& mine_;
-    const Machines& others_;
-    const ptrdiff_t place_;
-    ptrdiff_t held_ = 0;
-};
 
 /// Held while a cell's memory is exchanged or compared with another Step's; after any machine's.
 ForkMutex binding_lock;
@@ -62,28 +26,6 @@ struct Former {
     std::shared_ptr<void> owner;
     char* data;
     bool bound, read_only;
-};
-
-/// Holds the locks; drains the other streams before, and the Step's own after.
-class Turn {
-  public:
-    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
-        : locks_(mine, others), mine_(mine), alone_(others.empty()) {
-        for (const auto& other : others) other->backend->synchronize();
-    }
-    ~Turn() {
-        if (alone_) return;
-        try {
-            mine_.backend->synchronize();
-        } catch (...) {  // the next call meets it again
-        }
-    }
-
-  private:
-    const Uninterrupted quiet_;
-    const Locks locks_;
-    Machine& mine_;
-    const bool alone_;
 };
 
 }  // namespace
@@ -544,8 +486,8 @@ void Step::check_inputs(const Inputs& inputs) const {
     }
 }
 
-uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
-    Turn turn(*machine_, others_);
+/// What a call does before it runs.
+void Step::take(const Inputs& inputs, std::optional<intptr_t> stream) {
     check_inputs(inputs);
     for (ValueId id : needed_inputs_) {
         const auto given = [id = id](const auto& pair) { return pair.first == id; };
@@ -557,6 +499,11 @@ uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
     follow_bindings();  // which may fail, before an input is written
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);
+}
+
+uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
+    Turn turn(*machine_, others_);
+    take(inputs, stream);
     if (captured_)
         replay_locked(1);
     else

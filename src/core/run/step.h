@@ -87,6 +87,17 @@ class Step {
     /// The same op by op; inputs that are missing stay as they stand.
     uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
                  SyncPolicy sync = SyncPolicy::none);
+    /// One step of a profile: when it began and ended on the host's steady clock, in seconds, and
+    /// each launch, in seconds from that beginning.
+    struct Profiled {
+        double begin, end;
+        std::vector<Timed::Span> launches;
+    };
+    /// The launches one after another, each timed, `times` steps with the effects of as many
+    /// replays. With `inputs` as a call, else on what stands there. Returns when all is done.
+    std::vector<Profiled> profile(int64_t times, const Inputs* inputs,
+                                  std::optional<intptr_t> stream = {});
+    std::vector<LaunchSize> launch_sizes() const;  // by launch
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
     void bind(ValueId id, const TensorRef& to) { bind(Inputs{{id, to}}); }
     void bind(const Inputs& tensors);  // all of them, or none where one cannot be
@@ -118,6 +129,7 @@ class Step {
                     std::vector<std::shared_ptr<Cell>>& looked_at) const;
     void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
     void check_inputs(const Inputs& inputs) const;
+    void take(const Inputs& inputs, std::optional<intptr_t> stream);
     void gather(const Inputs& inputs, std::optional<intptr_t> stream);
     TensorRef view_locked(ValueId id) const;
     TensorRef read_locked(ValueId id);

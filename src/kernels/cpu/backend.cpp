@@ -217,6 +217,13 @@ class CpuCaptured : public Captured {
     std::vector<KernelCall> calls_;
 };
 
+/// How many threads may share the calls of an op.
+int threads_of(const Kernel& kernel) {
+    int most = static_cast<const BoundKernel&>(kernel).threads;
+    for (const Kernel::Part& part : kernel.parts) most = std::max(most, threads_of(*part.kernel));
+    return std::min(most, cpu_threads());
+}
+
 std::atomic<uint64_t> held = 0, most_held = 0;  // bytes
 
 /// The memory of the machine in bytes; without end where nobody tells.
@@ -333,6 +340,10 @@ class CpuBackend : public Backend {
 
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {
         return std::make_unique<CpuCaptured>(ops);
+    }
+
+    LaunchSize launch_size(const Kernel& kernel) const override {
+        return {1, threads_of(kernel), 0};
     }
 
     void synchronize() override {}

@@ -166,6 +166,14 @@ class CudaBackend : public Backend {
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {
         return std::make_unique<CapturedGraph>(stream_, ops);
     }
+    std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops) override {
+        return std::make_unique<TimedGraph>(stream_, ops);
+    }
+    LaunchSize launch_size(const Kernel& base) const override {
+        const auto& kernel = static_cast<const CudaKernel&>(base);
+        if (!kernel.code) return {0, 0, 0};  // nothing to launch
+        return {kernel.blocks, kernel.threads, kernel.shared};
+    }
 
   private:
     /// The copy of a strided device tensor into C order at `to`.

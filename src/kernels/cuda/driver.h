@@ -44,6 +44,7 @@ namespace aicf::cuda {
     X(cuEventDestroy, cuEventDestroy_v2)                                 \
     X(cuEventRecord, cuEventRecord)                                      \
     X(cuEventSynchronize, cuEventSynchronize)                            \
+    X(cuEventElapsedTime, cuEventElapsedTime)                            \
     X(cuModuleLoadData, cuModuleLoadData)                                \
     X(cuModuleUnload, cuModuleUnload)                                    \
     X(cuModuleGetFunction, cuModuleGetFunction)                          \
@@ -55,6 +56,7 @@ namespace aicf::cuda {
     X(cuGraphDestroy, cuGraphDestroy)                                    \
     X(cuGraphAddKernelNode, cuGraphAddKernelNode_v2)                     \
     X(cuGraphAddEmptyNode, cuGraphAddEmptyNode)                          \
+    X(cuGraphAddEventRecordNode, cuGraphAddEventRecordNode)              \
     X(cuGraphAddDependencies, cuGraphAddDependencies_v2)                 \
     X(cuGraphGetNodes, cuGraphGetNodes)                                  \
     X(cuGraphNodeGetType, cuGraphNodeGetType)                            \

@@ -1,6 +1,7 @@
 #include "kernels/cuda/graph.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 
@@ -23,13 +24,33 @@ CUDA_KERNEL_NODE_PARAMS node_params(const BoundOp& op, void** parameters) {
     return params;
 }
 
+CUgraphNode add_node(CUgraph graph, const BoundOp& op, const std::string& where) {
+    const Driver& cu = driver();
+    CUgraphNode node = nullptr;
+    if (op.code) {
+        void* parameters[] = {op.args.get()};
+        const CUDA_KERNEL_NODE_PARAMS params = node_params(op, parameters);
+        check_call(cu.cuGraphAddKernelNode(&node, graph, nullptr, 0, &params), where.c_str());
+    } else {
+        check_call(cu.cuGraphAddEmptyNode(&node, graph, nullptr, 0), where.c_str());
+    }
+    return node;
+}
+
+void add_edge(CUgraph graph, CUgraphNode from, CUgraphNode to, const CUgraphEdgeData& edge,
+              const std::string& where) {
+    check_call(driver().cuGraphAddDependencies(graph, &from, &to, &edge, 1), where.c_str());
+}
+
 /// Never throws: it may be what follows the error of a lost device, which has nothing to take.
-void give_back(const Stream& stream, CUgraph graph, CUgraphExec exec) {
+void give_back(const Stream& stream, CUgraph graph, CUgraphExec exec,
+               const std::vector<CUevent>& events = {}) {
     try {
         const Driver& cu = driver();
         const Scope scope(stream.gpu());
         if (exec) cu.cuGraphExecDestroy(exec);
         if (graph) cu.cuGraphDestroy(graph);
+        for (CUevent event : events) cu.cuEventDestroy(event);
     } catch (...) {
     }
 }
@@ -101,18 +122,9 @@ void CapturedGraph::build(Run& run) {
 }
 
 void CapturedGraph::add(Run& run, size_t at, const std::vector<size_t>& waits) {
-    const Driver& cu = driver();
     const BoundOp& op = ops_[at];
     const std::string where = cat("capture of op ", at, " ", op.op);
-    CUgraphNode node = nullptr;
-    if (op.code) {
-        void* parameters[] = {op.args.get()};
-        const CUDA_KERNEL_NODE_PARAMS params = node_params(op, parameters);
-        check_call(cu.cuGraphAddKernelNode(&node, run.graph, nullptr, 0, &params), where.c_str());
-    } else {
-        check_call(cu.cuGraphAddEmptyNode(&node, run.graph, nullptr, 0), where.c_str());
-    }
-    run.nodes.push_back(node);
+    run.nodes.push_back(add_node(run.graph, op, where));
     for (size_t wait : waits) {
         CUgraphEdgeData edge = {};
         const size_t from_op = wait % ops_.size();
@@ -120,8 +132,7 @@ void CapturedGraph::add(Run& run, size_t at, const std::vector<size_t>& waits) {
             edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
             edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
         }
-        const CUgraphNode from = run.nodes[wait];
-        check_call(cu.cuGraphAddDependencies(run.graph, &from, &node, &edge, 1), where.c_str());
+        add_edge(run.graph, run.nodes[wait], run.nodes.back(), edge, where);
     }
 }
 
@@ -175,6 +186,71 @@ std::vector<Captured::Launch> CapturedGraph::trace() const {
         launches.push_back({ops_[i].op, name});
     }
     return launches;
+}
+
+// ---- timed -------------------------------------------------------------------------------------
+
+TimedGraph::TimedGraph(std::shared_ptr<Stream> stream, const std::vector<BoundOp>& ops)
+    : stream_(std::move(stream)) {
+    const Scope scope(stream_->gpu());
+    try {
+        build(ops);
+    } catch (...) {
+        destroy();
+        throw;
+    }
+}
+
+TimedGraph::~TimedGraph() { destroy(); }
+
+void TimedGraph::build(const std::vector<BoundOp>& ops) {
+    const Driver& cu = driver();
+    AICF_CU(cu, cuGraphCreate, &graph_, 0);
+    CUgraphNode last = nullptr;
+    for (size_t i = 0; i <= ops.size(); i++) {
+        const std::string where =
+            cat("profile of op ", i, " ", i < ops.size() ? ops[i].op : "(none)");
+        const auto follow = [&](CUgraphNode node) {
+            if (last) add_edge(graph_, last, node, {}, where);
+            last = node;
+        };
+        CUevent event = nullptr;
+        AICF_CU(cu, cuEventCreate, &event, CU_EVENT_DEFAULT);
+        events_.push_back(event);
+        CUgraphNode record = nullptr;
+        check_call(cu.cuGraphAddEventRecordNode(&record, graph_, nullptr, 0, event), where.c_str());
+        follow(record);
+        if (i < ops.size()) follow(add_node(graph_, ops[i], where));
+    }
+    AICF_CU(cu, cuGraphInstantiate, &exec_, graph_, 0);
+    AICF_CU(cu, cuGraphUpload, exec_, stream_->handle());
+    stream_->synchronize();  // an upload is no part of the first step
+}
+
+void TimedGraph::destroy() { give_back(*stream_, graph_, exec_, events_); }
+
+void TimedGraph::run(Span* spans) {
+    using Clock = std::chrono::steady_clock;
+    const Driver& cu = driver();
+    const Scope scope(stream_->gpu());
+    const auto start = Clock::now();
+    AICF_CU(cu, cuGraphLaunch, exec_, stream_->handle());
+    stream_->synchronize();
+    const std::chrono::duration<double> host = Clock::now() - start;
+    double at = 0;
+    for (size_t i = 0; i + 1 < events_.size(); i++) {
+        float milliseconds = 0;
+        AICF_CU(cu, cuEventElapsedTime, &milliseconds, events_[i], events_[i + 1]);
+        spans[i].begin = at;
+        at += static_cast<double>(milliseconds) * 1e-3;
+        spans[i].end = at;
+    }
+    // The clocks have no common zero: the last launch ends when the host knows that it has.
+    const double begin = std::max(host.count() - at, 0.0);
+    for (size_t i = 0; i + 1 < events_.size(); i++) {
+        spans[i].begin += begin;
+        spans[i].end += begin;
+    }
 }
 
 }  // namespace aicf::cuda

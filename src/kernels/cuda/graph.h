@@ -43,4 +43,24 @@ class CapturedGraph : public Captured {
     Run one_, many_;
 };
 
+/// The same ops as a chain in their order, an event before each and behind the last.
+class TimedGraph : public Timed {
+  public:
+    TimedGraph(std::shared_ptr<Stream> stream, const std::vector<BoundOp>& ops);
+    ~TimedGraph() override;
+    TimedGraph(const TimedGraph&) = delete;
+    TimedGraph& operator=(const TimedGraph&) = delete;
+
+    void run(Span* spans) override;
+
+  private:
+    void build(const std::vector<BoundOp>& ops);
+    void destroy();
+
+    std::shared_ptr<Stream> stream_;
+    std::vector<CUevent> events_;
+    CUgraph graph_ = nullptr;
+    CUgraphExec exec_ = nullptr;
+};
+
 }  // namespace aicf::cuda

@@ -1,0 +1,70 @@
+// The locks that whoever works on a Step holds.
+#pragma once
+
+#include <algorithm>
+
+#include "core/base/interrupt.h"
+#include "core/run/step.h"
+
+namespace aicf {
+
+/// The locks of every machine a Step touches, taken in the order of their addresses; nothing is
+/// allocated, for a Step's end takes them too.
+class Locks {
+  public:
+    using Machines = std::vector<std::shared_ptr<Machine>>;
+    Locks(Machine& mine, const Machines& others)
+        : mine_(mine),
+          others_(others),
+          place_(std::count_if(others.begin(), others.end(),
+                               [&](const auto& other) { return other.get() < &mine; })) {
+        try {
+            for (; held_ <= std::ssize(others_); held_++) at(held_).lock();
+        } catch (...) {
+            let_go();
+            throw;
+        }
+    }
+    ~Locks() { let_go(); }
+    Locks(const Locks&) = delete;
+    Locks& operator=(const Locks&) = delete;
+
+  private:
+    /// Mine stands in its place among the others, which are sorted.
+    ForkMutex& at(ptrdiff_t i) {
+        if (i == place_) return mine_.lock;
+        return others_[static_cast<size_t>(i < place_ ? i : i - 1)]->lock;
+    }
+    void let_go() {
+        while (held_ > 0) at(--held_).unlock();
+    }
+
+    Machine& mine_;
+    const Machines& others_;
+    const ptrdiff_t place_;
+    ptrdiff_t held_ = 0;
+};
+
+/// Holds the locks; drains the other streams before, and the Step's own after.
+class Turn {
+  public:
+    Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
+        : locks_(mine, others), mine_(mine), alone_(others.empty()) {
+        for (const auto& other : others) other->backend->synchronize();
+    }
+    ~Turn() {
+        if (alone_) return;
+        try {
+            mine_.backend->synchronize();
+        } catch (...) {  // the next call meets it again
+        }
+    }
+
+  private:
+    const Uninterrupted quiet_;
+    const Locks locks_;
+    Machine& mine_;
+    const bool alone_;
+};
+
+}  // namespace aicf
