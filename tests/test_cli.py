@@ -40,8 +40,8 @@ def graph(tmp_path):
 # ---- help and errors
 
 
-COMMANDS = ("verify", "info", "dump", "summary", "view", "bench", "cache", "cache list",
-            "cache size", "cache clear", "cache warm")  # fmt: skip
+COMMANDS = ("verify", "info", "dump", "summary", "view", "profile", "bench", "cache",
+            "cache list", "cache size", "cache clear", "cache warm")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ("", *COMMANDS))

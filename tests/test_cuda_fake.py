@@ -32,6 +32,7 @@ def use():
     step(x=x, t=t)
     step.replay(3)
     step.run(x=x, t=t)
+    step._profile(2)
     planned = [(op["op"], op["kernel"]) for op in step.plan.ops]
     assert [tuple(launch) for launch in step.trace] == planned
     step.reset()
@@ -192,6 +193,69 @@ def once(call):
     )
     out, _ = run(driver, script, FAKE_CUDA_CALL="cuGraphExecKernelNodeSetParams_v2")
     assert out.split() == ["done", "done"]
+
+
+PROFILE = """
+import numpy as np
+import aicf
+from aicf import profile, verify
+from tensors import CapsuleTensor
+
+name, case = next(iter(verify.CASES.items()))
+profile.ceiling = lambda device, math: profile.Ceiling(1e12, 1e13)
+
+def build(**options):
+    return verify.build(name, case).compile(device="cuda", **options)
+
+step = build()
+spare = build()
+weight = spare.params["0.W"].__dlpack__(max_version=(1, 0), copy=True)
+del spare
+step.bind(**{"0.W": CapsuleTensor(weight)})  # the timed form has its address
+found = step.profile(3)
+assert step.steps_run == found.steps == 3
+for launch, op in zip(found.launches, step.lowered, strict=True):
+    assert launch.kernel == op["kernel"] and launch.lane == op["lane"]
+    assert launch.blocks >= 1 and launch.threads >= 32 and launch.shared_bytes >= 0
+    assert len(launch.times) == 3 and launch.least > 0
+for i, wall in enumerate(found.walls):
+    assert sum(launch.times[i] for launch in found.launches) <= wall
+x = np.zeros((case.batch, case.inputs), np.float32)
+t = np.zeros((case.batch, case.outputs), np.float32)
+with aicf.profiler() as prof:
+    step(x=x, t=t, stream=1)
+    step.replay(2, stream=2)
+assert [p.steps for p in prof.profiles] == [3] and step.steps_run == 6
+assert f"{found.launches[0].blocks}x{found.launches[0].threads}" in found.table()
+print("done")
+"""
+
+
+def test_a_profile(driver):
+    """A chain of all launches with events that have times, on bound memory, given back."""
+    out, counts = run(driver, PROFILE)
+    assert out.split() == ["done"]
+    assert_clean(counts)
+
+
+@pytest.mark.parametrize("call", ["cuGraphAddEventRecordNode", "cuEventElapsedTime"])
+def test_a_profile_that_fails(driver, call):
+    """It is a typed error, gives all back, and the next one succeeds."""
+    script = """
+import aicf
+from aicf import verify
+name, case = next(iter(verify.CASES.items()))
+step = verify.build(name, case).compile(device="cuda")
+for attempt in range(2):
+    try:
+        step._profile(1)
+        print("done")
+    except aicf.OutOfMemory as error:
+        print("failed")
+"""
+    out, counts = run(driver, script, FAKE_CUDA_CALL=call)
+    assert out.split() == ["failed", "done"]
+    assert_clean(counts)
 
 
 MAPS = """

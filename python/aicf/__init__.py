@@ -30,6 +30,7 @@ from .nn import __all__ as _nn_names
 from .notebook import install as _install_notebook
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
+from .profile import profiler
 from .step import Step, load_step
 
 _install_notebook()
@@ -64,6 +65,7 @@ __all__ = [
     "num_threads",
     "op_call",
     "optim",
+    "profiler",
     "set_num_threads",
     "trace",
     "workspace_bytes",

@@ -2,6 +2,7 @@
 
 Exit status: 0 all is well, 1 a check failed or what was printed could not be written, 2 it was not
 used right or could not be done, 130 ended by Ctrl-C, 141 by the end of whoever read its output.
+`profile` ends with the status of its script.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import io
 import json
 import os
 import re
+import runpy
 import sys
+import traceback
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +22,7 @@ from typing import Any, NoReturn
 from . import Error, Graph, __version__, _core
 from .device import resolve_device
 from .files import read_whole, write_whole
+from .profile import KINDS
 from .progress import Progress
 from .serialize import read_graph_file
 from .step import MATH_MODES, Step
@@ -73,6 +77,47 @@ def _bench(args: argparse.Namespace) -> int:
     print(benchmark.head())
     for timing in benchmark.run(device, args.math, args.rounds):
         print(benchmark.line(timing), flush=True)
+    return 0
+
+
+# ---- programs
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from .profile import profiler
+
+    with open(args.script, "rb"):  # one that is not there is told of before anything runs
+        pass
+    with profiler() as found:
+        status = _script(args.script, args.rest)
+    if not found.profiles:
+        print(f"aicf profile: {printable(args.script)} ran no captured step", file=sys.stderr)
+        return status or 2
+    for profile in found.profiles:
+        print(profile.table(args.by) + "\n")
+    if args.trace is not None:
+        found.save(args.trace)
+        events = sum(len(profile.launches) * profile.steps for profile in found.profiles)
+        print(f"{args.trace}: {events} launches")
+    return status
+
+
+def _script(path: str, rest: list[str]) -> int:
+    """Runs a program as `python path` would, and returns its exit status."""
+    words, folders = sys.argv, sys.path
+    sys.argv, sys.path = [path, *rest], [os.path.dirname(os.path.abspath(path)), *folders]
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as stopped:
+        if stopped.code is None or isinstance(stopped.code, int):
+            return stopped.code or 0
+        print(stopped.code, file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv, sys.path = words, folders
     return 0
 
 
@@ -297,6 +342,12 @@ def _parser() -> _Parser:
     view.add_argument("--times", help="a JSON file: a list of seconds, one a launch")
     where(view)
 
+    profile = command("profile", _profile, "A program with each launch of its steps timed")
+    profile.add_argument("script", help="what python would run; its own arguments follow --")
+    profile.add_argument("--by", choices=KINDS, default="launch",
+                         help="what a line of the table stands for (default: launch)")  # fmt: skip
+    profile.add_argument("--trace", help="all steps for Perfetto, to this file; .gz is compressed")
+
     bench = command("bench", _bench, "Four training steps timed: median and spread")
     where(bench, "auto")
     bench.add_argument(
@@ -318,6 +369,14 @@ def _parser() -> _Parser:
     return parser
 
 
+def _own_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Those of a command, and those that follow -- for the program that `profile` runs."""
+    if words[:1] != ["profile"] or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
 def _drop_output() -> None:
     """What is still to be written goes nowhere, so that no error follows at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -331,7 +390,8 @@ def main(argv: list[str] | None = None) -> int:
     doing = "aicf"
     try:
         try:
-            args = _parser().parse_args(argv)
+            words, rest = _own_words(sys.argv[1:] if argv is None else argv)
+            args = _parser().parse_args(words, argparse.Namespace(rest=rest))
             doing = f"aicf {args.command}"
             status: int = args.run(args)
         finally:

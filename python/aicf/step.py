@@ -16,6 +16,7 @@ from .serialize import listed, read_graph, read_record, read_tensors, write_tens
 
 if TYPE_CHECKING:
     from .graph import Graph
+    from .profile import Profile
     from .statistics import Statistics
     from .summary import Summary
 
@@ -382,6 +383,29 @@ class Step(_core.Step):
         title = f"{record['graph']} on {self.device}: {len(plan.ops)} launches"
         note = f"peak {bytes_text(plan.peak_bytes)}, math {plan.math}"
         return Summary(title, summarize(record, plan.ops, depth, compiled=True), [note])
+
+    @checked
+    def profile(self, n: int = 10) -> Profile:
+        """Runs n steps on the inputs as they stand and times each launch.
+
+        They are steps as those of `replay(n)`, with the same effects and bits.
+
+        Args:
+            n: how many, from 1.
+
+        Returns: a Profile: a table to print, and a trace to save.
+
+        >>> found = step.profile(5)
+        >>> len(found.launches) == len(step.lowered) and found.steps == 5
+        True
+        """
+        from .profile import ceiling, facts_of, made
+
+        if n < 1:
+            raise _core.GraphError(f"profile: n is {n}; need at least 1")
+        facts = facts_of(self)
+        data = self._profile(n)[1]
+        return made(facts, [data], ceiling(facts.device, facts.math))
 
     @checked
     def to_html(self, path: Path, times: Sequence[float] | None = None) -> None:

@@ -47,19 +47,8 @@ class Summary:
         return _joined("total", self.rows)
 
     def __str__(self) -> str:
-        table = self._cells()
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        numbers = len(widths) - 3  # the columns on the right
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < len(widths) - numbers else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
-        rule = "-" * (sum(widths) + 2 * len(widths) - 2)
-        return "\n".join([printable(self.title), rule, lines[0], rule, *lines[1:-1], rule,
-                          lines[-1], *self.notes])  # fmt: skip
+        head, *body, total = self._cells()
+        return text_table(printable(self.title), head, body, 3, total, self.notes)
 
     def _repr_html_(self) -> str:
         head, *body = self._cells()
@@ -83,6 +72,27 @@ class Summary:
                 cells.append(str(row.launches) if row.launches else "")
             table.append(cells)
         return table
+
+
+def text_table(
+    title: str,
+    head: Sequence[str],
+    body: Sequence[Sequence[str]],
+    words: int,
+    total: Sequence[str],
+    notes: Sequence[str] = (),
+) -> str:
+    """A table as text; the first `words` columns stand left, numbers right."""
+    widths = [max(map(len, column)) for column in zip(head, *body, total, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < words else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *body, total)
+    ]
+    rule = "-" * (sum(widths) + 2 * len(widths) - 2)
+    return "\n".join([title, rule, lines[0], rule, *lines[1:-1], rule, lines[-1], *notes])
 
 
 def html_table(
