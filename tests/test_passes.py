@@ -220,7 +220,7 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        assert all(changed[name] >= IN_GROUP // 4 for name in _core.pass_names()), changed
+        assert all(changed[name] >= IN_GROUP // 10 for name in _core.pass_names()), changed
 
 
 # ---- pointwise fusion
