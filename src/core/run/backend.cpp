@@ -14,10 +14,9 @@ class OneByOne : public Timed {
   public:
     OneByOne(Backend& backend, const std::vector<BoundOp>& ops) : backend_(backend), ops_(ops) {}
     void run(Span* spans) override {
-        using Clock = std::chrono::steady_clock;
-        const auto start = Clock::now();
+        const auto start = std::chrono::steady_clock::now();
         const auto now = [&] {
-            return std::chrono::duration<double>(Clock::now() - start).count();
+            return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         };
         for (const BoundOp& op : ops_) {
             spans->begin = now();
