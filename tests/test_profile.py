@@ -8,8 +8,9 @@ import threading
 import aicf
 import numpy as np
 import pytest
-from aicf import command, profile
+from aicf import profile
 from compare import assert_bits
+from test_cli import run
 
 BATCH = {"x": (16, 12), "t": (16, 4)}
 
@@ -289,15 +290,6 @@ for _ in range(3):
 step.replay(2)
 print("words", sys.argv[1:], __name__)
 """
-
-
-def run(capsys, *args):
-    try:
-        status = command.main([str(arg) for arg in args])
-    except SystemExit as stopped:
-        status = stopped.code
-    said = capsys.readouterr()
-    return status, said.out, said.err
 
 
 @pytest.fixture

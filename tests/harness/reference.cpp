@@ -324,7 +324,7 @@ class ReferenceTarget : public Target {
   public:
     explicit ReferenceTarget(Device::Kind kind) : kind_(kind) {}
     Device::Kind kind() const override { return kind_; }
-    LaunchSizes launch_sizes() const override { return {256 << 10, 1 << 20, 1 << 22}; }
+    GroupLimits group_limits() const override { return {256 << 10, 1 << 20, 1 << 22}; }
     bool fits(const LoweredOp& region) const override {
         return block_bytes(region).value_or(SIZE_MAX) <= kMaxArgBytes;
     }

@@ -18,7 +18,7 @@ size_t operand_bytes(const View& view) {
 bool tensor_update(const LoweredOp& op, const Target& target) {
     const DType dtype = op.outputs[0].dtype;
     if (!op.def->optimizer || op.def->numbers <= 0 || !op.body.empty() || is_16_bit(dtype) ||
-        element_count(op.outputs[0].shape) >= target.launch_sizes().update_elements)
+        element_count(op.outputs[0].shape) >= target.group_limits().update_elements)
         return false;
     const auto packed = [](const View& view) { return is_contiguous(view.shape, view.strides); };
     return std::all_of(op.inputs.begin(), op.inputs.end(), packed) &&
@@ -154,9 +154,9 @@ class ScalarPrologue : Groups {
 
 // ---- horizontal fusion --------------------------------------------------------------------------
 
-bool small(const LoweredOp& op, const LaunchSizes& sizes) {
+bool small(const LoweredOp& op, const GroupLimits& limits) {
     const Cost cost = cost_of(op);
-    return cost.bytes <= sizes.bytes && cost.flops <= sizes.flops;
+    return cost.bytes <= limits.bytes && cost.flops <= limits.flops;
 }
 
 /// Small ops at the same distance from the start of the step, so that none waits for another, share
@@ -172,7 +172,7 @@ class HorizontalFusion : Groups {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             poll();
             for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
-            if (!small(ops_[at], machine_.launch_sizes())) continue;
+            if (!small(ops_[at], machine_.group_limits())) continue;
             const size_t own = bytes_in_group(ops_[at]);
             if (own == 0) continue;
             std::vector<int>& known = heads[level[at]];

@@ -31,7 +31,7 @@ struct Kernel {
 using Kernels = std::vector<std::shared_ptr<const Kernel>>;
 
 /// Up to which sizes ops share a launch. Those that do are waited for together.
-struct LaunchSizes {
+struct GroupLimits {
     double bytes, flops;      // of an op beside others that do not wait for it
     int64_t update_elements;  // an update of fewer joins those by the same numbers
 };
@@ -42,7 +42,7 @@ class Target {
     virtual Device::Kind kind() const = 0;
     /// How many ops that do not wait for each other it is worth keeping apart in memory.
     virtual int lanes() const { return 1; }
-    virtual LaunchSizes launch_sizes() const = 0;
+    virtual GroupLimits group_limits() const = 0;
     /// The family of the tensor cores, as product_order() takes it.
     virtual int tensor_cores() const { return 0; }
     /// Names of the kernels that could run an op, the one it would choose first; empty where there

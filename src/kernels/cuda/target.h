@@ -23,7 +23,7 @@ class CudaTarget : public Target {
     /// Kernels run side by side anyhow: above, whoever waits for an op should not wait for others
     /// too. From 4 Mi elements on a launch of its own costs an update nothing, and making the
     /// numbers again in every block costs it 15 % (Adam on an H200).
-    LaunchSizes launch_sizes() const override { return {256 << 10, 1 << 20, 1 << 22}; }
+    GroupLimits group_limits() const override { return {256 << 10, 1 << 20, 1 << 22}; }
     int tensor_cores() const override;
     std::vector<std::string> candidates(const LoweredOp& op) const override;
     bool fits(const LoweredOp& region) const override;
