@@ -141,6 +141,50 @@ def test_a_step(driver):
     assert_clean(counts)
 
 
+ORDER = """
+import sys
+import aicf
+from aicf import _core
+g = aicf.Graph("order")
+y = g.input("x", (512, 512))
+for i in range(3):
+    y = aicf.softmax(aicf.cumsum(y, 0))
+g.output("y", y)
+if {tail!r} == "beside":
+    g.output("z", aicf.cumsum(aicf.softmax(g.input("w", (512, 512))), 0))
+elif {tail!r} == "fork":
+    g.output("z", aicf.cumsum(y, 1))
+    g.output("w", aicf.softmax(y, 0))
+if {arch!r}:
+    programs = _core.cuda_programs(g._core, _core.pass_names(), 132, {arch!r}, "fp32")
+    _core.cuda_cubins(programs, {arch!r})
+else:
+    step = g.compile(device="cuda")
+    step.replay()
+    print(len(step.trace))
+"""
+
+
+@pytest.mark.parametrize(
+    ("tail", "major", "launches", "early", "urgent"),
+    [
+        ("", 9, 6, 6 - 1 + 6 * 10 - 1, 0),  # in the graphs of 1 and of 10 times
+        ("beside", 9, 8, 6 * (1 + 8), 6 * (1 + 8)),
+        ("fork", 9, 8, 5 * (1 + 8), 0),
+        ("", 8, 6, 0, 0),
+    ],
+)
+def test_the_edges_and_priorities_of_a_graph(driver, tail, major, launches, early, urgent):
+    """In a row each kernel gets ready early; beside others those on the longest way come first."""
+    subprocess.run(
+        [sys.executable, "-c", ORDER.format(tail=tail, arch={9: "sm_90a", 8: "sm_80"}[major])],
+        env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
+        check=True,
+    )
+    out, counts = run(driver, ORDER.format(tail=tail, arch=None), FAKE_CUDA_MAJOR=major)
+    assert (int(out), counts["early"], counts["urgent"]) == (launches, early, urgent)
+
+
 def test_every_call_fails_once(driver):
     """A typed error or a result, no memory kept, and the next step succeeds."""
     total = run(driver)[1]["calls"]

@@ -25,6 +25,7 @@ struct Node {
     std::vector<char> block;  // what the kernel would receive
     std::vector<CUgraphNode> waits;
     CUevent event = nullptr;  // of a node that records one
+    int priority = 0;
 };
 struct Graph {
     std::vector<CUgraphNode> nodes;
@@ -80,14 +81,16 @@ bool fails(const char* name) {
     return now || lost;
 }
 
+int early = 0, urgent = 0;  // programmatic edges, and nodes of a priority
+
 struct Report {
     ~Report() {
         if (!std::getenv("FAKE_CUDA_REPORT")) return;
         std::fprintf(stderr,
                      "fake driver: calls %d device %zu events %zu streams %zu graphs %zu execs %zu "
-                     "contexts %d\n",
+                     "contexts %d early %d urgent %d\n",
                      calls, device.size(), events.size(), streams.size(), graphs.size(),
-                     execs.size(), contexts);
+                     execs.size(), contexts, early, urgent);
     }
 } report;
 
@@ -367,6 +370,13 @@ CUresult cuCtxSynchronize() {
     NEED_CONTEXT;
     return CUDA_SUCCESS;
 }
+CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    MAY_FAIL;
+    NEED_CONTEXT;
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}
 CUresult cuEventCreate(CUevent* event, unsigned) {
     MAY_FAIL;
     *event = reinterpret_cast<CUevent>(new char);
@@ -535,6 +545,7 @@ CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const
              second->type != CU_GRAPH_NODE_TYPE_KERNEL ||
              edges[i].from_port != CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC))
             broken("a programmatic edge that is not between kernels");
+        early += edges && edges[i].type == CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
         second->waits.push_back(from[i]);
     }
     return CUDA_SUCCESS;
@@ -555,9 +566,24 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS
     *params = reinterpret_cast<Node*>(node)->params;
     return CUDA_SUCCESS;
 }
-CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long) {
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAttrID which,
+                                       const CUkernelNodeAttrValue* value) {
+    MAY_FAIL;
+    auto* held = reinterpret_cast<Node*>(node);
+    if (held->type != CU_GRAPH_NODE_TYPE_KERNEL) broken("a priority of what is no kernel");
+    if (which != CU_KERNEL_NODE_ATTRIBUTE_PRIORITY || value->priority < -5 || value->priority > 0)
+        broken("an attribute that the driver does not know");
+    held->priority = value->priority;
+    urgent++;
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
     MAY_FAIL;
     if (!graphs.count(graph)) broken("a dead graph instantiated");
+    for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes)
+        if (reinterpret_cast<Node*>(node)->priority &&
+            !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY))
+            broken("a priority that its graph does not use");
     check_hazards(*reinterpret_cast<Graph*>(graph));
     auto* copy = new std::map<CUgraphNode, Node>;
     auto& order = orders[reinterpret_cast<CUgraphExec>(copy)];

@@ -15,6 +15,20 @@ Ways longest_ways(const std::vector<std::vector<int>>& waits) {
     return ways;
 }
 
+std::vector<bool> on_longest_way(const std::vector<std::vector<int>>& waits) {
+    const std::vector<int> ahead = longest_ways(waits).length;
+    std::vector<int> length = ahead;  // of the longest way over an op
+    std::vector<int> behind(waits.size(), 0);
+    for (size_t op = 0; op < waits.size(); op++) {
+        for (int wait : waits[op]) behind[op] = std::max(behind[op], behind[wait] + 1);
+        length[op] += behind[op];
+    }
+    const auto longest = std::max_element(length.begin(), length.end());
+    std::vector<bool> found;
+    for (int each : length) found.push_back(each == *longest);
+    return found;
+}
+
 Lanes::Lanes(const std::vector<std::vector<int>>& waits, int most)
     : most_(static_cast<size_t>(most)), lane_(waits.size()), position_(waits.size()) {
     share_out(waits, most);

@@ -15,6 +15,8 @@ struct Ways {
     std::vector<int> length, next;
 };
 Ways longest_ways(const std::vector<std::vector<int>>& waits);
+/// By op whether a longest way from the start of the step to its end leads over it.
+std::vector<bool> on_longest_way(const std::vector<std::vector<int>>& waits);
 
 /// The ops of a list in lanes. In a lane each op comes after the one before it, by what they wait
 /// for; where the lanes do not suffice, the last takes the others, in the order of the list.

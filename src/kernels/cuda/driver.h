@@ -23,6 +23,7 @@ namespace aicf::cuda {
     X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                             \
     X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                               \
     X(cuCtxSynchronize, cuCtxSynchronize)                                \
+    X(cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange)          \
     X(cuGetErrorName, cuGetErrorName)                                    \
     X(cuGetErrorString, cuGetErrorString)                                \
     X(cuMemGetInfo, cuMemGetInfo_v2)                                     \
@@ -61,6 +62,7 @@ namespace aicf::cuda {
     X(cuGraphGetNodes, cuGraphGetNodes)                                  \
     X(cuGraphNodeGetType, cuGraphNodeGetType)                            \
     X(cuGraphKernelNodeGetParams, cuGraphKernelNodeGetParams_v2)         \
+    X(cuGraphKernelNodeSetAttribute, cuGraphKernelNodeSetAttribute)      \
     X(cuGraphInstantiate, cuGraphInstantiateWithFlags)                   \
     X(cuGraphExecDestroy, cuGraphExecDestroy)                            \
     X(cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams_v2) \

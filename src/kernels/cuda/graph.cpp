@@ -65,7 +65,7 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
     // The gap between two launches is some 1 us longer than that between two nodes (H200).
     constexpr int kNodes = 64, kTimes = 16;
     many_.times = std::clamp(kNodes / std::max(static_cast<int>(ops_.size()), 1), 1, kTimes);
-    find_early();
+    find_order();
     try {
         build(one_);
         if (many_.times > 1) build(many_);
@@ -77,31 +77,31 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
 
 CapturedGraph::~CapturedGraph() { destroy(); }
 
-/// From 9.0 on a kernel gets ready while one that it waits for still runs (begin_kernel()). Its
-/// blocks take room then, so of those that wait for a kernel only the one with the longest way to
-/// go gets ready, and only if there is room for all of them beside that kernel.
-void CapturedGraph::find_early() {
+/// Where ops run side by side, those on a longest way through the step come first. From 9.0 on a
+/// kernel gets ready while the one that it waits for still runs (begin_kernel()). Its blocks take
+/// room then: only if neither waits or is waited for by others, and half the processors hold both.
+void CapturedGraph::find_order() {
     std::vector<std::vector<int>> waits;
-    for (const BoundOp& op : ops_) waits.push_back(op.waits);
-    const Ways ways = longest_ways(waits);
-    std::vector<uint64_t> blocks(ops_.size(), 0);  // of a kernel and of all that wait for it
+    std::vector<std::vector<size_t>> after(ops_.size());
     for (size_t i = 0; i < ops_.size(); i++) {
+        waits.push_back(ops_[i].waits);
         if (waits[i].empty()) starts_.push_back(i);
-        if (ways.next[i] < 0) ends_.push_back(i);
-        blocks[i] += blocks_of(ops_[i]);
-        for (int wait : waits[i]) blocks[static_cast<size_t>(wait)] += blocks_of(ops_[i]);
+        for (int wait : waits[i]) after[static_cast<size_t>(wait)].push_back(i);
     }
-    early_ = ways.next;
-    for (size_t end : ends_)  // the starts of the next time wait for it
-        for (size_t start : starts_) {
-            blocks[end] += blocks_of(ops_[start]);
-            int& next = early_[end];
-            if (next < 0 || ways.length[start] > ways.length[static_cast<size_t>(next)])
-                next = static_cast<int>(start);
-        }
-    const auto processors = static_cast<uint64_t>(stream_->gpu().processors);
     for (size_t i = 0; i < ops_.size(); i++)
-        if (stream_->gpu().compute_major < 9 || blocks[i] > processors) early_[i] = -1;
+        if (after[i].empty()) ends_.push_back(i);
+    urgent_ = on_longest_way(waits);
+    if (!std::count(urgent_.begin(), urgent_.end(), false)) urgent_.clear();
+    early_.assign(ops_.size(), -1);
+    if (stream_->gpu().compute_major < 9) return;
+    const auto room = static_cast<unsigned>(stream_->gpu().processors) / 2;
+    for (size_t i = 0; i < ops_.size(); i++) {
+        const bool end = after[i].empty();  // the starts of the next time wait for it
+        const std::vector<size_t>& next = end ? starts_ : after[i];
+        if (next.size() != 1 || (end ? ends_.size() : waits[next[0]].size()) != 1) continue;
+        if (blocks_of(ops_[i]) + blocks_of(ops_[next[0]]) <= room)
+            early_[i] = static_cast<int>(next[0]);
+    }
 }
 
 void CapturedGraph::build(Run& run) {
@@ -117,7 +117,9 @@ void CapturedGraph::build(Run& run) {
             add(run, op, waits);
         }
     }
-    AICF_CU(cu, cuGraphInstantiate, &run.exec, run.graph, 0);
+    const bool prior = !urgent_.empty();
+    AICF_CU(cu, cuGraphInstantiate, &run.exec, run.graph,
+            prior ? CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY : 0);
     AICF_CU(cu, cuGraphUpload, run.exec, stream_->handle());
 }
 
@@ -125,6 +127,15 @@ void CapturedGraph::add(Run& run, size_t at, const std::vector<size_t>& waits) {
     const BoundOp& op = ops_[at];
     const std::string where = cat("capture of op ", at, " ", op.op);
     run.nodes.push_back(add_node(run.graph, op, where));
+    if (op.code && !urgent_.empty() && urgent_[at]) {
+        int least = 0, greatest = 0;
+        AICF_CU(driver(), cuCtxGetStreamPriorityRange, &least, &greatest);
+        CUkernelNodeAttrValue value = {};
+        value.priority = greatest;
+        check_call(driver().cuGraphKernelNodeSetAttribute(
+                       run.nodes.back(), CU_KERNEL_NODE_ATTRIBUTE_PRIORITY, &value),
+                   where.c_str());
+    }
     for (size_t wait : waits) {
         CUgraphEdgeData edge = {};
         const size_t from_op = wait % ops_.size();

@@ -31,7 +31,7 @@ class CapturedGraph : public Captured {
         CUgraph graph = nullptr;
         CUgraphExec exec = nullptr;
     };
-    void find_early();
+    void find_order();
     void build(Run& run);
     void add(Run& run, size_t op, const std::vector<size_t>& waits);
     void destroy();
@@ -40,6 +40,7 @@ class CapturedGraph : public Captured {
     std::vector<BoundOp> ops_;
     std::vector<size_t> starts_, ends_;  // the ops that wait for none, and those none waits for
     std::vector<int> early_;             // by op: the one that gets ready while it runs; -1: none
+    std::vector<bool> urgent_;           // by op: before what runs beside it; empty: all alike
     Run one_, many_;
 };
 
