@@ -69,6 +69,7 @@ struct Named {
 const Named kFunctions[] = {
     {"exp", [](double x, double) -> Exact { return expl(x); }},
     {"log", [](double x, double) -> Exact { return logl(x); }},
+    {"log1p", [](double x, double) -> Exact { return log1pl(x); }},
     {"rsqrt", [](double x, double) -> Exact { return 1 / sqrtl(x); }},
     {"sin", [](double x, double) -> Exact { return sinl(x); }},
     {"cos", [](double x, double) -> Exact { return cosl(x); }},
