@@ -78,8 +78,8 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
 CapturedGraph::~CapturedGraph() { destroy(); }
 
 /// Where ops run side by side, those on a longest way through the step come first. From 9.0 on a
-/// kernel gets ready while the one that it waits for still runs (begin_kernel()). Its blocks take
-/// room then: only if neither waits or is waited for by others, and half the processors hold both.
+/// kernel gets ready while the one that it waits for still runs (begin_kernel()), if neither waits
+/// or is waited for by others. Its blocks take room then: of what runs beside, at most half.
 void CapturedGraph::find_order() {
     std::vector<std::vector<int>> waits;
     std::vector<std::vector<size_t>> after(ops_.size());
@@ -94,7 +94,10 @@ void CapturedGraph::find_order() {
     if (!std::count(urgent_.begin(), urgent_.end(), false)) urgent_.clear();
     early_.assign(ops_.size(), -1);
     if (stream_->gpu().compute_major < 9) return;
-    const auto room = static_cast<unsigned>(stream_->gpu().processors) / 2;
+    size_t waiting = starts_.size() * ends_.size();
+    for (const std::vector<size_t>& next : after) waiting += next.size();
+    const bool row = waiting == ops_.size();
+    const auto room = static_cast<unsigned>(stream_->gpu().processors) / (row ? 1 : 2);
     for (size_t i = 0; i < ops_.size(); i++) {
         const bool end = after[i].empty();  // the starts of the next time wait for it
         const std::vector<size_t>& next = end ? starts_ : after[i];
@@ -107,44 +110,51 @@ void CapturedGraph::find_order() {
 void CapturedGraph::build(Run& run) {
     const Driver& cu = driver();
     AICF_CU(cu, cuGraphCreate, &run.graph, 0);
-    for (int time = 0; time < run.times; time++) {
-        const size_t first = run.nodes.size();
-        for (size_t op = 0; op < ops_.size(); op++) {
-            std::vector<size_t> waits;
-            for (int wait : ops_[op].waits) waits.push_back(first + static_cast<size_t>(wait));
-            if (waits.empty() && time > 0)
-                for (size_t end : ends_) waits.push_back(first - ops_.size() + end);
-            add(run, op, waits);
-        }
-    }
-    const bool prior = !urgent_.empty();
+    for (int time = 0; time < run.times; time++)
+        for (size_t op = 0; op < ops_.size(); op++) add(run, op);
+    // Of the kernels that wait for one, that with the first edge follows it soonest.
+    for (const bool first : {true, false})
+        for (size_t node = 0; node < run.nodes.size(); node++)
+            if ((urgent_.empty() || urgent_[node % ops_.size()]) == first) join(run, node);
     AICF_CU(cu, cuGraphInstantiate, &run.exec, run.graph,
-            prior ? CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY : 0);
+            urgent_.empty() ? 0 : CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
     AICF_CU(cu, cuGraphUpload, run.exec, stream_->handle());
 }
 
-void CapturedGraph::add(Run& run, size_t at, const std::vector<size_t>& waits) {
-    const BoundOp& op = ops_[at];
-    const std::string where = cat("capture of op ", at, " ", op.op);
-    run.nodes.push_back(add_node(run.graph, op, where));
-    if (op.code && !urgent_.empty() && urgent_[at]) {
-        int least = 0, greatest = 0;
-        AICF_CU(driver(), cuCtxGetStreamPriorityRange, &least, &greatest);
-        CUkernelNodeAttrValue value = {};
-        value.priority = greatest;
-        check_call(driver().cuGraphKernelNodeSetAttribute(
-                       run.nodes.back(), CU_KERNEL_NODE_ATTRIBUTE_PRIORITY, &value),
-                   where.c_str());
-    }
+void CapturedGraph::add(Run& run, size_t op) {
+    const Driver& cu = driver();
+    const std::string where = where_of(op);
+    run.nodes.push_back(add_node(run.graph, ops_[op], where));
+    if (!ops_[op].code || urgent_.empty() || !urgent_[op]) return;
+    int least = 0, greatest = 0;
+    AICF_CU(cu, cuCtxGetStreamPriorityRange, &least, &greatest);
+    CUkernelNodeAttrValue value = {};
+    value.priority = greatest;
+    check_call(cu.cuGraphKernelNodeSetAttribute(run.nodes.back(), CU_KERNEL_NODE_ATTRIBUTE_PRIORITY,
+                                                &value),
+               where.c_str());
+}
+
+/// Adds the edges to a node; the starts of a time wait for the ends of the one before.
+void CapturedGraph::join(Run& run, size_t node) {
+    const size_t op = node % ops_.size(), first = node - op;
+    std::vector<size_t> waits;
+    for (int wait : ops_[op].waits) waits.push_back(first + static_cast<size_t>(wait));
+    if (waits.empty() && first > 0)
+        for (size_t end : ends_) waits.push_back(first - ops_.size() + end);
     for (size_t wait : waits) {
         CUgraphEdgeData edge = {};
-        const size_t from_op = wait % ops_.size();
-        if (op.code && ops_[from_op].code && early_[from_op] == static_cast<int>(at)) {
+        const size_t from = wait % ops_.size();
+        if (ops_[op].code && ops_[from].code && early_[from] == static_cast<int>(op)) {
             edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
             edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
         }
-        add_edge(run.graph, run.nodes[wait], run.nodes.back(), edge, where);
+        add_edge(run.graph, run.nodes[wait], run.nodes[node], edge, where_of(op));
     }
+}
+
+std::string CapturedGraph::where_of(size_t op) const {
+    return cat("capture of op ", op, " ", ops_[op].op);
 }
 
 void CapturedGraph::destroy() {

@@ -33,7 +33,9 @@ class CapturedGraph : public Captured {
     };
     void find_order();
     void build(Run& run);
-    void add(Run& run, size_t op, const std::vector<size_t>& waits);
+    void add(Run& run, size_t op);
+    void join(Run& run, size_t node);
+    std::string where_of(size_t op) const;
     void destroy();
 
     std::shared_ptr<Stream> stream_;
