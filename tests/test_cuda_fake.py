@@ -2,6 +2,7 @@
 can fail any call."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def header_folder():
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """A folder with the fake driver as libcuda.so.1, and a kernel cache to share."""
+    """A folder with the fake driver as libcuda.so.1, a fake CUPTI where a wheel would have it, and
+    a kernel cache to share."""
     if not hasattr(_core, "cuda_info"):
         pytest.skip("this build has no CUDA backend")
     if not _core.cuda_info()["nvrtc"]:
@@ -82,12 +84,18 @@ def driver(tmp_path_factory):
     if not compiler or not include:
         pytest.skip("no g++ or no cuda.h to build the fake driver with")
     folder = tmp_path_factory.mktemp("fake_cuda")
-    subprocess.run(
-        [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-isystem", include]
-        + ["-Wl,-soname,libcuda.so.1", str(HERE / "fake_cuda" / "fake_cuda.cpp")]
-        + ["-o", str(folder / "libcuda.so.1")],
-        check=True,
-    )
+    wheel = folder / "wheels" / "nvidia" / "cu13" / "lib"
+    wheel.mkdir(parents=True)
+    for source, library in (
+        ("fake_cuda.cpp", folder / "libcuda.so.1"),
+        ("fake_cupti.cpp", wheel / "libcupti.so.13"),
+    ):
+        subprocess.run(
+            [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-isystem", include]
+            + [f"-Wl,-soname,{library.name}", str(HERE / "fake_cuda" / source)]
+            + ["-o", str(library)],
+            check=True,
+        )
     # NVRTC looks into the driver while it compiles: all is compiled before the fake one is there.
     subprocess.run(
         [sys.executable, "-m", "aicf", "cache", "warm", "--arch", "sm_90a"],
@@ -103,7 +111,9 @@ def run(driver, script=SCRIPT, **environment):
         [sys.executable, "-c", script],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(driver / "wheels"), str(HERE), os.environ.get("PYTHONPATH")])
+            ),
             "LD_LIBRARY_PATH": str(driver),
             "AICF_CACHE_DIR": str(driver / "cache"),
             "FAKE_CUDA_REPORT": "1",
@@ -117,6 +127,9 @@ def run(driver, script=SCRIPT, **environment):
     report = [line for line in result.stderr.splitlines() if line.startswith("fake driver: calls")]
     words = report[-1].split()[2:] if report else []
     counts = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    told = re.search(r"subscribed (?P<subscribed>\d+) enabled (?P<enabled>\d+) "
+                     r"of (?P<enables>\d+)", result.stderr)  # fmt: skip
+    counts["told"] = {key: int(text) for key, text in told.groupdict().items()} if told else {}
     return result.stdout, counts
 
 
@@ -240,6 +253,8 @@ def once(call):
 
 
 PROFILE = """
+import os
+import sys
 import numpy as np
 import aicf
 from aicf import profile, verify
@@ -247,39 +262,88 @@ from tensors import CapsuleTensor
 
 name, case = next(iter(verify.CASES.items()))
 profile.ceiling = lambda device, math: profile.Ceiling(1e12, 1e13)
+clock, problem, untimed = sys.argv[1:]
 
 def build(**options):
     return verify.build(name, case).compile(device="cuda", **options)
+
+def attached():
+    with open("/proc/self/maps") as maps:
+        return "libcupti" in maps.read()
 
 step = build()
 spare = build()
 weight = spare.params["0.W"].__dlpack__(max_version=(1, 0), copy=True)
 del spare
 step.bind(**{"0.W": CapsuleTensor(weight)})  # the timed form has its address
-found = step.profile(3)
-assert step.steps_run == found.steps == 3
+step.replay(3)
+assert not attached()
+found = step.profile(20)
+assert attached()
+assert (found.clock, found.untimed) == (clock, int(untimed)), (found.clock, found.problem)
+assert problem in found.problem and bool(problem) == bool(found.problem), found.problem
+assert step.steps_run == found.steps + found.untimed + 3 == 23
 for launch, op in zip(found.launches, step.lowered, strict=True):
     assert launch.kernel == op["kernel"] and launch.lane == op["lane"]
     assert launch.blocks >= 1 and launch.threads >= 32 and launch.shared_bytes >= 0
-    assert len(launch.times) == 3 and launch.least > 0
-for i, wall in enumerate(found.walls):
-    assert sum(launch.times[i] for launch in found.launches) <= wall
+    assert len(launch.times) == found.steps and launch.least > 0
+for lane in {launch.lane for launch in found.launches}:
+    for i, wall in enumerate(found.walls):
+        taken = sum(l.times[i] for l in found.launches if l.lane == lane)
+        assert 0 < taken <= wall + 1e-9, (lane, i, taken, wall)
+assert all(wall < 1 for wall in found.walls)  # the clocks are brought together
+ends = found._spans[:, 0, 1]
+assert (found._spans[1:, 0, 0] >= ends[:-1] - 1e-9).all()  # one step after another
 x = np.zeros((case.batch, case.inputs), np.float32)
 t = np.zeros((case.batch, case.outputs), np.float32)
 with aicf.profiler() as prof:
     step(x=x, t=t, stream=1)
     step.replay(2, stream=2)
-assert [p.steps for p in prof.profiles] == [3] and step.steps_run == 6
+    step(x=x, t=t)
+assert [p.steps for p in prof.profiles] == [4] and step.steps_run == 27
 assert f"{found.launches[0].blocks}x{found.launches[0].threads}" in found.table()
+assert ("without CUPTI: " in found.table()) == bool(problem)
+assert build(capture=False).profile(2).clock == "events"
 print("done")
 """
 
 
-def test_a_profile(driver):
-    """A chain of all launches with events that have times, on bound memory, given back."""
-    out, counts = run(driver, PROFILE)
+def profiled(driver, clock, problem="", untimed=0, **environment):
+    words = f"import sys; sys.argv[1:] = {[clock, problem, str(untimed)]!r}"
+    out, counts = run(driver, words + PROFILE, **environment)
     assert out.split() == ["done"]
     assert_clean(counts)
+    return counts["told"]
+
+
+def test_a_profile(driver):
+    """Replays as they are, on bound memory, with the times that CUPTI tells, among those of others;
+    it is attached for a profile, and once for all calls of a profiler."""
+    assert profiled(driver, "cupti")["enables"] == 2
+
+
+def test_a_profile_where_nodes_do_not_say_their_order(driver):
+    profiled(driver, "cupti", FAKE_CUPTI="shuffle")
+
+
+@pytest.mark.parametrize(
+    "wrong, problem",
+    [
+        ("version", "version 140000 are not known; need 22 to 28 or 130000"),
+        ("subscriber", "cuptiSubscribe met CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED (39)"),
+        ("enable", "cuptiActivityEnable met CUPTI_ERROR (35)"),
+    ],
+)
+def test_a_profile_without_cupti(driver, wrong, problem):
+    """A chain of all launches with events that have times; the profile says why."""
+    told = profiled(driver, "events", problem, FAKE_CUPTI=wrong)
+    assert told["subscribed"] == told["enabled"] == 0
+
+
+@pytest.mark.parametrize("wrong", ["drop", "zero", "names"])
+def test_a_profile_that_cupti_spoils(driver, wrong):
+    """The step before that is seen has no times; events time the others."""
+    profiled(driver, "cupti, events", "CUPTI told of", 1, FAKE_CUPTI=wrong)
 
 
 @pytest.mark.parametrize("call", ["cuGraphAddEventRecordNode", "cuEventElapsedTime"])
@@ -297,7 +361,7 @@ for attempt in range(2):
     except aicf.OutOfMemory as error:
         print("failed")
 """
-    out, counts = run(driver, script, FAKE_CUDA_CALL=call)
+    out, counts = run(driver, script, FAKE_CUDA_CALL=call, FAKE_CUPTI="subscriber")
     assert out.split() == ["failed", "done"]
     assert_clean(counts)
 

@@ -75,9 +75,13 @@ def check_schema(events):
 
 
 def check_times(found, n):
-    assert found.steps == n == len(found.walls)
+    assert found.steps == n == len(found.walls) and found.untimed == 0
     for i, wall in enumerate(found.walls):
-        assert 0 < sum(launch.times[i] for launch in found.launches) <= wall
+        lanes = {}  # which run side by side in a replay that CUPTI times
+        for launch in found.launches:
+            lane = launch.lane if found.clock == "cupti" else 0
+            lanes[lane] = lanes.get(lane, 0.0) + launch.times[i]
+        assert 0 < max(lanes.values()) <= wall + 1e-9
     for launch in found.launches:
         assert len(launch.times) == n and 0 <= launch.least <= launch.median
 
@@ -102,6 +106,34 @@ def test_the_trace_holds_the_planned_launches_of_every_step(device, tmp_path, pa
             assert event["ts"] + event["dur"] <= outer["ts"] + outer["dur"] + 0.002
     stages = [e["name"] for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (1, 1)]
     assert stages == [name for name, _ in step._stages()]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("passes", ["default", ()])
+def test_replays_are_traced(passes):
+    """On a GPU CUPTI times the captured graph itself, in which steps follow each other."""
+    step = started("cuda", passes=passes)
+    found = step.profile(100)
+    if found.problem.startswith("no CUPTI"):
+        pytest.skip(found.problem)
+    assert (found.clock, found.problem) == ("cupti", "")
+    check_times(found, 100)
+    whole, spans = found._spans[:, 0], found._spans[:, 1:]
+    assert (whole[1:, 0] >= whole[:-1, 1] - 1e-9).all()
+    for i, op in enumerate(step.lowered):
+        for wait in op["waits"]:
+            assert (spans[:, i, 0] >= spans[:, wait, 1] - 1e-9).all(), (i, wait)
+    assert np.median(found.walls) < 1e-3
+
+
+def test_what_timed_is_told():
+    found = started("cpu").profile(2)
+    assert (found.clock, found.problem) == ("steady clock", "")
+    assert ", by steady clock; ceiling" in found.table()
+    spans = np.array([[[0.0, 3.0], [0.0, 1.0]], [[3.0, 4.0], [np.nan, np.nan]]])
+    mixed = profile.Profile("of", [], spans, profile.Ceiling(1.0, 1.0), clock="cupti", problem="so")
+    assert (mixed.steps, mixed.untimed, mixed.walls) == (1, 1, [3.0])
+    assert "1 more steps were not timed" in mixed.table() and "without CUPTI: so" in mixed.table()
 
 
 def test_a_profile_is_steps(device):

@@ -309,11 +309,13 @@ class Step:
     def steps_run(self) -> int:
         """Steps run so far."""
 
-    def _profile(self, n: object | None = 1, stream: object | None = None) -> tuple[Outputs, bytes]:
-        """As replay, with each launch timed: the outputs and the times."""
+    def _profile(self, n: object = 1, stream: object = None) -> tuple[Outputs, bytes, list[str], str]:
+        """
+        As replay, with each launch timed: the outputs, the times, what timed them and why nothing better did.
+        """
 
-    def _profile_call(self, **inputs: object) -> tuple[Outputs, bytes]:
-        """As a call, with each launch timed: the outputs and the times."""
+    def _profile_call(self, **inputs: object) -> tuple[Outputs, bytes, list[str], str]:
+        """As a call; what it returns as _profile."""
 
     def _launch_sizes(self) -> list[list[int]]: ...
 
@@ -375,6 +377,9 @@ def cuda_problem() -> str:
 
 def clear_cuda_cache() -> int:
     """Removes every compiled kernel on disk; returns how many."""
+
+def hold_cuda_tracing() -> object:
+    """While it lives, what profiles attach to the process stays attached."""
 
 def cuda_thresholds() -> list[tuple[str, int, str, int]]:
     """Sizes at which CUDA kernels go another way, as `cpu_thresholds` says."""

@@ -77,8 +77,11 @@ class _Row(NamedTuple):
 class Profile:
     """What each launch of a step took. Prints as a table, in a notebook too.
 
-    The launches of a profiled step run one after another, so that each is timed alone; a replay
-    may run some side by side and is quicker. The bits are the same.
+    `clock` says what timed them. "cupti": NVIDIA's CUPTI, inside replays as they are, where
+    launches may run side by side. "events" of a GPU and the "steady clock" of a CPU: the launches
+    run one after another, so that each is timed alone, and the gap between two kernels counts.
+    The bits are the same. `problem` says why a GPU's was not CUPTI, which the package
+    nvidia-cuda-cupti brings.
     """
 
     def __init__(
@@ -88,12 +91,17 @@ class Profile:
         spans: Spans,
         ceiling: Ceiling,
         stages: Sequence[tuple[str, float]] = (),
+        clock: str = "steady clock",
+        problem: str = "",
     ) -> None:
         self.title = title
+        self.clock = clock
+        self.problem = problem
         self.launches = list(launches)
         self.ceiling = ceiling
         self.stages = list(stages)  # of compiling, in seconds of a processor
-        self._spans = spans
+        self.untimed = int(np.isnan(spans).any(axis=(1, 2)).sum())  # steps that no clock told of
+        self._spans = spans[~np.isnan(spans).any(axis=(1, 2))]
 
     @property
     def steps(self) -> int:
@@ -156,10 +164,15 @@ class Profile:
     def _notes(self) -> list[str]:
         wall = _median(self.walls)
         memory, product = self.ceiling
-        return [
-            f"a step: {time_text(wall)}; ceiling: the larger share of {count_text(memory)}B/s "
-            f"(a copy) and {count_text(product)}FLOP/s (a product)"
+        notes = [
+            f"a step: {time_text(wall)}, by {self.clock or 'no clock'}; ceiling: the larger share "
+            f"of {count_text(memory)}B/s (a copy) and {count_text(product)}FLOP/s (a product)"
         ]
+        if self.untimed:
+            notes.append(f"{self.untimed} more steps were not timed")
+        if self.problem:
+            notes.append(f"without CUPTI: {printable(self.problem)}")
+        return notes
 
     def _cells(self, by: str) -> tuple[int, list[str], list[list[str]]]:
         """How many columns are words, their names, the rows and the total."""
@@ -311,20 +324,32 @@ def _label(op: Mapping[str, Any]) -> str:
     return "+".join(name if times == 1 else f"{name} x{times}" for name, times in counted)
 
 
-def spans_of(data: Sequence[bytes], launches: int) -> Spans:
-    """The times that a step's `_profile` gave, of its calls one after another."""
-    return np.frombuffer(b"".join(data), np.float64).reshape(-1, 1 + launches, 2)
+def held() -> object:
+    """While it lives, CUPTI is attached once for all calls."""
+    return _core.hold_cuda_tracing() if hasattr(_core, "hold_cuda_tracing") else None
 
 
-def made(facts: Facts, data: Sequence[bytes], top: Ceiling) -> Profile:
+class Timed(NamedTuple):
+    """What a step's `_profile` says beside the outputs."""
+
+    data: bytes
+    clocks: list[str]
+    problem: str
+
+
+def made(facts: Facts, calls: Sequence[Timed], top: Ceiling) -> Profile:
     """The profile of a step's calls."""
-    spans = spans_of(data, len(facts.launches))
-    taken = spans[:, 1:, 1] - spans[:, 1:, 0]
-    launches = [
+    data = b"".join(call.data for call in calls)
+    spans = np.frombuffer(data, np.float64).reshape(-1, 1 + len(facts.launches), 2)
+    clocks = dict.fromkeys(clock for call in calls for clock in call.clocks)
+    problem = next((call.problem for call in calls if call.problem), "")
+    profile = Profile(facts.title, (), spans, top, facts.stages, ", ".join(clocks), problem)
+    taken = profile._spans[:, 1:, 1] - profile._spans[:, 1:, 0]
+    profile.launches = [
         launch._replace(times=tuple(map(float, taken[:, i])))
         for i, launch in enumerate(facts.launches)
     ]
-    return Profile(facts.title, launches, spans, top, facts.stages)
+    return profile
 
 
 # ---- the ceiling
@@ -351,7 +376,7 @@ def _best(graph: Graph, device: str, math: str) -> tuple[int, int, float]:
     """Flops, bytes and the least time of a graph's largest launch."""
     step = graph.compile(device=device, math=math)
     facts = facts_of(step)
-    profile = made(facts, [step._profile(6)[1]], Ceiling(1.0, 1.0))
+    profile = made(facts, [Timed(*step._profile(6)[1:])], Ceiling(1.0, 1.0))
     launch = max(profile.launches, key=lambda launch: (launch.flops, launch.bytes_moved))
     return launch.flops, launch.bytes_moved, max(launch.least, 1e-9)
 
@@ -439,7 +464,7 @@ class _Recording:
     def __init__(self, owner: Profiler, step: Step) -> None:
         self.owner = owner
         self.facts = facts_of(step)
-        self.data: list[bytes] = []
+        self.calls: list[Timed] = []
 
 
 class Profiler:
@@ -450,6 +475,7 @@ class Profiler:
         self.profiles: list[Profile] = []  # by step, in the order of their first call
         self._recordings: list[_Recording] = []
         self._lock = threading.Lock()
+        self._held: object = None  # CUPTI, while it is attached
 
     def __enter__(self) -> Profiler:
         with _installing:
@@ -458,6 +484,7 @@ class Profiler:
             # Methods that exist only meanwhile: without a profiler nothing stands in a step's way.
             Step.__call__ = self._call()  # type: ignore[method-assign]
             Step.replay = self._replay()  # type: ignore[method-assign]
+        self._held = held()
         return self
 
     def __exit__(
@@ -470,8 +497,9 @@ class Profiler:
             del Step.__call__, Step.replay
         for recording in self._recordings:
             facts = recording.facts
-            self.profiles.append(made(facts, recording.data, ceiling(facts.device, facts.math)))
+            self.profiles.append(made(facts, recording.calls, ceiling(facts.device, facts.math)))
         self._recordings = []
+        self._held = None
 
     def table(self, by: str = "launch") -> str:
         """The table of each step's profile.
@@ -510,8 +538,8 @@ class Profiler:
             if rest or not step.captured:
                 return _core.Step.__call__(step, *rest, **inputs)
             recording = self._of(step)
-            outputs, data = step._profile_call(**inputs)
-            recording.data.append(data)
+            outputs, *timed = step._profile_call(**inputs)
+            recording.calls.append(Timed._make(timed))
             return outputs
 
         return __call__
@@ -521,8 +549,8 @@ class Profiler:
             if not step.captured:
                 return _core.Step.replay(step, n, stream)
             recording = self._of(step)
-            outputs, data = step._profile(n, stream)
-            recording.data.append(data)
+            outputs, *timed = step._profile(n, stream)
+            recording.calls.append(Timed._make(timed))
             return outputs
 
         return replay
@@ -534,8 +562,9 @@ _installing = threading.Lock()
 def profiler() -> Profiler:
     """Profiles every step that is called or replayed inside `with`; outside it costs nothing.
 
-    What a profiled step computes has the same bits, but takes longer: its launches run one after
-    another and each is waited for. `Step.run` and `op_call` are not profiled.
+    What a profiled step computes has the same bits, but takes longer: each is waited for, and where
+    `Profile.clock` is not "cupti" its launches run one after another. `Step.run` and `op_call` are
+    not profiled.
 
     Returns: a Profiler, whose `profiles` are there when the `with` ends.
 

@@ -399,13 +399,15 @@ class Step(_core.Step):
         >>> len(found.launches) == len(step.lowered) and found.steps == 5
         True
         """
-        from .profile import ceiling, facts_of, made
+        from .profile import Timed, ceiling, facts_of, held, made
 
         if n < 1:
             raise _core.GraphError(f"profile: n is {n}; need at least 1")
         facts = facts_of(self)
-        data = self._profile(n)[1]
-        return made(facts, [data], ceiling(facts.device, facts.math))
+        attached = held()
+        timed = Timed(*self._profile(n)[1:])
+        del attached
+        return made(facts, [timed], ceiling(facts.device, facts.math))
 
     @checked
     def to_html(self, path: Path, times: Sequence[float] | None = None) -> None:

@@ -70,6 +70,15 @@ void bind_cuda(nb::module_& m) {
     m.def("clear_cuda_cache", &clear_cuda_cache,
           "Removes every compiled kernel on disk; returns how many.");
     m.def(
+        "hold_cuda_tracing",
+        [] {
+            return nb::capsule(
+                new std::shared_ptr<void>(hold_cuda_tracing()),
+                [](void* p) noexcept { delete static_cast<std::shared_ptr<void>*>(p); });
+        },
+        nb::sig("def hold_cuda_tracing() -> object"),
+        "While it lives, what profiles attach to the process stays attached.");
+    m.def(
         "cuda_thresholds",
         [] {
             nb::list all;

@@ -159,15 +159,22 @@ int64_t times_of(const char* doing, nb::handle n) {
     return times;
 }
 
-/// Steps of a profile as float64: of each its begin and end, then those of its launches.
-nb::bytes bytes_of(const std::vector<Step::Profiled>& steps) {
+/// Steps of a profile: as float64 of each its begin and end, then those of its launches, NaN where
+/// they are not known; the clocks that were used, in their order; why no better one was.
+nb::tuple times_of(nb::object outputs, const Step::Profiled& profiled, size_t launches) {
     std::vector<double> numbers;
-    for (const Step::Profiled& step : steps) {
-        numbers.insert(numbers.end(), {step.begin, step.end});
-        for (const Timed::Span& span : step.launches)
+    std::vector<std::string> clocks;
+    for (const Timed::Run& run : profiled.runs) {
+        numbers.insert(numbers.end(), {run.whole.begin, run.whole.end});
+        for (const Timed::Span& span : run.ops)
             numbers.insert(numbers.end(), {span.begin, span.end});
+        if (run.ops.empty()) numbers.insert(numbers.end(), 2 * launches, std::nan(""));
+        if (std::find(clocks.begin(), clocks.end(), run.clock) == clocks.end())
+            clocks.push_back(run.clock);
     }
-    return nb::bytes(numbers.data(), numbers.size() * sizeof(double));
+    return nb::make_tuple(std::move(outputs),
+                          nb::bytes(numbers.data(), numbers.size() * sizeof(double)), clocks,
+                          profiled.problem);
 }
 
 TensorRef import_for(const Value& value, nb::handle object) {
@@ -599,34 +606,38 @@ void bind_step(nb::module_& m) {
                 Step& step = object_of<Step>(self);
                 const int64_t times = times_of("profile", n);
                 const std::optional<intptr_t> ordered = stream_of(stream);
-                std::vector<Step::Profiled> steps;
+                Step::Profiled all;
                 auto outputs = after(self, step, [&] {
                     in_pieces(times, [&](int64_t piece) {
                         auto some = step.profile(piece, nullptr, ordered);
-                        steps.insert(steps.end(), std::make_move_iterator(some.begin()),
-                                     std::make_move_iterator(some.end()));
+                        std::move(some.runs.begin(), some.runs.end(), std::back_inserter(all.runs));
+                        all.problem = std::move(some.problem);
                     });
                     return step.generation();
                 });
-                return std::make_pair(std::move(outputs), bytes_of(steps));
+                return times_of(nb::cast(std::move(outputs)), all, step.plan().ops.size());
             },
+            nb::sig("def _profile(self, n: object = 1, stream: object = None) -> "
+                    "tuple[Outputs, bytes, list[str], str]"),
             nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
-            "As replay, with each launch timed: the outputs and the times.")
+            "As replay, with each launch timed: the outputs, the times, what timed them and why "
+            "nothing better did.")
         .def(
             "_profile_call",
             [](nb::handle self, const nb::kwargs& kwargs) {
                 Step& step = object_of<Step>(self);
                 const CallArguments arguments = import_inputs(step, kwargs);
-                std::vector<Step::Profiled> steps;
+                Step::Profiled found;
                 auto outputs = after(self, step, [&] {
                     GilRelease release;
-                    steps = step.profile(1, &arguments.inputs, arguments.stream);
+                    found = step.profile(1, &arguments.inputs, arguments.stream);
                     return step.generation();
                 });
-                return std::make_pair(std::move(outputs), bytes_of(steps));
+                return times_of(nb::cast(std::move(outputs)), found, step.plan().ops.size());
             },
-            nb::sig("def _profile_call(self, **inputs: object) -> tuple[Outputs, bytes]"),
-            "As a call, with each launch timed: the outputs and the times.")
+            nb::sig("def _profile_call(self, **inputs: object) -> "
+                    "tuple[Outputs, bytes, list[str], str]"),
+            "As a call; what it returns as _profile.")
         .def("_launch_sizes",
              [](const Step& s) {
                  std::vector<std::vector<int64_t>> sizes;

@@ -37,8 +37,14 @@ auto &device = *new std::map<uintptr_t, size_t>, &pinned = *new std::map<uintptr
 using Handles = std::set<void*>;
 Handles &streams = *new Handles, &events = *new Handles, &modules = *new Handles,
         &graphs = *new Handles, &execs = *new Handles;
-auto& recorded = *new std::map<CUevent, double>;  // when, in milliseconds
-auto& functions = *new std::set<CUfunction>;
+auto& recorded = *new std::map<CUevent, double>;           // when, in milliseconds
+auto& functions = *new std::map<CUfunction, std::string>;  // with its name
+auto& exec_ids = *new std::map<const void*, uint32_t>;
+uint32_t last_exec_id = 0;
+// Who is told of the kernels of each graph launch: the id of the graph, their names in the order of
+// the nodes, from when to when each ran in nanoseconds of the real time.
+using Watch = void (*)(uint32_t, size_t, const char* const*, const uint64_t*, const uint64_t*);
+Watch watch = nullptr;
 auto& orders = *new std::map<CUgraphExec, std::vector<CUgraphNode>>;  // in which nodes were added
 auto& most_shared = *new std::map<CUfunction, unsigned>;
 const auto kContext = reinterpret_cast<CUcontext>(2);
@@ -224,6 +230,16 @@ long fake_cuda_roots() {
         for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes)
             roots += reinterpret_cast<Node*>(node)->waits.empty();
     return roots;
+}
+
+void fake_cuda_watch(Watch who) {
+    LOCK;
+    watch = who;
+}
+
+uint32_t fake_cuda_exec_id(const void* exec) {
+    LOCK;
+    return exec_ids.at(exec);
 }
 
 CUresult cuInit(unsigned) { return static_cast<CUresult>(number("FAKE_CUDA_INIT", 0)); }
@@ -422,11 +438,11 @@ CUresult cuModuleUnload(CUmodule module) {
     modules.erase(module);
     return CUDA_SUCCESS;
 }
-CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char*) {
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
     MAY_FAIL;
     if (!modules.count(module)) broken("a function of a dead module");
     *function = reinterpret_cast<CUfunction>(new char);
-    functions.insert(*function);
+    functions[*function] = name;
     return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
@@ -593,12 +609,14 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned 
     }
     *exec = reinterpret_cast<CUgraphExec>(copy);
     execs.insert(*exec);
+    exec_ids[*exec] = ++last_exec_id;
     return CUDA_SUCCESS;
 }
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
     LOCK;
     if (!execs.erase(exec)) broken("an executable graph destroyed twice");
     orders.erase(exec);
+    exec_ids.erase(exec);
     delete reinterpret_cast<std::map<CUgraphNode, Node>*>(exec);
     return CUDA_SUCCESS;
 }
@@ -617,15 +635,32 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     NEED_CONTEXT;
     if (!execs.count(exec) || !streams.count(stream)) broken("a launch of a dead graph");
     const auto& nodes = *reinterpret_cast<std::map<CUgraphNode, Node>*>(exec);
+    const auto real_now = [] {
+        return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                         std::chrono::system_clock::now().time_since_epoch())
+                                         .count());
+    };
+    std::vector<const char*> symbols;
+    std::vector<uint64_t> begins, ends;
+    const uint64_t start = real_now();
     for (CUgraphNode node : orders[exec]) {
         const Node& held = nodes.at(node);
-        if (held.type == CU_GRAPH_NODE_TYPE_KERNEL) check_block(held.block.data());
+        if (held.type == CU_GRAPH_NODE_TYPE_KERNEL) {
+            const uint64_t begin = real_now();
+            check_block(held.block.data());
+            symbols.push_back(functions.at(held.params.func).c_str());
+            // It got ready while the one before it still ran.
+            begins.push_back(begins.empty() ? start : begin - (begin - begins.back()) / 2);
+            ends.push_back(real_now());
+        }
         if (held.event) {
             if (!events.count(held.event)) broken("a dead event recorded by a graph");
             const auto now = std::chrono::steady_clock::now().time_since_epoch();
             recorded[held.event] = std::chrono::duration<double, std::milli>(now).count();
         }
     }
+    if (watch && !symbols.empty())
+        watch(exec_ids.at(exec), symbols.size(), symbols.data(), begins.data(), ends.data());
     return CUDA_SUCCESS;
 }
 

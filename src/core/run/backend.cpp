@@ -13,17 +13,18 @@ std::atomic<BackendMaker> makers[kMostKinds];  // by Device::Kind
 class OneByOne : public Timed {
   public:
     OneByOne(Backend& backend, const std::vector<BoundOp>& ops) : backend_(backend), ops_(ops) {}
-    void run(Span* spans) override {
-        const auto start = std::chrono::steady_clock::now();
-        const auto now = [&] {
-            return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        };
+    std::vector<Run> run(int64_t) override {
+        const double start = steady_seconds();
+        Run run = {{start, start}, {}, "steady clock"};
+        run.ops.reserve(ops_.size());
         for (const BoundOp& op : ops_) {
-            spans->begin = now();
+            const double begin = steady_seconds();
             backend_.run(op);
             backend_.synchronize();
-            spans++->end = now();
+            run.ops.push_back({begin - start, steady_seconds() - start});
         }
+        run.whole.end = steady_seconds();
+        return {std::move(run)};
     }
 
   private:
@@ -43,7 +44,12 @@ std::unique_ptr<Backend> open_backend(Device device) {
     return maker(device);
 }
 
-std::unique_ptr<Timed> Backend::timed(const std::vector<BoundOp>& ops) {
+double steady_seconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
+}
+
+std::unique_ptr<Timed> Backend::timed(const std::vector<BoundOp>& ops, Captured*) {
     return std::make_unique<OneByOne>(*this, ops);
 }
 

@@ -37,15 +37,26 @@ struct LaunchSize {
     int64_t shared;           // bytes of shared memory that a block has
 };
 
-/// A list of bound ops that runs one op after another, each timed.
+double steady_seconds();  // of the host's steady clock
+
+/// A list of bound ops that runs with each op timed.
 class Timed {
   public:
     virtual ~Timed() = default;
     struct Span {
-        double begin, end;  // seconds since run() was called
+        double begin, end;  // seconds
     };
-    /// Runs each op once and fills a span for each; complete on return.
-    virtual void run(Span* spans) = 0;
+    /// One run of the list: from when to when on the host's steady clock, and each op, from that
+    /// beginning on. Where the device did not tell, no ops.
+    struct Run {
+        Span whole;
+        std::vector<Span> ops;
+        const char* clock;  // what timed it
+    };
+    /// Runs the list once or several times, at most `times`; complete on return.
+    virtual std::vector<Run> run(int64_t times) = 0;
+    /// Why a better clock was not used; "" where none is known.
+    virtual std::string problem() const { return ""; }
 };
 
 /// What starts a Step (load, finish_args, capture, allocate, clear) may be called
@@ -77,8 +88,9 @@ class Backend {
     virtual void gather(void* to, const TensorRef& from) = 0;
     virtual void run(const BoundOp& op) = 0;  // enqueues one op
     virtual std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) = 0;
-    /// For profiles; `ops` outlive it. By itself a backend runs each op and waits for it.
-    virtual std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops);
+    /// For profiles; `ops`, and their captured form if there is one, outlive it. By itself a
+    /// backend runs each op and waits for it.
+    virtual std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops, Captured* captured);
     virtual LaunchSize launch_size(const Kernel&) const { return {1, 1, 0}; }
     virtual void synchronize() = 0;
     /// Our work from here on comes after what `stream` holds now; and what `stream` gets from here

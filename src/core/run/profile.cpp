@@ -1,21 +1,15 @@
 // A step with each of its launches timed.
-#include <chrono>
+#include <algorithm>
 
 #include "core/run/step.h"
 #include "core/run/turn.h"
 
 namespace aicf {
 
-static double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-}
-
-std::vector<Step::Profiled> Step::profile(int64_t times, const Inputs* inputs,
-                                          std::optional<intptr_t> stream) {
+Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream) {
     if (times < 0) raise(ErrorKind::graph, "profile: n is ", times, "; need n >= 0");
     Backend& backend = *machine_->backend;
-    std::vector<Profiled> steps;
+    Profiled found;
     Turn turn(*machine_, others_);
     if (inputs) {
         take(*inputs, stream);
@@ -23,18 +17,16 @@ std::vector<Step::Profiled> Step::profile(int64_t times, const Inputs* inputs,
         follow_bindings();
         if (stream) backend.order_after(*stream);
     }
-    const auto timed = backend.timed(ops_);
-    for (int64_t i = 0; i < times; i++) {
-        Profiled& step = steps.emplace_back();
-        step.launches.resize(ops_.size());
+    const auto timed = backend.timed(ops_, captured_.get());
+    while (std::ssize(found.runs) < times) {
         backend.synchronize();  // what was enqueued before is no part of it
-        step.begin = seconds_now();
-        timed->run(step.launches.data());
-        step.end = seconds_now();
-        generation_++;
+        auto some = timed->run(times - std::ssize(found.runs));
+        generation_ += some.size();
+        std::move(some.begin(), some.end(), std::back_inserter(found.runs));
     }
+    found.problem = timed->problem();
     if (stream) backend.order_before(*stream);
-    return steps;
+    return found;
 }
 
 std::vector<LaunchSize> Step::launch_sizes() const {

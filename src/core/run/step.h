@@ -87,16 +87,14 @@ class Step {
     /// The same op by op; inputs that are missing stay as they stand.
     uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
                  SyncPolicy sync = SyncPolicy::none);
-    /// One step of a profile: when it began and ended on the host's steady clock, in seconds, and
-    /// each launch, in seconds from that beginning.
+    /// Steps of which each launch was timed, and why that was not done better.
     struct Profiled {
-        double begin, end;
-        std::vector<Timed::Span> launches;
+        std::vector<Timed::Run> runs;
+        std::string problem;
     };
-    /// The launches one after another, each timed, `times` steps with the effects of as many
-    /// replays. With `inputs` as a call, else on what stands there. Returns when all is done.
-    std::vector<Profiled> profile(int64_t times, const Inputs* inputs,
-                                  std::optional<intptr_t> stream = {});
+    /// `times` steps with the effects of as many replays, each launch timed. With `inputs` as a
+    /// call, else on what stands there. Returns when all is done.
+    Profiled profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream = {});
     std::vector<LaunchSize> launch_sizes() const;  // by launch
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
     void bind(ValueId id, const TensorRef& to) { bind(Inputs{{id, to}}); }

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include "kernels/cuda/disk_cache.h"
-#include "kernels/cuda/graph.h"
+#include "kernels/cuda/library.h"
 #include "kernels/cuda/nvrtc.h"
+#include "kernels/cuda/replay_times.h"
 
 namespace aicf {
 
@@ -166,8 +167,8 @@ class CudaBackend : public Backend {
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {
         return std::make_unique<CapturedGraph>(stream_, ops);
     }
-    std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops) override {
-        return std::make_unique<TimedGraph>(stream_, ops);
+    std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops, Captured* captured) override {
+        return std::make_unique<ReplayTimes>(stream_, ops, static_cast<CapturedGraph*>(captured));
     }
     LaunchSize launch_size(const Kernel& base) const override {
         const auto& kernel = static_cast<const CudaKernel&>(base);
@@ -218,7 +219,7 @@ void register_cuda_backend() {
 }
 
 void set_cuda_search_path(std::vector<std::string> folders) {
-    cuda::set_nvrtc_folders(std::move(folders));
+    cuda::set_library_folders(std::move(folders));
 }
 
 CudaInfo cuda_info() {
@@ -264,6 +265,8 @@ std::string cuda_problem() {
         return error.what();
     }
 }
+
+std::shared_ptr<void> hold_cuda_tracing() { return std::make_shared<cuda::TracingHold>(); }
 
 uint64_t clear_cuda_cache() { return cuda::clear_disk_cache(); }
 

@@ -32,6 +32,8 @@ CudaInfo cuda_info();
 /// Why "auto" does not mean cuda:0 here; "" where it does.
 std::string cuda_problem();
 uint64_t clear_cuda_cache();
+/// While it lives, what profiles attach to the process stays attached from profile to profile.
+std::shared_ptr<void> hold_cuda_tracing();
 
 /// A size at which kernels go another way: `value` of `quantity`, on elements of `size` bytes.
 struct CudaThreshold {

@@ -1,7 +1,6 @@
 #include "kernels/cuda/graph.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <set>
 
@@ -164,9 +163,14 @@ void CapturedGraph::destroy() {
 int64_t CapturedGraph::launch(int64_t times) {
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
+    const auto [exec, runs] = launched(times);
+    AICF_CU(cu, cuGraphLaunch, exec, stream_->handle());
+    return runs;
+}
+
+std::pair<CUgraphExec, int> CapturedGraph::launched(int64_t times) const {
     const Run& run = many_.exec && times >= many_.times ? many_ : one_;
-    AICF_CU(cu, cuGraphLaunch, run.exec, stream_->handle());
-    return run.times;
+    return {run.exec, run.times};
 }
 
 void CapturedGraph::rebind(int op, const ArgBlock& args) {
@@ -250,28 +254,29 @@ void TimedGraph::build(const std::vector<BoundOp>& ops) {
 
 void TimedGraph::destroy() { give_back(*stream_, graph_, exec_, events_); }
 
-void TimedGraph::run(Span* spans) {
-    using Clock = std::chrono::steady_clock;
+std::vector<Timed::Run> TimedGraph::run(int64_t) {
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
-    const auto start = Clock::now();
+    Run run = {{steady_seconds(), 0}, {}, "events"};
+    run.ops.reserve(events_.size());
     AICF_CU(cu, cuGraphLaunch, exec_, stream_->handle());
     stream_->synchronize();
-    const std::chrono::duration<double> host = Clock::now() - start;
+    run.whole.end = steady_seconds();
     double at = 0;
     for (size_t i = 0; i + 1 < events_.size(); i++) {
         float milliseconds = 0;
         AICF_CU(cu, cuEventElapsedTime, &milliseconds, events_[i], events_[i + 1]);
-        spans[i].begin = at;
+        const double begin = at;
         at += static_cast<double>(milliseconds) * 1e-3;
-        spans[i].end = at;
+        run.ops.push_back({begin, at});
     }
     // The clocks have no common zero: the last launch ends when the host knows that it has.
-    const double begin = std::max(host.count() - at, 0.0);
-    for (size_t i = 0; i + 1 < events_.size(); i++) {
-        spans[i].begin += begin;
-        spans[i].end += begin;
+    const double begin = std::max(run.whole.end - run.whole.begin - at, 0.0);
+    for (Span& span : run.ops) {
+        span.begin += begin;
+        span.end += begin;
     }
+    return {std::move(run)};
 }
 
 }  // namespace aicf::cuda

@@ -20,6 +20,8 @@ class CapturedGraph : public Captured {
     CapturedGraph& operator=(const CapturedGraph&) = delete;
 
     int64_t launch(int64_t times) override;
+    /// What that many steps launch, at most: the graph, and how many times the plan is in it.
+    std::pair<CUgraphExec, int> launched(int64_t times) const;
     void rebind(int op, const ArgBlock& args) override;
     std::vector<Launch> trace() const override;
 
@@ -54,7 +56,7 @@ class TimedGraph : public Timed {
     TimedGraph(const TimedGraph&) = delete;
     TimedGraph& operator=(const TimedGraph&) = delete;
 
-    void run(Span* spans) override;
+    std::vector<Run> run(int64_t times) override;
 
   private:
     void build(const std::vector<BoundOp>& ops);

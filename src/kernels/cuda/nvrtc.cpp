@@ -14,6 +14,7 @@
 #include "core/base/aside.h"
 #include "core/base/error.h"
 #include "kernels/cuda/driver.h"
+#include "kernels/cuda/library.h"
 #include "kernels/cuda/sources.h"
 
 namespace aicf::cuda {
@@ -41,9 +42,6 @@ struct Nvrtc {
     NvrtcInfo info;
 };
 
-std::mutex folders_lock;
-std::vector<std::string> search_folders;
-
 constexpr int kInvalidOption = 5;  // NVRTC_ERROR_INVALID_OPTION
 /// The options for every kernel. From 12.4 on what no kernel uses (textures, the runtime's types)
 /// need not be declared in each program.
@@ -51,56 +49,6 @@ std::vector<const char*> options_of(const NvrtcInfo& info) {
     std::vector<const char*> options = {"--std=c++20", "--fmad=false"};
     if (info.major > 12 || (info.major == 12 && info.minor >= 4)) options.push_back("--minimal");
     return options;
-}
-
-/// Files of a folder that are a libnvrtc, newest major first.
-std::vector<std::string> libraries_in(const std::string& folder, int driver_major) {
-    std::vector<std::pair<int, std::string>> found;
-    if (DIR* dir = opendir(folder.c_str())) {
-        while (const dirent* entry = readdir(dir)) {
-            const std::string name = entry->d_name, prefix = "libnvrtc.so.";
-            if (!name.starts_with(prefix)) continue;
-            const int major = std::atoi(name.c_str() + prefix.size());
-            if (major >= 12 && (driver_major == 0 || major <= driver_major))
-                found.emplace_back(-major, folder + "/" + name);
-        }
-        closedir(dir);
-    }
-    std::sort(found.begin(), found.end());
-    std::vector<std::string> paths;
-    for (auto& [major, path] : found) paths.push_back(std::move(path));
-    return paths;
-}
-
-/// Folders of libnvrtc files that this process has mapped already.
-std::vector<std::string> mapped_folders() {
-    std::vector<std::string> folders;
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
-        const size_t path = line.find('/'), name = line.rfind("/libnvrtc.so.");
-        if (path == std::string::npos || name == std::string::npos) continue;
-        const std::string folder = line.substr(path, name - path);
-        if (std::find(folders.begin(), folders.end(), folder) == folders.end())
-            folders.push_back(folder);
-    }
-    return folders;
-}
-
-std::vector<std::string> all_folders() {
-    std::vector<std::string> folders = mapped_folders();
-    {
-        std::lock_guard guard(folders_lock);
-        for (const std::string& base : search_folders)
-            for (const char* inside : {"/nvidia/cu13/lib", "/nvidia/cuda_nvrtc/lib"})
-                folders.push_back(base + inside);
-    }
-    for (const char* variable : {"CUDA_HOME", "CUDA_PATH"})
-        if (const char* home = std::getenv(variable)) {
-            folders.push_back(std::string(home) + "/lib64");
-            folders.push_back(std::string(home) + "/lib");
-        }
-    folders.push_back("/usr/local/cuda/lib64");
-    return folders;
 }
 
 /// NVRTC opens its builtins by bare name at the first compile; loaded before, they are found.
@@ -132,12 +80,9 @@ bool open_library(Nvrtc& nvrtc, const std::string& path) {
 }
 
 void find_library(Nvrtc& nvrtc, int driver_major) {
-    for (const std::string& folder : all_folders())
-        for (const std::string& path : libraries_in(folder, driver_major))
-            if (open_library(nvrtc, path)) return;
-    for (int major : {13, 12})
-        if (driver_major == 0 || major <= driver_major)
-            if (open_library(nvrtc, cat("libnvrtc.so.", major))) return;
+    for (const std::string& path :
+         library_files("libnvrtc.so.", {"cu13/lib", "cuda_nvrtc/lib"}, driver_major))
+        if (open_library(nvrtc, path)) return;
     const int wanted = driver_major ? std::min(driver_major, 13) : 13;
     nvrtc.info.problem =
         cat("no NVRTC was found in the process, beside this package, under CUDA_HOME or by its "
@@ -157,11 +102,6 @@ Nvrtc& nvrtc_once() {
 }
 
 }  // namespace
-
-void set_nvrtc_folders(std::vector<std::string> folders) {
-    std::lock_guard guard(folders_lock);
-    search_folders = std::move(folders);
-}
 
 const NvrtcInfo& nvrtc_info() { return nvrtc_once().info; }
 

@@ -8,9 +8,6 @@
 
 namespace aicf::cuda {
 
-/// Folders that may hold an `nvidia` package folder (Python's sys.path), searched for the library.
-void set_nvrtc_folders(std::vector<std::string> folders);
-
 struct NvrtcInfo {
     std::string path;  // "" where none was found
     int major = 0, minor = 0;
