@@ -2,6 +2,9 @@
 
 import gzip
 import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 
@@ -304,6 +307,73 @@ def test_threads_are_profiled():
             thread.join()
     assert [found.steps for found in prof.profiles] == [40, 40]
     assert all(step.steps_run == 41 for step in steps)
+
+
+# ---- ranges for Nsight
+
+NVTX = r"""
+#include <cstdio>
+extern "C" int nvtxRangePushA(const char* name) { return std::printf("push %s\n", name); }
+extern "C" int nvtxRangePop() { return std::printf("pop\n"); }
+"""
+
+RANGED = """
+import aicf
+import numpy as np
+
+def build():
+    g = aicf.Graph("scaled")
+    w = g.param("w", (8,))
+    g.assign(w, w * g.input("x", (8,)))
+    return g
+
+before = dict(vars(aicf.Step))
+with aicf.profiler(nvtx=True) as prof:
+    step = build().compile(device="cpu")
+    step(x=np.full(8, 2.0, np.float32))
+    step.replay(3)
+    try:
+        step.replay(-1)
+    except aicf.GraphError:
+        pass
+step.replay()
+assert before == dict(vars(aicf.Step))
+assert prof.profiles == [] and step.steps_run == 5
+"""
+
+
+def test_ranges_for_nsight(tmp_path):
+    """Around compiling, calls and replays, also those that raise; the steps are as always."""
+    compiler = shutil.which("g++")
+    if not compiler:
+        pytest.skip("no g++ to build a library of NVTX with")
+    folder = tmp_path / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    (tmp_path / "nvtx.cpp").write_text(NVTX)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", str(tmp_path / "nvtx.cpp")]
+        + ["-o", str(folder / "libnvtx3interop.so.1")],
+        check=True,
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", RANGED],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (out.returncode, out.stderr) == (0, "")
+    names = ["compile scaled", "scaled", "scaled x3", "scaled x-1"]
+    assert out.stdout.splitlines() == [line for name in names for line in (f"push {name}", "pop")]
+
+
+def test_ranges_without_their_library(monkeypatch):
+    from aicf import ranges
+
+    monkeypatch.setattr(ranges, "_LIBRARY", "libnvtx3interop.so.nowhere")
+    with pytest.raises(aicf.Unsupported, match="pip install nvidia-nvtx"):
+        aicf.profiler(nvtx=True).__enter__()
+    assert "replay" not in vars(aicf.Step)
+    with aicf.profiler():
+        pass
 
 
 # ---- the command

@@ -471,20 +471,23 @@ class Profiler:
     """What `aicf.profiler` returns: while it is entered, every call and replay of a captured Step
     is profiled, in every thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, nvtx: bool = False) -> None:
         self.profiles: list[Profile] = []  # by step, in the order of their first call
+        self._nvtx = nvtx
         self._recordings: list[_Recording] = []
         self._lock = threading.Lock()
         self._held: object = None  # CUPTI, while it is attached
+        self._before: dict[str, Any] = {}  # the methods of Step that are replaced
 
     def __enter__(self) -> Profiler:
         with _installing:
             if "replay" in vars(Step):
                 raise _core.GraphError("profiler: another one is at work; need one at a time")
             # Methods that exist only meanwhile: without a profiler nothing stands in a step's way.
-            Step.__call__ = self._call()  # type: ignore[method-assign]
-            Step.replay = self._replay()  # type: ignore[method-assign]
-        self._held = held()
+            methods = self._methods()
+            self._before = {name: vars(Step).get(name) for name in methods}
+            for name, method in methods.items():
+                setattr(Step, name, method)
         return self
 
     def __exit__(
@@ -494,12 +497,24 @@ class Profiler:
         trace: TracebackType | None,
     ) -> None:
         with _installing:
-            del Step.__call__, Step.replay
+            for name, method in self._before.items():
+                if method is None:
+                    delattr(Step, name)
+                else:
+                    setattr(Step, name, method)
         for recording in self._recordings:
             facts = recording.facts
             self.profiles.append(made(facts, recording.calls, ceiling(facts.device, facts.math)))
         self._recordings = []
         self._held = None
+
+    def _methods(self) -> dict[str, Any]:
+        if self._nvtx:
+            from .ranges import Ranges
+
+            return Ranges().methods()
+        self._held = held()
+        return {"__call__": self._call(), "replay": self._replay()}
 
     def table(self, by: str = "launch") -> str:
         """The table of each step's profile.
@@ -559,20 +574,26 @@ class Profiler:
 _installing = threading.Lock()
 
 
-def profiler() -> Profiler:
+@checked
+def profiler(nvtx: bool = False) -> Profiler:
     """Profiles every step that is called or replayed inside `with`; outside it costs nothing.
 
     What a profiled step computes has the same bits, but takes longer: each is waited for, and where
     `Profile.clock` is not "cupti" its launches run one after another. `Step.run` and `op_call` are
     not profiled.
 
+    Args:
+        nvtx: True leaves steps as they are and their times to Nsight, which shows each compile,
+            call and replay as a range on the track of its thread. `profiles` stays empty.
+
     Returns: a Profiler, whose `profiles` are there when the `with` ends.
 
-    Raises: GraphError on entering while another is at work.
+    Raises: GraphError on entering while another is at work; Unsupported for nvtx=True without
+    NVTX, which the package nvidia-nvtx, PyTorch and CUDA's toolkit bring.
 
     >>> with aicf.profiler() as prof:
     ...     out = step.replay(3)
     >>> [profile.steps for profile in prof.profiles]
     [3]
     """
-    return Profiler()
+    return Profiler(nvtx)
