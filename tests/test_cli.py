@@ -40,7 +40,7 @@ def graph(tmp_path):
 # ---- help and errors
 
 
-COMMANDS = ("verify", "info", "dump", "summary", "view", "profile", "bench", "cache",
+COMMANDS = ("verify", "info", "dump", "summary", "view", "profile", "export", "bench", "cache",
             "cache list", "cache size", "cache clear", "cache warm")  # fmt: skip
 
 
@@ -71,7 +71,10 @@ def test_help_names_every_option(capsys, name):
         ("bench", "--rounds", "many"), ("verify", "--replays", "1"), ("verify", "--device", "gpu"),
         ("summary", "/no/such/file.json"), ("view", "/no/such/file.json"), ("dump", "/"),
         ("bench", "--device", "cuda:77"), ("summary", "--depth", "0", "x"),
-        ("view", "a", "--math", "int"),
+        ("view", "a", "--math", "int"), ("export", "/no/such/file.json"),
+        ("export", "/no/such/file.py"), ("export", "a.json", "--step", "b"),
+        ("export", "a.json", "--", "b"), ("export", "a.py", "--device", "cpu"),
+        ("export", "a.aicf"),
     ],
 )  # fmt: skip
 def test_wrong_use_is_one_line_and_status_2(capsys, args):
@@ -85,7 +88,7 @@ def test_a_broken_graph_is_one_line_however_much_is_wrong(capsys, graph):
     for node in record["nodes"]:
         node["outputs"] = node["outputs"][::-1]
     graph.write_text(json.dumps(record))
-    for args in (("summary", graph), ("view", graph), ("dump", graph)):
+    for args in (("summary", graph), ("view", graph), ("dump", graph), ("export", graph)):
         status, out, err = run(capsys, *args)
         assert status == 2 and "FormatError" in err and err.count("\n") == 1
 
@@ -289,6 +292,63 @@ def test_names_do_not_steer_the_terminal(capsys, graph):
         status, out, _ = run(capsys, "summary", graph, *args)
         assert status == 0 and all(letter.isprintable() for letter in out.replace("\n", ""))
         assert "red\\x1b[31m" in out and "up\\x1b[2J\\r" in out
+
+
+# ---- export
+
+PROGRAM = """
+import sys
+import aicf
+import numpy as np
+
+def scaled(name, by):
+    g = aicf.Graph(name)
+    w = g.param("w", (8,), init=aicf.init.constant(1.0))
+    g.assign(w, w * by)
+    g.output("y", w)
+    return g.compile(device="cpu")
+
+def main():
+    steps = [scaled(word, 2.0 + i) for i, word in enumerate(sys.argv[1:])]
+    for step in steps:
+        step.replay(3)
+    sys.exit(len(steps) == 3)
+
+main()
+"""
+
+
+def test_a_graph_is_exported(capsys, graph, tmp_path):
+    """As compile() begins with the seed."""
+    status, out, err = run(capsys, "export", graph, "--seed", "5")
+    target = graph.with_suffix(".aicf")
+    assert (status, err) == (0, "") and out.startswith(f"{target}: ") and "on cpu" in out
+    ours, theirs = aicf.load_step(target), aicf.Graph.from_json(graph.read_text())
+    state = theirs.compile(device="cpu", seed=5).state_dict()
+    assert {name: array.tobytes() for name, array in ours.state_dict().items()} == {
+        name: array.tobytes() for name, array in state.items()
+    }
+
+
+def test_a_programs_step_is_exported(capsys, tmp_path):
+    """With what its params hold at the end; of several the one that is named."""
+    path, target = tmp_path / "program.py", tmp_path / "step.aicf"
+    path.write_text(PROGRAM)
+    init = aicf.Step.__init__
+    assert run(capsys, "export", path, "-o", target, "--", "one")[::2] == (0, "")
+    assert aicf.load_step(target).params["w"].numpy().tolist() == [8.0] * 8
+    status, _, err = run(capsys, "export", path, "-o", target, "--", "one", "two")
+    assert status == 2 and "compiled one, two; --step says which" in err and err.count("\n") == 1
+    args = ("export", path, "-o", target, "--step", "two", "--", "one", "two")
+    assert run(capsys, *args)[::2] == (0, "")
+    assert aicf.load_step(target).params["w"].numpy().tolist() == [27.0] * 8
+    status, _, err = run(capsys, "export", path, "--step", "three", "--", "one", "two")
+    assert status == 2 and "--step three was not compiled; there is one, two" in err
+    status, _, err = run(capsys, "export", path)
+    assert status == 2 and "compiled no step" in err
+    target.unlink()
+    assert run(capsys, "export", path, "-o", target, "--", "a", "b", "c") == (1, "", "")
+    assert not target.exists() and aicf.Step.__init__ is init
 
 
 # ---- bench

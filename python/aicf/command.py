@@ -2,7 +2,7 @@
 
 Exit status: 0 all is well, 1 a check failed or what was printed could not be written, 2 it was not
 used right or could not be done, 130 ended by Ctrl-C, 141 by the end of whoever read its output.
-`profile` ends with the status of its script.
+`profile` and `export` end with the status of their script where it is not 0.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import re
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,7 +43,12 @@ def _graph_of(doing: str, path: str, strict: bool = True) -> Graph:
 
 def _compiled(graph: Graph, args: argparse.Namespace, capture: bool = False) -> Step:
     with Progress(f"compiling {graph.name}"):
-        return graph.compile(device=args.device, math=args.math or "fp32", capture=capture)
+        return graph.compile(
+            device=args.device or "cpu",
+            math=args.math or "fp32",
+            seed=getattr(args, "seed", None) or 0,
+            capture=capture,
+        )
 
 
 # ---- verify, info, bench
@@ -100,6 +107,58 @@ def _profile(args: argparse.Namespace) -> int:
         events = sum(len(profile.launches) * profile.steps for profile in found.profiles)
         print(f"{args.trace}: {events} launches")
     return status
+
+
+def _export(args: argparse.Namespace) -> int:
+    target = args.output or str(Path(args.file).with_suffix(".aicf"))
+    if _same_file(args.file, target):
+        args.error(f"-o would write over {args.file}; need another file")
+    if Path(args.file).suffix == ".py":
+        given = [f"--{name}" for name in ("device", "math", "seed") if getattr(args, name)]
+        if given:
+            args.error(f"{given[0]} is what the program says itself; it is of a graph file")
+        with open(args.file, "rb"), _compiled_steps() as steps:
+            status = _script(args.file, args.rest)
+        if status:
+            return status
+        step = _chosen(steps, args)
+    else:
+        if args.step is not None or args.rest:
+            args.error(f"{args.file} is no program; --step and what follows -- are for one")
+        step = _compiled(_graph_of("export", args.file), args)
+    step.export(target)
+    size = bytes_text(os.path.getsize(target))
+    print(f"{target}: {len(step.lowered)} launches on {step.device}, {size}")
+    return 0
+
+
+@contextmanager
+def _compiled_steps() -> Iterator[dict[str, Step]]:
+    """Those that are compiled meanwhile by the names of their graphs, of each the last."""
+    steps: dict[str, Step] = {}
+    compile_step = Step.__init__
+
+    def __init__(step: Step, graph: Graph, *rest: Any, **options: Any) -> None:
+        compile_step(step, graph, *rest, **options)
+        steps.pop(graph.name, None)
+        steps[graph.name] = step
+
+    Step.__init__ = __init__  # type: ignore[method-assign,assignment]
+    try:
+        yield steps
+    finally:
+        Step.__init__ = compile_step  # type: ignore[method-assign]
+
+
+def _chosen(steps: dict[str, Step], args: argparse.Namespace) -> Step:
+    names = ", ".join(map(printable, steps))
+    if not steps:
+        args.error(f"{printable(args.file)} compiled no step")
+    if args.step is None and len(steps) > 1:
+        args.error(f"{printable(args.file)} compiled {names}; --step says which")
+    if args.step is not None and args.step not in steps:
+        args.error(f"--step {printable(args.step)} was not compiled; there is {names}")
+    return steps[args.step] if args.step is not None else next(iter(steps.values()))
 
 
 def _script(path: str, rest: list[str]) -> int:
@@ -348,6 +407,16 @@ def _parser() -> _Parser:
                          help="what a line of the table stands for (default: launch)")  # fmt: skip
     profile.add_argument("--trace", help="all steps for Perfetto, to this file; .gz is compressed")
 
+    export = command("export", _export, "A compiled step as a file, for load_step and C++")
+    export.add_argument("file", help="a graph, as Graph.to_json writes it, or a program (.py), "
+                        "which runs; its own arguments follow --")  # fmt: skip
+    export.add_argument("-o", "--output", help="the file (default: beside the other, as .aicf)")
+    export.add_argument("--step", help="of a program the step to take, by the name of its graph")
+    export.add_argument(
+        "--seed", type=_at_least(0), help="of a graph's initial values (default: 0)"
+    )
+    where(export, None)
+
     bench = command("bench", _bench, "Four training steps timed: median and spread")
     where(bench, "auto")
     bench.add_argument(
@@ -370,8 +439,8 @@ def _parser() -> _Parser:
 
 
 def _own_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Those of a command, and those that follow -- for the program that `profile` runs."""
-    if words[:1] != ["profile"] or "--" not in words:
+    """Those of a command, and those that follow -- for the program that it runs."""
+    if not words or words[0] not in ("profile", "export") or "--" not in words:
         return words, []
     at = words.index("--")
     return words[:at], words[at + 1 :]
