@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/base/fork.h"
@@ -52,8 +53,9 @@ struct Tracer {
 
     std::mutex records_lock;
     std::vector<KernelRecord> records;
-    uint64_t known = 0;  // a time by CUPTI's clock, in nanoseconds since long ago
-    double zero = 0;     // the same by the steady one
+    std::set<std::string> symbols;  // of all kernels so far: records point at them
+    uint64_t known = 0;             // a time by CUPTI's clock, in nanoseconds since long ago
+    double zero = 0;                // the same by the steady one
 };
 
 Tracer& tracer() {
@@ -89,9 +91,10 @@ void complete(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t valid) {
             const auto seconds = [&](uint64_t at) {  // a double cannot hold the whole number
                 return t.zero + static_cast<double>(static_cast<int64_t>(at - t.known)) * 1e-9;
             };
-            t.records.push_back({seconds(begin), seconds(end), node,
-                                 field<uint32_t>(record, kCorrelation),
-                                 field<uint32_t>(record, kGraph), begin && name ? name : ""});
+            const char* symbol = begin && name ? name : "";
+            t.records.push_back(
+                {seconds(begin), seconds(end), node, field<uint32_t>(record, kCorrelation),
+                 field<uint32_t>(record, kGraph), &*t.symbols.insert(symbol).first});
         }
     } catch (...) {  // no memory: whoever counts them finds that some are missing
     }

@@ -15,7 +15,7 @@ struct KernelRecord {
     uint64_t node;         // rises in the order in which the nodes of a graph were made
     uint32_t correlation;  // equal for the kernels of one launch, rising from launch to launch
     uint32_t graph;
-    std::string symbol;
+    const std::string* symbol;
 };
 
 /// While one lives CUPTI stays attached once it is.

@@ -15,9 +15,12 @@ class ReplayTimes : public Timed {
 
     std::vector<Run> run(int64_t times) override;
     std::string problem() const override { return problem_; }
+    using Records = std::vector<const KernelRecord*>;
 
   private:
     bool traced(int64_t times, std::vector<Run>& runs);
+    std::vector<Records> matched(const std::vector<std::pair<CUgraphExec, int>>& launches,
+                                 const std::vector<KernelRecord>& records) const;
 
     std::shared_ptr<Stream> stream_;
     const std::vector<BoundOp>& ops_;
@@ -26,12 +29,5 @@ class ReplayTimes : public Timed {
     std::unique_ptr<TimedGraph> events_;
     std::string problem_;
 };
-
-/// By time and op, from when to when each ran, in seconds of the steady clock, of the kernels of
-/// one launch of a graph in which the ops are `times` times. Empty where `records`, in any order,
-/// are not exactly these. An op begins no earlier than what it waits for has ended: before that it
-/// gets ready.
-std::vector<std::vector<Timed::Span>> spans_of(const std::vector<BoundOp>& ops, int times,
-                                               std::vector<KernelRecord> records, double start);
 
 }  // namespace aicf::cuda
