@@ -381,6 +381,17 @@ def clear_cuda_cache() -> int:
 def hold_cuda_tracing() -> object:
     """While it lives, what profiles attach to the process stays attached."""
 
+class Nvtx:
+    """The ranges of the library of NVTX at a path."""
+
+    def __init__(self, path: str) -> None: ...
+
+    def push(self, name: str) -> None:
+        """Begins a range of this thread."""
+
+    def pop(self) -> None:
+        """Ends the range begun last."""
+
 def cuda_thresholds() -> list[tuple[str, int, str, int]]:
     """Sizes at which CUDA kernels go another way, as `cpu_thresholds` says."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -23,13 +22,13 @@ class Ranges:
     """
 
     def __init__(self) -> None:
+        if not hasattr(_core, "Nvtx"):
+            raise _core.Unsupported("profiler: nvtx=True needs a build of aicf with CUDA")
         for path in _places():
             try:
-                library = ctypes.CDLL(path)
-                self._push, self._pop = library.nvtxRangePushA, library.nvtxRangePop
-            except (OSError, AttributeError):
+                self._nvtx = _core.Nvtx(path)
+            except _core.Unsupported:
                 continue
-            self._push.argtypes, self._pop.argtypes = [ctypes.c_char_p], []
             return
         raise _core.Unsupported(
             f"profiler: nvtx=True needs {_LIBRARY}, which was not found beside this package, under "
@@ -39,11 +38,11 @@ class Ranges:
     @contextmanager
     def around(self, name: str) -> Iterator[None]:
         """A range of this thread."""
-        self._push(name.encode())
+        self._nvtx.push(name)
         try:
             yield
         finally:
-            self._pop()
+            self._nvtx.pop()
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """Those of Step, each in a range that has the name of its graph."""

@@ -5,6 +5,7 @@
 #include "core/base/float_mode.h"
 #include "core/compile/compile.h"
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/nvtx.h"
 
 namespace aicf {
 
@@ -78,6 +79,10 @@ void bind_cuda(nb::module_& m) {
         },
         nb::sig("def hold_cuda_tracing() -> object"),
         "While it lives, what profiles attach to the process stays attached.");
+    nb::class_<cuda::Nvtx>(m, "Nvtx", "The ranges of the library of NVTX at a path.")
+        .def(nb::init<const std::string&>(), nb::arg("path"))
+        .def("push", &cuda::Nvtx::push, nb::arg("name"), "Begins a range of this thread.")
+        .def("pop", &cuda::Nvtx::pop, "Ends the range begun last.");
     m.def(
         "cuda_thresholds",
         [] {
