@@ -110,11 +110,10 @@ void CapturedGraph::build(Run& run) {
     const Driver& cu = driver();
     AICF_CU(cu, cuGraphCreate, &run.graph, 0);
     for (int time = 0; time < run.times; time++)
-        for (size_t op = 0; op < ops_.size(); op++) add(run, op);
-    // Of the kernels that wait for one, that with the first edge follows it soonest.
-    for (const bool first : {true, false})
-        for (size_t node = 0; node < run.nodes.size(); node++)
-            if ((urgent_.empty() || urgent_[node % ops_.size()]) == first) join(run, node);
+        for (size_t op = 0; op < ops_.size(); op++) {
+            add(run, op);
+            join(run);
+        }
     AICF_CU(cu, cuGraphInstantiate, &run.exec, run.graph,
             urgent_.empty() ? 0 : CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY);
     AICF_CU(cu, cuGraphUpload, run.exec, stream_->handle());
@@ -134,9 +133,9 @@ void CapturedGraph::add(Run& run, size_t op) {
                where.c_str());
 }
 
-/// Adds the edges to a node; the starts of a time wait for the ends of the one before.
-void CapturedGraph::join(Run& run, size_t node) {
-    const size_t op = node % ops_.size(), first = node - op;
+/// Adds the edges to the last node; the starts of a time wait for the ends of the one before.
+void CapturedGraph::join(Run& run) {
+    const size_t node = run.nodes.size() - 1, op = node % ops_.size(), first = node - op;
     std::vector<size_t> waits;
     for (int wait : ops_[op].waits) waits.push_back(first + static_cast<size_t>(wait));
     if (waits.empty() && first > 0)

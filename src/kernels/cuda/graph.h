@@ -36,7 +36,7 @@ class CapturedGraph : public Captured {
     void find_order();
     void build(Run& run);
     void add(Run& run, size_t op);
-    void join(Run& run, size_t node);
+    void join(Run& run);
     std::string where_of(size_t op) const;
     void destroy();
 
