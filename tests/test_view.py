@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aicf import verify
 from aicf.arena import ALIGN, SCRATCH, Arena
+from aicf.curves import curves
 from aicf.layers import forward_nodes, layers
 from mutants import sound_graphs
 
@@ -357,6 +358,65 @@ def test_names_stay_names(tmp_path):
     assert "<script" not in step.summary()._repr_html_() + g._repr_html_()
 
 
+# ---- what was recorded
+
+
+def curve_of(numbers):
+    """The labels of its axis, and the points of its line: a list a piece."""
+    root = xml.fromstring(curves({"c": numbers}))
+    path = root.find("path[@class='line']").get("d")
+    pieces = [re.findall(r"([\d.]+) ([\d.]+)", piece) for piece in path.split("M")[1:]]
+    ends = [text.text for text in root.iter("text") if text.get("class") == "end"]
+    return ends, [[(float(x), float(y)) for x, y in piece] for piece in pieces]
+
+
+def test_a_curve_goes_through_its_numbers():
+    (_, low, high, _), ((first, second, third),) = curve_of([1.0, 3.0, 2.0])
+    assert (low, high) == ("1", "3")
+    assert second[0] - first[0] == third[0] - second[0] > 0
+    assert first[1] - third[1] == pytest.approx(third[1] - second[1], abs=0.11)  # upwards
+    (_, low, high, _), pieces = curve_of([2.0, float("nan"), 4.0, 3.0, float("inf")])
+    assert (low, high) == ("2", "4") and [len(piece) for piece in pieces] == [1, 2]
+    assert curve_of([float("nan")] * 3)[1] == [] and len(curve_of([7.0])[1]) == 1
+    falling = curve_of([10.0**-i for i in range(6)])[1][0]  # a line where the axis is logarithmic
+    steps = [b[1] - a[1] for a, b in zip(falling, falling[1:], strict=False)]
+    assert max(steps) - min(steps) < 0.25
+
+
+def test_a_long_curve_keeps_its_peaks():
+    numbers = np.zeros(200_000)
+    numbers[123_456] = 9.0
+    (_, low, high, _), (points,) = curve_of(numbers)
+    assert (low, high) == ("0", "9") and len(points) < 3000
+    (peak,) = [point for point in points if point[1] == min(y for _, y in points)]
+    share = (peak[0] - points[0][0]) / (points[-1][0] - points[0][0])
+    assert share == pytest.approx(123_456 / 199_999, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    "wrong, kind, said",
+    [
+        ({"history": [1.0]}, aicf.GraphError, "history is list"),
+        ({"history": {1: [1.0]}}, aicf.GraphError, "history has 1; need names"),
+        ({"history": {"a": 1.0}}, aicf.DTypeError, '"a" is float; need a number a step'),
+        ({"history": {"a": ["b"]}}, aicf.DTypeError, "need a number a step"),
+        ({"history": {"a": []}}, aicf.ShapeError, '"a" is empty'),
+        ({"statistics": []}, aicf.GraphError, "need what Step.statistics gives"),
+        ({"statistics": "all"}, aicf.GraphError, "statistics is str"),
+        ({"statistics": {"a": 1.0}}, aicf.GraphError, "statistics has dict"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(tmp_path, wrong, kind, said):
+    step = network(1).compile(device="cpu")
+    with pytest.raises(kind, match=said):
+        step.to_html(tmp_path / "page.html", **wrong)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_of_a_step_that_recorded_nothing(tmp_path):
+    assert 'id="recorded"' not in page_of(network(1).compile(device="cpu"), tmp_path)
+
+
 # ---- in a browser
 
 
@@ -402,6 +462,41 @@ def test_a_click_marks_a_value_in_all_three(browser, tmp_path):
     for edge in ("bottom", "top"):  # every column ends above the line that says what is marked
         assert browser.ask(LEAST_ROOM.format(edge)) >= 0
     assert browser.errors == []
+
+
+def test_a_page_shows_what_was_recorded(browser, tmp_path):
+    g = network(3)
+    g.statistics()
+    step = g.compile(device="cpu")
+    history, statistics = {"loss": [], HOSTILE: [1.0]}, []
+    rng = np.random.default_rng(0)
+    batch = {name: rng.standard_normal((8, 16), np.float32) for name in "xt"}
+    for _ in range(30):
+        history["loss"].append(step(**batch)["loss"].item())
+        statistics.append(step.statistics())
+    page_of(step, tmp_path, history=history, statistics=statistics)
+    browser.open(tmp_path / "page.html")
+    assert browser.ask("document.title") == "network"
+    names = "[...document.querySelectorAll('.curve')].map(e => e.dataset.name)"
+    assert browser.ask(names)[0] == "loss" and len(browser.ask(names)) == 2
+    inside = """[...document.querySelectorAll('.curve, .small')].every(svg => {
+        const line = svg.querySelector('.line').getBoundingClientRect();
+        const all = svg.getBoundingClientRect();
+        return line.width > 0 && line.left >= all.left - 1 && line.right <= all.right + 1
+            && line.top >= all.top - 1 && line.bottom <= all.bottom + 1; })"""
+    assert browser.ask(inside)
+    cells = "[...document.querySelectorAll('.statistics tbody tr')].map(r => r.innerText)"
+    rows = {row.split()[0]: row.split()[1:5] for row in browser.ask(cells)}
+    assert rows.keys() == statistics[-1].keys()
+    for name, found in statistics[-1].items():
+        assert rows[name] == [f"{found.min:.4g}", f"{found.mean:.4g}", f"{found.max:.4g}",
+                              f"{found.zeros:.1%}"]  # fmt: skip
+    assert browser.ask("document.querySelectorAll('.band').length") == len(rows)
+    browser.click("details:not(#recorded) > summary")  # the columns have room all the same
+    for edge, least in (("bottom", 0), ("top", 150)):
+        assert browser.ask(LEAST_ROOM.format(edge)) >= least
+    browser.click('#ir .v.out[data-v="3"]')
+    assert set(browser.ask(HITS.format("lowered"))) == {"3"} and browser.errors == []
 
 
 def test_layers_fold_in_all_columns_and_open_for_a_click(browser, tmp_path):

@@ -25,6 +25,8 @@ def page(
     lowered: Sequence[dict[str, Any]],
     plan: dict[str, Any],
     times: Sequence[float] | None = None,
+    history: Any = None,
+    statistics: Any = None,
 ) -> str:
     """The page as text; it needs no other file.
 
@@ -33,6 +35,7 @@ def page(
         lowered: its ops before any pass, from `Graph.lower`.
         plan: the record of the step's plan.
         times: seconds of each launch.
+        history, statistics: as `Step.to_html` takes them.
 
     Raises: ShapeError when there are not as many times as launches, DTypeError when one is no
         length of time.
@@ -73,12 +76,29 @@ def page(
     parts = {
         "title": escape(plan["graph"]),
         "facts": escape(" · ".join(facts)),
+        "recorded": _recorded(history, statistics),
         "arena": Arena(plan).svg(),
         # JSON inside a script ends at the first "</".
         "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
     }
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+
+
+def _recorded(history: Any, statistics: Any) -> str:
+    from .curves import curves, statistics_table
+
+    parts = []
+    if history is not None:
+        parts.append(f'<div class="curves">{curves(history)}</div>')
+    if statistics is not None:
+        parts.append(f'<div class="scroll">{statistics_table(statistics)}</div>')
+    if not parts:
+        return ""
+    return (
+        '<details id="recorded" open><summary>recorded</summary>'
+        f'<div class="recorded">{"".join(parts)}</div></details>'
+    )
 
 
 class _Layers:
