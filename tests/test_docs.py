@@ -160,6 +160,13 @@ def test_reference_is_complete(site):
     assert [name for name in public if name not in anchors] == []
 
 
+def test_the_reference_has_no_bare_signatures(site):
+    """What is bound from C++ without a docstring would show one."""
+    bare = [str(path) for path in (site / "reference").glob("*.html")
+            if "<p>(self) -&gt;" in path.read_text()]  # fmt: skip
+    assert bare == []
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
 def test_figures_are_those_of_the_results(page, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")

@@ -179,16 +179,22 @@ class Array:
     """
 
     @property
-    def shape(self) -> tuple: ...
+    def shape(self) -> tuple:
+        """
+        The extent of each axis; of an output that keeps steps, how many it has first.
+        """
 
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """NumPy's name of it, or "bfloat16"."""
 
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """"cpu" or "cuda:<index>"."""
 
     @property
-    def ndim(self) -> int: ...
+    def ndim(self) -> int:
+        """How many axes it has."""
 
     def numpy(self) -> numpy.ndarray:
         """

@@ -330,13 +330,18 @@ void bind_step(nb::module_& m) {
                             "A tensor that a step hands out: NumPy and DLPack read it. It compares "
                             "as NumPy's, element by element; bool() needs one element.");
     array
-        .def_prop_ro("shape",
-                     [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); })
-        .def_prop_ro("dtype", [](const Array& a) { return dtype_name(a.type().dtype); })
+        .def_prop_ro(
+            "shape", [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); },
+            "The extent of each axis; of an output that keeps steps, how many it has first.")
+        .def_prop_ro(
+            "dtype", [](const Array& a) { return dtype_name(a.type().dtype); },
+            "NumPy's name of it, or \"bfloat16\".")
         .def_prop_ro(
             "device",
-            [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); })
-        .def_prop_ro("ndim", [](const Array& a) { return a.type().shape.rank(); })
+            [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); },
+            "\"cpu\" or \"cuda:<index>\".")
+        .def_prop_ro(
+            "ndim", [](const Array& a) { return a.type().shape.rank(); }, "How many axes it has.")
         .def(
             "numpy", [](const Array& a) { return to_numpy(a.read(), true); },
             nb::sig("def numpy(self) -> numpy.ndarray"),
