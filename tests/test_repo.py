@@ -282,7 +282,8 @@ def example_names():
     """What examples may use without saying so."""
     g = aicf.Graph("example")
     x, target = g.input("x", (4, 3)), g.input("t", (4, 3))
-    loss = aicf.mse_loss(x @ g.param("w", (3, 3)), target)
+    hidden = x @ g.param("w", (3, 3))
+    loss = aicf.mse_loss(hidden, target)
     g.minimize(loss, aicf.optim.Adam())
     g.output("loss", loss)
     batch = np.ones((4, 3), np.float32)
@@ -298,6 +299,7 @@ def example_names():
         "image": h.input("image", (1, 2, 8, 8)),
         "kernel": h.param("kernel", (5, 2, 3, 3)),
         "step": g.compile(device="cpu"),
+        "hidden": hidden,
         "batch": batch,
         "target": batch,
     }

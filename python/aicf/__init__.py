@@ -3,6 +3,7 @@
 from . import init, optim
 from ._core import (
     Array,
+    BadValue,
     CaptureError,
     DeviceLost,
     DeviceUnavailable,
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "BadValue",
     "CaptureError",
     "DTypeError",
     "DeviceInfo",

@@ -350,6 +350,27 @@ class Step:
 
     def _bind(self, tensors: dict) -> None: ...
 
+class Tap:
+    """Values of a step; aicf.watch.Tap is its public face."""
+
+    def __init__(self, step: Step, graph: Graph, mark: GraphMark, values: Sequence[int]) -> None: ...
+
+    def read(self, i: int) -> Array: ...
+
+    @property
+    def step(self) -> int: ...
+
+class Trap:
+    """Checks of a step; aicf.watch.Trap is its public face."""
+
+    def __init__(self, step: Step, graph: Graph, mark: GraphMark, layers: Sequence[str]) -> None: ...
+
+def tap_graph(graph: Graph, values: Sequence[int]) -> Graph:
+    """The graph that a tap of these values runs."""
+
+def trap_graph(graph: Graph) -> Graph:
+    """The graph that a trap runs."""
+
 def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, stream: object | None, sync: str) -> str:
     """
     Runs one lowered op on the caller's tensors; aicf.op_call is its public face.
@@ -459,6 +480,16 @@ class OutOfMemory(Error, MemoryError): ...
 class CaptureError(Error, RuntimeError): ...
 
 class StaleOutput(Error, RuntimeError): ...
+class BadValue(Error, ValueError):
+    kind: str
+    node: int | None
+    op: str | None
+    source: str | None
+    layer: str | None
+    value: int
+    name: str
+    index: tuple[int, ...] | None
+    number: float | None
 
 class FormatError(Error, ValueError): ...
 

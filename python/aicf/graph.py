@@ -461,6 +461,7 @@ class Graph:
         capture: bool = True,
         candidates: Mapping[str, str] | None = None,
         tensor_cores: str | None = None,
+        check: bool = False,
     ) -> Any:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
@@ -483,6 +484,8 @@ class Graph:
             tensor_cores: whose order the sums of large products in 16 bits (and of the modes
                 "tf32", "fp16", "bf16") take: None for the device's own, "sm_90" for those of
                 Hopper, whose bits a CPU computes too, slowly.
+            check: raise BadValue rather than run a step that makes a NaN or an infinity or takes
+                an index out of range, as `Step.trap` says; each step is computed twice.
 
         Returns: a Step.
         """
@@ -500,6 +503,7 @@ class Graph:
             capture=capture,
             candidates=candidates,
             tensor_cores=tensor_cores,
+            check=check,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from .files import Source, write_whole
 from .serialize import listed, read_graph, read_record, read_tensors, write_tensors
 
 if TYPE_CHECKING:
-    from .graph import Graph
+    from .graph import Graph, Value
     from .profile import Profile
     from .statistics import Statistics
     from .summary import Summary
+    from .watch import Tap, Trap
 
 
 Mapping.register(_core.Outputs)
@@ -146,6 +147,7 @@ class Step(_core.Step):
 
     _graph: _core.Graph | None = None  # what it was compiled from; it may have grown since
     _built: _core.GraphMark
+    _trap: Trap | None = None  # of compile(check=True)
 
     def __init__(
         self,
@@ -161,6 +163,7 @@ class Step(_core.Step):
         capture: bool = True,
         candidates: Mapping[str, str] | None = None,
         tensor_cores: str | None = None,
+        check: bool = False,
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
@@ -170,6 +173,8 @@ class Step(_core.Step):
             raise _core.GraphError(f"compile: deterministic is {deterministic!r}; need a bool")
         if not isinstance(capture, bool):
             raise _core.GraphError(f"compile: capture is {capture!r}; need a bool")
+        if not isinstance(check, bool):
+            raise _core.GraphError(f"compile: check is {check!r}; need a bool")
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
         known = _core.pass_names()
@@ -208,6 +213,8 @@ class Step(_core.Step):
             9 if tensor_cores else 0,
         )
         self._write_all(initial)
+        if check:
+            self._trap = self.trap()
 
     # ---- state
 
@@ -383,6 +390,51 @@ class Step(_core.Step):
         title = f"{record['graph']} on {self.device}: {len(plan.ops)} launches"
         note = f"peak {bytes_text(plan.peak_bytes)}, math {plan.math}"
         return Summary(title, summarize(record, plan.ops, depth, compiled=True), [note])
+
+    @overload
+    def tap(self, value: Value, /) -> Tap: ...
+    @overload
+    def tap(self, value: Value, another: Value, /, *more: Value) -> list[Tap]: ...
+    def tap(self, *values: Value) -> Tap | list[Tap]:
+        """Reads values of the graph, of whatever role, in the steps that run from now on.
+
+        Before the last step of each call, what the values are made of is computed once more, on
+        the same inputs and state. The step itself stays as it is, in plan, launches and bits, and
+        the values have the bits that it computes with, those that no launch of it writes too.
+
+        Args:
+            values: of the graph that was compiled. Several are computed together.
+
+        Returns: a Tap of a value, a list of several.
+
+        >>> h = step.tap(hidden)
+        >>> _ = step(x=batch, t=target)
+        >>> h.numpy().shape == hidden.shape
+        True
+        """
+        from .watch import taps
+
+        found = taps(self, values)
+        return found[0] if len(values) == 1 else found
+
+    def trap(self) -> Trap:
+        """Keeps the step from making a NaN or an infinity, or taking an index out of range.
+
+        From now on each step is computed without its effects first. Where a node makes a NaN or
+        an infinity out of operands that have none, an index or label is out of range, or an input
+        or param is not finite, the call raises BadValue with the first such node and element, and
+        the step does not run: params, states, outputs and what they keep are as the step before
+        left them. Of `replay(n)` the steps before it have run. Constants may hold infinities, as
+        masks do, and so may states.
+
+        Returns: a Trap, which ends with a `with` or `close()`.
+
+        >>> with step.trap():
+        ...     _ = step(x=batch, t=target)
+        """
+        from .watch import trap
+
+        return trap(self)
 
     @checked
     def profile(self, n: int = 10) -> Profile:

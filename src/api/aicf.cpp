@@ -38,6 +38,8 @@ const char* kind_text(ErrorKind kind) {
             return "CaptureError";
         case ErrorKind::stale_output:
             return "StaleOutput";
+        case ErrorKind::bad_value:
+            return "BadValue";
         case ErrorKind::format:
             return "FormatError";
         case ErrorKind::unsupported:

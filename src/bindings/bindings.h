@@ -16,6 +16,8 @@ namespace nb = nanobind;
 struct Array;
 struct Outputs;
 class Step;
+struct TapHandle;
+struct TrapHandle;
 
 /// How an object of a bound class enters. One whose __init__ never ran, or raised, and one of
 /// another class are refused in words of ours; in a list they are no match.
@@ -75,6 +77,7 @@ void refuse_rest(const char* function, const char* takes, const nb::args& rest,
 void bind_errors(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_step(nb::module_& m);
+void bind_watch(nb::module_& m);
 void bind_eager(nb::module_& m);
 void bind_cuda(nb::module_& m);
 
@@ -91,6 +94,8 @@ TensorRef tensor_or_numbers(nb::handle object, DType wanted, const char* where);
 Attrs to_attrs(const nb::dict& dict);
 /// A stream of any framework, or its number as DLPack counts them; none for None.
 std::optional<intptr_t> stream_of(nb::handle object);
+/// Sets the error that a BadValue is in Python; false for any other exception.
+bool set_bad_value(const Error& error, PyObject* type);
 /// True for an Array that is an output of a step: what enters as a tensor is a copy of it.
 bool is_step_output(nb::handle object);
 std::vector<char> packed_bytes(const TensorRef& tensor);  // host tensor, C order
@@ -104,6 +109,10 @@ template <>
 struct type_caster<aicf::Outputs> : aicf::ObjectCaster<aicf::Outputs> {};
 template <>
 struct type_caster<aicf::Step> : aicf::ObjectCaster<aicf::Step> {};
+template <>
+struct type_caster<aicf::TapHandle> : aicf::ObjectCaster<aicf::TapHandle> {};
+template <>
+struct type_caster<aicf::TrapHandle> : aicf::ObjectCaster<aicf::TrapHandle> {};
 template <>
 struct type_caster<aicf::Graph> : aicf::ObjectCaster<aicf::Graph> {};
 template <>

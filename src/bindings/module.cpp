@@ -70,6 +70,14 @@ void bind_errors(nb::module_& m) {
          "A step that is not, or cannot be, captured."},
         {ErrorKind::stale_output, "StaleOutput", PyExc_RuntimeError,
          "An output read after a later step replaced it."},
+        {ErrorKind::bad_value, "BadValue", PyExc_ValueError,
+         "A NaN, an infinity or an index out of range, which kept a step from running. `kind`: "
+         "\"nan\", \"infinity\" or \"index\"; `node`, `op`, `source`, `layer`: the node that makes "
+         "it "
+         "or takes the index, by its id in the graph, or None where an input, param or state holds "
+         "it; `value`, `name`: what holds it; `index`, `number`: the first such element and what "
+         "it "
+         "is, or None where another thread has changed the step since."},
         {ErrorKind::format, "FormatError", PyExc_ValueError,
          "A file that is not what it claims to be."},
         {ErrorKind::unsupported, "Unsupported", PyExc_NotImplementedError,
@@ -88,7 +96,8 @@ void bind_errors(nb::module_& m) {
         try {
             std::rethrow_exception(pointer);
         } catch (const Error& error) {
-            set_error(error.kind(), error.what());
+            if (!set_bad_value(error, error_classes[static_cast<int>(ErrorKind::bad_value)]))
+                set_error(error.kind(), error.what());
         } catch (const std::bad_alloc&) {
             set_error(ErrorKind::out_of_memory, kNoMemory);
         }
@@ -109,6 +118,7 @@ NB_MODULE(_core, m) {
     aicf::bind_errors(m);
     aicf::bind_graph(m);
     aicf::bind_step(m);
+    aicf::bind_watch(m);
     aicf::bind_eager(m);
 #ifdef AICF_CUDA
     aicf::bind_cuda(m);

@@ -23,6 +23,16 @@ _core.__suffix__:
     class CaptureError(Error, RuntimeError): ...
 
     class StaleOutput(Error, RuntimeError): ...
+    class BadValue(Error, ValueError):
+        kind: str
+        node: int | None
+        op: str | None
+        source: str | None
+        layer: str | None
+        value: int
+        name: str
+        index: tuple[int, ...] | None
+        number: float | None
 
     class FormatError(Error, ValueError): ...
 

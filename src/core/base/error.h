@@ -16,6 +16,7 @@ enum class ErrorKind {
     out_of_memory,
     capture,       // a step that cannot be captured
     stale_output,  // an output read after a later run overwrote it
+    bad_value,     // a NaN, an infinity or an index out of range that a step was to be kept from
     format,        // a file that is not what it claims to be
     unsupported,   // a true limit of this backend
     internal,      // a broken invariant of ours

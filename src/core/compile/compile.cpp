@@ -37,6 +37,7 @@ Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options
         verify(graph).require("after math \"mixed\"");
         tell(done, "verify");
     }
+    if (options.stored) options.stored(graph);
     if (watch.graph) watch.graph(nullptr, graph);
     run_passes(graph, &Pass::on_graph, passes, "verify", done, watch.graph);
     Lowered lowered = lower(graph, options.math, own ? own : options.tensor_cores);

@@ -14,7 +14,8 @@ struct CompileOptions {
     bool deterministic = true;  // false admits kernels whose order of terms may vary
     Candidates candidates;      // as another plan chose them
     bool code = true;           // false: the kernels stay text
-    std::vector<std::string> shared;           // params and states that live elsewhere, by name
+    std::vector<std::string> shared;     // leaves that live elsewhere, by name
+    std::function<void(Graph&)> stored;  // may change the graph, as the math stores its values
     std::function<void(const Plan&)> planned;  // sees the plan before its code is compiled
 };
 

@@ -95,19 +95,12 @@ class Narrowing {
             graph_.values[id].type = results[i];
             small_[id] = was_wide_[id] && (results[i].dtype == kNarrow ||
                                            (storage == Storage::narrow && any_small && rounds));
-            of_param_[id] = of_params && shows_its_input(node);
+            of_param_[id] = of_params && node.op->shows;
         }
     }
 
     static bool any(const std::vector<char>& marks, const std::vector<ValueId>& ids) {
         return std::any_of(ids.begin(), ids.end(), [&](ValueId id) { return marks[id]; });
-    }
-
-    /// By name: that these make no new elements is what they are.
-    static bool shows_its_input(const Node& node) {
-        for (const char* name : {"Reshape", "Transpose", "BroadcastTo", "Slice"})
-            if (node.op_name == name) return true;
-        return false;
     }
 
     bool is_number(ValueId id) const {

@@ -76,8 +76,7 @@ class Planner {
         : lowered_(lowered), shared_(lowered.values.size(), 0) {
         const std::set<std::string_view> elsewhere(shared.begin(), shared.end());
         for (const Value& value : lowered.values)
-            if (value.role == Role::param || value.role == Role::state)
-                shared_[value.id] = elsewhere.contains(value.name);
+            if (is_leaf(value)) shared_[value.id] = elsewhere.contains(value.name);
         plan_.name = lowered.name;
         plan_.device = target.kind();
         plan_.values = lowered.values;
@@ -157,12 +156,14 @@ class Planner {
                 append(id, Segment::state);
             else if (value.role == Role::ring)
                 append(id, Segment::outputs);
-            else if (value.role == Role::input)
+            else if (value.role == Role::input && !shared_[id])
                 append(id, Segment::inputs);
             else if (value.role == Role::constant && last_[id] >= 0)
                 append(id, Segment::constants);
             if (shared_[id])
-                plan_.places[id] = {value.role == Role::param ? Segment::params : Segment::state,
+                plan_.places[id] = {value.role == Role::param   ? Segment::params
+                                    : value.role == Role::input ? Segment::inputs
+                                                                : Segment::state,
                                     -1, byte_count(value.type), id};
         }
         std::vector<char> taken(lowered_.values.size(), 0);  // two optimizers may update one param

@@ -64,8 +64,7 @@ using Candidates = std::map<std::string, std::string>;
 /// Names the kernel of each op for which the target has more than one: that in `given`, else the
 /// first. GraphError for a name that the target does not know.
 void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target);
-/// Places every value and asks the target for kernels. `shared` names params and states that live
-/// elsewhere.
+/// Places every value and asks the target for kernels. `shared` names leaves that live elsewhere.
 Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
                const OnStage& done = {});
 /// Takes params and states of these names out of the segments: they live elsewhere.

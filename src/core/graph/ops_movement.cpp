@@ -216,7 +216,8 @@ void define_movement_ops() {
                          }
                          c.alias(0, view);
                      },
-                 .storage = Storage::narrow});
+                 .storage = Storage::narrow,
+                 .shows = true});
     define(OpDef{.name = "Pad",
                  .fn = "pad",
                  .inputs = {"x"},
@@ -330,7 +331,8 @@ void define_movement_ops() {
                          if (!view) view = reshape_view(c.copy_of(c.in(0)), shape);
                          c.alias(0, *view);
                      },
-                 .storage = Storage::narrow});
+                 .storage = Storage::narrow,
+                 .shows = true});
     define(OpDef{
         .name = "Transpose",
         .fn = "transpose",
@@ -346,7 +348,8 @@ void define_movement_ops() {
                 g.set(0, emit("Transpose", {g.dy()}, {{"axes", inverse}}));
             },
         .lower = [](LowerContext& c) { c.alias(0, permute_view(c.in(0), c.attrs().ints("axes"))); },
-        .storage = Storage::narrow});
+        .storage = Storage::narrow,
+        .shows = true});
     define(OpDef{
         .name = "BroadcastTo",
         .fn = "broadcast_to",
@@ -356,7 +359,8 @@ void define_movement_ops() {
         .infer = infer_broadcast_to,
         .grad = [](GradContext& g) { g.set(0, g.dy()); },  // set() sums it down
         .lower = [](LowerContext& c) { c.alias(0, broadcast_view(c.in(0), c.out_type().shape)); },
-        .storage = Storage::narrow});
+        .storage = Storage::narrow,
+        .shows = true});
 }
 
 }  // namespace aicf

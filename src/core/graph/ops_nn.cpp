@@ -74,6 +74,8 @@ void lower_cross_entropy(LowerContext& c) {
         c.op("cast", {mean}, {c.out(0)}, {{"dtype", std::string(dtype_name(c.out_type().dtype))}});
 }
 
+int64_t second_size(const Dims& shape, const Attrs&) { return shape[1]; }
+
 bool is_index(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
 
 // Take(table [n, ...], indices) -> [indices..., ...]: rows by index; a row outside [0, n) is NaN (0
@@ -156,7 +158,9 @@ void define_indexed_ops() {
                          g.set(0,
                                emit("TakeBwd", {g.dy(), g.in(1)}, {{"rows", g.in(0).shape()[0]}}));
                      },
-                 .lower = [](LowerContext& c) { c.op("take", {c.in(0), c.in(1)}, {c.out()}); }});
+                 .lower = [](LowerContext& c) { c.op("take", {c.in(0), c.in(1)}, {c.out()}); },
+                 .indices = 1,
+                 .rows = [](const Dims& table, const Attrs&) { return table[0]; }});
     define(LoweredDef{.name = "take",
                       .inputs = {"table", "indices"},
                       .outputs = {"y"},
@@ -169,11 +173,14 @@ void define_indexed_ops() {
                  .attrs = {{"rows", int64_t(0), true}},
                  .infer = infer_take_bwd,
                  .no_grad = "second derivatives are not offered",
-                 .lower = [](LowerContext& c) {
-                     Attrs attrs = c.attrs();
-                     attrs.set("order", chain_order());
-                     c.op("take_bwd", {c.in(0), c.in(1)}, {c.out()}, attrs);
-                 }});
+                 .lower =
+                     [](LowerContext& c) {
+                         Attrs attrs = c.attrs();
+                         attrs.set("order", chain_order());
+                         c.op("take_bwd", {c.in(0), c.in(1)}, {c.out()}, attrs);
+                     },
+                 .indices = 1,
+                 .rows = [](const Dims&, const Attrs& attrs) { return attrs.integer("rows"); }});
     define(LoweredDef{
         .name = "take_bwd",  // each row sums its dy in ascending position of the index
         .inputs = {"dy", "indices"},
@@ -192,22 +199,26 @@ void define_indexed_ops() {
                          g.set(0, emit("PickBwd", {g.dy(), g.in(1)},
                                        {{"classes", g.in(0).shape()[1]}}));
                      },
-                 .lower = [](LowerContext& c) { c.op("pick", {c.in(0), c.in(1)}, {c.out()}); }});
+                 .lower = [](LowerContext& c) { c.op("pick", {c.in(0), c.in(1)}, {c.out()}); },
+                 .indices = 1,
+                 .rows = second_size});
     define(LoweredDef{.name = "pick",
                       .inputs = {"x", "labels"},
                       .outputs = {"y"},
                       .infer = infer_pick,
                       .portable = true});
-    define(OpDef{.name = "PickBwd",
-                 .fn = "pick_bwd",
-                 .inputs = {"dy", "labels"},
-                 .outputs = {"pick_bwd_out"},
-                 .attrs = {{"classes", int64_t(0), true}},
-                 .infer = infer_pick_bwd,
-                 .no_grad = "second derivatives are not offered",
-                 .lower = [](LowerContext& c) {
-                     c.op("pick_bwd", {c.in(0), c.in(1)}, {c.out()}, c.attrs());
-                 }});
+    define(OpDef{
+        .name = "PickBwd",
+        .fn = "pick_bwd",
+        .inputs = {"dy", "labels"},
+        .outputs = {"pick_bwd_out"},
+        .attrs = {{"classes", int64_t(0), true}},
+        .infer = infer_pick_bwd,
+        .no_grad = "second derivatives are not offered",
+        .lower =
+            [](LowerContext& c) { c.op("pick_bwd", {c.in(0), c.in(1)}, {c.out()}, c.attrs()); },
+        .indices = 1,
+        .rows = [](const Dims&, const Attrs& attrs) { return attrs.integer("classes"); }});
     define(LoweredDef{.name = "pick_bwd",
                       .inputs = {"dy", "labels"},
                       .outputs = {"dx"},
@@ -311,7 +322,9 @@ void define_nn_ops() {
                          if (!g.dy_is_one()) grad = grad * g.dy();
                          g.set(0, grad);
                      },
-                 .lower = lower_cross_entropy});
+                 .lower = lower_cross_entropy,
+                 .indices = 1,
+                 .rows = second_size});
     define(LoweredDef{.name = "cross_entropy",
                       .inputs = {"logits", "labels"},
                       .outputs = {"row_loss", "most", "sum"},
@@ -328,12 +341,15 @@ void define_nn_ops() {
                  .outputs = {"cross_entropy_grad_out"},
                  .infer = infer_cross_entropy_grad,
                  .no_grad = "second derivatives are not offered",
-                 .lower = [](LowerContext& c) {
-                     const double rows =
-                         static_cast<double>(std::max<int64_t>(c.type(0).shape[0], 1));
-                     c.op("cross_entropy_grad", {c.in(0), c.in(1), c.in(2), c.in(3)}, {c.out()},
-                          {{"scale", 1.0 / rows}});
-                 }});
+                 .lower =
+                     [](LowerContext& c) {
+                         const double rows =
+                             static_cast<double>(std::max<int64_t>(c.type(0).shape[0], 1));
+                         c.op("cross_entropy_grad", {c.in(0), c.in(1), c.in(2), c.in(3)}, {c.out()},
+                              {{"scale", 1.0 / rows}});
+                     },
+                 .indices = 1,
+                 .rows = second_size});
     define(LoweredDef{.name = "cross_entropy_grad",
                       .inputs = {"logits", "labels", "most", "sum"},
                       .outputs = {"dlogits"},

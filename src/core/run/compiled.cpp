@@ -13,6 +13,7 @@ Step::Step(Graph graph, const Options& options) : seed_(options.seed) {
     for (const auto& [id, cell] : cells_) compiling.shared.push_back(graph.values[id].name);
     compiling.planned = [this](const Plan& plan) { check_aligned(plan); };
     plan_ = compile(std::move(graph), machine_->backend->target(), compiling, stage);
+    compiled_ = options.compile;
     start(options, stage);
 }
 

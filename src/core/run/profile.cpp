@@ -9,24 +9,27 @@ namespace aicf {
 Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream) {
     if (times < 0) raise(ErrorKind::graph, "profile: n is ", times, "; need n >= 0");
     Backend& backend = *machine_->backend;
-    Profiled found;
-    Turn turn(*machine_, others_);
-    if (inputs) {
-        take(*inputs, stream);
-    } else {
-        follow_bindings();
-        if (stream) backend.order_after(*stream);
-    }
-    const auto timed = backend.timed(ops_, captured_.get());
-    while (std::ssize(found.runs) < times) {
-        backend.synchronize();  // what was enqueued before is no part of it
-        auto some = timed->run(times - std::ssize(found.runs));
-        generation_ += some.size();
-        std::move(some.begin(), some.end(), std::back_inserter(found.runs));
-    }
-    found.problem = timed->problem();
-    if (stream) backend.order_before(*stream);
-    return found;
+    return watched([&](const Watchers& watching) {
+        Profiled found;
+        Turn turn(*machine_, others_);
+        if (inputs) {
+            take(*inputs, stream);
+        } else {
+            follow_bindings();
+            if (stream) backend.order_after(*stream);
+        }
+        const auto timed = backend.timed(ops_, captured_.get());
+        while (std::ssize(found.runs) < times) {
+            const int64_t unseen = look(watching, times - std::ssize(found.runs));
+            backend.synchronize();  // what was enqueued before is no part of it
+            auto some = timed->run(unseen);
+            generation_ += some.size();
+            std::move(some.begin(), some.end(), std::back_inserter(found.runs));
+        }
+        found.problem = timed->problem();
+        if (stream) backend.order_before(*stream);
+        return found;
+    });
 }
 
 std::vector<LaunchSize> Step::launch_sizes() const {

@@ -100,9 +100,13 @@ void Step::share_cells(const Options& options, const std::vector<Value>& values)
         if (other->machine_ != machine_) others_.push_back(other->machine_);
         others_.insert(others_.end(), other->others_.begin(), other->others_.end());
         for (const Value& value : values) {
-            if (value.role != Role::param && value.role != Role::state) continue;
+            const auto shares = [&](const Value& leaf) {
+                return leaf.role == Role::param || leaf.role == Role::state ||
+                       (leaf.role == Role::input && options.share_inputs);
+            };
+            if (!shares(value)) continue;
             const Value* theirs = other->find_leaf(value.name);
-            if (!theirs || (theirs->role != Role::param && theirs->role != Role::state)) continue;
+            if (!theirs || !shares(*theirs)) continue;
             if (!(theirs->type == value.type))
                 raise(theirs->type.dtype == value.type.dtype ? ErrorKind::shape : ErrorKind::dtype,
                       "compile: shared \"", value.name, "\" is ", to_string(theirs->type),
@@ -369,18 +373,46 @@ void Step::follow_bindings() {
 
 // ---- running -----------------------------------------------------------------------------------
 
-void Step::run_locked() {
+void Step::watch(const std::shared_ptr<Watcher>& watcher) {
+    const Locks locks(*machine_, others_);
+    std::erase_if(watchers_, [](const auto& other) { return other.expired(); });
+    watchers_.insert(watcher->every() ? watchers_.end() : watchers_.begin(), watcher);
+    watched_ = true;
+}
+
+Step::Watchers Step::watchers() const {
+    Watchers all;
+    if (!watched_) return all;
+    const Locks locks(*machine_, others_);
+    for (const auto& watcher : watchers_)
+        if (auto owned = watcher.lock()) all.push_back(std::move(owned));
+    return all;
+}
+
+/// Lets watchers see the step that comes next. Returns how many of `left` steps may run until they
+/// look again.
+int64_t Step::look(const Watchers& watching, int64_t left) const {
+    bool every = false;
+    for (const auto& watcher : watching) {
+        every |= watcher->every();
+        if (left == 1 || watcher->every()) watcher->look(generation_ + 1);
+    }
+    return every ? 1 : watching.empty() || left == 1 ? left : left - 1;
+}
+
+void Step::run_locked(const Watchers& watching) {
     follow_bindings();
+    look(watching, 1);
     for (const BoundOp& op : ops_) machine_->backend->run(op);
     generation_++;
 }
 
-void Step::replay_locked(int64_t times) {
+void Step::replay_locked(int64_t times, const Watchers& watching) {
     if (!captured_)
         raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
     follow_bindings();
     for (int64_t done = 0; times > 0; times -= done) {
-        done = captured_->launch(times);
+        done = captured_->launch(look(watching, times));
         generation_ += static_cast<uint64_t>(done);
     }
 }
@@ -424,24 +456,28 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
 }
 
 uint64_t Step::run(const Inputs& inputs, std::optional<intptr_t> stream, SyncPolicy sync) {
-    Turn turn(*machine_, others_);
-    check_inputs(inputs);
-    follow_bindings();  // which may fail, before an input is written
-    if (stream) machine_->backend->order_after(*stream);
-    gather(inputs, stream);
-    run_locked();
-    if (stream) machine_->backend->order_before(*stream);
-    if (sync == SyncPolicy::full) machine_->backend->synchronize();
-    return generation_;
+    return watched([&](const Watchers& watching) -> uint64_t {
+        Turn turn(*machine_, others_);
+        check_inputs(inputs);
+        follow_bindings();  // which may fail, before an input is written
+        if (stream) machine_->backend->order_after(*stream);
+        gather(inputs, stream);
+        run_locked(watching);
+        if (stream) machine_->backend->order_before(*stream);
+        if (sync == SyncPolicy::full) machine_->backend->synchronize();
+        return generation_;
+    });
 }
 
 uint64_t Step::replay(int64_t times, std::optional<intptr_t> stream) {
     if (times < 0) raise(ErrorKind::graph, "replay: n is ", times, "; need n >= 0");
-    Turn turn(*machine_, others_);
-    if (stream) machine_->backend->order_after(*stream);
-    if (times) replay_locked(times);
-    if (stream) machine_->backend->order_before(*stream);
-    return generation_;
+    return watched([&](const Watchers& watching) -> uint64_t {
+        Turn turn(*machine_, others_);
+        if (stream) machine_->backend->order_after(*stream);
+        if (times) replay_locked(times, watching);
+        if (stream) machine_->backend->order_before(*stream);
+        return generation_;
+    });
 }
 
 void Step::capture() {
@@ -502,14 +538,16 @@ void Step::take(const Inputs& inputs, std::optional<intptr_t> stream) {
 }
 
 uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
-    Turn turn(*machine_, others_);
-    take(inputs, stream);
-    if (captured_)
-        replay_locked(1);
-    else
-        run_locked();
-    if (stream) machine_->backend->order_before(*stream);
-    return generation_;
+    return watched([&](const Watchers& watching) -> uint64_t {
+        Turn turn(*machine_, others_);
+        take(inputs, stream);
+        if (captured_)
+            replay_locked(1, watching);
+        else
+            run_locked(watching);
+        if (stream) machine_->backend->order_before(*stream);
+        return generation_;
+    });
 }
 
 // ---- values ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include "core/compile/compile.h"
 #include "core/compile/executable.h"
 #include "core/run/backend.h"
+#include "core/run/watcher.h"
 
 namespace aicf {
 
@@ -46,6 +47,7 @@ class Step {
         uint64_t seed = 0;
         bool capture = true;
         std::vector<const Step*> share;
+        bool share_inputs = false;  // as well
         CompileOptions compile = {};
     };
     Step(Graph graph, const Options& options);
@@ -96,6 +98,9 @@ class Step {
     /// call, else on what stands there. Returns when all is done.
     Profiled profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream = {});
     std::vector<LaunchSize> launch_sizes() const;  // by launch
+    /// Lets a watcher look, as long as somebody owns it, at each step before it runs.
+    void watch(const std::shared_ptr<Watcher>& watcher);
+    const CompileOptions& compiled() const { return compiled_; }  // of one that has a graph
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
     void bind(ValueId id, const TensorRef& to) { bind(Inputs{{id, to}}); }
     void bind(const Inputs& tensors);  // all of them, or none where one cannot be
@@ -133,11 +138,28 @@ class Step {
     TensorRef read_locked(ValueId id);
     uint64_t bindings() const;
     TensorRef apart(const TensorRef& from, ValueId to);
-    void run_locked();
-    void replay_locked(int64_t times);
+    using Watchers = std::vector<std::shared_ptr<Watcher>>;
+    Watchers watchers() const;
+    /// Runs what takes the locks. They are given back before a watcher that refused a step says
+    /// why, and before the last owner of one ends it.
+    template <class Run>
+    auto watched(const Run& run) const {
+        const Watchers watching = watchers();
+        try {
+            return run(watching);
+        } catch (const Watcher::Refused& refused) {
+            refused.by.explain(refused.finding);
+            throw;
+        }
+    }
+    int64_t look(const Watchers& watching, int64_t left) const;
+    void run_locked(const Watchers& watching);
+    void replay_locked(int64_t times, const Watchers& watching);
+    friend class Watcher;  // runs one without its locks
 
     Plan plan_;
     uint64_t seed_ = 0;
+    CompileOptions compiled_;
     std::shared_ptr<Machine> machine_;
     std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
     std::shared_ptr<void> segments_[kSegments];
@@ -152,6 +174,8 @@ class Step {
     uint64_t seen_bindings_ = 0;
     std::vector<char> stale_;  // by op: its block is not yet bound again
     std::atomic<uint64_t> generation_ = 0;
+    std::vector<std::weak_ptr<Watcher>> watchers_;  // those that see every step last
+    std::atomic<bool> watched_ = false;             // whether there ever was one
 };
 
 /// Of a graph that reads constants alone: the bytes of its outputs, by a Step on the CPU.
