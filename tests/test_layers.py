@@ -2,35 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import aicf
 import numpy as np
 import pytest
 from conftest import outputs_of, run_modes
-
-
-class Layer(NamedTuple):
-    """One call: its arrays by name, and the same function in aicf, NumPy and PyTorch."""
-
-    name: str
-    arrays: Callable[..., dict[str, Any]]  # (rng)
-    build: Callable[..., Any]  # (**values)
-    numpy: Callable[..., Any]  # (**float64 arrays)
-    torch: Callable[..., Any] | None = None  # (torch, functional, **tensors)
-    smooth: bool = True  # central differences mean something
-
-
-LAYERS: list[Layer] = []
-
-
-def layer(name, arrays, build, reference, torch=None, smooth=True):
-    if isinstance(arrays, dict):
-        shapes = arrays
-        arrays = lambda rng: {k: rng.uniform(-2, 2, s) for k, s in shapes.items()}  # noqa: E731
-    LAYERS.append(Layer(name, arrays, build, reference, torch, smooth))
-
+from layer_cases import LAYERS, layer
 
 # ---- references
 
@@ -393,14 +370,11 @@ def layers(keep=lambda case: True):
     return pytest.mark.parametrize("case", chosen, ids=[case.name for case in chosen])
 
 
-def floats(arrays):
-    return [name for name, array in arrays.items() if np.asarray(array).dtype == np.float64]
-
-
 def with_gradients(case, arrays, device, dy=None):
     def build(g, **values):
-        wrt = [name for name in values if values[name].dtype.startswith("float") and name != "_dy"]
         seed = values.pop("_dy", None)
+        floats = [name for name in values if values[name].dtype.startswith("float")]
+        wrt = [name for name in floats if name not in case.fixed]
         y = case.build(**values)
         if seed is None:
             return {"y": y}
@@ -433,7 +407,7 @@ def test_gradient_by_differences(case, device, make_rng):
     dy = rng.uniform(-1, 1, np.shape(case.numpy(**arrays)))
     got = with_gradients(case, arrays, device, np.asarray(dy))
     h = 1e-6
-    for name in floats(arrays):
+    for name in case.floats(arrays):
         want = np.zeros(arrays[name].shape)
         for at in np.ndindex(want.shape):
             sides = []
@@ -446,23 +420,24 @@ def test_gradient_by_differences(case, device, make_rng):
         np.testing.assert_allclose(got[f"d{name}"], want, rtol=0, atol=2e-7 * scale, err_msg=name)
 
 
-@layers(lambda case: case.torch is not None)
+@layers(lambda case: case.torch)
 def test_value_and_gradient_by_torch(case, device, make_rng):
     """float64, PyTorch's formulas and default values."""
     torch = pytest.importorskip("torch")
     rng = make_rng(3)
     arrays = case.arrays(rng)
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-    for name in floats(arrays):
+    for name in case.floats(arrays):
         tensors[name].requires_grad_()
     y = case.torch(torch, torch.nn.functional, **tensors)
     dy = np.asarray(rng.uniform(-1, 1, tuple(y.shape)))
     wanted = torch.autograd.grad(
-        y, [tensors[name] for name in floats(arrays)], torch.from_numpy(dy), allow_unused=True
+        y, [tensors[name] for name in case.floats(arrays)], torch.from_numpy(dy), allow_unused=True
     )
     got = with_gradients(case, arrays, device, dy)
     np.testing.assert_allclose(got["y"], y.detach().numpy(), rtol=1e-11, atol=1e-12)
-    for name, want in zip(floats(arrays), wanted, strict=True):
+    for name, grad in zip(case.floats(arrays), wanted, strict=True):
+        want = torch.zeros_like(tensors[name]) if grad is None else grad
         np.testing.assert_allclose(
             got[f"d{name}"], want.numpy(), rtol=1e-10, atol=1e-11, err_msg=f"d{name}"
         )

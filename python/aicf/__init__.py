@@ -21,9 +21,13 @@ from ._core import (
     num_threads,
     set_num_threads,
 )
+from .activations import *  # noqa: F403
+from .activations import __all__ as _activation_names
 from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
 from .graph import Graph, Value, trace
+from .losses import *  # noqa: F403
+from .losses import __all__ as _loss_names
 from .movement import *  # noqa: F403
 from .movement import __all__ as _movement_names
 from .nn import *  # noqa: F403
@@ -71,6 +75,8 @@ __all__ = [
     "set_num_threads",
     "trace",
     "workspace_bytes",
+    *_activation_names,
+    *_loss_names,
     *_movement_names,
     *_nn_names,
     *_op_names,

@@ -11,15 +11,9 @@ import numpy as np
 
 from . import optim
 from .graph import Graph, Value
+from .losses import cross_entropy, mse_loss
 from .movement import flatten
-from .nn import (
-    conv2d,
-    cross_entropy,
-    layer_norm,
-    max_pool2d,
-    mse_loss,
-    scaled_dot_product_attention,
-)
+from .nn import conv2d, layer_norm, max_pool2d, scaled_dot_product_attention
 from .ops import gelu, mean, relu
 from .progress import Progress
 from .step import Step

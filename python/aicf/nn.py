@@ -1,4 +1,4 @@
-"""Layers and losses, composed of the ops: PyTorch's names, formulas and default values."""
+"""Layers, composed of the ops: PyTorch's names, formulas and default values."""
 
 from __future__ import annotations
 
@@ -8,26 +8,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._core import DTypeError, ShapeError
+from ._core import ShapeError
 from .arguments import checked
 from .graph import Value, _emit
 from .movement import detach, pad, permute, reshape, transpose
 from .ops import (
-    _as,
-    _widened,
-    abs,
     add,
-    clip,
-    equal,
-    greater,
-    less,
     matmul,
-    maximum,
     mean,
     mul,
-    neg,
     rsqrt,
-    softplus,
     sub,
     var,
     where,
@@ -36,16 +26,11 @@ from .ops import (
 __all__ = [
     "avg_pool2d",
     "batch_norm",
-    "binary_cross_entropy_with_logits",
     "conv2d",
-    "cross_entropy",
     "dropout",
     "embedding",
-    "huber_loss",
     "layer_norm",
     "max_pool2d",
-    "mse_loss",
-    "nll_loss",
     "rms_norm",
     "scaled_dot_product_attention",
 ]
@@ -307,77 +292,6 @@ def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
         return x
     seed, step, stream = x.graph._random()
     return _emit("Dropout", "dropout", x, seed, step, p=p, stream=stream)
-
-
-# ---- losses
-
-
-def mse_loss(y: Value, t: Value) -> Value:
-    """mean((y − t)²) over all elements, rank 0.
-
-    >>> aicf.mse_loss(x, y).shape
-    ()
-    """
-    return _emit("MseLoss", "mse_loss", y, t)
-
-
-def cross_entropy(logits: Value, labels: Value) -> Value:
-    """mean(−log_softmax(logits)[row, label]) over rows, rank 0.
-
-    Args:
-        logits: [N, C], float.
-        labels: [N], int32 or int64, in [0, C); another label makes the row NaN, its gradient zero.
-
-    >>> aicf.cross_entropy(x, labels).shape
-    ()
-    """
-    return _emit("CrossEntropy", "cross_entropy", logits, labels)
-
-
-def nll_loss(log_probabilities: Value, labels: Value) -> Value:
-    """mean(−log_probabilities[row, label]) of [N, C] and int labels [N], rank 0.
-
-    >>> aicf.nll_loss(x, labels).shape
-    ()
-    """
-    return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
-
-
-def binary_cross_entropy_with_logits(x: Value, t: Value) -> Value:
-    """mean(max(x, 0) − x·t + log(1 + exp(−|x|))), rank 0; at x = ±inf its limit.
-
-    >>> aicf.binary_cross_entropy_with_logits(x, y).shape
-    ()
-    """
-    logits, target = _operands("binary_cross_entropy_with_logits", x, t)
-    size = abs(logits)
-    finite = less(size, math.inf)
-    # Each of the two sums is of finite numbers where the other is taken, so that its gradient is 0
-    # there. maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
-    near = where(finite, logits, 0.0)
-    linear = sub(maximum(near, 0.0), mul(near, target))
-    # how far the target is from what an infinite logit says
-    wrong = where(greater(logits, 0.0), sub(1.0, target), target)
-    limit = mul(where(equal(wrong, 0.0), 0.0, size), wrong)
-    return _as(mean(add(where(finite, linear, limit), softplus(neg(size)))), x.dtype)
-
-
-def huber_loss(y: Value, t: Value, delta: float = 1.0) -> Value:
-    """mean of d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; rank 0.
-
-    >>> aicf.huber_loss(x, y).shape
-    ()
-    """
-    wide_y, wide_t = _operands("huber_loss", y, t)
-    d = sub(wide_y, wide_t)
-    slope = clip(d, -delta, delta)  # the derivative; both branches are slope·(d − slope/2)
-    return _as(mean(mul(slope, sub(d, mul(slope, 0.5)))), y.dtype)
-
-
-def _operands(where: str, x: Value, t: Value) -> tuple[Value, Value]:
-    if x.dtype != t.dtype:
-        raise DTypeError(f"{where}: dtypes differ: {x!r}, {t!r}; need one (cast the other)")
-    return _widened(x), _widened(t)
 
 
 for _name in __all__:

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import optim
 from .graph import Graph
-from .nn import mse_loss
+from .losses import mse_loss
 from .ops import linear, relu
 from .step import Step
 

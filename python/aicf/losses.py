@@ -1,0 +1,533 @@
+"""Losses, composed of the ops: PyTorch's names, formulas and default values.
+
+`reduction` is "mean" over what counts, "sum", or "none": a loss of each element or row.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ._core import DTypeError, GraphError, ShapeError
+from .arguments import checked
+from .graph import Value, _emit
+from .movement import permute, reshape, take
+from .ops import (
+    _as,
+    _widened,
+    abs,
+    add,
+    cast,
+    clip,
+    div,
+    equal,
+    exp,
+    greater,
+    less,
+    less_equal,
+    log,
+    log_softmax,
+    maximum,
+    mean,
+    mul,
+    neg,
+    not_equal,
+    pow,
+    softplus,
+    sqrt,
+    sub,
+    sum,
+    where,
+)
+
+__all__ = [
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "cosine_embedding_loss",
+    "cosine_similarity",
+    "cross_entropy",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "margin_ranking_loss",
+    "mse_loss",
+    "nll_loss",
+    "pairwise_distance",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+]
+
+
+def _operands(name: str, x: Value, t: Value) -> tuple[Value, Value]:
+    if x.dtype != t.dtype:
+        raise DTypeError(f"{name}: dtypes differ: {x!r}, {t!r}; need one (cast the other)")
+    return _widened(x), _widened(t)
+
+
+def _check_reduction(name: str, reduction: str) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise GraphError(f'{name}: reduction is {reduction!r}; need "mean", "sum" or "none"')
+
+
+def _reduced(name: str, each: Value, reduction: str, like: Value) -> Value:
+    _check_reduction(name, reduction)
+    if reduction != "none":
+        each = mean(each) if reduction == "mean" else sum(each)
+    return _as(each, like.dtype)
+
+
+# ---- distances
+
+
+def mse_loss(y: Value, t: Value, reduction: str = "mean") -> Value:
+    """(y − t)², its mean by default.
+
+    >>> aicf.mse_loss(x, y).shape
+    ()
+    """
+    if reduction == "mean":
+        return _emit("MseLoss", "mse_loss", y, t)
+    wide_y, wide_t = _operands("mse_loss", y, t)
+    d = sub(wide_y, wide_t)
+    return _reduced("mse_loss", mul(d, d), reduction, y)
+
+
+def l1_loss(y: Value, t: Value, reduction: str = "mean") -> Value:
+    """|y − t|, its mean by default.
+
+    >>> aicf.l1_loss(x, y).shape
+    ()
+    """
+    wide_y, wide_t = _operands("l1_loss", y, t)
+    return _reduced("l1_loss", abs(sub(wide_y, wide_t)), reduction, y)
+
+
+def huber_loss(y: Value, t: Value, delta: float = 1.0, reduction: str = "mean") -> Value:
+    """d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; its mean by default.
+
+    >>> aicf.huber_loss(x, y).shape
+    ()
+    """
+    wide_y, wide_t = _operands("huber_loss", y, t)
+    d = sub(wide_y, wide_t)
+    slope = clip(d, -delta, delta)  # the derivative; both branches are slope·(d − slope/2)
+    return _reduced("huber_loss", mul(slope, sub(d, mul(slope, 0.5))), reduction, y)
+
+
+def smooth_l1_loss(y: Value, t: Value, beta: float = 1.0, reduction: str = "mean") -> Value:
+    """d²/(2·beta) where |d| < beta, else |d| − beta/2, for d = y − t; its mean by default.
+
+    >>> aicf.smooth_l1_loss(x, y, beta=0.5).shape
+    ()
+    """
+    if not beta >= 0:
+        raise GraphError(f"smooth_l1_loss: beta is {beta}; need beta >= 0")
+    if beta == 0:
+        return l1_loss(y, t, reduction)
+    wide_y, wide_t = _operands("smooth_l1_loss", y, t)
+    d = sub(wide_y, wide_t)
+    slope = clip(d, -beta, beta)
+    each = div(mul(slope, sub(d, mul(slope, 0.5))), beta)
+    return _reduced("smooth_l1_loss", each, reduction, y)
+
+
+def pairwise_distance(
+    a: Value, b: Value, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
+) -> Value:
+    """(Σ |a − b + eps|ᵖ)^(1/p) over the last axis.
+
+    >>> aicf.pairwise_distance(x, y).shape
+    (4,)
+    """
+    if not p > 0 or math.isinf(p):
+        raise GraphError(f"pairwise_distance: p is {p}; need a finite number > 0")
+    wide_a, wide_b = _operands("pairwise_distance", a, b)
+    d = abs(add(sub(wide_a, wide_b), eps))
+    if p == 1:
+        y = sum(d, -1, keepdims)
+    elif p == 2:
+        y = sqrt(sum(mul(d, d), -1, keepdims))
+    else:
+        y = pow(sum(pow(d, p), -1, keepdims), 1 / p)
+    return _as(y, a.dtype)
+
+
+def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Value:
+    """a·b / (max(‖a‖, eps)·max(‖b‖, eps)) along `axis`.
+
+    >>> aicf.cosine_similarity(x, y).shape
+    (4,)
+    """
+    wide_a, wide_b = _operands("cosine_similarity", a, b)
+
+    def unit(x: Value) -> Value:
+        return div(x, maximum(sqrt(sum(mul(x, x), axis, keepdims=True)), eps))
+
+    return _as(sum(mul(unit(wide_a), unit(wide_b)), axis), a.dtype)
+
+
+# ---- classes
+
+
+def cross_entropy(
+    logits: Value,
+    labels: Value,
+    weight: Value | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Value:
+    """−weight[label]·log_softmax(logits)[row, label], its mean by default.
+
+    Args:
+        logits: [N, C] or [N, C, ...], float.
+        labels: [N] or [N, ...], int32 or int64, in [0, C); another label makes the row NaN, its
+            gradient zero. Or the probabilities of all classes, of the shape and dtype of logits.
+        weight: of each class, [C]. The mean is that by weight.
+        ignore_index: a label whose rows do not count, neither in the loss nor in the mean.
+        label_smoothing: the part in [0, 1] of each target that is shared by all classes.
+
+    >>> aicf.cross_entropy(x, labels).shape
+    ()
+    >>> aicf.cross_entropy(x, labels, label_smoothing=0.1, reduction="none").shape
+    (4,)
+    """
+    name = "cross_entropy"
+    if not 0 <= label_smoothing <= 1:
+        raise GraphError(f"{name}: label_smoothing is {label_smoothing}; need 0 to 1")
+    plain = weight is None and ignore_index is None and label_smoothing == 0
+    by_label = not labels.dtype.startswith(("float", "bfloat"))
+    if plain and by_label and logits.ndim == 2 and reduction == "mean":
+        return _emit("CrossEntropy", name, logits, labels)
+    _check_reduction(name, reduction)
+    classes = _classes(name, logits)
+    known = log_softmax(_widened(logits), 1)
+    if by_label:
+        each, counts = _picked(name, known, labels, weight, ignore_index)
+        if label_smoothing:
+            all_classes = known if weight is None else mul(known, _by_class(weight, known))
+            spread = neg(sum(all_classes, 1))
+            if ignore_index is not None:
+                spread = _counted(labels, ignore_index, spread)
+            each = add(mul(each, 1 - label_smoothing), mul(spread, label_smoothing / classes))
+        return _mean_of(each, counts, reduction, logits)
+    if labels.shape != logits.shape:
+        raise ShapeError(f"{name}: probabilities are {labels!r}, logits {logits!r}; need one shape")
+    if ignore_index is not None:
+        raise GraphError(f"{name}: ignore_index is {ignore_index}, and labels are probabilities")
+    _, target = _operands(name, logits, labels)
+    if label_smoothing:
+        target = add(mul(target, 1 - label_smoothing), label_smoothing / classes)
+    terms = mul(target, known)
+    each = neg(sum(terms if weight is None else mul(terms, _by_class(weight, terms)), 1))
+    return _mean_of(each, None, reduction, logits)
+
+
+def nll_loss(
+    log_probabilities: Value,
+    labels: Value,
+    weight: Value | None = None,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> Value:
+    """−weight[label]·log_probabilities[row, label], its mean by default; operands as of
+    cross_entropy.
+
+    >>> aicf.nll_loss(x, labels).shape
+    ()
+    """
+    if (
+        weight is None
+        and ignore_index is None
+        and reduction == "mean"
+        and log_probabilities.ndim == 2
+    ):
+        return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
+    _check_reduction("nll_loss", reduction)
+    _classes("nll_loss", log_probabilities)
+    each, counts = _picked("nll_loss", _widened(log_probabilities), labels, weight, ignore_index)
+    return _mean_of(each, counts, reduction, log_probabilities)
+
+
+def _classes(name: str, x: Value) -> int:
+    if x.ndim < 2:
+        raise ShapeError(f"{name}: scores are {x!r}; need [N, C, ...]")
+    return x.shape[1]
+
+
+def _by_class(weight: Value, x: Value) -> Value:
+    """weight[C] beside [N, C, ...]."""
+    return reshape(_widened(weight), [weight.shape[0]] + [1] * (x.ndim - 2))
+
+
+def _counted(labels: Value, ignore_index: int, x: Value) -> Value:
+    return where(not_equal(labels, ignore_index), x, 0.0)
+
+
+def _picked(
+    name: str, x: Value, labels: Value, weight: Value | None, ignore_index: int | None
+) -> tuple[Value, Value | None]:
+    """The weighted loss of each row of [N, C, ...], and what each counts in the mean; None: 1."""
+    if labels.shape != (x.shape[0], *x.shape[2:]):
+        raise ShapeError(
+            f"{name}: labels are {labels!r}, scores {x!r}; need {[x.shape[0], *x.shape[2:]]}"
+        )
+    if weight is not None and weight.shape != (x.shape[1],):
+        raise ShapeError(f"{name}: weight is {weight!r}, scores {x!r}; need [{x.shape[1]}]")
+    taken = labels
+    if ignore_index is not None:
+        taken = where(not_equal(labels, ignore_index), labels, 0)
+    rows = x if x.ndim == 2 else permute(x, [0, *range(2, x.ndim), 1])
+    rows = reshape(rows, [math.prod(labels.shape), x.shape[1]])
+    picked = _emit("Pick", name, rows, reshape(taken, math.prod(labels.shape)))
+    each, counts = neg(reshape(picked, labels.shape)), None
+    if weight is not None:
+        counts = take(_widened(weight), taken)
+        each = mul(each, counts)
+    if ignore_index is not None:
+        if counts is None:
+            counts = cast(not_equal(labels, ignore_index), each.dtype)
+        else:
+            counts = _counted(labels, ignore_index, counts)
+        each = _counted(labels, ignore_index, each)
+    return each, counts
+
+
+def _mean_of(each: Value, counts: Value | None, reduction: str, like: Value) -> Value:
+    if reduction == "mean" and counts is not None:
+        return _as(div(sum(each), sum(counts)), like.dtype)
+    return _reduced("cross_entropy", each, reduction, like)
+
+
+# ---- probabilities
+
+
+def binary_cross_entropy_with_logits(
+    x: Value,
+    t: Value,
+    weight: Value | None = None,
+    reduction: str = "mean",
+    pos_weight: Value | None = None,
+) -> Value:
+    """max(x, 0) − x·t + log(1 + exp(−|x|)), its mean by default; at x = ±inf its limit.
+
+    Args:
+        weight: that the loss of each element is multiplied with, of a shape that broadcasts.
+        pos_weight: the same of t's part: (1 − t)·x + (1 + (pos_weight − 1)·t)·softplus(−x).
+
+    >>> aicf.binary_cross_entropy_with_logits(x, y).shape
+    ()
+    """
+    name = "binary_cross_entropy_with_logits"
+    logits, target = _operands(name, x, t)
+    if pos_weight is not None:
+        positive = add(mul(sub(_widened(pos_weight), 1.0), target), 1.0)
+        each = add(mul(sub(1.0, target), logits), mul(positive, softplus(neg(logits))))
+        return _reduced(name, _weighted(each, weight), reduction, x)
+    size = abs(logits)
+    finite = less(size, math.inf)
+    # Each of the two sums is of finite numbers where the other is taken, so that its gradient is 0
+    # there. maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
+    near = where(finite, logits, 0.0)
+    linear = sub(maximum(near, 0.0), mul(near, target))
+    # how far the target is from what an infinite logit says
+    wrong = where(greater(logits, 0.0), sub(1.0, target), target)
+    limit = mul(where(equal(wrong, 0.0), 0.0, size), wrong)
+    each = add(where(finite, linear, limit), softplus(neg(size)))
+    return _reduced(name, _weighted(each, weight), reduction, x)
+
+
+def _weighted(each: Value, weight: Value | None) -> Value:
+    return each if weight is None else mul(each, _widened(weight))
+
+
+def binary_cross_entropy(
+    p: Value, t: Value, weight: Value | None = None, reduction: str = "mean"
+) -> Value:
+    """−(t·log p + (1 − t)·log(1 − p)), its mean by default; logarithms are at least −100.
+
+    >>> aicf.binary_cross_entropy(aicf.sigmoid(x), aicf.sigmoid(y)).shape
+    ()
+    """
+    wide, target = _operands("binary_cross_entropy", p, t)
+    yes, no = (maximum(log(q), -100.0) for q in (wide, sub(1.0, wide)))
+    each = neg(add(mul(target, yes), mul(sub(1.0, target), no)))
+    return _reduced("binary_cross_entropy", _weighted(each, weight), reduction, p)
+
+
+def kl_div(
+    log_probabilities: Value, t: Value, reduction: str = "mean", log_target: bool = False
+) -> Value:
+    """t·(log t − log_probabilities), 0 where t is 0; its mean over elements by default.
+
+    Args:
+        reduction: also "batchmean": the sum over the first size, which is the divergence of rows.
+        log_target: t is the logarithm of the probabilities.
+
+    >>> aicf.kl_div(aicf.log_softmax(x), aicf.softmax(y), reduction="batchmean").shape
+    ()
+    """
+    name = "kl_div"
+    wide, target = _operands(name, log_probabilities, t)
+    if log_target:
+        each = mul(exp(target), sub(target, wide))
+    else:
+        some = greater(target, 0.0)
+        safe = where(some, target, 1.0)
+        each = where(some, mul(target, sub(log(safe), wide)), neg(mul(target, wide)))
+        each = where(equal(target, 0.0), 0.0, each)
+    if reduction == "batchmean":
+        rows = log_probabilities.shape[0] if log_probabilities.ndim else 1
+        return _as(div(sum(each), float(rows)), log_probabilities.dtype)
+    return _reduced(name, each, reduction, log_probabilities)
+
+
+def poisson_nll_loss(
+    y: Value,
+    t: Value,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Value:
+    """exp(y) − t·y, or y − t·log(y + eps) where not log_input; its mean by default.
+
+    Args:
+        full: adds Stirling's t·log t − t + log(2πt)/2 where t > 1.
+
+    >>> aicf.poisson_nll_loss(x, y).shape
+    ()
+    """
+    wide, target = _operands("poisson_nll_loss", y, t)
+    if log_input:
+        each = sub(exp(wide), mul(target, wide))
+    else:
+        each = sub(wide, mul(target, log(add(wide, eps))))
+    if full:
+        safe = maximum(target, 1.0)
+        logarithm = log(safe)
+        stirling = add(sub(mul(safe, logarithm), safe), mul(log(mul(safe, 2 * math.pi)), 0.5))
+        each = add(each, where(greater(target, 1.0), stirling, 0.0))
+    return _reduced("poisson_nll_loss", each, reduction, y)
+
+
+def gaussian_nll_loss(
+    y: Value,
+    t: Value,
+    variance: Value,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Value:
+    """(log v + (y − t)²/v)/2 for v = max(variance, eps), its mean by default.
+
+    Args:
+        variance: of a shape that broadcasts to y's. The limit takes no gradient.
+        full: adds log(2π)/2.
+
+    >>> aicf.gaussian_nll_loss(x, y, aicf.exp(x)).shape
+    ()
+    """
+    wide, target = _operands("gaussian_nll_loss", y, t)
+    _, v = _operands("gaussian_nll_loss", y, variance)
+    v = where(less(v, eps), eps, v)
+    d = sub(wide, target)
+    each = mul(add(log(v), div(mul(d, d), v)), 0.5)
+    if full:
+        each = add(each, 0.5 * math.log(2 * math.pi))
+    return _reduced("gaussian_nll_loss", each, reduction, y)
+
+
+# ---- margins
+
+
+def soft_margin_loss(y: Value, t: Value, reduction: str = "mean") -> Value:
+    """log(1 + exp(−t·y)) for t of −1 and 1, its mean by default.
+
+    >>> aicf.soft_margin_loss(x, aicf.sign(y)).shape
+    ()
+    """
+    wide, target = _operands("soft_margin_loss", y, t)
+    return _reduced("soft_margin_loss", softplus(neg(mul(target, wide))), reduction, y)
+
+
+def hinge_embedding_loss(y: Value, t: Value, margin: float = 1.0, reduction: str = "mean") -> Value:
+    """y where t is 1, max(0, margin − y) where t is −1; its mean by default.
+
+    >>> aicf.hinge_embedding_loss(x, aicf.sign(y)).shape
+    ()
+    """
+    wide, target = _operands("hinge_embedding_loss", y, t)
+    far = where(equal(target, 1.0), 0.0, _positive(sub(margin, wide)))
+    near = where(equal(target, -1.0), 0.0, wide)
+    return _reduced("hinge_embedding_loss", add(far, near), reduction, y)
+
+
+def _positive(x: Value) -> Value:
+    """x where x > 0, else 0; its gradient at 0 is 0 and a NaN stays one."""
+    return where(less_equal(x, 0.0), 0.0, x)
+
+
+def margin_ranking_loss(
+    a: Value, b: Value, t: Value, margin: float = 0.0, reduction: str = "mean"
+) -> Value:
+    """max(0, −t·(a − b) + margin) for t of −1 and 1, its mean by default.
+
+    >>> aicf.margin_ranking_loss(x, y, aicf.sign(y)).shape
+    ()
+    """
+    wide_a, wide_b = _operands("margin_ranking_loss", a, b)
+    _, target = _operands("margin_ranking_loss", a, t)
+    each = _positive(add(neg(mul(target, sub(wide_a, wide_b))), margin))
+    return _reduced("margin_ranking_loss", each, reduction, a)
+
+
+def triplet_margin_loss(
+    anchor: Value,
+    positive: Value,
+    negative: Value,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Value:
+    """max(0, d(anchor, positive) − d(anchor, negative) + margin), its mean by default.
+
+    Args:
+        p, eps: of d, `pairwise_distance`.
+        swap: the smaller of d(anchor, negative) and d(positive, negative) counts.
+
+    >>> aicf.triplet_margin_loss(x, y, x + 1.0).shape
+    ()
+    """
+    near = pairwise_distance(anchor, positive, p, eps)
+    far = pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = -maximum(neg(far), neg(pairwise_distance(positive, negative, p, eps)))
+    return _reduced(
+        "triplet_margin_loss", _positive(add(sub(near, far), margin)), reduction, anchor
+    )
+
+
+def cosine_embedding_loss(
+    a: Value, b: Value, t: Value, margin: float = 0.0, reduction: str = "mean"
+) -> Value:
+    """1 − cos(a, b) where t is 1, max(0, cos(a, b) − margin) where t is −1; its mean by default.
+
+    >>> aicf.cosine_embedding_loss(x, y, aicf.sign(y[:, 0])).shape
+    ()
+    """
+    cosine = cosine_similarity(a, b, -1)
+    if t.shape != cosine.shape:
+        raise ShapeError(f"cosine_embedding_loss: t is {t!r}; need {list(cosine.shape)}")
+    near = where(equal(t, 1.0), sub(1.0, cosine), 0.0)
+    far = where(equal(t, -1.0), _positive(sub(cosine, margin)), 0.0)
+    return _reduced("cosine_embedding_loss", add(near, far), reduction, a)
+
+
+for _name in __all__:
+    globals()[_name] = checked(globals()[_name])
