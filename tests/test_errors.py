@@ -20,6 +20,7 @@ BUILTIN = {
     aicf.DeviceUnavailable: RuntimeError,
     aicf.CaptureError: RuntimeError,
     aicf.StaleOutput: RuntimeError,
+    aicf.BadValue: ValueError,
     aicf.Unsupported: NotImplementedError,
 }
 
@@ -444,6 +445,11 @@ TABLE = [
     (C, ["replay", "capture()"], lambda b: b.train.compile(device="cpu", capture=False).replay()),
     (C, ["trace", "capture()"], lambda b: b.train.compile(device="cpu", capture=False).trace),
     (aicf.StaleOutput, ['"loss"', "copy()"], lambda b: b.stale()),
+    (
+        aicf.BadValue,
+        ['"x"', "NaN at [0, 0]", "f32[4, 3]"],
+        lambda b: b.train.compile(device="cpu", check=True)(x=b.xb * np.nan, t=b.tb),
+    ),
     (G, ["output", '"q"', "loss"], lambda b: b.step.outputs["q"]),
     (G, ["y", "no step"], lambda b: b.train.compile(device="cpu").outputs["y"].numpy()),
     (G, ["stream", "cpu"], lambda b: b.step.replay(stream=0)),

@@ -20,7 +20,8 @@ Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<
         }
         const auto timed = backend.timed(ops_, captured_.get());
         while (std::ssize(found.runs) < times) {
-            const int64_t unseen = look(watching, times - std::ssize(found.runs));
+            const int64_t left = times - std::ssize(found.runs);
+            const int64_t unseen = watching.empty() ? left : look(watching, left);
             backend.synchronize();  // what was enqueued before is no part of it
             auto some = timed->run(unseen);
             generation_ += some.size();

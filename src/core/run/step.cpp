@@ -382,27 +382,26 @@ void Step::watch(const std::shared_ptr<Watcher>& watcher) {
 
 Step::Watchers Step::watchers() const {
     Watchers all;
-    if (!watched_) return all;
     const Locks locks(*machine_, others_);
     for (const auto& watcher : watchers_)
         if (auto owned = watcher.lock()) all.push_back(std::move(owned));
     return all;
 }
 
-/// Lets watchers see the step that comes next. Returns how many of `left` steps may run until they
-/// look again.
+/// Lets watchers, one at least, see the step that comes next. Returns how many of `left` steps may
+/// run until they look again.
 int64_t Step::look(const Watchers& watching, int64_t left) const {
     bool every = false;
     for (const auto& watcher : watching) {
         every |= watcher->every();
         if (left == 1 || watcher->every()) watcher->look(generation_ + 1);
     }
-    return every ? 1 : watching.empty() || left == 1 ? left : left - 1;
+    return every || left == 1 ? 1 : left - 1;
 }
 
 void Step::run_locked(const Watchers& watching) {
     follow_bindings();
-    look(watching, 1);
+    if (!watching.empty()) look(watching, 1);
     for (const BoundOp& op : ops_) machine_->backend->run(op);
     generation_++;
 }
@@ -412,7 +411,7 @@ void Step::replay_locked(int64_t times, const Watchers& watching) {
         raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
     follow_bindings();
     for (int64_t done = 0; times > 0; times -= done) {
-        done = captured_->launch(look(watching, times));
+        done = captured_->launch(watching.empty() ? times : look(watching, times));
         generation_ += static_cast<uint64_t>(done);
     }
 }

@@ -144,6 +144,7 @@ class Step {
     /// why, and before the last owner of one ends it.
     template <class Run>
     auto watched(const Run& run) const {
+        if (!watched_) return run(Watchers());
         const Watchers watching = watchers();
         try {
             return run(watching);
