@@ -168,7 +168,8 @@ def test_info_says_what_where_and_how(capsys):
         assert fact["found"] or fact["missing"] or fact["where"]
 
 
-FOUND = {"problem": "", "driver": "12.4", "nvrtc": "12.4 at /lib/libnvrtc.so.12", "devices": [],
+FOUND = {"problem": "", "driver": "12.4", "nvrtc": "12.4 at /lib/libnvrtc.so.12",
+         "cupti": "/lib/libcupti.so.12", "devices": [],
          "cache": "/cache", "cache_entries": 3, "cache_bytes": 2048}  # fmt: skip
 
 
@@ -192,6 +193,9 @@ def test_info_names_the_command_that_brings_what_is_missing(monkeypatch):
 
     assert "aicf[cuda12]" in said_with(monkeypatch, nvrtc="")["nvrtc"].command
     assert "aicf[cuda13]" in said_with(monkeypatch, nvrtc="", driver="13.0")["nvrtc"].command
+    assert "cupti-cu12" in said_with(monkeypatch, cupti="")["cupti"].command
+    assert said_with(monkeypatch, cupti="", driver="13.0")["cupti"].command.endswith("cupti")
+    assert said_with(monkeypatch, cupti="", driver="")["cupti"].missing == ""
     old = said_with(monkeypatch, problem="the driver is too old")
     assert old["cuda"].missing == "the driver is too old"
     text = info.text_of(list(old.values()))

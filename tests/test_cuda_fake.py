@@ -299,8 +299,10 @@ t = np.zeros((case.batch, case.outputs), np.float32)
 with aicf.profiler() as prof:
     step(x=x, t=t, stream=1)
     step.replay(2, stream=2)
+    step.run(x=x, sync="full")
     step(x=x, t=t)
-assert [p.steps for p in prof.profiles] == [4] and step.steps_run == 27
+assert [p.steps for p in prof.profiles] == [4, 1] and step.steps_run == 28
+assert prof.profiles[1].clock == "events"
 assert f"{found.launches[0].blocks}x{found.launches[0].threads}" in found.table()
 assert ("without CUPTI: " in found.table()) == bool(problem)
 assert build(capture=False).profile(2).clock == "events"

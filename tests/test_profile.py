@@ -296,6 +296,30 @@ def test_a_profiler_collects_every_step_of_its_time(tmp_path):
     assert prof._repr_html_().count("<table>") == 2 and str(prof) == prof.table()
 
 
+def test_runs_are_profiled():
+    """Beside the replays of their step; inputs that are missing stay, as in a run."""
+    ours, theirs = started("cpu"), started("cpu")
+    lone = network().compile(device="cpu", seed=3, capture=False)
+    batch = {name: np.full(shape, 0.5, np.float32) for name, shape in BATCH.items()}
+    with aicf.profiler() as prof:
+        ours.run(x=batch["x"], sync="full")
+        ours.replay(2)
+        ours.run()
+        lone(**batch)
+        with pytest.raises(aicf.GraphError, match="sync is 'none at all'|none at all"):
+            ours.run(sync="none at all")
+        with pytest.raises(TypeError):
+            ours.run(1)
+    theirs.run(x=batch["x"])
+    theirs.replay(2)
+    theirs.run()
+    assert_equal(everything(ours), everything(theirs))
+    assert [(p.title, p.steps) for p in prof.profiles] == [
+        ("network on cpu, op by op", 2), ("network on cpu", 2), ("network on cpu, op by op", 1),
+    ]  # fmt: skip
+    assert "run" not in vars(aicf.Step) and lone.steps_run == 1
+
+
 def test_threads_are_profiled():
     steps = [started("cpu") for _ in range(2)]
     with aicf.profiler() as prof:
@@ -433,6 +457,6 @@ def test_the_status_is_the_programs(capsys, script, end, status, said):
 def test_a_program_without_steps_is_told_of(capsys, tmp_path):
     (tmp_path / "empty.py").write_text("print('hello')")
     status, out, err = run(capsys, "profile", tmp_path / "empty.py")
-    assert (status, out) == (2, "hello\n") and "ran no captured step" in err
+    assert (status, out) == (2, "hello\n") and "ran no step" in err
     status, _, err = run(capsys, "profile", tmp_path / "nowhere.py")
     assert status == 2 and err.count("\n") == 1 and "nowhere.py" in err

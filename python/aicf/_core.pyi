@@ -323,6 +323,9 @@ class Step:
     def _profile_call(self, **inputs: object) -> tuple[Outputs, bytes, list[str], str]:
         """As a call; what it returns as _profile."""
 
+    def _profile_run(self, **inputs: object) -> tuple[Outputs, bytes, list[str], str]:
+        """As run; what it returns as _profile."""
+
     def _launch_sizes(self) -> list[list[int]]: ...
 
     def _trace(self) -> list[tuple[str, str]]: ...

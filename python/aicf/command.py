@@ -98,7 +98,7 @@ def _profile(args: argparse.Namespace) -> int:
     with profiler() as found:
         status = _script(args.script, args.rest)
     if not found.profiles:
-        print(f"aicf profile: {printable(args.script)} ran no captured step", file=sys.stderr)
+        print(f"aicf profile: {printable(args.script)} ran no step", file=sys.stderr)
         return status or 2
     for profile in found.profiles:
         print(profile.table(args.by) + "\n")

@@ -93,6 +93,7 @@ def _cuda() -> Iterator[Fact]:
     found = _core.cuda_info()
     yield _driver(found)
     yield _nvrtc(found)
+    yield _cupti(found)
     for gpu in found["devices"]:
         yield Fact(
             gpu["device"],
@@ -123,6 +124,16 @@ def _nvrtc(found: dict[str, Any]) -> Fact:
     extra = "cuda12" if found["driver"].startswith("12") else "cuda13"
     return Fact("nvrtc", "", "", "the compiler of GPU kernels; only a GPU needs it",
                 f"pip install 'aicf[{extra}]'")  # fmt: skip
+
+
+def _cupti(found: dict[str, Any]) -> Fact:
+    if found["cupti"]:
+        return Fact("cupti", found["cupti"].rpartition(".so.")[2], found["cupti"])
+    if not found["driver"]:
+        return Fact("cupti", "", "none needed")
+    name = "nvidia-cuda-cupti-cu12" if found["driver"].startswith("12") else "nvidia-cuda-cupti"
+    return Fact("cupti", "", "", "profiles time replays by it, without it by events",
+                f"pip install {name}")  # fmt: skip
 
 
 def nvidia_cards(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:

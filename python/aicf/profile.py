@@ -461,15 +461,16 @@ def _named(process: int, track: int | None, name: str) -> dict[str, Any]:
 class _Recording:
     """The times of one step while a profiler is at work; it does not keep the step alive."""
 
-    def __init__(self, owner: Profiler, step: Step) -> None:
+    def __init__(self, owner: Profiler, step: Step, eager: bool) -> None:
         self.owner = owner
-        self.facts = facts_of(step)
+        facts = facts_of(step)
+        self.facts = facts._replace(title=f"{facts.title}, op by op") if eager else facts
         self.calls: list[Timed] = []
 
 
 class Profiler:
-    """What `aicf.profiler` returns: while it is entered, every call and replay of a captured Step
-    is profiled, in every thread."""
+    """What `aicf.profiler` returns: while it is entered, every call, replay and run of a Step is
+    profiled, in every thread."""
 
     def __init__(self, nvtx: bool = False) -> None:
         self.profiles: list[Profile] = []  # by step, in the order of their first call
@@ -514,7 +515,7 @@ class Profiler:
 
             return Ranges().methods()
         self._held = held()
-        return {"__call__": self._call(), "replay": self._replay()}
+        return {"__call__": self._call(), "replay": self._replay(), "run": self._run()}
 
     def table(self, by: str = "launch") -> str:
         """The table of each step's profile.
@@ -539,20 +540,21 @@ class Profiler:
     def _repr_html_(self) -> str:
         return "".join(profile._repr_html_() for profile in self.profiles)
 
-    def _of(self, step: Step) -> _Recording:
+    def _of(self, step: Step, eager: bool) -> _Recording:
+        name = "_eager_recording" if eager else "_recording"
         with self._lock:
-            found: _Recording | None = vars(step).get("_recording")
+            found: _Recording | None = vars(step).get(name)
             if found is None or found.owner is not self:
-                found = _Recording(self, step)
-                vars(step)["_recording"] = found
+                found = _Recording(self, step, eager)
+                vars(step)[name] = found
                 self._recordings.append(found)
             return found
 
     def _call(self) -> Any:
         def __call__(step: Step, /, *rest: Any, **inputs: Any) -> _core.Outputs:
-            if rest or not step.captured:
+            if rest:
                 return _core.Step.__call__(step, *rest, **inputs)
-            recording = self._of(step)
+            recording = self._of(step, not step.captured)
             outputs, *timed = step._profile_call(**inputs)
             recording.calls.append(Timed._make(timed))
             return outputs
@@ -563,12 +565,23 @@ class Profiler:
         def replay(step: Step, n: Any = 1, stream: Any = None) -> _core.Outputs:
             if not step.captured:
                 return _core.Step.replay(step, n, stream)
-            recording = self._of(step)
+            recording = self._of(step, False)
             outputs, *timed = step._profile(n, stream)
             recording.calls.append(Timed._make(timed))
             return outputs
 
         return replay
+
+    def _run(self) -> Any:
+        def run(step: Step, /, *rest: Any, **inputs: Any) -> _core.Outputs:
+            if rest:
+                return _core.Step.run(step, *rest, **inputs)
+            recording = self._of(step, True)
+            outputs, *timed = step._profile_run(**inputs)
+            recording.calls.append(Timed._make(timed))
+            return outputs
+
+        return run
 
 
 _installing = threading.Lock()
@@ -576,11 +589,11 @@ _installing = threading.Lock()
 
 @checked
 def profiler(nvtx: bool = False) -> Profiler:
-    """Profiles every step that is called or replayed inside `with`; outside it costs nothing.
+    """Profiles every step that is called, replayed or run inside `with`; outside it costs nothing.
 
     What a profiled step computes has the same bits, but takes longer: each is waited for, and where
-    `Profile.clock` is not "cupti" its launches run one after another. `Step.run` and `op_call` are
-    not profiled.
+    `Profile.clock` is not "cupti" its launches run one after another. What `Step.run` runs has a
+    profile of its own beside that of the step's calls and replays; `op_call` has none.
 
     Args:
         nvtx: True leaves steps as they are and their times to Nsight, which shows each compile,

@@ -44,6 +44,7 @@ void bind_cuda(nb::module_& m) {
             result["problem"] = info.problem;
             result["driver"] = info.driver;
             result["nvrtc"] = info.nvrtc;
+            result["cupti"] = info.cupti;
             nb::list devices;
             for (const GpuInfo& gpu : info.devices) {
                 nb::dict entry;

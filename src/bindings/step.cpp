@@ -272,6 +272,19 @@ nb::typed<nb::object, Outputs> after(nb::handle self, Step& step, Run run) {
     return nb::typed<nb::object, Outputs>(std::move(outputs));
 }
 
+/// One call or run with each launch timed.
+nb::tuple profiled(nb::handle self, const nb::kwargs& kwargs, bool eager) {
+    Step& step = object_of<Step>(self);
+    const CallArguments arguments = import_inputs(step, kwargs, eager);
+    Step::Profiled found;
+    auto outputs = after(self, step, [&] {
+        GilRelease release;
+        found = step.profile(1, &arguments.inputs, arguments.stream, eager);
+        return step.generation();
+    });
+    return times_of(nb::cast(std::move(outputs)), found, step.plan().ops.size());
+}
+
 /// The bytes of an object that has some, while this lives.
 class HeldBytes {
   public:
@@ -629,20 +642,16 @@ void bind_step(nb::module_& m) {
             "nothing better did.")
         .def(
             "_profile_call",
-            [](nb::handle self, const nb::kwargs& kwargs) {
-                Step& step = object_of<Step>(self);
-                const CallArguments arguments = import_inputs(step, kwargs);
-                Step::Profiled found;
-                auto outputs = after(self, step, [&] {
-                    GilRelease release;
-                    found = step.profile(1, &arguments.inputs, arguments.stream);
-                    return step.generation();
-                });
-                return times_of(nb::cast(std::move(outputs)), found, step.plan().ops.size());
-            },
+            [](nb::handle self, const nb::kwargs& kwargs) { return profiled(self, kwargs, false); },
             nb::sig("def _profile_call(self, **inputs: object) -> "
                     "tuple[Outputs, bytes, list[str], str]"),
             "As a call; what it returns as _profile.")
+        .def(
+            "_profile_run",
+            [](nb::handle self, const nb::kwargs& kwargs) { return profiled(self, kwargs, true); },
+            nb::sig("def _profile_run(self, **inputs: object) -> "
+                    "tuple[Outputs, bytes, list[str], str]"),
+            "As run; what it returns as _profile.")
         .def("_launch_sizes",
              [](const Step& s) {
                  std::vector<std::vector<int64_t>> sizes;

@@ -6,19 +6,22 @@
 
 namespace aicf {
 
-Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream) {
+Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream,
+                             bool eager) {
     if (times < 0) raise(ErrorKind::graph, "profile: n is ", times, "; need n >= 0");
     Backend& backend = *machine_->backend;
     return watched([&](const Watchers& watching) {
         Profiled found;
         Turn turn(*machine_, others_);
-        if (inputs) {
+        if (inputs && !eager) {
             take(*inputs, stream);
         } else {
+            if (inputs) check_inputs(*inputs);
             follow_bindings();
             if (stream) backend.order_after(*stream);
+            if (inputs) gather(*inputs, stream);
         }
-        const auto timed = backend.timed(ops_, captured_.get());
+        const auto timed = backend.timed(ops_, eager ? nullptr : captured_.get());
         while (std::ssize(found.runs) < times) {
             const int64_t left = times - std::ssize(found.runs);
             const int64_t unseen = watching.empty() ? left : look(watching, left);

@@ -95,8 +95,9 @@ class Step {
         std::string problem;
     };
     /// `times` steps with the effects of as many replays, each launch timed. With `inputs` as a
-    /// call, else on what stands there. Returns when all is done.
-    Profiled profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream = {});
+    /// call, `eager` as a run, else on what stands there. Returns when all is done.
+    Profiled profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream = {},
+                     bool eager = false);
     std::vector<LaunchSize> launch_sizes() const;  // by launch
     /// Lets a watcher look, as long as somebody owns it, at each step before it runs.
     void watch(const std::shared_ptr<Watcher>& watcher);

@@ -246,6 +246,7 @@ CudaInfo cuda_info() {
         info.nvrtc = cat(nvrtc.major, ".", nvrtc.minor, " at ", nvrtc.path);
     else if (info.problem.empty())
         info.problem = nvrtc.problem;
+    info.cupti = cuda::tracing_file();
     const cuda::DiskCacheInfo cache = cuda::disk_cache_info();
     info.cache = cache.folder.empty() ? cache.problem : cache.folder;
     info.cache_entries = cache.entries;

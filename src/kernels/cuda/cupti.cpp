@@ -101,6 +101,10 @@ void complete(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t valid) {
     std::free(buffer);
 }
 
+std::vector<std::string> places(int driver_major) {
+    return library_files("libcupti.so.", {"cu13/lib", "cuda_cupti/lib"}, driver_major);
+}
+
 bool open_library(Tracer& t, const std::string& path) {
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) return false;
@@ -117,8 +121,7 @@ void load(Tracer& t) {
     t.loaded = true;
     const int driver_major = driver_version() / 1000;
     bool found = false;
-    for (const std::string& path :
-         library_files("libcupti.so.", {"cu13/lib", "cuda_cupti/lib"}, driver_major))
+    for (const std::string& path : places(driver_major))
         if ((found = open_library(t, path))) break;
     if (!found) {
         t.missing = cat("no CUPTI for CUDA ", driver_major, " or older was found; pip install ",
@@ -214,6 +217,12 @@ void give_up_tracing(std::string why) {
     std::lock_guard guard(t.lock);
     detach(t);
     t.problem = t.missing = std::move(why);
+}
+
+std::string tracing_file() {
+    for (const std::string& path : places(driver_version() / 1000))
+        if (path.find('/') != std::string::npos) return path;
+    return "";
 }
 
 std::string tracing_problem() {

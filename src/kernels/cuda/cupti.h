@@ -38,6 +38,8 @@ bool trace_kernels(const std::function<size_t()>& work, std::vector<KernelRecord
 uint32_t traced_id(CUgraphExec graph);
 /// CUPTI is not used again by this process: what it said was not understood.
 void give_up_tracing(std::string why);
+/// The file of the CUPTI that would be used, without loading it; "" where none is seen.
+std::string tracing_file();
 /// Why the last attempt failed; "" where it did not.
 std::string tracing_problem();
 

@@ -92,7 +92,7 @@ std::vector<Timed::Span> spans_of(const std::vector<BoundOp>& ops, const Records
 ReplayTimes::ReplayTimes(std::shared_ptr<Stream> stream, const std::vector<BoundOp>& ops,
                          CapturedGraph* captured)
     : stream_(std::move(stream)), ops_(ops), captured_(captured) {
-    if (!captured_) problem_ = "a step that is not captured has no replays";
+    if (!captured_) problem_ = "it traces replays of a captured step alone";
 }
 
 std::vector<Timed::Run> ReplayTimes::run(int64_t times) {
