@@ -211,7 +211,7 @@ def describe_device():
     return {
         "short": name.split()[-1].lower(),
         "device": name,
-        "driver": info["driver"],
+        "driver": f"CUDA {info['driver']}",
         "nvrtc": info["nvrtc"].split()[0],
         "date": datetime.date.today().isoformat(),
     }

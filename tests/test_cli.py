@@ -193,8 +193,8 @@ def test_info_names_the_command_that_brings_what_is_missing(monkeypatch):
 
     assert "aicf[cuda12]" in said_with(monkeypatch, nvrtc="")["nvrtc"].command
     assert "aicf[cuda13]" in said_with(monkeypatch, nvrtc="", driver="13.0")["nvrtc"].command
-    assert "cupti-cu12" in said_with(monkeypatch, cupti="")["cupti"].command
-    assert said_with(monkeypatch, cupti="", driver="13.0")["cupti"].command.endswith("cupti")
+    assert "cupti-cu12<12.5'" in said_with(monkeypatch, cupti="")["cupti"].command
+    assert "cupti<13.1'" in said_with(monkeypatch, cupti="", driver="13.0")["cupti"].command
     assert said_with(monkeypatch, cupti="", driver="")["cupti"].missing == ""
     old = said_with(monkeypatch, problem="the driver is too old")
     assert old["cuda"].missing == "the driver is too old"

@@ -368,6 +368,18 @@ for attempt in range(2):
     assert_clean(counts)
 
 
+def test_info(driver):
+    """What a driver says reaches the command as it stands there."""
+    script = """
+from aicf import info
+for fact in info.facts("0"):
+    print(fact.name, fact.found, fact.where, fact.command, sep="|")
+"""
+    out, _ = run(driver, script, FAKE_CUDA_VERSION=13010)
+    assert "\ndriver|for CUDA 13.1|" in out and "\ncuda:0|Fake GPU, sm_90a" in out
+    assert f"\ncupti|13|{driver / 'wheels'}/" in out
+
+
 MAPS = """
 import aicf
 from aicf import _core

@@ -131,9 +131,10 @@ def _cupti(found: dict[str, Any]) -> Fact:
         return Fact("cupti", found["cupti"].rpartition(".so.")[2], found["cupti"])
     if not found["driver"]:
         return Fact("cupti", "", "none needed")
-    name = "nvidia-cuda-cupti-cu12" if found["driver"].startswith("12") else "nvidia-cuda-cupti"
+    major, _, minor = found["driver"].partition(".")
+    name = "nvidia-cuda-cupti-cu12" if major == "12" else "nvidia-cuda-cupti"
     return Fact("cupti", "", "", "profiles time replays by it, without it by events",
-                f"pip install {name}")  # fmt: skip
+                f"pip install '{name}<{major}.{int(minor) + 1}'")  # fmt: skip
 
 
 def nvidia_cards(bus: Path = Path("/sys/bus/pci/devices")) -> list[str]:

@@ -228,7 +228,7 @@ CudaInfo cuda_info() {
     if (info.problem.empty()) {
         try {
             const int version = cuda::driver().version;
-            info.driver = cat("CUDA ", version / 1000, ".", version % 1000 / 10);
+            info.driver = cat(version / 1000, ".", version % 1000 / 10);
             const int count = cuda::gpu_count();
             for (int i = 0; i < count; i++) {
                 const cuda::Gpu& gpu = cuda::gpu(i);

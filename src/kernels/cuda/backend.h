@@ -21,8 +21,9 @@ struct GpuInfo {
 };
 
 struct CudaInfo {
-    std::string problem;               // why no device can be used; "" if one can
-    std::string driver, nvrtc, cupti;  // what was found
+    std::string problem;       // why no device can be used; "" if one can
+    std::string driver;        // the CUDA that it is for: "13.0"
+    std::string nvrtc, cupti;  // what was found
     std::vector<GpuInfo> devices;
     std::string cache;  // folder of compiled kernels
     uint64_t cache_entries = 0, cache_bytes = 0;

@@ -119,13 +119,14 @@ bool open_library(Tracer& t, const std::string& path) {
 
 void load(Tracer& t) {
     t.loaded = true;
-    const int driver_major = driver_version() / 1000;
+    const int driver_major = driver_version() / 1000, minor = driver_version() % 1000 / 10;
     bool found = false;
     for (const std::string& path : places(driver_major))
         if ((found = open_library(t, path))) break;
     if (!found) {
-        t.missing = cat("no CUPTI for CUDA ", driver_major, " or older was found; pip install ",
-                        driver_major < 13 ? "nvidia-cuda-cupti-cu12" : "nvidia-cuda-cupti");
+        t.missing = cat("no CUPTI for CUDA ", driver_major, " or older was found; pip install '",
+                        driver_major < 13 ? "nvidia-cuda-cupti-cu12" : "nvidia-cuda-cupti", "<",
+                        driver_major, ".", minor + 1, "'");  // none newer than the driver
         return;
     }
     uint32_t version = 0;
