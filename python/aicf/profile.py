@@ -169,7 +169,7 @@ class Profile:
             f"of {count_text(memory)}B/s (a copy) and {count_text(product)}FLOP/s (a product)"
         ]
         if self.untimed:
-            notes.append(f"{self.untimed} more steps were not timed")
+            notes.append(f"steps beside these, without times: {self.untimed}")
         if self.problem:
             notes.append(f"without CUPTI: {printable(self.problem)}")
         return notes
