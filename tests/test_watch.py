@@ -357,6 +357,26 @@ def test_bad_indices(device, make_rng, compiled, passes):
         assert np.isnan(step.outputs["loss"].numpy()[-1])
 
 
+def test_labels_of_any_shape_some_ignored(device, rng):
+    """The place in the labels as they were given; a label that is ignored is none."""
+
+    def compiled(**options):
+        g = aicf.Graph("g")
+        x, labels = g.input("x", (2, 4, 3, 5)), g.input("labels", (2, 3, 5), "int64")
+        logits = x * g.param("w", (4, 1, 1), init=aicf.init.ones())
+        g.minimize(aicf.cross_entropy(logits, labels, **options), aicf.optim.SGD(lr=0.1))
+        return g.compile(device=device, check=True)
+
+    step, lenient = compiled(), compiled(ignore_index=-100)
+    data = {"x": rng.standard_normal((2, 4, 3, 5), np.float32), "labels": np.ones((2, 3, 5), int)}
+    data["labels"][1, 2, 3] = -100
+    error = refused(step, lambda: step(**data), kind="index", name="labels", index=(1, 2, 3))
+    assert "labels %1 i64[2, 3, 5]" in str(error)
+    lenient(**data)
+    data["labels"][0, 1, 2] = 4
+    refused(lenient, lambda: lenient(**data), kind="index", index=(0, 1, 2), number=4)
+
+
 def test_the_first_of_several(device, rng):
     data = batch(rng)
     data["tokens"][2, 1], data["tokens"][4, 0], data["labels"][3] = 99, -5, 7

@@ -105,6 +105,16 @@ ValueId Checks::outside(Graph& graph, const Node& node) const {
     return graph.emit("Max", {x}, {{"axes", axes}, {"keepdims", false}})[0];
 }
 
+/// The value before it was given other shapes, which is what the user knows.
+ValueId Checks::as_given(ValueId id) const {
+    for (int made = graph_.value(id).producer; made >= 0; made = graph_.value(id).producer) {
+        const Node& node = graph_.nodes[made];
+        if (node.op_name != "Reshape") break;
+        id = node.inputs[0];
+    }
+    return id;
+}
+
 std::optional<Finding> Checks::find(const std::vector<float>& numbers) const {
     struct Holds {
         bool nan = false, infinity = false;
@@ -130,7 +140,7 @@ std::optional<Finding> Checks::find(const std::vector<float>& numbers) const {
     }
     for (const Node& node : graph_.nodes) {
         if (number(of_node_[node.id]) > 0)
-            return Finding{Finding::index, node.id, node.inputs[node.op->indices]};
+            return Finding{Finding::index, node.id, as_given(node.inputs[node.op->indices])};
         Holds before;
         for (ValueId id : node.inputs) before.add(holds[id]);
         for (const auto& [name, attr] : node.attrs.items())

@@ -34,6 +34,7 @@ class Checks {
   private:
     ValueId largest(Graph& graph, ValueId value) const;
     ValueId outside(Graph& graph, const Node& node) const;
+    ValueId as_given(ValueId id) const;
 
     Graph graph_;
     std::vector<int> of_value_, of_node_;  // positions among the numbers; -1: none
