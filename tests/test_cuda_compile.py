@@ -182,9 +182,10 @@ def test_products(dtype, arch):
     compiled(g, arch, math)
 
 
-def wgmma_kernels(sizes, dtype, layout, epilogue=None):
-    """The programs of every kernel with warp roles, one each."""
+def product_kernels(sizes, dtype, layout, epilogue=None):
+    """The programs of every kernel of a product, one each."""
     m, n, k = sizes
+    dtype, math = ("float32", "tf32") if dtype == "tf32" else (dtype, "fp32")
     g = aicf.Graph("product")
     a = g.input("a", (k, m) if "a" in layout else (m, k), dtype)
     b = g.input("b", (n, k) if "b" in layout else (k, n), dtype)
@@ -192,13 +193,18 @@ def wgmma_kernels(sizes, dtype, layout, epilogue=None):
     y = aicf.matmul(a, aicf.permute(b, (1, 0)) if "b" in layout else b)
     g.output("y", epilogue(g, y) if epilogue else y)
     names = _core.pass_names()
-    ((signature, known),) = _core.cuda_candidates(g._core, names).items()
+    ((signature, known),) = _core.cuda_candidates(g._core, names, math=math).items()
     found = {}
     for one in known:
-        if one.startswith("wgmma_"):
-            programs = _core.cuda_programs(g._core, names, candidates={signature: one})
-            (found[one],) = [program for program in programs if "gemm_wgmma<" in program]
+        programs = _core.cuda_programs(g._core, names, math=math, candidates={signature: one})
+        (found[one],) = [text for text in programs if re.search(r"gemm_\w+<", text)]
     return found
+
+
+def wgmma_kernels(*args):
+    """Those with warp roles."""
+    found = product_kernels(*args)
+    return {name: text for name, text in found.items() if "gemm_wgmma<" in text}
 
 
 def with_residual(g, y):
@@ -215,6 +221,9 @@ def with_residual(g, y):
         ((768, 3072, 16384), "bfloat16", "b", None),  # in parts, and cut after cut
         ((2048, 2048, 8192), "float16", "ab", with_residual),
         ((1024, 1024, 1024), "bfloat16", "b", None),  # two cuts, in registers
+        ((264, 392, 512), "tf32", "", None),
+        ((1024, 1024, 1024), "tf32", "ab", with_residual),
+        ((2048, 2048, 8192), "tf32", "a", None),
     ],
     ids=str,
 )

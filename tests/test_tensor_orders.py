@@ -307,8 +307,7 @@ def test_all_candidates(sizes, name, layout, make_rng):
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
     g, feed = built((m, k), (k, n), name, layout), fed(a, b, layout)
     ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
-    if name != "tf32":
-        assert sum(one.startswith("wgmma_") for one in names) >= 6, names
+    assert sum(one.startswith("wgmma_") for one in names) >= 6, names
     order = next(text for text in signature.split('"') if text.startswith("mma"))
     first = None
     for one in names:

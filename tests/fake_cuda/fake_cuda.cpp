@@ -468,14 +468,15 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
     check_block(static_cast<const char*>(parameters[0]));
     return CUDA_SUCCESS;
 }
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* at,
-                                const cuuint64_t* sizes, const cuuint64_t* steps,
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                void* at, const cuuint64_t* sizes, const cuuint64_t* steps,
                                 const cuuint32_t* box, const cuuint32_t* each,
                                 CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                                 CUtensorMapFloatOOBfill) {
     MAY_FAIL;
     const auto from = reinterpret_cast<uintptr_t>(at);
-    uintptr_t end = from + 2 * sizes[0];  // of 16-bit elements
+    const cuuint64_t size = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    uintptr_t end = from + size * sizes[0];
     if (reinterpret_cast<uintptr_t>(map) % 64 != 0) broken("a tensor map at an odd place");
     if (from % 16 != 0 || rank != 3) return CUDA_ERROR_INVALID_VALUE;
     for (cuuint32_t d = 0; d < rank; d++) {
@@ -484,7 +485,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_
             return CUDA_ERROR_INVALID_VALUE;
         if (d > 0) end += (sizes[d] - 1) * steps[d - 1];
     }
-    if (2 * box[0] > 128) return CUDA_ERROR_INVALID_VALUE;  // a line of the widest permutation
+    if (size * box[0] > 128) return CUDA_ERROR_INVALID_VALUE;  // a line of the widest permutation
     if (!alive(from, end - from)) broken("a tensor map of memory that is not alive");
     std::memset(map, 0xa5, sizeof *map);
     return CUDA_SUCCESS;

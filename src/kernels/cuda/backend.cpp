@@ -43,8 +43,10 @@ TensorRef packed(const TensorRef& from) {
 /// Writes a map of an operand where it lies now.
 void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     static_assert(sizeof(CUtensorMap) == kMapBytes);
-    constexpr cuuint64_t size = 2;
-    const void* const from = args.in(map.input).ptr;
+    const cuuint64_t size = dtype_size(map.dtype);
+    const bool scratch = map.input == TensorMap::workspace;
+    const void* const from =
+        scratch ? static_cast<char*>(args.workspace) + map.from : args.in(map.input).ptr;
     if (reinterpret_cast<uintptr_t>(from) % kMapAlign != 0)  // of a cell that was bound before
         raise(ErrorKind::unsupported, "gemm: operand ", map.input ? "b" : "a", " begins ",
               reinterpret_cast<uintptr_t>(from) % kMapAlign, " bytes behind a multiple of ",
@@ -53,11 +55,13 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     const auto wide = [](int64_t x) { return static_cast<cuuint64_t>(x); };
     const cuuint64_t sizes[] = {wide(map.inner), wide(map.outer), wide(map.batches)};
     const cuuint64_t steps[] = {wide(map.outer_step) * size, wide(map.batch_step) * size};
-    const cuuint32_t box[] = {64, static_cast<cuuint32_t>(map.box), 1}, each[] = {1, 1, 1};
+    const cuuint32_t line = static_cast<cuuint32_t>(128 / size);
+    const cuuint32_t box[] = {line, static_cast<cuuint32_t>(map.box), 1}, each[] = {1, 1, 1};
     CUtensorMap encoded;
     AICF_CU(driver(), cuTensorMapEncodeTiled, &encoded,
-            map.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            map.dtype == DType::f32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+            : map.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                      : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             3, const_cast<void*>(from), sizes, steps, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -13,14 +13,16 @@
 
 namespace aicf::cuda {
 
-/// A tensor map that a kernel finds in the tail of its argument block: an input as lines of inner
-/// elements, outer of them in each of some batches, copied 64 by box elements at a time, permuted
-/// within 8 lines of 128 bytes.
+/// A tensor map that a kernel finds in the tail of its argument block: an input, or what lies in
+/// its workspace, as lines of inner elements, outer of them in each of some batches, copied 128
+/// bytes by box elements at a time, permuted within 8 lines of 128 bytes.
 struct TensorMap {
+    static constexpr int workspace = -1;  // as the input
     int input;
-    DType dtype;                                            // of 16 bits
+    DType dtype;                                            // of 16 bits, or f32
     int64_t inner, outer, batches, outer_step, batch_step;  // steps in elements
     int box;
+    uint64_t from = 0;  // byte of the workspace where it begins
 };
 
 constexpr int kGroupThreads = 256;  // of a group's blocks; the more, the fewer registers each has
@@ -149,12 +151,17 @@ struct MappedOperand {
 std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box);
 /// What a kernel of wgmma.cuh is written for, as its Layout says there; and the struct.
 struct WgmmaLayout {
-    int rows, columns, stages, pair;
+    int rows, columns, depth, stages, pair;
     int64_t parts, adders, round;
     bool holds, a_along_k, b_along_k, a_batched, b_batched;
     uint32_t shared() const;  // bytes
 };
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);
+/// A copy of an operand, rounded to tf32, that a kernel makes in its workspace at byte `from`: its
+/// map, and the struct that tf32.cuh makes it by.
+MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box);
+std::string rounded_struct(const std::string& name, const std::string& batch,
+                           const MappedOperand& operand, const View& view, int k_axis);
 KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, take, windows, scans
 KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's

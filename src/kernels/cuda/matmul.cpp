@@ -40,6 +40,9 @@ constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4
                              {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
                              {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
                              {64, 64, 64, 5, 64, 64, 256, 2, 4.2, 6.5, 1, 1400}};
+// Of tf32 a step of k takes as many cycles as two of 16-bit operands.
+constexpr double kWgmmaTf32 = 2;
+constexpr int64_t kRoundedBytes = int64_t{1} << 30;  // of the copies that it reads, at most
 constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
                             {64, 64, 32, 4, 32, 32, 128, 3, 16, 18}};
 
@@ -55,9 +58,10 @@ struct Choice {
 
 struct Problem {
     int64_t batches, m, n, k;
-    int64_t grain;  // k is cut at multiples of this
-    bool tensor;    // on tensor cores: a unit takes one cut of k, or all
-    int64_t size;   // bytes of a sum
+    int64_t grain;       // k is cut at multiples of this
+    bool tensor;         // on tensor cores: a unit takes one cut of k, or all
+    int64_t size;        // bytes of a sum
+    int64_t copied = 0;  // bytes of operands that wgmma reads as copies
 };
 
 /// What the operands are rounded to before they are multiplied.
@@ -80,6 +84,8 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double queue = 6000, moved = 30, moved_far = 10;
     constexpr int64_t cached = 24 << 20;
     constexpr double between_cuts = 120;  // of a block that takes one after the other
+    // Where operands are copied first: for the wait, and bytes read and written.
+    constexpr double rounding = 3000, rounded = 14, rounded_far = 8;
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
@@ -100,7 +106,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const double seams = t.pair && parts == 1 && !t.holds(grains)
                                  ? static_cast<double>(grains - 1) * between_cuts
                                  : 0;
-        const auto of = [&](double share) { return depth * share + t.start + seams; };
+        const bool copies = t.pair && p.copied > 0;
+        const double rate = copies ? kWgmmaTf32 : 1;
+        const auto of = [&](double share) { return depth * share * rate + t.start + seams; };
         if (parts > 1 && (choice.slots * result > most_bytes || t.pair > 1)) break;
         const bool queued = parts > 1 && t.pair;
         choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
@@ -117,6 +125,11 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
             choice.cycles += arrival + static_cast<double>(ceil_div(tiles, processors) *
                                                            (choice.slots / tiles) * result) /
                                            join_bytes;
+        if (copies) {
+            choice.cycles += rounding + static_cast<double>(2 * p.copied / processors) /
+                                            (2 * p.copied > cached ? rounded_far : rounded);
+            choice.blocks = std::max(room / high, int64_t{1}) * high;  // all of them copy
+        }
         if (kept)
             choice.cycles +=
                 static_cast<double>(ceil_div(tiles, processors) * (grains - 1) * 2 * result) /
@@ -156,10 +169,27 @@ struct Gemm {
 
     /// The operands as the copy engine reads them for a tiling; none where it cannot.
     std::optional<std::pair<MappedOperand, MappedOperand>> mapped(const Tiling& t) const {
+        if (tf32) return copied() > kRoundedBytes ? std::nullopt : std::optional(copies(t));
         const auto first = mapped_operand(op, 0, 1, t.m);
         const auto second = mapped_operand(op, 1, 0, t.n / t.pair);
         if (!first || !second || math != "fp32") return std::nullopt;
         return std::pair{*first, *second};
+    }
+    /// Their copies in tf32, in the workspace from byte `from` on.
+    std::pair<MappedOperand, MappedOperand> copies(const Tiling& t, uint64_t from = 0) const {
+        auto first = rounded_operand(op, 0, 1, t.m);
+        auto second = rounded_operand(op, 1, 0, t.n / t.pair);
+        first.map.from = from;
+        second.map.from = from + copy_bytes(first.map);
+        return {first, second};
+    }
+    static uint64_t copy_bytes(const TensorMap& map) {
+        return static_cast<uint64_t>((map.batches * map.batch_step * 4 + 255) / 256 * 256);
+    }
+    int64_t copied() const {
+        if (!tf32) return 0;
+        const auto [first, second] = copies(kWgmma[0]);
+        return static_cast<int64_t>(copy_bytes(first.map) + copy_bytes(second.map));
     }
 
     /// The side of few rows, 0 or 1, where thin.cuh reads the other straight from memory: on tensor
@@ -199,7 +229,7 @@ struct Gemm {
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Limits& limits) const {
         std::vector<Choice> found;
-        const Problem problem{batches, m, n, k, chunk, tensor, size};
+        const Problem problem{batches, m, n, k, chunk, tensor, size, copied()};
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
@@ -409,17 +439,26 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
             text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
     if (t.pair) {
-        const auto mapped = *gemm.mapped(t);
+        // Copies lie behind the sums of parts.
+        const uint64_t sums = (text.workspace + 255) / 256 * 256;
+        const auto mapped = tf32 ? gemm.copies(t, sums) : *gemm.mapped(t);
         const auto& [first, second] = mapped;
-        text.includes = {"wgmma.cuh"};
+        text.includes = {tf32 ? "tf32.cuh" : "wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
-        const WgmmaLayout roles{t.m,           t.n,
-                                t.stages,      t.pair,
-                                choice.parts,  choice.adders,
-                                choice.round,  t.holds(ceil_div(k, chunk)),
-                                first.along_k, second.along_k,
-                                first.batched, second.batched};
+        const WgmmaLayout roles{t.m,
+                                t.n,
+                                tf32 ? 32 : 64,
+                                t.stages,
+                                t.pair,
+                                choice.parts,
+                                choice.adders,
+                                choice.round,
+                                t.holds(ceil_div(k, chunk)),
+                                first.along_k,
+                                second.along_k,
+                                first.batched,
+                                second.batched};
         text.shared = roles.shared();
         text.body += layout_struct("@_Layout", roles, a.dtype);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
@@ -436,10 +475,34 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
                     "    }\n");
         text.body += "};\n";
-        text.body += body_head(layout);
-        text.body += cat("    gemm_wgmma<@_Layout, @_Shape>(grid, @_Lines{{block}}, block.bytes + ",
-                         layout.tail + int(kTailBytes), ", block.bytes + ",
-                         layout.tail + int(kTailBytes + kMapBytes), ", ", room, ");\n}\n");
+        std::string ready = "Present{}", copy;
+        if (tf32) {
+            text.body += rounded_struct("@_CopyA", "@_A", first, a, 1);
+            text.body += rounded_struct("@_CopyB", "@_B", second, b, 0);
+            const int warps = t.threads / 32;
+            const std::string pieces = cat("(Copied<@_CopyA>::tiles + Copied<@_CopyB>::tiles + ",
+                                           warps - 1, ") / ", warps);
+            const std::string counters =
+                cat("block.ptr<uint32_t>(", layout.tail, ") + ", text.counters);
+            const auto operand = [&](int x) {
+                return cat("block.ptr<const float>(", layout.operand[static_cast<size_t>(x)], ")");
+            };
+            const auto copy_at = [](const TensorMap& map) {
+                return cat("block.ptr<float>(16) + ", map.from / 4);
+            };
+            text.counters += 3;
+            text.workspace = second.map.from +
+                             static_cast<uint64_t>(second.map.batches * second.map.batch_step * 4);
+            copy = cat("    round_operands<@_CopyA, @_CopyB, ", warps, ", ", pieces, ">(",
+                       operand(0), ", ", operand(1), ", ", copy_at(first.map), ", ",
+                       copy_at(second.map), ", ", counters, ");\n");
+            ready = cat("Rounded<", pieces, ">{", counters, ", grid.blocks}");
+        }
+        text.body += body_head(layout) + copy;
+        text.body +=
+            cat("    gemm_wgmma<@_Layout, @_Shape>(grid, @_Lines{{block}}, block.bytes + ",
+                layout.tail + int(kTailBytes), ", block.bytes + ",
+                layout.tail + int(kTailBytes + kMapBytes), ", ", room, ", ", ready, ");\n}\n");
         return text;
     }
     int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);

@@ -14,6 +14,13 @@ struct Tf32 {
 };
 __device__ __forceinline__ float widen(Tf32 x) { return scalar::from_bits(x.bits); }
 
+/// scalar::f32_to_tf32 but for the 13 bits that tensor cores do not read. (The instruction for it,
+/// cvt.rna.tf32.f32, is slower and takes some NaN to infinity.)
+__device__ __forceinline__ void round_word(uint32_t& word) {
+    const float x = scalar::from_bits(word);
+    word = x != x ? 0x7fffffffu : word + 0x1000u;
+}
+
 template <class As, class E>
 __device__ __forceinline__ As rounded_to(E x) {
     if constexpr (same_type<As, E>)

@@ -35,12 +35,6 @@ __device__ __forceinline__ void copy_async_word(uint32_t to, const void* from, b
                  : "memory");
 }
 
-/// scalar::f32_to_tf32 but for the 13 bits that tensor cores do not read. (The instruction for it,
-/// cvt.rna.tf32.f32, is slower and takes some NaN to infinity.)
-__device__ __forceinline__ void round_word(uint32_t& word) {
-    const float x = scalar::from_bits(word);
-    word = x != x ? 0x7fffffffu : word + 0x1000u;
-}
 __device__ __forceinline__ uint32_t load_word(uint32_t from) {
     uint32_t word;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");

@@ -20,7 +20,8 @@ template <class Io>
 void fields(Io& io, TensorMap& map) {
     io.number(map.input);
     io.choice(map.dtype, kDTypes, "a dtype");
-    io.numbers(map.inner, map.outer, map.batches, map.outer_step, map.batch_step, map.box);
+    io.numbers(map.inner, map.outer, map.batches, map.outer_step, map.batch_step, map.box,
+               map.from);
 }
 
 /// What of a kernel its op does not say; of a group also that of its parts.
@@ -44,6 +45,20 @@ void fields(Io& io, StoredCode& stored) {
     io.numbers(stored.code.shared, stored.program, stored.cubin);
 }
 
+/// Whether what a map shows of the workspace lies in it.
+bool fits_workspace(const TensorMap& map, uint64_t bytes) {
+    const uint64_t size = dtype_size(map.dtype), most = bytes / size;
+    const auto lines = static_cast<uint64_t>(map.outer),
+               batches = static_cast<uint64_t>(map.batches);
+    const auto step = static_cast<uint64_t>(map.outer_step),
+               all = static_cast<uint64_t>(map.batch_step);
+    const auto within = [&](uint64_t count, uint64_t each) {
+        return each <= most && count <= most / each;
+    };
+    return step >= static_cast<uint64_t>(map.inner) && within(lines, step) && lines * step <= all &&
+           within(batches, all) && map.from <= bytes && batches * all * size <= bytes - map.from;
+}
+
 /// What the launch of an op asks of the driver and of its argument block.
 void check_launch(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op) {
     if (kernel.threads > kMostThreads || kernel.shared > kMostShared ||
@@ -54,11 +69,16 @@ void check_launch(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op)
     if (kernel.workspace_bytes > most || kernel.counter_bytes > most)
         io.fail(op.def->name, " takes ", kernel.workspace_bytes, " bytes of scratch and ",
                 kernel.counter_bytes, " of counters; need at most ", most);
-    for (const TensorMap& map : kernel.maps)
-        if (map.input < 0 || map.input >= static_cast<int>(op.inputs.size()) ||
-            !is_16_bit(map.dtype) || map.dtype != op.inputs[map.input].dtype || map.inner < 1 ||
-            map.outer < 1 || map.batches < 1 || map.box < 1)
+    for (const TensorMap& map : kernel.maps) {
+        const bool scratch = map.input == TensorMap::workspace;
+        const bool known =
+            scratch || (map.input >= 0 && map.input < static_cast<int>(op.inputs.size()) &&
+                        map.dtype == op.inputs[map.input].dtype);
+        if (!known || !(scratch ? map.dtype == DType::f32 : is_16_bit(map.dtype)) ||
+            map.inner < 1 || map.outer < 1 || map.batches < 1 || map.box < 1 ||
+            (scratch && !fits_workspace(map, kernel.workspace_bytes)))
             io.fail(op.def->name, " has a map of operand ", map.input, " that is none");
+    }
     if (!kernel.maps.empty() && kTailBytes + kernel.maps.size() * kMapBytes > kernel.tail_bytes)
         io.fail(op.def->name, " has ", kernel.maps.size(), " maps; its block has room for fewer");
 }

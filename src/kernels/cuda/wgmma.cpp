@@ -31,6 +31,31 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
         batched};
 }
 
+MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box) {
+    const View& view = op.inputs[static_cast<size_t>(input)];
+    const int rank = view.shape.rank();
+    const int64_t k = view.shape[rank - 2 + k_axis], own = view.shape[rank - 1 - k_axis];
+    bool batched = false;
+    int64_t batches = 1;
+    for (int d = 0; d < rank - 2; d++) batched = batched || view.strides[d] != 0;
+    for (int d = 0; batched && d < rank - 2; d++) batches *= view.shape[d];
+    const int64_t step = (k + 3) / 4 * 4;
+    return MappedOperand{
+        {TensorMap::workspace, DType::f32, k, own, batches, step, own * step, box}, true, batched};
+}
+
+std::string rounded_struct(const std::string& name, const std::string& batch,
+                           const MappedOperand& operand, const View& view, int k_axis) {
+    const int rank = view.shape.rank();
+    const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
+    return cat("struct ", name, " {\n    typedef ", batch,
+               " Batch;\n    static constexpr int64_t k = ", operand.map.inner,
+               number("own", operand.map.outer), number("batches", operand.map.batches),
+               number("pitch", operand.map.outer_step),
+               number("k_step", view.strides[rank - 2 + k_axis]),
+               number("own_step", view.strides[rank - 1 - k_axis]), ";\n};\n");
+}
+
 uint32_t WgmmaLayout::shared() const {
     constexpr int warp = 16 * 272, barriers = 16, queue = 48;  // bytes: of a warp, of a stage, once
     return static_cast<uint32_t>(stages * ((rows + columns) * 128 + barriers) + rows / 16 * warp +
@@ -44,14 +69,16 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
         list += cat(x ? ", %" : "%", x);
         operands += cat(x ? ", \"+f\"(d[" : "\"+f\"(d[", x, "])");
     }
-    const char* kind = type == DType::f16 ? "f16" : "bf16";
+    const bool tf32 = type == DType::f32;
+    const char* kind = tf32 ? "tf32" : type == DType::f16 ? "f16" : "bf16";
+    const auto across = [](bool along_k) { return along_k ? ", 0" : ", 1"; };
     const auto flag = [](bool value) { return value ? "true" : "false"; };
     const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
     return cat("struct ", name, " {\n    static constexpr int rows = ", layout.rows,
-               number("columns", layout.columns), number("stages", layout.stages),
-               number("pair", layout.pair), number("parts", layout.parts),
-               number("adders", layout.adders), number("round", layout.round),
-               number("shared", layout.shared()),
+               number("columns", layout.columns), number("depth", layout.depth),
+               number("stages", layout.stages), number("pair", layout.pair),
+               number("parts", layout.parts), number("adders", layout.adders),
+               number("round", layout.round), number("shared", layout.shared()),
                ";\n    static constexpr bool holds = ", flag(layout.holds),
                ", a_along_k = ", flag(layout.a_along_k), ", b_along_k = ", flag(layout.b_along_k),
                ", a_batched = ", flag(layout.a_batched), ", b_batched = ", flag(layout.b_batched),
@@ -59,9 +86,9 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
                "], uint64_t a, uint64_t b, bool add) {\n        asm volatile(\"{\\n.reg .pred "
                "p;\\nsetp.ne.b32 p, %",
                sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n",
-               layout.columns, "k16.f32.", kind, ".", kind, " {", list, "}, %", sums, ", %",
-               sums + 1, ", p, 1, 1, ", layout.a_along_k ? 0 : 1, ", ", layout.b_along_k ? 0 : 1,
-               ";\\n}\"\n            : ", operands,
+               layout.columns, tf32 ? "k8" : "k16", ".f32.", kind, ".", kind, " {", list, "}, %",
+               sums, ", %", sums + 1, ", p, 1, 1", tf32 ? "" : across(layout.a_along_k),
+               tf32 ? "" : across(layout.b_along_k), ";\\n}\"\n            : ", operands,
                "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
 }
 

@@ -236,12 +236,12 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
 // ---- the kernel ---------------------------------------------------------------------------------
 
 /// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
-/// columns, stages, how many blocks one above the other share the tile of B (pair), the parts of k
-/// that are units of their own, whether the sum of the cuts before stays in registers (holds), how
-/// the operands lie, the bytes it asks for, and by step() the instruction.
+/// columns, depth, stages, how many blocks one above the other share the tile of B (pair), the
+/// parts of k that are units of their own, whether the sum of the cuts before stays in registers
+/// (holds), how the operands lie, the bytes it asks for, and by step() the instruction.
 template <class Layout>
 struct Ring {
-    static constexpr int depth = 64;  // elements of a line of 128 bytes
+    static constexpr int depth = Layout::depth;  // elements of a line of 128 bytes
     static constexpr int consumers = Layout::rows / 64, warps = 4 * consumers;
     static constexpr int a_bytes = Layout::rows * 128, b_bytes = Layout::columns * 128;
     static constexpr int stage_bytes = a_bytes + b_bytes;
@@ -312,14 +312,20 @@ struct Turn {
     }
 };
 
+/// Of operands that are there when a kernel begins.
+struct Present {
+    __device__ __forceinline__ void operator()() const {}
+};
+
 /// A block computes Layout::rows x Layout::columns of C. With Layout::parts == 1 it takes all cuts
 /// of k and adds them, in registers or in `parts`. Otherwise a cut is a unit of its own that is
 /// left in `parts`, and blocks add shares of a tile once all its cuts lie there; of `counters` the
 /// first is the next turn, the second how many blocks are done, the others how many warps left
-/// their sums.
-template <class Layout, class Shape, class Put>
+/// their sums. A thread calls ready(), which returns when the operands are there, before it copies.
+template <class Layout, class Shape, class Put, class Ready>
 __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, const void* map_a,
-                                           const void* map_b, float* parts, uint32_t* counters) {
+                                           const void* map_b, float* parts, uint32_t* counters,
+                                           const Ready& ready) {
     typedef Ring<Layout> R;
     constexpr int BM = Layout::rows, BN = Layout::columns, Stages = Layout::stages;
     constexpr int Pair = Layout::pair, Parts = Layout::parts;
@@ -334,6 +340,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     static_assert(!split || (Parts == cuts && Pair == 1));
     static_assert(Layout::b_along_k || BN / Pair % R::depth == 0);
     static_assert(cuts == 1 || Shape::chunk % depth == 0);
+    static_assert(Place::tiles < 1 << 30);
     extern __shared__ __align__(1024) char ring_room[];
     const uint32_t room = shared_address(ring_room);
     const auto full = [&](int s) { return room + R::barriers + 8 * s; };
@@ -365,7 +372,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     else
         __syncthreads();
 
-    const int64_t first = grid.block / Pair, stride = grid.blocks / Pair;
+    const uint32_t first = grid.block / Pair, stride = grid.blocks / Pair;
     const auto steps_of = [&](int cut) {
         const int left = all_steps - cut * cut_steps;
         return left < cut_steps ? left : cut_steps;
@@ -398,6 +405,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                         bs + from * 128, map_b, j0 + from, k0, bz, full(stage));
                 }
             };
+            ready();
             if constexpr (split) {
                 for (;; next_slot()) {
                     wait_barrier(passed(slot), slot_phase ^ 1);
@@ -413,14 +421,15 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     own = next;
                 }
             } else {
-                for (int64_t u = first; u < Place::tiles; u += stride) copy(Place(u), 0, all_steps);
+                for (uint32_t u = first; u < Place::tiles; u += stride)
+                    copy(Place(u), 0, all_steps);
             }
         }
         __syncwarp();
     } else {
         if constexpr (R::deals)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers));
-        const int mine = threadIdx.x - 128, group = mine / 128;
+        const uint32_t mine = threadIdx.x - 128, group = mine / 128;
         const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
         int before = 0;
         const auto release = [&](int s) {
@@ -457,9 +466,12 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             static_assert(share <= R::warps);
             for (;; next_slot()) {
                 wait_barrier(taken(slot), slot_phase);
-                const uint32_t t = turns[slot];
-                __syncwarp();
-                if (lane == 0) arrive_at<1>(passed(slot), 0);
+                uint32_t t = 0;
+                if (lane == 0) {
+                    t = turns[slot];
+                    arrive_at<1>(passed(slot), 0);
+                }
+                t = __shfl_sync(~0u, t, 0);
                 if (t >= Turns::end) break;
                 const Turns turn(t);
                 const auto part_of = [&](int part) {
@@ -534,7 +546,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 leads = false;
             }
         };
-        for (int64_t u = first; u < Place::tiles; u += stride) {
+        for (uint32_t u = first; u < Place::tiles; u += stride) {
             const Place place(u);
             if constexpr (alternates) {
 #pragma unroll
@@ -575,7 +587,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 for (int x = 0; x < sums; x++) acc[x] = total[x] + (cuts % 2 ? acc : other)[x];
             } else {
                 Four* const kept =
-                    reinterpret_cast<Four*>(parts) + int64_t(grid.block) * lots * threads + mine;
+                    reinterpret_cast<Four*>(parts) + (grid.block * (lots * threads) + mine);
 #pragma unroll 1
                 for (int cut = 0; cut < cuts; cut++) {
                     const int steps = steps_of(cut);

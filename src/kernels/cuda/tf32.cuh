@@ -1,0 +1,117 @@
+// Products in tf32 by wgmma, which reads words that lie along k and drops their last 13 bits:
+// blocks first copy both operands, rounded and along k, to the workspace. Rounding a tile in shared
+// memory instead would cost more of its bandwidth than the products leave.
+#pragma once
+
+#include "wgmma.cuh"
+
+namespace aicf {
+
+/// How an operand is copied: a warp takes 4 rows by 128 of k, or where the rows' axis lies side by
+/// side 32 rows by 16 of k, 16 words a lane.
+template <class Of>
+struct Copied {
+    static constexpr bool turned = Of::own_step == 1 && Of::k_step != 1;
+    static constexpr int rows = turned ? 32 : 4, depth = turned ? 16 : 128;
+    static constexpr int64_t across = (Of::own + rows - 1) / rows,
+                             deep = (Of::k + depth - 1) / depth,
+                             tiles = Of::batches * across * deep;
+};
+
+/// Four words that begin at `from`, `step` apart, of which `count` exist; the rest become zeros.
+__device__ __forceinline__ void read_words(uint32_t (&to)[4], const float* from, int64_t step,
+                                           int64_t count, bool wide) {
+    if (wide && count >= 4) {
+        const auto four = *reinterpret_cast<const Pack<float, 4>*>(from);
+#pragma unroll
+        for (int y = 0; y < 4; y++) to[y] = scalar::bits(four.at[y]);
+    } else {
+#pragma unroll
+        for (int y = 0; y < 4; y++) to[y] = y < count ? scalar::bits(from[y * step]) : 0;
+    }
+}
+
+/// The copy of one warp's tile.
+template <class Of>
+__device__ __forceinline__ void copy_rounded(const float* from, float* to, int64_t tile) {
+    typedef Copied<Of> C;
+    constexpr int64_t side_step = C::turned ? Of::own_step : Of::k_step,
+                      other_step = C::turned ? Of::k_step : Of::own_step;
+    const int lane = threadIdx.x % 32;
+    const int64_t batch = tile / (C::across * C::deep);
+    const auto cell = static_cast<uint32_t>(tile % (C::across * C::deep));
+    const int64_t i = int64_t(cell / uint32_t(C::deep)) * C::rows + (C::turned ? lane % 8 * 4 : 0);
+    const int64_t k =
+        int64_t(cell % uint32_t(C::deep)) * C::depth + (C::turned ? lane / 8 : lane) * 4;
+    const float* const first = from + Of::Batch::at(batch);
+    const bool wide = side_step == 1 && other_step % 4 == 0 && aligned16(first);
+    uint32_t word[4][4];
+#pragma unroll
+    for (int x = 0; x < 4; x++) {  // of the axis that does not lie side by side
+        const int64_t row = C::turned ? i : i + x, deep = C::turned ? k + x : k;
+        const int64_t left =
+            C::turned ? (deep < Of::k ? Of::own - row : 0) : (row < Of::own ? Of::k - deep : 0);
+        read_words(word[x], first + row * Of::own_step + deep * Of::k_step, side_step, left, wide);
+    }
+#pragma unroll
+    for (int x = 0; x < 4; x++)
+#pragma unroll
+        for (int y = 0; y < 4; y++) round_word(word[x][y]);
+    float* const at = to + (batch * Of::own + i) * Of::pitch + k;
+#pragma unroll
+    for (int x = 0; x < 4; x++) {
+        if (i + x >= Of::own || k >= Of::pitch) continue;
+        Pack<float, 4> four;
+#pragma unroll
+        for (int y = 0; y < 4; y++)
+            four.at[y] = scalar::from_bits(C::turned ? word[y][x] : word[x][y]);
+        *reinterpret_cast<Pack<float, 4>*>(at + x * Of::pitch) = four;
+    }
+}
+
+/// Waits until all pieces are copied, for what the copy engine reads from then on. Of `counters`
+/// the first is the next piece, the second how many are copied, the third how many blocks know it;
+/// the last of these leaves them at 0.
+template <int64_t Pieces>
+struct Rounded {
+    uint32_t* counters;
+    uint32_t blocks;
+    __device__ __forceinline__ void operator()() const {
+        wait_count(counters + 1, uint32_t(Pieces));
+        asm volatile("fence.proxy.async;" ::: "memory");
+        if (atomicAdd(counters + 2, 1u) != blocks - 1) return;
+        for (int x = 0; x < 3; x++) counters[x] = 0;
+    }
+};
+
+/// Copies pieces until none is left: of every warp one tile. Whoever waits for others has taken
+/// none that it did not copy, so that blocks need not run together.
+template <class A, class B, int Warps, int64_t Pieces>
+__device__ __forceinline__ void round_operands(const float* a, const float* b, float* a_to,
+                                               float* b_to, uint32_t* counters) {
+    constexpr int64_t a_tiles = Copied<A>::tiles, tiles = a_tiles + Copied<B>::tiles;
+    static_assert(Pieces == (tiles + Warps - 1) / Warps);
+    extern __shared__ __align__(1024) char ring_room[];
+    auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring
+    if (threadIdx.x == 0) taken[0] = atomicAdd(counters, 1u);
+    __syncthreads();
+    uint32_t copied = 0;
+    for (int x = 0; taken[x] < Pieces; x ^= 1, copied++) {
+        const int64_t tile = int64_t(taken[x]) * Warps + threadIdx.x / 32;
+        uint32_t next = 0;
+        if (threadIdx.x == 0) next = atomicAdd(counters, 1u);  // comes while this one is copied
+        if (tile < a_tiles)
+            copy_rounded<A>(a, a_to, tile);
+        else if (tile < tiles)
+            copy_rounded<B>(b, b_to, tile - a_tiles);
+        if (threadIdx.x == 0) taken[x ^ 1] = next;
+        __syncthreads();
+    }
+    // What was written is read by copy engines, of other processors too.
+    __threadfence();
+    asm volatile("fence.proxy.async;" ::: "memory");
+    __syncthreads();
+    if (threadIdx.x == 0 && copied > 0) atomicAdd(counters + 1, copied);
+}
+
+}  // namespace aicf
