@@ -247,26 +247,37 @@ def test_nothing_is_serialized_or_spilled(sizes, dtype, layout, epilogue):
 @pytest.mark.parametrize("layout", ["", "a", "b", "ab"])
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
-    [((1, 330, 1040), "bfloat16"), ((616, 8, 4096), "float16"), ((4, 96, 4320), "float32")],
+    [
+        ((1, 330, 1040), "bfloat16"),
+        ((616, 8, 4096), "float16"),
+        ((4, 96, 4320), "float32"),
+        ((8, 96, 4336), "tf32"),
+    ],
     ids=str,
 )
 def test_few_rows(sizes, dtype, layout):
-    """The other operand straight from memory: in chains where its k lies side by side."""
-    m, n, k = sizes
-    g = aicf.Graph("product")
-    a = g.input("a", (k, m) if "a" in layout else (m, k), dtype)
-    b = g.input("b", (n, k) if "b" in layout else (k, n), dtype)
-    y = aicf.matmul(a.T if "a" in layout else a, b.T if "b" in layout else b)
-    g.output("y", with_residual(g, y))
-    names = _core.pass_names()
-    ((signature, known),) = _core.cuda_candidates(g._core, names).items()
-    assert ("thin" in known) == (dtype != "float32" or "b" in layout), known
-    if "thin" not in known:
-        return
-    programs = _core.cuda_programs(g._core, names, candidates={signature: "thin"})
-    (program,) = [program for program in programs if "gemm_thin_" in program]
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", _core.cuda_log(program, "sm_90a"))]
-    assert spills and not any(spills), spills
+    """The other operand by rings of warps: of 32-bit words where its k lies side by side."""
+    known = product_kernels(sizes, dtype, layout, with_residual)
+    assert ("thin" in known) == (dtype.endswith("16") or "b" in layout), known
+    if "thin" in known:
+        assert "gemm_thin_" in known["thin"]
+        assert not spilled(known["thin"])
+
+
+def spilled(program):
+    """The bytes of registers that a kernel keeps in memory."""
+    log = _core.cuda_log(program, "sm_90a")
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
+    assert spills, log
+    return sum(spills)
+
+
+@pytest.mark.parametrize("layout", ["", "ab"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "tf32"])
+def test_no_product_spills(dtype, layout):
+    """Nor do kernels without warp roles, in parts or whole, with an epilogue."""
+    for name, program in product_kernels((520, 392, 1030), dtype, layout, with_residual).items():
+        assert "gemm_wgmma<" in program or not spilled(program), name
 
 
 def test_which_operands_the_copy_engine_reads():
@@ -310,5 +321,5 @@ def test_a_product_of_few_rows_keeps_its_threads_in_a_group():
     g.output("y", aicf.matmul(a, aicf.broadcast_to(w, (4096, 64))))
     g.output("e", aicf.softmax(z))
     (program,) = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
-    ((groups, slices),) = re.findall(r"gemm_thin_chain<float, \w+, (\d+), (\d+)", program)
+    ((groups, slices),) = re.findall(r"gemm_thin_chain<\w+, (\d+), (\d+)", program)
     assert f"threadIdx.x < {32 * int(groups) * int(slices)})" in program

@@ -327,26 +327,56 @@ def test_all_candidates(sizes, name, layout, make_rng):
 
 
 @gpu
-@pytest.mark.parametrize("name", ["f16", "bf16"])
+@pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
-@pytest.mark.parametrize("sizes", [(5, 1000, 2048), (1, 330, 1040), (616, 8, 4096)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(5, 1000, 2048), (1, 330, 1040), (616, 8, 4096), (3, 333, 1072)], ids=str
+)
 def test_few_rows(sizes, name, layout, make_rng):
-    """Read straight from memory, k or the other axis side by side, aligned or not."""
+    """By rings of warps, k or the other axis side by side, aligned or not."""
     m, n, k = sizes
-    dtype = STEPS[name][0]
+    dtype, math, *_ = STEPS[name]
     rng = make_rng(17)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
     g, feed = built((m, k), (k, n), name, layout), fed(a, b, layout)
-    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names()).items()
-    assert "thin" in names, names
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+    turned = layout in ("both_turned", "b_turned" if m < n else "a_turned")
+    along_k = turned if m < n else not turned
+    assert ("thin" in names) == (name != "tf32" or along_k), names
     order = next(text for text in signature.split('"') if text.startswith("mma"))
-    x, y = product_operand(a, dtype), product_operand(b, dtype)
+    mode = "tf32" if name == "tf32" else dtype
+    x, y = product_operand(a, mode), product_operand(b, mode)
     rows, cols = (np.arange(size)[:: 1 + size // 16] for size in (m, n))
     want = call(np.ascontiguousarray(x[rows]), np.ascontiguousarray(y[:, cols]), name, order)
     for one in names:
-        step = g.compile(device="cuda", candidates={signature: one})
+        step = g.compile(device="cuda", math=math, candidates={signature: one})
         got = step(**feed)["y"].numpy()
-        assert_bits(got[np.ix_(rows, cols)], product_operand(want, dtype), (one, order))
+        as_stored = want if name == "tf32" else product_operand(want, dtype)
+        assert_bits(got[np.ix_(rows, cols)], as_stored, (one, order))
+
+
+@gpu
+@pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
+def test_words_are_rounded_as_declared(layout, make_rng):
+    """Any bits of float32 by a tf32 product, whichever kernel: ties go away from 0."""
+    size = 256
+    rng = make_rng(15)
+    bits = rng.integers(0, 2**32, (size, size), np.uint32)
+    ties = rng.random(bits.shape) < 0.5
+    bits = np.where(ties, bits & 0xFFFFE000 | 0x1000, bits)
+    # A row with a number that is none, or becomes infinite, would be NaN as a whole.
+    bits = np.where((bits & 0x7F000000) == 0x7F000000, bits ^ 0x20000000, bits)
+    bits[:4, 0] = 0x7F800001, 0xFFFFFFFF, 0x7F7FF000, 0xFF800000
+    a, b = bits.view(np.float32), np.eye(size, dtype=np.float32)
+    for x, y in ((a, b), (b, a)):
+        g, feed = built(x.shape, y.shape, "tf32", layout), fed(x, y, layout)
+        known = _core.cuda_candidates(g._core, _core.pass_names(), math="tf32")
+        ((signature, names),) = known.items()
+        assert any(one.startswith("wgmma_") for one in names), names
+        want = g.compile(device="cpu", math="tf32", tensor_cores="sm_90")(**feed)["y"].numpy()
+        for one in names:
+            step = g.compile(device="cuda", math="tf32", candidates={signature: one})
+            same_numbers(step(**feed)["y"].numpy(), want, one)
 
 
 @gpu

@@ -199,11 +199,14 @@ struct Gemm {
         const View& wide = side ? a : b;
         const int64_t k_step = wide.strides[side ? rank - 1 : rank - 2],
                       own_step = wide.strides[side ? rank - 2 : rank - 1];
-        const bool fits = tensor ? limits.major == 9 && dtype_size(a.dtype) == 2 && k % 16 == 0 &&
-                                       (k_step == 1 || own_step == 1)
-                                 : a.dtype == DType::f32 && k % 32 == 0 && k_step == 1;
+        const bool wide_words = a.dtype == DType::f32 && k_step == 1;
+        const bool fits = k % 16 == 0 &&
+                          (tensor ? limits.major == 9 && (tf32 ? wide_words
+                                                               : dtype_size(a.dtype) == 2 &&
+                                                                     (k_step == 1 || own_step == 1))
+                                  : wide_words);
         if (std::min(m, n) > (tensor ? kThinRows : kThinChainRows) || std::max(m, n) < kThinWide ||
-            math != "fp32" || !fits)
+            (math != "fp32" && !tf32) || !fits)
             return std::nullopt;
         return side;
     }
@@ -391,7 +394,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const int64_t step = many.strides[along_k ? own : k_axis];
         const int64_t thin_row = few.strides[side ? rank - 1 : rank - 2],
                       thin_col = few.strides[side ? rank - 2 : rank - 1];
-        const int64_t pack = tensor ? 4 : 16 / dtype_size(a.dtype);
+        const auto pack = static_cast<int64_t>(16 / dtype_size(a.dtype));
         const auto flag = [](const char* name, bool value) {
             return cat("    static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
         };
@@ -404,13 +407,13 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             number("wide_step", step), number("thin_row", thin_row), number("thin_col", thin_col),
             flag("along_k", along_k),
             flag("packs", step % pack == 0 && (along_k || count % pack == 0)),
-            flag("thin_packs", thin_col == 1 && thin_row % 4 == 0), place("thin_at", !side),
-            place("wide_at", side),
+            flag("thin_packs", thin_col == 1 && (rows == 1 || thin_row % pack == 0)),
+            place("thin_at", !side), place("wide_at", side),
             "    template <class P, class T>\n    __device__ __forceinline__ static void put(const "
             "P& to, int64_t batch, int64_t t, int64_t w, const T (&v)[1]) {\n        to(batch, ",
             side ? "w, t" : "t, w", ", v);\n    }\n};\n");
         // Blocks of up to 8 warps, small enough that all processors have two.
-        const int64_t lines = tensor && along_k ? 16 : 32;
+        constexpr int64_t lines = 32, room = 96 << 10;
         const int64_t slices = std::min<int64_t>(cuts, 8);
         int64_t groups = std::max<int64_t>(8 / slices, 1);
         const auto blocks = [&] { return batches * ceil_div(count, lines * groups); };
@@ -421,11 +424,15 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
               "cuda: a thin product of more threads than a group has");
         text.blocks = blocks();
         text.includes = {"thin.cuh"};
+        // A ring of each warp, that together keep the memory busy.
+        const int64_t stage = 128 * (lines + rows) / (along_k ? 1 : 2);
+        const int64_t stages = std::clamp<int64_t>(room / (groups * slices * stage), 4, 12);
+        text.shared = static_cast<uint32_t>(groups * slices * stages * stage);
+        text.resident = 2;  // which leaves a thread the registers that it needs
         text.body += body_head(op, layout);
-        text.body +=
-            cat("    gemm_thin_", tensor ? "mma<" : cat("chain<", wide_type(a.dtype), ", "),
-                "@_Thin, ", groups, ", ", slices, ", @_Shape>(grid, @_Put{block}, x",
-                side ? "1, x0" : "0, x1", ");\n}\n");
+        text.body += cat("    gemm_thin_", tensor ? "mma<" : "chain<", "@_Thin, ", groups, ", ",
+                         slices, ", ", stages, ", @_Shape>(grid, @_Put{block}, x",
+                         side ? "1, x0" : "0, x1", ");\n}\n");
         return text;
     }
     const Tiling& t = *choice.tiling;

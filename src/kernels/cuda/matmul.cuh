@@ -323,7 +323,8 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
     const int row = warp % (BM / (8 * TM)) * (8 * TM) + (lane / 2 % 8) * 4;
     const int col = warp / (BM / (8 * TM)) * (4 * TN) + (lane / 16 * 2 + lane % 2) * 4;
 
-    for (int64_t u = grid.block; u < Place::tiles * Parts; u += grid.blocks) {
+    static_assert(Place::tiles * Parts < 1 << 30);
+    for (uint32_t u = grid.block; u < Place::tiles * Parts; u += grid.blocks) {
         const Place place(u);
         const E* const ap = a + Shape::A::at(place.batch) + place.i0 * Shape::a_row;
         const E* const bp = b + Shape::B::at(place.batch) + place.j0 * Shape::b_col;

@@ -1,29 +1,11 @@
-// Products of which one side has few rows, at most 8: a warp reads its rows of the other side, the
-// wide one, straight from memory, each element once. Thin says which operand is which: T thin rows,
-// the strides of both, and by put() where a result belongs.
+// Products of which one side has few rows, at most 8: a warp brings its 32 rows of the other side,
+// the wide one, through a ring of its own in shared memory, each element once. Thin says which
+// operand is which: T thin rows, the strides of both, and by put() where a result belongs.
 #pragma once
 
 #include "mma.cuh"
 
 namespace aicf {
-
-/// Four 16-bit neighbours as two words; together where `wide`.
-template <class E>
-__device__ __forceinline__ void load_four(uint32_t (&word)[2], const E* from, bool wide) {
-    if (wide) {
-        const auto pack = *reinterpret_cast<const Pack<uint32_t, 2>*>(from);
-        word[0] = pack.at[0];
-        word[1] = pack.at[1];
-    } else {
-#pragma unroll
-        for (int x = 0; x < 2; x++)
-            word[x] = from[2 * x].bits | uint32_t(from[2 * x + 1].bits) << 16;
-    }
-}
-template <class T>
-__device__ __forceinline__ bool aligned_for(const T* p, int bytes) {
-    return reinterpret_cast<uint64_t>(p) % bytes == 0;
-}
 
 /// Adds the cuts of a warp's results, of which `Slices` warps of the block hold one each, in
 /// ascending order; true in the warp that then has the sums of all.
@@ -52,158 +34,233 @@ __device__ __forceinline__ void add_slices(A (&total)[Count], const A (&sums)[Co
     }
 }
 
-/// In the order mma16(c) of 9.0, whose steps take their 16 products in any order: so a lane has
-/// four neighbours of k, or of the wide side, of each line it reads. A warp takes 16 wide rows
-/// where k lies side by side, else 32; a block `Groups` times as many, by `Slices` cuts of k at a
-/// time.
-template <class Thin, int Groups, int Slices, class Shape, class E, class Put>
-__device__ __forceinline__ void gemm_thin_mma(const Grid& grid, const Put& put, const E* thin,
-                                              const E* wide) {
-    constexpr int rows = Thin::along_k ? 16 : 32, tiles = rows / 16, ahead = Thin::along_k ? 16 : 8;
-    constexpr int64_t blocks_of = (Thin::wide + rows * Groups - 1) / (rows * Groups);
+/// A stage of a warp's ring: of 32 wide rows, and of the thin ones behind them, some elements of k.
+/// Wide lines are 128 bytes along k, or where the rows' axis lies side by side the 32 rows of one
+/// k; cells of 16 bytes are permuted so that what lanes read together meets no bank twice.
+template <class Thin, class E>
+struct ThinStage {
+    static constexpr int per = 16 / int(sizeof(E));  // elements of a cell
+    static constexpr int line = Thin::along_k ? 128 : 32 * int(sizeof(E));
+    static constexpr int depth = Thin::along_k ? 8 * per : 32;  // of k
+    static constexpr int lines = 32, thin_line = depth * int(sizeof(E));
+    static constexpr int wide_bytes = lines * line,
+                         bytes = wide_bytes + int(Thin::rows) * thin_line;
+    static_assert(line == 64 || line == 128);
+    static_assert(thin_line == 64 || thin_line == 128);
+
+    template <int Line>
+    __device__ __forceinline__ static uint32_t cell(int i, int c) {
+        return i * Line + 16 * (c ^ (Line == 128 ? i % 8 : i / 2 % 4));
+    }
+    __device__ __forceinline__ static uint32_t wide_at(int i, int c) { return cell<line>(i, c); }
+    __device__ __forceinline__ static uint32_t thin_at(int t, int c) {
+        return wide_bytes + cell<thin_line>(t, c);
+    }
+
+    /// A cell to shared memory: at once where it lies together, else element by element, of which
+    /// some exist.
+    __device__ __forceinline__ static void bring(uint32_t to, const E* from, int64_t step,
+                                                 bool together, int64_t exist = per) {
+        if (together) {
+            copy_async_filled(to, from, 16);
+            return;
+        }
+        union {
+            E each[per];
+            uint32_t word[4];
+        } cell;
+#pragma unroll
+        for (int x = 0; x < per; x++) cell.each[x] = from[(x < exist ? x : exist - 1) * step];
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(cell.word[0]),
+                     "r"(cell.word[1]), "r"(cell.word[2]), "r"(cell.word[3])
+                     : "memory");
+    }
+
+    /// Starts the copies of [k, k + depth), of which what lies before `end` exists, for wide rows
+    /// from w0 on. Rows that do not exist are some that do.
+    __device__ __forceinline__ static void fetch(uint32_t to, const E* wide, const E* thin,
+                                                 int64_t w0, int k, int end, bool packs,
+                                                 bool thin_packs) {
+        constexpr int cells = line / 16, thin_cells = thin_line / 16;
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int p = 0; p < lines * cells / 32; p++) {
+            const int c = lane % cells, i = lane / cells + p * (32 / cells);
+            if constexpr (Thin::along_k) {
+                const int64_t w = w0 + i < Thin::wide ? w0 + i : Thin::wide - 1;
+                if (k + c * per < end)
+                    bring(to + wide_at(i, c), wide + w * Thin::wide_step + k + c * per, 1, packs);
+            } else {
+                const int64_t w = w0 + c * per < Thin::wide ? w0 + c * per : 0;
+                if (k + i < end)
+                    bring(to + wide_at(i, c), wide + (k + i) * Thin::wide_step + w, 1, packs,
+                          Thin::wide - w);
+            }
+        }
+#pragma unroll
+        for (int x = lane; x < int(Thin::rows) * thin_cells; x += 32) {
+            const int t = x / thin_cells, c = x % thin_cells;
+            if (k + c * per < end)
+                bring(to + thin_at(t, c),
+                      thin + t * Thin::thin_row + (k + c * per) * Thin::thin_col, Thin::thin_col,
+                      thin_packs);
+        }
+    }
+};
+
+/// What the blocks of a thin product do: `Groups` times 32 wide rows each, of which `Slices` warps
+/// take one cut of k at a time. multiply(sums, stage, depth) adds
+/// `depth` of k to a warp's sums, finish(batch, w0, total) takes those of all cuts.
+template <class Thin, int Groups, int Slices, int Stages, int Count, class Shape, class A, class E,
+          class Multiply, class Finish>
+__device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const E* wide,
+                                          const Multiply& multiply, const Finish& finish) {
+    typedef ThinStage<Thin, E> Stage;
+    constexpr int64_t blocks_of = (Thin::wide + 32 * Groups - 1) / (32 * Groups);
     constexpr int cut = int(Shape::chunk < Shape::k ? Shape::chunk : Shape::k);
-    constexpr int cuts = int((Shape::k + cut - 1) / cut);
-    static_assert(Shape::k % 16 == 0 && cut % 16 == 0);
-    __shared__ float held[Groups][Slices * tiles * 4 * 32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-    const int group = warp / Slices, slice = warp % Slices;
+    constexpr int cuts = int((Shape::k + cut - 1) / cut), last = int(Shape::k) - (cuts - 1) * cut;
+    constexpr int rounds = (cuts + Slices - 1) / Slices;
+    constexpr auto steps_of = [](int length) { return (length + Stage::depth - 1) / Stage::depth; };
+    static_assert(Shape::k % (2 * Stage::per) == 0 && cut % Stage::depth % (2 * Stage::per) == 0);
+    extern __shared__ __align__(128) char thin_room[];
+    __shared__ A held[Groups][Slices * Count * 32];
+    const int warp = threadIdx.x / 32, group = warp / Slices, slice = warp % Slices;
+    const auto room =
+        static_cast<uint32_t>(__cvta_generic_to_shared(thin_room)) + warp * (Stages * Stage::bytes);
+    // Of the warp's cuts, one a round; the last of all may be shorter.
+    int all = 0;
+#pragma unroll
+    for (int round = 0; round < rounds; round++) {
+        const int mine = round * Slices + slice;
+        if (mine < cuts) all += steps_of(mine == cuts - 1 ? last : cut);
+    }
     for (int64_t u = grid.block; u < Shape::batches * blocks_of; u += grid.blocks) {
-        const int64_t batch = u / blocks_of, w0 = (u % blocks_of * Groups + group) * rows;
+        const int64_t batch = u / blocks_of, w0 = (u % blocks_of * Groups + group) * 32;
         const E* const tp = thin + Thin::thin_at(batch);
         const E* const wp = wide + Thin::wide_at(batch);
-        const bool packs = Thin::packs && aligned_for(wp, 8);
-        const bool thin_packs = Thin::thin_packs && aligned_for(tp, 8);
-        float total[4 * tiles];
-        for (int round = 0; round < cuts; round += Slices) {
-            const int begin = (round + slice) * cut;
-            const int end = Shape::k - begin < cut ? int(Shape::k) : begin + cut;
-            float acc[tiles][4] = {};
-            for (int k0 = begin; k0 < end; k0 += 16 * ahead) {
-                uint32_t a[ahead][Thin::along_k ? 2 : 4][2], b[ahead][2];
-#pragma unroll
-                for (int s = 0; s < ahead; s++) {
-                    const int k = k0 + 16 * s + 4 * q;
-                    if (k >= end) continue;
-#pragma unroll
-                    for (int x = 0; x < (Thin::along_k ? 2 : 4); x++) {
-                        const int64_t w = Thin::along_k ? w0 + g + 8 * x : w0 + 4 * g;
-                        const int64_t most = Thin::wide - (Thin::along_k ? 1 : 4);
-                        const int64_t row = w < most ? w : most;
-                        if constexpr (Thin::along_k)
-                            load_four(a[s][x], wp + row * Thin::wide_step + k, packs);
-                        else
-                            load_four(a[s][x], wp + (k + x) * Thin::wide_step + row, packs);
-                    }
-                    b[s][0] = b[s][1] = 0;
-                    if (g >= Thin::rows) continue;
-                    if (thin_packs) {
-                        load_four(b[s], tp + g * Thin::thin_row + k, true);
-                    } else {
-#pragma unroll
-                        for (int x = 0; x < 4; x++)
-                            b[s][x / 2] |=
-                                uint32_t(tp[g * Thin::thin_row + (k + x) * Thin::thin_col].bits)
-                                << 16 * (x % 2);
-                    }
-                }
-#pragma unroll
-                for (int s = 0; s < ahead; s++) {
-                    if (k0 + 16 * s >= end) continue;
-                    if constexpr (Thin::along_k) {
-                        const uint32_t word[4] = {a[s][0][0], a[s][1][0], a[s][0][1], a[s][1][1]};
-                        mma<E>(acc[0], word, b[s][0], b[s][1]);
-                    } else {
-#pragma unroll
-                        for (int t = 0; t < 2; t++) {
-                            uint32_t word[4];
-#pragma unroll
-                            for (int y = 0; y < 4; y++)
-                                word[y] = __byte_perm(a[s][y / 2 * 2][t], a[s][y / 2 * 2 + 1][t],
-                                                      y % 2 ? 0x7632 : 0x5410);
-                            mma<E>(acc[t], word, b[s][0], b[s][1]);
-                        }
-                    }
-                }
+        const bool packs = Thin::packs && aligned16(wp);
+        const bool thin_packs = Thin::thin_packs && aligned16(tp);
+        const auto fetch = [&](int s) {
+            if (s < all) {
+                const int mine = s / steps_of(cut) * Slices + slice, begin = mine * cut;
+                const int end = mine == cuts - 1 ? int(Shape::k) : begin + cut;
+                Stage::fetch(room + s % Stages * Stage::bytes, wp, tp, w0,
+                             begin + s % steps_of(cut) * Stage::depth, end, packs, thin_packs);
             }
-            float sums[4 * tiles];
-#pragma unroll
-            for (int x = 0; x < 4 * tiles; x++) sums[x] = acc[x / 4][x % 4];
+            commit_copies();
+        };
+        __syncwarp();
+        for (int s = 0; s < Stages - 1; s++) fetch(s);
+        A total[Count];
+        int s = 0;
+        for (int round = 0; round < rounds; round++) {
+            const int mine = round * Slices + slice;
+            const int length = mine < cuts - 1 ? cut : mine == cuts - 1 ? last : 0;
+            A sums[Count] = {};
+            for (int k = 0; k < length; k += Stage::depth, s++) {
+                wait_copies<Stages - 2>();
+                __syncwarp();
+                fetch(s + Stages - 1);
+                const int left = length - k;
+                multiply(sums, room + s % Stages * Stage::bytes,
+                         left < Stage::depth ? left : Stage::depth);
+            }
             add_slices<Slices>(total, sums, held[group], slice, round, cuts);
         }
-        if (slice > 0) continue;
-#pragma unroll
-        for (int x = 0; x < 4 * tiles; x++) {
-            const int high = x / 2 % 2, t = 2 * q + x % 2;
-            int64_t w = w0 + g + 8 * high, first = w;
-            if constexpr (!Thin::along_k) {  // the last four were read where they are whole
-                first = w0 + 4 * g;
-                w = (first < Thin::wide - 4 ? first : Thin::wide - 4) + 2 * (x / 4) + high;
-            }
-            const float one[1] = {total[x]};
-            if (w >= first && w < Thin::wide && t < Thin::rows) Thin::put(put, batch, t, w, one);
-        }
+        if (slice == 0) finish(batch, w0, total);
     }
 }
 
-/// In the order chain(c), where k lies side by side: a lane takes one wide row, which it reads 16
-/// bytes at a time.
-template <class A, class Thin, int Groups, int Slices, class Shape, class E, class Put>
-__device__ __forceinline__ void gemm_thin_chain(const Grid& grid, const Put& put, const E* thin,
-                                                const E* wide) {
-    constexpr int lot = 16 / int(sizeof(E));
-    constexpr int64_t blocks_of = (Thin::wide + 32 * Groups - 1) / (32 * Groups);
-    constexpr int cut = int(Shape::chunk < Shape::k ? Shape::chunk : Shape::k);
-    constexpr int cuts = int((Shape::k + cut - 1) / cut);
-    static_assert(Thin::along_k && Shape::k % 32 == 0 && cut % 32 == 0);
-    __shared__ A held[Groups][Slices * Thin::rows * 32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int group = warp / Slices, slice = warp % Slices;
-    for (int64_t u = grid.block; u < Shape::batches * blocks_of; u += grid.blocks) {
-        const int64_t batch = u / blocks_of, w = (u % blocks_of * Groups + group) * 32 + lane;
-        const E* const tp = thin + Thin::thin_at(batch);
-        const E* const lines = wide + Thin::wide_at(batch);
-        const E* const wp = lines + (w < Thin::wide ? w : Thin::wide - 1) * Thin::wide_step;
-        const bool packs = Thin::packs && aligned16(lines);
-        const bool thin_packs = Thin::thin_packs && aligned16(tp);
-        const auto read = [&](E(&to)[32], const E* from, int64_t step, bool together) {
+/// In the order mma16(c) of 9.0, or mma8(c) where As is Tf32.
+template <class Thin, int Groups, int Slices, int Stages, class Shape, class E, class Put>
+__device__ __forceinline__ void gemm_thin_mma(const Grid& grid, const Put& put, const E* thin,
+                                              const E* wide) {
+    typedef ThinStage<Thin, E> Stage;
+    typedef typename Shape::As As;
+    constexpr bool tf32 = same_type<As, Tf32>;
+    static_assert(Thin::along_k || !tf32);
+    const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const auto multiply = [&](float (&sums)[8], uint32_t stage, int depth) {
+        float (&acc)[2][4] = reinterpret_cast<float (&)[2][4]>(sums);
+        const auto step = [&](int s, uint32_t b0, uint32_t b1) {
+            if (2 * s * Stage::per >= depth) return;
 #pragma unroll
-            for (int x = 0; x < 32; x += lot) {
-                if (together) {
-                    const auto pack = *reinterpret_cast<const Pack<E, lot>*>(from + x);
+            for (int t = 0; t < 2; t++) {
+                uint32_t a[4];
+                if constexpr (Thin::along_k)
+                    load_matrices<false>(
+                        a, stage + Stage::wide_at(16 * t + lane % 16, 2 * s + lane / 16));
+                else
+                    load_matrices<true>(a, stage + Stage::wide_at(16 * s + lane % 8 + lane / 16 * 8,
+                                                                  2 * t + lane / 8 % 2));
+                if constexpr (tf32) {
 #pragma unroll
-                    for (int y = 0; y < lot; y++) to[x + y] = pack.at[y];
-                } else {
-#pragma unroll
-                    for (int y = 0; y < lot; y++) to[x + y] = from[(x + y) * step];
+                    for (int x = 0; x < 4; x++) round_word(a[x]);
                 }
+                mma<As>(acc[t], a, b0, b1);
             }
         };
-        A total[Thin::rows];
-        for (int round = 0; round < cuts; round += Slices) {
-            const int begin = (round + slice) * cut;
-            const int end = Shape::k - begin < cut ? int(Shape::k) : begin + cut;
-            A acc[Thin::rows] = {};
-            for (int k = begin; k < end; k += 32) {
-                E of_wide[32], of_thin[32];
-                read(of_wide, wp + k, 1, packs);
 #pragma unroll
-                for (int t = 0; t < Thin::rows; t++) {
-                    read(of_thin, tp + t * Thin::thin_row + k * Thin::thin_col, Thin::thin_col,
-                         thin_packs);
+        for (int s = 0; s < Stage::thin_line / 32; s += 2) {
+            const int t = lane % 8 < Thin::rows ? lane % 8 : int(Thin::rows) - 1;
+            uint32_t b[4];
+            load_matrices<false>(b, stage + Stage::thin_at(t, 2 * s + lane / 8));
+            if constexpr (tf32) {
 #pragma unroll
-                    for (int x = 0; x < 32; x++)
-                        acc[t] = scalar::fma(A(of_thin[x]), A(of_wide[x]), acc[t]);
-                }
+                for (int x = 0; x < 4; x++) round_word(b[x]);
             }
-            add_slices<Slices>(total, acc, held[group], slice, round, cuts);
+            step(s, b[0], b[1]);
+            step(s + 1, b[2], b[3]);
         }
-        if (slice > 0 || w >= Thin::wide) continue;
+    };
+    const auto finish = [&](int64_t batch, int64_t w0, const float (&total)[8]) {
 #pragma unroll
-        for (int t = 0; t < Thin::rows; t++) {
-            const A one[1] = {total[t]};
-            Thin::put(put, batch, t, w, one);
+        for (int x = 0; x < 8; x++) {
+            const int64_t w = w0 + 16 * (x / 4) + g + 8 * (x / 2 % 2);
+            const int t = 2 * q + x % 2;
+            const float one[1] = {total[x]};
+            if (w < Thin::wide && t < Thin::rows) Thin::put(put, batch, t, w, one);
         }
-    }
+    };
+    each_thin<Thin, Groups, Slices, Stages, 8, Shape, float>(grid, thin, wide, multiply, finish);
+}
+
+/// In the order chain(c), where k lies side by side: a lane takes one wide row.
+template <class Thin, int Groups, int Slices, int Stages, class Shape, class Put>
+__device__ __forceinline__ void gemm_thin_chain(const Grid& grid, const Put& put, const float* thin,
+                                                const float* wide) {
+    typedef ThinStage<Thin, float> Stage;
+    constexpr int rows = int(Thin::rows);
+    static_assert(Thin::along_k);
+    const int lane = threadIdx.x % 32;
+    const auto read = [](float (&to)[4], uint32_t from) {
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+                     : "r"(from)
+                     : "memory");
+    };
+    const auto multiply = [&](float (&sums)[rows], uint32_t stage, int depth) {
+#pragma unroll
+        for (int c = 0; c < Stage::depth / 4; c++) {
+            if (4 * c >= depth) return;
+            float of_wide[4], of_thin[4];
+            read(of_wide, stage + Stage::wide_at(lane, c));
+#pragma unroll
+            for (int t = 0; t < rows; t++) {
+                read(of_thin, stage + Stage::thin_at(t, c));
+#pragma unroll
+                for (int x = 0; x < 4; x++) sums[t] = scalar::fma(of_thin[x], of_wide[x], sums[t]);
+            }
+        }
+    };
+    const auto finish = [&](int64_t batch, int64_t w0, const float (&total)[rows]) {
+#pragma unroll
+        for (int t = 0; t < rows; t++) {
+            const float one[1] = {total[t]};
+            if (w0 + lane < Thin::wide) Thin::put(put, batch, t, w0 + lane, one);
+        }
+    };
+    each_thin<Thin, Groups, Slices, Stages, rows, Shape, float>(grid, thin, wide, multiply, finish);
 }
 
 }  // namespace aicf
