@@ -136,7 +136,8 @@ def test_what_timed_is_told():
     spans = np.array([[[0.0, 3.0], [0.0, 1.0]], [[3.0, 4.0], [np.nan, np.nan]]])
     mixed = profile.Profile("of", [], spans, profile.Ceiling(1.0, 1.0), clock="cupti", problem="so")
     assert (mixed.steps, mixed.untimed, mixed.walls) == (1, 1, [3.0])
-    assert "steps beside these, without times: 1" in mixed.table() and "without CUPTI: so" in mixed.table()
+    text = mixed.table()
+    assert "steps beside these, without times: 1" in text and "without CUPTI: so" in text
 
 
 def test_a_profile_is_steps(device):
