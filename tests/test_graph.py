@@ -545,6 +545,16 @@ def test_a_condition_alone_has_no_gradient():
         g.backward(y.sum(), [x])
 
 
+def test_a_condition_on_a_detached_value():
+    """Its gradient is zero because the user says so, also where it is the only path."""
+    g = aicf.Graph("g")
+    x = g.input("x", (3,))
+    y = aicf.where(aicf.detach(x) > 0, 1.0, 2.0) * g.input("z", (3,))
+    g.output("d", g.backward(y.sum(), [x])[x])
+    zeros = np.zeros(3, "f")
+    assert not g.compile(device="cpu")(x=zeros, z=zeros + 1)["d"].numpy().any()
+
+
 def test_an_op_without_a_gradient_behind_a_condition():
     """What follows a condition needs no gradient, and so stops nothing."""
     g = aicf.Graph("g")

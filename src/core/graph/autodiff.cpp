@@ -150,7 +150,7 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
                          [&](ValueId out) { return reached[out]; }))
             continue;
         for (ValueId out : node.outputs)
-            from[out] = reached[out] && is_float(graph.value(out).type.dtype);
+            from[out] = reached[out] && is_float(graph.value(out).type.dtype) && !node.op->detaches;
         const std::string why = no_gradient(graph, node);
         if (n >= first && !why.empty())
             raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,

@@ -251,7 +251,8 @@ struct OpDef {
     std::string lowered = {};  // the one lowered op of a pointwise op
     bool effect = false;       // its outputs are new states: each must be assigned or read
     Storage storage = Storage::wide;
-    bool shows = false;  // its output is elements of its one input: it makes none
+    bool shows = false;     // its output is elements of its one input: it makes none
+    bool detaches = false;  // no gradient passes, whatever follows
     /// Of an op that takes rows by number: the operand that holds the numbers, and how many rows
     /// there are.
     int indices = -1;

@@ -277,7 +277,8 @@ void define_movement_ops() {
                  },
                  .grad = [](GradContext&) {},  // that is its point
                  .lower = [](LowerContext& c) { c.alias(0, c.in(0)); },
-                 .storage = Storage::narrow});
+                 .storage = Storage::narrow,
+                 .detaches = true});
     define(OpDef{.name = "Windows",
                  .fn = "windows",
                  .inputs = {"x"},
