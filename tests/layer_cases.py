@@ -348,3 +348,93 @@ for _smooth in (0.0, 0.3):
         lambda t, F, x, p, weight, _s=_smooth: F.cross_entropy(x, p, weight, label_smoothing=_s),
         fixed=("weight",),
     )  # fmt: skip
+
+# ---- array functions
+
+
+def whole(name, *given, shape=(3, 4, 5), torch=None, **options):
+    """A row of one operand whose reference is NumPy's function of the same name."""
+    label = "_".join([name, *map(str, given), *(f"{k}{v}" for k, v in options.items())])
+    layer(
+        label,
+        {"x": shape},
+        lambda x: getattr(aicf, name)(x, *given, **options),
+        lambda x: getattr(np, name)(x, *given, **options),
+        torch,
+    )
+
+
+whole("square", torch=lambda t, F, x: t.square(x))
+layer(
+    "reciprocal",
+    lambda rng: {"x": rng.uniform(0.5, 2, (3, 4))},
+    lambda x: aicf.reciprocal(x),
+    lambda x: 1 / x,
+    lambda t, F, x: t.reciprocal(x),
+)
+for _name in ("ceil", "trunc"):
+    layer(
+        _name,
+        lambda rng: {"x": np.append(rng.uniform(-3, 3, 20), [0.0, -0.0, 2.0, -1.0])},
+        lambda x, _n=_name: getattr(aicf, _n)(x),
+        lambda x, _n=_name: getattr(np, _n)(x),
+        lambda t, F, x, _n=_name: getattr(t, _n)(x),
+        smooth=False,
+    )
+for _axis in (None, 1, (0, 2)):
+    for _correction in (0, 1):
+        layer(
+            f"std_{_axis}_{_correction}",
+            {"x": (3, 4, 5)},
+            lambda x, _a=_axis, _c=_correction: aicf.std(x, _a, _c),
+            lambda x, _a=_axis, _c=_correction: x.std(_a, ddof=_c),
+            lambda t, F, x, _a=_axis, _c=_correction: t.std(x, _a, correction=_c),
+        )
+for _reps in (2, (2, 3), (1, 2, 1, 3), (2, 1, 1), (0, 1, 1)):
+    whole("tile", _reps, torch=lambda t, F, x, _r=_reps: x.tile(np.ravel(_r).tolist()))
+for _axis in (None, 0, 1, -1):
+    whole("repeat", 3, _axis, torch=lambda t, F, x, _a=_axis: x.repeat_interleave(3, _a))
+    whole("flip", _axis, torch=lambda t, F, x, _a=_axis: x.flip([0, 1, 2] if _a is None else [_a]))
+    for _shift in (1, -2, 7, 0):
+        whole("roll", _shift, _axis, torch=lambda t, F, x, _s=_shift, _a=_axis: x.roll(_s, _a))
+whole("flip", (0, 2))
+for _k in (0, 1, -2, 9):
+    whole("tril", _k, torch=lambda t, F, x, _k=_k: x.tril(_k))
+    whole("triu", _k, torch=lambda t, F, x, _k=_k: x.triu(_k))
+for _from, _to in ((0, -1), (2, 0), (1, 1), (-1, 1)):
+    whole("moveaxis", _from, _to, torch=lambda t, F, x, _f=_from, _t=_to: x.moveaxis(_f, _t))
+layer(
+    "outer",
+    {"a": (2, 3), "b": (4,)},
+    aicf.outer,
+    np.outer,
+    lambda t, F, a, b: t.outer(a.flatten(), b),
+)
+for _axes, _a, _b in (
+    (2, (2, 3, 4), (3, 4, 5)), (0, (2,), (3,)), (1, (2, 3), (3,)),
+    (([1, 0], [0, 2]), (2, 3, 4), (3, 5, 2)), (([-1], [-1]), (2, 3), (4, 3)),
+):  # fmt: skip
+    layer(
+        f"tensordot_{_axes}",
+        {"a": _a, "b": _b},
+        lambda a, b, _x=_axes: aicf.tensordot(a, b, _x),
+        lambda a, b, _x=_axes: np.tensordot(a, b, _x),
+        lambda t, F, a, b, _x=_axes: t.tensordot(a, b, _x),
+    )
+SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "k": 2, "l": 3}
+for _equation in (
+    "ij,jk->ik", "ij,jk->ki", "ij,kj", "bij,bjk->bik", "bhid,bhjd->bhij", "ij->ji", "ij->j", "ij->",
+    "i,i->", "i,j->ij", "ij,ij->ij", "bij,bkj,bl->ikl", "ij,kl->", "bi,bi,b->i", "bij,jk,kl->bil",
+    "b,ij->bij", "ibj,jb->bi", "ij,i",
+):  # fmt: skip
+    _shapes = {
+        f"x{n}": tuple(SIZES.get(c, 6) for c in term)
+        for n, term in enumerate(_equation.partition("->")[0].split(","))
+    }
+    layer(
+        f"einsum_{_equation}",
+        _shapes,
+        lambda _e=_equation, **x: aicf.einsum(_e, *x.values()),
+        lambda _e=_equation, **x: np.einsum(_e, *x.values()),
+        lambda t, F, /, _e=_equation, **x: t.einsum(_e, *x.values()),
+    )

@@ -23,6 +23,8 @@ from ._core import (
 )
 from .activations import *  # noqa: F403
 from .activations import __all__ as _activation_names
+from .arrays import *  # noqa: F403
+from .arrays import __all__ as _array_names
 from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
 from .graph import Graph, Value, trace
@@ -76,6 +78,7 @@ __all__ = [
     "trace",
     "workspace_bytes",
     *_activation_names,
+    *_array_names,
     *_loss_names,
     *_movement_names,
     *_nn_names,

@@ -137,6 +137,9 @@ _KINDS = {
     "Sequence[int]": _Kind("a sequence of ints below 2**63", ShapeError, _items(_int)),
     "Sequence[float]": _Kind("a sequence of numbers", DTypeError, _items(_float)),
     "Sequence[Value]": _Kind("a sequence of Values", GraphError, _items(_value)),
+    "Sequence[Sequence[int]]": _Kind(
+        "a sequence of sequences of ints", ShapeError, _items(_items(_int))
+    ),
     "Sequence[tuple[int, int]]": _Kind("a sequence of pairs of ints", ShapeError, _items(_pair)),
     "Mapping[Value, Value]": _Kind("a mapping of Value to Value", GraphError, _values),
 }

@@ -1,0 +1,414 @@
+"""Array functions composed of the ops, in NumPy's names and argument order."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ._core import DTypeError, GraphError, ShapeError
+from .arguments import DTypeName, checked
+from .graph import Value
+from .movement import _axes, _axis, broadcast_to, concat, expand_dims, flatten, permute, reshape
+from .ops import (
+    abs,
+    argmax,
+    cast,
+    div,
+    equal,
+    floor,
+    less,
+    logical_not,
+    matmul,
+    max,
+    mul,
+    neg,
+    not_equal,
+    sqrt,
+    sub,
+    sum,
+    var,
+    where,
+)
+
+__all__ = [
+    "all",
+    "any",
+    "argmin",
+    "ceil",
+    "einsum",
+    "flip",
+    "isfinite",
+    "isinf",
+    "moveaxis",
+    "one_hot",
+    "outer",
+    "reciprocal",
+    "repeat",
+    "roll",
+    "square",
+    "std",
+    "tensordot",
+    "tile",
+    "tril",
+    "triu",
+    "trunc",
+]
+
+
+# ---- pointwise
+
+
+def square(x: Value) -> Value:
+    """x².
+
+    >>> aicf.square(x).shape
+    (4, 3)
+    """
+    return mul(x, x)
+
+
+def reciprocal(x: Value) -> Value:
+    """1 / x.
+
+    >>> aicf.reciprocal(x).shape
+    (4, 3)
+    """
+    return div(1.0, x)
+
+
+def ceil(x: Value) -> Value:
+    """The smallest whole number >= x. Its gradient is zero.
+
+    >>> aicf.ceil(x).shape
+    (4, 3)
+    """
+    return neg(floor(neg(x)))
+
+
+def trunc(x: Value) -> Value:
+    """x without its fraction. Its gradient is zero.
+
+    >>> aicf.trunc(x).shape
+    (4, 3)
+    """
+    return where(less(x, 0.0), ceil(x), floor(x))
+
+
+def isinf(x: Value) -> Value:
+    """Whether a float is an infinity, as bool.
+
+    >>> aicf.isinf(x).dtype
+    'bool'
+    """
+    return equal(abs(_float("isinf", x)), math.inf)
+
+
+def isfinite(x: Value) -> Value:
+    """Whether a float is neither an infinity nor NaN, as bool.
+
+    >>> aicf.isfinite(x).dtype
+    'bool'
+    """
+    return less(abs(_float("isfinite", x)), math.inf)
+
+
+def _float(name: str, x: Value) -> Value:
+    if not x.dtype.startswith(("float", "bfloat")):
+        raise DTypeError(f"{name}: x is {x!r}; need a float dtype")
+    return x
+
+
+def one_hot(labels: Value, classes: int, dtype: DTypeName = "float32") -> Value:
+    """A new last axis of `classes`: 1 at the label, else 0; all 0 where it is out of range.
+
+    >>> aicf.one_hot(labels, 10).shape
+    (4, 10)
+    """
+    if classes < 0:
+        raise ShapeError(f"one_hot: classes is {classes}; need 0 or more")
+    numbers = labels.graph.constant(np.arange(classes), labels.dtype)
+    return cast(equal(expand_dims(labels, -1), numbers), dtype)
+
+
+# ---- reductions
+
+
+def std(
+    x: Value, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False
+) -> Value:
+    """Standard deviation over `axis`, the square root of `var`; at 0 its gradient is not finite.
+
+    >>> aicf.std(x, axis=1).shape
+    (4,)
+    """
+    return sqrt(var(x, axis, correction, keepdims))
+
+
+def any(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
+    """Whether an element along `axis` (None = all) is true, or not 0; of no elements false.
+
+    >>> aicf.any(x > 0.0, axis=1).dtype
+    'bool'
+    """
+    true = cast(_true(x), "int32")
+    empty = math.prod(x.shape[a] for a in _axes(x, axis)) == 0
+    found = sum(true, axis, keepdims) if empty else max(true, axis, keepdims)
+    return not_equal(found, 0)
+
+
+def all(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
+    """Whether all elements along `axis` (None = all) are true, or not 0; of no elements true.
+
+    >>> aicf.all(x > 0.0).shape
+    ()
+    """
+    return logical_not(any(logical_not(_true(x)), axis, keepdims))
+
+
+def _true(x: Value) -> Value:
+    return x if x.dtype == "bool" else not_equal(x, 0)
+
+
+def argmin(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
+    """int64 position of the first smallest element along `axis` (None = of the flattened x).
+
+    >>> aicf.argmin(x, axis=1).dtype
+    'int64'
+    """
+    if x.dtype == "bool":
+        return argmax(cast(logical_not(x), "int32"), axis, keepdims)
+    if x.dtype.startswith(("float", "bfloat")):
+        return argmax(neg(x), axis, keepdims)
+    largest = (1 << 8) - 1 if x.dtype == "uint8" else -1  # −1 − x turns the order round, in range
+    return argmax(sub(largest, x), axis, keepdims)
+
+
+# ---- shapes
+
+
+def moveaxis(x: Value, source: int, destination: int) -> Value:
+    """x with one axis at another place.
+
+    >>> aicf.moveaxis(x, 0, -1).shape
+    (3, 4)
+    """
+    at, to = _axis("moveaxis", x, source), _axis("moveaxis", x, destination)
+    order = [a for a in range(x.ndim) if a != at]
+    order.insert(to, at)
+    return permute(x, order)
+
+
+def tile(x: Value, reps: int | Sequence[int]) -> Value:
+    """x laid out `reps` times along each axis; the shorter of the two gets leading ones.
+
+    >>> aicf.tile(x, (2, 1)).shape
+    (8, 3)
+    """
+    times = [reps] if isinstance(reps, int) else list(reps)
+    if builtins.any(n < 0 for n in times):
+        raise ShapeError(f"tile: reps is {times}; need 0 or more of each")
+    rank = builtins.max(len(times), x.ndim)
+    times = [1] * (rank - len(times)) + times
+    shape = [1] * (rank - x.ndim) + list(x.shape)
+    apart = [n for size in shape for n in (1, size)]
+    wide = [n for pair in zip(times, shape, strict=True) for n in pair]
+    sizes = [n * size for n, size in zip(times, shape, strict=True)]
+    return reshape(broadcast_to(reshape(x, apart), wide), sizes)
+
+
+def repeat(x: Value, repeats: int, axis: int | None = None) -> Value:
+    """Each element `repeats` times in a row along `axis` (None = of the flattened x).
+
+    >>> aicf.repeat(x, 2, axis=1).shape
+    (4, 6)
+    """
+    if repeats < 0:
+        raise ShapeError(f"repeat: repeats is {repeats}; need 0 or more")
+    if axis is None:
+        x, axis = reshape(x, math.prod(x.shape)), 0
+    at = _axis("repeat", x, axis)
+    shape = list(x.shape)
+    wide = broadcast_to(expand_dims(x, at + 1), [*shape[: at + 1], repeats, *shape[at + 1 :]])
+    return reshape(wide, [*shape[:at], shape[at] * repeats, *shape[at + 1 :]])
+
+
+def flip(x: Value, axis: int | Sequence[int] | None = None) -> Value:
+    """x with the elements along `axis` (None = all axes) in reverse.
+
+    >>> aicf.flip(x, 0).shape
+    (4, 3)
+    """
+    along = {_axis("flip", x, a) for a in _axes(x, axis)}
+    turned = (slice(None, None, -1 if a in along else None) for a in range(x.ndim))
+    return x[tuple(turned)] if along else x
+
+
+def roll(x: Value, shift: int, axis: int | None = None) -> Value:
+    """x moved by `shift` along `axis` (None = of the flattened x); what leaves comes in again.
+
+    >>> aicf.roll(x, 1, axis=0).shape
+    (4, 3)
+    """
+    if axis is None:
+        return reshape(roll(flatten(x), shift, 0), x.shape) if x.ndim else x
+    at = _axis("roll", x, axis)
+    by = shift % x.shape[at] if x.shape[at] else 0
+    if by == 0:
+        return x
+    before = (slice(None),) * at
+    return concat([x[(*before, slice(-by, None))], x[(*before, slice(None, -by))]], at)
+
+
+def tril(x: Value, k: int = 0) -> Value:
+    """x of [..., N, M] with zeros above diagonal number k.
+
+    >>> aicf.tril(x).shape
+    (4, 3)
+    """
+    return _triangle("tril", x, np.tri(*_matrix("tril", x), k, dtype=bool))
+
+
+def triu(x: Value, k: int = 0) -> Value:
+    """x of [..., N, M] with zeros below diagonal number k.
+
+    >>> aicf.triu(x, 1).shape
+    (4, 3)
+    """
+    return _triangle("triu", x, ~np.tri(*_matrix("triu", x), k - 1, dtype=bool))
+
+
+def _matrix(name: str, x: Value) -> tuple[int, int]:
+    if x.ndim < 2:
+        raise ShapeError(f"{name}: x is {x!r}; need [..., N, M]")
+    return x.shape[-2], x.shape[-1]
+
+
+def _triangle(name: str, x: Value, mask: np.ndarray) -> Value:
+    return where(x.graph.constant(mask), x, False if x.dtype == "bool" else 0)
+
+
+# ---- products
+
+
+def outer(a: Value, b: Value) -> Value:
+    """a[i]·b[j] of the flattened a and b.
+
+    >>> aicf.outer(labels * 1, labels).shape
+    (4, 4)
+    """
+    return mul(reshape(a, [math.prod(a.shape), 1]), reshape(b, [1, math.prod(b.shape)]))
+
+
+def tensordot(a: Value, b: Value, axes: int | Sequence[Sequence[int]] = 2) -> Value:
+    """Sums of products over axes of a and b: the last `axes` of a with the first of b, or those
+    of two lists.
+
+    >>> aicf.tensordot(x, w, axes=([1], [1])).shape
+    (4, 2)
+    """
+    if isinstance(axes, int):
+        if not 0 <= axes <= builtins.min(a.ndim, b.ndim):
+            raise ShapeError(f"tensordot: axes is {axes} for {a!r} and {b!r}")
+        axes = [list(range(a.ndim - axes, a.ndim)), list(range(axes))]
+    if len(axes) != 2 or len(axes[0]) != len(axes[1]):
+        raise ShapeError(f"tensordot: axes are {axes}; need two lists of one length")
+    of_a = [_axis("tensordot", a, axis) for axis in axes[0]]
+    of_b = [_axis("tensordot", b, axis) for axis in axes[1]]
+    letters = iter(range(a.ndim + b.ndim))
+    labels_a = [next(letters) for _ in range(a.ndim)]
+    labels_b = [next(letters) for _ in range(b.ndim)]
+    for i, j in zip(of_a, of_b, strict=True):
+        labels_b[j] = labels_a[i]
+    kept = [n for n in labels_a + labels_b if (n in labels_a) != (n in labels_b)]
+    return _contracted("tensordot", [(a, labels_a), (b, labels_b)], kept)
+
+
+def einsum(equation: str, *operands: Value) -> Value:
+    """Sums of products by the axes' letters: "ij,jk->ik" is the product of two matrices.
+
+    Operands are taken from left to right, two at a time. A letter stands for axes of one size and
+    is given once an operand; without "->" the letters that stand once are kept, in their order.
+
+    Raises: GraphError for an equation that does not fit, "..." and a letter twice in an operand.
+
+    >>> aicf.einsum("ij,kj->ik", x, w).shape
+    (4, 2)
+    """
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands) or not operands:
+        raise GraphError(
+            f'einsum: "{equation}" has {len(terms)} operands, {len(operands)} are given'
+        )
+    for term, x in zip([*terms, right], [*operands, None], strict=True):
+        if not (term.isalpha() or term == "") or len(set(term)) != len(term):
+            raise GraphError(f'einsum: "{term}" of "{equation}"; need letters, each once')
+        if x is not None and len(term) != x.ndim:
+            raise ShapeError(f'einsum: "{term}" of "{equation}" is {x!r}; need a letter an axis')
+    if not arrow:
+        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+    if set(right) - set(left):
+        raise GraphError(f'einsum: "{right}" of "{equation}"; need letters of the operands')
+    named = [(x, [ord(c) for c in term]) for x, term in zip(operands, terms, strict=True)]
+    return _contracted("einsum", named, [ord(c) for c in right])
+
+
+Named = tuple[Value, list[int]]  # a value and a label of each axis
+
+
+def _contracted(name: str, operands: list[Named], kept: list[int]) -> Value:
+    """Sums of products over the labels that are not kept, whose order the result has."""
+    sizes: dict[int, int] = {}
+    for x, labels in operands:
+        for label, size in zip(labels, x.shape, strict=True):
+            if sizes.setdefault(label, size) != size:
+                raise ShapeError(
+                    f"{name}: an axis of {x!r} has {size} elements, the one that it meets has "
+                    f"{sizes[label]}; need equal sizes"
+                )
+    first, *rest = operands
+    for i, other in enumerate(rest):
+        needed = set(kept).union(*(labels for _, labels in rest[i + 1 :]))
+        first = _pair(first, other, needed, sizes)
+    x, labels = _summed(first, set(kept))
+    order = [labels.index(label) for label in kept]
+    return x if order == sorted(order) else permute(x, order)
+
+
+def _summed(operand: Named, needed: set[int]) -> Named:
+    x, labels = operand
+    over = [axis for axis, label in enumerate(labels) if label not in needed]
+    return (sum(x, over) if over else x), [label for label in labels if label in needed]
+
+
+def _pair(a: Named, b: Named, needed: set[int], sizes: dict[int, int]) -> Named:
+    """One product of matrices, in batches: of what is in both, kept or not, and in one alone."""
+    x, of_x = _summed(a, needed | set(b[1]))
+    y, of_y = _summed(b, needed | set(a[1]))
+    batch = [label for label in of_x if label in of_y and label in needed]
+    inner = [label for label in of_x if label in of_y and label not in needed]
+    rows = [label for label in of_x if label not in of_y]
+    columns = [label for label in of_y if label not in of_x]
+
+    def matrix(value: Value, labels: list[int], *groups: list[int]) -> Value:
+        order = [labels.index(label) for group in (batch, *groups) for label in group]
+        value = value if order == sorted(order) else permute(value, order)
+        counts = [math.prod(sizes[label] for label in group) for group in groups]
+        return reshape(value, [*(sizes[label] for label in batch), *counts])
+
+    result = batch + rows + columns
+    shape = [sizes[label] for label in result]
+    if not inner:  # no sum: a product of each with each
+        wide = mul(matrix(x, of_x, rows, []), matrix(y, of_y, [], columns))
+        return reshape(wide, shape), result
+    return reshape(
+        matmul(matrix(x, of_x, rows, inner), matrix(y, of_y, inner, columns)), shape
+    ), result
+
+
+for _name in __all__:
+    globals()[_name] = checked(globals()[_name])

@@ -1,0 +1,91 @@
+"""Array functions of other dtypes than floats, and what they refuse; the rest is in layer_cases."""
+
+import aicf
+import numpy as np
+import pytest
+from conftest import run_modes
+
+INF, NAN = np.inf, np.nan
+HARD = [INF, -INF, NAN, 0.0, -0.0, 1.0, -3.5, 6e4]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("name", ["isinf", "isfinite", "ceil", "trunc"])
+def test_hard_values(name, dtype, device):
+    x = np.array(HARD, dtype)
+    got = run_modes(lambda g, x: {"y": getattr(aicf, name)(x)}, {"x": x}, device)["y"]
+    want = getattr(np, name)(x)
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got.astype(float)), np.signbit(want.astype(float)))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "uint8", "float32"])
+@pytest.mark.parametrize("shape", [(3, 5), (4, 0), (0, 4), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", ["any", "all"])
+def test_any_and_all(name, shape, dtype, device, rng):
+    x = (rng.uniform(size=shape) < {"any": 0.2, "all": 0.8}[name]).astype(dtype)
+    for axis, keepdims in [(None, False), (0, True), (1, False)]:
+        got = run_modes(
+            lambda g, x, _a=axis, _k=keepdims: {"y": getattr(aicf, name)(x, _a, _k)},
+            {"x": x}, device,
+        )["y"]  # fmt: skip
+        want = getattr(np, name)(x, axis=axis, keepdims=keepdims)
+        assert got.dtype == bool
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "uint8", "float32", "float64"])
+def test_argmin(dtype, device, rng):
+    x = rng.integers(0, 2 if dtype == "bool" else 9, (6, 7)).astype(dtype)
+    if dtype.startswith("int"):
+        x[2, 3], x[4, 1] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    for axis in (None, 0, 1):
+        got = run_modes(lambda g, x, _a=axis: {"y": aicf.argmin(x, _a)}, {"x": x}, device)["y"]
+        np.testing.assert_array_equal(got, x.argmin(axis))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_one_hot(dtype, device):
+    labels = np.array([[0, 4, 2], [-1, 5, 3]])
+    got = run_modes(lambda g, i: {"y": aicf.one_hot(i, 5, dtype)}, {"i": labels}, device)["y"]
+    np.testing.assert_array_equal(got, (labels[..., None] == np.arange(5)).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "uint8"])
+def test_triangles(dtype, device, rng):
+    x = rng.integers(0, 2, (2, 4, 3)).astype(dtype)
+    got = run_modes(lambda g, x: {"l": aicf.tril(x, -1), "u": aicf.triu(x)}, {"x": x}, device)
+    np.testing.assert_array_equal(got["l"], np.tril(x, -1))
+    np.testing.assert_array_equal(got["u"], np.triu(x))
+
+
+REFUSED = {
+    "isinf: x is .*; need a float dtype": lambda x, i: aicf.isinf(i),
+    "one_hot: classes is -1": lambda x, i: aicf.one_hot(i, -1),
+    r"tile: reps is \[-1\]": lambda x, i: aicf.tile(x, -1),
+    "repeat: repeats is -2": lambda x, i: aicf.repeat(x, -2),
+    "tril: x is .*; need": lambda x, i: aicf.tril(i),
+    "tensordot: axes is 3": lambda x, i: aicf.tensordot(x, x, 3),
+    "tensordot: an axis of .* has 4 elements": lambda x, i: aicf.tensordot(x, x, 1),
+    "einsum: .* has 2 operands, 1 are given": lambda x, i: aicf.einsum("ij,jk", x),
+    'einsum: "ii" of': lambda x, i: aicf.einsum("ii", x),
+    'einsum: "...j" of': lambda x, i: aicf.einsum("...j->j", x),
+    'einsum: "i" of .*; need a letter an axis': lambda x, i: aicf.einsum("i->i", x),
+    'einsum: "k" of .*; need letters of': lambda x, i: aicf.einsum("ij->k", x),
+    "moveaxis: axis 2": lambda x, i: aicf.moveaxis(x, 2, 0),
+    "glu: axis -1 of": lambda x, i: aicf.glu(x),
+    "prelu: weight is": lambda x, i: aicf.prelu(x, x),
+    "hardtanh: min is 2": lambda x, i: aicf.hardtanh(x, 2.0, 1.0),
+    'l1_loss: reduction is "?.avg': lambda x, i: aicf.l1_loss(x, x, reduction="avg"),
+    "cross_entropy: labels are": lambda x, i: aicf.cross_entropy(x, i, reduction="sum"),
+    "cross_entropy: label_smoothing is 2": lambda x, i: aicf.cross_entropy(x, i, label_smoothing=2),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_refused(text):
+    g = aicf.Graph("g")
+    x, i = g.input("x", (4, 3)), g.input("i", (5,), "int64")
+    with pytest.raises(aicf.Error, match=text):
+        REFUSED[text](x, i)
