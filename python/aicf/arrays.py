@@ -127,8 +127,8 @@ def one_hot(labels: Value, classes: int, dtype: DTypeName = "float32") -> Value:
     >>> aicf.one_hot(labels, 10).shape
     (4, 10)
     """
-    if classes < 0:
-        raise ShapeError(f"one_hot: classes is {classes}; need 0 or more")
+    if not 0 <= classes < 2**31:
+        raise ShapeError(f"one_hot: classes is {classes}; need 0 to {2**31 - 1}")
     numbers = labels.graph.constant(np.arange(classes), labels.dtype)
     return cast(equal(expand_dims(labels, -1), numbers), dtype)
 
@@ -154,7 +154,7 @@ def any(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = Fals
     'bool'
     """
     true = cast(_true(x), "int32")
-    empty = math.prod(x.shape[a] for a in _axes(x, axis)) == 0
+    empty = 0 in [x.shape[_axis("any", x, a)] for a in _axes(x, axis)]
     found = sum(true, axis, keepdims) if empty else max(true, axis, keepdims)
     return not_equal(found, 0)
 
