@@ -178,6 +178,16 @@ layer(
     lambda y, t: np.array([0.0, 0.0, 100.0, 100.0]),
     smooth=False,
 )
+layer(
+    "binary_cross_entropy_of_sigmoid_at_its_ends",
+    lambda rng: {"x": np.array([800.0, -800.0, 800.0, -800.0, 40.0, 0.5]),
+                 "t": np.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.3])},
+    lambda x, t: aicf.binary_cross_entropy(aicf.sigmoid(x), t),
+    lambda x, t: np.minimum(softplus(-x) * t + softplus(x) * (1 - t), 100).mean(),
+    lambda torch, F, x, t: F.binary_cross_entropy(torch.sigmoid(x), t),
+    smooth=False,
+    fixed=("t",),
+)  # fmt: skip
 loss_rows(
     "kl_div",
     lambda rng: {"y": rng.uniform(-2, 0, (5, 4)), "t": rng.uniform(0.1, 1, (5, 4))},
@@ -256,10 +266,19 @@ for _p in (1.0, 2.0, 2.5):
         lambda a, b, _p=_p: distance(a, b, _p),
         lambda t, F, a, b, _p=_p: F.pairwise_distance(a, b, _p),
     )
+    layer(
+        f"pairwise_distance_{_p}_of_equals",
+        lambda rng: {"a": np.eye(3), "b": np.eye(3)[[0, 2, 1]]},
+        lambda a, b, _p=_p: aicf.pairwise_distance(a, b, _p, eps=0.0),
+        lambda a, b, _p=_p: distance(a, b, _p, 0.0),
+        lambda t, F, a, b, _p=_p: F.pairwise_distance(a, b, _p, 0.0),
+        smooth=False,
+    )
 
 
-def cosine(a, b, axis=-1):
-    return (a * b).sum(axis) / np.sqrt((a * a).sum(axis) * (b * b).sum(axis))
+def cosine(a, b, axis=-1, eps=1e-8):
+    norms = [np.maximum(np.sqrt((x * x).sum(axis)), eps) for x in (a, b)]
+    return (a * b).sum(axis) / (norms[0] * norms[1])
 
 
 for _axis in (0, 1, -1):
@@ -279,6 +298,41 @@ loss_rows(
     {"margin": 0.1},
     fixed=("t",),
 )
+layer(
+    "cosine_similarity_of_zeros",
+    lambda rng: {"a": np.diag([1.0, 0.0, 2.0]), "b": np.diag([0.0, 0.0, 2.0])},
+    lambda a, b: aicf.cosine_similarity(a, b),
+    cosine,
+    lambda t, F, a, b: F.cosine_similarity(a, b),
+    smooth=False,
+)
+
+# ---- margins where they are reached exactly
+
+EQUALS = {"a": [1.0, 2.0], "b": [1.0, 2.0], "t": [1.0, -1.0]}
+for _name, _given, _arrays, _fixed in (
+    ("margin_ranking_loss", {}, EQUALS, "t"),
+    ("margin_ranking_loss", {"margin": 1.0}, {**EQUALS, "b": [0.0, 3.0]}, "t"),
+    ("hinge_embedding_loss", {}, {"y": [1.0, 1.0, 0.0], "t": [-1.0, 1.0, 1.0]}, "t"),
+    ("cosine_embedding_loss", {}, {"a": [[1.0, 0.0]], "b": [[0.0, 1.0]], "t": [-1.0]}, "t"),
+    (
+        "triplet_margin_loss",
+        {"p": 1.0, "eps": 0.0},
+        {"a": [[0.0, 1.0]], "b": [[2.0, 1.0]], "c": [[2.0, 2.0]]},
+        "",
+    ),
+):
+    layer(
+        f"{_name}_at_its_margin_{len(LAYERS)}",
+        lambda rng, _a=_arrays: {name: np.array(array) for name, array in _a.items()},
+        lambda _n=_name, _g=_given, **v: getattr(aicf, _n)(*v.values(), **_g, reduction="none"),
+        lambda _a=_arrays, **v: np.where(
+            np.array(_a["t"]) == 1, _a["y"], 0.0) if "y" in _a else np.zeros(len(_a["a"])),
+        lambda t, F, /, _n=_name, _g=_given, **v: getattr(F, _n)(
+            *v.values(), **_g, reduction="none"),
+        smooth=False,
+        fixed=(_fixed,),
+    )  # fmt: skip
 
 # ---- classes
 

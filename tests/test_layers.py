@@ -654,12 +654,33 @@ def test_avg_pool_counts_padding(device):
         (lambda x: aicf.dropout(x, 1.5), aicf.GraphError, "probability"),
         (lambda x: aicf.cumsum(x, 7), aicf.ShapeError, "axis"),
         (lambda x: aicf.argmax(x, 7), aicf.ShapeError, "axis"),
+        (lambda x: aicf.celu(x, -1.0), aicf.GraphError, "alpha > 0"),
+        (lambda x: aicf.huber_loss(x, x, delta=0.0), aicf.GraphError, "delta > 0"),
+        (lambda x: aicf.mse_loss(x, x[0], "sum"), aicf.ShapeError, "equal shapes"),
+        (lambda x: aicf.cross_entropy(x, x, x[0, 0]), aicf.ShapeError, r"weight .* need \[5\]"),
     ],
 )
 def test_misuse(call, error, text):
     x = aicf.Graph("misuse").input("x", (4, 5, 6))
     with pytest.raises(error, match=text.replace("...", r"\.\.\.")):
         call(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"reduction": "sum"}])
+def test_a_label_out_of_range_costs_its_own_row_alone_the_gradient(options, device):
+    """With weights too, whose mean has no count for such a row."""
+    x = np.arange(12, dtype=np.float32).reshape(3, 4) % 5
+    arrays = {"x": x, "i": np.array([0, 5, 2]), "w": np.array([1, 2, 3, 4], np.float32)}
+
+    def build(g, x, i, w):
+        loss = aicf.cross_entropy(x, i, w, **options)
+        return {"loss": loss, "dx": g.backward(loss, [x])[x]}
+
+    got = run_modes(build, arrays, device)
+    assert np.isnan(got["loss"])
+    rest = run_modes(build, arrays | {"x": x[[0, 2]], "i": np.array([0, 2])}, device)["dx"]
+    np.testing.assert_allclose(got["dx"][[0, 2]], rest, rtol=1e-6)
+    assert not got["dx"][1].any()
 
 
 def test_binary_cross_entropy_at_infinity():

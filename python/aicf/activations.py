@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from ._core import GraphError, ShapeError
 from .arguments import checked
 from .graph import Value
@@ -105,8 +103,8 @@ def celu(x: Value, alpha: float = 1.0) -> Value:
     >>> aicf.celu(x, 0.5).shape
     (4, 3)
     """
-    if alpha == 0:
-        raise GraphError("celu: alpha is 0; need another number")
+    if not alpha > 0:
+        raise GraphError(f"celu: alpha is {alpha}; need alpha > 0")
     wide = _widened(x)
     y = where(greater(wide, 0.0), wide, mul(elu(div(wide, alpha), 1.0), alpha))
     return _as(y, x.dtype)
@@ -194,7 +192,7 @@ def prelu(x: Value, weight: Value) -> Value:
     if weight.shape not in ((), (1,), (channels,)):
         raise ShapeError(f"prelu: weight is {weight!r}, x is {x!r}; need [1] or [{channels}]")
     sizes = [1] * x.ndim
-    if math.prod(weight.shape) > 1:
+    if weight.ndim and weight.shape != (1,):
         sizes[axis] = channels
     return where(greater(x, 0.0), x, mul(x, reshape(weight, sizes)))
 

@@ -22,12 +22,14 @@ from .ops import (
     equal,
     exp,
     greater,
+    greater_equal,
     less,
-    less_equal,
     log,
     log_softmax,
+    logical_and,
     maximum,
     mean,
+    minimum,
     mul,
     neg,
     not_equal,
@@ -90,6 +92,8 @@ def mse_loss(y: Value, t: Value, reduction: str = "mean") -> Value:
     """
     if reduction == "mean":
         return _emit("MseLoss", "mse_loss", y, t)
+    if y.shape != t.shape:
+        raise ShapeError(f"mse_loss: shapes differ: y is {y!r}, t is {t!r}; need equal shapes")
     wide_y, wide_t = _operands("mse_loss", y, t)
     d = sub(wide_y, wide_t)
     return _reduced("mse_loss", mul(d, d), reduction, y)
@@ -111,6 +115,8 @@ def huber_loss(y: Value, t: Value, delta: float = 1.0, reduction: str = "mean") 
     >>> aicf.huber_loss(x, y).shape
     ()
     """
+    if not delta > 0:
+        raise GraphError(f"huber_loss: delta is {delta}; need delta > 0")
     wide_y, wide_t = _operands("huber_loss", y, t)
     d = sub(wide_y, wide_t)
     slope = clip(d, -delta, delta)  # the derivative; both branches are slope·(d − slope/2)
@@ -149,10 +155,17 @@ def pairwise_distance(
     if p == 1:
         y = sum(d, -1, keepdims)
     elif p == 2:
-        y = sqrt(sum(mul(d, d), -1, keepdims))
+        y = _root(sum(mul(d, d), -1, keepdims))
     else:
-        y = pow(sum(pow(d, p), -1, keepdims), 1 / p)
+        y = _root(sum(pow(d, p), -1, keepdims), p)
     return _as(y, a.dtype)
+
+
+def _root(x: Value, p: float = 2.0) -> Value:
+    """x^(1/p); its gradient at 0 is 0, as that of a norm is in PyTorch."""
+    zero = equal(x, 0.0)
+    some = where(zero, 1.0, x)
+    return where(zero, 0.0, sqrt(some) if p == 2 else pow(some, 1 / p))
 
 
 def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Value:
@@ -164,7 +177,7 @@ def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> V
     wide_a, wide_b = _operands("cosine_similarity", a, b)
 
     def unit(x: Value) -> Value:
-        return div(x, maximum(sqrt(sum(mul(x, x), axis, keepdims=True)), eps))
+        return div(x, maximum(_root(sum(mul(x, x), axis, keepdims=True)), eps))
 
     return _as(sum(mul(unit(wide_a), unit(wide_b)), axis), a.dtype)
 
@@ -203,13 +216,13 @@ def cross_entropy(
     if plain and by_label and logits.ndim == 2 and reduction == "mean":
         return _emit("CrossEntropy", name, logits, labels)
     _check_reduction(name, reduction)
-    classes = _classes(name, logits)
+    classes = _classes(name, logits, weight)
     known = log_softmax(_widened(logits), 1)
     if by_label:
         each, counts = _picked(name, known, labels, weight, ignore_index)
         if label_smoothing:
             all_classes = known if weight is None else mul(known, _by_class(weight, known))
-            spread = neg(sum(all_classes, 1))
+            spread = where(_in_range(labels, classes), neg(sum(all_classes, 1)), 0.0)
             if ignore_index is not None:
                 spread = _counted(labels, ignore_index, spread)
             each = add(mul(each, 1 - label_smoothing), mul(spread, label_smoothing / classes))
@@ -247,20 +260,26 @@ def nll_loss(
     ):
         return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
     _check_reduction("nll_loss", reduction)
-    _classes("nll_loss", log_probabilities)
+    _classes("nll_loss", log_probabilities, weight)
     each, counts = _picked("nll_loss", _widened(log_probabilities), labels, weight, ignore_index)
     return _mean_of(each, counts, reduction, log_probabilities)
 
 
-def _classes(name: str, x: Value) -> int:
+def _classes(name: str, x: Value, weight: Value | None) -> int:
     if x.ndim < 2:
         raise ShapeError(f"{name}: scores are {x!r}; need [N, C, ...]")
+    if weight is not None and weight.shape != (x.shape[1],):
+        raise ShapeError(f"{name}: weight is {weight!r}, scores {x!r}; need [{x.shape[1]}]")
     return x.shape[1]
 
 
 def _by_class(weight: Value, x: Value) -> Value:
     """weight[C] beside [N, C, ...]."""
     return reshape(_widened(weight), [weight.shape[0]] + [1] * (x.ndim - 2))
+
+
+def _in_range(labels: Value, classes: int) -> Value:
+    return logical_and(greater_equal(labels, 0), less(labels, classes))
 
 
 def _counted(labels: Value, ignore_index: int, x: Value) -> Value:
@@ -275,8 +294,6 @@ def _picked(
         raise ShapeError(
             f"{name}: labels are {labels!r}, scores {x!r}; need {[x.shape[0], *x.shape[2:]]}"
         )
-    if weight is not None and weight.shape != (x.shape[1],):
-        raise ShapeError(f"{name}: weight is {weight!r}, scores {x!r}; need [{x.shape[1]}]")
     taken = labels
     if ignore_index is not None:
         taken = where(not_equal(labels, ignore_index), labels, 0)
@@ -285,7 +302,8 @@ def _picked(
     picked = _emit("Pick", name, rows, reshape(taken, math.prod(labels.shape)))
     each, counts = neg(reshape(picked, labels.shape)), None
     if weight is not None:
-        counts = take(_widened(weight), taken)
+        # of a label out of range 0: only its own row may lose its gradient
+        counts = where(_in_range(taken, x.shape[1]), take(_widened(weight), taken), 0.0)
         each = mul(each, counts)
     if ignore_index is not None:
         if counts is None:
@@ -347,13 +365,19 @@ def _weighted(each: Value, weight: Value | None) -> Value:
 def binary_cross_entropy(
     p: Value, t: Value, weight: Value | None = None, reduction: str = "mean"
 ) -> Value:
-    """−(t·log p + (1 − t)·log(1 − p)), its mean by default; logarithms are at least −100.
+    """−(t·log p + (1 − t)·log(1 − p)), its mean by default; a logarithm below −100 is −100 and has
+    no gradient.
 
     >>> aicf.binary_cross_entropy(aicf.sigmoid(x), aicf.sigmoid(y)).shape
     ()
     """
     wide, target = _operands("binary_cross_entropy", p, t)
-    yes, no = (maximum(log(q), -100.0) for q in (wide, sub(1.0, wide)))
+
+    def limited(q: Value) -> Value:
+        low = less(log(q), -100.0)
+        return where(low, -100.0, log(where(low, 1.0, q)))
+
+    yes, no = limited(wide), limited(sub(1.0, wide))
     each = neg(add(mul(target, yes), mul(sub(1.0, target), no)))
     return _reduced("binary_cross_entropy", _weighted(each, weight), reduction, p)
 
@@ -467,8 +491,8 @@ def hinge_embedding_loss(y: Value, t: Value, margin: float = 1.0, reduction: str
 
 
 def _positive(x: Value) -> Value:
-    """x where x > 0, else 0; its gradient at 0 is 0 and a NaN stays one."""
-    return where(less_equal(x, 0.0), 0.0, x)
+    """x where x >= 0, else 0; its gradient at 0 is 1, as PyTorch's, and a NaN stays one."""
+    return where(less(x, 0.0), 0.0, x)
 
 
 def margin_ranking_loss(
@@ -507,7 +531,7 @@ def triplet_margin_loss(
     near = pairwise_distance(anchor, positive, p, eps)
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:
-        far = -maximum(neg(far), neg(pairwise_distance(positive, negative, p, eps)))
+        far = minimum(far, pairwise_distance(positive, negative, p, eps))
     return _reduced(
         "triplet_margin_loss", _positive(add(sub(near, far), margin)), reduction, anchor
     )
