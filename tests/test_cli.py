@@ -74,6 +74,7 @@ def test_help_names_every_option(capsys, name):
         ("view", "a", "--math", "int"), ("export", "/no/such/file.json"),
         ("export", "/no/such/file.py"), ("export", "a.json", "--step", "b"),
         ("export", "a.json", "--", "b"), ("export", "a.py", "--device", "cpu"),
+        ("export", "a.py", "--seed", "0"), ("export", "."),
         ("export", "a.aicf"),
     ],
 )  # fmt: skip
@@ -338,7 +339,7 @@ def test_a_programs_step_is_exported(capsys, tmp_path):
     """With what its params hold at the end; of several the one that is named."""
     path, target = tmp_path / "program.py", tmp_path / "step.aicf"
     path.write_text(PROGRAM)
-    init = aicf.Step.__init__
+    compiled = aicf.Graph.compile
     assert run(capsys, "export", path, "-o", target, "--", "one")[::2] == (0, "")
     assert aicf.load_step(target).params["w"].numpy().tolist() == [8.0] * 8
     status, _, err = run(capsys, "export", path, "-o", target, "--", "one", "two")
@@ -352,7 +353,21 @@ def test_a_programs_step_is_exported(capsys, tmp_path):
     assert status == 2 and "compiled no step" in err
     target.unlink()
     assert run(capsys, "export", path, "-o", target, "--", "a", "b", "c") == (1, "", "")
-    assert not target.exists() and aicf.Step.__init__ is init
+    assert not target.exists() and aicf.Graph.compile is compiled
+
+
+def test_a_program_that_profiles_and_moves_is_exported(capsys, monkeypatch, tmp_path):
+    """What a profile compiles to know the ceiling is no step of the program; -o is taken before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("aicf.profile._ceilings", {})
+    (tmp_path / "elsewhere").mkdir()
+    program = PROGRAM.replace("step.replay(3)", "step.replay(2); step.profile(1)")
+    for extra in ("", "import os; os.chdir('elsewhere')\n"):
+        (tmp_path / "program.py").write_text(extra + program)
+        assert run(capsys, "export", "program.py", "-o", "step.aicf", "--", "copy")[::2] == (0, "")
+        assert aicf.load_step(tmp_path / "step.aicf").params["w"].numpy().tolist() == [8.0] * 8
+        (tmp_path / "step.aicf").unlink()
+        os.chdir(tmp_path)
 
 
 # ---- bench

@@ -110,11 +110,14 @@ def _profile(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    target = args.output or str(Path(args.file).with_suffix(".aicf"))
+    target = args.output or os.path.splitext(args.file)[0] + ".aicf"
+    place = os.path.abspath(target)  # before a program goes to another folder
     if _same_file(args.file, target):
         args.error(f"-o would write over {args.file}; need another file")
     if Path(args.file).suffix == ".py":
-        given = [f"--{name}" for name in ("device", "math", "seed") if getattr(args, name)]
+        given = [
+            f"--{name}" for name in ("device", "math", "seed") if getattr(args, name) is not None
+        ]
         if given:
             args.error(f"{given[0]} is what the program says itself; it is of a graph file")
         with open(args.file, "rb"), _compiled_steps() as steps:
@@ -126,8 +129,8 @@ def _export(args: argparse.Namespace) -> int:
         if args.step is not None or args.rest:
             args.error(f"{args.file} is no program; --step and what follows -- are for one")
         step = _compiled(_graph_of("export", args.file), args)
-    step.export(target)
-    size = bytes_text(os.path.getsize(target))
+    step.export(place)
+    size = bytes_text(os.path.getsize(place))
     print(f"{target}: {len(step.lowered)} launches on {step.device}, {size}")
     return 0
 
@@ -136,18 +139,19 @@ def _export(args: argparse.Namespace) -> int:
 def _compiled_steps() -> Iterator[dict[str, Step]]:
     """Those that are compiled meanwhile by the names of their graphs, of each the last."""
     steps: dict[str, Step] = {}
-    compile_step = Step.__init__
+    compiled = Graph.compile
 
-    def __init__(step: Step, graph: Graph, *rest: Any, **options: Any) -> None:
-        compile_step(step, graph, *rest, **options)
+    def compile(graph: Graph, *rest: Any, **options: Any) -> Step:
+        step: Step = compiled(graph, *rest, **options)
         steps.pop(graph.name, None)
         steps[graph.name] = step
+        return step
 
-    Step.__init__ = __init__  # type: ignore[method-assign,assignment]
+    Graph.compile = compile  # type: ignore[method-assign,assignment]
     try:
         yield steps
     finally:
-        Step.__init__ = compile_step  # type: ignore[method-assign]
+        Graph.compile = compiled  # type: ignore[method-assign]
 
 
 def _chosen(steps: dict[str, Step], args: argparse.Namespace) -> Step:

@@ -374,7 +374,7 @@ def ceiling(device: str, math: str) -> Ceiling:
 
 def _best(graph: Graph, device: str, math: str) -> tuple[int, int, float]:
     """Flops, bytes and the least time of a graph's largest launch."""
-    step = graph.compile(device=device, math=math)
+    step = Step(graph, device=device, math=math)  # no compile() of the program's
     facts = facts_of(step)
     profile = made(facts, [Timed(*step._profile(6)[1:])], Ceiling(1.0, 1.0))
     launch = max(profile.launches, key=lambda launch: (launch.flops, launch.bytes_moved))
