@@ -547,6 +547,36 @@ def test_a_tap_shows_what_a_trap_refused(device, rng):
     assert np.isnan(tap.numpy()).tolist() == [False, True, False] and tap.step == 1
 
 
+def test_a_tap_shows_what_a_trap_refused_in_the_middle_of_a_replay(device):
+    """A step that is not the last of its call; whichever of the two was set first."""
+    g = aicf.Graph("g")
+    n = g.state("n", ())
+    g.assign(n, n + 1.0)
+    g.output("y", aicf.sqrt(4.5 - n))
+    step = g.compile(device=device)
+    with step.tap(n) as before, step.trap(), step.tap(n) as after:
+        with pytest.raises(aicf.BadValue):
+            step.replay(64)
+        assert [(float(tap), tap.step) for tap in (before, after)] == [(5.0, 6)] * 2
+    assert step.steps_run == 5
+
+
+def test_leaves_that_no_node_reads_are_looked_at(device):
+    """One that is an output, and one that is what a param will be."""
+    for target in (True, False):
+        g = aicf.Graph("g")
+        x, w = g.input("x", (2,)), g.param("w", (2,))
+        if target:
+            g.assign(w, x)
+        else:
+            g.output("x", x)
+        step = g.compile(device=device, check=True)
+        step(x=np.ones(2, np.float32))
+        bad = np.array([1, math.nan], np.float32)
+        refused(step, lambda: step(x=bad), kind="nan", name="x", index=(1,), node=None)  # noqa: B023
+        step(x=np.ones(2, np.float32))
+
+
 def test_of_a_replay_the_steps_before_it_run(device):
     """Each of n steps is checked: w doubles until it overflows."""
     g = aicf.Graph("g")

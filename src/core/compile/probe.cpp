@@ -59,10 +59,12 @@ Checks::Checks(Graph& graph)
         of_value_[id] = static_cast<int>(numbers.size());
         numbers.push_back(largest(graph, id));
     };
+    const auto leaf = [&](ValueId id) {
+        if (graph_.value(id).role != Role::temp) look_at(id);
+    };
     for (const Node& node : graph_.nodes) {
         if (!live[node.id]) continue;
-        for (ValueId id : node.inputs)
-            if (graph_.value(id).role != Role::temp) look_at(id);
+        for (ValueId id : node.inputs) leaf(id);
         if (node.op->rows &&
             element_count(graph_.value(node.inputs[node.op->indices]).type.shape)) {
             of_node_[node.id] = static_cast<int>(numbers.size());
@@ -71,6 +73,8 @@ Checks::Checks(Graph& graph)
         if (!node.op->shows)
             for (ValueId id : node.outputs) look_at(id);
     }
+    for (const auto& output : graph_.outputs) leaf(output.value);
+    for (const auto& assign : graph_.assigns) leaf(assign.source);
     count_ = numbers.size();
     probe(graph, numbers);
 }

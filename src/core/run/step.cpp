@@ -376,7 +376,7 @@ void Step::follow_bindings() {
 void Step::watch(const std::shared_ptr<Watcher>& watcher) {
     const Locks locks(*machine_, others_);
     std::erase_if(watchers_, [](const auto& other) { return other.expired(); });
-    watchers_.insert(watcher->every() ? watchers_.end() : watchers_.begin(), watcher);
+    watchers_.insert(watcher->every() ? watchers_.begin() : watchers_.end(), watcher);
     watched_ = true;
 }
 
@@ -392,10 +392,17 @@ Step::Watchers Step::watchers() const {
 /// run until they look again.
 int64_t Step::look(const Watchers& watching, int64_t left) const {
     bool every = false;
+    std::optional<Watcher::Refused> refused;
     for (const auto& watcher : watching) {
         every |= watcher->every();
-        if (left == 1 || watcher->every()) watcher->look(generation_ + 1);
+        if (left > 1 && !watcher->every() && !refused) continue;
+        try {
+            watcher->look(generation_ + 1);
+        } catch (const Watcher::Refused& why) {
+            if (!refused) refused.emplace(why);
+        }
     }
+    if (refused) throw *refused;
     return every || left == 1 ? 1 : left - 1;
 }
 

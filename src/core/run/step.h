@@ -176,7 +176,7 @@ class Step {
     uint64_t seen_bindings_ = 0;
     std::vector<char> stale_;  // by op: its block is not yet bound again
     std::atomic<uint64_t> generation_ = 0;
-    std::vector<std::weak_ptr<Watcher>> watchers_;  // those that see every step last
+    std::vector<std::weak_ptr<Watcher>> watchers_;  // those that see every step first
     std::atomic<bool> watched_ = false;             // whether there ever was one
 };
 

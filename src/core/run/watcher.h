@@ -10,7 +10,8 @@ class Step;
 class Watcher {
   public:
     virtual ~Watcher() = default;
-    virtual bool every() const = 0;  // false: sees the last of the steps that one call runs
+    /// False: sees the last of the steps that one call runs, be it one that was refused.
+    virtual bool every() const = 0;
     /// Sees the inputs and the state that step number `step` will have, while the locks are held.
     /// Throws Refused to keep it from running.
     virtual void look(uint64_t step) = 0;
