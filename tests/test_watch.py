@@ -577,6 +577,19 @@ def test_leaves_that_no_node_reads_are_looked_at(device):
         step(x=np.ones(2, np.float32))
 
 
+def test_a_loss_at_its_limit_makes_no_infinity(device):
+    """Logarithms of 0 are limited before they are taken."""
+    g = aicf.Graph("g")
+    x, t = g.input("x", (4,)), g.input("t", (4,))
+    w = g.param("w", (), init=aicf.init.ones())
+    loss = aicf.binary_cross_entropy(aicf.sigmoid(x * w), t)
+    g.output("loss", loss)
+    g.minimize(loss, aicf.optim.SGD(lr=0.1))
+    step = g.compile(device=device, check=True)
+    out = step(x=np.array([200, -200, 200, -200], np.float32), t=np.array([1, 0, 0, 1], np.float32))
+    assert float(out["loss"]) == 50.0 and float(step.params["w"]) == 1.0
+
+
 def test_of_a_replay_the_steps_before_it_run(device):
     """Each of n steps is checked: w doubles until it overflows."""
     g = aicf.Graph("g")

@@ -374,7 +374,7 @@ def binary_cross_entropy(
     wide, target = _operands("binary_cross_entropy", p, t)
 
     def limited(q: Value) -> Value:
-        low = less(log(q), -100.0)
+        low = logical_and(greater_equal(q, 0.0), less(q, math.exp(-100)))
         return where(low, -100.0, log(where(low, 1.0, q)))
 
     yes, no = limited(wide), limited(sub(1.0, wide))
