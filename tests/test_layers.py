@@ -6,6 +6,7 @@ import math
 import aicf
 import numpy as np
 import pytest
+import spatial_cases  # noqa: F401  adds its rows
 from conftest import outputs_of, run_modes
 from layer_cases import LAYERS, layer
 

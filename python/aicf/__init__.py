@@ -38,6 +38,8 @@ from .notebook import install as _install_notebook
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
 from .profile import profiler
+from .spatial import *  # noqa: F403
+from .spatial import __all__ as _spatial_names
 from .step import Step, load_step
 
 _install_notebook()
@@ -83,4 +85,5 @@ __all__ = [
     *_movement_names,
     *_nn_names,
     *_op_names,
+    *_spatial_names,
 ]

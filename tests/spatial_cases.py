@@ -1,0 +1,221 @@
+"""Rows of the table of layers for images and signals."""
+
+import itertools
+
+import aicf
+import numpy as np
+from layer_cases import layer
+
+
+def conv_transpose(x, w, b, stride, padding, output_padding, groups, dilation):
+    """Each element of x puts its kernel into the result, one after the other."""
+    n, depth, *sizes = x.shape
+    outs, *kernel = w.shape[1:]
+    spans = [
+        (s - 1) * st + d * (k - 1) + 1 + more
+        for s, st, k, d, more in zip(sizes, stride, kernel, dilation, output_padding, strict=True)
+    ]
+    y = np.zeros((n, groups * outs, *spans))
+    for c in range(depth):
+        into = slice(c // (depth // groups) * outs, (c // (depth // groups) + 1) * outs)
+        for at in itertools.product(*map(range, sizes)):
+            for tap in itertools.product(*map(range, kernel)):
+                place = [
+                    a * s + t * d for a, s, t, d in zip(at, stride, tap, dilation, strict=True)
+                ]
+                y[(slice(None), into, *place)] += (
+                    x[(slice(None), c, *at)][:, None] * w[(c, slice(None), *tap)]
+                )
+    inside = [slice(p, span - p) for p, span in zip(padding, spans, strict=True)]
+    y = y[(slice(None), slice(None), *inside)]
+    return y + b.reshape(-1, *[1] * len(sizes))
+
+
+def conv(x, w, b, stride, padding, dilation, groups):
+    """Of signals, one output after the other."""
+    x = np.pad(x, [(0, 0), (0, 0), (padding, padding)])
+    count = (x.shape[2] - (w.shape[2] - 1) * dilation - 1) // stride + 1
+    depth, outs = w.shape[1], w.shape[0] // groups
+    y = np.zeros((x.shape[0], w.shape[0], count))
+    for o, i in itertools.product(range(w.shape[0]), range(count)):
+        g = o // outs
+        part = x[:, g * depth : (g + 1) * depth, i * stride :: dilation][..., : w.shape[2]]
+        y[:, o, i] = (part * w[o]).sum((1, 2))
+    return y + b[:, None]
+
+
+for _stride, _padding, _dilation, _groups in (
+    (1, 0, 1, 1),
+    (2, 1, 1, 2),
+    (1, 2, 2, 1),
+    (3, 0, 1, 4),
+):
+    _o = {"stride": _stride, "padding": _padding, "dilation": _dilation, "groups": _groups}
+    layer(
+        f"conv1d_{_stride}_{_padding}_{_dilation}_{_groups}",
+        {"x": (2, 4, 9), "w": (4, 4 // _groups, 3), "b": (4,)},
+        lambda x, w, b, _o=_o: aicf.conv1d(x, w, b, **_o),
+        lambda x, w, b, _o=_o: conv(x, w, b, **_o),
+        lambda t, F, x, w, b, _o=_o: F.conv1d(x, w, b, **_o),
+    )
+for _stride, _padding, _more, _groups, _dilation in (
+    (1, 0, 0, 1, 1), (2, 1, 1, 2, 1), (3, 0, 2, 1, 1), (1, 2, 0, 4, 2), (2, 1, 1, 1, 2),
+):  # fmt: skip
+    _o = {"stride": _stride, "padding": _padding, "output_padding": _more, "groups": _groups,
+          "dilation": _dilation}  # fmt: skip
+    _label = "_".join(map(str, _o.values()))
+    for _rank, _name in ((1, "conv_transpose1d"), (2, "conv_transpose2d")):
+        layer(
+            f"{_name}_{_label}",
+            {"x": (2, 4, 4, 3)[: _rank + 2], "w": (4, 3, 3, 2 + (_padding > 0))[: _rank + 2],
+             "b": (3 * _groups,)},
+            lambda x, w, b, _n=_name, _o=_o: getattr(aicf, _n)(x, w, b, **_o),
+            lambda x, w, b, _o=_o, _r=_rank: conv_transpose(
+                x, w, b, **{k: v if k == "groups" else [v] * _r for k, v in _o.items()}
+            ),
+            lambda t, F, x, w, b, _n=_name, _o=_o: getattr(F, _n)(x, w, b, **_o),
+        )  # fmt: skip
+for _kernel, _options in ((2, {}), (3, {"stride": 1, "padding": 1}), (3, {"stride": 2})):
+    for _name, _how in (("max_pool1d", np.max), ("avg_pool1d", np.mean)):
+        _fill = -np.inf if _how is np.max else 0.0
+        layer(
+            f"{_name}_{_kernel}_{_options}",
+            {"x": (2, 3, 9)},
+            lambda x, _n=_name, _k=_kernel, _o=_options: getattr(aicf, _n)(x, _k, **_o),
+            lambda x, _h=_how, _f=_fill, _k=_kernel, _o=_options: _h(
+                np.lib.stride_tricks.sliding_window_view(
+                    np.pad(x, [(0, 0), (0, 0), (_o.get("padding", 0),) * 2], constant_values=_f),
+                    _k, 2,
+                )[:, :, :: _o.get("stride", _k)], -1,
+            ),
+            lambda t, F, x, _n=_name, _k=_kernel, _o=_options: getattr(F, _n)(x, _k, **_o),
+        )  # fmt: skip
+
+
+def adaptive(x, axis, count):
+    size = x.shape[axis]
+    spans = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+    return np.stack([x.take(range(a, b), axis).mean(axis) for a, b in spans], axis)
+
+
+for _size in (1, 2, 3, 4, 7):
+    layer(
+        f"adaptive_avg_pool1d_{_size}",
+        {"x": (2, 3, 8)},
+        lambda x, _s=_size: aicf.adaptive_avg_pool1d(x, _s),
+        lambda x, _s=_size: adaptive(x, 2, _s),
+        lambda t, F, x, _s=_size: F.adaptive_avg_pool1d(x, _s),
+    )
+for _sizes in ((1, 1), (3, 2), (5, 4)):
+    layer(
+        f"adaptive_avg_pool2d_{_sizes}",
+        {"x": (2, 3, 6, 8)},
+        lambda x, _s=_sizes: aicf.adaptive_avg_pool2d(x, _s),
+        lambda x, _s=_sizes: adaptive(adaptive(x, 2, _s[0]), 3, _s[1]),
+        lambda t, F, x, _s=_sizes: F.adaptive_avg_pool2d(x, _s),
+    )
+
+
+def group_norm(x, groups, w=1.0, b=0.0):
+    rows = x.reshape(x.shape[0], groups, -1)
+    rows = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-5)
+    channels = (-1, *[1] * (x.ndim - 2))
+    return rows.reshape(x.shape) * np.reshape(w, channels) + np.reshape(b, channels)
+
+
+for _shape, _groups in (((2, 6, 3, 2), 3), ((3, 4), 2), ((2, 4, 5), 1), ((2, 4, 5), 4)):
+    layer(
+        f"group_norm_{_shape}_{_groups}",
+        {"x": _shape, "w": (_shape[1],), "b": (_shape[1],)},
+        lambda x, w, b, _g=_groups: aicf.group_norm(x, _g, w, b),
+        lambda x, w, b, _g=_groups: group_norm(x, _g, w, b),
+        lambda t, F, x, w, b, _g=_groups: F.group_norm(x, _g, w, b),
+    )
+layer(
+    "instance_norm",
+    {"x": (2, 3, 4, 5)},
+    aicf.instance_norm,
+    lambda x: group_norm(x, 3),
+    lambda t, F, x: F.instance_norm(x),
+)
+for _p in (1.0, 2.0, 3.0):
+    layer(
+        f"normalize_{_p}",
+        lambda rng: {"x": np.vstack([rng.uniform(-2, 2, (3, 4)), np.zeros((1, 4))])},
+        lambda x, _p=_p: aicf.normalize(x[:3], _p) if _p != 2.0 else aicf.normalize(x, _p),
+        lambda x, _p=_p: (x / np.maximum((abs(x) ** _p).sum(1, keepdims=True) ** (1 / _p), 1e-12))[
+            : 4 if _p == 2.0 else 3
+        ],
+        lambda t, F, x, _p=_p: F.normalize(x if _p == 2.0 else x[:3], _p),
+        smooth=False,
+    )
+for _shape, _r in (((2, 8, 3, 2), 2), ((9, 2, 3), 3)):
+    layer(
+        f"pixel_shuffle_{_r}",
+        {"x": _shape},
+        lambda x, _r=_r: aicf.pixel_shuffle(x, _r),
+        lambda x, _r=_r: np.stack(
+            [
+                np.stack([x[..., _r * i + j :: _r * _r, :, :] for j in range(_r)], -1)
+                for i in range(_r)
+            ],
+            -3,
+        ).reshape(*x.shape[:-3], x.shape[-3] // _r**2, x.shape[-2] * _r, x.shape[-1] * _r),
+        lambda t, F, x, _r=_r: F.pixel_shuffle(x, _r),
+    )
+    layer(
+        f"pixel_unshuffle_{_r}",
+        {"x": _shape},
+        lambda x, _r=_r: aicf.pixel_unshuffle(aicf.pixel_shuffle(x, _r), _r) * x,
+        lambda x: x * x,
+        lambda t, F, x, _r=_r: F.pixel_unshuffle(F.pixel_shuffle(x, _r), _r) * x,
+    )
+
+
+def resized(x, axis, count, step, mode, align):
+    """One element after the other."""
+    old, parts = x.shape[axis], []
+    for i in range(count):
+        if mode == "nearest":
+            parts.append(x.take(min(int(i * step), old - 1), axis))
+            continue
+        at = i * (old - 1) / max(count - 1, 1) if align else max((i + 0.5) * step - 0.5, 0)
+        low = min(int(at), old - 1)
+        near, far = x.take(low, axis), x.take(min(low + 1, old - 1), axis)
+        parts.append(near * (1 - (at - low)) + far * (at - low))
+    return np.stack(parts, axis)
+
+
+def interpolated(x, size=None, scale_factor=None, mode="nearest", align_corners=False):
+    for axis in range(2, x.ndim):
+        if size is not None:
+            count = size[axis - 2]
+            step = x.shape[axis] / count
+        else:
+            count, step = int(x.shape[axis] * scale_factor), 1 / scale_factor
+        x = resized(x, axis, count, step, mode, align_corners)
+    return x
+
+
+TORCH_MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
+for _shape, _given in itertools.product(
+    ((2, 3, 7), (2, 3, 4, 5), (1, 2, 3, 2, 4)), ({"size": 1}, {"scale_factor": 2.0}, {"size": 0})
+):
+    for _mode, _align in (("nearest", False), ("linear", False), ("linear", True)):
+        _o = dict(_given, mode=_mode)
+        if "size" in _o:  # smaller, or larger
+            _o["size"] = [s + 3 if _o["size"] else s - 1 for s in _shape[2:]]
+        if _align:
+            _o["align_corners"] = True
+
+        def _torch(t, F, x, _o=_o):
+            mode = TORCH_MODES[x.ndim] if _o["mode"] == "linear" else "nearest"
+            return F.interpolate(x, **{**_o, "mode": mode})
+
+        layer(
+            f"interpolate_{_shape}_{_o}",
+            {"x": _shape},
+            lambda x, _o=_o: aicf.interpolate(x, **_o),
+            lambda x, _o=_o: interpolated(x, **_o),
+            _torch,
+        )
