@@ -199,8 +199,9 @@ def cross_entropy(
         logits: [N, C] or [N, C, ...], float.
         labels: [N] or [N, ...], int32 or int64, in [0, C); another label makes the row NaN, its
             gradient zero. Or the probabilities of all classes, of the shape and dtype of logits.
-        weight: of each class, [C]. The mean is that by weight.
-        ignore_index: a label whose rows do not count, neither in the loss nor in the mean.
+        weight: of each class, [C]. The mean over labels is that by weight.
+        ignore_index: a label whose rows do not count, neither in the loss nor in the mean; None for
+            no such label, where PyTorch has −100.
         label_smoothing: the part in [0, 1] of each target that is shared by all classes.
 
     >>> aicf.cross_entropy(x, labels).shape
