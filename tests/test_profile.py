@@ -226,6 +226,26 @@ def test_tables(device):
         found.table("kernel")
 
 
+def test_a_profile_without_memory_for_the_ceiling(monkeypatch):
+    """What was timed is told all the same, and an error inside stays the one that is seen."""
+
+    def no_room(*_):
+        raise aicf.OutOfMemory("no room")
+
+    monkeypatch.setattr(profile, "_ceilings", {})
+    monkeypatch.setattr(profile, "_best", no_room)
+    step = started("cpu")
+    with pytest.raises(KeyError), aicf.profiler() as prof:
+        step.replay(3)
+        raise KeyError
+    for found in (prof.profiles[0], step.profile(3)):
+        assert found.steps == 3 and all(np.isnan(found.ceiling))
+        for text in (*map(found.table, profile.KINDS), found._repr_html_()):
+            assert "no memory to measure it" in text and "nan" not in text
+    monkeypatch.undo()
+    assert all(step.profile(1).ceiling)
+
+
 def test_shares_are_of_what_was_measured():
     top = profile.Ceiling(bytes_per_second=10.0, flops_per_second=100.0)
     found = profile.Profile("of", [], np.zeros((0, 1, 2)), top)

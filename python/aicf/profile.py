@@ -28,7 +28,8 @@ Spans: TypeAlias = "npt.NDArray[np.float64]"  # (steps, 1 + launches, 2): begin 
 
 
 class Ceiling(NamedTuple):
-    """What a device does at most: of a copy in memory and of a product, measured on it."""
+    """What a device does at most: of a copy in memory and of a product, measured on it. NaN where
+    it had no memory left for them."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -164,10 +165,11 @@ class Profile:
     def _notes(self) -> list[str]:
         wall = _median(self.walls)
         memory, product = self.ceiling
-        notes = [
-            f"a step: {time_text(wall)}, by {self.clock or 'no clock'}; ceiling: the larger share "
-            f"of {count_text(memory)}B/s (a copy) and {count_text(product)}FLOP/s (a product)"
-        ]
+        most = "no memory to measure it"
+        if self._has_ceiling:
+            most = f"the larger share of {count_text(memory)}B/s (a copy) and "
+            most += f"{count_text(product)}FLOP/s (a product)"
+        notes = [f"a step: {time_text(wall)}, by {self.clock or 'no clock'}; ceiling: {most}"]
         if self.untimed:
             notes.append(f"steps beside these, without times: {self.untimed}")
         if self.problem:
@@ -195,7 +197,7 @@ class Profile:
                 rates = [
                     f"{count_text(memory / row.median)}B/s" if memory else "",
                     f"{count_text(product / row.median)}FLOP/s" if product else "",
-                    f"{self.share(memory, product, row.median):.0%}",
+                    f"{self.share(memory, product, row.median):.0%}" if self._has_ceiling else "",
                 ]
             body.append(
                 [*row.words, time_text(row.median), time_text(row.least), share]
@@ -204,6 +206,10 @@ class Profile:
             )
         numbers = ["median", "least", "time", "moved", "flops", "memory", "rate", "ceiling"]
         return len(head), head + numbers, body
+
+    @property
+    def _has_ceiling(self) -> bool:
+        return not np.isnan(self.ceiling).any()
 
     def share(self, bytes_moved: float, flops: float, seconds: float) -> float:
         """The share of the ceiling that work done in a time reaches: of memory or of arithmetic,
@@ -358,7 +364,8 @@ _ceilings: dict[tuple[str, str, int], Ceiling] = {}
 
 
 def ceiling(device: str, math: str) -> Ceiling:
-    """What a device does at most under a math mode, measured once by a process."""
+    """What a device does at most under a math mode, measured once by a process; NaN where there is
+    no memory for that."""
     key = device, math, _core.num_threads()
     if key not in _ceilings:
         large = device != "cpu"
@@ -366,8 +373,11 @@ def ceiling(device: str, math: str) -> Ceiling:
         copied.output("y", copied.input("x", (1 << (25 if large else 24),)))
         product, n = Graph("product"), 4096 if large else 512
         product.output("y", matmul(product.param("a", (n, n)), product.param("b", (n, n))))
-        _, moved, taken = _best(copied, device, "fp32")
-        flops, _, needed = _best(product, device, math)
+        try:
+            _, moved, taken = _best(copied, device, "fp32")
+            flops, _, needed = _best(product, device, math)
+        except _core.OutOfMemory:  # what was timed is not lost for that
+            return Ceiling(np.nan, np.nan)
         _ceilings[key] = Ceiling(moved / taken, flops / needed)
     return _ceilings[key]
 
