@@ -381,6 +381,7 @@ def test_a_curve_goes_through_its_numbers():
     falling = curve_of([10.0**-i for i in range(6)])[1][0]  # a line where the axis is logarithmic
     steps = [b[1] - a[1] for a, b in zip(falling, falling[1:], strict=False)]
     assert max(steps) - min(steps) < 0.25
+    assert [len(piece) for piece in curve_of([1.7e308, -1.7e308, 0.0])[1]] == [3]
 
 
 def test_a_long_curve_keeps_its_peaks():

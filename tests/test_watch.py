@@ -357,6 +357,14 @@ def test_bad_indices(device, make_rng, compiled, passes):
         assert np.isnan(step.outputs["loss"].numpy()[-1])
 
 
+def test_an_index_into_no_rows(device):
+    g = aicf.Graph("g")
+    g.output("y", aicf.embedding(g.input("i", (2,), "int32"), g.param("w", (0, 4))))
+    step = g.compile(device=device, check=True)
+    error = refused(step, lambda: step(i=np.array([3, 0], np.int32)), kind="index", index=(0,))
+    assert "there are no rows" in str(error)
+
+
 def test_labels_of_any_shape_some_ignored(device, rng):
     """The place in the labels as they were given; a label that is ignored is none."""
 

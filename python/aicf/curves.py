@@ -28,8 +28,8 @@ class _Axis(NamedTuple):
     height: float
 
     def at(self, number: float) -> float:
-        low, high = self._on(self.low), self._on(self.high)
-        share = (self._on(number) - low) / (high - low) if high > low else 0.5
+        low, high = self._on(self.low) / 2, self._on(self.high) / 2  # whose difference is in range
+        share = (self._on(number) / 2 - low) / (high - low) if high > low else 0.5
         return self.top + self.height * (1 - share)
 
     def _on(self, number: float) -> float:

@@ -199,9 +199,11 @@ BadValue Trap::described(const Finding& finding, const TensorRef* content) const
             fault.op, " (", fault.source,
             fault.layer.empty() ? std::string() : cat(", layer \"", fault.layer, "\""), ")");
     if (index)
-        return {fault,
-                cat("step: ", maker, " takes ", operand_name(node->op->inputs, node->op->indices),
-                    " ", what, ", which hold ", held, "; need 0 to ", rows - 1, kept)};
+        return {
+            fault,
+            cat("step: ", maker, " takes ", operand_name(node->op->inputs, node->op->indices), " ",
+                what, ", which hold ", held,
+                rows ? cat("; need 0 to ", rows - 1) : std::string("; there are no rows"), kept)};
     return {fault, cat("step: ", maker, " makes ", held, " of ", what,
                        ", from finite operands; need finite numbers", kept)};
 }
