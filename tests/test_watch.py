@@ -290,6 +290,31 @@ def test_a_tap_outlives_its_step(device):
     assert tap.numpy().tolist() == [2, 2, 2]
 
 
+def test_a_trap_lasts_until_it_is_closed(device):
+    """Whether or not anybody holds it."""
+    g = aicf.Graph("g")
+    g.output("y", aicf.log(g.input("x", (2,))))
+    step = g.compile(device=device)
+    bad = np.array([1, -1], np.float32)
+    step.trap()
+    gc.collect()
+    refused(step, lambda: step(x=bad), kind="nan", index=(1,))
+    with step.trap():
+        pass
+    refused(step, lambda: step(x=bad), kind="nan", index=(1,))
+
+
+def test_a_trap_goes_with_its_step(rng):
+    g = network()
+    gc.collect()  # the steps of tests before
+    before = _core.cpu_memory()[0]
+    step = g.compile(device="cpu", check=True)
+    step.trap()
+    step(**batch(rng))
+    del step
+    assert _core.cpu_memory()[0] == before
+
+
 def test_of_a_graph_that_has_grown():
     g = aicf.Graph("g")
     h = g.input("x", (3,)) * 2.0

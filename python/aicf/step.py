@@ -147,7 +147,6 @@ class Step(_core.Step):
 
     _graph: _core.Graph | None = None  # what it was compiled from; it may have grown since
     _built: _core.GraphMark
-    _trap: Trap | None = None  # of compile(check=True)
 
     def __init__(
         self,
@@ -214,7 +213,7 @@ class Step(_core.Step):
         )
         self._write_all(initial)
         if check:
-            self._trap = self.trap()
+            self.trap()
 
     # ---- state
 
@@ -427,7 +426,7 @@ class Step(_core.Step):
         left them. Of `replay(n)` the steps before it have run. Constants may hold infinities, as
         masks do, and so may states.
 
-        Returns: a Trap, which ends with a `with` or `close()`.
+        Returns: a Trap, which ends with a `with` or `close()`, not before.
 
         >>> with step.trap():
         ...     _ = step(x=batch, t=target)

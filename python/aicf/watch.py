@@ -111,7 +111,12 @@ def trap(step: Step) -> Trap:
     graph = _graph(step, "trap")
     of = layers(json.loads(graph.to_json()))
     names = [of.get(node, "") for node in range(step._built.nodes)]
-    return Trap(_core.Trap(step, graph, step._built, names))
+    found = Trap(_core.Trap(step, graph, step._built, names))
+    # The step keeps it, whoever else does.
+    traps: set[Trap] = vars(step).setdefault("_traps", set())
+    traps -= {trap for trap in tuple(traps) if trap._core is None}
+    traps.add(found)
+    return found
 
 
 def _graph(step: Step, doing: str) -> _core.Graph:
