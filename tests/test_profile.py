@@ -292,6 +292,25 @@ def test_shared_steps_and_steps_without_a_captured_form():
     assert [found.steps for found in prof.profiles] == [2]
 
 
+def test_a_profiler_inside_another():
+    """The one that was entered last profiles; the other goes on behind it, in any order."""
+    step = started("cpu")
+    with aicf.profiler() as outer:
+        step.replay(2)
+        with aicf.profiler() as inner:
+            step.replay(3)
+        step.replay(5)
+    first, second = aicf.profiler(), aicf.profiler()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    step.replay(4)
+    second.__exit__(None, None, None)
+    found = [[profile.steps for profile in prof.profiles] for prof in (outer, inner, first, second)]
+    assert found == [[7], [3], [], [4]]
+    assert "replay" not in vars(aicf.Step)
+
+
 def test_a_profiler_collects_every_step_of_its_time(tmp_path):
     one, two = started("cpu"), started("cpu")
     one.replay()
@@ -300,7 +319,7 @@ def test_a_profiler_collects_every_step_of_its_time(tmp_path):
         out = two(**{name: np.zeros(shape, np.float32) for name, shape in BATCH.items()})
         one.replay()
         one.replay(0)
-        with pytest.raises(aicf.GraphError, match="another one is at work"), aicf.profiler():
+        with pytest.raises(aicf.GraphError, match="entered already"), prof:
             pass
         with pytest.raises(aicf.GraphError, match='input "t"'):
             two(x=np.zeros(BATCH["x"], np.float32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -471,8 +472,9 @@ def _named(process: int, track: int | None, name: str) -> dict[str, Any]:
 class _Recording:
     """The times of one step while a profiler is at work; it does not keep the step alive."""
 
-    def __init__(self, owner: Profiler, step: Step, eager: bool) -> None:
-        self.owner = owner
+    def __init__(self, step: Step, eager: bool) -> None:
+        self.step = weakref.ref(step)
+        self.eager = eager
         facts = facts_of(step)
         self.facts = facts._replace(title=f"{facts.title}, op by op") if eager else facts
         self.calls: list[Timed] = []
@@ -488,17 +490,15 @@ class Profiler:
         self._recordings: list[_Recording] = []
         self._lock = threading.Lock()
         self._held: object = None  # CUPTI, while it is attached
-        self._before: dict[str, Any] = {}  # the methods of Step that are replaced
+        self._methods: dict[str, Any] = {}  # of Step, while this one profiles
 
     def __enter__(self) -> Profiler:
         with _installing:
-            if "replay" in vars(Step):
-                raise _core.GraphError("profiler: another one is at work; need one at a time")
-            # Methods that exist only meanwhile: without a profiler nothing stands in a step's way.
-            methods = self._methods()
-            self._before = {name: vars(Step).get(name) for name in methods}
-            for name, method in methods.items():
-                setattr(Step, name, method)
+            if self in _entered:
+                raise _core.GraphError("profiler: this one is entered already; need a new one")
+            self._methods = self._made()
+            _entered.append(self)
+            _install()
         return self
 
     def __exit__(
@@ -508,18 +508,15 @@ class Profiler:
         trace: TracebackType | None,
     ) -> None:
         with _installing:
-            for name, method in self._before.items():
-                if method is None:
-                    delattr(Step, name)
-                else:
-                    setattr(Step, name, method)
+            _entered.remove(self)
+            _install()
         for recording in self._recordings:
             facts = recording.facts
             self.profiles.append(made(facts, recording.calls, ceiling(facts.device, facts.math)))
         self._recordings = []
         self._held = None
 
-    def _methods(self) -> dict[str, Any]:
+    def _made(self) -> dict[str, Any]:
         if self._nvtx:
             from .ranges import Ranges
 
@@ -551,14 +548,12 @@ class Profiler:
         return "".join(profile._repr_html_() for profile in self.profiles)
 
     def _of(self, step: Step, eager: bool) -> _Recording:
-        name = "_eager_recording" if eager else "_recording"
         with self._lock:
-            found: _Recording | None = vars(step).get(name)
-            if found is None or found.owner is not self:
-                found = _Recording(self, step, eager)
-                vars(step)[name] = found
-                self._recordings.append(found)
-            return found
+            for found in self._recordings:
+                if found.step() is step and found.eager == eager:
+                    return found
+            self._recordings.append(_Recording(step, eager))
+            return self._recordings[-1]
 
     def _call(self) -> Any:
         def __call__(step: Step, /, *rest: Any, **inputs: Any) -> _core.Outputs:
@@ -595,6 +590,21 @@ class Profiler:
 
 
 _installing = threading.Lock()
+_entered: list[Profiler] = []  # the last profiles, the others go on behind it
+_replaced: dict[str, Any] = {}  # methods of Step; None: it has none of that name
+
+
+def _install() -> None:
+    """Methods that exist only meanwhile: without a profiler nothing stands in a step's way."""
+    for name, method in _replaced.items():
+        if method is None:
+            delattr(Step, name)
+        else:
+            setattr(Step, name, method)
+    _replaced.clear()
+    for name, method in _entered[-1]._methods.items() if _entered else ():
+        _replaced[name] = vars(Step).get(name)
+        setattr(Step, name, method)
 
 
 @checked
@@ -611,8 +621,10 @@ def profiler(nvtx: bool = False) -> Profiler:
 
     Returns: a Profiler, whose `profiles` are there when the `with` ends.
 
-    Raises: GraphError on entering while another is at work; Unsupported for nvtx=True without
-    NVTX, which the package nvidia-nvtx, PyTorch and CUDA's toolkit bring.
+    Inside another one it takes its place until it ends.
+
+    Raises: Unsupported for nvtx=True without NVTX, which the package nvidia-nvtx, PyTorch and
+    CUDA's toolkit bring.
 
     >>> with aicf.profiler() as prof:
     ...     out = step.replay(3)
