@@ -63,7 +63,9 @@ __all__ = [
 ]
 
 
-def _operands(name: str, x: Value, t: Value) -> tuple[Value, Value]:
+def _operands(name: str, x: Value, t: Value, broadcast: bool = False) -> tuple[Value, Value]:
+    if not broadcast and x.shape != t.shape:
+        raise ShapeError(f"{name}: shapes differ: {x!r}, {t!r}; need equal shapes")
     if x.dtype != t.dtype:
         raise DTypeError(f"{name}: dtypes differ: {x!r}, {t!r}; need one (cast the other)")
     return _widened(x), _widened(t)
@@ -92,8 +94,6 @@ def mse_loss(y: Value, t: Value, reduction: str = "mean") -> Value:
     """
     if reduction == "mean":
         return _emit("MseLoss", "mse_loss", y, t)
-    if y.shape != t.shape:
-        raise ShapeError(f"mse_loss: shapes differ: y is {y!r}, t is {t!r}; need equal shapes")
     wide_y, wide_t = _operands("mse_loss", y, t)
     d = sub(wide_y, wide_t)
     return _reduced("mse_loss", mul(d, d), reduction, y)
@@ -150,7 +150,7 @@ def pairwise_distance(
     """
     if not p > 0 or math.isinf(p):
         raise GraphError(f"pairwise_distance: p is {p}; need a finite number > 0")
-    wide_a, wide_b = _operands("pairwise_distance", a, b)
+    wide_a, wide_b = _operands("pairwise_distance", a, b, broadcast=True)
     d = abs(add(sub(wide_a, wide_b), eps))
     if p == 1:
         y = sum(d, -1, keepdims)
@@ -174,7 +174,7 @@ def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> V
     >>> aicf.cosine_similarity(x, y).shape
     (4,)
     """
-    wide_a, wide_b = _operands("cosine_similarity", a, b)
+    wide_a, wide_b = _operands("cosine_similarity", a, b, broadcast=True)
 
     def unit(x: Value) -> Value:
         return div(x, maximum(_root(sum(mul(x, x), axis, keepdims=True)), eps))
@@ -457,7 +457,7 @@ def gaussian_nll_loss(
     ()
     """
     wide, target = _operands("gaussian_nll_loss", y, t)
-    _, v = _operands("gaussian_nll_loss", y, variance)
+    _, v = _operands("gaussian_nll_loss", y, variance, broadcast=True)
     v = where(less(v, eps), eps, v)
     d = sub(wide, target)
     each = mul(add(log(v), div(mul(d, d), v)), 0.5)
@@ -504,8 +504,8 @@ def margin_ranking_loss(
     >>> aicf.margin_ranking_loss(x, y, aicf.sign(y)).shape
     ()
     """
-    wide_a, wide_b = _operands("margin_ranking_loss", a, b)
-    _, target = _operands("margin_ranking_loss", a, t)
+    wide_a, wide_b = _operands("margin_ranking_loss", a, b, broadcast=True)
+    _, target = _operands("margin_ranking_loss", a, t, broadcast=True)
     each = _positive(add(neg(mul(target, sub(wide_a, wide_b))), margin))
     return _reduced("margin_ranking_loss", each, reduction, a)
 
