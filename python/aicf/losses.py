@@ -228,6 +228,8 @@ def cross_entropy(
                 spread = _counted(labels, ignore_index, spread)
             each = add(mul(each, 1 - label_smoothing), mul(spread, label_smoothing / classes))
         return _mean_of(each, counts, reduction, logits)
+    if labels.shape == (logits.shape[0], *logits.shape[2:]):
+        raise DTypeError(f"{name}: labels are {labels!r}; need int32 or int64")
     if labels.shape != logits.shape:
         raise ShapeError(f"{name}: probabilities are {labels!r}, logits {logits!r}; need one shape")
     if ignore_index is not None:
@@ -268,7 +270,7 @@ def nll_loss(
 
 def _classes(name: str, x: Value, weight: Value | None) -> int:
     if x.ndim < 2:
-        raise ShapeError(f"{name}: scores are {x!r}; need [N, C, ...]")
+        raise ShapeError(f"{name}: scores are {x!r}; need rank 2 or more, [N, C, ...]")
     if weight is not None and weight.shape != (x.shape[1],):
         raise ShapeError(f"{name}: weight is {weight!r}, scores {x!r}; need [{x.shape[1]}]")
     return x.shape[1]
