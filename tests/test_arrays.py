@@ -52,6 +52,33 @@ def test_one_hot(dtype, device):
     np.testing.assert_array_equal(got, (labels[..., None] == np.arange(5)).astype(dtype))
 
 
+@pytest.mark.parametrize("labels", ["int32", "int64", "uint8"])
+def test_one_hot_of_labels_of_each_int_dtype(labels, device):
+    i = np.array([0, 44, 255], labels)
+    got = run_modes(lambda g, i: {"y": aicf.one_hot(i, 301)}, {"i": i}, device)["y"]
+    np.testing.assert_array_equal(got, (i[:, None] == np.arange(301)).astype("float32"))
+
+
+@pytest.mark.parametrize("k", [-(2**63), 2**63 - 1])
+def test_diagonals_far_outside(k):
+    x = np.ones((3, 4), "float32")
+    got = run_modes(lambda g, x: {"l": aicf.tril(x, k), "u": aicf.triu(x, k)}, {"x": x})
+    assert got["l"].all() == (k > 0) and got["u"].all() == (k < 0)
+    assert got["l"].any() == (k > 0) and got["u"].any() == (k < 0)
+
+
+def test_an_einsum_that_raises_leaves_its_graphs_as_they_were():
+    g, h = aicf.Graph("g"), aicf.Graph("h")
+    x, i, other = g.input("x", (4, 3)), g.input("i", (3, 4), "int64"), h.input("x", (4, 3))
+    before = g.to_json(), h.to_json()
+    for values in ((x, i), (other, x, other)):
+        with pytest.raises(aicf.Error):
+            aicf.einsum(",".join(["ij", "jk", "ij"][: len(values)]) + "->ki", *values)
+    with pytest.raises(aicf.GraphError, match="einsum: .* belongs to graph"):
+        aicf.einsum("ij,ij", x, other)
+    assert (g.to_json(), h.to_json()) == before
+
+
 @pytest.mark.parametrize("dtype", ["int32", "bool", "uint8"])
 def test_triangles(dtype, device, rng):
     x = rng.integers(0, 2, (2, 4, 3)).astype(dtype)
@@ -66,9 +93,18 @@ REFUSED = {
     r"tile: reps is \[-1\]": lambda x, i: aicf.tile(x, -1),
     "repeat: repeats is -2": lambda x, i: aicf.repeat(x, -2),
     "tril: x is .*; need": lambda x, i: aicf.tril(i),
-    "tensordot: axes is 3": lambda x, i: aicf.tensordot(x, x, 3),
+    "one_hot: labels are .*; need an int dtype": lambda x, i: aicf.one_hot(x, 3),
+    "tensordot: axes are .*; need axes of a, each once": lambda x, i: aicf.tensordot(
+        x, x, ([0, -2], [0, 1])
+    ),
+    "tensordot: axes are .*; need axes of b, each once": lambda x, i: aicf.tensordot(
+        x, x, ([0, 1], [0, 0])
+    ),
+    "tensordot: axes is 3 for .*; need 0 to 2": lambda x, i: aicf.tensordot(x, x, 3),
     "tensordot: an axis of .* has 4 elements": lambda x, i: aicf.tensordot(x, x, 1),
     "einsum: .* has 2 operands, 1 are given": lambda x, i: aicf.einsum("ij,jk", x),
+    r"einsum: operand 1 is 3 \(int\); need a Value": lambda x, i: aicf.einsum("ij,", x, 3),
+    r"einsum: operand 0 is None \(NoneType\)": lambda x, i: aicf.einsum("", None),
     'einsum: "ii" of': lambda x, i: aicf.einsum("ii", x),
     'einsum: "...j" of': lambda x, i: aicf.einsum("...j->j", x),
     'einsum: "i" of .*; need a letter an axis': lambda x, i: aicf.einsum("i->i", x),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import reprlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from .arguments import DTypeName, checked
 from .graph import Value
 from .movement import _axes, _axis, broadcast_to, concat, expand_dims, flatten, permute, reshape
 from .ops import (
+    _as,
     abs,
     argmax,
     cast,
@@ -129,8 +131,10 @@ def one_hot(labels: Value, classes: int, dtype: DTypeName = "float32") -> Value:
     """
     if not 0 <= classes < 2**31:
         raise ShapeError(f"one_hot: classes is {classes}; need 0 to {2**31 - 1}")
-    numbers = labels.graph.constant(np.arange(classes), labels.dtype)
-    return cast(equal(expand_dims(labels, -1), numbers), dtype)
+    if not labels.dtype.startswith(("int", "uint")):
+        raise DTypeError(f"one_hot: labels are {labels!r}; need an int dtype")
+    numbers = labels.graph.constant(np.arange(classes))
+    return cast(equal(expand_dims(_as(labels, "int64"), -1), numbers), dtype)
 
 
 # ---- reductions
@@ -268,7 +272,7 @@ def tril(x: Value, k: int = 0) -> Value:
     >>> aicf.tril(x).shape
     (4, 3)
     """
-    return _triangle("tril", x, np.tri(*_matrix("tril", x), k, dtype=bool))
+    return _triangle("tril", x, _below("tril", x, k))
 
 
 def triu(x: Value, k: int = 0) -> Value:
@@ -277,13 +281,15 @@ def triu(x: Value, k: int = 0) -> Value:
     >>> aicf.triu(x, 1).shape
     (4, 3)
     """
-    return _triangle("triu", x, ~np.tri(*_matrix("triu", x), k - 1, dtype=bool))
+    return _triangle("triu", x, ~_below("triu", x, k - 1))
 
 
-def _matrix(name: str, x: Value) -> tuple[int, int]:
+def _below(name: str, x: Value, k: int) -> np.ndarray:
+    """Of [N, M]: true on diagonal number k and below."""
     if x.ndim < 2:
         raise ShapeError(f"{name}: x is {x!r}; need [..., N, M]")
-    return x.shape[-2], x.shape[-1]
+    n, m = x.shape[-2:]
+    return np.tri(n, m, builtins.max(-n, builtins.min(k, m)), dtype=bool)
 
 
 def _triangle(name: str, x: Value, mask: np.ndarray) -> Value:
@@ -310,20 +316,23 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[Sequence[int]] = 2) -> Va
     (4, 2)
     """
     if isinstance(axes, int):
-        if not 0 <= axes <= builtins.min(a.ndim, b.ndim):
-            raise ShapeError(f"tensordot: axes is {axes} for {a!r} and {b!r}")
+        most = builtins.min(a.ndim, b.ndim)
+        if not 0 <= axes <= most:
+            raise ShapeError(f"tensordot: axes is {axes} for {a!r} and {b!r}; need 0 to {most}")
         axes = [list(range(a.ndim - axes, a.ndim)), list(range(axes))]
     if len(axes) != 2 or len(axes[0]) != len(axes[1]):
         raise ShapeError(f"tensordot: axes are {axes}; need two lists of one length")
     of_a = [_axis("tensordot", a, axis) for axis in axes[0]]
     of_b = [_axis("tensordot", b, axis) for axis in axes[1]]
-    letters = iter(range(a.ndim + b.ndim))
-    labels_a = [next(letters) for _ in range(a.ndim)]
-    labels_b = [next(letters) for _ in range(b.ndim)]
+    for which, of in (("a", of_a), ("b", of_b)):
+        if len(set(of)) < len(of):
+            raise ShapeError(f"tensordot: axes are {axes}; need axes of {which}, each once")
+    labels_a = list(range(a.ndim))
+    labels_b = list(range(a.ndim, a.ndim + b.ndim))
     for i, j in zip(of_a, of_b, strict=True):
         labels_b[j] = labels_a[i]
     kept = [n for n in labels_a + labels_b if (n in labels_a) != (n in labels_b)]
-    return _contracted("tensordot", [(a, labels_a), (b, labels_b)], kept)
+    return _contracted("tensordot", [a, b], [labels_a, labels_b], kept)
 
 
 def einsum(equation: str, *operands: Value) -> Value:
@@ -337,6 +346,12 @@ def einsum(equation: str, *operands: Value) -> Value:
     >>> aicf.einsum("ij,kj->ik", x, w).shape
     (4, 2)
     """
+    for i, x in enumerate(operands):
+        if not isinstance(x, Value):
+            raise GraphError(
+                f"einsum: operand {i} is {reprlib.repr(x)} ({type(x).__name__}); need a Value"
+            )
+        operands[0].graph._id(x, "einsum")
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
@@ -344,24 +359,29 @@ def einsum(equation: str, *operands: Value) -> Value:
         raise GraphError(
             f'einsum: "{equation}" has {len(terms)} operands, {len(operands)} are given'
         )
-    for term, x in zip([*terms, right], [*operands, None], strict=True):
+    for term in [*terms, right]:
         if not (term.isalpha() or term == "") or len(set(term)) != len(term):
             raise GraphError(f'einsum: "{term}" of "{equation}"; need letters, each once')
-        if x is not None and len(term) != x.ndim:
+    for term, x in zip(terms, operands, strict=True):
+        if len(term) != x.ndim:
             raise ShapeError(f'einsum: "{term}" of "{equation}" is {x!r}; need a letter an axis')
     if not arrow:
         right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
     if set(right) - set(left):
         raise GraphError(f'einsum: "{right}" of "{equation}"; need letters of the operands')
-    named = [(x, [ord(c) for c in term]) for x, term in zip(operands, terms, strict=True)]
-    return _contracted("einsum", named, [ord(c) for c in right])
+    labels = [[ord(c) for c in term] for term in terms]
+    return _contracted("einsum", list(operands), labels, [ord(c) for c in right])
 
 
 Named = tuple[Value, list[int]]  # a value and a label of each axis
 
 
-def _contracted(name: str, operands: list[Named], kept: list[int]) -> Value:
+@checked
+def _contracted(
+    name: str, values: Sequence[Value], labels_of: Sequence[Sequence[int]], kept: Sequence[int]
+) -> Value:
     """Sums of products over the labels that are not kept, whose order the result has."""
+    operands = [(x, list(labels)) for x, labels in zip(values, labels_of, strict=True)]
     sizes: dict[int, int] = {}
     for x, labels in operands:
         for label, size in zip(labels, x.shape, strict=True):
