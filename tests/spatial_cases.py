@@ -142,11 +142,9 @@ for _p in (1.0, 2.0, 3.0):
     layer(
         f"normalize_{_p}",
         lambda rng: {"x": np.vstack([rng.uniform(-2, 2, (3, 4)), np.zeros((1, 4))])},
-        lambda x, _p=_p: aicf.normalize(x[:3], _p) if _p != 2.0 else aicf.normalize(x, _p),
-        lambda x, _p=_p: (x / np.maximum((abs(x) ** _p).sum(1, keepdims=True) ** (1 / _p), 1e-12))[
-            : 4 if _p == 2.0 else 3
-        ],
-        lambda t, F, x, _p=_p: F.normalize(x if _p == 2.0 else x[:3], _p),
+        lambda x, _p=_p: aicf.normalize(x, _p),
+        lambda x, _p=_p: x / np.maximum((abs(x) ** _p).sum(1, keepdims=True) ** (1 / _p), 1e-12),
+        lambda t, F, x, _p=_p: F.normalize(x, _p),
         smooth=False,
     )
 for _shape, _r in (((2, 8, 3, 2), 2), ((9, 2, 3), 3)):

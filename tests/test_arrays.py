@@ -1,5 +1,7 @@
 """Array functions of other dtypes than floats, and what they refuse; the rest is in layer_cases."""
 
+import math
+
 import aicf
 import numpy as np
 import pytest
@@ -87,6 +89,23 @@ def test_triangles(dtype, device, rng):
     np.testing.assert_array_equal(got["u"], np.triu(x))
 
 
+@pytest.mark.parametrize("p", [0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize("eps", [1e-12, 1e-30])
+def test_normalize_at_zero(p, eps, device):
+    """The gradient of a row of zeros is dy / eps, and a zero beside others spoils nothing."""
+    x = np.array([[0, 0, 0], [1, 0, 2]], "float32")
+    dy = np.array([[1, -2, 3], [1, 2, 3]], "float32")
+
+    def build(g, x, dy):
+        y = aicf.normalize(x, p, eps=eps)
+        return {"y": y, "dx": g.backward(y, [x], grad=dy)[x]}
+
+    got = run_modes(build, {"x": x, "dy": dy}, device)
+    np.testing.assert_array_equal(got["y"][0], 0)
+    np.testing.assert_allclose(got["dx"][0], dy[0] / np.float32(eps), rtol=1e-6)
+    assert np.isfinite(got["dx"]).all()
+
+
 REFUSED = {
     "isinf: x is .*; need a float dtype": lambda x, i: aicf.isinf(i),
     "one_hot: classes is -1": lambda x, i: aicf.one_hot(i, -1),
@@ -110,6 +129,22 @@ REFUSED = {
     'einsum: "i" of .*; need a letter an axis': lambda x, i: aicf.einsum("i->i", x),
     'einsum: "k" of .*; need letters of': lambda x, i: aicf.einsum("ij->k", x),
     "moveaxis: axis 2": lambda x, i: aicf.moveaxis(x, 2, 0),
+    "conv1d: weight is .*; need .O": lambda x, i: aicf.conv1d(aicf.reshape(x, (1, 4, 3)), x),
+    "conv_transpose1d: weight is .*; need .C": lambda x, i: aicf.conv_transpose1d(
+        aicf.reshape(x, (1, 4, 3)), x
+    ),
+    "interpolate: size or scale_factor has nan": lambda x, i: aicf.interpolate(
+        aicf.reshape(x, (1, 4, 3)), scale_factor=math.nan
+    ),
+    "interpolate: size or scale_factor has -inf": lambda x, i: aicf.interpolate(
+        aicf.reshape(x, (1, 4, 3)), scale_factor=-math.inf
+    ),
+    "interpolate: align_corners is True, mode is": lambda x, i: aicf.interpolate(
+        aicf.reshape(x, (1, 4, 3)), 2, align_corners=True
+    ),
+    "interpolate: size is 2, scale_factor is 2.0": lambda x, i: aicf.interpolate(
+        aicf.reshape(x, (1, 4, 3)), 2, 2.0
+    ),
     "glu: axis -1 of": lambda x, i: aicf.glu(x),
     "prelu: weight is": lambda x, i: aicf.prelu(x, x),
     "hardtanh: min is 2": lambda x, i: aicf.hardtanh(x, 2.0, 1.0),

@@ -13,7 +13,7 @@ from .arrays import flip, moveaxis
 from .graph import Value, _emit
 from .movement import expand_dims, pad, permute, reshape, squeeze, take
 from .nn import _pair, avg_pool2d, conv2d, max_pool2d
-from .ops import _as, _widened, add, div, matmul, maximum, mean, mul, pow, sqrt, sum
+from .ops import _as, _widened, add, div, equal, matmul, maximum, mean, mul, pow, sqrt, sum, where
 from .ops import abs as absolute
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 
-def _signal(name: str, x: Value) -> Value:
-    """[N, C, L] as an image of one row."""
+def _signal(name: str, x: Value, label: str = "x", need: str = "[N, C, L]") -> Value:
+    """As an image of one row."""
     if x.ndim != 3:
-        raise ShapeError(f"{name}: x is {x!r}; need [N, C, L]")
+        raise ShapeError(f"{name}: {label} is {x!r}; need {need}")
     return expand_dims(x, 2)
 
 
@@ -57,7 +57,8 @@ def conv1d(
     >>> aicf.conv1d(image.reshape((1, 2, 64)), kernel[:, :, 0]).shape
     (1, 5, 62)
     """
-    row, kernel = _signal("conv1d", x), _signal("conv1d", weight)
+    row = _signal("conv1d", x)
+    kernel = _signal("conv1d", weight, "weight", "[O, C / groups, k]")
     y = conv2d(row, kernel, bias, [1, stride], [0, padding], [1, dilation], groups)
     return squeeze(y, 2)
 
@@ -134,9 +135,8 @@ def conv_transpose1d(
     """
     name = "conv_transpose1d"
     pairs = ([1, stride], [0, padding], [0, output_padding])
-    y = conv_transpose2d(
-        _signal(name, x), _signal(name, weight), bias, *pairs, groups, [1, dilation]
-    )
+    kernel = _signal(name, weight, "weight", "[C, O / groups, k]")
+    y = conv_transpose2d(_signal(name, x), kernel, bias, *pairs, groups, [1, dilation])
     return squeeze(y, 2)
 
 
@@ -276,11 +276,17 @@ def normalize(x: Value, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Va
     wide = _widened(x)
     if p == 1:
         norm = sum(absolute(wide), axis, keepdims=True)
-    elif p == 2:
-        norm = sqrt(maximum(sum(mul(wide, wide), axis, keepdims=True), eps * eps))
     else:
-        norm = pow(maximum(sum(pow(absolute(wide), p), axis, keepdims=True), eps**p), 1 / p)
+        powers = mul(wide, wide) if p == 2 else _power(absolute(wide), p)
+        norm = _power(sum(powers, axis, keepdims=True), 1 / p)
     return _as(div(wide, maximum(norm, eps)), x.dtype)
+
+
+def _power(base: Value, exponent: float) -> Value:
+    """Of a base >= 0; its gradient at 0 is 0."""
+    zero = equal(base, 0.0)
+    other = where(zero, 1.0, base)
+    return where(zero, 0.0, sqrt(other) if exponent == 0.5 else pow(other, exponent))
 
 
 # ---- resizing
@@ -337,8 +343,14 @@ def interpolate(
     name = "interpolate"
     if mode not in ("nearest", "linear"):
         raise GraphError(f'{name}: mode is {mode!r}; need "nearest" or "linear"')
-    if not 3 <= x.ndim <= 5 or (size is None) == (scale_factor is None):
-        raise ShapeError(f"{name}: x is {x!r}; need [N, C, ...], and size or scale_factor")
+    if align_corners and mode != "linear":
+        raise GraphError(f'{name}: align_corners is True, mode is {mode!r}; need "linear"')
+    if not 3 <= x.ndim <= 5:
+        raise ShapeError(f"{name}: x is {x!r}; need [N, C, ...] of one to three axes")
+    if (size is None) == (scale_factor is None):
+        raise ShapeError(
+            f"{name}: size is {size}, scale_factor is {scale_factor}; need one of the two"
+        )
     axes = range(2, x.ndim)
     given = size if size is not None else scale_factor
     each = list(given) if isinstance(given, Sequence) else [given or 0] * len(axes)
@@ -346,6 +358,8 @@ def interpolate(
         raise ShapeError(f"{name}: {len(each)} sizes for {x!r}; need {len(axes)}")
     for axis, new in zip(axes, each, strict=True):
         old = x.shape[axis]
+        if not 0 <= new < math.inf:
+            raise ShapeError(f"{name}: size or scale_factor has {new}; need finite numbers > 0")
         count = int(new) if size is not None else math.floor(min(old * new, 2.0**62))
         if count < 1 or old < 1:
             raise ShapeError(f"{name}: {count} elements out of {old} of {x!r}; need 1 or more")
