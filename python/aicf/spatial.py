@@ -171,6 +171,9 @@ def adaptive_avg_pool2d(x: Value, output_size: int | Sequence[int]) -> Value:
     """Means of [..., H, W] over windows that give `output_size`: window i of n begins at ⌊iH/n⌋
     and ends before ⌈(i + 1)H/n⌉.
 
+    Windows of unequal sizes are products of matrices: `compile(math=)` says how they round, and an
+    infinity or NaN spoils its whole axis.
+
     >>> aicf.adaptive_avg_pool2d(image, 3).shape
     (1, 2, 3, 3)
     """
@@ -330,6 +333,9 @@ def interpolate(
     align_corners: bool = False,
 ) -> Value:
     """x[N, C, ...] in another size, of one to three axes.
+
+    "linear" is a product of matrices for each axis: `compile(math=)` says how it rounds, and an
+    infinity or NaN spoils its whole axis.
 
     Args:
         size: of the result; or scale_factor: ⌊size · factor⌋. One number stands for all axes.
