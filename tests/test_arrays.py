@@ -106,10 +106,23 @@ def test_normalize_at_zero(p, eps, device):
     assert np.isfinite(got["dx"]).all()
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 3), (0, 4, 2), (2, 4, 0)], ids=str)
+def test_norms_of_no_elements(shape, device):
+    x = np.ones(shape, "float32")
+
+    def build(g, x):
+        ys = {"y": aicf.instance_norm(x), "z": aicf.group_norm(x, 1)}
+        return {**ys, "dx": g.backward(aicf.sum(ys["y"] + ys["z"]), [x])[x]}
+
+    got = run_modes(build, {"x": x}, device)
+    assert {name: array.shape for name, array in got.items()} == dict.fromkeys(got, shape)
+
+
 REFUSED = {
     "isinf: x is .*; need a float dtype": lambda x, i: aicf.isinf(i),
     "one_hot: classes is -1": lambda x, i: aicf.one_hot(i, -1),
     r"tile: reps is \[-1\]": lambda x, i: aicf.tile(x, -1),
+    r"flip: axes \[0, -2\] of .*; need distinct axes": lambda x, i: aicf.flip(x, (0, -2)),
     "repeat: repeats is -2": lambda x, i: aicf.repeat(x, -2),
     "tril: x is .*; need": lambda x, i: aicf.tril(i),
     "one_hot: labels are .*; need an int dtype": lambda x, i: aicf.one_hot(x, 3),

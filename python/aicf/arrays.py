@@ -245,7 +245,9 @@ def flip(x: Value, axis: int | Sequence[int] | None = None) -> Value:
     >>> aicf.flip(x, 0).shape
     (4, 3)
     """
-    along = {_axis("flip", x, a) for a in _axes(x, axis)}
+    along = [_axis("flip", x, a) for a in _axes(x, axis)]
+    if len(set(along)) < len(along):
+        raise ShapeError(f"flip: axes {axis} of {x!r}; need distinct axes")
     turned = (slice(None, None, -1 if a in along else None) for a in range(x.ndim))
     return x[tuple(turned)] if along else x
 

@@ -249,7 +249,7 @@ def instance_norm(
     >>> aicf.instance_norm(image).shape
     (1, 2, 8, 8)
     """
-    groups = x.shape[1] if x.ndim > 1 else 1
+    groups = (x.shape[1] if x.ndim > 1 else 0) or 1
     return _grouped("instance_norm", x, groups, weight, bias, eps)
 
 
