@@ -60,6 +60,7 @@ for _stride, _padding, _dilation, _groups in (
     )
 for _stride, _padding, _more, _groups, _dilation in (
     (1, 0, 0, 1, 1), (2, 1, 1, 2, 1), (3, 0, 2, 1, 1), (1, 2, 0, 4, 2), (2, 1, 1, 1, 2),
+    (2, 3, 1, 1, 1),
 ):  # fmt: skip
     _o = {"stride": _stride, "padding": _padding, "output_padding": _more, "groups": _groups,
           "dilation": _dilation}  # fmt: skip

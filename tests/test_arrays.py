@@ -118,6 +118,13 @@ def test_norms_of_no_elements(shape, device):
     assert {name: array.shape for name, array in got.items()} == dict.fromkeys(got, shape)
 
 
+def test_split_of_no_elements(device):
+    """Parts of none, as many as asked for, as in PyTorch."""
+    x = np.zeros((0, 3), "f")
+    got = run_modes(lambda g, x: dict(zip("abc", aicf.split(x, 3), strict=True)), {"x": x}, device)
+    assert [got[name].shape for name in "abc"] == [(0, 3)] * 3
+
+
 REFUSED = {
     "isinf: x is .*; need a float dtype": lambda x, i: aicf.isinf(i),
     "one_hot: classes is -1": lambda x, i: aicf.one_hot(i, -1),

@@ -203,7 +203,7 @@ def split(x: Value, sections: int | Sequence[int], axis: int = 0) -> list[Value]
     axis = _axis("split", x, axis)
     extent = x.shape[axis]
     if isinstance(sections, int):
-        if not 0 < sections <= builtins.max(extent, 1) or extent % sections:
+        if not 0 < sections <= (extent or 1 << 16) or extent % sections:
             raise ShapeError(f"split: {sections} sections of {x!r}; need a divisor of {extent}")
         sections = [extent // sections] * sections
     if builtins.sum(sections) != extent or builtins.min(sections, default=0) < 0:

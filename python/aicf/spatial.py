@@ -93,10 +93,10 @@ def conv_transpose2d(
     )
     edges = []
     for k, step, p, extra, d in zip(kernel, steps, around, more, spread, strict=True):
-        if step < 1 or d < 1 or not 0 <= p <= d * (k - 1):
+        if step < 1 or d < 1 or p < 0:
             raise ShapeError(
-                f"{name}: stride {step}, dilation {d}, padding {p} for a kernel of {k}; need the "
-                "first two > 0 and 0 <= padding <= dilation·(kernel − 1)"
+                f"{name}: stride is {step}, dilation {d}, padding {p}; need the first two > 0 and "
+                "padding >= 0"
             )
         if not 0 <= extra < max(step, d):
             raise ShapeError(
@@ -111,7 +111,14 @@ def conv_transpose2d(
             x = reshape(apart, shape)[(slice(None),) * axis + (slice(length - step + 1),)]
     turned = reshape(flip(weight, [2, 3]), [groups, depth // groups, outs, *kernel])
     kernels = reshape(permute(turned, [0, 2, 1, 3, 4]), [groups * outs, depth // groups, *kernel])
-    return conv2d(pad(x, [(0, 0), (0, 0), *edges]), kernels, bias, dilation=spread, groups=groups)
+    around_x = [(0, 0), (0, 0), *((max(low, 0), max(high, 0)) for low, high in edges)]
+    y = conv2d(pad(x, around_x), kernels, bias, dilation=spread, groups=groups)
+    cut = []
+    for axis, (low, high) in zip((2, 3), edges, strict=True):
+        cut.append(slice(max(-low, 0), y.shape[axis] - max(-high, 0)))
+        if cut[-1].start >= cut[-1].stop:
+            raise ShapeError(f"{name}: padding is {around}, the rest {y!r}; need less padding")
+    return y if min(min(pair) for pair in edges) >= 0 else y[(..., *cut)]
 
 
 def _only(axis: int, rank: int, edges: tuple[int, int]) -> list[tuple[int, int]]:
