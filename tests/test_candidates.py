@@ -28,6 +28,15 @@ def kernels(g, candidates=None):
     return re.findall(r"__launch_bounds__\(.*?\) (\w+)\(", text)
 
 
+@pytest.mark.parametrize("rows", [16383, 16384, 16385])
+def test_copies_in_tf32_take_a_gibibyte_at_most(rows):
+    """What wgmma reads in tf32 are copies in the workspace: of 8192 words a row of either side."""
+    ((_, names),) = known(build(rows, 16384, 8192), math="tf32").items()
+    assert any(name.startswith("wgmma_") for name in names) == (
+        (rows + 16384) * 8192 * 4 <= 1 << 30
+    )
+
+
 def test_each_candidate_is_another_kernel():
     g = build()
     ((signature, names),) = known(g).items()

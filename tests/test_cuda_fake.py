@@ -198,6 +198,48 @@ def test_the_edges_and_priorities_of_a_graph(driver, tail, major, launches, earl
     assert (int(out), counts["early"], counts["urgent"]) == (launches, early, urgent)
 
 
+ROOM = """
+import aicf
+from aicf import _core
+for beside in (False, True):
+    for rows in {rows}:
+        g = aicf.Graph("room")
+        y = aicf.softmax(g.input("x", (rows, 2048)))
+        g.output("y", aicf.softmax(y * 2.0))
+        if beside:
+            g.output("z", aicf.cumsum(g.input("w", (512, 512)), 0))
+        if {compiles}:
+            _core.cuda_cubins(_core.cuda_programs(g._core, _core.pass_names()), "sm_90a")
+            continue
+        before = early()
+        step = g.compile(device="cuda")
+        print(beside, early() - before, *(size[0] for size in step._launch_sizes()))
+"""
+EARLY = """
+import ctypes
+early = ctypes.CDLL("libcuda.so.1").fake_cuda_early
+"""
+
+
+def test_the_room_of_a_kernel_that_gets_ready(driver):
+    """Blocks below, at and above the processors of a device, and half of them beside others."""
+    rows = [33, 34, 65, 66, 67, 68]
+    subprocess.run(
+        [sys.executable, "-c", ROOM.format(rows=rows, compiles=True)],
+        env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
+        check=True,
+    )
+    out, _ = run(driver, EARLY + ROOM.format(rows=rows, compiles=False))
+    found = set()
+    for line in out.splitlines():
+        beside, early, *blocks = line.split()
+        both = int(blocks[0]) + int(blocks[1])
+        room = 66 if beside == "True" else 132
+        assert (int(early) > 0) == (both <= room), line
+        found.add((beside, both - room))
+    assert {("False", 0), ("True", 0)} <= found and {d > 0 for _, d in found} == {True, False}
+
+
 def test_every_call_fails_once(driver):
     """A typed error or a result, no memory kept, and the next step succeeds."""
     total = run(driver)[1]["calls"]

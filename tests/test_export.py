@@ -192,7 +192,8 @@ def refused(path, file, text):
 def test_another_version_says_what_to_do(file, tmp_path):
     path = tmp_path / "step.aicf"
     for at in (8, 12):
-        for version in (0, 2, 2**32 - 1):
+        (ours,) = struct.unpack_from("<I", file, at)
+        for version in {0, ours - 1, ours + 1, 2**32 - 1}:
             refused(path, changed(file, at, "I", version), "export the step again")
     refused(path, b"{}", "need a file that Step.export wrote")
     refused(path, b"", "need a file")

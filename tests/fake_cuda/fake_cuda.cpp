@@ -217,6 +217,11 @@ long fake_cuda_held() {
                              execs.size());
 }
 
+/// How many programmatic edges graphs were given.
+int fake_cuda_early() {
+    LOCK;
+    return early;
+}
 size_t fake_cuda_uploaded() {
     LOCK;
     return uploaded;
