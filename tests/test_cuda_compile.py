@@ -61,6 +61,34 @@ def test_training_step(arch):
     compiled(verify.build(name, case), arch)
 
 
+def test_a_program_has_what_it_uses_alone():
+    """Of the sources that it includes: names of its own and those that these need."""
+    g = aicf.Graph("g")
+    g.output("y", aicf.tanh(g.input("x", (700,))))
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
+    text = _core.cuda_source(program)
+    assert text.endswith(program.split('"\n', 1)[1]) and "#include" not in text
+    for used in ("float tanh(float x)", "double tanh(double x)", "exp_parts", "store_dense"):
+        assert used in text, used
+    for other in ("sin_fast", "log1p", "gelu", "dropout", "philox", "kMaxDims", "AICF_POINTWISE"):
+        assert other not in text, other
+    with pytest.raises(RuntimeError, match="not embedded"):
+        _core.cuda_source('#include "nothing.cuh"\n')
+    with pytest.raises(RuntimeError, match="not embedded"):
+        _core.cuda_source('#include "nothing.cuh')
+
+
+def test_alone_and_side_by_side_a_program_has_one_binary(tmp_path, monkeypatch):
+    """Two at a time, NVRTC's second library takes every other one."""
+    name, case = next(iter(verify.CASES.items()))
+    programs = _core.cuda_programs(verify.build(name, case)._core, _core.pass_names())[:4]
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")  # of NVRTC itself
+    monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path / "alone"))
+    alone = [_core.cuda_cubins([program], "sm_90a")[0] for program in programs]
+    monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path / "together"))
+    assert len(programs) == 4 and _core.cuda_cubins(programs, "sm_90a") == alone
+
+
 @pytest.mark.parametrize("sizes", [(3, 4), (300, 200, 100), tuple(range(3, 24))])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

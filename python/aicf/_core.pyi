@@ -444,6 +444,11 @@ def cuda_log(program: str, arch: str) -> str:
     What NVRTC and its assembler say of a program: registers, spills, what is serialized.
     """
 
+def cuda_source(program: str) -> str:
+    """
+    A program as NVRTC gets it: with what it uses of the sources that it includes.
+    """
+
 def set_num_threads(count: int) -> None:
     """
     Use at most `count` threads of the CPU backend; 0 returns to the default.

@@ -157,6 +157,8 @@ void bind_cuda(nb::module_& m) {
     m.def("cuda_log", &cuda_log, nb::arg("program"), nb::arg("arch"),
           nb::call_guard<GilRelease, Signals>(),
           "What NVRTC and its assembler say of a program: registers, spills, what is serialized.");
+    m.def("cuda_source", &cuda_source, nb::arg("program"),
+          "A program as NVRTC gets it: with what it uses of the sources that it includes.");
 }
 
 }  // namespace aicf

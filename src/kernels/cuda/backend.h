@@ -53,5 +53,7 @@ std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
                                      const std::string& arch);
 /// What the compiler says of a program that it takes: registers, spills, what it serialized.
 std::string cuda_log(const std::string& program, const std::string& arch);
+/// A program as the compiler gets it.
+std::string cuda_source(const std::string& program);
 
 }  // namespace aicf

@@ -59,9 +59,11 @@ std::shared_ptr<KernelCode> kernel_code(const KernelText& text) {
 }
 
 Codes distinct(Codes codes) {
-    // Products on tiles keep the compiler busiest; they are known by their shared memory.
+    // Products on tiles keep the compiler busiest; they are known by their shared memory. Of the
+    // others those do whose text is long.
     const auto order = [](const auto& code) {
-        return std::tuple(-int64_t{code->shared}, std::string_view(code->key));
+        return std::tuple(-int64_t{code->shared}, -static_cast<int64_t>(code->program.size()),
+                          std::string_view(code->key));
     };
     std::sort(codes.begin(), codes.end(),
               [&](const auto& a, const auto& b) { return order(a) < order(b); });
@@ -168,8 +170,10 @@ std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
         }
         if (!task->mine.empty())
             run_compiler([task, arch](const std::atomic<bool>& given_up) {
-                in_parallel(task->programs.size(), [&](size_t i) {
+                const size_t count = task->programs.size();
+                in_parallel(count + (count == 1 ? 1 : 0), [&](size_t i) {
                     if (given_up) return;
+                    if (i == count) return prepare_compiler();
                     // Who compiled it may have been done between the two questions.
                     std::optional<std::string> cubin = load_cached(task->keys[i]);
                     if (!cubin) {

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 
 #include "core/base/aside.h"
 #include "core/base/error.h"
+#include "core/base/fork.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/library.h"
 #include "kernels/cuda/sources.h"
@@ -52,20 +54,20 @@ std::vector<const char*> options_of(const NvrtcInfo& info) {
 }
 
 /// NVRTC opens its builtins by bare name at the first compile; loaded before, they are found.
-void preload_builtins(const std::string& library) {
+void preload_builtins(const std::string& library, const char* builtins) {
     const std::string folder = library.substr(0, library.rfind('/'));
     if (DIR* dir = opendir(folder.c_str())) {
         while (const dirent* entry = readdir(dir)) {
             const std::string name = entry->d_name;
-            if (name.starts_with("libnvrtc-builtins.so"))
+            if (name.starts_with(builtins))
                 dlopen((folder + "/" + name).c_str(), RTLD_NOW | RTLD_GLOBAL);
         }
         closedir(dir);
     }
 }
 
-bool open_library(Nvrtc& nvrtc, const std::string& path) {
-    if (path.find('/') != std::string::npos) preload_builtins(path);
+bool open_library(Nvrtc& nvrtc, const std::string& path, const char* builtins) {
+    if (path.find('/') != std::string::npos) preload_builtins(path, builtins);
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) return false;
     bool complete = true;
@@ -79,10 +81,12 @@ bool open_library(Nvrtc& nvrtc, const std::string& path) {
     return true;
 }
 
+constexpr const char* kBuiltins = "libnvrtc-builtins.so";
+
 void find_library(Nvrtc& nvrtc, int driver_major) {
     for (const std::string& path :
          library_files("libnvrtc.so.", {"cu13/lib", "cuda_nvrtc/lib"}, driver_major))
-        if (open_library(nvrtc, path)) return;
+        if (open_library(nvrtc, path, kBuiltins)) return;
     const int wanted = driver_major ? std::min(driver_major, 13) : 13;
     nvrtc.info.problem =
         cat("no NVRTC was found in the process, beside this package, under CUDA_HOME or by its "
@@ -100,6 +104,93 @@ Nvrtc& nvrtc_once() {
     }
     return nvrtc;
 }
+
+std::string compile_by(const Nvrtc& nvrtc, const std::string& text, const std::string& arch,
+                       std::string* report) {
+    Program program = nullptr;
+    if (nvrtc.CreateProgram(&program, text.c_str(), "aicf.cu", 0, nullptr, nullptr) != 0)
+        raise(ErrorKind::internal, "cuda: NVRTC could not make a program");
+    const std::string target = "--gpu-architecture=" + arch;
+    std::vector<const char*> options = options_of(nvrtc.info);
+    options.push_back(target.c_str());
+    if (report) options.push_back("--ptxas-options=-v");
+    const int failed =
+        nvrtc.CompileProgram(program, static_cast<int>(options.size()), options.data());
+    std::string cubin;
+    size_t size = 0;
+    if (failed || report) {
+        nvrtc.GetProgramLogSize(program, &size);
+        std::string log(size, '\0');
+        if (size) nvrtc.GetProgramLog(program, log.data());
+        if (report) *report = log.c_str();
+        if (failed) nvrtc.DestroyProgram(&program);
+        if (failed == kInvalidOption)
+            raise(ErrorKind::device_unavailable, "cuda: NVRTC ", nvrtc.info.major, ".",
+                  nvrtc.info.minor, " at ", nvrtc.info.path, " does not know ", arch,
+                  "; need a newer NVRTC");
+        if (failed)
+            raise(ErrorKind::internal, "cuda: NVRTC ", nvrtc.info.major, ".", nvrtc.info.minor,
+                  " refused a kernel for ", arch, ": ", log.c_str());
+    }
+    nvrtc.GetCUBINSize(program, &size);
+    cubin.resize(size);
+    nvrtc.GetCUBIN(program, cubin.data());
+    nvrtc.DestroyProgram(&program);
+    return cubin;
+}
+
+bool works(const Nvrtc& nvrtc) {
+    try {
+        compile_by(nvrtc, "extern \"C\" __global__ void nothing() {}\n", "sm_90", nullptr);
+        return true;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
+/// The same library under the other name that it comes with; null where it did not.
+Nvrtc* second_nvrtc() {
+    static Nvrtc& nvrtc = *new Nvrtc;  // for good
+    static ForkMutex lock;
+    static bool asked = false;
+    const Nvrtc& first = nvrtc_once();
+    const std::lock_guard guard(lock);
+    if (!asked) {
+        std::string path = first.info.path;
+        const std::string_view name = "/libnvrtc.so.";
+        const size_t at = path.rfind(name);
+        asked = true;
+        if (at != std::string::npos &&
+            access(path.replace(at, name.size(), "/libnvrtc.alt.so.").c_str(), R_OK) == 0 &&
+            open_library(nvrtc, path, "libnvrtc-builtins.alt.so") &&
+            (nvrtc.info.major != first.info.major || nvrtc.info.minor != first.info.minor ||
+             !works(nvrtc)))
+            nvrtc.info.path.clear();
+    }
+    return nvrtc.info.path.empty() ? nullptr : &nvrtc;
+}
+
+std::atomic<int> at_work[2];  // programs that each of the two compiles
+
+/// The one of the two that has less to do, for a program: the front end of a library, which is a
+/// third of a small program's time, takes one at a time.
+class Turn {
+  public:
+    Turn() : which_(at_work[0]++ > at_work[1] ? 1 : 0) {
+        Nvrtc* const second = which_ ? second_nvrtc() : nullptr;
+        if (second) at_work[0]--, at_work[1]++;
+        which_ = second ? 1 : 0;
+        nvrtc_ = second ? second : &nvrtc_once();
+    }
+    ~Turn() { at_work[which_]--; }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    const Nvrtc& nvrtc() const { return *nvrtc_; }
+
+  private:
+    int which_;
+    const Nvrtc* nvrtc_;
+};
 
 }  // namespace
 
@@ -156,44 +247,13 @@ void run_compiler(std::function<void(const std::atomic<bool>& given_up)> work) {
 }
 
 std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
-    const Nvrtc& nvrtc = nvrtc_once();
-    if (nvrtc.info.path.empty()) raise(ErrorKind::device_unavailable, "cuda: ", nvrtc.info.problem);
-    std::vector<const char*> names, texts;
-    for (const SourceFile& file : source_files()) {
-        names.push_back(file.name);
-        texts.push_back(file.text.c_str());
-    }
-    Program program = nullptr;
-    if (nvrtc.CreateProgram(&program, source.c_str(), "aicf.cu", static_cast<int>(names.size()),
-                            texts.data(), names.data()) != 0)
-        raise(ErrorKind::internal, "cuda: NVRTC could not make a program");
-    const std::string target = "--gpu-architecture=" + arch;
-    std::vector<const char*> options = options_of(nvrtc.info);
-    options.push_back(target.c_str());
-    if (report) options.push_back("--ptxas-options=-v");
-    const int failed =
-        nvrtc.CompileProgram(program, static_cast<int>(options.size()), options.data());
-    std::string cubin;
-    size_t size = 0;
-    if (failed || report) {
-        nvrtc.GetProgramLogSize(program, &size);
-        std::string log(size, '\0');
-        if (size) nvrtc.GetProgramLog(program, log.data());
-        if (report) *report = log.c_str();
-        if (failed) nvrtc.DestroyProgram(&program);
-        if (failed == kInvalidOption)
-            raise(ErrorKind::device_unavailable, "cuda: NVRTC ", nvrtc.info.major, ".",
-                  nvrtc.info.minor, " at ", nvrtc.info.path, " does not know ", arch,
-                  "; need a newer NVRTC");
-        if (failed)
-            raise(ErrorKind::internal, "cuda: NVRTC ", nvrtc.info.major, ".", nvrtc.info.minor,
-                  " refused a kernel for ", arch, ": ", log.c_str());
-    }
-    nvrtc.GetCUBINSize(program, &size);
-    cubin.resize(size);
-    nvrtc.GetCUBIN(program, cubin.data());
-    nvrtc.DestroyProgram(&program);
-    return cubin;
+    if (nvrtc_info().path.empty())
+        raise(ErrorKind::device_unavailable, "cuda: ", nvrtc_info().problem);
+    const std::string text = with_sources(source);
+    const Turn turn;
+    return compile_by(turn.nvrtc(), text, arch, report);
 }
+
+void prepare_compiler() { second_nvrtc(); }
 
 }  // namespace aicf::cuda

@@ -22,6 +22,8 @@ const NvrtcInfo& nvrtc_info();
 /// assembler reports of each kernel, that of a source that does.
 std::string compile_cuda(const std::string& source, const std::string& arch,
                          std::string* log = nullptr);
+/// Gets ready what two programs at a time will need; the first time that takes 0.05 s.
+void prepare_compiler();
 /// Does work that calls compile_cuda() on another thread, while this one polls and keeps the
 /// process's signal handlers. As run_aside().
 void run_compiler(std::function<void(const std::atomic<bool>& given_up)> work);

@@ -12,4 +12,9 @@ struct SourceFile {
 };
 const std::vector<SourceFile>& source_files();  // defined by the generated embedded.cpp
 
+/// A program as the compiler gets it: in the place of the sources that it includes, of those the
+/// declarations whose names it uses, or that others use which it does; of a name all. The rest of
+/// them would take the front end longer than most programs do.
+std::string with_sources(const std::string& program);
+
 }  // namespace aicf::cuda

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/nvrtc.h"
+#include "kernels/cuda/sources.h"
 
 namespace aicf {
 
@@ -96,6 +97,8 @@ std::vector<std::string> cuda_cubins(const std::vector<std::string>& programs,
                                      const std::string& arch) {
     return cuda::cached_cubins(programs, arch);
 }
+
+std::string cuda_source(const std::string& program) { return cuda::with_sources(program); }
 
 std::string cuda_log(const std::string& program, const std::string& arch) {
     const auto log = std::make_shared<std::string>();
