@@ -180,10 +180,10 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
             text.includes.insert(part.includes.begin(), part.includes.end());
             text.body += replaced(part.body, "@", cat("@_", k));
             calls +=
-                cat("    if (b >= ", text.blocks, "u && b < ", text.blocks + part.blocks,
-                    "u && threadIdx.x < ", part.threads, ")\n        @_", k, "_body(block.part<",
-                    BlockLayout(op.members[k]).bytes, ">(", layout.parts[k], "), Grid{b - ",
-                    text.blocks, "u, ", part.blocks, "u, ", part.threads, "u});\n");
+                cat("    if (", text.blocks ? cat("b >= ", text.blocks, "u && ") : "", "b < ",
+                    text.blocks + part.blocks, "u && threadIdx.x < ", part.threads, ")\n        @_",
+                    k, "_body(block.part<", BlockLayout(op.members[k]).bytes, ">(", layout.parts[k],
+                    "), Grid{b - ", text.blocks, "u, ", part.blocks, "u, ", part.threads, "u});\n");
             text.blocks += part.blocks;
             text.threads = std::max(text.threads, part.threads);
             text.shared = std::max(text.shared, part.shared);

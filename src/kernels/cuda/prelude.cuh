@@ -191,6 +191,15 @@ __device__ __forceinline__ void store_each(E* y, const C (&a)[V], int64_t i, int
         if (V == 1 || i + j < n) y[At::at(i + j)] = narrow<E>(a[j]);
 }
 
+/// How many of `count` things to take at a time, from `least` to `most`, so that few are left over.
+__device__ constexpr int lot_of(int64_t count, int least, int most) {
+    if (count <= most) return count > 0 ? int(count) : 1;
+    int best = most;
+    for (int lot = most; lot >= least; lot--)
+        if (count % lot < count % best) best = lot;
+    return best;
+}
+
 /// True in every thread of the block that is the last of `count` to arrive; what the others wrote
 /// before is visible to it. The counter is back at 0 afterwards.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {

@@ -109,6 +109,13 @@ std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLa
     return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a);
 }
 
+/// A sum by a count; by a power of two as a product, which has the same bits and needs no division.
+std::string mean_of(const char* total, const std::string& a, int64_t n) {
+    const bool exact = n > 0 && (n & (n - 1)) == 0 && (a == "float" || a == "double");
+    return exact ? cat(total, " * (", a, "(1) / ", a, "(", n, "))")
+                 : cat("scalar::div(", total, ", ", a, "(", n, "))");
+}
+
 /// What becomes of result r: @_Put{block}(r, v).
 std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout, bool mean,
                      const std::string& a) {
@@ -142,8 +149,8 @@ std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout&
     return text + cat("struct @_Put {\n    const Block<", layout.bytes,
                       ">& block;\n    __device__ __forceinline__ void operator()(int64_t r, ", a,
                       " total) const {\n        constexpr int j = 0;\n        const ", a,
-                      " v[1] = {", mean ? cat("scalar::div(total, ", a, "(", r.n, "))") : "total",
-                      "};\n", load, "            ", formula, "\n", store, "    }\n};\n");
+                      " v[1] = {", mean ? mean_of("total", a, r.n) : "total", "};\n", load,
+                      "            ", formula, "\n", store, "    }\n};\n");
 }
 
 /// Whether neighbouring results come from elements side by side.

@@ -297,39 +297,57 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint3
     }
 }
 
+/// part takes `Lot` elements from i on. Nothing stands between the loads, so that they are all
+/// under way at once; the sums are one after the other.
+template <class Op, int Lot, class A, class Row>
+__device__ __forceinline__ void join_lot(A& part, const Row& row, int64_t i) {
+#pragma unroll
+    for (int j = 0; j < Lot; j++) part = Op::join(part, row(i + j));
+}
+/// Count elements from `begin` on, Count >= 1.
+template <class Op, class A, int64_t Count, class Row>
+__device__ __forceinline__ A chain_of(const Row& row, int64_t begin) {
+    constexpr int Lot = lot_of(Count - 1, 14, 21);
+    constexpr int lots = int((Count - 1) / Lot), rest = int((Count - 1) % Lot);
+    A part = row(begin);
+#pragma unroll 1
+    for (int i = 0; i < lots; i++) join_lot<Op, Lot>(part, row, begin + 1 + i * Lot);
+    if constexpr (rest > 0) join_lot<Op, rest>(part, row, begin + 1 + lots * Lot);
+    return part;
+}
+
 /// chain(Chunk): 32 results to a block; warp w takes every (threads / 32)-th chunk and the first
-/// adds them in order.
+/// adds them in order. One chunk has one warp.
 template <class Op, class A, int64_t Chunk, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_chain(const Grid& grid, Make make, Put put) {
     __shared__ A held[32][33];
-    constexpr int64_t chunks = (Shape::n + Chunk - 1) / Chunk, strips = (Shape::rows + 31) / 32;
-    const int c = threadIdx.x & 31, w = threadIdx.x / 32, warps = grid.threads / 32;
+    constexpr int64_t n = Shape::n, chunks = (n + Chunk - 1) / Chunk,
+                      strips = (Shape::rows + 31) / 32;
+    const int c = threadIdx.x & 31, w = chunks > 1 ? threadIdx.x / 32 : 0,
+              warps = chunks > 1 ? grid.threads / 32 : 1;
     for (int64_t strip = grid.block; strip < strips; strip += grid.blocks) {
         const int64_t r = strip * 32 + c;
         const bool mine = r < Shape::rows;
         const auto row = make(mine ? r : 0);
         A total = Op::empty();
         for (int64_t first = 0; first < chunks; first += warps) {
-            const int64_t begin = (first + w) * Chunk,
-                          end = Shape::n - begin < Chunk ? Shape::n : begin + Chunk;
-            if (mine && begin < Shape::n) {
-                A part = row(begin);
-                int64_t i = begin + 1;
-                for (; i + 16 <= end; i += 16) {  // loads first: the sums are one after the other
-                    A v[16];
-#pragma unroll
-                    for (int j = 0; j < 16; j++) v[j] = row(i + j);
-#pragma unroll
-                    for (int j = 0; j < 16; j++) part = Op::join(part, v[j]);
-                }
-                for (; i < end; i++) part = Op::join(part, row(i));
+            const int64_t begin = (first + w) * Chunk;
+            A part = A(0);
+            if constexpr (n >= Chunk)
+                if (mine && begin + Chunk <= n) part = chain_of<Op, A, Chunk>(row, begin);
+            if constexpr (n % Chunk > 0)
+                if (mine && begin < n && begin + Chunk > n)
+                    part = chain_of<Op, A, n % Chunk>(row, begin);
+            if constexpr (chunks == 1) {
+                total = part;
+            } else {
                 held[w][c] = part;
+                __syncthreads();
+                if (w == 0 && mine)
+                    for (int k = 0; k < warps && first + k < chunks; k++)
+                        total = first + k == 0 ? held[0][c] : Op::join(total, held[k][c]);
+                __syncthreads();
             }
-            __syncthreads();
-            if (w == 0 && mine)
-                for (int k = 0; k < warps && first + k < chunks; k++)
-                    total = first + k == 0 ? held[0][c] : Op::join(total, held[k][c]);
-            __syncthreads();
         }
         if (w == 0 && mine) put(r, total);
     }

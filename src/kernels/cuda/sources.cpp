@@ -35,7 +35,8 @@ class Scanner {
 
     void skip_space() {
         for (;; at_++) {
-            if (text_.substr(at_).starts_with("//")) at_ = std::min(text_.find('\n', at_), end());
+            if (now() == '/' && text_.substr(at_).starts_with("//"))
+                at_ = std::min(text_.find('\n', at_), end());
             if (done() || !std::isspace(static_cast<unsigned char>(now()))) return;
         }
     }
@@ -95,11 +96,13 @@ bool is_identifier(std::string_view token) {
 }
 
 std::vector<std::string_view> words_of(std::string_view text) {
-    std::set<std::string_view> words;
+    std::vector<std::string_view> words;
     Scanner at(text);
     for (at.skip_space(); !at.done(); at.skip_space())
-        if (const std::string_view token = at.take(); is_identifier(token)) words.insert(token);
-    return {words.begin(), words.end()};
+        if (const std::string_view token = at.take(); is_identifier(token)) words.push_back(token);
+    std::sort(words.begin(), words.end());
+    words.erase(std::unique(words.begin(), words.end()), words.end());
+    return words;
 }
 
 /// Names that a declaration gives something: of a type, a function, variables; none where it is
