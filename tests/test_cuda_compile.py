@@ -89,6 +89,44 @@ def test_alone_and_side_by_side_a_program_has_one_binary(tmp_path, monkeypatch):
     assert len(programs) == 4 and _core.cuda_cubins(programs, "sm_90a") == alone
 
 
+def test_members_that_are_alike_share_one_text():
+    """Each block finds the member whose it is, and that member's arguments."""
+    g = aicf.Graph("g")
+    sizes = [900, 70, 5000, 300, 20_000, 257, 256, 9000, 1000, 700]
+    for i, size in enumerate(sizes):
+        g.output(f"y{i}", aicf.cast(g.input(f"x{i}", (size,)), "bfloat16"))
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
+    bodies = re.findall(r"void \w+_(\d+)_body\(", program)
+    assert len(bodies) == 2, bodies  # blocks of 256 threads and the one of 96
+    # The search, as Python.
+    (search,) = re.findall(r"int place = 0;(.*?)if \(blocks > 0", program, re.S)
+    code, depth = "", 0
+    for part in re.findall(r"if \([^)]*\) \{|\} else \{|\}|first = [^;]*;", search):
+        depth -= part[0] == "}"
+        if part[-1] == "{" or part[0] == "f":
+            text = re.sub(r"(\d)u", r"\1", part.strip("{}; ")).replace("&&", "and")
+            code += " " * depth + text.replace(",", ";") + (":" if part[-1] == "{" else "") + "\n"
+        depth += part[-1] == "{"
+    blocks = [-(-size // 256) for size in sizes]
+    first = [sum(blocks[:i]) for i in range(len(blocks))]
+    places = set()
+    for i, begin in enumerate(first):
+        for b in range(begin, begin + blocks[i]):
+            found = {"b": b, "blocks": 0}
+            exec(code, found)  # noqa: S102
+            if sizes[i] > 224:
+                assert (found["first"], found["blocks"]) == (begin, blocks[i]), (b, code)
+                places.add((i, found["place"]))
+            else:
+                assert found["blocks"] == 0
+    bytes_of = int(re.search(r"block\.part<(\d+)>\(place\)", program)[1])
+    origin = min(places)[1]
+    assert sorted(places) == [
+        (i, origin + i * bytes_of) for i, size in enumerate(sizes) if size > 224
+    ]
+    compiled(g, "sm_90a")
+
+
 @pytest.mark.parametrize("sizes", [(3, 4), (300, 200, 100), tuple(range(3, 24))])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -162,12 +162,62 @@ std::string replaced(std::string text, const std::string& from, const std::strin
     return text;
 }
 
+/// Members of a group whose bodies are the same text.
+struct Alike {
+    std::string body;
+    int bytes = 0, threads = 0;  // of the argument block, of a block
+    struct Member {
+        size_t number;
+        int64_t first, blocks;  // of the group's blocks
+        int place;              // of its argument block
+    };
+    std::vector<Member> members;
+};
+/// From how many on there is one text for all: its argument block lies somewhere then, not at a
+/// place that the text says, which few members would feel and many do not.
+constexpr size_t kManyAlike = 4;
+
+/// The call of a body by the blocks of its members, each at its place.
+std::string calls_of(const Alike& alike) {
+    const auto within = [](const Alike::Member& one) {
+        return cat(one.first ? cat("b >= ", one.first, "u && ") : "", "b < ",
+                   one.first + one.blocks, "u");
+    };
+    const auto call = [&](const Alike::Member& one, const std::string& place,
+                          const std::string& first, const std::string& blocks) {
+        return cat("        @_", one.number, "_body(block.part<", alike.bytes, ">(", place,
+                   "), Grid{b - ", first, ", ", blocks, ", ", alike.threads, "u});\n");
+    };
+    std::string text;
+    if (alike.members.size() < kManyAlike) {
+        for (const Alike::Member& one : alike.members)
+            text += cat(
+                "    if (", within(one), " && threadIdx.x < ", alike.threads, ")\n",
+                call(one, std::to_string(one.place), cat(one.first, "u"), cat(one.blocks, "u")));
+        return text;
+    }
+    // Which member's block b is, by halving.
+    const auto find = [&](const auto& self, size_t begin, size_t end) -> std::string {
+        const size_t middle = begin + (end - begin) / 2;
+        const Alike::Member& one = alike.members[middle];
+        if (begin == middle)
+            return cat("if (", within(one), ") {\n            first = ", one.first,
+                       "u, blocks = ", one.blocks, "u, place = ", one.place, ";\n        }");
+        return cat("if (b < ", one.first, "u) {\n        ", self(self, begin, middle),
+                   "\n        } else {\n        ", self(self, middle, end), "\n        }");
+    };
+    return cat("    {\n        uint32_t first = 0, blocks = 0;\n        int place = 0;\n        ",
+               find(find, 0, alike.members.size()), "\n        if (blocks > 0 && threadIdx.x < ",
+               alike.threads, ")\n    ", call(alike.members[0], "place", "first", "blocks"),
+               "    }\n");
+}
+
 /// The members' bodies, each run by blocks of its own.
 KernelText group_text(const LoweredOp& op, const Limits& limits) {
     const BlockLayout layout(op);
     KernelText text;
     text.blocks = text.threads = 0;
-    std::string calls;
+    std::vector<Alike> kinds;
     for (size_t k = 0; k < op.members.size(); k++) {
         KernelText part = body_text(op.members[k], limits);
         check(part.maps.empty(), "cuda: a kernel whose warps have roles is no member of a group");
@@ -178,17 +228,26 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         text.name += (k ? "_" : "") + part.name;
         if (part.blocks > 0) {
             text.includes.insert(part.includes.begin(), part.includes.end());
-            text.body += replaced(part.body, "@", cat("@_", k));
-            calls +=
-                cat("    if (", text.blocks ? cat("b >= ", text.blocks, "u && ") : "", "b < ",
-                    text.blocks + part.blocks, "u && threadIdx.x < ", part.threads, ")\n        @_",
-                    k, "_body(block.part<", BlockLayout(op.members[k]).bytes, ">(", layout.parts[k],
-                    "), Grid{b - ", text.blocks, "u, ", part.blocks, "u, ", part.threads, "u});\n");
+            const int bytes = BlockLayout(op.members[k]).bytes;
+            auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const Alike& one) {
+                return one.body == part.body && one.bytes == bytes && one.threads == part.threads;
+            });
+            if (kind == kinds.end())
+                kind = kinds.insert(kind, Alike{part.body, bytes, part.threads, {}});
+            kind->members.push_back({k, text.blocks, part.blocks, layout.parts[k]});
             text.blocks += part.blocks;
             text.threads = std::max(text.threads, part.threads);
             text.shared = std::max(text.shared, part.shared);
         }
         text.parts.push_back(std::move(part));
+    }
+    std::string calls;
+    for (const Alike& kind : kinds) {
+        for (const Alike::Member& one : kind.members) {
+            text.body += replaced(kind.body, "@", cat("@_", one.number));
+            if (kind.members.size() >= kManyAlike) break;
+        }
+        calls += calls_of(kind);
     }
     text.body += body_head(layout) + "    const uint32_t b = grid.block;\n" + calls + "}\n";
     return text;
