@@ -85,7 +85,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr int64_t cached = 24 << 20;
     constexpr double between_cuts = 120;  // of a block that takes one after the other
     // Where operands are copied first: for the wait, and bytes read and written.
-    constexpr double rounding = 3000, rounded = 14, rounded_far = 8;
+    constexpr double rounding = 1500, rounded = 24, rounded_far = 16;
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
@@ -486,9 +486,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         if (tf32) {
             text.body += rounded_struct("@_CopyA", "@_A", first, a, 1);
             text.body += rounded_struct("@_CopyB", "@_B", second, b, 0);
-            const int warps = t.threads / 32;
-            const std::string pieces = cat("(Copied<@_CopyA>::tiles + Copied<@_CopyB>::tiles + ",
-                                           warps - 1, ") / ", warps);
+            const int warps = t.threads / 32, processors = std::max(limits.processors, 1);
+            const std::string pieces = cat("<@_CopyA, @_CopyB, ", warps, ", ", processors, ">");
             const std::string counters =
                 cat("block.ptr<uint32_t>(", layout.tail, ") + ", text.counters);
             const auto operand = [&](int x) {
@@ -500,10 +499,9 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             text.counters += 3;
             text.workspace = second.map.from +
                              static_cast<uint64_t>(second.map.batches * second.map.batch_step * 4);
-            copy = cat("    round_operands<@_CopyA, @_CopyB, ", warps, ", ", pieces, ">(",
-                       operand(0), ", ", operand(1), ", ", copy_at(first.map), ", ",
-                       copy_at(second.map), ", ", counters, ");\n");
-            ready = cat("Rounded<", pieces, ">{", counters, ", grid.blocks}");
+            copy = cat("    round_operands", pieces, "(", operand(0), ", ", operand(1), ", ",
+                       copy_at(first.map), ", ", copy_at(second.map), ", ", counters, ");\n");
+            ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
         }
         text.body += body_head(layout) + copy;
         text.body +=

@@ -31,79 +31,109 @@ __device__ __forceinline__ void read_words(uint32_t (&to)[4], const float* from,
     }
 }
 
-/// The copy of one warp's tile.
+/// A warp's tile of the copy of an operand.
 template <class Of>
-__device__ __forceinline__ void copy_rounded(const float* from, float* to, int64_t tile) {
+struct CopyTile {
     typedef Copied<Of> C;
-    constexpr int64_t side_step = C::turned ? Of::own_step : Of::k_step,
-                      other_step = C::turned ? Of::k_step : Of::own_step;
-    const int lane = threadIdx.x % 32;
-    const int64_t batch = tile / (C::across * C::deep);
-    const auto cell = static_cast<uint32_t>(tile % (C::across * C::deep));
-    const int64_t i = int64_t(cell / uint32_t(C::deep)) * C::rows + (C::turned ? lane % 8 * 4 : 0);
-    const int64_t k =
-        int64_t(cell % uint32_t(C::deep)) * C::depth + (C::turned ? lane / 8 : lane) * 4;
-    const float* const first = from + Of::Batch::at(batch);
-    const bool wide = side_step == 1 && other_step % 4 == 0 && aligned16(first);
-    uint32_t word[4][4];
-#pragma unroll
-    for (int x = 0; x < 4; x++) {  // of the axis that does not lie side by side
-        const int64_t row = C::turned ? i : i + x, deep = C::turned ? k + x : k;
-        const int64_t left =
-            C::turned ? (deep < Of::k ? Of::own - row : 0) : (row < Of::own ? Of::k - deep : 0);
-        read_words(word[x], first + row * Of::own_step + deep * Of::k_step, side_step, left, wide);
+    int64_t batch, i, k;  // of the lane's first element
+    __device__ __forceinline__ explicit CopyTile(int64_t tile) {
+        const int lane = threadIdx.x % 32;
+        batch = tile / (C::across * C::deep);
+        const auto cell = static_cast<uint32_t>(tile % (C::across * C::deep));
+        i = int64_t(cell / uint32_t(C::deep)) * C::rows + (C::turned ? lane % 8 * 4 : 0);
+        k = int64_t(cell % uint32_t(C::deep)) * C::depth + (C::turned ? lane / 8 : lane) * 4;
     }
+    __device__ __forceinline__ void read(uint32_t (&word)[4][4], const float* from) const {
+        constexpr int64_t side_step = C::turned ? Of::own_step : Of::k_step,
+                          other_step = C::turned ? Of::k_step : Of::own_step;
+        const float* const first = from + Of::Batch::at(batch);
+        const bool wide = side_step == 1 && other_step % 4 == 0 && aligned16(first);
 #pragma unroll
-    for (int x = 0; x < 4; x++)
-#pragma unroll
-        for (int y = 0; y < 4; y++) round_word(word[x][y]);
-    float* const at = to + (batch * Of::own + i) * Of::pitch + k;
-#pragma unroll
-    for (int x = 0; x < 4; x++) {
-        if (i + x >= Of::own || k >= Of::pitch) continue;
-        Pack<float, 4> four;
-#pragma unroll
-        for (int y = 0; y < 4; y++)
-            four.at[y] = scalar::from_bits(C::turned ? word[y][x] : word[x][y]);
-        *reinterpret_cast<Pack<float, 4>*>(at + x * Of::pitch) = four;
+        for (int x = 0; x < 4; x++) {  // of the axis that does not lie side by side
+            const int64_t row = C::turned ? i : i + x, deep = C::turned ? k + x : k;
+            const int64_t left =
+                C::turned ? (deep < Of::k ? Of::own - row : 0) : (row < Of::own ? Of::k - deep : 0);
+            read_words(word[x], first + row * Of::own_step + deep * Of::k_step, side_step, left,
+                       wide);
+        }
     }
+    __device__ __forceinline__ void write(uint32_t (&word)[4][4], float* to) const {
+#pragma unroll
+        for (int x = 0; x < 4; x++)
+#pragma unroll
+            for (int y = 0; y < 4; y++) round_word(word[x][y]);
+        float* const at = to + (batch * Of::own + i) * Of::pitch + k;
+#pragma unroll
+        for (int x = 0; x < 4; x++) {
+            if (i + x >= Of::own || k >= Of::pitch) continue;
+            Pack<float, 4> four;
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                four.at[y] = scalar::from_bits(C::turned ? word[y][x] : word[x][y]);
+            *reinterpret_cast<Pack<float, 4>*>(at + x * Of::pitch) = four;
+        }
+    }
+};
+
+/// Copies `Lots` tiles of one operand, from `tile` on, whose loads are all on their way before the
+/// first is waited for.
+template <class Of, int Lots>
+__device__ __forceinline__ void copy_rounded(const float* from, float* to, int64_t tile) {
+    uint32_t word[Lots][4][4];
+#pragma unroll
+    for (int x = 0; x < Lots; x++)
+        if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).read(word[x], from);
+#pragma unroll
+    for (int x = 0; x < Lots; x++)
+        if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).write(word[x], to);
 }
 
 /// Waits until all pieces are copied, for what the copy engine reads from then on. Of `counters`
 /// the first is the next piece, the second how many are copied, the third how many blocks know it;
 /// the last of these leaves them at 0.
-template <int64_t Pieces>
+template <int64_t Count>
 struct Rounded {
     uint32_t* counters;
     uint32_t blocks;
     __device__ __forceinline__ void operator()() const {
-        wait_count(counters + 1, uint32_t(Pieces));
+        wait_count(counters + 1, uint32_t(Count));
         asm volatile("fence.proxy.async;" ::: "memory");
         if (atomicAdd(counters + 2, 1u) != blocks - 1) return;
         for (int x = 0; x < 3; x++) counters[x] = 0;
     }
 };
 
-/// Copies pieces until none is left: of every warp one tile. Whoever waits for others has taken
-/// none that it did not copy, so that blocks need not run together.
-template <class A, class B, int Warps, int64_t Pieces>
+/// How both operands are copied: a piece is some tiles of every warp, so many that loads keep the
+/// memory busy, but that there is a piece for each block. `Warps` and `Blocks` at least.
+template <class A, class B, int Warps, int Blocks>
+struct Pieces {
+    static constexpr int64_t all = Copied<A>::tiles + Copied<B>::tiles,
+                             each = int64_t(Warps) * Blocks;
+    static constexpr int lots = all >= 8 * each ? 4 : all >= 3 * each ? 2 : 1;
+    static constexpr int64_t a_lots = (Copied<A>::tiles + lots - 1) / lots,
+                             b_lots = (Copied<B>::tiles + lots - 1) / lots,
+                             count = (a_lots + b_lots + Warps - 1) / Warps;
+};
+
+/// Copies pieces until none is left. Whoever waits for others has taken none that it did not copy,
+/// so that blocks need not run together.
+template <class A, class B, int Warps, int Blocks>
 __device__ __forceinline__ void round_operands(const float* a, const float* b, float* a_to,
                                                float* b_to, uint32_t* counters) {
-    constexpr int64_t a_tiles = Copied<A>::tiles, tiles = a_tiles + Copied<B>::tiles;
-    static_assert(Pieces == (tiles + Warps - 1) / Warps);
+    typedef Pieces<A, B, Warps, Blocks> P;
     extern __shared__ __align__(1024) char ring_room[];
     auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring
     if (threadIdx.x == 0) taken[0] = atomicAdd(counters, 1u);
     __syncthreads();
     uint32_t copied = 0;
-    for (int x = 0; taken[x] < Pieces; x ^= 1, copied++) {
-        const int64_t tile = int64_t(taken[x]) * Warps + threadIdx.x / 32;
+    for (int x = 0; taken[x] < P::count; x ^= 1, copied++) {
+        const int64_t lot = int64_t(taken[x]) * Warps + threadIdx.x / 32;
         uint32_t next = 0;
         if (threadIdx.x == 0) next = atomicAdd(counters, 1u);  // comes while this one is copied
-        if (tile < a_tiles)
-            copy_rounded<A>(a, a_to, tile);
-        else if (tile < tiles)
-            copy_rounded<B>(b, b_to, tile - a_tiles);
+        if (lot < P::a_lots)
+            copy_rounded<A, P::lots>(a, a_to, lot * P::lots);
+        else if (lot < P::a_lots + P::b_lots)
+            copy_rounded<B, P::lots>(b, b_to, (lot - P::a_lots) * P::lots);
         if (threadIdx.x == 0) taken[x ^ 1] = next;
         __syncthreads();
     }
