@@ -46,12 +46,13 @@ myst_substitutions = {
     "pointwise_functions": _directives("function", "aicf", aicf.ops.__all__),
     "shape_functions": _directives("function", "aicf", aicf.movement.__all__),
     "array_functions": _directives("function", "aicf", aicf.arrays.__all__),
+    "indexing_functions": _directives("function", "aicf", aicf.indexing.__all__),
     "spatial_functions": _directives("function", "aicf", aicf.spatial.__all__),
     "activation_functions": _directives("function", "aicf", aicf.activations.__all__),
     "loss_functions": _directives("function", "aicf", aicf.losses.__all__),
     "layer_functions": _directives("function", "aicf", aicf.nn.__all__),
     "pointwise_names": _names(aicf.ops.__all__),
-    "shape_names": _names([*aicf.movement.__all__, *aicf.arrays.__all__]),
+    "shape_names": _names([*aicf.movement.__all__, *aicf.arrays.__all__, *aicf.indexing.__all__]),
     "layer_names": _names(
         [
             *aicf.nn.__all__,

@@ -5,7 +5,8 @@ import math
 
 import aicf
 import numpy as np
-from op_cases import FIRST_ORDER, INTS, Arg, row
+from compare import FLOATS
+from op_cases import FIRST_ORDER, INTS, SIZES, Arg, row
 
 INDEX = "the result is an index"
 RANDOM = "a random value does not depend on its operands smoothly"
@@ -333,10 +334,11 @@ for _dtype in ("int64", "int32"):
     row(
         "TakeBwd",
         (Arg("oic"), Arg("bd", dtype=f"labels:o:{_dtype}"), Arg("bdic")),
-        lambda g, x, at, dy: [g.backward(aicf.take(x, at), [x], grad=dy)[x]],
-        lambda x, at, dy: [_scatter(x, at, dy)[0]],
-        extra=lambda x, at, dy: [16 * _scatter(x, at, dy)[1]],
-        grad=FIRST_ORDER,
+        lambda g, x, at, dy: g.backward(aicf.take(x, at), [x], grad=dy)[x],
+        lambda x, at, dy: _scatter(x, at, dy)[0],
+        extra=lambda x, at, dy: 16 * _scatter(x, at, dy)[1],
+        grad=(2,),
+        torch=lambda t, x, at, dy: t.zeros_like(x).index_put((at.long(),), dy, accumulate=True),
         zero_sign=False,
         label=_dtype,
     )
@@ -382,6 +384,170 @@ row(
     torch=lambda t, x, at: x[:, int(at)],
     label="axis1",
 )
+
+# ---- along one axis, by position
+
+
+def _at(x, at, axis):
+    """np.take_along_axis; NaN where there is nothing to take."""
+    if x.shape[axis] == 0:
+        return np.full(at.shape, np.nan)
+    return np.take_along_axis(x, at.astype(int), axis)
+
+
+def _sums(x, at, size):
+    """Along axis 1, and the size of what was added."""
+    results = np.zeros((2, x.shape[0], size, x.shape[2]))
+    for place in np.ndindex(*x.shape):
+        to = (place[0], int(at[place]), place[2])
+        if to[1] < size:
+            results[0][to] += x[place]
+            results[1][to] += abs(x[place])
+    return results
+
+
+def _last(at, size):
+    result = np.full((at.shape[0], size, at.shape[2]), -1)
+    for place in np.ndindex(*at.shape):
+        if at[place] < size:
+            result[place[0], int(at[place]), place[2]] = place[1]
+    return result
+
+
+for _dtype in ("int64", "int32"):
+    row(
+        "Gather",
+        (Arg("abc"), Arg("adc", dtype=f"labels:b:{_dtype}")),
+        lambda g, x, at: aicf.take_along_axis(x, at, 1),
+        lambda x, at: _at(x, at, 1),
+        grad=(0,),
+        torch=lambda t, x, at: t.take_along_dim(x, at.long(), 1),
+        label=_dtype,
+    )
+    row(
+        "ScatterAdd",
+        (Arg("aic"), Arg("aic", dtype=f"labels:b:{_dtype}"), Arg("abc")),
+        lambda g, x, at, like: aicf.scatter_add(like, 1, at, x),
+        lambda x, at, like: like + _sums(x, at, like.shape[1])[0],
+        ulp=1,
+        extra=lambda x, at, like: 16 * (abs(like) + _sums(x, at, like.shape[1])[1]),
+        grad=(0, 2),
+        torch=lambda t, x, at, like: t.scatter_add(like, 1, at.long(), x),
+        zero_sign=False,
+        label=_dtype,
+    )
+    row(
+        "ScatterLast",
+        (Arg("aic", dtype=f"labels:i:{_dtype}"),),
+        lambda g, at: g._emit("ScatterLast", [at], axis=-2, size=SIZES["b"])[0],
+        lambda at: _last(at, SIZES["b"]),
+        dtypes=(_dtype,),
+        grad="the result is an index",
+        result="int64",
+        label=_dtype,
+    )
+row(
+    "Gather",
+    (Arg("ic"), Arg("bc", dtype="labels:i:int64")),
+    lambda g, x, at: aicf.gather(x, 0, at),
+    lambda x, at: _at(x, at, 0),
+    grad=(0,),
+    torch=lambda t, x, at: x.gather(0, at.long()),
+    label="first",
+)
+row(
+    "Gather",
+    (Arg("ic", 0, 90), Arg("ib", dtype="labels:c:int32")),
+    lambda g, x, at: aicf.gather(x, -1, at),
+    lambda x, at: np.nan_to_num(_at(x, at, 1)),
+    dtypes=INTS,
+    label="int",
+)
+row(
+    "ScatterAdd",
+    (Arg("aic", 0, 5), Arg("aic", dtype="labels:b:int64"), Arg("abc", 0, 5)),
+    lambda g, x, at, like: aicf.scatter_add(like, 1, at, x),
+    lambda x, at, like: like + _sums(x, at, like.shape[1])[0],
+    dtypes=INTS,
+    label="int",
+)
+POSITION = {"grad": "the result is an index", "result": "int64"}
+for _right in (False, True):
+    row(
+        "SearchSorted",
+        (Arg("i"), Arg("abc")),
+        lambda g, x, v, _r=_right: aicf.searchsorted(aicf.sort(x), v, "right" if _r else "left"),
+        lambda x, v, _r=_right: np.searchsorted(np.sort(x), v, "right" if _r else "left"),
+        label="right" if _right else "left",
+        **POSITION,
+    )
+row(
+    "SearchSorted",
+    (Arg("abi", 0, 9), Arg("abc", 0, 9)),
+    lambda g, x, v: aicf.searchsorted(aicf.sort(x), v),
+    lambda x, v: (x[..., None, :] < v[..., None]).sum(-1),
+    dtypes=INTS,
+    label="lines",
+    **POSITION,
+)
+for _axis in (-1, 0):
+    for _down in (False, True):
+        for _dtypes in (FLOATS, INTS):
+            row(
+                "ArgSort",
+                (Arg("iab", 0, 4),),
+                lambda g, x, _a=_axis, _d=_down: aicf.argsort(x, _a, _d),
+                lambda x, _a=_axis, _d=_down: np.argsort(-x if _d else x, _a, kind="stable"),
+                dtypes=_dtypes,
+                label=f"{'down' if _down else 'up'}{_axis}{_dtypes[0]}",
+                **POSITION,
+            )
+row(
+    "ArgSort",
+    (Arg("ac"),),
+    lambda g, x: aicf.argsort(aicf.tile(x, (1, 900))),
+    lambda x: np.argsort(np.tile(x, (1, 900)), kind="stable"),
+    label="merged",
+    **POSITION,
+)
+row(
+    "CumProd",
+    (Arg("abc"),),
+    lambda g, x: aicf.cumprod(x, 1),
+    lambda x: np.cumprod(x, 1),
+    ulp=1,
+    extra=lambda x: 16 * abs(np.cumprod(x, 1)),
+    grad=(0,),
+    torch=lambda t, x: x.cumprod(1),
+)
+row(
+    "CumProd",
+    (Arg("cb", 1, 4),),
+    lambda g, x: aicf.cumprod(x, 0),
+    lambda x: np.cumprod(x, 0) % (256 if x.dtype == np.uint8 else 2**31),
+    dtypes=("int32", "int64"),
+    label="int",
+)
+
+
+def _running_at(x, smallest):
+    """The last of the equal ones."""
+    best = np.minimum.accumulate(x, 1) if smallest else np.maximum.accumulate(x, 1)
+    at = np.broadcast_to(np.arange(x.shape[1])[:, None], x.shape)
+    return np.maximum.accumulate(np.where(x == best, at, 0), 1)
+
+
+for _name, _smallest in (("cummax", False), ("cummin", True)):
+    for _dtypes in (FLOATS, INTS):
+        row(
+            "CumArg",
+            (Arg("aib", 0, 4),),
+            lambda g, x, _n=_name: getattr(aicf, _n)(x, 1)[1],
+            lambda x, _s=_smallest: _running_at(x, _s),
+            dtypes=_dtypes,
+            label=f"{_name}{_dtypes[0]}",
+            **POSITION,
+        )
 
 # ---- random numbers: the generator is written here once more; test_random.py has its known answers
 

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import aicf
+import indexing_cases  # noqa: F401  adds its rows
 import numpy as np
 import pytest
 import spatial_cases  # noqa: F401  adds its rows

@@ -28,6 +28,8 @@ from .arrays import __all__ as _array_names
 from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
 from .graph import Graph, Value, trace
+from .indexing import *  # noqa: F403
+from .indexing import __all__ as _indexing_names
 from .losses import *  # noqa: F403
 from .losses import __all__ as _loss_names
 from .movement import *  # noqa: F403
@@ -81,6 +83,7 @@ __all__ = [
     "workspace_bytes",
     *_activation_names,
     *_array_names,
+    *_indexing_names,
     *_loss_names,
     *_movement_names,
     *_nn_names,

@@ -101,6 +101,19 @@ std::vector<Type> infer_take_bwd(const InferContext& c) {
     return {{c.dtype(0), shape}};
 }
 
+/// Rows of dy; zeros where an index is out of range.
+void take_bwd_grad(GradContext& g) {
+    const Dims indices = g.in(1).shape(), dy = g.in(0).shape();
+    const int64_t count = element_count(indices);
+    Dims lines{count}, rows{count};
+    for (int i = indices.rank(); i < dy.rank(); i++) {
+        lines.push(1);
+        rows.push(dy[i]);
+    }
+    const Var each = broadcast_to(reshape(g.in(1), lines), rows);
+    g.set(0, reshape(emit("Gather", {g.dy(), each}, {{"axis", int64_t(0)}, {"zero", true}}), dy));
+}
+
 // Pick(x [N, C], labels [N]) -> x[i, labels[i]]; NaN where the label is out of range.
 std::vector<Type> infer_pick(const InferContext& c) {
     check_classes(c);
@@ -172,7 +185,7 @@ void define_indexed_ops() {
                  .outputs = {"take_bwd_out"},
                  .attrs = {{"rows", int64_t(0), true}},
                  .infer = infer_take_bwd,
-                 .no_grad = "second derivatives are not offered",
+                 .grad = take_bwd_grad,
                  .lower =
                      [](LowerContext& c) {
                          Attrs attrs = c.attrs();

@@ -9,6 +9,7 @@
 #include "core/abi/mma_step.h"
 #include "core/abi/philox.h"
 #include "core/abi/scalar.h"
+#include "core/abi/sort.h"
 #include "kernels/cpu/kernels.h"
 
 #define AICF_INLINE inline __attribute__((always_inline))
@@ -22,6 +23,7 @@
 #include "kernels/cpu/reduce.inl"
 #include "kernels/cpu/nn.inl"
 #include "kernels/cpu/indexed.inl"
+#include "kernels/cpu/lines.inl"
 #include "kernels/cpu/optim.inl"
 #include "kernels/cpu/random.inl"
 #include "kernels/cpu/tile.inl"
@@ -36,6 +38,7 @@ void fill_table(Table& table) {
     register_reduce(table);
     register_nn(table);
     register_indexed(table);
+    register_lines(table);
     register_optim(table);
     register_random(table);
     table.add(CpuKernel{"gemm", kFloats, gemm_run, gemm_units, gemm_workspace});

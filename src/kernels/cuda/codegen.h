@@ -130,6 +130,7 @@ bool is_scalar_update(const LoweredDef& def);  // of numbers
 bool is_reduction(const LoweredDef& def);
 bool is_row_op(const LoweredDef& def);
 bool is_indexed(const LoweredDef& def);
+bool is_line_op(const LoweredDef& def);
 bool is_random(const LoweredDef& def);
 bool is_small(const LoweredDef& def);
 
@@ -163,6 +164,7 @@ MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int bo
 std::string rounded_struct(const std::string& name, const std::string& batch,
                            const MappedOperand& operand, const View& view, int k_axis);
 KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, take, windows, scans
+KernelText line_text(const LoweredOp& op, const Limits& limits);     // gather, sort, searches
 KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's
 KernelText small_text(const LoweredOp& op, const Limits& limits);  // step_inc, bias_corr, ring_push

@@ -57,6 +57,8 @@ constexpr Family kFamilies[] = {
      small_text},
     {"indexed", [](const LoweredOp& op, const Limits&) { return alone(op) && is_indexed(*op.def); },
      indexed_text},
+    {"lines", [](const LoweredOp& op, const Limits&) { return alone(op) && is_line_op(*op.def); },
+     line_text},
 };
 
 const Family* family_of(const LoweredOp& op, const Limits& limits) {

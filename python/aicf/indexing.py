@@ -1,0 +1,340 @@
+"""Elements by their position along an axis, and positions by the order of the elements.
+
+Indices are int32 or int64 and count from 0. One outside [0, n) gives NaN (0 for integers) where
+elements are taken, and is left out where they are put; a step of `compile(check=True)` refuses it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+
+from ._core import DTypeError, GraphError, ShapeError
+from .arguments import checked
+from .arrays import moveaxis
+from .graph import Operand, Value, _emit, _number
+from .movement import _axes, _axis, broadcast_to, pad, permute, reshape, stack, take
+from .ops import _as, _widened, add, isnan, maximum, mul, where
+
+__all__ = [
+    "argsort",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "gather",
+    "index_add",
+    "index_select",
+    "median",
+    "quantile",
+    "scatter",
+    "scatter_add",
+    "searchsorted",
+    "sort",
+    "take_along_axis",
+    "topk",
+]
+
+
+# ---- by index
+
+
+def take_along_axis(x: Value, indices: Value, axis: int = -1) -> Value:
+    """x[..., indices[..., i, ...], ...] along `axis`; the other axes broadcast.
+
+    The gradient adds what was taken more than once, in ascending position. One launch.
+
+    >>> aicf.take_along_axis(x, aicf.argsort(x, axis=0), axis=0).shape
+    (4, 3)
+    """
+    at = _axis("take_along_axis", x, axis)
+    if indices.ndim != x.ndim:
+        raise ShapeError(f"take_along_axis: x is {x!r}, indices are {indices!r}; need equal ranks")
+    pairs = list(zip(x.shape, indices.shape, strict=True))
+    wide = [b if a == 1 else a for a, b in pairs]
+    x, indices = (
+        broadcast_to(v, [v.shape[d] if d == at else n for d, n in enumerate(wide)])
+        for v in (x, indices)
+    )
+    return _emit("Gather", "take_along_axis", x, indices, axis=at)
+
+
+def gather(x: Value, axis: int, indices: Value) -> Value:
+    """x[..., indices[..., i, ...], ...] along `axis`, as PyTorch's.
+
+    The other axes of `indices` may be shorter than x's. One launch.
+
+    >>> aicf.gather(x, 1, aicf.argmax(x, axis=1, keepdims=True)).shape
+    (4, 1)
+    """
+    at = _axis("gather", x, axis)
+    return _emit("Gather", "gather", _cropped("gather", x, indices, at), indices, axis=at)
+
+
+def index_select(x: Value, axis: int, indices: Value) -> Value:
+    """x's slices along `axis` at the indices of one axis. One launch.
+
+    >>> aicf.index_select(x, 1, labels).shape
+    (4, 4)
+    """
+    _need_line("index_select", indices)
+    return take(x, indices, axis)
+
+
+def scatter(x: Value, axis: int, indices: Value, src: Operand) -> Value:
+    """x with `src` put at the indices along `axis`, as PyTorch's; of equal indices the last holds.
+
+    Args:
+        indices: no longer than x on the other axes, nor than src on any.
+        src: a Value of x's dtype, or a number.
+
+    Three launches; on a GPU each place looks for its index, n·size comparisons a line.
+
+    >>> aicf.scatter(x, 1, aicf.argmax(x, axis=1, keepdims=True), 0.0).shape
+    (4, 3)
+    """
+    at = _axis("scatter", x, axis)
+    _cropped("scatter", x, indices, at)
+    if not isinstance(src, Value):
+        src = broadcast_to(_number("scatter", x.graph, src, x.dtype), indices.shape)
+    src = _cropped("scatter", src, indices)
+    size = x.shape[at]
+    last = _emit("ScatterLast", "scatter", indices, axis=at, size=size)
+    if indices.shape[at] == 0:
+        return x
+    put = _emit("Gather", "scatter", src, maximum(last, 0), axis=at)
+    return where(_grown(last, x, -1.0) >= 0, _grown(put, x), x)
+
+
+def scatter_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
+    """x plus `src` summed at the indices along `axis`, as PyTorch's; the same bits every time.
+
+    Terms of one place are added in ascending position, then the sum to x.
+
+    Args:
+        indices: no longer than x on the other axes, nor than src on any.
+
+    Two launches; on a GPU each place looks for its indices, n·size comparisons a line.
+
+    >>> aicf.scatter_add(x, 1, aicf.argsort(x), y).shape
+    (4, 3)
+    """
+    at = _axis("scatter_add", x, axis)
+    _cropped("scatter_add", x, indices, at)
+    src = _widened(_like("scatter_add", _cropped("scatter_add", src, indices), x))
+    sums = _emit("ScatterAdd", "scatter_add", src, indices, axis=at, size=x.shape[at])
+    return _as(add(_widened(x), _grown(sums, x)), x.dtype)
+
+
+def index_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
+    """x plus the slices of `src` along `axis`, summed where the indices of one axis say.
+
+    Terms of one place are added in ascending position, in chunks of 256, then the sum to x.
+
+    >>> aicf.index_add(x, 0, labels, y).shape
+    (4, 3)
+    """
+    at = _axis("index_add", x, axis)
+    _need_line("index_add", indices)
+    if src.ndim != x.ndim or src.shape[at] != indices.shape[0]:
+        raise ShapeError(
+            f"index_add: src is {src!r}, indices are {indices!r}; need one slice an index"
+        )
+    if not x.dtype.startswith(("float", "bfloat")):
+        sizes = [1] * x.ndim
+        sizes[at] = indices.shape[0]
+        return scatter_add(x, at, broadcast_to(reshape(indices, sizes), src.shape), src)
+    rows = moveaxis(_widened(_like("index_add", src, x)), at, 0)
+    sums = _emit("TakeBwd", "index_add", rows, indices, rows=x.shape[at])
+    return _as(add(_widened(x), moveaxis(sums, 0, at)), x.dtype)
+
+
+def _like(name: str, src: Value, x: Value) -> Value:
+    if src.dtype != x.dtype:
+        raise DTypeError(f"{name}: src is {src!r}, x is {x!r}; need one dtype (cast it)")
+    return src
+
+
+def _need_line(name: str, indices: Value) -> None:
+    if indices.ndim != 1:
+        raise ShapeError(f"{name}: indices are {indices!r}; need rank 1")
+
+
+def _cropped(name: str, x: Value, indices: Value, axis: int | None = None) -> Value:
+    """x as far as the indices go, but for `axis`."""
+    fits = x.ndim == indices.ndim and builtins.all(
+        d == axis or n <= x.shape[d] for d, n in enumerate(indices.shape)
+    )
+    if not fits:
+        but = "" if axis is None else f" but for axis {axis}"
+        raise ShapeError(f"{name}: {x!r}, indices are {indices!r}; need indices no longer{but}")
+    ends = (n if d != axis else x.shape[d] for d, n in enumerate(indices.shape))
+    return x[tuple(slice(n) for n in ends)] if x.ndim else x
+
+
+def _grown(x: Value, like: Value, value: float = 0.0) -> Value:
+    """x with `value` behind it up to the sizes of another."""
+    if x.shape == like.shape:
+        return x
+    return pad(x, [(0, n - m) for m, n in zip(x.shape, like.shape, strict=True)], value)
+
+
+def searchsorted(sorted: Value, values: Value, side: str = "left") -> Value:
+    """int64 places in ascending lines where `values` would keep the order, as NumPy's.
+
+    Args:
+        sorted: [n] for values of any shape, or [..., n] for values [..., m].
+        side: "left" = before equal elements, "right" = behind them. NaN is larger than all others.
+
+    One launch, log2(n) comparisons an element.
+
+    >>> aicf.searchsorted(aicf.sort(x, axis=1), y).shape
+    (4, 3)
+    """
+    if side not in ("left", "right"):
+        raise GraphError(f'searchsorted: side is {side!r}; need "left" or "right"')
+    line = values
+    if sorted.ndim == 1 and values.ndim != 1:
+        line = reshape(values, [math.prod(values.shape)])
+    at = _emit("SearchSorted", "searchsorted", sorted, line, right=side == "right")
+    return at if line is values else reshape(at, values.shape)
+
+
+# ---- by order
+
+
+def argsort(x: Value, axis: int = -1, descending: bool = False) -> Value:
+    """int64 positions of x's elements in order along `axis`; equal ones keep theirs.
+
+    NaN counts as the largest number, so that it comes last, or first where `descending`, as in
+    PyTorch. One launch for 2,048 elements, one more whenever they are twice as many.
+
+    >>> aicf.argsort(x, axis=0).dtype
+    'int64'
+    """
+    return _emit("ArgSort", "argsort", x, axis=_axis("argsort", x, axis), descending=descending)
+
+
+def sort(x: Value, axis: int = -1, descending: bool = False) -> Value:
+    """x's elements in order along `axis`, as `argsort` says; one launch more.
+
+    >>> aicf.sort(x, axis=0).shape
+    (4, 3)
+    """
+    at = _axis("sort", x, axis)
+    return _emit("Gather", "sort", x, argsort(x, at, descending), axis=at)
+
+
+def topk(x: Value, k: int, axis: int = -1, largest: bool = True) -> tuple[Value, Value]:
+    """The k largest (or smallest) elements along `axis` in order, and their int64 positions.
+
+    Of equal elements the first is taken. Costs what `sort` does.
+
+    >>> values, indices = aicf.topk(x, 2)
+    >>> values.shape
+    (4, 2)
+    """
+    at = _axis("topk", x, axis)
+    if not 0 <= k <= x.shape[at]:
+        raise ShapeError(f"topk: k is {k}, x is {x!r}; need 0 to {x.shape[at]}")
+    indices = argsort(x, at, largest)[(*(slice(None),) * at, slice(k))]
+    return _emit("Gather", "topk", x, indices, axis=at), indices
+
+
+def median(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
+    """The middle element over `axis` (None = all), of an even number the mean of both; as NumPy's.
+
+    >>> aicf.median(x, axis=0).shape
+    (3,)
+    """
+    return _quantiles("median", x, [0.5], axis, keepdims)[0]
+
+
+def quantile(
+    x: Value,
+    q: float | Sequence[float],
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+) -> Value:
+    """The numbers below which shares `q` in [0, 1] of x lie over `axis`; between two, linear.
+
+    Several shares make a leading axis. NaN where an element is.
+
+    >>> aicf.quantile(x, [0.25, 0.75], axis=1).shape
+    (2, 4)
+    """
+    if isinstance(q, Sequence):
+        parts = _quantiles("quantile", x, list(q), axis, keepdims)
+        return stack(parts)
+    return _quantiles("quantile", x, [q], axis, keepdims)[0]
+
+
+def _quantiles(
+    name: str, x: Value, shares: list[float], axis: int | Sequence[int] | None, keepdims: bool
+) -> list[Value]:
+    over = [_axis(name, x, a) for a in _axes(x, axis)]
+    if not builtins.all(0 <= q <= 1 for q in shares) or not shares:
+        raise GraphError(f"{name}: q is {shares}; need shares in [0, 1]")
+    n = math.prod(x.shape[a] for a in over)
+    if n == 0 or not x.dtype.startswith(("float", "bfloat")):
+        raise ShapeError(f"{name}: x is {x!r}; need floats, and an element to choose from")
+    rest = [a for a in range(x.ndim) if a not in over]
+    shape = [1 if a in over else x.shape[a] for a in range(x.ndim)]
+    if not keepdims:
+        shape = [x.shape[a] for a in rest]
+    lines = reshape(permute(x, [*rest, *over]), [*(x.shape[a] for a in rest), n])
+    ordered = sort(_widened(lines))
+    last = ordered[..., n - 1]
+    results = []
+    for q in shares:
+        low = builtins.min(int(q * (n - 1)), n - 1)
+        part = q * (n - 1) - low
+        y = ordered[..., low]
+        if part > 0:
+            y = add(mul(y, 1.0 - part), mul(ordered[..., low + 1], part))
+        results.append(reshape(_as(where(isnan(last), last, y), x.dtype), shape))
+    return results
+
+
+# ---- running
+
+
+def cumprod(x: Value, axis: int) -> Value:
+    """Running product along `axis`, in ascending order; its gradient is right beside zeros.
+
+    >>> aicf.cumprod(x, axis=0).shape
+    (4, 3)
+    """
+    return _emit("CumProd", "cumprod", x, axis=_axis("cumprod", x, axis))
+
+
+def cummax(x: Value, axis: int) -> tuple[Value, Value]:
+    """The largest element so far along `axis`, and its int64 position: the last of equal ones.
+
+    A NaN stays. The gradient goes to the positions.
+
+    >>> values, indices = aicf.cummax(x, axis=0)
+    >>> values.shape
+    (4, 3)
+    """
+    return _running("cummax", x, axis, False)
+
+
+def cummin(x: Value, axis: int) -> tuple[Value, Value]:
+    """The smallest element so far along `axis`, and its int64 position: the last of equal ones.
+
+    >>> values, indices = aicf.cummin(x, axis=0)
+    >>> indices.dtype
+    'int64'
+    """
+    return _running("cummin", x, axis, True)
+
+
+def _running(name: str, x: Value, axis: int, smallest: bool) -> tuple[Value, Value]:
+    at = _axis(name, x, axis)
+    indices = _emit("CumArg", name, x, axis=at, smallest=smallest)
+    return _emit("Gather", name, x, indices, axis=at), indices
+
+
+for _name in __all__:
+    globals()[_name] = checked(globals()[_name])

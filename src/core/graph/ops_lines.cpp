@@ -1,0 +1,257 @@
+// Ops along one axis that go by position: gather and its gradient, searches, sorting, running
+// products and maxima. A line is what one axis holds at one place of the others.
+#include "core/abi/sort.h"
+#include "core/graph/op.h"
+
+namespace aicf {
+
+namespace {
+
+bool is_index(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
+
+int axis_of(const InferContext& c, int rank) {
+    return static_cast<int>(c.axis(c.attrs.integer("axis"), rank));
+}
+
+void need_number(const InferContext& c, int i) {
+    if (c.dtype(i) == DType::boolean)
+        c.dtype_error(c.describe(i), "; need a number dtype (cast it)");
+}
+
+void need_indices(const InferContext& c, int i) {
+    if (!is_index(c.dtype(i))) c.dtype_error(c.describe(i), "; need indices as int32 or int64");
+}
+
+/// Operands a and b have lines at the same places.
+void need_same_lines(const InferContext& c, int axis) {
+    bool fits = c.shape(0).rank() == c.shape(1).rank();
+    for (int i = 0; fits && i < c.shape(0).rank(); i++)
+        fits = i == axis || c.shape(0)[i] == c.shape(1)[i];
+    if (!fits)
+        c.shape_error("shapes differ: ", c.describe_all(), "; need equal sizes but for axis ",
+                      axis);
+}
+
+Dims resized(const InferContext& c, Dims shape, int axis) {
+    const int64_t size = c.attrs.integer("size");
+    if (size < 0) c.shape_error("size is ", size, "; need size >= 0");
+    shape[axis] = size;
+    return shape;
+}
+
+/// The lowered op of the same attributes, whose axis is not negative.
+void lower_line(LowerContext& c) {
+    Attrs attrs = c.attrs();
+    if (attrs.integer("axis") < 0) attrs.set("axis", attrs.integer("axis") + c.in(0).shape.rank());
+    std::vector<View> inputs;
+    for (int i = 0; i < c.inputs(); i++) inputs.push_back(c.in(i));
+    c.op(c.def().lowered, std::move(inputs), {c.out()}, attrs);
+}
+
+void define_line(OpDef op, const std::string& lowered, const char* result) {
+    LoweredDef low;
+    low.name = lowered;
+    low.inputs = op.inputs;
+    low.outputs = {result};
+    low.attrs = op.attrs;
+    low.infer = op.infer;
+    low.portable = true;
+    op.fn = lowered;
+    op.outputs = {lowered + "_out"};
+    op.lowered = lowered;
+    if (!op.lower) op.lower = lower_line;
+    define(std::move(op));
+    define(std::move(low));
+}
+
+// ---- by index -----------------------------------------------------------------------------------
+
+// Gather(x, indices; axis) -> x[.., indices[.., i, ..], ..]. Outside the line it makes NaN, 0 for
+// integers and where `zero` is set.
+std::vector<Type> infer_gather(const InferContext& c) {
+    const int axis = axis_of(c, c.shape(0).rank());
+    need_indices(c, 1);
+    need_same_lines(c, axis);
+    return {{c.dtype(0), c.shape(1)}};
+}
+
+// ScatterAdd(x, indices; axis, size) -> lines of `size`: at each place the sum, from 0, of the x
+// whose index says it, in ascending position. What lies outside is left out.
+std::vector<Type> infer_scatter_add(const InferContext& c) {
+    const int axis = axis_of(c, c.shape(0).rank());
+    need_number(c, 0);
+    need_indices(c, 1);
+    if (!(c.shape(0) == c.shape(1)))
+        c.shape_error("shapes differ: ", c.describe_all(), "; need one index an element");
+    return {{c.dtype(0), resized(c, c.shape(0), axis)}};
+}
+
+// ScatterLast(indices; axis, size) -> at each place the last position whose index says it, or -1.
+std::vector<Type> infer_scatter_last(const InferContext& c) {
+    const int axis = axis_of(c, c.shape(0).rank());
+    need_indices(c, 0);
+    return {{DType::i64, resized(c, c.shape(0), axis)}};
+}
+
+int64_t line_size(const Dims& shape, const Attrs& attrs) {
+    const int64_t axis = attrs.integer("axis");
+    return shape[static_cast<int>(axis < 0 ? axis + shape.rank() : axis)];
+}
+
+int64_t given_size(const Dims&, const Attrs& attrs) { return attrs.integer("size"); }
+
+void define_by_index() {
+    const AttrDef axis = {"axis", int64_t(0), true}, size = {"size", int64_t(0), true};
+    define_line({.name = "Gather",
+                 .inputs = {"x", "indices"},
+                 .attrs = {axis, {"zero", false}},
+                 .infer = infer_gather,
+                 .grad =
+                     [](GradContext& g) {
+                         g.set(0, emit("ScatterAdd", {g.dy(), g.in(1)},
+                                       {{"axis", g.attrs().integer("axis")},
+                                        {"size", line_size(g.in(0).shape(), g.attrs())}}));
+                     },
+                 .indices = 1,
+                 .rows = line_size},
+                "gather", "y");
+    define_line({.name = "ScatterAdd",
+                 .inputs = {"x", "indices"},
+                 .attrs = {axis, size},
+                 .infer = infer_scatter_add,
+                 .grad =
+                     [](GradContext& g) {
+                         g.set(0, emit("Gather", {g.dy(), g.in(1)},
+                                       {{"axis", g.attrs().integer("axis")}, {"zero", true}}));
+                     },
+                 .indices = 1,
+                 .rows = given_size},
+                "scatter_add", "y");
+    define_line({.name = "ScatterLast",
+                 .inputs = {"indices"},
+                 .attrs = {axis, size},
+                 .infer = infer_scatter_last,
+                 .no_grad = "the result is an index",
+                 .indices = 0,
+                 .rows = given_size},
+                "scatter_last", "positions");
+}
+
+// ---- by order -----------------------------------------------------------------------------------
+
+// SearchSorted(sorted [.., n], x [.., m]) -> int64: how many of a sorted line lie before each x, or
+// with `right` before or at it.
+std::vector<Type> infer_search(const InferContext& c) {
+    need_number(c, 0);
+    c.need_same_dtype(0, 1);
+    if (c.shape(0).rank() == 0) c.shape_error(c.describe(0), "; need rank >= 1");
+    need_same_lines(c, c.shape(0).rank() - 1);
+    return {{DType::i64, c.shape(1)}};
+}
+
+// ArgSort: the positions of a line's elements in ascending or descending order; equals keep theirs.
+std::vector<Type> infer_argsort(const InferContext& c) {
+    axis_of(c, c.shape(0).rank());
+    return {{DType::i64, c.shape(0)}};
+}
+
+std::vector<Type> infer_argsort_merge(const InferContext& c) {
+    c.need_dtype(1, DType::i64);
+    if (!(c.shape(0) == c.shape(1)))
+        c.shape_error(c.describe_all(), "; need one position an element");
+    if (c.attrs.integer("run") < 1) c.shape_error("run is ", c.attrs.integer("run"), "; need >= 1");
+    return infer_argsort(c);
+}
+
+/// Runs of kSortRun, then merged two by two.
+void lower_argsort(LowerContext& c) {
+    Attrs attrs = c.attrs();
+    const Type& type = c.out_type();
+    if (attrs.integer("axis") < 0) attrs.set("axis", attrs.integer("axis") + type.shape.rank());
+    const int64_t n = line_size(type.shape, attrs);
+    View sorted = n > kSortRun ? c.temp(type, "runs") : c.out();
+    c.op("argsort", {c.in(0)}, {sorted}, attrs);
+    for (int64_t run = kSortRun; run < n; run *= 2) {
+        const View merged = 2 * run < n ? c.temp(type, "runs") : c.out();
+        attrs.set("run", run);
+        c.op("argsort_merge", {c.in(0), sorted}, {merged}, attrs);
+        sorted = merged;
+    }
+}
+
+// ---- running ------------------------------------------------------------------------------------
+
+std::vector<Type> infer_running(const InferContext& c) {
+    axis_of(c, c.shape(0).rank());
+    need_number(c, 0);
+    return {{c.dtype(0), c.shape(0)}};
+}
+
+// CumArg: where the largest element so far lies, the last of equal ones; a NaN counts as largest.
+std::vector<Type> infer_running_at(const InferContext& c) {
+    return {{DType::i64, infer_running(c)[0].shape}};
+}
+
+/// A first zero hides what follows from all before it, and itself from nobody: its slope is of the
+/// products without it. Behind it all slopes are 0.
+void cumprod_grad(GradContext& g) {
+    const Var x = g.in(0), none = zeros_like(x), one = none + 1.0, zero = emit("Eq", {x, none});
+    const Attrs axis = {{"axis", g.attrs().integer("axis")}},
+                back = {{"axis", g.attrs().integer("axis")}, {"reverse", true}};
+    const Var zeros =
+        emit("CumSum", {emit("Cast", {zero}, {{"dtype", dtype_name(x.type().dtype)}})}, axis);
+    const Var first = emit("LogicalAnd", {zero, emit("Eq", {zeros, one})});
+    const Var without = emit("CumProd", {emit("Where", {first, one, x})}, axis);
+    const Var of_first = emit("CumSum", {g.dy() * without}, back);
+    const Var filled = emit("Where", {zero, one, x});
+    const Var of_others = emit("CumSum", {g.dy() * g.out()}, back) / filled;
+    g.set(0, emit("Where", {first, of_first, emit("Where", {zero, none, of_others})}));
+}
+
+void define_by_order() {
+    const AttrDef axis = {"axis", int64_t(0), true}, descending = {"descending", false};
+    define_line({.name = "SearchSorted",
+                 .inputs = {"sorted", "x"},
+                 .attrs = {{"right", false}},
+                 .infer = infer_search,
+                 .no_grad = "the result is an index",
+                 .lower =
+                     [](LowerContext& c) {
+                         c.op("searchsorted", {c.in(0), c.in(1)}, {c.out()}, c.attrs());
+                     }},
+                "searchsorted", "y");
+    define_line({.name = "ArgSort",
+                 .inputs = {"x"},
+                 .attrs = {axis, descending},
+                 .infer = infer_argsort,
+                 .no_grad = "the result is an index",
+                 .lower = lower_argsort},
+                "argsort", "positions");
+    define(LoweredDef{.name = "argsort_merge",  // of runs of `run` positions, two by two
+                      .inputs = {"x", "positions"},
+                      .outputs = {"merged"},
+                      .attrs = {axis, descending, {"run", kSortRun}},
+                      .infer = infer_argsort_merge,
+                      .portable = true});
+    define_line({.name = "CumProd",
+                 .inputs = {"x"},
+                 .attrs = {axis},
+                 .infer = infer_running,
+                 .grad = cumprod_grad},
+                "cumprod", "y");
+    define_line({.name = "CumArg",
+                 .inputs = {"x"},
+                 .attrs = {axis, {"smallest", false}},
+                 .infer = infer_running_at,
+                 .no_grad = "the result is an index"},
+                "cumarg", "positions");
+}
+
+}  // namespace
+
+void define_line_ops() {
+    define_by_index();
+    define_by_order();
+}
+
+}  // namespace aicf

@@ -1,0 +1,100 @@
+// Ops along one axis that go by position: gather, scatter, searches, sorting, running products.
+#include <algorithm>
+
+#include "core/abi/sort.h"
+#include "kernels/cuda/codegen.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+constexpr std::string_view kLineOps[] = {"gather",  "scatter_add",   "scatter_last", "searchsorted",
+                                         "argsort", "argsort_merge", "cumprod",      "cumarg"};
+
+/// The structs @_<name>At and, for the lines of an operand, the type LineOf.
+std::string line_of(std::string& text, const char* name, const View& view, int axis) {
+    Dims shape = view.shape, strides = view.strides;
+    shape.erase(axis);
+    strides.erase(axis);
+    text += place_struct(cat("@_", name), shape, strides);
+    return cat("LineOf<@_", name, ", ", view.strides[axis], ">");
+}
+
+const char* sum_type(DType dtype) {
+    return dtype == DType::i32 ? "uint32_t" : dtype == DType::i64 ? "uint64_t" : wide_type(dtype);
+}
+
+const char* yes_no(bool yes) { return yes ? "true" : "false"; }
+
+}  // namespace
+
+bool is_line_op(const LoweredDef& def) {
+    return std::find(std::begin(kLineOps), std::end(kLineOps), def.name) != std::end(kLineOps);
+}
+
+KernelText line_text(const LoweredOp& op, const Limits& limits) {
+    const std::string& name = op.def->name;
+    const View& y = op.outputs[0];
+    const int64_t count = element_count(y.shape);
+    const BlockLayout layout(op);
+    KernelText text;
+    text.includes = {"lines.cuh"};
+    text.name = cat(name, "_", dtype_abbrev(op.inputs[0].dtype));
+    if (count == 0) {
+        text.blocks = 0;
+        return text;
+    }
+    const int rank = y.shape.rank(),
+              axis = name == "searchsorted" ? rank - 1 : static_cast<int>(op.attrs.integer("axis"));
+    int64_t inner = 1;
+    for (int d = axis + 1; d < rank; d++) inner *= y.shape[d];
+    const int64_t size = y.shape[axis], lines = count / size, n = op.inputs[0].shape[axis];
+    const std::string place = cat("PlaceOf<", inner, ", ", size, ">");
+    std::string operands, call;
+    for (size_t k = 0; k < op.inputs.size(); k++)
+        operands += line_of(text.body, k == 0 ? "A" : "B", op.inputs[k], axis) + ", ";
+    operands += line_of(text.body, "Y", y, axis);
+    const auto pass = [&](const char* given) {
+        return cat(", ", operands, ">(grid, y0", given, ");\n}\n");
+    };
+    const auto blocks_for = [&](int64_t threads) {
+        return std::min<int64_t>((threads + 255) / 256, int64_t{limits.processors} * 64);
+    };
+    const std::string each = cat(place, ", ", count, ", ", n);
+    text.blocks = blocks_for(count);
+    const bool raw = name == "gather";
+    const auto flag = [&](const char* attr) { return yes_no(op.attrs.flag(attr)); };
+    if (name == "gather") {
+        const bool zero = op.attrs.flag("zero") || !is_float(y.dtype);
+        call = cat("gather<", each,
+                   pass(cat(", x0, block.ptr<const ", cuda_type(op.inputs[1].dtype), ">(",
+                            layout.operand[1], "), ",
+                            element_literal(y.dtype, zero ? 0.0 : __builtin_nan("")))
+                            .c_str()));
+    } else if (name == "scatter_add") {
+        call = cat("scatter_add<", sum_type(y.dtype), ", ", each, pass(", x0, x1"));
+    } else if (name == "scatter_last") {
+        call = cat("scatter_last<", each, pass(", x0"));
+    } else if (name == "searchsorted") {
+        call = cat("searchsorted<", each, ", ", flag("right"), pass(", x0, x1"));
+    } else if (name == "argsort_merge") {
+        call = cat("argsort_merge<", each, ", ", op.attrs.integer("run"), ", ", flag("descending"),
+                   pass(", x0, x1"));
+    } else if (name == "argsort") {
+        int width = 2;
+        while (width < std::min(n, kSortRun)) width *= 2;
+        text.shared = static_cast<uint32_t>(12 * width);
+        text.blocks = std::min<int64_t>(lines * ((n + kSortRun - 1) / kSortRun),
+                                        int64_t{limits.processors} * 64);
+        call = cat("argsort<", lines, ", ", n, ", ", width, ", ", flag("descending"), pass(", x0"));
+    } else {
+        text.blocks = blocks_for(lines);
+        call = name == "cumprod" ? cat("cumprod<", sum_type(y.dtype), ", ", lines, ", ", n)
+                                 : cat("cumarg<", lines, ", ", n, ", ", flag("smallest"));
+        call += pass(", x0");
+    }
+    text.body += body_head(op, layout, raw) + "    " + call;
+    return text;
+}
+
+}  // namespace aicf::cuda

@@ -1,0 +1,183 @@
+// Ops along one axis that go by position: a thread an element of the result, but for sorting, where
+// a block sorts a run of a line.
+#pragma once
+
+#include "core/abi/sort.h"
+#include "prelude.cuh"
+
+namespace aicf {
+
+#define AICF_OVER(i, count)                                                         \
+    for (int64_t i = int64_t(grid.block) * grid.threads + threadIdx.x; i < (count); \
+         i += int64_t(grid.blocks) * grid.threads)
+
+/// Line l of an operand begins at `At::at(l)`, its elements are `Step` apart.
+template <class At, int64_t Step>
+struct LineOf {
+    __device__ __forceinline__ static int64_t at(int64_t line, int64_t i) {
+        return At::at(line) + i * Step;
+    }
+};
+
+// Result i is at place j of line l: lines are numbered in row-major order of the other axes, of
+// which those behind the axis have `Inner` places.
+template <int64_t Inner, int64_t Size>
+struct PlaceOf {
+    int64_t line, j;
+    __device__ __forceinline__ explicit PlaceOf(int64_t i) {
+        const int64_t outer = i / (Inner * Size), rest = i - outer * (Inner * Size);
+        j = rest / Inner;
+        line = outer * Inner + (rest - j * Inner);
+    }
+};
+
+// ---- by index -----------------------------------------------------------------------------------
+
+template <class Place, int64_t Count, int64_t N, class X, class I, class Y, class T, class Index>
+__device__ __forceinline__ void gather(const Grid& grid, T* y, const T* x, const Index* indices,
+                                       T missing) {
+    AICF_OVER(i, Count) {
+        const Place p(i);
+        const int64_t index = indices[I::at(p.line, p.j)];
+        y[Y::at(p.line, p.j)] = index >= 0 && index < N ? x[X::at(p.line, index)] : missing;
+    }
+}
+
+template <class A, class Place, int64_t Count, int64_t N, class X, class I, class Y, class E,
+          class Index>
+__device__ __forceinline__ void scatter_add(const Grid& grid, E* y, const E* x,
+                                            const Index* indices) {
+    AICF_OVER(i, Count) {
+        const Place p(i);
+        A sum = A(0);
+        for (int64_t k = 0; k < N; k++)
+            if (indices[I::at(p.line, k)] == p.j)
+                sum = static_cast<A>(sum + static_cast<A>(widen(x[X::at(p.line, k)])));
+        y[Y::at(p.line, p.j)] = narrow<E>(sum);
+    }
+}
+
+template <class Place, int64_t Count, int64_t N, class I, class Y, class Index>
+__device__ __forceinline__ void scatter_last(const Grid& grid, int64_t* y, const Index* indices) {
+    AICF_OVER(i, Count) {
+        const Place p(i);
+        int64_t k = N - 1;
+        while (k >= 0 && indices[I::at(p.line, k)] != p.j) k--;
+        y[Y::at(p.line, p.j)] = k;
+    }
+}
+
+// ---- by order -----------------------------------------------------------------------------------
+
+/// How many of N elements of a sorted line stand before a key, or with `Right` before or at it.
+template <bool Right, class Key>
+__device__ __forceinline__ int64_t count_before(uint64_t key, int64_t n, Key key_of) {
+    int64_t low = 0, high = n;
+    while (low < high) {
+        const int64_t mid = (low + high) / 2;
+        const uint64_t other = key_of(mid);
+        const bool before = other < key || (Right && other == key);
+        low = before ? mid + 1 : low;
+        high = before ? high : mid;
+    }
+    return low;
+}
+
+template <class Place, int64_t Count, int64_t N, bool Right, class S, class X, class Y, class E>
+__device__ __forceinline__ void searchsorted(const Grid& grid, int64_t* y, const E* sorted,
+                                             const E* x) {
+    AICF_OVER(i, Count) {
+        const Place p(i);
+        y[Y::at(p.line, p.j)] = count_before<Right>(
+            sort_key(widen(x[X::at(p.line, p.j)]), false), N,
+            [&](int64_t k) { return sort_key(widen(sorted[S::at(p.line, k)]), false); });
+    }
+}
+
+/// A block a run of kSortRun, by a bitonic network of Width >= its elements; what is missing comes
+/// last. Keys and positions together are unique, so that it is stable.
+template <int64_t Lines, int64_t N, int Width, bool Descending, class X, class Y, class E>
+__device__ __forceinline__ void argsort(const Grid& grid, int64_t* y, const E* x) {
+    extern __shared__ __align__(16) char sort_room[];
+    auto* key = reinterpret_cast<uint64_t*>(sort_room);
+    auto* at = reinterpret_cast<uint32_t*>(sort_room + 8 * Width);
+    constexpr int64_t runs = (N + kSortRun - 1) / kSortRun;
+    for (int64_t u = grid.block; u < Lines * runs; u += grid.blocks) {
+        const int64_t line = u / runs, first = (u - line * runs) * kSortRun;
+        const int64_t left = N - first, n = left < kSortRun ? left : kSortRun;
+        __syncthreads();
+        for (int i = threadIdx.x; i < Width; i += grid.threads) {
+            key[i] = i < n ? sort_key(widen(x[X::at(line, first + i)]), Descending) : ~uint64_t(0);
+            at[i] = i < n ? i : 0xffffffffu;
+        }
+        for (int size = 2; size <= Width; size *= 2)
+            for (int step = size / 2; step > 0; step /= 2) {
+                __syncthreads();
+                for (int t = threadIdx.x; t < Width / 2; t += grid.threads) {
+                    const int i = 2 * t - (t & (step - 1)), j = i + step;
+                    const bool up = (i & size) == 0;
+                    const bool greater = key[i] > key[j] || (key[i] == key[j] && at[i] > at[j]);
+                    if (greater == up) {
+                        const uint64_t k = key[i];
+                        const uint32_t a = at[i];
+                        key[i] = key[j], at[i] = at[j];
+                        key[j] = k, at[j] = a;
+                    }
+                }
+            }
+        __syncthreads();
+        for (int i = threadIdx.x; i < n; i += grid.threads)
+            y[Y::at(line, first + i)] = first + at[i];
+    }
+}
+
+/// An element of a run goes to its place in the run, plus how many of the other run are before it.
+template <class Place, int64_t Count, int64_t N, int64_t Run, bool Descending, class X, class P,
+          class Y, class E>
+__device__ __forceinline__ void argsort_merge(const Grid& grid, int64_t* y, const E* x,
+                                              const int64_t* positions) {
+    AICF_OVER(i, Count) {
+        const Place p(i);
+        const int64_t pair = p.j / (2 * Run) * (2 * Run), middle = pair + Run;
+        const bool in_left = p.j < middle;
+        const int64_t other = in_left ? middle : pair, end = other + Run;
+        const int64_t n = other >= N ? 0 : (end < N ? Run : N - other);
+        const auto key_of = [&](int64_t k) {
+            return sort_key(widen(x[X::at(p.line, positions[P::at(p.line, k)])]), Descending);
+        };
+        const uint64_t key = key_of(p.j);
+        const auto of_other = [&](int64_t k) { return key_of(other + k); };
+        const int64_t before =
+            in_left ? count_before<false>(key, n, of_other) : count_before<true>(key, n, of_other);
+        const int64_t own = p.j - (in_left ? pair : middle);
+        y[Y::at(p.line, pair + own + before)] = positions[P::at(p.line, p.j)];
+    }
+}
+
+// ---- running ------------------------------------------------------------------------------------
+
+template <class A, int64_t Lines, int64_t N, class X, class Y, class E>
+__device__ __forceinline__ void cumprod(const Grid& grid, E* y, const E* x) {
+    AICF_OVER(line, Lines) {
+        A product = A(1);
+        for (int64_t i = 0; i < N; i++) {
+            product = static_cast<A>(product * static_cast<A>(widen(x[X::at(line, i)])));
+            y[Y::at(line, i)] = narrow<E>(product);
+        }
+    }
+}
+
+template <int64_t Lines, int64_t N, bool Smallest, class X, class Y, class E>
+__device__ __forceinline__ void cumarg(const Grid& grid, int64_t* y, const E* x) {
+    AICF_OVER(line, Lines) {
+        int64_t best = 0;
+        for (int64_t i = 0; i < N; i++) {
+            const auto v = widen(x[X::at(line, i)]), most = widen(x[X::at(line, best)]);
+            const bool reaches = Smallest ? v <= most : v >= most;
+            best = v != v || (reaches && most == most) ? i : best;
+            y[Y::at(line, i)] = best;
+        }
+    }
+}
+
+}  // namespace aicf

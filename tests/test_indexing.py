@@ -1,0 +1,215 @@
+"""Sorting, searching and putting at hard values, at the sizes of the kernels, out of range."""
+
+import aicf
+import numpy as np
+import pytest
+from compare import assert_bits, numpy_dtype
+from conftest import run_modes
+
+INF, NAN = np.inf, np.nan
+HARD = np.array([0.0, NAN, 1.0, -INF, -0.0, 2.0, INF, NAN, -1.0, 0.0, 1.0, INF, -INF, 1e-40])
+RUN = 2048  # kSortRun of core/abi/sort.h
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["sort", "argsort", "topk", "cummax", "cummin", "median"])
+def test_hard_values(name, dtype, device):
+    """NaN last, or first where descending; both zeros equal; equals in their order; as PyTorch."""
+    torch = pytest.importorskip("torch")
+    with np.errstate(all="ignore"):
+        x = np.stack([HARD, HARD[::-1], np.nan_to_num(HARD, nan=3.0)]).astype(numpy_dtype(dtype))
+    wide = torch.from_numpy(x.astype(np.float64))
+    want = {
+        "sort": lambda: [wide.sort(-1, descending=d)[0] for d in (False, True)],
+        "argsort": lambda: [wide.argsort(dim=-1, descending=d, stable=True) for d in (False, True)],
+        "topk": lambda: [wide.topk(9)[0], wide.topk(9, largest=False)[0]],
+        "cummax": lambda: wide.cummax(1),
+        "cummin": lambda: wide.cummin(1),
+        "median": lambda: [torch.from_numpy(np.median(wide.numpy(), 1))],
+    }[name]()
+
+    def build(g, x):
+        results = {
+            "sort": lambda: [aicf.sort(x), aicf.sort(x, descending=True)],
+            "argsort": lambda: [aicf.argsort(x), aicf.argsort(x, descending=True)],
+            "topk": lambda: [aicf.topk(x, 9)[0], aicf.topk(x, 9, largest=False)[0]],
+            "cummax": lambda: aicf.cummax(x, 1),
+            "cummin": lambda: aicf.cummin(x, 1),
+            "median": lambda: [aicf.median(x, 1)],
+        }[name]()
+        return {f"y{i}": y for i, y in enumerate(results)}
+
+    got = run_modes(build, {"x": x}, device)
+    for i, right in enumerate(want):
+        np.testing.assert_array_equal(got[f"y{i}"].astype(float), right.numpy(), err_msg=f"{i}")
+
+
+SIZES = [0, 1, 2, 15, 16, 17, 33, RUN - 1, RUN, RUN + 1, 2 * RUN, 2 * RUN + 1, 3 * RUN + 5, 20000]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize("n", SIZES)
+def test_sizes_of_lines(n, dtype, device, rng):
+    """Of runs and merges, with many equals, along either axis; by any number of threads."""
+    x = rng.integers(0, 200, (n, 3)) % (2 if dtype == "bool" else 201)
+    x = x.astype(dtype)
+    for axis in (0, 1):
+        for down in (False, True):
+            key = x.astype(np.int64) * (-1 if down else 1)
+            want = np.argsort(key, axis, kind="stable")
+            for a in (x, x[::-1].copy()[::-1]):
+                got = run_modes(
+                    lambda g, x, _a=axis, _d=down: {"y": aicf.argsort(x, _a, _d)}, {"x": a}, device
+                )["y"]
+                np.testing.assert_array_equal(got, want)
+
+
+def test_threads_and_passes(rng):
+    """All bits are equal, of sums of many terms too."""
+    x = rng.standard_normal((5, 7000)).astype(np.float32)
+    i, s = rng.integers(0, 40, (5, 7000)), rng.standard_normal((5, 7000)).astype(np.float32)
+
+    def build(g, x, i, s):
+        y = aicf.scatter_add(x, 1, i, s) + aicf.scatter(x, 1, i, s)
+        z = aicf.index_add(x, 1, i[0], s)
+        loss = aicf.sum(aicf.sort(y * z) * x)
+        grads = g.backward(loss, [x, s])
+        return {"y": y, "z": z, "dx": grads[x], "ds": grads[s]}
+
+    first = None
+    before = aicf.num_threads()
+    try:
+        for threads in (1, 2, 8):
+            aicf.set_num_threads(threads)
+            for passes in ("default", ()):
+                got = run_modes(build, {"x": x, "i": i, "s": s}, passes=passes)
+                first = first or got
+                for name in got:
+                    assert_bits(got[name], first[name], f"{name}, {threads} threads, {passes}")
+    finally:
+        aicf.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("n", [1023, 1024, 1025, 3000])
+def test_sums_of_16_bits_are_rounded_once(n, dtype, device, rng):
+    """Along lines longer than a kernel holds sums of."""
+    i = rng.integers(0, n, (2, 5000))
+    dy = (rng.integers(-8, 8, (2, 5000)) / 8).astype(numpy_dtype(dtype))
+
+    def build(g, x, i, dy):
+        return {"dx": g.backward(aicf.gather(x, 1, i), [x], grad=dy)[x]}
+
+    x = np.zeros((2, n), dy.dtype)
+    got = run_modes(build, {"x": x, "i": i, "dy": dy}, device)["dx"]
+    want = np.zeros((2, n), np.float32)
+    for row in range(2):
+        np.add.at(want[row], i[row], dy[row].astype(np.float32))
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(dy.dtype).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("index", ["int32", "int64"])
+def test_out_of_range(index, dtype, device):
+    """Taken as NaN or 0, put nowhere; neither takes a gradient."""
+    x, s = np.arange(12).reshape(4, 3).astype(dtype), np.full((2, 3), 5, dtype)
+    i = np.array([[-1, 4, 2**31 - 1], [1, -(2**31), 3]], index)
+
+    def build(g, x, i, s):
+        ys = {
+            "gather": aicf.gather(x, 0, i),
+            "scatter": aicf.scatter(x, 0, i, s),
+            "scatter_add": aicf.scatter_add(x, 0, i, s),
+            "index_add": aicf.index_add(x, 0, i[1, :2], s),
+        }
+        if dtype != "int32":
+            for name in [*ys]:
+                for wrt, value in (("x", x), ("s", s)):
+                    if name != "gather" or wrt == "x":
+                        ys[f"{name}_d{wrt}"] = g.backward(aicf.sum(ys[name] * 2), [value])[value]
+        return ys
+
+    got = run_modes(build, {"x": x, "i": i, "s": s}, device)
+    inside = (i >= 0) & (i < 4)
+    missing = np.nan if dtype != "int32" else 0
+    taken = np.where(inside, np.take_along_axis(x, np.where(inside, i, 0), 0), missing)
+    np.testing.assert_array_equal(got["gather"], taken)
+    set_, added, rows = x.copy(), x.copy(), x.copy()
+    set_[1, 0], set_[3, 2] = 5, 5
+    added[1, 0] += 5
+    added[3, 2] += 5
+    rows[1] += 5
+    np.testing.assert_array_equal(got["scatter"], set_)
+    np.testing.assert_array_equal(got["scatter_add"], added)
+    np.testing.assert_array_equal(got["index_add"], rows)
+    if dtype == "int32":
+        return
+    two = 2 * inside.astype(float)
+    np.testing.assert_array_equal(got["scatter_ds"], two)
+    np.testing.assert_array_equal(got["scatter_add_ds"], two)
+    np.testing.assert_array_equal(got["index_add_ds"], [[2] * 3, [0] * 3])
+    np.testing.assert_array_equal(got["scatter_dx"], np.where(set_ == x, 2, 0))
+    for name in ("scatter_add_dx", "index_add_dx"):
+        np.testing.assert_array_equal(got[name], np.full((4, 3), 2.0))
+    slope = np.zeros((4, 3))
+    slope[1, 0], slope[3, 2] = 2, 2
+    np.testing.assert_array_equal(got["gather_dx"], slope)
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter", "scatter_add", "index_add"])
+def test_a_checked_step_refuses_indices_out_of_range(name):
+    g = aicf.Graph("checked")
+    x, s = g.input("x", (4, 3)), g.input("s", (2, 3))
+    i = g.input("i", (2,) if name == "index_add" else (2, 3), "int64")
+    fn = getattr(aicf, name)
+    g.output("y", fn(x, 0, i) if name == "gather" else fn(x, 0, i, s))
+    step = g.compile(device="cpu", check=True)
+    given = {"x": np.ones((4, 3), "f"), "s": np.ones((2, 3), "f")}
+    given = given if name != "gather" else {"x": given["x"], "s": given["s"]}
+    fine = np.zeros(i.shape, np.int64)
+    step(i=fine, **given)
+    fine.ravel()[1] = 4
+    with pytest.raises(aicf.BadValue, match="hold 4 at .*; need 0 to 3"):
+        step(i=fine, **given)
+
+
+def test_searches_at_hard_values(device):
+    """NaN is larger than all, zeros are equal, as in NumPy."""
+    line = np.array([-INF, -1, -0.0, 0.0, 0.0, 3, INF, NAN, NAN], np.float32)
+    values = np.array([[NAN, INF, -INF, 0.0], [-0.0, 3, 2, -1]], np.float32)
+    for side in ("left", "right"):
+        got = run_modes(
+            lambda g, a, v, _s=side: {"y": aicf.searchsorted(a, v, _s)},
+            {"a": line, "v": values}, device,
+        )["y"]  # fmt: skip
+        np.testing.assert_array_equal(got, np.searchsorted(line, values, side))
+
+
+REFUSED = {
+    "gather: .*indices are .*; need indices no longer but for axis 0": lambda x, i: aicf.gather(
+        x, 0, aicf.broadcast_to(i, (4, 5))
+    ),
+    "gather: .*; need indices as int32 or int64": lambda x, i: aicf.gather(x, 0, x),
+    "scatter: .*; need indices no longer$": lambda x, i: aicf.scatter(x, 0, aicf.argsort(x), x[:2]),
+    "index_select: indices are .*; need rank 1": lambda x, i: aicf.index_select(
+        x, 0, aicf.argsort(x)
+    ),
+    "index_add: src is .*; need one slice an index": lambda x, i: aicf.index_add(x, 0, i, x),
+    "scatter_add: src is .*; need one dtype": lambda x, i: aicf.scatter_add(
+        x, 0, aicf.argsort(x), aicf.argsort(x)
+    ),
+    "take_along_axis: .*; need equal ranks": lambda x, i: aicf.take_along_axis(x, i),
+    "searchsorted: side is 'up'": lambda x, i: aicf.searchsorted(x, x, "up"),
+    "topk: k is 9, .*; need 0 to 3": lambda x, i: aicf.topk(x, 9),
+    r"quantile: q is \[1.5\]; need shares": lambda x, i: aicf.quantile(x, 1.5),
+    "median: x is .*; need floats": lambda x, i: aicf.median(i),
+    "cumprod: axis 2": lambda x, i: aicf.cumprod(x, 2),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_refused(text):
+    g = aicf.Graph("g")
+    x, i = g.input("x", (4, 3)), g.input("i", (5,), "int64")
+    with pytest.raises(aicf.Error, match=text):
+        REFUSED[text](x, i)
