@@ -45,6 +45,7 @@ def _directives(kind: str, module: str, names: list[str]) -> str:
 myst_substitutions = {
     "pointwise_functions": _directives("function", "aicf", aicf.ops.__all__),
     "shape_functions": _directives("function", "aicf", aicf.movement.__all__),
+    "gradient_functions": _directives("function", "aicf", aicf.gradients.__all__),
     "array_functions": _directives("function", "aicf", aicf.arrays.__all__),
     "indexing_functions": _directives("function", "aicf", aicf.indexing.__all__),
     "spatial_functions": _directives("function", "aicf", aicf.spatial.__all__),

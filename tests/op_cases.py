@@ -14,7 +14,7 @@ from compare import FLOATS
 
 SIZES = {"a": 2, "b": 3, "c": 5, "d": 4, "i": 7, "o": 6}
 INTS = ("int32", "int64", "uint8")
-FIRST_ORDER = "second derivatives are not offered"
+NO_FLOAT = "the result is no float"
 EFFECT = "an optimizer's update is not differentiated"
 BOOL = "the result is bool"
 
@@ -74,13 +74,11 @@ def derivative(op, fn, reference, args=ONE, **rest):
 
     def build(g, *v):
         *x, dy = v
-        grads = g.backward(fn(*x), x, grad=dy)
-        return [grads[value] for value in x]
+        return g.backward(fn(*x), x, grad=dy)[x[0]]
 
     names = (*args, Arg(args[0].dims))
-    rest.setdefault("grad", FIRST_ORDER)
     rest.setdefault("stored", True)
-    row(op, names, build, lambda *v: [reference(*v)], pointwise=True, hard=False, **rest)
+    row(op, names, build, reference, grad=(0, 1), pointwise=True, hard=False, **rest)
 
 
 # ---- references
@@ -403,7 +401,7 @@ for _to, _low, _high in (("int32", -(2**31), 2**31 - 1), ("uint8", 0, 255)):
         lambda x, _to=_to: aicf.cast(x, _to),
         truncated(_low, _high),
         args=(Arg(low=-300, high=300),),
-        grad=FIRST_ORDER,
+        grad=NO_FLOAT,
         result=_to,
         label=f"to_{_to}",
     )
@@ -411,7 +409,7 @@ pointwise(
     "Cast",
     lambda x: aicf.cast(x, "bool"),
     lambda x: x != 0,
-    grad=FIRST_ORDER,
+    grad=NO_FLOAT,
     result="bool",
     label="to_bool",
 )
@@ -503,7 +501,22 @@ for _op, _fn, _wins in (
     ("MinimumBwd", aicf.minimum, np.less),
 ):
     _build, _reference = _both(_fn, _wins)
-    row(_op, (Arg(), Arg(), Arg()), _build, _reference, grad=FIRST_ORDER, zero_sign=False)
+    row(_op, (Arg(), Arg(), Arg()), _build, _reference, grad=(0, 1, 2), zero_sign=False)
+
+
+@aicf.custom_gradient
+def _square(x):
+    return x * x, lambda dy: dy * x * 2.0
+
+
+row(
+    "CustomGradient",
+    ONE,
+    lambda g, x: _square(x),
+    np.square,
+    grad=(0,),
+    torch=lambda t, x: x * x,
+)
 
 # ---- movement
 

@@ -1,5 +1,6 @@
 """Every row of the op table: values, shapes, strides, empty axes, hard numbers, gradients."""
 
+import functools
 import json
 
 import aicf
@@ -221,18 +222,31 @@ def differentiable(case):
     return isinstance(case.grad, tuple) and bool(case.grad) and "float64" in case.dtypes
 
 
-def run_gradient(case, arrays, dy, run_graph):
-    def build(g, dy, **values):
-        operands = list(values.values())
+def run_gradient(case, arrays, dys, run_graph):
+    """The gradients of the sum of all results times their `dys`."""
+
+    def build(g, **values):
+        operands = [values[f"x{i}"] for i in range(len(arrays))]
         wrt = [operands[i] for i in case.grad]
-        y = case.build(g, *operands)
+        results = as_list(case.build(g, *operands))
+        seeds = [values[f"dy{i}"] for i in range(len(dys))]
         if case.result and case.result != "float64":
-            dy = aicf.cast(dy, case.result)
-        grads = g.backward(y, wrt, grad=dy)
+            seeds = [aicf.cast(dy, case.result) for dy in seeds]
+        if len(results) == 1:
+            grads = g.backward(results[0], wrt, grad=seeds[0])
+        else:
+            parts = [aicf.sum(y * dy) for y, dy in zip(results, seeds, strict=True)]
+            grads = g.backward(functools.reduce(aicf.add, parts), wrt)
         return {f"d{i}": grads[operands[i]] for i in case.grad}
 
-    inputs = {"dy": dy, **{f"x{i}": array for i, array in enumerate(arrays)}}
-    return run_graph(build, inputs)
+    inputs = {f"x{i}": array for i, array in enumerate(arrays)}
+    return run_graph(build, inputs | {f"dy{i}": np.asarray(dy) for i, dy in enumerate(dys)})
+
+
+def seeds_of(case, arrays, rng):
+    """Of each result an array in its shape."""
+    results = as_list(case.reference(*[wide(array) for array in arrays]))
+    return [np.asarray(rng.uniform(-1, 1, np.shape(y))) for y in results]
 
 
 # A cast to a narrower dtype has no smooth reference.
@@ -241,9 +255,8 @@ def test_gradient_by_differences(case, run_graph, make_rng):
     """float64, against central differences of the reference."""
     rng = make_rng(5)
     arrays = [draw(arg, "float64", SIZES, rng) for arg in case.args]
-    y = case.reference(*[wide(array) for array in arrays])
-    dy = rng.uniform(-1, 1, np.shape(y))
-    got = run_gradient(case, arrays, dy, run_graph)
+    dys = seeds_of(case, arrays, rng)
+    got = run_gradient(case, arrays, dys, run_graph)
     h = 1e-5
     for i in case.grad:
         want = np.zeros(arrays[i].shape)
@@ -252,7 +265,8 @@ def test_gradient_by_differences(case, run_graph, make_rng):
             for sign in (1, -1):
                 moved = [wide(array).copy() for array in arrays]
                 moved[i][at] += sign * h
-                sides.append((case.reference(*moved) * dy).sum())
+                results = as_list(case.reference(*moved))
+                sides.append(sum((y * dy).sum() for y, dy in zip(results, dys, strict=True)))
             want[at] = (sides[0] - sides[1]) / (2 * h)
         scale = max(1.0, np.abs(want).max(initial=0))
         np.testing.assert_allclose(got[f"d{i}"], want, rtol=0, atol=1e-6 * scale, err_msg=f"d{i}")
@@ -281,7 +295,7 @@ def test_gradient_by_torch(case, run_graph, make_rng):
         dy = rng.uniform(-1, 1, tuple(y.shape))
         wrt = [tensors[i] for i in case.grad]
         wanted = torch.autograd.grad(y, wrt, torch.from_numpy(np.asarray(dy)))
-        got = run_gradient(case, arrays, dy, run_graph)
+        got = run_gradient(case, arrays, [dy], run_graph)
         for i, want in zip(case.grad, wanted, strict=True):
             np.testing.assert_allclose(
                 got[f"d{i}"], want.numpy(), rtol=1e-11, atol=1e-12, err_msg=f"{what} d{i}"
@@ -301,11 +315,11 @@ def test_gradient_dtype(case, dtype, run_graph, make_rng):
     """The other float dtypes agree with the float64 gradient to their own precision."""
     rng = make_rng(7)
     arrays = [draw(arg, dtype, SIZES, rng) for arg in case.args]
-    y = case.reference(*[wide(array) for array in arrays])
-    dy = rng.uniform(-1, 1, np.shape(y)).astype(numpy_dtype(dtype))
-    got = run_gradient(case, arrays, np.asarray(dy), run_graph)
-    widened = [wide(array) if array.dtype == dy.dtype else array for array in arrays]
-    want = run_gradient(case, widened, np.asarray(wide(dy)), run_graph)
+    kind = numpy_dtype(dtype)
+    dys = [dy.astype(kind) for dy in seeds_of(case, arrays, rng)]
+    got = run_gradient(case, arrays, dys, run_graph)
+    widened = [wide(array) if array.dtype == kind else array for array in arrays]
+    want = run_gradient(case, widened, [wide(dy) for dy in dys], run_graph)
     tolerance = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1e-1}[dtype]
     for name, array in want.items():
         scale = max(1.0, np.abs(array).max(initial=0))

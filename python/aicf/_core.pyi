@@ -2,7 +2,7 @@
 The compiler and runtime of aicf. Use the package `aicf`, not this module.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy
@@ -109,9 +109,11 @@ class Graph:
 
     def initial_number(self, arg: int, /) -> float | None: ...
 
-    def backward(self, loss: int, wrt: Sequence[int], seed: int = -1) -> list[int]: ...
+    def backward(self, loss: int, wrt: Sequence[int], seed: int, record: bool, own_rule: Callable) -> list[int]: ...
 
     def reached_params(self, arg: int, /) -> list[int]: ...
+
+    def sources(self, arg0: int, arg1: Sequence[int], arg2: GraphMark, /) -> list[int]: ...
 
     def find(self, arg: str, /) -> int: ...
 

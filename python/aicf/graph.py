@@ -128,6 +128,7 @@ class Graph:
     @checked
     def __init__(self, name: str = "graph") -> None:
         self._core = _core.Graph(name)
+        self._own_rules: dict[int, Callable[[int], list[int]]] = {}  # by custom_gradient's result
 
     @property
     def name(self) -> str:
@@ -214,24 +215,39 @@ class Graph:
     def backward(
         self, loss: Value, wrt: Sequence[Value] | None = None, grad: Value | None = None
     ) -> dict[Value, Value]:
-        """Appends the nodes that compute d loss / d value.
+        """Appends the nodes that compute d loss / d value, and keeps which gradient is whose.
+
+        The gradients are Values as any other: a loss of them has gradients too. `aicf.grad` gives
+        them alone, and zeros where the loss does not depend on the value.
 
         Args:
             loss: rank 0, unless `grad` gives d / d loss in its shape.
             wrt: values to differentiate by; None = every float param the loss reaches.
 
-        Raises: GraphError naming param and op when an op between them has no gradient.
+        Raises: GraphError naming param and op when an op between them has no gradient, or when the
+            loss does not depend on a value.
         """
-        core = self._here()
-        root = self._id(loss, "backward")
-        ids = (
-            core.reached_params(root)
-            if wrt is None
-            else [self._id(value, "backward") for value in wrt]
-        )
-        seed = -1 if grad is None else self._id(grad, "backward")
-        grads = core.backward(root, ids, seed)
-        return {Value(self, a): Value(self, b) for a, b in zip(ids, grads, strict=True)}
+        if wrt is None:
+            wrt = [Value(self, id) for id in self._core.reached_params(self._id(loss, "backward"))]
+        found = self._gradients(loss, wrt, grad, "backward", record=True)
+        return dict(zip(wrt, found, strict=True))
+
+    def _gradients(
+        self, loss: Value, wrt: Sequence[Value], grad: Value | None, where: str, record: bool
+    ) -> list[Value]:
+        root, ids = self._id(loss, where), [self._id(value, where) for value in wrt]
+        seed = -1 if grad is None else self._id(grad, where)
+        grads = self._here().backward(root, ids, seed, record, self._own_rule)
+        return [Value(self, id) for id in grads]
+
+    def _own_rule(self, result: int, dy: int) -> list[int]:
+        rule = self._own_rules.get(result)
+        if rule is None:
+            raise _core.GraphError(
+                f"backward: custom_gradient made {Value(self, result)!r}, and its backward is not "
+                "in the file this graph was read from; need the graph it was built in"
+            )
+        return rule(dy)
 
     @checked
     def minimize(

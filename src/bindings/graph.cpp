@@ -237,12 +237,18 @@ void bind_graph(nb::module_& m) {
              })
         .def(
             "backward",
-            [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed) {
-                return backward(g, loss, wrt, seed);
+            [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed, bool record,
+               const nb::callable& own_rule) {
+                const OwnRule rule = [&](ValueId result, ValueId dy) {
+                    return nb::cast<std::vector<ValueId>>(own_rule(result, dy));
+                };
+                return backward(g, loss, wrt, seed, record, &rule);
             },
-            nb::arg("loss"), nb::arg("wrt"), nb::arg("seed") = kNone,
-            nb::call_guard<FloatMode, Signals>())
+            nb::arg("loss"), nb::arg("wrt"), nb::arg("seed"), nb::arg("record"),
+            nb::arg("own_rule"), nb::call_guard<FloatMode, Signals>())
         .def("reached_params", &reached_params)
+        .def("sources", [](const Graph& g, ValueId value, const std::vector<ValueId>& known,
+                           const Graph::Mark& mark) { return sources(g, value, known, mark); })
         .def("find",
              [](const Graph& g, std::string_view name) {
                  const Value* v = g.find(name);

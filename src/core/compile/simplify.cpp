@@ -286,7 +286,10 @@ const std::vector<Rule>& rule_table() {
          {"Sum", "Mean", "Max", "Min"},
          "a sum begins with its first term, not with 0, and is divided by 1",
          over_one_element},
-        {"detach", {"Detach"}, "it speaks to backward, which has run", differentiated},
+        {"detach",
+         {"Detach", "CustomGradient"},
+         "it speaks to backward, which has run",
+         differentiated},
     };
     return rules;
 }

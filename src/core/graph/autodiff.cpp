@@ -1,5 +1,6 @@
 // Reverse-mode differentiation: gradient rules append ordinary nodes, from the loss backwards.
 #include <algorithm>
+#include <cstring>
 
 #include "core/base/interrupt.h"
 #include "core/graph/op.h"
@@ -15,11 +16,28 @@ Var emit(const std::string& op, const std::vector<Var>& inputs, const Attrs& att
     return {graph, graph->emit(op, ids, attrs)[0]};
 }
 
-namespace {
-
 Var number_like(Var v, double number) { return {v.graph, v.graph->scalar(v.type().dtype, number)}; }
 
-}  // namespace
+std::optional<double> number_of(Var v) {
+    const Value& value = v.graph->value(v.id);
+    if (value.role != Role::constant || value.init.kind != Init::data ||
+        value.type.shape.rank() != 0 || !is_float(value.type.dtype))
+        return std::nullopt;
+    const auto as = [&](auto element) {
+        std::memcpy(&element, value.init.bytes->data(), sizeof element);
+        return element;
+    };
+    switch (value.type.dtype) {
+        case DType::f64:
+            return as(double());
+        case DType::f32:
+            return as(float());
+        case DType::f16:
+            return half_to_float(as(uint16_t()));
+        default:
+            return bfloat_to_float(as(uint16_t()));
+    }
+}
 
 Var operator+(Var a, Var b) { return emit("Add", {a, b}); }
 Var operator-(Var a, Var b) { return emit("Sub", {a, b}); }
@@ -63,6 +81,13 @@ bool GradContext::dy_is_one(int i) const {
     return output_grads_[i] != kNone && output_grads_[i] == graph_.seed_one;
 }
 
+std::vector<ValueId> GradContext::own_rule() const {
+    if (!graph_.own_rule)
+        raise(ErrorKind::graph, "backward: ", node_.op->fn, " at node ", node_.id,
+              " has no gradient without the function that made it; need the graph it was built in");
+    return (*graph_.own_rule)(node_.outputs[0], output_grads_[0]);
+}
+
 void GradContext::set(int i, Var grad) {
     if (!needs(i)) return;
     check(grad.type().dtype == in(i).type().dtype, "gradient: dtype differs from the input's");
@@ -101,8 +126,9 @@ class Rollback {
   public:
     explicit Rollback(Graph& graph) : graph_(graph), before_(graph.mark()) {}
     ~Rollback() {
-        graph_.differentiating = -1;
-        graph_.seed_one = kNone;
+        graph_.differentiating = differentiating_;
+        graph_.seed_one = seed_one_;
+        graph_.own_rule = own_rule_;
         if (!done) graph_.rollback(before_);
     }
     bool done = false;
@@ -110,6 +136,10 @@ class Rollback {
   private:
     Graph& graph_;
     const Graph::Mark before_;
+    // of the backward around this one, whose rule of the user's own may call for it
+    const int differentiating_ = graph_.differentiating;
+    const ValueId seed_one_ = graph_.seed_one;
+    const OwnRule* const own_rule_ = graph_.own_rule;
 };
 
 /// Why a node of these results cannot be differentiated; empty where it can.
@@ -136,10 +166,27 @@ std::vector<char> differentiable_values(const Graph& graph, ValueId loss, int no
     return open;
 }
 
+/// By value: whether the loss takes numbers from it, a bool or an integer, elsewhere than in
+/// gradients. What gradients alone choose by is flat wherever the derivative exists.
+std::vector<char> taken_as_numbers(const Graph& graph, const std::vector<char>& reached) {
+    std::vector<char> taken(graph.values.size(), 0);
+    for (size_t n = graph.nodes.size(); n-- > 0;) {
+        const Node& node = graph.nodes[n];
+        const auto counts = [&](ValueId out) {
+            return reached[out] &&
+                   (taken[out] || (node.forward < 0 && is_float(graph.value(out).type.dtype)));
+        };
+        if (std::any_of(node.outputs.begin(), node.outputs.end(), counts))
+            for (ValueId in : node.inputs) taken[in] |= !is_float(graph.value(in).type.dtype);
+    }
+    return taken;
+}
+
 /// Raises when a path from `id` to the loss meets an op that has no gradient among the nodes
 /// [first, last).
 void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
                     int first, int last) {
+    const std::vector<char> taken = taken_as_numbers(graph, reached);
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
     for (int n = 0; n < last; n++) {
@@ -152,7 +199,10 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
         for (ValueId out : node.outputs)
             from[out] = reached[out] && is_float(graph.value(out).type.dtype) && !node.op->detaches;
         const std::string why = no_gradient(graph, node);
-        if (n >= first && !why.empty())
+        const bool counts = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId out) {
+            return taken[out] || (reached[out] && is_float(graph.value(out).type.dtype));
+        });
+        if (n >= first && !why.empty() && counts)
             raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
                   ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,
                   " at node ", node.id, node.where.empty() ? "" : cat(" (", node.where, ")"),
@@ -161,7 +211,7 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
 }
 
 void check_backward(const Graph& graph, ValueId loss, std::span<const ValueId> wrt, ValueId seed,
-                    const std::vector<char>& reached) {
+                    const std::vector<char>& reached, bool record) {
     const Type type = graph.value(loss).type;
     if (!is_float(type.dtype))
         raise(ErrorKind::dtype, "backward: loss is ", graph.describe(loss), "; need a float dtype");
@@ -173,7 +223,7 @@ void check_backward(const Graph& graph, ValueId loss, std::span<const ValueId> w
               graph.describe(loss), "; need equal shape and dtype");
     for (ValueId id : wrt) {
         const Value& value = graph.value(id);
-        if (!reached[id])
+        if (record && !reached[id])
             raise(ErrorKind::graph, "backward: loss %", loss, " does not depend on \"", value.name,
                   "\" ", graph.describe(id), "; leave it out of wrt");
         if (!is_float(value.type.dtype))
@@ -192,7 +242,8 @@ std::vector<char> values_between(const Graph& graph, std::span<const ValueId> wr
         const auto is_between = [&](ValueId id) { return between[id] && reached[id]; };
         if (std::any_of(node.inputs.begin(), node.inputs.end(), is_between))
             for (ValueId id : node.outputs)
-                between[id] |= reached[id] && is_float(graph.value(id).type.dtype);
+                between[id] |=
+                    reached[id] && is_float(graph.value(id).type.dtype) && !node.op->detaches;
     }
     return between;
 }
@@ -217,6 +268,28 @@ void differentiate(Graph& graph, const Node& node, const std::vector<char>& inpu
 
 }  // namespace
 
+std::vector<ValueId> sources(const Graph& graph, ValueId value, std::span<const ValueId> known,
+                             const Graph::Mark& mark) {
+    std::vector<char> wanted(graph.values.size(), 0);
+    wanted[graph.value(value).id] = 1;
+    for (ValueId id : known) wanted[id] = 0;
+    const auto is_source = [&](const Value& v) {
+        return v.id < static_cast<ValueId>(mark.values) || v.producer < 0;
+    };
+    for (size_t n = graph.nodes.size(); n-- > mark.nodes;) {
+        const Node& node = graph.nodes[n];
+        if (!node.op->detaches && std::any_of(node.outputs.begin(), node.outputs.end(),
+                                              [&](ValueId out) { return wanted[out]; }))
+            for (ValueId in : node.inputs)
+                wanted[in] = std::find(known.begin(), known.end(), in) == known.end();
+    }
+    std::vector<ValueId> found;
+    for (const Value& v : graph.values)
+        if (wanted[v.id] && is_source(v) && v.role != Role::constant && is_float(v.type.dtype))
+            found.push_back(v.id);
+    return found;
+}
+
 std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
     const std::vector<char> reached = ancestors(graph, loss);
     std::vector<ValueId> params;
@@ -227,13 +300,14 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
 }
 
 std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
-                              ValueId seed) {
+                              ValueId seed, bool record, const OwnRule* own_rule) {
     if (graph.loose) verify(graph).require("backward");
     const std::vector<char> reached = ancestors(graph, loss);
-    check_backward(graph, loss, wrt, seed, reached);
+    check_backward(graph, loss, wrt, seed, reached, record);
     const std::vector<char> between = values_between(graph, wrt, reached);
 
     Rollback rollback(graph);
+    graph.own_rule = own_rule;
     const int first_new = static_cast<int>(graph.nodes.size());
     const ValueId given = seed;
     if (seed == kNone) graph.seed_one = seed = graph.scalar(graph.value(loss).type.dtype, 1, "one");
@@ -260,12 +334,13 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
         if (grads[id] == kNone) {  // a zero derivative (floor, sign, ...), or none at all
             if (differentiable.empty())
                 differentiable = differentiable_values(graph, loss, first_new);
-            if (!differentiable[id]) refuse_blocked(graph, id, loss, reached, 0, first_new);
+            if (reached[id] && !differentiable[id])
+                refuse_blocked(graph, id, loss, reached, 0, first_new);
             graph.differentiating = graph.value(loss).producer;
             grads[id] = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;
         }
-        graph.gradients.push_back({loss, id, grads[id], given});
+        if (record) graph.gradients.push_back({loss, id, grads[id], given});
         result.push_back(grads[id]);
     }
     rollback.done = true;

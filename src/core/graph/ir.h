@@ -133,6 +133,10 @@ struct Gradient {  // d loss / d value
     ValueId seed = kNone;  // the caller's d / d loss; none where it is 1
 };
 
+/// The gradients of a custom_gradient's operands, kNone for those of none, from its result and the
+/// gradient of that.
+using OwnRule = std::function<std::vector<ValueId>(ValueId result, ValueId dy)>;
+
 class Graph {
   public:
     explicit Graph(std::string graph_name) : name(std::move(graph_name)) {}
@@ -179,7 +183,8 @@ class Graph {
     std::string where;         // the user's line, set before each call that builds
     ValueId seed_one = kNone;  // d loss / d loss of the backward that is running, where it is 1
     int differentiating = -1;  // the node whose gradient rule is running
-    bool loose = false;        // read from a file as it stood: nobody has verified it
+    const OwnRule* own_rule = nullptr;  // what the backward that is running asks; null: nobody
+    bool loose = false;                 // read from a file as it stood: nobody has verified it
 
     // These append and check nothing.
     ValueId add_value(Value value);  // gives it the next id
@@ -238,9 +243,15 @@ Report verify(const Graph& graph);
 // ---- autodiff ----------------------------------------------------------------------------------
 
 /// Appends the nodes that compute d loss / d wrt and returns them in the order of `wrt`. `loss` has
-/// rank 0 unless `seed` gives d / d loss.
+/// rank 0 unless `seed` gives d / d loss. Without `record` they are values as any other, and zero
+/// for what the loss does not depend on; else it must, and they are kept in graph.gradients.
 std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
-                              ValueId seed = kNone);
+                              ValueId seed = kNone, bool record = true,
+                              const OwnRule* own_rule = nullptr);
+/// The floats beside `known` that a value was made from by nodes appended since `mark`, and the
+/// leaves.
+std::vector<ValueId> sources(const Graph& graph, ValueId value, std::span<const ValueId> known,
+                             const Graph::Mark& mark);
 /// The float params `loss` depends on, in the order they were made.
 std::vector<ValueId> reached_params(const Graph& graph, ValueId loss);
 

@@ -99,6 +99,8 @@ Var sum_to(Var v, const Dims& shape);  // undoes a broadcast
 Var reshape(Var v, const Dims& shape);
 Var broadcast_to(Var v, const Dims& shape);
 Var zeros_like(Var v);
+Var number_like(Var v, double number);   // of rank 0
+std::optional<double> number_of(Var v);  // of a rank-0 constant of floats
 
 class GradContext {
   public:
@@ -111,6 +113,9 @@ class GradContext {
     bool dy_is_one(int i = 0) const;  // the seed of backward(), so a product by it is dropped
     bool needs(int i) const { return i < inputs() && needed_[i]; }
     const Attrs& attrs() const { return node_.attrs; }
+    const OpDef& op() const { return *node_.op; }
+    /// What the user's own rule of a custom_gradient makes of dy.
+    std::vector<ValueId> own_rule() const;
     /// The gradient of input i; summed down to the input's shape when it was broadcast.
     void set(int i, Var grad);
     std::vector<Var> emit_all(const std::string& op, const std::vector<Var>& inputs,

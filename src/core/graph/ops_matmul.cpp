@@ -75,6 +75,23 @@ void lower_linear_bwd(LowerContext& c) {
              {{"axes", std::vector<int64_t>{0}}, {"keepdims", false}, {"order", chain_order()}});
 }
 
+/// Of dx = dy W, dW = dy^T x and db, by what reaches each of them: u, V and w. Again products of
+/// the same kinds: dy V for x, dy^T u for W, u W^T + x V^T + w for dy.
+void linear_bwd_grad(GradContext& g) {
+    const Var x = g.in(0), w = g.in(1), dy = g.in(2);
+    const auto products = [&](Var a, Var b) { return g.emit_all("LinearBwd", {a, b, dy}); };
+    if (g.needs(0) && g.dy(1)) g.set(0, products(x, g.dy(1))[0]);
+    if (g.needs(1) && g.dy(0)) g.set(1, products(g.dy(0), w)[1]);
+    if (!g.needs(2)) return;
+    Var sum{};
+    const auto add = [&](Var v) { sum = sum ? sum + v : v; };
+    if (g.dy(0)) add(emit("Linear", {g.dy(0), w}));
+    if (g.dy(1) && g.dy(2)) add(emit("Linear", {x, g.dy(1), g.dy(2)}));
+    if (g.dy(1) && !g.dy(2)) add(emit("Linear", {x, g.dy(1)}));
+    if (!g.dy(1) && g.dy(2)) add(broadcast_to(g.dy(2), dy.shape()));
+    g.set(2, sum);
+}
+
 /// Operands of rank 1 get an axis, as in NumPy: a[K] is a row, b[K] a column.
 std::vector<Type> infer_matmul(const InferContext& c) {
     c.need_float(0);
@@ -268,7 +285,7 @@ void define_matmul_ops() {
                  .inputs = {"x", "W", "dy"},
                  .outputs = {"dx", "dW", "db"},
                  .infer = infer_linear_bwd,
-                 .no_grad = "second derivatives are not offered",
+                 .grad = linear_bwd_grad,
                  .lower = lower_linear_bwd,
                  .storage = Storage::product});
     define(OpDef{.name = "MatMul",

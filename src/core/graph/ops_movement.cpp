@@ -170,6 +170,29 @@ std::vector<Type> infer_fold(const InferContext& c) {
     return {{c.dtype(0), shape}};
 }
 
+std::vector<Type> infer_custom_gradient(const InferContext& c) {
+    c.need_float(0);
+    if (const int64_t count = c.attrs.integer("count"); count < 1 || count >= c.count())
+        c.value_error("count is ", count, " of ", c.count() - 1, " operands; need 1 or more");
+    return {{c.dtype(0), c.shape(0)}};
+}
+
+// CustomGradient(y, xs...) -> y. Its gradient is the user's own, of the first `count` of xs; the
+// others are what else y was made from.
+void custom_gradient_grad(GradContext& g) {
+    const int64_t count = g.attrs().integer("count");
+    for (int i = 1 + static_cast<int>(count); i < g.inputs(); i++)
+        if (g.needs(i))
+            raise(ErrorKind::graph, "backward: the function of custom_gradient also uses \"",
+                  g.in(i).graph->value(g.in(i).id).name,
+                  "\", of which its backward gives no gradient; pass it as an argument, or detach "
+                  "it");
+    const std::vector<ValueId> grads = g.own_rule();
+    check(std::ssize(grads) == count, "custom_gradient: one gradient an operand");
+    for (int i = 0; i < count; i++)
+        if (grads[i] != kNone) g.set(1 + i, {g.in(0).graph, grads[i]});
+}
+
 const std::vector<AttrDef> kWindowAttrs = {{"kernel", std::vector<int64_t>(), true},
                                            {"stride", std::vector<int64_t>{1, 1}},
                                            {"dilation", std::vector<int64_t>{1, 1}}};
@@ -279,6 +302,15 @@ void define_movement_ops() {
                  .lower = [](LowerContext& c) { c.alias(0, c.in(0)); },
                  .storage = Storage::narrow,
                  .detaches = true});
+    define(OpDef{.name = "CustomGradient",
+                 .fn = "custom_gradient",
+                 .inputs = {"y", "xs*"},
+                 .outputs = {"custom_gradient_out"},
+                 .attrs = {{"count", int64_t(0), true}},
+                 .infer = infer_custom_gradient,
+                 .grad = custom_gradient_grad,
+                 .lower = [](LowerContext& c) { c.alias(0, c.in(0)); },
+                 .storage = Storage::narrow});
     define(OpDef{.name = "Windows",
                  .fn = "windows",
                  .inputs = {"x"},

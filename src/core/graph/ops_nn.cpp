@@ -1,5 +1,6 @@
 // Losses.
 #include <algorithm>
+#include <numeric>
 
 #include "core/graph/op.h"
 
@@ -131,6 +132,60 @@ std::vector<Type> infer_pick_bwd(const InferContext& c) {
     return {{c.dtype(0), {c.shape(0)[0], c.attrs.integer("classes")}}};
 }
 
+// ---- second derivatives
+
+/// Which indices name one of `count` rows.
+Var in_range(Var indices, int64_t count) {
+    const Var first = emit("Ge", {indices, zeros_like(indices)});
+    if (!holds(indices.type().dtype, static_cast<double>(count))) return first;  // too few bits
+    return emit("LogicalAnd",
+                {first, emit("Lt", {indices, number_like(indices, static_cast<double>(count))})});
+}
+
+/// Rows that `inside` names, which has the first axes of v; else 0, for no gradient went there.
+Var kept(Var inside, Var v) {
+    Dims shape = inside.shape();
+    while (shape.rank() < v.shape().rank()) shape.push(1);
+    return emit("Where", {reshape(inside, shape), v, zeros_like(v)});
+}
+
+/// Of (softmax(logits) - onehot(labels)) / N by the logits; `most` and `sum` are functions of
+/// these, and what reaches them is in it.
+void cross_entropy_grad_grad(GradContext& g) {
+    const Dims shape = g.in(0).shape();
+    const Attrs axis = {{"axis", int64_t(1)}};
+    const Var y = emit("Softmax", {g.in(0)}, axis);
+    const Var grad = emit("SoftmaxBwd", {y, g.dy()}, axis) *
+                     (1.0 / static_cast<double>(std::max<int64_t>(shape[0], 1)));
+    g.set(0, kept(in_range(g.in(1), shape[1]), grad));
+}
+
+/// The elements that the windows took, of what reaches the image.
+void max_pool_bwd_grad(GradContext& g) {
+    if (!g.needs(2)) return;
+    const Dims image = g.in(0).shape(), pooled = g.in(2).shape();
+    const int rank = image.rank();
+    const int64_t height = image[rank - 2], width = image[rank - 1],
+                  size = g.attrs().ints("kernel")[0] * g.attrs().ints("kernel")[1],
+                  count = pooled[rank - 2] * pooled[rank - 1];
+    int64_t planes = 1;
+    for (int i = 0; i + 2 < rank; i++) planes *= image[i];
+    const auto windows = [&](Var v) {  // [planes, positions in the kernel, windows]
+        v = emit("Windows", {reshape(v, {planes, height, width})}, g.attrs());
+        return reshape(v, {planes, size, count});
+    };
+    std::vector<int64_t> places(static_cast<size_t>(size));
+    std::iota(places.begin(), places.end(), 0);
+    const char* bytes = reinterpret_cast<const char*>(places.data());
+    Graph& graph = *g.dy().graph;
+    const Var place{&graph, graph.constant({DType::i64, {size, 1}},
+                                           {bytes, bytes + places.size() * sizeof(int64_t)})};
+    const Attrs along = {{"axes", std::vector<int64_t>{1}}, {"keepdims", true}};
+    const Var first = emit("Eq", {emit("ArgMax", {windows(g.in(0))}, along), place});
+    const Var all = windows(g.dy());
+    g.set(2, reshape(emit("Sum", {emit("Where", {first, all, zeros_like(all)})}, along), pooled));
+}
+
 // MaxPool(windows of x): over [..., H, W] with a kernel, stride, dilation; the first of equal
 // elements takes the gradient.
 std::vector<Type> infer_max_pool(const InferContext& c) {
@@ -227,7 +282,11 @@ void define_indexed_ops() {
         .outputs = {"pick_bwd_out"},
         .attrs = {{"classes", int64_t(0), true}},
         .infer = infer_pick_bwd,
-        .no_grad = "second derivatives are not offered",
+        .grad =
+            [](GradContext& g) {
+                const Var inside = in_range(g.in(1), g.attrs().integer("classes"));
+                g.set(0, kept(inside, emit("Pick", {g.dy(), g.in(1)})));
+            },
         .lower =
             [](LowerContext& c) { c.op("pick_bwd", {c.in(0), c.in(1)}, {c.out()}, c.attrs()); },
         .indices = 1,
@@ -267,7 +326,7 @@ void define_indexed_ops() {
                  .outputs = {"max_pool_bwd_out"},
                  .attrs = window,
                  .infer = infer_max_pool_bwd,
-                 .no_grad = "second derivatives are not offered",
+                 .grad = max_pool_bwd_grad,
                  .lower =
                      [](LowerContext& c) {
                          c.op("max_pool_bwd", {c.in(0), c.in(1), c.in(2)}, {c.out()}, c.attrs());
@@ -316,11 +375,17 @@ void define_nn_ops() {
                  .inputs = {"y", "t"},
                  .outputs = {"mse_grad_out"},
                  .infer = infer_mse_grad,
-                 .no_grad = "second derivatives are not offered",
-                 .lower = [](LowerContext& c) {
-                     c.op("mse_grad", {c.in(0), c.in(1)}, {c.out()},
-                          {{"scale", mse_scale(c.type(0).shape)}});
-                 }});
+                 .grad =
+                     [](GradContext& g) {
+                         const Var grad = g.dy() * mse_scale(g.in(0).shape());
+                         g.set(0, grad);
+                         if (g.needs(1)) g.set(1, -grad);
+                     },
+                 .lower =
+                     [](LowerContext& c) {
+                         c.op("mse_grad", {c.in(0), c.in(1)}, {c.out()},
+                              {{"scale", mse_scale(c.type(0).shape)}});
+                     }});
 
     define(OpDef{.name = "CrossEntropy",
                  .fn = "cross_entropy",
@@ -353,7 +418,7 @@ void define_nn_ops() {
                  .inputs = {"logits", "labels", "most", "sum"},
                  .outputs = {"cross_entropy_grad_out"},
                  .infer = infer_cross_entropy_grad,
-                 .no_grad = "second derivatives are not offered",
+                 .grad = cross_entropy_grad_grad,
                  .lower =
                      [](LowerContext& c) {
                          const double rows =

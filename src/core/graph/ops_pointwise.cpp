@@ -67,7 +67,6 @@ void lower_cast(LowerContext& c) {
 void zero_grad(GradContext&) {}  // the derivative is zero wherever it exists
 
 constexpr const char* kBool = "the result is bool";
-constexpr const char* kFirstOrder = "second derivatives are not offered";
 
 struct Options {
     std::vector<AttrDef> attrs = {};
@@ -115,8 +114,56 @@ void unary(const std::string& name, const std::string& lowered, GradFn grad,
 }
 
 /// A derivative written as one function of (x or y, dy): accurate, and one kernel.
-void derivative(const std::string& name, const std::string& lowered, const Options& options = {}) {
-    pointwise(name, lowered, {"x", "dy"}, infer_float, nullptr, kFirstOrder, options);
+void derivative(const std::string& name, const std::string& lowered, GradFn grad,
+                const Options& options = {}) {
+    pointwise(name, lowered, {"x", "dy"}, infer_float, grad, "", options);
+}
+
+/// The gradient of a derivative f'(x) dy that has no slope of its own: it is linear in dy, its last
+/// operand.
+void linear_grad(GradContext& g) {
+    const int last = g.inputs() - 1;
+    if (!g.needs(last)) return;
+    std::vector<Var> inputs;
+    for (int i = 0; i < last; i++) inputs.push_back(g.in(i));
+    inputs.push_back(g.dy());
+    g.set(last, emit(g.op().name, inputs, g.attrs()));
+}
+
+/// The gradient of a derivative f'(x) dy whose slope f''(x) is `curve(x)`.
+template <class Curve>
+void curved_grad(GradContext& g, Curve curve) {
+    linear_grad(g);
+    if (g.needs(0)) g.set(0, g.dy() * g.in(1) * curve(g.in(0)));
+}
+
+/// x, no farther from 0 than `most`: beyond, the curve is 0, which its parts would not be.
+Var within(Var x, double most) { return emit("Clip", {x}, {{"lo", -most}, {"hi", most}}); }
+
+/// The slope of a sigmoid, right at both ends.
+Var sigmoid_slope(Var x) { return emit("Sigmoid", {x}) * emit("Sigmoid", {-x}); }
+
+/// Of x sigmoid(x).
+Var silu_curve(Var x) {
+    x = within(x, 1000);
+    const Var s = emit("Sigmoid", {x});
+    return sigmoid_slope(x) * (x * (s * -2.0 + 1.0) + 2.0);
+}
+
+/// Of x sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+Var gelu_tanh_curve(Var x) {
+    constexpr double a = 1.5957691216057308, b = 0.071354816272600249;
+    x = within(x, 20);
+    const Var x2 = x * x, v = x * (x2 * b + a), dv = x2 * (3 * b) + a;
+    const Var slope = sigmoid_slope(v), bent = emit("Sigmoid", {v}) * -2.0 + 1.0;
+    return slope * dv * (x * dv * bent + 2.0) + slope * (x2 * (6 * b));
+}
+
+/// Of x times the normal distribution's function.
+Var gelu_erf_curve(Var x) {
+    x = within(x, 40);
+    const Var x2 = x * x;
+    return emit("Exp", {x2 * -0.5}) * (x2 * -1.0 + 2.0) * 0.3989422804014327;  // 1 / sqrt(2 pi)
 }
 
 void use_x(GradContext& g, const char* op) { g.set(0, emit(op, {g.in(0), g.dy()}, g.attrs())); }
@@ -151,7 +198,7 @@ void define_pointwise_ops() {
     });
     for (auto [name, lowered] :
          {std::pair{"MaximumBwd", "maximum_bwd"}, {"MinimumBwd", "minimum_bwd"}})
-        pointwise(name, lowered, {"a", "b", "dy"}, infer_float, nullptr, kFirstOrder);
+        pointwise(name, lowered, {"a", "b", "dy"}, infer_float, linear_grad, "");
     pointwise(
         "Div", "div", ab, infer_float,
         [](GradContext& g) {
@@ -162,9 +209,11 @@ void define_pointwise_ops() {
     pointwise("Pow", "pow", ab, infer_float,
               [](GradContext& g) {
                   Var a = g.in(0), b = g.in(1);
-                  if (g.needs(0)) {  // b = 0 gives 0 also where a = 0
+                  const std::optional<double> number = number_of(b);
+                  if (g.needs(0) && number != 0.0) {  // b = 0 gives 0 also where a = 0
                       Var zero = zeros_like(b);
-                      Var slope = b * emit("Pow", {a, b + -1.0});
+                      Var less = number ? number_like(b, *number - 1) : b + -1.0;
+                      Var slope = b * emit("Pow", {a, less});
                       g.set(0, g.dy() * emit("Where", {emit("Eq", {b, zero}), zero, slope}));
                   }
                   if (g.needs(1)) {  // 0 ** b is flat in b for b >= 0
@@ -210,16 +259,32 @@ void define_pointwise_ops() {
     unary("LeakyReLU", "leaky_relu", [](GradContext& g) { use_x(g, "LeakyReluBwd"); }, slope);
     unary("ELU", "elu", [](GradContext& g) { use_x(g, "EluBwd"); }, alpha);
     unary("Clip", "clip", [](GradContext& g) { use_x(g, "ClipBwd"); }, range);
-    derivative("ReluBwd", "relu_bwd");
-    derivative("TanhBwd", "tanh_bwd", {{}, 3});
-    derivative("SigmoidBwd", "sigmoid_bwd", {{}, 3});
-    derivative("SiluBwd", "silu_bwd", {{}, 15});
-    derivative("GeluTanhBwd", "gelu_tanh_bwd", {{}, 25});
-    derivative("GeluErfBwd", "gelu_erf_bwd", {{}, 30});
-    derivative("SoftplusBwd", "softplus_bwd", {{}, 12});
-    derivative("LeakyReluBwd", "leaky_relu_bwd", slope);
-    derivative("EluBwd", "elu_bwd", alpha);
-    derivative("ClipBwd", "clip_bwd", range);
+    derivative("ReluBwd", "relu_bwd", linear_grad);
+    derivative("TanhBwd", "tanh_bwd",
+               [](GradContext& g) { curved_grad(g, [](Var y) { return y * -2.0; }); }, {{}, 3});
+    derivative("SigmoidBwd", "sigmoid_bwd",
+               [](GradContext& g) { curved_grad(g, [](Var y) { return y * -2.0 + 1.0; }); },
+               {{}, 3});
+    derivative("SiluBwd", "silu_bwd", [](GradContext& g) { curved_grad(g, silu_curve); }, {{}, 15});
+    derivative("GeluTanhBwd", "gelu_tanh_bwd",
+               [](GradContext& g) { curved_grad(g, gelu_tanh_curve); }, {{}, 25});
+    derivative("GeluErfBwd", "gelu_erf_bwd", [](GradContext& g) { curved_grad(g, gelu_erf_curve); },
+               {{}, 30});
+    derivative("SoftplusBwd", "softplus_bwd", [](GradContext& g) { curved_grad(g, sigmoid_slope); },
+               {{}, 12});
+    derivative("LeakyReluBwd", "leaky_relu_bwd", linear_grad, slope);
+    derivative(
+        "EluBwd", "elu_bwd",
+        [](GradContext& g) {
+            curved_grad(g, [&](Var x) {
+                const Var zero = zeros_like(x), one = zero + 1.0;
+                const Attrs attrs = {{"alpha", g.attrs().number("alpha")}};
+                const Var left = emit("EluBwd", {x, one}, attrs);  // alpha exp(x) where x < 0
+                return emit("Where", {emit("Ge", {x, zero}), zero, left});
+            });
+        },
+        alpha);
+    derivative("ClipBwd", "clip_bwd", linear_grad, range);
 
     for (auto [name, lowered] : {std::pair{"Eq", "eq"},
                                  {"Ne", "ne"},

@@ -118,8 +118,8 @@ void reduction(const std::string& name, const std::string& fn, const std::string
     define(std::move(low));
 }
 
-/// A softmax-like op and its derivative from (y, dy).
-void row_op(const std::string& name, const std::string& lowered, GradFn grad,
+/// A softmax-like op and its derivative from (y, dy), which has the gradient `second`.
+void row_op(const std::string& name, const std::string& lowered, GradFn grad, GradFn second,
             const std::vector<AttrDef>& own = {}) {
     const AttrDef axis = {"axis", int64_t(-1)},
                   order = {"order", std::string("tree"), false, {"tree"}};
@@ -164,10 +164,32 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad,
     op.fn += "_bwd";
     op.inputs = {"y", "dy"};
     op.attrs = {axis};
-    op.grad = nullptr;
-    op.no_grad = "second derivatives are not offered";
+    op.grad = second;
     op.lowered += "_bwd";
     define(std::move(op));
+}
+
+/// The sum or mean of a row, which every element of it sees.
+Var over_row(const char* op, Var v, int64_t axis) {
+    return emit(op, {std::move(v)}, {{"axes", std::vector<int64_t>{axis}}, {"keepdims", true}});
+}
+
+/// Of y (dy - sum(dy y)), whose matrix is its own transpose.
+void softmax_bwd_grad(GradContext& g) {
+    const int64_t axis = g.attrs().integer("axis");
+    const Var y = g.in(0), dy = g.in(1);
+    if (g.needs(0))
+        g.set(0, g.dy() * (dy - over_row("Sum", dy * y, axis)) -
+                     dy * over_row("Sum", g.dy() * y, axis));
+    if (g.needs(1)) g.set(1, emit("SoftmaxBwd", {y, g.dy()}, g.attrs()));
+}
+
+/// Of dy - exp(y) sum(dy).
+void log_softmax_bwd_grad(GradContext& g) {
+    const int64_t axis = g.attrs().integer("axis");
+    const Var part = g.dy() * emit("Exp", {g.in(0)});
+    if (g.needs(0)) g.set(0, -(part * over_row("Sum", g.in(1), axis)));
+    if (g.needs(1)) g.set(1, g.dy() - over_row("Sum", part, axis));
 }
 
 std::vector<Type> infer_argmax(const InferContext& c) {
@@ -205,6 +227,41 @@ std::vector<Type> infer_normalize_bwd(const InferContext& c) {
     if (!(c.shape(1) == rows) || !(c.shape(2) == c.shape(0)))
         c.shape_error(c.describe_all(), "; need y and dy alike and one rstd a row");
     return {{c.dtype(0), c.shape(0)}};
+}
+
+Var cast_like(Var v, Var like) {
+    const DType dtype = like.type().dtype;
+    return v.type().dtype == dtype ? v : emit("Cast", {v}, {{"dtype", dtype_name(dtype)}});
+}
+
+/// Of y and of rstd = (var + eps)^-1/2, whose slope is -rstd^2 y / n.
+void normalize_grad(GradContext& g) {
+    const Var y = g.out(0), rstd = g.out(1);
+    Var grad{};
+    if (g.dy(0)) grad = emit("NormalizeBwd", {y, rstd, g.dy(0)}, g.attrs());
+    if (g.dy(1)) {
+        const double n = static_cast<double>(y.shape()[y.shape().rank() - 1]);
+        const Var part = g.dy(1) * rstd * rstd * (-1.0 / std::max(n, 1.0));
+        const Var of_rstd = cast_like(part * cast_like(y, rstd), y);
+        grad = grad ? grad + of_rstd : of_rstd;
+    }
+    if (grad) g.set(0, grad);
+}
+
+/// Of rstd (dy - mean(dy) - y mean(dy y)), which is its own transpose in dy.
+void normalize_bwd_grad(GradContext& g) {
+    const Var rstd = g.in(1);
+    const Var y = cast_like(g.in(0), rstd), dy = cast_like(g.in(2), rstd),
+              d = cast_like(g.dy(), rstd);
+    const auto mean = [](Var v) { return over_row("Mean", std::move(v), -1); };
+    if (g.needs(0) || g.needs(1)) {
+        const Var along = mean(dy * y);
+        if (g.needs(0)) g.set(0, cast_like(-(rstd * (d * along + dy * mean(d * y))), g.in(0)));
+        Var rest = dy - y * along;
+        if (g.attrs().flag("center")) rest = rest - mean(dy);
+        if (g.needs(1)) g.set(1, over_row("Sum", d * rest, -1));
+    }
+    if (g.needs(2)) g.set(2, emit("NormalizeBwd", {g.in(0), rstd, g.dy()}, g.attrs()));
 }
 
 void define_scans_and_norms() {
@@ -261,23 +318,17 @@ void define_scans_and_norms() {
                  .outputs = {"normalize_out", "rstd"},
                  .attrs = norm,
                  .infer = infer_normalize,
-                 .grad =
-                     [](GradContext& g) {
-                         if (g.dy())
-                             g.set(0,
-                                   emit("NormalizeBwd", {g.out(0), g.out(1), g.dy()}, g.attrs()));
-                     },
-                 .lower =
-                     [](LowerContext& c) {
-                         c.op("normalize", {c.in(0)}, {c.out(0), c.out(1)}, c.attrs());
-                     }});
+                 .grad = normalize_grad,
+                 .lower = [](LowerContext& c) {
+                     c.op("normalize", {c.in(0)}, {c.out(0), c.out(1)}, c.attrs());
+                 }});
     define(OpDef{.name = "NormalizeBwd",
                  .fn = "normalize_bwd",
                  .inputs = {"y", "rstd", "dy"},
                  .outputs = {"normalize_bwd_out"},
                  .attrs = norm,
                  .infer = infer_normalize_bwd,
-                 .no_grad = "second derivatives are not offered",
+                 .grad = normalize_bwd_grad,
                  .lower = [](LowerContext& c) {
                      c.op("normalize_bwd", {c.in(0), c.in(1), c.in(2)}, {c.out()}, c.attrs());
                  }});
@@ -321,9 +372,11 @@ void define_reduce_ops() {
                g.set(0,
                      emit("SoftmaxBwd", {g.out(), g.dy()}, {{"axis", g.attrs().integer("axis")}}));
            },
-           {{"masked", false}});
-    row_op("LogSoftmax", "log_softmax",
-           [](GradContext& g) { g.set(0, emit("LogSoftmaxBwd", {g.out(), g.dy()}, g.attrs())); });
+           softmax_bwd_grad, {{"masked", false}});
+    row_op(
+        "LogSoftmax", "log_softmax",
+        [](GradContext& g) { g.set(0, emit("LogSoftmaxBwd", {g.out(), g.dy()}, g.attrs())); },
+        log_softmax_bwd_grad);
 }
 
 }  // namespace aicf
