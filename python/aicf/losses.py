@@ -151,13 +151,13 @@ def pairwise_distance(
     if not p > 0 or math.isinf(p):
         raise GraphError(f"pairwise_distance: p is {p}; need a finite number > 0")
     wide_a, wide_b = _operands("pairwise_distance", a, b, broadcast=True)
-    d = abs(add(sub(wide_a, wide_b), eps))
+    d = add(sub(wide_a, wide_b), eps)
     if p == 1:
-        y = sum(d, -1, keepdims)
-    elif p == 2:
+        y = sum(abs(d), -1, keepdims)
+    elif p == 2:  # of d itself, which bends at 0 where |d| does not
         y = _root(sum(mul(d, d), -1, keepdims))
     else:
-        y = _root(sum(pow(d, p), -1, keepdims), p)
+        y = _root(sum(pow(abs(d), p), -1, keepdims), p)
     return _as(y, a.dtype)
 
 
@@ -348,12 +348,15 @@ def binary_cross_entropy_with_logits(
         positive = add(mul(sub(_widened(pos_weight), 1.0), target), 1.0)
         each = add(mul(sub(1.0, target), logits), mul(positive, softplus(neg(logits))))
         return _reduced(name, _weighted(each, weight), reduction, x)
-    size = abs(logits)
+    # |x|, at 0 of the branch that `linear` takes too: there the derivatives of their sum are right,
+    # not those of either.
+    left = less(logits, 0.0)
+    size = where(left, neg(logits), logits)
     finite = less(size, math.inf)
     # Each of the two sums is of finite numbers where the other is taken, so that its gradient is 0
-    # there. maximum, not relu: its gradient at 0 is the 1/2 that the sum needs there.
+    # there.
     near = where(finite, logits, 0.0)
-    linear = sub(maximum(near, 0.0), mul(near, target))
+    linear = sub(where(left, 0.0, near), mul(near, target))
     # how far the target is from what an infinite logit says
     wrong = where(greater(logits, 0.0), sub(1.0, target), target)
     limit = mul(where(equal(wrong, 0.0), 0.0, size), wrong)
