@@ -530,6 +530,40 @@ row(
 )
 
 
+def _recurrence(a, b, reverse=False, lagged=False):
+    """Over the middle axis, and the sum of what each place could lose."""
+    result, h = np.empty(b.shape, b.dtype), None
+    walk = range(b.shape[1])[:: -1 if reverse else 1]
+    for k, i in enumerate(walk):
+        h = a[:, walk[k - 1] if lagged else i] * h + b[:, i] if k else b[:, i]
+        result[:, i] = h
+    return result
+
+
+def _torch_recurrence(t, a, b, reverse, lagged):
+    places, walk = [None] * b.shape[1], range(b.shape[1])[:: -1 if reverse else 1]
+    for k, i in enumerate(walk):
+        factor = a[:, walk[k - 1] if lagged else i]
+        places[i] = factor * places[walk[k - 1]] + b[:, i] if k else b[:, i]
+    return t.stack(places, 1)
+
+
+for _reverse, _lagged in itertools.product((False, True), repeat=2):
+    row(
+        "Recurrence",
+        (Arg("abc"), Arg("abc")),
+        lambda g, a, b, _r=_reverse, _l=_lagged: g._emit(
+            "Recurrence", [a, b], axis=-2, reverse=_r, lagged=_l
+        )[0],
+        lambda a, b, _r=_reverse, _l=_lagged: _recurrence(a, b, _r, _l),
+        ulp=1,
+        extra=lambda a, b, _r=_reverse, _l=_lagged: 16 * _recurrence(abs(a), abs(b), _r, _l),
+        grad=(0, 1),
+        torch=lambda t, a, b, _r=_reverse, _l=_lagged: _torch_recurrence(t, a, b, _r, _l),
+        label=f"{'reverse' if _reverse else 'forward'}{'_lagged' * _lagged}",
+    )
+
+
 def _running_at(x, smallest):
     """The last of the equal ones."""
     best = np.minimum.accumulate(x, 1) if smallest else np.maximum.accumulate(x, 1)

@@ -22,7 +22,7 @@ REFUSED = {
     **dict.fromkeys(("LogicalAnd", "LogicalOr", "LogicalXor", "LogicalNot"), BOOL),
     **dict.fromkeys(("RandomUniform", "RandomNormal"), RANDOM),
     **dict.fromkeys(("StepInc", "BiasCorr", "SgdStep", "AdamStep"), EFFECT),
-    "ArgMax": INDEX,
+    **dict.fromkeys(("ArgMax", "ArgSort", "CumArg", "ScatterLast", "SearchSorted"), INDEX),
 }
 ELSEWHERE = {"Dropout"}  # test_dropout
 

@@ -25,6 +25,7 @@ __all__ = [
     "gather",
     "index_add",
     "index_select",
+    "linear_recurrence",
     "median",
     "quantile",
     "scatter",
@@ -306,6 +307,19 @@ def cumprod(x: Value, axis: int) -> Value:
     (4, 3)
     """
     return _emit("CumProd", "cumprod", x, axis=_axis("cumprod", x, axis))
+
+
+def linear_recurrence(a: Value, b: Value, axis: int, reverse: bool = False) -> Value:
+    """h[t] = a[t] * h[t-1] + b[t] along `axis`, from 0; with `reverse` from the last place on.
+
+    The recurrence of linear RNNs and state-space models, one step after the other. a and b have
+    one shape and float dtype.
+
+    >>> aicf.linear_recurrence(x, x, axis=0).shape
+    (4, 3)
+    """
+    at = _axis("linear_recurrence", a, axis)
+    return _emit("Recurrence", "linear_recurrence", a, b, axis=at, reverse=reverse)
 
 
 def cummax(x: Value, axis: int) -> tuple[Value, Value]:

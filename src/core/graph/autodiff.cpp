@@ -166,18 +166,21 @@ std::vector<char> differentiable_values(const Graph& graph, ValueId loss, int no
     return open;
 }
 
-/// By value: whether the loss takes numbers from it, a bool or an integer, elsewhere than in
-/// gradients. What gradients alone choose by is flat wherever the derivative exists.
-std::vector<char> taken_as_numbers(const Graph& graph, const std::vector<char>& reached) {
+/// By value: whether the loss takes its numbers, elsewhere than where a gradient chooses by them:
+/// there it is flat wherever the derivative exists.
+std::vector<char> taken_as_numbers(const Graph& graph, ValueId loss) {
     std::vector<char> taken(graph.values.size(), 0);
+    taken[loss] = 1;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
         const Node& node = graph.nodes[n];
-        const auto counts = [&](ValueId out) {
-            return reached[out] &&
-                   (taken[out] || (node.forward < 0 && is_float(graph.value(out).type.dtype)));
-        };
-        if (std::any_of(node.outputs.begin(), node.outputs.end(), counts))
-            for (ValueId in : node.inputs) taken[in] |= !is_float(graph.value(in).type.dtype);
+        bool any = false, chosen_by = false;
+        for (ValueId out : node.outputs)
+            if (taken[out]) {
+                any = true;
+                chosen_by |= node.forward < 0 || !is_float(graph.value(out).type.dtype);
+            }
+        for (ValueId in : node.inputs)
+            taken[in] |= is_float(graph.value(in).type.dtype) ? any : chosen_by;
     }
     return taken;
 }
@@ -186,7 +189,7 @@ std::vector<char> taken_as_numbers(const Graph& graph, const std::vector<char>& 
 /// [first, last).
 void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
                     int first, int last) {
-    const std::vector<char> taken = taken_as_numbers(graph, reached);
+    const std::vector<char> taken = taken_as_numbers(graph, graph.value(loss).id);
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
     for (int n = 0; n < last; n++) {
@@ -199,9 +202,8 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
         for (ValueId out : node.outputs)
             from[out] = reached[out] && is_float(graph.value(out).type.dtype) && !node.op->detaches;
         const std::string why = no_gradient(graph, node);
-        const bool counts = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId out) {
-            return taken[out] || (reached[out] && is_float(graph.value(out).type.dtype));
-        });
+        const bool counts = std::any_of(node.outputs.begin(), node.outputs.end(),
+                                        [&](ValueId out) { return taken[out] != 0; });
         if (n >= first && !why.empty() && counts)
             raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
                   ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,

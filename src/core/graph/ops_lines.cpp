@@ -192,20 +192,58 @@ std::vector<Type> infer_running_at(const InferContext& c) {
     return {{DType::i64, infer_running(c)[0].shape}};
 }
 
-/// A first zero hides what follows from all before it, and itself from nobody: its slope is of the
-/// products without it. Behind it all slopes are 0.
+/// v moved by one place along the axis, the way that a walk goes; `value` comes in.
+Var moved(Var v, int64_t axis, bool reverse, double value) {
+    const Dims shape = v.shape();
+    const int at = static_cast<int>(axis < 0 ? axis + shape.rank() : axis);
+    if (shape[at] < 2) return zeros_like(v) + value;
+    Dims start, size = shape, step;
+    for (int i = 0; i < shape.rank(); i++) start.push(0), step.push(1);
+    Dims later = start;
+    later[at] = 1;
+    size[at]--;
+    const Var kept = emit("Slice", {v},
+                          {{"start", (reverse ? later : start).vector()},
+                           {"size", size.vector()},
+                           {"step", step.vector()}});
+    return emit("Pad", {kept},
+                {{"shape", shape.vector()},
+                 {"start", (reverse ? start : later).vector()},
+                 {"step", step.vector()},
+                 {"value", value}});
+}
+
+// Recurrence: h = a h' + b from place to place, where h' is that of the place before; `lagged`
+// takes a of the place before, too.
+std::vector<Type> infer_recurrence(const InferContext& c) {
+    axis_of(c, c.shape(0).rank());
+    if (!is_float(c.dtype(0)) || c.dtype(1) != c.dtype(0))
+        c.dtype_error("dtypes are ", c.describe_all(), "; need one float dtype");
+    if (!(c.shape(0) == c.shape(1)))
+        c.shape_error("shapes differ: ", c.describe_all(), "; need equal shapes");
+    return {{c.dtype(0), c.shape(0)}};
+}
+
+Var recurrence(Var a, Var b, int64_t axis, bool reverse, bool lagged) {
+    return emit("Recurrence", {a, b}, {{"axis", axis}, {"reverse", reverse}, {"lagged", lagged}});
+}
+
+/// What comes back is such a recurrence, too, the other way.
+void recurrence_grad(GradContext& g) {
+    const int64_t axis = g.attrs().integer("axis");
+    const bool reverse = g.attrs().flag("reverse"), lagged = g.attrs().flag("lagged");
+    const Var slopes = recurrence(g.in(0), g.dy(), axis, !reverse, !lagged);
+    g.set(1, slopes);
+    if (!g.needs(0)) return;
+    g.set(0, lagged ? moved(slopes, axis, !reverse, 0) * g.out()
+                    : slopes * moved(g.out(), axis, reverse, 0));
+}
+
+/// The products before a place times the slope of those from it on, so without a division: right
+/// beside zeros, and so are the gradients of it.
 void cumprod_grad(GradContext& g) {
-    const Var x = g.in(0), none = zeros_like(x), one = none + 1.0, zero = emit("Eq", {x, none});
-    const Attrs axis = {{"axis", g.attrs().integer("axis")}},
-                back = {{"axis", g.attrs().integer("axis")}, {"reverse", true}};
-    const Var zeros =
-        emit("CumSum", {emit("Cast", {zero}, {{"dtype", dtype_name(x.type().dtype)}})}, axis);
-    const Var first = emit("LogicalAnd", {zero, emit("Eq", {zeros, one})});
-    const Var without = emit("CumProd", {emit("Where", {first, one, x})}, axis);
-    const Var of_first = emit("CumSum", {g.dy() * without}, back);
-    const Var filled = emit("Where", {zero, one, x});
-    const Var of_others = emit("CumSum", {g.dy() * g.out()}, back) / filled;
-    g.set(0, emit("Where", {first, of_first, emit("Where", {zero, none, of_others})}));
+    const int64_t axis = g.attrs().integer("axis");
+    g.set(0, recurrence(g.in(0), g.dy(), axis, true, true) * moved(g.out(), axis, false, 1));
 }
 
 void define_by_order() {
@@ -239,6 +277,12 @@ void define_by_order() {
                  .infer = infer_running,
                  .grad = cumprod_grad},
                 "cumprod", "y");
+    define_line({.name = "Recurrence",
+                 .inputs = {"a", "b"},
+                 .attrs = {axis, {"reverse", false}, {"lagged", false}},
+                 .infer = infer_recurrence,
+                 .grad = recurrence_grad},
+                "recurrence", "h");
     define_line({.name = "CumArg",
                  .inputs = {"x"},
                  .attrs = {axis, {"smallest", false}},

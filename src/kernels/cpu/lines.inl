@@ -314,6 +314,36 @@ void cumprod_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     AICF_BY_SUM(args.out(0).dtype, cumprod_lines, args, begin, end)
 }
 
+template <class A, class E>
+void recurrence_lines(const ArgBlock& args, int64_t begin, int64_t end) {
+    const Operand &a = args.in(0), &b = args.in(1), &y = args.out(0);
+    const int axis = line_axis(args);
+    const bool reverse = args.scalar(1).i != 0, lagged = args.scalar(2).i != 0;
+    const int64_t n = y.shape()[axis];
+    for (int64_t line = begin; line < end; line++) {
+        const E* factors = static_cast<const E*>(a.ptr) + place_beside(a, line, axis);
+        const E* terms = static_cast<const E*>(b.ptr) + place_beside(b, line, axis);
+        E* to = static_cast<E*>(y.ptr) + place_beside(y, line, axis);
+        A h = A(0);
+        for (int64_t k = 0; k < n; k++) {
+            const int64_t i = reverse ? n - 1 - k : k, before = reverse ? i + 1 : i - 1;
+            A term = static_cast<A>(widen(terms[i * b.strides()[axis]]));
+            if (k > 0) {
+                const int64_t of = lagged ? before : i;
+                const A product =
+                    static_cast<A>(static_cast<A>(widen(factors[of * a.strides()[axis]])) * h);
+                term = static_cast<A>(product + term);
+            }
+            h = term;
+            put(to + i * y.strides()[axis], h);
+        }
+    }
+}
+
+void recurrence_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    AICF_BY_SUM(args.out(0).dtype, recurrence_lines, args, begin, end)
+}
+
 template <class E>
 void cumarg_lines(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &x = args.in(0), &y = args.out(0);
@@ -348,6 +378,7 @@ void register_lines(Table& table) {
     table.add(CpuKernel{"argsort", kAnyDType, argsort_run, argsort_units});
     table.add(CpuKernel{"argsort_merge", kAnyDType, argsort_merge_run, argsort_units});
     table.add(CpuKernel{"cumprod", kNumbers, cumprod_run, result_lines});
+    table.add(CpuKernel{"recurrence", kFloats, recurrence_run, result_lines});
     table.add(CpuKernel{"cumarg", kNumbers, cumarg_run, result_lines});
 }
 

@@ -8,8 +8,9 @@ namespace aicf::cuda {
 
 namespace {
 
-constexpr std::string_view kLineOps[] = {"gather",  "scatter_add",   "scatter_last", "searchsorted",
-                                         "argsort", "argsort_merge", "cumprod",      "cumarg"};
+constexpr std::string_view kLineOps[] = {"gather",       "scatter_add", "scatter_last",
+                                         "searchsorted", "argsort",     "argsort_merge",
+                                         "cumprod",      "cumarg",      "recurrence"};
 
 /// The structs @_<name>At and, for the lines of an operand, the type LineOf.
 std::string line_of(std::string& text, const char* name, const View& view, int axis) {
@@ -87,6 +88,10 @@ KernelText line_text(const LoweredOp& op, const Limits& limits) {
         text.blocks = std::min<int64_t>(lines * ((n + kSortRun - 1) / kSortRun),
                                         int64_t{limits.processors} * 64);
         call = cat("argsort<", lines, ", ", n, ", ", width, ", ", flag("descending"), pass(", x0"));
+    } else if (name == "recurrence") {
+        text.blocks = blocks_for(lines);
+        call = cat("recurrence<", sum_type(y.dtype), ", ", lines, ", ", n, ", ", flag("reverse"),
+                   ", ", flag("lagged"), pass(", x0, x1"));
     } else {
         text.blocks = blocks_for(lines);
         call = name == "cumprod" ? cat("cumprod<", sum_type(y.dtype), ", ", lines, ", ", n)

@@ -167,6 +167,25 @@ __device__ __forceinline__ void cumprod(const Grid& grid, E* y, const E* x) {
     }
 }
 
+template <class A, int64_t Lines, int64_t N, bool Reverse, bool Lagged, class X, class B, class Y,
+          class E>
+__device__ __forceinline__ void recurrence(const Grid& grid, E* y, const E* a, const E* b) {
+    AICF_OVER(line, Lines) {
+        A h = A(0);
+        for (int64_t k = 0; k < N; k++) {
+            const int64_t i = Reverse ? N - 1 - k : k, before = Reverse ? i + 1 : i - 1;
+            A term = static_cast<A>(widen(b[B::at(line, i)]));
+            if (k > 0) {
+                const A product =
+                    static_cast<A>(static_cast<A>(widen(a[X::at(line, Lagged ? before : i)])) * h);
+                term = static_cast<A>(product + term);
+            }
+            h = term;
+            y[Y::at(line, i)] = narrow<E>(h);
+        }
+    }
+}
+
 template <int64_t Lines, int64_t N, bool Smallest, class X, class Y, class E>
 __device__ __forceinline__ void cumarg(const Grid& grid, int64_t* y, const E* x) {
     AICF_OVER(line, Lines) {
