@@ -44,6 +44,7 @@ def _directives(kind: str, module: str, names: list[str]) -> str:
 # The lists of the reference follow the modules: a new function is there by itself.
 myst_substitutions = {
     "pointwise_functions": _directives("function", "aicf", aicf.ops.__all__),
+    "elementary_functions": _directives("function", "aicf", aicf.elementary.__all__),
     "shape_functions": _directives("function", "aicf", aicf.movement.__all__),
     "gradient_functions": _directives("function", "aicf", aicf.gradients.__all__),
     "array_functions": _directives("function", "aicf", aicf.arrays.__all__),
@@ -52,7 +53,7 @@ myst_substitutions = {
     "activation_functions": _directives("function", "aicf", aicf.activations.__all__),
     "loss_functions": _directives("function", "aicf", aicf.losses.__all__),
     "layer_functions": _directives("function", "aicf", aicf.nn.__all__),
-    "pointwise_names": _names(aicf.ops.__all__),
+    "pointwise_names": _names([*aicf.ops.__all__, *aicf.elementary.__all__]),
     "shape_names": _names([*aicf.movement.__all__, *aicf.arrays.__all__, *aicf.indexing.__all__]),
     "layer_names": _names(
         [

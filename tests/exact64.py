@@ -44,6 +44,21 @@ OPS = {
     "exp": Op(0.8, -750, 715, (LOG_MAX, LOG_MIN, LOG_TINY, 710.0, 746.0)),
     "log": Op(0.8, 0, 4, (2 / 3, 4 / 3)),
     "log1p": Op(0.8, -1, 4, (1 / 3, 2 / 3)),
+    "expm1": Op(1.0, -3, 3, (LOG_MAX, -40.0, 700.0)),
+    "exp2": Op(0.8, -1080, 1030, (-1022.0, -1074.0, 1024.0)),
+    "log2": Op(0.8, 0, 4, (2**0.5,)),
+    "log10": Op(0.8, 0, 4, (2**0.5, *(10.0**k for k in range(-300, 308, 19)))),
+    "tan": Op(1.0, -1e4, 1e4, (2.0**-27, 2.0**30)),
+    "asin": Op(0.8, -1, 1, (2**0.5 / 2, 0.3826834323650898, 0.9238795325112867)),
+    "acos": Op(0.8, -1, 1, (2**0.5 / 2, 0.3826834323650898, 0.9238795325112867)),
+    "atan": Op(0.8, -4, 4, (2**0.5 - 1, 2**0.5 + 1)),
+    "sinh": Op(0.8, -45, 45, (2.0**-27, LOG_MAX, 710.4758600739439)),
+    "cosh": Op(1.0, -45, 45, (LOG_MAX, 710.4758600739439)),
+    "asinh": Op(0.8, -4, 4, (2.0**-27, 2.0**28)),
+    "acosh": Op(0.8, 1, 4, (2.0**28,)),
+    "atanh": Op(0.8, -1, 1, (2.0**-27, 1 / 3)),
+    "atan2": Op(0.8, -4, 4, (2.0**1000, 2.0**-900), 2),
+    "hypot": Op(0.8, -4, 4, (2.0**500, 2.0**-500), 2),
     "rsqrt": Op(0.8, 0, 4),
     "sin": Op(0.8, -1e4, 1e4, (2.0**-27, 2.0**30)),
     "cos": Op(0.8, -1e4, 1e4, (2.0**30,)),
@@ -66,13 +81,14 @@ OPS = {
 }
 
 
+PAIRED = ("pow", "atan2", "hypot")
 FUNCTIONS = [name for name in OPS if not name.endswith("_bwd")]
 
 
 def applied(name, x, y):
     """The function of values of a graph."""
     named = {"gelu_erf": lambda: aicf.gelu(x), "gelu_tanh": lambda: aicf.gelu(x, "tanh")}
-    named["pow"] = lambda: aicf.pow(x, y)
+    named |= {two: lambda two=two: getattr(aicf, two)(x, y) for two in PAIRED}
     return named.get(name, lambda: getattr(aicf, name)(x))()
 
 
@@ -117,12 +133,22 @@ def special_points(name):
     common = [0.0, 0.5, 1.0, 2.0, 2.0**-1022, 2.0**-1074, 2.0**1023, np.finfo(float).max, np.inf]
     powers = np.ldexp(1.0, np.arange(-60, 60))
     exact = [*common, *powers, *OPS[name].special]
-    if name in ("sin", "cos"):
+    if name in ("sin", "cos", "tan"):
         half_pi = scaled_pi(200) >> 1
         counts = [*range(1, 2000), *(3**k for k in range(8, 36))]
         exact += [k * half_pi / 2**200 for k in counts]  # a quotient of integers rounds once
         exact += list(nearest_multiples())
-    if name in ("exp", "sigmoid", "softplus", "tanh", "elu", "softplus_bwd"):
+    if name in (
+        "exp",
+        "expm1",
+        "sigmoid",
+        "softplus",
+        "tanh",
+        "elu",
+        "softplus_bwd",
+        "sinh",
+        "cosh",
+    ):
         exact += [(k + 0.5) * 0.6931471805599453 for k in range(1100)]  # where the reduction turns
     return np.array(exact)
 
@@ -183,7 +209,7 @@ def inputs(name, seed, chunk, n=CHUNK):
     if name == "pow":
         return pow_inputs(seed, chunk, n)
     x = unary_inputs(name, seed, chunk, n)
-    return x, np.ones_like(x)
+    return x, unary_inputs(name, seed + 1, chunk, n) if name in PAIRED else np.ones_like(x)
 
 
 # ---- results
@@ -229,7 +255,7 @@ def worst(name, operands, got):
     at = ctypes.c_int64(0)
     x, y = operands
     error = library().worst(name.encode(), x, y, got, len(x), ctypes.byref(at))
-    return error, (float(x[at.value]), float(y[at.value]))[: 1 + (name == "pow")]
+    return error, (float(x[at.value]), float(y[at.value]))[: 1 + (name in PAIRED)]
 
 
 def exact_values(name, x, y):

@@ -177,6 +177,31 @@ pointwise(
     grad=(0,),
     torch=lambda t, x: x.log1p(),
 )
+UNIT = (Arg(low=-0.97, high=0.97),)
+for _op, _torch, _args in (
+    ("Expm1", "expm1", WIDE),
+    ("Exp2", "exp2", WIDE),
+    ("Log2", "log2", POSITIVE),
+    ("Log10", "log10", POSITIVE),
+    ("Tan", "tan", (Arg(low=-1.4, high=1.4),)),
+    ("Asin", "arcsin", UNIT),
+    ("Acos", "arccos", UNIT),
+    ("Atan", "arctan", WIDE),
+    ("Sinh", "sinh", WIDE),
+    ("Cosh", "cosh", WIDE),
+    ("Asinh", "arcsinh", WIDE),
+    ("Acosh", "arccosh", (Arg(low=1.05, high=9),)),
+    ("Atanh", "arctanh", UNIT),
+):
+    pointwise(
+        _op,
+        getattr(aicf, _op.lower()),
+        getattr(np, _torch),
+        ulp=1,
+        args=_args,
+        grad=(0,),
+        torch=lambda t, x, _name=_torch: getattr(t, _name)(x),
+    )
 pointwise("Sqrt", aicf.sqrt, np.sqrt, args=POSITIVE, grad=(0,), torch=lambda t, x: x.sqrt())
 pointwise(
     "Rsqrt",
@@ -343,6 +368,59 @@ pointwise(
     grad=(0, 1),
     torch=lambda t, a, b: a**b,
 )
+pointwise(
+    "Atan2",
+    aicf.atan2,
+    np.arctan2,
+    args=AB,
+    ulp=1,
+    grad=(0, 1),
+    torch=lambda t, a, b: t.atan2(a, b),
+)
+pointwise(
+    "Hypot",
+    aicf.hypot,
+    np.hypot,
+    args=AB,
+    ulp=1,
+    grad=(0, 1),
+    torch=lambda t, a, b: t.hypot(a, b),
+)
+for _op, _fn, _np in (
+    ("BitwiseAnd", aicf.bitwise_and, np.bitwise_and),
+    ("BitwiseOr", aicf.bitwise_or, np.bitwise_or),
+    ("BitwiseXor", aicf.bitwise_xor, np.bitwise_xor),
+    ("BitwiseLeftShift", aicf.bitwise_left_shift, np.left_shift),
+    ("BitwiseRightShift", aicf.bitwise_right_shift, np.right_shift),
+):
+    pointwise(
+        _op,
+        _fn,
+        lambda a, b, _f=_np: _f(a.astype(int), b.astype(int)),
+        args=(Arg(low=0, high=60), Arg(low=0, high=3)),
+        dtypes=INTS,
+        hard=False,
+        grad="the result is a whole number",
+    )
+NEAR = (Arg(low=-9, high=9), Arg(low=0.7, high=2))
+pointwise("Fmod", aicf.fmod, np.fmod, args=NEAR, grad=(0, 1), torch=lambda t, a, b: t.fmod(a, b))
+pointwise("FloorDivide", aicf.floor_divide, np.floor_divide, args=NEAR, grad=(0, 1))
+for _op, _fn, _np in (
+    ("Fmod", aicf.fmod, np.fmod),
+    ("Fmod", aicf.remainder, np.remainder),
+    ("FloorDivide", aicf.floor_divide, np.floor_divide),
+):
+    for _dtypes, _low in ((("int32", "int64"), -9), (("uint8",), 0)):
+        pointwise(
+            _op,
+            _fn,
+            lambda a, b, _f=_np: np.nan_to_num(_f(a, b), nan=0, posinf=0, neginf=0),
+            args=(Arg(low=8 * _low, high=80), Arg(low=_low, high=9)),
+            dtypes=_dtypes,
+            hard=False,
+            zero_sign=False,
+            label=f"{_np.__name__}_{_dtypes[0]}",
+        )
 for _op, _fn, _np in (
     ("Eq", aicf.equal, np.equal),
     ("Ne", aicf.not_equal, np.not_equal),

@@ -157,7 +157,10 @@ def test_python_files_form_no_circle():
 # ---- the installed package
 
 
-MATH = r"(exp|expm1|exp2|log|log1p|log2|pow|sin|cos|sincos|tanh?|erfc?|rsqrt|cbrt)f?"
+MATH = (
+    r"(exp|expm1|exp2|log|log1p|log2|log10|pow|sin|cos|sincos|a?tanh?|a?sinh?|a?cosh?|atan2|hypot|"
+    r"fmod|remainder|erfc?|rsqrt|cbrt)f?"
+)
 
 
 def test_kernels_call_no_math_library():

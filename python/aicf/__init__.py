@@ -27,6 +27,8 @@ from .arrays import *  # noqa: F403
 from .arrays import __all__ as _array_names
 from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
+from .elementary import *  # noqa: F403
+from .elementary import __all__ as _elementary_names
 from .gradients import *  # noqa: F403
 from .gradients import __all__ as _gradient_names
 from .graph import Graph, Value, trace
@@ -85,6 +87,7 @@ __all__ = [
     "workspace_bytes",
     *_activation_names,
     *_array_names,
+    *_elementary_names,
     *_gradient_names,
     *_indexing_names,
     *_loss_names,

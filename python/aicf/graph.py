@@ -84,6 +84,8 @@ class Value:
         __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _binary
         __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _binary
         __lt__ = __le__ = __gt__ = __ge__ = _binary
+        __floordiv__ = __mod__ = __rfloordiv__ = __rmod__ = _binary
+        __lshift__ = __rshift__ = __rlshift__ = __rrshift__ = _binary
         __and__ = __or__ = __xor__ = __rand__ = __ror__ = __rxor__ = _binary
         __neg__ = __abs__ = __invert__ = _unary
         T: Value

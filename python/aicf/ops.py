@@ -31,6 +31,8 @@ __all__ = [
     "erf",
     "exp",
     "floor",
+    "floor_divide",
+    "fmod",
     "gelu",
     "greater",
     "greater_equal",
@@ -59,6 +61,7 @@ __all__ = [
     "pow",
     "prod",
     "relu",
+    "remainder",
     "round",
     "rsqrt",
     "sigmoid",
@@ -284,6 +287,36 @@ def div(a: Operand, b: Operand) -> Value:
     (4, 3)
     """
     return _emit("Div", "div", a, b)
+
+
+def floor_divide(a: Operand, b: Operand) -> Value:
+    """floor(a / b), as Python's `//`; of integers by 0 it is 0. Its gradient is zero.
+
+    >>> (x // 2.0).shape
+    (4, 3)
+    """
+    return _emit("FloorDivide", "floor_divide", a, b)
+
+
+def fmod(a: Operand, b: Operand) -> Value:
+    """a − b · trunc(a / b), exactly, with the sign of a; of integers by 0 it is 0.
+
+    >>> aicf.fmod(x, y[:1]).shape
+    (4, 3)
+    """
+    return _emit("Fmod", "fmod", a, b)
+
+
+def remainder(a: Operand, b: Operand) -> Value:
+    """a − b · floor(a / b), as Python's `%`, with the sign of b; of integers by 0 it is 0.
+
+    >>> (labels % 3).dtype
+    'int64'
+    """
+    rest = fmod(a, b)
+    by = b if isinstance(b, Value) else _number("remainder", rest.graph, b, rest.dtype)
+    across = logical_and(not_equal(rest, 0), logical_xor(less(rest, 0), less(by, 0)))
+    return where(across, add(rest, by), rest)
 
 
 def pow(a: Operand, b: Operand) -> Value:
@@ -640,18 +673,11 @@ _OPERATORS = {
     "sub": sub,
     "mul": mul,
     "truediv": div,
+    "floordiv": floor_divide,
+    "mod": remainder,
+    "divmod": lambda a, b: (floor_divide(a, b), remainder(a, b)),
     "pow": pow,
     "matmul": matmul,
-    "and": logical_and,
-    "or": logical_or,
-    "xor": logical_xor,
-}
-_INSTEAD = {
-    "floordiv": "aicf.floor(a / b)",
-    "mod": "a - aicf.floor(a / b) * b",
-    "divmod": "aicf.floor(a / b)",
-    "lshift": "a * 2.0**n",
-    "rshift": "aicf.floor(a / 2.0**n)",
 }
 
 
@@ -670,9 +696,6 @@ def _add_operators() -> None:
         setattr(Value, f"__r{name}__", swapped(fn))
     for name, fn in {"lt": less, "le": less_equal, "gt": greater, "ge": greater_equal}.items():
         setattr(Value, f"__{name}__", lambda self, other, fn=fn: fn(self, other))
-    for name, instead in _INSTEAD.items():
-        setattr(Value, f"__{name}__", refused(name, instead))
-        setattr(Value, f"__r{name}__", refused(name, instead))
     for name in ("setitem", "delitem"):
         instead = "aicf.where or aicf.concat, which make a new Value"
         setattr(Value, f"__{name}__", refused(name, instead))
@@ -681,7 +704,6 @@ def _add_operators() -> None:
         "__pos__": lambda self: self,
         "__abs__": abs,
         "__round__": round,
-        "__invert__": logical_not,
         "__getitem__": _index,
         "T": property(movement.transpose),
     }

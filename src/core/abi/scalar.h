@@ -7,7 +7,7 @@
 // rounded to f32 one at a time from the lowest degree, the rest refitted.
 #pragma once
 
-#include "core/abi/scalar64.h"
+#include "core/abi/elementary.h"
 
 namespace aicf::scalar {
 
@@ -148,6 +148,28 @@ AICF_HD bool logical_and(bool a, bool b) { return a & b; }
 AICF_HD bool logical_or(bool a, bool b) { return a | b; }
 AICF_HD bool logical_xor(bool a, bool b) { return a != b; }
 AICF_HD bool logical_not(bool a) { return a != true; }
+#define AICF_BITWISE(name, op)         \
+    template <class T>                 \
+    AICF_HD T name(T a, T b) {         \
+        return static_cast<T>(a op b); \
+    }
+AICF_BITWISE(bitwise_and, &)
+AICF_BITWISE(bitwise_or, |)
+AICF_BITWISE(bitwise_xor, ^)
+#undef AICF_BITWISE
+// By as many places as there are, or by fewer than none, every bit is shifted out.
+template <class T>
+AICF_HD T bitwise_left_shift(T a, T places) {
+    const bool some = (places >= T(0)) & (places < T(8 * sizeof(T)));
+    const auto moved = static_cast<T>(static_cast<BitsOf<T>>(a) << (some ? places : T(0)));
+    return some ? moved : T(0);
+}
+template <class T>
+AICF_HD T bitwise_right_shift(T a, T places) {
+    const bool some = (places >= T(0)) & (places < T(8 * sizeof(T)));
+    const T out = a < T(0) ? static_cast<T>(-1) : T(0);
+    return some ? static_cast<T>(a >> (some ? places : T(0))) : out;
+}
 template <class T>
 AICF_HD bool isnan(T a) {
     return a != a;
@@ -258,8 +280,8 @@ AICF_HD float exp_end(float x, ExpReduced v) {
 }
 AICF_HD float exp(float x) { return exp_end(x, exp_begin(x)); }
 
-// e^x - 1 for x <= 88, accurate near 0.
-AICF_HD float expm1(float x) {
+// e^x - 1 for x <= 88, accurate near 0: less work than expm1, with an error of 1 ULP.
+AICF_HD float expm1_below(float x) {
     const auto [r, e] = exp_reduce(x < -25.0f ? -25.0f : x);
     const float p = horner(r, 0.5f, 0.166666657f, 0.0416664593f, 0.00833356474f, 0.00139354623f,
                            0.000197456189f);
@@ -359,7 +381,7 @@ AICF_HD float erf(float x) {
 
 template <class T>
 AICF_HD T elu(T x, T alpha) {
-    return x > T(0) ? x : alpha * expm1(x > T(0) ? T(0) : x);
+    return x > T(0) ? x : alpha * expm1_below(x > T(0) ? T(0) : x);
 }
 
 // ---- log ---------------------------------------------------------------------------------------
@@ -679,63 +701,85 @@ AICF_HD double bias_corr(double beta, int32_t step) {
 //   num     any numeric dtype, result the same       flt    float dtypes only, result the same
 //   cmp     two of any dtype, bool too -> bool       logic  bool -> bool
 //   test    float dtype -> bool                      select (bool, T, T) -> T, any dtype
-//   any     any dtype, bool too, result the same
+//   any     any dtype, bool too, result the same     whole  integer dtypes, result the same
 // f16 and bf16 are computed as float. Scalars are of the type computed in.
-#define AICF_POINTWISE(X)        \
-    X(copy, 1, any, 0)           \
-    X(neg, 1, num, 0)            \
-    X(abs, 1, num, 0)            \
-    X(sign, 1, num, 0)           \
-    X(floor, 1, flt, 0)          \
-    X(round, 1, flt, 0)          \
-    X(exp, 1, flt, 0)            \
-    X(log, 1, flt, 0)            \
-    X(log1p, 1, flt, 0)          \
-    X(sqrt, 1, flt, 0)           \
-    X(rsqrt, 1, flt, 0)          \
-    X(sin, 1, flt, 0)            \
-    X(cos, 1, flt, 0)            \
-    X(tanh, 1, flt, 0)           \
-    X(sigmoid, 1, flt, 0)        \
-    X(silu, 1, flt, 0)           \
-    X(gelu_tanh, 1, flt, 0)      \
-    X(gelu_erf, 1, flt, 0)       \
-    X(erf, 1, flt, 0)            \
-    X(softplus, 1, flt, 0)       \
-    X(relu, 1, num, 0)           \
-    X(leaky_relu, 1, flt, 1)     \
-    X(elu, 1, flt, 1)            \
-    X(clip, 1, num, 2)           \
-    X(add, 2, num, 0)            \
-    X(bias_add, 2, num, 0)       \
-    X(sub, 2, num, 0)            \
-    X(mul, 2, num, 0)            \
-    X(div, 2, flt, 0)            \
-    X(pow, 2, flt, 0)            \
-    X(maximum, 2, num, 0)        \
-    X(minimum, 2, num, 0)        \
-    X(eq, 2, cmp, 0)             \
-    X(ne, 2, cmp, 0)             \
-    X(lt, 2, cmp, 0)             \
-    X(le, 2, cmp, 0)             \
-    X(gt, 2, cmp, 0)             \
-    X(ge, 2, cmp, 0)             \
-    X(logical_and, 2, logic, 0)  \
-    X(logical_or, 2, logic, 0)   \
-    X(logical_xor, 2, logic, 0)  \
-    X(logical_not, 1, logic, 0)  \
-    X(isnan, 1, test, 0)         \
-    X(where, 3, select, 0)       \
-    X(relu_bwd, 2, num, 0)       \
-    X(leaky_relu_bwd, 2, flt, 1) \
-    X(elu_bwd, 2, flt, 1)        \
-    X(clip_bwd, 2, flt, 2)       \
-    X(tanh_bwd, 2, flt, 0)       \
-    X(sigmoid_bwd, 2, flt, 0)    \
-    X(silu_bwd, 2, flt, 0)       \
-    X(gelu_tanh_bwd, 2, flt, 0)  \
-    X(gelu_erf_bwd, 2, flt, 0)   \
-    X(softplus_bwd, 2, flt, 0)   \
-    X(mse_grad, 2, flt, 1)       \
-    X(maximum_bwd, 3, flt, 0)    \
+#define AICF_POINTWISE(X)               \
+    X(copy, 1, any, 0)                  \
+    X(neg, 1, num, 0)                   \
+    X(abs, 1, num, 0)                   \
+    X(sign, 1, num, 0)                  \
+    X(floor, 1, flt, 0)                 \
+    X(round, 1, flt, 0)                 \
+    X(exp, 1, flt, 0)                   \
+    X(log, 1, flt, 0)                   \
+    X(log1p, 1, flt, 0)                 \
+    X(expm1, 1, flt, 0)                 \
+    X(exp2, 1, flt, 0)                  \
+    X(log2, 1, flt, 0)                  \
+    X(log10, 1, flt, 0)                 \
+    X(sqrt, 1, flt, 0)                  \
+    X(rsqrt, 1, flt, 0)                 \
+    X(sin, 1, flt, 0)                   \
+    X(cos, 1, flt, 0)                   \
+    X(tan, 1, flt, 0)                   \
+    X(asin, 1, flt, 0)                  \
+    X(acos, 1, flt, 0)                  \
+    X(atan, 1, flt, 0)                  \
+    X(sinh, 1, flt, 0)                  \
+    X(cosh, 1, flt, 0)                  \
+    X(asinh, 1, flt, 0)                 \
+    X(acosh, 1, flt, 0)                 \
+    X(atanh, 1, flt, 0)                 \
+    X(tanh, 1, flt, 0)                  \
+    X(sigmoid, 1, flt, 0)               \
+    X(silu, 1, flt, 0)                  \
+    X(gelu_tanh, 1, flt, 0)             \
+    X(gelu_erf, 1, flt, 0)              \
+    X(erf, 1, flt, 0)                   \
+    X(softplus, 1, flt, 0)              \
+    X(relu, 1, num, 0)                  \
+    X(leaky_relu, 1, flt, 1)            \
+    X(elu, 1, flt, 1)                   \
+    X(clip, 1, num, 2)                  \
+    X(add, 2, num, 0)                   \
+    X(bias_add, 2, num, 0)              \
+    X(sub, 2, num, 0)                   \
+    X(mul, 2, num, 0)                   \
+    X(div, 2, flt, 0)                   \
+    X(pow, 2, flt, 0)                   \
+    X(atan2, 2, flt, 0)                 \
+    X(hypot, 2, flt, 0)                 \
+    X(fmod, 2, num, 0)                  \
+    X(floor_divide, 2, num, 0)          \
+    X(maximum, 2, num, 0)               \
+    X(minimum, 2, num, 0)               \
+    X(bitwise_and, 2, whole, 0)         \
+    X(bitwise_or, 2, whole, 0)          \
+    X(bitwise_xor, 2, whole, 0)         \
+    X(bitwise_left_shift, 2, whole, 0)  \
+    X(bitwise_right_shift, 2, whole, 0) \
+    X(eq, 2, cmp, 0)                    \
+    X(ne, 2, cmp, 0)                    \
+    X(lt, 2, cmp, 0)                    \
+    X(le, 2, cmp, 0)                    \
+    X(gt, 2, cmp, 0)                    \
+    X(ge, 2, cmp, 0)                    \
+    X(logical_and, 2, logic, 0)         \
+    X(logical_or, 2, logic, 0)          \
+    X(logical_xor, 2, logic, 0)         \
+    X(logical_not, 1, logic, 0)         \
+    X(isnan, 1, test, 0)                \
+    X(where, 3, select, 0)              \
+    X(relu_bwd, 2, num, 0)              \
+    X(leaky_relu_bwd, 2, flt, 1)        \
+    X(elu_bwd, 2, flt, 1)               \
+    X(clip_bwd, 2, flt, 2)              \
+    X(tanh_bwd, 2, flt, 0)              \
+    X(sigmoid_bwd, 2, flt, 0)           \
+    X(silu_bwd, 2, flt, 0)              \
+    X(gelu_tanh_bwd, 2, flt, 0)         \
+    X(gelu_erf_bwd, 2, flt, 0)          \
+    X(softplus_bwd, 2, flt, 0)          \
+    X(mse_grad, 2, flt, 1)              \
+    X(maximum_bwd, 3, flt, 0)           \
     X(minimum_bwd, 3, flt, 0)

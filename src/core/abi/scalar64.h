@@ -75,22 +75,23 @@ AICF_HD double exp(double x) {
     return scale2(e.hi, e.n);
 }
 
-// e^x - 1 = hi + lo for x <= 0.
 struct Sum64 {
     double hi, lo;
 };
-AICF_HD Sum64 expm1_parts(double x) {
-    const Exp64Reduced v = exp_reduce(x < -40.0 ? -40.0 : x);
-    const double s = pow2(v.n);
-    const double a = s - 1.0, a_lo = (-1.0 - a) + s;
+// e^x - 1 = hi + lo; of expm1_parts for x <= 0. s = 2^v.n, s - 1 = a + a_lo.
+AICF_HD Sum64 expm1_sum(Exp64Reduced v, double s, double a, double a_lo) {
     const double b = s * v.r, c = a + b;
     const double rest = fma(v.r * v.r, exp_poly(v.r), fma(v.r, v.r_lo, v.r_lo));
     const double low = fma(s, rest, ((a - c) + b) + a_lo);
     const double hi = c + low;
     return {hi, (c - hi) + low};
 }
-// For x <= 0.
-AICF_HD double expm1(double x) {
+AICF_HD Sum64 expm1_parts(double x) {
+    const Exp64Reduced v = exp_reduce(x < -40.0 ? -40.0 : x);
+    const double s = pow2(v.n), a = s - 1.0;
+    return expm1_sum(v, s, a, (-1.0 - a) + s);
+}
+AICF_HD double expm1_below(double x) {  // x <= 0
     const double y = expm1_parts(x).hi;
     return abs(x) < 0x1p-54 ? x : y;
 }

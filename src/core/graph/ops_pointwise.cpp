@@ -21,6 +21,13 @@ std::vector<Type> infer_float(const InferContext& c) {
     return infer_same(c);
 }
 
+std::vector<Type> infer_whole(const InferContext& c) {
+    for (int i = 0; i < c.count(); i++)
+        if (is_float(c.dtype(i)) || c.dtype(i) == DType::boolean)
+            c.dtype_error(c.describe(i), "; need an integer or bool dtype (cast it)");
+    return infer_same(c);
+}
+
 std::vector<Type> infer_compare(const InferContext& c) {
     c.need_same_dtype(0, 1);
     return {{DType::boolean, c.broadcast(0, 1)}};
@@ -169,6 +176,64 @@ Var gelu_erf_curve(Var x) {
 void use_x(GradContext& g, const char* op) { g.set(0, emit(op, {g.in(0), g.dy()}, g.attrs())); }
 void use_y(GradContext& g, const char* op) { g.set(0, emit(op, {g.out(), g.dy()}, g.attrs())); }
 
+/// 1 / sqrt(1 - x^2)
+Var slope_of_arc(Var x) { return emit("Rsqrt", {(-x + 1.0) * (x + 1.0)}); }
+
+// Slopes made of these functions, so that they have slopes of their own.
+void define_elementary() {
+    static constexpr double ln2 = 0.6931471805599453, ln10 = 2.302585092994046;
+    unary("Expm1", "expm1", [](GradContext& g) { g.set(0, g.dy() * (g.out() + 1.0)); }, {{}, 15});
+    unary("Exp2", "exp2", [](GradContext& g) { g.set(0, g.dy() * (g.out() * ln2)); }, {{}, 15});
+    unary("Log2", "log2", [](GradContext& g) { g.set(0, g.dy() / (g.in(0) * ln2)); }, {{}, 20});
+    unary("Log10", "log10", [](GradContext& g) { g.set(0, g.dy() / (g.in(0) * ln10)); }, {{}, 20});
+    unary("Tan", "tan", [](GradContext& g) { g.set(0, g.dy() * (g.out() * g.out() + 1.0)); },
+          {{}, 40});
+    unary("Asin", "asin", [](GradContext& g) { g.set(0, g.dy() * slope_of_arc(g.in(0))); },
+          {{}, 40});
+    unary("Acos", "acos", [](GradContext& g) { g.set(0, -(g.dy() * slope_of_arc(g.in(0)))); },
+          {{}, 40});
+    unary("Atan", "atan", [](GradContext& g) { g.set(0, g.dy() / (g.in(0) * g.in(0) + 1.0)); },
+          {{}, 40});
+    unary("Sinh", "sinh", [](GradContext& g) { g.set(0, g.dy() * emit("Cosh", {g.in(0)})); },
+          {{}, 40});
+    unary("Cosh", "cosh", [](GradContext& g) { g.set(0, g.dy() * emit("Sinh", {g.in(0)})); },
+          {{}, 30});
+    unary("Asinh", "asinh",
+          [](GradContext& g) {
+              g.set(0, g.dy() / emit("Hypot", {g.in(0), zeros_like(g.in(0)) + 1.0}));
+          },
+          {{}, 60});
+    unary("Acosh", "acosh",
+          [](GradContext& g) {
+              const Var root = emit("Sqrt", {g.in(0) + -1.0}) * emit("Sqrt", {g.in(0) + 1.0});
+              g.set(0, g.dy() / root);
+          },
+          {{}, 60});
+    unary("Atanh", "atanh",
+          [](GradContext& g) { g.set(0, g.dy() / ((-g.in(0) + 1.0) * (g.in(0) + 1.0))); },
+          {{}, 50});
+    pointwise("Atan2", "atan2", {"y", "x"}, infer_float,
+              [](GradContext& g) {
+                  const Var y = g.in(0), x = g.in(1), r = emit("Hypot", {y, x}), dy = g.dy() / r;
+                  if (g.needs(0)) g.set(0, dy * (x / r));
+                  if (g.needs(1)) g.set(1, -(dy * (y / r)));
+              },
+              "", {{}, 50});
+    pointwise("Hypot", "hypot", {"x", "y"}, infer_float,
+              [](GradContext& g) {
+                  for (int i = 0; i < 2; i++)
+                      if (g.needs(i)) g.set(i, g.dy() * (g.in(i) / g.out()));
+              },
+              "", {{}, 20});
+    pointwise("Fmod", "fmod", {"a", "b"}, infer_same,
+              [](GradContext& g) {
+                  g.set(0, g.dy());
+                  if (g.needs(1)) g.set(1, g.dy() * ((g.out() - g.in(0)) / g.in(1)));
+              },
+              "", {{}, 10});
+    pointwise("FloorDivide", "floor_divide", {"a", "b"}, infer_same, zero_grad, "", {{}, 15});
+}
+
 }  // namespace
 
 void define_pointwise_ops() {
@@ -236,6 +301,7 @@ void define_pointwise_ops() {
     unary("Exp", "exp", [](GradContext& g) { g.set(0, g.dy() * g.out()); }, {{}, 10});
     unary("Log", "log", [](GradContext& g) { g.set(0, g.dy() / g.in(0)); }, {{}, 10});
     unary("Log1p", "log1p", [](GradContext& g) { g.set(0, g.dy() / (g.in(0) + 1.0)); }, {{}, 15});
+    define_elementary();
     unary("Sqrt", "sqrt", [](GradContext& g) { g.set(0, g.dy() / (g.out() * 2.0)); });
     unary("Rsqrt", "rsqrt", [](GradContext& g) { g.set(0, g.dy() * (g.out() / g.in(0)) * -0.5); });
     unary("Sin", "sin", [](GradContext& g) { g.set(0, g.dy() * emit("Cos", {g.in(0)})); },
@@ -297,6 +363,12 @@ void define_pointwise_ops() {
                                  {"LogicalOr", "logical_or"},
                                  {"LogicalXor", "logical_xor"}})
         pointwise(name, lowered, ab, infer_logic, nullptr, kBool);
+    for (auto [name, lowered] : {std::pair{"BitwiseAnd", "bitwise_and"},
+                                 {"BitwiseOr", "bitwise_or"},
+                                 {"BitwiseXor", "bitwise_xor"},
+                                 {"BitwiseLeftShift", "bitwise_left_shift"},
+                                 {"BitwiseRightShift", "bitwise_right_shift"}})
+        pointwise(name, lowered, ab, infer_whole, nullptr, "the result is a whole number");
     pointwise("LogicalNot", "logical_not", {"x"}, infer_logic, nullptr, kBool);
     pointwise("IsNan", "isnan", {"x"}, infer_test, nullptr, kBool);
     pointwise(

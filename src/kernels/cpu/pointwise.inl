@@ -99,11 +99,14 @@ struct Row {
         same<float>(quick);
         same<double>(quick);
     }
-    void num() const {
-        flt(true);
+    void whole() const {
         same<int32_t>();
         same<int64_t>();
         same<uint8_t>();
+    }
+    void num() const {
+        flt(true);
+        whole();
     }
     void test() const {
         to_bool<float>();
@@ -202,7 +205,21 @@ AICF_ANGLE(sin, float, Angle, kSinFastLimit)
 AICF_ANGLE(cos, float, Angle, kSinFastLimit)
 AICF_ANGLE(sin, double, Angle64, kSinFastLimit64)
 AICF_ANGLE(cos, double, Angle64, kSinFastLimit64)
+AICF_ANGLE(tan, double, Angle64, kSinFastLimit64)
 #undef AICF_ANGLE
+template <>
+void map1<tan_fn, float, float, 0>(int64_t n, void* const* at, const Scalar* s) {
+    float* y = static_cast<float*>(at[0]);
+    const float* x = static_cast<const float*>(at[1]);
+    double wide[kPass];
+    for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {
+        const int64_t m = min64(kPass, n - b);
+        for (int64_t i = 0; i < m; i++) wide[i] = x[i];
+        void* const both[] = {wide, wide};
+        map1<tan_fn, double, double, 0>(m, both, s);
+        for (int64_t i = 0; i < m; i++) y[i] = static_cast<float>(wide[i]);
+    }
+}
 
 // ---- casts --------------------------------------------------------------------------------------
 
