@@ -49,6 +49,7 @@ myst_substitutions = {
     "gradient_functions": _directives("function", "aicf", aicf.gradients.__all__),
     "array_functions": _directives("function", "aicf", aicf.arrays.__all__),
     "indexing_functions": _directives("function", "aicf", aicf.indexing.__all__),
+    "sampling_functions": _directives("function", "aicf", aicf.sampling.__all__),
     "spatial_functions": _directives("function", "aicf", aicf.spatial.__all__),
     "activation_functions": _directives("function", "aicf", aicf.activations.__all__),
     "loss_functions": _directives("function", "aicf", aicf.losses.__all__),

@@ -1,5 +1,7 @@
 """The random generator: known answers, replays that differ, seeds that bring them back."""
 
+import math
+
 import aicf
 import numpy as np
 import pytest
@@ -51,6 +53,11 @@ MAKERS = {
     "uniform": lambda g: g.random_uniform((40, 50)),
     "normal": lambda g: g.random_normal((40, 50)),
     "mask": lambda g: aicf.dropout(g.constant(np.ones((40, 50), np.float32)), 0.3),
+    "int": lambda g: g.random_int((40, 5), -7, 2**31),
+    "permutation": lambda g: g.random_permutation(300),
+    "classes": lambda g: aicf.categorical(g.constant(np.zeros((300, 9), np.float32))),
+    "soft": lambda g: aicf.gumbel_softmax(g.constant(np.zeros((30, 9), np.float32)), 0.7),
+    "truncated": lambda g: g.random_truncated_normal((300,)),
 }
 EACH = pytest.mark.parametrize("name", MAKERS)
 
@@ -143,6 +150,103 @@ def test_moments(dtype, device):
     assert abs((standard**3).mean()) < 0.05 and abs((standard**4).mean() - 3) < 0.1
     assert abs((np.abs(standard) < 1).mean() - 0.6827) < 0.005
     assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("low, high", [(0, 7), (-3, 5), (5, 6), (2**40, 2**40 + 3), (0, 2**32)])
+def test_whole_numbers(low, high, device):
+    """Each as often as any other, none outside."""
+    count = 100_000
+    y = noise(lambda g: g.random_int((count,), low, high), device, seed=2).replay()["y"].numpy()
+    assert y.dtype == np.int64 and y.min() >= low and y.max() < high
+    parts = min(high - low, 8)
+    share = np.bincount((y - low) * parts // (high - low), minlength=parts) / count
+    assert np.abs(share - 1 / parts).max() < 0.005
+    small = noise(lambda g: g.random_int((9,), 0, 3, "uint8"), device).replay()["y"].numpy()
+    assert small.dtype == np.uint8 and small.max() < 3
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 3000])
+def test_permutations(n, device):
+    """Every number once; each place sees each number alike."""
+    step = noise(lambda g: g.random_permutation(n), device, seed=3)
+    seen = np.stack([step.replay()["y"].numpy() for _ in range(600 if n == 5 else 2)])
+    np.testing.assert_array_equal(np.sort(seen, 1), np.broadcast_to(np.arange(n), seen.shape))
+    if n == 5:
+        share = (seen[..., None] == np.arange(5)).mean(0)
+        assert np.abs(share - 0.2).max() < 0.06
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_bernoulli_and_classes(dtype, device):
+    p = np.array([0.0, 0.1, 0.5, 0.9, 1.0], dtype)
+    with np.errstate(divide="ignore"):
+        logits = np.log(p)
+    g = aicf.Graph("classes")
+    many = aicf.broadcast_to(g.input("p", p.shape, dtype), (40_000, 5))
+    scores = aicf.broadcast_to(g.input("l", p.shape, dtype), (40_000, 5))
+    g.output("ones", aicf.bernoulli(many))
+    g.output("classes", aicf.categorical(scores))
+    g.output("across", aicf.categorical(scores.T, 0))
+    g.output("hard", aicf.gumbel_softmax(scores, 0.5, hard=True))
+    g.output("half", g.random_bernoulli((40_000,), 0.25))
+    out = g.compile(device=device, seed=8)(p=p, l=logits)
+    ones = out["ones"].numpy()
+    assert ones.dtype == p.dtype and set(np.unique(ones)) == {0, 1}
+    assert np.abs(ones.astype(float).mean(0) - p).max() < 0.01
+    want = p.astype(float) / p.astype(float).sum()
+    for name in ("classes", "across"):
+        share = np.bincount(out[name].numpy(), minlength=5) / 40_000
+        assert np.abs(share - want).max() < 0.01, name
+    hard = out["hard"].numpy().astype(float)
+    np.testing.assert_allclose(hard.sum(1), 1, atol=1e-3)
+    assert np.abs(hard.mean(0) - want).max() < 0.01
+    assert out["half"].numpy().dtype == bool and abs(out["half"].numpy().mean() - 0.25) < 0.01
+
+
+def test_gradient_of_gumbel_softmax(device):
+    """That of the softmax, hard or not, with the same noise."""
+    found = []
+    for hard in (False, True):
+        g = aicf.Graph("gumbel")
+        x = g.input("x", (6, 4))
+        y = aicf.gumbel_softmax(x, 0.8, hard)
+        g.output("y", y)
+        g.output("dx", g.backward(aicf.sum(y * np.pi * x), [x])[x] - y * np.pi)
+        found.append(g.compile(device=device, seed=5)(x=np.eye(6, 4, dtype=np.float32)))
+    soft, hard = (one["y"].numpy() for one in found)
+    np.testing.assert_array_equal(hard.argmax(1), soft.argmax(1))
+    np.testing.assert_allclose(found[0]["dx"].numpy(), found[1]["dx"].numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("low, high", [(-2.0, 2.0), (-0.5, 3.0), (1.0, 6.0), (-np.inf, np.inf)])
+def test_truncated_normal(low, high, device):
+    """Its distribution is the normal one between the limits."""
+    make = lambda g: g.random_truncated_normal((100_000,), 1.0, 2.0, low, high, "float64")  # noqa: E731
+    z = (noise(make, device, seed=6).replay()["y"].numpy() - 1) / 2
+    assert z.min() >= low and z.max() <= high and np.isfinite(z).all()
+    below = np.vectorize(math.erf)(np.linspace(-3, 4, 29) / math.sqrt(2)) / 2 + 0.5
+    a, b = (math.erf(limit / math.sqrt(2)) / 2 + 0.5 for limit in (low, high))
+    want = np.clip((below - a) / (b - a), 0, 1)
+    got = (z[:, None] <= np.linspace(-3, 4, 29)).mean(0)
+    assert np.abs(got - want).max() < 0.006
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda g, x: g.random_int((2,), 3, 3), "random_int: low is 3, high is 3"),
+        (lambda g, x: g.random_permutation(-1), "random_permutation: n is -1"),
+        (lambda g, x: g.random_bernoulli((2,), 1.5), "random_bernoulli: p is 1.5"),
+        (lambda g, x: g.random_truncated_normal((2,), low=3.0, high=2.0), "need .* low < high"),
+        (lambda g, x: g.random_truncated_normal((2,), low=30.0, high=31.0), "nothing of float64"),
+        (lambda g, x: aicf.gumbel_softmax(x, 0.0), "gumbel_softmax: tau is 0"),
+        (lambda g, x: aicf.categorical(x, 2), "categorical: axis 2"),
+    ],
+)
+def test_draws_that_are_refused(call, text):
+    g = aicf.Graph("refused")
+    with pytest.raises(aicf.Error, match=text):
+        call(g, g.input("x", (4, 3)))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])

@@ -44,6 +44,8 @@ from .notebook import install as _install_notebook
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
 from .profile import profiler
+from .sampling import *  # noqa: F403
+from .sampling import __all__ as _sampling_names
 from .spatial import *  # noqa: F403
 from .spatial import __all__ as _spatial_names
 from .step import Step, load_step
@@ -94,5 +96,6 @@ __all__ = [
     *_movement_names,
     *_nn_names,
     *_op_names,
+    *_sampling_names,
     *_spatial_names,
 ]

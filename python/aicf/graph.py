@@ -363,6 +363,48 @@ class Graph:
         """Fresh normal numbers at every step (Box-Muller in float32)."""
         return self._random_value("RandomNormal", shape, dtype, mean, std)
 
+    @checked
+    def random_truncated_normal(
+        self,
+        shape: Sequence[int],
+        mean: float = 0.0,
+        std: float = 1.0,
+        low: float = -2.0,
+        high: float = 2.0,
+        dtype: DTypeName = "float32",
+    ) -> Value:
+        """Fresh normal numbers from mean + low·std to mean + high·std, by the inverse of erf."""
+        from .sampling import _random_truncated_normal
+
+        return _random_truncated_normal(self, list(shape), mean, std, low, high, dtype)
+
+    @checked
+    def random_bernoulli(
+        self, shape: Sequence[int], p: float = 0.5, dtype: DTypeName = "bool"
+    ) -> Value:
+        """Fresh ones with probability p, else zeros."""
+        if not 0 <= p <= 1:
+            raise _core.GraphError(f"random_bernoulli: p is {p}; need a probability in [0, 1]")
+        from .ops import _as, less
+
+        return _as(less(self.random_uniform(shape), p), dtype)
+
+    @checked
+    def random_int(
+        self, shape: Sequence[int], low: int, high: int, dtype: DTypeName = "int64"
+    ) -> Value:
+        """Fresh whole numbers in [low, high), at most 2**32 different ones, at every step."""
+        from .sampling import _random_int
+
+        return _random_int(self, list(shape), low, high, dtype)
+
+    @checked
+    def random_permutation(self, n: int) -> Value:
+        """The numbers below n in a fresh order at every step, as int64: `aicf.take` shuffles."""
+        from .sampling import _random_permutation
+
+        return _random_permutation(self, n)
+
     def _random_value(self, op: str, shape: Sequence[int], dtype: str, a: float, b: float) -> Value:
         seed, step, stream = self._random()
         attrs: dict[str, Any] = {"shape": shape, "dtype": dtype, "a": a, "b": b}
