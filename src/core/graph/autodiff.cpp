@@ -166,30 +166,26 @@ std::vector<char> differentiable_values(const Graph& graph, ValueId loss, int no
     return open;
 }
 
-/// By value: whether the loss takes its numbers, elsewhere than where a gradient chooses by them:
-/// there it is flat wherever the derivative exists.
-std::vector<char> taken_as_numbers(const Graph& graph, ValueId loss) {
-    std::vector<char> taken(graph.values.size(), 0);
-    taken[loss] = 1;
+/// By value: whether the loss depends on it other than by what gradients choose by, comparisons and
+/// positions: these are flat wherever the derivative exists.
+std::vector<char> beside_choices(const Graph& graph, ValueId loss) {
+    std::vector<char> read(graph.values.size(), 0);
+    read[loss] = 1;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
         const Node& node = graph.nodes[n];
-        bool any = false, chosen_by = false;
-        for (ValueId out : node.outputs)
-            if (taken[out]) {
-                any = true;
-                chosen_by |= node.forward < 0 || !is_float(graph.value(out).type.dtype);
-            }
-        for (ValueId in : node.inputs)
-            taken[in] |= is_float(graph.value(in).type.dtype) ? any : chosen_by;
+        if (std::any_of(node.outputs.begin(), node.outputs.end(),
+                        [&](ValueId out) { return read[out]; }))
+            for (ValueId in : node.inputs)
+                read[in] |= node.forward < 0 || is_float(graph.value(in).type.dtype);
     }
-    return taken;
+    return read;
 }
 
 /// Raises when a path from `id` to the loss meets an op that has no gradient among the nodes
 /// [first, last).
 void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
                     int first, int last) {
-    const std::vector<char> taken = taken_as_numbers(graph, graph.value(loss).id);
+    const std::vector<char> read = beside_choices(graph, loss);
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
     for (int n = 0; n < last; n++) {
@@ -203,7 +199,7 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
             from[out] = reached[out] && is_float(graph.value(out).type.dtype) && !node.op->detaches;
         const std::string why = no_gradient(graph, node);
         const bool counts = std::any_of(node.outputs.begin(), node.outputs.end(),
-                                        [&](ValueId out) { return taken[out] != 0; });
+                                        [&](ValueId out) { return read[out]; });
         if (n >= first && !why.empty() && counts)
             raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
                   ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,
