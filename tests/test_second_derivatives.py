@@ -502,27 +502,3 @@ def test_equal_bits(dtype, device, make_rng):
     for how, state in found.items():
         for name, array in state.items():
             assert_bits(array, first[name], f"{how} {name}")
-
-
-# ---- the CUDA target
-
-
-@pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_cuda_has_kernels(dtype):
-    """Every op of every row, and the network, is one that a family takes; no device is needed."""
-    g = aicf.Graph("kernels")
-    for row in OF_ONE_DTYPE:
-        rng = np.random.default_rng(0)
-        arrays = row.arrays(rng, dtype=dtype)
-        names = row.wrt(arrays)
-        values = {n: g.input(f"{row.name} {n}", x.shape, str(x.dtype)) for n, x in arrays.items()}
-        shape = outline(row, arrays)
-        dy = g.input(f"{row.name} dy", shape, dtype)
-        factors = [g.input(f"{row.name} {i}", arrays[n].shape, dtype) for i, n in enumerate(names)]
-        for i, result in enumerate(twice(g, row, values, names, dy, factors)):
-            g.output(f"{row.name} {i}", result)
-    if dtype == "float32":
-        network(g, dtype)
-    for arch in ("sm_80", "sm_90a"):
-        assert _core.cuda_programs(g._core, _core.pass_names(), arch=arch, math="fp32")
