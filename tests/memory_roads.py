@@ -110,6 +110,10 @@ class Build(Road):
             lambda v: g().state("ema", (6,)),
             lambda v: g().assign(v[18], v[14]),
             lambda v: g().output("loss", v[13], keep=3),
+            lambda v: aicf.custom_gradient(lambda x: (aicf.round(x), lambda dy: dy * x))(v[3]),
+            lambda v: v[21] * v[6],
+            lambda v: aicf.jvp(v[22], v[5], v[5]),
+            lambda v: g().output("along", v[23]),
         )
         self.act()
 

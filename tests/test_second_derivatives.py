@@ -373,6 +373,37 @@ def test_dropout(device):
     np.testing.assert_allclose(out["second"].numpy(), np.where(kept, 8 * 6 * 3.0, 0.0))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm(training, device, make_rng):
+    """Its running statistics take no gradient, and move as without."""
+    torch = pytest.importorskip("torch")
+    rng = make_rng(6)
+    arrays = {"x": rng.standard_normal((6, 3, 4)), "u": rng.standard_normal((6, 3, 4))}
+    arrays |= {"w": rng.uniform(0.5, 2, 3), "b": rng.standard_normal(3)}
+    g = aicf.Graph("norm")
+    v = {name: g.input(name, a.shape, "float64") for name, a in arrays.items()}
+    mean = g.state("mean", (3,), "float64")
+    var = g.state("var", (3,), "float64", init=aicf.init.ones())
+    y = aicf.batch_norm(v["x"], mean, var, v["w"], v["b"], training)
+    slopes = aicf.grad(aicf.sum(y * y * v["u"]), [v["x"], v["w"]])
+    total = aicf.sum(slopes[0] * v["u"]) + aicf.sum(slopes[1] * slopes[1])
+    for name, slope in zip("xwb", aicf.grad(total, [v[n] for n in "xwb"]), strict=True):
+        g.output(name, slope)
+    step = g.compile(device=device)
+    out = step(**arrays)
+
+    t = {name: torch.from_numpy(a).requires_grad_() for name, a in arrays.items()}
+    moved = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    z = torch.nn.functional.batch_norm(t["x"], *moved, t["w"], t["b"], training)
+    first = torch.autograd.grad((z * z * t["u"]).sum(), (t["x"], t["w"]), create_graph=True)
+    wanted = (first[0] * t["u"]).sum() + first[1].square().sum()
+    for name, want in zip("xwb", torch.autograd.grad(wanted, [t[n] for n in "xwb"]), strict=True):
+        scale = want.abs().max().item()
+        assert np.abs(out[name].numpy() - want.numpy()).max() <= 1e-12 * scale, name
+    for name, want in zip(("mean", "var"), moved, strict=True):
+        np.testing.assert_allclose(step.state[name].numpy(), want.numpy(), rtol=1e-14)
+
+
 def test_powers_of_zero(device):
     """x ** n has all its derivatives at 0, however often it is differentiated."""
     x = np.array([0.0, 2.0])
