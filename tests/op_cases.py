@@ -404,7 +404,14 @@ for _op, _fn, _np in (
     )
 NEAR = (Arg(low=-9, high=9), Arg(low=0.7, high=2))
 pointwise("Fmod", aicf.fmod, np.fmod, args=NEAR, grad=(0, 1), torch=lambda t, a, b: t.fmod(a, b))
-pointwise("FloorDivide", aicf.floor_divide, np.floor_divide, args=NEAR, grad=(0, 1))
+pointwise(
+    "FloorDivide",
+    aicf.floor_divide,
+    np.floor_divide,
+    args=NEAR,
+    grad=(0, 1),
+    torch=lambda t, a, b: t.div(a, b, rounding_mode="floor"),
+)
 for _op, _fn, _np in (
     ("Fmod", aicf.fmod, np.fmod),
     ("Fmod", aicf.remainder, np.remainder),

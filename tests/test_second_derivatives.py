@@ -15,6 +15,7 @@ from op_cases import BOOL, CASES, EFFECT, SIZES
 from op_cases_layers import INDEX, RANDOM
 from test_ops import differentiable, draw
 
+BITS = ("And", "Or", "Xor", "LeftShift", "RightShift")
 # Ops that have no gradient, each with the sentence that says so. Every other op has one, of which
 # the rows below take another.
 REFUSED = {
@@ -23,6 +24,7 @@ REFUSED = {
     **dict.fromkeys(("RandomUniform", "RandomNormal"), RANDOM),
     **dict.fromkeys(("StepInc", "BiasCorr", "SgdStep", "AdamStep"), EFFECT),
     **dict.fromkeys(("ArgMax", "ArgSort", "CumArg", "ScatterLast", "SearchSorted"), INDEX),
+    **dict.fromkeys((f"Bitwise{name}" for name in BITS), "the result is a whole number"),
 }
 ELSEWHERE = {"Dropout"}  # test_dropout
 

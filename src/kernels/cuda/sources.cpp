@@ -144,7 +144,7 @@ std::vector<std::string_view> names_of(std::string_view text) {
 /// Whether what stands here is the call of a macro, which needs no semicolon.
 bool is_macro(std::string_view word) {
     return std::all_of(word.begin(), word.end(), [](char c) {
-        return std::isupper(static_cast<unsigned char>(c)) || c == '_';
+        return in_word(c) && !std::islower(static_cast<unsigned char>(c));
     });
 }
 
