@@ -10,6 +10,7 @@ from conftest import outputs_of
 
 FIXED_GRAPHS, FRESH_GRAPHS = 170, 40
 FIXED_STEPS, FRESH_STEPS = 48, 8
+SECOND = 60
 
 # ---- random graphs: a program is a list of (op, operand positions, attributes)
 
@@ -322,6 +323,51 @@ def test_random_graph(seed, device, make_rng):
 @pytest.mark.parametrize("index", range(FRESH_GRAPHS))
 def test_random_graph_fresh(index, device, make_rng, fresh_seed):
     check_random_graph(make_rng(1000 + fresh_seed + index), device)
+
+
+def check_second_derivatives(rng, device):
+    """The slope along a direction and its gradient, against differences of that slope."""
+    inputs, program = random_program(rng, int(rng.integers(4, 16)), 1e-2)
+    last = len(inputs) + len(program) - 1
+    values = interpret(inputs, program)
+    weights = rng.uniform(-1, 1, values[last].shape)
+    directions = [rng.uniform(-1, 1, x.shape) for x in inputs]
+    reached = [i for i in range(len(inputs)) if reaches(program, [last], i, len(inputs))]
+    if not reached:
+        return
+    g = aicf.Graph("second")
+    made = [g.input(f"x{i}", x.shape, "float64") for i, x in enumerate(inputs)]
+    leaves, along = [made[i] for i in reached], [g.constant(directions[i]) for i in reached]
+    for op, positions, attrs in program:
+        made.append(emit(op, [made[p] for p in positions], attrs))
+    loss = aicf.sum(made[last] * g.constant(weights))
+    slopes = [aicf.sum(a * d) for a, d in zip(aicf.grad(loss, leaves), along, strict=True)]
+    slope = sum(slopes[1:], slopes[0])
+    g.output("slope", slope)
+    g.output("jvp", aicf.jvp(loss, leaves, along))
+    for i, bend in zip(reached, aicf.grad(slope, leaves), strict=True):
+        g.output(f"bend{i}", bend)
+
+    step, plain = (g.compile(device=device, passes=passes) for passes in ("default", ()))
+    feed = {f"x{i}": x for i, x in enumerate(inputs)}
+    got = outputs_of(step(**feed))
+    for name, array in outputs_of(plain(**feed)).items():
+        assert_bits(array, got[name], name)
+    moves, h = [rng.uniform(-1, 1, x.shape) for x in inputs], 1e-5
+    sides = []
+    for sign in (h, -h):
+        moved = {f"x{i}": inputs[i] + sign * m * (i in reached) for i, m in enumerate(moves)}
+        sides.append(float(step(**moved)["slope"]))
+    bends = [got[f"bend{i}"] * moves[i] for i in reached]
+    size = sum(np.abs(b).sum() for b in bends) + abs(got["slope"]) + 1
+    assert abs(got["jvp"] - got["slope"]) <= 1e-11 * size, f"jvp {got['jvp']}, {got['slope']}\n{g}"
+    quotient, change = (sides[0] - sides[1]) / (2 * h), sum(b.sum() for b in bends)
+    assert abs(quotient - change) <= 1e-4 * size, f"{change}, by differences {quotient}\n{g}"
+
+
+@pytest.mark.parametrize("seed", range(SECOND))
+def test_second_derivatives(seed, device, make_rng):
+    check_second_derivatives(make_rng(5000 + seed), device)
 
 
 # ---- random training steps
