@@ -20,7 +20,7 @@ def train_graph():
     u = network(params, x)
     bend = aicf.grad(aicf.sum(aicf.grad(aicf.sum(u), x)), x)
     rest = bend + np.pi**2 * aicf.sin(np.pi * x)
-    ends = network(params, g.constant(np.array([[-1.0], [1.0]], np.float32)))
+    ends = network(params, g.constant([[-1.0], [1.0]]))
     loss = aicf.mean(rest * rest) + 10.0 * aicf.mean(ends * ends)
     g.minimize(loss, aicf.optim.Adam(lr=3e-3))
     g.output("loss", loss)
@@ -28,13 +28,13 @@ def train_graph():
     return g
 
 
-def main(steps=3000):
-    x = np.linspace(-1, 1, POINTS, dtype=np.float32)[:, None]
-    step = train_graph().compile()
-    for _ in range(steps):
-        out = step(x=x)
-    return float(out["loss"]), float(np.abs(out["u"].numpy() - np.sin(np.pi * x)).max())
+def batch(rng):
+    return {"x": rng.uniform(-1, 1, (POINTS, 1)).astype(np.float32)}
 
 
 if __name__ == "__main__":
-    print("loss {:.4f}, largest error {:.4f}".format(*main()))
+    step, rng = train_graph().compile(), np.random.default_rng(0)
+    for _ in range(3000):
+        out = step(**(values := batch(rng)))
+    error = np.abs(out["u"].numpy() - np.sin(np.pi * values["x"])).max()
+    print(f"loss {float(out['loss']):.4f}, largest error {error:.4f}")

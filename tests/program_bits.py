@@ -122,6 +122,10 @@ def example_steps():
         }),
     ):  # fmt: skip
         yield f"example {name}", g, [feed() for _ in range(EXAMPLE_STEPS)]
+    for name in ("gradient_penalty", "maml", "pinn"):  # gradients of gradients
+        module = example(name)
+        feeds = [module.batch(rng) for _ in range(EXAMPLE_STEPS)]
+        yield f"example {name}", module.train_graph(), feeds
 
 
 SOURCES = (rows_of_op_table, random_programs, random_steps, example_steps)

@@ -42,8 +42,8 @@ def op_rows():
         if differentiable(case) and case.torch and case.result in ("", "float64"):
             yield Row(
                 case.id,
-                lambda rng, _c=case, dtype="float64": {
-                    f"x{i}": draw(arg, dtype, SIZES, rng) for i, arg in enumerate(_c.args)
+                lambda rng, _c=case, dtype="float64", sizes=SIZES: {
+                    f"x{i}": draw(arg, dtype, sizes, rng) for i, arg in enumerate(_c.args)
                 },
                 lambda arrays, _c=case: [f"x{i}" for i in _c.grad],
                 lambda g, values, _c=case: _c.build(g, *values.values()),
@@ -213,6 +213,33 @@ def test_refusals_are_raised():
         first = aicf.grad(aicf.sum(fn(x)), x)
         g.backward(aicf.sum(first * first), [x])
     assert g.verify().ok
+
+
+def test_empty_axes():
+    """Every axis of every op in turn of size 0, where PyTorch can do it."""
+    torch = pytest.importorskip("torch")
+    compared = 0
+    for row, letter in itertools.product(OPS, SIZES):
+        rng = np.random.default_rng(0)
+        arrays = row.arrays(rng, sizes={**SIZES, letter: 0})
+        if all(array.size for array in arrays.values()):
+            continue
+        try:
+            g, feed, dy, factors = program(row, arrays, rng)
+            wanted = by_torch(torch, row, arrays, dy, factors)
+        except (aicf.ShapeError, RuntimeError, IndexError) as error:
+            assert isinstance(error, aicf.ShapeError) or not isinstance(error, aicf.Error)
+            continue
+        got = g.compile(device="cpu")(**feed)
+        for i, want in enumerate(wanted):
+            compared += 1
+            found = got[f"plain.{i}"].numpy()
+            defined = np.isfinite(want)
+            assert found.shape == want.shape
+            np.testing.assert_allclose(
+                found[defined], want[defined], err_msg=f"{row.name} {letter}"
+            )
+    assert compared > 700
 
 
 # ---- values where a derivative jumps, ends or is not the sum of its parts

@@ -45,6 +45,15 @@ void adam(Graph& g, ValueId loss) {
     }
 }
 
+/// The loss and the mean square of its slope by a value.
+ValueId with_slope(Graph& g, ValueId loss, ValueId by) {
+    const ValueId slope = backward(g, loss, Values{by}, kNone, false)[0];
+    Ints axes;
+    for (int i = 0; i < g.value(by).type.shape.rank(); i++) axes.push_back(i);
+    return emit1(g, "Add",
+                 {loss, emit1(g, "Mean", {emit1(g, "Mul", {slope, slope})}, {{"axes", axes}})});
+}
+
 struct Rng {
     ValueId seed, step;
 };
@@ -70,7 +79,7 @@ Graph convolution() {
                                  {{"kernel", Ints{2, 2}}, {"stride", Ints{2, 2}}});
     const ValueId loss =
         emit1(g, "Mean", {emit1(g, "Mul", {pooled, pooled})}, {{"axes", Ints{0, 1, 2, 3}}});
-    adam(g, loss);
+    adam(g, with_slope(g, loss, x));
     g.output("pooled", pooled, 1);
     g.output("loss", loss, 3);
     return g;
@@ -91,7 +100,7 @@ Graph language() {
     h = emit1(g, "GeluErf", {emit1(g, "Reshape", {h}, {{"shape", Ints{30, 8}}})});
     const ValueId logits = emit1(g, "Linear", {h, head}, {{"bias", false}});
     const ValueId loss = g.emit("CrossEntropy", {logits, labels})[0];
-    adam(g, loss);
+    adam(g, with_slope(g, loss, table));
     g.output("loss", loss, 1);
     g.output("best", emit1(g, "ArgMax", {logits}, {{"axes", Ints{1}}}), 2);
     g.output("log", emit1(g, "LogSoftmax", {logits}), 1);

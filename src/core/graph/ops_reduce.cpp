@@ -57,9 +57,10 @@ Var spread(GradContext& g, Var v) {
     return broadcast_to(reshape(v, kept), g.in(0).shape());
 }
 
-double reduced_count(GradContext& g) {
-    return static_cast<double>(element_count(g.in(0).shape())) /
-           static_cast<double>(std::max<int64_t>(element_count(g.out().shape()), 1));
+double reduced_count(GradContext& g) {  // 1 where there is nothing to reduce
+    const double count = static_cast<double>(element_count(g.in(0).shape())) /
+                         static_cast<double>(std::max<int64_t>(element_count(g.out().shape()), 1));
+    return std::max(count, 1.0);
 }
 
 void extremum_grad(GradContext& g) {  // ties share equally, as amax does
