@@ -89,7 +89,7 @@ def scatter(x: Value, axis: int, indices: Value, src: Operand) -> Value:
         indices: no longer than x on the other axes, nor than src on any.
         src: a Value of x's dtype, or a number.
 
-    Three launches; on a GPU each place looks for its index, n·size comparisons a line.
+    On a GPU each place looks for its index, n·size comparisons a line.
 
     >>> aicf.scatter(x, 1, aicf.argmax(x, axis=1, keepdims=True), 0.0).shape
     (4, 3)
@@ -115,7 +115,7 @@ def scatter_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
     Args:
         indices: no longer than x on the other axes, nor than src on any.
 
-    Two launches; on a GPU each place looks for its indices, n·size comparisons a line.
+    On a GPU each place looks for its indices, n·size comparisons a line.
 
     >>> aicf.scatter_add(x, 1, aicf.argsort(x), y).shape
     (4, 3)

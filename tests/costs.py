@@ -1,0 +1,171 @@
+"""What functions composed of several ops cost: launches, and bytes moved for each element.
+
+    python tests/costs.py [--out docs/costs.md]
+
+From the plans of a CPU and of a GPU (132 processors, sm_90a), which needs none. test_costs.py holds
+the page to what this prints.
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import aicf
+from aicf import _core
+
+PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
+VALUES = {  # what the calls below are given
+    **dict.fromkeys(("x", "y", "z", "p"), ((1024, 1024), "float32")),
+    "row": ((1024,), "float32"),
+    "places": ((1024, 1024), "int64"),
+    "labels": ((1024,), "int64"),
+    "image": ((8, 16, 32, 32), "float32"),
+    "signal": ((8, 16, 1024), "float32"),
+    "heads": ((8, 16, 64, 32), "float32"),
+    "w1": ((16, 16, 3), "float32"),
+    "w2": ((16, 16, 3, 3), "float32"),
+    "channels": ((16,), "float32"),
+}
+CALLS = {
+    "Sums and norms": [
+        *("var(x, 1)", "std(x, 1)", "logsumexp(x, 1)", "softmin(x)", "normalize(x)"),
+        *("layer_norm(x, 1024, row, row)", "rms_norm(x, 1024, row)"),
+        *("group_norm(image, 4, channels, channels)", "instance_norm(image, channels, channels)"),
+        "scaled_dot_product_attention(heads, heads, heads, causal=True)",
+    ],
+    "Elements": [
+        *("square(x)", "reciprocal(x)", "ceil(x)", "trunc(x)", "isinf(x)", "isfinite(x)"),
+        *("remainder(x, y)", "bitwise_invert(places)"),
+        *("any(x, 1)", "all(x, 1)", "argmin(x, 1)", "one_hot(labels, 1024)"),
+    ],
+    "Shapes and products": [
+        *("flip(x)", "moveaxis(x, 0, 1)", "repeat(x, 2, 1)", "roll(x, 1, 1)", "tile(x, 2)"),
+        *("tril(x)", "triu(x)", "outer(row, row)", "tensordot(x, y, 1)"),
+        'einsum("ij,jk->ki", x, y)',
+    ],
+    "By position and in order": [
+        *("take_along_axis(x, places, 1)", "gather(x, 1, places)", "index_select(x, 1, labels)"),
+        *("scatter(x, 1, places, y)", "scatter_add(x, 1, places, y)"),
+        *("index_add(x, 0, labels, y)", "searchsorted(row, x)"),
+        *("argsort(x)", "sort(x)", "topk(x, 8)[0]", "median(x, 1)", "quantile(x, 0.9, 1)"),
+        *("cumprod(x, 1)", "cummax(x, 1)[0]", "cummin(x, 1)[0]", "linear_recurrence(x, y, 1)"),
+    ],
+    "Random draws": [
+        *("bernoulli(p)", "categorical(x)", "gumbel_softmax(x)", "gumbel_softmax(x, hard=True)"),
+    ],
+    "Activations": [
+        *("relu6(x)", "hardtanh(x)", "hardsigmoid(x)", "hardswish(x)", "selu(x)", "celu(x)"),
+        *("mish(x)", "logsigmoid(x)", "softsign(x)", "tanhshrink(x)", "softshrink(x)"),
+        *("hardshrink(x)", "threshold(x, 0.1, 0.0)", "prelu(x, row)", "glu(x)"),
+    ],
+    "Losses": [
+        *("mse_loss(x, y)", "l1_loss(x, y)", "smooth_l1_loss(x, y)", "huber_loss(x, y)"),
+        *("cross_entropy(x, labels)", "cross_entropy(x, labels, label_smoothing=0.1)"),
+        *("cross_entropy(x, p)", "nll_loss(x, labels)", "kl_div(x, p)"),
+        *("binary_cross_entropy(p, y)", "binary_cross_entropy_with_logits(x, y)"),
+        *("poisson_nll_loss(x, y)", "gaussian_nll_loss(x, y, z)", "soft_margin_loss(x, y)"),
+        *("hinge_embedding_loss(x, y)", "margin_ranking_loss(x, y, z)"),
+        *("cosine_similarity(x, y)", "cosine_embedding_loss(x, y, row)"),
+        *("pairwise_distance(x, y)", "triplet_margin_loss(x, y, z)"),
+    ],
+    "Images and signals": [
+        *("conv1d(signal, w1, padding=1)", "conv2d(image, w2, padding=1)"),
+        *("conv_transpose1d(signal, w1, stride=2)", "conv_transpose2d(image, w2, stride=2)"),
+        *("max_pool1d(signal, 2)", "max_pool2d(image, 2)", "avg_pool1d(signal, 2)"),
+        *("avg_pool2d(image, 2)", "adaptive_avg_pool1d(signal, 3)"),
+        *("adaptive_avg_pool2d(image, 3)", "interpolate(image, scale_factor=2.0)"),
+        'interpolate(image, scale_factor=2.0, mode="linear")',
+        *("pixel_shuffle(image, 2)", "pixel_unshuffle(image, 2)"),
+    ],
+}
+
+
+def planned(call, device, gradients):
+    """(launches, bytes for each element of the largest operand); None: there is no gradient."""
+    g = aicf.Graph("cost")
+    used = [name for name in VALUES if any(name == word for word in words(call))]
+    values = {name: g.input(name, *VALUES[name]) for name in used}
+    y = eval(f"aicf.{call}", {"aicf": aicf, **values})  # noqa: S307
+    g.output("y", y)
+    if gradients:
+        wrt = [value for value in values.values() if value.dtype == "float32"]
+        if not wrt or not y.dtype.startswith("float"):
+            return None
+        dy = g.input("dy", y.shape, y.dtype)
+        try:
+            grads = g.backward(y, wrt, grad=dy)
+        except aicf.GraphError:  # a target of -1 and 1 takes none
+            try:
+                grads = g.backward(y, wrt[:-1], grad=dy)
+            except aicf.GraphError:
+                return None
+        for i, grad in enumerate(grads.values()):
+            g.output(f"d{i}", grad)
+    if device == "cpu":
+        ops = g.compile(device="cpu", capture=False).plan.ops
+    else:
+        ops = json.loads(_core.cuda_plan(g._core, _core.pass_names()))["ops"]
+    size = max(math.prod(VALUES[name][0]) for name in used)
+    return len(ops), sum(op["bytes_moved"] for op in ops) / size
+
+
+def words(call):
+    return "".join(c if c.isalnum() or c == "_" else " " for c in call).split()
+
+
+def row_of(call):
+    """Both targets in one cell where they differ."""
+    cells = [f"`{call}`"]
+    for gradients in (False, True):
+        cpu, gpu = (planned(call, device, gradients) for device in ("cpu", "gpu"))
+        if cpu is None or gpu is None:
+            cells += ["–", "–"]
+            continue
+        for a, b in zip(cpu, gpu, strict=True):
+            one, other = f"{a:.3g}", f"{b:.3g}"
+            cells.append(one if one == other else f"{one} / {other}")
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = """# What functions cost
+
+A function composed of several ops has no kernel of its own: the passes make as few launches of it
+as they can. Of each call: launches, and the bytes that they move for each element of the largest
+operand (a pass over float32 reads or writes 4); of the function alone, and with the gradients of
+its float operands. Where a CPU and a GPU differ, both stand there. No time is measured: these are
+plans, and `python tests/costs.py --out docs/costs.md` writes this page.
+
+The operands: {operands}.
+"""
+
+
+def page():
+    names = {}
+    for name, (shape, dtype) in VALUES.items():
+        names.setdefault(f"{dtype}{list(shape)}", []).append(f"`{name}`")
+    lines = [HEAD.format(operands="; ".join(f"{', '.join(n)} {t}" for t, n in names.items()))]
+    for title, calls in CALLS.items():
+        lines += [
+            f"## {title}\n",
+            "| | launches | bytes | with gradients: launches | bytes |",
+            "| --- |" + " ---: |" * 4,
+            *(row_of(call) for call in calls),
+            "",
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    text = page()
+    if options.out:
+        options.out.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
