@@ -291,7 +291,7 @@ def with_residual(g, y):
         ((1024, 1024, 1024), "tf32", "ab", with_residual),
         ((2048, 2048, 8192), "tf32", "a", None),
     ],
-    ids=str,
+    ids=lambda part: getattr(part, "__name__", str(part)),
 )
 def test_nothing_is_serialized_or_spilled(sizes, dtype, layout, epilogue):
     """Products that wait for each other, or sums outside registers, would still be right."""
