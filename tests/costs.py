@@ -18,6 +18,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
 VALUES = {  # what the calls below are given
     **dict.fromkeys(("x", "y", "z", "p"), ((1024, 1024), "float32")),
     "row": ((1024,), "float32"),
+    "points": ((1024, 3), "float32"),
     "places": ((1024, 1024), "int64"),
     "labels": ((1024,), "int64"),
     "image": ((8, 16, 32, 32), "float32"),
@@ -36,11 +37,16 @@ CALLS = {
     ],
     "Elements": [
         *("square(x)", "reciprocal(x)", "ceil(x)", "trunc(x)", "isinf(x)", "isfinite(x)"),
+        *("signbit(x)", "copysign(x, y)", "logaddexp(x, y)"),
+        *("full_like(x, 2.0)", "zeros_like(x)", "ones_like(x)", "count_nonzero(x, 1)"),
         *("remainder(x, y)", "bitwise_invert(places)"),
         *("any(x, 1)", "all(x, 1)", "argmin(x, 1)", "one_hot(labels, 1024)"),
     ],
     "Shapes and products": [
         *("flip(x)", "moveaxis(x, 0, 1)", "repeat(x, 2, 1)", "roll(x, 1, 1)", "tile(x, 2)"),
+        *("diagonal(x)", "diag(row)", "diff(x)", "unstack(x)[0]", "broadcast_arrays([x, row])[1]"),
+        *("meshgrid([row, row])[0]", "vecdot(x, y)", "cross(points, points)"),
+        *("vector_norm(x, 1)", "vector_norm(x, 1, ord=3.0)"),
         *("tril(x)", "triu(x)", "outer(row, row)", "tensordot(x, y, 1)"),
         'einsum("ij,jk->ki", x, y)',
     ],

@@ -47,6 +47,76 @@ def test_argmin(dtype, device, rng):
         np.testing.assert_array_equal(got, x.argmin(axis))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_functions_of_integers(dtype, device):
+    """Those that keep the dtype or make bools are NumPy's."""
+    limits = np.iinfo(dtype)
+    x = np.array([limits.min, limits.max, 0, 1, 7, 100, 3], dtype)
+    y = np.roll(x, 3)
+
+    def results(m, x, y):
+        names = ("floor", "round", "ceil", "trunc", "isnan", "isinf", "isfinite", "logical_not")
+        made = {name: getattr(m, name)(x) for name in names}
+        for name in ("logical_and", "logical_or", "logical_xor"):
+            made[name] = getattr(m, name)(x, y)
+        return made | {"clip": m.clip(x, 1, 60), "above": m.clip(x, 2, None)}
+
+    got = run_modes(lambda g, x, y: results(aicf, x, y), {"x": x, "y": y}, device)
+    for name, want in results(np, x, y).items():
+        assert got[name].dtype == want.dtype, name
+        np.testing.assert_array_equal(got[name], want, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "bool"])
+def test_counts_and_constants(dtype, device, rng):
+    x = rng.integers(-1, 2, (3, 4)).astype(dtype)
+
+    def build(g, x):
+        ys = {"count": aicf.count_nonzero(x, 1), "all": aicf.count_nonzero(x)}
+        ys |= {"one": aicf.ones_like(x), "zero": aicf.zeros_like(x, "int64")}
+        return (
+            ys if dtype == "bool" else {**ys, "sign": aicf.signbit(x), "full": aicf.full_like(x, 3)}
+        )
+
+    got = run_modes(build, {"x": x}, device)
+    want = {"count": np.count_nonzero(x, 1), "all": np.count_nonzero(x), "one": np.ones_like(x)}
+    want |= {"zero": np.zeros((3, 4), int)}
+    if dtype != "bool":
+        want |= {"full": np.full_like(x, 3), "sign": np.signbit(x) if dtype[0] == "f" else x < 0}
+    for name, array in want.items():
+        assert got[name].dtype == np.asarray(array).dtype, name
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+def test_signs_of_zeros_and_sums_of_exponentials(device):
+    a = np.array([0.0, -0.0, INF, -INF, NAN, 1.0, -2.0, 1e4, -1e4], np.float32)
+    x, y = (part.ravel() for part in np.meshgrid(a, a))
+
+    def build(g, x, y):
+        return {"sign": aicf.signbit(x), "copy": aicf.copysign(x, y), "log": aicf.logaddexp(x, y)}
+
+    got = run_modes(build, {"x": x, "y": y}, device)
+    number = ~np.isnan(x)
+    np.testing.assert_array_equal(got["sign"][number], np.signbit(x[number]))
+    both = number & ~np.isnan(y)
+    want = np.copysign(x, y)
+    np.testing.assert_array_equal(got["copy"], want)
+    np.testing.assert_array_equal(np.signbit(got["copy"][both]), np.signbit(want[both]))
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(got["log"], np.logaddexp(x, y), rtol=1e-6)
+
+
+def test_logic_of_floats(device):
+    x = np.array([0.0, -0.0, NAN, INF, 2.0, -1e-40], np.float32)
+    got = run_modes(
+        lambda g, x: {"not": aicf.logical_not(x), "and": aicf.logical_and(x, True)},
+        {"x": x},
+        device,
+    )
+    np.testing.assert_array_equal(got["not"], np.logical_not(x))
+    np.testing.assert_array_equal(got["and"], np.logical_and(x, True))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
 def test_one_hot(dtype, device):
     labels = np.array([[0, 4, 2], [-1, 5, 3]])
@@ -126,7 +196,12 @@ def test_split_of_no_elements(device):
 
 
 REFUSED = {
-    "isinf: x is .*; need a float dtype": lambda x, i: aicf.isinf(i),
+    "isinf: x is .*; need a float dtype": lambda x, i: aicf.isinf(i > 0),
+    "clip: a limit is 0.50*, .*; need a whole number that int64": lambda x, i: aicf.clip(i, 0.5),
+    "input: complex64 numbers are not offered; need their real": lambda x, i: x.graph.input(
+        "z", (2,), "complex64"
+    ),
+    "constant: got complex64": lambda x, i: x.graph.constant(np.ones(2, "complex64")),
     "one_hot: classes is -1": lambda x, i: aicf.one_hot(i, -1),
     r"tile: reps is \[-1\]": lambda x, i: aicf.tile(x, -1),
     r"flip: axes \[0, -2\] of .*; need distinct axes": lambda x, i: aicf.flip(x, (0, -2)),
@@ -148,6 +223,12 @@ REFUSED = {
     'einsum: "...j" of': lambda x, i: aicf.einsum("...j->j", x),
     'einsum: "i" of .*; need a letter an axis': lambda x, i: aicf.einsum("i->i", x),
     'einsum: "k" of .*; need letters of': lambda x, i: aicf.einsum("ij->k", x),
+    "diagonal: x is .*; need .*N, M": lambda x, i: aicf.diagonal(i),
+    "vector_norm: ord is 0": lambda x, i: aicf.vector_norm(x, ord=0.0),
+    "diff: n is -1": lambda x, i: aicf.diff(x, -1),
+    "broadcast_arrays: .*; need shapes that": lambda x, i: aicf.broadcast_arrays([x, i]),
+    "meshgrid: .*; need rank 1": lambda x, i: aicf.meshgrid([x, i]),
+    "cross: a is .*; need 3 elements along axis 0": lambda x, i: aicf.cross(x, x, 0),
     "moveaxis: axis 2": lambda x, i: aicf.moveaxis(x, 2, 0),
     "conv1d: weight is .*; need .O": lambda x, i: aicf.conv1d(aicf.reshape(x, (1, 4, 3)), x),
     "conv_transpose1d: weight is .*; need .C": lambda x, i: aicf.conv_transpose1d(

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import aicf
+import array_cases  # noqa: F401  adds its rows
 import indexing_cases  # noqa: F401  adds its rows
 import numpy as np
 import pytest

@@ -11,11 +11,23 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import DTypeName, checked
-from .graph import Value
-from .movement import _axes, _axis, broadcast_to, concat, expand_dims, flatten, permute, reshape
+from .graph import Value, _emit, _number
+from .movement import (
+    _axes,
+    _axis,
+    broadcast_to,
+    concat,
+    expand_dims,
+    flatten,
+    permute,
+    reshape,
+)
 from .ops import (
     _as,
+    _whole,
+    _widened,
     abs,
+    add,
     argmax,
     cast,
     div,
@@ -23,11 +35,15 @@ from .ops import (
     floor,
     less,
     logical_not,
+    logical_or,
     matmul,
     max,
+    min,
     mul,
     neg,
     not_equal,
+    pow,
+    softplus,
     sqrt,
     sub,
     sum,
@@ -39,17 +55,29 @@ __all__ = [
     "all",
     "any",
     "argmin",
+    "broadcast_arrays",
     "ceil",
+    "copysign",
+    "count_nonzero",
+    "cross",
+    "diag",
+    "diagonal",
+    "diff",
     "einsum",
     "flip",
+    "full_like",
     "isfinite",
     "isinf",
+    "logaddexp",
+    "meshgrid",
     "moveaxis",
     "one_hot",
+    "ones_like",
     "outer",
     "reciprocal",
     "repeat",
     "roll",
+    "signbit",
     "square",
     "std",
     "tensordot",
@@ -57,6 +85,10 @@ __all__ = [
     "tril",
     "triu",
     "trunc",
+    "unstack",
+    "vecdot",
+    "vector_norm",
+    "zeros_like",
 ]
 
 
@@ -82,39 +114,39 @@ def reciprocal(x: Value) -> Value:
 
 
 def ceil(x: Value) -> Value:
-    """The smallest whole number >= x. Its gradient is zero.
+    """The smallest whole number >= x, an integer x itself. Its gradient is zero.
 
     >>> aicf.ceil(x).shape
     (4, 3)
     """
-    return neg(floor(neg(x)))
+    return x if _whole(x) else neg(floor(neg(x)))
 
 
 def trunc(x: Value) -> Value:
-    """x without its fraction. Its gradient is zero.
+    """x without its fraction, an integer x itself. Its gradient is zero.
 
     >>> aicf.trunc(x).shape
     (4, 3)
     """
-    return where(less(x, 0.0), ceil(x), floor(x))
+    return x if _whole(x) else where(less(x, 0.0), ceil(x), floor(x))
 
 
 def isinf(x: Value) -> Value:
-    """Whether a float is an infinity, as bool.
+    """Whether x is an infinity, as bool; an integer never is.
 
     >>> aicf.isinf(x).dtype
     'bool'
     """
-    return equal(abs(_float("isinf", x)), math.inf)
+    return not_equal(x, x) if _whole(x) else equal(abs(_float("isinf", x)), math.inf)
 
 
 def isfinite(x: Value) -> Value:
-    """Whether a float is neither an infinity nor NaN, as bool.
+    """Whether x is neither an infinity nor NaN, as bool; an integer always is.
 
     >>> aicf.isfinite(x).dtype
     'bool'
     """
-    return less(abs(_float("isfinite", x)), math.inf)
+    return equal(x, x) if _whole(x) else less(abs(_float("isfinite", x)), math.inf)
 
 
 def _float(name: str, x: Value) -> Value:
@@ -137,7 +169,105 @@ def one_hot(labels: Value, classes: int, dtype: DTypeName = "float32") -> Value:
     return cast(equal(expand_dims(_as(labels, "int64"), -1), numbers), dtype)
 
 
+def signbit(x: Value) -> Value:
+    """Whether x is below 0, or −0.
+
+    >>> aicf.signbit(x).dtype
+    'bool'
+    """
+    if not x.dtype.startswith(("float", "bfloat")):
+        return less(x, 0)
+    return logical_or(less(x, 0.0), less(div(1.0, where(equal(x, 0.0), x, 1.0)), 0.0))
+
+
+def copysign(a: Value, b: Value) -> Value:
+    """|a| with the sign of b, of 0 and −0 too.
+
+    >>> aicf.copysign(x, y).shape
+    (4, 3)
+    """
+    size = abs(a)
+    return where(signbit(b), neg(size), size)
+
+
+def logaddexp(a: Value, b: Value) -> Value:
+    """log(exp(a) + exp(b)), safe for large numbers.
+
+    >>> aicf.logaddexp(x, y).shape
+    (4, 3)
+    """
+    wide, other = _widened(a), _widened(b)
+    equals = equal(wide, other)  # infinities among them
+    apart = where(equals, 0.0, sub(wide, other))
+    above = less(apart, 0.0)
+    larger = where(above, other, wide)
+    return _as(add(larger, softplus(where(above, apart, neg(apart)))), a.dtype)
+
+
+def full_like(x: Value, value: float, dtype: DTypeName | None = None) -> Value:
+    """A constant `value` in x's shape, and its dtype unless another is given.
+
+    >>> aicf.full_like(x, 0.5).shape
+    (4, 3)
+    """
+    return broadcast_to(_number("full_like", x.graph, value, dtype or x.dtype), x.shape)
+
+
+def zeros_like(x: Value, dtype: DTypeName | None = None) -> Value:
+    """Zeros in x's shape, and its dtype unless another is given.
+
+    >>> aicf.zeros_like(x, "int32").dtype
+    'int32'
+    """
+    return full_like(x, 0, dtype)
+
+
+def ones_like(x: Value, dtype: DTypeName | None = None) -> Value:
+    """Ones in x's shape, and its dtype unless another is given.
+
+    >>> aicf.ones_like(x).shape
+    (4, 3)
+    """
+    return full_like(x, 1, dtype)
+
+
 # ---- reductions
+
+
+def count_nonzero(
+    x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False
+) -> Value:
+    """How many elements along `axis` (None = all) are true, or not 0, as int64.
+
+    >>> aicf.count_nonzero(x > 0.0, axis=1).dtype
+    'int64'
+    """
+    return sum(cast(_true(x), "int64"), axis, keepdims)
+
+
+def vector_norm(
+    x: Value,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    ord: float = 2.0,
+) -> Value:
+    """(Σ |x|**ord)**(1/ord) over `axis`; of ord inf and −inf the largest and smallest |x|.
+
+    >>> aicf.vector_norm(x, axis=1).shape
+    (4,)
+    """
+    if ord == 0 or math.isnan(ord):
+        raise GraphError(f"vector_norm: ord is {ord}; need another number (count_nonzero counts)")
+    size = abs(_widened(x))
+    if math.isinf(ord):
+        y = (max if ord > 0 else min)(size, axis, keepdims)
+    elif ord == 1:
+        y = sum(size, axis, keepdims)
+    elif ord == 2:
+        y = sqrt(sum(mul(size, size), axis, keepdims))
+    else:
+        y = pow(sum(pow(size, ord), axis, keepdims), 1 / ord)
+    return _as(y, x.dtype)
 
 
 def std(
@@ -298,7 +428,123 @@ def _triangle(name: str, x: Value, mask: np.ndarray) -> Value:
     return where(x.graph.constant(mask), x, False if x.dtype == "bool" else 0)
 
 
+def diagonal(x: Value, k: int = 0) -> Value:
+    """Diagonal number k of x [..., N, M], without copying.
+
+    >>> aicf.diagonal(x).shape
+    (3,)
+    """
+    if x.ndim < 2:
+        raise ShapeError(f"diagonal: x is {x!r}; need [..., N, M]")
+    n, m = x.shape[-2:]
+    down, right = builtins.max(-k, 0), builtins.max(k, 0)
+    count = builtins.max(0, builtins.min(n - down, m - right))
+    lead = list(x.shape[:-2])
+    if count == 0:
+        return reshape(x[..., :0, :0], [*lead, 0])
+    flat = reshape(x, [*lead, n * m])
+    begin = down * m + right
+    return flat[..., begin : begin + (count - 1) * (m + 1) + 1 : m + 1]
+
+
+def diag(x: Value, k: int = 0) -> Value:
+    """Of rank 1 the matrix with x on diagonal number k, else that diagonal of a matrix.
+
+    >>> aicf.diag(labels).shape
+    (4, 4)
+    """
+    if x.ndim != 1:
+        return diagonal(x, k)
+    width = x.shape[0] + builtins.abs(k)
+    begin = -k * width if k < 0 else k
+    flat = {"shape": [width * width], "start": [begin], "step": [width + 1], "value": 0.0}
+    if x.shape[0] == 0:
+        flat["start"] = [0]
+    return reshape(_emit("Pad", "diag", x, **flat), [width, width])
+
+
+def diff(x: Value, n: int = 1, axis: int = -1) -> Value:
+    """Differences of neighbours along `axis`, n times.
+
+    >>> aicf.diff(x).shape
+    (4, 2)
+    """
+    if n < 0:
+        raise ShapeError(f"diff: n is {n}; need 0 or more")
+    before = (slice(None),) * _axis("diff", x, axis)
+    for _ in range(builtins.min(n, x.shape[len(before)])):
+        x = sub(x[(*before, slice(1, None))], x[(*before, slice(None, -1))])
+    return x
+
+
+def unstack(x: Value, axis: int = 0) -> list[Value]:
+    """The slices of x along `axis`.
+
+    >>> len(aicf.unstack(x, axis=1))
+    3
+    """
+    before = (slice(None),) * _axis("unstack", x, axis)
+    return [x[(*before, i)] for i in range(x.shape[len(before)])]
+
+
+def broadcast_arrays(xs: Sequence[Value]) -> list[Value]:
+    """The values in their common shape, without copying.
+
+    >>> [v.shape for v in aicf.broadcast_arrays([x, x[:1]])]
+    [(4, 3), (4, 3)]
+    """
+    try:
+        shape = np.broadcast_shapes(*(x.shape for x in xs))
+    except ValueError:
+        shapes = [x.shape for x in xs]
+        raise ShapeError(f"broadcast_arrays: {shapes}; need shapes that broadcast") from None
+    return [x if x.shape == shape else broadcast_to(x, shape) for x in xs]
+
+
+def meshgrid(xs: Sequence[Value], indexing: str = "xy") -> list[Value]:
+    """Coordinates of a grid from those of its axes, each of rank 1, without copying.
+
+    Args:
+        indexing: "xy" = the first two axes exchanged, "ij" = in their order.
+
+    >>> [v.shape for v in aicf.meshgrid([x[0], y[:, 0]], indexing="ij")]
+    [(3, 4), (3, 4)]
+    """
+    if indexing not in ("xy", "ij") or builtins.any(x.ndim != 1 for x in xs):
+        raise ShapeError(f'meshgrid: {list(xs)!r}, "{indexing}"; need rank 1, "xy" or "ij"')
+    rank = len(xs)
+    places = list(range(rank))
+    if indexing == "xy" and rank > 1:
+        places[:2] = [1, 0]
+    sizes = [[x.shape[0] if d == place else 1 for d in range(rank)]
+             for place, x in zip(places, xs, strict=True)]  # fmt: skip
+    return broadcast_arrays([reshape(x, size) for x, size in zip(xs, sizes, strict=True)])
+
+
 # ---- products
+
+
+def vecdot(a: Value, b: Value, axis: int = -1) -> Value:
+    """Sums of products along `axis`.
+
+    >>> aicf.vecdot(x, y).shape
+    (4,)
+    """
+    return sum(mul(a, b), axis)
+
+
+def cross(a: Value, b: Value, axis: int = -1) -> Value:
+    """Cross products of the vectors of 3 elements along `axis`.
+
+    >>> aicf.cross(x, y).shape
+    (4, 3)
+    """
+    at = _axis("cross", a, axis)
+    if a.shape[at] != 3 or b.ndim != a.ndim or b.shape[at] != 3:
+        raise ShapeError(f"cross: a is {a!r}, b is {b!r}; need 3 elements along axis {axis}")
+    first = [roll(a, -1, at), roll(b, -2, at)]
+    second = [roll(a, -2, at), roll(b, -1, at)]
+    return sub(mul(*first), mul(*second))
 
 
 def outer(a: Value, b: Value) -> Value:

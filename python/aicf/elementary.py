@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from .arguments import checked
 from .graph import Operand, Value, _emit
-from .ops import logical_and, logical_not, logical_or, logical_xor
 
 __all__ = [
     "acos",
@@ -179,7 +178,7 @@ def bitwise_and(a: Operand, b: Operand) -> Value:
     'int64'
     """
     if _bool(a) or _bool(b):
-        return logical_and(a, b)
+        return _emit("LogicalAnd", "logical_and", a, b)
     return _emit("BitwiseAnd", "bitwise_and", a, b)
 
 
@@ -190,7 +189,7 @@ def bitwise_or(a: Operand, b: Operand) -> Value:
     'int64'
     """
     if _bool(a) or _bool(b):
-        return logical_or(a, b)
+        return _emit("LogicalOr", "logical_or", a, b)
     return _emit("BitwiseOr", "bitwise_or", a, b)
 
 
@@ -201,7 +200,7 @@ def bitwise_xor(a: Operand, b: Operand) -> Value:
     'int64'
     """
     if _bool(a) or _bool(b):
-        return logical_xor(a, b)
+        return _emit("LogicalXor", "logical_xor", a, b)
     return _emit("BitwiseXor", "bitwise_xor", a, b)
 
 
@@ -212,7 +211,7 @@ def bitwise_invert(x: Value) -> Value:
     'int64'
     """
     if _bool(x):
-        return logical_not(x)
+        return _emit("LogicalNot", "logical_not", x)
     return bitwise_xor(x, 255 if x.dtype == "uint8" else -1)
 
 

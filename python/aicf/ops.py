@@ -110,21 +110,21 @@ def sign(x: Value) -> Value:
 
 
 def floor(x: Value) -> Value:
-    """The largest whole number <= x. Its gradient is zero.
+    """The largest whole number <= x, an integer x itself. Its gradient is zero.
 
     >>> aicf.floor(x).shape
     (4, 3)
     """
-    return _emit("Floor", "floor", x)
+    return x if _whole(x) else _emit("Floor", "floor", x)
 
 
 def round(x: Value) -> Value:
-    """The nearest whole number, halves to even. Its gradient is zero.
+    """The nearest whole number, halves to even; an integer x itself. Its gradient is zero.
 
     >>> aicf.round(x).shape
     (4, 3)
     """
-    return _emit("Round", "round", x)
+    return x if _whole(x) else _emit("Round", "round", x)
 
 
 def exp(x: Value) -> Value:
@@ -236,21 +236,21 @@ def relu(x: Value) -> Value:
 
 
 def logical_not(x: Value) -> Value:
-    """Not x, for bool.
+    """Not x; a number counts as whether it is not 0.
 
     >>> aicf.logical_not(x > 0.0).dtype
     'bool'
     """
-    return _emit("LogicalNot", "logical_not", x)
+    return _emit("LogicalNot", "logical_not", _true(x))
 
 
 def isnan(x: Value) -> Value:
-    """True where x is NaN.
+    """True where x is NaN; an integer never is.
 
     >>> aicf.isnan(x).dtype
     'bool'
     """
-    return _emit("IsNan", "isnan", x)
+    return not_equal(x, x) if _whole(x) else _emit("IsNan", "isnan", x)
 
 
 def add(a: Operand, b: Operand) -> Value:
@@ -401,30 +401,30 @@ def greater_equal(a: Operand, b: Operand) -> Value:
 
 
 def logical_and(a: Operand, b: Operand) -> Value:
-    """a and b, for bool.
+    """a and b; a number counts as whether it is not 0.
 
     >>> aicf.logical_and(x > 0.0, y > 0.0).dtype
     'bool'
     """
-    return _emit("LogicalAnd", "logical_and", a, b)
+    return _emit("LogicalAnd", "logical_and", _true(a), _true(b))
 
 
 def logical_or(a: Operand, b: Operand) -> Value:
-    """a or b, for bool.
+    """a or b; a number counts as whether it is not 0.
 
     >>> aicf.logical_or(x > 0.0, y > 0.0).dtype
     'bool'
     """
-    return _emit("LogicalOr", "logical_or", a, b)
+    return _emit("LogicalOr", "logical_or", _true(a), _true(b))
 
 
 def logical_xor(a: Operand, b: Operand) -> Value:
-    """Exactly one of a and b, for bool.
+    """Exactly one of a and b; a number counts as whether it is not 0.
 
     >>> aicf.logical_xor(x > 0.0, y > 0.0).dtype
     'bool'
     """
-    return _emit("LogicalXor", "logical_xor", a, b)
+    return _emit("LogicalXor", "logical_xor", _true(a), _true(b))
 
 
 def gelu(x: Value, approximate: str = "none") -> Value:
@@ -511,6 +511,17 @@ def _as(x: Value, dtype: DTypeName) -> Value:
 def _widened(x: Value) -> Value:
     """16 bits as float32: what is composed of several ops then rounds once, as one op does."""
     return cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
+
+
+def _whole(x: Value) -> bool:
+    return x.dtype.startswith(("int", "uint"))
+
+
+def _true(x: Operand) -> Operand:
+    """Whether it is not 0."""
+    if isinstance(x, Value):
+        return x if x.dtype == "bool" else not_equal(x, 0)
+    return x != 0
 
 
 # ---- reductions

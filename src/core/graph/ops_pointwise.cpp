@@ -1,5 +1,7 @@
 // Pointwise ops: one output element from one element of each input, with broadcasting. The
 // functions themselves are in kernels/scalar.h; gradients are PyTorch's, ties included.
+#include <cmath>
+
 #include "core/graph/op.h"
 
 namespace aicf {
@@ -25,6 +27,15 @@ std::vector<Type> infer_whole(const InferContext& c) {
     for (int i = 0; i < c.count(); i++)
         if (is_float(c.dtype(i)) || c.dtype(i) == DType::boolean)
             c.dtype_error(c.describe(i), "; need an integer or bool dtype (cast it)");
+    return infer_same(c);
+}
+
+std::vector<Type> infer_clip(const InferContext& c) {
+    for (const char* limit : {"lo", "hi"})
+        if (const double value = c.attrs.number(limit);
+            !std::isinf(value) && !holds(c.dtype(0), value))
+            c.dtype_error("a limit is ", value, ", ", c.describe(0), "; need a whole number that ",
+                          dtype_name(c.dtype(0)), " holds (or cast it)");
     return infer_same(c);
 }
 
@@ -324,7 +335,8 @@ void define_pointwise_ops() {
     const Options range = {{{"lo", 0.0, true}, {"hi", 0.0, true}}, 2};
     unary("LeakyReLU", "leaky_relu", [](GradContext& g) { use_x(g, "LeakyReluBwd"); }, slope);
     unary("ELU", "elu", [](GradContext& g) { use_x(g, "EluBwd"); }, alpha);
-    unary("Clip", "clip", [](GradContext& g) { use_x(g, "ClipBwd"); }, range);
+    pointwise(
+        "Clip", "clip", {"x"}, infer_clip, [](GradContext& g) { use_x(g, "ClipBwd"); }, "", range);
     derivative("ReluBwd", "relu_bwd", linear_grad);
     derivative("TanhBwd", "tanh_bwd",
                [](GradContext& g) { curved_grad(g, [](Var y) { return y * -2.0; }); }, {{}, 3});

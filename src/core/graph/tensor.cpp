@@ -45,6 +45,9 @@ DType parse_dtype(std::string_view name, std::string_view where) {
     if (bare.starts_with("torch.")) bare.remove_prefix(6);
     for (int i = 0; i < kDTypes; i++)
         if (bare == kInfo[i].name || bare == kInfo[i].abbrev) return static_cast<DType>(i);
+    if (bare.starts_with("complex"))
+        raise(ErrorKind::dtype, where, ": ", name,
+              " numbers are not offered; need their real and imaginary parts as two values");
     raise(ErrorKind::dtype, where, ": unknown dtype \"", name,
           "\"; need one of float32, float64, float16, bfloat16, int32, int64, uint8, bool");
 }
