@@ -232,6 +232,7 @@ bool is(const LoweredOp& op, std::initializer_list<const char*> names) {
 #define AICF_LOOP_test(...)
 #define AICF_LOOP_select(...)
 #define AICF_LOOP_any(...)
+#define AICF_LOOP_whole(...)
 #define AICF_LOOP(f, arity, kind, scalars) AICF_LOOP_##kind(f, arity, scalars)
 
 /// Of the functions of scalar.h that take floats to a float; null: it is none.
