@@ -50,7 +50,9 @@ myst_substitutions = {
     "array_functions": _directives("function", "aicf", aicf.arrays.__all__),
     "indexing_functions": _directives("function", "aicf", aicf.indexing.__all__),
     "sampling_functions": _directives("function", "aicf", aicf.sampling.__all__),
-    "spatial_functions": _directives("function", "aicf", aicf.spatial.__all__),
+    "convolution_functions": _directives("function", "aicf", aicf.convolutions.__all__),
+    "pool_functions": _directives("function", "aicf", aicf.pools.__all__),
+    "resampling_functions": _directives("function", "aicf", aicf.resampling.__all__),
     "activation_functions": _directives("function", "aicf", aicf.activations.__all__),
     "loss_functions": _directives("function", "aicf", aicf.losses.__all__),
     "layer_functions": _directives("function", "aicf", aicf.nn.__all__),
@@ -59,7 +61,9 @@ myst_substitutions = {
     "layer_names": _names(
         [
             *aicf.nn.__all__,
-            *aicf.spatial.__all__,
+            *aicf.convolutions.__all__,
+            *aicf.pools.__all__,
+            *aicf.resampling.__all__,
             *aicf.activations.__all__,
             *aicf.losses.__all__,
         ]

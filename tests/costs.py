@@ -23,10 +23,13 @@ VALUES = {  # what the calls below are given
     "labels": ((1024,), "int64"),
     "image": ((8, 16, 32, 32), "float32"),
     "signal": ((8, 16, 1024), "float32"),
+    "volume": ((2, 16, 16, 16, 16), "float32"),
     "heads": ((8, 16, 64, 32), "float32"),
     "w1": ((16, 16, 3), "float32"),
     "w2": ((16, 16, 3, 3), "float32"),
+    "w3": ((16, 16, 3, 3, 3), "float32"),
     "channels": ((16,), "float32"),
+    "halves": ((8, 16, 16, 16), "int64"),
 }
 CALLS = {
     "Sums and norms": [
@@ -75,14 +78,28 @@ CALLS = {
         *("cosine_similarity(x, y)", "cosine_embedding_loss(x, y, row)"),
         *("pairwise_distance(x, y)", "triplet_margin_loss(x, y, z)"),
     ],
-    "Images and signals": [
+    "Signals, images and volumes": [
         *("conv1d(signal, w1, padding=1)", "conv2d(image, w2, padding=1)"),
+        "conv3d(volume, w3, padding=1)",
         *("conv_transpose1d(signal, w1, stride=2)", "conv_transpose2d(image, w2, stride=2)"),
-        *("max_pool1d(signal, 2)", "max_pool2d(image, 2)", "avg_pool1d(signal, 2)"),
-        *("avg_pool2d(image, 2)", "adaptive_avg_pool1d(signal, 3)"),
-        *("adaptive_avg_pool2d(image, 3)", "interpolate(image, scale_factor=2.0)"),
-        'interpolate(image, scale_factor=2.0, mode="linear")',
-        *("pixel_shuffle(image, 2)", "pixel_unshuffle(image, 2)"),
+        "conv_transpose3d(volume, w3, stride=2)",
+        *("unfold(image, 3)", "fold(aicf.unfold(image, 3), 32, 3)"),
+        *("max_pool1d(signal, 2)", "max_pool2d(image, 2)", "max_pool3d(volume, 2)"),
+        "max_pool2d(image, 2, return_indices=True)[1]",
+        *("avg_pool1d(signal, 2)", "avg_pool2d(image, 2)", "avg_pool3d(volume, 2)"),
+        "avg_pool2d(image, 3, 2, 1, count_include_pad=False)",
+        *("lp_pool1d(signal, 2, 2)", "lp_pool2d(image, 2, 2)", "lp_pool3d(volume, 2, 2)"),
+        *("adaptive_avg_pool1d(signal, 3)", "adaptive_avg_pool2d(image, 3)"),
+        *("adaptive_avg_pool3d(volume, 3)", "adaptive_max_pool1d(signal, 3)"),
+        *("adaptive_max_pool2d(image, 3)", "adaptive_max_pool3d(volume, 3)"),
+        "max_unpool1d(signal[:, :, :256], halves.reshape((8, 16, 256)), 2)",
+        "max_unpool2d(image[:, :, :16, :16], halves, 2)",
+        "max_unpool3d(image[:, :, :16, :16].reshape((8, 16, 4, 8, 8)), "
+        "halves.reshape((8, 16, 4, 8, 8)), 2)",
+        *("interpolate(image, scale_factor=2.0)", "interpolate(image, 64, mode='bilinear')"),
+        *("interpolate(image, 64, mode='bicubic')", "interpolate(image, 12, mode='area')"),
+        *("pixel_shuffle(image, 2)", "pixel_unshuffle(image, 2)", "channel_shuffle(image, 4)"),
+        "pad(image, [(0, 0), (0, 0), (1, 1), (1, 1)], mode='reflect')",
     ],
 }
 

@@ -1,6 +1,7 @@
 """Rows of the table of layers for images and signals."""
 
 import itertools
+import math
 
 import aicf
 import numpy as np
@@ -171,28 +172,48 @@ for _shape, _r in (((2, 8, 3, 2), 2), ((9, 2, 3), 3)):
     )
 
 
+def cubic(x, axis, at):
+    """Between the four elements around a place; a = -0.75."""
+    low, y = math.floor(at), 0.0
+    for tap in range(low - 1, low + 3):
+        d = abs(at - tap)
+        near = 1.25 * d**3 - 2.25 * d**2 + 1
+        share = near if d <= 1 else -0.75 * (d**3 - 5 * d**2 + 8 * d - 4)
+        y = y + share * x.take(min(max(tap, 0), x.shape[axis] - 1), axis)
+    return y
+
+
 def resized(x, axis, count, step, mode, align):
     """One element after the other."""
     old, parts = x.shape[axis], []
     for i in range(count):
-        if mode == "nearest":
-            parts.append(x.take(min(int(i * step), old - 1), axis))
+        if mode.startswith("nearest"):
+            half = 0.5 if mode == "nearest-exact" else 0
+            parts.append(x.take(min(int((i + half) * step), old - 1), axis))
             continue
-        at = i * (old - 1) / max(count - 1, 1) if align else max((i + 0.5) * step - 0.5, 0)
+        at = i * (old - 1) / max(count - 1, 1) if align else (i + 0.5) * step - 0.5
+        if mode == "bicubic":
+            parts.append(cubic(x, axis, at))
+            continue
+        at = max(at, 0)
         low = min(int(at), old - 1)
         near, far = x.take(low, axis), x.take(min(low + 1, old - 1), axis)
         parts.append(near * (1 - (at - low)) + far * (at - low))
     return np.stack(parts, axis)
 
 
-def interpolated(x, size=None, scale_factor=None, mode="nearest", align_corners=False):
+def interpolated(x, size=None, scale_factor=None, mode="nearest", align_corners=False, **given):
     for axis in range(2, x.ndim):
         if size is not None:
             count = size[axis - 2]
             step = x.shape[axis] / count
         else:
             count, step = int(x.shape[axis] * scale_factor), 1 / scale_factor
-        x = resized(x, axis, count, step, mode, align_corners)
+            step = x.shape[axis] / count if given else step
+        if mode == "area":
+            x = adaptive(x, axis, count)
+        else:
+            x = resized(x, axis, count, step, mode, align_corners)
     return x
 
 
@@ -218,3 +239,61 @@ for _shape, _given in itertools.product(
             lambda x, _o=_o: interpolated(x, **_o),
             _torch,
         )
+
+for _mode, _shape, _o in (
+    ("nearest-exact", (2, 5), {"scale_factor": 1.7}),
+    ("nearest-exact", (4, 5), {"size": [7, 3]}),
+    ("area", (5, 4), {"size": [3, 6]}),
+    ("area", (7,), {"scale_factor": 0.5}),
+    ("bicubic", (3, 5), {"size": [7, 4]}),
+    ("bicubic", (4, 3), {"scale_factor": 2.3, "align_corners": True}),
+    ("bilinear", (4, 3), {"scale_factor": 1.7}),
+    ("bilinear", (4, 3), {"scale_factor": 1.7, "recompute_scale_factor": True}),
+    ("trilinear", (2, 3, 2), {"size": [3, 2, 4]}),
+):
+    layer(
+        f"interpolate_{_mode}_{_o}",
+        {"x": (1, 2, *_shape)},
+        lambda x, _o=_o, _m=_mode: aicf.interpolate(x, mode=_m, **_o),
+        lambda x, _o=_o, _m=_mode: interpolated(x, mode=_m, **_o),
+        lambda t, F, x, _o=_o, _m=_mode: F.interpolate(x, mode=_m, **_o),
+    )
+layer(
+    "channel_shuffle",
+    {"x": (2, 6, 2, 3)},
+    lambda x: aicf.square(aicf.channel_shuffle(x, 3)),
+    lambda x: x[:, [0, 2, 4, 1, 3, 5]] ** 2,
+    lambda t, F, x: F.channel_shuffle(x, 3) ** 2,
+)
+PADS = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+for _mode, _numpy in PADS.items():
+    layer(
+        f"pad_{_mode}",
+        {"x": (2, 3, 4)},
+        lambda x, _m=_mode: aicf.pad(x, [(0, 0), (1, 2), (3, 0)], mode=_m),
+        lambda x, _n=_numpy: np.pad(x, [(0, 0), (1, 2), (3, 0)], _n),
+        lambda t, F, x, _m=_mode: F.pad(x[None], (3, 0, 1, 2), _m)[0],
+    )
+    layer(
+        f"pad_{_mode}_and_crop",
+        {"x": (2, 3, 4)},
+        lambda x, _m=_mode: aicf.pad(x, [(0, 0), (0, -1), (-2, 2)], mode=_m),
+        lambda x, _n=_numpy: np.pad(x, [(0, 0), (0, 0), (0, 2)], _n)[:, :-1, 2:],
+    )
+layer(
+    "pad_symmetric",
+    {"x": (2, 3)},
+    lambda x: aicf.pad(x, [(5, 0), (2, 7)], mode="symmetric"),
+    lambda x: np.pad(x, [(5, 0), (2, 7)], "symmetric"),
+)
+for _widths in ([(-1, 2), (3, -2)], [(-1, -1), (-2, 0)], [(-3, 4), (5, -6)]):
+    layer(
+        f"pad_crop_{_widths}",
+        {"x": (3, 4)},
+        lambda x, _w=_widths: aicf.pad(x, _w, 0.5),
+        lambda x, _w=_widths: np.pad(
+            x, [(max(a, 0), max(b, 0)) for a, b in _w], constant_values=0.5
+        )[tuple(slice(max(-a, 0), -max(-b, 0) or None) for a, b in _w)],
+        -6 not in _widths[1]
+        and (lambda t, F, x, _w=_widths: F.pad(x, (*_w[1], *_w[0]), value=0.5)),
+    )  # fmt: skip

@@ -5,7 +5,10 @@ import costs
 import pytest
 from aicf import _core
 
-MODULES = (aicf.arrays, aicf.activations, aicf.losses, aicf.spatial, aicf.indexing, aicf.sampling)
+MODULES = (
+    *(aicf.arrays, aicf.activations, aicf.losses, aicf.convolutions, aicf.pools, aicf.resampling),
+    *(aicf.indexing, aicf.sampling),
+)
 
 
 @pytest.mark.passes

@@ -5,6 +5,7 @@ import json
 
 import aicf
 import numpy as np
+import pool_cases  # noqa: F401  adds its rows
 import pytest
 import spatial_cases  # noqa: F401  adds its rows
 import test_layers  # noqa: F401  adds its rows

@@ -25,6 +25,8 @@ from .activations import *  # noqa: F403
 from .activations import __all__ as _activation_names
 from .arrays import *  # noqa: F403
 from .arrays import __all__ as _array_names
+from .convolutions import *  # noqa: F403
+from .convolutions import __all__ as _convolution_names
 from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
 from .elementary import *  # noqa: F403
@@ -43,11 +45,13 @@ from .nn import __all__ as _nn_names
 from .notebook import install as _install_notebook
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
+from .pools import *  # noqa: F403
+from .pools import __all__ as _pool_names
 from .profile import profiler
+from .resampling import *  # noqa: F403
+from .resampling import __all__ as _resampling_names
 from .sampling import *  # noqa: F403
 from .sampling import __all__ as _sampling_names
-from .spatial import *  # noqa: F403
-from .spatial import __all__ as _spatial_names
 from .step import Step, load_step
 
 _install_notebook()
@@ -90,6 +94,7 @@ __all__ = [
     *_activation_names,
     *_array_names,
     *_elementary_names,
+    *_convolution_names,
     *_gradient_names,
     *_indexing_names,
     *_loss_names,
@@ -97,5 +102,6 @@ __all__ = [
     *_nn_names,
     *_op_names,
     *_sampling_names,
-    *_spatial_names,
+    *_pool_names,
+    *_resampling_names,
 ]

@@ -20,6 +20,7 @@ from ._core import DTypeError, Graph, GraphError, ShapeError
 
 DTypeName: TypeAlias = str  # NumPy's name, or a dtype that prints as it
 Path: TypeAlias = str | os.PathLike
+Sizes: TypeAlias = "int | Sequence[int | None] | None"  # None = as it was
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -117,6 +118,14 @@ def _pair(x: Any) -> tuple[int, int]:
     return before, after
 
 
+def _size(x: Any) -> int | None:
+    return None if x is None else _int(x)
+
+
+def _sizes(x: Any) -> Any:
+    return _items(_size)(x) if isinstance(x, Iterable) else _size(x)
+
+
 def _values(x: Any) -> Any:
     if not isinstance(x, Mapping):
         raise TypeError
@@ -135,6 +144,7 @@ _KINDS = {
     "Path": _Kind("a path", GraphError, _path),
     "Callable[..., dict[str, Value]]": _Kind("a function", GraphError, _callable),
     "Sequence[int]": _Kind("a sequence of ints below 2**63", ShapeError, _items(_int)),
+    "Sizes": _Kind("an int below 2**63, None or a sequence of these", ShapeError, _sizes),
     "Sequence[float]": _Kind("a sequence of numbers", DTypeError, _items(_float)),
     "Sequence[Value]": _Kind("a sequence of Values", GraphError, _items(_value)),
     "Sequence[Sequence[int]]": _Kind(

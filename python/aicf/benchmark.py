@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import optim
+from .convolutions import conv2d
 from .graph import Graph, Value
 from .losses import cross_entropy, mse_loss
 from .movement import flatten
-from .nn import conv2d, layer_norm, max_pool2d, scaled_dot_product_attention
+from .nn import layer_norm, scaled_dot_product_attention
 from .ops import gelu, mean, relu
+from .pools import max_pool2d
 from .progress import Progress
 from .step import Step
 from .units import bytes_text, count_text, time_text

@@ -6,8 +6,10 @@ import builtins
 import math
 import operator
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from ._core import GraphError, ShapeError
 from .arguments import checked
@@ -253,18 +255,65 @@ def flatten(x: Value, start_axis: int = 0) -> Value:
     return reshape(x, [*x.shape[:start_axis], math.prod(x.shape[start_axis:])])
 
 
-def pad(x: Value, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Value:
-    """x with `widths[axis] = (before, after)` elements of `value` around it.
+def pad(
+    x: Value, widths: Sequence[tuple[int, int]], value: float = 0.0, mode: str = "constant"
+) -> Value:
+    """x with `widths[axis] = (before, after)` elements around it; a negative width crops.
+
+    Args:
+        value: of the elements where mode is "constant".
+        mode: or "edge" ("replicate"), the element at the edge; "reflect", x mirrored at its first
+            and last element; "symmetric", at its edges; "wrap" ("circular"), x again.
 
     >>> aicf.pad(x, [(0, 0), (1, 2)]).shape
     (4, 6)
+    >>> aicf.pad(x, [(0, 0), (-1, 2)], mode="reflect").shape
+    (4, 4)
     """
     rank = x.ndim
-    if len(widths) != rank or builtins.any(builtins.min(pair) < 0 for pair in widths):
-        raise ShapeError(f"pad: widths {widths} of {x!r}; need {rank} pairs (before, after) >= 0")
+    if len(widths) != rank:
+        raise ShapeError(f"pad: widths {widths} of {x!r}; need {rank} pairs (before, after)")
     shape = [size + a + b for size, (a, b) in zip(x.shape, widths, strict=True)]
-    start = [a for a, _ in widths]
+    if builtins.any(size < 0 for size in shape):
+        raise ShapeError(f"pad: widths {widths} of {x!r}; need a result of sizes >= 0")
+    if mode != "constant":
+        if mode not in _BEHIND:
+            raise GraphError(f'pad: mode is {mode!r}; need "constant" or one of {list(_BEHIND)}')
+        for axis, (before, after) in enumerate(widths):
+            if before or after:
+                x = _repeated(x, axis, before, after, mode)
+        return x
+    start, keys = [], []
+    for size, (before, after), whole in zip(x.shape, widths, shape, strict=True):
+        first = builtins.min(builtins.max(-before, 0), size)
+        keys.append(builtins.slice(first, builtins.max(first, size - builtins.max(-after, 0))))
+        start.append(builtins.min(builtins.max(before, 0), whole))
+    if builtins.any(before < 0 or after < 0 for before, after in widths):
+        x = _index(x, tuple(keys))
+        if list(x.shape) == shape:
+            return x
     return _emit("Pad", "pad", x, shape=shape, start=start, step=[1] * rank, value=value)
+
+
+# Where the element at place i of an axis of n stands when i is no place of it.
+_BEHIND: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "edge": lambda i, n: np.clip(i, 0, n - 1),
+    "reflect": lambda i, n: n - 1 - abs(i % builtins.max(2 * n - 2, 1) - (n - 1)),
+    "symmetric": lambda i, n: np.minimum(i % (2 * n), 2 * n - 1 - i % (2 * n)),
+    "wrap": lambda i, n: i % n,
+}
+_BEHIND |= {"replicate": _BEHIND["edge"], "circular": _BEHIND["wrap"]}
+
+
+def _repeated(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
+    size = x.shape[axis]
+    if size < 1 or size + before + after > 1 << 28:
+        raise ShapeError(
+            f"pad: ({before}, {after}) around axis {axis} of {x!r}, mode {mode!r}; need 1 element "
+            "or more, a result of at most 2**28"
+        )
+    places = _BEHIND[mode](np.arange(-before, size + after), size)
+    return take(x, x.graph.constant(places, "int64"), axis)
 
 
 def take(x: Value, indices: Value, axis: int = 0) -> Value:

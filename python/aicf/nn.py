@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from ._core import ShapeError
+from ._core import GraphError, ShapeError
 from .arguments import checked
 from .graph import Value, _emit
-from .movement import detach, pad, permute, reshape, transpose
+from .movement import detach, permute, reshape, transpose
 from .ops import (
+    _as,
+    _widened,
     add,
+    div,
     matmul,
+    maximum,
     mean,
     mul,
     rsqrt,
     sub,
+    sum,
     var,
     where,
 )
+from .ops import abs as absolute
+from .pools import _power
 
 __all__ = [
-    "avg_pool2d",
     "batch_norm",
-    "conv2d",
     "dropout",
     "embedding",
+    "group_norm",
+    "instance_norm",
     "layer_norm",
-    "max_pool2d",
+    "normalize",
     "rms_norm",
     "scaled_dot_product_attention",
 ]
@@ -132,106 +138,6 @@ def scaled_dot_product_attention(
     return matmul(_emit("Softmax", "scaled_dot_product_attention", scores, masked=True), v)
 
 
-def _pair(where: str, value: int | Sequence[int]) -> list[int]:
-    pair = [value, value] if isinstance(value, int) else list(value)
-    if len(pair) != 2:
-        raise ShapeError(f"{where}: got {value!r}; need an int or two")
-    return pair
-
-
-def _pool_padded(
-    where: str, x: Value, kernel: list[int], padding: int | Sequence[int], value: float
-) -> Value:
-    around = _pair(where, padding)
-    if builtins.any(2 * p > k for p, k in zip(around, kernel, strict=True)):
-        raise ShapeError(
-            f"{where}: padding {around} around windows that span {kernel}; need at most half"
-        )
-    return _padded(where, x, around, value)
-
-
-def _padded(where: str, x: Value, padding: int | Sequence[int], value: float) -> Value:
-    if x.ndim < 3:
-        raise ShapeError(f"{where}: x is {x!r}; need [N, C, H, W]")
-    rows, columns = _pair(where, padding)
-    if rows == columns == 0:
-        return x
-    return pad(x, [(0, 0)] * (x.ndim - 2) + [(rows, rows), (columns, columns)], value)
-
-
-def conv2d(
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Value:
-    """Cross-correlation of x[N, C, H, W] with weight[O, C / groups, kh, kw] -> [N, O, oh, ow].
-
-    >>> aicf.conv2d(image, kernel, padding=1).shape
-    (1, 5, 8, 8)
-    """
-    if x.ndim != 4 or weight.ndim != 4:
-        raise ShapeError(f"conv2d: x is {x!r}, weight is {weight!r}; need rank 4 each")
-    outs, depth, kh, kw = weight.shape
-    if groups < 1 or x.shape[1] != depth * groups or outs % groups:
-        raise ShapeError(
-            f"conv2d: x is {x!r}, weight is {weight!r}, groups is {groups}; "
-            "need x.shape[1] == weight.shape[1] * groups and groups dividing weight.shape[0]"
-        )
-    windows = _emit(
-        "Windows", "conv2d", _padded("conv2d", x, padding, 0.0), kernel=[kh, kw],
-        stride=_pair("conv2d", stride), dilation=_pair("conv2d", dilation),
-    )  # fmt: skip
-    n, oh, ow = x.shape[0], *windows.shape[-2:]
-    columns = reshape(windows, [n, groups, depth * kh * kw, oh * ow])
-    kernels = reshape(weight, [groups, outs // groups, depth * kh * kw])
-    y = reshape(matmul(kernels, columns), [n, outs, oh, ow])
-    return y if bias is None else add(y, reshape(bias, [outs, 1, 1]))
-
-
-def max_pool2d(
-    x: Value,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-) -> Value:
-    """Largest element of each window of [..., H, W]; the first of equals takes the gradient.
-
-    >>> aicf.max_pool2d(image, 2).shape
-    (1, 2, 4, 4)
-    """
-    kernel, spread = _pair("max_pool2d", kernel_size), _pair("max_pool2d", dilation)
-    span = [(k - 1) * d + 1 for k, d in zip(kernel, spread, strict=True)]
-    return _emit(
-        "MaxPool", "max_pool2d", _pool_padded("max_pool2d", x, span, padding, -math.inf),
-        kernel=kernel, stride=kernel if stride is None else _pair("max_pool2d", stride),
-        dilation=spread,
-    )  # fmt: skip
-
-
-def avg_pool2d(
-    x: Value,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-) -> Value:
-    """Mean of each window of [..., H, W]; padding counts as zeros.
-
-    >>> aicf.avg_pool2d(image, 2).shape
-    (1, 2, 4, 4)
-    """
-    kernel = _pair("avg_pool2d", kernel_size)
-    windows = _emit(
-        "Windows", "avg_pool2d", _pool_padded("avg_pool2d", x, kernel, padding, 0.0), kernel=kernel,
-        stride=kernel if stride is None else _pair("avg_pool2d", stride),
-    )  # fmt: skip
-    return mean(windows, [-4, -3])
-
-
 def batch_norm(
     x: Value,
     running_mean: Value,
@@ -280,6 +186,66 @@ def batch_norm(
         y = mul(centred, reshape(rsqrt(add(running_var, eps)), channels))
     y = y if weight is None else mul(y, reshape(weight, channels))
     return y if bias is None else add(y, reshape(bias, channels))
+
+
+def group_norm(
+    x: Value,
+    num_groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+) -> Value:
+    """(x − mean) / sqrt(var + eps) over each of `num_groups` groups of channels of x[N, C, ...],
+    times weight[C] plus bias[C] (Wu and He, 2018).
+
+    >>> aicf.group_norm(image, 2).shape
+    (1, 2, 8, 8)
+    """
+    return _grouped("group_norm", x, num_groups, weight, bias, eps)
+
+
+def instance_norm(
+    x: Value, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5
+) -> Value:
+    """group_norm with a group a channel, by the statistics of x itself (Ulyanov et al., 2016).
+
+    >>> aicf.instance_norm(image).shape
+    (1, 2, 8, 8)
+    """
+    groups = (x.shape[1] if x.ndim > 1 else 0) or 1
+    return _grouped("instance_norm", x, groups, weight, bias, eps)
+
+
+def _grouped(
+    name: str, x: Value, groups: int, weight: Value | None, bias: Value | None, eps: float
+) -> Value:
+    if x.ndim < 2 or groups < 1 or x.shape[1] % groups:
+        raise ShapeError(f"{name}: {groups} groups of {x!r}; need [N, C, ...] and a divisor of C")
+    for label, value in (("weight", weight), ("bias", bias)):
+        if value is not None and value.shape != (x.shape[1],):
+            raise ShapeError(f"{name}: {label} is {value!r}, x is {x!r}; need [{x.shape[1]}]")
+    rows = reshape(x, [x.shape[0], groups, math.prod(x.shape[1:]) // groups])
+    y = reshape(_emit("Normalize", name, rows, eps=eps), x.shape)
+    channels = [x.shape[1]] + [1] * (x.ndim - 2)
+    y = y if weight is None else mul(y, reshape(weight, channels))
+    return y if bias is None else add(y, reshape(bias, channels))
+
+
+def normalize(x: Value, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Value:
+    """x / max((Σ |x|ᵖ)^(1/p), eps) along `axis`.
+
+    >>> aicf.normalize(x).shape
+    (4, 3)
+    """
+    if not p > 0 or math.isinf(p):
+        raise GraphError(f"normalize: p is {p}; need a finite number > 0")
+    wide = _widened(x)
+    if p == 1:
+        norm = sum(absolute(wide), axis, keepdims=True)
+    else:
+        powers = mul(wide, wide) if p == 2 else _power(absolute(wide), p)
+        norm = _power(sum(powers, axis, keepdims=True), 1 / p)
+    return _as(div(wide, maximum(norm, eps)), x.dtype)
 
 
 def dropout(x: Value, p: float = 0.5, training: bool = True) -> Value:
