@@ -218,12 +218,12 @@ loss_rows(
     ),
     {"log_input": False, "full": True},
 )
-for _full in (False, True):
+for _full, _shape in ((False, (5, 5)), (True, (5, 5)), (True, (5, 1)), (False, (5,))):
     loss_rows(
         "gaussian_nll_loss",
-        lambda rng: {**{k: rng.uniform(-2, 2, (5, 4)) for k in "yt"},
-                     "v": rng.uniform(0.1, 2, (5, 4))},
-        lambda y, t, v, full: (np.log(v) + (y - t) ** 2 / v) / 2
+        lambda rng, _shape=_shape: {**{k: rng.uniform(-2, 2, (5, 5)) for k in "yt"},
+                                    "v": rng.uniform(0.1, 2, _shape)},
+        lambda y, t, v, full: (np.log(v.reshape(5, -1)) + (y - t) ** 2 / v.reshape(5, -1)) / 2
         + (math.log(2 * math.pi) / 2 if full else 0),
         {"full": _full},
     )  # fmt: skip

@@ -10,7 +10,7 @@ import math
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .graph import Value, _emit
-from .movement import permute, reshape, take
+from .movement import expand_dims, permute, reshape, take
 from .ops import (
     _as,
     _widened,
@@ -455,13 +455,21 @@ def gaussian_nll_loss(
     """(log v + (y − t)²/v)/2 for v = max(variance, eps), its mean by default.
 
     Args:
-        variance: of a shape that broadcasts to y's. The limit takes no gradient.
+        variance: of y's shape, of one number for each of its rows (the last axis 1 or left out), or
+            one number. The limit takes no gradient.
         full: adds log(2π)/2.
 
     >>> aicf.gaussian_nll_loss(x, y, aicf.exp(x)).shape
     ()
     """
     wide, target = _operands("gaussian_nll_loss", y, t)
+    rows = y.shape[:-1]
+    if variance.shape not in (y.shape, (*rows, 1), rows, ()):
+        raise ShapeError(
+            f"gaussian_nll_loss: variance is {variance!r} for {y!r}; need its shape, {rows} or ()"
+        )
+    if variance.shape == rows and y.ndim > 0:
+        variance = expand_dims(variance, -1)
     _, v = _operands("gaussian_nll_loss", y, variance, broadcast=True)
     v = where(less(v, eps), eps, v)
     d = sub(wide, target)
