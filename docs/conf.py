@@ -47,7 +47,9 @@ myst_substitutions = {
     "elementary_functions": _directives("function", "aicf", aicf.elementary.__all__),
     "shape_functions": _directives("function", "aicf", aicf.movement.__all__),
     "gradient_functions": _directives("function", "aicf", aicf.gradients.__all__),
-    "array_functions": _directives("function", "aicf", aicf.arrays.__all__),
+    "array_functions": _directives(
+        "function", "aicf", [*aicf.arrays.__all__, *aicf.assembly.__all__, *aicf.numerics.__all__]
+    ),
     "indexing_functions": _directives("function", "aicf", aicf.indexing.__all__),
     "sampling_functions": _directives("function", "aicf", aicf.sampling.__all__),
     "convolution_functions": _directives("function", "aicf", aicf.convolutions.__all__),
@@ -57,7 +59,15 @@ myst_substitutions = {
     "loss_functions": _directives("function", "aicf", aicf.losses.__all__),
     "layer_functions": _directives("function", "aicf", aicf.nn.__all__),
     "pointwise_names": _names([*aicf.ops.__all__, *aicf.elementary.__all__]),
-    "shape_names": _names([*aicf.movement.__all__, *aicf.arrays.__all__, *aicf.indexing.__all__]),
+    "shape_names": _names(
+        [
+            *aicf.movement.__all__,
+            *aicf.arrays.__all__,
+            *aicf.assembly.__all__,
+            *aicf.numerics.__all__,
+            *aicf.indexing.__all__,
+        ]
+    ),
     "layer_names": _names(
         [
             *aicf.nn.__all__,

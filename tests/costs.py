@@ -60,6 +60,19 @@ CALLS = {
         *("argsort(x)", "sort(x)", "topk(x, 8)[0]", "median(x, 1)", "quantile(x, 0.9, 1)"),
         *("cumprod(x, 1)", "cummax(x, 1)[0]", "cummin(x, 1)[0]", "linear_recurrence(x, y, 1)"),
     ],
+    "Statistics and special values": [
+        *("nansum(x, 1)", "nanmean(x, 1)", "cov(x)", "corrcoef(x)", "trapezoid(x, dx=0.1)"),
+        *("cumulative_trapezoid(x, dx=0.1)", "fmax(x, y)", "fmin(x, y)", "heaviside(x, 0.5)"),
+        *("lerp(x, y, 0.5)", "logit(p)", "sinc(x)", "xlogy(x, p)", "nan_to_num(x)"),
+        *("isclose(x, y)", "isin(labels, labels)"),
+    ],
+    "Assembly": [
+        *("hstack([x, y])", "vstack([x, y])", "dstack([x, y])", "column_stack([x, y])"),
+        *("atleast_1d(x)", "atleast_2d(row)", "atleast_3d(x)", "block_diag([x, y])"),
+        *("kron(row, row)", "rot90(x)", "diag_embed(row)", "matrix_power(x, 3)", "vander(row, 4)"),
+        *("masked_fill(x, x > 0.0, 0.0)", "index_fill(x, 0, labels, 0.0)"),
+        *("index_copy(x, 0, labels, y)", "slice_scatter(x, y[:512], 0, 256, 768)"),
+    ],
     "Random draws": [
         *("bernoulli(p)", "categorical(x)", "gumbel_softmax(x)", "gumbel_softmax(x, hard=True)"),
     ],

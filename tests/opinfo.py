@@ -29,61 +29,69 @@ def _names(text):
 
 WITHOUT_MEANING = {
     "complex numbers": _names(
-        "angle cdouble cfloat chalf complex conj conj_physical imag polar real resolve_conj resolve_neg "
-        "view_as_complex view_as_real mH H isreal vdot"
+        "angle cdouble cfloat chalf complex conj conj_physical imag polar real "
+        "resolve_conj resolve_neg view_as_complex view_as_real mH H isreal vdot"
     ),
     "Fourier transforms, which need complex numbers": _names(
-        "fft.fft fft.fft2 fft.fftn fft.fftshift fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2 fft.ifftn "
-        "fft.ifftshift fft.ihfft fft.ihfft2 fft.ihfftn fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 "
-        "fft.rfftn istft stft"
+        "fft.fft fft.fft2 fft.fftn fft.fftshift fft.hfft fft.hfft2 fft.hfftn fft.ifft "
+        "fft.ifft2 fft.ifftn fft.ifftshift fft.ihfft fft.ihfft2 fft.ihfftn fft.irfft "
+        "fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn istft stft"
     ),
     "the shape depends on the data": _names(
-        "argwhere masked_select nonzero nonzero_static unique unique_consecutive combinations "
-        "masked_scatter item equal allclose histogramdd histc histogram bincount"
+        "argwhere masked_select nonzero nonzero_static unique unique_consecutive "
+        "combinations masked_scatter item equal allclose histogramdd histc histogram "
+        "bincount"
     ),
     "storage, strides and copies of it": _names(
-        "as_strided as_strided_copy as_strided_scatter alias_copy clone contiguous empty empty_like "
-        "empty_permuted empty_strided new_empty new_empty_strided resize_ resize_as_ set_ to_sparse "
-        "sparse.mm sparse.sampled_addmm sparse.reduce zero_ fill view_copy expand_copy permute_copy "
-        "narrow_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy "
-        "diagonal_copy split_with_sizes_copy hash_tensor put nextafter frexp"
+        "as_strided as_strided_copy as_strided_scatter alias_copy clone contiguous empty "
+        "empty_like empty_permuted empty_strided new_empty new_empty_strided resize_ "
+        "resize_as_ set_ to_sparse sparse.mm sparse.sampled_addmm sparse.reduce zero_ "
+        "fill view_copy expand_copy permute_copy narrow_copy squeeze_copy t_copy "
+        "transpose_copy unbind_copy unfold_copy unsqueeze_copy diagonal_copy "
+        "split_with_sizes_copy hash_tensor put nextafter frexp"
     ),
     "decompositions of matrices": _names(
-        "cholesky cholesky_inverse cholesky_solve geqrf ormqr qr svd svd_lowrank pca_lowrank lu lu_solve "
-        "lu_unpack logdet matrix_exp pinverse triangular_solve linalg.cholesky linalg.cholesky_ex "
-        "linalg.cond linalg.det linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh "
-        "linalg.householder_product linalg.inv linalg.inv_ex linalg.ldl_factor linalg.ldl_factor_ex "
-        "linalg.ldl_solve linalg.lstsq linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve "
-        "linalg.matrix_norm linalg.matrix_rank linalg.norm linalg.pinv linalg.qr linalg.slogdet linalg.solve "
-        "linalg.solve_ex linalg.solve_triangular linalg.svd linalg.svdvals linalg.tensorinv "
-        "linalg.tensorsolve"
+        "cholesky cholesky_inverse cholesky_solve geqrf ormqr qr svd svd_lowrank "
+        "pca_lowrank lu lu_solve lu_unpack logdet matrix_exp pinverse triangular_solve "
+        "linalg.cholesky linalg.cholesky_ex linalg.cond linalg.det linalg.eig linalg.eigh "
+        "linalg.eigvals linalg.eigvalsh linalg.householder_product linalg.inv "
+        "linalg.inv_ex linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve "
+        "linalg.lstsq linalg.lu linalg.lu_factor linalg.lu_factor_ex linalg.lu_solve "
+        "linalg.matrix_norm linalg.matrix_rank linalg.norm linalg.pinv linalg.qr "
+        "linalg.slogdet linalg.solve linalg.solve_ex linalg.solve_triangular linalg.svd "
+        "linalg.svdvals linalg.tensorinv linalg.tensorsolve"
     ),
     "special functions": _names(
-        "digamma lgamma polygamma mvlgamma i0 igamma igammac erfinv special.polygamma special.i0e special.i1 "
-        "special.i1e special.zeta special.ndtri special.log_ndtr special.erfcx special.airy_ai "
-        "special.bessel_j0 special.bessel_j1 special.bessel_y0 special.bessel_y1 "
-        "special.modified_bessel_i0 special.modified_bessel_i1 special.modified_bessel_k0 "
-        "special.modified_bessel_k1 special.scaled_modified_bessel_k0 special.scaled_modified_bessel_k1 "
-        "special.spherical_bessel_j0 special.chebyshev_polynomial_t special.chebyshev_polynomial_u "
-        "special.chebyshev_polynomial_v special.chebyshev_polynomial_w special.hermite_polynomial_h "
-        "special.hermite_polynomial_he special.laguerre_polynomial_l special.legendre_polynomial_p "
-        "special.shifted_chebyshev_polynomial_t special.shifted_chebyshev_polynomial_u "
-        "special.shifted_chebyshev_polynomial_v special.shifted_chebyshev_polynomial_w"
+        "digamma lgamma polygamma mvlgamma i0 igamma igammac erfinv special.polygamma "
+        "special.i0e special.i1 special.i1e special.zeta special.ndtri special.log_ndtr "
+        "special.erfcx special.airy_ai special.bessel_j0 special.bessel_j1 "
+        "special.bessel_y0 special.bessel_y1 special.modified_bessel_i0 "
+        "special.modified_bessel_i1 special.modified_bessel_k0 special.modified_bessel_k1 "
+        "special.scaled_modified_bessel_k0 special.scaled_modified_bessel_k1 "
+        "special.spherical_bessel_j0 special.chebyshev_polynomial_t "
+        "special.chebyshev_polynomial_u special.chebyshev_polynomial_v "
+        "special.chebyshev_polynomial_w special.hermite_polynomial_h "
+        "special.hermite_polynomial_he special.laguerre_polynomial_l "
+        "special.legendre_polynomial_p special.shifted_chebyshev_polynomial_t "
+        "special.shifted_chebyshev_polynomial_u special.shifted_chebyshev_polynomial_v "
+        "special.shifted_chebyshev_polynomial_w"
     ),
     "constants, which NumPy makes": _names(
-        "arange eye full linspace logspace new_full new_ones new_zeros ones zeros tril_indices "
-        "triu_indices signal.windows.bartlett signal.windows.blackman signal.windows.cosine "
-        "signal.windows.exponential signal.windows.gaussian signal.windows.general_cosine "
-        "signal.windows.general_hamming signal.windows.hamming signal.windows.hann "
-        "signal.windows.kaiser signal.windows.nuttall"
+        "arange eye full linspace logspace new_full new_ones new_zeros ones zeros "
+        "tril_indices triu_indices signal.windows.bartlett signal.windows.blackman "
+        "signal.windows.cosine signal.windows.exponential signal.windows.gaussian "
+        "signal.windows.general_cosine signal.windows.general_hamming "
+        "signal.windows.hamming signal.windows.hann signal.windows.kaiser "
+        "signal.windows.nuttall"
     ),
     "PyTorch's own tools": _names(
         "jiterator_2inputs_2outputs jiterator_4inputs_with_extra_args jiterator_binary "
-        "jiterator_binary_return_by_ref jiterator_unary broadcast_shapes scalar_tensor torch._scaled_mm "
-        "torch._scaled_mm_v2 torch.ops.aten._efficient_attention_forward "
-        "torch.ops.aten._flash_attention_forward _batch_norm_with_update _native_batch_norm_legit "
-        "native_batch_norm native_dropout_backward _segment_reduce _softmax_backward_data "
-        "_unsafe_masked_index _unsafe_masked_index_put_accumulate _upsample_bilinear2d_aa _chunk_cat "
+        "jiterator_binary_return_by_ref jiterator_unary broadcast_shapes scalar_tensor "
+        "torch._scaled_mm torch._scaled_mm_v2 torch.ops.aten._efficient_attention_forward "
+        "torch.ops.aten._flash_attention_forward _batch_norm_with_update "
+        "_native_batch_norm_legit native_batch_norm native_dropout_backward "
+        "_segment_reduce _softmax_backward_data _unsafe_masked_index "
+        "_unsafe_masked_index_put_accumulate _upsample_bilinear2d_aa _chunk_cat "
         "max_pool2d_with_indices_backward nn.functional.fractional_max_pool2d "
         "nn.functional.fractional_max_pool3d nn.functional.linear_cross_entropy"
     ),
@@ -93,10 +101,10 @@ EXCLUDED = {name: reason for reason, names in WITHOUT_MEANING.items() for name i
 # Results that two right implementations do not share, so that shape and dtype alone are compared.
 RANDOM = set(
     _names(
-        "bernoulli cauchy exponential geometric log_normal normal rand_like randint randint_like randn "
-        "randn_like uniform multinomial nn.functional.dropout nn.functional.dropout2d "
-        "nn.functional.dropout3d nn.functional.alpha_dropout nn.functional.feature_alpha_dropout "
-        "nn.functional.rrelu"
+        "bernoulli cauchy exponential geometric log_normal normal rand_like randint "
+        "randint_like randn randn_like uniform multinomial nn.functional.dropout "
+        "nn.functional.dropout2d nn.functional.dropout3d nn.functional.alpha_dropout "
+        "nn.functional.feature_alpha_dropout nn.functional.rrelu"
     )
 )
 
@@ -118,7 +126,7 @@ NEITHER = object()
 
 
 def by_axis(fn, *order):
-    """`fn` with PyTorch's words for axes, those by position named in `order`; a dtype is cast to."""
+    """`fn` with PyTorch's words for axes; `order` names those by position; casts to a dtype."""
 
     def call(x, *args, **kwargs):
         kwargs |= dict(zip(order, args, strict=False))
@@ -344,9 +352,13 @@ SAID_AS |= {
     "bmm": aicf.matmul,
     "mv": aicf.matmul,
     "dot": aicf.matmul,
-    "inner": lambda a, b: a @ b.transpose(-1, -2) if a.ndim and b.ndim > 1 else (a * b).sum(-1)
-    if a.ndim and b.ndim
-    else a * b,
+    "inner": lambda a, b: (
+        a @ b.transpose(-1, -2)
+        if a.ndim and b.ndim > 1
+        else (a * b).sum(-1)
+        if a.ndim and b.ndim
+        else a * b
+    ),
     "addmm": with_beta(aicf.matmul),
     "addmv": with_beta(aicf.matmul),
     "baddbmm": with_beta(aicf.matmul),
@@ -369,16 +381,20 @@ SAID_AS |= {
     "topk": lambda x, k, dim=-1, largest=True, sorted=True: by_axis(
         lambda x, axis: aicf.topk(x, k, axis, largest)
     )(x, dim=dim),
-    "take_along_dim": lambda x, i, dim=None: aicf.take_along_axis(x.reshape((-1,)), i.reshape((-1,)), 0)
-    if dim is None
-    else aicf.take_along_axis(x, wrapped(i, x.shape[dim]), dim),
+    "take_along_dim": lambda x, i, dim=None: (
+        aicf.take_along_axis(x.reshape((-1,)), i.reshape((-1,)), 0)
+        if dim is None
+        else aicf.take_along_axis(x, wrapped(i, x.shape[dim]), dim)
+    ),
     "index_add": lambda x, dim, i, y, alpha=1: aicf.index_add(x, dim, i, y * alpha),
     "take": lambda x, i: aicf.take(x.reshape((-1,)), wrapped(i, int(np.prod(x.shape)))),
     "nn.functional.embedding": lambda i, table, **k: aicf.embedding(i, table, **k),
     "nn.functional.one_hot": lambda x, num_classes: aicf.one_hot(x, num_classes, "int64"),
     "tensordot": lambda a, b, dims=2: aicf.tensordot(a, b, dims),
     "einsum": lambda xs, equation: aicf.einsum(equation, *xs),
-    "round": lambda x, decimals=0: aicf.round(x) if not decimals else refuse("round has no decimals"),
+    "round": lambda x, decimals=0: (
+        aicf.round(x) if not decimals else refuse("round has no decimals")
+    ),
     "rad2deg": lambda x: in_float(lambda x: x * (180 / np.pi))(x),
     "deg2rad": lambda x: in_float(lambda x: x * (np.pi / 180))(x),
     "frac": lambda x: x - aicf.trunc(x),
@@ -388,11 +404,11 @@ SAID_AS |= {
     "searchsorted": lambda s, x, out_int32=False, right=False, side=None, sorter=None: searched(
         s, x, out_int32, right, side, sorter
     ),
-    "quantile": lambda x, q, dim=None, keepdim=False, interpolation="linear": aicf.quantile(
-        x, q, dim, keepdim
-    )
-    if interpolation == "linear"
-    else refuse(f"interpolation {interpolation}"),
+    "quantile": lambda x, q, dim=None, keepdim=False, interpolation="linear": (
+        aicf.quantile(x, q, dim, keepdim)
+        if interpolation == "linear"
+        else refuse(f"interpolation {interpolation}")
+    ),
 }
 
 
@@ -423,7 +439,9 @@ def flattened(x, first, last):
     if x.ndim == 0:
         return x.reshape((1,))
     first, last = first % x.ndim, last % x.ndim
-    return x.reshape((*x.shape[:first], int(np.prod(x.shape[first : last + 1])), *x.shape[last + 1 :]))
+    return x.reshape(
+        (*x.shape[:first], int(np.prod(x.shape[first : last + 1])), *x.shape[last + 1 :])
+    )
 
 
 def unflattened(x, dim, sizes):
@@ -456,7 +474,9 @@ def searched_in(x, bounds, out_int32=False, right=False):
 
 
 def filled(x, where, value):
-    return aicf.where(where, aicf.cast(value, x.dtype) if isinstance(value, aicf.Value) else value, x)
+    return aicf.where(
+        where, aicf.cast(value, x.dtype) if isinstance(value, aicf.Value) else value, x
+    )
 
 
 def of_ints(fn):
@@ -481,11 +501,14 @@ SAID_AS |= {
     ),
     "linalg.diagonal": lambda x, offset=0, dim1=-2, dim2=-1: diagonal_of(x, offset, dim1, dim2),
     "diagonal": lambda x, offset=0, dim1=0, dim2=1: diagonal_of(x, offset, dim1, dim2),
-    "diff": lambda x, n=1, dim=-1, prepend=None, append=None: x if n == 0 else aicf.diff(
-        aicf.concat([v for v in (prepend, x, append) if v is not None], dim), n, dim
+    "diff": lambda x, n=1, dim=-1, prepend=None, append=None: (
+        x
+        if n == 0
+        else aicf.diff(aicf.concat([v for v in (prepend, x, append) if v is not None], dim), n, dim)
     ),
-    "float_power": lambda a, b: a.cast("float64")
-    ** (b.cast("float64") if isinstance(b, aicf.Value) else b),
+    "float_power": lambda a, b: (
+        a.cast("float64") ** (b.cast("float64") if isinstance(b, aicf.Value) else b)
+    ),
     "isposinf": lambda x: aicf.equal(x, np.inf),
     "isneginf": lambda x: aicf.equal(x, -np.inf),
     "count_nonzero": lambda x, dim=None: aicf.count_nonzero(x, dim),
@@ -508,6 +531,93 @@ SAID_AS |= {
 SAID_AS = {name: fn for name, fn in SAID_AS.items() if fn is not None}
 
 
+def sliding(x, axis, size, step):
+    """Tensor.unfold: windows of an axis."""
+    count = (x.shape[axis] - size) // step + 1
+    return aicf.stack([part_of(x, axis, i * step, size) for i in range(count)], axis).moveaxis(
+        axis % x.ndim + 1, -1
+    )
+
+
+def by_norm(x, p=2, dim=None, keepdim=False, dtype=None):
+    x = x.cast(dtype) if dtype else x
+    return by_axis(lambda x, axis=None, keepdims=False: aicf.vector_norm(x, axis, keepdims, p))(
+        x, dim=dim, keepdim=keepdim
+    )
+
+
+SAID_AS |= {
+    "unfold": sliding,
+    "lerp": aicf.lerp,
+    "hstack": aicf.hstack,
+    "vstack": aicf.vstack,
+    "dstack": aicf.dstack,
+    "column_stack": aicf.column_stack,
+    "atleast_1d": lambda *xs: [aicf.atleast_1d(x) for x in flat(xs)],
+    "atleast_2d": lambda *xs: [aicf.atleast_2d(x) for x in flat(xs)],
+    "atleast_3d": lambda *xs: [aicf.atleast_3d(x) for x in flat(xs)],
+    "block_diag": lambda *xs: aicf.block_diag(flat(xs)),
+    "nansum": by_axis(aicf.nansum, *AXES),
+    "nanmean": by_axis(aicf.nanmean, *AXES),
+    "trapezoid": lambda y, x=None, dim=-1, dx=1.0: aicf.trapezoid(y, x, dx, dim),
+    "trapz": lambda y, x=None, dim=-1, dx=1.0: aicf.trapezoid(y, x, dx, dim),
+    "cumulative_trapezoid": lambda y, x=None, dim=-1, dx=1.0: aicf.cumulative_trapezoid(
+        y, x, dx, dim
+    ),
+    "cov": lambda x, correction=1, fweights=None, aweights=None: (
+        aicf.cov(x, correction) if fweights is None and aweights is None else refuse("weights")
+    ),
+    "nan_to_num": lambda x, nan=None, posinf=None, neginf=None: aicf.nan_to_num(
+        x, nan or 0.0, posinf, neginf
+    ),
+    "linalg.matrix_power": lambda x, n: aicf.matrix_power(x, n),
+    "linalg.vander": lambda x, N=None: aicf.vander(x, N, True),
+    "diagflat": lambda x, offset=0: aicf.diag(x.reshape((-1,)), offset),
+    "diag_embed": lambda x, offset=0, dim1=-2, dim2=-1: (
+        aicf.diag_embed(x, offset) if (dim1, dim2) == (-2, -1) else refuse("other axes")
+    ),
+    "masked_fill": filled,
+    "isin": lambda x, values, assume_unique=False, invert=False: (
+        aicf.logical_not(aicf.isin(x, values)) if invert else aicf.isin(x, values)
+    ),
+    "select_scatter": lambda x, y, dim, index: aicf.slice_scatter(
+        x, aicf.expand_dims(y, dim), dim, index % x.shape[dim], index % x.shape[dim] + 1
+    ),
+    "slice_scatter": lambda x, y, dim=0, start=None, end=None, step=1: aicf.slice_scatter(
+        x, y, dim, start or 0, end, step
+    ),
+    "norm": lambda x, p=2, dim=None, keepdim=False, dtype=None: by_norm(
+        x, 2 if p in ("fro", None) else p, dim, keepdim, dtype
+    ),
+    "masked.norm": lambda x, p, *a, mask=None, **k: by_norm(
+        x
+        if mask is None
+        else aicf.where(aicf.broadcast_to(mask, x.shape), x, np.inf if p < 0 else 0.0),
+        p,
+        *a,
+        **k,
+    ),
+    "nn.functional.pad": lambda x, widths, mode="constant", value=None: padded(
+        x, widths, mode, value
+    ),
+    "constant_pad_nd": lambda x, widths, value=0: padded(x, widths, "constant", value),
+    "nn.functional.gaussian_nll_loss": lambda y, t, v, **k: aicf.gaussian_nll_loss(
+        y, aicf.broadcast_to(t, y.shape), v, **k
+    ),
+}
+
+
+def padded(x, widths, mode, value):
+    pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)][::-1]
+    pairs = [(0, 0)] * (x.ndim - len(pairs)) + pairs
+    names = {"replicate": "edge", "circular": "wrap"}
+    if mode == "constant":
+        return aicf.pad(x, pairs, value or 0)
+    if mode == "circular" and min(widths) < 0:
+        refuse("PyTorch and NumPy crop what is repeated differently")
+    return aicf.pad(x, pairs, mode=names.get(mode, mode))
+
+
 def at_least(x, rank):
     shape = {0: (1,) * rank, 1: {1: x.shape, 2: (1, *x.shape), 3: (1, *x.shape, 1)}[rank]}.get(
         x.ndim, (*x.shape, *(1,) * (rank - x.ndim))
@@ -518,6 +628,12 @@ def at_least(x, rank):
 def diagonal_of(x, offset, dim1, dim2):
     rest = [d for d in range(x.ndim) if d not in (dim1 % x.ndim, dim2 % x.ndim)]
     return aicf.diagonal(x.permute((*rest, dim1 % x.ndim, dim2 % x.ndim)), offset)
+
+
+def taken_along(x, i, dim):
+    if dim is None:
+        x, i, dim = x.reshape((-1,)), i.reshape((-1,)), 0
+    return aicf.take_along_axis(x, wrapped(i, x.shape[dim]), dim)
 
 
 def wrapped(indices, n):

@@ -263,3 +263,46 @@ def test_what_is_refused(text):
     x, i = g.input("x", (4, 3)), g.input("i", (5,), "int64")
     with pytest.raises(aicf.Error, match=text):
         REFUSED[text](x, i)
+
+
+def test_closeness_and_membership(device):
+    x = np.array([np.nan, 1.5, -0.0, np.inf, -np.inf, 2.0])
+    y = np.array([np.nan, 1.5 + 1e-6, 0.0, np.inf, np.inf, 2.1])
+    g = aicf.Graph("close")
+    a, b = g.input("x", x.shape, "float64"), g.input("y", y.shape, "float64")
+    for equal_nan in (False, True):
+        g.output(f"close{equal_nan}", aicf.isclose(a, b, equal_nan=equal_nan))
+    g.output("isin", aicf.isin(a, b[1:5]))
+    g.output("identity", aicf.matrix_power(aicf.outer(a, b), 0))
+    got = g.compile(device=device)(x=x, y=y)
+    for equal_nan in (False, True):
+        want = np.isclose(x, y, equal_nan=equal_nan)
+        np.testing.assert_array_equal(got[f"close{equal_nan}"].numpy(), want)
+    np.testing.assert_array_equal(got["isin"].numpy(), np.isin(x, y[1:5]))
+    np.testing.assert_array_equal(got["identity"].numpy(), np.eye(6))
+
+
+def test_sinc_near_zero(device):
+    """Its derivatives, too: −π²x/3 and −π²/3 there."""
+    x = np.array([0.0, 1e-12, -3e-7, 5e-3, -7e-3])
+    g = aicf.Graph("sinc")
+    v = g.input("x", x.shape, "float64")
+    y = aicf.sinc(v)
+    first = aicf.grad(aicf.sum(y), v)
+    for name, value in (("y", y), ("first", first), ("second", aicf.grad(aicf.sum(first), v))):
+        g.output(name, value)
+    got = g.compile(device=device)(x=x)
+    p = np.pi * x
+    terms = (
+        ("y", 1 - p**2 / 6 + p**4 / 120),
+        ("first", np.pi * (-p / 3 + p**3 / 30 - p**5 / 840)),
+        ("second", np.pi**2 * (-1 / 3 + p**2 / 10 - p**4 / 168)),
+    )
+    for name, want in terms:
+        np.testing.assert_allclose(got[name].numpy(), want, rtol=1e-9, atol=0)
+    f = aicf.Graph("finite")
+    h = f.input("x", (3,))
+    f.output("y", aicf.nan_to_num(h))
+    got = f.compile(device=device)(x=np.array([np.nan, np.inf, -np.inf], np.float32))["y"].numpy()
+    most = np.finfo(np.float32).max
+    np.testing.assert_array_equal(got, np.array([0, most, -most], np.float32))

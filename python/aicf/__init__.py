@@ -25,6 +25,8 @@ from .activations import *  # noqa: F403
 from .activations import __all__ as _activation_names
 from .arrays import *  # noqa: F403
 from .arrays import __all__ as _array_names
+from .assembly import *  # noqa: F403
+from .assembly import __all__ as _assembly_names
 from .convolutions import *  # noqa: F403
 from .convolutions import __all__ as _convolution_names
 from .device import DeviceInfo, devices
@@ -43,6 +45,8 @@ from .movement import __all__ as _movement_names
 from .nn import *  # noqa: F403
 from .nn import __all__ as _nn_names
 from .notebook import install as _install_notebook
+from .numerics import *  # noqa: F403
+from .numerics import __all__ as _numerics_names
 from .ops import *  # noqa: F403
 from .ops import __all__ as _op_names
 from .pools import *  # noqa: F403
@@ -93,6 +97,7 @@ __all__ = [
     "workspace_bytes",
     *_activation_names,
     *_array_names,
+    *_assembly_names,
     *_elementary_names,
     *_convolution_names,
     *_gradient_names,
@@ -100,6 +105,7 @@ __all__ = [
     *_loss_names,
     *_movement_names,
     *_nn_names,
+    *_numerics_names,
     *_op_names,
     *_sampling_names,
     *_pool_names,
