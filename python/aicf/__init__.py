@@ -27,6 +27,7 @@ from .arrays import *  # noqa: F403
 from .arrays import __all__ as _array_names
 from .assembly import *  # noqa: F403
 from .assembly import __all__ as _assembly_names
+from .batching import vmap
 from .convolutions import *  # noqa: F403
 from .convolutions import __all__ as _convolution_names
 from .device import DeviceInfo, devices
@@ -94,6 +95,7 @@ __all__ = [
     "profiler",
     "set_num_threads",
     "trace",
+    "vmap",
     "workspace_bytes",
     *_activation_names,
     *_array_names,

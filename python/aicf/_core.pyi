@@ -133,6 +133,8 @@ class Graph:
 
     def to_json(self) -> str: ...
 
+    def nodes_since(self, arg: GraphMark, /) -> str: ...
+
     def to_text(self) -> str: ...
 
     def to_dot(self) -> str: ...
@@ -165,6 +167,11 @@ def op_names() -> list[str]:
 
 def lowered_names() -> list[str]:
     """Names of all lowered ops."""
+
+def pointwise_ops() -> list[str]:
+    """
+    Names of the IR ops that make one element of one element of each operand.
+    """
 
 def op_grad(arg: str, /) -> str:
     """Empty when the op has a gradient, else the written reason why not."""

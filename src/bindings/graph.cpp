@@ -272,6 +272,10 @@ void bind_graph(nb::module_& m) {
         .def(
             "verify", [](const Graph& g) { return verify(g); }, nb::call_guard<Signals>())
         .def("to_json", [](const Graph& g) { return to_json(g); })
+        .def("nodes_since",
+             [](const Graph& g, const Graph::Mark& mark) {
+                 return "[" + nodes_json(g, mark.nodes) + "]";
+             })
         .def("to_text", [](const Graph& g) { return to_text(g); })
         .def("to_dot", [](const Graph& g) { return to_dot(g); })
         .def(
@@ -345,6 +349,16 @@ void bind_graph(nb::module_& m) {
             return names;
         },
         "Names of all lowered ops.");
+    m.def(
+        "pointwise_ops",
+        [] {
+            std::vector<std::string> names;
+            for (const OpDef* def : all_ops())
+                if (const LoweredDef* low = find_lowered(def->lowered); low && low->pointwise)
+                    names.push_back(def->name);
+            return names;
+        },
+        "Names of the IR ops that make one element of one element of each operand.");
     m.def(
         "op_grad",
         [](const std::string& name) -> std::string {

@@ -259,6 +259,7 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss);
 
 std::string to_text(const Graph& graph);
 std::string to_json(const Graph& graph);
+std::string nodes_json(const Graph& graph, size_t first);  // those from there on, of a list
 std::string to_dot(const Graph& graph);
 
 /// Rebuilds a graph piece by piece from a file; every call may raise FormatError.

@@ -81,16 +81,10 @@ std::string to_text(const Graph& graph) {
     return text;
 }
 
-std::string to_json(const Graph& graph) {
+std::string nodes_json(const Graph& graph, size_t first) {
     const auto id_list = [](const std::vector<ValueId>& list) { return int_list(list); };
-    std::string text =
-        cat("{\n\"graph\": ", quoted(graph.name), ",\n\"version\": 1,\n\"values\": {\n");
-    text += joined(
-        graph.values,
-        [](const Value& value) { return cat("\"", value.id, "\": ", value_json(value)); }, ",\n");
-    text += "\n},\n\"nodes\": [\n";
-    text += joined(
-        graph.nodes,
+    return joined(
+        std::span(graph.nodes).subspan(std::min(first, graph.nodes.size())),
         [&](const Node& node) {
             return cat("{\"id\": ", node.id, ", \"op\": ", quoted(node.op_name),
                        ", \"inputs\": ", id_list(node.inputs),
@@ -100,6 +94,16 @@ std::string to_json(const Graph& graph) {
                        node.where.empty() ? "" : ", \"where\": " + quoted(node.where), "}");
         },
         ",\n");
+}
+
+std::string to_json(const Graph& graph) {
+    std::string text =
+        cat("{\n\"graph\": ", quoted(graph.name), ",\n\"version\": 1,\n\"values\": {\n");
+    text += joined(
+        graph.values,
+        [](const Value& value) { return cat("\"", value.id, "\": ", value_json(value)); }, ",\n");
+    text += "\n},\n\"nodes\": [\n";
+    text += nodes_json(graph, 0);
     text += "\n],\n\"outputs\": [";
     text += joined(graph.outputs, [](const GraphOutput& o) {
         return cat("{\"name\": ", quoted(o.name), ", \"value\": ", o.value, ", \"keep\": ", o.keep,

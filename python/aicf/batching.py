@@ -1,0 +1,349 @@
+"""A function of one example, for many at once: each op it makes is made anew for a batch."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _core
+from ._core import GraphError, ShapeError
+from .graph import Graph, Value, _user_line
+from .movement import broadcast_to, permute, reshape
+from .ops import (
+    cast,
+    equal,
+    exp,
+    greater_equal,
+    less,
+    logical_and,
+    max,
+    mean,
+    neg,
+    sum,
+    where,
+)
+
+__all__ = ["vmap"]
+
+
+def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0) -> Any:
+    """`fn`, which is written for one example, of a batch of them; results have the batch first.
+
+    `fn` runs once while the graph is built. Each op it makes has a rule that makes it of the whole
+    batch, so that the work is that of ops of larger operands; what does not depend on the batch is
+    made once. Gradients may be taken inside, each example's own, and of the result.
+
+    Args:
+        fn: takes Values and returns one, or a list or tuple of them.
+        in_axes: the axis of each argument along which the examples lie, None for what they share;
+            one for all, or a sequence.
+
+    Raises: GraphError naming an op that has no such rule: random numbers, custom_gradient and
+        updates of optimizers.
+
+    >>> one = lambda row: aicf.grad(aicf.sum(aicf.softmax(row) * row), row)
+    >>> aicf.vmap(one)(x).shape
+    (4, 3)
+    """
+    if not callable(fn):
+        raise GraphError(f"vmap: fn is {fn!r}; need a function")
+
+    @functools.wraps(fn)
+    def call(*values: Value) -> Any:
+        axes: list[int | None] = (
+            [*in_axes] if isinstance(in_axes, Sequence) else [in_axes] * len(values)
+        )
+        if not all(isinstance(v, Value) for v in values) or len(axes) != len(values):
+            raise GraphError(
+                f"vmap: got {values!r}, in_axes {in_axes!r}; need a Value for each axis"
+            )
+        sizes = {_size(v, a) for v, a in zip(values, axes, strict=True) if a is not None}
+        if len(sizes) != 1 or 0 in sizes:
+            raise ShapeError(f"vmap: batches of {sorted(sizes)} examples; need one size >= 1")
+        g = values[0].graph
+        mark = g._core.mark()
+        try:
+            return _batched(g, fn, values, axes, sizes.pop())
+        except BaseException:
+            g._core.rollback(mark)
+            raise
+
+    return call
+
+
+def _size(value: Value, axis: int) -> int:
+    if not -value.ndim <= axis < value.ndim:
+        raise ShapeError(f"vmap: axis {axis} of {value!r}; need one of its axes")
+    return value.shape[axis]
+
+
+def _front(value: Value, axis: int) -> Value:
+    at = axis % value.ndim
+    return permute(value, [at, *_without(value.ndim, at)])
+
+
+def _batched(
+    g: Graph, fn: Callable[..., Any], values: Sequence[Value], axes: Sequence[int | None], size: int
+) -> Any:
+    batch = _Batch(g, size)
+    examples = []
+    for value, axis in zip(values, axes, strict=True):
+        if axis is None:
+            examples.append(value)
+            continue
+        whole = _front(value, axis)
+        examples.append(reshape(whole[0:1], whole.shape[1:]))
+        batch.of[examples[-1].id] = whole
+    mark = g._core.mark()
+    made = fn(*examples)
+    results = made if isinstance(made, (list, tuple)) else [made]
+    for result in results:
+        g._id(result, "vmap: the function's result")
+    for node in json.loads(g._core.nodes_since(mark)):
+        if any(id in batch.of for id in node["inputs"]):
+            batch.make(node)
+    whole_results = [batch.full(result) for result in results]
+    return type(made)(whole_results) if isinstance(made, (list, tuple)) else whole_results[0]
+
+
+class _Op(NamedTuple):
+    """An op of one example: its operands and results there, and its attributes."""
+
+    name: str
+    inputs: list[Value]
+    outputs: list[Value]
+    attrs: dict[str, Any]
+
+
+class _Batch:
+    """The values of a batch by the id of the value of one example."""
+
+    def __init__(self, g: Graph, size: int) -> None:
+        self.g, self.size = g, size
+        self.of: dict[int, Value] = {}
+
+    def make(self, node: dict[str, Any]) -> None:
+        rule = RULES.get(node["op"])
+        if rule is None:
+            raise GraphError(
+                f"vmap: {node['op']} at {node.get('where', _user_line())} has no rule for a batch; "
+                "need it outside, or other ops"
+            )
+        limits = ("Infinity", "-Infinity", "NaN")
+        attrs = {k: float(v) if str(v) in limits else v for k, v in node.get("attrs", {}).items()}
+        inputs, outputs = (
+            [Value(self.g, id) for id in node[kind]] for kind in ("inputs", "outputs")
+        )
+        made = rule(self, _Op(node["op"], inputs, outputs, attrs))
+        for one, whole in zip(outputs, made, strict=True):
+            if whole.shape != (self.size, *one.shape):
+                raise ShapeError(f"vmap: {node['op']} made {whole!r} of examples {one!r}")
+            self.of[one.id] = whole
+
+    def has(self, value: Value) -> bool:
+        return value.id in self.of
+
+    def full(self, value: Value) -> Value:
+        """[batch, *shape], repeated where the examples share it."""
+        if self.has(value):
+            return self.of[value.id]
+        return broadcast_to(value, (self.size, *value.shape))
+
+    def aligned(self, value: Value, rank: int) -> Value:
+        """To broadcast with examples of that rank: sizes of 1 behind the batch."""
+        if not self.has(value):
+            return value
+        ones = [1] * (rank - value.ndim)
+        return reshape(self.of[value.id], (self.size, *ones, *value.shape))
+
+    def rows(self, value: Value) -> Value:
+        """[batch, rows, last size]."""
+        return reshape(self.full(value), (self.size, math.prod(value.shape[:-1]), value.shape[-1]))
+
+
+Rule = Callable[[_Batch, _Op], list[Value]]
+
+
+def _pointwise(b: _Batch, op: _Op) -> list[Value]:
+    rank = builtins.max(value.ndim for value in op.inputs)
+    return b.g._emit(op.name, [b.aligned(value, rank) for value in op.inputs], **op.attrs)
+
+
+def _behind(b: _Batch, op: _Op) -> list[Value]:
+    """Of an op that takes any axes in front of its own."""
+    return b.g._emit(op.name, [b.full(value) for value in op.inputs], **op.attrs)
+
+
+def _later(axis: int) -> int:
+    return axis + 1 if axis >= 0 else axis
+
+
+def _along(b: _Batch, op: _Op) -> list[Value]:
+    return _behind(b, op._replace(attrs={**op.attrs, "axis": _later(op.attrs["axis"])}))
+
+
+def _over(b: _Batch, op: _Op) -> list[Value]:
+    return _behind(
+        b, op._replace(attrs={**op.attrs, "axes": [_later(a) for a in op.attrs["axes"]]})
+    )
+
+
+def _in_front(**first: Any) -> Rule:
+    """Of an op whose lists have an entry for each axis: those of the batch's axis."""
+
+    def rule(b: _Batch, op: _Op) -> list[Value]:
+        own = {k: [b.size if v is None else v, *op.attrs[k]] for k, v in first.items()}
+        return _behind(b, op._replace(attrs={**op.attrs, **own}))
+
+    return rule
+
+
+def _transpose(b: _Batch, op: _Op) -> list[Value]:
+    return [permute(b.full(op.inputs[0]), [0, *(a + 1 for a in op.attrs["axes"])])]
+
+
+def _broadcast(b: _Batch, op: _Op) -> list[Value]:
+    shape = op.attrs["shape"]
+    return [broadcast_to(b.aligned(op.inputs[0], len(shape)), (b.size, *shape))]
+
+
+def _matmul(b: _Batch, op: _Op) -> list[Value]:
+    x, y = op.inputs
+    of = {v.id: b.of.get(v.id, v) for v in (x, y)}
+    left, right = of[x.id], of[y.id]
+    rank = builtins.max(x.ndim, y.ndim, 2)
+    if x.ndim == 1:
+        left = reshape(left, (*left.shape[:-1], 1, left.shape[-1]))
+    if y.ndim == 1:
+        right = reshape(right, (*right.shape, 1))
+    parts = []
+    for whole, one in ((left, x), (right, y)):
+        ones = [1] * (rank - builtins.max(one.ndim, 2))
+        parts.append(reshape(whole, (b.size, *ones, *whole.shape[1:])) if b.has(one) else whole)
+    product = b.g._emit("MatMul", parts)[0]
+    return [reshape(product, (b.size, *op.outputs[0].shape))]
+
+
+def _linear(b: _Batch, op: _Op) -> list[Value]:
+    x, w, *bias = op.inputs
+    if not any(map(b.has, (w, *bias))):
+        return b.g._emit("Linear", [b.full(x), w, *bias], **op.attrs)
+    rank = builtins.max(x.ndim, 2)
+    w_t = permute(b.of[w.id], [0, 2, 1]) if b.has(w) else permute(w, [1, 0])
+    y = b.g._emit("MatMul", [b.rows(x), w_t])[0]
+    y = reshape(y, (b.size, *op.outputs[0].shape))
+    return [y + b.aligned(bias[0], rank - (x.ndim == 1))] if bias else [y]
+
+
+def _linear_bwd(b: _Batch, op: _Op) -> list[Value]:
+    x, w, dy = op.inputs
+    rows, slopes = b.rows(x), b.rows(dy)
+    dx = b.g._emit("MatMul", [slopes, b.of.get(w.id, w)])[0]
+    dw = b.g._emit("MatMul", [permute(slopes, [0, 2, 1]), rows])[0]
+    return [reshape(dx, (b.size, *x.shape)), dw, b.g._emit("Sum", [slopes], axes=[1])[0]]
+
+
+def _own_rows(b: _Batch, indices: Value, count: int) -> Value:
+    """Indices into the examples' tables one after the other; -1 for those that name no row."""
+    first = np.arange(b.size).reshape(b.size, *[1] * indices.ndim) * count
+    at = cast(b.full(indices), "int64")
+    inside = logical_and(greater_equal(at, 0), less(at, count))
+    return where(inside, at + b.g.constant(first), -1)
+
+
+def _take(b: _Batch, op: _Op) -> list[Value]:
+    table, indices = op.inputs
+    if not b.has(table):
+        return b.g._emit("Take", [table, b.of[indices.id]])
+    return b.g._emit("Take", [_joined(b, table), _own_rows(b, indices, table.shape[0])])
+
+
+def _take_bwd(b: _Batch, op: _Op) -> list[Value]:
+    dy, indices = op.inputs
+    count = op.attrs["rows"]
+    at = _own_rows(b, indices, count)
+    made = b.g._emit("TakeBwd", [b.full(dy), at], rows=b.size * count)[0]
+    return [reshape(made, (b.size, *op.outputs[0].shape))]
+
+
+def _without(rank: int, axis: int) -> list[int]:
+    return [a for a in range(rank) if a != axis]
+
+
+def _joined(b: _Batch, value: Value) -> Value:
+    """The examples' first axes as one."""
+    return reshape(b.full(value), (b.size * value.shape[0], *value.shape[1:]))
+
+
+def _by_row(b: _Batch, op: _Op) -> list[Value]:
+    """Of an op that does the same to each row."""
+    made = b.g._emit(op.name, [_joined(b, value) for value in op.inputs], **op.attrs)
+    return [reshape(m, (b.size, *o.shape)) for m, o in zip(made, op.outputs, strict=True)]
+
+
+def _cross_entropy(b: _Batch, op: _Op) -> list[Value]:
+    logits, labels = (_joined(b, value) for value in op.inputs)
+    rows = (b.size, op.inputs[0].shape[0])
+    wide = cast(logits, op.outputs[1].dtype)
+    known = b.g._emit("LogSoftmax", [wide], axis=1)[0]
+    loss = neg(mean(reshape(b.g._emit("Pick", [known, labels])[0], rows), 1))
+    most = max(wide, 1, keepdims=True)
+    total = reshape(sum(exp(wide - most), 1), rows)
+    return [cast(loss, op.outputs[0].dtype), reshape(most, rows), total]
+
+
+def _cross_entropy_grad(b: _Batch, op: _Op) -> list[Value]:
+    logits, labels, most, total = (_joined(b, value) for value in op.inputs)
+    count, classes = op.inputs[0].shape
+    each = (logits.shape[0], 1)
+    share = exp(cast(logits, most.dtype) - reshape(most, each)) / reshape(total, each)
+    hit = equal(reshape(labels, each), b.g.constant(np.arange(classes, dtype=labels.dtype)))
+    known = logical_and(greater_equal(labels, 0), less(labels, classes))
+    slope = where(reshape(known, each), share - cast(hit, share.dtype), 0.0) * (
+        1.0 / builtins.max(count, 1)
+    )
+    return [reshape(cast(slope, logits.dtype), (b.size, *op.outputs[0].shape))]
+
+
+def _mse_loss(b: _Batch, op: _Op) -> list[Value]:
+    d = b.full(op.inputs[0]) - b.full(op.inputs[1])
+    return b.g._emit("Mean", [d * d], axes=list(range(1, d.ndim)))
+
+
+def _mse_grad(b: _Batch, op: _Op) -> list[Value]:
+    d = b.full(op.inputs[0]) - b.full(op.inputs[1])
+    return [d * (2.0 / builtins.max(math.prod(op.inputs[0].shape), 1))]
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_core.pointwise_ops(), _pointwise),
+    **dict.fromkeys("Detach Normalize NormalizeBwd Windows MaxPool MaxPoolBwd".split(), _behind),
+    "SearchSorted": _behind,
+    **dict.fromkeys("Sum Mean Max Min Prod ArgMax".split(), _over),
+    **dict.fromkeys("Softmax SoftmaxBwd LogSoftmax LogSoftmaxBwd CumSum Concat".split(), _along),
+    **dict.fromkeys("Gather ScatterAdd ScatterLast ArgSort CumProd CumArg".split(), _along),
+    "Recurrence": _along,
+    "Reshape": _in_front(shape=None),
+    "Fold": _in_front(shape=None),
+    "Slice": _in_front(start=0, size=None, step=1),
+    "Pad": _in_front(shape=None, start=0, step=1),
+    "Transpose": _transpose,
+    "BroadcastTo": _broadcast,
+    "MatMul": _matmul,
+    "Linear": _linear,
+    "LinearBwd": _linear_bwd,
+    "Take": _take,
+    "TakeBwd": _take_bwd,
+    "Pick": _by_row,
+    "PickBwd": _by_row,
+    "MseLoss": _mse_loss,
+    "MseGrad": _mse_grad,
+    "CrossEntropy": _cross_entropy,
+    "CrossEntropyGrad": _cross_entropy_grad,
+}

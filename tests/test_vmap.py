@@ -1,0 +1,190 @@
+"""`aicf.vmap`: every row of the op table for a batch, against one example after the other."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core, batching
+from conftest import outputs_of
+from op_cases import CASES, SIZES
+from test_ops import as_list, draw
+
+# Why an op has no rule.
+RANDOM = "each example would need numbers of its own"
+EFFECT = "an update is of params, which examples share"
+REFUSED = {
+    **dict.fromkeys(("RandomUniform", "RandomNormal", "Dropout"), RANDOM),
+    **dict.fromkeys(("StepInc", "BiasCorr", "SgdStep", "AdamStep"), EFFECT),
+    "CustomGradient": "its backward is written for one example",
+}
+BATCH = 3
+
+
+def test_every_op_has_a_rule_or_a_reason():
+    assert set(batching.RULES) | set(REFUSED) == set(_core.op_names())
+    assert not set(batching.RULES) & set(REFUSED)
+
+
+def ids(cases):
+    return [case.id for case in cases]
+
+
+CHOSEN = [case for case in CASES if case.op not in REFUSED]
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=ids(CHOSEN))
+def test_rows(case, device, make_rng):
+    """All operands of the batch, and each alone, along its last axis."""
+    rng = make_rng(0)
+    dtype = "float64" if "float64" in case.dtypes else case.dtypes[0]
+    examples = [[draw(arg, dtype, SIZES, rng) for arg in case.args] for _ in range(BATCH)]
+    g = aicf.Graph("vmap")
+    feed, wanted = {}, {}
+
+    def build(*values):
+        return as_list(case.build(g, *values))
+
+    count = len(case.args)
+    choices = [tuple(range(count)), *((i,) for i in range(count) if count > 1)]
+    for choice in choices:
+        values, axes = [], []
+        for i in range(count):
+            shared = i not in choice
+            array = examples[0][i] if shared else np.stack([e[i] for e in examples], -1)
+            feed[f"{choice} {i}"] = array
+            values.append(g.input(f"{choice} {i}", array.shape, str(array.dtype)))
+            axes.append(None if shared else -1)
+        for n, y in enumerate(aicf.vmap(build, axes)(*values)):
+            g.output(f"{choice} {n}", y)
+        for at in range(BATCH):
+            ones = [examples[at if i in choice else 0][i] for i in range(count)]
+            inputs = []
+            for i, array in enumerate(ones):
+                feed[f"{choice} {at} {i}"] = array
+                inputs.append(g.input(f"{choice} {at} {i}", array.shape, str(array.dtype)))
+            for n, y in enumerate(build(*inputs)):
+                g.output(f"{choice} {n} {at}", y)
+                wanted.setdefault(f"{choice} {n}", []).append(f"{choice} {n} {at}")
+    got = outputs_of(g.compile(device=device)(**feed))
+    assert wanted
+    for name, parts in wanted.items():
+        want = np.stack([got[part] for part in parts])
+        assert got[name].shape == want.shape and got[name].dtype == want.dtype, name
+        np.testing.assert_allclose(
+            got[name].astype(np.float64), want.astype(np.float64), rtol=1e-12, atol=1e-12,
+            err_msg=name,
+        )  # fmt: skip
+
+
+REFUSED_ROWS = [case for case in CASES if case.op in REFUSED]
+
+
+@pytest.mark.parametrize("case", REFUSED_ROWS, ids=ids(REFUSED_ROWS))
+def test_refusals(case):
+    """By name, and the graph is as it was."""
+    g = aicf.Graph("refused")
+    values = []
+    for i, array in enumerate(
+        draw(arg, case.dtypes[0], SIZES, np.random.default_rng(0)) for arg in case.args
+    ):
+        values.append(g.input(f"x{i}", (BATCH, *array.shape), str(array.dtype)))
+    before = g.to_json()
+    with pytest.raises(aicf.GraphError, match=f"vmap: ({'|'.join(REFUSED)}) at .* has no rule"):
+        aicf.vmap(lambda *v: as_list(case.build(g, *v)))(*values)
+    assert g.to_json() == before
+
+
+def test_gradients_of_examples(device, make_rng):
+    """Each example's own gradient of shared weights, in one product; and a gradient through it."""
+    rng = make_rng(1)
+    g = aicf.Graph("each")
+    x, t = g.input("x", (5, 4), "float64"), g.input("t", (5, 2), "float64")
+    w, b = g.input("w", (2, 4), "float64"), g.input("b", (2,), "float64")
+
+    def slopes(row, target):
+        return aicf.grad(aicf.mse_loss(aicf.tanh(aicf.linear(row, w, b)), target), [w, b])
+
+    dw, db = aicf.vmap(slopes)(x, t)
+    assert dw.shape == (5, 2, 4) and db.shape == (5, 2)
+    g.output("dw", dw)
+    g.output("db", db)
+    g.output("through", aicf.grad(aicf.sum(dw * dw), w))
+    feed = {k: rng.standard_normal(s) for k, s in
+            (("x", (5, 4)), ("t", (5, 2)), ("w", (2, 4)), ("b", (2,)))}  # fmt: skip
+    step = g.compile(device=device)
+    out = outputs_of(step(**feed))
+    y = np.tanh(feed["x"] @ feed["w"].T + feed["b"])
+    dy = (y - feed["t"]) * (1 - y * y)
+    np.testing.assert_allclose(out["dw"], dy[:, :, None] * feed["x"][:, None], rtol=1e-12)
+    np.testing.assert_allclose(out["db"], dy, rtol=1e-12)
+    h, along = 1e-6, rng.standard_normal((2, 4))
+    sides = [(step(**{**feed, "w": feed["w"] + s * along})["dw"].numpy() ** 2).sum()
+             for s in (h, -h)]  # fmt: skip
+    slope = (sides[0] - sides[1]) / (2 * h)
+    assert slope == pytest.approx((out["through"] * along).sum(), rel=1e-6)
+
+
+def test_labels_and_rows_out_of_range(device):
+    """As without: NaN and no gradient for that example, nothing for the others."""
+    g = aicf.Graph("range")
+    x, labels = g.input("x", (3, 2, 4), "float64"), g.input("labels", (3, 2), "int32")
+    table, at = g.input("table", (3, 5, 2), "float64"), g.input("at", (3, 4), "int32")
+
+    def both(logits, label, rows, index):
+        loss, taken = aicf.cross_entropy(logits, label), aicf.take(rows, index)
+        slopes = aicf.grad(loss, logits), aicf.grad(aicf.sum(taken * taken), rows)
+        return [loss, taken, *slopes]
+
+    names = ("loss", "taken", "dlogits", "drows")
+    for name, y in zip(names, aicf.vmap(both)(x, labels, table, at), strict=True):
+        g.output(name, y)
+    for i in range(3):
+        for name, y in zip(names, both(x[i], labels[i], table[i], at[i]), strict=True):
+            g.output(f"{name} {i}", y)
+    rng = np.random.default_rng(0)
+    out = outputs_of(g.compile(device=device)(
+        x=rng.standard_normal((3, 2, 4)), table=rng.standard_normal((3, 5, 2)),
+        labels=np.array([[0, 3], [1, 4], [-1, 2]], np.int32),
+        at=np.array([[0, 4, 4, 1], [5, 0, 0, 0], [-1, 2, 4, 2**31 - 1]], np.int32),
+    ))  # fmt: skip
+    for name in names:
+        want = np.stack([out[f"{name} {i}"] for i in range(3)])
+        np.testing.assert_allclose(out[name], want, atol=1e-15, err_msg=name)
+    assert np.isnan(out["loss"]).tolist() == [False, True, True]
+
+
+def test_rows_of_a_jacobian(device):
+    """The derivative of each element of a result, by a batch of directions; twice, of a batch."""
+    g = aicf.Graph("jacobian")
+    x = g.input("x", (2, 3), "float64")
+    basis = g.constant(np.eye(3))
+
+    def jacobian(row):
+        y = aicf.softmax(row)
+        return aicf.vmap(lambda dy: aicf.grad(y, row, grad=dy))(basis)
+
+    g.output("jacobian", aicf.vmap(jacobian)(x))
+    a = np.random.default_rng(0).standard_normal((2, 3))
+    p = np.exp(a) / np.exp(a).sum(1, keepdims=True)
+    want = p[:, :, None] * np.eye(3) - p[:, :, None] * p[:, None]
+    np.testing.assert_allclose(
+        outputs_of(g.compile(device=device)(x=a))["jacobian"], want, atol=1e-15
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x, y: aicf.vmap(3), aicf.GraphError, "need a function"),
+        (lambda x, y: aicf.vmap(aicf.add)(x, 2.0), aicf.GraphError, "need a Value for each axis"),
+        (lambda x, y: aicf.vmap(aicf.add, [0])(x, x), aicf.GraphError, "need a Value for each"),
+        (lambda x, y: aicf.vmap(aicf.add)(x, y), aicf.ShapeError, "need one size >= 1"),
+        (lambda x, y: aicf.vmap(aicf.neg, None)(x), aicf.ShapeError, "need one size >= 1"),
+        (lambda x, y: aicf.vmap(aicf.neg, 2)(x), aicf.ShapeError, "need one of its axes"),
+        (lambda x, y: aicf.vmap(lambda v: 3)(x), aicf.GraphError, "need a Value of this graph"),
+    ],
+)
+def test_misuse(call, error, text):
+    g = aicf.Graph("misuse")
+    x, y = g.input("x", (4, 3)), g.input("y", (5, 3))
+    with pytest.raises(error, match=text):
+        call(x, y)
