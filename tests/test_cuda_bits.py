@@ -121,6 +121,36 @@ def test_column_sums(shape, make_rng):
     assert_same(*results, f"{shape}")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    "shape", [(256, 33), (257, 5), (1000, 40), (5000, 70), (66_000, 3), (300, 1), (2048, 256)]
+)
+def test_bias_gradients(shape, dtype, make_rng):
+    """Sums in chains, of elements side by side and of those across, of what was made before too."""
+    rng = make_rng(9)
+    dy = rng.standard_normal(shape).astype("float64" if dtype == "float64" else "f")
+
+    def summed(device):
+        g = aicf.Graph("bias")
+        b = g.param("b", shape[1:], dtype)
+        for turned in (False, True):
+            name = "turned" if turned else "plain"
+            v = g.input(name, shape[::-1] if turned else shape, str(dy.dtype))
+            v = aicf.cast(v, dtype)
+            v = aicf.permute(v, (1, 0)) if turned else v
+            y = g.constant(np.ones(shape, dy.dtype))
+            y = aicf.linear(
+                aicf.cast(y[:, :1], dtype), g.param(f"{name}.w", (shape[1], 1), dtype), b
+            )
+            g.output(name, aicf.cast(g.backward(y, [b], grad=v)[b], str(dy.dtype)))
+            made = aicf.relu(v) * v
+            g.output(f"{name}.made", aicf.cast(g.backward(y, [b], grad=made)[b], str(dy.dtype)))
+        got = g.compile(device=device)(plain=dy, turned=np.ascontiguousarray(dy.T))
+        return [got[name].numpy() for name in got]
+
+    assert_same(summed("cpu"), summed("cuda"), f"{shape}")
+
+
 @pytest.mark.parametrize(
     "m, n, k",
     [

@@ -245,16 +245,28 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         return text;
     };
 
+    const bool columns = in_columns(op, r, read);
     if (chunk) {
-        const int64_t chunks = (r.n + chunk - 1) / chunk;
-        text.threads = static_cast<int>(32 * std::clamp<int64_t>(power_of_two_from(chunks), 1, 32));
-        text.blocks = (r.rows + 31) / 32;
-        entry(cat("reduce_chain<", operation, ", ", a, ", ", chunk, ", @_Shape>(grid, "));
+        const int64_t chunks = std::max<int64_t>((r.n + chunk - 1) / chunk, 1);
+        const int64_t most = std::clamp<int64_t>(std::min(r.n, chunk), 1, kChainChunk);
+        // Neighbours in memory are a warp's: results, or elements of few results.
+        const int64_t width = std::min<int64_t>(power_of_two_from(r.rows), columns ? 32 : 4);
+        const int64_t strips = (r.rows + width - 1) / width;
+        text.blocks = strips * chunks;
+        text.shared = static_cast<uint32_t>(most * width * a_size);
+        if (chunks > 1) {
+            text.workspace = static_cast<uint64_t>(chunks * r.rows * a_size);
+            text.counters = static_cast<int>(strips);
+        }
+        entry(
+            cat("reduce_chain<", operation, ", ", a, ", ", chunk, ", ", most, ", ", width,
+                ", @_Shape>(grid, ",
+                chunks > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("chain");
     }
     const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
     const int64_t enough = 4 * int64_t{limits.processors};  // blocks that fill the device
-    if (leaves > 0 && r.rows >= kColumns && in_columns(op, r, read)) {
+    if (leaves > 0 && r.rows >= kColumns && columns) {
         const int64_t strips = (r.rows + 31) / 32;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);
         const int64_t span = power_of_two_from((leaves + pieces - 1) / pieces) * kTreeLeaf;

@@ -297,59 +297,74 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint3
     }
 }
 
-/// part takes `Lot` elements from i on. Nothing stands between the loads, so that they are all
-/// under way at once; the sums are one after the other.
-template <class Op, int Lot, class A, class Row>
-__device__ __forceinline__ void join_lot(A& part, const Row& row, int64_t i) {
-#pragma unroll
-    for (int j = 0; j < Lot; j++) part = Op::join(part, row(i + j));
-}
-/// Count elements from `begin` on, Count >= 1.
-template <class Op, class A, int64_t Count, class Row>
-__device__ __forceinline__ A chain_of(const Row& row, int64_t begin) {
-    constexpr int Lot = lot_of(Count - 1, 14, 21);
-    constexpr int lots = int((Count - 1) / Lot), rest = int((Count - 1) % Lot);
-    A part = row(begin);
-#pragma unroll 1
-    for (int i = 0; i < lots; i++) join_lot<Op, Lot>(part, row, begin + 1 + i * Lot);
-    if constexpr (rest > 0) join_lot<Op, rest>(part, row, begin + 1 + lots * Lot);
-    return part;
+/// total takes held[0], held[Width], ... in ascending order; `begins`: it is the first itself.
+template <class Op, int Width, int Most, class A>
+__device__ __forceinline__ void join_held(A& total, const A* held, int count, bool begins) {
+    total = begins ? held[0] : Op::join(total, held[0]);
+    if (count == Most) {
+#pragma unroll 16
+        for (int i = 1; i < Most; i++) total = Op::join(total, held[i * Width]);
+    } else {
+        for (int i = 1; i < count; i++) total = Op::join(total, held[i * Width]);
+    }
 }
 
-/// chain(Chunk): 32 results to a block; warp w takes every (threads / 32)-th chunk and the first
-/// adds them in order. One chunk has one warp.
-template <class Op, class A, int64_t Chunk, class Shape, class Make, class Put>
-__device__ __forceinline__ void reduce_chain(const Grid& grid, Make make, Put put) {
-    __shared__ A held[32][33];
-    constexpr int64_t n = Shape::n, chunks = (n + Chunk - 1) / Chunk,
-                      strips = (Shape::rows + 31) / 32;
-    const int c = threadIdx.x & 31, w = chunks > 1 ? threadIdx.x / 32 : 0,
-              warps = chunks > 1 ? grid.threads / 32 : 1;
-    for (int64_t strip = grid.block; strip < strips; strip += grid.blocks) {
-        const int64_t r = strip * 32 + c;
+/// chain(Chunk): a block of 256 makes elements of a chunk for `Width` results in shared memory, all
+/// threads at once, and a thread a result adds them. The block that is last to be done with a chunk
+/// of these results adds the chunks.
+template <class Op, class A, int64_t Chunk, int Most, int Width, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_chain(const Grid& grid, A* parts, uint32_t* counters,
+                                             Make make, Put put) {
+    extern __shared__ __align__(16) char shared[];
+    A* const held = reinterpret_cast<A*>(shared);  // Most x Width
+    constexpr int64_t n = Shape::n, chunks = n > 0 ? (n + Chunk - 1) / Chunk : 1,
+                      strips = (Shape::rows + Width - 1) / Width;
+    constexpr int groups = 256 / Width, turns = (Most + groups - 1) / groups,
+                  Lot = Shape::unroll == 1 ? 4
+                        : turns < 16       ? turns
+                                           : 16;
+    const int c = threadIdx.x % Width, g = threadIdx.x / Width;
+    const auto some_of = [](int64_t left) {  // of what lies ahead: as many as there is room for
+        constexpr bool whole = n % Most == 0 && (n <= Chunk || Chunk % Most == 0);
+        return whole || left > Most ? Most : int(left);
+    };
+    for (int64_t u = grid.block; u < strips * chunks; u += grid.blocks) {
+        const int64_t strip = u / chunks, chunk = u - strip * chunks, r = strip * Width + c;
         const bool mine = r < Shape::rows;
-        const auto row = make(mine ? r : 0);
+        const auto row = make(mine ? r : 0);  // a thread without a result repeats another's
+        const int64_t begin = chunk * Chunk, end = n - begin < Chunk ? n : begin + Chunk;
         A total = Op::empty();
-        for (int64_t first = 0; first < chunks; first += warps) {
-            const int64_t begin = (first + w) * Chunk;
-            A part = A(0);
-            if constexpr (n >= Chunk)
-                if (mine && begin + Chunk <= n) part = chain_of<Op, A, Chunk>(row, begin);
-            if constexpr (n % Chunk > 0)
-                if (mine && begin < n && begin + Chunk > n)
-                    part = chain_of<Op, A, n % Chunk>(row, begin);
-            if constexpr (chunks == 1) {
-                total = part;
-            } else {
-                held[w][c] = part;
+        for (int64_t at = begin; at < end; at += Most) {
+            const int count = some_of(end - at);
+#pragma unroll 1
+            for (int turn = 0; turn < turns; turn += Lot) {
+                A s[Lot];
+#pragma unroll
+                for (int k = 0; k < Lot; k++)
+                    if (const int i = g + (turn + k) * groups; i < count) s[k] = row(at + i);
+#pragma unroll
+                for (int k = 0; k < Lot; k++)
+                    if (const int i = g + (turn + k) * groups; i < count)
+                        held[i * Width + c] = s[k];
+            }
+            __syncthreads();
+            if (g == 0) join_held<Op, Width, Most>(total, held + c, count, at == begin);
+            __syncthreads();
+        }
+        if constexpr (chunks > 1) {
+            if (g == 0 && mine) parts[chunk * Shape::rows + r] = total;
+            if (!arrive_last(counters + strip, uint32_t(chunks))) continue;
+            for (int64_t at = 0; at < chunks; at += Most) {
+                const int count = chunks - at < Most ? int(chunks - at) : Most;
+#pragma unroll 8
+                for (int i = g; i < count; i += groups)
+                    if (mine) held[i * Width + c] = __ldcg(parts + (at + i) * Shape::rows + r);
                 __syncthreads();
-                if (w == 0 && mine)
-                    for (int k = 0; k < warps && first + k < chunks; k++)
-                        total = first + k == 0 ? held[0][c] : Op::join(total, held[k][c]);
+                if (g == 0) join_held<Op, Width, 0>(total, held + c, count, at == 0);
                 __syncthreads();
             }
         }
-        if (w == 0 && mine) put(r, total);
+        if (g == 0 && mine) put(r, total);
     }
 }
 
