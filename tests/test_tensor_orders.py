@@ -400,3 +400,62 @@ def test_results_at_odd_addresses(name, make_rng):
         step(a=a, b=b)
         step.synchronize()
         assert_bits(room[1:].view(m, n).float().cpu().numpy(), want.astype(np.float32), one)
+
+
+def behind(g, y, feed, kind):
+    """What follows a product y: several results, operands of each reach, f32 beside 16 bits."""
+    m, n = y.shape
+
+    def given(name, shape, dtype=y.dtype):
+        value = g.input(name, shape, "float32")
+        feed.setdefault(name, np.random.default_rng(len(name)).standard_normal(shape).astype("f"))
+        return value if dtype == "float32" else aicf.cast(value, dtype)
+
+    if kind == "forward":
+        before = y + given("bias", (n,))
+        return [before, aicf.gelu(before)]
+    if kind == "backward":
+        x = given("before", (m, n))
+        return [g.backward(aicf.gelu(x, "tanh"), [x], grad=y)[x]]
+    scaled = y * given("a row's", (m, 1))
+    return [scaled, aicf.cast(scaled, "float32") + given("residual", (m, n), "float32")]
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["forward", "backward", "residual"])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("sizes", [(520, 776, 1000), (1032, 384, 8192), (300, 514, 256)], ids=str)
+def test_what_follows_a_product(sizes, name, kind, make_rng):
+    """By each kernel the bits of the product alone with a CPU behind it, at odd addresses too."""
+    torch = pytest.importorskip("torch")
+    m, n, k = sizes
+    dtype, math, *_ = STEPS[name]
+    rng = make_rng(18)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+    product = built((m, k), (k, n), name, "b_turned").compile(device="cuda", math=math)
+    y, feed = product(a=a, b=np.ascontiguousarray(b.T))["y"].numpy(), {}
+    g = aicf.Graph("after")
+    for i, value in enumerate(behind(g, aicf.cast(g.input("y", y.shape), dtype), feed, kind)):
+        g.output(f"y{i}", value)
+    want = {key: v.numpy() for key, v in g.compile(device="cpu")(y=y, **feed).items()}
+    feed |= {"a": a, "b": np.ascontiguousarray(b.T)}
+    g = aicf.Graph("fused")
+    left, right = (aicf.cast(g.input(x, feed[x].shape), dtype) for x in "ab")
+    results = behind(g, aicf.matmul(left, aicf.permute(right, (1, 0))), dict(feed), kind)
+    for i, value in enumerate(results):
+        g.output(f"y{i}", value)
+    known = _core.cuda_candidates(g._core, _core.pass_names(), math=math)
+    ((signature, names),) = known.items()
+    assert signature.startswith("region") and len(names) >= 6, (signature, names)
+    for one in names:
+        step = g.compile(device="cuda", math=math, candidates={signature: one})
+        for odd in (False, True):
+            if odd:
+                rooms = {
+                    f"y{i}": torch.zeros(m * n + 1, dtype=getattr(torch, v.dtype), device="cuda")
+                    for i, v in enumerate(results)
+                }
+                step.bind(**{y: room[1:].view(m, n) for y, room in rooms.items()})
+            found = step(**feed)
+            for y, values in want.items():
+                same_numbers(found[y].numpy().astype("f"), values.astype("f"), (one, y, odd))

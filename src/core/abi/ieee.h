@@ -1,6 +1,7 @@
 // The vocabulary of the scalar functions: operations of IEEE 754, each correctly rounded on every
-// machine, and bits. Nothing made of these uses libm, libdevice or an approximate instruction, so
-// it has the same bits everywhere. Units that include this are compiled with -ffp-contract=off or
+// machine, and bits. Nothing made of these uses libm, libdevice or the result of an approximate
+// instruction, so it has the same bits everywhere. Units that include this are compiled with
+// -ffp-contract=off or
 // --fmad=false.
 #pragma once
 
@@ -23,6 +24,13 @@ AICF_HD double floor(double x) { return ::floor(x); }
 AICF_HD float round(float x) { return ::rintf(x); }
 AICF_HD double round(double x) { return ::rint(x); }
 AICF_HD float div(float a, float b) { return __fdiv_rn(a, b); }
+// 1/d for d from 2^-126 to 2^125: the steps that __frcp_rn takes there, without its branch, which
+// would keep a thread's elements apart.
+AICF_HD float reciprocal(float d) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
+}
 AICF_HD double div(double a, double b) { return __ddiv_rn(a, b); }
 #else
 AICF_HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -34,6 +42,7 @@ AICF_HD double floor(double x) { return __builtin_floor(x); }
 AICF_HD float round(float x) { return __builtin_rintf(x); }
 AICF_HD double round(double x) { return __builtin_rint(x); }
 AICF_HD float div(float a, float b) { return a / b; }
+AICF_HD float reciprocal(float d) { return 1.0f / d; }
 AICF_HD double div(double a, double b) { return a / b; }
 #endif
 

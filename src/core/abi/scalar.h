@@ -265,6 +265,8 @@ AICF_HD float scale2(float p, uint32_t e) {
     const uint32_t half = static_cast<uint32_t>(static_cast<int32_t>(e) >> 1) & 0xff800000u;
     return p * from_bits(half + 0x3f800000u) * from_bits(e - half + 0x3f800000u);
 }
+// The same for e >> 23 from -180 to 32, whose first factor is at hand.
+AICF_HD float scale_down(float p, uint32_t e) { return p * from_bits(e + 0x5f800000u) * 0x1p-64f; }
 AICF_HD float pow2(uint32_t e) { return from_bits(e + 0x3f800000u); }
 
 AICF_HD ExpReduced exp_begin(float x) {
@@ -299,16 +301,16 @@ struct Tail {
 AICF_HD Tail sigmoid_tail(float a, float a_lo) {
     const float c = a > 110.0f ? 110.0f : a;
     const ExpParts e = exp_parts(-c, a_lo);
-    const float z = scale2(e.hi, e.e);
+    const float z = scale_down(e.hi, e.e);
     const float d = 1.0f + z, d_lo = z - (d - 1.0f);
-    const float inv = div(1.0f, d);
+    const float inv = reciprocal(d);
     const float q = e.hi * inv;
     const float rem = fma(-q, d, e.hi) + fma(-q, d_lo, e.lo);
     return {fma(rem, inv, q), e.e};
 }
 AICF_HD float sigmoid(float x) {
     const Tail t = sigmoid_tail(abs(x), 0.0f);
-    const float s = scale2(t.s, t.e);
+    const float s = scale_down(t.s, t.e);
     return x > 0.0f ? 1.0f - s : s;
 }
 
@@ -316,7 +318,7 @@ AICF_HD float sigmoid(float x) {
 AICF_HD float gate(float x, float v, float v_lo) {
     const float a = abs(x) > 110.0f ? 110.0f : abs(x);
     const Tail t = sigmoid_tail(abs(v), v_lo);
-    return (x < 0.0f ? -0.0f : x) - scale2(a * t.s, t.e);
+    return (x < 0.0f ? -0.0f : x) - scale_down(a * t.s, t.e);
 }
 AICF_HD float silu(float x) { return gate(x, x, 0.0f); }
 
@@ -344,7 +346,7 @@ struct NormalTail {
 AICF_HD NormalTail normal_tail(float a) {
     const float h = a * a;
     const ExpParts e = exp_parts(-0.5f * h, 0.5f * fma(a, a, -h));
-    const float w = div(1.0f, fma(0.3f, a, 1.0f));
+    const float w = reciprocal(fma(0.3f, a, 1.0f));
     const float p =
         w * horner(w, 0.1196867f, 0.119571611f, 0.110237084f, 0.0783820003f, 0.0961787254f,
                    -0.0794639066f, 0.191832751f, -0.22824952f, 0.112450808f, -0.0206262562f);
@@ -353,7 +355,7 @@ AICF_HD NormalTail normal_tail(float a) {
 AICF_HD float gelu_erf(float x) {
     const float a = abs(x) > 14.5f ? 14.5f : abs(x);
     const NormalTail t = normal_tail(a);
-    return (x < 0.0f ? -0.0f : x) - scale2(a * t.s, t.e);
+    return (x < 0.0f ? -0.0f : x) - scale_down(a * t.s, t.e);
 }
 
 AICF_HD float tanh(float x) {
@@ -362,7 +364,7 @@ AICF_HD float tanh(float x) {
                            -0.00819509756f, 0.00215765228f);
     const float small = fma(a * s, p, a);
     const ExpParts e = exp_parts(a + a, 0.0f);
-    const float large = 1.0f - div(2.0f, fma(e.hi, pow2(e.e), 1.0f));
+    const float large = 1.0f - 2.0f * reciprocal(fma(e.hi, pow2(e.e), 1.0f));
     return copysign(a < 0.6f ? small : large, x);
 }
 
@@ -438,7 +440,7 @@ AICF_HD T log1p(T x) {
 AICF_HD float softplus(float x) {
     const float a = abs(x) > 104.0f ? 104.0f : abs(x);
     const ExpParts e = exp_parts(-a, 0.0f);
-    const float z = scale2(e.hi, e.e);
+    const float z = scale_down(e.hi, e.e);
     const bool big = z > 0.333333343f;
     const float f = big ? fma(z, 0.5f, -0.5f) : z, shift = big ? 0x1.62e43p-1f : 0.0f;
     const float l = fma(f * f, log1p_poly(f), f);
@@ -628,7 +630,7 @@ AICF_HD T gelu_tanh_bwd(T x, T dy) {
 AICF_HD float gelu_erf_bwd(float x, float dy) {
     const float a = abs(x) > 14.75f ? 14.75f : abs(x);  // the limit is 0
     const NormalTail t = normal_tail(a);
-    const float left = scale2(fma(-a * 0.398942292f, t.density, t.s), t.e);
+    const float left = scale_down(fma(-a * 0.398942292f, t.density, t.s), t.e);
     return dy * (x < 0.0f ? left : 1.0f - left);
 }
 

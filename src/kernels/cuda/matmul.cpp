@@ -281,6 +281,64 @@ void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& 
     for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.pair, 1), t.n, t.k});
 }
 
+/// What a Put of wgmma.cuh has for 8 neighbours that lie together, 16 bytes of all that it reads
+/// and writes but for what there is one of a row. Where sizes or strides forbid it, or it has no
+/// use, that alone.
+std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless) {
+    constexpr int64_t width = 8;
+    const int rank = op.outputs[0].shape.rank();
+    bool packs = !useless && op.outputs[0].shape[rank - 1] % width == 0;
+    int64_t bytes = 0;
+    std::string members, loads, before, stores, aligned = "true";
+    const auto add = [&](const View& view, size_t at, bool output) {
+        const int64_t step = view.strides[rank - 1];
+        packs = packs && (step == 1 || (step == 0 && !output));
+        for (int d = 0; step == 1 && d < rank - 1; d++)
+            packs = packs && (view.shape[d] == 1 || view.strides[d] % width == 0);
+        const char* type = cuda_type(view.dtype);
+        const size_t k = output ? at - op.inputs.size() : at;
+        const std::string name = cat(output ? "y" : "x", k),
+                          pointer = cat("this->block.template ptr<", output ? "" : "const ", type,
+                                        ">(", layout.operand[at], ")"),
+                          place = cat(" + @_", name, "::at(batch) + row * int64_t(",
+                                      view.strides[rank - 2], ") + col * int64_t(", step, ")"),
+                          stored = cat("Stored<", type, ", ", width, ", ", step, ">");
+        if (step) aligned += cat(" && aligned16(", pointer, ")");
+        const char* wide = wide_type(view.dtype);
+        if (output) {
+            before += cat("        ", wide, " r", k, "[V];\n");
+            stores += cat("        ", stored, " s", k, ";\n        s", k, ".narrowed(r", k,
+                          ");\n        s", k, ".store(", pointer, place, ");\n");
+        } else {
+            bytes += (step ? width : 1) * dtype_size(view.dtype);
+            members += cat("        ", stored, " ", name, ";\n");
+            loads += cat("        all.", name, ".load(", pointer, place, ");\n");
+            before += cat("        ", wide, " a", k, "[V];\n        from.", name, ".widened(a", k,
+                          ");\n");
+        }
+    };
+    for (size_t x = 2; x < op.inputs.size(); x++) add(op.inputs[x], x, false);
+    for (size_t y = 0; y < op.outputs.size(); y++) add(op.outputs[y], op.inputs.size() + y, true);
+    constexpr int64_t few = 48;  // bytes that a thread has registers for several times over
+    const std::string head = cat("    static constexpr bool packs = ", packs ? "true" : "false",
+                                 ", few = ", bytes <= few ? "true" : "false",
+                                 ";\n    __device__ __forceinline__ bool packed() const { return ",
+                                 packs ? aligned : "false", "; }\n");
+    if (!packs) return head;
+    const std::string at = "int64_t batch, int64_t row, int64_t col";
+    const std::string body =
+        op.body.empty() ? "r0[j] = v[j];"
+                        : body_formula(op, layout, before, steps_between(0, op.body.size()));
+    return cat(head, "    struct Operands {\n", members,
+               "    };\n    __device__ __forceinline__ Operands operands(", at,
+               ") const {\n        Operands all;\n", loads,
+               "        return all;\n    }\n    __device__ __forceinline__ void finish(const "
+               "Operands& from, ",
+               at, ", const float (&v)[", width, "]) const {\n        constexpr int V = ", width,
+               ";\n", before, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
+               body, "\n        }\n", stores, "    }\n");
+}
+
 }  // namespace
 
 std::vector<std::array<int, 3>> gemm_tiles(int64_t size) {
@@ -481,7 +539,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     "        return block.template ptr<", cuda_type(c.dtype), ">(",
                     layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
                     "    }\n");
-        text.body += "};\n";
+        text.body += packed_text(op, layout, lines && choice.parts == 1) + "};\n";
         std::string ready = "Present{}", copy;
         if (tf32) {
             text.body += rounded_struct("@_CopyA", "@_A", first, a, 1);

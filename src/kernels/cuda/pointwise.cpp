@@ -136,10 +136,16 @@ std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::st
         const std::string call = step.def->pointwise ? call_text(*step.def, operands, from, to,
                                                                  layout.scalars, numbers, before)
                                                      : "v[j]";
-        // Each value is rounded to its dtype, as if it had been stored.
-        text +=
-            cat(text.empty() ? "" : "\n            ", step.outputs[0] < outer ? "" : "const auto ",
-                operand_text(op, step.outputs[0]), " = rounded<", cuda_type(to), ">(", call, ");");
+        // Each value is rounded to its dtype, as if it had been stored; one that no step reads is
+        // rounded where it is stored.
+        const auto reads = [&](const RegionStep& other) {
+            return std::find(other.inputs.begin(), other.inputs.end(), step.outputs[0]) !=
+                   other.inputs.end();
+        };
+        const bool rounds = !is_16_bit(to) || std::any_of(op.body.begin(), op.body.end(), reads);
+        text += cat(text.empty() ? "" : "\n            ",
+                    step.outputs[0] < outer ? "" : "const auto ", operand_text(op, step.outputs[0]),
+                    " = ", rounds ? cat("rounded<", cuda_type(to), ">(") : "(", call, ");");
     }
     return text;
 }

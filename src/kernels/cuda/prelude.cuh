@@ -58,7 +58,11 @@ template <class E>
 __device__ __forceinline__ E widen(E x) {
     return x;
 }
-__device__ __forceinline__ float widen(Half x) { return scalar::half_to_f32(x.bits); }
+__device__ __forceinline__ float widen(Half x) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+    return wide;
+}
 __device__ __forceinline__ float widen(Brain x) { return scalar::bfloat_to_f32(x.bits); }
 template <class E>
 using Wide = decltype(widen(E{}));
@@ -68,12 +72,31 @@ constexpr bool same_type = false;
 template <class A>
 constexpr bool same_type<A, A> = true;
 
+/// Those of scalar.h, but for the payload of a NaN. (Of one value alone the instruction is slow.)
+__device__ __forceinline__ Half narrow_half(float x) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t two;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+    return Half{static_cast<uint16_t>(two)};
+#else
+    return Half{scalar::f32_to_half(x)};
+#endif
+}
+__device__ __forceinline__ Brain narrow_brain(float x) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t two;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+    return Brain{static_cast<uint16_t>(two)};
+#else
+    return Brain{scalar::f32_to_bfloat(x)};
+#endif
+}
 template <class E, class C>
 __device__ __forceinline__ E narrow(C x) {
     if constexpr (same_type<E, Half>)
-        return Half{scalar::f32_to_half(x)};
+        return narrow_half(x);
     else if constexpr (same_type<E, Brain>)
-        return Brain{scalar::f32_to_bfloat(x)};
+        return narrow_brain(x);
     else
         return static_cast<E>(x);
 }

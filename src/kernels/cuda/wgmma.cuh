@@ -183,10 +183,10 @@ __device__ __forceinline__ void store_lines(const float (&sums)[Count], uint32_t
     }
 }
 
-/// Where 16 rows of 64 sums lie on their way through put(), in cells of 16 bytes that are permuted
-/// so that what lanes touch together meets no bank twice.
+/// Where 16 rows of 64 sums lie on their way through put(), in cells of 16 bytes, the odd ones
+/// behind the even ones, that are permuted so that what lanes touch together meets no bank twice.
 __device__ __forceinline__ uint32_t cell_at(uint32_t room, int row, int cell) {
-    return room + row * 256 + 16 * (cell ^ 2 * (row & 3));
+    return room + row * 256 + cell % 2 * 128 + 16 * (cell / 2 ^ (row & 3) ^ cell % 2 * 4);
 }
 /// A lane's four sums of the x-th 8 columns, of rows lane / 4 and 8 below, to their cells.
 __device__ __forceinline__ void leave_sums(const float* four, uint32_t room, int x) {
@@ -198,13 +198,72 @@ __device__ __forceinline__ void leave_sums(const float* four, uint32_t room, int
                      "f"(four[2 * high]), "f"(four[2 * high + 1])
                      : "memory");
 }
+/// V neighbours as they are stored, 16 bytes at a time, or one for all of them (Step 0).
+template <class E, int V, int Step>
+struct Stored {
+    static constexpr int count = Step ? V : 1,
+                         per = count * int(sizeof(E)) < 16 ? count : 16 / int(sizeof(E));
+    Pack<E, per> part[count / per];
+    __device__ __forceinline__ void load(const E* from) {
+#pragma unroll
+        for (int x = 0; x < count / per; x++)
+            part[x] = reinterpret_cast<const Pack<E, per>*>(from)[x];
+    }
+    __device__ __forceinline__ void store(E* to) const {
+#pragma unroll
+        for (int x = 0; x < count / per; x++) reinterpret_cast<Pack<E, per>*>(to)[x] = part[x];
+    }
+    __device__ __forceinline__ void widened(Wide<E> (&to)[V]) const {
+#pragma unroll
+        for (int j = 0; j < V; j++) to[j] = widen(part[Step * j / per].at[Step * j % per]);
+    }
+    __device__ __forceinline__ void narrowed(const Wide<E> (&from)[V]) {
+#pragma unroll
+        for (int j = 0; j < V; j++) part[j / per].at[j % per] = narrow<E>(from[j]);
+    }
+};
+
+/// Of a warp's cells 4 Lots rows, 8 neighbours a lane: what put() reads beside the sums, and the
+/// sums through put().
+template <int Lots, class Shape, class Put>
+struct Rows {
+    typename Put::Operands operands[Lots];
+    int64_t batch, row, column;
+    __device__ __forceinline__ bool there(int x) const {
+        return row + 4 * x < Shape::m && column < Shape::n;
+    }
+    __device__ __forceinline__ Rows(const Put& put, int64_t in, int64_t row0, int64_t col0)
+        : batch(in), row(row0 + threadIdx.x % 32 / 8), column(col0 + threadIdx.x % 8 * 8) {
+#pragma unroll
+        for (int x = 0; x < Lots; x++)
+            if (there(x)) operands[x] = put.operands(batch, row + 4 * x, column);
+    }
+    /// `first`: which of the cells' rows is row0.
+    __device__ __forceinline__ void finish(const Put& put, uint32_t room, int first) const {
+        float sums[Lots][8];
+#pragma unroll
+        for (int x = 0; x < Lots; x++)
+#pragma unroll
+            for (int y = 0; y < 2; y++)
+                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                             : "=f"(sums[x][4 * y]), "=f"(sums[x][4 * y + 1]),
+                               "=f"(sums[x][4 * y + 2]), "=f"(sums[x][4 * y + 3])
+                             : "r"(cell_at(room, first + 4 * x + int(threadIdx.x % 32 / 8),
+                                           int(threadIdx.x % 8 * 2) + y))
+                             : "memory");
+#pragma unroll
+        for (int x = 0; x < Lots; x++)
+            if (there(x)) put.finish(operands[x], batch, row + 4 * x, column, sums[x]);
+    }
+};
+
 /// Hands what lies in a warp's cells to put(), 4 neighbours at a time.
 template <class Shape, class Put>
-__device__ __forceinline__ void put_cells(uint32_t room, const Put& put, int64_t batch,
+__device__ __forceinline__ void put_fours(uint32_t room, const Put& put, int64_t batch,
                                           int64_t row0, int64_t col0) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
-#pragma unroll 4
+#pragma unroll(Put::packs ? 1 : 4)
     for (int row = 0; row < 16; row += 2) {
         float some[4];
         asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -216,20 +275,68 @@ __device__ __forceinline__ void put_cells(uint32_t room, const Put& put, int64_t
     }
     __syncwarp();
 }
-/// A warp's sums of 16 rows through put().
-template <class Shape, int Count, class Put>
-__device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t room, const Put& put,
-                                          int64_t batch, int64_t row0, int64_t col0) {
-    asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
+/// The same, 8 at a time where they lie together in all that it reads and writes (packed). Ahead:
+/// there are registers for the operands of 8 rows, and for those of the next 8.
+template <class Shape, bool Ahead, class Put>
+__device__ __forceinline__ void put_cells(uint32_t room, const Put& put, bool packed, int64_t batch,
+                                          int64_t row0, int64_t col0) {
+    if constexpr (Put::packs) {
+        if (packed) {
+            if constexpr (Ahead) {
+                const Rows<2, Shape, Put> upper(put, batch, row0, col0),
+                    lower(put, batch, row0 + 8, col0);
+                __syncwarp();
+                upper.finish(put, room, 0);
+                lower.finish(put, room, 8);
+            } else {
+                __syncwarp();
 #pragma unroll 1
-    for (int piece = 0; piece < 2 * Count; piece += 64) {
+                for (int row = 0; row < 16; row += 4)
+                    Rows<1, Shape, Put>(put, batch, row0 + row, col0).finish(put, room, row);
+            }
+            __syncwarp();
+            return;
+        }
+    }
+    put_fours<Shape>(room, put, batch, row0, col0);
+}
+/// A warp's sums of 16 rows through put().
+template <class Shape, bool Ahead, int Count, class Put>
+__device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t room, const Put& put,
+                                          bool packed, int64_t batch, int64_t row0, int64_t col0) {
+    asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
+    const auto leave = [&](int piece) {
 #pragma unroll
         for (int of = 0; of < 2 * Count; of += 64) {  // registers have no index
             if (of != piece) continue;
 #pragma unroll
             for (int x = 0; x < 8; x++) leave_sums(&sums[(of / 8 + x) * 4], room, x);
         }
-        put_cells<Shape>(room, put, batch, row0, col0 + piece);
+    };
+    constexpr bool ahead = Ahead && Put::few;
+    if constexpr (Put::packs && ahead) {
+        if (packed) {  // the operands of 8 rows come while those before go through put()
+            Rows<2, Shape, Put> now(put, batch, row0, col0);
+#pragma unroll 1
+            for (int half = 0; half < 2 * Count / 32; half++) {
+                const int next = half + 1 < 2 * Count / 32 ? half + 1 : half;
+                if (half % 2 == 0) {
+                    leave(half * 32);
+                    __syncwarp();
+                }
+                const Rows<2, Shape, Put> then(put, batch, row0 + next % 2 * 8,
+                                               col0 + next / 2 * 64);
+                now.finish(put, room, half % 2 * 8);
+                now = then;
+                if (half % 2) __syncwarp();
+            }
+            return;
+        }
+    }
+#pragma unroll 1
+    for (int piece = 0; piece < 2 * Count; piece += 64) {
+        leave(piece);
+        put_cells<Shape, false>(room, put, !ahead && packed, batch, row0, col0 + piece);
     }
 }
 
@@ -431,6 +538,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers));
         const uint32_t mine = threadIdx.x - 128, group = mine / 128;
         const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
+        const bool packed = put.packed();
         int before = 0;
         const auto release = [&](int s) {
             if (lane < Pair) arrive_at<Pair>(empty(s), lane);
@@ -519,8 +627,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     leave_sums(from[0].at, mine_room, lot);
                 }
                 const Place place(turn.tile);
-                put_cells<Shape>(mine_room, put, place.batch, row_of(place, of),
-                                 place.j0 + 64 * column);
+                put_cells<Shape, R::deals && Put::few>(mine_room, put, packed, place.batch,
+                                                       row_of(place, of), place.j0 + 64 * column);
             }
             // The last block leaves all counters at 0.
             auto* const last = turns + 2;
@@ -634,7 +742,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     continue;
                 }
             }
-            put_lines<Shape>(acc, mine_room, put, place.batch, row0, place.j0);
+            put_lines<Shape, R::deals>(acc, mine_room, put, packed, place.batch, row0, place.j0);
         }
     }
     if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
