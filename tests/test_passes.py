@@ -596,6 +596,27 @@ def test_large_params(device, rng):
     check_passes(build, feed_of(rng, layers), device)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layers", [(7, 6, 5), (2049, 2049, 3)])
+def test_gradients_in_16_bits(layers, dtype, device, rng):
+    """On a GPU an update reads them as they are, where nothing else reads their cast."""
+
+    def build(g):
+        x = aicf.cast(g.input("x", (9, layers[0])), dtype)
+        for i, (rows, columns) in enumerate(pairwise(layers)):
+            w = g.param(f"{i}.W", (columns, rows), init=aicf.init.normal(std=0.02))
+            x = aicf.tanh(aicf.linear(x, aicf.cast(w, dtype), None))
+        loss = aicf.mse_loss(aicf.cast(x, "float32"), g.input("t", (9, layers[-1])))
+        g.minimize(loss, aicf.optim.Adam(lr=0.01))
+        g.output("loss", loss)
+
+    feed = feed_of(rng, layers)
+    _, step = check_passes(build, feed, device, ((), "default"))
+    bodies = [Counter(op["op"] for op in entry.get("body", [])) for entry in step.lowered]
+    joined = sum(body["cast"] for body in bodies if body["adam_step"])
+    assert joined == (2 if device == "cuda" else 0), bodies
+
+
 def test_a_schedule_reads_the_step_count(device, rng):
     """The step count goes through other ops to the update, so it is not made inside."""
 

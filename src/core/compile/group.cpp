@@ -29,7 +29,8 @@ bool number_update(const LoweredOp& op) {
     return op.def->optimizer && op.def->numbers == 0 && op.body.empty();
 }
 
-/// Tensors are updated side by side, so a step may wait for scalar steps alone.
+/// Tensors are updated side by side, so a step may wait for scalar steps, and for the cast of its
+/// gradient, alone.
 bool updates_side_by_side(const LoweredOp& op) {
     std::vector<char> made(op.inputs.size() + op.outputs.size() + op.inner.size(), 0);
     for (size_t i = 0; i < op.body.size(); i++) {
@@ -40,7 +41,8 @@ bool updates_side_by_side(const LoweredOp& op) {
     return true;
 }
 
-/// Multi-tensor apply: updates with the same numbers become one op.
+/// Multi-tensor apply: updates with the same numbers become one op. A cast that only makes an
+/// update's gradient from 16 bits joins it, so that the update reads those.
 class MultiTensorApply : Groups {
   public:
     using Groups::Groups;
@@ -56,11 +58,12 @@ class MultiTensorApply : Groups {
         }
         for (size_t at = 0; at < ops_.size(); at++)
             if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at]);
+        for (size_t at = 0; at < ops_.size(); at++) take_cast(static_cast<int>(at));
         emit();
         // As rows of elements the tensors take the least room in the argument block.
         for (LoweredOp& op : ops_)
             if (!op.body.empty() && anchor(op).optimizer)
-                for (auto* views : {&op.inputs, &op.outputs})
+                for (auto* views : {&op.inputs, &op.outputs, &op.inner})
                     for (View& view : *views)
                         if (view.shape.rank() > 1) {
                             view.shape = {element_count(view.shape)};
@@ -91,6 +94,24 @@ class MultiTensorApply : Groups {
             if (bytes <= alike.least) heads.erase(heads.begin() + static_cast<std::ptrdiff_t>(i));
         }
         heads.push_back({at, SIZE_MAX});
+    }
+
+    void take_cast(int at) {
+        const LoweredOp& op = ops_[at];
+        if (!op.def->optimizer || op.def->numbers <= 0 || !op.body.empty()) return;
+        const View& grad = op.inputs[kGradient];
+        const int from = producer_[grad.value];
+        const auto packed = [](const View& view) {
+            return is_contiguous(view.shape, view.strides);
+        };
+        if (from < 0 || ops_[from].def->name != "cast" || members_[group_[from]].size() != 1 ||
+            kept_[grad.value] || readers_[grad.value].size() != 1 ||
+            !is_16_bit(ops_[from].inputs[0].dtype) || !packed(ops_[from].inputs[0]) ||
+            !same_layout(grad, ops_[from].outputs[0]) ||
+            !std::all_of(op.inputs.begin(), op.inputs.end(), packed) ||
+            !std::all_of(op.outputs.begin(), op.outputs.end(), packed))
+            return;
+        merge(group_[at], group_[from], updates_side_by_side, INT_MAX);
     }
 
     /// What two updates must share: the op, the dtype and the numbers.
@@ -133,13 +154,20 @@ class ScalarPrologue : Groups {
     void run() {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++)
             if (anchor(ops_[at]).numbers > 0 &&
-                (!ops_[at].body.empty() || tensor_update(ops_[at], machine_)))
+                (ops_[at].body.empty() ? tensor_update(ops_[at], machine_) : quick(ops_[at])))
                 while (joins(at)) {  // its own numbers may follow
                 }
         emit();
     }
 
   private:
+    /// Whether others that read its numbers need not wait long for them.
+    bool quick(const LoweredOp& op) const {
+        return std::all_of(op.outputs.begin(), op.outputs.end(), [&](const View& view) {
+            return element_count(view.shape) < machine_.group_limits().update_elements;
+        });
+    }
+
     bool joins(int at) {
         for (int member : members_[group_[at]])
             for (const View& view : ops_[member].inputs)
@@ -237,6 +265,11 @@ class HorizontalFusion : Groups {
 
 void fuse_updates(Lowered& lowered, const Target& target) {
     MultiTensorApply(lowered, target).run();
+    // A gradient that lies nowhere needs no place beside its param.
+    std::vector<char> inner(lowered.values.size(), 0);
+    for (const LoweredOp& op : lowered.ops)
+        for (const View& view : op.inner) inner[view.value] = 1;
+    std::erase_if(lowered.param_grads, [&](const auto& pair) { return inner[pair.second] != 0; });
 }
 void fuse_horizontally(Lowered& lowered, const Target& target) {
     HorizontalFusion(lowered, target).run();

@@ -342,11 +342,21 @@ class Structure {
                     fail(where, ": a result that is held has another shape");
     }
 
-    /// Updates of whole tensors, and numbers that they share.
+    /// Updates of whole tensors, casts of their gradients from 16 bits, and numbers that they
+    /// share.
     void check_update(const LoweredOp& op, const std::string& where) const {
         const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
+        std::set<int> casts;
         for (const RegionStep& step : op.body) {
             const std::string at = cat(where, ": step ", step.def->name);
+            if (step.def->name == "cast") {
+                const View &from = op.operand(step.inputs[0]), &to = op.operand(step.outputs[0]);
+                if (step.outputs[0] < outer || !is_16_bit(from.dtype) ||
+                    !is_contiguous(from.shape, from.strides) ||
+                    !is_contiguous(to.shape, to.strides) || !casts.insert(step.outputs[0]).second)
+                    fail(at, " is beside updates; need one of a gradient in 16 bits, in C order");
+                continue;
+            }
             if (!step.def->optimizer) fail(at, " is beside updates; need one of an optimizer");
             const auto inputs = static_cast<int>(step.inputs.size());
             const int numbers = step.def->numbers;
@@ -354,10 +364,12 @@ class Structure {
                 const int number = k < inputs ? step.inputs[k] : step.outputs[k - inputs];
                 const View& view = op.operand(number);
                 const bool tensor = numbers > 0 && (k >= inputs || k < numbers);
-                if (tensor ? number >= outer || !is_contiguous(view.shape, view.strides) ||
-                                 element_count(view.shape) !=
-                                     element_count(op.operand(step.outputs[0]).shape)
-                           : view.shape.rank() != 0)
+                const bool cast = k == kGradient && numbers > 0 && casts.contains(number);
+                if (tensor
+                        ? (number >= outer && !cast) || !is_contiguous(view.shape, view.strides) ||
+                              element_count(view.shape) !=
+                                  element_count(op.operand(step.outputs[0]).shape)
+                        : view.shape.rank() != 0)
                     fail(at, ": operand ", k, " is ", type_string(view.dtype, view.shape),
                          "; need ", tensor ? "a tensor as the others, in C order" : "a number");
             }

@@ -321,6 +321,7 @@ const LoweredDef& anchor(const LoweredOp& op);
 size_t anchor_step(const LoweredOp& op);
 /// The attributes of an op, of a region those of its anchor.
 const Attrs& anchor_attrs(const LoweredOp& op);
+constexpr int kGradient = 1;  // which input of an optimizer's update of a tensor is its gradient
 /// What a step is for.
 enum class StepRole : uint8_t {
     prologue,  // makes elements before the anchor; every step where there is no anchor

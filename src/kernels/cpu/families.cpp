@@ -105,7 +105,10 @@ constexpr Family kFamilies[] = {
          return with_programs(of_table(op, table, "fused_rows"), build_rows(table, op));
      }},
     {"updates",
-     [](const LoweredOp& op, const Table&) { return !alone(op) && anchor(op).optimizer; },
+     [](const LoweredOp& op, const Table&) {
+         const auto update = [](const RegionStep& step) { return step.def->optimizer; };
+         return !alone(op) && std::all_of(op.body.begin(), op.body.end(), update);
+     },
      [](const LoweredOp& op, const Table& table) {
          Bound kernel = named(op, op.outputs.back().dtype);
          kernel->code = {"fused", 0, table.run_batch, batch_units};

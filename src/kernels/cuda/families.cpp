@@ -22,10 +22,14 @@ bool functions_around(const LoweredOp& op) {
 }
 
 bool updates_only(const LoweredOp& op) {
-    const auto known = [](const RegionStep& step) {
-        return is_update(*step.def) || is_scalar_update(*step.def);
+    DType narrow = DType::f32;  // of gradients that are cast: one type, for a thread reads either
+    const auto known = [&](const RegionStep& step) {
+        if (step.def->name != "cast") return is_update(*step.def) || is_scalar_update(*step.def);
+        const DType from = op.operand(step.inputs[0]).dtype;
+        if (narrow == DType::f32) narrow = from;
+        return is_16_bit(from) && from == narrow;
     };
-    return !alone(op) && std::all_of(op.body.begin(), op.body.end(), known);
+    return !alone(op) && anchor(op).optimizer && std::all_of(op.body.begin(), op.body.end(), known);
 }
 
 using Family = KernelFamily<KernelText, Limits>;

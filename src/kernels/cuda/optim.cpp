@@ -1,5 +1,6 @@
 // Optimizer updates, and the small ops around them: one thread, or one block.
 #include <algorithm>
+#include <map>
 
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/thresholds.h"
@@ -69,6 +70,9 @@ KernelText updates_text(const LoweredOp& op, const Limits&) {
         if (is_update(*step.def)) total += element_count(op.operand(step.outputs[0]).shape);
     const int64_t width = total < kSmall ? 1 : 16 / dtype_size(dtype);
 
+    std::map<int, int> wide_of;  // by what a cast makes: what it is made of
+    for (const RegionStep& step : op.body)
+        if (step.def->name == "cast") wide_of[step.outputs[0]] = step.inputs[0];
     // Each warp belongs to one tensor; a thread takes `width` elements of it.
     const BlockLayout layout(op);
     std::string choose;
@@ -81,7 +85,11 @@ KernelText updates_text(const LoweredOp& op, const Limits&) {
         choose +=
             cat("    if (warp >= ", warps, " && warp < ", warps + count, ") {\n        i = (t - ",
                 32 * warps, ") * ", width, "; n = ", n, ";\n        ");
-        for (int k = 0; k < tensors; k++) choose += cat("p", k, " = x", step.inputs[k], "; ");
+        for (int k = 0; k < tensors; k++) {
+            const auto narrow = wide_of.find(step.inputs[k]);
+            choose += narrow == wide_of.end() ? cat("p", k, " = x", step.inputs[k], "; ")
+                                              : cat("narrow = x", narrow->second, "; ");
+        }
         for (int k = 0; k < results; k++)
             choose += cat("q", k, " = y", step.outputs[k] - inputs, "; ");
         choose += "\n    }\n";
@@ -99,8 +107,19 @@ KernelText updates_text(const LoweredOp& op, const Limits&) {
     std::string pointers, load, store, wide = "true";
     for (int k = 0; k < tensors; k++) {
         pointers += cat("    const R* p", k, " = nullptr;\n    R a", k, "[", width, "] = {};\n");
-        load += cat("        load_dense<", width, ", R>(a", k, ", p", k, ", i, n, wide);\n");
+        load += cat(k == kGradient && !wide_of.empty() ? "        if (p1)\n    " : "",
+                    "        load_dense<", width, ", R>(a", k, ", p", k, ", i, n, wide);\n");
         if (width > 1) wide += cat(" && aligned16(p", k, ")");
+    }
+    if (!wide_of.empty()) {
+        const char* from = cuda_type(op.operand(wide_of.begin()->second).dtype);
+        pointers += cat("    const ", from, "* narrow = nullptr;\n");
+        load +=
+            cat("        if (narrow) {\n            float wider[", width,
+                "];\n            load_dense<", width, ", ", from,
+                ">(wider, narrow, i, n, wide);\n#pragma unroll\n            for (int j = 0; j < ",
+                width, "; j++) a", kGradient, "[j] = wider[j];\n        }\n");
+        if (width > 1) wide += " && aligned16(narrow)";
     }
     for (int k = 0; k < results; k++) {
         pointers += cat("    R* q", k, " = nullptr;\n    R r", k, "[", width, "];\n");
