@@ -140,6 +140,16 @@ def steps_h200():
     return source(run) + "\n\n" + table(("µs a step", NAMES[SMALL], NAMES[LARGE]), rows)
 
 
+def mixed_h200():
+    run = load("mixed_h200")
+    rows = [
+        (row["config"], f"{row['ours_us']:.0f}", f"{row['torch_us']:.0f}", f"{row['ratio']:.2f}")
+        for row in run["rows"]
+    ]
+    head = ("", "aicf, µs a step", "PyTorch, µs", "PyTorch's time / aicf's")
+    return source(run) + "\n\n" + table(head, rows)
+
+
 def products_h200():
     run = load("products_h200")
     rows = [
