@@ -19,6 +19,8 @@ VALUES = {  # what the calls below are given
     **dict.fromkeys(("x", "y", "z", "p"), ((1024, 1024), "float32")),
     "row": ((1024,), "float32"),
     "points": ((1024, 3), "float32"),
+    "corners": ((1024, 3), "int64"),
+    "cube": ((8, 3, 3), "float32"),
     "places": ((1024, 1024), "int64"),
     "labels": ((1024,), "int64"),
     "image": ((8, 16, 32, 32), "float32"),
@@ -36,7 +38,9 @@ CALLS = {
         *("var(x, 1)", "std(x, 1)", "logsumexp(x, 1)", "softmin(x)", "normalize(x)"),
         *("layer_norm(x, 1024, row, row)", "rms_norm(x, 1024, row)"),
         *("group_norm(image, 4, channels, channels)", "instance_norm(image, channels, channels)"),
+        "local_response_norm(image, 5)",
         "scaled_dot_product_attention(heads, heads, heads, causal=True)",
+        *("bilinear(points, points, cube)", "embedding_bag(places[:, :8], x)"),
     ],
     "Elements": [
         *("square(x)", "reciprocal(x)", "ceil(x)", "trunc(x)", "isinf(x)", "isfinite(x)"),
@@ -90,6 +94,9 @@ CALLS = {
         *("hinge_embedding_loss(x, y)", "margin_ranking_loss(x, y, z)"),
         *("cosine_similarity(x, y)", "cosine_embedding_loss(x, y, row)"),
         *("pairwise_distance(x, y)", "triplet_margin_loss(x, y, z)"),
+        *("cdist(points, points)", "pdist(points)", "multi_margin_loss(x, labels)"),
+        *("multilabel_margin_loss(points, corners)", "multilabel_soft_margin_loss(x, p)"),
+        "triplet_margin_with_distance_loss(x, y, z, aicf.cosine_similarity)",
     ],
     "Signals, images and volumes": [
         *("conv1d(signal, w1, padding=1)", "conv2d(image, w2, padding=1)"),

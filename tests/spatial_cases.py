@@ -278,7 +278,12 @@ for _mode, _numpy in PADS.items():
         f"pad_{_mode}_and_crop",
         {"x": (2, 3, 4)},
         lambda x, _m=_mode: aicf.pad(x, [(0, 0), (0, -1), (-2, 2)], mode=_m),
-        lambda x, _n=_numpy: np.pad(x, [(0, 0), (0, 0), (0, 2)], _n)[:, :-1, 2:],
+        lambda x, _n=_numpy: (
+            np.pad(x[..., 2:], [(0, 0), (0, 0), (0, 2)], _n)
+            if _n == "wrap"
+            else np.pad(x, [(0, 0), (0, 0), (0, 2)], _n)[..., 2:]
+        )[:, :-1],
+        lambda t, F, x, _m=_mode: F.pad(x[None], (-2, 2, 0, -1), _m)[0],
     )
 layer(
     "pad_symmetric",

@@ -230,8 +230,10 @@ REFUSED = {
     "meshgrid: .*; need rank 1": lambda x, i: aicf.meshgrid([x, i]),
     "cross: a is .*; need 3 elements along axis 0": lambda x, i: aicf.cross(x, x, 0),
     "moveaxis: axis 2": lambda x, i: aicf.moveaxis(x, 2, 0),
-    "conv1d: weight is .*; need .O": lambda x, i: aicf.conv1d(aicf.reshape(x, (1, 4, 3)), x),
-    "conv_transpose1d: weight is .*; need .C": lambda x, i: aicf.conv_transpose1d(
+    "conv1d: x is .*weight is .*; need rank 3 each": lambda x, i: aicf.conv1d(
+        aicf.reshape(x, (1, 4, 3)), x
+    ),
+    "conv_transpose1d: x is .*weight is .*; need rank 3 each": lambda x, i: aicf.conv_transpose1d(
         aicf.reshape(x, (1, 4, 3)), x
     ),
     "interpolate: size or scale_factor has nan": lambda x, i: aicf.interpolate(

@@ -142,6 +142,114 @@ def test_batches_of_none(device):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
+def test_running_statistics(name, device, make_rng):
+    """States are moved as PyTorch moves its buffers; without them nothing is."""
+    torch = pytest.importorskip("torch")
+    shape, rng = (3, 4, 5), make_rng(4)
+    g = aicf.Graph(name)
+    x = g.input("x", shape, "float64")
+    mean = g.state("mean", (4,), "float64")
+    var = g.state("var", (4,), "float64", init=aicf.init.ones())
+    fn = getattr(aicf, name)
+    options = {"running_mean": mean, "running_var": var, "momentum": 0.3}
+    g.output("y", fn(x, **options))
+    none = {"running_mean": None, "running_var": None}
+    g.output("z", fn(x, **none))
+    step = g.compile(device=device)
+    m, v = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    for _ in range(3):
+        array = rng.normal(1, 2, shape)
+        used = {"training": True} if name == "batch_norm" else {"use_input_stats": True}
+        want = getattr(torch.nn.functional, name)(
+            torch.from_numpy(array), m, v, momentum=0.3, **used
+        )
+        out = step(x=array)
+        for key in "yz":
+            np.testing.assert_allclose(out[key].numpy(), want.numpy(), rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(step.state["mean"].numpy(), m.numpy(), rtol=1e-12)
+        np.testing.assert_allclose(step.state["var"].numpy(), v.numpy(), rtol=1e-12)
+
+
+def test_dropout_in_attention(device):
+    """Weights are left out, the rest scaled: the mean of the result stays."""
+    g = aicf.Graph("dropout")
+    x = g.input("x", (64, 32, 8))
+    g.output("y", aicf.scaled_dot_product_attention(x, x, x, dropout_p=0.25))
+    y = g.compile(device=device)(x=np.ones((64, 32, 8), np.float32))["y"].numpy()
+    assert np.unique(np.round(y, 4)).size > 5 and abs(y.mean() - 1) < 0.02
+    kept = y * 32 * 0.75  # whole numbers of 32 weights
+    np.testing.assert_allclose(kept, np.round(kept), atol=1e-4)
+
+
+def test_a_row_of_padding_takes_no_gradient(device):
+    """And what its bags give does not depend on it."""
+    w = np.arange(6.0).reshape(3, 2)
+    w[1] = NAN
+
+    def build(g, w):
+        i = g.constant(np.array([[0, 1], [1, 1], [2, 0]]))
+        y = aicf.embedding(i, w, padding_idx=1)
+        found = {"embedding": y}
+        for mode in ("sum", "mean", "max"):
+            found[mode] = aicf.embedding_bag(i, w, mode=mode, padding_idx=1)
+        parts = [aicf.reshape(aicf.sum(v), [1]) for v in found.values()]
+        return {**found, "dw": aicf.grad(aicf.sum(aicf.concat(parts)), w)}
+
+    got = run_modes(build, {"w": w}, device)
+    assert np.isnan(got["embedding"][[0, 1, 1], [1, 0, 1]]).all()
+    np.testing.assert_array_equal(got["sum"], [[0, 1], [0, 0], [4, 6]])
+    np.testing.assert_array_equal(got["mean"], [[0, 1], [0, 0], [2, 3]])
+    np.testing.assert_array_equal(got["max"], [[0, 1], [0, 0], [4, 5]])
+    assert not got["dw"][1].any() and (got["dw"][[0, 2]] > 0).all()
+
+
+def test_distances_and_margins_of_nothing(device):
+    """Sums without terms are 0; a label out of range makes its row NaN and no other."""
+    x = np.array([[0.5, 1.0], [2.0, 0.0]])
+
+    def build(g, x):
+        labels = g.constant(np.array([5, 0]))
+        none = g.constant(np.array([[-1, 0], [-1, 1]]))
+        loss = aicf.multi_margin_loss(x, labels, reduction="none")
+        return {
+            "cdist": aicf.cdist(x[:, :0], x[:1, :0], np.inf),
+            "pdist": aicf.pdist(x[:1]),
+            "margin": loss,
+            "dx": aicf.grad(aicf.sum(loss), x),
+            "many": aicf.multilabel_margin_loss(x, none, reduction="none"),
+        }
+
+    got = run_modes(build, {"x": x}, device)
+    np.testing.assert_array_equal(got["cdist"], np.zeros((2, 1)))
+    assert got["pdist"].shape == (0,)
+    np.testing.assert_array_equal(got["margin"], [NAN, 0.0])
+    np.testing.assert_array_equal(got["many"], [0.0, 0.0])
+    assert not got["dx"].any()
+
+
+def test_nan_and_infinities(device):
+    """A NaN reaches every distance and margin that reads it, an infinity is as far as it is."""
+    x = np.array([[NAN, 0.0], [INF, 1.0], [3.0, 4.0]])
+
+    def build(g, x):
+        zero = g.constant(np.zeros((1, 2)))
+        labels = g.constant(np.array([0, 0, 1]))
+        return {
+            **{f"cdist {p}": aicf.cdist(x, zero, p)[:, 0] for p in (0.0, 1.0, 2.0, 3.0, INF)},
+            "margin": aicf.multi_margin_loss(x, labels, reduction="none"),
+            "softplus": aicf.softplus(x, 2.0, 5.0)[:, 0],
+        }
+
+    got = run_modes(build, {"x": x}, device)
+    wants = {"0.0": 2.0, "1.0": 7.0, "2.0": 5.0, "3.0": 91 ** (1 / 3), "inf": 4.0}
+    for p, last in wants.items():
+        second = 2.0 if p == "0.0" else INF
+        np.testing.assert_allclose(got[f"cdist {p}"], [NAN, second, last], err_msg=p)
+    np.testing.assert_array_equal(got["margin"], [NAN, 0.0, 0.0])
+    np.testing.assert_array_equal(got["softplus"], [NAN, INF, 3.0])
+
+
 X4, X2 = (2, 4, 5, 6), (4, 6)
 ERRORS = [
     (X4, lambda x: aicf.conv2d(x, x[:, :3]), "groups is 1; need channels"),
@@ -175,6 +283,27 @@ ERRORS = [
     (X4, lambda x: aicf.interpolate(x, 3, mode="trilinear"), "mode 'trilinear'; need .* 5 axes"),
     (X4, lambda x: aicf.interpolate(x, 3, mode="bilinear", antialias=True), "antialias is True"),
     (X4, lambda x: aicf.interpolate(x, 3, recompute_scale_factor=True), "size is 3; need a fac"),
+    (X4, lambda x: aicf.local_response_norm(x, 0), "size is 0, x is"),
+    (X4, lambda x: aicf.batch_norm(x, None, None, training=False), "need both where x's own"),
+    (X4, lambda x: aicf.instance_norm(x, running_mean=x), "running_var None; need both or"),
+    (X4, lambda x: aicf.bilinear(x, x, x), r"need \[..., i\], \[..., j\] and \[o, i, j\]"),
+    (X4, lambda x: aicf.embedding(aicf.argmax(x, 0), x, 9), r"padding_idx is 9.*need \[-2, 2\)"),
+    (X4, lambda x: aicf.embedding(aicf.argmax(x, 0), x, max_norm=1.0), "max_norm is 1.0; need No"),
+    (X2, lambda x: aicf.embedding_bag(aicf.argmax(x, 0), x), "offsets None; need .bags, size."),
+    (X2, lambda x: aicf.embedding_bag(aicf.argsort(x), x, mode="min"), "mode is 'min'; need"),
+    (X2, lambda x: aicf.embedding_bag(aicf.argsort(x), x, per_sample_weights=x), "'mean'; need"),
+    (X4, lambda x: aicf.scaled_dot_product_attention(x, x, x, x, attn_mask=x), "need one of the"),
+    (
+        X4,
+        lambda x: aicf.scaled_dot_product_attention(x, x[:, :3], x[:, :3], enable_gqa=True),
+        "3 heads of .* need a divisor of q's",
+    ),
+    (X4, lambda x: aicf.softplus(x, 0.0), "beta is 0.0; need beta > 0"),
+    (X4, lambda x: aicf.cdist(x, x, -1.0), "p is -1.0; need a number >= 0"),
+    (X4, lambda x: aicf.pdist(x), r"x is .*; need \[n, m\]"),
+    (X2, lambda x: aicf.multi_margin_loss(x, aicf.argmax(x, 1), p=3), "p is 3; need 1 or 2"),
+    (X2, lambda x: aicf.multi_margin_loss(x, aicf.argmax(x, 0)), r"need \[N, C\] and \[N\]"),
+    (X2, lambda x: aicf.multilabel_margin_loss(x, aicf.argmax(x, 0)), r"need \[N, C\] twice"),
 ]
 
 

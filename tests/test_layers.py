@@ -7,6 +7,7 @@ import aicf
 import array_cases  # noqa: F401  adds its rows
 import indexing_cases  # noqa: F401  adds its rows
 import numpy as np
+import option_cases  # noqa: F401  adds its rows
 import pool_cases  # noqa: F401  adds its rows
 import pytest
 import spatial_cases  # noqa: F401  adds its rows

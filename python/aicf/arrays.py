@@ -43,6 +43,7 @@ from .ops import (
     neg,
     not_equal,
     pow,
+    sign,
     softplus,
     sqrt,
     sub,
@@ -253,21 +254,37 @@ def vector_norm(
 ) -> Value:
     """(Σ |x|**ord)**(1/ord) over `axis`; of ord inf and −inf the largest and smallest |x|.
 
+    Its gradient at 0 is 0.
+
     >>> aicf.vector_norm(x, axis=1).shape
     (4,)
     """
     if ord == 0 or math.isnan(ord):
         raise GraphError(f"vector_norm: ord is {ord}; need another number (count_nonzero counts)")
-    size = abs(_widened(x))
-    if math.isinf(ord):
-        y = (max if ord > 0 else min)(size, axis, keepdims)
-    elif ord == 1:
-        y = sum(size, axis, keepdims)
-    elif ord == 2:
-        y = sqrt(sum(mul(size, size), axis, keepdims))
-    else:
-        y = pow(sum(pow(size, ord), axis, keepdims), 1 / ord)
-    return _as(y, x.dtype)
+    return _as(_norm(_widened(x), ord, axis, keepdims), x.dtype)
+
+
+def _norm(x: Value, p: float, axis: int | Sequence[int] | None, keepdims: bool) -> Value:
+    """vector_norm; of p = 0 the count of elements that are not 0."""
+    if p == 0:  # of signs, which are flat
+        return sum(abs(sign(x)), axis, keepdims)
+    if p == 2:  # of x itself, which bends at 0 where |x| does not
+        return _power(sum(mul(x, x), axis, keepdims), 0.5)
+    size = abs(x)
+    if math.isinf(p):
+        return (max if p > 0 else min)(size, axis, keepdims)
+    if p == 1:
+        return sum(size, axis, keepdims)
+    return _power(sum(_power(size, p), axis, keepdims), 1 / p)
+
+
+def _power(base: Value, exponent: float) -> Value:
+    """Its gradient at 0 is 0, as that of a norm is in PyTorch."""
+    if exponent < 0:
+        return pow(base, exponent)
+    zero = equal(base, 0.0)
+    other = where(zero, 1.0, base)
+    return where(zero, 0.0, sqrt(other) if exponent == 0.5 else pow(other, exponent))
 
 
 def std(

@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+
+import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
+from .arrays import _norm, broadcast_arrays, one_hot
 from .graph import Value, _emit
-from .movement import expand_dims, permute, reshape, take
+from .indexing import take_along_axis
+from .movement import expand_dims, permute, reshape, squeeze, take
 from .ops import (
     _as,
     _widened,
@@ -18,6 +23,7 @@ from .ops import (
     add,
     cast,
     clip,
+    cumsum,
     div,
     equal,
     exp,
@@ -27,15 +33,14 @@ from .ops import (
     log,
     log_softmax,
     logical_and,
+    logical_not,
     maximum,
     mean,
     minimum,
     mul,
     neg,
     not_equal,
-    pow,
     softplus,
-    sqrt,
     sub,
     sum,
     where,
@@ -44,6 +49,7 @@ from .ops import (
 __all__ = [
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
+    "cdist",
     "cosine_embedding_loss",
     "cosine_similarity",
     "cross_entropy",
@@ -54,12 +60,17 @@ __all__ = [
     "l1_loss",
     "margin_ranking_loss",
     "mse_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
     "nll_loss",
     "pairwise_distance",
+    "pdist",
     "poisson_nll_loss",
     "smooth_l1_loss",
     "soft_margin_loss",
     "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
 ]
 
 
@@ -148,24 +159,43 @@ def pairwise_distance(
     >>> aicf.pairwise_distance(x, y).shape
     (4,)
     """
-    if not p > 0 or math.isinf(p):
-        raise GraphError(f"pairwise_distance: p is {p}; need a finite number > 0")
+    if math.isnan(p):
+        raise GraphError(f"pairwise_distance: p is {p}; need a number")
     wide_a, wide_b = _operands("pairwise_distance", a, b, broadcast=True)
-    d = add(sub(wide_a, wide_b), eps)
-    if p == 1:
-        y = sum(abs(d), -1, keepdims)
-    elif p == 2:  # of d itself, which bends at 0 where |d| does not
-        y = _root(sum(mul(d, d), -1, keepdims))
-    else:
-        y = _root(sum(pow(abs(d), p), -1, keepdims), p)
-    return _as(y, a.dtype)
+    return _as(_norm(add(sub(wide_a, wide_b), eps), p, -1, keepdims), a.dtype)
 
 
-def _root(x: Value, p: float = 2.0) -> Value:
-    """x^(1/p); its gradient at 0 is 0, as that of a norm is in PyTorch."""
-    zero = equal(x, 0.0)
-    some = where(zero, 1.0, x)
-    return where(zero, 0.0, sqrt(some) if p == 2 else pow(some, 1 / p))
+def cdist(a: Value, b: Value, p: float = 2.0) -> Value:
+    """(Σ |a − b|ᵖ)^(1/p) of each row of a[..., n, m] and each of b[..., k, m] -> [..., n, k].
+
+    The differences are one pass, n·k·m of them; the gradient at 0 is 0.
+
+    >>> aicf.cdist(x, y).shape
+    (4, 4)
+    """
+    if not p >= 0:
+        raise GraphError(f"cdist: p is {p}; need a number >= 0")
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-1]:
+        raise ShapeError(f"cdist: a is {a!r}, b is {b!r}; need [..., n, m] and [..., k, m]")
+    wide_a, wide_b = _operands("cdist", a, b, broadcast=True)
+    d = sub(expand_dims(wide_a, -2), expand_dims(wide_b, -3))
+    return _as(_norm(d, p if a.shape[-1] else 1.0, -1, False), a.dtype)
+
+
+def pdist(x: Value, p: float = 2.0) -> Value:
+    """cdist of x[n, m] with itself, each pair of rows once: (0, 1), (0, 2) ... -> [n(n − 1)/2].
+
+    >>> aicf.pdist(x).shape
+    (6,)
+    """
+    if not p >= 0:
+        raise GraphError(f"pdist: p is {p}; need a number >= 0")
+    if x.ndim != 2 or x.shape[0] > 1 << 14:
+        raise ShapeError(f"pdist: x is {x!r}; need [n, m] of at most 2**14 rows")
+    first, second = (x.graph.constant(i, "int64") for i in np.triu_indices(x.shape[0], 1))
+    wide = _widened(x)
+    d = sub(take(wide, first), take(wide, second))
+    return _as(_norm(d, p if x.shape[1] else 1.0, -1, False), x.dtype)
 
 
 def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Value:
@@ -174,10 +204,10 @@ def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> V
     >>> aicf.cosine_similarity(x, y).shape
     (4,)
     """
-    wide_a, wide_b = _operands("cosine_similarity", a, b, broadcast=True)
+    wide_a, wide_b = broadcast_arrays(_operands("cosine_similarity", a, b, broadcast=True))
 
     def unit(x: Value) -> Value:
-        return div(x, maximum(_root(sum(mul(x, x), axis, keepdims=True)), eps))
+        return div(x, maximum(_norm(x, 2, axis, True), eps))
 
     return _as(sum(mul(unit(wide_a), unit(wide_b)), axis), a.dtype)
 
@@ -196,7 +226,7 @@ def cross_entropy(
     """−weight[label]·log_softmax(logits)[row, label], its mean by default.
 
     Args:
-        logits: [N, C] or [N, C, ...], float.
+        logits: [N, C] or [N, C, ...], float; or [C], of a single label.
         labels: [N] or [N, ...], int32 or int64, in [0, C); another label makes the row NaN, its
             gradient zero. Or the probabilities of all classes, of the shape and dtype of logits.
         weight: of each class, [C]. The mean over labels is that by weight.
@@ -212,6 +242,12 @@ def cross_entropy(
     name = "cross_entropy"
     if not 0 <= label_smoothing <= 1:
         raise GraphError(f"{name}: label_smoothing is {label_smoothing}; need 0 to 1")
+    if logits.ndim == 1 and labels.shape in ((), logits.shape):
+        each = cross_entropy(
+            expand_dims(logits, 0), expand_dims(labels, 0), weight, ignore_index, reduction,
+            label_smoothing,
+        )  # fmt: skip
+        return each if each.ndim == 0 else squeeze(each, 0)
     plain = weight is None and ignore_index is None and label_smoothing == 0
     by_label = not labels.dtype.startswith(("float", "bfloat"))
     if plain and by_label and logits.ndim == 2 and reduction == "mean":
@@ -255,6 +291,10 @@ def nll_loss(
     >>> aicf.nll_loss(x, labels).shape
     ()
     """
+    if log_probabilities.ndim == 1 and labels.ndim == 0:
+        row, label = expand_dims(log_probabilities, 0), expand_dims(labels, 0)
+        each = nll_loss(row, label, weight, ignore_index, reduction)
+        return each if each.ndim == 0 else squeeze(each, 0)
     if (
         weight is None
         and ignore_index is None
@@ -270,7 +310,9 @@ def nll_loss(
 
 def _classes(name: str, x: Value, weight: Value | None) -> int:
     if x.ndim < 2:
-        raise ShapeError(f"{name}: scores are {x!r}; need rank 2 or more, [N, C, ...]")
+        raise ShapeError(
+            f"{name}: scores are {x!r}; need rank 2 or more, [N, C, ...], or [C] and one label"
+        )
     if weight is not None and weight.shape != (x.shape[1],):
         raise ShapeError(f"{name}: weight is {weight!r}, scores {x!r}; need [{x.shape[1]}]")
     return x.shape[1]
@@ -462,7 +504,7 @@ def gaussian_nll_loss(
     >>> aicf.gaussian_nll_loss(x, y, aicf.exp(x)).shape
     ()
     """
-    wide, target = _operands("gaussian_nll_loss", y, t)
+    wide, target = _operands("gaussian_nll_loss", y, t, broadcast=True)
     rows = y.shape[:-1]
     if variance.shape not in (y.shape, (*rows, 1), rows, ()):
         raise ShapeError(
@@ -551,6 +593,29 @@ def triplet_margin_loss(
     )
 
 
+def triplet_margin_with_distance_loss(
+    anchor: Value,
+    positive: Value,
+    negative: Value,
+    distance_function: Callable[..., Value] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Value:
+    """triplet_margin_loss with a distance of one's own, f(a, b); None = `pairwise_distance`.
+
+    >>> far = lambda a, b: 1.0 - aicf.cosine_similarity(a, b)
+    >>> aicf.triplet_margin_with_distance_loss(x, y, x + 1.0, far).shape
+    ()
+    """
+    distance = pairwise_distance if distance_function is None else distance_function
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if swap:
+        far = minimum(far, distance(positive, negative))
+    each = _positive(add(sub(near, far), margin))
+    return _reduced("triplet_margin_with_distance_loss", each, reduction, anchor)
+
+
 def cosine_embedding_loss(
     a: Value, b: Value, t: Value, margin: float = 0.0, reduction: str = "mean"
 ) -> Value:
@@ -565,6 +630,102 @@ def cosine_embedding_loss(
     near = where(equal(t, 1.0), sub(1.0, cosine), 0.0)
     far = where(equal(t, -1.0), _positive(sub(cosine, margin)), 0.0)
     return _reduced("cosine_embedding_loss", add(near, far), reduction, a)
+
+
+def _with_classes(name: str, x: Value, t: Value, each_class: bool) -> tuple[Value, Value]:
+    """Scores [N, C] and targets [N] or [N, C], from those or from a row of scores."""
+    if x.ndim not in (1, 2) or t.shape != (x.shape if each_class else x.shape[:-1]):
+        need = "[N, C] twice" if each_class else "[N, C] and [N]"
+        raise ShapeError(f"{name}: scores are {x!r}, targets {t!r}; need {need}, or without N")
+    return (x, t) if x.ndim == 2 else (expand_dims(x, 0), expand_dims(t, 0))
+
+
+def multi_margin_loss(
+    y: Value,
+    labels: Value,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Value | None = None,
+    reduction: str = "mean",
+) -> Value:
+    """Σⱼ weight[label]·max(0, margin − y[label] + y[j])ᵖ / C over j that are not the label, its
+    mean over rows by default.
+
+    Args:
+        y: [N, C]; or [C], of a single label.
+        labels: [N], int32 or int64, in [0, C); another label makes the row NaN.
+        p: 1 or 2.
+        weight: of each class, [C].
+
+    >>> aicf.multi_margin_loss(x, labels).shape
+    ()
+    """
+    name = "multi_margin_loss"
+    if p not in (1, 2):
+        raise GraphError(f"{name}: p is {p}; need 1 or 2")
+    scores, label = _with_classes(name, y, labels, False)
+    classes = _classes(name, scores, weight)
+    wide = _widened(scores)
+    own = neg(_picked(name, wide, label, None, None)[0])
+    each = _positive(add(sub(wide, expand_dims(own, -1)), margin))
+    each = each if p == 1 else mul(each, each)
+    if weight is not None:
+        known = where(_in_range(label, classes), take(_widened(weight), label), 0.0)
+        each = mul(each, expand_dims(known, -1))
+    each = where(one_hot(label, classes, "bool"), 0.0, each)
+    rows = div(sum(each, -1), float(classes))
+    rows = where(_in_range(label, classes), rows, math.nan)
+    return _of_rows(name, rows, reduction, y)
+
+
+def _of_rows(name: str, rows: Value, reduction: str, like: Value) -> Value:
+    """The losses of rows; of scores without N the single one."""
+    return _reduced(name, rows if like.ndim == 2 else squeeze(rows, 0), reduction, like)
+
+
+def multilabel_margin_loss(y: Value, labels: Value, reduction: str = "mean") -> Value:
+    """Σ max(0, 1 − (y[label] − y[j])) / C over the labels of a row and j that are none of them, its
+    mean over rows by default.
+
+    C² terms a row.
+
+    Args:
+        y: [N, C], or [C].
+        labels: int32 or int64 of y's shape; in each row those before the first negative one count.
+
+    >>> aicf.multilabel_margin_loss(x, aicf.argsort(x)).shape
+    ()
+    """
+    name = "multilabel_margin_loss"
+    scores, label = _with_classes(name, y, labels, True)
+    wide, classes = _widened(scores), scores.shape[1]
+    counts = equal(cumsum(cast(less(label, 0), "int32"), 1), 0)
+    taken = where(counts, label, 0)
+    hit = logical_and(one_hot(taken, classes, "bool"), expand_dims(counts, -1))
+    target = greater(sum(cast(hit, "int32"), 1), 0)
+    own = take_along_axis(wide, taken, 1)
+    each = _positive(sub(1.0, sub(expand_dims(own, -1), expand_dims(wide, -2))))
+    each = where(
+        logical_and(expand_dims(counts, -1), logical_not(expand_dims(target, -2))), each, 0.0
+    )
+    return _of_rows(name, div(sum(each, [1, 2]), float(classes)), reduction, y)
+
+
+def multilabel_soft_margin_loss(
+    y: Value, t: Value, weight: Value | None = None, reduction: str = "mean"
+) -> Value:
+    """−(t·log σ(y) + (1 − t)·log σ(−y)), its mean over classes, the last axis, and over rows.
+
+    Args:
+        weight: that the loss of each element is multiplied with, of a shape that broadcasts.
+
+    >>> aicf.multilabel_soft_margin_loss(x, aicf.sigmoid(y)).shape
+    ()
+    """
+    name = "multilabel_soft_margin_loss"
+    wide, target = _operands(name, y, t)
+    each = add(mul(target, softplus(neg(wide))), mul(sub(1.0, target), softplus(wide)))
+    return _reduced(name, mean(_weighted(each, weight), -1), reduction, y)
 
 
 for _name in __all__:

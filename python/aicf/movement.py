@@ -263,7 +263,8 @@ def pad(
     Args:
         value: of the elements where mode is "constant".
         mode: or "edge" ("replicate"), the element at the edge; "reflect", x mirrored at its first
-            and last element; "symmetric", at its edges; "wrap" ("circular"), x again.
+            and last element; "symmetric", at its edges; "wrap" ("circular"), what is left of x
+            again.
 
     >>> aicf.pad(x, [(0, 0), (1, 2)]).shape
     (4, 6)
@@ -276,23 +277,29 @@ def pad(
     shape = [size + a + b for size, (a, b) in zip(x.shape, widths, strict=True)]
     if builtins.any(size < 0 for size in shape):
         raise ShapeError(f"pad: widths {widths} of {x!r}; need a result of sizes >= 0")
+    if mode != "constant" and mode not in _BEHIND:
+        raise GraphError(f'pad: mode is {mode!r}; need "constant" or one of {list(_BEHIND)}')
     if mode != "constant":
-        if mode not in _BEHIND:
-            raise GraphError(f'pad: mode is {mode!r}; need "constant" or one of {list(_BEHIND)}')
         for axis, (before, after) in enumerate(widths):
             if before or after:
                 x = _repeated(x, axis, before, after, mode)
         return x
     start, keys = [], []
     for size, (before, after), whole in zip(x.shape, widths, shape, strict=True):
-        first = builtins.min(builtins.max(-before, 0), size)
-        keys.append(builtins.slice(first, builtins.max(first, size - builtins.max(-after, 0))))
+        first, end = _kept(size, before, after)
+        keys.append(builtins.slice(first, end))
         start.append(builtins.min(builtins.max(before, 0), whole))
     if builtins.any(before < 0 or after < 0 for before, after in widths):
         x = _index(x, tuple(keys))
         if list(x.shape) == shape:
             return x
     return _emit("Pad", "pad", x, shape=shape, start=start, step=[1] * rank, value=value)
+
+
+def _kept(size: int, before: int, after: int) -> tuple[int, int]:
+    """What negative widths leave of an axis."""
+    first = builtins.min(builtins.max(-before, 0), size)
+    return first, builtins.max(first, size - builtins.max(-after, 0))
 
 
 # Where the element at place i of an axis of n stands when i is no place of it.
@@ -306,13 +313,15 @@ _BEHIND |= {"replicate": _BEHIND["edge"], "circular": _BEHIND["wrap"]}
 
 
 def _repeated(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
-    size = x.shape[axis]
-    if size < 1 or size + before + after > 1 << 28:
+    size, first, end = x.shape[axis], 0, x.shape[axis]
+    if mode in ("wrap", "circular"):  # what is left, again
+        first, end = _kept(size, before, after)
+    if end <= first or size + before + after > 1 << 28:
         raise ShapeError(
             f"pad: ({before}, {after}) around axis {axis} of {x!r}, mode {mode!r}; need 1 element "
             "or more, a result of at most 2**28"
         )
-    places = _BEHIND[mode](np.arange(-before, size + after), size)
+    places = first + _BEHIND[mode](np.arange(-before, size + after) - first, end - first)
     return take(x, x.graph.constant(places, "int64"), axis)
 
 

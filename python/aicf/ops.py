@@ -442,13 +442,22 @@ def gelu(x: Value, approximate: str = "none") -> Value:
     return _emit(ops[approximate], "gelu", x)
 
 
-def softplus(x: Value) -> Value:
-    """log(1 + exp(x)), without PyTorch's threshold: float64 results keep all their digits.
+def softplus(x: Value, beta: float = 1.0, threshold: float | None = None) -> Value:
+    """log(1 + exp(beta · x)) / beta.
+
+    Args:
+        threshold: where beta · x is larger the result is x; None = nowhere, where PyTorch has 20:
+            float64 results keep all their digits.
 
     >>> aicf.softplus(x).shape
     (4, 3)
     """
-    return _emit("Softplus", "softplus", x)
+    if not beta > 0:
+        raise GraphError(f"softplus: beta is {beta}; need beta > 0")
+    scaled = x if beta == 1 else mul(_widened(x), beta)
+    y = _emit("Softplus", "softplus", scaled)
+    y = y if beta == 1 else _as(div(y, beta), x.dtype)
+    return y if threshold is None else where(greater(scaled, threshold), x, y)
 
 
 def leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:

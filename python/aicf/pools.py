@@ -10,12 +10,12 @@ import numpy as np
 
 from ._core import GraphError, ShapeError
 from .arguments import Sizes, checked
-from .arrays import moveaxis
+from .arrays import _power, moveaxis
 from .convolutions import _AXES, _around, _sizes, _windows
 from .graph import Value, _emit, _number
 from .indexing import scatter
 from .movement import broadcast_to, expand_dims, reshape, squeeze, take
-from .ops import _as, _widened, add, argmax, div, equal, matmul, mean, mul, pow, sqrt, sum, where
+from .ops import _as, _widened, add, argmax, div, matmul, mean, mul, pow, sum
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -579,13 +579,6 @@ def _mixed(x: Value, axis: int, shares: np.ndarray) -> Value:
 
 
 # ---- norms of windows
-
-
-def _power(base: Value, exponent: float) -> Value:
-    """Its gradient at 0 is 0."""
-    zero = equal(base, 0.0)
-    other = where(zero, 1.0, base)
-    return where(zero, 0.0, sqrt(other) if exponent == 0.5 else pow(other, exponent))
 
 
 def _lp_pool(
