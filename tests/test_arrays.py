@@ -308,3 +308,11 @@ def test_sinc_near_zero(device):
     got = f.compile(device=device)(x=np.array([np.nan, np.inf, -np.inf], np.float32))["y"].numpy()
     most = np.finfo(np.float32).max
     np.testing.assert_array_equal(got, np.array([0, most, -most], np.float32))
+
+
+def test_variance_of_columns_is_refused():
+    """PyTorch refuses it, too; of a square y it would be of rows there."""
+    g = aicf.Graph("variance")
+    y, v = g.input("y", (5, 4)), g.input("v", (4,))
+    with pytest.raises(aicf.ShapeError, match=r"variance is .* need its shape, \(5,\) or \(\)"):
+        aicf.gaussian_nll_loss(y, y, v)

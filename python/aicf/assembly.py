@@ -168,12 +168,13 @@ def diag_embed(x: Value, k: int = 0) -> Value:
     """
     if x.ndim == 0:
         raise ShapeError(f"diag_embed: x is {x!r}; need a vector at least")
-    n = x.shape[-1]
-    before, after = builtins.max(-k, 0), builtins.max(k, 0)
-    wide = expand_dims(x, -1).pad((*((0, 0),) * (x.ndim - 1), (before, after), (0, 0)))
-    on = x.graph.constant(np.eye(n + builtins.abs(k), k=k, dtype=bool))
-    lines = broadcast_to(wide, (*x.shape[:-1], *on.shape))
-    return where(on, lines, 0 if "int" in x.dtype else 0.0)
+    n, lead = x.shape[-1], x.shape[:-1]
+    none = ((0, 0),) * len(lead)
+    # Each element before n zeros: cut to n * n, they lie on the diagonal.
+    lines = expand_dims(x, -1).pad((*none, (0, 0), (0, n)))
+    square = reshape(reshape(lines, (*lead, n * (n + 1)))[..., : n * n], (*lead, n, n))
+    low, high = builtins.max(-k, 0), builtins.max(k, 0)
+    return square.pad((*none, (low, high), (high, low)))
 
 
 def matrix_power(x: Value, n: int) -> Value:
