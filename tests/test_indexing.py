@@ -1,10 +1,16 @@
 """Sorting, searching and putting at hard values, at the sizes of the kernels, out of range."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import aicf
 import numpy as np
 import pytest
 from compare import assert_bits, numpy_dtype
 from conftest import run_modes
+from isas import machine_isas
 
 INF, NAN = np.inf, np.nan
 HARD = np.array([0.0, NAN, 1.0, -INF, -0.0, 2.0, INF, NAN, -1.0, 0.0, 1.0, INF, -INF, 1e-40])
@@ -64,25 +70,52 @@ def test_sizes_of_lines(n, dtype, device, rng):
                 np.testing.assert_array_equal(got, want)
 
 
+def many(rng):
+    x, s = (rng.standard_normal((5, 7000)).astype(np.float32) for _ in range(2))
+    return {"x": x, "i": rng.integers(0, 40, (5, 7000)), "s": s}
+
+
+def many_terms(g, x, i, s):
+    """What is sorted, summed by index, and walked through, with gradients."""
+    y = aicf.scatter_add(x, 1, i, s) + aicf.scatter(x, 1, i, s)
+    z = aicf.index_add(x, 1, i[0], s) + aicf.cumprod(s * 0.1 + 1.0, 0)
+    rows = aicf.index_add(x.T, 0, aicf.cummax(i, 1)[0][0], s.T)
+    loss = aicf.sum(aicf.sort(y * z) * x) + aicf.median(rows * z.T)
+    grads = g.backward(loss, [x, s])
+    found = aicf.searchsorted(aicf.sort(x, 1), s)
+    return {"y": y, "z": z, "rows": rows, "found": found, "dx": grads[x], "ds": grads[s]}
+
+
+DIGEST = """
+import hashlib, aicf, numpy as np
+from conftest import run_modes
+from test_indexing import many, many_terms
+for name, y in run_modes(many_terms, many(np.random.default_rng(4))).items():
+    print(name, hashlib.sha256(y.tobytes()).hexdigest())
+print(aicf._core.cpu_isa())
+"""
+
+
+def test_every_instruction_set_agrees():
+    found = {}
+    for isa in machine_isas():
+        env = os.environ | {"AICF_CPU_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-c", DIGEST]
+        said = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+        *found[isa], used = said.split("\n")[:-1]
+        assert used == isa and len(found[isa]) == 6
+    assert all(digests == found["baseline"] for digests in found.values()), found
+
+
 def test_threads_and_passes(rng):
     """All bits are equal, of sums of many terms too."""
-    x = rng.standard_normal((5, 7000)).astype(np.float32)
-    i, s = rng.integers(0, 40, (5, 7000)), rng.standard_normal((5, 7000)).astype(np.float32)
-
-    def build(g, x, i, s):
-        y = aicf.scatter_add(x, 1, i, s) + aicf.scatter(x, 1, i, s)
-        z = aicf.index_add(x, 1, i[0], s)
-        loss = aicf.sum(aicf.sort(y * z) * x)
-        grads = g.backward(loss, [x, s])
-        return {"y": y, "z": z, "dx": grads[x], "ds": grads[s]}
-
-    first = None
+    inputs, first = many(rng), None
     before = aicf.num_threads()
     try:
         for threads in (1, 2, 8):
             aicf.set_num_threads(threads)
             for passes in ("default", ()):
-                got = run_modes(build, {"x": x, "i": i, "s": s}, passes=passes)
+                got = run_modes(many_terms, inputs, passes=passes)
                 first = first or got
                 for name in got:
                     assert_bits(got[name], first[name], f"{name}, {threads} threads, {passes}")

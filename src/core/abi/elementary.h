@@ -245,13 +245,15 @@ AICF_HD double fmod(double a, double b) {
     }
     return copysign(r, a);
 }
-// floor(a / b) as Python has it; of integers by 0 it is 0.
+// floor(a / b) as Python has it, of more than 2^53 the quotient; of integers by 0 it is 0. A
+// quotient that was rounded up to a whole number leaves a rest of the other sign.
 AICF_HD double floor_divide(double a, double b) {
-    const double r = fmod(a, b), q = div(a - r, b);
-    const double down = (r != 0.0) & ((b < 0.0) != (r < 0.0)) ? q - 1.0 : q;
-    const double whole = floor(down), near = down - whole > 0.5 ? whole + 1.0 : whole;
-    const double plain = div(a, b);
-    return b == 0.0 ? plain : (down == 0.0 ? copysign(0.0, plain) : near);
+    const double plain = div(a, b), q = floor(plain), r = fma(-q, b, a);
+    const bool up = (abs(q) < 0x1p53) & (r != 0.0) & ((r < 0.0) != (b < 0.0));
+    const double below = (a != 0.0) & ((a < 0.0) != (b < 0.0)) ? -1.0 : plain;
+    const double y = abs(b) == kInf64 ? below : (up ? q - 1.0 : q);
+    const double some = (abs(a) < kInf64) & (b == b) ? y : kNaN64;
+    return b == 0.0 ? plain : some;
 }
 template <class T>
 AICF_HD T fmod(T a, T b) {
@@ -277,7 +279,6 @@ AICF_HD T floor_divide(T a, T b) {
     AICF_HD float fn(float x, float y) {                                               \
         return static_cast<float>(fn(static_cast<double>(x), static_cast<double>(y))); \
     }
-AICF_ROUNDED1(expm1)
 AICF_ROUNDED1(exp2)
 AICF_ROUNDED1(log2)
 AICF_ROUNDED1(log10)

@@ -260,28 +260,46 @@ void take_bwd_rows(const ArgBlock& args, int64_t begin, int64_t end) {
             for (int64_t j = 0; j < n; j++) total[j] = A(0);
             for (int64_t i = 0; i < count; i++) {
                 const int64_t base = place_of(dy, positions[first[r] + i], indices.rank);
-                for (int64_t j = 0; j < n; j++) {
-                    int64_t off = base, left = at + j;
-                    for (int d = y.rank - 1; d >= 1; d--) {
-                        const int64_t next = left / y.shape()[d];
-                        off += (left - next * y.shape()[d]) * dy.strides()[indices.rank + d - 1];
-                        left = next;
+                if (y.rank == 2) {  // the rows' elements lie evenly
+                    const int64_t step = dy.strides()[indices.rank];
+                    const E* from = static_cast<const E*>(dy.ptr) + base + at * step;
+                    if (i % chain == 0)
+                        for (int64_t j = 0; j < n; j++) part[j] = widen(from[j * step]);
+                    else if (step == 1)
+                        for (int64_t j = 0; j < n; j++) part[j] = part[j] + widen(from[j]);
+                    else
+                        for (int64_t j = 0; j < n; j++) part[j] = part[j] + widen(from[j * step]);
+                } else {
+                    for (int64_t j = 0; j < n; j++) {
+                        int64_t off = base, left = at + j;
+                        for (int d = y.rank - 1; d >= 1; d--) {
+                            const int64_t next = left / y.shape()[d];
+                            off +=
+                                (left - next * y.shape()[d]) * dy.strides()[indices.rank + d - 1];
+                            left = next;
+                        }
+                        const A v = widen(static_cast<const E*>(dy.ptr)[off]);
+                        part[j] = i % chain == 0 ? v : part[j] + v;
                     }
-                    const A v = widen(static_cast<const E*>(dy.ptr)[off]);
-                    part[j] = i % chain == 0 ? v : part[j] + v;
                 }
                 if ((i + 1) % chain == 0 || i + 1 == count)
                     for (int64_t j = 0; j < n; j++)
                         total[j] = i < chain ? part[j] : total[j] + part[j];
             }
+            E* to = static_cast<E*>(y.ptr) + r * y.strides()[0];
+            if (y.rank == 2) {
+                const int64_t step = y.strides()[1];
+                for (int64_t j = 0; j < n; j++) put(to + (at + j) * step, total[j]);
+                continue;
+            }
             for (int64_t j = 0; j < n; j++) {
-                int64_t off = r * y.strides()[0], left = at + j;
+                int64_t off = 0, left = at + j;
                 for (int d = y.rank - 1; d >= 1; d--) {
                     const int64_t next = left / y.shape()[d];
                     off += (left - next * y.shape()[d]) * y.strides()[d];
                     left = next;
                 }
-                put(static_cast<E*>(y.ptr) + off, total[j]);
+                put(to + off, total[j]);
             }
         }
 }
