@@ -3,8 +3,10 @@
 import aicf
 import numpy as np
 import pytest
+import test_second_derivatives  # noqa: F401  adds the rows of layers
 from aicf import _core, batching
 from conftest import outputs_of
+from layer_cases import LAYERS
 from op_cases import CASES, SIZES
 from test_ops import as_list, draw
 
@@ -91,6 +93,45 @@ def test_refusals(case):
     with pytest.raises(aicf.GraphError, match=f"vmap: ({'|'.join(REFUSED)}) at .* has no rule"):
         aicf.vmap(lambda *v: as_list(case.build(g, *v)))(*values)
     assert g.to_json() == before
+
+
+SAMPLE = [case for case in LAYERS if case.torch and case.smooth][::3]
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=[case.name for case in SAMPLE])
+def test_layers(case, device, make_rng):
+    """Functions composed of ops, with their gradients."""
+    rng = make_rng(2)
+    examples = [{k: np.asarray(v) for k, v in case.arrays(rng).items()} for _ in range(2)]
+    g, feed = aicf.Graph("layer"), {}
+
+    def given(label, arrays):
+        feed.update({f"{label}{name}": array for name, array in arrays.items()})
+        return [g.input(f"{label}{k}", a.shape, str(a.dtype)) for k, a in arrays.items()]
+
+    def build(*values):
+        operands = dict(zip(examples[0], values, strict=True))
+        results = as_list(case.build(**operands))
+        wrt = [operands[name] for name in case.floats(examples[0])]
+        if len(results) > 1 or not wrt or not results[0].dtype.startswith("float"):
+            return results
+        return [*results, *aicf.grad(aicf.sum(results[0]), wrt)]
+
+    stacked = {name: np.stack([e[name] for e in examples]) for name in examples[0]}
+    try:
+        found = aicf.vmap(build)(*given("all ", stacked))
+    except aicf.ShapeError as error:
+        assert "more than 8 dimensions" in str(error)
+        return
+    for n, y in enumerate(found):
+        g.output(f"all {n}", y)
+    for at, arrays in enumerate(examples):
+        for n, y in enumerate(build(*given(f"{at} ", arrays))):
+            g.output(f"{at} {n}", y)
+    out = outputs_of(g.compile(device=device)(**feed))
+    for n in range(len(found)):
+        want = np.stack([out[f"{at} {n}"] for at in range(2)])
+        np.testing.assert_allclose(out[f"all {n}"], want, rtol=1e-10, atol=1e-12, err_msg=str(n))
 
 
 def test_gradients_of_examples(device, make_rng):
