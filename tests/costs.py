@@ -27,6 +27,8 @@ VALUES = {  # what the calls below are given
     "signal": ((8, 16, 1024), "float32"),
     "volume": ((2, 16, 16, 16, 16), "float32"),
     "heads": ((8, 16, 64, 32), "float32"),
+    "theta": ((8, 2, 3), "float32"),
+    "grid": ((8, 32, 32, 2), "float32"),
     "w1": ((16, 16, 3), "float32"),
     "w2": ((16, 16, 3, 3), "float32"),
     "w3": ((16, 16, 3, 3, 3), "float32"),
@@ -119,6 +121,7 @@ CALLS = {
         *("interpolate(image, scale_factor=2.0)", "interpolate(image, 64, mode='bilinear')"),
         *("interpolate(image, 64, mode='bicubic')", "interpolate(image, 12, mode='area')"),
         *("pixel_shuffle(image, 2)", "pixel_unshuffle(image, 2)", "channel_shuffle(image, 4)"),
+        *("affine_grid(theta, (8, 16, 32, 32))", "grid_sample(image, grid)"),
         "pad(image, [(0, 0), (0, 0), (1, 1), (1, 1)], mode='reflect')",
     ],
 }

@@ -302,3 +302,78 @@ for _widths in ([(-1, 2), (3, -2)], [(-1, -1), (-2, 0)], [(-3, 4), (5, -6)]):
         -6 not in _widths[1]
         and (lambda t, F, x, _w=_widths: F.pad(x, (*_w[1], *_w[0]), value=0.5)),
     )  # fmt: skip
+
+
+def brought_in(u, size, padding, align):
+    if padding == "reflection":
+        low, high = (0, size - 1) if align else (-0.5, size - 0.5)
+        while high > low and not low <= u <= high:
+            u = 2 * low - u if u < low else 2 * high - u
+        u = u if high > low else 0.0
+    return u if padding == "zeros" else min(max(u, 0.0), size - 1.0)
+
+
+def sampled(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False):
+    """One place after the other, one tap after the other."""
+    size = x.shape[2:]
+    y = np.zeros((*x.shape[:2], *grid.shape[1:-1]))
+    for place in np.ndindex(*grid.shape[:-1]):
+        axes = []
+        for a, m in enumerate(size):
+            u = grid[place][len(size) - 1 - a] + 1
+            u = u * (m - 1) / 2 if align_corners else (u * m - 1) / 2
+            if mode == "bicubic":
+                ends = range(math.floor(u) - 1, math.floor(u) + 3)
+                unit = np.eye(4)
+                share = [cubic(one, 0, u - ends[0]) for one in unit]
+                axes.append([(brought_in(i, m, padding_mode, align_corners), s)
+                             for i, s in zip(ends, share, strict=True)])  # fmt: skip
+                continue
+            u = brought_in(u, m, padding_mode, align_corners)
+            low = math.floor(u)
+            near = [(round(u), 1.0)]
+            axes.append(near if mode == "nearest" else [(low, low + 1 - u), (low + 1, u - low)])
+        for taps in itertools.product(*axes):
+            at = [int(i) for i, _ in taps]
+            if all(0 <= i < m for i, m in zip(at, size, strict=True)):
+                part = x[(place[0], slice(None), *at)] * math.prod(s for _, s in taps)
+                y[(place[0], slice(None), *place[1:])] += part
+    return y
+
+
+for _n, _mode, _padding, _align in (
+    *itertools.product((2,), ("bilinear", "bicubic"), ("zeros", "border", "reflection"), (0, 1)),
+    (2, "nearest", "zeros", 0), (2, "nearest", "reflection", 1), (2, "nearest", "border", 0),
+    (3, "bilinear", "zeros", 0), (3, "bilinear", "reflection", 1), (3, "nearest", "border", 1),
+):  # fmt: skip
+    _o = {"mode": _mode, "padding_mode": _padding, "align_corners": bool(_align)}
+    layer(
+        f"grid_sample_{_n}_{'_'.join(map(str, _o.values()))}",
+        lambda rng, _n=_n: {"x": rng.uniform(-2, 2, (2, 2, 3, 4, 2)[: _n + 2]),
+                            "grid": rng.uniform(-1.6, 1.6, (2, 2, 3, 1)[: _n + 1] + (_n,))},
+        lambda x, grid, _o=_o: aicf.grid_sample(x, grid, **_o),
+        lambda x, grid, _o=_o: sampled(x, grid, **_o),
+        lambda t, F, x, grid, _o=_o: F.grid_sample(x, grid, **_o),
+        fixed=("grid",) if _mode == "nearest" else (),
+    )  # fmt: skip
+for _size, _align in itertools.product(((2, 3, 4, 5), (1, 2, 3, 1, 2)), (False, True)):
+
+    def _places(theta, size, align):
+        y = np.zeros((*size[:1], *size[2:], len(size) - 2))
+        for n, *at in np.ndindex(y.shape[:-1]):
+            place = [
+                (2 * i / (m - 1) - 1 if m > 1 else 0) if align else (2 * i + 1) / m - 1
+                for i, m in zip(at, size[2:], strict=True)
+            ]
+            y[(n, *at)] = theta[n] @ [*place[::-1], 1]
+        return y
+
+    layer(
+        f"affine_grid_{_size}_{_align}",
+        {"theta": (_size[0], len(_size) - 2, len(_size) - 1)},
+        lambda theta, _s=_size, _a=_align: aicf.affine_grid(theta, _s, _a),
+        lambda theta, _s=_size, _a=_align, _f=_places: _f(theta, _s, _a),
+        # of an axis of one element PyTorch warns
+        not (_align and 1 in _size[2:])
+        and (lambda t, F, theta, _s=_size, _a=_align: F.affine_grid(theta, _s, _a)),
+    )

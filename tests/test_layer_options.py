@@ -112,6 +112,19 @@ def test_means_of_short_windows_round_once(dtype, device, make_rng):
     np.testing.assert_allclose(got["y"], got["exact"], rtol=bound * 1.01)
 
 
+def test_places_that_are_no_number(device):
+    """Nothing is read for them but what their mode says, and nothing outside of x."""
+    x = np.ones((1, 1, 3, 3))
+    grid = np.array([[[[0.0, 0.0], [INF, 0.0], [0.0, -INF], [NAN, 0.0], [1e300, 0.0]]]])
+
+    def build(g, x, grid):
+        return {p: aicf.grid_sample(x, grid, "nearest", p) for p in ("zeros", "border")}
+
+    got = run_modes(build, {"x": x, "grid": grid}, device)
+    np.testing.assert_array_equal(got["zeros"][0, 0, 0], [1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(got["border"][0, 0, 0], [1, 1, 1, 1, 1])
+
+
 def test_batches_of_none(device):
     """Results without elements, of the right shapes, and gradients of zeros."""
     x = np.zeros((0, 4, 6, 5))
@@ -283,6 +296,10 @@ ERRORS = [
     (X4, lambda x: aicf.interpolate(x, 3, mode="trilinear"), "mode 'trilinear'; need .* 5 axes"),
     (X4, lambda x: aicf.interpolate(x, 3, mode="bilinear", antialias=True), "antialias is True"),
     (X4, lambda x: aicf.interpolate(x, 3, recompute_scale_factor=True), "size is 3; need a fac"),
+    (X4, lambda x: aicf.grid_sample(x, x), r"need \[N, C, H, W\] and \[N, oh, ow, 2\]"),
+    (X4, lambda x: aicf.grid_sample(x, x, "linear"), "mode is 'linear'; need"),
+    (X4, lambda x: aicf.grid_sample(x, x, padding_mode="wrap"), "padding_mode is 'wrap'; need"),
+    (X4, lambda x: aicf.affine_grid(x, (2, 1, 3, 4)), r"theta is .*, size \[2, 1, 3, 4\]; need"),
     (X4, lambda x: aicf.local_response_norm(x, 0), "size is 0, x is"),
     (X4, lambda x: aicf.batch_norm(x, None, None, training=False), "need both where x's own"),
     (X4, lambda x: aicf.instance_norm(x, running_mean=x), "running_var None; need both or"),

@@ -55,7 +55,7 @@ def op_rows():
 
 # PyTorch has no second derivative of these; ours are of ops that the rows have.
 ONCE = ("embedding_bag_sum_", "embedding_bag_mean_", "embedding_bag_max_", "multi_margin_loss",
-        "multilabel_margin_loss")  # fmt: skip
+        "multilabel_margin_loss", "grid_sample")  # fmt: skip
 
 
 def layer_rows():

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from ._core import GraphError, ShapeError
+from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .graph import Value
-from .movement import permute, reshape, take
+from .indexing import take_along_axis
+from .movement import permute, reshape, take, transpose
+from .ops import (
+    _as,
+    _widened,
+    add,
+    cast,
+    clip,
+    div,
+    floor,
+    greater,
+    greater_equal,
+    less,
+    less_equal,
+    logical_and,
+    matmul,
+    mul,
+    round,
+    sub,
+    where,
+)
 from .pools import _mixed, _no_shares, _pooled
 
 __all__ = [
+    "affine_grid",
     "channel_shuffle",
+    "grid_sample",
     "interpolate",
     "pixel_shuffle",
     "pixel_unshuffle",
@@ -172,6 +195,147 @@ def _taps(t: np.ndarray, cubic: bool) -> list[tuple[int, np.ndarray]]:
         return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
 
     return [(-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))]
+
+
+def affine_grid(theta: Value, size: Sequence[int], align_corners: bool = False) -> Value:
+    """The places that theta[N, 2, 3] gives the elements of images [N, C, H, W], for grid_sample.
+
+    Args:
+        theta: or [N, 3, 4], of volumes [N, C, D, H, W]; it is multiplied with (x, y, 1).
+        size: of the images.
+        align_corners: −1 and 1 are the middles of the outer elements, else their edges.
+
+    >>> aicf.affine_grid(g.param("theta", (1, 2, 3)), (1, 2, 8, 8)).shape
+    (1, 8, 8, 2)
+    """
+    n = len(size) - 2
+    if n not in (2, 3) or min(size) < 1 or theta.shape != (size[0], n, n + 1):
+        raise ShapeError(
+            f"affine_grid: theta is {theta!r}, size {list(size)}; need [N, 2, 3] and [N, C, H, W], "
+            "or [N, 3, 4] and [N, C, D, H, W]"
+        )
+    lines = []
+    for m in size[2:]:
+        line = (2 * np.arange(m) + 1) / m - 1
+        if align_corners:
+            line = np.linspace(-1, 1, m) if m > 1 else np.zeros(1)
+        lines.append(line)
+    places = np.stack([*reversed(np.meshgrid(*lines, indexing="ij")), np.ones(size[2:])], -1)
+    wide = _widened(theta)
+    base = theta.graph.constant(places.reshape(-1, n + 1).astype(wide.dtype))
+    y = matmul(base, transpose(wide))
+    return _as(reshape(y, [size[0], *size[2:], n]), theta.dtype)
+
+
+def grid_sample(
+    x: Value,
+    grid: Value,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+) -> Value:
+    """x[N, C, H, W] at the places grid[N, oh, ow, 2] -> [N, C, oh, ow]; volumes with three axes.
+
+    A place is (x, y), from −1 to 1 along W and H. Costs a `gather` of each element that is read:
+    4 by "bilinear", 8 of volumes, 16 by "bicubic".
+
+    Args:
+        mode: "bilinear" = between two along each axis; "bicubic" of images; "nearest", by which no
+            place has a gradient.
+        padding_mode: what is outside of x: "zeros"; "border", its outer elements; "reflection".
+        align_corners: −1 and 1 are the middles of the outer elements, else their edges.
+
+    >>> aicf.grid_sample(image, g.param("places", (1, 3, 5, 2))).shape
+    (1, 2, 3, 5)
+    """
+    name, n = "grid_sample", x.ndim - 2
+    if mode not in ("bilinear", "nearest", "bicubic") or (mode == "bicubic" and n == 3):
+        raise GraphError(
+            f'{name}: mode is {mode!r}; need "bilinear" or "nearest", or "bicubic" of images'
+        )
+    if padding_mode not in ("zeros", "border", "reflection"):
+        raise GraphError(
+            f'{name}: padding_mode is {padding_mode!r}; need "zeros", "border" or "reflection"'
+        )
+    fits = n in (2, 3) and grid.ndim == n + 2 and grid.shape[-1] == n
+    if not fits or grid.shape[0] != x.shape[0] or min(x.shape[2:]) < 1:
+        raise ShapeError(
+            f"{name}: x is {x!r}, grid is {grid!r}; need [N, C, H, W] and [N, oh, ow, 2], or "
+            "[N, C, D, H, W] and [N, od, oh, ow, 3]"
+        )
+    if grid.dtype != x.dtype:
+        raise DTypeError(f"{name}: x is {x!r}, grid is {grid!r}; need one dtype (cast it)")
+    size, out = x.shape[2:], grid.shape[1:-1]
+    count = math.prod(out)
+    flat = reshape(_widened(x), [*x.shape[:2], math.prod(size)])
+    places = reshape(_widened(grid), [x.shape[0], 1, count, n])
+    axes = []
+    for a, m in enumerate(size):
+        u = add(places[..., n - 1 - a], 1.0)
+        u = mul(u, (m - 1) / 2) if align_corners else add(mul(u, m / 2), -0.5)
+        if mode != "bicubic":
+            u = _brought_in(u, m, padding_mode, align_corners)
+        axes.append(_neighbours(u, mode))
+    y = None
+    for taps in itertools.product(*axes):
+        at, share, inside = None, None, None
+        for a, (place, part) in enumerate(taps):
+            if mode == "bicubic":
+                place = _brought_in(place, size[a], padding_mode, align_corners)
+            step, last = math.prod(size[a + 1 :]), float(size[a] - 1)
+            own = mul(cast(clip(place, 0.0, last), "int64"), step)
+            at = own if at is None else add(at, own)
+            if padding_mode == "zeros":
+                here = logical_and(greater_equal(place, 0.0), less_equal(place, last))
+                inside = here if inside is None else logical_and(inside, here)
+            if part is not None:
+                share = part if share is None else mul(share, part)
+        assert at is not None
+        term = take_along_axis(flat, at, -1)
+        term = term if inside is None else where(inside, term, 0.0)
+        term = term if share is None else mul(term, share)
+        y = term if y is None else add(y, term)
+    assert y is not None
+    return _as(reshape(y, [*x.shape[:2], *out]), x.dtype)
+
+
+def _brought_in(u: Value, size: int, padding_mode: str, align_corners: bool) -> Value:
+    """Places outside of an axis, moved inside; flat where they are held at its ends."""
+    if padding_mode == "zeros":
+        return u
+    if padding_mode == "reflection":
+        low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
+        if not span:
+            return mul(u, 0.0)
+        far = where(less(u, low), sub(low, u), sub(u, low))
+        turns = floor(div(far, span))
+        rest = sub(far, mul(turns, span))
+        odd = greater(sub(turns, mul(floor(mul(turns, 0.5)), 2.0)), 0.5)
+        u = add(where(odd, sub(span, rest), rest), low)
+    last = float(size - 1)
+    return where(less_equal(u, 0.0), 0.0, where(greater_equal(u, last), last, u))
+
+
+def _neighbours(u: Value, mode: str) -> list[tuple[Value, Value | None]]:
+    """The elements that a place is made of, and the share of each; None: all of it."""
+    if mode == "nearest":
+        return [(round(u), None)]
+    low = floor(u)
+    t = sub(u, low)
+    if mode == "bilinear":
+        return [(low, sub(1.0, t)), (add(low, 1.0), t)]
+
+    def near(d: Value) -> Value:
+        return add(mul(mul(sub(mul(d, 1.25), 2.25), d), d), 1.0)
+
+    def far(d: Value) -> Value:
+        return add(mul(sub(mul(add(mul(d, -0.75), 3.75), d), 6.0), d), 3.0)
+
+    other = sub(1.0, t)
+    return [
+        (sub(low, 1.0), far(add(t, 1.0))), (low, near(t)), (add(low, 1.0), near(other)),
+        (add(low, 2.0), far(add(other, 1.0))),
+    ]  # fmt: skip
 
 
 for _name in __all__:
