@@ -65,7 +65,7 @@ for _axis in (-1, 0):
         lambda a, b, _a=_axis: np.cross(a, b, axis=_a),
         lambda t, F, a, b, _a=_axis: t.linalg.cross(a, b, dim=_a),
     )
-for _ord in (1, 2, 3.5, np.inf, -np.inf):
+for _ord in (0, 1, 2, 3.5, np.inf, -np.inf):
     for _axis in (None, 1, (0, 2)):
         layer(
             f"vector_norm_{_ord}_{_axis}",

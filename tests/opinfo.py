@@ -388,7 +388,7 @@ SAID_AS |= {
     ),
     "index_add": lambda x, dim, i, y, alpha=1: aicf.index_add(x, dim, i, y * alpha),
     "take": lambda x, i: aicf.take(x.reshape((-1,)), wrapped(i, int(np.prod(x.shape)))),
-    "nn.functional.embedding": lambda i, table, **k: aicf.embedding(i, table, **k),
+    "nn.functional.embedding": lambda table, i, **k: aicf.embedding(i, table, **k),
     "nn.functional.one_hot": lambda x, num_classes: aicf.one_hot(x, num_classes, "int64"),
     "tensordot": lambda a, b, dims=2: aicf.tensordot(a, b, dims),
     "einsum": lambda xs, equation: aicf.einsum(equation, *xs),
@@ -601,8 +601,24 @@ SAID_AS |= {
         x, widths, mode, value
     ),
     "constant_pad_nd": lambda x, widths, value=0: padded(x, widths, "constant", value),
-    "nn.functional.gaussian_nll_loss": lambda y, t, v, **k: aicf.gaussian_nll_loss(
-        y, aicf.broadcast_to(t, y.shape), v, **k
+    "nn.functional.scaled_dot_product_attention": lambda q, k, v, m=None, dropout_p=0.0, **o: (
+        refuse("dropout draws other numbers")
+        if dropout_p
+        else aicf.scaled_dot_product_attention(q, k, v, m, **o)
+    ),
+    **dict.fromkeys(
+        ("grid_sampler_2d", "grid_sampler_3d"),
+        lambda x, grid, mode, padding, align: aicf.grid_sample(
+            x,
+            grid,
+            ("bilinear", "nearest", "bicubic")[mode],
+            ("zeros", "border", "reflection")[padding],
+            align,
+        ),
+    ),
+    "cdist": lambda a, b, p=2.0, compute_mode=None: aicf.cdist(a, b, p),
+    "nn.functional.embedding_bag": lambda w, i, offsets=None, **k: aicf.embedding_bag(
+        i, w, offsets, **k
     ),
 }
 
@@ -613,8 +629,6 @@ def padded(x, widths, mode, value):
     names = {"replicate": "edge", "circular": "wrap"}
     if mode == "constant":
         return aicf.pad(x, pairs, value or 0)
-    if mode == "circular" and min(widths) < 0:
-        refuse("PyTorch and NumPy crop what is repeated differently")
     return aicf.pad(x, pairs, mode=names.get(mode, mode))
 
 

@@ -252,22 +252,21 @@ def vector_norm(
     keepdims: bool = False,
     ord: float = 2.0,
 ) -> Value:
-    """(Σ |x|**ord)**(1/ord) over `axis`; of ord inf and −inf the largest and smallest |x|.
-
-    Its gradient at 0 is 0.
+    """(Σ |x|**ord)**(1/ord) over `axis`; of ord inf and −inf the largest and smallest |x|, of
+    0 the count of elements that are not 0. Its gradient at 0 is 0.
 
     >>> aicf.vector_norm(x, axis=1).shape
     (4,)
     """
-    if ord == 0 or math.isnan(ord):
-        raise GraphError(f"vector_norm: ord is {ord}; need another number (count_nonzero counts)")
+    if math.isnan(ord):
+        raise GraphError(f"vector_norm: ord is {ord}; need a number")
     return _as(_norm(_widened(x), ord, axis, keepdims), x.dtype)
 
 
 def _norm(x: Value, p: float, axis: int | Sequence[int] | None, keepdims: bool) -> Value:
     """vector_norm; of p = 0 the count of elements that are not 0."""
-    if p == 0:  # of signs, which are flat
-        return sum(abs(sign(x)), axis, keepdims)
+    if p == 0:  # of signs, which are flat; a NaN counts
+        return sum(where(not_equal(x, x), 1.0, abs(sign(x))), axis, keepdims)
     if p == 2:  # of x itself, which bends at 0 where |x| does not
         return _power(sum(mul(x, x), axis, keepdims), 0.5)
     size = abs(x)
