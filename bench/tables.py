@@ -184,7 +184,7 @@ def compile_h200():
     ]
     head = ("", "launches", "nothing on disk, s", "kernels on disk, s")
     return (
-        source(run, f"; {run['cores']} cores, medians of {run['rounds']}")
+        source(run, f"; {run['cores']} cores, medians of {run['rounds']}; {run['note']}")
         + "\n\n"
         + table(head, rows)
     )
