@@ -572,3 +572,20 @@ def test_many_launches_stay_usable(browser, tmp_path):
         assert browser.ask("document.querySelectorAll('#lowered .hit').length") > 0
     print(f"a click: {sorted(busy)[4]:.0f} ms of a processor, {sorted(taken)[4]:.0f} ms in all")
     assert sorted(busy)[4] < 100
+
+
+def test_the_page_has_launches_where_the_profile_has_them(tmp_path):
+    """A launch belongs where its first part does, on the page, in the profile and the summary."""
+    g = aicf.Graph("residual")
+    x, labels = g.input("x", (16, 8)), g.input("labels", (16,), "int64")
+    y = g.dense("c", aicf.relu(g.dense("a", x, 32)), 4)
+    loss = aicf.cross_entropy(y, labels)
+    g.minimize(loss, aicf.optim.Adam())
+    g.output("loss", loss)
+    step = g.compile(device="cpu")
+    data = data_of(page_of(step, tmp_path))
+    rows = next(c["rows"] for c in data["columns"] if c["id"] == "launched")
+    assert {"a", "c"} <= {data["layers"][row["layer"]] for row in rows}
+    assert [data["layers"][row["layer"]] for row in rows] == [
+        launch.layer for launch in step.profile(1).launches
+    ]

@@ -706,3 +706,17 @@ def test_the_graphs_that_watch_have_no_effects():
         record = json.loads(graph.to_json())
         assert record["assigns"] == [] and all(o["keep"] == 1 for o in record["outputs"])
         assert len(record["outputs"]) > 0
+
+
+def test_taps_of_several_values_end_together(device):
+    g = aicf.Graph("several")
+    x = g.input("x", (3,))
+    y = aicf.sum(x * x)
+    g.output("y", y)
+    step = g.compile(device=device)
+    with step.tap(x, y) as taps:
+        step(x=np.arange(3, dtype=np.float32))
+        assert [tap.numpy().tolist() for tap in taps] == [[0.0, 1.0, 2.0], 5.0]
+    assert all("closed" in repr(tap) for tap in taps)
+    with pytest.raises(aicf.GraphError, match=r"need a Value, or several: tap\(a, b\)"):
+        step.tap([x, y])

@@ -13,7 +13,7 @@ from ._core import GraphError, ShapeError
 from .arguments import checked
 from .arrays import flip
 from .graph import Operand, Value
-from .indexing import scatter
+from .indexing import cumprod, scatter
 from .movement import _axis, broadcast_to, concat, expand_dims, reshape, transpose
 from .ops import cast, matmul, mul, where
 
@@ -153,9 +153,10 @@ def rot90(x: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
     >>> aicf.rot90(x).shape
     (3, 4)
     """
-    a, b = (_axis("rot90", x, axis) for axis in axes)
-    if a == b:
+    chosen = [_axis("rot90", x, axis) for axis in axes]
+    if len(set(chosen)) != 2 or len(chosen) != 2:
         raise ShapeError(f"rot90: axes are {tuple(axes)} of {x!r}; need two different ones")
+    a, b = chosen
     turned = [x, transpose(flip(x, b), a, b), flip(x, (a, b)), flip(transpose(x, a, b), b)]
     return turned[k % 4]
 
@@ -210,11 +211,11 @@ def vander(x: Value, n: int | None = None, increasing: bool = False) -> Value:
     count = x.shape[-1] if n is None else n
     if count < 1:
         raise ShapeError(f"vander: n is {count}; need n >= 1")
-    columns = [broadcast_to(x.graph.constant(1, x.dtype), x.shape)]
-    for _ in range(count - 1):
-        columns.append(mul(columns[-1], x))
-    order = columns if increasing else columns[::-1]
-    return concat([expand_dims(column, -1) for column in order], -1)
+    lines = expand_dims(x, -1)
+    powers = cumprod(broadcast_to(lines, (*x.shape, count - 1)), -1)
+    one = broadcast_to(x.graph.constant(1, x.dtype), lines.shape)
+    columns = concat([one, powers], -1)
+    return columns if increasing else flip(columns, -1)
 
 
 # ---- written into
@@ -265,12 +266,12 @@ def slice_scatter(
     (4, 3)
     """
     at = _axis("slice_scatter", x, axis)
+    if step < 1:
+        raise ShapeError(f"slice_scatter: step is {step}; need step >= 1")
     places = range(x.shape[at])[start:stop:step]
     shape = (*x.shape[:at], len(places), *x.shape[at + 1 :])
-    if y.shape != shape or step < 1:
-        raise ShapeError(
-            f"slice_scatter: y is {y!r}, step {step}; need shape {shape} and step >= 1"
-        )
+    if y.shape != shape:
+        raise ShapeError(f"slice_scatter: y is {y!r}; need shape {shape}")
     if not len(places):
         return x
     return index_copy(x, at, x.graph.constant(np.array(places, np.int64)), y)

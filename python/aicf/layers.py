@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 LOSS = "loss"  # the layer of what makes a loss
@@ -41,6 +42,13 @@ def layers(record: dict[str, Any]) -> dict[int, str]:
         for id in node["outputs"]:
             producer[id] = node["id"]
     return found
+
+
+def first_part(op: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The op that a launch or lowered op begins with: a member of a group, a step of a region."""
+    while parts := op.get("members") or op.get("body"):
+        op = parts[0]
+    return op
 
 
 def forward_nodes(record: dict[str, Any]) -> set[int]:

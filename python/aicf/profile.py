@@ -15,7 +15,7 @@ from . import _core
 from .arguments import Path, checked
 from .files import write_whole
 from .graph import Graph
-from .layers import layers
+from .layers import first_part, layers
 from .ops import matmul
 from .step import Step
 from .summary import html_table, text_table
@@ -283,8 +283,7 @@ def facts_of(step: Step) -> Facts:
         of_node = layers(record)
     launches = []
     for i, (op, size) in enumerate(zip(plan.ops, step._launch_sizes(), strict=True)):
-        parts = list(_parts(op))
-        first = parts[0]["node"]
+        first = first_part(op)["node"]
         node = nodes.get(first, {})
         source = node.get("where") or nodes.get(node.get("grad_of", -1), {}).get("where", "")
         blocks, threads, shared = size
@@ -292,7 +291,7 @@ def facts_of(step: Step) -> Facts:
             ProfiledLaunch(
                 number=i,
                 op=_label(op),
-                members=tuple(part["op"] for part in parts),
+                members=tuple(part["op"] for part in _parts(op)),
                 node=first,
                 name=node.get("op", ""),
                 layer=of_node.get(first, ""),

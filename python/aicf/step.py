@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .profile import Profile
     from .statistics import Statistics
     from .summary import Summary
-    from .watch import Tap, Trap
+    from .watch import Tap, Taps, Trap
 
 
 Mapping.register(_core.Outputs)
@@ -393,8 +393,8 @@ class Step(_core.Step):
     @overload
     def tap(self, value: Value, /) -> Tap: ...
     @overload
-    def tap(self, value: Value, another: Value, /, *more: Value) -> list[Tap]: ...
-    def tap(self, *values: Value) -> Tap | list[Tap]:
+    def tap(self, value: Value, another: Value, /, *more: Value) -> Taps: ...
+    def tap(self, *values: Value) -> Tap | Taps:
         """Reads values of the graph, of whatever role, in the steps that run from now on.
 
         Before the last step of each call, what the values are made of is computed once more, on
@@ -404,7 +404,7 @@ class Step(_core.Step):
         Args:
             values: of the graph that was compiled. Several are computed together.
 
-        Returns: a Tap of a value, a list of several.
+        Returns: a Tap of a value; of several their Taps, a list that a `with` or `close()` ends.
 
         >>> h = step.tap(hidden)
         >>> _ = step(x=batch, t=target)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from .layers import forward_nodes, layer_of, layers
+from .layers import first_part, forward_nodes, layer_of, layers
 from .units import bytes_text, count_text, printable
 
 ITEM_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "bool": 1}
@@ -152,10 +152,7 @@ class _Costs:
 
     def add(self, op: dict[str, Any]) -> None:
         """A launch counts where its first part belongs, its work where each part does."""
-        first = op
-        while parts := _parts(first):
-            first = parts[0]
-        layer = self.of_node.get(first["node"], "")
+        layer = self.of_node.get(first_part(op)["node"], "")
         self.launches[layer] = self.launches.get(layer, 0) + 1
         self._work(op)
 

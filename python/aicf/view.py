@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _core
 from .arena import Arena
-from .layers import layer_of, layers
+from .layers import first_part, layer_of, layers
 from .summary import type_text
 from .units import bytes_text, count_text, time_text
 
@@ -147,7 +147,7 @@ def _op_rows(
             line = line[0], [], [], line[3]
             for member in op["members"]:
                 sub += [_line(member), *_steps(member)]
-        row = named.row(i, named.of_node.get(op["node"], ""), line, sub)
+        row = named.row(i, named.of_node.get(first_part(op)["node"], ""), line, sub)
         if times is not None:
             row |= {"time": time_text(times[i]), "seconds": times[i]}
         yield row

@@ -70,6 +70,21 @@ class Tap:
         return f"aicf.Tap({self.value!r}, {state})"
 
 
+class Taps(list[Tap]):
+    """The Taps of several values, as a list; a `with`, or `close()`, ends them all."""
+
+    def close(self) -> None:
+        """Ends the taps."""
+        for tap in self:
+            tap.close()
+
+    def __enter__(self) -> Taps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Trap:
     """Keeps a step from making bad values; what `Step.trap` returns.
 
@@ -90,20 +105,20 @@ class Trap:
         self.close()
 
 
-def taps(step: Step, values: Sequence[Any]) -> list[Tap]:
+def taps(step: Step, values: Sequence[Any]) -> Taps:
     """Taps of values of the graph that the step was compiled from, which are computed together."""
     graph = _graph(step, "tap")
     if not values:
         raise _core.GraphError("tap: got no value; need at least one")
     for value in values:
         if not isinstance(value, Value):
-            raise _core.GraphError(f"tap: got {value!r}; need a Value")
+            raise _core.GraphError(f"tap: got {value!r}; need a Value, or several: tap(a, b)")
         if value.graph._core is not graph or value.id >= step._built.values:
             raise _core.GraphError(
                 f"tap: {value!r} is not of the graph that was compiled; need a Value of that"
             )
     core = _core.Tap(step, graph, step._built, [value.id for value in values])
-    return [Tap(core, at, value) for at, value in enumerate(values)]
+    return Taps(Tap(core, at, value) for at, value in enumerate(values))
 
 
 def trap(step: Step) -> Trap:
