@@ -17,6 +17,7 @@ from .movement import (
     _axis,
     broadcast_to,
     concat,
+    detach,
     expand_dims,
     flatten,
     permute,
@@ -34,6 +35,7 @@ from .ops import (
     equal,
     floor,
     less,
+    logical_and,
     logical_not,
     logical_or,
     matmul,
@@ -182,13 +184,13 @@ def signbit(x: Value) -> Value:
 
 
 def copysign(a: Value, b: Value) -> Value:
-    """|a| with the sign of b, of 0 and −0 too.
+    """|a| with the sign of b, of 0 and −0 too. Its gradient by b is zero.
 
     >>> aicf.copysign(x, y).shape
     (4, 3)
     """
     size = abs(a)
-    return where(signbit(b), neg(size), size)
+    return where(signbit(detach(b)), neg(size), size)
 
 
 def logaddexp(a: Value, b: Value) -> Value:
@@ -198,8 +200,9 @@ def logaddexp(a: Value, b: Value) -> Value:
     (4, 3)
     """
     wide, other = _widened(a), _widened(b)
-    equals = equal(wide, other)  # infinities among them
-    apart = where(equals, 0.0, sub(wide, other))
+    # of two equal infinities, which have no difference; elsewhere the gradient goes through it
+    infinite = logical_and(equal(wide, other), equal(abs(wide), math.inf))
+    apart = where(infinite, 0.0, sub(wide, other))
     above = less(apart, 0.0)
     larger = where(above, other, wide)
     return _as(add(larger, softplus(where(above, apart, neg(apart)))), a.dtype)
@@ -279,22 +282,21 @@ def _norm(x: Value, p: float, axis: int | Sequence[int] | None, keepdims: bool) 
 
 def _power(base: Value, exponent: float) -> Value:
     """Its gradient at 0 is 0, as that of a norm is in PyTorch."""
-    if exponent < 0:
-        return pow(base, exponent)
     zero = equal(base, 0.0)
     other = where(zero, 1.0, base)
-    return where(zero, 0.0, sqrt(other) if exponent == 0.5 else pow(other, exponent))
+    power = sqrt(other) if exponent == 0.5 else pow(other, exponent)
+    return where(zero, 0.0 if exponent > 0 else math.inf, power)
 
 
 def std(
     x: Value, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False
 ) -> Value:
-    """Standard deviation over `axis`, the square root of `var`; at 0 its gradient is not finite.
+    """Standard deviation over `axis`, the square root of `var`; at 0 its gradient is 0.
 
     >>> aicf.std(x, axis=1).shape
     (4,)
     """
-    return sqrt(var(x, axis, correction, keepdims))
+    return _as(_power(var(_widened(x), axis, correction, keepdims), 0.5), x.dtype)
 
 
 def any(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:

@@ -9,16 +9,18 @@ from ._core import ShapeError
 from .arguments import checked
 from .arrays import count_nonzero, isinf, moveaxis
 from .graph import Operand, Value
-from .movement import _axis, broadcast_to, expand_dims, reshape
+from .movement import _axis, broadcast_to, detach, expand_dims, reshape
 from .ops import (
     _as,
     _widened,
     abs,
     add,
     cast,
+    clip,
     div,
     equal,
     greater,
+    greater_equal,
     isnan,
     less,
     less_equal,
@@ -67,21 +69,23 @@ LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 
 
 def fmax(a: Value, b: Value) -> Value:
-    """The larger of two elements; of a NaN and a number the number.
+    """The larger of two elements; of a NaN and a number the number. Equal ones are a's, with the
+    gradient.
 
     >>> aicf.fmax(x, y).shape
     (4, 3)
     """
-    return where(isnan(a), b, where(isnan(b), a, maximum(a, b)))
+    return where(logical_or(greater_equal(a, b), isnan(b)), a, b)
 
 
 def fmin(a: Value, b: Value) -> Value:
-    """The smaller of two elements; of a NaN and a number the number.
+    """The smaller of two elements; of a NaN and a number the number. Equal ones are a's, with the
+    gradient.
 
     >>> aicf.fmin(x, y).shape
     (4, 3)
     """
-    return where(isnan(a), b, where(isnan(b), a, minimum(a, b)))
+    return where(logical_or(less_equal(a, b), isnan(b)), a, b)
 
 
 def heaviside(x: Value, at_zero: Operand) -> Value:
@@ -110,7 +114,7 @@ def logit(x: Value, eps: float | None = None) -> Value:
     (4, 3)
     """
     if eps is not None:
-        x = minimum(maximum(x, eps), 1.0 - eps)
+        x = clip(x, eps, 1.0 - eps)
     return sub(log(x), log1p(neg(x)))
 
 
@@ -199,8 +203,10 @@ def nanmean(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = 
     >>> aicf.nanmean(x, axis=1).shape
     (4,)
     """
-    there = where(isnan(x), 0.0, broadcast_to(x.graph.constant(1.0, x.dtype), x.shape))
-    return div(nansum(x, axis, keepdims), sum(there, axis, keepdims))
+    wide = _widened(x)
+    missing = isnan(detach(wide))  # what counts is flat in x
+    there = where(missing, 0.0, broadcast_to(x.graph.constant(1.0, wide.dtype), x.shape))
+    return _as(div(nansum(wide, axis, keepdims), sum(there, axis, keepdims)), x.dtype)
 
 
 def _between(name: str, y: Value, x: Value | None, dx: float, axis: int) -> Value:
@@ -250,9 +256,9 @@ def cov(x: Value, correction: int = 1) -> Value:
         raise ShapeError(
             f"cov: x is {x!r}; need [variables, observations] and more than {correction} of these"
         )
-    rows = reshape(x, (-1, x.shape[-1]))
+    rows = reshape(_widened(x), (-1, x.shape[-1]))
     centred = sub(rows, mean(rows, 1, keepdims=True))
-    result = div(matmul(centred, centred.T), float(x.shape[-1] - correction))
+    result = _as(div(matmul(centred, centred.T), float(x.shape[-1] - correction)), x.dtype)
     return reshape(result, ()) if rows.shape[0] == 1 else result
 
 
@@ -264,9 +270,10 @@ def corrcoef(x: Value) -> Value:
     """
     if x.ndim != 2 or x.shape[1] < 2:
         raise ShapeError(f"corrcoef: x is {x!r}; need [variables, 2 or more observations]")
-    centred = sub(x, mean(x, 1, keepdims=True))
+    wide = _widened(x)
+    centred = sub(wide, mean(wide, 1, keepdims=True))
     unit = div(centred, sqrt(sum(mul(centred, centred), 1, keepdims=True)))
-    result = minimum(maximum(matmul(unit, unit.T), -1.0), 1.0)
+    result = _as(minimum(maximum(matmul(unit, unit.T), -1.0), 1.0), x.dtype)
     return reshape(result, ()) if x.shape[0] == 1 else result
 
 

@@ -225,7 +225,13 @@ void define_elementary() {
           {{}, 50});
     pointwise("Atan2", "atan2", {"y", "x"}, infer_float,
               [](GradContext& g) {
-                  const Var y = g.in(0), x = g.in(1), r = emit("Hypot", {y, x}), dy = g.dy() / r;
+                  // At the origin, where no derivative exists, all are 0 as in PyTorch.
+                  const Var y = g.in(0), zero = number_like(y, 0), one = number_like(y, 1);
+                  const Var origin =
+                      emit("LogicalAnd", {emit("Eq", {y, zero}), emit("Eq", {g.in(1), zero})});
+                  const Var x = emit("Where", {origin, one, g.in(1)});
+                  const Var r = emit("Hypot", {y, x});
+                  const Var dy = emit("Where", {origin, zero, g.dy() / r});
                   if (g.needs(0)) g.set(0, dy * (x / r));
                   if (g.needs(1)) g.set(1, -(dy * (y / r)));
               },
