@@ -131,6 +131,19 @@ def test_wrong_arguments(name):
     assert not raw, "\n".join(raw)
 
 
+def test_an_argument_that_there_is_not():
+    """The error of Python's own kind names those that there are."""
+    g = aicf.Graph("names")
+    x = g.input("x", (4, 3))
+    for call, text in (
+        (lambda: aicf.sum(x, dim=0), "sum: there is no argument 'dim'; need x, axis, keepdims"),
+        (lambda: x.sum(0, keepdim=True), "sum: there is no argument 'keepdim'; need x, axis"),
+        (lambda: g.input("y", size=3), "input: there is no argument 'size'; need name, shape"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+
+
 def test_positional_only_names():
     """An input may have the name of any parameter of ours."""
     g = aicf.trace(lambda g, fn, self: {"y": fn + self}, fn=(2,), self=(2,))

@@ -255,6 +255,10 @@ REFUSED = {
     r"l1_loss: shapes differ: .*f32\[4, 3\].*f32\[4\]": lambda x, i: aicf.l1_loss(x, x[:, 0]),
     "huber_loss: shapes differ": lambda x, i: aicf.huber_loss(x[:, :1], x[:, 0]),
     "cross_entropy: labels are": lambda x, i: aicf.cross_entropy(x, i, reduction="sum"),
+    r"nll_loss: labels are .*i64\[4, 1\].*; need \[4\]": lambda x, i: aicf.nll_loss(
+        x, aicf.argmax(x, 1, keepdims=True)
+    ),
+    r"index_fill: value is .*; need rank 0": lambda x, i: aicf.index_fill(x, 0, i, x),
     "cross_entropy: label_smoothing is 2": lambda x, i: aicf.cross_entropy(x, i, label_smoothing=2),
 }
 
@@ -316,3 +320,22 @@ def test_variance_of_columns_is_refused():
     y, v = g.input("y", (5, 4)), g.input("v", (4,))
     with pytest.raises(aicf.ShapeError, match=r"variance is .* need its shape, \(5,\) or \(\)"):
         aicf.gaussian_nll_loss(y, y, v)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int64", "uint8", "bool"])
+def test_index_fill_of_each_dtype(dtype, device):
+    """By a number and by a Value of rank 0."""
+    x = np.zeros((2, 3), dtype)
+
+    def build(g, x, v):
+        places = g.constant(np.array([2, 0]))
+        number = True if dtype == "bool" else 1
+        return {
+            "number": aicf.index_fill(x, 1, places, number),
+            "value": aicf.index_fill(x, 1, places, v),
+        }
+
+    got = run_modes(build, {"x": x, "v": np.ones((), dtype)}, device)
+    for y in got.values():
+        assert y.dtype == x.dtype
+        np.testing.assert_array_equal(y, np.array([[1, 0, 1]] * 2, dtype))

@@ -198,6 +198,8 @@ def test_misuse_of_jvp(wrt, tangents, error, text):
     of = {"x": g.input("x", (3,)), "y": g.input("y", (4,)), "z": g.input("z", (3,), "float64")}
     with pytest.raises(error, match=text):
         aicf.jvp(aicf.tanh(of["x"]), [of[n] for n in wrt], [of[n] for n in tangents])
+    with pytest.raises(aicf.DTypeError, match="jvp: value is .*i64.*; need a float dtype"):
+        aicf.jvp(aicf.argmax(of["x"]), of["x"], of["x"])
 
 
 # ---- custom_gradient

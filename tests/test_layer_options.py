@@ -269,6 +269,12 @@ ERRORS = [
     (X4, lambda x: aicf.conv2d(x, x[:, :3]), "groups is 1; need channels"),
     (X4, lambda x: aicf.conv2d(x, x[:, :, :2], padding="full"), r"'full'; need sizes, \"same\""),
     (X4, lambda x: aicf.conv2d(x, x, stride=2, padding="same"), r"stride is 2; need stride 1"),
+    (X4, lambda x: aicf.conv2d(x, x, x[0, 0, :1, 0]), r"conv2d: bias is .*; need \[\d+\], one"),
+    (
+        X4,
+        lambda x: aicf.conv_transpose2d(x, x.permute((1, 0, 2, 3)), x[0, 0, :1, 0]),
+        r"conv_transpose2d: bias is .*; need \[2\]",
+    ),
     (X4, lambda x: aicf.conv2d(x, x, padding=-1), "padding is -1; need 0 or more"),
     (X4, lambda x: aicf.conv3d(x, x), r"need rank 5 each, \[N, C, D, H, W\] or without N"),
     (X4, lambda x: aicf.conv_transpose2d(x, x[0][:, None], padding=[0, 9]), "need a result"),

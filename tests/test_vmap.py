@@ -221,6 +221,13 @@ def test_rows_of_a_jacobian(device):
         (lambda x, y: aicf.vmap(aicf.add)(x, y), aicf.ShapeError, "need one size >= 1"),
         (lambda x, y: aicf.vmap(aicf.neg, None)(x), aicf.ShapeError, "need one size >= 1"),
         (lambda x, y: aicf.vmap(aicf.neg, 2)(x), aicf.ShapeError, "need one of its axes"),
+        (lambda x, y: aicf.vmap(aicf.neg, 0.5)(x), aicf.ShapeError, "in_axes is 0.5; need an axis"),
+        (lambda x, y: aicf.vmap(aicf.neg, "a")(x), aicf.ShapeError, "in_axes is 'a'; need an axis"),
+        (
+            lambda x, y: aicf.vmap(lambda v: v.reshape((3,) + (1,) * 7))(x),
+            aicf.ShapeError,
+            "vmap: Reshape at .* of one example; need at most 7 axes",
+        ),
         (lambda x, y: aicf.vmap(lambda v: 3)(x), aicf.GraphError, "need a Value of this graph"),
     ],
 )

@@ -189,15 +189,18 @@ def checked(fn: Function) -> Function:
     """`fn` with its arguments checked, and nothing appended to the graph by a call that raises."""
     owner, _, name = fn.__qualname__.rpartition(".")
     label = owner if name == "__init__" else name
+    parameters = inspect.signature(fn).parameters.values()
     plain = [
         p
-        for i, p in enumerate(inspect.signature(fn).parameters.values())
+        for i, p in enumerate(parameters)
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and not (owner and i == 0)
     ]
     places = {p.name: i + bool(owner) for i, p in enumerate(plain) if p.kind != p.KEYWORD_ONLY}
     arguments = {p.name: _Argument(p.annotation) for p in plain if p.annotation not in _UNCHECKED}
     by_place = [(i, key, arguments[key].take) for key, i in places.items() if key in arguments]
     by_name = {p.name for p in plain if p.kind != p.POSITIONAL_ONLY} & arguments.keys()
+    names = [p.name for p in plain if p.kind != p.POSITIONAL_ONLY]
+    accepted = None if any(p.kind == p.VAR_KEYWORD for p in parameters) else set(names)
     carriers = [p.name for p in plain if "Value" in p.annotation or "Operand" in p.annotation]
 
     def given_as(key: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
@@ -206,6 +209,9 @@ def checked(fn: Function) -> Function:
 
     @functools.wraps(fn)
     def call(*args: Any, **named: Any) -> Any:
+        if accepted is not None and not named.keys() <= accepted:
+            unknown = next(key for key in named if key not in accepted)
+            raise TypeError(f"{label}: there is no argument {unknown!r}; need {', '.join(names)}")
         taken, key = list(args), ""
         try:
             for i, key, take in by_place:  # noqa: B007 (names the misfit)

@@ -12,7 +12,7 @@ import numpy as np
 from ._core import GraphError, ShapeError
 from .arguments import checked
 from .arrays import flip
-from .graph import Operand, Value
+from .graph import Operand, Value, _number
 from .indexing import cumprod, scatter
 from .movement import _axis, broadcast_to, concat, expand_dims, reshape, transpose
 from .ops import cast, matmul, mul, where
@@ -230,15 +230,19 @@ def masked_fill(x: Value, mask: Value, value: Operand) -> Value:
     return where(mask, value, x)
 
 
-def index_fill(x: Value, axis: int, indices: Value, value: float) -> Value:
-    """x with `value` at the places `indices` of `axis`.
+def index_fill(x: Value, axis: int, indices: Value, value: Operand) -> Value:
+    """x with `value`, a number or a Value of rank 0, at the places `indices` of `axis`.
 
     >>> aicf.index_fill(x, 1, g.constant(np.array([0, 2])), 0.0).shape
     (4, 3)
     """
     at = _axis("index_fill", x, axis)
     shape = (*x.shape[:at], math.prod(indices.shape), *x.shape[at + 1 :])
-    return index_copy(x, axis, indices, broadcast_to(x.graph.constant(value, x.dtype), shape))
+    if not isinstance(value, Value):
+        value = _number("index_fill", x.graph, value, x.dtype)
+    if value.ndim:
+        raise ShapeError(f"index_fill: value is {value!r}; need rank 0")
+    return index_copy(x, axis, indices, broadcast_to(value, shape))
 
 
 def index_copy(x: Value, axis: int, indices: Value, y: Value) -> Value:

@@ -6,6 +6,7 @@ import builtins
 import functools
 import json
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ from .ops import (
 
 __all__ = ["vmap"]
 
+_MOST_AXES = 8
+
 
 def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0) -> Any:
     """`fn`, which is written for one example, of a batch of them; results have the batch first.
@@ -53,12 +56,20 @@ def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0)
     """
     if not callable(fn):
         raise GraphError(f"vmap: fn is {fn!r}; need a function")
+    listed = isinstance(in_axes, Sequence) and not isinstance(in_axes, str)
+    try:
+        given = [
+            None if axis is None else operator.index(axis)
+            for axis in (in_axes if listed else [in_axes])  # type: ignore[union-attr]
+        ]
+    except TypeError:
+        raise ShapeError(
+            f"vmap: in_axes is {in_axes!r}; need an axis or None, or a sequence of these"
+        ) from None
 
     @functools.wraps(fn)
     def call(*values: Value) -> Any:
-        axes: list[int | None] = (
-            [*in_axes] if isinstance(in_axes, Sequence) else [in_axes] * len(values)
-        )
+        axes: list[int | None] = given if listed else given * len(values)
         if not all(isinstance(v, Value) for v in values) or len(axes) != len(values):
             raise GraphError(
                 f"vmap: got {values!r}, in_axes {in_axes!r}; need a Value for each axis"
@@ -140,6 +151,11 @@ class _Batch:
         inputs, outputs = (
             [Value(self.g, id) for id in node[kind]] for kind in ("inputs", "outputs")
         )
+        if any(one.ndim == _MOST_AXES for one in outputs):
+            raise ShapeError(
+                f"vmap: {node['op']} at {node.get('where', _user_line())} makes {outputs} of one "
+                f"example; need at most {_MOST_AXES - 1} axes, for the batch is one more"
+            )
         made = rule(self, _Op(node["op"], inputs, outputs, attrs))
         for one, whole in zip(outputs, made, strict=True):
             if whole.shape != (self.size, *one.shape):

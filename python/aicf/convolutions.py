@@ -93,6 +93,8 @@ def _convolved(
             f"{name}: x is {x!r}, weight is {weight!r}, groups is {groups}; need channels of "
             "x == weight.shape[1] * groups, and groups dividing weight.shape[0]"
         )
+    if bias is not None and bias.shape != (outs,):
+        raise ShapeError(f"{name}: bias is {bias!r}; need [{outs}], one for each channel made")
     steps, spread = _sizes(name, stride, n), _sizes(name, dilation, n)
     if isinstance(padding, str):
         if padding not in ("same", "valid"):

@@ -67,6 +67,8 @@ def jvp(value: Value, wrt: Value | Sequence[Value], tangents: Value | Sequence[V
         )
     for point, tangent in zip(points, along, strict=True):
         _check_alike("jvp", "tangent", tangent, point)
+    if not value.dtype.startswith(("float", "bfloat")):
+        raise DTypeError(f"jvp: value is {value!r}; need a float dtype")
     # The products with it are linear in it, so that its numbers do not matter.
     factor = broadcast_to(value.graph.constant(0.0, value.dtype), value.shape)
     products = grad(value, points, grad=factor)

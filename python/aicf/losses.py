@@ -300,6 +300,7 @@ def nll_loss(
         and ignore_index is None
         and reduction == "mean"
         and log_probabilities.ndim == 2
+        and labels.shape == log_probabilities.shape[:1]
     ):
         return neg(mean(_emit("Pick", "nll_loss", log_probabilities, labels)))
     _check_reduction("nll_loss", reduction)
