@@ -1,5 +1,7 @@
 """`aicf.vmap`: every row of the op table for a batch, against one example after the other."""
 
+import collections
+
 import aicf
 import numpy as np
 import pytest
@@ -78,6 +80,39 @@ def test_rows(case, device, make_rng):
 
 
 REFUSED_ROWS = [case for case in CASES if case.op in REFUSED]
+
+
+EFFECTS = {
+    "assigns to a state": lambda g, row: g.assign(g.state("s", (3,)), row),
+    "makes an output": lambda g, row: g.output("row", row),
+    "running statistics": lambda g, row: aicf.batch_norm(
+        row.reshape((3, 1)), g.state("mean", (1,)), g.state("var", (1,))
+    ),
+    "RandomNormal at .* has no rule": lambda g, row: g.random_normal((3,)),
+    "Dropout at .* has no rule": lambda g, row: aicf.dropout(g.constant(np.ones(3)), 0.5),
+}
+
+
+@pytest.mark.parametrize("what", EFFECTS)
+def test_effects_and_random_numbers_are_refused(what):
+    """They would be those of the first example, and of all alike."""
+    g = aicf.Graph("effects")
+    x = g.input("x", (4, 3))
+    before = g.to_json()
+    text = what if "rule" in what else "makes an output or assigns to a state"
+    with pytest.raises(aicf.GraphError, match=f"vmap: .*{text}"):
+        aicf.vmap(lambda row: (EFFECTS[what](g, row), row)[1])(x)
+    assert g.to_json() == before
+
+
+def test_a_named_tuple_of_results(device):
+    made = collections.namedtuple("Made", "least most")
+    g = aicf.Graph("named")
+    both = aicf.vmap(lambda row: made(aicf.min(row), aicf.max(row)))(g.input("x", (2, 3)))
+    g.output("least", both.least)
+    g.output("most", both.most)
+    out = outputs_of(g.compile(device=device)(x=np.arange(6, dtype=np.float32).reshape(2, 3)))
+    assert out["least"].tolist() == [0, 3] and out["most"].tolist() == [2, 5]
 
 
 @pytest.mark.parametrize("case", REFUSED_ROWS, ids=ids(REFUSED_ROWS))

@@ -48,7 +48,7 @@ def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0)
             one for all, or a sequence.
 
     Raises: GraphError naming an op that has no such rule: random numbers, custom_gradient and
-        updates of optimizers.
+        updates of optimizers; and where `fn` makes an output or assigns to a state.
 
     >>> one = lambda row: aicf.grad(aicf.sum(aicf.softmax(row) * row), row)
     >>> aicf.vmap(one)(x).shape
@@ -57,11 +57,9 @@ def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0)
     if not callable(fn):
         raise GraphError(f"vmap: fn is {fn!r}; need a function")
     listed = isinstance(in_axes, Sequence) and not isinstance(in_axes, str)
+    each: Sequence[Any] = in_axes if listed else [in_axes]  # type: ignore[assignment]
     try:
-        given = [
-            None if axis is None else operator.index(axis)
-            for axis in (in_axes if listed else [in_axes])  # type: ignore[union-attr]
-        ]
+        given = [None if axis is None else operator.index(axis) for axis in each]
     except TypeError:
         raise ShapeError(
             f"vmap: in_axes is {in_axes!r}; need an axis or None, or a sequence of these"
@@ -116,11 +114,21 @@ def _batched(
     results = made if isinstance(made, (list, tuple)) else [made]
     for result in results:
         g._id(result, "vmap: the function's result")
+    after = g._core.mark()
     for node in json.loads(g._core.nodes_since(mark)):
-        if any(id in batch.of for id in node["inputs"]):
+        # Each example has random numbers of its own, also where nothing else of it is read.
+        random = node["op"].startswith(("Random", "Dropout"))
+        if random or any(id in batch.of for id in node["inputs"]):
             batch.make(node)
+    if (after.outputs, after.assigns) != (mark.outputs, mark.assigns):
+        raise GraphError(
+            "vmap: the function makes an output or assigns to a state, of one example; need that "
+            "outside, of its results"
+        )
     whole_results = [batch.full(result) for result in results]
-    return type(made)(whole_results) if isinstance(made, (list, tuple)) else whole_results[0]
+    if not isinstance(made, (list, tuple)):
+        return whole_results[0]
+    return getattr(made, "_make", type(made))(whole_results)  # a named tuple's takes the list
 
 
 class _Op(NamedTuple):
