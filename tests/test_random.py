@@ -366,3 +366,16 @@ def test_initial_values_bit_for_bit(name, seed, count, device):
                 wanted = np.minimum(wanted, 0.25 * (1 - 2.0 ** (-11 if dtype == "float16" else -8)))
             wanted = wanted if dtype == "float64" else rounded(wanted, dtype)
             assert_bits(got, wanted.astype(got.dtype))
+
+
+def test_gumbel_noise_of_the_largest_draw(monkeypatch, device):
+    """It is finite, so that what -inf hides is never drawn and a single class is sure."""
+    monkeypatch.setattr(aicf.Graph, "random_uniform", lambda self, shape: self.input("u", shape))
+    g = aicf.Graph("draw")
+    g.output("drawn", aicf.categorical(g.constant(np.float32([-np.inf, 0.0]))))
+    out = g.compile(device=device)(u=np.float32([0.5, 1 - 2.0**-24]))
+    assert out["drawn"].item() == 1
+    g = aicf.Graph("sure")
+    g.output("share", aicf.gumbel_softmax(g.constant(np.float32([[1.0], [1.0]]))))
+    out = g.compile(device=device)(u=np.float32([[0], [1 - 2.0**-24]]))
+    assert out["share"].numpy().tolist() == [[1], [1]]

@@ -78,7 +78,8 @@ def gumbel_softmax(logits: Value, tau: float = 1.0, hard: bool = False, axis: in
 
 def _perturbed(logits: Value) -> Value:
     """Plus −log(−log(1 − u)), where u lies in the middle of its 2**-24."""
-    u = add(logits.graph.random_uniform(logits.shape), 2.0**-25)
+    # float32 has no middle above 1/2, and the last would round to 1, of which the noise is −inf.
+    u = clip(add(logits.graph.random_uniform(logits.shape), 2.0**-25), max=1 - 2.0**-24)
     noise = neg(log(neg(log1p(neg(u)))))
     wide = _widened(logits)
     return add(wide, _as(noise, wide.dtype))
