@@ -20,6 +20,11 @@ CASES = {
         [[0.0, 2, -4]],
         [[0.0, 0, 0]],
     ),
+    "variance below its limit": (
+        lambda v: aicf.gaussian_nll_loss(v * 0.0, v * 0.0 + 1.0, v, eps=0.5, reduction="none"),
+        [[0.1, 0.5, 2.0]],
+        [[0.5 * (2 - 4), 0.5 * (2 - 4), 0.5 * (1 / 2 - 1 / 4)]],
+    ),
     "copysign": (
         aicf.copysign,
         [[-2.0, 3, 0], [1.0, -1, -1]],
@@ -75,3 +80,14 @@ def test_squares_beyond_16_bits(dtype, device):
     want = {"std": x.std(1, ddof=1), "cov": np.cov(x / 8), "corr": np.corrcoef(x), "mean": 1.0}
     for name, y in want.items():
         np.testing.assert_allclose(out[name].astype(np.float64), y, rtol=8e-3, err_msg=name)
+
+
+def test_variance_of_too_few(device):
+    """Divided by 0, as PyTorch's: infinite where elements differ, else NaN."""
+    g = aicf.Graph("few")
+    x = g.input("x", (2, 2), "float64")
+    for correction in (2, 3):
+        g.output(f"var{correction}", aicf.var(x, 1, correction))
+    out = outputs_of(g.compile(device=device)(x=np.array([[1.0, 2], [3, 3]])))
+    for y in out.values():
+        np.testing.assert_array_equal(y, [np.inf, np.nan])

@@ -15,7 +15,7 @@ from .arguments import checked
 from .arrays import _norm, broadcast_arrays, one_hot
 from .graph import Value, _emit
 from .indexing import take_along_axis
-from .movement import expand_dims, permute, reshape, squeeze, take
+from .movement import detach, expand_dims, permute, reshape, squeeze, take
 from .ops import (
     _as,
     _widened,
@@ -499,7 +499,7 @@ def gaussian_nll_loss(
 
     Args:
         variance: of y's shape, of one number for each of its rows (the last axis 1 or left out), or
-            one number. The limit takes no gradient.
+            one number. Its gradient is that at v, below the limit too, so that it can grow.
         full: adds log(2π)/2.
 
     >>> aicf.gaussian_nll_loss(x, y, aicf.exp(x)).shape
@@ -514,7 +514,7 @@ def gaussian_nll_loss(
     if variance.shape == rows and y.ndim > 0:
         variance = expand_dims(variance, -1)
     _, v = _operands("gaussian_nll_loss", y, variance, broadcast=True)
-    v = where(less(v, eps), eps, v)
+    v = where(less(v, eps), add(sub(v, detach(v)), eps), v)
     d = sub(wide, target)
     each = mul(add(log(v), div(mul(d, d), v)), 0.5)
     if full:

@@ -623,9 +623,8 @@ def var(
     first = detach(_widened(x[tuple(slice(1 if a in along else None) for a in range(x.ndim))]))
     centred = sub(wide, add(mean(sub(wide, first), axes, keepdims=True), first))
     total = sum(mul(centred, centred), axes, keepdims)
-    count = math.prod(x.shape[a] for a in axes)
-    y = div(total, float(count - correction)) if count > correction else mul(total, math.nan)
-    return _as(y, x.dtype)
+    freedom = math.prod(x.shape[a] for a in axes) - correction
+    return _as(div(total, float(freedom) if freedom > 0 else 0.0), x.dtype)
 
 
 def argmax(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
