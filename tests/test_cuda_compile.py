@@ -203,6 +203,23 @@ def test_reductions(dtype):
     compiled(g, "sm_90a")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_in_chains_fit_every_device(dtype):
+    """In the 48 KB of shared memory that a block has unasked: the most of 7.5 is 64 with all."""
+    g = aicf.Graph("chains")
+    x, dy = g.input("x", (2000, 64), dtype), g.input("dy", (2000, 64), dtype)
+    w, b = g.param("w", (64, 64), dtype=dtype), g.param("b", (64,), dtype=dtype)
+    loss = aicf.sum(aicf.linear(x, w, b) * dy)
+    g.output("db", g.backward(loss, [b])[b])
+    programs = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_75")
+    sizes = r"reduce_chain<.*?>, (?:float|double), \d+, (\d+), (\d+)"
+    chains = re.findall(sizes, "".join(programs))
+    assert chains
+    for most, width in chains:
+        assert int(most) * int(width) * np.dtype(dtype).itemsize <= 48 << 10
+    compiled(g, "sm_75")
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_rows(dtype, arch):

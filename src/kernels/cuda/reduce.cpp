@@ -248,7 +248,8 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     const bool columns = in_columns(op, r, read);
     if (chunk) {
         const int64_t chunks = std::max<int64_t>((r.n + chunk - 1) / chunk, 1);
-        const int64_t most = std::clamp<int64_t>(std::min(r.n, chunk), 1, kChainChunk);
+        // In 32 KB of shared memory, which every device has beside what else a kernel holds.
+        const int64_t most = std::clamp<int64_t>(std::min(r.n, chunk), 1, kChainChunk * 4 / a_size);
         // Neighbours in memory are a warp's: results, or elements of few results.
         const int64_t width = std::min<int64_t>(power_of_two_from(r.rows), columns ? 32 : 4);
         const int64_t strips = (r.rows + width - 1) / width;
