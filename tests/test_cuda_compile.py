@@ -159,6 +159,16 @@ def test_an_update_reads_gradients_in_16_bits(large):
     compiled(g, "sm_90a", "mixed")
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_an_update_takes_a_gradient_in_other_16_bits(dtype):
+    """Where it has 16 bits itself, what the cast has made: no update reads both types."""
+    g = aicf.Graph("two")
+    other = "float16" if dtype == "bfloat16" else "bfloat16"
+    w, x = g.param("w", (5, 7), dtype), g.input("x", (5, 7), other)
+    g.minimize(aicf.sum(aicf.cast(aicf.cast(w, other) * x, "float32")), aicf.optim.SGD(0.1))
+    compiled(g, "sm_90a")
+
+
 @pytest.mark.parametrize("size", [20, 150, 2000])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_epilogues(dtype, size):

@@ -24,7 +24,8 @@ bool functions_around(const LoweredOp& op) {
 bool updates_only(const LoweredOp& op) {
     DType narrow = DType::f32;  // of gradients that are cast: one type, for a thread reads either
     const auto known = [&](const RegionStep& step) {
-        if (step.def->name != "cast") return is_update(*step.def) || is_scalar_update(*step.def);
+        if (is_update(*step.def)) return !is_16_bit(op.operand(step.outputs[0]).dtype);
+        if (step.def->name != "cast") return is_scalar_update(*step.def);
         const DType from = op.operand(step.inputs[0]).dtype;
         if (narrow == DType::f32) narrow = from;
         return is_16_bit(from) && from == narrow;
