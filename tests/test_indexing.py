@@ -237,6 +237,13 @@ REFUSED = {
     r"quantile: q is \[1.5\]; need shares": lambda x, i: aicf.quantile(x, 1.5),
     "median: x is .*; need floats": lambda x, i: aicf.median(i),
     "cumprod: axis 2": lambda x, i: aicf.cumprod(x, 2),
+    "^cummax, cummin: x is .*bool": lambda x, i: aicf.cummin(x > 0, 0),
+    "^linear_recurrence: dtypes are .*; need one float dtype": (
+        lambda x, i: aicf.linear_recurrence(i, i, 0)
+    ),
+    "bitwise_left_shift: a is .*; need an integer dtype": (
+        lambda x, i: aicf.bitwise_left_shift(x > 0, x > 0)
+    ),
 }
 
 

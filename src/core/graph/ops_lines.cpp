@@ -56,7 +56,7 @@ void define_line(OpDef op, const std::string& lowered, const char* result) {
     low.attrs = op.attrs;
     low.infer = op.infer;
     low.portable = true;
-    op.fn = lowered;
+    if (op.fn.empty()) op.fn = lowered;
     op.outputs = {lowered + "_out"};
     op.lowered = lowered;
     if (!op.lower) op.lower = lower_line;
@@ -278,12 +278,14 @@ void define_by_order() {
                  .grad = cumprod_grad},
                 "cumprod", "y");
     define_line({.name = "Recurrence",
+                 .fn = "linear_recurrence",
                  .inputs = {"a", "b"},
                  .attrs = {axis, {"reverse", false}, {"lagged", false}},
                  .infer = infer_recurrence,
                  .grad = recurrence_grad},
                 "recurrence", "h");
     define_line({.name = "CumArg",
+                 .fn = "cummax, cummin",
                  .inputs = {"x"},
                  .attrs = {axis, {"smallest", false}},
                  .infer = infer_running_at,

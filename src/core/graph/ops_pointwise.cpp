@@ -23,12 +23,14 @@ std::vector<Type> infer_float(const InferContext& c) {
     return infer_same(c);
 }
 
-std::vector<Type> infer_whole(const InferContext& c) {
+std::vector<Type> need_whole(const InferContext& c, const char* need) {
     for (int i = 0; i < c.count(); i++)
         if (is_float(c.dtype(i)) || c.dtype(i) == DType::boolean)
-            c.dtype_error(c.describe(i), "; need an integer or bool dtype (cast it)");
+            c.dtype_error(c.describe(i), "; need an ", need, " dtype (cast it)");
     return infer_same(c);
 }
+std::vector<Type> infer_bits(const InferContext& c) { return need_whole(c, "integer or bool"); }
+std::vector<Type> infer_shift(const InferContext& c) { return need_whole(c, "integer"); }
 
 std::vector<Type> infer_clip(const InferContext& c) {
     for (const char* limit : {"lo", "hi"})
@@ -381,12 +383,14 @@ void define_pointwise_ops() {
                                  {"LogicalOr", "logical_or"},
                                  {"LogicalXor", "logical_xor"}})
         pointwise(name, lowered, ab, infer_logic, nullptr, kBool);
+    const char* const whole = "the result is a whole number";
     for (auto [name, lowered] : {std::pair{"BitwiseAnd", "bitwise_and"},
                                  {"BitwiseOr", "bitwise_or"},
-                                 {"BitwiseXor", "bitwise_xor"},
-                                 {"BitwiseLeftShift", "bitwise_left_shift"},
+                                 {"BitwiseXor", "bitwise_xor"}})
+        pointwise(name, lowered, ab, infer_bits, nullptr, whole);
+    for (auto [name, lowered] : {std::pair{"BitwiseLeftShift", "bitwise_left_shift"},
                                  {"BitwiseRightShift", "bitwise_right_shift"}})
-        pointwise(name, lowered, ab, infer_whole, nullptr, "the result is a whole number");
+        pointwise(name, lowered, ab, infer_shift, nullptr, whole);
     pointwise("LogicalNot", "logical_not", {"x"}, infer_logic, nullptr, kBool);
     pointwise("IsNan", "isnan", {"x"}, infer_test, nullptr, kBool);
     pointwise(
