@@ -274,31 +274,6 @@ def test_a_fork_while_kernels_are_compiled(tmp_path):
     run_alone(TEXTS + FORKING, tmp_path)
 
 
-FORKED_BESIDE = """
-thread = threading.Thread(target=_core.cuda_cubins, args=(texts, "sm_90a"))
-thread.start()
-children = []
-while thread.is_alive() and len(children) < 12:
-    time.sleep(0.02)
-    children.append(os.fork())
-    if children[-1] == 0:
-        signal.alarm(20)
-        try:
-            _core.cuda_cubins([texts[0] + "// of the child"], "sm_90a")
-        except aicf.GraphError as error:
-            os._exit(0 if "fork" in str(error) else 1)
-        os._exit(0)
-assert children and not any([os.waitpid(child, 0)[1] for child in children])
-thread.join()
-"""
-
-
-@NEEDS_NVRTC
-def test_a_fork_beside_a_thread_that_compiles(tmp_path):
-    """The child compiles, or says that it cannot; it never waits for a lock of NVRTC's."""
-    run_alone(TEXTS + FORKED_BESIDE, tmp_path)
-
-
 FORKED_FILL = """
 import hashlib, os, signal
 import aicf

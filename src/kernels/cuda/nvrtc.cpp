@@ -96,8 +96,8 @@ void find_library(Nvrtc& nvrtc, int driver_major) {
 
 Nvrtc& nvrtc_once() {
     static Nvrtc& nvrtc = *new Nvrtc;  // for good
-    static ForkMutex lock;
-    const std::lock_guard guard(lock);
+    static std::mutex lock;
+    std::lock_guard guard(lock);
     if (nvrtc.info.path.empty()) {
         nvrtc.info = {};
         find_library(nvrtc, driver_version() / 1000);
@@ -171,8 +171,6 @@ Nvrtc* second_nvrtc() {
 }
 
 std::atomic<int> at_work[2];  // programs that each of the two compiles
-/// In a child: some were compiled when it was forked, and no one lets go of NVRTC's own locks.
-std::atomic<bool> left_behind;
 
 /// The one of the two that has less to do, for a program: the front end of a library, which is a
 /// third of a small program's time, takes one at a time.
@@ -251,16 +249,6 @@ void run_compiler(std::function<void(const std::atomic<bool>& given_up)> work) {
 std::string compile_cuda(const std::string& source, const std::string& arch, std::string* report) {
     if (nvrtc_info().path.empty())
         raise(ErrorKind::device_unavailable, "cuda: ", nvrtc_info().problem);
-    static const bool watched = [] {
-        at_fork([] {
-            if (at_work[0] + at_work[1] > 0) left_behind = true;
-        });
-        return true;
-    }();
-    if (watched && left_behind)
-        raise(ErrorKind::graph,
-              "cuda: a kernel was being compiled when the process was forked, so that NVRTC stays "
-              "locked in the child; need a fork while nothing is compiled");
     const std::string text = with_sources(source);
     const Turn turn;
     return compile_by(turn.nvrtc(), text, arch, report);
