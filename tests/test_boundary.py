@@ -58,11 +58,12 @@ def test_every_threshold_has_a_family():
     assert set(table()) == aimed_at
 
 
-# Numbers of the CPU's kernels that are no size of an operand; and the steps of products in a tensor
-# core's order, which tests/test_tensor_orders.py draws around.
+# Numbers of the CPU's kernels that are no size of an operand; the steps of products in a tensor
+# core's order, which tests/test_tensor_orders.py draws around; and those of sorts and of sums by
+# index, around which tests/test_indexing.py draws.
 NO_SIZES = {
-    "kAdamNumbers", "kClaimBits", "kDrawn", "kHugePage", "kMask", "kMaxHeld",
-    "kMaxInstrOperands", "kMaxPhases", "kMaxSlots", "kMaxThreads", "kMaxVectors",
+    "kAdamNumbers", "kClaimBits", "kDrawn", "kHeldSums", "kHugePage", "kInserted", "kMask",
+    "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots", "kMaxThreads", "kMaxVectors",
     "kRounds", "kRowOperands", "kRowSlots", "kSlack", "kStackBytes",
     "kStepTile",
 }  # fmt: skip

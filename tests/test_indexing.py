@@ -253,3 +253,12 @@ def test_what_is_refused(text):
     x, i = g.input("x", (4, 3)), g.input("i", (5,), "int64")
     with pytest.raises(aicf.Error, match=text):
         REFUSED[text](x, i)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_running_products_wrap(dtype, device, rng):
+    x = rng.integers(1, 5, (70, 3)).astype(dtype)
+    g = aicf.Graph("wraps")
+    g.output("y", aicf.cumprod(g.input("x", x.shape, dtype), 0))
+    got = g.compile(device=device)(x=x)["y"].numpy()
+    np.testing.assert_array_equal(got, np.cumprod(x, 0, dtype=dtype))
