@@ -263,8 +263,9 @@ void merge_runs(const ArgBlock& args, int64_t begin, int64_t end) {
             static_cast<const int64_t*>(positions.ptr) + place_beside(positions, line, axis);
         int64_t* to = static_cast<int64_t*>(y.ptr) + place_beside(y, line, axis);
         const auto place = [&](int64_t i) { return at[i * positions.strides()[axis]]; };
-        const auto key = [&](int64_t i) {
-            return key_at(from, place(i) * x.strides()[axis], descending);
+        const auto key = [&](int64_t i) {  // positions may be anyone's
+            const int64_t p = place(i), inside = p >= 0 && p < n ? p : 0;
+            return key_at(from, inside * x.strides()[axis], descending);
         };
         for (int64_t out = first; out < last;) {  // a stretch of one pair of runs
             const int64_t pair = out / (2 * run) * (2 * run), middle = min64(pair + run, n),
