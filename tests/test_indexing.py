@@ -262,3 +262,29 @@ def test_running_products_wrap(dtype, device, rng):
     g.output("y", aicf.cumprod(g.input("x", x.shape, dtype), 0))
     got = g.compile(device=device)(x=x)["y"].numpy()
     np.testing.assert_array_equal(got, np.cumprod(x, 0, dtype=dtype))
+
+
+def test_merging_takes_anyones_positions():
+    """The lowered op can be called by hand: what is no position reads no memory but the line's."""
+    x = np.arange(6, dtype=np.float32)
+    wild = np.array([-(2**63), 2**63 - 1, 6, -1, 0, 3])
+    out = np.zeros(6, np.int64)
+    attrs = {"axis": 0, "descending": False}
+    aicf.op_call("argsort_merge", [x, wild], [out], {**attrs, "run": 3})
+    assert set(out.tolist()) <= set(wild.tolist())
+    for run in (0, 2**60 + 1):
+        with pytest.raises(aicf.ShapeError, match=r"run is \d+; need 1 to 2\^60"):
+            aicf.op_call("argsort_merge", [x, wild], [out], {**attrs, "run": run})
+
+
+def test_sums_of_16_bits_by_wild_indices(device):
+    """More places than are held at a time, and indices at the ends of int64."""
+    index = np.array([-(2**63), 1500, 2**63 - 1, 3, -1, 2000, 1500])
+    x = np.arange(1.0, 8.0, dtype=np.float16)
+    g = aicf.Graph("wild")
+    base, i = g.constant(np.zeros(2000, np.float16)), g.input("i", (7,), "int64")
+    g.output("y", aicf.scatter_add(base, 0, i, g.input("x", (7,), "float16")))
+    got = g.compile(device=device)(i=index, x=x)["y"].numpy()
+    want = np.zeros(2000, np.float16)
+    want[3], want[1500] = 4, 9
+    np.testing.assert_array_equal(got, want)

@@ -159,7 +159,9 @@ std::vector<Type> infer_argsort_merge(const InferContext& c) {
     c.need_dtype(1, DType::i64);
     if (!(c.shape(0) == c.shape(1)))
         c.shape_error(c.describe_all(), "; need one position an element");
-    if (c.attrs.integer("run") < 1) c.shape_error("run is ", c.attrs.integer("run"), "; need >= 1");
+    constexpr int64_t kMost = int64_t{1} << 60;  // twice as much is a number, too
+    if (const int64_t run = c.attrs.integer("run"); run < 1 || run > kMost)
+        c.shape_error("run is ", run, "; need 1 to 2^60");
     return infer_argsort(c);
 }
 

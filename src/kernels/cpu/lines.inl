@@ -118,10 +118,10 @@ void scatter_add_lines(const ArgBlock& args, int64_t begin, int64_t end) {
                 const int64_t held = min64(kHeldSums, size - first);
                 for (int64_t j = 0; j < held; j++) sums[j] = A(0);
                 for (int64_t i = 0; i < n; i++) {
-                    const int64_t place =
-                        index_at(indices, at + i * indices.strides()[axis]) - first;
-                    if (place >= 0 && place < held)
-                        sums[place] = sums[place] + widen(from[i * x.strides()[axis]]);
+                    const int64_t index = index_at(indices, at + i * indices.strides()[axis]);
+                    if (index < first || index >= first + held) continue;
+                    A& sum = sums[index - first];
+                    sum = sum + widen(from[i * x.strides()[axis]]);
                 }
                 for (int64_t j = 0; j < held; j++) put(to + (first + j) * step, sums[j]);
             }

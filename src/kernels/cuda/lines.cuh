@@ -142,8 +142,9 @@ __device__ __forceinline__ void argsort_merge(const Grid& grid, int64_t* y, cons
         const bool in_left = p.j < middle;
         const int64_t other = in_left ? middle : pair, end = other + Run;
         const int64_t n = other >= N ? 0 : (end < N ? Run : N - other);
-        const auto key_of = [&](int64_t k) {
-            return sort_key(widen(x[X::at(p.line, positions[P::at(p.line, k)])]), Descending);
+        const auto key_of = [&](int64_t k) {  // positions may be anyone's
+            const int64_t at = positions[P::at(p.line, k)], inside = at >= 0 && at < N ? at : 0;
+            return sort_key(widen(x[X::at(p.line, inside)]), Descending);
         };
         const uint64_t key = key_of(p.j);
         const auto of_other = [&](int64_t k) { return key_of(other + k); };
