@@ -115,6 +115,7 @@ const std::vector<Pass>& all_passes() {
         {"fuse", true, nullptr, fuse_pointwise},
         {"outputs", true, nullptr, fuse_outputs},
         {"optimizers", true, nullptr, fuse_updates},
+        {"block", true, nullptr, fuse_step},
         {"siblings", true, nullptr, fuse_horizontally},
         {"numbers", true, nullptr, fuse_scalars},
     };

@@ -65,6 +65,9 @@ void fuse_pointwise(Lowered& lowered, const Target& target);
 void fuse_outputs(Lowered& lowered, const Target& target);
 /// Multi-tensor apply: the updates of an optimizer become one op (group.cpp).
 void fuse_updates(Lowered& lowered, const Target& target);
+/// Single-block fusion: a step that one block of threads does sooner than its ops' launches take
+/// becomes one sequence (sequence.cpp).
+void fuse_step(Lowered& lowered, const Target& target);
 /// Scalar prologue: what makes an optimizer's numbers joins its updates (group.cpp).
 void fuse_scalars(Lowered& lowered, const Target& target);
 /// Horizontal fusion: small ops that do not wait for each other share a launch (group.cpp).

@@ -439,6 +439,7 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
     };
     for (LoweredOp& op : lowered.ops) {
         choose(op);
+        if (op.def == sequence_def()) continue;  // its members have no kernels of their own
         for (LoweredOp& member : op.members) choose(member);
     }
 }

@@ -187,16 +187,33 @@ class Structure {
             if (view.shape.rank() != view.strides.rank())
                 fail(inner, " has strides of another rank");
         }
+        const bool sequence = &def == sequence_def();
         if (op.body.empty() == (&def == region_def()) ||
-            op.members.empty() == (&def == group_def()))
+            op.members.empty() == (&def == group_def() || sequence))
             fail(where, " has ", op.body.size(), " steps and ", op.members.size(),
                  " members; need one of them for an op that is nothing else, none for others");
-        if (op.body.empty() && !op.inner.empty()) fail(where, " has inner values and no steps");
+        if (op.body.empty() && !sequence && !op.inner.empty())
+            fail(where, " has inner values and no steps");
+        if (sequence) check_sequence(op, where);
         if (!op.members.empty()) return;
         if (op.body.empty())
             check_step(def, op.inputs, op.outputs, where);
         else
             check_body(op, where);
+    }
+
+    /// Kernels take whole values in and out.
+    void check_sequence(const LoweredOp& op, const std::string& where) const {
+        std::set<ValueId> known;
+        for (const auto* views : {&op.inputs, &op.outputs, &op.inner})
+            for (const View& view : *views)
+                if (!view.whole(value(view.value, where).type) || !known.insert(view.value).second)
+                    fail(where, " names %", view.value, " in part or twice");
+        try {
+            infer_lowered(op);
+        } catch (const Error& error) {
+            fail(where, ": ", error.what());
+        }
     }
 
     void check_stored(const View& view, const std::string& where) const {
@@ -233,7 +250,7 @@ class Structure {
         if (op.def != region_def()) fail(where, " has a body; need a region");
         for (const RegionStep& step : op.body) {
             const std::string at = cat(where, ": step ", step.def->name);
-            if (step.def == region_def() || step.def == group_def())
+            if (step.def == region_def() || step.def == group_def() || step.def == sequence_def())
                 fail(at, " has no body; need another op");
             check_attrs(*step.def, step.attrs, at);
             std::vector<View> views[2];

@@ -50,6 +50,8 @@ class Target {
     virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
     /// Whether a region is one kernel here, and one that is worth having.
     virtual bool fits(const LoweredOp& region) const = 0;
+    /// Whether a sequence is one kernel here, of one block, and quicker than its members' launches.
+    virtual bool fits_block(const LoweredOp&) const { return false; }
     /// Bytes of the argument block of an op, alone or in a group; none where there is no kernel.
     virtual std::optional<size_t> block_bytes(const LoweredOp& op) const = 0;
     /// Unsupported when no kernel fits.

@@ -157,8 +157,8 @@ struct LoweredOp {
     Attrs attrs;
     int node = -1;                        // IR node it came from
     std::vector<RegionStep> body = {};    // of a region: what it computes, in order
-    std::vector<View> inner = {};         // of a region: values that never get storage
-    std::vector<LoweredOp> members = {};  // of a group: ops that run side by side in one launch
+    std::vector<View> inner = {};         // of a region or sequence: values without storage
+    std::vector<LoweredOp> members = {};  // of a group or sequence: ops that share a launch
     std::string candidate = {};           // which of a backend's kernels; empty: its own choice
     const View& operand(int number) const;
 };
@@ -311,9 +311,17 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 // A region is one op made of steps. Its anchor, the step that is not pointwise, says what it is; a
 // region of pointwise steps alone has none, one of an optimizer's updates has several, of one kind.
 
-/// The op of every region, and of every group.
+// A sequence is one op made of members that run one after another in one launch: its inputs and
+// outputs are whole values, each once, and its inner values, which members hand to each other, get
+// no storage. "carried" names, by output, the input whose next content it is, or -1.
+
+/// The op of every region, of every group and of every sequence.
 const LoweredDef* region_def();
 const LoweredDef* group_def();
+const LoweredDef* sequence_def();
+/// By member of a sequence, how many barriers come before it: it waits for what makes its operands,
+/// and for whoever reads what it is written over.
+std::vector<int> stages_of(const LoweredOp& sequence);
 /// The definition that says what kind of op it is: its own; of a region its anchor's, or that of
 /// its first step where all are pointwise.
 const LoweredDef& anchor(const LoweredOp& op);

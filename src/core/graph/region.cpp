@@ -1,8 +1,10 @@
-// Ops made of other ops: regions, whose steps hand values to each other, and groups, whose members
-// do not.
+// Ops made of other ops: regions and sequences, whose parts hand values to each other, and groups,
+// whose members do not.
 #include "core/graph/region.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "core/graph/text.h"
 
@@ -20,6 +22,11 @@ void define_regions() {
     define(
         LoweredDef{.name = "region", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
     define(LoweredDef{.name = "group", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
+    define(LoweredDef{.name = "sequence",
+                      .inputs = {"xs*"},
+                      .outputs = {"ys*"},
+                      .attrs = {{"carried", std::vector<int64_t>{}}},
+                      .infer = infer_body});
 }
 
 const LoweredDef* region_def() {
@@ -30,6 +37,39 @@ const LoweredDef* region_def() {
 const LoweredDef* group_def() {
     static const LoweredDef* const def = find_lowered("group");
     return def;
+}
+
+const LoweredDef* sequence_def() {
+    static const LoweredDef* const def = find_lowered("sequence");
+    return def;
+}
+
+std::vector<int> stages_of(const LoweredOp& sequence) {
+    const std::vector<int64_t>& carried = sequence.attrs.ints("carried");
+    std::map<ValueId, ValueId> replaces;  // by a carried output: what it is written over
+    for (size_t k = 0; k < carried.size() && k < sequence.outputs.size(); k++)
+        if (carried[k] >= 0 && carried[k] < static_cast<int64_t>(sequence.inputs.size()))
+            replaces[sequence.outputs[k].value] =
+                sequence.inputs[static_cast<size_t>(carried[k])].value;
+    std::map<ValueId, int> written, read;  // the first stage behind it; the last that reads it
+    std::vector<int> stages;
+    for (const LoweredOp& member : sequence.members) {
+        int stage = 0;
+        for (const View& view : member.inputs)
+            if (const auto at = written.find(view.value); at != written.end())
+                stage = std::max(stage, at->second);
+        for (const View& view : member.outputs)
+            if (const auto over = replaces.find(view.value); over != replaces.end())
+                if (const auto at = read.find(over->second); at != read.end())
+                    stage = std::max(stage, at->second + 1);
+        for (const View& view : member.inputs) {
+            int& last = read[view.value];
+            last = std::max(last, stage);
+        }
+        for (const View& view : member.outputs) written[view.value] = stage + 1;
+        stages.push_back(stage);
+    }
+    return stages;
 }
 
 size_t anchor_step(const LoweredOp& op) {
@@ -127,9 +167,58 @@ std::vector<Type> infer_group(const LoweredOp& op) {
     return outputs;
 }
 
+/// Members take what the sequence does and what those before them gave.
+std::vector<Type> infer_sequence(const LoweredOp& op) {
+    std::set<ValueId> known;
+    for (const View& view : op.inputs) known.insert(view.value);
+    std::map<ValueId, Type> made;
+    for (const LoweredOp& member : op.members) {
+        const std::string where = cat(op.def->name, ": member ", member.def->name);
+        for (const View& view : member.inputs)
+            if (!known.contains(view.value))
+                raise(ErrorKind::graph, where, " reads %", view.value,
+                      ", which is no input and no member before it writes; need one of these");
+        const std::vector<Type> types = infer_lowered(member);
+        for (size_t k = 0; k < member.outputs.size(); k++) {
+            const ValueId id = member.outputs[k].value;
+            if (!known.insert(id).second || k >= types.size())
+                raise(ErrorKind::graph, where, " writes %", id,
+                      ", an input or already written; need another value");
+            made[id] = types[k];
+        }
+    }
+    std::vector<Type> outputs;
+    for (const auto* views : {&op.outputs, &op.inner})
+        for (const View& view : *views) {
+            const auto at = made.find(view.value);
+            if (at == made.end())
+                raise(ErrorKind::graph, op.def->name, ": no member writes %", view.value);
+            if (views == &op.outputs) outputs.push_back(at->second);
+            made.erase(at);
+        }
+    if (!made.empty())
+        raise(ErrorKind::graph, op.def->name, ": a member writes %", made.begin()->first,
+              ", which is no output and no inner value; need it to be one");
+    const std::vector<int64_t>& carried = op.attrs.ints("carried");
+    if (carried.size() != op.outputs.size())
+        raise(ErrorKind::graph, op.def->name, ": carried has ", carried.size(),
+              " entries; need one an output, of ", op.outputs.size());
+    std::set<int64_t> taken;
+    for (size_t k = 0; k < carried.size(); k++) {
+        if (carried[k] == -1) continue;
+        const auto in = static_cast<size_t>(carried[k]);
+        if (carried[k] < -1 || in >= op.inputs.size() || !taken.insert(carried[k]).second ||
+            !same_layout(op.outputs[k], op.inputs[in]))
+            raise(ErrorKind::graph, op.def->name, ": output ", k, " is carried to operand ",
+                  carried[k], "; need an input of its layout, named once");
+    }
+    return outputs;
+}
+
 }  // namespace
 
 std::vector<Type> infer_lowered(const LoweredOp& op) {
+    if (op.def == sequence_def()) return infer_sequence(op);
     if (!op.members.empty()) return infer_group(op);
     std::vector<Type> inputs;
     if (op.body.empty()) {
@@ -183,6 +272,13 @@ const View& LoweredOp::operand(int number) const {
 
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
     std::vector<std::pair<int, int>> pairs;
+    if (op.def == sequence_def()) {
+        const std::vector<int64_t>& carried = op.attrs.ints("carried");
+        for (size_t k = 0; k < carried.size(); k++)
+            if (carried[k] >= 0)
+                pairs.emplace_back(static_cast<int>(k), static_cast<int>(carried[k]));
+        return pairs;
+    }
     for (const LoweredOp& member : op.members)
         for (auto [out, in] : inplace_of(member)) {
             if (in >= static_cast<int>(member.inputs.size())) continue;

@@ -96,6 +96,7 @@ class CudaBackend : public Backend {
         if (!kernel.parts.empty()) return;
         char* const tail = reinterpret_cast<char*>(&args) + args.tail;
         std::memcpy(tail, &counters, sizeof counters);
+        if (kernel.steps_at) set_steps(kernel, args, 1);
         if (kernel.maps.empty()) return;
         const Scope scope(gpu_);
         for (size_t i = 0; i < kernel.maps.size(); i++)

@@ -20,6 +20,7 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
     scalars = used;
     tail = round(static_cast<size_t>(used) + 8 * pack_scalars(op).size(), 64);
     bytes = tail + static_cast<int>(tail_bytes(op));
+    if (op.def == sequence_def()) return;  // its members' numbers stand in the text
     for (const LoweredOp& member : op.members) {
         parts.push_back(bytes);
         bytes += BlockLayout(member).bytes;
@@ -27,8 +28,8 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
 }
 
 uint32_t tail_bytes(const LoweredOp& op) {
-    if (!op.members.empty()) return 0;
-    return kTailBytes + (anchor(op).gemm ? 2 * kMapBytes : 0);
+    if (op.def == group_def()) return 0;
+    return kTailBytes + (op.members.empty() && anchor(op).gemm ? 2 * kMapBytes : 0);
 }
 
 const char* cuda_type(DType dtype) {
@@ -96,13 +97,16 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
     return text + cat("        return o + int64_t(r) * ", steps[0], ";\n    }\n};\n");
 }
 
-std::string body_head(const BlockLayout& layout) {
-    return cat("__device__ __forceinline__ void @_body(const Block<", layout.bytes,
-               ">& block, const Grid& grid) {\n");
+std::string body_head() {
+    return "__device__ __forceinline__ void @_body(const @_Block& block, const Grid& grid) {\n";
+}
+
+std::string block_type(const BlockLayout& layout) {
+    return cat("typedef Block<", layout.bytes, "> @_Block;\n");
 }
 
 std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw) {
-    std::string text = body_head(layout);
+    std::string text = body_head();
     size_t at = 0;
     for (size_t k = 0; k < op.inputs.size(); k++, at++) {
         const DType dtype = op.inputs[k].dtype;
@@ -228,7 +232,9 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         text.name += (k ? "_" : "") + part.name;
         if (part.blocks > 0) {
             text.includes.insert(part.includes.begin(), part.includes.end());
-            const int bytes = BlockLayout(op.members[k]).bytes;
+            const BlockLayout own(op.members[k]);
+            const int bytes = own.bytes;
+            part.body = block_type(own) + part.body;
             auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const Alike& one) {
                 return one.body == part.body && one.bytes == bytes && one.threads == part.threads;
             });
@@ -249,20 +255,24 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         }
         calls += calls_of(kind);
     }
-    text.body += body_head(layout) + "    const uint32_t b = grid.block;\n" + calls + "}\n";
+    text.body += body_head() + "    const uint32_t b = grid.block;\n" + calls + "}\n";
     return text;
 }
 
 }  // namespace
 
 KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
-    KernelText text = op.members.empty() ? body_text(op, limits) : group_text(op, limits);
+    const bool sequence = op.def == sequence_def();
+    KernelText text = sequence             ? block_text(op, limits)
+                      : op.members.empty() ? body_text(op, limits)
+                                           : group_text(op, limits);
+    text.body = block_type(BlockLayout(op)) + text.body;
     text.body += cat("extern \"C\" __global__ void ",
                      text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",
                      "__launch_bounds__(", text.bound ? text.bound : text.threads,
                      text.resident > 1 || !text.maps.empty() ? cat(", ", text.resident) : "",
-                     ") @(const __grid_constant__ Block<", BlockLayout(op).bytes,
-                     "> block) {\n    begin_kernel();\n    @_body(block, Grid{blockIdx.x, "
+                     ") @(const __grid_constant__ @_Block block) {\n    begin_kernel();\n    "
+                     "@_body(block, Grid{blockIdx.x, "
                      "gridDim.x, blockDim.x});\n}\n");
     return text;
 }

@@ -50,6 +50,8 @@ struct KernelText {
 /// What of a device the choice of a kernel rests on.
 struct Limits {
     int processors = 0, major = 0;  // of the compute capability
+    /// For a step in one block: bodies whose blocks are warps, which wait for no other.
+    bool one_block = false;
 };
 
 /// The kernel of an op; Unsupported when none fits.
@@ -67,7 +69,7 @@ LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
 // ---- what the families write with ---------------------------------------------------------------
 
-constexpr uint32_t kTailBytes = 64;  // holds the address of the counters
+constexpr uint32_t kTailBytes = 64;  // holds the address of the counters, or a number of steps
 constexpr uint32_t kMapBytes = 128;
 /// The room an op's kernel has at the end of its block, of a product with two maps.
 uint32_t tail_bytes(const LoweredOp& op);
@@ -88,7 +90,9 @@ const char* raw_type(DType dtype);   // same size, no meaning
 std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides);
 /// The head of a body, and one with a pointer per operand: x0, x1, ... of the inputs, y0, ... of
 /// outputs.
-std::string body_head(const BlockLayout& layout);
+std::string body_head();
+/// Names the type of a body's argument block, @_Block.
+std::string block_type(const BlockLayout& layout);
 std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
 
 /// The statements of some steps of a body for element j: operands a0[j], ..., results r0[j], ...,
@@ -168,5 +172,14 @@ KernelText line_text(const LoweredOp& op, const Limits& limits);     // gather, 
 KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's
 KernelText small_text(const LoweredOp& op, const Limits& limits);  // step_inc, bias_corr, ring_push
+
+// A step in one block (block.cpp).
+
+/// Whether a sequence's values find room in one block's shared memory, its members have kernels of
+/// warps, and it takes less time than their launches.
+bool block_fits(const LoweredOp& sequence, const Limits& limits);
+KernelText block_text(const LoweredOp& sequence, const Limits& limits);
+/// Where an argument block of a sequence says how many steps a launch runs.
+uint32_t steps_at(const LoweredOp& sequence);
 
 }  // namespace aicf::cuda

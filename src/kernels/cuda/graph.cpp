@@ -54,7 +54,10 @@ void give_back(const Stream& stream, CUgraph graph, CUgraphExec exec,
     }
 }
 
-unsigned blocks_of(const BoundOp& op) { return static_cast<const CudaKernel&>(*op.kernel).blocks; }
+const CudaKernel& kernel_of(const BoundOp& op) {
+    return static_cast<const CudaKernel&>(*op.kernel);
+}
+unsigned blocks_of(const BoundOp& op) { return kernel_of(op).blocks; }
 
 }  // namespace
 
@@ -64,10 +67,13 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
     // The gap between two launches is some 1 us longer than that between two nodes (H200).
     constexpr int kNodes = 64, kTimes = 16;
     many_.times = std::clamp(kNodes / std::max(static_cast<int>(ops_.size()), 1), 1, kTimes);
+    loops_ = ops_.size() == 1 && ops_[0].code && kernel_of(ops_[0]).steps_at;
+    if (loops_) many_.times = 1;  // of a launch that runs many steps
     find_order();
     try {
         build(one_);
-        if (many_.times > 1) build(many_);
+        if (many_.times > 1 || loops_) build(many_);
+        if (loops_) hold(*ops_[0].args);
     } catch (...) {
         destroy();
         throw;
@@ -159,16 +165,39 @@ void CapturedGraph::destroy() {
     for (const Run* run : {&one_, &many_}) give_back(*stream_, run->graph, run->exec);
 }
 
+void CapturedGraph::hold(const ArgBlock& args) {
+    looped_.resize((args.bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
+    std::memcpy(looped_.data(), &args, args.bytes);
+    steps_ = 0;
+}
+
+int64_t CapturedGraph::launch_steps(int64_t steps) {
+    const Driver& cu = driver();
+    if (steps != steps_) {
+        auto& args = *reinterpret_cast<ArgBlock*>(looped_.data());
+        set_steps(kernel_of(ops_[0]), args, steps);
+        void* parameters[] = {&args};
+        const CUDA_KERNEL_NODE_PARAMS params = node_params(ops_[0], parameters);
+        AICF_CU(cu, cuGraphExecKernelNodeSetParams, many_.exec, many_.nodes[0], &params);
+        steps_ = steps;
+    }
+    AICF_CU(cu, cuGraphLaunch, many_.exec, stream_->handle());
+    return steps;
+}
+
 int64_t CapturedGraph::launch(int64_t times) {
+    // So that a caller who is interrupted stops soon.
+    constexpr int64_t kMostSteps = 4096;
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
+    if (loops_ && times > 1) return launch_steps(std::min(times, kMostSteps));
     const auto [exec, runs] = launched(times);
     AICF_CU(cu, cuGraphLaunch, exec, stream_->handle());
     return runs;
 }
 
 std::pair<CUgraphExec, int> CapturedGraph::launched(int64_t times) const {
-    const Run& run = many_.exec && times >= many_.times ? many_ : one_;
+    const Run& run = !loops_ && many_.exec && times >= many_.times ? many_ : one_;
     return {run.exec, run.times};
 }
 
@@ -179,6 +208,7 @@ void CapturedGraph::rebind(int op, const ArgBlock& args) {
     const Scope scope(stream_->gpu());
     void* parameters[] = {const_cast<ArgBlock*>(&args)};
     const CUDA_KERNEL_NODE_PARAMS params = node_params(bound, parameters);
+    if (loops_) hold(args);
     for (const Run* run : {&one_, &many_})
         for (size_t i = static_cast<size_t>(op); i < run->nodes.size(); i += ops_.size())
             AICF_CU(cu, cuGraphExecKernelNodeSetParams, run->exec, run->nodes[i], &params);

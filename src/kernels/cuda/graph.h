@@ -1,6 +1,8 @@
 // A plan as one CUDA graph, built node by node: a kernel node an op, an edge a wait.
 #pragma once
 
+#include <cstring>
+
 #include "core/run/backend.h"
 #include "kernels/cuda/stream.h"
 #include "kernels/cuda/target.h"
@@ -12,6 +14,11 @@ inline CUfunction function_of(const BoundOp& op) {
     return static_cast<const LoadedKernel*>(op.code.get())->function;
 }
 
+/// How many steps a launch of the kernel runs.
+inline void set_steps(const CudaKernel& kernel, ArgBlock& args, int64_t steps) {
+    std::memcpy(reinterpret_cast<char*>(&args) + kernel.steps_at, &steps, sizeof steps);
+}
+
 class CapturedGraph : public Captured {
   public:
     CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<BoundOp>& ops);
@@ -20,6 +27,8 @@ class CapturedGraph : public Captured {
     CapturedGraph& operator=(const CapturedGraph&) = delete;
 
     int64_t launch(int64_t times) override;
+    /// Whether a launch may run many steps: launch(1) runs one.
+    bool loops() const { return loops_; }
     /// What that many steps launch, at most: the graph, and how many times the plan is in it.
     std::pair<CUgraphExec, int> launched(int64_t times) const;
     void rebind(int op, const ArgBlock& args) override;
@@ -33,6 +42,11 @@ class CapturedGraph : public Captured {
         CUgraph graph = nullptr;
         CUgraphExec exec = nullptr;
     };
+    struct alignas(64) Chunk {
+        char bytes[64];
+    };
+    void hold(const ArgBlock& args);
+    int64_t launch_steps(int64_t steps);
     void find_order();
     void build(Run& run);
     void add(Run& run, size_t op);
@@ -46,6 +60,9 @@ class CapturedGraph : public Captured {
     std::vector<int> early_;             // by op: the one that gets ready while it runs; -1: none
     std::vector<bool> urgent_;           // by op: before what runs beside it; empty: all alike
     Run one_, many_;
+    bool loops_ = false;         // the plan is one launch that can run many steps
+    std::vector<Chunk> looped_;  // its argument block,
+    int64_t steps_ = 0;          // and how many steps that says, as `many_` has it; 0: none yet
 };
 
 /// The same ops as a chain in their order, an event before each and behind the last.

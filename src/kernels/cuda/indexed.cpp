@@ -75,7 +75,7 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int 
     const auto pointer = [&](size_t k, const char* type) {
         return cat("block.ptr<", type, ">(", layout.operand[k], ")");
     };
-    const std::string head = body_head(layout) + "    ";
+    const std::string head = body_head() + "    ";
     const std::string reads =
         cat(", block.ptr<const ", backward ? cuda_type(y.dtype) : raw_type(y.dtype), ">(",
             layout.operand[0], "), block.ptr<const ", index, ">(", layout.operand[1], ")");
@@ -104,11 +104,10 @@ void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int)
     const bool backward = op.def->name == "pick_bwd";
     const std::string raw = raw_type(y.dtype);
     text.body = place_struct("@_Y", y.shape, y.strides);
-    text.body +=
-        body_head(layout) + cat("    auto* y0 = block.ptr<", raw, ">(", layout.operand[2],
-                                ");\n    const auto* x0 = block.ptr<const ", raw, ">(",
-                                layout.operand[0], ");\n    const auto* x1 = block.ptr<const ",
-                                cuda_type(labels.dtype), ">(", layout.operand[1], ");\n");
+    text.body += body_head() + cat("    auto* y0 = block.ptr<", raw, ">(", layout.operand[2],
+                                   ");\n    const auto* x0 = block.ptr<const ", raw, ">(",
+                                   layout.operand[0], ");\n    const auto* x1 = block.ptr<const ",
+                                   cuda_type(labels.dtype), ">(", layout.operand[1], ");\n");
     const std::string label = cat("x1[row * ", labels.strides[0], "]");
     if (backward)
         text.body += each(y,

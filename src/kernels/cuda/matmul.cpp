@@ -416,7 +416,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const std::string body =
         fused ? body_formula(op, layout, load, steps_between(0, op.body.size())) : "r0[j] = v[j];";
     text.body +=
-        cat("struct @_Put {\n    const Block<", layout.bytes, ">& block;\n",
+        cat("struct @_Put {\n    const @_Block& block;\n",
             "    template <int V, class T>\n    __device__ __forceinline__ void operator()(int64_t "
             "batch, int64_t row, int64_t col, const T (&v)[V]) const {\n"
             "        const int64_t left = ",
@@ -424,6 +424,26 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             "            ", body, "\n        }\n", store, "    }\n};\n");
     const std::string stem =
         cat(kernel_stem(op), "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
+    if (limits.one_block) {
+        // A tile a thread: the largest of which every thread of 8 warps has one.
+        int rows = 1, columns = 1;
+        double best = 0;
+        for (int r : {1, 2, 4})
+            for (int s : {1, 2, 4}) {
+                const double reuse = double(r) * s / (r + s);
+                if (m % r || n % s || (r * s > 1 && batches * m * n < int64_t{256} * r * s) ||
+                    reuse <= best)
+                    continue;
+                best = reuse, rows = r, columns = s;
+            }
+        text.name = stem + "threads";
+        text.threads = 32;
+        text.blocks = (batches * (m / rows) * (n / columns) + 31) / 32;
+        text.body += body_head(op, layout);
+        text.body += cat("    gemm_threads<", wide, ", ", rows, ", ", columns,
+                         ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
+        return text;
+    }
     const std::vector<Choice> choices = gemm.choices(limits);
     gemm.check_order(limits, !choices.empty());
     if (choices.empty()) {
@@ -561,7 +581,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                        copy_at(first.map), ", ", copy_at(second.map), ", ", counters, ");\n");
             ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
         }
-        text.body += body_head(layout) + copy;
+        text.body += body_head() + copy;
         text.body +=
             cat("    gemm_wgmma<@_Layout, @_Shape>(grid, @_Lines{{block}}, block.bytes + ",
                 layout.tail + int(kTailBytes), ", block.bytes + ",

@@ -47,7 +47,7 @@ __device__ __forceinline__ void add_lot(A& acc, const E* __restrict__ a, const E
 /// Count terms, which the compiler knows: there is no loop for what is not there.
 template <int64_t Count, class Shape, class A, class E>
 __device__ __forceinline__ void add_terms(A& acc, const E* a, const E* b) {
-    constexpr int Lot = lot_of(Count, 24, 32), lots = int(Count / Lot), rest = int(Count % Lot);
+    constexpr int Lot = lot_of(Count, 48, 64), lots = int(Count / Lot), rest = int(Count % Lot);
 #pragma unroll 1
     for (int i = 0; i < lots; i++) {
         add_lot<Lot, Shape>(acc, a, b);
@@ -96,6 +96,55 @@ __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, con
         }
         const A one[1] = {total};
         if (slice == 0 && first + x < count) put(batch, i, j, one);
+    }
+}
+
+/// A thread makes R x C neighbours, whose operands lie near: in shared memory.
+template <class A, int R, int C, class Shape, class E, class Put>
+__device__ __forceinline__ void gemm_threads(const Grid& grid, const Put& put, const E* a,
+                                             const E* b) {
+    typedef typename Shape::As As;
+    constexpr int64_t chunk = Shape::chunk, k = Shape::k, rows = Shape::m / R,
+                      columns = Shape::n / C, count = Shape::batches * rows * columns;
+    constexpr int Lot = lot_of(k < chunk ? k : chunk, 8, 64 / (R + C));
+    for (int64_t u = int64_t(grid.block) * 32 + grid.thread(); u < count;
+         u += int64_t(grid.blocks) * 32) {
+        const int64_t batch = u / (rows * columns), at = u - batch * (rows * columns);
+        const int64_t i = at / columns * R, j = (at - at / columns * columns) * C;
+        const E* const ap = a + Shape::A::at(batch) + i * Shape::a_row;
+        const E* const bp = b + Shape::B::at(batch) + j * Shape::b_col;
+        A total[R][C] = {};
+        for (int64_t begin = 0; begin < k; begin += chunk) {
+            const int64_t end = k - begin < chunk ? k : begin + chunk;
+            A acc[R][C] = {};
+            const auto take = [&](int64_t p) {
+                A av[R], bv[C];
+#pragma unroll
+                for (int r = 0; r < R; r++)
+                    av[r] = A(operand<As>(ap[r * Shape::a_row + p * Shape::a_col]));
+#pragma unroll
+                for (int c = 0; c < C; c++)
+                    bv[c] = A(operand<As>(bp[c * Shape::b_col + p * Shape::b_row]));
+#pragma unroll
+                for (int r = 0; r < R; r++)
+#pragma unroll
+                    for (int c = 0; c < C; c++) acc[r][c] = scalar::fma(av[r], bv[c], acc[r][c]);
+            };
+            int64_t p = begin;
+#pragma unroll 1
+            for (; p + Lot <= end; p += Lot)
+#pragma unroll
+                for (int q = 0; q < Lot; q++) take(p + q);
+#pragma unroll 1
+            for (; p < end; p++) take(p);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int c = 0; c < C; c++)
+                    total[r][c] = begin == 0 ? acc[r][c] : total[r][c] + acc[r][c];
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++) put(batch, i + r, j, total[r]);
     }
 }
 

@@ -106,15 +106,15 @@ std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& l
     }
     const std::string formula = op.body.empty() ? (stored.empty() ? "" : "r0[j] = v[j];")
                                                 : body_formula(op, layout, before, steps);
-    return cat("struct @_Put {\n    static constexpr bool stores = ",
-               stored.empty() ? "false" : "true", ";\n    const Block<", layout.bytes,
-               ">& block;\n    struct Row {\n        const Block<", layout.bytes, ">& block;\n",
-               fields, "        __device__ __forceinline__ void operator()(int64_t i, ", a,
-               " total) const {\n            constexpr int j = 0;\n            const ", a,
-               " v[1] = {total};\n", before, load, "            ", formula, "\n", store,
-               "            (void)j;\n            (void)v;\n        }\n    };\n    __device__ "
-               "__forceinline__ Row operator()(int64_t r) const {\n        return {block",
-               begins, "};\n    }\n};\n");
+    return cat(
+        "struct @_Put {\n    static constexpr bool stores = ", stored.empty() ? "false" : "true",
+        ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n", fields,
+        "        __device__ __forceinline__ void operator()(int64_t i, ", a,
+        " total) const {\n            constexpr int j = 0;\n            const ", a,
+        " v[1] = {total};\n", before, load, "            ", formula, "\n", store,
+        "            (void)j;\n            (void)v;\n        }\n    };\n    __device__ "
+        "__forceinline__ Row operator()(int64_t r) const {\n        return {block",
+        begins, "};\n    }\n};\n");
 }
 
 /// The functions that stand for the operands of the row op, and the call's arguments.
@@ -128,7 +128,7 @@ std::string operands_text(const LoweredOp& op, const RowOp& row, const BlockLayo
     for (int position = 0; position < static_cast<int>(row.operands.size()); position++) {
         const int number = row.operands[static_cast<size_t>(position)];
         const bool input = position < row.takes;
-        const std::string block = cat("    const Block<", layout.bytes, ">& block;\n");
+        const std::string block = cat("    const @_Block& block;\n");
         if (row.elements(position) && input) {
             // One that lies in memory is read as it is.
             const std::vector<size_t> steps = steps_for(op, 0, row.at, {number});
@@ -192,13 +192,14 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     std::string arguments = "grid";
     text.body = operands_text(op, row, layout, a, arguments) +
                 cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows, ", n = ", n,
-                    ";\n};\n", body_head(layout));
+                    ";\n};\n", body_head());
     if (name == "cross_entropy_grad") {
-        text.blocks = std::min<int64_t>((rows * n + 255) / 256, int64_t{limits.processors} * 16);
+        const int64_t threads = n < 128 ? rows * n : rows * ((n + 127) / 128) * 32;
+        text.blocks = std::min<int64_t>((threads + 255) / 256, int64_t{limits.processors} * 16);
         text.body += cat("    cross_entropy_grad<", a, ", @_Shape>(", arguments, number, ");\n}\n");
         return text;
     }
-    const bool warp = leaves <= kWarpLeaves;
+    const bool warp = leaves <= kWarpLeaves || limits.one_block;
     const int64_t group = [&] {
         int64_t p = 1;
         while (p * kGroupLeaves < leaves) p *= 2;

@@ -25,7 +25,7 @@ struct Team {
         return Warps == 1 ? threadIdx.x & 31 : threadIdx.x;
     }
     __device__ __forceinline__ static int64_t first(const Grid& grid) {
-        return Warps == 1 ? int64_t(grid.block) * (grid.threads / 32) + threadIdx.x / 32
+        return Warps == 1 ? int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32
                           : grid.block;
     }
     __device__ __forceinline__ static int64_t step(const Grid& grid) {
@@ -176,20 +176,33 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
     }
 }
 
+/// A warp takes `Lot` elements a lane of one row, whose share is divided out once; of rows shorter
+/// than that a thread takes an element.
 template <class A, class Shape, class Make, class Labels, class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, Labels labels,
                                                    Most most, Sum sum, Put put, A scale) {
-    const int64_t count = Shape::rows * Shape::n, step = int64_t(grid.blocks) * grid.threads;
-    for (int64_t u = int64_t(grid.block) * grid.threads + threadIdx.x; u < count; u += step) {
-        const int64_t r = u / Shape::n, i = u - r * Shape::n, label = labels(r);
-        A grad = A(0);
-        if (label >= 0 && label < Shape::n) {
-            const A share = scalar::div(scale, static_cast<A>(sum(r)));
-            grad = i == label ? scalar::cross_entropy_grad_of_label(make(r)(i), A(most(r)),
-                                                                    A(sum(r)), share)
-                              : scalar::cross_entropy_grad(make(r)(i), A(most(r)), share);
+    constexpr int Lot = Shape::n >= 128 ? 4 : 1;
+    constexpr int64_t span = Lot > 1 ? 32 * Lot : 1, units = (Shape::n + span - 1) / span;
+    const int64_t thread = int64_t(grid.block) * grid.threads + grid.thread(),
+                  step = int64_t(grid.blocks) * grid.threads;
+    const int lane = Lot > 1 ? threadIdx.x & 31 : 0;
+    for (int64_t u = Lot > 1 ? thread / 32 : thread; u < Shape::rows * units;
+         u += Lot > 1 ? step / 32 : step) {
+        const int64_t r = u / units, first = (u - r * units) * span + lane, label = labels(r);
+        const bool known = label >= 0 && label < Shape::n;
+        const A largest = A(most(r)), total = A(sum(r)), share = scalar::div(scale, total);
+        const auto row = make(r);
+        const auto out = put(r);
+        A x[Lot];
+#pragma unroll
+        for (int j = 0; j < Lot; j++) x[j] = first + 32 * j < Shape::n ? row(first + 32 * j) : A(0);
+#pragma unroll
+        for (int j = 0; j < Lot; j++) {
+            const int64_t i = first + 32 * j;
+            const A grad = scalar::cross_entropy_grad_of_label(x[j], largest,
+                                                               i == label ? total : A(0), share);
+            if (i < Shape::n) out(i, known ? grad : A(0));
         }
-        put(r)(i, grad);
     }
 }
 

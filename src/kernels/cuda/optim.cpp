@@ -61,7 +61,7 @@ struct Numbers {
 
 }  // namespace
 
-KernelText updates_text(const LoweredOp& op, const Limits&) {
+KernelText updates_text(const LoweredOp& op, const Limits& limits) {
     const RegionStep& like = op.body[anchor_step(op)];
     const DType dtype = op.operand(like.outputs[0]).dtype;
     const int tensors = like.def->numbers, results = static_cast<int>(like.outputs.size());
@@ -104,9 +104,16 @@ KernelText updates_text(const LoweredOp& op, const Limits&) {
                                     numbers.make.empty() ? 0 : 1);
 
     const std::string type = cuda_type(dtype);
+    // A null pointer would lie in no shared memory, and the others then as far as is known neither.
+    const auto first = [&](int number) -> std::string {
+        if (!limits.one_block || number >= inputs + static_cast<int>(op.outputs.size()))
+            return "nullptr";
+        return number < inputs ? cat("x", number) : cat("y", number - inputs);
+    };
     std::string pointers, load, store, wide = "true";
     for (int k = 0; k < tensors; k++) {
-        pointers += cat("    const R* p", k, " = nullptr;\n    R a", k, "[", width, "] = {};\n");
+        pointers += cat("    const R* p", k, " = ", first(like.inputs[static_cast<size_t>(k)]),
+                        ";\n    R a", k, "[", width, "] = {};\n");
         load += cat(k == kGradient && !wide_of.empty() ? "        if (p1)\n    " : "",
                     "        load_dense<", width, ", R>(a", k, ", p", k, ", i, n, wide);\n");
         if (width > 1) wide += cat(" && aligned16(p", k, ")");
@@ -122,22 +129,31 @@ KernelText updates_text(const LoweredOp& op, const Limits&) {
         if (width > 1) wide += " && aligned16(narrow)";
     }
     for (int k = 0; k < results; k++) {
-        pointers += cat("    R* q", k, " = nullptr;\n    R r", k, "[", width, "];\n");
+        pointers += cat("    R* q", k, " = ", first(like.outputs[static_cast<size_t>(k)]),
+                        ";\n    R r", k, "[", width, "];\n");
         store += cat("        store_dense<", width, ">(q", k, ", r", k, ", i, n, wide);\n");
         if (width > 1) wide += cat(" && aligned16(q", k, ")");
     }
+    // As warps that stand for blocks, which may be fewer than that, they take turns.
+    const std::string head =
+        limits.one_block
+            ? cat("    for (int64_t t = int64_t(grid.block) * 32 + grid.thread(); t < ", 32 * warps,
+                  "; t += int64_t(grid.blocks) * 32) {\n    const int64_t warp = t / 32;\n")
+            : "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = t / "
+              "32;\n";
+    check(!limits.one_block || numbers.make.empty(), "cuda: numbers of updates in one block");
+    if (limits.one_block) text.threads = 32, text.blocks = warps;
     text.body = body_head(op, layout);
-    text.body += cat(
-        "    typedef ", type, " R;\n", pointers,
-        "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = t / 32;\n",
-        "    int64_t i = 0, n = 0;\n", choose, "    const bool wide = ", wide,
-        ";\n    if (i < n) {\n", load, "    }\n", numbers.make,
-        numbers.held ? "    __syncthreads();\n" : "", "    if (i < n) {\n");
+    text.body +=
+        cat("    typedef ", type, " R;\n", head, pointers, "    int64_t i = 0, n = 0;\n", choose,
+            "    const bool wide = ", wide, ";\n    if (i < n) {\n", load, "    }\n", numbers.make,
+            numbers.held ? "    __syncthreads();\n" : "", "    if (i < n) {\n");
     for (size_t k = static_cast<size_t>(tensors); k < like.inputs.size(); k++)
         text.body += cat("        const R u", k, " = ", Numbers::spell(op, like.inputs[k]), ";\n");
     text.body +=
         cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
             update_formula(*like.def), "\n        }\n", store, "    }\n    (void)wide;\n");
+    if (limits.one_block) text.body += "    }\n";
     if (!numbers.store.empty()) {
         text.counters = 1;
         text.body += cat("    if (arrive_last(block.ptr<uint32_t>(", layout.tail,
@@ -147,7 +163,7 @@ KernelText updates_text(const LoweredOp& op, const Limits&) {
     return text;
 }
 
-KernelText small_text(const LoweredOp& op, const Limits&) {
+KernelText small_text(const LoweredOp& op, const Limits& limits) {
     const std::string& name = op.def->name;
     const BlockLayout layout(op);
     KernelText text;
@@ -155,33 +171,32 @@ KernelText small_text(const LoweredOp& op, const Limits&) {
     text.name = name;
     text.threads = 32;
     if (name == "step_inc") {
-        text.body =
-            body_head(op, layout) +
-            "    if (grid.block == 0 && threadIdx.x == 0) *y0 = scalar::add(*x0, int32_t(1));\n}\n";
+        text.body = body_head(op, layout) +
+                    "    if (grid.block == 0 && grid.thread() == 0) *y0 = scalar::add(*x0, "
+                    "int32_t(1));\n}\n";
         return text;
     }
     if (name == "bias_corr") {
-        text.body =
-            body_head(op, layout) +
-            "    if (grid.block != 0) return;\n    if (threadIdx.x == 0) bias_corr(y0, x1, *x0);\n"
-            "    if (threadIdx.x == 1) bias_corr(y1, x2, *x0);\n}\n";
+        text.body = body_head(op, layout) +
+                    "    if (grid.block != 0) return;\n    if (grid.thread() == 0) bias_corr(y0, "
+                    "x1, *x0);\n"
+                    "    if (grid.thread() == 1) bias_corr(y1, x2, *x0);\n}\n";
         return text;
     }
     check(name == "ring_push", "cuda: a small op without a kernel");
     const View &x = op.inputs[0], &ring = op.inputs[1], &to = op.outputs[0];
     const int64_t row = element_count(x.shape), keep = ring.shape[0];
-    text.threads = row * keep > 1024 ? 1024 : 256;
+    text.threads = limits.one_block ? 32 : row * keep > 1024 ? 1024 : 256;
     text.body = place_struct("@_X", x.shape, x.strides) +
                 place_struct("@_From", ring.shape, ring.strides) +
                 place_struct("@_To", to.shape, to.strides);
     const std::string element = raw_type(ring.dtype);
-    text.body +=
-        body_head(layout) + cat("    if (grid.block != 0) return;\n    ring_push<", keep, ", ", row,
-                                ", @_X, @_From, @_To>(grid, block.ptr<", element, ">(",
-                                layout.operand[3], "), block.ptr<int64_t>(", layout.operand[4],
-                                "), block.ptr<const ", element, ">(", layout.operand[0],
-                                "), block.ptr<const ", element, ">(", layout.operand[1],
-                                "), block.ptr<const int64_t>(", layout.operand[2], "));\n}\n");
+    text.body += body_head() + cat("    if (grid.block != 0) return;\n    ring_push<", keep, ", ",
+                                   row, ", @_X, @_From, @_To>(grid, block.ptr<", element, ">(",
+                                   layout.operand[3], "), block.ptr<int64_t>(", layout.operand[4],
+                                   "), block.ptr<const ", element, ">(", layout.operand[0],
+                                   "), block.ptr<const ", element, ">(", layout.operand[1],
+                                   "), block.ptr<const int64_t>(", layout.operand[2], "));\n}\n");
     return text;
 }
 

@@ -236,8 +236,9 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
     const std::string compute = formula(op, layout, before);
     // Without strides the size is read from the block, and one binary serves every size.
     const int shape_at = layout.operand[inputs] + static_cast<int>(sizeof(Operand));
-    const std::string size =
-        flat ? cat("block.count<", out.shape.rank(), ">(", shape_at, ")") : std::to_string(count);
+    const std::string size = flat && !limits.one_block
+                                 ? cat("block.count<", out.shape.rank(), ">(", shape_at, ")")
+                                 : std::to_string(count);
     text.bound = kThreads;
     text.body += body_head(op, layout, raw);
     if (update) text.body += cat("    typedef ", wide_type(out.dtype), " R;\n");
@@ -245,7 +246,7 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
     text.body += cat(
         "    const int64_t n = ", size, ";\n    const bool wide = ", wide, ";\n",
         "    const int64_t step = int64_t(grid.blocks) * grid.threads * ", width, ";\n",
-        "    for (int64_t i = (int64_t(grid.block) * grid.threads + threadIdx.x) * ", width,
+        "    for (int64_t i = (int64_t(grid.block) * grid.threads + grid.thread()) * ", width,
         "; i < n; i += step) {\n", load, "#pragma unroll\n        for (int j = 0; j < ", width,
         "; j++) {\n            ", compute, "\n        }\n", store, "    }\n    (void)wide;\n}\n");
     return text;

@@ -42,9 +42,12 @@ __device__ __forceinline__ void begin_kernel() {
 #endif
 }
 
-/// The blocks that run one kernel body: those of a launch, or some of them.
+/// The blocks that run one kernel body: those of a launch, or some of them; or, of one block that
+/// runs a whole step, warps that stand for blocks.
 struct Grid {
     uint32_t block, blocks, threads;  // this block, how many there are, threads of each
+    uint32_t first = 0;               // of the launched block's threads, the one that begins it
+    __device__ __forceinline__ uint32_t thread() const { return threadIdx.x - first; }
 };
 
 struct Half {

@@ -12,7 +12,7 @@ __device__ __forceinline__ void each_random(const Grid& grid, int64_t n, int64_t
                                             int64_t stream, Use use) {
     const uint64_t key = random_key(static_cast<uint64_t>(seed), static_cast<uint64_t>(stream));
     const int64_t stride = int64_t(grid.blocks) * grid.threads * 4;
-    for (int64_t i = (int64_t(grid.block) * grid.threads + threadIdx.x) * 4; i < n; i += stride) {
+    for (int64_t i = (int64_t(grid.block) * grid.threads + grid.thread()) * 4; i < n; i += stride) {
         const Philox4 words =
             philox(static_cast<uint64_t>(i) / 4, static_cast<uint64_t>(step), key);
         for (int k = 0; k < 4; k++)

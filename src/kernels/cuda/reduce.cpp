@@ -146,9 +146,9 @@ std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout&
     const std::string formula =
         op.body.empty() ? cat("r0[j] = rounded<", cuda_type(op.outputs[0].dtype), ">(v[j]);")
                         : body_formula(op, layout, load, steps_between(r.at, op.body.size()));
-    return text + cat("struct @_Put {\n    const Block<", layout.bytes,
-                      ">& block;\n    __device__ __forceinline__ void operator()(int64_t r, ", a,
-                      " total) const {\n        constexpr int j = 0;\n        const ", a,
+    return text + cat("struct @_Put {\n    const @_Block& block;\n    __device__ __forceinline__ "
+                      "void operator()(int64_t r, ",
+                      a, " total) const {\n        constexpr int j = 0;\n        const ", a,
                       " v[1] = {", mean ? mean_of("total", a, r.n) : "total", "};\n", load,
                       "            ", formula, "\n", store, "    }\n};\n");
 }
@@ -195,7 +195,7 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
             k < static_cast<int>(op.outputs.size()))
             results += cat("        Wide<", cuda_type(op.outputs[static_cast<size_t>(k)].dtype),
                            "> r", k, "[V];\n");
-    return cat("struct @_Row", name, " {\n    const Block<", layout.bytes, ">& block;\n", fields,
+    return cat("struct @_Row", name, " {\n    const @_Block& block;\n", fields,
                "    template <int V>\n    __device__ __forceinline__ void make(", params, ", ", a,
                " (&v)[V]) const {\n", before, results,
                "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", formula,
@@ -206,8 +206,8 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
                "four(int64_t i, ",
                a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1],
-               ", v);\n    }\n};\nstruct @_Make", name, " {\n    const Block<", layout.bytes,
-               ">& block;\n    __device__ __forceinline__ @_Row", name,
+               ", v);\n    }\n};\nstruct @_Make", name,
+               " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
                " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
 }
 
@@ -233,7 +233,7 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         cat("struct @_Shape {\n    static constexpr int64_t rows = ", r.rows, ", n = ", r.n,
             ";\n    static constexpr int unroll = ", r.at > 4 ? 1 : 3, ";\n};\n");
     const auto entry = [&](const std::string& call) {
-        text.body += body_head(layout);
+        text.body += body_head();
         if (text.workspace) text.body += cat("    auto* parts = block.ptr<", a, ">(16);\n");
         if (text.counters)
             text.body += cat("    auto* counters = block.ptr<uint32_t>(", layout.tail, ");\n");
@@ -245,6 +245,13 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         return text;
     };
 
+    if (limits.one_block) {
+        text.threads = 32;
+        text.blocks = chunk ? (r.rows + 31) / 32 : r.rows;
+        entry(chunk ? cat("reduce_threads<", operation, ", ", a, ", ", chunk, ", @_Shape>(grid, ")
+                    : cat("reduce_warps<", operation, ", ", a, ", @_Shape>(grid, "));
+        return finished(chunk ? "threads" : "warps");
+    }
     const bool columns = in_columns(op, r, read);
     if (chunk) {
         const int64_t chunks = std::max<int64_t>((r.n + chunk - 1) / chunk, 1);

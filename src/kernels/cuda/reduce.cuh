@@ -173,11 +173,29 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
 template <class Op, class A, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_warps(const Grid& grid, Make make, Put put) {
     const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
-    for (int64_t r = int64_t(grid.block) * (grid.threads / 32) + threadIdx.x / 32; r < Shape::rows;
-         r += warps) {
+    for (int64_t r = int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32;
+         r < Shape::rows; r += warps) {
         A v = Op::empty();
         if constexpr (Shape::n > 0) v = warp_tree<Op, A>(make(r), 0, Shape::n);
         if ((threadIdx.x & 31) == 0) put(r, v);
+    }
+}
+
+/// chain(Chunk) by a thread a row.
+template <class Op, class A, int64_t Chunk, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_threads(const Grid& grid, Make make, Put put) {
+    for (int64_t r = int64_t(grid.block) * grid.threads + grid.thread(); r < Shape::rows;
+         r += int64_t(grid.blocks) * grid.threads) {
+        const auto row = make(r);
+        A total = Op::empty();
+        for (int64_t begin = 0; begin < Shape::n; begin += Chunk) {
+            const int64_t end = Shape::n - begin < Chunk ? Shape::n : begin + Chunk;
+            A part = row(begin);
+#pragma unroll 16
+            for (int64_t i = begin + 1; i < end; i++) part = Op::join(part, row(i));
+            total = begin == 0 ? part : Op::join(total, part);
+        }
+        put(r, total);
     }
 }
 

@@ -114,9 +114,10 @@ bool ReplayTimes::traced(int64_t times, std::vector<Run>& runs) {
         [&] {
             whole.begin = steady_seconds();
             while (count < times && static_cast<size_t>(count) * kernels < kMostKernels) {
-                const auto launch = captured_->launched(times - count);
+                const int64_t left = captured_->loops() ? 1 : times - count;
+                const auto launch = captured_->launched(left);
                 try {
-                    captured_->launch(times - count);
+                    captured_->launch(left);
                 } catch (...) {
                     if (count == 0) throw;
                     break;  // what was launched counts; the next one meets it again

@@ -32,6 +32,7 @@ std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& o
 void complete(CudaKernel& kernel, const LoweredOp& op) {
     kernel.tail_bytes = tail_bytes(op);
     kernel.block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
+    if (op.def == sequence_def()) kernel.steps_at = steps_at(op);
     for (const TensorMap& map : kernel.maps) {
         if (map.input < 0 || map.input >= static_cast<int>(op.inputs.size())) continue;
         kernel.align.resize(std::max<size_t>(kernel.align.size(), map.input + size_t{1}));
@@ -58,7 +59,7 @@ std::optional<size_t> CudaTarget::block_bytes(const LoweredOp& op) const {
 std::shared_ptr<const Kernel> CudaTarget::select(const LoweredOp& op) const {
     const KernelText text = kernel_text(op, limits_);
     auto kernel = kernel_of(text, op);
-    for (size_t k = 0; k < op.members.size(); k++)
+    for (size_t k = 0; k < text.parts.size(); k++)
         add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k]));
     if (text.blocks) kernel->code = kernel_code(text);
     return kernel;

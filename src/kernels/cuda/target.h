@@ -12,6 +12,7 @@ struct CudaKernel : Kernel {
     std::shared_ptr<KernelCode> code;  // null: nothing to do
     unsigned blocks = 1, threads = 1, shared = 0;
     uint32_t block_bytes = 0;
+    uint32_t steps_at = 0;  // byte of its block that holds how many steps a launch runs; 0: one
     std::vector<TensorMap> maps;
 };
 
@@ -27,6 +28,9 @@ class CudaTarget : public Target {
     int tensor_cores() const override;
     std::vector<std::string> candidates(const LoweredOp& op) const override;
     bool fits(const LoweredOp& region) const override;
+    bool fits_block(const LoweredOp& sequence) const override {
+        return block_fits(sequence, limits_);
+    }
     std::optional<size_t> block_bytes(const LoweredOp& op) const override;
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;
     void build(const Kernels& kernels) const override;

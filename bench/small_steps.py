@@ -1,0 +1,121 @@
+"""Small training steps on a GPU: in one block of threads and as launches, by net and batch.
+
+    python bench/small_steps.py [--peers] [--json FILE]
+
+Microseconds a step, medians of 9 rounds in which the forms take turns: `one` of 200 replays of one
+step, `many` of replay(1000), `call` of calls with host arrays. --peers adds JAX (a scan of 100
+steps, and one jitted step) and PyTorch's compiled step in a CUDA graph, each on the same data.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from pathlib import Path
+
+import aicf
+import numpy as np
+from aicf import _core
+
+ROUNDS = 9
+APART = tuple(name for name in _core.pass_names() if name != "block")
+NETS = [
+    ((8, 8, 8), 64, "mse"),
+    ((16, 16, 16), 64, "mse"),
+    ((32, 32, 32), 64, "mse"),
+    ((64, 64, 64), 64, "mse"),
+    ((32, 32, 32, 10), 16, "labels"),
+    ((32, 32, 32, 10), 128, "labels"),
+    ((64, 64, 64, 10), 16, "labels"),
+    ((64, 64, 64, 10), 128, "labels"),
+    ((32, 128, 128, 10), 32, "labels"),
+]
+
+
+def data(widths, batch, loss):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, widths[0]), dtype=np.float32)
+    if loss == "mse":
+        return x, rng.standard_normal((batch, widths[-1]), dtype=np.float32)
+    return x, rng.integers(0, widths[-1], batch)
+
+
+def graph(widths, batch, loss):
+    x, t = data(widths, batch, loss)
+    g = aicf.Graph("step")
+    h = g.input("x", x.shape)
+    for i, width in enumerate(widths[1:]):
+        h = g.dense(str(i), aicf.relu(h) if i else h, width)
+    target = g.input("t", t.shape, str(t.dtype))
+    value = (aicf.mse_loss if loss == "mse" else aicf.cross_entropy)(h, target)
+    g.minimize(value, aicf.optim.Adam(lr=1e-3))
+    g.output("loss", value)
+    return g
+
+
+def timed(function, steps, wait):
+    start = time.perf_counter()
+    function()
+    wait()
+    return (time.perf_counter() - start) / steps * 1e6
+
+
+def readings(step, x, t):
+    def ones():
+        for _ in range(200):
+            step.replay(1)
+
+    def calls():
+        for _ in range(200):
+            step(x=x, t=t)
+
+    return {
+        "one": lambda: timed(ones, 200, step.synchronize),
+        "many": lambda: timed(lambda: step.replay(1000), 1000, step.synchronize),
+        "call": lambda: timed(calls, 200, step.synchronize),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for widths, batch, loss in NETS:
+        x, t = data(widths, batch, loss)
+        forms = {}
+        for name, passes in (("block", "default"), ("launches", APART)):
+            step = graph(widths, batch, loss).compile(device="cuda", passes=passes)
+            step(x=x, t=t)
+            forms[name] = step
+        taken = {}
+        for turn in range(ROUNDS + 1):
+            for name, step in forms.items():
+                for what, read in readings(step, x, t).items():
+                    us = read()
+                    if turn:
+                        taken.setdefault((name, what), []).append(us)
+        row = {"net": "-".join(map(str, widths)) + f" b{batch} {loss}"}
+        for (name, what), figures in taken.items():
+            low, middle, high = statistics.quantiles(figures, n=4)
+            row[f"{name} {what}"] = {"us": middle, "iqr_us": high - low}
+        row["ops"] = {name: len(step.plan.ops) for name, step in forms.items()}
+        rows.append(row)
+        print(
+            f"{row['net']:28}",
+            *(
+                f"{name} {what} {row[f'{name} {what}']['us']:.2f}"
+                for name in forms
+                for what in ("one", "many", "call")
+            ),
+            row["ops"],
+            flush=True,
+        )
+    if options.json:
+        record = {"date": str(datetime.date.today()), "rows": rows}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+// A whole step in one block: its values lie in shared memory, warps share out the ops.
+#pragma once
+
+#include "matmul.cuh"
+
+namespace aicf {
+
+/// Where a value begins in shared memory.
+template <class T>
+__device__ __forceinline__ T* held_at(char* shared, int place, int64_t element) {
+    return static_cast<T*>(__builtin_assume_aligned(shared + place, 16)) + element;
+}
+
+/// take(i) for every element of `Size` bytes of `Bytes`, at byte i, by some warps, of which this is
+/// one.
+template <int Bytes, int Warps, int Size, class Take>
+__device__ __forceinline__ void for_each(uint32_t warp, Take take) {
+    constexpr int step = Warps * 32 * Size, turns = (Bytes + step - 1) / step;
+    const int first = int(warp * 32 + (threadIdx.x & 31)) * Size;
+#pragma unroll turns < 5 ? turns : 4
+    for (int turn = 0; turn < turns; turn++)
+        if (const int i = first + turn * step; Bytes % step == 0 || i < Bytes) take(i);
+}
+/// What goes at a time: words, or 16 bytes where that is worth it, or a byte where nothing else
+/// fits.
+template <int Bytes, int Warps>
+constexpr int copy_size = Bytes % 4                                ? 1
+                          : Bytes % 16 == 0 && Bytes > Warps * 256 ? 16
+                                                                   : 4;
+
+typedef Pack<uint32_t, 4> Four;
+template <class T>
+__device__ __forceinline__ void store_as(char* to, const char* from, int i) {
+    *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
+}
+
+/// A value's way into shared memory, by some warps; finish_copies() waits for all.
+template <int Bytes, int Warps>
+__device__ __forceinline__ void copy_in(char* to, const char* from, uint32_t warp) {
+    constexpr int Size = copy_size<Bytes, Warps>;
+    if constexpr (Size == 16)
+        if (aligned16(from))
+            return for_each<Bytes, Warps, 16>(warp,
+                                              [=](int i) { copy_async<16>(to + i, from + i); });
+    for_each<Bytes, Warps, Size == 1 ? 1 : 4>(warp, [=](int i) {
+        if constexpr (Size == 1)
+            to[i] = from[i];
+        else
+            copy_async<4>(to + i, from + i);
+    });
+}
+__device__ __forceinline__ void finish_copies() {
+    commit_copies();
+    wait_copies<0>();
+    __syncthreads();
+}
+/// And back.
+template <int Bytes, int Warps>
+__device__ __forceinline__ void copy_out(char* to, const char* from, uint32_t warp) {
+    constexpr int Size = copy_size<Bytes, Warps>;
+    if constexpr (Size == 16)
+        if (aligned16(to))
+            return for_each<Bytes, Warps, 16>(warp, [=](int i) { store_as<Four>(to, from, i); });
+    for_each<Bytes, Warps, Size == 1 ? 1 : 4>(warp, [=](int i) {
+        if constexpr (Size == 1)
+            to[i] = from[i];
+        else
+            store_as<uint32_t>(to, from, i);
+    });
+}
+
+}  // namespace aicf
