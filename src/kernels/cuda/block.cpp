@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "core/compile/memory.h"
@@ -33,16 +34,142 @@ bool of_warps(const LoweredOp& op) {
 int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }
 int64_t bytes_of(const View& view) { return element_count(view.shape) * dtype_size(view.dtype); }
 
+/// Rows of a value that begin further apart in shared memory than they are long, so that threads
+/// which read neighbouring rows find them in banks of their own.
+struct Padding {
+    int64_t rows, length, pitch;  // in elements
+    bool operator==(const Padding&) const = default;
+};
+using Paddings = std::map<ValueId, Padding>;
+
+/// A view of a padded value; nothing where it runs across the ends of rows. `whole`: elements may
+/// be taken in any order, padding among them.
+std::optional<View> padded(const View& view, const Padding& padding, bool whole) {
+    const auto [rows, length, pitch] = padding;
+    View result = view;
+    if (whole && view.offset == 0 && is_contiguous(view.shape, view.strides) &&
+        element_count(view.shape) == rows * length) {
+        result.shape = {rows * pitch};
+        result.strides = {1};
+        return result;
+    }
+    int64_t column = view.offset % length;
+    result.offset = view.offset / length * pitch + column;
+    if (view.offset < 0) return std::nullopt;
+    for (int d = 0; d < view.shape.rank(); d++) {
+        const int64_t stride = view.strides[d];
+        if (view.shape[d] <= 1 || stride == 0) continue;
+        if (stride < 0) return std::nullopt;
+        if (stride % length == 0)
+            result.strides[d] = stride / length * pitch;
+        else
+            column += (view.shape[d] - 1) * stride;
+    }
+    if (column >= length) return std::nullopt;
+    return result;
+}
+
+/// Values of rows of 16, 32, ... words, as far as all members can read them so. Those that an
+/// update takes element by element are padded alike or not at all.
+Paddings find_paddings(const LoweredOp& op) {
+    Paddings result;
+    for (const auto* views : {&op.inputs, &op.outputs, &op.inner})
+        for (const View& view : *views)
+            if (view.shape.rank() == 2 && view.shape[0] > 1 && view.shape[1] % 16 == 0 &&
+                view.shape[1] > 0 && dtype_size(view.dtype) == 4)
+                result[view.value] = {view.shape[0], view.shape[1], view.shape[1] + 4};
+    for (bool again = true; again;) {
+        again = false;
+        for (size_t k = 0; k < op.outputs.size(); k++) {  // one place, two values
+            const int64_t in = op.attrs.ints("carried")[k];
+            if (in < 0) continue;
+            const ValueId from = op.inputs[static_cast<size_t>(in)].value, to = op.outputs[k].value;
+            if (result.contains(from) != result.contains(to) ||
+                (result.contains(from) && !(result[from] == result[to]))) {
+                result.erase(from);
+                result.erase(to);
+                again = true;
+            }
+        }
+        for (const LoweredOp& member : op.members) {
+            const bool update = is_update(anchor(member));
+            std::vector<std::vector<const View*>> alike;  // by update step
+            const auto note = [&](const View& view) {
+                const auto at = result.find(view.value);
+                if (at == result.end() || padded(view, at->second, update)) return;
+                result.erase(at);
+                again = true;
+            };
+            for (const View& view : member.inputs) note(view);
+            for (const View& view : member.outputs) note(view);
+            if (!update) continue;
+            const auto add = [&](const std::vector<int>& numbers, size_t count) {
+                for (size_t k = 0; k < std::min(count, numbers.size()); k++)
+                    alike.back().push_back(&member.operand(numbers[k]));
+            };
+            const auto numbers = static_cast<size_t>(anchor(member).numbers);
+            if (member.body.empty()) {
+                alike.emplace_back();
+                for (size_t k = 0; k < member.inputs.size() && k < numbers; k++)
+                    alike.back().push_back(&member.inputs[k]);
+                for (const View& view : member.outputs) alike.back().push_back(&view);
+            }
+            for (const RegionStep& step : member.body) {
+                alike.emplace_back();
+                add(step.inputs, numbers);
+                add(step.outputs, step.outputs.size());
+            }
+            for (const auto& views : alike) {
+                const auto of = [&](const View* view) {
+                    const auto at = result.find(view->value);
+                    return at == result.end() ? Padding{0, 0, 0} : at->second;
+                };
+                if (std::all_of(views.begin(), views.end(),
+                                [&](const View* view) { return of(view) == of(views[0]); }))
+                    continue;
+                for (const View* view : views) again |= result.erase(view->value) > 0;
+            }
+        }
+    }
+    return result;
+}
+
 /// Where the values of a sequence lie: in shared memory, each at a multiple of 16 bytes, inner ones
-/// while they are needed; what is carried where it was. What finds no room stays in global memory.
+/// while they are needed; what is carried where it was. What updates and rings alone touch stays in
+/// global memory where it finds no room.
 struct Places {
     std::map<ValueId, int64_t> shared;   // bytes from the block's shared memory on
     std::map<ValueId, size_t> operand;   // of inputs and outputs
     std::map<ValueId, ValueId> carried;  // by an output, the input whose next content it is
+    Paddings paddings;
     int64_t bytes = 0;
     bool fits = false;
 
-    Places(const LoweredOp& op, const std::vector<int>& stages, int64_t room) {
+    Places(const LoweredOp& op, const std::vector<int>& stages, int64_t room)
+        : Places(op, stages, room, find_paddings(op)) {
+        const auto lies_here = [&](const auto& one) { return shared.contains(one.first); };
+        if (!fits || !std::all_of(paddings.begin(), paddings.end(), lies_here))
+            *this = Places(op, stages, room, {});
+    }
+
+    int64_t bytes_of(const View& whole) const {
+        const auto at = paddings.find(whole.value);
+        return at == paddings.end() ? cuda::bytes_of(whole)
+                                    : at->second.rows * at->second.pitch * dtype_size(whole.dtype);
+    }
+    /// A member as its operands lie.
+    LoweredOp moved(LoweredOp member) const {
+        const bool update = is_update(anchor(member));
+        for (auto* views : {&member.inputs, &member.outputs})
+            for (View& view : *views)
+                if (const auto at = paddings.find(view.value); at != paddings.end())
+                    view = *padded(view, at->second, update);
+        return member;
+    }
+
+  private:
+    Places(const LoweredOp& op, const std::vector<int>& stages, int64_t room, Paddings wanted)
+        : paddings(std::move(wanted)) {
         const std::vector<int64_t>& to = op.attrs.ints("carried");
         for (size_t k = 0; k < op.inputs.size(); k++) operand[op.inputs[k].value] = k;
         for (size_t k = 0; k < op.outputs.size(); k++) {
@@ -50,19 +177,25 @@ struct Places {
             if (to[k] >= 0)
                 carried[op.outputs[k].value] = op.inputs[static_cast<size_t>(to[k])].value;
         }
-        const int count = stages.empty() ? 0 : *std::max_element(stages.begin(), stages.end()) + 1;
-        // By value the stages that touch it, and how often.
-        std::map<ValueId, std::pair<int, int>> life;
-        std::map<ValueId, int> touches;
-        for (size_t m = 0; m < op.members.size(); m++)
+        struct Use {
+            int first, last;     // stages
+            bool by_far = true;  // no op but updates and rings touches it
+        };
+        std::map<ValueId, Use> uses;
+        for (size_t m = 0; m < op.members.size(); m++) {
+            const LoweredDef& kind = anchor(op.members[m]);
             for (const auto* views : {&op.members[m].inputs, &op.members[m].outputs})
                 for (const View& view : *views) {
-                    const auto [at, fresh] =
-                        life.emplace(view.value, std::pair(stages[m], stages[m]));
-                    if (!fresh) at->second.second = std::max(at->second.second, stages[m]);
-                    touches[view.value]++;
+                    Use& use = uses.emplace(view.value, Use{stages[m], stages[m]}).first->second;
+                    use.last = std::max(use.last, stages[m]);
+                    use.by_far &= is_update(kind) || is_small(kind);
                 }
-        Room taken(std::max(count, 1));
+        }
+        for (auto [out, in] : carried)  // one place, two values
+            if (uses.contains(out) && uses.contains(in))
+                uses[in].by_far = uses[in].by_far && uses[out].by_far;
+        const int count = stages.empty() ? 1 : *std::max_element(stages.begin(), stages.end()) + 1;
+        Room taken(count);
         const auto place = [&](const View& view, int first, int last) {
             std::vector<const Taken*> found;
             taken.find(first, last, found);
@@ -73,25 +206,28 @@ struct Places {
             bytes = std::max(bytes, at + size);
             return true;
         };
-        std::vector<const View*> inner, outer;
-        for (const View& view : op.inner) inner.push_back(&view);
+        std::vector<const View*> near, far;
+        const auto use_of = [&](const View* view) {
+            const auto at = uses.find(view->value);
+            return at == uses.end() ? Use{0, count - 1} : at->second;
+        };
+        for (const View& view : op.inner) near.push_back(&view);
         for (const auto* views : {&op.inputs, &op.outputs})
             for (const View& view : *views)
-                if (!carried.contains(view.value)) outer.push_back(&view);
-        const auto larger = [](const View* a, const View* b) {
+                if (!carried.contains(view.value))
+                    (use_of(&view).by_far ? far : near).push_back(&view);
+        const auto larger = [&](const View* a, const View* b) {
             return bytes_of(*a) > bytes_of(*b);
         };
-        std::stable_sort(inner.begin(), inner.end(), larger);
-        for (const View* view : inner) {
-            const auto at = life.find(view->value);
-            if (at == life.end() || !place(*view, at->second.first, at->second.second)) return;
+        std::stable_sort(near.begin(), near.end(), larger);
+        std::stable_sort(far.rbegin(), far.rend(), larger);
+        for (const View* view : near) {
+            const bool inner = !operand.contains(view->value);
+            if (!place(*view, inner ? use_of(view).first : 0,
+                       inner ? use_of(view).last : count - 1))
+                return;
         }
-        // What many ops touch comes first, then what is small.
-        std::stable_sort(outer.begin(), outer.end(), [&](const View* a, const View* b) {
-            const int x = touches[a->value], y = touches[b->value];
-            return x != y ? x > y : bytes_of(*a) < bytes_of(*b);
-        });
-        for (const View* view : outer) place(*view, 0, std::max(count - 1, 0));
+        for (const View* view : far) place(*view, 0, count - 1);
         for (auto [out, in] : carried)
             if (const auto at = shared.find(in); at != shared.end()) shared[out] = at->second;
         fits = true;
@@ -196,13 +332,14 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
     std::vector<int64_t> blocks;  // of warps, by member
     std::map<int, int64_t> wanted;
     for (size_t m = 0; m < op.members.size(); m++) {
-        const KernelText part = body_text(op.members[m], own);
+        const LoweredOp member = places.moved(op.members[m]);
+        const KernelText part = body_text(member, own);
         check(!part.workspace && !part.counters && !part.shared && part.maps.empty(),
               "cuda: an op in one block that is no kernel of warps");
         text.includes.insert(part.includes.begin(), part.includes.end());
         const std::string name = cat("@_", m);
-        text.body += places_struct(name + "_Block", op.members[m], places, layout) +
-                     replaced(part.body, "@", name);
+        text.body +=
+            places_struct(name + "_Block", member, places, layout) + replaced(part.body, "@", name);
         blocks.push_back(std::max<int64_t>(part.blocks * part.threads / 32, 1));
         wanted[stages[m]] += blocks[m];
     }
@@ -242,12 +379,17 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
     std::string in, out;
     int turn = 0;
     const auto copy = [&](const char* name, const View& view, const std::string& arguments) {
-        const auto count =
-            static_cast<int>(std::clamp<int64_t>((bytes_of(view) + 127) / 128, 1, warps));
+        const int64_t bytes = bytes_of(view);
+        const auto count = static_cast<int>(std::clamp<int64_t>((bytes + 127) / 128, 1, warps));
         turn = turn + count > warps ? 0 : turn;
         const int begin = std::exchange(turn, turn + count), end = begin + count;
+        const auto rows = places.paddings.find(view.value);
+        const std::string padding =
+            rows == places.paddings.end()
+                ? ""
+                : cat(", ", 4 * rows->second.length, ", ", 4 * rows->second.pitch);
         return "    " + by_warps(begin, end, warps,
-                                 cat(name, "<", bytes_of(view), ", ", count, ">(", arguments,
+                                 cat(name, "<", bytes, ", ", count, padding, ">(", arguments,
                                      ", warp - ", begin, "u);\n"));
     };
     for (const auto* views : {&op.inputs, &op.outputs})

@@ -27,26 +27,25 @@ template <int Bytes, int Warps>
 constexpr int copy_size = Bytes % 4                                ? 1
                           : Bytes % 16 == 0 && Bytes > Warps * 256 ? 16
                                                                    : 4;
-
-typedef Pack<uint32_t, 4> Four;
-template <class T>
-__device__ __forceinline__ void store_as(char* to, const char* from, int i) {
-    *reinterpret_cast<T*>(to + i) = *reinterpret_cast<const T*>(from + i);
+/// Where byte i lies in rows of `Length` bytes, `Pitch` apart; 0: there are none.
+template <int Length, int Pitch>
+__device__ __forceinline__ int in_rows(int i) {
+    return Length ? i + i / (Length ? Length : 1) * (Pitch - Length) : i;
 }
 
 /// A value's way into shared memory, by some warps; finish_copies() waits for all.
-template <int Bytes, int Warps>
+template <int Bytes, int Warps, int Length = 0, int Pitch = 0>
 __device__ __forceinline__ void copy_in(char* to, const char* from, uint32_t warp) {
     constexpr int Size = copy_size<Bytes, Warps>;
     if constexpr (Size == 16)
         if (aligned16(from))
-            return for_each<Bytes, Warps, 16>(warp,
-                                              [=](int i) { copy_async<16>(to + i, from + i); });
+            return for_each<Bytes, Warps, 16>(
+                warp, [=](int i) { copy_async<16>(to + in_rows<Length, Pitch>(i), from + i); });
     for_each<Bytes, Warps, Size == 1 ? 1 : 4>(warp, [=](int i) {
         if constexpr (Size == 1)
             to[i] = from[i];
         else
-            copy_async<4>(to + i, from + i);
+            copy_async<4>(to + in_rows<Length, Pitch>(i), from + i);
     });
 }
 __device__ __forceinline__ void finish_copies() {
@@ -55,17 +54,22 @@ __device__ __forceinline__ void finish_copies() {
     __syncthreads();
 }
 /// And back.
-template <int Bytes, int Warps>
+template <int Bytes, int Warps, int Length = 0, int Pitch = 0>
 __device__ __forceinline__ void copy_out(char* to, const char* from, uint32_t warp) {
+    typedef Pack<uint32_t, 4> Four;
     constexpr int Size = copy_size<Bytes, Warps>;
     if constexpr (Size == 16)
         if (aligned16(to))
-            return for_each<Bytes, Warps, 16>(warp, [=](int i) { store_as<Four>(to, from, i); });
+            return for_each<Bytes, Warps, 16>(warp, [=](int i) {
+                *reinterpret_cast<Four*>(to + i) =
+                    *reinterpret_cast<const Four*>(from + in_rows<Length, Pitch>(i));
+            });
     for_each<Bytes, Warps, Size == 1 ? 1 : 4>(warp, [=](int i) {
         if constexpr (Size == 1)
             to[i] = from[i];
         else
-            store_as<uint32_t>(to, from, i);
+            *reinterpret_cast<uint32_t*>(to + i) =
+                *reinterpret_cast<const uint32_t*>(from + in_rows<Length, Pitch>(i));
     });
 }
 

@@ -361,6 +361,19 @@ std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limi
     return names;
 }
 
+/// Of a product in one block, rows and columns that a thread makes: the most reuse with which every
+/// thread of 8 warps has some.
+static std::array<int, 2> thread_tile(int64_t batches, int64_t m, int64_t n) {
+    std::array<int, 2> best = {1, 1};
+    for (int rows : {1, 2, 4})
+        for (int columns : {1, 2, 4})
+            if (m % rows == 0 && n % columns == 0 &&
+                batches * m * n >= int64_t{256} * rows * columns &&
+                rows * columns * (best[0] + best[1]) > best[0] * best[1] * (rows + columns))
+                best = {rows, columns};
+    return best;
+}
+
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const Gemm gemm(op);
     const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, same] =
@@ -395,14 +408,21 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return cat(name, " + @_", name, "::at(batch) + row * int64_t(", view.strides[rank - 2],
                    ") + col * int64_t(", view.strides[rank - 1], ")");
     };
+    const std::array<int, 2> tile = thread_tile(batches, m, n);
+    const auto known = [&](const View& view) -> std::string {
+        if (!limits.one_block) return "Row::nothing";
+        bool aligned = view.strides[rank - 1] == 1 && view.offset % tile[1] == 0;
+        for (int d = 0; d < rank - 1; d++) aligned &= view.strides[d] % tile[1] == 0;
+        return aligned ? "Row::aligned" : "Row::whole";
+    };
     std::string load, store;
     for (size_t x = 2; x < op.inputs.size(); x++) {
         const View& view = op.inputs[x];
         const char* type = cuda_type(view.dtype);
         load += cat("        const auto* x", x, " = block.template ptr<const ", type, ">(",
                     layout.operand[x], ");\n        Wide<", type, "> a", x,
-                    "[V];\n        load_row<V, ", view.strides[rank - 1], ", ", type, ">(a", x,
-                    ", ", at_row(cat("x", x), view), ", left);\n");
+                    "[V];\n        load_row<V, ", view.strides[rank - 1], ", ", type, ", ",
+                    known(view), ">(a", x, ", ", at_row(cat("x", x), view), ", left);\n");
     }
     for (size_t y = 0; y < op.outputs.size(); y++) {
         const View& view = op.outputs[y];
@@ -410,7 +430,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         load += cat("        auto* y", y, " = block.template ptr<", type, ">(",
                     layout.operand[op.inputs.size() + y], ");\n        Wide<", type, "> r", y,
                     "[V];\n");
-        store += cat("        store_row<V, ", view.strides[rank - 1], ">(",
+        store += cat("        store_row<V, ", view.strides[rank - 1], ", ", known(view), ">(",
                      at_row(cat("y", y), view), ", r", y, ", left);\n");
     }
     const std::string body =
@@ -425,22 +445,12 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const std::string stem =
         cat(kernel_stem(op), "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
     if (limits.one_block) {
-        // A tile a thread: the largest of which every thread of 8 warps has one.
-        int rows = 1, columns = 1;
-        double best = 0;
-        for (int r : {1, 2, 4})
-            for (int s : {1, 2, 4}) {
-                const double reuse = double(r) * s / (r + s);
-                if (m % r || n % s || (r * s > 1 && batches * m * n < int64_t{256} * r * s) ||
-                    reuse <= best)
-                    continue;
-                best = reuse, rows = r, columns = s;
-            }
+        const auto [tile_rows, tile_columns] = tile;
         text.name = stem + "threads";
         text.threads = 32;
-        text.blocks = (batches * (m / rows) * (n / columns) + 31) / 32;
+        text.blocks = (batches * (m / tile_rows) * (n / tile_columns) + 31) / 32;
         text.body += body_head(op, layout);
-        text.body += cat("    gemm_threads<", wide, ", ", rows, ", ", columns,
+        text.body += cat("    gemm_threads<", wide, ", ", tile_rows, ", ", tile_columns,
                          ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
         return text;
     }

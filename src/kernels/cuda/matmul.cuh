@@ -99,52 +99,109 @@ __device__ __forceinline__ void gemm_small(const Grid& grid, const Put& put, con
     }
 }
 
-/// A thread makes R x C neighbours, whose operands lie near: in shared memory.
-template <class A, int R, int C, class Shape, class E, class Put>
-__device__ __forceinline__ void gemm_threads(const Grid& grid, const Put& put, const E* a,
-                                             const E* b) {
-    typedef typename Shape::As As;
-    constexpr int64_t chunk = Shape::chunk, k = Shape::k, rows = Shape::m / R,
-                      columns = Shape::n / C, count = Shape::batches * rows * columns;
-    constexpr int Lot = lot_of(k < chunk ? k : chunk, 8, 64 / (R + C));
-    for (int64_t u = int64_t(grid.block) * 32 + grid.thread(); u < count;
-         u += int64_t(grid.blocks) * 32) {
-        const int64_t batch = u / (rows * columns), at = u - batch * (rows * columns);
-        const int64_t i = at / columns * R, j = (at - at / columns * columns) * C;
-        const E* const ap = a + Shape::A::at(batch) + i * Shape::a_row;
-        const E* const bp = b + Shape::B::at(batch) + j * Shape::b_col;
-        A total[R][C] = {};
-        for (int64_t begin = 0; begin < k; begin += chunk) {
-            const int64_t end = k - begin < chunk ? k : begin + chunk;
-            A acc[R][C] = {};
-            const auto take = [&](int64_t p) {
-                A av[R], bv[C];
+/// How far apart a thread's columns lie: neighbours, or, where k runs along the rows of b, so that
+/// neighbouring threads read neighbouring rows, which lie in banks of their own.
+template <int C, class Shape>
+constexpr int column_step = C > 1 && Shape::b_row == 1 ? int(Shape::n) / C : 1;
+
+/// `Lot` terms of the sums of R x C results: their operands, and what they add.
+template <class A, int R, int C, int Lot, class Shape>
+struct Terms {
+    A a[Lot][R], b[Lot][C];
+    template <class E>
+    __device__ __forceinline__ void load(const E* from_a, const E* from_b) {
+        typedef typename Shape::As As;
 #pragma unroll
-                for (int r = 0; r < R; r++)
-                    av[r] = A(operand<As>(ap[r * Shape::a_row + p * Shape::a_col]));
+        for (int q = 0; q < Lot; q++) {
 #pragma unroll
-                for (int c = 0; c < C; c++)
-                    bv[c] = A(operand<As>(bp[c * Shape::b_col + p * Shape::b_row]));
+            for (int r = 0; r < R; r++)
+                a[q][r] = A(operand<As>(from_a[r * Shape::a_row + q * Shape::a_col]));
 #pragma unroll
-                for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++)
+                b[q][c] = A(operand<As>(
+                    from_b[c * column_step<C, Shape> * Shape::b_col + q * Shape::b_row]));
+        }
+    }
+    __device__ __forceinline__ void add(A (&acc)[R][C]) const {
 #pragma unroll
-                    for (int c = 0; c < C; c++) acc[r][c] = scalar::fma(av[r], bv[c], acc[r][c]);
-            };
-            int64_t p = begin;
-#pragma unroll 1
-            for (; p + Lot <= end; p += Lot)
-#pragma unroll
-                for (int q = 0; q < Lot; q++) take(p + q);
-#pragma unroll 1
-            for (; p < end; p++) take(p);
+        for (int q = 0; q < Lot; q++)
 #pragma unroll
             for (int r = 0; r < R; r++)
 #pragma unroll
-                for (int c = 0; c < C; c++)
-                    total[r][c] = begin == 0 ? acc[r][c] : total[r][c] + acc[r][c];
+                for (int c = 0; c < C; c++) acc[r][c] = scalar::fma(a[q][r], b[q][c], acc[r][c]);
+    }
+};
+
+/// One chunk of `Count` terms. A lot is on its way while the one before is added: the loop stays
+/// one, so that no load moves behind the sum that waits for it.
+template <int Count, int Lot, class A, int R, int C, class Shape, class E>
+__device__ __forceinline__ void add_chunk(A (&acc)[R][C], const E* a, const E* b) {
+    constexpr int lots = Count / Lot, rest = Count % Lot;
+    if constexpr (lots > 0) {
+        Terms<A, R, C, Lot, Shape> terms;
+        terms.load(a, b);
+#pragma unroll 1
+        for (int i = 1; i < lots; i++) {
+            a += Lot * Shape::a_col;
+            b += Lot * Shape::b_row;
+            Terms<A, R, C, Lot, Shape> next;
+            next.load(a, b);
+            terms.add(acc);
+            terms = next;
+        }
+        terms.add(acc);
+    }
+    if constexpr (rest > 0) {
+        Terms<A, R, C, rest, Shape> terms;
+        terms.load(lots > 0 ? a + Lot * Shape::a_col : a, lots > 0 ? b + Lot * Shape::b_row : b);
+        terms.add(acc);
+    }
+}
+
+/// A thread makes R x C results, whose operands lie near: in shared memory.
+template <class A, int R, int C, class Shape, class E, class Put>
+__device__ __forceinline__ void gemm_threads(const Grid& grid, const Put& put, const E* a,
+                                             const E* b) {
+    constexpr int k = int(Shape::k), chunk = Shape::chunk < k ? int(Shape::chunk) : k,
+                  chunks = k ? k / chunk : 0, rest = k ? k % chunk : 0;
+    constexpr uint32_t rows = uint32_t(Shape::m) / R, columns = uint32_t(Shape::n) / C,
+                       count = uint32_t(Shape::batches) * rows * columns;
+    constexpr int Lot = lot_of(chunk, R * C < 4 ? 5 : 3, R * C < 4 ? 8 : 4);
+#pragma unroll 1
+    for (uint32_t u = grid.block * 32 + (threadIdx.x & 31); u < count; u += grid.blocks * 32) {
+        const uint32_t batch = Shape::batches == 1 ? 0 : u / (rows * columns),
+                       at = u - batch * (rows * columns);
+        constexpr int step = column_step<C, Shape>;
+        const int i = int(at / columns) * R, j = int(at % columns) * (step == 1 ? C : 1);
+        const E* ap = a + Shape::A::at(batch) + i * Shape::a_row;
+        const E* bp = b + Shape::B::at(batch) + j * Shape::b_col;
+        A total[R][C] = {};
+        if constexpr (chunks > 0) add_chunk<chunk, Lot, A, R, C, Shape>(total, ap, bp);
+#pragma unroll 1
+        for (int p = 1; p < chunks + (rest > 0); p++) {
+            ap += chunk * Shape::a_col;
+            bp += chunk * Shape::b_row;
+            A acc[R][C] = {};
+            if (rest == 0 || p < chunks)
+                add_chunk<chunk, Lot, A, R, C, Shape>(acc, ap, bp);
+            else if constexpr (rest > 0)
+                add_chunk<rest, Lot, A, R, C, Shape>(acc, ap, bp);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int c = 0; c < C; c++) total[r][c] = total[r][c] + acc[r][c];
         }
 #pragma unroll
-        for (int r = 0; r < R; r++) put(batch, i + r, j, total[r]);
+        for (int r = 0; r < R; r++)
+            if constexpr (step == 1) {
+                put(batch, i + r, j, total[r]);
+            } else {
+#pragma unroll
+                for (int c = 0; c < C; c++) {
+                    const A one[1] = {total[r][c]};
+                    put(batch, i + r, j + c * step, one);
+                }
+            }
     }
 }
 

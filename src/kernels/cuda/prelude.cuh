@@ -154,8 +154,11 @@ __device__ __forceinline__ void load_inner(Wide<E> (&a)[V], const E* x, bool wid
         load_dense<V, E>(a, x, 0, V, wide);
     }
 }
+/// What is known of V elements of a row.
+enum class Row { nothing, whole, aligned };  // that all exist; and lie at a multiple of V of them
+
 /// V elements `Step` apart, of which `left` exist; together where they may be.
-template <int V, int64_t Step, class E>
+template <int V, int64_t Step, class E, Row Known = Row::nothing>
 __device__ __forceinline__ void load_row(Wide<E> (&a)[V], const E* x, int64_t left) {
     if constexpr (Step == 0) {
         const Wide<E> one = widen(*x);
@@ -164,7 +167,8 @@ __device__ __forceinline__ void load_row(Wide<E> (&a)[V], const E* x, int64_t le
         return;
     }
     if constexpr (Step == 1 && V > 1 && V * sizeof(E) <= 16) {
-        if (left >= V && reinterpret_cast<uint64_t>(x) % (V * sizeof(E)) == 0) {
+        if (Known == Row::aligned ||
+            (left >= V && reinterpret_cast<uint64_t>(x) % (V * sizeof(E)) == 0)) {
             const Pack<E, V> pack = *reinterpret_cast<const Pack<E, V>*>(x);
 #pragma unroll
             for (int j = 0; j < V; j++) a[j] = widen(pack.at[j]);
@@ -172,12 +176,14 @@ __device__ __forceinline__ void load_row(Wide<E> (&a)[V], const E* x, int64_t le
         }
     }
 #pragma unroll
-    for (int j = 0; j < V; j++) a[j] = j < left ? widen(x[j * Step]) : Wide<E>{};
+    for (int j = 0; j < V; j++)
+        a[j] = Known != Row::nothing || j < left ? widen(x[j * Step]) : Wide<E>{};
 }
-template <int V, int64_t Step, class E, class C>
+template <int V, int64_t Step, Row Known = Row::nothing, class E, class C>
 __device__ __forceinline__ void store_row(E* y, const C (&a)[V], int64_t left) {
     if constexpr (Step == 1 && V > 1 && V * sizeof(E) <= 16) {
-        if (left >= V && reinterpret_cast<uint64_t>(y) % (V * sizeof(E)) == 0) {
+        if (Known == Row::aligned ||
+            (left >= V && reinterpret_cast<uint64_t>(y) % (V * sizeof(E)) == 0)) {
             Pack<E, V> pack;
 #pragma unroll
             for (int j = 0; j < V; j++) pack.at[j] = narrow<E>(a[j]);
@@ -187,7 +193,7 @@ __device__ __forceinline__ void store_row(E* y, const C (&a)[V], int64_t left) {
     }
 #pragma unroll
     for (int j = 0; j < V; j++)
-        if (j < left) y[j * Step] = narrow<E>(a[j]);
+        if (Known != Row::nothing || j < left) y[j * Step] = narrow<E>(a[j]);
 }
 template <int V, class At, class E>
 __device__ __forceinline__ void load_each(Wide<E> (&a)[V], const E* x, int64_t i, int64_t n) {

@@ -181,18 +181,36 @@ __device__ __forceinline__ void reduce_warps(const Grid& grid, Make make, Put pu
     }
 }
 
-/// chain(Chunk) by a thread a row.
+/// chain(Chunk) by a thread a row. A lot is on its way while the one before is added.
 template <class Op, class A, int64_t Chunk, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_threads(const Grid& grid, Make make, Put put) {
-    for (int64_t r = int64_t(grid.block) * grid.threads + grid.thread(); r < Shape::rows;
-         r += int64_t(grid.blocks) * grid.threads) {
+    constexpr int n = int(Shape::n), Lot = n < 8 ? 1 : 8;
+    for (int r = int(grid.block * grid.threads + grid.thread()); r < int(Shape::rows);
+         r += int(grid.blocks * grid.threads)) {
         const auto row = make(r);
         A total = Op::empty();
-        for (int64_t begin = 0; begin < Shape::n; begin += Chunk) {
-            const int64_t end = Shape::n - begin < Chunk ? Shape::n : begin + Chunk;
-            A part = row(begin);
-#pragma unroll 16
-            for (int64_t i = begin + 1; i < end; i++) part = Op::join(part, row(i));
+#pragma unroll 1
+        for (int begin = 0; begin < n; begin += int(Chunk)) {
+            const int end = n - begin < int(Chunk) ? n : begin + int(Chunk);
+            A part = row(begin), s[Lot];
+            int i = begin + 1;
+            if (i + Lot <= end) {
+#pragma unroll
+                for (int q = 0; q < Lot; q++) s[q] = row(i + q);
+#pragma unroll 1
+                for (; i + 2 * Lot <= end; i += Lot) {
+                    A next[Lot];
+#pragma unroll
+                    for (int q = 0; q < Lot; q++) next[q] = row(i + Lot + q);
+#pragma unroll
+                    for (int q = 0; q < Lot; q++) part = Op::join(part, s[q]), s[q] = next[q];
+                }
+#pragma unroll
+                for (int q = 0; q < Lot; q++) part = Op::join(part, s[q]);
+                i += Lot;
+            }
+#pragma unroll 1
+            for (; i < end; i++) part = Op::join(part, row(i));
             total = begin == 0 ? part : Op::join(total, part);
         }
         put(r, total);
