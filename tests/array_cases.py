@@ -191,6 +191,80 @@ for _shape in ((3, 5), (1, 5), (5,)):
         lambda t, F, x: t.cov(x),
     )
 layer("corrcoef", {"x": (3, 5)}, aicf.corrcoef, lambda x: np.corrcoef(x))
+for _correction in (0, 1, 2):
+    for _names in ("f", "a", "fa"):
+        layer(
+            f"cov_{_names}_{_correction}",
+            lambda rng: {
+                "x": rng.uniform(-2, 2, (3, 5)),
+                "f": rng.integers(1, 4, 5),
+                "a": rng.uniform(0.5, 2, 5),
+            },
+            lambda x, f, a, _n=_names, _c=_correction: (
+                aicf.cov(x, _c, f if "f" in _n else None, a if "a" in _n else None)
+                + 0.0 * a.sum()  # which has a gradient in each row
+            ),
+            lambda x, f, a, _n=_names, _c=_correction: np.cov(
+                x, ddof=_c, fweights=f if "f" in _n else None, aweights=a if "a" in _n else None
+            ),
+            lambda t, F, x, f, a, _n=_names, _c=_correction: (
+                t.cov(
+                    x,
+                    correction=_c,
+                    fweights=f if "f" in _n else None,
+                    aweights=a if "a" in _n else None,
+                )
+                + 0.0 * a.sum()
+            ),
+            fixed=("a",),
+        )
+layer("corrcoef_line", {"x": (5,)}, aicf.corrcoef, lambda x: np.corrcoef(x), smooth=False)
+for _edge in (1, 2):
+    for _spacing in (1.0, 0.5, [0.5, 2.0], [[0.0, 1.0, 1.5, 4.0], [-2.0, 0.0, 1.0, 1.5, 7.0]]):
+        layer(
+            f"gradient_{_spacing}_{_edge}",
+            {"x": (4, 5)},
+            lambda x, _s=_spacing, _e=_edge: aicf.stack(aicf.gradient(x, _s, None, _e)),
+            lambda x, _s=_spacing, _e=_edge: np.stack(
+                np.gradient(x, *(_s if isinstance(_s, list) else [_s]), edge_order=_e)
+            ),
+        )
+    layer(
+        f"gradient_axis_{_edge}",
+        {"x": (2, 3 if _edge == 2 else 2, 4)},
+        lambda x, _e=_edge: aicf.gradient(x, 0.5, -2, _e)[0],
+        lambda x, _e=_edge: np.gradient(x, 0.5, axis=-2, edge_order=_e),
+        lambda t, F, x, _e=_edge: t.gradient(x, spacing=0.5, dim=-2, edge_order=_e)[0],
+    )
+layer(
+    "logaddexp2",
+    {"a": (3, 4), "b": (1, 4)},
+    aicf.logaddexp2,
+    lambda a, b: np.logaddexp2(a, b),
+    lambda t, F, a, b: t.logaddexp2(a, b),
+)
+layer(
+    "xlog1py",
+    lambda rng: {"x": rng.uniform(-2, 2, (4, 3)), "y": rng.uniform(-0.9, 2, (4, 3))},
+    aicf.xlog1py,
+    lambda x, y: x * np.log1p(y),
+    lambda t, F, x, y: t.special.xlog1py(x, y),
+)
+layer(
+    "xlog1py_special",
+    lambda rng: {name: x - (name == "y") for name, x in special(rng).items()},
+    aicf.xlog1py,
+    lambda x, y: xlogy(x, 1 + y),
+    smooth=False,
+)
+for _name in ("var", "std"):
+    layer(
+        f"{_name}_fraction",
+        {"x": (4, 5)},
+        lambda x, _n=_name: getattr(aicf, _n)(x, 1, 1.5),
+        lambda x, _n=_name: getattr(np, _n)(x, 1, ddof=1.5),
+        lambda t, F, x, _n=_name: getattr(t, _n)(x, 1, correction=1.5),
+    )
 
 # ---- assembly
 
@@ -247,6 +321,13 @@ for _k in (-1, 0, 1, 2, 3, 6):
         lambda x, _k=_k: aicf.diag_embed(x, _k),
         lambda x, _k=_k: np.stack([np.diag(row, _k) for row in x]),
         lambda t, F, x, _k=_k: t.diag_embed(x, _k),
+    )
+    layer(
+        f"diag_embed_axes_{_k}",
+        {"x": (2, 3)},
+        lambda x, _k=_k: aicf.diag_embed(x, _k, 2, 0),
+        lambda x, _k=_k: np.moveaxis(np.stack([np.diag(row, _k) for row in x]), [1, 2], [2, 0]),
+        lambda t, F, x, _k=_k: t.diag_embed(x, _k, 2, 0),
     )
 for _n in (1, 2, 5):
     layer(

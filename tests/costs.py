@@ -64,13 +64,17 @@ CALLS = {
         *("scatter(x, 1, places, y)", "scatter_add(x, 1, places, y)"),
         *("index_add(x, 0, labels, y)", "searchsorted(row, x)"),
         *("argsort(x)", "sort(x)", "topk(x, 8)[0]", "median(x, 1)", "quantile(x, 0.9, 1)"),
+        *("nanquantile(x, 0.9, 1)", "unravel_index(places, (32, 32))[0]"),
+        *('scatter_reduce(x, 1, places, y, "sum")', 'scatter_reduce(x, 1, places, y, "mean")'),
+        'scatter_reduce(points, 1, corners, points, "amax")',
         *("cumprod(x, 1)", "cummax(x, 1)[0]", "cummin(x, 1)[0]", "linear_recurrence(x, y, 1)"),
     ],
     "Statistics and special values": [
         *("nansum(x, 1)", "nanmean(x, 1)", "cov(x)", "corrcoef(x)", "trapezoid(x, dx=0.1)"),
         *("cumulative_trapezoid(x, dx=0.1)", "fmax(x, y)", "fmin(x, y)", "heaviside(x, 0.5)"),
         *("lerp(x, y, 0.5)", "logit(p)", "sinc(x)", "xlogy(x, p)", "nan_to_num(x)"),
-        *("isclose(x, y)", "isin(labels, labels)"),
+        *("isclose(x, y)", "isin(labels, labels)", "logaddexp2(x, y)", "xlog1py(x, p)"),
+        "gradient(x)[0]",
     ],
     "Assembly": [
         *("hstack([x, y])", "vstack([x, y])", "dstack([x, y])", "column_stack([x, y])"),

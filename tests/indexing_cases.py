@@ -82,6 +82,50 @@ for _shape in ((4, 1, 3), (1, 7, 1), (1, 2, 3)):
         lambda x, i: np.take_along_axis(x, i, 1),
         lambda t, F, x, i: t.take_along_dim(x, i, 1),
     )
+
+
+def reduced(x, axis, i, s, reduce, include_self):
+    """One place after the other."""
+    y, given = x.copy(), {}
+    for place in np.ndindex(*i.shape):
+        to = list(place)
+        to[axis] = i[place]
+        given.setdefault(tuple(to), []).append(s[place])
+    for to, values in given.items():
+        values = [x[to]] * include_self + values
+        fn = {"sum": np.sum, "prod": np.prod, "mean": np.mean, "amax": np.max, "amin": np.min}
+        y[to] = fn[reduce](values)
+    return y
+
+
+for _reduce in ("sum", "prod", "mean", "amax", "amin"):
+    for _self in (True, False):
+        for _axis, _shape in ((0, (7, 5, 3)), (1, (4, 2, 3)), (-1, (3, 4, 6))):
+            layer(
+                f"scatter_reduce_{_reduce}_{_self}_{_axis}",
+                places(_shape, 3, src=True),
+                lambda x, i, s, _a=_axis, _r=_reduce, _s=_self: aicf.scatter_reduce(
+                    x, _a, i, s, _r, _s
+                ),
+                lambda x, i, s, _a=_axis, _r=_reduce, _s=_self: reduced(x, _a, i, s, _r, _s),
+                lambda t, F, x, i, s, _a=_axis, _r=_reduce, _s=_self: x.scatter_reduce(
+                    _a, i, s, _r, include_self=_s
+                ),
+            )
+
+
+for _reduce in ("amax", "amin"):  # the gradient of equal ones is shared
+    layer(
+        f"scatter_reduce_{_reduce}_ties",
+        lambda rng: {
+            name: v if name == "i" else np.round(v)
+            for name, v in places((4, 5, 3), 2, src=True)(rng).items()
+        },
+        lambda x, i, s, _r=_reduce: aicf.scatter_reduce(x, 1, i, s, _r),
+        lambda x, i, s, _r=_reduce: reduced(x, 1, i, s, _r, True),
+        lambda t, F, x, i, s, _r=_reduce: x.scatter_reduce(1, i, s, _r),
+        smooth=False,
+    )
 for _axis in (0, 1, -1):
     layer(
         f"index_select_{_axis}",
@@ -135,6 +179,36 @@ for _axis in (None, 0, 1, (0, -1)):
             not isinstance(_axis, tuple)
             and (lambda t, F, x, _a=_axis, _q=_q: t.quantile(x, t.tensor(_q, dtype=x.dtype), _a)),
         )
+HOLES = np.array([[1.0, np.nan, 3.5, np.nan, 2.0, -1.0], [np.nan, np.inf, 4.0, 4.0, -np.inf, 0.0]])
+HOLES_QUANTILES = np.array([[[-1.0], [-np.inf]], [[0.5], [0.0]], [[3.5], [np.inf]]])
+for _how in ("linear", "lower", "higher", "midpoint", "nearest"):
+    for _q in (0.0, 0.3, 0.5, 0.9, 1.0):
+        layer(
+            f"quantile_{_how}_{_q}",
+            {"x": (4, 6)},
+            lambda x, _q=_q, _h=_how: aicf.quantile(x, _q, 1, interpolation=_h),
+            lambda x, _q=_q, _h=_how: np.quantile(x, _q, 1, method=_h),
+            lambda t, F, x, _q=_q, _h=_how: t.quantile(
+                x, t.tensor(_q, dtype=x.dtype), 1, interpolation=_h
+            ),
+        )
+        layer(
+            f"nanquantile_{_how}_{_q}",
+            lambda rng: {"x": np.concatenate([HOLES[:1], rng.uniform(-2, 2, (3, 6))])},
+            lambda x, _q=_q, _h=_how: aicf.nanquantile(x, _q, 1, interpolation=_h),
+            lambda x, _q=_q, _h=_how: np.nanquantile(x, _q, 1, method=_h),
+            lambda t, F, x, _q=_q, _h=_how: t.nanquantile(
+                x, t.tensor(_q, dtype=x.dtype), 1, interpolation=_h
+            ),
+            smooth=False,
+        )
+layer(
+    "nanquantile_infinities",
+    lambda rng: {"x": HOLES.copy()},
+    lambda x: aicf.nanquantile(x, [0.0, 0.25, 1.0], 1, keepdims=True),
+    lambda x: HOLES_QUANTILES,
+    smooth=False,
+)
 for _axis in (0, 1, -1):
     for _name in ("cummax", "cummin"):
         layer(

@@ -475,14 +475,15 @@ for _axes, _a, _b in (
         lambda a, b, _x=_axes: np.tensordot(a, b, _x),
         lambda t, F, a, b, _x=_axes: t.tensordot(a, b, _x),
     )
-SIZES = {"b": 2, "h": 3, "i": 4, "j": 5, "k": 2, "l": 3}
+SIZES = {"v": 2, "w": 3, "b": 2, "h": 3, "i": 4, "j": 5, "k": 2, "l": 3}
 for _equation in (
     "ij,jk->ik", "ij,jk->ki", "ij,kj", "bij,bjk->bik", "bhid,bhjd->bhij", "ij->ji", "ij->j", "ij->",
     "i,i->", "i,j->ij", "ij,ij->ij", "bij,bkj,bl->ikl", "ij,kl->", "bi,bi,b->i", "bij,jk,kl->bil",
-    "b,ij->bij", "ibj,jb->bi", "ij,i",
+    "b,ij->bij", "ibj,jb->bi", "ij,i", "kk->k", "kk", "kbk->bk", "kkk->", "kik,ij->kj", "...i->...",
+    "...ij,...jk->...ik", "b...,b...->...", "h...j,jk", "...,...", "i...->...i",
 ):  # fmt: skip
     _shapes = {
-        f"x{n}": tuple(SIZES.get(c, 6) for c in term)
+        f"x{n}": tuple(SIZES.get(c, 6) for c in term.replace("...", "vw"[n:]))
         for n, term in enumerate(_equation.partition("->")[0].split(","))
     }
     layer(

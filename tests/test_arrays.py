@@ -219,8 +219,23 @@ REFUSED = {
     "einsum: .* has 2 operands, 1 are given": lambda x, i: aicf.einsum("ij,jk", x),
     r"einsum: operand 1 is 3 \(int\); need a Value": lambda x, i: aicf.einsum("ij,", x, 3),
     r"einsum: operand 0 is None \(NoneType\)": lambda x, i: aicf.einsum("", None),
-    'einsum: "ii" of': lambda x, i: aicf.einsum("ii", x),
-    'einsum: "...j" of': lambda x, i: aicf.einsum("...j->j", x),
+    "einsum: axes 0 and 1 of .*; need equal sizes": lambda x, i: aicf.einsum("ii", x),
+    'einsum: "ii" of': lambda x, i: aicf.einsum("ij->ii", x),
+    'einsum: "..j" of': lambda x, i: aicf.einsum("..j->j", x),
+    'einsum: "...ijk" of .*; need a letter an axis': lambda x, i: aicf.einsum("...ijk->j", x),
+    "gradient: 3 spacings for 2 axes": lambda x, i: aicf.gradient(x, [1.0, 2.0, 3.0]),
+    "gradient: 2 coordinates for 4 points": lambda x, i: aicf.gradient(x, [[0.0, 1.0]], 0),
+    "gradient: spacing is 0.0; need finite": lambda x, i: aicf.gradient(x, 0.0),
+    "gradient: edge_order is 3": lambda x, i: aicf.gradient(x, edge_order=3),
+    r"gradient: x is .*f32\[4, 1\].*; need 2 points along axis 1": lambda x, i: aicf.gradient(
+        x[:, :1]
+    ),
+    "cov: aweights are .*; need one an observation": lambda x, i: aicf.cov(x, aweights=i),
+    "diag_embed: both axes are 1": lambda x, i: aicf.diag_embed(x, 0, 1, -2),
+    "roll: shift is .*; need as many of both": lambda x, i: aicf.roll(x, (1, 2, 3), (0, 1)),
+    r"moveaxis: source is \[0, 0\], .*; need as many": lambda x, i: aicf.moveaxis(
+        x, (0, 0), (0, 1)
+    ),
     'einsum: "i" of .*; need a letter an axis': lambda x, i: aicf.einsum("i->i", x),
     'einsum: "k" of .*; need letters of': lambda x, i: aicf.einsum("ij->k", x),
     "diagonal: x is .*; need .*N, M": lambda x, i: aicf.diagonal(i),

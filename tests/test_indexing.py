@@ -235,6 +235,16 @@ REFUSED = {
     "searchsorted: side is 'up'": lambda x, i: aicf.searchsorted(x, x, "up"),
     "topk: k is 9, .*; need 0 to 3": lambda x, i: aicf.topk(x, 9),
     r"quantile: q is \[1.5\]; need shares": lambda x, i: aicf.quantile(x, 1.5),
+    "quantile: interpolation is 'best'; need": lambda x, i: aicf.quantile(
+        x, 0.5, interpolation="best"
+    ),
+    "scatter_reduce: reduce is 'max'; need": lambda x, i: aicf.scatter_reduce(
+        x, 0, aicf.argsort(x), x, "max"
+    ),
+    "scatter_reduce: a mean of x .*; need a float dtype": lambda x, i: aicf.scatter_reduce(
+        aicf.argsort(x), 0, aicf.argsort(x), aicf.argsort(x), "mean"
+    ),
+    r"unravel_index: shape is \[2, 0\]; need": lambda x, i: aicf.unravel_index(i, (2, 0)),
     "median: x is .*; need floats": lambda x, i: aicf.median(i),
     "cumprod: axis 2": lambda x, i: aicf.cumprod(x, 2),
     "^cummax, cummin: x is .*bool": lambda x, i: aicf.cummin(x > 0, 0),
@@ -288,3 +298,31 @@ def test_sums_of_16_bits_by_wild_indices(device):
     want = np.zeros(2000, np.float16)
     want[3], want[1500] = 4, 9
     np.testing.assert_array_equal(got, want)
+
+
+def test_places_in_a_shape_are_numpys():
+    g = aicf.Graph("places")
+    i = g.input("i", (7,), "int64")
+    for n, place in enumerate(aicf.unravel_index(i, (2, 3, 4))):
+        g.output(f"y{n}", place)
+    given = np.array([0, 1, 5, 11, 12, 22, 23])
+    out = g.compile(device="cpu")(i=given)
+    for n, want in enumerate(np.unravel_index(given, (2, 3, 4))):
+        np.testing.assert_array_equal(out[f"y{n}"].numpy(), want)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+@pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
+def test_whole_numbers_are_scattered_together(dtype, reduce):
+    g = aicf.Graph("scatter_reduce")
+    x, i, s = (g.input(n, (3, 5), d) for n, d in (("x", dtype), ("i", "int32"), ("s", dtype)))
+    g.output("y", aicf.scatter_reduce(x, 1, i, s, reduce, include_self=False))
+    given = np.arange(15).reshape(3, 5).astype(dtype)
+    index = np.array([[0, 0, 3, 3, 3], [4, 3, 2, 1, 0], [2, 2, 2, 2, 2]], np.int32)
+    want = given.copy()
+    fn = {"sum": np.add, "prod": np.multiply, "amax": np.maximum, "amin": np.minimum}[reduce]
+    for row, places in enumerate(index):
+        for place in set(places):
+            want[row, place] = fn.reduce(given[row, places == place], dtype=dtype)
+    out = g.compile(device="cpu")(x=given, i=index, s=given)
+    np.testing.assert_array_equal(out["y"].numpy(), want)

@@ -151,6 +151,9 @@ _KINDS = {
     "Sequence[Sequence[int]]": _Kind(
         "a sequence of sequences of ints", ShapeError, _items(_items(_int))
     ),
+    "Sequence[Sequence[float]]": _Kind(
+        "a sequence of sequences of numbers", DTypeError, _items(_items(_float))
+    ),
     "Sequence[tuple[int, int]]": _Kind("a sequence of pairs of ints", ShapeError, _items(_pair)),
     "Mapping[Value, Value]": _Kind("a mapping of Value to Value", GraphError, _values),
 }

@@ -289,7 +289,7 @@ def _power(base: Value, exponent: float) -> Value:
 
 
 def std(
-    x: Value, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False
+    x: Value, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False
 ) -> Value:
     """Standard deviation over `axis`, the square root of `var`; at 0 its gradient is 0.
 
@@ -341,15 +341,23 @@ def argmin(x: Value, axis: int | None = None, keepdims: bool = False) -> Value:
 # ---- shapes
 
 
-def moveaxis(x: Value, source: int, destination: int) -> Value:
-    """x with one axis at another place.
+def moveaxis(x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+    """x with one axis, or several, at other places.
 
     >>> aicf.moveaxis(x, 0, -1).shape
     (3, 4)
     """
-    at, to = _axis("moveaxis", x, source), _axis("moveaxis", x, destination)
-    order = [a for a in range(x.ndim) if a != at]
-    order.insert(to, at)
+    at, to = (
+        [_axis("moveaxis", x, a) for a in ([given] if isinstance(given, int) else given)]
+        for given in (source, destination)
+    )
+    if len(at) != len(to) or len(set(at)) < len(at) or len(set(to)) < len(to):
+        raise ShapeError(
+            f"moveaxis: source is {source}, destination {destination}; need as many axes, each once"
+        )
+    order = [a for a in range(x.ndim) if a not in at]
+    for place, a in sorted(zip(to, at, strict=True)):
+        order.insert(place, a)
     return permute(x, order)
 
 
@@ -400,20 +408,29 @@ def flip(x: Value, axis: int | Sequence[int] | None = None) -> Value:
     return x[tuple(turned)] if along else x
 
 
-def roll(x: Value, shift: int, axis: int | None = None) -> Value:
+def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Value:
     """x moved by `shift` along `axis` (None = of the flattened x); what leaves comes in again.
+
+    Args:
+        shift, axis: one of each, or as many, one after the other; one shift serves several axes.
 
     >>> aicf.roll(x, 1, axis=0).shape
     (4, 3)
     """
     if axis is None:
         return reshape(roll(flatten(x), shift, 0), x.shape) if x.ndim else x
-    at = _axis("roll", x, axis)
-    by = shift % x.shape[at] if x.shape[at] else 0
-    if by == 0:
-        return x
-    before = (slice(None),) * at
-    return concat([x[(*before, slice(-by, None))], x[(*before, slice(None, -by))]], at)
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    shifts = [shift] if isinstance(shift, int) else list(shift)
+    shifts = shifts * len(axes) if len(shifts) == 1 else shifts
+    axes = axes * len(shifts) if len(axes) == 1 else axes
+    if len(shifts) != len(axes):
+        raise ShapeError(f"roll: shift is {shift}, axis {axis}; need as many of both")
+    for by, at in zip(shifts, (_axis("roll", x, a) for a in axes), strict=True):
+        by = by % x.shape[at] if x.shape[at] else 0
+        before = (slice(None),) * at
+        if by:
+            x = concat([x[(*before, slice(-by, None))], x[(*before, slice(None, -by))]], at)
+    return x
 
 
 def tril(x: Value, k: int = 0) -> Value:
@@ -604,10 +621,11 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[Sequence[int]] = 2) -> Va
 def einsum(equation: str, *operands: Value) -> Value:
     """Sums of products by the axes' letters: "ij,jk->ik" is the product of two matrices.
 
-    Operands are taken from left to right, two at a time. A letter stands for axes of one size and
-    is given once an operand; without "->" the letters that stand once are kept, in their order.
+    Operands are taken from left to right, two at a time. A letter stands for axes of one size;
+    given twice in an operand, for their diagonal. "..." stands for any axes, which broadcast.
+    Without "->" the letters that stand once are kept, in their order, behind "...".
 
-    Raises: GraphError for an equation that does not fit, "..." and a letter twice in an operand.
+    Raises: GraphError for an equation that does not fit.
 
     >>> aicf.einsum("ij,kj->ik", x, w).shape
     (4, 2)
@@ -626,17 +644,58 @@ def einsum(equation: str, *operands: Value) -> Value:
             f'einsum: "{equation}" has {len(terms)} operands, {len(operands)} are given'
         )
     for term in [*terms, right]:
-        if not (term.isalpha() or term == "") or len(set(term)) != len(term):
-            raise GraphError(f'einsum: "{term}" of "{equation}"; need letters, each once')
-    for term, x in zip(terms, operands, strict=True):
-        if len(term) != x.ndim:
-            raise ShapeError(f'einsum: "{term}" of "{equation}" is {x!r}; need a letter an axis')
+        letters = term.replace("...", "", 1)
+        if not (letters.isalpha() or letters == "") or (
+            term == right and len(set(letters)) != len(letters)
+        ):
+            raise GraphError(
+                f'einsum: "{term}" of "{equation}"; need letters and "...", once each in a result'
+            )
     if not arrow:
-        right = "".join(sorted(c for c in set(left) - {","} if left.count(c) == 1))
+        once = sorted(c for c in set(left) - {",", "."} if left.count(c) == 1)
+        right = "..." * ("..." in left) + "".join(once)
     if set(right) - set(left):
         raise GraphError(f'einsum: "{right}" of "{equation}"; need letters of the operands')
-    labels = [[ord(c) for c in term] for term in terms]
-    return _contracted("einsum", list(operands), labels, [ord(c) for c in right])
+    labels = [_labels(equation, term, x) for term, x in zip(terms, operands, strict=True)]
+    most = builtins.max((-label for of in labels for label in of if label < 0), default=0)
+    kept = [-k for k in range(most, 0, -1)] if "..." in right else []
+    before, _, behind = right.partition("...")
+    kept = [*map(ord, before), *kept, *map(ord, behind)]
+    parts = [_of_diagonals(x, of, labels, operands) for x, of in zip(operands, labels, strict=True)]
+    return _contracted("einsum", [x for x, _ in parts], [of for _, of in parts], kept)
+
+
+def _labels(equation: str, term: str, x: Value) -> list[int]:
+    """A label for each axis; those of "..." are -n to -1, by which axes of operands meet."""
+    before, dots, behind = term.partition("...")
+    wide = x.ndim - len(before) - len(behind)
+    if wide < 0 or (wide and not dots):
+        raise ShapeError(f'einsum: "{term}" of "{equation}" is {x!r}; need a letter an axis')
+    return [*map(ord, before), *range(-wide, 0), *map(ord, behind)]
+
+
+def _of_diagonals(
+    x: Value, labels: list[int], every: list[list[int]], operands: Sequence[Value]
+) -> tuple[Value, list[int]]:
+    """x with each label once, and no axes of 1 that broadcast."""
+    while len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        i = labels.index(twice)
+        j = labels.index(twice, i + 1)
+        if x.shape[i] != x.shape[j]:
+            raise ShapeError(f"einsum: axes {i} and {j} of {x!r} have one letter; need equal sizes")
+        x = diagonal(moveaxis(x, [i, j], [-2, -1]))
+        labels = [label for d, label in enumerate(labels) if d not in (i, j)] + [twice]
+    wide = {
+        label
+        for other, of in zip(operands, every, strict=True)
+        for size, label in zip(other.shape, of, strict=True)
+        if label < 0 and size != 1
+    }
+    kept = [d for d, label in enumerate(labels) if not (label in wide and x.shape[d] == 1)]
+    if len(kept) < len(labels):
+        x, labels = reshape(x, [x.shape[d] for d in kept]), [labels[d] for d in kept]
+    return x, labels
 
 
 Named = tuple[Value, list[int]]  # a value and a label of each axis

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._core import GraphError, ShapeError
 from .arguments import checked
-from .arrays import flip
+from .arrays import flip, moveaxis
 from .graph import Operand, Value, _number
 from .indexing import cumprod, scatter
 from .movement import _axis, broadcast_to, concat, expand_dims, reshape, transpose
@@ -161,8 +161,8 @@ def rot90(x: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
     return turned[k % 4]
 
 
-def diag_embed(x: Value, k: int = 0) -> Value:
-    """Matrices in the last two axes that have the last axis of x on their k-th diagonal.
+def diag_embed(x: Value, k: int = 0, axis1: int = -2, axis2: int = -1) -> Value:
+    """Matrices in two new axes that have the last axis of x on their k-th diagonal.
 
     >>> aicf.diag_embed(x).shape
     (4, 3, 3)
@@ -175,7 +175,11 @@ def diag_embed(x: Value, k: int = 0) -> Value:
     lines = expand_dims(x, -1).pad((*none, (0, 0), (0, n)))
     square = reshape(reshape(lines, (*lead, n * (n + 1)))[..., : n * n], (*lead, n, n))
     low, high = builtins.max(-k, 0), builtins.max(k, 0)
-    return square.pad((*none, (low, high), (high, low)))
+    square = square.pad((*none, (low, high), (high, low)))
+    first, second = _axis("diag_embed", square, axis1), _axis("diag_embed", square, axis2)
+    if first == second:
+        raise ShapeError(f"diag_embed: both axes are {first}; need two different ones")
+    return moveaxis(square, [-2, -1], [first, second])
 
 
 def matrix_power(x: Value, n: int) -> Value:

@@ -8,14 +8,49 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import moveaxis
 from .graph import Operand, Value, _emit, _number
-from .movement import _axes, _axis, broadcast_to, pad, permute, reshape, stack, take
-from .ops import _as, _widened, add, isnan, maximum, mul, where
+from .movement import (
+    _axes,
+    _axis,
+    broadcast_to,
+    concat,
+    detach,
+    expand_dims,
+    pad,
+    permute,
+    reshape,
+    stack,
+    take,
+)
+from .ops import (
+    _as,
+    _widened,
+    add,
+    cast,
+    div,
+    equal,
+    floor,
+    floor_divide,
+    isnan,
+    max,
+    maximum,
+    min,
+    minimum,
+    mul,
+    prod,
+    remainder,
+    round,
+    sub,
+    sum,
+    where,
+)
 
 __all__ = [
     "argsort",
@@ -27,13 +62,16 @@ __all__ = [
     "index_select",
     "linear_recurrence",
     "median",
+    "nanquantile",
     "quantile",
     "scatter",
     "scatter_add",
+    "scatter_reduce",
     "searchsorted",
     "sort",
     "take_along_axis",
     "topk",
+    "unravel_index",
 ]
 
 
@@ -150,6 +188,75 @@ def index_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
     return _as(add(_widened(x), moveaxis(sums, 0, at)), x.dtype)
 
 
+def scatter_reduce(
+    x: Value, axis: int, indices: Value, src: Value, reduce: str, include_self: bool = True
+) -> Value:
+    """x with what `src` puts at the indices along `axis` taken together, as PyTorch's.
+
+    Args:
+        indices: no longer than x on the other axes, nor than src on any.
+        reduce: "sum", "prod", "mean", "amax" or "amin"; the gradient of the last two is shared
+            equally among equal elements.
+        include_self: whether x's own element counts where something is put.
+
+    All but "sum" and "mean" compare each place with each index, n·size elements a line.
+
+    >>> aicf.scatter_reduce(x, 1, aicf.argsort(x), y, "amax").shape
+    (4, 3)
+    """
+    if reduce not in ("sum", "prod", "mean", "amax", "amin"):
+        raise GraphError(
+            f'scatter_reduce: reduce is {reduce!r}; need "sum", "prod", "mean", "amax" or "amin"'
+        )
+    at = _axis("scatter_reduce", x, axis)
+    _cropped("scatter_reduce", x, indices, at)
+    src = _like("scatter_reduce", _cropped("scatter_reduce", src, indices), x)
+    if indices.shape[at] == 0:
+        return x
+    floats = x.dtype.startswith(("float", "bfloat"))
+    if reduce == "mean" and not floats:
+        raise DTypeError(f"scatter_reduce: a mean of x {x!r}; need a float dtype (cast it)")
+    wide, given = _widened(x), _widened(src)
+    ones = broadcast_to(_number("scatter_reduce", x.graph, 1, wide.dtype), indices.shape)
+    none = broadcast_to(_number("scatter_reduce", x.graph, 0, wide.dtype), x.shape)
+    count = scatter_add(none, at, indices, ones)
+    own = wide if include_self else where(equal(count, 0), wide, _unit(reduce, x, wide))
+    if reduce == "sum":
+        y = scatter_add(own, at, indices, given)
+    elif reduce == "mean":
+        others = count if include_self else sub(count, 1)
+        y = div(scatter_add(own, at, indices, given), add(maximum(others, 0), 1))
+    else:
+        y = _each_place(reduce, own, at, indices, given, _unit(reduce, x, wide))
+    return _as(y, x.dtype)
+
+
+def _unit(reduce: str, x: Value, wide: Value) -> Value:
+    """What changes no result of a reduction, of x's dtype, in the one that is computed in."""
+    value: float = {"prod": 1, "amax": -math.inf, "amin": math.inf}.get(reduce, 0)
+    if math.isinf(value) and not x.dtype.startswith(("float", "bfloat")):
+        if x.dtype == "bool":
+            raise DTypeError(f"scatter_reduce: {reduce} of x {x!r}; need numbers (cast it)")
+        limits = np.iinfo(x.dtype)
+        value = limits.max if value > 0 else limits.min
+    return _number("scatter_reduce", x.graph, value, wide.dtype)
+
+
+def _each_place(
+    reduce: str, own: Value, axis: int, indices: Value, src: Value, unit: Value
+) -> Value:
+    """Of each place its own element and those whose index it is; of no other the unit."""
+    beside = [n if d != axis else indices.shape[axis] for d, n in enumerate(own.shape)]
+    fill = [(0, n - m) for m, n in zip(indices.shape, beside, strict=True)]
+    indices, src = (pad(v, fill, value) for v, value in ((indices, -1), (src, 0)))
+    indices, src, own = (moveaxis(v, axis, -1) for v in (indices, src, own))
+    places = own.graph.constant(np.arange(own.shape[-1], dtype=indices.dtype))
+    here = equal(expand_dims(indices, -1), places)
+    each = where(here, expand_dims(src, -1), unit)
+    over = {"prod": prod, "amax": max, "amin": min}[reduce]
+    return moveaxis(over(concat([expand_dims(own, -2), each], -2), -2), -1, axis)
+
+
 def _like(name: str, src: Value, x: Value) -> Value:
     if src.dtype != x.dtype:
         raise DTypeError(f"{name}: src is {src!r}, x is {x!r}; need one dtype (cast it)")
@@ -199,6 +306,24 @@ def searchsorted(sorted: Value, values: Value, side: str = "left") -> Value:
         line = reshape(values, [math.prod(values.shape)])
     at = _emit("SearchSorted", "searchsorted", sorted, line, right=side == "right")
     return at if line is values else reshape(at, values.shape)
+
+
+def unravel_index(indices: Value, shape: int | Sequence[int]) -> list[Value]:
+    """The place on each axis of `shape` of positions in the flattened array, as NumPy's.
+
+    >>> [i.shape for i in aicf.unravel_index(labels, (2, 5))]
+    [(4,), (4,)]
+    """
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    if builtins.any(n < 1 for n in sizes):
+        raise ShapeError(f"unravel_index: shape is {shape}; need sizes of 1 or more")
+    places: list[Value] = []
+    if not sizes:
+        return places
+    for size in reversed(sizes[1:]):
+        places.append(remainder(indices, size))
+        indices = floor_divide(indices, size)
+    return [indices, *reversed(places)]
 
 
 # ---- by order
@@ -251,27 +376,68 @@ def median(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = F
     return _quantiles("median", x, [0.5], axis, keepdims)[0]
 
 
+INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
 def quantile(
     x: Value,
     q: float | Sequence[float],
     axis: int | Sequence[int] | None = None,
     keepdims: bool = False,
+    interpolation: str = "linear",
 ) -> Value:
-    """The numbers below which shares `q` in [0, 1] of x lie over `axis`; between two, linear.
+    """The numbers below which shares `q` in [0, 1] of x lie over `axis`; NaN where an element is.
 
-    Several shares make a leading axis. NaN where an element is.
+    Args:
+        q: a number, or several, which make a leading axis.
+        interpolation: between two elements "linear", or the "lower", the "higher", their
+            "midpoint" or the "nearest", of equally near ones that of even number.
 
     >>> aicf.quantile(x, [0.25, 0.75], axis=1).shape
     (2, 4)
     """
+    return _shares("quantile", x, q, axis, keepdims, interpolation, False)
+
+
+def nanquantile(
+    x: Value,
+    q: float | Sequence[float],
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    interpolation: str = "linear",
+) -> Value:
+    """`quantile` of what is no NaN; NaN where nothing is.
+
+    >>> aicf.nanquantile(x, 0.5, axis=1).shape
+    (4,)
+    """
+    return _shares("nanquantile", x, q, axis, keepdims, interpolation, True)
+
+
+def _shares(
+    name: str,
+    x: Value,
+    q: float | Sequence[float],
+    axis: int | Sequence[int] | None,
+    keepdims: bool,
+    interpolation: str,
+    skip: bool,
+) -> Value:
+    if interpolation not in INTERPOLATIONS:
+        raise GraphError(f"{name}: interpolation is {interpolation!r}; need {INTERPOLATIONS}")
     if isinstance(q, Sequence):
-        parts = _quantiles("quantile", x, list(q), axis, keepdims)
-        return stack(parts)
-    return _quantiles("quantile", x, [q], axis, keepdims)[0]
+        return stack(_quantiles(name, x, list(q), axis, keepdims, interpolation, skip))
+    return _quantiles(name, x, [q], axis, keepdims, interpolation, skip)[0]
 
 
 def _quantiles(
-    name: str, x: Value, shares: list[float], axis: int | Sequence[int] | None, keepdims: bool
+    name: str,
+    x: Value,
+    shares: list[float],
+    axis: int | Sequence[int] | None,
+    keepdims: bool,
+    interpolation: str = "linear",
+    skip: bool = False,
 ) -> list[Value]:
     over = [_axis(name, x, a) for a in _axes(x, axis)]
     if not builtins.all(0 <= q <= 1 for q in shares) or not shares:
@@ -285,16 +451,53 @@ def _quantiles(
         shape = [x.shape[a] for a in rest]
     lines = reshape(permute(x, [*rest, *over]), [*(x.shape[a] for a in rest), n])
     ordered = sort(_widened(lines))
+    pick = _among_numbers(ordered, n) if skip else _among_all(ordered, n)
+    return [reshape(_as(pick(q, interpolation), x.dtype), shape) for q in shares]
+
+
+def _among_all(ordered: Value, n: int) -> Callable[[float, str], Value]:
     last = ordered[..., n - 1]
-    results = []
-    for q in shares:
+
+    def pick(q: float, interpolation: str) -> Value:
         low = builtins.min(int(q * (n - 1)), n - 1)
         part = q * (n - 1) - low
+        if interpolation == "nearest":
+            part = float(part > 0.5 or (part == 0.5 and low % 2 == 1))
+        elif part > 0:
+            part = {"lower": 0.0, "higher": 1.0, "midpoint": 0.5}.get(interpolation, part)
         y = ordered[..., low]
-        if part > 0:
+        if part == 1:
+            y = ordered[..., low + 1]
+        elif part > 0:
             y = add(mul(y, 1.0 - part), mul(ordered[..., low + 1], part))
-        results.append(reshape(_as(where(isnan(last), last, y), x.dtype), shape))
-    return results
+        return where(isnan(last), last, y)
+
+    return pick
+
+
+def _among_numbers(ordered: Value, n: int) -> Callable[[float, str], Value]:
+    """NaN is last in order, so that the numbers of a line stand before it."""
+    missing = isnan(detach(ordered))
+    count = sub(n, sum(cast(missing, "int64"), -1, True))
+    last = maximum(sub(count, 1), 0)
+
+    def pick(q: float, interpolation: str) -> Value:
+        place = mul(cast(last, "float64"), q)
+        if interpolation == "nearest":
+            place = round(place)
+        low = floor(place)
+        part = sub(place, low)
+        if interpolation != "linear":
+            between = {"lower": 0.0, "higher": 1.0, "midpoint": 0.5, "nearest": 0.0}
+            part = where(part > 0.0, between[interpolation], part)
+        at = cast(low, "int64")
+        below, above = (take_along_axis(ordered, i, -1) for i in (at, minimum(add(at, 1), last)))
+        part = cast(part, ordered.dtype)
+        # An infinity that has no part in it must not make NaN of the sum.
+        mixed = add(mul(below, sub(1.0, part)), mul(where(equal(part, 0.0), below, above), part))
+        return where(equal(part, 1.0), above, where(equal(part, 0.0), below, mixed))
+
+    return pick
 
 
 # ---- running

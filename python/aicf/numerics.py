@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from ._core import ShapeError
+import numpy as np
+
+from ._core import GraphError, ShapeError
 from .arguments import checked
-from .arrays import count_nonzero, isinf, moveaxis
+from .arrays import count_nonzero, isinf, logaddexp, moveaxis
 from .graph import Operand, Value
-from .movement import _axis, broadcast_to, detach, expand_dims, reshape
+from .movement import _axes, _axis, broadcast_to, concat, detach, expand_dims, reshape
 from .ops import (
     _as,
     _widened,
@@ -48,16 +51,19 @@ __all__ = [
     "cumulative_trapezoid",
     "fmax",
     "fmin",
+    "gradient",
     "heaviside",
     "isclose",
     "isin",
     "lerp",
+    "logaddexp2",
     "logit",
     "nan_to_num",
     "nanmean",
     "nansum",
     "sinc",
     "trapezoid",
+    "xlog1py",
     "xlogy",
 ]
 
@@ -143,6 +149,28 @@ def xlogy(x: Value, y: Value) -> Value:
     unbounded = logical_or(less_equal(y, 0.0), equal(y, math.inf))
     nothing = logical_and(equal(x, 0.0), unbounded)
     return mul(x, log(where(nothing, 1.0, y)))
+
+
+def xlog1py(x: Value, y: Value) -> Value:
+    """x·log(1 + y), and 0 where x is 0 and y is no NaN.
+
+    >>> aicf.xlog1py(x, aicf.exp(y)).shape
+    (4, 3)
+    """
+    unbounded = logical_or(less_equal(y, -1.0), equal(y, math.inf))
+    nothing = logical_and(equal(x, 0.0), unbounded)
+    return mul(x, log1p(where(nothing, 0.0, y)))
+
+
+def logaddexp2(a: Value, b: Value) -> Value:
+    """log2(2**a + 2**b), safe for large numbers.
+
+    >>> aicf.logaddexp2(x, y).shape
+    (4, 3)
+    """
+    two = math.log(2.0)
+    wide, other = mul(_widened(a), two), mul(_widened(b), two)
+    return _as(div(logaddexp(wide, other), two), a.dtype)
 
 
 def nan_to_num(
@@ -246,19 +274,46 @@ def cumulative_trapezoid(
     return moveaxis(areas.cumsum(-1), -1, _axis("cumulative_trapezoid", y, axis))
 
 
-def cov(x: Value, correction: int = 1) -> Value:
+def cov(
+    x: Value, correction: int = 1, fweights: Value | None = None, aweights: Value | None = None
+) -> Value:
     """The covariances of the rows of x [variables, observations]; of one row its variance.
+
+    Args:
+        fweights: how often each observation counts, of any numbers.
+        aweights: how much each counts, of any numbers; see NumPy's for what is divided by.
 
     >>> aicf.cov(x).shape
     (4, 4)
     """
-    if x.ndim not in (1, 2) or x.shape[-1] <= correction:
-        raise ShapeError(
-            f"cov: x is {x!r}; need [variables, observations] and more than {correction} of these"
-        )
-    rows = reshape(_widened(x), (-1, x.shape[-1]))
-    centred = sub(rows, mean(rows, 1, keepdims=True))
-    result = _as(div(matmul(centred, centred.T), float(x.shape[-1] - correction)), x.dtype)
+    if x.ndim > 2:
+        raise ShapeError(f"cov: x is {x!r}; need [variables, observations]")
+    rows = reshape(_widened(x), (-1, x.shape[-1] if x.ndim else 1))
+    n = rows.shape[1]
+    given = [
+        (name, w) for name, w in (("fweights", fweights), ("aweights", aweights)) if w is not None
+    ]
+    for name, w in given:
+        if w.shape != (n,):
+            raise ShapeError(f"cov: {name} are {w!r} for x {x!r}; need one an observation")
+    if not given:
+        if n <= correction:
+            raise ShapeError(f"cov: x is {x!r}; need more than {correction} observations")
+        centred = sub(rows, mean(rows, 1, keepdims=True))
+        result = div(matmul(centred, centred.T), float(n - correction))
+    else:
+        weights = cast(given[0][1], rows.dtype)
+        for _, w in given[1:]:
+            weights = mul(weights, cast(w, rows.dtype))
+        total = sum(weights)
+        centred = sub(rows, div(sum(mul(rows, weights), 1, keepdims=True), total))
+        less = mul(total, 0.0) + float(correction)
+        if aweights is not None and correction:
+            by_weight = mul(weights, cast(aweights, rows.dtype))
+            less = mul(div(sum(by_weight), total), float(correction))
+        over = maximum(sub(total, less), 0.0)
+        result = div(matmul(mul(centred, weights), centred.T), over)
+    result = _as(result, x.dtype)
     return reshape(result, ()) if rows.shape[0] == 1 else result
 
 
@@ -268,13 +323,88 @@ def corrcoef(x: Value) -> Value:
     >>> aicf.corrcoef(x).shape
     (4, 4)
     """
-    if x.ndim != 2 or x.shape[1] < 2:
+    if x.ndim not in (1, 2) or x.shape[-1] < 2:
         raise ShapeError(f"corrcoef: x is {x!r}; need [variables, 2 or more observations]")
-    wide = _widened(x)
+    wide = reshape(_widened(x), (-1, x.shape[-1]))
     centred = sub(wide, mean(wide, 1, keepdims=True))
     unit = div(centred, sqrt(sum(mul(centred, centred), 1, keepdims=True)))
     result = _as(minimum(maximum(matmul(unit, unit.T), -1.0), 1.0), x.dtype)
-    return reshape(result, ()) if x.shape[0] == 1 else result
+    return reshape(result, ()) if wide.shape[0] == 1 else result
+
+
+def gradient(
+    x: Value,
+    spacing: float | Sequence[float] | Sequence[Sequence[float]] = 1.0,
+    axis: int | Sequence[int] | None = None,
+    edge_order: int = 1,
+) -> list[Value]:
+    """The slopes of x along each axis of `axis` (None = all), by differences of its neighbours.
+
+    Args:
+        spacing: between points, one number for all axes or one for each; or the coordinates of
+            the points of each axis.
+        edge_order: 1 or 2, how far the formula at the first and last point is right.
+
+    As NumPy's, whose spacings are further arguments.
+
+    >>> [v.shape for v in aicf.gradient(x, 0.5)]
+    [(4, 3), (4, 3)]
+    """
+    if edge_order not in (1, 2):
+        raise GraphError(f"gradient: edge_order is {edge_order}; need 1 or 2")
+    axes = [_axis("gradient", x, a) for a in _axes(x, axis)]
+    steps: list[Any] = list(spacing) if isinstance(spacing, Sequence) else [spacing] * len(axes)
+    if len(steps) != len(axes):
+        raise ShapeError(f"gradient: {len(steps)} spacings for {len(axes)} axes; need one each")
+    return [_slope(x, a, step, edge_order) for a, step in zip(axes, steps, strict=True)]
+
+
+def _slope(x: Value, axis: int, step: float | Sequence[float], edge_order: int) -> Value:
+    n = x.shape[axis]
+    if n < edge_order + 1:
+        raise ShapeError(f"gradient: x is {x!r}; need {edge_order + 1} points along axis {axis}")
+    if isinstance(step, Sequence) and len(step) != n:
+        raise ShapeError(f"gradient: {len(step)} coordinates for {n} points of axis {axis}")
+    at = np.diff(step) if isinstance(step, Sequence) else np.full(n - 1, step)
+    apart = at.astype(np.float64)
+    if not np.all(np.isfinite(apart)) or np.any(apart == 0):
+        raise GraphError(f"gradient: spacing is {step}; need finite numbers, points apart")
+    y = moveaxis(_widened(x), axis, -1)
+
+    def weighted(places: Sequence[slice], weights: Sequence[np.ndarray]) -> Value:
+        total = None
+        for place, weight in zip(places, weights, strict=True):
+            part = y[..., place]
+            if np.ptp(weight) == 0:
+                if weight[0] == 0 and total is not None:
+                    continue
+                term = mul(part, float(weight[0]))
+            else:
+                term = mul(part, y.graph.constant(weight.astype(y.dtype)))
+            total = term if total is None else add(total, term)
+        assert total is not None
+        return total
+
+    a, b = apart[:-1], apart[1:]
+    parts = []
+    if n > 2:
+        inside = [slice(None, -2), slice(1, -1), slice(2, None)]
+        parts = [weighted(inside, (-b / (a * (a + b)), (b - a) / (a * b), a / (b * (a + b))))]
+    if edge_order == 1:
+        ends = [
+            weighted([slice(0, 1), slice(1, 2)], [-1 / apart[:1], 1 / apart[:1]]),
+            weighted([slice(n - 2, n - 1), slice(n - 1, n)], [-1 / apart[-1:], 1 / apart[-1:]]),
+        ]
+    else:
+        a, b = apart[:1], apart[1:2]
+        first = (-(2 * a + b) / (a * (a + b)), (a + b) / (a * b), -a / (b * (a + b)))
+        a, b = apart[-2:-1], apart[-1:]
+        last = (b / (a * (a + b)), -(b + a) / (a * b), (2 * b + a) / (b * (a + b)))
+        ends = [
+            weighted([slice(0, 1), slice(1, 2), slice(2, 3)], first),
+            weighted([slice(n - 3, n - 2), slice(n - 2, n - 1), slice(n - 1, n)], last),
+        ]
+    return _as(moveaxis(concat([ends[0], *parts, ends[1]], -1), -1, axis), x.dtype)
 
 
 for _name in __all__:

@@ -608,7 +608,7 @@ def log_softmax(x: Value, axis: int = -1) -> Value:
 
 
 def var(
-    x: Value, axis: int | Sequence[int] | None = None, correction: int = 1, keepdims: bool = False
+    x: Value, axis: int | Sequence[int] | None = None, correction: float = 1, keepdims: bool = False
 ) -> Value:
     """Variance over `axis`: Σ(x − mean)² / (n − correction); of a constant exactly 0.
 
