@@ -14,6 +14,7 @@ namespace aicf::cuda {
 namespace {
 
 constexpr int kLeastWarps = 4, kMostWarps = 16;
+constexpr int kBeside = 6;  // of these may run beside the others
 
 /// Shared memory that a block may have, in bytes.
 int64_t shared_bytes(const Limits& limits) {
@@ -134,6 +135,53 @@ Paddings find_paddings(const LoweredOp& op) {
     return result;
 }
 
+/// When the members of a sequence run: in a stage, between two barriers; or from it on until
+/// another one begins, on warps of their own that do not wait at the barriers between.
+struct Times {
+    std::vector<int> stages, ends;
+    int count = 0;
+
+    /// `beside`: the warps that may run beside the others; `blocks`: those that a member wants.
+    Times(const LoweredOp& op, const std::vector<int64_t>& blocks, int beside)
+        : stages(stages_of(op)) {
+        for (int stage : stages) {
+            count = std::max(count, stage + 1);
+            ends.push_back(stage + 1);
+        }
+        if (count > kMostBarriers) return;
+        constexpr int64_t kFew = 2;
+        for (size_t m = 0; m < op.members.size(); m++) {
+            const int end = needed_at(op, m);
+            if (blocks[m] > kFew || blocks[m] > beside || end - stages[m] < 2) continue;
+            ends[m] = end;
+            beside -= static_cast<int>(blocks[m]);
+        }
+    }
+    bool aside(size_t member) const { return ends[member] > stages[member] + 1; }
+
+  private:
+    static constexpr int kMostBarriers = 14;  // 16 there are in hardware
+    /// The first stage that reads what a member writes, or writes over what it reads.
+    int needed_at(const LoweredOp& op, size_t member) const {
+        const std::vector<int64_t>& carried = op.attrs.ints("carried");
+        const auto among = [](const std::vector<View>& views, ValueId id) {
+            return std::any_of(views.begin(), views.end(),
+                               [&](const View& view) { return view.value == id; });
+        };
+        const LoweredOp& own = op.members[member];
+        int stage = count;
+        for (size_t m = 0; m < op.members.size(); m++) {
+            bool waits = false;
+            for (const View& view : op.members[m].inputs) waits |= among(own.outputs, view.value);
+            for (size_t k = 0; k < op.outputs.size() && m != member; k++)
+                waits |= carried[k] >= 0 && among(op.members[m].outputs, op.outputs[k].value) &&
+                         among(own.inputs, op.inputs[static_cast<size_t>(carried[k])].value);
+            if (waits) stage = std::min(stage, stages[m]);
+        }
+        return stage;
+    }
+};
+
 /// Where the values of a sequence lie: in shared memory, each at a multiple of 16 bytes, inner ones
 /// while they are needed; what is carried where it was. What updates and rings alone touch stays in
 /// global memory where it finds no room.
@@ -145,11 +193,12 @@ struct Places {
     int64_t bytes = 0;
     bool fits = false;
 
-    Places(const LoweredOp& op, const std::vector<int>& stages, int64_t room)
-        : Places(op, stages, room, find_paddings(op)) {
+    /// `times`: by member its stage, and the one that it is done before.
+    Places(const LoweredOp& op, const Times& times, int64_t room)
+        : Places(op, times, room, find_paddings(op)) {
         const auto lies_here = [&](const auto& one) { return shared.contains(one.first); };
         if (!fits || !std::all_of(paddings.begin(), paddings.end(), lies_here))
-            *this = Places(op, stages, room, {});
+            *this = Places(op, times, room, {});
     }
 
     int64_t bytes_of(const View& whole) const {
@@ -168,7 +217,7 @@ struct Places {
     }
 
   private:
-    Places(const LoweredOp& op, const std::vector<int>& stages, int64_t room, Paddings wanted)
+    Places(const LoweredOp& op, const Times& times, int64_t room, Paddings wanted)
         : paddings(std::move(wanted)) {
         const std::vector<int64_t>& to = op.attrs.ints("carried");
         for (size_t k = 0; k < op.inputs.size(); k++) operand[op.inputs[k].value] = k;
@@ -186,15 +235,16 @@ struct Places {
             const LoweredDef& kind = anchor(op.members[m]);
             for (const auto* views : {&op.members[m].inputs, &op.members[m].outputs})
                 for (const View& view : *views) {
-                    Use& use = uses.emplace(view.value, Use{stages[m], stages[m]}).first->second;
-                    use.last = std::max(use.last, stages[m]);
+                    const int last = times.ends[m] - 1;
+                    Use& use = uses.emplace(view.value, Use{times.stages[m], last}).first->second;
+                    use.last = std::max(use.last, last);
                     use.by_far &= is_update(kind) || is_small(kind);
                 }
         }
         for (auto [out, in] : carried)  // one place, two values
             if (uses.contains(out) && uses.contains(in))
                 uses[in].by_far = uses[in].by_far && uses[out].by_far;
-        const int count = stages.empty() ? 1 : *std::max_element(stages.begin(), stages.end()) + 1;
+        const int count = times.count;
         Room taken(count);
         const auto place = [&](const View& view, int first, int last) {
             std::vector<const Taken*> found;
@@ -276,23 +326,6 @@ std::string replaced(std::string text, const std::string& from, const std::strin
     return text;
 }
 
-/// How many warps each of the members of a stage gets: those with more to do more, but no more than
-/// they have blocks.
-std::vector<int> shared_out(const std::vector<double>& work, const std::vector<int64_t>& blocks,
-                            int warps) {
-    std::vector<int> given(work.size(), 1);
-    for (int left = warps - static_cast<int>(work.size()); left > 0; left--) {
-        size_t most = work.size();
-        for (size_t i = 0; i < work.size(); i++)
-            if (given[i] < blocks[i] &&
-                (most == work.size() || work[i] / given[i] > work[most] / given[most]))
-                most = i;
-        if (most == work.size()) break;
-        given[most]++;
-    }
-    return given;
-}
-
 /// A statement for warps [begin, end) of so many.
 std::string by_warps(int begin, int end, int warps, const std::string& statement) {
     const std::string from = begin ? cat("warp >= ", begin, "u") : "",
@@ -300,6 +333,86 @@ std::string by_warps(int begin, int end, int warps, const std::string& statement
     const std::string both = from.empty() || to.empty() ? from + to : from + " && " + to;
     return both.empty() ? statement : cat("if (", both, ") ", statement);
 }
+
+Limits one_block(const Limits& limits) {
+    Limits own = limits;
+    own.processors = 1;
+    own.one_block = true;
+    return own;
+}
+
+/// By member, the most warps that have something to do.
+std::vector<int64_t> blocks_of(const LoweredOp& op, const Limits& limits) {
+    std::vector<int64_t> blocks;
+    for (const LoweredOp& member : op.members) {
+        const KernelText part = body_text(member, one_block(limits));
+        blocks.push_back(std::max<int64_t>(part.blocks * part.threads / 32, 1));
+    }
+    return blocks;
+}
+
+/// Which warps run a member: of those of a stage, ones with more to do get more, but none more than
+/// it has blocks.
+struct Teams {
+    int main = kLeastWarps, warps = 0;    // those that wait at every barrier, and all
+    std::vector<std::pair<int, int>> of;  // by member, from which on, and to which
+
+    Teams(const LoweredOp& op, const Times& times, const std::vector<int64_t>& blocks)
+        : of(op.members.size()) {
+        int64_t beside = 0;
+        std::map<int, int64_t> wanted;
+        for (size_t m = 0; m < of.size(); m++)
+            (times.aside(m) ? beside : wanted[times.stages[m]]) += blocks[m];
+        for (auto [stage, all] : wanted)
+            main = std::max(main, static_cast<int>(std::min(all, kMostWarps - beside)));
+        warps = main;
+        for (size_t m = 0; m < of.size(); m++)
+            if (times.aside(m))
+                of[m] = {warps, warps + blocks[m]}, warps += static_cast<int>(blocks[m]);
+        for (int stage = 0; stage < times.count; stage++) share_out(op, times, blocks, stage);
+    }
+
+    /// The one before a stage; the last one comes before the first of the next step.
+    std::string barrier(const Times& times, int stage) const {
+        int waiting = main;
+        std::string more;
+        for (size_t m = 0; m < of.size(); m++) {
+            const int begin = times.stages[m] ? times.stages[m] : times.count;
+            if (!times.aside(m) || (begin != stage && times.ends[m] != stage)) continue;
+            waiting += of[m].second - of[m].first;
+            more += cat(" || (warp >= ", of[m].first, "u && warp < ", of[m].second, "u)");
+        }
+        return cat(waiting < warps ? cat("if (warp < ", main, "u", more, ") ") : "", "wait_for(",
+                   stage, ", ", 32 * waiting, ");\n");
+    }
+
+  private:
+    void share_out(const LoweredOp& op, const Times& times, const std::vector<int64_t>& blocks,
+                   int stage) {
+        std::vector<size_t> members;
+        for (size_t m = 0; m < of.size(); m++)
+            if (times.stages[m] == stage && !times.aside(m)) members.push_back(m);
+        std::vector<int> given(members.size(), 1);
+        const auto load = [&](size_t i) {
+            return cost_of(op.members[members[i]]).flops / given[i];
+        };
+        for (int left = main - static_cast<int>(members.size()); left > 0; left--) {
+            size_t most = members.size();
+            for (size_t i = 0; i < members.size(); i++)
+                if (given[i] < blocks[members[i]] &&
+                    (most == members.size() || load(i) > load(most)))
+                    most = i;
+            if (most == members.size()) break;
+            given[most]++;
+        }
+        int first = 0;
+        for (size_t i = 0; i < members.size(); i++) {
+            const int begin = first % main;
+            first = begin + given[i];
+            of[members[i]] = {begin, first};
+        }
+    }
+};
 
 }  // namespace
 
@@ -311,71 +424,53 @@ bool block_fits(const LoweredOp& op, const Limits& limits) {
     if (!std::all_of(op.members.begin(), op.members.end(), of_warps) ||
         BlockLayout(op).bytes > static_cast<int>(kMaxGroupBytes))
         return false;
-    const std::vector<int> stages = stages_of(op);
-    if (!Places(op, stages, shared_bytes(limits)).fits) return false;
+    const Times times(op, blocks_of(op, limits), kBeside);
+    if (!Places(op, times, shared_bytes(limits)).fits) return false;
     // Measured on an H200: a launch in a graph takes 1.7 us, a barrier and the start of a stage
     // 0.15, and one processor does some 60 flops a nanosecond in tiles of threads.
     constexpr double kLaunch = 1.7, kStage = 0.15, kFlops = 60e3;
-    const int count = *std::max_element(stages.begin(), stages.end()) + 1;
-    return kStage * count + cost_of(op).flops / kFlops < kLaunch * count;
+    return kStage * times.count + cost_of(op).flops / kFlops < kLaunch * times.count;
 }
 
 KernelText block_text(const LoweredOp& op, const Limits& limits) {
-    Limits own = limits;
-    own.processors = 1;
-    own.one_block = true;
-    const std::vector<int> stages = stages_of(op);
-    const Places places(op, stages, shared_bytes(limits));
+    const std::vector<int64_t> blocks = blocks_of(op, limits);
+    const Times times(op, blocks, kBeside);
+    const Places places(op, times, shared_bytes(limits));
     const BlockLayout layout(op);
+    const size_t members = op.members.size();
     KernelText text;
     text.includes = {"block.cuh"};
-    std::vector<int64_t> blocks;  // of warps, by member
-    std::map<int, int64_t> wanted;
-    for (size_t m = 0; m < op.members.size(); m++) {
+    for (size_t m = 0; m < members; m++) {
         const LoweredOp member = places.moved(op.members[m]);
-        const KernelText part = body_text(member, own);
+        const KernelText part = body_text(member, one_block(limits));
         check(!part.workspace && !part.counters && !part.shared && part.maps.empty(),
               "cuda: an op in one block that is no kernel of warps");
         text.includes.insert(part.includes.begin(), part.includes.end());
         const std::string name = cat("@_", m);
         text.body +=
             places_struct(name + "_Block", member, places, layout) + replaced(part.body, "@", name);
-        blocks.push_back(std::max<int64_t>(part.blocks * part.threads / 32, 1));
-        wanted[stages[m]] += blocks[m];
     }
-    int warps = kLeastWarps;
-    for (auto [stage, all] : wanted)
-        warps = std::max(warps, static_cast<int>(std::min<int64_t>(all, kMostWarps)));
+    const Teams teams(op, times, blocks);
+    const int warps = teams.warps;
+    text.name = cat("block_of_", members);
     text.threads = 32 * warps;
     text.shared = static_cast<uint32_t>(places.bytes);
 
     std::string steps;
-    for (auto [stage, all] : wanted) {
-        std::vector<size_t> members;
-        std::vector<double> work;
-        std::vector<int64_t> most;
-        for (size_t m = 0; m < op.members.size(); m++) {
-            if (stages[m] != stage) continue;
-            members.push_back(m);
-            work.push_back(cost_of(op.members[m]).flops);
-            most.push_back(blocks[m]);
-        }
-        const std::vector<int> given = shared_out(work, most, warps);
-        steps += cat(stage ? "        __syncthreads();\n" : "", "        // stage ", stage, "\n");
-        int first = 0;
-        for (size_t i = 0; i < members.size(); i++) {
-            const size_t m = members[i];
-            const int begin = first % warps, end = begin + given[i];
+    for (int stage = 0; stage < times.count; stage++) {
+        steps += cat("        // stage ", stage, "\n");
+        for (size_t m = 0; m < members; m++) {
+            if (times.stages[m] != stage) continue;
+            const auto [begin, end] = teams.of[m];
             steps +=
                 "        " +
                 by_warps(begin, end, warps,
                          cat("{  // node ", op.members[m].node, ": ", title(op.members[m]),
                              "\n            @_", m, "_body(@_", m, "_Block{block}, Grid{warp - ",
-                             begin, "u, ", given[i], "u, 32u, warp * 32u});\n        }\n"));
-            first = end;
+                             begin, "u, ", end - begin, "u, 32u, warp * 32u});\n        }\n"));
         }
+        steps += "        " + teams.barrier(times, stage + 1);
     }
-    text.name = cat("block_of_", op.members.size());
     std::string in, out;
     int turn = 0;
     const auto copy = [&](const char* name, const View& view, const std::string& arguments) {
@@ -410,7 +505,7 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
                           steps_at(op),
                           ");\n#pragma unroll 1\n    for (int64_t step = 0; step < steps; "
                           "step++) {\n",
-                          steps, "        __syncthreads();\n    }\n", out, "}\n");
+                          steps, "    }\n    __syncthreads();\n", out, "}\n");
     return text;
 }
 
