@@ -30,6 +30,8 @@ from .assembly import __all__ as _assembly_names
 from .batching import vmap
 from .convolutions import *  # noqa: F403
 from .convolutions import __all__ as _convolution_names
+from .custom import *  # noqa: F403
+from .custom import __all__ as _custom_names
 from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
 from .elementary import *  # noqa: F403
@@ -102,6 +104,7 @@ __all__ = [
     *_assembly_names,
     *_elementary_names,
     *_convolution_names,
+    *_custom_names,
     *_gradient_names,
     *_indexing_names,
     *_loss_names,

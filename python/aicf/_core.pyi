@@ -133,6 +133,8 @@ class Graph:
 
     def to_json(self) -> str: ...
 
+    def op_names(self) -> list[str]: ...
+
     def nodes_since(self, arg: GraphMark, /) -> str: ...
 
     def to_text(self) -> str: ...
@@ -405,6 +407,12 @@ def lowered_schema(op: str) -> dict:
     """
     What a lowered op takes and gives: operands, attributes, in-place pairs.
     """
+
+def define_custom(digest: str, name: str, cpu: str, cuda: str, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> None:
+    """Makes the sources of a custom op known."""
+
+def set_host_caller(caller: object) -> None:
+    """What runs the callbacks of custom ops."""
 
 def cuda_info() -> dict:
     """

@@ -85,6 +85,12 @@ def _member(x: Any) -> Any:
     return x
 
 
+def _custom(x: Any) -> Any:
+    if not hasattr(x, "_lowered"):
+        raise TypeError
+    return x
+
+
 @functools.cache
 def _value_class() -> type:
     from .graph import Value
@@ -140,6 +146,7 @@ _KINDS = {
     "bool": _Kind("a bool", GraphError, _bool),
     "str": _Kind("a str that UTF-8 can hold", GraphError, _text),
     "OpKind": _Kind("a member of aicf.OpKind", GraphError, _member),
+    "CustomOp": _Kind("an op of custom_op", GraphError, _custom),
     "DTypeName": _Kind('a name such as "float32"', DTypeError, _dtype),
     "Path": _Kind("a path", GraphError, _path),
     "Callable[..., dict[str, Value]]": _Kind("a function", GraphError, _callable),

@@ -47,8 +47,9 @@ def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0)
         in_axes: the axis of each argument along which the examples lie, None for what they share;
             one for all, or a sequence.
 
-    Raises: GraphError naming an op that has no such rule: random numbers, custom_gradient and
-        updates of optimizers; and where `fn` makes an output or assigns to a state.
+    Raises: GraphError naming an op that has no such rule: random numbers, custom_gradient,
+        custom ops of sources and callbacks, updates of optimizers; and where `fn` makes an output
+        or assigns to a state.
 
     >>> one = lambda row: aicf.grad(aicf.sum(aicf.softmax(row) * row), row)
     >>> aicf.vmap(one)(x).shape
@@ -84,6 +85,11 @@ def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0)
             raise
 
     return call
+
+
+def _named(node: dict[str, Any]) -> str:
+    own = node.get("attrs", {}).get("op")  # of a custom op its author's name
+    return f"custom_op {own}" if own else str(node["op"])
 
 
 def _size(value: Value, axis: int) -> int:
@@ -151,8 +157,8 @@ class _Batch:
         rule = RULES.get(node["op"])
         if rule is None:
             raise GraphError(
-                f"vmap: {node['op']} at {node.get('where', _user_line())} has no rule for a batch; "
-                "need it outside, or other ops"
+                f"vmap: {_named(node)} at {node.get('where', _user_line())} has no rule for a "
+                "batch; need it outside, or other ops"
             )
         limits = ("Infinity", "-Infinity", "NaN")
         attrs = {k: float(v) if str(v) in limits else v for k, v in node.get("attrs", {}).items()}

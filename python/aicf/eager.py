@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from . import _core
 from .arguments import checked
+from .custom import CustomOp
 
 
 class OpKind(enum.Enum):
@@ -30,7 +31,7 @@ class Event(NamedTuple):
 
 @checked
 def op_call(
-    op: str | OpKind,
+    op: str | OpKind | CustomOp,
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     attrs: Mapping[str, Any] | None = None,
@@ -40,7 +41,7 @@ def op_call(
     """Runs one lowered op on tensors of any framework, zero-copy, and writes into `outputs`.
 
     Args:
-        op: a member of OpKind, or its name.
+        op: a member of OpKind, its name, or what custom_op made of sources or a callback.
         inputs: the operands, NumPy arrays or anything with `__dlpack__`, of any strides; those of
             a pointwise op broadcast as NumPy's.
         outputs: writable tensors of the result's shape and dtype on the same device. One may be
@@ -61,6 +62,8 @@ def op_call(
     >>> float(total)
     12.0
     """
+    if isinstance(op, CustomOp):
+        op, attrs = op._lowered(inputs, attrs)
     device = _core.op_call(_op_name(op), inputs, outputs, _named(attrs), stream, sync)
     return Event(device) if sync == "event" else None
 

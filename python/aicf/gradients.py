@@ -127,24 +127,28 @@ def custom_gradient(fn: Callable[..., tuple[Value, Callable[[Value], Gradients]]
         inputs = [result, *values, *(Value(g, id) for id in more)]
         out: Value = g._emit("CustomGradient", inputs, count=len(values))[0]
 
-        def rule(dy: int) -> list[int]:
-            found = backward(Value(g, dy))
-            grads = list(found) if isinstance(found, (list, tuple)) else [found]
-            if len(grads) != len(values):
-                raise GraphError(
-                    f"{where}: its backward gave {len(grads)} gradients; need {len(values)}, one "
-                    "for each argument"
-                )
-            for value, one in zip(values, grads, strict=True):
-                if one is not None:
-                    g._id(one, where)
-                    _check_alike(where, "gradient", one, value)
-            return [-1 if one is None else one.id for one in grads]
+        def rule(dys: list[int]) -> list[int]:
+            return checked_gradients(where, g, backward(Value(g, dys[0])), values)
 
         g._own_rules[out.id] = rule
         return out
 
     return call
+
+
+def checked_gradients(where: str, g: Any, found: Any, values: Sequence[Value]) -> list[int]:
+    """The ids of the gradients that a function of one's own gave; -1 for None."""
+    grads = list(found) if isinstance(found, (list, tuple)) else [found]
+    if len(grads) != len(values):
+        raise GraphError(
+            f"{where}: its backward gave {len(grads)} gradients; need {len(values)}, one "
+            "for each argument"
+        )
+    for value, one in zip(values, grads, strict=True):
+        if one is not None:
+            g._id(one, where)
+            _check_alike(where, "gradient", one, value)
+    return [-1 if one is None else one.id for one in grads]
 
 
 def _check_alike(where: str, what: str, given: Value, like: Value) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from . import _core
@@ -130,7 +131,8 @@ class Graph:
     @checked
     def __init__(self, name: str = "graph") -> None:
         self._core = _core.Graph(name)
-        self._own_rules: dict[int, Callable[[int], list[int]]] = {}  # by custom_gradient's result
+        self._own_rules: dict[int, Callable[[list[int]], list[int]]] = {}  # by the first result
+        self._scopes: list[str] = []  # the composed custom ops that are being made
 
     @property
     def name(self) -> str:
@@ -138,8 +140,18 @@ class Graph:
         return self._core.name
 
     def _here(self) -> _core.Graph:
-        self._core.where = _user_line()
+        scopes = f" in {'.'.join(self._scopes)}" if self._scopes else ""
+        self._core.where = _user_line() + scopes
         return self._core
+
+    @contextlib.contextmanager
+    def _scope(self, name: str) -> Iterator[None]:
+        """Nodes made inside say that they belong to it."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
 
     def _id(self, value: Value, where: str) -> int:
         if not isinstance(value, Value):
@@ -242,14 +254,14 @@ class Graph:
         grads = self._here().backward(root, ids, seed, record, self._own_rule)
         return [Value(self, id) for id in grads]
 
-    def _own_rule(self, result: int, dy: int) -> list[int]:
+    def _own_rule(self, result: int, dys: list[int]) -> list[int]:
         rule = self._own_rules.get(result)
         if rule is None:
             raise _core.GraphError(
                 f"backward: custom_gradient made {Value(self, result)!r}, and its backward is not "
                 "in the file this graph was read from; need the graph it was built in"
             )
-        return rule(dy)
+        return rule(dys)
 
     @checked
     def minimize(
@@ -506,7 +518,19 @@ class Graph:
 
         graph = Graph()
         graph._core = read_graph(text, strict)
+        if strict:
+            graph._adopt()
         return graph
+
+    def _adopt(self) -> None:
+        """Custom ops of a file mean those that are defined here."""
+        if not any(kind in self._core.op_names() for kind in ("CustomOp", "HostCall")):
+            return
+        from .custom import adopt
+
+        nodes = json.loads(self._core.nodes_since(_core.Graph("").mark()))
+        own = [node for node in nodes if node["op"] in ("CustomOp", "HostCall")]
+        adopt(self, [(node["inputs"], node["outputs"], node["attrs"]) for node in own])
 
     def compile(
         self,

@@ -79,6 +79,7 @@ void bind_graph(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_watch(nb::module_& m);
 void bind_eager(nb::module_& m);
+void bind_custom(nb::module_& m);
 void bind_cuda(nb::module_& m);
 
 /// Lets signal handlers, Ctrl-C's above all, end a long call of core.

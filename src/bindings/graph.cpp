@@ -1,5 +1,6 @@
 // Graph, its report and its reader.
 #include <cstring>
+#include <set>
 
 #include "bindings/bindings.h"
 #include "core/base/float_mode.h"
@@ -239,8 +240,8 @@ void bind_graph(nb::module_& m) {
             "backward",
             [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed, bool record,
                const nb::callable& own_rule) {
-                const OwnRule rule = [&](ValueId result, ValueId dy) {
-                    return nb::cast<std::vector<ValueId>>(own_rule(result, dy));
+                const OwnRule rule = [&](ValueId result, const std::vector<ValueId>& dys) {
+                    return nb::cast<std::vector<ValueId>>(own_rule(result, dys));
                 };
                 return backward(g, loss, wrt, seed, record, &rule);
             },
@@ -272,6 +273,12 @@ void bind_graph(nb::module_& m) {
         .def(
             "verify", [](const Graph& g) { return verify(g); }, nb::call_guard<Signals>())
         .def("to_json", [](const Graph& g) { return to_json(g); })
+        .def("op_names",
+             [](const Graph& g) {
+                 std::set<std::string> names;
+                 for (const Node& node : g.nodes) names.insert(node.op_name);
+                 return std::vector<std::string>(names.begin(), names.end());
+             })
         .def("nodes_since",
              [](const Graph& g, const Graph::Mark& mark) {
                  return "[" + nodes_json(g, mark.nodes) + "]";

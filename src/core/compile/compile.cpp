@@ -45,6 +45,8 @@ Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options
     verify(lowered).require("compile");
     tell(done, "verify lowered");
     run_passes(lowered, &Pass::on_lowered, passes, "verify lowered", done, watch.lowered, target);
+    host_calls_first(lowered);
+    verify(lowered).require("after calls of the host were put first");
     return lowered;
 }
 

@@ -200,7 +200,7 @@ class HorizontalFusion : Groups {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             poll();
             for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
-            if (!small(ops_[at], machine_.group_limits())) continue;
+            if (ops_[at].def->alone || !small(ops_[at], machine_.group_limits())) continue;
             const size_t own = bytes_in_group(ops_[at]);
             if (own == 0) continue;
             std::vector<int>& known = heads[level[at]];
@@ -209,7 +209,8 @@ class HorizontalFusion : Groups {
             for (size_t i = known.size(); i-- > oldest && !joined;) {
                 const int head = known[i];
                 // No path leaves a level and comes back to it.
-                joined = bytes[head] + own <= kMaxGroupBytes && apart(at, head);
+                joined =
+                    bytes[head] + own <= kMaxGroupBytes && apart(at, head) && together(at, head);
                 if (!joined) continue;
                 std::vector<int> merged = std::move(members_[head]);
                 merged.push_back(at);

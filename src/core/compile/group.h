@@ -70,6 +70,7 @@ class Groups {
         successors_ = Lists(count, edges);
         predecessors_ = Lists(count, back);
         for (size_t i = 0; i < count; i++) known_.add(predecessors_[static_cast<int>(i)]);
+        before_ = before_host_calls(lowered);
     }
 
   protected:
@@ -79,6 +80,7 @@ class Groups {
     /// together so. `last`: all ops behind it still stand alone.
     Merge merge(int a, int b, bool (*means)(const LoweredOp&), int last) {
         poll();
+        if (!together(a, b)) return Merge::forbidden;
         std::vector<int> merged;
         std::merge(members_[a].begin(), members_[a].end(), members_[b].begin(), members_[b].end(),
                    std::back_inserter(merged));
@@ -88,6 +90,10 @@ class Groups {
         if (makes_cycle(a, b, last) || makes_cycle(b, a, last)) return Merge::forbidden;
         join(a, b, std::move(merged));
         return Merge::done;
+    }
+    /// Whether both groups stand before the calls of the host, or neither does.
+    bool together(int a, int b) const {
+        return before_.empty() || before_[members_[a].front()] == before_[members_[b].front()];
     }
     void join(int a, int b, std::vector<int> merged) {
         for (int member : members_[b]) group_[member] = a;
@@ -259,7 +265,8 @@ class Groups {
         return result;
     }
 
-    Forest known_;           // by op, below one that it comes after
+    Forest known_;  // by op, below one that it comes after
+    std::vector<char> before_;
     std::vector<int> seen_;  // by group
     int now_ = 0;
 };

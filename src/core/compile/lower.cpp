@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/interrupt.h"
+#include "core/graph/custom.h"
 #include "core/graph/op.h"
 
 namespace aicf {
@@ -124,6 +125,40 @@ void settle_assigns(Lowered& lowered) {
 }
 
 }  // namespace
+
+std::vector<char> before_host_calls(const Lowered& lowered) {
+    const size_t count = lowered.ops.size();
+    std::vector<char> first(count, 0);
+    for (size_t i = 0; i < count; i++) first[i] = is_host_call(*lowered.ops[i].def);
+    if (std::count(first.begin(), first.end(), 0) == std::ssize(first)) return {};
+    std::vector<int> producer(lowered.values.size(), -1);
+    std::vector<ValueId> target(lowered.values.size(), kNone);
+    std::vector<std::vector<size_t>> readers(lowered.values.size());
+    for (const Assign& assign : lowered.assigns) target[assign.source] = assign.target;
+    for (size_t i = 0; i < count; i++) {
+        for (const View& view : lowered.ops[i].outputs) producer[view.value] = static_cast<int>(i);
+        for (const View& view : lowered.ops[i].inputs) readers[view.value].push_back(i);
+    }
+    for (size_t i = count; i-- > 0;) {  // whatever one waits for stands before it
+        if (!first[i]) continue;
+        for (const View& view : lowered.ops[i].inputs)
+            if (producer[view.value] >= 0) first[static_cast<size_t>(producer[view.value])] = 1;
+        for (const View& view : lowered.ops[i].outputs)
+            if (target[view.value] != kNone)
+                for (size_t reader : readers[target[view.value]]) first[reader] = 1;
+    }
+    return first;
+}
+
+void host_calls_first(Lowered& lowered) {
+    const std::vector<char> first = before_host_calls(lowered);
+    if (first.empty()) return;
+    std::vector<LoweredOp> ordered;
+    for (const char wanted : {1, 0})
+        for (size_t i = 0; i < first.size(); i++)
+            if (first[i] == wanted) ordered.push_back(std::move(lowered.ops[i]));
+    lowered.ops = std::move(ordered);
+}
 
 Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
     Lowered lowered;

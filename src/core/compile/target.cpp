@@ -14,6 +14,7 @@ namespace {
 void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
                 std::vector<Scalar>& scalars) {
     for (const AttrDef& def : schema.attrs) {
+        if (def.name == "*") break;
         const Attr& attr = *attrs.find(def.name);
         Scalar scalar{.i = 0};
         if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
@@ -37,6 +38,19 @@ void pack_attrs(const LoweredDef& schema, const Attrs& attrs, int rank,
             else if (choice != def.choices.end())
                 scalar.i = choice - def.choices.begin();
         }
+        scalars.push_back(scalar);
+    }
+    if (schema.attrs.empty() || schema.attrs.back().name != "*") return;
+    const auto declared = [&](const std::string& name) {
+        return std::any_of(schema.attrs.begin(), schema.attrs.end(),
+                           [&](const AttrDef& def) { return def.name == name; });
+    };
+    for (const auto& [name, attr] : attrs.items()) {
+        if (declared(name)) continue;
+        Scalar scalar{.i = 0};
+        if (const auto* flag = std::get_if<bool>(&attr)) scalar.i = *flag;
+        if (const auto* integer = std::get_if<int64_t>(&attr)) scalar.i = *integer;
+        if (const auto* number = std::get_if<double>(&attr)) scalar.f = *number;
         scalars.push_back(scalar);
     }
 }

@@ -85,7 +85,7 @@ std::vector<ValueId> GradContext::own_rule() const {
     if (!graph_.own_rule)
         raise(ErrorKind::graph, "backward: ", node_.op->fn, " at node ", node_.id,
               " has no gradient without the function that made it; need the graph it was built in");
-    return (*graph_.own_rule)(node_.outputs[0], output_grads_[0]);
+    return (*graph_.own_rule)(node_.outputs[0], output_grads_);
 }
 
 void GradContext::set(int i, Var grad) {

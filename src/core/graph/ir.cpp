@@ -86,9 +86,11 @@ bool is_choice(const std::string& text, const std::string& choice) {
 
 Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
                      const std::string& where) {
+    const bool any = !defs.empty() && defs.back().name == "*";
     for (const auto& [name, attr] : given.items()) {
         auto known = [&](const AttrDef& def) { return def.name == name; };
         if (std::none_of(defs.begin(), defs.end(), known)) {
+            if (any && attr.index() <= 2) continue;  // a flag or a number
             std::string names;
             for (const AttrDef& def : defs) names += (names.empty() ? "" : ", ") + def.name;
             raise(ErrorKind::graph, where, ": unknown attribute \"", name, "\"; need one of {",
@@ -97,6 +99,7 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
     }
     Attrs result;
     for (const AttrDef& def : defs) {
+        if (any && &def == &defs.back()) break;
         const Attr* attr = given.find(def.name);
         if (!attr && def.required)
             raise(ErrorKind::graph, where, ": attribute \"", def.name,
@@ -122,6 +125,8 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
         }
         result.set(def.name, std::move(*converted));
     }
+    for (const auto& [name, attr] : given.items())
+        if (any && !result.find(name)) result.set(name, attr);
     return result;
 }
 
@@ -359,7 +364,9 @@ std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueI
     std::vector<Value> made(results.size());
     for (size_t i = 0; i < results.size(); i++) {
         made[i].id = static_cast<ValueId>(values.size() + i);
-        made[i].name = !value_name.empty() && i == 0 ? value_name : def->outputs[i];
+        made[i].name = !value_name.empty() && i == 0
+                           ? value_name
+                           : operand_name(def->outputs, static_cast<int>(i));
         made[i].type = results[i];
         made[i].producer = node.id;
         node.outputs.push_back(made[i].id);

@@ -133,9 +133,10 @@ struct Gradient {  // d loss / d value
     ValueId seed = kNone;  // the caller's d / d loss; none where it is 1
 };
 
-/// The gradients of a custom_gradient's operands, kNone for those of none, from its result and the
-/// gradient of that.
-using OwnRule = std::function<std::vector<ValueId>(ValueId result, ValueId dy)>;
+/// The gradients of the operands of a custom_gradient or custom_op, kNone for those of none, from
+/// its first result and the gradients of its results, kNone for those that none reaches.
+using OwnRule =
+    std::function<std::vector<ValueId>(ValueId result, const std::vector<ValueId>& dys)>;
 
 class Graph {
   public:

@@ -14,6 +14,7 @@ void define_nn_ops();
 void define_line_ops();
 void define_random_ops();
 void define_optim_ops();
+void define_custom_ops();
 void define_regions();
 
 namespace {
@@ -42,6 +43,7 @@ const Registry& registry() {
         define_line_ops();
         define_random_ops();
         define_optim_ops();
+        define_custom_ops();
         define_regions();
         return fresh;
     }();

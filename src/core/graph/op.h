@@ -10,7 +10,7 @@ namespace aicf {
 // ---- attributes and inference -------------------------------------------------------------------
 
 struct AttrDef {
-    std::string name;
+    std::string name;                       // the last may be "*": any others, numbers and flags
     Attr fallback;                          // default and kind
     bool required = false;                  // no default
     std::vector<std::string> choices = {};  // of a string attribute; "mma16(c)": for any number c
@@ -114,7 +114,7 @@ class GradContext {
     bool needs(int i) const { return i < inputs() && needed_[i]; }
     const Attrs& attrs() const { return node_.attrs; }
     const OpDef& op() const { return *node_.op; }
-    /// What the user's own rule of a custom_gradient makes of dy.
+    /// What the user's own rule of a custom_gradient or custom_op makes of the results' gradients.
     std::vector<ValueId> own_rule() const;
     /// The gradient of input i; summed down to the input's shape when it was broadcast.
     void set(int i, Var grad);
@@ -186,6 +186,7 @@ class LowerContext {
   public:
     LowerContext(Lowered& lowered, const Graph& graph, const Node& node, std::vector<char>& used);
     int inputs() const { return static_cast<int>(node_.inputs.size()); }
+    int outputs() const { return static_cast<int>(node_.outputs.size()); }
     // a copy: new values may move the views
     View in(int i) const { return lowered_.views[node_.inputs[i]]; }
     const Type& type(int i) const { return graph_.value(node_.inputs[i]).type; }
@@ -292,6 +293,7 @@ struct LoweredDef {
     /// The same bits on every backend and in every mode, so that a compiler may compute it: a
     /// product's belong to its mode, random numbers to states.
     bool portable = false;
+    bool alone = false;            // shares no launch with others
     int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
     double (*flops)(const LoweredOp&) = nullptr;
@@ -376,6 +378,11 @@ std::vector<Type> infer_lowered(const LoweredOp& op);
 /// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.
 /// `tensor_cores`: as product_order() takes them.
 Lowered lower(const Graph& graph, const std::string& math = "fp32", int tensor_cores = 0);
+/// By op: whether it is a call of the host or one waits for it; empty where there is none.
+std::vector<char> before_host_calls(const Lowered& lowered);
+/// Moves those before all else, which is never fused with them: a call that raises does so
+/// before a param or a state is written, unless it reads what one becomes.
+void host_calls_first(Lowered& lowered);
 /// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
 Report verify(const Lowered& lowered);
 /// An op by what it computes on which types and strides, without ids: "gemm {...} (f32[8, 8], ...".

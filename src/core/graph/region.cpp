@@ -130,10 +130,13 @@ bool product_region(const LoweredOp& op) {
 std::string title(const LoweredOp& op) {
     const auto name = [](const auto& part) { return part.def->name; };
     const std::string parts = op.body.empty() ? joined(op.members, name) : joined(op.body, name);
+    const Attr* const own = op.attrs.find("op");  // of a custom op its author's name
+    if (own) return cat(op.def->name, " ", std::get<std::string>(*own));
     return op.def->name + (parts.empty() ? "" : cat("(", parts, ")"));
 }
 
 std::string kernel_stem(const LoweredOp& op) {
+    if (const Attr* const own = op.attrs.find("op")) return std::get<std::string>(*own);
     if (op.body.empty()) return op.def->name;
     return anchor(op).pointwise ? "fused" : "fused_" + anchor(op).name;
 }

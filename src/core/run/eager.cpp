@@ -9,6 +9,7 @@
 
 #include "core/base/float_mode.h"
 #include "core/base/fork.h"
+#include "core/graph/custom.h"
 
 namespace aicf {
 
@@ -150,7 +151,9 @@ std::string layout(const TensorRef& tensor) {
 Attrs call_attrs(const LoweredDef& def, const Attrs& attrs, const std::vector<TensorRef>& inputs) {
     Attrs complete = complete_attrs(def.attrs, attrs, def.name);
     const Attr* axis = complete.find("axis");
-    if (!axis || inputs.empty()) return complete;
+    const auto own = [](const AttrDef& attr) { return attr.name == "axis"; };
+    if (!axis || inputs.empty() || std::none_of(def.attrs.begin(), def.attrs.end(), own))
+        return complete;
     if (const auto* given = std::get_if<int64_t>(axis)) {  // kernels count axes from the front
         const int64_t rank = inputs[0].shape.rank();
         if (*given < 0 && *given >= -rank) complete.set("axis", *given + rank);
@@ -291,14 +294,19 @@ LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs
                      const std::vector<TensorRef>& outputs, const Attrs& attrs) {
     const Call call{def, inputs, outputs};
     check_arity(def.inputs, inputs.size(), def.name);
-    if (outputs.size() != def.outputs.size())
-        raise(ErrorKind::graph, def.name, ": got ", outputs.size(), " outputs; need ",
-              def.outputs.size());
+    const bool any = !def.outputs.empty() && def.outputs.back().ends_with('*');
+    const auto check_count = [&](size_t count) {
+        if (outputs.size() != count)
+            raise(ErrorKind::graph, def.name, ": got ", outputs.size(), " outputs; need ", count);
+    };
+    if (!any || outputs.empty()) check_count(def.outputs.size());
     for (size_t i = 0; i < inputs.size(); i++) check_sizes(def, call.input(i), inputs[i]);
     for (size_t i = 0; i < outputs.size(); i++) check_sizes(def, call.output(i), outputs[i]);
     Attrs complete = call_attrs(def, attrs, inputs);
     call.check_devices();
-    call.check_types(infer_lowered(def, types_of(inputs), complete));
+    const std::vector<Type> types = infer_lowered(def, types_of(inputs), complete);
+    check_count(types.size());
+    call.check_types(types);
     call.check_layouts();
     call.check_memory();
     return as_op(def, inputs, outputs, std::move(complete));
@@ -384,6 +392,7 @@ std::shared_ptr<Desk> desk(Device device) {
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
              std::optional<intptr_t> stream) {
+    refuse_in_host_call();
     const FloatMode mode;
     LoweredOp op = check_call(def, inputs, outputs, attrs);
     const auto held = desk(outputs[0].device);

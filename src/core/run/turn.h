@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/base/interrupt.h"
+#include "core/graph/custom.h"
 #include "core/run/step.h"
 
 namespace aicf {
@@ -18,6 +19,7 @@ class Locks {
           others_(others),
           place_(std::count_if(others.begin(), others.end(),
                                [&](const auto& other) { return other.get() < &mine; })) {
+        refuse_in_host_call();
         try {
             for (; held_ <= std::ssize(others_); held_++) at(held_).lock();
         } catch (...) {

@@ -191,13 +191,16 @@ void run_call(const KernelCall& call, int threads) {
 class CpuCaptured : public Captured {
   public:
     explicit CpuCaptured(std::vector<BoundOp> ops) : ops_(std::move(ops)) {
-        for (const BoundOp& op : ops_)
+        for (const BoundOp& op : ops_) {
+            one_by_one_ |= static_cast<const BoundKernel&>(*op.kernel).host;
             each_call(*op.kernel, *op.args,
                       [&](const KernelCall& call) { calls_.push_back(call); });
+        }
     }
     int64_t launch(int64_t times) override {
         const FloatMode mode;
         const int threads = cpu_threads();
+        if (one_by_one_) times = std::min<int64_t>(times, 1);  // a call that raises ends the next
         for (int64_t i = 0; i < times; i++)
             for (const KernelCall& call : calls_) run_call(call, threads);
         return times;
@@ -215,6 +218,7 @@ class CpuCaptured : public Captured {
   private:
     std::vector<BoundOp> ops_;
     std::vector<KernelCall> calls_;
+    bool one_by_one_ = false;
 };
 
 /// How many threads may share the calls of an op.
@@ -258,6 +262,17 @@ class CpuTarget : public Target {
             add_part(*kernel, op, member, std::move(part));
         }
         return kernel;
+    }
+
+    /// Kernels are selected again from their ops, but for those that no other machine can make.
+    void write(const Kernels& kernels, std::string& records, std::string& code) const override {
+        for (const auto& kernel : kernels)
+            if (static_cast<const BoundKernel&>(*kernel).from_here)
+                raise(ErrorKind::unsupported, "export: ", kernel->name,
+                      " is of a custom_op, whose ",
+                      "code for the cpu is this machine's alone; need a step for cuda, whose file ",
+                      "holds its kernels, or ops of aicf's");
+        Target::write(kernels, records, code);
     }
 
   private:

@@ -9,6 +9,10 @@
 
 namespace aicf::cpu {
 
+/// Called with the argument block of a call of the host; may throw.
+using HostCall = void (*)(const ArgBlock& args);
+void set_host_call(HostCall call);
+
 /// Makes open_backend({Device::cpu}) work.
 void register_cpu_backend();
 

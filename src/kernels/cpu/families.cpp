@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "core/compile/families.h"
+#include "core/graph/custom.h"
 #include "core/graph/region.h"
+#include "kernels/cpu/custom.h"
 #include "kernels/cpu/program.h"
 
 namespace aicf::cpu {
@@ -116,6 +118,10 @@ constexpr Family kFamilies[] = {
          kernel->workspace_bytes = 8 * op.inner.size();
          return with_programs(std::move(kernel), {build_batch(table, op), {}});
      }},
+    {"custom", [](const LoweredOp& op, const Table&) { return is_custom(*op.def); },
+     [](const LoweredOp& op, const Table&) { return custom_kernel(op); }},
+    {"host", [](const LoweredOp& op, const Table&) { return is_host_call(*op.def); },
+     [](const LoweredOp& op, const Table&) { return host_kernel(op); }},
     {"one op",  // of a family's file, whose name is the op's
      [](const LoweredOp& op, const Table& table) {
          return alone(op) && find_code(table, op.def->name, dtype_of(op));

@@ -11,6 +11,8 @@ struct BoundKernel : Kernel {
     std::vector<char> program;       // the end of the tail: behind what `prepare` fills
     std::vector<uint32_t> programs;  // in the tail: those with pointers to operands
     int threads = 1;
+    bool from_here = false;  // made on this machine of what no file holds
+    bool host = false;       // it calls the host: one run is done before the next is begun
 };
 
 /// The kernel of an op but for its threads and workspace; null where there is none.

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "kernels/cuda/disk_cache.h"
+#include "core/base/disk_cache.h"
 #include "kernels/cuda/library.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/replay_times.h"
@@ -252,7 +252,7 @@ CudaInfo cuda_info() {
     else if (info.problem.empty())
         info.problem = nvrtc.problem;
     info.cupti = cuda::tracing_file();
-    const cuda::DiskCacheInfo cache = cuda::disk_cache_info();
+    const DiskCacheInfo cache = disk_cache_info();
     info.cache = cache.folder.empty() ? cache.problem : cache.folder;
     info.cache_entries = cache.entries;
     info.compiled = cuda::compiled_programs();
@@ -274,6 +274,6 @@ std::string cuda_problem() {
 
 std::shared_ptr<void> hold_cuda_tracing() { return std::make_shared<cuda::TracingHold>(); }
 
-uint64_t clear_cuda_cache() { return cuda::clear_disk_cache(); }
+uint64_t clear_cuda_cache() { return clear_disk_cache(); }
 
 }  // namespace aicf

@@ -35,7 +35,8 @@ struct KernelText {
     std::string name;                // "relu_f32", as traces print it
     std::set<std::string> includes;  // the family's source: "reduce.cuh"
     std::string body;
-    int64_t blocks = 1;  // 0: nothing to do
+    std::string author = {};  // of a custom op: text of its author, in which "@" is what it says
+    int64_t blocks = 1;       // 0: nothing to do
     int threads = 256;
     int bound = 0;           // threads that the registers are dealt out for; 0: as launched
     int resident = 1;        // blocks that a processor shall hold
@@ -171,6 +172,7 @@ KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, tak
 KernelText line_text(const LoweredOp& op, const Limits& limits);     // gather, sort, searches
 KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's
+KernelText custom_text(const LoweredOp& op, const Limits& limits);   // of sources of a user's own
 KernelText small_text(const LoweredOp& op, const Limits& limits);  // step_inc, bias_corr, ring_push
 
 // A step in one block (block.cpp).

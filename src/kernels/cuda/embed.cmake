@@ -3,21 +3,9 @@ set(kernels ${CMAKE_CURRENT_SOURCE_DIR}/src/kernels)
 set(embedded ${CMAKE_CURRENT_BINARY_DIR}/embedded.cpp)
 file(GLOB device_families CONFIGURE_DEPENDS ${kernels}/cuda/*.cuh)
 set(entries "")
-# A source without its lines of comments, which are a seventh of it; lines keep their numbers.
-function(append_source name path)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
-  file(READ ${path} text)
-  string(REGEX REPLACE "\n[ ]*//[^\n]*" "\n" text "\n${text}")
-  string(SUBSTRING "${text}" 1 -1 text)
-  string(APPEND entries "    {\"${name}\", R\"AICF(" "${text}" ")AICF\"},\n")
-  set(entries "${entries}" PARENT_SCOPE)
-endfunction()
-foreach(name abi.h ieee.h scalar64.h elementary.h scalar.h sort.h reduce.h philox.h mma_step.h)
-  append_source(core/abi/${name} ${CMAKE_CURRENT_SOURCE_DIR}/src/core/abi/${name})
-endforeach()
 foreach(path ${device_families})
   get_filename_component(name ${path} NAME)
-  append_source(${name} ${path})
+  append_source(entries ${name} ${path})
 endforeach()
 file(
   CONFIGURE
@@ -26,7 +14,7 @@ file(
 
 namespace aicf::cuda {
 
-const std::vector<SourceFile>& source_files() {
+const std::vector<SourceFile>& device_sources() {
     static const std::vector<SourceFile> files = {
 @entries@    };
     return files;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/compile/target.h"
+#include "core/graph/custom.h"
 #include "core/graph/region.h"
 #include "kernels/cuda/codegen.h"
 
@@ -62,6 +63,8 @@ constexpr Family kFamilies[] = {
      small_text},
     {"indexed", [](const LoweredOp& op, const Limits&) { return alone(op) && is_indexed(*op.def); },
      indexed_text},
+    {"custom", [](const LoweredOp& op, const Limits&) { return alone(op) && is_custom(*op.def); },
+     custom_text},
     {"lines", [](const LoweredOp& op, const Limits&) { return alone(op) && is_line_op(*op.def); },
      line_text},
 };
@@ -74,6 +77,10 @@ const Family* family_of(const LoweredOp& op, const Limits& limits) {
 
 KernelText body_text(const LoweredOp& op, const Limits& limits) {
     const Family* family = family_of(op, limits);
+    if (is_host_call(*op.def))
+        raise(ErrorKind::unsupported, title(op),
+              ": it calls Python on the host, which a step on a ",
+              "GPU never waits for; need device=\"cpu\", or two steps with the call between them");
     if (!family) no_kernel(op, "cuda", "an op that it knows, or device \"cpu\"");
     return family->emit(op, limits);
 }

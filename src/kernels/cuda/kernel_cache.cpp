@@ -11,10 +11,10 @@
 #include <tuple>
 #include <utility>
 
+#include "core/base/disk_cache.h"
 #include "core/base/fork.h"
 #include "core/base/interrupt.h"
 #include "core/base/threads.h"
-#include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/sources.h"
 
@@ -51,11 +51,12 @@ const std::string& sources_digest() {
 
 std::shared_ptr<KernelCode> kernel_code(const KernelText& text) {
     const std::string includes = joined(text.includes);
-    const std::string symbol =
-        cat("aicf_", text.name.substr(0, 80), "_", sha256(cat(includes, text.body)).substr(0, 16));
-    std::string program = cat(includes, "namespace aicf {\n", replaced(text.body, symbol), "}\n");
-    return std::make_shared<KernelCode>(
-        KernelCode{symbol, text.name, std::move(program), text.shared, nullptr});
+    const std::string symbol = cat("aicf_", text.name.substr(0, 80), "_",
+                                   sha256(cat(includes, text.author, text.body)).substr(0, 16));
+    std::string program =
+        cat(includes, text.author, "namespace aicf {\n", replaced(text.body, symbol), "}\n");
+    return std::make_shared<KernelCode>(KernelCode{
+        symbol, text.name, std::move(program), text.shared, nullptr, symbol, !text.author.empty()});
 }
 
 Codes distinct(Codes codes) {
@@ -198,13 +199,15 @@ std::vector<std::string> cached_cubins(const std::vector<std::string>& programs,
 
 namespace {
 
-/// A compiler or a driver that refuses code out of a file has met no fault of ours.
+/// A compiler or a driver that refuses a user's code, or code out of a file, has met no fault of
+/// ours.
 template <class Act>
-auto refusable(bool stored, const Act& act) {
+auto refusable(bool stored, bool custom, const Act& act) {
     try {
         return act();
     } catch (const Error& error) {
-        if (!stored || error.kind() != ErrorKind::internal) throw;
+        if (!(stored || custom) || error.kind() != ErrorKind::internal) throw;
+        if (!stored) raise(ErrorKind::graph, "custom_op: ", error.what());
         raise(ErrorKind::unsupported, error.what(),
               "; the code is of a file: export the step on this device");
     }
@@ -233,8 +236,10 @@ void build(const Codes& codes, const std::string& arch) {
     for (const auto& code : each) programs.push_back(code->program);
     const bool stored =
         std::any_of(each.begin(), each.end(), [](const auto& code) { return code->stored(); });
+    const bool custom =
+        std::any_of(each.begin(), each.end(), [](const auto& code) { return code->custom; });
     std::vector<std::string> cubins =
-        refusable(stored, [&] { return cached_cubins(programs, arch); });
+        refusable(stored, custom, [&] { return cached_cubins(programs, arch); });
     std::map<std::string_view, std::shared_ptr<const std::string>> found;
     for (size_t i = 0; i < each.size(); i++)
         found[each[i]->key] = std::make_shared<const std::string>(std::move(cubins[i]));
@@ -260,8 +265,8 @@ std::vector<std::shared_ptr<const LoadedKernel>> KernelCache::load(const Codes& 
     for (const auto& code : codes) {
         auto known = known_.find(code->key);
         if (known == known_.end()) {
-            auto kernel = std::make_shared<const LoadedKernel>(
-                LoadedKernel{code->cubin, refusable(code->stored(), [&] { return load(*code); })});
+            auto kernel = std::make_shared<const LoadedKernel>(LoadedKernel{
+                code->cubin, refusable(code->stored(), code->custom, [&] { return load(*code); })});
             known = known_.emplace(code->key, std::move(kernel)).first;
         }
         loaded.push_back(known->second);

@@ -17,6 +17,7 @@ struct KernelCode {
     /// What caches of a process know it by: the symbol, which says the text; of code from a file,
     /// whose maker is not known, the content as well.
     std::string key = symbol;
+    bool custom = false;                           // it holds text of a user's own
     bool stored() const { return key != symbol; }  // in a file
 };
 std::shared_ptr<KernelCode> kernel_code(const KernelText& text);

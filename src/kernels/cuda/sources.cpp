@@ -235,6 +235,15 @@ void add_pieces(std::string_view name, std::set<std::string_view>& there,
 
 }  // namespace
 
+const std::vector<SourceFile>& source_files() {
+    static const std::vector<SourceFile> all = [] {
+        std::vector<SourceFile> files = abi_sources();
+        files.insert(files.end(), device_sources().begin(), device_sources().end());
+        return files;
+    }();
+    return all;
+}
+
 std::string with_sources(const std::string& program) {
     std::set<std::string_view> there;
     std::vector<const Piece*> pieces;

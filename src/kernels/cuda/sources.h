@@ -4,13 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "core/graph/sources.h"
+
 namespace aicf::cuda {
 
-struct SourceFile {
-    const char* name;
-    std::string text;
-};
-const std::vector<SourceFile>& source_files();  // defined by the generated embedded.cpp
+const std::vector<SourceFile>& device_sources();  // defined by the generated embedded.cpp
+/// Those, and the ones of core/abi.
+const std::vector<SourceFile>& source_files();
 
 /// A program as the compiler gets it: in the place of the sources that it includes, of those the
 /// declarations whose names it uses, or that others use which it does; of a name all. The rest of

@@ -3,8 +3,8 @@
 #include <map>
 
 #include "core/base/bytes.h"
+#include "core/base/disk_cache.h"
 #include "core/compile/memory.h"
-#include "kernels/cuda/disk_cache.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/target.h"
 

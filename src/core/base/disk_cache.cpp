@@ -1,4 +1,4 @@
-#include "kernels/cuda/disk_cache.h"
+#include "core/base/disk_cache.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 #include "core/base/error.h"
 
-namespace aicf::cuda {
+namespace aicf {
 
 namespace {
 
@@ -325,4 +325,4 @@ uint64_t clear_disk_cache() {
     return removed;
 }
 
-}  // namespace aicf::cuda
+}  // namespace aicf

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace aicf::cuda {
+namespace aicf {
 
 /// SHA-256 as 64 hexadecimal digits.
 std::string sha256(std::string_view bytes);
@@ -27,4 +27,4 @@ void store_cached(const std::string& key, const std::string& payload);
 /// process, then once it has written much more.
 void trim_cache();
 
-}  // namespace aicf::cuda
+}  // namespace aicf
