@@ -46,6 +46,7 @@ myst_substitutions = {
     "pointwise_functions": _directives("function", "aicf", aicf.ops.__all__),
     "elementary_functions": _directives("function", "aicf", aicf.elementary.__all__),
     "shape_functions": _directives("function", "aicf", aicf.movement.__all__),
+    "custom_functions": _directives("function", "aicf", ["custom_op"]),
     "gradient_functions": _directives("function", "aicf", aicf.gradients.__all__),
     "array_functions": _directives(
         "function", "aicf", [*aicf.arrays.__all__, *aicf.assembly.__all__, *aicf.numerics.__all__]
