@@ -220,7 +220,8 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        assert all(changed[name] >= IN_GROUP // 10 for name in _core.pass_names()), changed
+        here = set(_core.pass_names()) - {"block"}  # which is for GPUs
+        assert all(changed[name] >= IN_GROUP // 10 for name in here), changed
 
 
 # ---- pointwise fusion
@@ -717,7 +718,7 @@ def test_what_is_one_op_for_its_operands(build, count, device, rng):
 
 def test_choices_of_passes():
     names = ["fold", "simplify", "cse", "reduce_prepass", "epilogue", "reductions", "rows"]
-    assert _core.pass_names() == [*names, "fuse", "outputs", "optimizers", "siblings", "numbers"]
+    assert _core.pass_names() == [*names, "fuse", "outputs", "optimizers", "block", "siblings", "numbers"]
     g = aicf.Graph("g")
     x = g.input("x", (4,))
     g.output("y", aicf.exp(x) * x)

@@ -14,7 +14,6 @@ namespace aicf::cuda {
 namespace {
 
 constexpr int kLeastWarps = 4, kMostWarps = 16;
-constexpr int kBeside = 6;  // of these may run beside the others
 
 /// Shared memory that a block may have, in bytes.
 int64_t shared_bytes(const Limits& limits) {
@@ -141,21 +140,34 @@ struct Times {
     std::vector<int> stages, ends;
     int count = 0;
 
-    /// `beside`: the warps that may run beside the others; `blocks`: those that a member wants.
-    Times(const LoweredOp& op, const std::vector<int64_t>& blocks, int beside)
-        : stages(stages_of(op)) {
-        for (int stage : stages) {
-            count = std::max(count, stage + 1);
-            ends.push_back(stage + 1);
+    /// `blocks`: by member, the warps that have something to do.
+    Times(const LoweredOp& op, const std::vector<int64_t>& blocks) : stages(stages_of(op)) {
+        std::map<int, int64_t> wanted;
+        for (size_t m = 0; m < stages.size(); m++) {
+            count = std::max(count, stages[m] + 1);
+            ends.push_back(stages[m] + 1);
+            wanted[stages[m]] += blocks[m];
         }
         if (count > kMostBarriers) return;
+        // Numbers of an optimizer take long and one warp; others go where warps are left.
         constexpr int64_t kFew = 2;
-        for (size_t m = 0; m < op.members.size(); m++) {
-            const int end = needed_at(op, m);
-            if (blocks[m] > kFew || blocks[m] > beside || end - stages[m] < 2) continue;
-            ends[m] = end;
-            beside -= static_cast<int>(blocks[m]);
-        }
+        int64_t beside = 0;
+        for (const bool numbers : {true, false})
+            for (size_t m = 0; m < op.members.size(); m++) {
+                const int end = needed_at(op, m);
+                if (is_scalar_update(*op.members[m].def) != numbers || blocks[m] > kFew ||
+                    end - stages[m] < 2)
+                    continue;
+                wanted[stages[m]] -= blocks[m];
+                int64_t most = 0;
+                for (auto [stage, all] : wanted) most = std::max(most, all);
+                if (!numbers && most + beside + blocks[m] > kMostWarps) {
+                    wanted[stages[m]] += blocks[m];
+                    continue;
+                }
+                ends[m] = end;
+                beside += blocks[m];
+            }
     }
     bool aside(size_t member) const { return ends[member] > stages[member] + 1; }
 
@@ -424,17 +436,17 @@ bool block_fits(const LoweredOp& op, const Limits& limits) {
     if (!std::all_of(op.members.begin(), op.members.end(), of_warps) ||
         BlockLayout(op).bytes > static_cast<int>(kMaxGroupBytes))
         return false;
-    const Times times(op, blocks_of(op, limits), kBeside);
+    const Times times(op, blocks_of(op, limits));
     if (!Places(op, times, shared_bytes(limits)).fits) return false;
     // Measured on an H200: a launch in a graph takes 1.7 us, a barrier and the start of a stage
-    // 0.15, and one processor does some 60 flops a nanosecond in tiles of threads.
-    constexpr double kLaunch = 1.7, kStage = 0.15, kFlops = 60e3;
+    // 0.25, and one processor does some 60 flops a nanosecond in tiles of threads.
+    constexpr double kLaunch = 1.7, kStage = 0.25, kFlops = 60e3;
     return kStage * times.count + cost_of(op).flops / kFlops < kLaunch * times.count;
 }
 
 KernelText block_text(const LoweredOp& op, const Limits& limits) {
     const std::vector<int64_t> blocks = blocks_of(op, limits);
-    const Times times(op, blocks, kBeside);
+    const Times times(op, blocks);
     const Places places(op, times, shared_bytes(limits));
     const BlockLayout layout(op);
     const size_t members = op.members.size();
