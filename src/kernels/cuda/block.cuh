@@ -11,11 +11,6 @@ __device__ __forceinline__ T* held_at(char* shared, int place, int64_t element) 
     return static_cast<T*>(__builtin_assume_aligned(shared + place, 16)) + element;
 }
 
-/// Until so many threads of the block, whole warps, have come to barrier `id`.
-__device__ __forceinline__ void wait_for(int id, int threads) {
-    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /// take(i) for every element of `Size` bytes of `Bytes`, at byte i, by some warps, of which this is
 /// one.
 template <int Bytes, int Warps, int Size, class Take>

@@ -5,7 +5,7 @@
 
 namespace aicf {
 
-#define AICF_EACH(i, count)                                                         \
+#define AICF_EACH(i, count)                                                           \
     for (int64_t i = int64_t(grid.block) * grid.threads + grid.thread(); i < (count); \
          i += int64_t(grid.blocks) * grid.threads)
 

@@ -27,6 +27,11 @@ struct Tiling {
 constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
                               {64, 64, 16, 3, 8, 4, 128, 4, 49, 60},
                               {32, 32, 32, 4, 4, 4, 64, 8, 20, 35}};
+// Of near.cuh: share is the cycles a k takes a group of threads, alone those that pass in it.
+constexpr Tiling kNear[] = {{32, 32, 32, 4, 4, 4, 64, 4, 16, 20},
+                            {16, 32, 32, 4, 4, 4, 32, 4, 8, 20},
+                            {16, 16, 32, 4, 2, 4, 32, 4, 6, 12},
+                            {8, 16, 32, 4, 2, 2, 32, 4, 4, 9}};
 constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
@@ -51,6 +56,7 @@ struct Choice {
     int64_t tiles = 0, parts = 1;
     int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
     bool thin = false;              // straight from memory
+    int groups = 0;                 // of threads, by near.cuh; 0: another kernel
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
     double cycles = 0;
@@ -136,6 +142,28 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                 join_bytes;
         choices.push_back(choice);
     }
+}
+
+/// Tiles of near.cuh, with as many groups as take a chunk of k each, or fewer.
+void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
+    constexpr int64_t most_chunks = 16;  // whose sums lie in shared memory
+    constexpr double start = 900;        // cycles before the first operands are there
+    const int64_t processors = std::max(limits.processors, 1), chunks = ceil_div(p.k, p.grain);
+    for (const Tiling& t : kNear)
+        for (int groups = 1; groups <= std::min<int64_t>(chunks, 4); groups *= 2) {
+            if (groups > 1 && chunks > most_chunks) continue;
+            Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
+            choice.blocks = choice.tiles;
+            choice.groups = groups;
+            const int64_t resident = std::max(t.resident / groups, 1),
+                          each = ceil_div(choice.tiles, processors);
+            const auto depth =
+                static_cast<double>(std::min(p.k, ceil_div(chunks, groups) * p.grain));
+            const auto beside = static_cast<double>(std::min(each, resident));
+            choice.cycles = static_cast<double>(ceil_div(each, resident)) *
+                            (start + depth * std::max(t.alone, t.share * groups * beside));
+            choices.push_back(choice);
+        }
 }
 
 /// A product of operand shapes that gemm takes, and how it is to be computed.
@@ -242,6 +270,7 @@ struct Gemm {
             return found;
         if (!tensor) {
             size > 4 ? add(kDouble) : add(kScalar);
+            if (a.dtype == DType::f32) add_near(problem, limits, found);
         } else {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
@@ -272,6 +301,8 @@ struct Gemm {
 std::string name_of(const Choice& choice) {
     if (choice.thin) return "thin";
     const Tiling& t = *choice.tiling;
+    if (choice.groups)
+        return cat("near_", t.m, "x", t.n, choice.groups > 1 ? cat("_", choice.groups) : "");
     return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.pair > 1 ? "_pair" : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }
@@ -524,6 +555,24 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return text;
     }
     const Tiling& t = *choice.tiling;
+    if (choice.groups) {
+        const auto floats = [&](int side, int64_t step) {
+            return step == 1 ? t.k * (side + 4) : side * (t.k + 4);
+        };
+        const int64_t stage = floats(t.m, a.strides[rank - 2]) + floats(t.n, b.strides[rank - 1]),
+                      sums = choice.groups > 1 ? ceil_div(k, chunk) * t.m * t.n : 0;
+        text.name = stem + name_of(choice);
+        text.includes = {"near.cuh"};
+        text.threads = t.threads * choice.groups;
+        text.blocks = choice.blocks;
+        text.shared = static_cast<uint32_t>(4 * (choice.groups * t.stages * stage + sums));
+        text.body += body_head(op, layout);
+        text.body += cat("    gemm_near<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ",
+                         choice.groups, ", ", t.stages,
+                         ", @_Shape>(grid, @_Put{block}, x0, x1);\n"
+                         "}\n");
+        return text;
+    }
     text.name = stem + name_of(choice);
     text.threads = t.threads;
     text.resident = t.resident;

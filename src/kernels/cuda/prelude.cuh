@@ -232,6 +232,11 @@ __device__ constexpr int lot_of(int64_t count, int least, int most) {
     return best;
 }
 
+/// Until so many threads of the block, whole warps, have come to barrier `id`.
+__device__ __forceinline__ void wait_for(int id, int threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// True in every thread of the block that is the last of `count` to arrive; what the others wrote
 /// before is visible to it. The counter is back at 0 afterwards.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
