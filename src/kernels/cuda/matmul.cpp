@@ -25,13 +25,12 @@ struct Tiling {
 };
 
 constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
-                              {64, 64, 16, 3, 8, 4, 128, 4, 49, 60},
-                              {32, 32, 32, 4, 4, 4, 64, 8, 20, 35}};
-// Of near.cuh: share is the cycles a k takes a group of threads, alone those that pass in it.
-constexpr Tiling kNear[] = {{32, 32, 32, 4, 4, 4, 64, 4, 16, 20},
-                            {16, 32, 32, 4, 4, 4, 32, 4, 8, 20},
-                            {16, 16, 32, 4, 2, 4, 32, 4, 6, 12},
-                            {8, 16, 32, 4, 2, 2, 32, 4, 4, 9}};
+                              {64, 64, 16, 3, 8, 4, 128, 4, 49, 66},
+                              {32, 32, 32, 4, 4, 4, 64, 8, 20, 56}};
+// Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
+constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
+                            {16, 16, 32, 4, 2, 2, 64, 8, 6.7, 15},
+                            {16, 32, 32, 4, 2, 2, 128, 4, 15, 13}};
 constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
@@ -147,11 +146,12 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
 /// Tiles of near.cuh, with as many groups as take a chunk of k each, or fewer.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_chunks = 16;  // whose sums lie in shared memory
-    constexpr double start = 900;        // cycles before the first operands are there
+    constexpr double start = 300;        // cycles before the first operands are there
     const int64_t processors = std::max(limits.processors, 1), chunks = ceil_div(p.k, p.grain);
     for (const Tiling& t : kNear)
         for (int groups = 1; groups <= std::min<int64_t>(chunks, 4); groups *= 2) {
-            if (groups > 1 && chunks > most_chunks) continue;
+            if (groups > 1 && (chunks > most_chunks || groups * t.threads > kGroupThreads))
+                continue;
             Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
             choice.blocks = choice.tiles;
             choice.groups = groups;
@@ -161,7 +161,7 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
                 static_cast<double>(std::min(p.k, ceil_div(chunks, groups) * p.grain));
             const auto beside = static_cast<double>(std::min(each, resident));
             choice.cycles = static_cast<double>(ceil_div(each, resident)) *
-                            (start + depth * std::max(t.alone, t.share * groups * beside));
+                            (start + depth * (t.alone + t.share * groups * beside));
             choices.push_back(choice);
         }
 }

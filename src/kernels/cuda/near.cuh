@@ -17,28 +17,31 @@ struct NearTile {
     static constexpr int64_t line_step = along ? Step : Next, step = along ? Next : 1;
     static constexpr bool packs = step == 1 && line_step % 4 == 0;
 
-    /// By `Threads` threads, of which this is number t; `wide` and `depth` of the tile exist.
-    template <int Threads>
+    /// By `Threads` threads, of which this is number t; `wide` and `depth` of the tile exist, all
+    /// of them where it is Whole. `aligned`: lines begin at multiples of 16 bytes.
+    template <int Threads, bool Whole>
     __device__ __forceinline__ static void fetch(float* to, const float* from, int t, int wide,
-                                                 int depth) {
+                                                 int depth, bool aligned) {
+        constexpr int fours = length / 4, at_once = Threads / fours;
+        static_assert(Threads % fours == 0 && lines % at_once == 0);
         const int some = along ? wide : depth, filled = along ? depth : wide;
-        if (packs && aligned16(from)) {
+        if (packs && aligned) {
+            const int e = t % fours * 4, first = t / fours;
+            const float* const x = from + first * line_step + e;
 #pragma unroll
-            for (int u = t; u < lines * (length / 4); u += Threads) {
-                const int line = u / (length / 4), e = u % (length / 4) * 4;
-                const float* const x = from + line * line_step + e;
-                if (line >= some) continue;
-                if (e + 4 <= filled)
-                    copy_async<16>(to + line * pitch + e, x);
-                else
+            for (int line = 0; line < lines; line += at_once) {
+                float* const y = to + (first + line) * pitch + e;
+                if (Whole || (first + line < some && e + 4 <= filled))
+                    copy_async<16>(y, x + line * line_step);
+                else if (first + line < some)
                     for (int j = 0; e + j < filled; j++)
-                        copy_async<4>(to + line * pitch + e + j, x + j);
+                        copy_async<4>(y + j, x + line * line_step + j);
             }
         } else {
 #pragma unroll 4
             for (int u = t; u < lines * length; u += Threads) {
                 const int line = u / length, e = u % length;
-                if (line < some && e < filled)
+                if (Whole || (line < some && e < filled))
                     copy_async<4>(to + line * pitch + e, from + line * line_step + e * step);
             }
         }
@@ -111,12 +114,22 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
         const int steps = end > begin ? (end - begin + BK - 1) / BK : 0;
         const float* const ap = a + Shape::A::at(batch) + i0 * Shape::a_row + begin * Shape::a_col;
         const float* const bp = b + Shape::B::at(batch) + j0 * Shape::b_col + begin * Shape::b_row;
+        const bool a_aligned = aligned16(ap), b_aligned = aligned16(bp);
         const auto fetch = [&](int s) {
             float* const to = own + s % Stages * (TileA::floats + TileB::floats);
             const int depth = end - begin - s * BK < BK ? end - begin - s * BK : BK;
-            TileA::template fetch<threads>(to, ap + s * BK * Shape::a_col, t, rows, depth);
-            TileB::template fetch<threads>(to + TileA::floats, bp + s * BK * Shape::b_row, t, cols,
-                                           depth);
+            if (depth == BK && rows == BM)
+                TileA::template fetch<threads, true>(to, ap + s * BK * Shape::a_col, t, rows, depth,
+                                                     a_aligned);
+            else
+                TileA::template fetch<threads, false>(to, ap + s * BK * Shape::a_col, t, rows,
+                                                      depth, a_aligned);
+            if (depth == BK && cols == BN)
+                TileB::template fetch<threads, true>(to + TileA::floats, bp + s * BK * Shape::b_row,
+                                                     t, cols, depth, b_aligned);
+            else
+                TileB::template fetch<threads, false>(
+                    to + TileA::floats, bp + s * BK * Shape::b_row, t, cols, depth, b_aligned);
         };
         float acc[R][C] = {}, total[R][C] = {};
 #pragma unroll 1
@@ -134,18 +147,23 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
             const float* const bs = as + TileA::floats;
             const int depth = end - begin - s * BK;
             if (k % BK == 0 || depth >= BK) {
+                float av[2][4][R], bv[2][4][C];
+                TileA::template four<R, 1>(av[0], as, row, 0);
+                TileB::template four<C, apart>(bv[0], bs, col, 0);
 #pragma unroll
                 for (int p = 0; p < BK; p += 4) {
-                    float av[4][R], bv[4][C];
-                    TileA::template four<R, 1>(av, as, row, p);
-                    TileB::template four<C, apart>(bv, bs, col, p);
+                    const int now = p / 4 % 2;
+                    if (p + 4 < BK) {
+                        TileA::template four<R, 1>(av[1 - now], as, row, p + 4);
+                        TileB::template four<C, apart>(bv[1 - now], bs, col, p + 4);
+                    }
 #pragma unroll
                     for (int q = 0; q < 4; q++)
 #pragma unroll
                         for (int r = 0; r < R; r++)
 #pragma unroll
                             for (int c = 0; c < C; c++)
-                                acc[r][c] = scalar::fma(av[q][r], bv[q][c], acc[r][c]);
+                                acc[r][c] = scalar::fma(av[now][q][r], bv[now][q][c], acc[r][c]);
                 }
             } else {
 #pragma unroll 1
