@@ -48,6 +48,8 @@ myst_substitutions = {
     "shape_functions": _directives("function", "aicf", aicf.movement.__all__),
     "custom_functions": _directives("function", "aicf", ["custom_op"]),
     "gradient_functions": _directives("function", "aicf", aicf.gradients.__all__),
+    "loop_functions": _directives("function", "aicf", aicf.loops.__all__),
+    "recurrent_functions": _directives("function", "aicf", aicf.recurrent.__all__),
     "array_functions": _directives(
         "function", "aicf", [*aicf.arrays.__all__, *aicf.assembly.__all__, *aicf.numerics.__all__]
     ),
@@ -72,6 +74,7 @@ myst_substitutions = {
     "layer_names": _names(
         [
             *aicf.nn.__all__,
+            *aicf.recurrent.__all__,
             *aicf.convolutions.__all__,
             *aicf.pools.__all__,
             *aicf.resampling.__all__,

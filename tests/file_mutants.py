@@ -135,12 +135,14 @@ class Fields:
             self.list(lambda: self.op(True), "members")
 
     def planned(self):
-        self.number("B", "launch")
+        loop = self.number("B", "launch") == 4
         self.op()
         for what in ("counters", "scratch", "scratch room"):
             self.number("q", what)
         self.number("i", "lane")
         self.list(lambda: self.number("i", "wait"), "waits")
+        if loop:
+            self.plan()
 
     def value(self):
         self.text("name")
@@ -179,13 +181,16 @@ class Fields:
         self.number("B", "deterministic")
         self.number("q", "temps without reuse")
         self.list(self.schema, "schemas")
+        self.plan()
+        assert self.at == len(self.data), "the record is described otherwise"
+
+    def plan(self):
         self.list(self.value, "values")
         self.list(self.place, "places")
         self.list(self.planned, "ops")
         self.list(self.output, "outputs")
         self.list(lambda: [self.number("i", "assign") for _ in range(2)], "assigns")
         self.list(lambda: self.number("q", "region bytes"), "regions")
-        assert self.at == len(self.data), "the record is described otherwise"
 
 
 class Change:

@@ -564,6 +564,49 @@ for _reverse, _lagged in itertools.product((False, True), repeat=2):
     )
 
 
+def _scanned(x, h):
+    rows = []
+    for v in x:
+        rows.append(np.sin(h))
+        h = h * 0.5 + v * v
+    return [h, np.reshape(rows, x.shape)]
+
+
+def _torch_scanned(t, x, h):
+    for v in x:
+        h = h * 0.5 + v * v
+    return h
+
+
+for _reverse in (False, True):
+    row(
+        "Scan",
+        (Arg("abc"), Arg("bc")),
+        lambda g, x, h, _r=_reverse: aicf.scan(
+            lambda c, v: (c * 0.5 + v * v, None), h, x, reverse=_r
+        )[0],
+        lambda x, h, _r=_reverse: _scanned(x[::-1] if _r else x, h)[0],
+        ulp=1,
+        extra=lambda x, h: 16 * (np.abs(h) + 8),
+        grad=(0, 1),
+        torch=lambda t, x, h, _r=_reverse: _torch_scanned(t, x.flip(0) if _r else x, h),
+        zero_sign=False,
+        label="reverse" * _reverse,
+    )
+row(
+    "Scan",
+    (Arg("abc"), Arg("bc")),
+    lambda g, x, h: list(aicf.scan(lambda c, v: (c * 0.5 + v * v, aicf.sin(c)), h, x)),
+    _scanned,
+    ulp=1,
+    extra=lambda x, h: [16 * (np.abs(h) + 8), 16 * (np.abs(x) + np.abs(h) + 8)],
+    grad=(0, 1),
+    stored=True,
+    zero_sign=False,
+    label="rows",
+)
+
+
 def _running_at(x, smallest):
     """The last of the equal ones."""
     best = np.minimum.accumulate(x, 1) if smallest else np.maximum.accumulate(x, 1)

@@ -224,7 +224,11 @@ def same_bits(got, want):
     return bool(((got.view(width) == want.view(width)) | nan).all())
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+# A loop has a body, so nobody calls it alone; test_scan.py takes it apart.
+ALONE = [case for case in CASES if case.op != "Scan"]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=[case.id for case in ALONE])
 def test_contract(case, device):
     dtypes = [dtype for dtype in case.dtypes if numpy_dtype(dtype) is not None]
 

@@ -221,7 +221,7 @@ def record(file, *path, to):
         ("op name", 0, None, "unknown in this version of aicf; export"),
         ("op digest", 0, 5, "another one in this version of aicf; export"),
         ("device", 0, 2, "a device is 2"),
-        ("launch", 0, 4, "kind 4; this version runs kernels"),
+        ("launch", 0, 3, "kind 3; this version runs kernels and loops"),
         ("launch", 0, 5, "a launch is 5"),
         ("shape rank", 0, 9, "rank 9"),
         ("shape", 0, 2**62, "more than 2\\*\\*63 bytes"),

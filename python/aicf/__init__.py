@@ -41,6 +41,8 @@ from .gradients import __all__ as _gradient_names
 from .graph import Graph, Value, trace
 from .indexing import *  # noqa: F403
 from .indexing import __all__ as _indexing_names
+from .loops import *  # noqa: F403
+from .loops import __all__ as _loop_names
 from .losses import *  # noqa: F403
 from .losses import __all__ as _loss_names
 from .movement import *  # noqa: F403
@@ -55,6 +57,8 @@ from .ops import __all__ as _op_names
 from .pools import *  # noqa: F403
 from .pools import __all__ as _pool_names
 from .profile import profiler
+from .recurrent import *  # noqa: F403
+from .recurrent import __all__ as _recurrent_names
 from .resampling import *  # noqa: F403
 from .resampling import __all__ as _resampling_names
 from .sampling import *  # noqa: F403
@@ -107,6 +111,7 @@ __all__ = [
     *_custom_names,
     *_gradient_names,
     *_indexing_names,
+    *_loop_names,
     *_loss_names,
     *_movement_names,
     *_nn_names,
@@ -114,5 +119,6 @@ __all__ = [
     *_op_names,
     *_sampling_names,
     *_pool_names,
+    *_recurrent_names,
     *_resampling_names,
 ]

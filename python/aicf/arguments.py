@@ -151,6 +151,7 @@ _KINDS = {
     "Path": _Kind("a path", GraphError, _path),
     "Callable[..., dict[str, Value]]": _Kind("a function", GraphError, _callable),
     "Callable[..., Value]": _Kind("a function", GraphError, _callable),
+    "Callable[..., Any]": _Kind("a function", GraphError, _callable),
     "Sequence[int]": _Kind("a sequence of ints below 2**63", ShapeError, _items(_int)),
     "Sizes": _Kind("an int below 2**63, None or a sequence of these", ShapeError, _sizes),
     "Sequence[float]": _Kind("a sequence of numbers", DTypeError, _items(_float)),

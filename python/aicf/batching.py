@@ -15,6 +15,7 @@ import numpy as np
 from . import _core
 from ._core import GraphError, ShapeError
 from .graph import Graph, Value, _user_line
+from .loops import cut
 from .movement import broadcast_to, permute, reshape
 from .ops import (
     cast,
@@ -29,6 +30,7 @@ from .ops import (
     sum,
     where,
 )
+from .serialize import read_graph
 
 __all__ = ["vmap"]
 
@@ -121,11 +123,7 @@ def _batched(
     for result in results:
         g._id(result, "vmap: the function's result")
     after = g._core.mark()
-    for node in json.loads(g._core.nodes_since(mark)):
-        # Each example has random numbers of its own, also where nothing else of it is read.
-        random = node["op"].startswith(("Random", "Dropout"))
-        if random or any(id in batch.of for id in node["inputs"]):
-            batch.make(node)
+    batch.follow(mark)
     if (after.outputs, after.assigns) != (mark.outputs, mark.assigns):
         raise GraphError(
             "vmap: the function makes an output or assigns to a state, of one example; need that "
@@ -152,6 +150,14 @@ class _Batch:
     def __init__(self, g: Graph, size: int) -> None:
         self.g, self.size = g, size
         self.of: dict[int, Value] = {}
+
+    def follow(self, mark: Any) -> None:
+        """Makes of the batch what was made of one example since the mark."""
+        for node in json.loads(self.g._core.nodes_since(mark)):
+            # Each example has random numbers of its own, also where nothing else of it is read.
+            random = node["op"].startswith(("Random", "Dropout"))
+            if random or any(id in self.of for id in node["inputs"]):
+                self.make(node)
 
     def make(self, node: dict[str, Any]) -> None:
         rule = RULES.get(node["op"])
@@ -351,6 +357,45 @@ def _mse_grad(b: _Batch, op: _Op) -> list[Value]:
     return [d * (2.0 / builtins.max(math.prod(op.inputs[0].shape), 1))]
 
 
+def _scan(b: _Batch, op: _Op) -> list[Value]:
+    """Of a loop: the batch of a turn. Its examples all have carries of their own."""
+    carries, slices = op.attrs["carries"], op.attrs["slices"]
+    body = read_graph(json.dumps(op.attrs["body"]), strict=True)
+    firsts = [b.full(value) for value in op.inputs[:carries]]
+    rows = op.inputs[carries : carries + slices]
+    wholes = op.inputs[carries + slices :]
+    given = [permute(b.of[v.id], _swapped(v.ndim + 1)) if b.has(v) else v for v in rows]
+
+    def build(operands: list[Value]) -> list[Value]:
+        turn = _Batch(b.g, b.size)
+        examples = []
+
+        def example(value: Value, shape: tuple[int, ...], whole: Value | None) -> None:
+            if whole is not None:
+                value = Value(b.g, b.g._core.placeholder(shape, value.dtype))
+                turn.of[value.id] = whole
+            examples.append(value)
+
+        for value, whole in zip(op.inputs[:carries], operands, strict=False):
+            example(value, value.shape, whole)
+        for value, row in zip(rows, operands[carries:], strict=True):
+            example(row, value.shape[1:], row if b.has(value) else None)
+        for value in wholes:
+            example(value, value.shape, b.of.get(value.id))
+        mark = b.g._core.mark()
+        ids = b.g._core.append_body(body, [value.id for value in examples])
+        turn.follow(mark)
+        return [turn.full(Value(b.g, id)) for id in ids]
+
+    core, captured = cut(b.g, "vmap", [*firsts, *given], carries, build)
+    made = b.g._emit("Scan", [*firsts, *given, *captured], **{**op.attrs, "body": core})
+    return [*made[:carries], *(permute(y, _swapped(y.ndim)) for y in made[carries:])]
+
+
+def _swapped(rank: int) -> list[int]:
+    return [1, 0, *range(2, rank)]
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_core.pointwise_ops(), _pointwise),
     **dict.fromkeys("Detach Normalize NormalizeBwd Windows MaxPool MaxPoolBwd".split(), _behind),
@@ -376,4 +421,5 @@ RULES: dict[str, Rule] = {
     "MseGrad": _mse_grad,
     "CrossEntropy": _cross_entropy,
     "CrossEntropyGrad": _cross_entropy_grad,
+    "Scan": _scan,
 }

@@ -40,6 +40,8 @@ class Value:
     def __init__(self, graph: Graph, id: int) -> None:
         self.graph = graph
         self.id = id
+        if graph._building:
+            graph._building[-1].append(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,6 +69,8 @@ class Value:
         return self.graph._core.role(self.id)
 
     def __repr__(self) -> str:
+        if self.id < 0:
+            return "aicf.Value(of a body that is built)"
         return f"aicf.Value({self.graph._core.describe(self.id)} {self.name!r})"
 
     def __hash__(self) -> int:
@@ -133,6 +137,7 @@ class Graph:
         self._core = _core.Graph(name)
         self._own_rules: dict[int, Callable[[list[int]], list[int]]] = {}  # by the first result
         self._scopes: list[str] = []  # the composed custom ops that are being made
+        self._building: list[list[Value]] = []  # the Values of bodies that are being built
 
     @property
     def name(self) -> str:
@@ -157,6 +162,11 @@ class Graph:
         if not isinstance(value, Value):
             raise _core.GraphError(
                 f"{where}: got {type(value).__name__} {value!r}; need a Value of this graph"
+            )
+        if value.id < 0:
+            raise _core.GraphError(
+                f"{where}: got a Value that was made inside the body of a loop or a choice; need "
+                "what that returns"
             )
         if value.graph is not self:
             raise _core.GraphError(

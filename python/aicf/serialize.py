@@ -17,6 +17,7 @@ from .files import Source, read_whole, shown, write_whole
 from .json_text import MOST_RECORD, JsonText
 
 _MAX_GRAPH = 1 << 28  # bytes of JSON text
+_MOST_BODIES = 8
 _MAX_MESSAGE = 2000  # characters of an error about a file
 _SEED_ROLES = {  # files written before roles existed name their leaves so
     "x": "input",
@@ -104,15 +105,16 @@ def _read_init(record: Any, where: str) -> Any:
     return (kind, *(float(_get(plain, key, (int, float), where)) for key in "ab"[: numbers[kind]]))
 
 
-def read_graph(text: str | bytes | bytearray, strict: bool) -> Graph:
-    """Rebuilds a graph from JSON text; FormatError for whatever is wrong with it."""
+def read_graph(text: str | bytes | bytearray, strict: bool, depth: int = 0) -> Graph:
+    """Rebuilds a graph from JSON text; FormatError for whatever is wrong with it. `depth`: in how
+    many others a body is."""
     if not isinstance(text, (str, bytes, bytearray)):
         raise FormatError(f"from_json: got {type(text).__name__}; need the text of a graph")
     if len(text) > _MAX_GRAPH:
         raise FormatError(f"from_json: {len(text)} bytes; need at most {_MAX_GRAPH}")
     try:
         data = text.encode() if isinstance(text, str) else text
-        return _read(JsonText(data, "from_json"), strict)
+        return _read(JsonText(data, "from_json"), strict, depth)
     except (FormatError, GraphError, ShapeError, DTypeError) as error:
         problem = str(error)
     except (TypeError, ValueError, OverflowError) as error:
@@ -207,7 +209,9 @@ class _File:
         return marks
 
 
-def _read(text: JsonText, strict: bool) -> Graph:
+def _read(text: JsonText, strict: bool, depth: int) -> Graph:
+    if depth > _MOST_BODIES:
+        raise FormatError(f"from_json: more than {_MOST_BODIES} bodies stand inside each other")
     file = _File(text)
     name, version = file.value("graph", str), file.value("version", int, 1)
     if version != 1:
@@ -242,6 +246,9 @@ def _read(text: JsonText, strict: bool) -> Graph:
             raise FormatError(f"{where}: names an id beyond 2**31")
         attrs = _get(node, "attrs", dict, where, {})
         for key, attr in attrs.items():
+            if key == "body" and isinstance(attr, dict):
+                attrs[key] = read_graph(json.dumps(attr), strict, depth + 1)
+                continue
             if not isinstance(attr, (bool, int, float, str, list)):
                 kind = type(attr).__name__
                 raise FormatError(f"{where}: attribute {shown(key)} is a {kind}")

@@ -59,7 +59,14 @@ nb::dict schema(const LoweredDef& def) {
         const nb::object fallback =
             attr.required
                 ? nb::none()
-                : std::visit([](const auto& value) { return nb::cast(value); }, attr.fallback);
+                : std::visit(
+                      [](const auto& value) -> nb::object {
+                          if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Body>)
+                              return nb::none();
+                          else
+                              return nb::cast(value);
+                      },
+                      attr.fallback);
         attrs.append(nb::make_tuple(attr.name, fallback, attr.required, attr.choices));
     }
     nb::dict result;

@@ -49,6 +49,8 @@ Attr to_attr(nb::handle object, const std::string& name) {
     if (nb::isinstance<nb::float_>(object)) return nb::cast<double>(object);
     std::string text;
     if (text_of(object, text)) return text;
+    if (nb::isinstance<Graph>(object))
+        return Body(std::make_shared<const Graph>(nb::cast<const Graph&>(object)));
     if (nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object)) {
         std::vector<int64_t> list;
         for (nb::handle item : object) {
@@ -228,6 +230,29 @@ void bind_graph(nb::module_& m) {
         .def("mark_moment", &Graph::mark_moment)
         .def("mark", &Graph::mark)
         .def("rollback", &Graph::rollback)
+        .def("placeholder",
+             [](Graph& g, const std::vector<int64_t>& shape, const std::string& dtype) {
+                 return g.placeholder({parse_dtype(dtype, "scan"), to_dims(shape, "scan")});
+             })
+        .def("cut_body",
+             [](Graph& g, const std::string& where, const Graph::Mark& mark,
+                const std::vector<ValueId>& inputs, const std::vector<ValueId>& outputs) {
+                 const Cut made = cut_body(g, where, mark, inputs, outputs);
+                 return std::pair(Graph(*made.body), made.captured);
+             })
+        .def("append_body",
+             [](Graph& g, const Graph& body, const std::vector<ValueId>& inputs) {
+                 return append_body(g, body, inputs);
+             })
+        .def("results",
+             [](const Graph& g) {
+                 std::vector<std::pair<std::vector<int64_t>, std::string>> types;
+                 for (const GraphOutput& output : g.outputs) {
+                     const Type& type = g.value(output.value).type;
+                     types.emplace_back(type.shape.vector(), dtype_name(type.dtype));
+                 }
+                 return types;
+             })
         .def("assigned", &Graph::assigned)
         .def("free_stream", &Graph::free_stream)
         .def("initial_number",

@@ -182,8 +182,9 @@ uint64_t run_ops(const char* file, int examples) {
         for (int i = 0; i < examples; i++) sum.add(run_line(line, text, random));
     }
     for (const LoweredDef* def : all_lowered())
-        expect(def == region_def() || def == group_def() || seen.contains(def->name), "ops: ", file,
-               " has no line of ", def->name);
+        expect(def == region_def() || def == group_def() || def == loop_def() ||
+                   seen.contains(def->name),
+               "ops: ", file, " has no line of ", def->name);
     return sum.value();
 }
 

@@ -20,6 +20,28 @@ void run_passes(Level& level, void (*Pass::*on)(Level&, const Given&...),
     }
 }
 
+/// The passes of the IR inside the bodies of loops, which they never cross.
+void run_inside(Graph& graph, const std::vector<const Pass*>& passes, const OnStage& done) {
+    for (Node& node : graph.nodes)
+        if (const Attr* attr = node.attrs.find("body")) {
+            Graph body = **std::get_if<Body>(attr);
+            run_inside(body, passes, done);
+            run_passes(body, &Pass::on_graph, passes, "verify", done, {});
+            node.attrs.set("body", Body(std::make_shared<const Graph>(std::move(body))));
+        }
+}
+/// And those of lowered lists.
+void run_inside(Lowered& lowered, const std::vector<const Pass*>& passes, const OnStage& done,
+                const Target& target) {
+    for (LoweredOp& op : lowered.ops)
+        if (op.loop) {
+            Lowered body = *op.loop;
+            run_inside(body, passes, done, target);
+            run_passes(body, &Pass::on_lowered, passes, "verify lowered", done, {}, target);
+            op.loop = std::make_shared<const Lowered>(std::move(body));
+        }
+}
+
 }  // namespace
 
 Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options,
@@ -39,11 +61,13 @@ Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options
     }
     if (options.stored) options.stored(graph);
     if (watch.graph) watch.graph(nullptr, graph);
+    run_inside(graph, passes, done);
     run_passes(graph, &Pass::on_graph, passes, "verify", done, watch.graph);
     Lowered lowered = lower(graph, options.math, own ? own : options.tensor_cores);
     tell(done, "lower");
     verify(lowered).require("compile");
     tell(done, "verify lowered");
+    run_inside(lowered, passes, done, target);
     run_passes(lowered, &Pass::on_lowered, passes, "verify lowered", done, watch.lowered, target);
     host_calls_first(lowered);
     verify(lowered).require("after calls of the host were put first");

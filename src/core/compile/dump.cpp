@@ -29,6 +29,9 @@ std::string op_text(const LoweredOp& op) {
 /// A line a step of a region; inner values are named as the graph names them. Of a group the ops.
 std::string body_text(const LoweredOp& op, const std::string& indent = "      ") {
     std::string text;
+    if (op.loop)
+        for (const LoweredOp& inside : op.loop->ops)
+            text += cat(indent, op_text(inside), "\n", body_text(inside, indent + "      "));
     for (const LoweredOp& member : op.members)
         text += cat(indent, op_text(member), "\n", body_text(member, indent + "      "));
     const auto operand_text = [&](int number) { return view_text(op.operand(number)); };
@@ -66,6 +69,16 @@ std::string op_json(const LoweredOp& op) {
         text += cat(", \"candidate\": ", quoted(op.candidate),
                     ", \"signature\": ", quoted(signature(op)));
     text += ", " + cost_json(cost_of(op));
+    if (op.loop) {
+        const auto inside_json = [](const LoweredOp& inside) {
+            return "{" + op_json(inside) + "}";
+        };
+        std::vector<ValueId> results;
+        for (const Lowered::Output& output : op.loop->outputs) results.push_back(output.value);
+        return text + cat(", \"operands\": ", int_list(loop_inputs(op.loop->values)),
+                          ", \"results\": ", int_list(results), ", \"loop\": [",
+                          joined(op.loop->ops, inside_json), "]");
+    }
     if (!op.members.empty()) {
         const auto member_json = [](const LoweredOp& member) {
             return "{" + op_json(member) + "}";
@@ -117,6 +130,26 @@ std::string to_json(const Lowered& lowered) {
                "\n]\n}\n");
 }
 
+namespace {
+
+std::string ops_text(const Plan& plan, const std::string& indent, const char* word) {
+    std::string text;
+    for (size_t i = 0; i < plan.ops.size(); i++) {
+        const PlannedOp& op = plan.ops[i];
+        text += cat(indent, "[", word, " ", index_text(i), "] ", op_text(op.op),
+                    " kernel=", op.kernel->name, " lane=", op.lane, " waits=", int_list(op.waits),
+                    op.kernel->workspace_bytes
+                        ? cat(" scratch=temps+", op.scratch, "[", op.kernel->workspace_bytes, "]")
+                        : "",
+                    "\n",
+                    op.body ? ops_text(*op.body, indent + "      ", "turn")
+                            : body_text(op.op, indent + "      "));
+    }
+    return text;
+}
+
+}  // namespace
+
 std::string to_text(const Plan& plan) {
     std::string text =
         cat("plan ", quoted(plan.name), " on ", kind_name(plan.device), ": ", plan.ops.size(),
@@ -138,16 +171,7 @@ std::string to_text(const Plan& plan) {
                 place.offset < 0 ? "shared" : cat(segment_name(place.segment), "+", place.offset),
                 place.storage == value.id ? "" : cat(" in place of %", place.storage), "\n");
     }
-    for (size_t i = 0; i < plan.ops.size(); i++) {
-        const PlannedOp& op = plan.ops[i];
-        text += cat("[plan ", index_text(i), "] ", op_text(op.op), " kernel=", op.kernel->name,
-                    " lane=", op.lane, " waits=", int_list(op.waits),
-                    op.kernel->workspace_bytes
-                        ? cat(" scratch=temps+", op.scratch, "[", op.kernel->workspace_bytes, "]")
-                        : "",
-                    "\n", body_text(op.op));
-    }
-    return text;
+    return text + ops_text(plan, "", "plan");
 }
 
 std::string to_json(const Plan& plan) {

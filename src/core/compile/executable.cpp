@@ -25,6 +25,7 @@ static_assert(static_cast<int>(Init::data) == 5);
 static_assert(static_cast<int>(Device::cuda) == 1);
 static_assert(static_cast<int>(LaunchKind::loop) == 4);
 constexpr size_t kRoles = 6, kInits = 6, kDevices = 2, kLaunchKinds = 5, kAttrTypes = 5;
+constexpr int kMostLoops = 8;  // of which one is in the other
 
 size_t round_up(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -155,8 +156,8 @@ void fields(Io& io, Attr& attr) {
     if (type == 1) return one(int64_t{0}, number);
     if (type == 2) return one(double{0}, number);
     if (type == 3) return one(std::string(), [&](std::string& value) { io.text(value); });
-    if constexpr (Io::kReads)
-        if (type >= kAttrTypes)
+    if (type >= kAttrTypes)
+        if constexpr (Io::kReads)
             io.fail("an attribute has type ", type, "; need one below ", kAttrTypes);
     one(std::vector<int64_t>(), [&](std::vector<int64_t>& values) {
         io.list(values, [](Io& each, int64_t& value) { each.number(value); });
@@ -220,12 +221,21 @@ void fields(Io& io, LoweredOp& op, Schemas& schemas, bool member = false) {
 }
 
 template <class Io>
-void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& rooms) {
+void lists(Io& io, Plan& plan, Schemas& schemas, std::vector<int64_t>& rooms, int depth);
+
+template <class Io>
+void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& rooms, int depth) {
     auto kind = LaunchKind::kernel;
+    if constexpr (!Io::kReads)
+        if (planned.body) kind = LaunchKind::loop;
     io.choice(kind, kLaunchKinds, "a launch");
-    if constexpr (Io::kReads)
-        if (kind != LaunchKind::kernel)
-            io.fail("a launch is of kind ", static_cast<int>(kind), "; this version runs kernels");
+    if constexpr (Io::kReads) {
+        if (kind != LaunchKind::kernel && kind != LaunchKind::loop)
+            io.fail("a launch is of kind ", static_cast<int>(kind),
+                    "; this version runs kernels and loops");
+        if (depth == kMostLoops)
+            io.fail("more than ", kMostLoops, " loops stand inside each other");
+    }
     fields(io, planned.op, schemas);
     io.numbers(planned.counters, planned.scratch);
     int64_t room = 0;
@@ -238,6 +248,11 @@ void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& 
     }
     io.number(planned.lane);
     io.list(planned.waits, [](Io& each, int& wait) { each.number(wait); });
+    if (kind != LaunchKind::loop) return;
+    Plan body;
+    if constexpr (!Io::kReads) body = *planned.body;
+    lists(io, body, schemas, rooms, depth + 1);
+    if constexpr (Io::kReads) planned.body = std::make_shared<const Plan>(std::move(body));
 }
 
 template <class Io>
@@ -284,9 +299,15 @@ void fields(Io& io, Head& head, Plan& plan, Schemas& schemas) {
                           " in this version of aicf; export the step again with it");
         }
     });
+    lists(io, plan, schemas, head.rooms, 0);
+}
+
+/// What a plan has, and the body of a loop.
+template <class Io>
+void lists(Io& io, Plan& plan, Schemas& schemas, std::vector<int64_t>& rooms, int depth) {
     io.list(plan.values, [](Io& each, Value& value) { fields(each, value); });
     io.list(plan.places, [](Io& each, Place& place) { fields(each, place); });
-    io.list(plan.ops, [&](Io& each, PlannedOp& op) { fields(each, op, schemas, head.rooms); });
+    io.list(plan.ops, [&](Io& each, PlannedOp& op) { fields(each, op, schemas, rooms, depth); });
     io.list(plan.outputs, [](Io& each, Lowered::Output& output) { fields(each, output); });
     io.list(plan.assigns, [](Io& each, Assign& assign) {
         each.number(assign.target);
@@ -311,6 +332,25 @@ void note(Schemas& schemas, const LoweredOp& op) {
     add(op.def);
     for (const RegionStep& step : op.body) add(step.def);
     for (const LoweredOp& member : op.members) note(schemas, member);
+    if (op.loop)
+        for (const LoweredOp& inside : op.loop->ops) note(schemas, inside);
+}
+
+/// A plan's ops as the list they were planned from, and those of its loops.
+Lowered list_of(Plan& plan) {
+    Lowered lowered;
+    for (PlannedOp& planned : plan.ops) {
+        if (planned.body) {
+            Plan body = *planned.body;
+            planned.op.loop = std::make_shared<const Lowered>(list_of(body));
+            planned.body = std::make_shared<const Plan>(std::move(body));
+        }
+        lowered.ops.push_back(planned.op);
+    }
+    lowered.values = plan.values;
+    lowered.outputs = plan.outputs;
+    lowered.assigns = plan.assigns;
+    return lowered;
 }
 
 }  // namespace
@@ -509,12 +549,7 @@ Executable::Executable(std::string_view file, std::string where) : where_(std::m
     as_format(where_, [&] {
         if (const std::string problem = structure_problem(plan_); !problem.empty())
             raise(ErrorKind::format, where_, ": ", problem);
-        Lowered lowered;
-        lowered.values = plan_.values;
-        lowered.outputs = plan_.outputs;
-        lowered.assigns = plan_.assigns;
-        for (const PlannedOp& planned : plan_.ops) lowered.ops.push_back(planned.op);
-        if (const Report report = verify(lowered); !report.ok())
+        if (const Report report = verify(list_of(plan_)); !report.ok())
             raise(ErrorKind::format, where_, ": the ops do not verify", report.failures());
     });
 }
@@ -523,12 +558,9 @@ Plan Executable::finish(const Target& target, const std::vector<std::string>& sh
     return as_format(where_, [&] {
         Plan plan = plan_;
         if (!shared.empty()) share_places(plan, shared);
-        std::vector<const LoweredOp*> ops;
-        for (const PlannedOp& planned : plan.ops) ops.push_back(&planned.op);
-        const Kernels kernels = target.read(ops, kernels_, code_, where_);
-        for (size_t i = 0; i < kernels.size(); i++) plan.ops[i].kernel = kernels[i];
-        if (target.kind() == Device::cpu)
-            fit_kernels(plan, rooms_);  // its kernels were chosen anew
+        give_kernels(plan, target.read(kernel_ops(plan), kernels_, code_, where_));
+        std::span<const int64_t> rooms = rooms_;
+        if (target.kind() == Device::cpu) fit_kernels(plan, rooms);  // its kernels were chosen anew
         if (const Report report = verify(plan); !report.ok())
             raise(ErrorKind::format, where_, ": the plan does not verify", report.failures());
         return plan;

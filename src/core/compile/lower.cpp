@@ -175,7 +175,7 @@ Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
     for (const Node& node : graph.nodes) {
         if (!live[node.id]) continue;
         poll();
-        LowerContext context(lowered, graph, node, used);
+        LowerContext context(lowered, graph, node, used, {math, tensor_cores, lower});
         node.op->lower(context);
         if (node.op->effect && node.inputs.size() > 1 &&
             graph.value(node.inputs[0]).role == Role::param)

@@ -56,7 +56,9 @@ std::string key_of(const Node& node) {
         key.append(name.c_str(), name.size() + 1);
         append_bytes(key, attr.index());
         const auto append = [&key](const auto& value) {
-            if constexpr (requires { value.data(); }) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Body>) {
+                append_bytes(key, value.get());
+            } else if constexpr (requires { value.data(); }) {
                 append_bytes(key, value.size());
                 key.append(reinterpret_cast<const char*>(value.data()),
                            value.size() * sizeof(*value.data()));

@@ -69,6 +69,16 @@ void order_ops(Plan& plan) {
     }
 }
 
+/// What stands for the kernels of a loop.
+std::shared_ptr<const Kernel> loop_kernel(const LoweredOp& op, const Plan& body) {
+    auto kernel = std::make_shared<Kernel>();
+    kernel->name = "loop";
+    kernel->workspace_bytes = static_cast<uint64_t>(rooms_of(op, body).bytes);
+    kernel->counter_bytes =
+        static_cast<uint64_t>(body.segment_bytes[static_cast<int>(Segment::counters)]);
+    return kernel;
+}
+
 class Planner {
   public:
     Planner(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
@@ -85,7 +95,12 @@ class Planner {
         plan_.places.resize(lowered.values.size());
         for (const LoweredOp& op : lowered.ops) {
             poll();
-            plan_.ops.push_back({op, target.select(op), 0, 0, 0, {}});
+            if (!op.loop) {
+                plan_.ops.push_back({op, target.select(op), 0, 0, 0, {}});
+                continue;
+            }
+            auto body = std::make_shared<const Plan>(make_plan(*op.loop, target, {}));
+            plan_.ops.push_back({op, loop_kernel(op, *body), 0, 0, 0, {}, body});
         }
         tell(done, "select");
         find_lifetimes();
@@ -420,8 +435,58 @@ Cost Plan::cost() const {
 
 Kernels Plan::kernels() const {
     Kernels all;
-    for (const PlannedOp& planned : ops) all.push_back(planned.kernel);
+    for (const PlannedOp& planned : ops)
+        if (planned.body)
+            for (auto& kernel : planned.body->kernels()) all.push_back(std::move(kernel));
+        else
+            all.push_back(planned.kernel);
     return all;
+}
+
+std::vector<const LoweredOp*> kernel_ops(const Plan& plan) {
+    std::vector<const LoweredOp*> all;
+    for (const PlannedOp& planned : plan.ops)
+        if (planned.body)
+            for (const LoweredOp* op : kernel_ops(*planned.body)) all.push_back(op);
+        else
+            all.push_back(&planned.op);
+    return all;
+}
+
+namespace {
+
+void take_kernels(Plan& plan, const Kernels& kernels, size_t& next) {
+    for (PlannedOp& planned : plan.ops) {
+        if (!planned.body) {
+            planned.kernel = kernels.at(next++);
+            continue;
+        }
+        Plan body = *planned.body;
+        take_kernels(body, kernels, next);
+        planned.kernel = loop_kernel(planned.op, body);
+        planned.body = std::make_shared<const Plan>(std::move(body));
+    }
+}
+
+}  // namespace
+
+void give_kernels(Plan& plan, const Kernels& kernels) {
+    size_t next = 0;
+    take_kernels(plan, kernels, next);
+    check(next == kernels.size(), "plan: there are more kernels than ops");
+}
+
+LoopRooms rooms_of(const LoweredOp& op, const Plan& body) {
+    LoopRooms rooms{{}, align_up(body.segment_bytes[static_cast<int>(Segment::temps)])};
+    const LoopShape shape(op.attrs);
+    for (size_t i = 0; i < shape.history.size(); i++) {
+        rooms.carries.push_back(shape.history[i] ? -1 : rooms.bytes);
+        if (shape.history[i]) continue;
+        const int64_t bytes = byte_count(body.values[body.outputs[i].value].type);
+        if (bytes > kMostBytes) too_large();
+        rooms.bytes = sum(rooms.bytes, 2 * align_up(bytes));
+    }
+    return rooms;
 }
 
 void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target) {
@@ -438,6 +503,12 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
               "; need ", list.empty() ? "none, as there is one kernel for it" : "one of " + list);
     };
     for (LoweredOp& op : lowered.ops) {
+        if (op.loop) {
+            Lowered body = *op.loop;
+            choose_candidates(body, given, target);
+            op.loop = std::make_shared<const Lowered>(std::move(body));
+            continue;
+        }
         choose(op);
         if (op.def == sequence_def()) continue;  // its members have no kernels of their own
         for (LoweredOp& member : op.members) choose(member);
@@ -513,20 +584,28 @@ void share_places(Plan& plan, const std::vector<std::string>& shared) {
     plan.segment_bytes[static_cast<int>(Segment::state)] = state;
 }
 
-void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms) {
+void fit_kernels(Plan& plan, std::span<const int64_t>& rooms) {
     int64_t &counters = plan.segment_bytes[static_cast<int>(Segment::counters)] = 0,
             &temps = plan.segment_bytes[static_cast<int>(Segment::temps)];
     const int64_t end = align_up(temps);
     bool moved = false;
     for (size_t i = 0; i < plan.ops.size(); i++) {
         PlannedOp& op = plan.ops[i];
+        const int64_t room = rooms[0];
+        rooms = rooms.subspan(1);
+        if (op.body) {
+            auto body = std::make_shared<Plan>(*op.body);
+            fit_kernels(*body, rooms);
+            op.kernel = loop_kernel(op.op, *body);
+            op.body = std::move(body);
+        }
         op.counters = counters;
         counters = sum(counters, align_up(static_cast<int64_t>(op.kernel->counter_bytes)));
         if (op.kernel->workspace_bytes > static_cast<uint64_t>(kMostBytes)) too_large();
         const auto wanted = static_cast<int64_t>(op.kernel->workspace_bytes);
         if (wanted == 0) {
             op.scratch = 0;
-        } else if (wanted > rooms[i]) {
+        } else if (wanted > room) {
             op.scratch = end;
             temps = std::max(temps, sum(end, align_up(wanted)));
             moved = true;
@@ -666,6 +745,16 @@ Report verify(const Plan& plan) {
                                     ", which it still reads"));
         });
         check_scratch(plan, i, touch, report);
+        if (planned.body) {
+            const Report inside = verify(*planned.body);
+            for (const ReportLine& line : inside.lines)
+                if (!line.ok) report.fail(line.area, cat("op ", i, " loop: ", line.text));
+            if (rooms_of(op, *planned.body).bytes >
+                    static_cast<int64_t>(planned.kernel->workspace_bytes) ||
+                planned.body->segment_bytes[static_cast<int>(Segment::counters)] >
+                    static_cast<int64_t>(planned.kernel->counter_bytes))
+                report.fail("plan", cat("op ", i, " loop has less scratch than a turn needs"));
+        }
         memory.write(scratch_of(planned), kNone);
         for (const View& view : op.outputs) memory.write(touch(view.value), view.value);
     }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <span>
 
 #include "core/base/interrupt.h"
 #include "core/compile/target.h"
@@ -33,6 +34,8 @@ struct Place {
     ValueId storage = kNone;  // the value whose storage this is: itself, or what it aliases
 };
 
+struct Plan;
+
 struct PlannedOp {
     LoweredOp op;
     std::shared_ptr<const Kernel> kernel;  // what the backend selected
@@ -40,7 +43,15 @@ struct PlannedOp {
     int64_t scratch = 0;     // the kernel's workspace: bytes into the segment of temporaries
     int lane = 0;            // see Lanes
     std::vector<int> waits;  // ops that must be done before; the fewest that say it
+    std::shared_ptr<const Plan> body = {};  // of a loop: a turn
 };
+/// Where the turns of a loop have what they keep, in bytes into its scratch: temporaries first,
+/// then by carry two places that they write in turn; -1 for one with a history.
+struct LoopRooms {
+    std::vector<int64_t> carries;
+    int64_t bytes;
+};
+LoopRooms rooms_of(const LoweredOp& op, const Plan& body);
 
 struct Plan {
     std::string name;
@@ -53,7 +64,7 @@ struct Plan {
     int64_t segment_bytes[kSegments] = {};
     int64_t peak_bytes() const;       // all segments: known before the first run, constant after
     Cost cost() const;                // of all ops
-    Kernels kernels() const;          // by op
+    Kernels kernels() const;          // by op; in place of a loop those of its body
     int64_t temps_without_reuse = 0;  // scratch is among them
     std::string math = "fp32";        // as compiled
     bool deterministic = true;
@@ -69,9 +80,13 @@ Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<s
                const OnStage& done = {});
 /// Takes params and states of these names out of the segments: they live elsewhere.
 void share_places(Plan& plan, const std::vector<std::string>& shared);
+/// The ops of Plan::kernels().
+std::vector<const LoweredOp*> kernel_ops(const Plan& plan);
+/// Gives a plan its kernels, in the order of Plan::kernels().
+void give_kernels(Plan& plan, const Kernels& kernels);
 /// Gives kernels that were chosen after the plan was made their counters, and scratch behind the
-/// temporaries where they want more than the `rooms` that ops had.
-void fit_kernels(Plan& plan, const std::vector<int64_t>& rooms);
+/// temporaries where they want more than the `rooms` that ops had, of which it takes its own.
+void fit_kernels(Plan& plan, std::span<const int64_t>& rooms);
 /// Recomputes from the plan alone that no two live values overlap and that waits order every
 /// hazard.
 Report verify(const Plan& plan);

@@ -44,6 +44,9 @@ class Structure {
             const PlannedOp& planned = plan_.ops[i];
             const std::string where = cat("op ", i, " ", planned.op.def->name);
             check_op(planned.op, where, true);
+            if ((planned.op.def == loop_def()) != (planned.body != nullptr))
+                fail(where, " is a loop without a body, or a body without a loop");
+            if (planned.body) check_loop(planned, where);
             if (planned.scratch < 0 || planned.scratch > kMostBytes || planned.counters < 0 ||
                 planned.counters > kMostBytes)
                 fail(where, " has scratch at ", planned.scratch, " and counters at ",
@@ -178,6 +181,7 @@ class Structure {
         }
         if (op.inputs.size() + op.outputs.size() == 0) fail(where, " has no operands");
         check_attrs(def, op.attrs, where);
+        if (&def == loop_def() && !outermost) fail(where, " is in a group; need it alone");
         for (const LoweredOp& member : op.members)
             check_op(member, cat(where, ": member ", member.def->name), false);
         for (const View& view : op.inner) {
@@ -195,7 +199,7 @@ class Structure {
         if (op.body.empty() && !sequence && !op.inner.empty())
             fail(where, " has inner values and no steps");
         if (sequence) check_sequence(op, where);
-        if (!op.members.empty()) return;
+        if (!op.members.empty() || &def == loop_def()) return;
         if (op.body.empty())
             check_step(def, op.inputs, op.outputs, where);
         else
@@ -219,6 +223,29 @@ class Structure {
     void check_stored(const View& view, const std::string& where) const {
         if (plan_.places[view.value].storage == kNone)
             fail(where, " names %", view.value, ", which has no place");
+    }
+
+    /// What is bound turn by turn: each operand and each result has a place of its own, and nothing
+    /// begins with a content.
+    void check_loop(const PlannedOp& planned, const std::string& where) const {
+        const Plan& body = *planned.body;
+        if (const std::string problem = structure_problem(body); !problem.empty())
+            fail(where, ": ", problem);
+        const LoopShape shape(planned.op.attrs);
+        constexpr int64_t kMostTurns = 1 << 24;
+        if (shape.turns < 1 || shape.turns > kMostTurns || shape.carries < 0 ||
+            static_cast<size_t>(shape.carries) > body.outputs.size())
+            fail(where, " has ", shape.turns, " turns and ", shape.carries, " carries");
+        for (const Value& v : body.values)
+            if (v.role == Role::param || v.role == Role::state || v.role == Role::ring ||
+                (v.role == Role::constant && body.places[v.id].storage != kNone))
+                fail(where, ": a turn has ", role_name(v.role), " %", v.id);
+        std::set<ValueId> results;
+        for (const Lowered::Output& output : body.outputs)
+            if (body.values[output.value].role != Role::temp || output.keep != 1 ||
+                body.places[output.value].segment != Segment::outputs ||
+                !results.insert(body.places[output.value].storage).second)
+                fail(where, ": result %", output.value, " has no place of its own");
     }
 
     /// What kernels rely on of an op's or a step's operands.

@@ -108,10 +108,12 @@ std::vector<Var> GradContext::emit_all(const std::string& op, const std::vector<
 
 namespace {
 
-/// Which values the loss depends on.
-std::vector<char> ancestors(const Graph& graph, ValueId loss) {
+using Losses = std::span<const ValueId>;
+
+/// Which values the losses depend on.
+std::vector<char> ancestors(const Graph& graph, Losses losses) {
     std::vector<char> reached(graph.values.size(), 0);
-    reached[graph.value(loss).id] = 1;
+    for (ValueId loss : losses) reached[graph.value(loss).id] = 1;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
         const Node& node = graph.nodes[n];
         if (std::any_of(node.outputs.begin(), node.outputs.end(),
@@ -153,9 +155,9 @@ std::string no_gradient(const Graph& graph, const Node& node) {
 
 /// By value: whether a path of ops that all have a gradient, if only zero, leads from it to the
 /// loss, among the `nodes` that were there before this backward.
-std::vector<char> differentiable_values(const Graph& graph, ValueId loss, int nodes) {
+std::vector<char> differentiable_values(const Graph& graph, Losses losses, int nodes) {
     std::vector<char> open(graph.values.size(), 0);
-    open[loss] = 1;
+    for (ValueId loss : losses) open[loss] = 1;
     for (int n = nodes - 1; n >= 0; n--) {
         const Node& node = graph.nodes[n];
         if (!no_gradient(graph, node).empty()) continue;
@@ -168,9 +170,9 @@ std::vector<char> differentiable_values(const Graph& graph, ValueId loss, int no
 
 /// By value: whether the loss depends on it other than by what gradients choose by, comparisons and
 /// positions: these are flat wherever the derivative exists.
-std::vector<char> beside_choices(const Graph& graph, ValueId loss) {
+std::vector<char> beside_choices(const Graph& graph, Losses losses) {
     std::vector<char> read(graph.values.size(), 0);
-    read[loss] = 1;
+    for (ValueId loss : losses) read[loss] = 1;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
         const Node& node = graph.nodes[n];
         if (std::any_of(node.outputs.begin(), node.outputs.end(),
@@ -183,9 +185,9 @@ std::vector<char> beside_choices(const Graph& graph, ValueId loss) {
 
 /// Raises when a path from `id` to the loss meets an op that has no gradient among the nodes
 /// [first, last).
-void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vector<char>& reached,
+void refuse_blocked(const Graph& graph, ValueId id, Losses losses, const std::vector<char>& reached,
                     int first, int last) {
-    const std::vector<char> read = beside_choices(graph, loss);
+    const std::vector<char> read = beside_choices(graph, losses);
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
     for (int n = 0; n < last; n++) {
@@ -202,7 +204,7 @@ void refuse_blocked(const Graph& graph, ValueId id, ValueId loss, const std::vec
                                         [&](ValueId out) { return read[out]; });
         if (n >= first && !why.empty() && counts)
             raise(ErrorKind::graph, "backward: ", node.op->fn, " has no gradient (", why,
-                  ") and stands between \"", graph.value(id).name, "\" and the loss %", loss,
+                  ") and stands between \"", graph.value(id).name, "\" and the loss %", losses[0],
                   " at node ", node.id, node.where.empty() ? "" : cat(" (", node.where, ")"),
                   "; take another op or leave it out of wrt");
     }
@@ -289,7 +291,7 @@ std::vector<ValueId> sources(const Graph& graph, ValueId value, std::span<const 
 }
 
 std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
-    const std::vector<char> reached = ancestors(graph, loss);
+    const std::vector<char> reached = ancestors(graph, {&loss, 1});
     std::vector<ValueId> params;
     for (const Value& value : graph.values)
         if (value.role == Role::param && reached[value.id] && is_float(value.type.dtype))
@@ -297,20 +299,18 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
     return params;
 }
 
-std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
-                              ValueId seed, bool record, const OwnRule* own_rule) {
-    if (graph.loose) verify(graph).require("backward");
-    const std::vector<char> reached = ancestors(graph, loss);
-    check_backward(graph, loss, wrt, seed, reached, record);
-    const std::vector<char> between = values_between(graph, wrt, reached);
+namespace {
 
-    Rollback rollback(graph);
-    graph.own_rule = own_rule;
+/// The walk from the losses back; `seeds` are their gradients.
+std::vector<ValueId> walk(Graph& graph, Losses losses, Losses seeds, std::span<const ValueId> wrt,
+                          const std::vector<char>& reached) {
+    const std::vector<char> between = values_between(graph, wrt, reached);
     const int first_new = static_cast<int>(graph.nodes.size());
-    const ValueId given = seed;
-    if (seed == kNone) graph.seed_one = seed = graph.scalar(graph.value(loss).type.dtype, 1, "one");
     std::vector<ValueId> grads(graph.values.size(), kNone);
-    grads[loss] = seed;
+    for (size_t i = 0; i < losses.size(); i++) {
+        ValueId& grad = grads[losses[i]];
+        grad = grad == kNone ? seeds[i] : graph.emit("Add", {grad, seeds[i]})[0];
+    }
     for (int n = first_new - 1; n >= 0; n--) {
         poll();
         const Node node = graph.nodes[n];  // a copy: emitting may move the nodes
@@ -323,7 +323,7 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
         if (node.op->grad)
             differentiate(graph, node, inputs_needed, grads);
         else
-            for (ValueId id : wrt) refuse_blocked(graph, id, loss, reached, n, n + 1);
+            for (ValueId id : wrt) refuse_blocked(graph, id, losses, reached, n, n + 1);
     }
 
     std::vector<ValueId> result;
@@ -331,18 +331,51 @@ std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueI
     for (ValueId id : wrt) {
         if (grads[id] == kNone) {  // a zero derivative (floor, sign, ...), or none at all
             if (differentiable.empty())
-                differentiable = differentiable_values(graph, loss, first_new);
+                differentiable = differentiable_values(graph, losses, first_new);
             if (reached[id] && !differentiable[id])
-                refuse_blocked(graph, id, loss, reached, 0, first_new);
-            graph.differentiating = graph.value(loss).producer;
+                refuse_blocked(graph, id, losses, reached, 0, first_new);
+            graph.differentiating = graph.value(losses[0]).producer;
             grads[id] = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;
         }
-        if (record) graph.gradients.push_back({loss, id, grads[id], given});
         result.push_back(grads[id]);
     }
-    rollback.done = true;
     return result;
+}
+
+}  // namespace
+
+std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
+                              ValueId seed, bool record, const OwnRule* own_rule) {
+    if (graph.loose) verify(graph).require("backward");
+    const Losses losses(&loss, 1);
+    const std::vector<char> reached = ancestors(graph, losses);
+    check_backward(graph, loss, wrt, seed, reached, record);
+
+    Rollback rollback(graph);
+    graph.own_rule = own_rule;
+    const ValueId given = seed;
+    if (seed == kNone) graph.seed_one = seed = graph.scalar(graph.value(loss).type.dtype, 1, "one");
+    const std::vector<ValueId> grads = walk(graph, losses, {&seed, 1}, wrt, reached);
+    for (size_t i = 0; record && i < wrt.size(); i++)
+        graph.gradients.push_back({loss, wrt[i], grads[i], given});
+    rollback.done = true;
+    return grads;
+}
+
+std::vector<ValueId> backward(Graph& graph, Losses results, Losses seeds,
+                              std::span<const ValueId> wrt) {
+    check(results.size() == seeds.size(), "backward: each result needs its gradient");
+    if (results.empty()) {
+        std::vector<ValueId> zeros;
+        for (ValueId id : wrt) zeros.push_back(zeros_like(Var{&graph, id}).id);
+        return zeros;
+    }
+    Rollback rollback(graph);
+    graph.seed_one = kNone;
+    const std::vector<ValueId> grads = walk(graph, results, seeds, wrt, ancestors(graph, results));
+    rollback.done = true;
+    return grads;
 }
 
 }  // namespace aicf

@@ -39,7 +39,7 @@ bool Attrs::operator==(const Attrs& other) const {
 namespace {
 
 constexpr const char* kRoleNames[] = {"input", "param", "state", "constant", "temp", "ring"};
-constexpr const char* kAttrKinds[] = {"bool", "int", "float", "str", "list of ints"};
+constexpr const char* kAttrKinds[] = {"bool", "int", "float", "str", "list of ints", "graph"};
 
 /// An int is accepted where a float is declared; nothing else converts.
 std::optional<Attr> as_kind(const Attr& given, const Attr& like) {

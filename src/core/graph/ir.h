@@ -21,9 +21,13 @@ struct OpDef;
 using ValueId = int32_t;
 constexpr ValueId kNone = -1;
 
+class Graph;
+/// What a loop does in each turn; nodes share it, so nobody changes it.
+using Body = std::shared_ptr<const Graph>;
+
 /// An attribute. Texts and lists are copied outside the variant and moved in: where the copy fails
 /// inside it, g++ 12 destroys what was never made.
-struct Attr : std::variant<bool, int64_t, double, std::string, std::vector<int64_t>> {
+struct Attr : std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, Body> {
     Attr() = default;
     Attr(bool value) : variant(value) {}
     Attr(int value) : variant(int64_t{value}) {}
@@ -32,6 +36,7 @@ struct Attr : std::variant<bool, int64_t, double, std::string, std::vector<int64
     Attr(const char* value) : Attr(std::string(value)) {}
     Attr(std::string value) : variant(std::move(value)) {}
     Attr(std::vector<int64_t> value) : variant(std::move(value)) {}
+    Attr(Body value) : variant(std::move(value)) {}
     Attr(const Attr& other) : variant() {
         std::visit([this](auto copy) { variant::operator=(std::move(copy)); }, other);
     }
@@ -167,6 +172,8 @@ class Graph {
         return {values.size(), nodes.size(), outputs.size(), assigns.size(), gradients.size()};
     }
     void rollback(const Mark& to);
+    /// A value without producer that stands for an operand of a body while that is built.
+    ValueId placeholder(const Type& type);
 
     const Value& value(ValueId id) const;
     const Value* find(std::string_view value_name) const;  // inputs, params, states
@@ -249,12 +256,36 @@ Report verify(const Graph& graph);
 std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
                               ValueId seed = kNone, bool record = true,
                               const OwnRule* own_rule = nullptr);
+/// The same of several results together, each with its gradient, by any `wrt`, unrecorded.
+std::vector<ValueId> backward(Graph& graph, std::span<const ValueId> results,
+                              std::span<const ValueId> seeds, std::span<const ValueId> wrt);
 /// The floats beside `known` that a value was made from by nodes appended since `mark`, and the
 /// leaves.
 std::vector<ValueId> sources(const Graph& graph, ValueId value, std::span<const ValueId> known,
                              const Graph::Mark& mark);
 /// The float params `loss` depends on, in the order they were made.
 std::vector<ValueId> reached_params(const Graph& graph, ValueId loss);
+
+// ---- bodies ------------------------------------------------------------------------------------
+//
+// A body's operands are its first values, inputs all of them; what it gives are its outputs in
+// order. It has no params, no states and no random numbers.
+
+/// Takes what was appended since `mark` away; what of it makes `outputs` of `inputs`, which are
+/// placeholders, becomes a body. Further operands are values from before the mark, but for numbers,
+/// which are copied, and constants made since, which stay. Errors name `where`.
+struct Cut {
+    Body body;
+    std::vector<ValueId> captured;  // those further operands
+};
+Cut cut_body(Graph& graph, const std::string& where, const Graph::Mark& mark,
+             std::span<const ValueId> inputs, std::span<const ValueId> outputs);
+/// Appends what a body does with these operands; its results.
+std::vector<ValueId> append_body(Graph& graph, const Graph& body, std::span<const ValueId> inputs);
+/// How many operands a body has.
+int operands_of(const Graph& body);
+/// Why a graph cannot be a body; empty where it can.
+std::string body_problem(const Graph& body);
 
 // ---- dumps -------------------------------------------------------------------------------------
 

@@ -72,8 +72,8 @@ std::string chain_order() { return cat("chain(", kChainChunk, ")"); }
 // ---- what a rule sees --------------------------------------------------------------------------
 
 LowerContext::LowerContext(Lowered& lowered, const Graph& graph, const Node& node,
-                           std::vector<char>& used)
-    : lowered_(lowered), graph_(graph), node_(node), used_(used) {}
+                           std::vector<char>& used, const Mode& mode)
+    : lowered_(lowered), graph_(graph), node_(node), used_(used), mode_(mode) {}
 
 View LowerContext::out(int i) const { return lowered_.views[node_.outputs[i]]; }
 
@@ -107,6 +107,26 @@ void LowerContext::op(const std::string& name, std::vector<View> inputs, std::ve
                 view = copy_of(view);
     lowered_.ops.push_back({def, std::move(inputs), std::move(outputs),
                             complete_attrs(def->attrs, attrs, def->name), node_.id});
+}
+
+Lowered LowerContext::body(const Graph& graph) const {
+    return mode_.lower(graph, mode_.math, mode_.tensor_cores);
+}
+
+View LowerContext::constant(const Value& like) {
+    const View view = temp(like.type, like.name);
+    Value& value = lowered_.values[view.value];
+    value.role = Role::constant;
+    value.init = like.init;
+    return view;
+}
+
+void LowerContext::loop(std::shared_ptr<const Lowered> body, std::vector<View> inputs,
+                        std::vector<View> outputs, const Attrs& attrs) {
+    for (View& view : inputs)
+        if (!is_contiguous(view.shape, view.strides)) view = copy_of(view);
+    op("loop", std::move(inputs), std::move(outputs), attrs);
+    lowered_.ops.back().loop = std::move(body);
 }
 
 // ---- the list's checks -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ void define_line_ops();
 void define_random_ops();
 void define_optim_ops();
 void define_custom_ops();
+void define_loop_ops();
 void define_regions();
 
 namespace {
@@ -44,6 +45,7 @@ const Registry& registry() {
         define_random_ops();
         define_optim_ops();
         define_custom_ops();
+        define_loop_ops();
         define_regions();
         return fresh;
     }();

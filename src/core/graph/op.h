@@ -142,6 +142,7 @@ struct View {
 };
 
 struct LoweredDef;
+struct Lowered;
 
 /// One step of a region. Operands are numbered: the op's inputs, its outputs, its inner values.
 struct RegionStep {
@@ -160,6 +161,9 @@ struct LoweredOp {
     std::vector<View> inner = {};         // of a region or sequence: values without storage
     std::vector<LoweredOp> members = {};  // of a group or sequence: ops that share a launch
     std::string candidate = {};           // which of a backend's kernels; empty: its own choice
+    /// Of a loop: what each turn does. Its operands are the values that are inputs, in their order,
+    /// and its results the outputs.
+    std::shared_ptr<const Lowered> loop = {};
     const View& operand(int number) const;
 };
 
@@ -184,7 +188,14 @@ struct Lowered {
 
 class LowerContext {
   public:
-    LowerContext(Lowered& lowered, const Graph& graph, const Node& node, std::vector<char>& used);
+    /// What lower() was called with, and itself, for bodies.
+    struct Mode {
+        const std::string& math;
+        int tensor_cores;
+        Lowered (*lower)(const Graph&, const std::string&, int);
+    };
+    LowerContext(Lowered& lowered, const Graph& graph, const Node& node, std::vector<char>& used,
+                 const Mode& mode);
     int inputs() const { return static_cast<int>(node_.inputs.size()); }
     int outputs() const { return static_cast<int>(node_.outputs.size()); }
     // a copy: new values may move the views
@@ -197,6 +208,12 @@ class LowerContext {
     View out(int i = 0) const;                             // the output's own storage
     View temp(const Type& type, const std::string& name);  // fresh storage
     View copy_of(const View& view);                        // packed into fresh storage
+    Lowered body(const Graph& graph) const;
+    /// A constant of the list.
+    View constant(const Value& like);
+    /// A loop whose turns are `body`, of operands that lie in C order.
+    void loop(std::shared_ptr<const Lowered> body, std::vector<View> inputs,
+              std::vector<View> outputs, const Attrs& attrs);
     void alias(int i, const View& view) { lowered_.views[node_.outputs[i]] = view; }
     void op(const std::string& name, std::vector<View> inputs, std::vector<View> outputs,
             const Attrs& attrs = {});
@@ -206,7 +223,24 @@ class LowerContext {
     const Graph& graph_;
     const Node& node_;
     std::vector<char>& used_;
+    const Mode mode_;
 };
+
+/// What a loop's attributes say of its operands and results: `carries` of each come first, and what
+/// a turn leaves is what the next one begins with; then `slices` operands of which each turn takes
+/// its row, and others that all turns read whole. Results behind the carries have a row a turn, and
+/// so have carries in `histories`: what each turn leaves, its first operand being the beginning.
+struct LoopShape {
+    int64_t turns;
+    int carries, slices;
+    bool reverse;
+    std::vector<char> history;  // by carry
+    explicit LoopShape(const Attrs& attrs);
+    /// The row of a turn.
+    int64_t row(int64_t turn) const { return reverse ? turns - 1 - turn : turn; }
+};
+/// The ids of a loop's operands inside its body.
+std::vector<ValueId> loop_inputs(const std::vector<Value>& values);
 
 View whole_view(const Value& value);
 /// A new value of the list, with storage of its own.
@@ -324,6 +358,8 @@ const LoweredDef* sequence_def();
 /// By member of a sequence, how many barriers come before it: it waits for what makes its operands,
 /// and for whoever reads what it is written over.
 std::vector<int> stages_of(const LoweredOp& sequence);
+/// The op of every loop.
+const LoweredDef* loop_def();
 /// The definition that says what kind of op it is: its own; of a region its anchor's, or that of
 /// its first step where all are pointwise.
 const LoweredDef& anchor(const LoweredOp& op);
@@ -372,8 +408,9 @@ const std::vector<const LoweredDef*>& all_lowered();
 /// Checks a lowered op against its schema and returns the outputs' types.
 std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
                                 const Attrs& attrs);
-/// The same of a whole op; of a region it checks step by step.
+/// The same of a whole op; of a region it checks step by step, of a loop all that a turn does.
 std::vector<Type> infer_lowered(const LoweredOp& op);
+std::vector<Type> infer_loop(const LoweredOp& op);
 
 /// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.
 /// `tensor_cores`: as product_order() takes them.

@@ -129,6 +129,7 @@ bool product_region(const LoweredOp& op) {
 
 std::string title(const LoweredOp& op) {
     const auto name = [](const auto& part) { return part.def->name; };
+    if (op.loop) return cat(op.def->name, " x ", op.attrs.integer("turns"));
     const std::string parts = op.body.empty() ? joined(op.members, name) : joined(op.body, name);
     const Attr* const own = op.attrs.find("op");  // of a custom op its author's name
     if (own) return cat(op.def->name, " ", std::get<std::string>(*own));
@@ -223,6 +224,7 @@ std::vector<Type> infer_sequence(const LoweredOp& op) {
 std::vector<Type> infer_lowered(const LoweredOp& op) {
     if (op.def == sequence_def()) return infer_sequence(op);
     if (!op.members.empty()) return infer_group(op);
+    if (op.loop) return infer_loop(op);
     std::vector<Type> inputs;
     if (op.body.empty()) {
         for (const View& view : op.inputs) inputs.push_back({view.dtype, view.shape});
@@ -348,6 +350,11 @@ std::vector<Cost> step_costs(const LoweredOp& op) {
 
 Cost cost_of(const LoweredOp& op) {
     Cost cost;
+    if (op.loop) {
+        cost = cost_of(*op.loop);
+        const auto turns = static_cast<double>(op.attrs.integer("turns"));
+        return {cost.flops * turns, cost.bytes * turns};
+    }
     for (const LoweredOp& member : op.members) cost += cost_of(member);
     for (const Cost& own : step_costs(op)) cost += own;
     if (!op.members.empty() || !op.body.empty()) return cost;

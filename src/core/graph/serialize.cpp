@@ -54,6 +54,31 @@ std::string to_string(const Attrs& attrs) {
 
 // ---- graph -------------------------------------------------------------------------------------
 
+namespace {
+
+/// The attributes of a node without its body, which stands below it.
+Attrs plain_attrs(const Attrs& attrs, Body& body) {
+    Attrs plain;
+    for (const auto& [key, attr] : attrs.items())
+        if (const auto* graph = std::get_if<Body>(&attr))
+            body = *graph;
+        else
+            plain.set(key, attr);
+    return plain;
+}
+
+std::string indented(const std::string& text, const char* indent) {
+    std::string result;
+    for (size_t at = 0; at < text.size();) {
+        const size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
+        result += indent + text.substr(at, end - at);
+        at = end;
+    }
+    return result;
+}
+
+}  // namespace
+
 std::string to_text(const Graph& graph) {
     std::vector<char> live(graph.nodes.size(), 1);  // without any output yet, all may come to be
     if (!graph.outputs.empty() || !graph.assigns.empty()) live = live_nodes(graph);
@@ -68,10 +93,13 @@ std::string to_text(const Graph& graph) {
     for (const Node& node : graph.nodes) {
         text += cat("  ", joined(node.outputs, [&](ValueId id) { return graph.describe(id); }),
                     " = ", node.op_name, "(", ids(node.inputs), ")");
-        if (!node.attrs.items().empty()) text += " " + to_string(node.attrs);
+        Body body;
+        if (const Attrs plain = plain_attrs(node.attrs, body); !plain.items().empty())
+            text += " " + to_string(plain);
         if (node.forward >= 0) text += cat(" of node ", node.forward);
         text += cat(live[node.id] ? "  # node " : "  # dead node ", node.id,
                     node.where.empty() ? "" : ", " + node.where, "\n");
+        if (body) text += indented(to_text(*body), "      ");
     }
     for (const Assign& assign : graph.assigns)
         text += cat("  assign %", assign.target, " <- %", assign.source, "\n");

@@ -37,6 +37,7 @@ std::string attr_text(const Attr& attr) {
     if (const auto* integer = std::get_if<int64_t>(&attr)) return std::to_string(*integer);
     if (const auto* number = std::get_if<double>(&attr)) return number_text(*number);
     if (const auto* text = std::get_if<std::string>(&attr)) return quoted(*text);
+    if (const auto* body = std::get_if<Body>(&attr)) return *body ? to_json(**body) : "null";
     return int_list(std::get<std::vector<int64_t>>(attr));
 }
 

@@ -6,6 +6,26 @@
 
 namespace aicf {
 
+namespace {
+
+/// The spans of the plan's ops, of those of its launches.
+std::vector<Timed::Span> spans_by_op(const std::vector<Timed::Span>& spans,
+                                     const std::vector<Launch>& launches) {
+    std::vector<Timed::Span> by_op;
+    for (size_t i = 0; i < spans.size(); i++) {
+        const auto op = static_cast<size_t>(launches[i].op);
+        if (op == by_op.size()) {
+            by_op.push_back(spans[i]);
+            continue;
+        }
+        by_op[op].begin = std::min(by_op[op].begin, spans[i].begin);
+        by_op[op].end = std::max(by_op[op].end, spans[i].end);
+    }
+    return by_op;
+}
+
+}  // namespace
+
 Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream,
                              bool eager) {
     if (times < 0) raise(ErrorKind::graph, "profile: n is ", times, "; need n >= 0");
@@ -28,6 +48,7 @@ Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<
             backend.synchronize();  // what was enqueued before is no part of it
             auto some = timed->run(unseen);
             generation_ += some.size();
+            for (Timed::Run& run : some) run.ops = spans_by_op(run.ops, launches_);
             std::move(some.begin(), some.end(), std::back_inserter(found.runs));
         }
         found.problem = timed->problem();
@@ -38,7 +59,14 @@ Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<
 
 std::vector<LaunchSize> Step::launch_sizes() const {
     std::vector<LaunchSize> sizes;
-    for (const BoundOp& op : ops_) sizes.push_back(machine_->backend->launch_size(*op.kernel));
+    for (size_t i = 0; i < ops_.size(); i++) {
+        const LaunchSize size = machine_->backend->launch_size(*ops_[i].kernel);
+        const auto op = static_cast<size_t>(launches_[i].op);
+        if (op == sizes.size())
+            sizes.push_back(size);
+        else if (size.blocks * size.threads > sizes[op].blocks * sizes[op].threads)
+            sizes[op] = size;
+    }
     return sizes;
 }
 

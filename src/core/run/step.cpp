@@ -328,23 +328,27 @@ std::vector<std::shared_ptr<void>> Step::bind_ops(std::vector<std::shared_ptr<co
                view.offset * dtype_size(view.dtype);
     };
     auto* const temps = static_cast<char*>(segments_[static_cast<int>(Segment::temps)].get());
-    for (size_t i = 0; i < plan_.ops.size(); i++) {
-        const PlannedOp& planned = plan_.ops[i];
+    launches_ = launches_of(plan_);
+    ops_.reserve(launches_.size());
+    for (const Launch& launch : launches_) {
+        const PlannedOp& planned = *launch.planned;
+        const LoweredOp& outer = plan_.ops[static_cast<size_t>(launch.op)].op;
         std::vector<void*> addresses;
-        for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
-            for (const View& view : *views) addresses.push_back(now(view));
-        void* const scratch = planned.kernel->workspace_bytes ? temps + planned.scratch : nullptr;
+        for (const Source& source : launch.sources)
+            addresses.push_back((source.operand < 0 ? temps : now(outer.operand(source.operand))) +
+                                source.bytes);
+        void* const scratch = planned.kernel->workspace_bytes ? temps + launch.scratch : nullptr;
         auto args = pack_args(planned.op, *planned.kernel, addresses, scratch);
-        machine_->backend->finish_args(*planned.kernel, *args, counters(planned));
-        ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), planned.waits,
-                        std::move(code[i])});
+        machine_->backend->finish_args(*planned.kernel, *args, counters(launch));
+        ops_.push_back({planned.kernel, planned.op.def->name, std::move(args), launch.waits,
+                        code[static_cast<size_t>(launch.kernel)]});
     }
     return held;
 }
 
-void* Step::counters(const PlannedOp& planned) const {
+void* Step::counters(const Launch& launch) const {
     auto* base = static_cast<char*>(segments_[static_cast<int>(Segment::counters)].get());
-    return base ? base + planned.counters : nullptr;
+    return base ? base + launch.counters : nullptr;
 }
 
 /// Patches the addresses that a bind(), here or in a sharing Step, has changed since. What fails
@@ -355,16 +359,19 @@ void Step::follow_bindings() {
     stale_.resize(ops_.size(), 0);
     for (size_t i = 0; i < ops_.size(); i++) {
         ArgBlock& args = *ops_[i].args;
-        const LoweredOp& op = plan_.ops[i].op;
+        const Launch& launch = launches_[i];
+        const LoweredOp& outer = plan_.ops[static_cast<size_t>(launch.op)].op;
         for (int k = 0; k < args.inputs + args.outputs; k++) {
-            const View& view = k < args.inputs ? op.inputs[k] : op.outputs[k - args.inputs];
-            void* at = address(view.value) + view.offset * dtype_size(view.dtype);
+            const Source& source = launch.sources[static_cast<size_t>(k)];
+            if (source.operand < 0) continue;  // where it always is
+            const View& view = outer.operand(source.operand);
+            void* at = address(view.value) + view.offset * dtype_size(view.dtype) + source.bytes;
             auto& operand = const_cast<Operand&>(args.operand(k));
             stale_[i] |= operand.ptr != at;
             operand.ptr = at;
         }
         if (!stale_[i]) continue;
-        machine_->backend->finish_args(*ops_[i].kernel, args, counters(plan_.ops[i]));
+        machine_->backend->finish_args(*ops_[i].kernel, args, counters(launch));
         if (captured_) captured_->rebind(static_cast<int>(i), args);
         stale_[i] = 0;
     }
@@ -512,7 +519,17 @@ std::vector<Captured::Launch> Step::trace() const {
     const Locks locks(*machine_, others_);
     if (!captured_)
         raise(ErrorKind::capture, "trace: the step is not captured; call capture() first");
-    return captured_->trace();
+    std::vector<Captured::Launch> all = captured_->trace(), by_op;
+    int last = -1;
+    for (size_t i = 0; i < all.size() && i < launches_.size(); i++) {
+        const PlannedOp& planned = plan_.ops[static_cast<size_t>(launches_[i].op)];
+        if (!planned.body)
+            by_op.push_back(std::move(all[i]));
+        else if (launches_[i].op != last)
+            by_op.push_back({planned.op.def->name, planned.kernel->name});
+        last = launches_[i].op;
+    }
+    return by_op;
 }
 
 void Step::check_inputs(const Inputs& inputs) const {

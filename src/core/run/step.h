@@ -9,6 +9,7 @@
 #include "core/compile/compile.h"
 #include "core/compile/executable.h"
 #include "core/run/backend.h"
+#include "core/run/launches.h"
 #include "core/run/watcher.h"
 
 namespace aicf {
@@ -98,7 +99,7 @@ class Step {
     /// call, `eager` as a run, else on what stands there. Returns when all is done.
     Profiled profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream = {},
                      bool eager = false);
-    std::vector<LaunchSize> launch_sizes() const;  // by launch
+    std::vector<LaunchSize> launch_sizes() const;  // by op of the plan, of a loop the largest
     /// Lets a watcher look, as long as somebody owns it, at each step before it runs.
     void watch(const std::shared_ptr<Watcher>& watcher);
     const CompileOptions& compiled() const { return compiled_; }  // of one that has a graph
@@ -122,7 +123,7 @@ class Step {
     OnStage stages_from(std::clock_t& last);
     void start(const Options& options, const OnStage& stage);
     char* address(ValueId id) const;
-    void* counters(const PlannedOp& planned) const;
+    void* counters(const Launch& launch) const;
     void allocate();
     void fill(const std::vector<const Value*>& values, uint64_t seed);
     void check_aligned(const Plan& plan) const;
@@ -171,10 +172,11 @@ class Step {
     std::map<std::string, size_t, std::less<>> output_names_;
     std::vector<std::pair<std::string, double>> stages_;
     std::vector<ValueId> needed_inputs_;  // those some op reads
-    std::vector<BoundOp> ops_;
+    std::vector<Launch> launches_;
+    std::vector<BoundOp> ops_;  // by launch
     std::unique_ptr<Captured> captured_;
     uint64_t seen_bindings_ = 0;
-    std::vector<char> stale_;  // by op: its block is not yet bound again
+    std::vector<char> stale_;  // by launch: its block is not yet bound again
     std::atomic<uint64_t> generation_ = 0;
     std::vector<std::weak_ptr<Watcher>> watchers_;  // those that see every step first
     std::atomic<bool> watched_ = false;             // whether there ever was one
