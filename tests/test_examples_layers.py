@@ -108,7 +108,7 @@ def chars_loss(torch, p, text):
     ],
 )
 def test_losses_of_gradients(name, loss_of, adam):
-    """Thirty steps of the example (eight of 500 characters), each loss beside that of PyTorch in float64."""
+    """Thirty steps of the example, eight over 500 characters, each loss as PyTorch has it."""
     torch = pytest.importorskip("torch")
     module, rng = load(name), np.random.default_rng(0)
     step = module.train_graph().compile(device="cpu", seed=0)

@@ -64,9 +64,9 @@ def test_a_loop(driver, turns):  # noqa: F811
     cache = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache"), "PYTHONPATH": str(HERE)}
     compiling = [sys.executable, "-c", SCRIPT.format(turns=turns, arch="sm_90a")]
     told = subprocess.run(compiling, env=cache, check=True, capture_output=True, text=True).stdout
-    assert told.split() == ["programs", "6"]
+    assert told.split() == ["programs", "4"]
     out, counts = run(driver, SCRIPT.format(turns=turns, arch=""))
     words = out.split()
     assert words[0] == "seconds" and words[-1] == "done"
-    assert counts["calls"] > 50 * turns
+    assert counts["calls"] > 10 * turns
     assert_clean(counts)

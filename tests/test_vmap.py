@@ -158,7 +158,7 @@ def test_layers(case, device, make_rng):
     try:
         found = aicf.vmap(build)(*given("all ", stacked))
     except aicf.ShapeError as error:
-        assert "more than 8 dimensions" in str(error)
+        assert "more than 8 dimensions" in str(error) or "at most 7 axes" in str(error)
         return
     for n, y in enumerate(found):
         g.output(f"all {n}", y)

@@ -126,10 +126,15 @@ void settle_assigns(Lowered& lowered) {
 
 }  // namespace
 
+static bool calls_host(const LoweredOp& op) {
+    return is_host_call(*op.def) ||
+           (op.loop && std::any_of(op.loop->ops.begin(), op.loop->ops.end(), calls_host));
+}
+
 std::vector<char> before_host_calls(const Lowered& lowered) {
     const size_t count = lowered.ops.size();
     std::vector<char> first(count, 0);
-    for (size_t i = 0; i < count; i++) first[i] = is_host_call(*lowered.ops[i].def);
+    for (size_t i = 0; i < count; i++) first[i] = calls_host(lowered.ops[i]);
     if (std::count(first.begin(), first.end(), 0) == std::ssize(first)) return {};
     std::vector<int> producer(lowered.values.size(), -1);
     std::vector<ValueId> target(lowered.values.size(), kNone);
