@@ -315,8 +315,12 @@ def remainder(a: Operand, b: Operand) -> Value:
     """
     rest = fmod(a, b)
     by = b if isinstance(b, Value) else _number("remainder", rest.graph, b, rest.dtype)
-    across = logical_and(not_equal(rest, 0), logical_xor(less(rest, 0), less(by, 0)))
-    return where(across, add(rest, by), rest)
+    below = less(by, 0)
+    across = logical_and(not_equal(rest, 0), logical_xor(less(rest, 0), below))
+    rest = where(across, add(rest, by), rest)
+    if not rest.dtype.startswith(("float", "bfloat")):
+        return rest
+    return where(below, neg(add(neg(rest), 0.0)), add(rest, 0.0))  # 0 too has the sign of b
 
 
 def pow(a: Operand, b: Operand) -> Value:
