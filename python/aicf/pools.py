@@ -427,21 +427,33 @@ def _avg_pool(
     divisor_override: int | None,
 ) -> Value:
     axes = _axes_of(name, n, x, kernel_size, stride, padding, 1, ceil_mode)
-    windows, over = _cut(name, x, axes, 0.0), list(range(-2 * n, -n))
+    total = _window_sums(name, _widened(x), axes)
     whole = math.prod(a.kernel for a in axes)
     if divisor_override is not None:
         if divisor_override == 0:
             raise GraphError(f"{name}: divisor_override is 0; need another number")
-        return _as(div(sum(_widened(windows), over), float(divisor_override)), x.dtype)
+        return _as(div(total, float(divisor_override)), x.dtype)
     counts = np.ones([1] * n)
     for a, axis in enumerate(axes):
         sizes = [1] * n
         sizes[a] = axis.windows
         counts = counts * axis.elements(count_include_pad).reshape(sizes)
     if (counts == whole).all():
-        return mean(windows, over)
-    total = sum(_widened(windows), over)
+        return _as(div(total, float(whole)), x.dtype)
     return _as(div(total, x.graph.constant(counts.astype(total.dtype))), x.dtype)
+
+
+def _window_sums(name: str, x: Value, axes: list[_Axis]) -> Value:
+    if any(a.kernel != a.stride for a in axes):
+        return sum(_cut(name, x, axes, 0.0), list(range(-2 * len(axes), -len(axes))))
+    # Windows side by side are one more axis each, summed one after the other, in long rows first.
+    x = _around(x, [(a.padding, a.behind()) for a in axes])
+    for at, a in zip(range(x.ndim - len(axes), x.ndim), axes, strict=True):
+        if x.shape[at] > a.windows * a.kernel:
+            x = x[(*(slice(None),) * at, slice(a.windows * a.kernel))]
+        apart = [*x.shape[:at], a.windows, a.kernel, *x.shape[at + 1 :]]
+        x = sum(reshape(x, apart), at + 1)
+    return x
 
 
 def avg_pool1d(
