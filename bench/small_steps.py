@@ -1,10 +1,9 @@
 """Small training steps on a GPU: in one block of threads and as launches, by net and batch.
 
-    python bench/small_steps.py [--peers] [--json FILE]
+    python bench/small_steps.py [--json FILE]
 
 Microseconds a step, medians of 9 rounds in which the forms take turns: `one` of 200 replays of one
-step, `many` of replay(1000), `call` of calls with host arrays. --peers adds JAX (a scan of 100
-steps, and one jitted step) and PyTorch's compiled step in a CUDA graph, each on the same data.
+step, `many` of replay(1000), `call` of calls with host arrays. bench/peers_gpu.py has the peers.
 """
 
 import argparse
@@ -30,6 +29,14 @@ NETS = [
     ((64, 64, 64, 10), 16, "labels"),
     ((64, 64, 64, 10), 128, "labels"),
     ((32, 128, 128, 10), 32, "labels"),
+    ((128, 128, 128, 10), 16, "labels"),
+    ((128, 128, 128, 10), 128, "labels"),
+    ((256, 256, 256, 10), 16, "labels"),
+    ((256, 256, 256, 10), 128, "labels"),
+    ((512, 512, 512, 10), 16, "labels"),
+    ((512, 512, 512, 10), 128, "labels"),
+    ((784, 512, 512, 10), 128, "labels"),
+    ((1024, 1024, 1024, 10), 128, "labels"),
 ]
 
 

@@ -1,4 +1,7 @@
-"""A small step in one block of threads has the bits of its ops' launches, of any number of steps."""
+"""A small step in one block of threads has the bits of its ops in launches of their own."""
+
+import json
+import operator
 
 import aicf
 import numpy as np
@@ -40,18 +43,18 @@ def net(widths, batch, optimizer="adam", loss="mse", activation="relu", dtype="f
 
 
 CASES = {
-    "8-8-8": dict(widths=(8, 8, 8), batch=64),
-    "one layer": dict(widths=(3, 2), batch=5, optimizer="sgd"),
-    "odd": dict(widths=(7, 13, 5, 3), batch=19, optimizer="momentum", activation="tanh"),
-    "kept": dict(widths=(8, 16, 4), batch=32, keep=5),
-    "labels": dict(widths=(12, 24, 10), batch=33, loss="labels", optimizer="adamw"),
-    "long batch": dict(widths=(4, 6, 3), batch=700, loss="labels"),
-    "gelu": dict(widths=(8, 20, 8), batch=16, activation="gelu", optimizer="rmsprop"),
-    "norm": dict(widths=(8, 24, 8), batch=16, norm=True, activation="sigmoid"),
-    "dropout": dict(widths=(8, 24, 8), batch=16, dropout=0.3),
-    "float64": dict(widths=(6, 10, 4), batch=24, dtype="float64"),
-    "32-128-128-10": dict(widths=(32, 128, 128, 10), batch=32, loss="labels"),
-    "64-64-64": dict(widths=(64, 64, 64), batch=64),
+    "8-8-8": {"widths": (8, 8, 8), "batch": 64},
+    "one layer": {"widths": (3, 2), "batch": 5, "optimizer": "sgd"},
+    "odd": {"widths": (7, 13, 5, 3), "batch": 19, "optimizer": "momentum", "activation": "tanh"},
+    "kept": {"widths": (8, 16, 4), "batch": 32, "keep": 5},
+    "labels": {"widths": (12, 24, 10), "batch": 33, "loss": "labels", "optimizer": "adamw"},
+    "long batch": {"widths": (4, 6, 3), "batch": 700, "loss": "labels"},
+    "gelu": {"widths": (8, 20, 8), "batch": 16, "activation": "gelu", "optimizer": "rmsprop"},
+    "norm": {"widths": (8, 24, 8), "batch": 16, "norm": True, "activation": "sigmoid"},
+    "dropout": {"widths": (8, 24, 8), "batch": 16, "dropout": 0.3},
+    "float64": {"widths": (6, 10, 4), "batch": 24, "dtype": "float64"},
+    "32-128-128-10": {"widths": (32, 128, 128, 10), "batch": 32, "loss": "labels"},
+    "64-64-64": {"widths": (64, 64, 64), "batch": 64},
 }
 
 
@@ -71,13 +74,8 @@ def run(case, device, passes, feeds, times):
     for count in times:
         results = step.replay(count)
     every = dict(step.state_dict())
-    kept = results["loss"]
     every["loss"] = results["loss"].numpy()
     return step, {name: np.ascontiguousarray(value) for name, value in every.items()}
-
-
-def launches(step):
-    return [op["op"] for op in step.plan.ops]
 
 
 @needs_compiler
@@ -104,3 +102,81 @@ def test_bits(name, make_rng):
         assert one.keys() == other.keys()
         for key, value in one.items():
             np.testing.assert_array_equal(value.view(np.uint8), other[key].view(np.uint8), key)
+
+
+def plan_of(graph, passes, arch="sm_90a"):
+    return json.loads(_core.cuda_plan(graph._core, passes, 132, arch, "fp32"))["ops"]
+
+
+@needs_compiler
+def test_the_plan_says_what_is_in_it():
+    """One launch, whose members are the ops that run apart, with their nodes."""
+    graph = net(**CASES["8-8-8"])
+    (op,) = plan_of(graph, _core.pass_names())
+    assert op["op"] == "sequence" and op["kernel"] == "block_of_11"
+    apart = [m for one in plan_of(graph, APART) for m in one.get("members", [one])]
+    key = operator.itemgetter("node", "op")
+    assert sorted(map(key, op["members"])) == sorted(map(key, apart))
+    names = [v["value"] for v in op["inputs"] + op["outputs"]]
+    assert len(set(names)) == len(names)
+
+
+@needs_compiler
+def test_what_is_large_stays_apart():
+    """By its work, and by what it holds."""
+    for widths, batch in (((784, 512, 512, 10), 128), ((8, 8), 200_000)):
+        assert len(plan_of(net(widths, batch), _core.pass_names())) > 1
+
+
+@pytest.mark.gpu
+def test_a_million_replays(make_rng):
+    """And a state taken half-way and put back."""
+    case, values = CASES["8-8-8"], feed(CASES["8-8-8"], make_rng(0))
+    ends = []
+    for device, passes in (("cuda", "default"), ("cuda", APART), ("cpu", "default")):
+        step = net(**case).compile(device=device, seed=3, passes=passes)
+        step(**values)
+        step.replay(500_000)
+        middle = step.state_dict()
+        step.replay(500_000)
+        end = step.state_dict()
+        step.load_state_dict(middle)
+        step.replay(499_999)
+        step.replay()
+        for name, value in step.state_dict().items():
+            np.testing.assert_array_equal(value.view(np.uint8), end[name].view(np.uint8), name)
+        ends.append(end)
+    for other in ends[1:]:
+        for name, value in ends[0].items():
+            np.testing.assert_array_equal(value.view(np.uint8), other[name].view(np.uint8), name)
+
+
+@pytest.mark.gpu
+def test_bound_tensors_and_new_numbers(make_rng):
+    """Between two launches of many steps other inputs and another learning rate take effect."""
+    case = CASES["labels"]
+    ends = []
+    for passes in ("default", APART):
+        step = net(**case).compile(device="cuda", seed=3, passes=passes)
+        for i in range(4):
+            step(**feed(case, make_rng(i)))
+            step.set("opt.lr", 0.01 / (i + 1))
+            step.replay(33)
+        ends.append(step.state_dict())
+    for name, value in ends[0].items():
+        np.testing.assert_array_equal(value.view(np.uint8), ends[1][name].view(np.uint8), name)
+
+
+@pytest.mark.gpu
+def test_an_exported_step_in_one_block(tmp_path, make_rng):
+    step = net(**CASES["kept"]).compile(device="cuda", seed=3)
+    values = feed(CASES["kept"], make_rng(0))
+    step(**values)
+    step.export(tmp_path / "step.aicf")
+    again = aicf.load_step(tmp_path / "step.aicf", device="cuda")
+    for one in (step, again):
+        one(**values)
+        one.replay(25)
+    for name, value in step.state_dict().items():
+        np.testing.assert_array_equal(value.view(np.uint8), again.state_dict()[name].view(np.uint8))
+    assert len(again.plan.ops) == 1

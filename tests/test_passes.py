@@ -718,7 +718,15 @@ def test_what_is_one_op_for_its_operands(build, count, device, rng):
 
 def test_choices_of_passes():
     names = ["fold", "simplify", "cse", "reduce_prepass", "epilogue", "reductions", "rows"]
-    assert _core.pass_names() == [*names, "fuse", "outputs", "optimizers", "block", "siblings", "numbers"]
+    assert _core.pass_names() == [
+        *names,
+        "fuse",
+        "outputs",
+        "optimizers",
+        "block",
+        "siblings",
+        "numbers",
+    ]
     g = aicf.Graph("g")
     x = g.input("x", (4,))
     g.output("y", aicf.exp(x) * x)
