@@ -26,10 +26,10 @@ struct Tiling {
 
 constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
                               {64, 64, 16, 3, 8, 4, 128, 4, 49, 66},
-                              {32, 32, 32, 4, 4, 4, 64, 8, 20, 56}};
+                              {32, 32, 32, 4, 4, 4, 64, 8, 20, 58}};
 // Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
 constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
-                            {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 15},
+                            {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
                             {16, 32, 32, 4, 2, 2, 128, 4, 15, 13}};
 constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},

@@ -28,14 +28,19 @@ struct NearTile {
         if (packs && aligned) {
             const int e = t % fours * 4, first = t / fours;
             const float* const x = from + first * line_step + e;
+            float* const y = to + first * pitch + e;
+            if (Whole || (some == lines && filled == length)) {
 #pragma unroll
-            for (int line = 0; line < lines; line += at_once) {
-                float* const y = to + (first + line) * pitch + e;
-                if (Whole || (first + line < some && e + 4 <= filled))
-                    copy_async<16>(y, x + line * line_step);
-                else if (first + line < some)
-                    for (int j = 0; e + j < filled; j++)
-                        copy_async<4>(y + j, x + line * line_step + j);
+                for (int line = 0; line < lines; line += at_once)
+                    copy_async<16>(y + line * pitch, x + line * line_step);
+            } else {
+#pragma unroll 1
+                for (int line = 0; first + line < some; line += at_once)
+                    if (e + 4 <= filled)
+                        copy_async<16>(y + line * pitch, x + line * line_step);
+                    else
+                        for (int j = 0; e + j < filled; j++)
+                            copy_async<4>(y + line * pitch + j, x + line * line_step + j);
             }
         } else {
 #pragma unroll 4
@@ -118,18 +123,10 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
         const auto fetch = [&](int s) {
             float* const to = own + s % Stages * (TileA::floats + TileB::floats);
             const int depth = end - begin - s * BK < BK ? end - begin - s * BK : BK;
-            if (depth == BK && rows == BM)
-                TileA::template fetch<threads, true>(to, ap + s * BK * Shape::a_col, t, rows, depth,
-                                                     a_aligned);
-            else
-                TileA::template fetch<threads, false>(to, ap + s * BK * Shape::a_col, t, rows,
-                                                      depth, a_aligned);
-            if (depth == BK && cols == BN)
-                TileB::template fetch<threads, true>(to + TileA::floats, bp + s * BK * Shape::b_row,
-                                                     t, cols, depth, b_aligned);
-            else
-                TileB::template fetch<threads, false>(
-                    to + TileA::floats, bp + s * BK * Shape::b_row, t, cols, depth, b_aligned);
+            TileA::template fetch<threads, k % BK == 0 && Shape::m % BM == 0>(
+                to, ap + s * BK * Shape::a_col, t, rows, depth, a_aligned);
+            TileB::template fetch<threads, k % BK == 0 && Shape::n % BN == 0>(
+                to + TileA::floats, bp + s * BK * Shape::b_row, t, cols, depth, b_aligned);
         };
         float acc[R][C] = {}, total[R][C] = {};
 #pragma unroll 1
