@@ -114,6 +114,10 @@ class Build(Road):
             lambda v: v[21] * v[6],
             lambda v: aicf.jvp(v[22], v[5], v[5]),
             lambda v: g().output("along", v[23]),
+            lambda v: aicf.scan(lambda c, x: (c * 0.5 + x, aicf.sin(c)), v[5], v[6])[1],
+            lambda v: aicf.sum(v[25]),
+            lambda v: aicf.grad(v[26], v[5]),
+            lambda v: g().output("slope", v[27]),
         )
         self.act()
 

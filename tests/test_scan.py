@@ -247,6 +247,38 @@ def test_closures(run_graph):
         np.testing.assert_allclose(found[name], want[name], rtol=1e-12, atol=1e-14, err_msg=name)
 
 
+def test_gradients_inside_a_turn(run_graph):
+    """Steps of gradient descent as a loop, and the gradient through all of them."""
+
+    def build(g, x, w):
+        def descend(c, row):
+            return c - 0.1 * aicf.grad(aicf.sum(aicf.sin(c * row) * c), c), None
+
+        last, _ = aicf.scan(descend, w, x)
+        each = w
+        for t in range(3):
+            each, _ = descend(each, x[t])
+        d = [aicf.grad(aicf.sum(v * v), w) for v in (last, each)]
+        return {"last": last, "each": each, "d last": d[0], "d each": d[1]}
+
+    rng = np.random.default_rng(4)
+    found = run_graph(build, {"x": rng.normal(size=(3, 5)), "w": rng.normal(size=5)})
+    np.testing.assert_allclose(found["last"], found["each"], rtol=1e-13)
+    np.testing.assert_allclose(found["d last"], found["d each"], rtol=1e-12)
+
+
+def test_rows_that_begin_anywhere_are_packed_for_tensor_cores():
+    """Which read factors of 16 bits at multiples of 16 bytes: a row of 65 of them is copied first,
+    one of 64 is not."""
+    for size, copies in ((65, 1), (64, 0)):
+        g = aicf.Graph("factors")
+        x, w = g.input("x", (3, size), "bfloat16"), g.input("w", (8, 8), "bfloat16")
+        turn = lambda c, row, w=w: (c + aicf.reshape(row[:64], (8, 8)) @ w, None)  # noqa: E731
+        g.output("y", aicf.scan(turn, w, x)[0])
+        (loop,) = (op for op in read_record(g._core.lower_json())["ops"] if op["op"] == "loop")
+        assert [op["op"] for op in loop["loop"]].count("copy") == copies
+
+
 def test_no_turns_and_no_rows(run_graph):
     def build(g, x, h):
         none, ys = aicf.scan(lambda c, row: (c + row, c * 2.0), h, x[:0])

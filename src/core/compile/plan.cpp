@@ -69,16 +69,6 @@ void order_ops(Plan& plan) {
     }
 }
 
-/// What stands for the kernels of a loop.
-std::shared_ptr<const Kernel> loop_kernel(const LoweredOp& op, const Plan& body) {
-    auto kernel = std::make_shared<Kernel>();
-    kernel->name = "loop";
-    kernel->workspace_bytes = static_cast<uint64_t>(rooms_of(op, body).bytes);
-    kernel->counter_bytes =
-        static_cast<uint64_t>(body.segment_bytes[static_cast<int>(Segment::counters)]);
-    return kernel;
-}
-
 class Planner {
   public:
     Planner(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
@@ -431,62 +421,6 @@ Cost Plan::cost() const {
     Cost sum;
     for (const PlannedOp& planned : ops) sum += cost_of(planned.op);
     return sum;
-}
-
-Kernels Plan::kernels() const {
-    Kernels all;
-    for (const PlannedOp& planned : ops)
-        if (planned.body)
-            for (auto& kernel : planned.body->kernels()) all.push_back(std::move(kernel));
-        else
-            all.push_back(planned.kernel);
-    return all;
-}
-
-std::vector<const LoweredOp*> kernel_ops(const Plan& plan) {
-    std::vector<const LoweredOp*> all;
-    for (const PlannedOp& planned : plan.ops)
-        if (planned.body)
-            for (const LoweredOp* op : kernel_ops(*planned.body)) all.push_back(op);
-        else
-            all.push_back(&planned.op);
-    return all;
-}
-
-namespace {
-
-void take_kernels(Plan& plan, const Kernels& kernels, size_t& next) {
-    for (PlannedOp& planned : plan.ops) {
-        if (!planned.body) {
-            planned.kernel = kernels.at(next++);
-            continue;
-        }
-        Plan body = *planned.body;
-        take_kernels(body, kernels, next);
-        planned.kernel = loop_kernel(planned.op, body);
-        planned.body = std::make_shared<const Plan>(std::move(body));
-    }
-}
-
-}  // namespace
-
-void give_kernels(Plan& plan, const Kernels& kernels) {
-    size_t next = 0;
-    take_kernels(plan, kernels, next);
-    check(next == kernels.size(), "plan: there are more kernels than ops");
-}
-
-LoopRooms rooms_of(const LoweredOp& op, const Plan& body) {
-    LoopRooms rooms{{}, align_up(body.segment_bytes[static_cast<int>(Segment::temps)])};
-    const LoopShape shape(op.attrs);
-    for (size_t i = 0; i < shape.history.size(); i++) {
-        rooms.carries.push_back(shape.history[i] ? -1 : rooms.bytes);
-        if (shape.history[i]) continue;
-        const int64_t bytes = byte_count(body.values[body.outputs[i].value].type);
-        if (bytes > kMostBytes) too_large();
-        rooms.bytes = sum(rooms.bytes, 2 * align_up(bytes));
-    }
-    return rooms;
 }
 
 void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target) {

@@ -52,6 +52,8 @@ struct LoopRooms {
     int64_t bytes;
 };
 LoopRooms rooms_of(const LoweredOp& op, const Plan& body);
+/// What stands for the kernels of a loop.
+std::shared_ptr<const Kernel> loop_kernel(const LoweredOp& op, const Plan& body);
 
 struct Plan {
     std::string name;
