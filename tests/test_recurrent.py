@@ -78,19 +78,24 @@ def params_of(g, inputs=3, hidden=4, gates=4, depth=1):
     ]
 
 
-def test_one_product_before_the_loop():
-    """The inputs of all steps; a step multiplies by its own state alone."""
+def products(op):
+    parts = op.get("loop") or op.get("members") or op.get("body") or []
+    return sum(map(products, parts)) + (op["op"] == "gemm")
+
+
+def test_products_outside_the_loops():
+    """Of the inputs of all steps, and the weights' gradients; a step multiplies by its own state,
+    on the way back once more for the gradient of that."""
     g = aicf.Graph("plan")
-    g.output("y", aicf.lstm(g.input("x", (50, 2, 3)), params_of(g))[0])
+    x, params = g.input("x", (50, 2, 3)), params_of(g)
+    y = aicf.lstm(x, params)[0]
+    for i, slope in enumerate(aicf.grad(aicf.sum(y * y), [x, *params])):
+        g.output(str(i), slope)
     ops = g.compile(device="cpu").plan.ops
-    loop = next(op for op in ops if op["op"] == "loop")
-
-    def products(op):
-        parts = op.get("members") or op.get("body") or []
-        return sum(map(products, parts)) + (op["op"] == "gemm")
-
-    assert loop["attrs"]["turns"] == 50 and sum(map(products, loop["loop"])) == 1
-    assert sum(products(op) for op in ops if op is not loop) == 1
+    loops = [op for op in ops if op["op"] == "loop"]
+    assert [op["attrs"]["turns"] for op in loops] == [50, 50]
+    assert [products(op) for op in loops] == [1, 2]
+    assert sum(products(op) for op in ops if op["op"] != "loop") == 4
 
 
 def test_dropout_between_layers():

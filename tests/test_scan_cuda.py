@@ -30,7 +30,8 @@ g = build(turns)
 if arch:
     programs = _core.cuda_programs(g._core, _core.pass_names(), 132, arch, "fp32")
     _core.cuda_cubins(programs, arch)
-    print("programs", len(programs))
+    few = _core.cuda_programs(build(10)._core, _core.pass_names(), 132, arch, "fp32")
+    print(len(programs), len(few))
 else:
     began = time.perf_counter()
     step = g.compile(device="cuda")
@@ -64,7 +65,7 @@ def test_a_loop(driver, turns):  # noqa: F811
     cache = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache"), "PYTHONPATH": str(HERE)}
     compiling = [sys.executable, "-c", SCRIPT.format(turns=turns, arch="sm_90a")]
     told = subprocess.run(compiling, env=cache, check=True, capture_output=True, text=True).stdout
-    assert told.split() == ["programs", "4"]
+    assert len(set(told.split())) == 1
     out, counts = run(driver, SCRIPT.format(turns=turns, arch=""))
     words = out.split()
     assert words[0] == "seconds" and words[-1] == "done"

@@ -180,7 +180,8 @@ def scan(
     there are. Values of the graph that it uses beside its arguments are read by every turn.
     Gradients of any order go through it: back from the last turn to the first, each of which makes
     its forward turn again from the carry it began with. The gradient of what all turns read is the
-    sum of theirs in that order.
+    sum of theirs in that order; that of a weight which one `linear` of a turn alone reads is one
+    product of all turns' rows.
 
     Args:
         f: takes a carry and a row and returns the next carry, of the same shapes and dtypes, and

@@ -1,6 +1,7 @@
 // Loops: a body that runs once a turn. Each turn takes a row of some operands, hands its carries to
 // the next turn, and gives a row of each result.
 #include <algorithm>
+#include <map>
 
 #include "core/graph/op.h"
 
@@ -106,80 +107,156 @@ Var before_turns(Var first, Var after, const Parts& parts) {
                 {{"axis", 0}});
 }
 
-// The gradient is a loop over the turns from the last to the first. Each makes the forward turn
-// again from its carries, and then its gradient: those of the carries are handed on, and those of
-// what all turns read whole are added up, from +0, in the order in which the turns run back.
-void scan_grad(GradContext& g) {
-    const Parts parts(g.attrs());
+/// The loop that a gradient is, while it is made.
+struct Back {
+    std::shared_ptr<Graph> body;
+    std::vector<Var> operands;  // outside
+    int carried = 0, sliced = 0;
+    std::vector<ValueId> forward;               // operands of the forward turn, in the body
+    std::vector<ValueId> carries;               // gradients of the float ones
+    std::vector<std::pair<int, ValueId>> sums;  // by operand read whole, the sum so far ...
+    std::vector<std::pair<int, ValueId>> whole_grads, slice_grads;  // ... and a turn's gradient
+};
+
+/// The gradient of a weight or a bias that one linear layer of a turn alone reads.
+struct Product {
+    int operand, weight;  // of the Scan, read whole: whose gradient this is, and the weight
+    int node;             // the LinearBwd in the body
+    size_t result;        // of it: 1 for the weight, 2 for the bias
+};
+
+/// Makes the turns back; gradients of operands in `apart` are not summed up in the loop.
+Back turns_back(GradContext& g, const Parts& parts, const std::vector<Product>& apart) {
     const int carries = parts.carries, slices = parts.slices, rows = carries + parts.stacked;
-    const auto is_float_result = [&](int i) { return is_float(parts.result(i).dtype); };
-    auto body = std::make_shared<Graph>(parts.body.name + "_grad");
-    std::vector<Var> operands;
-    int count = 0;
+    Back back;
+    back.body = std::make_shared<Graph>(parts.body.name + "_grad");
+    Graph& body = *back.body;
     const auto input = [&](Var outer, const Type& type) {
-        operands.push_back(outer);
-        return body->input(cat("in", count++), type);
+        back.operands.push_back(outer);
+        return body.input(cat("in", back.operands.size() - 1), type);
     };
-    std::vector<ValueId> slopes(static_cast<size_t>(carries), kNone);  // of carries
+    const auto count = [&] { return static_cast<int>(back.operands.size()); };
+    std::vector<std::pair<int, ValueId>> given;  // gradients by the result of a turn
     for (int i = 0; i < carries; i++)
-        if (is_float_result(i))
-            slopes[static_cast<size_t>(i)] =
-                input(g.dy(i) ? g.dy(i) : zeros_like(g.in(i)), parts.operand(i));
-    std::vector<std::pair<int, ValueId>> sums;  // of what is read whole
+        if (is_float(parts.result(i).dtype))
+            given.emplace_back(i, input(g.dy(i) ? g.dy(i) : zeros_like(g.in(i)), parts.operand(i)));
+    const size_t handed_on = given.size();
+    const auto is_apart = [&](int k) {
+        return std::any_of(apart.begin(), apart.end(),
+                           [&](const Product& product) { return product.operand == k; });
+    };
     for (int k = carries + slices; k < g.inputs(); k++)
-        if (g.needs(k)) sums.emplace_back(k, input(zeros_like(g.in(k)), parts.operand(k)));
-    const int carried = count;
-    std::vector<ValueId> forward;
+        if (g.needs(k) && !is_apart(k))
+            back.sums.emplace_back(k, input(zeros_like(g.in(k)), parts.operand(k)));
+    back.carried = count();
     for (int i = 0; i < carries; i++)
-        forward.push_back(input(before_turns(g.in(i), g.out(rows + i), parts), parts.operand(i)));
+        back.forward.push_back(
+            input(before_turns(g.in(i), g.out(rows + i), parts), parts.operand(i)));
     for (int j = carries; j < carries + slices; j++)
-        forward.push_back(input(g.in(j), parts.operand(j)));
-    std::vector<std::pair<int, ValueId>> given;  // gradients of rows, by the result of a turn
+        back.forward.push_back(input(g.in(j), parts.operand(j)));
     for (int m = carries; m < rows; m++)
         if (g.dy(m)) given.emplace_back(m, input(g.dy(m), parts.result(m)));
     for (int i = 0; i < carries; i++)
         if (g.dy(rows + i)) given.emplace_back(i, input(g.dy(rows + i), parts.result(i)));
-    const int sliced = count - carried;
+    back.sliced = count() - back.carried;
     for (int k = carries + slices; k < g.inputs(); k++)
-        forward.push_back(input(g.in(k), parts.operand(k)));
+        back.forward.push_back(input(g.in(k), parts.operand(k)));
 
-    const std::vector<ValueId> made = append_body(*body, parts.body, forward);
+    const std::vector<ValueId> made = append_body(body, parts.body, back.forward);
     std::vector<ValueId> results, seeds, wrt;
-    for (int i = 0; i < carries; i++)
-        if (slopes[static_cast<size_t>(i)] != kNone) {
-            results.push_back(made[static_cast<size_t>(i)]);
-            seeds.push_back(slopes[static_cast<size_t>(i)]);
-            wrt.push_back(forward[static_cast<size_t>(i)]);
-        }
     for (const auto& [result, dy] : given) {
         results.push_back(made[static_cast<size_t>(result)]);
         seeds.push_back(dy);
     }
-    for (const auto& [k, sum] : sums) wrt.push_back(forward[static_cast<size_t>(k)]);
-    for (int j = carries; j < carries + slices; j++)
-        if (g.needs(j)) wrt.push_back(forward[static_cast<size_t>(j)]);
-    const std::vector<ValueId> grads = backward(*body, results, seeds, wrt);
-    size_t at = 0;
-    const auto output = [&](ValueId id) {
-        body->add_output({cat("out", body->outputs.size()), id, 1});
+    const auto ask = [&](int operand) {
+        wrt.push_back(back.forward[static_cast<size_t>(operand)]);
     };
-    for (ValueId slope : slopes)
-        if (slope != kNone) output(grads[at++]);
-    for (const auto& [k, sum] : sums) output(body->emit("Add", {sum, grads[at++]})[0]);
-    for (; at < grads.size(); at++) output(grads[at]);
+    for (size_t i = 0; i < handed_on; i++) ask(given[i].first);
+    for (int j = carries; j < g.inputs(); j++)
+        if (g.needs(j)) ask(j);
+    const std::vector<ValueId> grads = backward(body, results, seeds, wrt);
+    size_t at = 0;
+    for (; at < handed_on; at++) back.carries.push_back(grads[at]);
+    for (int j = carries; j < g.inputs(); j++)
+        if (g.needs(j))
+            (j < carries + slices ? back.slice_grads : back.whole_grads)
+                .emplace_back(j, grads[at++]);
+    return back;
+}
 
-    const std::vector<Var> back = g.emit_all("Scan", operands,
+std::vector<Product> products_apart(const Back& back, const Parts& parts) {
+    std::vector<Product> found;
+    if (parts.length == 1) return found;
+    const Graph& body = *back.body;
+    const auto whole = [&](ValueId id) {  // as an operand of the Scan; -1: it is none
+        const auto first = back.forward.begin() + parts.carries + parts.slices;
+        const auto at = std::find(first, back.forward.end(), id);
+        return at == back.forward.end() ? -1 : static_cast<int>(at - back.forward.begin());
+    };
+    for (const auto& [k, grad] : back.whole_grads) {
+        const int producer = body.value(grad).producer;
+        if (producer < 0) continue;
+        const Node& node = body.nodes[static_cast<size_t>(producer)];
+        if (node.op_name != "LinearBwd" || whole(node.inputs[0]) >= 0) continue;
+        const int weight = whole(node.inputs[1]);
+        const size_t result = node.outputs[1] == grad ? 1 : 2;
+        if (weight >= 0 && node.outputs[0] != grad && (result == 2 || weight == k))
+            found.push_back({k, weight, producer, result});
+    }
+    return found;
+}
+
+// The gradient is a loop over the turns from the last to the first. Each makes the forward turn
+// again from its carries, and then its gradient: those of the carries are handed on, and those of
+// what all turns read whole are added up, from +0, in the order in which the turns run back. A
+// weight or bias that one linear layer alone reads has that layer's gradient on the rows of all
+// turns, in their order: one product behind the loop.
+void scan_grad(GradContext& g) {
+    const Parts parts(g.attrs());
+    const Back back = turns_back(g, parts, products_apart(turns_back(g, parts, {}), parts));
+    const std::vector<Product> apart = products_apart(back, parts);
+    Graph& body = *back.body;
+    const auto output = [&](ValueId id) {
+        body.add_output({cat("out", body.outputs.size()), id, 1});
+        return body.outputs.size() - 1;
+    };
+    for (ValueId grad : back.carries) output(grad);
+    for (const auto& [k, sum] : back.sums)
+        for (const auto& [operand, grad] : back.whole_grads)
+            if (operand == k) output(body.emit("Add", {sum, grad})[0]);
+    for (const auto& [j, grad] : back.slice_grads) output(grad);
+    // Rows of a value of the turns: those that the loop reads, or else gives.
+    std::map<ValueId, size_t> given;
+    const auto is_read = [&](ValueId id) {
+        return id >= back.carried && id < back.carried + back.sliced;
+    };
+    for (const Product& product : apart) {
+        const std::vector<ValueId> of = body.nodes[static_cast<size_t>(product.node)].inputs;
+        for (ValueId id : {of[0], of[2]})
+            if (!is_read(id) && !given.contains(id)) given.emplace(id, output(id));
+    }
+    const std::vector<Var> made = g.emit_all("Scan", back.operands,
                                              {{"length", parts.length},
-                                              {"carries", carried},
-                                              {"slices", sliced},
+                                              {"carries", back.carried},
+                                              {"slices", back.sliced},
                                               {"reverse", !parts.reverse},
-                                              {"body", Body(std::move(body))}});
+                                              {"body", Body(back.body)}});
     size_t next = 0;
-    for (int i = 0; i < carries; i++)
-        if (slopes[static_cast<size_t>(i)] != kNone) g.set(i, back[next++]);
-    for (const auto& [k, sum] : sums) g.set(k, back[next++]);
-    for (int j = carries; j < carries + slices; j++)
-        if (g.needs(j)) g.set(j, back[next++]);
+    for (int i = 0; i < parts.carries; i++)
+        if (is_float(parts.result(i).dtype)) g.set(i, made[next++]);
+    for (const auto& [k, sum] : back.sums) g.set(k, made[next++]);
+    for (const auto& [j, grad] : back.slice_grads) g.set(j, made[next++]);
+    const auto rows = [&](ValueId id) {
+        return is_read(id) ? back.operands[static_cast<size_t>(id)] : made[given.at(id)];
+    };
+    std::map<int, std::vector<Var>> products;  // by node of the body
+    for (const Product& product : apart) {
+        const std::vector<ValueId>& of = body.nodes[static_cast<size_t>(product.node)].inputs;
+        std::vector<Var>& results = products[product.node];
+        if (results.empty())
+            results = g.emit_all("LinearBwd", {rows(of[0]), g.in(product.weight), rows(of[2])});
+        g.set(product.operand, results[product.result]);
+    }
 }
 
 Attrs loop_attrs(const Parts& parts, const std::vector<int64_t>& histories) {
