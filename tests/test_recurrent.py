@@ -5,6 +5,7 @@ import itertools
 import aicf
 import numpy as np
 import pytest
+from compare import assert_bits
 from conftest import outputs_of
 
 torch = pytest.importorskip("torch")
@@ -96,6 +97,30 @@ def test_products_outside_the_loops():
     assert [op["attrs"]["turns"] for op in loops] == [50, 50]
     assert [products(op) for op in loops] == [1, 2]
     assert sum(products(op) for op in ops if op["op"] != "loop") == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_equal_bits_over_the_kernels_sizes(dtype, rng):
+    """Of threads and passes, where products have more than one tile and chunk."""
+    g = aicf.Graph("bits")
+    x, params = g.input("x", (5, 65, 33), dtype), []
+    for name, size in (("i", 33), ("h", 130)):
+        params.append(g.param(name, (520, size), dtype))
+    y, (h, c) = aicf.lstm(x, params)
+    slopes = aicf.grad(aicf.sum(y * y) + aicf.sum(c), [x, *params])
+    for i, value in enumerate([y, h, c, *slopes]):
+        g.output(str(i), value)
+    given, want = rng.normal(size=(5, 65, 33)).astype(dtype), {}
+    before = aicf.num_threads()
+    try:
+        for passes, threads in itertools.product(("default", (), ("epilogue",)), (1, 2, 3)):
+            aicf.set_num_threads(threads)
+            found = outputs_of(g.compile(device="cpu", seed=1, passes=passes)(x=given))
+            want = want or found
+            for name in want:
+                assert_bits(found[name], want[name], f"{passes} on {threads}: {name}")
+    finally:
+        aicf.set_num_threads(before)
 
 
 def test_dropout_between_layers():

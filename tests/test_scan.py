@@ -182,7 +182,7 @@ def test_a_thousand_turns():
     assert seconds[1000] < seconds[10] + 0.5, seconds
 
 
-def test_dumps():
+def test_dumps(tmp_path):
     g = aicf.Graph("sums")
     x = g.input("x", (1000, 2))
     g.output("y", aicf.scan(lambda c, row: (c * 0.5 + row, None), g.input("h", (2,)), x)[0])
@@ -207,6 +207,9 @@ def test_dumps():
     assert [tuple(launch) for launch in step.trace] == [("loop", "loop")]
     assert step.plan.flops == 4000 and "Scan" in str(g.summary())
     step(x=np.ones((1000, 2), np.float32), h=np.zeros(2, np.float32))
+    step.to_html(tmp_path / "page.html")
+    assert "loop" in (tmp_path / "page.html").read_text() and step.plan.to_svg()
+    assert "Scan" in g.to_dot()
     rows = [line for line in str(step.profile(3)).splitlines() if "loop" in line]
     assert len(rows) == 1 and len(step._launch_sizes()) == 1
 

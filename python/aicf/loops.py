@@ -170,6 +170,7 @@ def scan(
     f: Callable[..., Any],
     init: Any,
     xs: Any = None,
+    *,
     length: int | None = None,
     reverse: bool = False,
     save: str = "states",
