@@ -7,12 +7,12 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core
+from test_passes import APART
 
 needs_compiler = pytest.mark.skipif(
     not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
     reason="no CUDA backend in this build, or no NVRTC",
 )
-APART = tuple(name for name in _core.pass_names() if name != "block")
 OPTIMIZERS = {
     "sgd": lambda: aicf.optim.SGD(lr=0.05),
     "momentum": lambda: aicf.optim.SGD(lr=0.05, momentum=0.9, nesterov=True),

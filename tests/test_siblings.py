@@ -3,7 +3,7 @@
 import aicf
 import numpy as np
 import pytest
-from test_passes import OPTIMIZERS, check_passes, draw, feed_of, one, training
+from test_passes import APART, OPTIMIZERS, check_passes, draw, feed_of, one, training
 
 
 def grouped(step):
@@ -84,7 +84,7 @@ def test_operands_of_a_group_are_bound_again(device, rng):
     x = g.input("x", (20, 30))
     g.output("sum", aicf.sum(x, axis=0))
     g.output("softmax", aicf.softmax(x))
-    step = g.compile(device=device)
+    step = g.compile(device=device, passes=APART)
     assert grouped(step)
     for _ in range(3):
         data = draw(rng, 20, 30)
