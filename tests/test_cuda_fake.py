@@ -269,10 +269,13 @@ def test_a_lost_device(driver, call):
     assert call.removesuffix("_v2") in lines[0] and "new process" in lines[1]
 
 
-def test_a_rebind_that_fails_is_made_up_for(driver):
-    """A replay after it runs on the new address, never on the old one."""
+@pytest.mark.parametrize("fails", ["same(x=x, t=t)", "step.replay(3)"])
+def test_a_rebind_that_fails_is_made_up_for(driver, fails):
+    """A replay after it runs on the new address, never on the old one, and as often as asked."""
     script = (
-        SCRIPT.replace("same(x=x, t=t)", "once(lambda: same(x=x, t=t))")
+        (SCRIPT if "3" in fails else SCRIPT.replace("step.replay(3)", "step.replay()")).replace(
+            fails, f"once(lambda: {fails})"
+        )
         + """
 assert failed == ["OutOfMemory"], failed
 """
