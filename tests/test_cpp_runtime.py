@@ -237,6 +237,37 @@ def test_calls_out_of_order(tmp_path):
     assert all(line.startswith("GraphError step: it was moved from") for line in lines[5:]), lines
 
 
+LOOP = r"""
+int main(int, char** argv) {
+    auto step = Step::load(argv[1]);
+    float x[36], slopes[2];
+    for (int i = 0; i < 36; i++) x[i] = 0.125f * static_cast<float>(i % 7) - 0.25f;
+    step.set("x", x, sizeof x);
+    step.run();
+    step.run();
+    step.read("slopes", slopes, sizeof slopes);
+    std::printf("%a %a\n", slopes[0], slopes[1]);
+}
+"""
+
+
+def test_a_loop_has_pythons_bits(tmp_path):
+    """With its gradient, and the carry as a state from step to step."""
+    g = aicf.Graph("loop")
+    x, w, memory = g.input("x", (18, 2)), g.param("w", (2,)), g.state("memory", (2,))
+    last, ys = aicf.scan(lambda c, row: 2 * (aicf.tanh(c * w + row),), memory, x)
+    g.assign(memory, last)
+    g.output("slopes", aicf.grad(aicf.sum(ys * ys), w))
+    step = g.compile(device="cpu", seed=4)
+    step.export(tmp_path / "loop.aicf")
+    program = compiled(tmp_path, LOOP, f"-Wl,-rpath,{PACKAGE}")
+    said = run(program, tmp_path / "loop.aicf").split()
+    rows = (0.125 * (np.arange(36) % 7) - 0.25).astype(np.float32).reshape(18, 2)
+    for _ in range(2):
+        found = step(x=rows)["slopes"].numpy()
+    assert [float.fromhex(word) for word in said] == found.tolist()
+
+
 LOAD_STATE = r"""
 int main(int, char** argv) {
     auto step = Step::load(argv[1]);
