@@ -150,6 +150,21 @@ def mixed_h200():
     return source(run) + "\n\n" + table(head, rows)
 
 
+def small_steps_h200():
+    run = load("small_steps_h200")
+    rows = []
+    for row in run["rows"]:
+        alone = row["ops"]["block"] == 1
+
+        def us(form, what, row=row):
+            return f"{row[f'{form} {what}']['us']:.1f}"
+
+        block = [us("block", what) if alone else "–" for what in ("one", "many")]
+        rows.append((row["net"], *block, us("launches", "one"), us("launches", "many")))
+    head = ("µs a step", "one block: one", "one block: 1000", "launches: one", "launches: 1000")
+    return source(run) + "\n\n" + table(head, rows)
+
+
 def products_h200():
     run = load("products_h200")
     rows = [
