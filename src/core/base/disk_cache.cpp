@@ -22,9 +22,9 @@ namespace aicf {
 
 namespace {
 
-constexpr char kMagic[8] = {'A', 'I', 'C', 'F', 'C', 'U', 'B', '\n'};
-constexpr uint32_t kFormat = 1;
-constexpr uint64_t kMostBytes = 512ull << 20;  // of the folder
+constexpr char kEntryMagic[8] = {'A', 'I', 'C', 'F', 'C', 'U', 'B', '\n'};
+constexpr uint32_t kEntryFormat = 1;
+constexpr uint64_t kMostOfFolder = 512ull << 20;  // of the folder
 constexpr uint64_t kLargestEntry = 256ull << 20;
 constexpr uint64_t kBetweenTrims = 16ull << 20;  // bytes that a process writes
 constexpr const char *kSuffix = ".cubin", *kTemporary = ".writing.";
@@ -149,12 +149,12 @@ void append(std::string& to, T number) {
     to.append(bytes, sizeof number);
 }
 
-constexpr size_t kDigest = 64;
+constexpr size_t kEntryDigest = 64;
 
 /// What an entry begins with; the payload and the digest of all that is before it follow.
 std::string entry_head(const std::string& key, uint64_t payload_size) {
-    std::string bytes(kMagic, sizeof kMagic);
-    append(bytes, kFormat);
+    std::string bytes(kEntryMagic, sizeof kEntryMagic);
+    append(bytes, kEntryFormat);
     append(bytes, static_cast<uint64_t>(key.size()));
     append(bytes, payload_size);
     return bytes + key;
@@ -170,20 +170,20 @@ std::optional<std::string> read_entry(int fd, const std::string& key) {
     const auto size = static_cast<uint64_t>(status.st_size);
     std::string bytes = entry_head(key, 0);
     const size_t head = bytes.size();
-    if (size < head + kDigest || size > kLargestEntry || !read_all(fd, bytes.data(), head) ||
-        bytes != entry_head(key, size - head - kDigest))
+    if (size < head + kEntryDigest || size > kLargestEntry || !read_all(fd, bytes.data(), head) ||
+        bytes != entry_head(key, size - head - kEntryDigest))
         return std::nullopt;
     bytes.resize(size);
     if (!read_all(fd, &bytes[head], size - head)) return std::nullopt;
     const std::string_view whole = bytes;
-    if (whole.substr(size - kDigest) != sha256(whole.substr(0, size - kDigest)))
+    if (whole.substr(size - kEntryDigest) != sha256(whole.substr(0, size - kEntryDigest)))
         return std::nullopt;
-    bytes.resize(size - kDigest);
+    bytes.resize(size - kEntryDigest);
     bytes.erase(0, head);
     return bytes;
 }
 
-std::atomic<uint64_t> written = 0, next_trim = 0;  // bytes, by this process
+std::atomic<uint64_t> written_here = 0, next_trim = 0;  // bytes, by this process
 
 /// Entries of the folder, oldest use first.
 struct Entry {
@@ -224,7 +224,7 @@ void evict(int folder) {
     uint64_t sum = 0;
     for (const Entry& entry : entries) sum += entry.bytes;
     for (const Entry& entry : entries) {
-        if (sum <= kMostBytes) return;
+        if (sum <= kMostOfFolder) return;
         if (unlinkat(folder, entry.name.c_str(), 0) == 0) sum -= entry.bytes;
     }
 }
@@ -287,7 +287,7 @@ void store_cached(const std::string& key, const std::string& payload) {
             std::string bytes = entry_head(key, payload.size()) + payload;
             bytes += sha256(bytes);
             done = write_all(file.fd, bytes.data(), bytes.size());
-            written += bytes.size();
+            written_here += bytes.size();
         }
         done = done && renameat(folder.fd, temporary.c_str(), folder.fd, name.c_str()) == 0;
         if (!done) warn_once(cat(wanted_folder(), " cannot be written: ", std::strerror(errno)));
@@ -296,8 +296,8 @@ void store_cached(const std::string& key, const std::string& payload) {
 }
 
 void trim_cache() {
-    if (written < next_trim) return;  // a look at each of many entries takes a while
-    next_trim = written + kBetweenTrims;
+    if (written_here < next_trim) return;  // a look at each of many entries takes a while
+    next_trim = written_here + kBetweenTrims;
     std::string problem;
     const File folder(open_folder(problem));
     if (folder.fd >= 0) evict(folder.fd);
