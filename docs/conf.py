@@ -59,8 +59,12 @@ myst_substitutions = {
     "pool_functions": _directives("function", "aicf", aicf.pools.__all__),
     "resampling_functions": _directives("function", "aicf", aicf.resampling.__all__),
     "activation_functions": _directives("function", "aicf", aicf.activations.__all__),
-    "loss_functions": _directives("function", "aicf", aicf.losses.__all__),
-    "layer_functions": _directives("function", "aicf", aicf.nn.__all__),
+    "loss_functions": _directives(
+        "function", "aicf", [*aicf.losses.__all__, *aicf.sequences.__all__]
+    ),
+    "layer_functions": _directives(
+        "function", "aicf", [*aicf.nn.__all__, *aicf.heads.__all__, *aicf.regularizers.__all__]
+    ),
     "pointwise_names": _names([*aicf.ops.__all__, *aicf.elementary.__all__]),
     "shape_names": _names(
         [
@@ -75,11 +79,14 @@ myst_substitutions = {
         [
             *aicf.nn.__all__,
             *aicf.recurrent.__all__,
+            *aicf.heads.__all__,
+            *aicf.regularizers.__all__,
             *aicf.convolutions.__all__,
             *aicf.pools.__all__,
             *aicf.resampling.__all__,
             *aicf.activations.__all__,
             *aicf.losses.__all__,
+            *aicf.sequences.__all__,
         ]
     ),
     "op_kinds": ", ".join(f"`{kind.name}`" for kind in aicf.OpKind),

@@ -715,3 +715,63 @@ row(
     grad=(0,),
     zero_sign=False,
 )
+
+
+def _ctc_paths(x, skip):
+    """The log of the sum of paths into each state, and how much of it comes from each before."""
+    paths = np.full(x.shape, -np.inf)
+    share = np.zeros((*x.shape, x.shape[-1]))  # of paths at [t, n, from] in those at [.., to]
+    for t, n in np.ndindex(x.shape[:2]):
+        for s in range(x.shape[2]):
+            if t == 0:
+                paths[t, n, s] = x[t, n, s] if s < 2 else -np.inf
+                continue
+            before = [p for p in (s, s - 1, s - 2) if p >= 0 and (p > s - 2 or skip[n, s])]
+            total = np.logaddexp.reduce(paths[t - 1, n, before])
+            paths[t, n, s] = total + x[t, n, s]
+            if total > -np.inf:
+                share[t - 1, n, before, s] = np.exp(paths[t - 1, n, before] - total)
+    return paths, share
+
+
+def _ctc_slopes(x, skip, dy):
+    paths, share = _ctc_paths(x, skip)
+    slopes = np.where(paths > -np.inf, dy, 0.0)
+    for t in range(x.shape[0] - 2, -1, -1):
+        slopes[t] += (share[t] @ slopes[t + 1][..., None])[..., 0]
+    return slopes
+
+
+def _ctc_value(g, x, skip):
+    """0 where no path is: nothing differs from minus infinity."""
+    paths = g._emit("CtcPaths", [x, skip])[0]
+    return aicf.where(paths > -1e30, paths, 0.0)
+
+
+def _ctc_finite(x, skip):
+    paths = _ctc_paths(x, skip)[0]
+    return np.where(paths > -1e30, paths, 0.0)
+
+
+WIDE = {"dtypes": ("float32", "float64"), "ulp64": 16.0}
+row(
+    "CtcPaths",
+    (Arg("iac"), Arg("ac", dtype="bool")),
+    _ctc_value,
+    _ctc_finite,
+    ulp=2,
+    extra=lambda x, skip: 64 + 0 * x,
+    grad=(0,),
+    **WIDE,
+)
+row(
+    "CtcPathsBwd",
+    (Arg("iac"), Arg("ac", dtype="bool"), Arg("iac")),
+    lambda g, x, skip, dy: g.backward(_ctc_value(g, x, skip), [x], grad=dy)[x],
+    _ctc_slopes,
+    ulp=2,
+    extra=lambda x, skip, dy: 64 * (1 + _ctc_slopes(x, skip, abs(dy))),
+    grad="no second derivative of ctc_loss is written down",
+    zero_sign=False,
+    **WIDE,
+)

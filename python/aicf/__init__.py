@@ -39,6 +39,8 @@ from .elementary import __all__ as _elementary_names
 from .gradients import *  # noqa: F403
 from .gradients import __all__ as _gradient_names
 from .graph import Graph, Value, trace
+from .heads import *  # noqa: F403
+from .heads import __all__ as _head_names
 from .indexing import *  # noqa: F403
 from .indexing import __all__ as _indexing_names
 from .loops import *  # noqa: F403
@@ -59,10 +61,14 @@ from .pools import __all__ as _pool_names
 from .profile import profiler
 from .recurrent import *  # noqa: F403
 from .recurrent import __all__ as _recurrent_names
+from .regularizers import *  # noqa: F403
+from .regularizers import __all__ as _regularizer_names
 from .resampling import *  # noqa: F403
 from .resampling import __all__ as _resampling_names
 from .sampling import *  # noqa: F403
 from .sampling import __all__ as _sampling_names
+from .sequences import *  # noqa: F403
+from .sequences import __all__ as _sequence_names
 from .step import Step, load_step
 
 _install_notebook()
@@ -110,6 +116,7 @@ __all__ = [
     *_convolution_names,
     *_custom_names,
     *_gradient_names,
+    *_head_names,
     *_indexing_names,
     *_loop_names,
     *_loss_names,
@@ -120,5 +127,7 @@ __all__ = [
     *_sampling_names,
     *_pool_names,
     *_recurrent_names,
+    *_regularizer_names,
     *_resampling_names,
+    *_sequence_names,
 ]

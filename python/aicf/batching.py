@@ -396,7 +396,21 @@ def _swapped(rank: int) -> list[int]:
     return [1, 0, *range(2, rank)]
 
 
+def _beside(b: _Batch, op: _Op) -> list[Value]:
+    """Of an op on [times, members, states] and [members, states]: more members."""
+    inputs = []
+    for value in op.inputs:
+        whole = b.full(value)
+        if value.ndim == 3:
+            whole = permute(whole, [1, 0, 2, 3])
+        inputs.append(reshape(whole, (*whole.shape[:-3], -1, whole.shape[-1])))
+    times, members, states = op.outputs[0].shape
+    made = reshape(b.g._emit(op.name, inputs)[0], (times, b.size, members, states))
+    return [permute(made, [1, 0, 2, 3])]
+
+
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(("CtcPaths", "CtcPathsBwd"), _beside),
     **dict.fromkeys(_core.pointwise_ops(), _pointwise),
     **dict.fromkeys("Detach Normalize NormalizeBwd Windows MaxPool MaxPoolBwd".split(), _behind),
     "SearchSorted": _behind,

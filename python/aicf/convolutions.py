@@ -44,9 +44,15 @@ def _around(x: Value, edges: Sequence[tuple[int, int]], value: float = 0.0) -> V
 
 
 def _windows(
-    name: str, x: Value, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+    name: str,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    flat: bool = False,
 ) -> Value:
-    """[..., sizes] as [..., kernel, places] of one to three axes."""
+    """[..., sizes] as [..., kernel, places] of one to three axes; a `flat` kernel of three has one,
+    which leaves an axis for a batch."""
     n = len(kernel)
     lead, size = list(x.shape[: x.ndim - n]), x.shape[x.ndim - n :]
     if n == 2:
@@ -58,12 +64,13 @@ def _windows(
     deep = reshape(x, [planes, size[0], size[1] * size[2]])
     deep = _windows(name, deep, [kernel[0], 1], [stride[0], 1], [dilation[0], 1])
     count = deep.shape[-2]
-    flat = reshape(deep, [planes * kernel[0] * count, *size[1:]])
-    flat = _windows(name, flat, kernel[1:], stride[1:], dilation[1:])
-    high, wide = flat.shape[-2:]
+    thin = reshape(deep, [planes * kernel[0] * count, *size[1:]])
+    thin = _windows(name, thin, kernel[1:], stride[1:], dilation[1:])
+    high, wide = thin.shape[-2:]
     parts = [planes, kernel[0], count, kernel[1] * kernel[2], high * wide]
-    turned = permute(reshape(flat, parts), [0, 1, 3, 2, 4])
-    return reshape(turned, [*lead, *kernel, count, high, wide])
+    turned = permute(reshape(thin, parts), [0, 1, 3, 2, 4])
+    taps = [math.prod(kernel)] if flat else kernel
+    return reshape(turned, [*lead, *taps, count, high, wide])
 
 
 def _batched(name: str, n: int, x: Value, weight: Value) -> Value:
@@ -109,7 +116,7 @@ def _convolved(
         edges = [(p, p) for p in _sizes(name, padding, n)]
         if min(edges) < (0, 0):
             raise ShapeError(f"{name}: padding is {padding}; need 0 or more")
-    windows = _windows(name, _around(images, edges), kernel, steps, spread)
+    windows = _windows(name, _around(images, edges), kernel, steps, spread, flat=True)
     batch, places, taps = images.shape[0], windows.shape[-n:], depth * math.prod(kernel)
     columns = reshape(windows, [batch, groups, taps, math.prod(places)])
     kernels = reshape(weight, [groups, outs // groups, taps])

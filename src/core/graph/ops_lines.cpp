@@ -295,11 +295,67 @@ void define_by_order() {
                 "cumarg", "positions");
 }
 
+// ---- paths --------------------------------------------------------------------------------------
+
+// CtcPaths(e, skip) -> alpha: of e[t, n, s], the log of what state s says at time t, the log of the
+// sum of all paths that begin in state 0 or 1 and are in s at t. A path stays, goes on to the next
+// state, or by two to one with skip[n, s].
+std::vector<Type> infer_ctc(const InferContext& c) {
+    const int last = c.count() - 1;
+    const int e = last == 1 ? 0 : 1, skip = e + 1;
+    c.need_rank(e, 3);
+    c.need_dtype(skip, DType::boolean);
+    if (c.dtype(e) != DType::f32 && c.dtype(e) != DType::f64)
+        c.dtype_error(c.describe(e), "; need float32 or float64 (cast it)");
+    if (!(c.shape(skip) == Dims{c.shape(e)[1], c.shape(e)[2]}))
+        c.shape_error(c.describe(skip), ", ", c.describe(e), "; need skip of e's last two axes");
+    for (int i : {0, last == 1 ? 0 : 3})
+        if (c.dtype(i) != c.dtype(e) || !(c.shape(i) == c.shape(e)))
+            c.shape_error("operands differ: ", c.describe_all(), "; need those of e's type");
+    return {{c.dtype(e), c.shape(e)}};
+}
+
+void define_paths() {
+    define(
+        OpDef{.name = "CtcPaths",
+              .fn = "ctc_loss",
+              .inputs = {"e", "skip"},
+              .outputs = {"ctc_paths_out"},
+              .infer = infer_ctc,
+              .grad =
+                  [](GradContext& g) {
+                      g.set(0, emit("CtcPathsBwd", {g.dy(), g.in(0), g.in(1), g.out()}));
+                  },
+              .lower = [](LowerContext& c) { c.op("ctc_paths", {c.in(0), c.in(1)}, {c.out()}); }});
+    define(OpDef{.name = "CtcPathsBwd",
+                 .fn = "ctc_loss",
+                 .inputs = {"dy", "e", "skip", "alpha"},
+                 .outputs = {"ctc_paths_bwd_out"},
+                 .infer = infer_ctc,
+                 .no_grad = "no second derivative of ctc_loss is written down",
+                 .lower = [](LowerContext& c) {
+                     c.op("ctc_paths_bwd", {c.in(0), c.in(1), c.in(2), c.in(3)}, {c.out()});
+                 }});
+    define(LoweredDef{.name = "ctc_paths",
+                      .inputs = {"e", "skip"},
+                      .outputs = {"alpha"},
+                      .infer = infer_ctc,
+                      .portable = true,
+                      .flops_per_element = 40});
+    define(LoweredDef{.name = "ctc_paths_bwd",
+                      .inputs = {"dy", "e", "skip", "alpha"},
+                      .outputs = {"de"},
+                      .infer = infer_ctc,
+                      .portable = true,
+                      .flops_per_element = 40});
+}
+
 }  // namespace
 
 void define_line_ops() {
     define_by_index();
     define_by_order();
+    define_paths();
 }
 
 }  // namespace aicf

@@ -7,6 +7,7 @@
 #endif
 
 #include "core/abi/mma_step.h"
+#include "core/abi/paths.h"
 #include "core/abi/philox.h"
 #include "core/abi/scalar.h"
 #include "core/abi/sort.h"

@@ -364,8 +364,67 @@ void cumarg_lines(const ArgBlock& args, int64_t begin, int64_t end) {
     }
 }
 
-void cumarg_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    AICF_BY_NUMBER(args.in(0).dtype, cumarg_lines, args, begin, end)
+void cumarg_run(const ArgBlock& args, int64_t begin, int64_t end, int,
+                int){AICF_BY_NUMBER(args.in(0).dtype, cumarg_lines, args, begin, end)}
+
+// ---- paths --------------------------------------------------------------------------------------
+
+int64_t ctc_units(const ArgBlock& args, int) {
+    const Operand& alpha = args.out(0);
+    return alpha.shape()[0] * alpha.shape()[2] > 0 ? alpha.shape()[1] : 0;
+}
+
+template <class F>
+States<F> ctc_states(const Operand& x, int64_t t, int64_t n) {
+    const int64_t* const step = x.strides();
+    if (t < 0 || t >= x.shape()[0]) return {nullptr, 0};
+    return {static_cast<F*>(x.ptr) + t * step[0] + n * step[1], step[2]};
+}
+AICF_INLINE States<const bool> ctc_skips(const Operand& x, int64_t n) {
+    return {static_cast<const bool*>(x.ptr) + n * x.strides()[0], x.strides()[1]};
+}
+
+template <class F>
+void ctc_lines(const ArgBlock& args, int64_t begin, int64_t end) {
+    const Operand &e = args.in(0), &alpha = args.out(0);
+    for (int64_t n = begin; n < end; n++) {
+        const States<const bool> skip = ctc_skips(args.in(1), n);
+        for (int64_t t = 0; t < e.shape()[0]; t++) {
+            const States<const F> said = ctc_states<const F>(e, t, n),
+                                  before = ctc_states<const F>(alpha, t - 1, n);
+            const States<F> to = ctc_states<F>(alpha, t, n);
+            for (int64_t s = 0; s < e.shape()[2]; s++)
+                to[s] = ctc_path<F>(before, said[s], skip[s], s);
+        }
+    }
+}
+
+template <class F>
+void ctc_bwd_lines(const ArgBlock& args, int64_t begin, int64_t end) {
+    const Operand &e = args.in(1), &alpha = args.in(3), &de = args.out(0);
+    for (int64_t n = begin; n < end; n++) {
+        const States<const bool> skip = ctc_skips(args.in(2), n);
+        for (int64_t t = e.shape()[0] - 1; t >= 0; t--) {
+            const States<const F> dy = ctc_states<const F>(args.in(0), t, n),
+                                  paths = ctc_states<const F>(alpha, t, n),
+                                  slopes = ctc_states<const F>(de, t + 1, n),
+                                  said = ctc_states<const F>(e, t + 1, n),
+                                  next = ctc_states<const F>(alpha, t + 1, n);
+            const States<F> to = ctc_states<F>(de, t, n);
+            for (int64_t s = 0; s < e.shape()[2]; s++)
+                to[s] = ctc_slope<F>(dy[s], paths[s], slopes, said, next, skip, s, e.shape()[2]);
+        }
+    }
+}
+
+void ctc_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    if (DType(args.out(0).dtype) == DType::f32) return ctc_lines<float>(args, begin, end);
+    ctc_lines<double>(args, begin, end);
+}
+
+void ctc_bwd_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    if (DType(args.out(0).dtype) == DType::f32) return ctc_bwd_lines<float>(args, begin, end);
+    ctc_bwd_lines<double>(args, begin, end);
 }
 
 #undef AICF_BY_NUMBER
@@ -381,6 +440,9 @@ void register_lines(Table& table) {
     table.add(CpuKernel{"cumprod", kNumbers, cumprod_run, result_lines});
     table.add(CpuKernel{"recurrence", kFloats, recurrence_run, result_lines});
     table.add(CpuKernel{"cumarg", kNumbers, cumarg_run, result_lines});
+    constexpr uint32_t wide = dtype_bit(DType::f32) | dtype_bit(DType::f64);
+    table.add(CpuKernel{"ctc_paths", wide, ctc_run, ctc_units});
+    table.add(CpuKernel{"ctc_paths_bwd", wide, ctc_bwd_run, ctc_units});
 }
 
 }  // namespace aicf::cpu::AICF_ISA

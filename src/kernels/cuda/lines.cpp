@@ -8,9 +8,9 @@ namespace aicf::cuda {
 
 namespace {
 
-constexpr std::string_view kLineOps[] = {"gather",       "scatter_add", "scatter_last",
-                                         "searchsorted", "argsort",     "argsort_merge",
-                                         "cumprod",      "cumarg",      "recurrence"};
+constexpr std::string_view kLineOps[] = {
+    "gather",  "scatter_add", "scatter_last", "searchsorted", "argsort",      "argsort_merge",
+    "cumprod", "cumarg",      "recurrence",   "ctc_paths",    "ctc_paths_bwd"};
 
 /// The structs @_<name>At and, for the lines of an operand, the type LineOf.
 std::string line_of(std::string& text, const char* name, const View& view, int axis) {
@@ -43,6 +43,24 @@ KernelText line_text(const LoweredOp& op, const Limits& limits) {
     text.name = cat(name, "_", dtype_abbrev(op.inputs[0].dtype));
     if (count == 0) {
         text.blocks = 0;
+        return text;
+    }
+    if (name.starts_with("ctc_paths")) {  // a block a member of the batch
+        const int64_t states = y.shape[2];
+        std::string operands;
+        const auto add = [&](const View& view) {
+            const int last = view.shape.rank() - 1;
+            operands += cat(", StatesOf<", last < 2 ? 0 : view.strides[0], ", ",
+                            view.strides[last - 1], ", ", view.strides[last], ">");
+        };
+        for (const View& view : op.inputs) add(view);
+        add(y);
+        text.threads = static_cast<int>(std::min<int64_t>((states + 31) / 32 * 32, 256));
+        text.blocks = std::min<int64_t>(y.shape[1], int64_t{limits.processors} * 64);
+        text.body +=
+            body_head(op, layout) +
+            cat("    ", name, "<", y.shape[0], ", ", y.shape[1], ", ", states, operands,
+                ">(grid, y0", op.inputs.size() == 2 ? ", x0, x1" : ", x0, x1, x2, x3", ");\n}\n");
         return text;
     }
     const int rank = y.shape.rank(),

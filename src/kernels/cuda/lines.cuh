@@ -2,6 +2,7 @@
 // a block sorts a run of a line.
 #pragma once
 
+#include "core/abi/paths.h"
 #include "core/abi/sort.h"
 #include "prelude.cuh"
 
@@ -198,6 +199,54 @@ __device__ __forceinline__ void cumarg(const Grid& grid, int64_t* y, const E* x)
             y[Y::at(line, i)] = best;
         }
     }
+}
+
+// ---- paths: a block the states of one batch member ----------------------------------------------
+
+/// How an operand on [times, members, states], or [members, states], is stepped through.
+template <int64_t Time, int64_t Member, int64_t State>
+struct StatesOf {
+    template <class F>
+    __device__ __forceinline__ static States<F> at(F* x, int64_t t, int64_t n) {
+        return {x + t * Time + n * Member, State};
+    }
+};
+
+template <int64_t Times, int64_t Batch, int64_t Size, class E, class Skip, class Alpha, class F>
+__device__ __forceinline__ void ctc_paths(const Grid& grid, F* alpha, const F* e,
+                                          const bool* skip) {
+    for (int64_t n = grid.block; n < Batch; n += grid.blocks)
+        for (int64_t t = 0; t < Times; t++) {
+            const auto to = Alpha::at(alpha, t, n);
+            const States<const F> said = E::at(e, t, n);
+            States<const F> before = {nullptr, 0};
+            if (t > 0) before = Alpha::at(static_cast<const F*>(alpha), t - 1, n);
+            const auto skips = Skip::at(skip, 0, n);
+            for (int64_t s = threadIdx.x; s < Size; s += grid.threads)
+                to[s] = ctc_path<F>(before, said[s], skips[s], s);
+            __syncthreads();
+        }
+}
+
+template <int64_t Times, int64_t Batch, int64_t Size, class Dy, class E, class Skip, class Alpha,
+          class De, class F>
+__device__ __forceinline__ void ctc_paths_bwd(const Grid& grid, F* de, const F* dy, const F* e,
+                                              const bool* skip, const F* alpha) {
+    for (int64_t n = grid.block; n < Batch; n += grid.blocks)
+        for (int64_t t = Times - 1; t >= 0; t--) {
+            const auto to = De::at(de, t, n);
+            const States<const F> given = Dy::at(dy, t, n), paths = Alpha::at(alpha, t, n);
+            States<const F> slopes = {nullptr, 0}, said = {nullptr, 0}, next = {nullptr, 0};
+            if (t + 1 < Times) {
+                slopes = De::at(static_cast<const F*>(de), t + 1, n);
+                said = E::at(e, t + 1, n);
+                next = Alpha::at(alpha, t + 1, n);
+            }
+            const auto skips = Skip::at(skip, 0, n);
+            for (int64_t s = threadIdx.x; s < Size; s += grid.threads)
+                to[s] = ctc_slope<F>(given[s], paths[s], slopes, said, next, skips, s, Size);
+            __syncthreads();
+        }
 }
 
 }  // namespace aicf
