@@ -36,6 +36,10 @@ VALUES = {  # what the calls below are given
     "w3": ((16, 16, 3, 3, 3), "float32"),
     "channels": ((16,), "float32"),
     "halves": ((8, 16, 16, 16), "int64"),
+    "frames": ((128, 8, 32), "float32"),
+    "spoken": ((8, 12), "int64"),
+    "w_in": ((96, 32), "float32"),
+    "w_out": ((32, 32), "float32"),
 }
 CALLS = {
     "Sums and norms": [
@@ -105,6 +109,14 @@ CALLS = {
         *("cdist(points, points)", "pdist(points)", "multi_margin_loss(x, labels)"),
         *("multilabel_margin_loss(points, corners)", "multilabel_soft_margin_loss(x, p)"),
         "triplet_margin_with_distance_loss(x, y, z, aicf.cosine_similarity)",
+        "ctc_loss(frames, spoken, [128] * 8, [12] * 8)",
+    ],
+    "Layers": [
+        *("dropout1d(signal)", "dropout2d(image)", "dropout3d(volume)"),
+        *("alpha_dropout(x, 0.1, True)", "feature_alpha_dropout(image, 0.1, True)"),
+        "rrelu(x, training=True)",
+        "multi_head_attention_forward(frames, frames, frames, 32, 4, w_in, None, None, None, "
+        "False, 0.0, w_out, None)[0]",
     ],
     "Signals, images and volumes": [
         *("conv1d(signal, w1, padding=1)", "conv2d(image, w2, padding=1)"),
