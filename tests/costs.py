@@ -40,6 +40,7 @@ VALUES = {  # what the calls below are given
     "spoken": ((8, 12), "int64"),
     "w_in": ((96, 32), "float32"),
     "w_out": ((32, 32), "float32"),
+    "taps": ((3, 32, 32), "float32"),
 }
 CALLS = {
     "Sums and norms": [
@@ -109,6 +110,7 @@ CALLS = {
         *("cdist(points, points)", "pdist(points)", "multi_margin_loss(x, labels)"),
         *("multilabel_margin_loss(points, corners)", "multilabel_soft_margin_loss(x, p)"),
         "triplet_margin_with_distance_loss(x, y, z, aicf.cosine_similarity)",
+        "linear_cross_entropy(x, p, labels)",
         "ctc_loss(frames, spoken, [128] * 8, [12] * 8)",
     ],
     "Layers": [
@@ -120,7 +122,7 @@ CALLS = {
     ],
     "Signals, images and volumes": [
         *("conv1d(signal, w1, padding=1)", "conv2d(image, w2, padding=1)"),
-        "conv3d(volume, w3, padding=1)",
+        *("conv3d(volume, w3, padding=1)", "conv_tbc(frames, taps, taps[0, 0], 1)"),
         *("conv_transpose1d(signal, w1, stride=2)", "conv_transpose2d(image, w2, stride=2)"),
         "conv_transpose3d(volume, w3, stride=2)",
         *("unfold(image, 3)", "fold(aicf.unfold(image, 3), 32, 3)"),

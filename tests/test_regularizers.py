@@ -92,8 +92,8 @@ def test_misuse():
     for call, kind, text in (
         (lambda: aicf.dropout1d(x), aicf.ShapeError, "dropout1d: x is .*; need rank 2 or 3"),
         (lambda: aicf.dropout2d(x), aicf.ShapeError, "dropout2d: x is .*; need rank 4"),
-        (lambda: aicf.feature_alpha_dropout(x), aicf.ShapeError, "need .N, C, ...."),
-        (lambda: aicf.alpha_dropout(x, 1.0, True), aicf.GraphError, "p is 1.0; need 0 <= p < 1"),
+        (lambda: aicf.feature_alpha_dropout(x, 0.5, True), aicf.ShapeError, "need .N, C, ...."),
+        (lambda: aicf.alpha_dropout(x, 1.5, True), aicf.GraphError, "p is 1.5; need 0 <= p <= 1"),
         (lambda: aicf.rrelu(x, 0.5, 0.1), aicf.GraphError, "lower is 0.5, upper 0.1"),
     ):
         with pytest.raises(kind, match=text):
@@ -222,3 +222,48 @@ def test_convolution_of_volumes_under_vmap(shared, turned, rng):
     for i in range(3):
         want = np.stack([got[f"{k}.{i}"] for k in range(2)])
         np.testing.assert_allclose(got[f"b{i}"], want, rtol=1e-11, atol=1e-11)
+
+
+# ---- of other functions
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_linear_cross_entropy(reduction, device, rng):
+    torch = pytest.importorskip("torch")
+    arrays = {
+        "x": rng.standard_normal((4, 3, 5)), "w": rng.standard_normal((7, 5)),
+        "b": rng.standard_normal(7), "t": rng.integers(0, 7, (4, 3)),
+    }  # fmt: skip
+
+    def build(g, x, w, b, t):
+        y = aicf.linear_cross_entropy(x, w, t, b, reduction=reduction, label_smoothing=0.1)
+        return {"y": y, **dict(zip("xwb", aicf.grad(aicf.sum(y), [x, w, b]), strict=True))}
+
+    got = run_modes(build, arrays, device)
+    tensors = {k: torch.tensor(a, requires_grad=k != "t") for k, a in arrays.items()}
+    rows = torch.nn.functional.linear(tensors["x"], tensors["w"], tensors["b"]).permute(0, 2, 1)
+    y = torch.nn.functional.cross_entropy(
+        rows, tensors["t"], reduction=reduction, label_smoothing=0.1
+    )
+    y.sum().backward()
+    np.testing.assert_allclose(got["y"], y.detach().numpy(), rtol=1e-12)
+    for k in "xwb":
+        np.testing.assert_allclose(got[k], tensors[k].grad.numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_conv_tbc(device, rng):
+    torch = pytest.importorskip("torch")
+    arrays = {"x": rng.standard_normal((9, 2, 3)), "w": rng.standard_normal((3, 3, 4)),
+              "b": rng.standard_normal(4)}  # fmt: skip
+
+    def build(g, x, w, b):
+        y = aicf.conv_tbc(x, w, b, 1)
+        return {"y": y, **dict(zip("xwb", aicf.grad(aicf.sum(y * y), [x, w, b]), strict=True))}
+
+    got = run_modes(build, arrays, device)
+    tensors = {k: torch.tensor(a, requires_grad=True) for k, a in arrays.items()}
+    y = torch.conv_tbc(tensors["x"], tensors["w"], tensors["b"], 1)
+    (y * y).sum().backward()
+    np.testing.assert_allclose(got["y"], y.detach().numpy(), rtol=1e-11, atol=1e-12)
+    for k in "xwb":
+        np.testing.assert_allclose(got[k], tensors[k].grad.numpy(), rtol=1e-10, atol=1e-11)

@@ -16,6 +16,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "conv3d",
+    "conv_tbc",
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
@@ -141,6 +142,19 @@ def conv1d(
     (1, 5, 62)
     """
     return _convolved("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_tbc(x: Value, weight: Value, bias: Value, padding: int = 0) -> Value:
+    """conv1d of [T, N, C] by weights [kernel, C, O], with a bias [O]; its result is [T', N, O].
+
+    >>> taps, bias = g.param("taps", (3, 3, 4)), g.param("bias", (4,))
+    >>> aicf.conv_tbc(g.input("heard", (9, 2, 3)), taps, bias, 1).shape
+    (9, 2, 4)
+    """
+    if x.ndim != 3 or weight.ndim != 3:
+        raise ShapeError(f"conv_tbc: x is {x!r}, weight is {weight!r}; need rank 3 each")
+    turned = permute(weight, [2, 1, 0])
+    return permute(conv1d(permute(x, [1, 2, 0]), turned, bias, 1, padding), [2, 0, 1])
 
 
 def conv2d(

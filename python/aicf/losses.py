@@ -30,6 +30,7 @@ from .ops import (
     greater,
     greater_equal,
     less,
+    linear,
     log,
     log_softmax,
     logical_and,
@@ -58,6 +59,7 @@ __all__ = [
     "huber_loss",
     "kl_div",
     "l1_loss",
+    "linear_cross_entropy",
     "margin_ranking_loss",
     "mse_loss",
     "multi_margin_loss",
@@ -276,6 +278,33 @@ def cross_entropy(
     terms = mul(target, known)
     each = neg(sum(terms if weight is None else mul(terms, _by_class(weight, terms)), 1))
     return _mean_of(each, None, reduction, logits)
+
+
+def linear_cross_entropy(
+    x: Value,
+    linear_weight: Value,
+    target: Value,
+    linear_bias: Value | None = None,
+    weight: Value | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+) -> Value:
+    """cross_entropy(linear(x, linear_weight, linear_bias), target, ...) of [..., in] and [...].
+
+    >>> heard, spoken = g.input("heard", (5, 3)), g.input("spoken", (5,), "int64")
+    >>> aicf.linear_cross_entropy(heard, g.param("classes", (7, 3)), spoken).shape
+    ()
+    """
+    if x.shape[:-1] != target.shape:
+        raise ShapeError(
+            f"linear_cross_entropy: x is {x!r}, target is {target!r}; need a class for each row"
+        )
+    rows = linear(reshape(x, (-1, x.shape[-1])), linear_weight, linear_bias)
+    loss = cross_entropy(
+        rows, reshape(target, (-1,)), weight, ignore_index, reduction, label_smoothing
+    )
+    return reshape(loss, target.shape) if reduction == "none" else loss
 
 
 def nll_loss(

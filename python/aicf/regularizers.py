@@ -89,17 +89,19 @@ def feature_alpha_dropout(x: Value, p: float = 0.5, training: bool = False) -> V
     >>> aicf.feature_alpha_dropout(x, 0.1, training=True).shape
     (4, 3)
     """
-    if x.ndim < 2:
+    if training and x.ndim < 2:
         raise ShapeError(f"feature_alpha_dropout: x is {x!r}; need [N, C, ...]")
-    shape = [*x.shape[:2], *[1] * (x.ndim - 2)]
+    shape = [*x.shape[:2], *[1] * (len(x.shape) - 2)]
     return _alpha("feature_alpha_dropout", x, p, training, shape)
 
 
 def _alpha(name: str, x: Value, p: float, training: bool, shape: list[int]) -> Value:
-    if not 0 <= p < 1:
-        raise GraphError(f"{name}: p is {p}; need 0 <= p < 1")
+    if not 0 <= p <= 1:
+        raise GraphError(f"{name}: p is {p}; need 0 <= p <= 1")
     if not training:
         return x
+    if p == 1:
+        return mul(x, 0.0)
     wide = _widened(x)
     kept = greater(dropout(broadcast_to(x.graph.constant(1.0, wide.dtype), shape), p), 0.0)
     scale = 1 / math.sqrt((1 - p) * (1 + p * _LEAST**2))

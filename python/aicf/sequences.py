@@ -63,8 +63,8 @@ def ctc_loss(
         reduction: "mean" divides each loss by its target's length before.
         zero_infinity: a target that its input is too short for counts 0, not infinity.
 
-    >>> logits, labels = g.input("logits", (5, 2, 4)), g.input("labels", (2, 3), "int64")
-    >>> aicf.ctc_loss(aicf.log_softmax(logits, -1), labels, [5, 4], [2, 1]).shape
+    >>> heard, spoken = g.input("heard", (5, 2, 4)), g.input("spoken", (2, 3), "int64")
+    >>> aicf.ctc_loss(aicf.log_softmax(heard, -1), spoken, [5, 4], [2, 1]).shape
     ()
     """
     _check_reduction("ctc_loss", reduction)
