@@ -348,7 +348,7 @@ def sort(x: Value, axis: int = -1, descending: bool = False) -> Value:
     (4, 3)
     """
     at = _axis("sort", x, axis)
-    return _emit("Gather", "sort", x, argsort(x, at, descending), axis=at)
+    return _emit("Gather", "sort", x, argsort(detach(x), at, descending), axis=at)
 
 
 def topk(x: Value, k: int, axis: int = -1, largest: bool = True) -> tuple[Value, Value]:
@@ -363,7 +363,7 @@ def topk(x: Value, k: int, axis: int = -1, largest: bool = True) -> tuple[Value,
     at = _axis("topk", x, axis)
     if not 0 <= k <= x.shape[at]:
         raise ShapeError(f"topk: k is {k}, x is {x!r}; need 0 to {x.shape[at]}")
-    indices = argsort(x, at, largest)[(*(slice(None),) * at, slice(k))]
+    indices = argsort(detach(x), at, largest)[(*(slice(None),) * at, slice(k))]
     return _emit("Gather", "topk", x, indices, axis=at), indices
 
 
