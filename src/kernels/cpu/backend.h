@@ -9,7 +9,9 @@
 
 namespace aicf::cpu {
 
-/// Called with the argument block of a call of the host; may throw.
+/// Lets this process make kernels of custom ops. `call` gets the argument block of a call of the
+/// host, and may throw. What a compiler refuses of a source is a GraphError; DeviceUnavailable
+/// where there is no compiler. Code is kept as long as the process lives, and on disk.
 using HostCall = void (*)(const ArgBlock& args);
 void set_host_call(HostCall call);
 

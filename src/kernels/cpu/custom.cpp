@@ -1,4 +1,5 @@
-#include "kernels/cpu/custom.h"
+// Kernels of custom ops: sources that the system's compiler makes a library of, and callbacks.
+#include "core/graph/custom.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -22,9 +23,9 @@
 #include "core/base/aside.h"
 #include "core/base/disk_cache.h"
 #include "core/base/fork.h"
-#include "core/graph/custom.h"
 #include "core/graph/sources.h"
 #include "kernels/cpu/backend.h"
+#include "kernels/cpu/families.h"
 
 extern char** environ;
 
@@ -282,10 +283,6 @@ void run_host(const ArgBlock& args, int64_t, int64_t, int, int) {
 
 int64_t one_unit(const ArgBlock&, int) { return 1; }
 
-}  // namespace
-
-void set_host_call(HostCall call) { host_call = call; }
-
 std::shared_ptr<BoundKernel> custom_kernel(const LoweredOp& op) {
     const CustomOp& custom = custom_op(op);
     if (custom.cpu.empty())
@@ -304,14 +301,20 @@ std::shared_ptr<BoundKernel> custom_kernel(const LoweredOp& op) {
 }
 
 std::shared_ptr<BoundKernel> host_kernel(const LoweredOp& op) {
-    if (!host_call)
-        raise(ErrorKind::unsupported, title(op), ": it calls Python, which is not there; need a ",
-              "step in Python, or an op of sources");
     auto kernel = std::make_shared<BoundKernel>();
     kernel->name = cat("host_", op.attrs.text("op"));
     kernel->code = {"host_call", 0, run_host, one_unit};
     kernel->from_here = kernel->host = true;
     return kernel;
+}
+
+}  // namespace
+
+void set_host_call(HostCall call) {
+    host_call = call;
+    make_custom = [](const LoweredOp& op) {
+        return is_custom(*op.def) ? custom_kernel(op) : host_kernel(op);
+    };
 }
 
 }  // namespace aicf::cpu

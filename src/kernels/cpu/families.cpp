@@ -5,10 +5,11 @@
 #include "core/compile/families.h"
 #include "core/graph/custom.h"
 #include "core/graph/region.h"
-#include "kernels/cpu/custom.h"
 #include "kernels/cpu/program.h"
 
 namespace aicf::cpu {
+
+CustomMaker make_custom = nullptr;
 
 namespace {
 
@@ -118,10 +119,14 @@ constexpr Family kFamilies[] = {
          kernel->workspace_bytes = 8 * op.inner.size();
          return with_programs(std::move(kernel), {build_batch(table, op), {}});
      }},
-    {"custom", [](const LoweredOp& op, const Table&) { return is_custom(*op.def); },
-     [](const LoweredOp& op, const Table&) { return custom_kernel(op); }},
-    {"host", [](const LoweredOp& op, const Table&) { return is_host_call(*op.def); },
-     [](const LoweredOp& op, const Table&) { return host_kernel(op); }},
+    {"custom",
+     [](const LoweredOp& op, const Table&) { return is_custom(*op.def) || is_host_call(*op.def); },
+     [](const LoweredOp& op, const Table&) {
+         if (!make_custom)
+             raise(ErrorKind::unsupported, title(op), ": this program compiles no sources and has ",
+                   "no Python; need the package, or a step for cuda, whose file holds its kernels");
+         return make_custom(op);
+     }},
     {"one op",  // of a family's file, whose name is the op's
      [](const LoweredOp& op, const Table& table) {
          return alone(op) && find_code(table, op.def->name, dtype_of(op));

@@ -15,6 +15,11 @@ struct BoundKernel : Kernel {
     bool host = false;       // it calls the host: one run is done before the next is begun
 };
 
+/// Makes the kernel of a custom op or a call of the host; null in a program that calls no
+/// set_host_call(), whose linker leaves all that out.
+using CustomMaker = std::shared_ptr<BoundKernel> (*)(const LoweredOp& op);
+extern CustomMaker make_custom;
+
 /// The kernel of an op but for its threads and workspace; null where there is none.
 std::shared_ptr<BoundKernel> make_kernel(const Table& table, const LoweredOp& op);
 /// Whether a region is small enough to be quicker than its parts.
