@@ -3,6 +3,7 @@ exception, and a call that raises leaves its graph as it was."""
 
 import inspect
 import math
+import re
 
 import aicf
 import numpy as np
@@ -136,11 +137,15 @@ def test_an_argument_that_there_is_not():
     g = aicf.Graph("names")
     x = g.input("x", (4, 3))
     for call, text in (
-        (lambda: aicf.sum(x, dim=0), "sum: there is no argument 'dim'; need x, axis, keepdims"),
-        (lambda: x.sum(0, keepdim=True), "sum: there is no argument 'keepdim'; need x, axis"),
-        (lambda: g.input("y", size=3), "input: there is no argument 'size'; need name, shape"),
+        (
+            lambda: aicf.sum(x, dim=0),
+            "sum: there is no argument 'dim' (is it 'axis'?); need x, axis",
+        ),
+        (lambda: x.sum(0, keepdim=True), "no argument 'keepdim' (is it 'keepdims'?); need x, axis"),
+        (lambda: g.input("y", size=3), "no argument 'size' (is it 'shape'?); need name, shape"),
+        (lambda: aicf.sum(x, flux=1), "sum: there is no argument 'flux'; need x, axis, keepdims"),
     ):
-        with pytest.raises(TypeError, match=text):
+        with pytest.raises(TypeError, match=re.escape(text)):
             call()
 
 
@@ -194,3 +199,63 @@ def test_wrong_arguments_of_a_step(name, tmp_path, monkeypatch):
             raw.append(f"{wrong!r}: {type(error).__name__}: {error}")
     aicf.set_num_threads(0)
     assert not raw, "\n".join(raw)
+
+
+# ---- what NumPy's users write
+
+
+def test_arrays_and_numbers_of_numpy_are_constants(device):
+    g = aicf.Graph("mixed")
+    x = g.input("x", (2, 3))
+    row = np.array([1.0, -2.0, 0.5])  # float64 takes the dtype of what stands beside it
+    for name, y in {
+        "sum": x + row,
+        "behind": row * x,
+        "scalar": x * np.float64(1.5) - np.int64(2),
+        "product": x @ np.eye(3, dtype=np.float32),
+        "chosen": aicf.where(x > np.float32(0), row, x),
+        "half": x.cast("bfloat16") + row,
+    }.items():
+        g.output(name, y)
+    values = np.array([[1, -2, 3], [-4, 5, -6]], np.float32)
+    got = {k: v.numpy() for k, v in g.compile(device=device)(x=values).items()}
+    np.testing.assert_array_equal(got["sum"], values + row.astype(np.float32))
+    np.testing.assert_array_equal(got["behind"], values * row.astype(np.float32))
+    np.testing.assert_array_equal(got["scalar"], values * 1.5 - 2)
+    np.testing.assert_array_equal(got["product"], values)
+    np.testing.assert_array_equal(got["chosen"], np.where(values > 0, row, values))
+    np.testing.assert_array_equal(got["half"], values + row)
+    with pytest.raises(aicf.DTypeError, match="dtypes differ"):
+        x + np.ones(3, np.int64)
+    with pytest.raises(aicf.ShapeError):
+        x + np.ones(4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool"])
+def test_dtypes_of_numpy_are_names(dtype):
+    g = aicf.Graph("dtypes")
+    kind = np.dtype(dtype)
+    assert g.input("name", (2,), dtype).dtype == dtype
+    assert g.input("dtype", (2,), kind).dtype == dtype
+    assert g.input("type", (2,), kind.type).dtype == dtype
+
+
+def test_dtypes_of_others_are_names():
+    torch = pytest.importorskip("torch")
+    jnp = pytest.importorskip("jax.numpy")
+    g = aicf.Graph("dtypes")
+    for i, kind in enumerate((torch.bfloat16, jnp.bfloat16, jnp.dtype("bfloat16"))):
+        assert g.input(f"x{i}", (2,), kind).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("call", "near"),
+    [
+        (lambda x: aicf.sum(x, dim=0), "axis"),
+        (lambda x: aicf.mean(x, 0, keepdim=True), "keepdims"),
+        (lambda x: aicf.softmax(x, axs=0), "axis"),
+    ],
+)
+def test_a_word_of_another_library_is_answered_with_ours(call, near):
+    with pytest.raises(TypeError, match=rf"there is no argument '\w+' \(is it '{near}'\?\); need"):
+        call(aicf.Graph("g").input("x", (2, 3)))

@@ -1,5 +1,6 @@
 """A whole training step, compiled into one plan and replayed with the same bits every time."""
 
+from . import _core as _core  # before NumPy: its refusal of another interpreter is ours
 from . import init, optim
 from ._core import (
     Array,

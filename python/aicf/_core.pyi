@@ -262,6 +262,79 @@ class Array:
 
     __hash__: None  # type: ignore[assignment]
 
+    def __add__(self, other: object, /) -> Any: ...
+
+    def __sub__(self, other: object, /) -> Any: ...
+
+    def __mul__(self, other: object, /) -> Any: ...
+
+    def __truediv__(self, other: object, /) -> Any: ...
+
+    def __floordiv__(self, other: object, /) -> Any: ...
+
+    def __mod__(self, other: object, /) -> Any: ...
+
+    def __pow__(self, other: object, /) -> Any: ...
+
+    def __matmul__(self, other: object, /) -> Any: ...
+
+    def __radd__(self, other: object, /) -> Any: ...
+
+    def __rsub__(self, other: object, /) -> Any: ...
+
+    def __rmul__(self, other: object, /) -> Any: ...
+
+    def __rtruediv__(self, other: object, /) -> Any: ...
+
+    def __rfloordiv__(self, other: object, /) -> Any: ...
+
+    def __rmod__(self, other: object, /) -> Any: ...
+
+    def __rpow__(self, other: object, /) -> Any: ...
+
+    def __rmatmul__(self, other: object, /) -> Any: ...
+
+    def __neg__(self) -> Any: ...
+
+    def __pos__(self) -> Any: ...
+
+    def __abs__(self) -> Any: ...
+
+    def tolist(self) -> Any: ...
+
+    def sum(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def mean(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def std(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def min(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def max(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def argmin(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def argmax(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def any(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def all(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def reshape(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def astype(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
 class Outputs:
     """The outputs of one run, by name."""
 

@@ -6,6 +6,8 @@ raises leaves the graph as it was.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import enum
 import functools
 import inspect
@@ -15,6 +17,8 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
 
 from ._core import DTypeError, Graph, GraphError, ShapeError
 
@@ -62,6 +66,11 @@ def _bool(x: Any) -> bool:
 
 
 def _dtype(x: Any) -> str:
+    """Of a name, or of a type or dtype of NumPy, PyTorch or JAX."""
+    for kind in (x, getattr(x, "dtype", None)):
+        if isinstance(kind, (type, np.dtype)):
+            with contextlib.suppress(TypeError):
+                return _text(np.dtype(kind).name)
     return _text(str(x).removeprefix("torch."))
 
 
@@ -105,7 +114,11 @@ def _value(x: Any) -> Any:
 
 
 def _operand(x: Any) -> Any:
-    return x if isinstance(x, (bool, int, float)) else _value(x)
+    if isinstance(x, np.generic):
+        x = x.item()
+    if isinstance(x, (bool, int, float, np.ndarray)):
+        return x
+    return _value(x)
 
 
 def _items(take: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
@@ -140,7 +153,7 @@ def _values(x: Any) -> Any:
 
 _KINDS = {
     "Value": _Kind("a Value", GraphError, _value),
-    "Operand": _Kind("a Value or a Python number", GraphError, _operand),
+    "Operand": _Kind("a Value, a number or a NumPy array", GraphError, _operand),
     "int": _Kind("an int below 2**63", ShapeError, _int),
     "float": _Kind("a number", DTypeError, _float),
     "bool": _Kind("a bool", GraphError, _bool),
@@ -196,6 +209,26 @@ class _Argument:
         return self.kinds[0].error(f"{where}: {name} is {shown} ({type(x).__name__}); need {need}")
 
 
+# What other libraries call an argument.
+_ELSEWHERE = {
+    "dim": ("axis",),
+    "dims": ("axis", "axes"),
+    "keepdim": ("keepdims",),
+    "input": ("x",),
+    "other": ("b", "y"),
+    "weight": ("w",),
+    "size": ("shape",),
+    "learning_rate": ("lr",),
+    "target": ("t",),
+}
+
+
+def _nearest(unknown: str, names: Sequence[str]) -> str:
+    """The argument that an unknown name most likely means; "" where none is near."""
+    said = [name for name in _ELSEWHERE.get(unknown, ()) if name in names]
+    return (said or difflib.get_close_matches(unknown, names, 1) or [""])[0]
+
+
 def checked(fn: Function) -> Function:
     """`fn` with its arguments checked, and nothing appended to the graph by a call that raises."""
     owner, _, name = fn.__qualname__.rpartition(".")
@@ -222,7 +255,11 @@ def checked(fn: Function) -> Function:
     def call(*args: Any, **named: Any) -> Any:
         if accepted is not None and not named.keys() <= accepted:
             unknown = next(key for key in named if key not in accepted)
-            raise TypeError(f"{label}: there is no argument {unknown!r}; need {', '.join(names)}")
+            near = _nearest(unknown, names)
+            raise TypeError(
+                f"{label}: there is no argument {unknown!r}"
+                f"{f' (is it {near!r}?)' if near else ''}; need {', '.join(names)}"
+            )
         taken, key = list(args), ""
         try:
             for i, key, take in by_place:  # noqa: B007 (names the misfit)

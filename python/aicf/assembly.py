@@ -12,7 +12,7 @@ import numpy as np
 from ._core import GraphError, ShapeError
 from .arguments import checked
 from .arrays import flip, moveaxis
-from .graph import Operand, Value, _number
+from .graph import Operand, Value, _constant
 from .indexing import cumprod, scatter
 from .movement import _axis, broadcast_to, concat, expand_dims, reshape, transpose
 from .ops import cast, matmul, mul, where
@@ -243,7 +243,7 @@ def index_fill(x: Value, axis: int, indices: Value, value: Operand) -> Value:
     at = _axis("index_fill", x, axis)
     shape = (*x.shape[:at], math.prod(indices.shape), *x.shape[at + 1 :])
     if not isinstance(value, Value):
-        value = _number("index_fill", x.graph, value, x.dtype)
+        value = _constant("index_fill", x.graph, value, x.dtype)
     if value.ndim:
         raise ShapeError(f"index_fill: value is {value!r}; need rank 0")
     return index_copy(x, axis, indices, broadcast_to(value, shape))

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from . import _core
 from . import init as initializers
 from .arguments import DTypeName, checked
@@ -28,7 +30,7 @@ def _user_line() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-Operand: TypeAlias = "Value | float"  # float: any Python number
+Operand: TypeAlias = "Value | float | np.ndarray"  # float: any number
 
 
 class Value:
@@ -608,12 +610,25 @@ def _operands(where: str, *operands: Operand) -> list[Value]:
     graph = values[0].graph
     result = []
     for x in operands:
-        if isinstance(x, (bool, int, float)):
+        if not isinstance(x, Value):
             # Among several Values the last one gives the dtype: where(condition, x, 0.0).
-            x = _number(where, graph, x, values[-1].dtype)
+            x = _constant(where, graph, x, values[-1].dtype)
         graph._id(x, where)
         result.append(x)
     return result
+
+
+def _constant(where: str, graph: Any, x: Any, dtype: str) -> Value:
+    """A number or an array; float64 takes the dtype of the Values beside it, as a number does."""
+    if not isinstance(x, np.ndarray):
+        return _number(where, graph, x, dtype)
+    if x.dtype != np.float64 or dtype not in ("float32", "float16", "bfloat16"):
+        return Value(graph, graph._here().constant(x, None))
+    if dtype != "bfloat16":
+        return Value(graph, graph._here().constant(x.astype(dtype), None))
+    from .ops import cast
+
+    return cast(Value(graph, graph._here().constant(x, None)), dtype)
 
 
 def _number(where: str, graph: Any, number: int | float, dtype: str) -> Value:

@@ -15,7 +15,7 @@ import numpy as np
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import moveaxis
-from .graph import Operand, Value, _emit, _number
+from .graph import Operand, Value, _constant, _emit, _number
 from .movement import (
     _axes,
     _axis,
@@ -135,7 +135,7 @@ def scatter(x: Value, axis: int, indices: Value, src: Operand) -> Value:
     at = _axis("scatter", x, axis)
     _cropped("scatter", x, indices, at)
     if not isinstance(src, Value):
-        src = broadcast_to(_number("scatter", x.graph, src, x.dtype), indices.shape)
+        src = broadcast_to(_constant("scatter", x.graph, src, x.dtype), indices.shape)
     src = _cropped("scatter", src, indices)
     size = x.shape[at]
     last = _emit("ScatterLast", "scatter", indices, axis=at, size=size)

@@ -14,7 +14,7 @@ from typing import Any
 from . import movement
 from ._core import GraphError
 from .arguments import DTypeName, checked
-from .graph import Operand, Value, _emit, _number
+from .graph import Operand, Value, _constant, _emit
 from .movement import _axes, _index, detach, reshape, squeeze
 
 __all__ = [
@@ -314,7 +314,7 @@ def remainder(a: Operand, b: Operand) -> Value:
     'int64'
     """
     rest = fmod(a, b)
-    by = b if isinstance(b, Value) else _number("remainder", rest.graph, b, rest.dtype)
+    by = b if isinstance(b, Value) else _constant("remainder", rest.graph, b, rest.dtype)
     below = less(by, 0)
     across = logical_and(not_equal(rest, 0), logical_xor(less(rest, 0), below))
     rest = where(across, add(rest, by), rest)
@@ -504,7 +504,7 @@ def where(condition: Value, a: Operand, b: Operand) -> Value:
     """
     if not isinstance(a, Value) and not isinstance(b, Value):
         dtype = "bool" if isinstance(a, bool) and isinstance(b, bool) else "float32"
-        a = _number("where", condition.graph, a, dtype)
+        a = _constant("where", condition.graph, a, dtype)
     return _emit("Where", "where", condition, a, b)
 
 
@@ -668,7 +668,7 @@ def logsumexp(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool 
 # ---- matrix products
 
 
-def matmul(a: Value, b: Value) -> Value:
+def matmul(a: Operand, b: Operand) -> Value:
     """a[..., M, K] @ b[..., K, N] -> [..., M, N], batch axes broadcast; rank 1 as in NumPy.
 
     >>> aicf.matmul(x, y.T).shape

@@ -437,6 +437,47 @@ void bind_step(nb::module_& m) {
                         "typing.Any")
                         .c_str()));
     array.attr("__hash__") = nb::none();  // equality compares elements
+    for (const char* binary :
+         {"__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__",
+          "__matmul__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rfloordiv__",
+          "__rmod__", "__rpow__", "__rmatmul__"})
+        array.def(
+            binary,
+            [binary](const Array& a, nb::handle other) {
+                return nb::object(to_numpy(a.read(), true).attr(binary)(other));
+            },
+            nb::arg("other").none(),
+            nb::sig(cat("def ", binary, "(self, other: object, /) -> typing.Any").c_str()));
+    for (const char* unary : {"__neg__", "__pos__", "__abs__", "tolist"})
+        array.def(
+            unary,
+            [unary](const Array& a, const nb::args& rest, const nb::kwargs& named) {
+                refuse_rest(unary, "none", rest, named);
+                return nb::object(to_numpy(a.read(), true).attr(unary)());
+            },
+            nb::arg("rest"), nb::arg("named"),
+            nb::sig(cat("def ", unary, "(self) -> typing.Any").c_str()));
+    for (const char* reduction : {"sum", "mean", "std", "min", "max", "argmin", "argmax", "any",
+                                  "all", "reshape", "astype"})
+        array.def(
+            reduction,
+            [reduction](const Array& a, const nb::args& args, const nb::kwargs& named) {
+                return nb::object(to_numpy(a.read(), true).attr(reduction)(*args, **named));
+            },
+            nb::sig(cat("def ", reduction, "(self, *args: object, **kwargs: object) -> typing.Any")
+                        .c_str()),
+            "NumPy's, of a copy.");
+    array.def(
+        "__format__",
+        [](const Array& a, const nb::str& spec) {
+            const bool one = a.type().shape.rank() == 0;
+            const nb::object shown = nb::len(spec) == 0 ? nb::object(nb::find(a))
+                                     : one              ? nb::object(item(a, "format()"))
+                                                        : to_numpy(a.read(), true);
+            return nb::len(spec) == 0 ? nb::object(nb::str(shown))
+                                      : nb::object(shown.attr("__format__")(spec));
+        },
+        nb::sig("def __format__(self, spec: str, /) -> str"));
 
     nb::class_<Outputs>(m, "Outputs", "The outputs of one run, by name.")
         .def("__getitem__", &output_array, nb::arg("name").none(),
