@@ -366,6 +366,27 @@ def test_gradients_are_checked_and_refused_by_name():
         aicf.vmap(copied)(x)
 
 
+def test_in_the_body_of_a_loop(device, rng):
+    """It runs there; its gradient is refused by name."""
+    rows, b = rng.standard_normal((5, 3)).astype(np.float32), np.ones(3, np.float32)
+
+    def turn(c, row, b):
+        y = aicf.reshape(swish_bias(aicf.reshape(c + row, (1, 3)), b), (3,))
+        return y, y
+
+    g = aicf.Graph("g")
+    x, v = g.input("x", rows.shape), g.input("b", b.shape)
+    ys = aicf.scan(lambda c, row: turn(c, row, v), aicf.zeros_like(v), x)[1]
+    g.output("ys", ys)
+    got = g.compile(device=device)(x=rows, b=b)["ys"].numpy()
+    c = np.zeros(3)
+    for k in range(5):
+        c = swish64(c + rows[k], b, 1.702)
+        np.testing.assert_allclose(got[k], c, rtol=1e-5, atol=1e-6)
+    with pytest.raises(aicf.GraphError, match="custom_op swish_bias at node .* of a loop's body"):
+        aicf.grad(aicf.sum(ys), x)
+
+
 def test_export_of_the_cpu_is_refused(tmp_path):
     with pytest.raises(aicf.Unsupported, match="copied_f32 is of a custom_op, whose code for"):
         compile_one(copied).export(tmp_path / "step")

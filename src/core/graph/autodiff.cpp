@@ -82,9 +82,13 @@ bool GradContext::dy_is_one(int i) const {
 }
 
 std::vector<ValueId> GradContext::own_rule() const {
+    const Attr* const name = attrs().find("op");  // of a custom op its author's
     if (!graph_.own_rule)
-        raise(ErrorKind::graph, "backward: ", node_.op->fn, " at node ", node_.id,
-              " has no gradient without the function that made it; need the graph it was built in");
+        raise(
+            ErrorKind::graph, "backward: ", node_.op->fn,
+            name ? cat(" ", std::get<std::string>(*name)) : "", " at node ", node_.id,
+            " has no gradient without the function that made it; need the graph it was built in, ",
+            "outside of a loop's body");
     return (*graph_.own_rule)(node_.outputs[0], output_grads_);
 }
 
