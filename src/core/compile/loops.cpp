@@ -5,10 +5,6 @@
 
 namespace aicf {
 
-static int64_t align_up(int64_t bytes) {
-    return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign;
-}
-
 std::shared_ptr<const Kernel> loop_kernel(const LoweredOp& op, const Plan& body) {
     auto kernel = std::make_shared<Kernel>();
     kernel->name = "loop";

@@ -19,8 +19,6 @@ namespace {
 constexpr const char* kSegmentNames[kSegments] = {
     "params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants", "counters"};
 
-int64_t align_up(int64_t bytes) { return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
-
 Touch scratch_of(const PlannedOp& planned) {
     return {static_cast<int>(Segment::temps), planned.scratch,
             planned.scratch + static_cast<int64_t>(planned.kernel->workspace_bytes), true};

@@ -7,6 +7,9 @@
 namespace aicf {
 
 constexpr int64_t kArenaAlign = 256;
+inline int64_t align_up(int64_t bytes) {
+    return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign;
+}
 
 /// A kernel chosen for one lowered op and its operands' types and strides. Targets derive from it;
 /// nothing in it belongs to a device.

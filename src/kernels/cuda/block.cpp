@@ -332,12 +332,6 @@ std::string places_struct(const std::string& name, const LoweredOp& member, cons
         "scalar::bit_cast<double>(integer(at));\n    }\n};\n");
 }
 
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
-        text.replace(at, from.size(), to);
-    return text;
-}
-
 /// A statement for warps [begin, end) of so many.
 std::string by_warps(int begin, int end, int warps, const std::string& statement) {
     const std::string from = begin ? cat("warp >= ", begin, "u") : "",

@@ -134,6 +134,12 @@ LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides) {
     return op;
 }
 
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+        text.replace(at, from.size(), to);
+    return text;
+}
+
 std::string element_literal(DType dtype, double number) {
     const auto text = [&](auto bits) {
         return cat("static_cast<", raw_type(dtype), ">(", bits, "ull)");
@@ -159,12 +165,6 @@ std::string element_literal(DType dtype, double number) {
 }
 
 namespace {
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
-        text.replace(at, from.size(), to);
-    return text;
-}
 
 /// Members of a group whose bodies are the same text.
 struct Alike {

@@ -89,6 +89,8 @@ const char* raw_type(DType dtype);   // same size, no meaning
 
 /// A struct named `name` with `at(i)`: the offset of element i of a shape in row-major order.
 std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides);
+/// A text with another in the place of each `from`.
+std::string replaced(std::string text, const std::string& from, const std::string& to);
 /// The head of a body, and one with a pointer per operand: x0, x1, ... of the inputs, y0, ... of
 /// outputs.
 std::string body_head();
