@@ -2,11 +2,13 @@
 
 import json
 import operator
+import re
 
 import aicf
 import numpy as np
 import pytest
 from aicf import _core
+from block_text import block_of, problems_of
 from test_passes import APART
 
 needs_compiler = pytest.mark.skipif(
@@ -126,6 +128,110 @@ def test_what_is_large_stays_apart():
     """By its work, and by what it holds."""
     for widths, batch in (((784, 512, 512, 10), 128), ((8, 8), 200_000)):
         assert len(plan_of(net(widths, batch), _core.pass_names())) > 1
+
+
+def drawn(seed):
+    """A graph of states that take each other's and their own turned contents, params, rings and
+    outputs of all these."""
+    rng = np.random.default_rng(seed)
+    pick = lambda them: them[int(rng.integers(len(them)))]  # noqa: E731
+    g, n = aicf.Graph("drawn"), pick([4, 5, 16, 16, 32])
+    dtype, square = pick(["float32", "float32", "float32", "float64", "float16"]), (n, n)
+    states = [g.state(f"s{i}", square, dtype) for i in range(rng.integers(4))]
+    params = [g.param(f"p{i}", square, dtype) for i in range(rng.integers(3))]
+    made = [*states, *params, g.input("x", square, dtype)]
+
+    def one():
+        x = pick([v for v in made if v.ndim == 2])
+        views = [x] * 6 + [aicf.transpose(x, 0, 1), aicf.broadcast_to(x[:, 1:2], square)]
+        return pick([*views, aicf.concat([x[2:], x[:2]], 0), aicf.broadcast_to(x[1:2], square)])
+
+    ops = (
+        lambda: one() @ one(),
+        lambda: one() + one(),
+        lambda: aicf.relu(one() * one()),
+        lambda: aicf.softmax(one(), axis=-1),
+        lambda: one() * aicf.sum(one(), axis=int(rng.integers(2)), keepdims=True),
+        lambda: aicf.sum(one(), axis=int(rng.integers(2))),
+        lambda: one() + pick([v for v in made if v.ndim == 1] or made),
+        lambda: aicf.dropout(one(), 0.5),
+    )
+    for _ in range(rng.integers(1, 14)):
+        made.append(pick(ops)())
+    squares = [v for v in made if v.ndim == 2]
+    for state in rng.permutation(len(states)):
+        g.assign(states[state], pick(squares[-6:] + states))
+    if params:
+        loss = aicf.sum(squares[-1] * squares[-1]) + aicf.sum(params[0] * params[-1])
+        g.minimize(loss, pick([aicf.optim.SGD(lr=0.1), aicf.optim.Adam(lr=0.1)]))
+        g.output("loss", loss, keep=pick([1, 3]))
+    for i in range(rng.integers(1, 4)):
+        g.output(f"y{i}", pick(made), keep=pick([1, 1, 4]))
+    return g
+
+
+@needs_compiler
+def test_members_wait_for_each_other():
+    """In the texts of graphs drawn at random no two members meet in memory without a barrier
+    between them, and each finds its operands where it reads them, in every step of a launch."""
+    seen = 0
+    for graph in [*(net(**case) for case in CASES.values()), *map(drawn, range(70))]:
+        if block := block_of(graph):
+            assert problems_of(*block) == []
+            seen += 1
+    assert seen > 40
+
+
+@needs_compiler
+def test_a_missing_barrier_is_seen():
+    op, text = block_of(net(**CASES["8-8-8"]))
+    waits = re.findall(r"^.*wait_for\(\d+, \d+\);\n", text, re.MULTILINE)
+    assert len(waits) == 5
+    for wait in waits:
+        assert problems_of(op, text.replace(wait, ""))
+
+
+@needs_compiler
+def test_more_stages_than_barriers():
+    """A block has 16 of them."""
+    g = aicf.Graph("deep")
+    h = g.input("x", (8, 8))
+    for _ in range(20):
+        h = aicf.softmax(h @ h, axis=-1)
+    g.output("y", h)
+    assert problems_of(*block_of(g)) == []
+
+
+def rows_at_odd_addresses():
+    """Turns of a loop whose rows of 8 bytes begin 2 bytes behind multiples of 4."""
+    g = aicf.Graph("odd")
+    x = g.input("x", (9,), "float16")
+    c, y = aicf.scan(
+        lambda c, row: (c + aicf.softmax(row * c), aicf.sum(row * c)),
+        x[:4],
+        aicf.reshape(x[1:], (2, 4)),
+    )
+    g.output("c", c)
+    g.output("y", y)
+    return g
+
+
+@needs_compiler
+def test_copies_know_how_small_elements_are():
+    """Memory of 16-bit elements need not begin at a word."""
+    programs = _core.cuda_programs(rows_at_odd_addresses()._core, _core.pass_names(), arch="sm_90a")
+    (block,) = [text for text in programs if "block_of" in text]
+    assert "copy_in<8, 1, 2>" in block
+    assert all(cubin[:4] == b"\x7fELF" for cubin in _core.cuda_cubins([block], "sm_90a"))
+
+
+@pytest.mark.gpu
+def test_rows_at_odd_addresses():
+    x = np.arange(9, dtype=np.float16) / 8
+    ends = [rows_at_odd_addresses().compile(device=d)(x=x) for d in ("cuda", "cpu")]
+    for name in ("c", "y"):
+        one, other = (end[name].numpy().view(np.uint16) for end in ends)
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.gpu

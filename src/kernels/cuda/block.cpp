@@ -388,8 +388,10 @@ struct Teams {
             waiting += of[m].second - of[m].first;
             more += cat(" || (warp >= ", of[m].first, "u && warp < ", of[m].second, "u)");
         }
+        // With more stages than barriers in hardware, no member is aside and all wait at each.
+        constexpr int kBarriers = 15;  // number 0 is __syncthreads()'s
         return cat(waiting < warps ? cat("if (warp < ", main, "u", more, ") ") : "", "wait_for(",
-                   stage, ", ", 32 * waiting, ");\n");
+                   1 + (stage - 1) % kBarriers, ", ", 32 * waiting, ");\n");
     }
 
   private:
@@ -490,8 +492,8 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
                 ? ""
                 : cat(", ", 4 * rows->second.length, ", ", 4 * rows->second.pitch);
         return "    " + by_warps(begin, end, warps,
-                                 cat(name, "<", bytes, ", ", count, padding, ">(", arguments,
-                                     ", warp - ", begin, "u);\n"));
+                                 cat(name, "<", bytes, ", ", count, ", ", dtype_size(view.dtype),
+                                     padding, ">(", arguments, ", warp - ", begin, "u);\n"));
     };
     for (const auto* views : {&op.inputs, &op.outputs})
         for (const View& view : *views) {

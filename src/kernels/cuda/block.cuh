@@ -11,6 +11,10 @@ __device__ __forceinline__ T* held_at(char* shared, int place, int64_t element) 
     return static_cast<T*>(__builtin_assume_aligned(shared + place, 16)) + element;
 }
 
+__device__ __forceinline__ bool aligned4(const void* p) {
+    return reinterpret_cast<uint64_t>(p) % 4 == 0;
+}
+
 /// take(i) for every element of `Size` bytes of `Bytes`, at byte i, by some warps, of which this is
 /// one.
 template <int Bytes, int Warps, int Size, class Take>
@@ -33,20 +37,21 @@ __device__ __forceinline__ int in_rows(int i) {
     return Length ? i + i / (Length ? Length : 1) * (Pitch - Length) : i;
 }
 
-/// A value's way into shared memory, by some warps; finish_copies() waits for all.
-template <int Bytes, int Warps, int Length = 0, int Pitch = 0>
+/// A value's way into shared memory, by some warps; finish_copies() waits for all. `Element`: bytes
+/// of one, all that memory of a caller's own is sure to be aligned to.
+template <int Bytes, int Warps, int Element, int Length = 0, int Pitch = 0>
 __device__ __forceinline__ void copy_in(char* to, const char* from, uint32_t warp) {
     constexpr int Size = copy_size<Bytes, Warps>;
     if constexpr (Size == 16)
         if (aligned16(from))
             return for_each<Bytes, Warps, 16>(
                 warp, [=](int i) { copy_async<16>(to + in_rows<Length, Pitch>(i), from + i); });
-    for_each<Bytes, Warps, Size == 1 ? 1 : 4>(warp, [=](int i) {
-        if constexpr (Size == 1)
-            to[i] = from[i];
-        else
-            copy_async<4>(to + in_rows<Length, Pitch>(i), from + i);
-    });
+    if constexpr (Size > 1)
+        if (Element >= 4 || aligned4(from))
+            return for_each<Bytes, Warps, 4>(
+                warp, [=](int i) { copy_async<4>(to + in_rows<Length, Pitch>(i), from + i); });
+    if constexpr (Size == 1 || Element < 4)
+        for_each<Bytes, Warps, 1>(warp, [=](int i) { to[i] = from[i]; });
 }
 __device__ __forceinline__ void finish_copies() {
     commit_copies();
@@ -54,7 +59,7 @@ __device__ __forceinline__ void finish_copies() {
     __syncthreads();
 }
 /// And back.
-template <int Bytes, int Warps, int Length = 0, int Pitch = 0>
+template <int Bytes, int Warps, int Element, int Length = 0, int Pitch = 0>
 __device__ __forceinline__ void copy_out(char* to, const char* from, uint32_t warp) {
     typedef Pack<uint32_t, 4> Four;
     constexpr int Size = copy_size<Bytes, Warps>;
@@ -64,13 +69,14 @@ __device__ __forceinline__ void copy_out(char* to, const char* from, uint32_t wa
                 *reinterpret_cast<Four*>(to + i) =
                     *reinterpret_cast<const Four*>(from + in_rows<Length, Pitch>(i));
             });
-    for_each<Bytes, Warps, Size == 1 ? 1 : 4>(warp, [=](int i) {
-        if constexpr (Size == 1)
-            to[i] = from[i];
-        else
-            *reinterpret_cast<uint32_t*>(to + i) =
-                *reinterpret_cast<const uint32_t*>(from + in_rows<Length, Pitch>(i));
-    });
+    if constexpr (Size > 1)
+        if (Element >= 4 || aligned4(to))
+            return for_each<Bytes, Warps, 4>(warp, [=](int i) {
+                *reinterpret_cast<uint32_t*>(to + i) =
+                    *reinterpret_cast<const uint32_t*>(from + in_rows<Length, Pitch>(i));
+            });
+    if constexpr (Size == 1 || Element < 4)
+        for_each<Bytes, Warps, 1>(warp, [=](int i) { to[i] = from[i]; });
 }
 
 }  // namespace aicf
