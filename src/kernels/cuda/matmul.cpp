@@ -375,7 +375,7 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
 std::vector<std::array<int, 3>> gemm_tiles(int64_t size) {
     std::vector<std::array<int, 3>> sizes;
     if (size == 8) add_sizes(kDouble, sizes);
-    if (size == 4) add_sizes(kScalar, sizes);
+    if (size == 4) add_sizes(kScalar, sizes), add_sizes(kNear, sizes);
     if (size == 2) add_sizes(kTensor, sizes);
     return sizes;
 }
