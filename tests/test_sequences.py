@@ -3,6 +3,7 @@
 import aicf
 import numpy as np
 import pytest
+from aicf import _core
 from compare import assert_bits
 from conftest import outputs_of, run_modes
 
@@ -163,3 +164,21 @@ def test_misuse():
     with pytest.raises(aicf.GraphError, match="no second derivative of ctc_loss"):
         dx = aicf.grad(aicf.ctc_loss(aicf.log_softmax(x, -1), t, [7, 7], [3, 3]), x)
         aicf.grad(aicf.sum(dx * dx), x)
+
+
+@pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_nvrtc_takes_the_kernels(arch):
+    """Of a block whose threads take several states each, and of both dtypes."""
+    g = aicf.Graph("g")
+    for dtype in ("float32", "float64"):
+        x, t = g.input(f"x.{dtype}", (9, 2, 5), dtype), g.input(f"t.{dtype}", (2, 200), "int64")
+        loss = aicf.ctc_loss(aicf.log_softmax(x, -1), t, [9, 9], [4, 3])
+        g.output(dtype, aicf.grad(loss, x))
+    programs = _core.cuda_programs(g._core, _core.pass_names(), arch=arch)
+    kernels = [program for program in programs if "ctc_paths" in program]
+    assert any("ctc_paths_bwd" in program for program in kernels)
+    assert all(cubin[:4] == b"\x7fELF" for cubin in _core.cuda_cubins(kernels, arch))

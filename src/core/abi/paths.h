@@ -18,7 +18,7 @@ struct States {
 /// time, where paths begin in states 0 and 1.
 template <class F>
 AICF_HD F ctc_path(States<const F> before, F e, bool skip, int64_t s) {
-    const F none = -F(__builtin_inff());
+    const F none = F(scalar::from_bits(0xff800000u));
     if (!before.at) return s < 2 ? e : none;
     const F a = before[s], b = s > 0 ? before[s - 1] : none,
             c = s > 1 && skip ? before[s - 2] : none;
@@ -34,7 +34,7 @@ AICF_HD F ctc_path(States<const F> before, F e, bool skip, int64_t s) {
 template <class F>
 AICF_HD F ctc_slope(F dy, F alpha, States<const F> g, States<const F> e, States<const F> next,
                     States<const bool> skip, int64_t s, int64_t states) {
-    const F none = -F(__builtin_inff());
+    const F none = F(scalar::from_bits(0xff800000u));
     F sum = alpha == none ? F(0) : dy;
     for (int64_t to = s; g.at && to < states && to < s + 3; to++)
         if (g[to] != F(0) && next[to] != none && (to < s + 2 || skip[to]))
