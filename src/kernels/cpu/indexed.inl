@@ -375,29 +375,53 @@ int64_t plane_units(const ArgBlock& args, int) {
     return count_of(y, 0, y.rank) > 0 ? count_of(y, 0, y.rank - 2) : 0;
 }
 
+/// Windows whose position k lies in image columns [begin, end): [first, last).
+AICF_INLINE void windows_between(int64_t begin, int64_t end, int64_t off, int64_t stride,
+                                 int64_t windows, int64_t* first, int64_t* last) {
+    *first = begin > off ? (begin - off + stride - 1) / stride : 0;
+    *last = end > off ? (end - off + stride - 1) / stride : 0;
+    if (*last > windows) *last = windows;
+}
+
+constexpr int64_t kFoldColumns = 256;
+
+/// An element's terms are added by ascending kernel position, as if one after the other; here part
+/// of a row takes the terms of one position together.
 template <class A, class E>
 void fold_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &w = args.in(0), &x = args.out(0);
     const WindowGeometry g = window_geometry(args);
     const int lead = x.rank - 2;
     const int64_t *ws = w.strides() + lead, *wn = w.shape() + lead, *xs = x.strides() + lead;
+    const int64_t columns = x.shape()[lead + 1];
     for (int64_t plane = begin; plane < end; plane++) {
         const E* from = static_cast<const E*>(w.ptr) + place_of(w, plane, lead);
         E* to = static_cast<E*>(x.ptr) + place_of(x, plane, lead);
         for (int64_t h = 0; h < x.shape()[lead]; h++)
-            for (int64_t c = 0; c < x.shape()[lead + 1]; c++) {
-                A sum = A(0);
+            for (int64_t c = 0; c < columns; c += kFoldColumns) {
+                const int64_t stop = c + kFoldColumns < columns ? c + kFoldColumns : columns;
+                A sums[kFoldColumns];
+                for (int64_t k = 0; k < stop - c; k++) sums[k] = A(0);
                 for (int64_t i = 0; i < g.kernel[0]; i++) {
                     const int64_t oh = window_of(h, i, g.stride[0], g.dilation[0], wn[2]);
                     if (oh < 0) continue;
                     for (int64_t j = 0; j < g.kernel[1]; j++) {
-                        const int64_t ow = window_of(c, j, g.stride[1], g.dilation[1], wn[3]);
-                        if (ow >= 0)
-                            sum =
-                                sum + widen(from[i * ws[0] + j * ws[1] + oh * ws[2] + ow * ws[3]]);
+                        const int64_t off = j * g.dilation[1];
+                        int64_t first, last;
+                        windows_between(c, stop, off, g.stride[1], wn[3], &first, &last);
+                        const E* row = from + i * ws[0] + j * ws[1] + oh * ws[2];
+                        A* at = sums + (off - c);
+                        if (g.stride[1] == 1 && ws[3] == 1) {
+                            for (int64_t ow = first; ow < last; ow++)
+                                at[ow] = at[ow] + widen(row[ow]);
+                        } else {
+                            for (int64_t ow = first; ow < last; ow++)
+                                at[ow * g.stride[1]] =
+                                    at[ow * g.stride[1]] + widen(row[ow * ws[3]]);
+                        }
                     }
                 }
-                put(to + h * xs[0] + c * xs[1], sum);
+                for (int64_t k = c; k < stop; k++) put(to + h * xs[0] + k * xs[1], sums[k - c]);
             }
     }
 }
@@ -447,8 +471,8 @@ void max_pool_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     AICF_BY_FLOAT(args.out(0).dtype, max_pool_planes, args, begin, end)
 }
 
-/// Each image element gathers from the windows whose first largest element it is, so that no two
-/// units write one address.
+/// Each image element has the gradients of the windows whose first largest element it is, added by
+/// ascending position in the window: those of later windows first.
 template <class A, class E>
 void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &x = args.in(0), &dy = args.in(2), &dx = args.out(0);
@@ -456,12 +480,28 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     const int lead = x.rank - 2;
     const int64_t *xs = x.strides() + lead, *ds = dy.strides() + lead, *dn = dy.shape() + lead,
                   *os = dx.strides() + lead;
+    const int64_t rows = x.shape()[lead], columns = x.shape()[lead + 1];
     for (int64_t plane = begin; plane < end; plane++) {
         const E* image = static_cast<const E*>(x.ptr) + place_of(x, plane, lead);
         const E* grad = static_cast<const E*>(dy.ptr) + place_of(dy, plane, lead);
         E* to = static_cast<E*>(dx.ptr) + place_of(dx, plane, lead);
-        for (int64_t h = 0; h < x.shape()[lead]; h++)
-            for (int64_t c = 0; c < x.shape()[lead + 1]; c++) {
+        if constexpr (sizeof(A) == sizeof(E)) {  // sums lie where they belong
+            for (int64_t h = 0; h < rows; h++)
+                for (int64_t c = 0; c < columns; c++) to[h * os[0] + c * os[1]] = E(0);
+            for (int64_t oh = dn[0] - 1; oh >= 0; oh--)
+                for (int64_t ow = dn[1] - 1; ow >= 0; ow--) {
+                    A value;
+                    const int64_t h = oh * g.stride[0], c = ow * g.stride[1];
+                    const int64_t best =
+                        largest_in<A>(image + h * xs[0] + c * xs[1], g, xs, &value);
+                    const int64_t i = best / g.kernel[1], j = best - i * g.kernel[1];
+                    E* at = to + (h + i * g.dilation[0]) * os[0] + (c + j * g.dilation[1]) * os[1];
+                    *at = *at + grad[oh * ds[0] + ow * ds[1]];
+                }
+            continue;
+        }
+        for (int64_t h = 0; h < rows; h++)
+            for (int64_t c = 0; c < columns; c++) {
                 A sum = A(0);
                 for (int64_t i = 0; i < g.kernel[0]; i++) {
                     const int64_t oh = window_of(h, i, g.stride[0], g.dilation[0], dn[0]);
