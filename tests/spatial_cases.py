@@ -377,3 +377,19 @@ for _size, _align in itertools.product(((2, 3, 4, 5), (1, 2, 3, 1, 2)), (False, 
         not (_align and 1 in _size[2:])
         and (lambda t, F, theta, _s=_size, _a=_align: F.affine_grid(theta, _s, _a)),
     )
+for _columns in (255, 256, 257, 513):  # a fold takes 256 columns of a row at a time
+    for _stride in (1, 2):
+        layer(
+            f"unfold_row_{_columns}_{_stride}",
+            {"x": (1, 1, 2, _columns)},
+            lambda x, _s=_stride: aicf.unfold(x, (2, 3), 1, 1, _s),
+            lambda x, _s=_stride: unfolded(x, (2, 3), 1, _s),
+            lambda t, F, x, _s=_stride: F.unfold(x, (2, 3), 1, 1, _s),
+            smooth=False,
+        )
+
+
+def unfolded(x, kernel, padding, stride):
+    x = np.pad(x, [(0, 0), (0, 0), (padding, padding), (padding, padding)])
+    cut = np.lib.stride_tricks.sliding_window_view(x, kernel, (2, 3))[:, :, ::stride, ::stride]
+    return np.moveaxis(cut, (4, 5), (2, 3)).reshape(1, kernel[0] * kernel[1], -1)
