@@ -514,8 +514,11 @@ void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
         for (int64_t at = 0; at < n; at += kTreeLeaf) {
             const int64_t m = min64(kTreeLeaf, n - at), hit = known ? label - at : -1;
             const A* v = fetch<A>(p.walk[0], x + row[0], at, m, buffer);
-            for (int64_t i = 0; i < m; i++)
-                grad[i] = known ? scalar::cross_entropy_grad(v[i], row_most, part) : A(0);
+            if (known)
+                for (int64_t i = 0; i < m; i++)
+                    grad[i] = scalar::cross_entropy_grad(v[i], row_most, part);
+            else
+                for (int64_t i = 0; i < m; i++) grad[i] = A(0);
             if (hit >= 0 && hit < m)
                 grad[hit] = scalar::cross_entropy_grad_of_label(v[hit], row_most, row_sum, part);
             store_block(p.walk[4], y + row[4], at, m, grad);
