@@ -119,6 +119,17 @@ def scaling():
     return compared("cpu", ["scaling"], 2)
 
 
+def functions_epyc():
+    run = load("functions")
+    rows = [
+        (row["case"], short(median(row)), *(f"{m:.2f} [{a:.2f} .. {b:.2f}]" for m, a, b in ratios))
+        for row in run["rows"]
+        for ratios in [row["ratio"].values()]
+    ]
+    head = ("", "aicf, µs", "PyTorch", "`torch.compile`")
+    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+
+
 def gpu_rows():
     run = load("train_step_h200")
     return run, {(row["config"], row["row"]): row for row in run["rows"]}
