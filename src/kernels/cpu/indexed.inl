@@ -202,8 +202,11 @@ void take_rows(const ArgBlock& args, int64_t begin, int64_t end) {
             }
             const int64_t t_step = rest > 0 ? table.strides()[rest] : 0,
                           y_step = rest > 0 ? y.strides()[y.rank - 1] : 0;
-            for (int64_t j = 0; j < run; j++)
-                to[y_at + j * y_step] = inside ? from[t_at + j * t_step] : missing;
+            if (inside && t_step == 1 && y_step == 1)
+                __builtin_memcpy(to + y_at, from + t_at, static_cast<size_t>(run) * sizeof(T));
+            else
+                for (int64_t j = 0; j < run; j++)
+                    to[y_at + j * y_step] = inside ? from[t_at + j * t_step] : missing;
             row += run;
         }
     }
