@@ -59,12 +59,13 @@ def test_every_threshold_has_a_family():
 
 
 # Numbers of the CPU's kernels that are no size of an operand; the steps of products in a tensor
-# core's order, which tests/test_tensor_orders.py draws around; and those of sorts and of sums by
-# index, around which tests/test_indexing.py draws.
+# core's order, which tests/test_tensor_orders.py draws around; those of sorts and of sums by
+# index, around which tests/test_indexing.py draws; and that of folds, which has its rows in
+# tests/spatial_cases.py.
 NO_SIZES = {
-    "kAdamNumbers", "kClaimBits", "kDrawn", "kHeldSums", "kHugePage", "kInserted", "kMask",
-    "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots", "kMaxThreads", "kMaxVectors",
-    "kRounds", "kRowOperands", "kRowSlots", "kSlack", "kStackBytes",
+    "kAdamNumbers", "kClaimBits", "kDrawn", "kFoldColumns", "kHeldSums", "kHugePage", "kInserted",
+    "kMask", "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots", "kMaxThreads",
+    "kMaxVectors", "kRounds", "kRowOperands", "kRowSlots", "kSlack", "kStackBytes",
     "kStepTile",
 }  # fmt: skip
 
