@@ -301,6 +301,13 @@ def test_misuse_of_the_decorator():
         assert compile_one(op)(x=x)["y"].numpy().tolist() == [want] * 3
     for options, text in (
         ({"cpu": COPY, "host": lambda x: x}, "need a function, or sources"),
+        ({"cpu": 3}, "custom_op: cpu is 3 .*need a str"),
+        ({"cuda": b"x"}, "custom_op: cuda is b'x' .*need a str"),
+        ({"cpu": COPY, "gradient": 1}, "gradient is 1 .*need a function"),
+        ({"gradient": 1}, "gradient is 1 .*need a function"),
+        ({"cpu": COPY, "outputs": "out"}, "outputs is 'out' .*need a sequence of strs"),
+        ({"cpu": COPY, "dtypes": 3}, "dtypes is 3 .*need a mapping"),
+        ({"cpu": COPY, "dtypes": {"x": 3}}, "dtypes is .*need a mapping"),
         ({"cpu": COPY, "threads": 48}, "threads is 48; need 1, or a multiple of 32"),
         ({"cpu": COPY, "outputs": ["x"]}, "need distinct names"),
         ({"cpu": COPY, "outputs": []}, "need distinct names"),
@@ -339,6 +346,29 @@ def test_misuse_of_the_decorator():
 
     with pytest.raises(aicf.ShapeError, match="unit_axes is 2, the first output is f32.3.; need"):
         too_many_axes(x)
+
+
+def test_no_gradient_inside_choices():
+    """Which run the op, and say why there is none."""
+
+    @aicf.custom_op(cpu=COPY, gradient=lambda dy, x, out: dy)
+    def copied_in_choices(x):
+        return x
+
+    def repeated(x):
+        return aicf.while_loop(lambda c: aicf.sum(c) < 9.0, copied_in_choices, x, 3)
+
+    def chosen(x):
+        return aicf.cond(aicf.sum(x) > 0.0, copied_in_choices, aicf.neg, x)
+
+    for build, text in ((repeated, "custom_op copied_in_choices .* loop"), (chosen, "of cond")):
+        g = aicf.Graph("g")
+        x = g.input("x", (3, 2))
+        y = aicf.sum(build(x))
+        with pytest.raises(aicf.GraphError, match=text):
+            aicf.grad(y, x)
+        g.output("y", y)
+        assert g.compile(device="cpu")(x=np.full((3, 2), 2, np.float32))["y"].numpy() == 12
 
 
 def test_gradients_are_checked_and_refused_by_name():

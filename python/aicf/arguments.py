@@ -25,6 +25,7 @@ from ._core import DTypeError, Graph, GraphError, ShapeError
 DTypeName: TypeAlias = str  # NumPy's name, or a dtype that prints as it
 Path: TypeAlias = str | os.PathLike
 Sizes: TypeAlias = "int | Sequence[int | None] | None"  # None = as it was
+NamedDTypes: TypeAlias = Mapping[str, str | Sequence[str]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -145,6 +146,12 @@ def _sizes(x: Any) -> Any:
     return _items(_size)(x) if isinstance(x, Iterable) else _size(x)
 
 
+def _named_dtypes(x: Any) -> Any:
+    if not isinstance(x, Mapping):
+        raise TypeError
+    return {_text(k): _text(v) if isinstance(v, str) else _items(_text)(v) for k, v in x.items()}
+
+
 def _values(x: Any) -> Any:
     if not isinstance(x, Mapping):
         raise TypeError
@@ -165,6 +172,10 @@ _KINDS = {
     "Callable[..., dict[str, Value]]": _Kind("a function", GraphError, _callable),
     "Callable[..., Value]": _Kind("a function", GraphError, _callable),
     "Callable[..., Any]": _Kind("a function", GraphError, _callable),
+    "Sequence[str]": _Kind("a sequence of strs", GraphError, _items(_text)),
+    "NamedDTypes": _Kind(
+        "a mapping of names to dtypes or sequences of these", GraphError, _named_dtypes
+    ),
     "Sequence[int]": _Kind("a sequence of ints below 2**63", ShapeError, _items(_int)),
     "Sizes": _Kind("an int below 2**63, None or a sequence of these", ShapeError, _sizes),
     "Sequence[float]": _Kind("a sequence of numbers", DTypeError, _items(_float)),

@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _core
 from ._core import DTypeError, Error, FormatError, GraphError, ShapeError
+from .arguments import NamedDTypes, checked
 from .files import shown
 from .gradients import checked_gradients, custom_gradient
 from .graph import Graph, Value, _user_line
@@ -371,6 +372,7 @@ def adopt(g: Graph, nodes: Sequence[tuple[list[int], list[int], dict[str, Any]]]
 # ---- the decorator
 
 
+@checked
 def custom_op(
     fn: Callable[..., Any] | None = None,
     *,
@@ -379,7 +381,7 @@ def custom_op(
     host: Callable[..., Any] | None = None,
     gradient: Callable[..., Any] | None = None,
     outputs: Sequence[str] = ("out",),
-    dtypes: Mapping[str, str | Sequence[str]] | None = None,
+    dtypes: NamedDTypes | None = None,
     order: str = "elementwise",
     unit_axes: int | None = None,
     threads: int = 1,

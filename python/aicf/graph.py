@@ -270,8 +270,9 @@ class Graph:
         rule = self._own_rules.get(result)
         if rule is None:
             raise _core.GraphError(
-                f"backward: custom_gradient made {Value(self, result)!r}, and its backward is not "
-                "in the file this graph was read from; need the graph it was built in"
+                f"backward: an op of one's own made {Value(self, result)!r}, and neither files nor "
+                "the branches of cond keep its gradient; need the graph it was built in, outside "
+                "of cond"
             )
         return rule(dys)
 
