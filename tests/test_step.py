@@ -72,6 +72,45 @@ def test_compile_changes_no_state(device):
     assert step.captured and verify.state_hash(step) == before
 
 
+def test_run_many(device):
+    """The bits of as many calls, of arrays in any strides; errors before a step runs."""
+    ends = []
+    batches = [batch_of(seed) for seed in range(6)]
+    x, t = (np.stack([b[k] for b in batches]) for k in ("x", "labels"))
+    behind = np.ascontiguousarray(np.moveaxis(x, 0, -1))
+    for feed in (
+        None,
+        {"x": x, "labels": t},
+        {"x": np.moveaxis(behind, -1, 0), "labels": t[::-1][::-1]},
+    ):
+        step = build_train(keep=4).compile(device=device)
+        if feed is None:
+            for batch in batches:
+                out = step(**batch)
+        else:
+            out = step.run_many(**feed)
+        assert step.steps_run == 6
+        ends.append({"loss": out["loss"].numpy(), **step.state_dict()})
+    for other in ends[1:]:
+        for name, value in ends[0].items():
+            assert_bits(other[name], value)
+    before = step.state_dict()
+    assert step.run_many(x=x[:0], labels=t[:0])["loss"].shape == (4,) and step.steps_run == 6
+    for feed, kind, text in (
+        ({}, aicf.GraphError, "no input is given"),
+        ({"x": x, "labels": t[:5]}, aicf.ShapeError, "need as many steps of each"),
+        ({"x": x[0], "labels": t[0]}, aicf.ShapeError, "behind a first axis of steps"),
+        ({"x": np.float32(1)}, aicf.ShapeError, "behind a first axis of steps"),
+        ({"x": x}, aicf.GraphError, '"labels" .* is missing'),
+        ({"y": x}, aicf.GraphError, '"y"'),
+        ({"x": x.astype(np.float64), "labels": t}, aicf.DTypeError, '"x"'),
+    ):
+        with pytest.raises(kind, match=text):
+            step.run_many(**feed)
+    for name, value in step.state_dict().items():
+        assert_bits(value, before[name])
+
+
 def test_without_capture(device):
     step, eager = (
         build_train().compile(device=device),

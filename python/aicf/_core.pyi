@@ -379,6 +379,11 @@ class Step:
         Runs the captured step n times on the inputs as they stand. stream: as in a call.
         """
 
+    def run_many(self, **inputs: object) -> Outputs:
+        """
+        Calls the step once for each element of a leading axis, which every input given has; outputs are those of the last step, of one that keeps steps those it keeps. The same bits as the calls; Ctrl-C ends it between two steps.
+        """
+
     def run(self, **inputs: object) -> Outputs:
         """Runs the same ops one by one, without the captured form."""
 

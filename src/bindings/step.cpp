@@ -219,6 +219,40 @@ CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool sync
     return result;
 }
 
+/// How many steps inputs with a leading axis of steps are for.
+int64_t steps_of(const Step& step, const Step::Inputs& stacked) {
+    if (stacked.empty())
+        raise(ErrorKind::graph, "run_many: no input is given; need one with a first axis of steps");
+    const auto what = [&](const auto& pair) {
+        return cat("\"", step.plan().values[pair.first].name, "\" is ",
+                   type_string(pair.second.dtype, pair.second.shape));
+    };
+    for (const auto& pair : stacked) {
+        Dims rest = pair.second.shape;
+        if (rest.rank() > 0) rest.erase(0);
+        const Type& type = step.plan().values[pair.first].type;
+        if (pair.second.shape.rank() == 0 || !(rest == type.shape))
+            raise(ErrorKind::shape, "run_many: ", what(pair), "; need ", to_string(type),
+                  " behind a first axis of steps");
+        if (pair.second.shape[0] != stacked[0].second.shape[0])
+            raise(ErrorKind::shape, "run_many: ", what(stacked[0]), ", ", what(pair),
+                  "; need as many steps of each");
+    }
+    return stacked[0].second.shape[0];
+}
+
+/// Step i of inputs with a leading axis of steps.
+Step::Inputs inputs_at(const Step::Inputs& stacked, int64_t i) {
+    Step::Inputs inputs = stacked;
+    for (auto& [id, tensor] : inputs) {
+        tensor.data =
+            static_cast<char*>(tensor.data) + i * tensor.strides[0] * dtype_size(tensor.dtype);
+        tensor.shape.erase(0);
+        tensor.strides.erase(0);
+    }
+    return inputs;
+}
+
 /// One element as a Python number.
 nb::object item(const Array& a, const char* asked) {
     if (element_count(a.type().shape) != 1)
@@ -607,6 +641,27 @@ void bind_step(nb::module_& m) {
             nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
             nb::sig("def replay(self, n: int = 1, stream: object | None = None) -> Outputs"),
             "Runs the captured step n times on the inputs as they stand. stream: as in a call.")
+        .def(
+            "run_many",
+            [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
+                Step& step = object_of<Step>(self);
+                refuse_rest("run_many", "inputs by name, as in step.run_many(x=...)", rest, {});
+                const CallArguments arguments = import_inputs(step, kwargs);
+                const int64_t steps = steps_of(step, arguments.inputs);
+                return after(self, step, [&] {
+                    uint64_t done = step.generation();
+                    int64_t next = 0;
+                    in_pieces(steps, [&](int64_t n) {
+                        for (const int64_t end = next + n; next < end; next++)
+                            done = step.call(inputs_at(arguments.inputs, next), arguments.stream);
+                    });
+                    return done;
+                });
+            },
+            nb::sig("def run_many(self, **inputs: object) -> Outputs"),
+            "Calls the step once for each element of a leading axis, which every input given has; "
+            "outputs are those of the last step, of one that keeps steps those it keeps. The same "
+            "bits as the calls; Ctrl-C ends it between two steps.")
         .def(
             "run",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
