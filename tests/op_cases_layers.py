@@ -760,7 +760,7 @@ row(
     _ctc_value,
     _ctc_finite,
     ulp=2,
-    extra=lambda x, skip: 64 + 0 * x,
+    extra=lambda x, skip: 64 + 0 * x + 4 * np.abs(x).sum(0, keepdims=True),
     grad=(0,),
     **WIDE,
 )

@@ -10,6 +10,7 @@ import pytest
 from aicf import _core, verify
 from op_cases import CASES, SIZES
 from test_ops import as_list, draw
+from test_passes import APART
 
 pytestmark = pytest.mark.skipif(
     not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
@@ -82,7 +83,7 @@ def test_a_program_has_what_it_uses_alone():
 def test_alone_and_side_by_side_a_program_has_one_binary(tmp_path, monkeypatch):
     """Two at a time, NVRTC's second library takes every other one."""
     name, case = next(iter(verify.CASES.items()))
-    programs = _core.cuda_programs(verify.build(name, case)._core, _core.pass_names())[:4]
+    programs = _core.cuda_programs(verify.build(name, case)._core, APART)[:4]
     monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")  # of NVRTC itself
     monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path / "alone"))
     alone = [_core.cuda_cubins([program], "sm_90a")[0] for program in programs]

@@ -434,10 +434,13 @@ bool block_fits(const LoweredOp& op, const Limits& limits) {
         return false;
     const Times times(op, blocks_of(op, limits));
     if (!Places(op, times, shared_bytes(limits)).fits) return false;
+    if (times.count < 2) return false;  // what does not wait shares a launch of many blocks
     // Measured on an H200: a launch in a graph takes 1.7 us, a barrier and the start of a stage
-    // 0.25, and one processor does some 60 flops a nanosecond in tiles of threads.
-    constexpr double kLaunch = 1.7, kStage = 0.25, kFlops = 60e3;
-    return kStage * times.count + cost_of(op).flops / kFlops < kLaunch * times.count;
+    // 0.25, and one processor does some 60 flops a nanosecond in tiles of threads and moves some 60
+    // bytes.
+    constexpr double kLaunch = 1.7, kStage = 0.25, kRate = 60e3;
+    const Cost cost = cost_of(op);
+    return kStage * times.count + (cost.flops + cost.bytes) / kRate < kLaunch * times.count;
 }
 
 KernelText block_text(const LoweredOp& op, const Limits& limits) {
