@@ -54,7 +54,13 @@ void fuse_step(Lowered& lowered, const Target& target) {
     constexpr size_t kMostMembers = 64;  // of what may be worth one block
     if (lowered.ops.size() < 2 || lowered.ops.size() > kMostMembers) return;
     LoweredOp sequence = sequence_of(lowered);
-    if (sequence.outputs.empty() || !target.fits_block(sequence)) return;
+    if (sequence.outputs.empty()) return;
+    const std::vector<int64_t>& carried = sequence.attrs.ints("carried");
+    for (size_t k = 0; k < carried.size(); k++)  // a next content may have another shape
+        if (carried[k] >= 0 &&
+            !same_layout(sequence.outputs[k], sequence.inputs[static_cast<size_t>(carried[k])]))
+            return;
+    if (!target.fits_block(sequence)) return;
     std::set<ValueId> inner;
     for (const View& view : sequence.inner) inner.insert(view.value);
     std::erase_if(lowered.param_grads,

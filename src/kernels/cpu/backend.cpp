@@ -255,6 +255,9 @@ class CpuTarget : public Target {
 
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override {
         if (op.members.empty()) return finish(op, make_kernel(chosen().table, op));
+        if (op.def == sequence_def())  // which only a file can ask for
+            raise(ErrorKind::format, title(op),
+                  ": the cpu has no kernel for it; need a file for cuda");
         auto kernel = std::make_shared<BoundKernel>();
         for (const LoweredOp& member : op.members) {
             auto part = select(member);
