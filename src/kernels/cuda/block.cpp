@@ -436,11 +436,14 @@ bool block_fits(const LoweredOp& op, const Limits& limits) {
     if (!Places(op, times, shared_bytes(limits)).fits) return false;
     if (times.count < 2) return false;  // what does not wait shares a launch of many blocks
     // Measured on an H200: a launch in a graph takes 1.7 us, a barrier and the start of a stage
-    // 0.25, and one processor does some 60 flops a nanosecond in tiles of threads and moves some 60
-    // bytes.
-    constexpr double kLaunch = 1.7, kStage = 0.25, kRate = 60e3;
+    // 0.25; one processor does some 60 flops a nanosecond in tiles of threads, moves some 60 bytes,
+    // and takes 0.045 us for a row, whose few hundred instructions a warp of its own has to do.
+    constexpr double kLaunch = 1.7, kStage = 0.25, kRate = 60e3, kRow = 0.045;
     const Cost cost = cost_of(op);
-    return kStage * times.count + (cost.flops + cost.bytes) / kRate < kLaunch * times.count;
+    double work = (cost.flops + cost.bytes) / kRate;
+    for (const LoweredOp& member : op.members)
+        if (is_row_op(anchor(member))) work += kRow * static_cast<double>(row_count(member));
+    return kStage * times.count + work < kLaunch * times.count;
 }
 
 KernelText block_text(const LoweredOp& op, const Limits& limits) {
@@ -490,13 +493,12 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
         turn = turn + count > warps ? 0 : turn;
         const int begin = std::exchange(turn, turn + count), end = begin + count;
         const auto rows = places.paddings.find(view.value);
-        const std::string padding =
-            rows == places.paddings.end()
-                ? ""
-                : cat(", ", 4 * rows->second.length, ", ", 4 * rows->second.pitch);
+        const bool lines = rows != places.paddings.end();
+        const int64_t length = lines ? 4 * rows->second.length : bytes,
+                      pitch = lines ? 4 * rows->second.pitch : bytes;
         return "    " + by_warps(begin, end, warps,
-                                 cat(name, "<", bytes, ", ", count, ", ", dtype_size(view.dtype),
-                                     padding, ">(", arguments, ", warp - ", begin, "u);\n"));
+                                 cat(name, "(", arguments, ", ", bytes, ", ", count, ", warp - ",
+                                     begin, ", ", length, ", ", pitch, ");\n"));
     };
     for (const auto* views : {&op.inputs, &op.outputs})
         for (const View& view : *views) {

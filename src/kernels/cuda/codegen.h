@@ -136,6 +136,8 @@ bool is_update(const LoweredDef& def);         // of a tensor
 bool is_scalar_update(const LoweredDef& def);  // of numbers
 bool is_reduction(const LoweredDef& def);
 bool is_row_op(const LoweredDef& def);
+/// The rows that a row op takes, each by a warp or a block.
+int64_t row_count(const LoweredOp& op);
 bool is_indexed(const LoweredDef& def);
 bool is_line_op(const LoweredDef& def);
 bool is_random(const LoweredDef& def);

@@ -171,6 +171,8 @@ bool is_row_op(const LoweredDef& def) {
     return std::find(std::begin(kNames), std::end(kNames), def.name) != std::end(kNames);
 }
 
+int64_t row_count(const LoweredOp& op) { return element_count(row_op_of(op).others); }
+
 KernelText row_text(const LoweredOp& op, const Limits& limits) {
     const RowOp row = row_op_of(op);
     const std::string& name = row.def->name;

@@ -80,12 +80,12 @@ __device__ __forceinline__ Mapped<A, F, Row, Other> mapped(F f, Row row, Other o
 
 // ---- the tree ----------------------------------------------------------------------------------
 
-/// One leaf of n elements, n in [1, 512], by a whole warp.
-template <class Op, class A, class Row>
+/// One leaf of n elements, n in [1, 512], by a whole warp; `Whole`: n is 512.
+template <class Op, class A, bool Whole, class Row>
 __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
     const int lane = threadIdx.x & 31;
     A s[4], e[4];
-    if (n == kTreeLeaf) {
+    if constexpr (Whole) {
         row.four(begin + 4 * lane, s);
 #pragma unroll
         for (int j = 1; j < 4; j++) {
@@ -117,12 +117,14 @@ __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
 /// Elements [begin, end) by one warp; begin is where a subtree of at least this size begins.
 template <class Op, class A, class Row>
 __device__ __forceinline__ A warp_tree(const Row& row, int64_t begin, int64_t end) {
-    if (end - begin <= kTreeLeaf) return leaf<Op, A>(row, begin, end - begin);
+    if (end - begin < kTreeLeaf) return leaf<Op, A, false>(row, begin, end - begin);
+    if (end - begin == kTreeLeaf) return leaf<Op, A, true>(row, begin, kTreeLeaf);
     A part[40];
     int depth = 0;
     uint64_t count = 0;
     for (int64_t at = begin; at < end; at += kTreeLeaf) {
-        A v = leaf<Op, A>(row, at, end - at < kTreeLeaf ? end - at : kTreeLeaf);
+        A v = end - at < kTreeLeaf ? leaf<Op, A, false>(row, at, end - at)
+                                   : leaf<Op, A, true>(row, at, kTreeLeaf);
         for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) v = Op::join(part[--depth], v);
         part[depth++] = v;
     }
@@ -154,7 +156,8 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
         const int64_t at = begin + g * span, stop = end - at < span ? end : at + span;
         A v;
         if constexpr (Group == 1)
-            v = leaf<Op, A>(row, at, stop - at);
+            v = stop - at < span ? leaf<Op, A, false>(row, at, stop - at)
+                                 : leaf<Op, A, true>(row, at, span);
         else
             v = warp_tree<Op, A>(row, at, stop);
         if ((threadIdx.x & 31) == 0) shared[g] = v;
@@ -176,7 +179,10 @@ __device__ __forceinline__ void reduce_warps(const Grid& grid, Make make, Put pu
     for (int64_t r = int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32;
          r < Shape::rows; r += warps) {
         A v = Op::empty();
-        if constexpr (Shape::n > 0) v = warp_tree<Op, A>(make(r), 0, Shape::n);
+        if constexpr (Shape::n > kTreeLeaf)
+            v = warp_tree<Op, A>(make(r), 0, Shape::n);
+        else if constexpr (Shape::n > 0)
+            v = leaf<Op, A, Shape::n == kTreeLeaf>(make(r), 0, Shape::n);
         if ((threadIdx.x & 31) == 0) put(r, v);
     }
 }
