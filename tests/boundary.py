@@ -92,7 +92,12 @@ class Case:
     def compile(self, passes, threads, device="cpu", **options):
         aicf.set_num_threads(threads)
         return self.graph.compile(
-            device=device, passes=PASSES[passes], params=self.params, seed=7, **options
+            device=device,
+            passes=PASSES[passes],
+            params=self.params,
+            seed=7,
+            checks="off",
+            **options,
         )
 
     def run(self, step, start, mode, threads):

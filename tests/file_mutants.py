@@ -182,7 +182,18 @@ class Fields:
         self.number("q", "temps without reuse")
         self.list(self.schema, "schemas")
         self.plan()
+        self.list(self.index_use, "indices")
         assert self.at == len(self.data), "the record is described otherwise"
+
+    def index_use(self):
+        self.number("i", "index leaf")
+        self.view()
+        self.number("q", "rows")
+        self.number("B", "ignores")
+        self.number("q", "ignored")
+        self.number("i", "node")
+        for what in ("taker", "source", "operand"):
+            self.text(what)
 
     def plan(self):
         self.list(self.value, "values")

@@ -87,7 +87,7 @@ def run(case):
         inputs, wanted = ([x for x, _ in part] for part in taken)
         names = [info.name for info in case.model.graph.input]
         try:
-            step = built(case.model, inputs).compile(device="cpu")
+            step = built(case.model, inputs).compile(device="cpu", checks="off")
             out = step(**dict(zip(names, inputs, strict=True)))
         except aicf.Error as error:
             return "refused", f"{type(error).__name__}: {error}"

@@ -120,7 +120,11 @@ def test_logic_of_floats(device):
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
 def test_one_hot(dtype, device):
     labels = np.array([[0, 4, 2], [-1, 5, 3]])
-    got = run_modes(lambda g, i: {"y": aicf.one_hot(i, 5, dtype)}, {"i": labels}, device)["y"]
+
+    def build(g, i):
+        return {"y": aicf.one_hot(i, 5, dtype)}
+
+    got = run_modes(build, {"i": labels}, device, checks="off")["y"]
     np.testing.assert_array_equal(got, (labels[..., None] == np.arange(5)).astype(dtype))
 
 

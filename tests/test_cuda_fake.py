@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
+import aicf
 import pytest
 from aicf import _core
 from conftest import FRESH
@@ -773,4 +774,60 @@ def test_compile_does_not_wait_for_the_device(together):
     out, _ = together(
         "told(lambda: base().compile(device='cuda'))", FAKE_CUDA_CALL="cuStreamSynchronize"
     )
+    assert out.split() == ["done"]
+
+
+INDICES = """
+import numpy as np
+import aicf
+from tensors import CapsuleTensor
+
+def built(name):
+    with open({folder!r} + name) as file:
+        return aicf.Graph.from_json(file.read())
+
+held = built("numbers").compile(device="cuda")
+held.state["good"], held.state["bad"] = np.array([0, 3, 1]), np.array([0, 3, 4])
+def there(name):
+    return CapsuleTensor(held.state[name].__dlpack__(max_version=(1, 0), copy=True))
+
+step = built("rows").compile(device="cuda")
+
+def refused(act):
+    run = step.steps_run
+    try:
+        act()
+    except aicf.BadValue as error:
+        assert error.index == (2,) and error.number == 4 and step.steps_run == run
+    else:
+        raise AssertionError("it ran")
+
+refused(lambda: step(i=np.array([0, 3, 4])))
+refused(lambda: step(i=there("bad")))
+step(i=there("good"))
+step.replay(2)
+refused(lambda: step.run(i=there("bad")))
+step.bind(i=there("bad"))
+refused(step.replay)
+step.bind(i=there("good"))
+step.replay(3)
+assert step.steps_run == 6
+built("rows").compile(device="cuda", checks="off")(i=there("bad"))
+print("done")
+"""
+
+
+def test_indices_are_looked_at_before_a_launch(driver, tmp_path):
+    """On the host or on the device, in the step's memory or the caller's."""
+    numbers, rows = aicf.Graph("numbers"), aicf.Graph("rows")
+    for name in ("good", "bad"):
+        numbers.output(name, numbers.state(name, (3,), "int64"))
+    taken = aicf.take(rows.param("w", (4, 2)), rows.input("i", (3,), "int64"))
+    rows.minimize(aicf.sum(taken), aicf.optim.SGD(lr=0.1))
+    for graph in (numbers, rows):
+        (tmp_path / graph.name).write_text(graph.to_json())
+        warm = [sys.executable, "-m", "aicf", "cache", "warm", str(tmp_path / graph.name)]
+        cache = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache")}
+        subprocess.run(warm, env=cache, check=True)
+    out, _ = run(driver, INDICES.format(folder=f"{tmp_path}/"))
     assert out.split() == ["done"]

@@ -162,7 +162,7 @@ def test_out_of_range(index, dtype, device):
                         ys[f"{name}_d{wrt}"] = g.backward(aicf.sum(ys[name] * 2), [value])[value]
         return ys
 
-    got = run_modes(build, {"x": x, "i": i, "s": s}, device)
+    got = run_modes(build, {"x": x, "i": i, "s": s}, device, checks="off")
     inside = (i >= 0) & (i < 4)
     missing = np.nan if dtype != "int32" else 0
     taken = np.where(inside, np.take_along_axis(x, np.where(inside, i, 0), 0), missing)
@@ -294,7 +294,7 @@ def test_sums_of_16_bits_by_wild_indices(device):
     g = aicf.Graph("wild")
     base, i = g.constant(np.zeros(2000, np.float16)), g.input("i", (7,), "int64")
     g.output("y", aicf.scatter_add(base, 0, i, g.input("x", (7,), "float16")))
-    got = g.compile(device=device)(i=index, x=x)["y"].numpy()
+    got = g.compile(device=device, checks="off")(i=index, x=x)["y"].numpy()
     want = np.zeros(2000, np.float16)
     want[3], want[1500] = 4, 9
     np.testing.assert_array_equal(got, want)

@@ -233,7 +233,7 @@ def test_distances_and_margins_of_nothing(device):
             "many": aicf.multilabel_margin_loss(x, none, reduction="none"),
         }
 
-    got = run_modes(build, {"x": x}, device)
+    got = run_modes(build, {"x": x}, device, checks="off")
     np.testing.assert_array_equal(got["cdist"], np.zeros((2, 1)))
     assert got["pdist"].shape == (0,)
     np.testing.assert_array_equal(got["margin"], [NAN, 0.0])

@@ -567,7 +567,7 @@ def test_take_out_of_range(index, device):
         return {"y": y, "z": aicf.take(whole, i), "dx": g.backward(y, [x], grad=y)[x]}
 
     whole = np.arange(12).reshape(4, 3)
-    got = run_modes(build, {"x": table, "whole": whole, "i": indices}, device)
+    got = run_modes(build, {"x": table, "whole": whole, "i": indices}, device, checks="off")
     assert np.isnan(got["y"][1]).all() and not got["z"][1].any()
     np.testing.assert_array_equal(got["y"][[0, 2]], table[[1, 3]])
     want = np.zeros((4, 3), np.float32)
@@ -681,7 +681,7 @@ def test_a_label_out_of_range_costs_its_own_row_alone_the_gradient(options, devi
         loss = aicf.cross_entropy(x, i, w, **options)
         return {"loss": loss, "dx": g.backward(loss, [x])[x]}
 
-    got = run_modes(build, arrays, device)
+    got = run_modes(build, arrays, device, checks="off")
     assert np.isnan(got["loss"])
     rest = run_modes(build, arrays | {"x": x[[0, 2]], "i": np.array([0, 2])}, device)["dx"]
     np.testing.assert_allclose(got["dx"][[0, 2]], rest, rtol=1e-6)

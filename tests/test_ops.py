@@ -62,7 +62,7 @@ def run_case(case, arrays, run_graph, prepare=None):
             operands = [prepare[i](g, value) for i, value in enumerate(operands)]
         return {f"y{i}": y for i, y in enumerate(as_list(case.build(g, *operands)))}
 
-    return list(run_graph(build, inputs).values())
+    return list(run_graph(build, inputs, checks="off").values())
 
 
 def check_case(case, dtype, arrays, got, what):
@@ -210,7 +210,7 @@ def test_label_out_of_range(label, run_graph):
         loss = aicf.cross_entropy(x, labels)
         return {"loss": loss, "dx": g.backward(loss, [x])[x]}
 
-    got = run_graph(build, {"x": x, "labels": labels})
+    got = run_graph(build, {"x": x, "labels": labels}, checks="off")
     assert np.isnan(got["loss"])
     assert np.isfinite(got["dx"][0]).all() and not got["dx"][1].any()
 

@@ -396,7 +396,8 @@ def test_rows_out_of_range(device):
     rng = np.random.default_rng(0)
     values = {name: rng.standard_normal(s) for name, s in
               (("x", (4, 3)), ("w", (5, 3)), ("probe", (4, 3)), ("factor", (3, 3)))}  # fmt: skip
-    out = {name: y.numpy() for name, y in g.compile(device=device)(**values).items()}
+    step = g.compile(device=device, checks="off")
+    out = {name: y.numpy() for name, y in step(**values).items()}
     for name in ("logits", "scores"):
         assert np.isfinite(out[name]).all() and out[name][0].any() and not out[name][1:].any(), name
     assert (out["table"] == values["factor"] * [[2], [0], [0]]).all()

@@ -362,7 +362,7 @@ class Step:
     """A compiled step; aicf.Step is its public face."""
 
     @overload
-    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str], tensor_cores: int) -> None: ...
+    def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str], tensor_cores: int, check_indices: bool) -> None: ...
 
     @overload
     def __init__(self, file: object, where: str, device: object | None, capture: bool, share: Sequence[Step]) -> None: ...
@@ -463,13 +463,18 @@ class Tap:
 class Trap:
     """Checks of a step; aicf.watch.Trap is its public face."""
 
-    def __init__(self, step: Step, graph: Graph, mark: GraphMark, layers: Sequence[str]) -> None: ...
+    def __init__(self, step: Step, graph: Graph, mark: GraphMark, layers: Sequence[str], indices: bool) -> None: ...
 
 def tap_graph(graph: Graph, values: Sequence[int]) -> Graph:
     """The graph that a tap of these values runs."""
 
 def trap_graph(graph: Graph) -> Graph:
     """The graph that a trap runs."""
+
+def computes_indices(graph: Graph) -> bool:
+    """
+    Whether a step has to compute what it takes rows by to know that it is in range.
+    """
 
 def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, stream: object | None, sync: str) -> str:
     """

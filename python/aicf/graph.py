@@ -17,6 +17,7 @@ from . import init as initializers
 from .arguments import DTypeName, checked
 
 if TYPE_CHECKING:
+    from .step import Step
     from .summary import Summary
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
@@ -559,7 +560,8 @@ class Graph:
         candidates: Mapping[str, str] | None = None,
         tensor_cores: str | None = None,
         check: bool = False,
-    ) -> Any:
+        checks: str = "indices",
+    ) -> Step:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
         Args:
@@ -583,6 +585,9 @@ class Graph:
                 Hopper, whose bits a CPU computes too, slowly.
             check: raise BadValue rather than run a step that makes a NaN or an infinity or takes
                 an index out of range, as `Step.trap` says; each step is computed twice.
+            checks: "indices": a step that is given an index or label out of range raises BadValue
+                and changes no param, state or output. "off": such rows are NaN (0 for integers)
+                and have no gradient.
 
         Returns: a Step.
         """
@@ -601,6 +606,7 @@ class Graph:
             candidates=candidates,
             tensor_cores=tensor_cores,
             check=check,
+            checks=checks,
         )
 
 

@@ -1,7 +1,8 @@
 """Elements by their position along an axis, and positions by the order of the elements.
 
-Indices are int32 or int64 and count from 0. One outside [0, n) gives NaN (0 for integers) where
-elements are taken, and is left out where they are put; a step of `compile(check=True)` refuses it.
+Indices are int32 or int64 and count from 0. A step refuses one outside [0, n); where it was
+compiled with checks="off", such an index gives NaN (0 for integers) where elements are taken, and
+is left out where they are put.
 """
 
 from __future__ import annotations
@@ -248,9 +249,11 @@ def _each_place(
     """Of each place its own element and those whose index it is; of no other the unit."""
     beside = [n if d != axis else indices.shape[axis] for d, n in enumerate(own.shape)]
     fill = [(0, n - m) for m, n in zip(indices.shape, beside, strict=True)]
-    indices, src = (pad(v, fill, value) for v, value in ((indices, -1), (src, 0)))
+    # Numbers from 1, which 0 stands beside: what was padded, or is out of range.
+    numbers = take(own.graph.constant(np.arange(1, own.shape[axis] + 1)), indices)
+    indices, src = (pad(v, fill, 0) for v in (numbers, src))
     indices, src, own = (moveaxis(v, axis, -1) for v in (indices, src, own))
-    places = own.graph.constant(np.arange(own.shape[-1], dtype=indices.dtype))
+    places = own.graph.constant(np.arange(1, own.shape[-1] + 1))
     here = equal(expand_dims(indices, -1), places)
     each = where(here, expand_dims(src, -1), unit)
     over = {"prod": prod, "amax": max, "amin": min}[reduce]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
-from .arrays import _norm, broadcast_arrays, one_hot
+from .arrays import _hot, _norm, broadcast_arrays
 from .graph import Value, _emit
 from .indexing import take_along_axis
 from .movement import detach, expand_dims, permute, reshape, squeeze, take
@@ -229,8 +229,9 @@ def cross_entropy(
 
     Args:
         logits: [N, C] or [N, C, ...], float; or [C], of a single label.
-        labels: [N] or [N, ...], int32 or int64, in [0, C); another label makes the row NaN, its
-            gradient zero. Or the probabilities of all classes, of the shape and dtype of logits.
+        labels: [N] or [N, ...], int32 or int64, in [0, C). A step refuses another label, which with
+            `compile(checks="off")` makes the row NaN, its gradient zero. Or the probabilities of
+            all classes, of the shape and dtype of logits.
         weight: of each class, [C]. The mean over labels is that by weight.
         ignore_index: a label whose rows do not count, neither in the loss nor in the mean; None for
             no such label, where PyTorch has −100.
@@ -683,7 +684,7 @@ def multi_margin_loss(
 
     Args:
         y: [N, C]; or [C], of a single label.
-        labels: [N], int32 or int64, in [0, C); another label makes the row NaN.
+        labels: [N], int32 or int64, in [0, C).
         p: 1 or 2.
         weight: of each class, [C].
 
@@ -702,7 +703,7 @@ def multi_margin_loss(
     if weight is not None:
         known = where(_in_range(label, classes), take(_widened(weight), label), 0.0)
         each = mul(each, expand_dims(known, -1))
-    each = where(one_hot(label, classes, "bool"), 0.0, each)
+    each = where(_hot(label, classes, "bool"), 0.0, each)
     rows = div(sum(each, -1), float(classes))
     rows = where(_in_range(label, classes), rows, math.nan)
     return _of_rows(name, rows, reduction, y)
@@ -731,7 +732,7 @@ def multilabel_margin_loss(y: Value, labels: Value, reduction: str = "mean") -> 
     wide, classes = _widened(scores), scores.shape[1]
     counts = equal(cumsum(cast(less(label, 0), "int32"), 1), 0)
     taken = where(counts, label, 0)
-    hit = logical_and(one_hot(taken, classes, "bool"), expand_dims(counts, -1))
+    hit = logical_and(_hot(taken, classes, "bool"), expand_dims(counts, -1))
     target = greater(sum(cast(hit, "int32"), 1), 0)
     own = take_along_axis(wide, taken, 1)
     each = _positive(sub(1.0, sub(expand_dims(own, -1), expand_dims(wide, -2))))

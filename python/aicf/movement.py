@@ -328,7 +328,8 @@ def _repeated(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
 def take(x: Value, indices: Value, axis: int = 0) -> Value:
     """x's slices along `axis` at int `indices`.
 
-    An index outside [0, n) gives NaN (0 for integers) and takes no gradient.
+    A step refuses an index outside [0, n); with `compile(checks="off")` it gives NaN (0 for
+    integers) and takes no gradient.
 
     >>> aicf.take(x, labels, axis=1).shape
     (4, 4)

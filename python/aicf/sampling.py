@@ -9,7 +9,7 @@ import math
 
 from ._core import GraphError, ShapeError
 from .arguments import checked
-from .arrays import moveaxis, one_hot
+from .arrays import _hot, moveaxis
 from .graph import Graph, Value
 from .indexing import argsort
 from .movement import _axis, detach
@@ -71,7 +71,7 @@ def gumbel_softmax(logits: Value, tau: float = 1.0, hard: bool = False, axis: in
     at = _axis("gumbel_softmax", logits, axis)
     y = softmax(div(_perturbed(logits), tau), at)
     if hard:
-        chosen = moveaxis(one_hot(argmax(y, at), logits.shape[at], y.dtype), -1, at)
+        chosen = moveaxis(_hot(argmax(y, at), logits.shape[at], y.dtype), -1, at)
         y = add(detach(sub(chosen, y)), y)
     return _as(y, logits.dtype)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Mapping.register(_core.Outputs)
 
+CHECKS = ("indices", "off")
 MATH_MODES = ("fp32", "tf32", "fp16", "bf16", "mixed")
 
 
@@ -163,6 +164,7 @@ class Step(_core.Step):
         candidates: Mapping[str, str] | None = None,
         tensor_cores: str | None = None,
         check: bool = False,
+        checks: str = "indices",
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
@@ -174,6 +176,8 @@ class Step(_core.Step):
             raise _core.GraphError(f"compile: capture is {capture!r}; need a bool")
         if not isinstance(check, bool):
             raise _core.GraphError(f"compile: check is {check!r}; need a bool")
+        if not isinstance(checks, str) or checks not in CHECKS:
+            raise _core.GraphError(f"compile: checks is {checks!r}; need one of {CHECKS}")
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
         known = _core.pass_names()
@@ -210,10 +214,15 @@ class Step(_core.Step):
             deterministic,
             dict(chosen),
             9 if tensor_cores else 0,
+            checks == "indices" and not check,  # a trap sees them too
         )
         self._write_all(initial)
         if check:
             self.trap()
+        elif checks == "indices" and _core.computes_indices(graph._core):
+            from .watch import trap
+
+            trap(self, indices=True)
 
     # ---- state
 

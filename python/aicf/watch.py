@@ -121,12 +121,12 @@ def taps(step: Step, values: Sequence[Any]) -> Taps:
     return Taps(Tap(core, at, value) for at, value in enumerate(values))
 
 
-def trap(step: Step) -> Trap:
-    """A trap for all that the step computes."""
+def trap(step: Step, indices: bool = False) -> Trap:
+    """A trap for all that the step computes; `indices`: for computed indices alone."""
     graph = _graph(step, "trap")
     of = layers(json.loads(graph.to_json()))
     names = [of.get(node, "") for node in range(step._built.nodes)]
-    found = Trap(_core.Trap(step, graph, step._built, names))
+    found = Trap(_core.Trap(step, graph, step._built, names, indices))
     # The step keeps it, whoever else does.
     traps: set[Trap] = vars(step).setdefault("_traps", set())
     traps -= {trap for trap in tuple(traps) if trap._core is None}

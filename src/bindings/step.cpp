@@ -561,7 +561,7 @@ void bind_step(nb::module_& m) {
             [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,
                bool capture, const std::vector<Step*>& share,
                const std::vector<std::string>& passes, const std::string& math, bool deterministic,
-               const Candidates& candidates, int tensor_cores) {
+               const Candidates& candidates, int tensor_cores, bool check_indices) {
                 Step::Options options;
                 options.device = parse_device(device);
                 options.seed = seed;
@@ -572,6 +572,7 @@ void bind_step(nb::module_& m) {
                 options.compile.deterministic = deterministic;
                 options.compile.candidates = candidates;
                 options.compile.tensor_cores = tensor_cores;
+                options.compile.check_indices = check_indices;
                 Graph copy = graph;  // what other threads append is not for this step
                 const GilRelease release;
                 const Signals signals;
@@ -579,7 +580,7 @@ void bind_step(nb::module_& m) {
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
             nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),
-            nb::arg("candidates"), nb::arg("tensor_cores"))
+            nb::arg("candidates"), nb::arg("tensor_cores"), nb::arg("check_indices"))
         .def(
             "__init__",
             [](Step* self, nb::handle file, const std::string& where, nb::handle device,

@@ -3,6 +3,7 @@
 
 #include "bindings/bindings.h"
 #include "core/base/float_mode.h"
+#include "core/compile/indices.h"
 
 namespace aicf {
 
@@ -89,18 +90,21 @@ void bind_watch(nb::module_& m) {
         .def(
             "__init__",
             [](TrapHandle* self, Step& step, const Graph& graph, const Graph::Mark& mark,
-               const std::vector<std::string>& layers) {
+               const std::vector<std::string>& layers, bool indices) {
                 Graph copy = as_of(graph, mark);
                 std::shared_ptr<Trap> trap;
                 {
                     const GilRelease release;
                     const Signals signals;
-                    trap = std::make_shared<Trap>(step, std::move(copy), layers);
+                    trap = std::make_shared<Trap>(
+                        step, std::move(copy), layers,
+                        indices ? Checks::Of::computed_indices : Checks::Of::all);
                     step.watch(trap);
                 }
                 new (self) TrapHandle{std::move(trap)};
             },
-            nb::arg("step"), nb::arg("graph"), nb::arg("mark"), nb::arg("layers"));
+            nb::arg("step"), nb::arg("graph"), nb::arg("mark"), nb::arg("layers"),
+            nb::arg("indices"));
     m.def(
         "tap_graph",
         [](const Graph& graph, const std::vector<ValueId>& values) {
@@ -118,6 +122,10 @@ void bind_watch(nb::module_& m) {
             return copy;
         },
         nb::arg("graph"), nb::call_guard<FloatMode>(), "The graph that a trap runs.");
+    m.def(
+        "computes_indices", [](const Graph& graph) { return !index_uses(graph).computed.empty(); },
+        nb::arg("graph"),
+        "Whether a step has to compute what it takes rows by to know that it is in range.");
 }
 
 }  // namespace aicf

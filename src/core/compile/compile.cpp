@@ -51,6 +51,7 @@ Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options
         raise(ErrorKind::graph, "compile: tensor_cores is \"sm_", options.tensor_cores,
               "0\", the device has those of \"sm_", own, "0\"; need these, or None");
     verify(graph).require("compile");
+    if (watch.given) watch.given(graph);
     tell(done, "verify");
     const auto passes = select_passes(options.passes);
     if (options.math == "mixed") {
@@ -76,12 +77,17 @@ Lowered rewrite(Graph graph, const Target& target, const CompileOptions& options
 
 Plan compile(Graph graph, const Target& target, const CompileOptions& options,
              const OnStage& done) {
-    Lowered lowered = rewrite(std::move(graph), target, options, done);
+    std::vector<IndexUse> indices;
+    PassWatch watch;
+    if (options.check_indices)
+        watch.given = [&](const Graph& sound) { indices = index_uses(sound).leaves; };
+    Lowered lowered = rewrite(std::move(graph), target, options, done, watch);
     choose_candidates(lowered, options.candidates, target);
     tell(done, "candidates");
     Plan plan = make_plan(lowered, target, options.shared, done);
     plan.math = options.math;
     plan.deterministic = options.deterministic;
+    plan.indices = std::move(indices);
     verify(plan).require("compile");
     tell(done, "verify plan");
     if (options.planned) options.planned(plan);

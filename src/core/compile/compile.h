@@ -9,11 +9,12 @@ namespace aicf {
 
 struct CompileOptions {
     std::vector<std::string> passes;
-    std::string math = "fp32";  // how products of f32 are computed: gemm's `math`, or "mixed"
-    int tensor_cores = 0;       // whose order products take, as product_order(); 0: the target's
-    bool deterministic = true;  // false admits kernels whose order of terms may vary
-    Candidates candidates;      // as another plan chose them
-    bool code = true;           // false: the kernels stay text
+    std::string math = "fp32";   // how products of f32 are computed: gemm's `math`, or "mixed"
+    int tensor_cores = 0;        // whose order products take, as product_order(); 0: the target's
+    bool deterministic = true;   // false admits kernels whose order of terms may vary
+    Candidates candidates;       // as another plan chose them
+    bool code = true;            // false: the kernels stay text
+    bool check_indices = false;  // the plan says which elements must be in range
     std::vector<std::string> shared;     // leaves that live elsewhere, by name
     std::function<void(Graph&)> stored;  // may change the graph, as the math stores its values
     std::function<void(const Plan&)> planned;  // sees the plan before its code is compiled
@@ -23,6 +24,7 @@ struct CompileOptions {
 struct PassWatch {
     std::function<void(const Pass*, const Graph&)> graph = {};
     std::function<void(const Pass*, const Lowered&)> lowered = {};
+    std::function<void(const Graph&)> given = {};  // verified, before the math stores its values
 };
 
 /// The first half: the list of lowered ops, after the passes.

@@ -279,6 +279,18 @@ void fields(Io& io, Lowered::Output& output) {
 }
 
 template <class Io>
+void fields(Io& io, IndexUse& use) {
+    io.number(use.leaf);
+    fields(io, use.view);
+    io.number(use.rows);
+    io.flag(use.ignores);
+    io.numbers(use.ignored, use.node);
+    io.text(use.op);
+    io.text(use.source);
+    io.text(use.operand);
+}
+
+template <class Io>
 void fields(Io& io, Head& head, Plan& plan, Schemas& schemas) {
     io.choice(plan.device, kDevices, "a device");
     io.text(head.arch);
@@ -300,6 +312,7 @@ void fields(Io& io, Head& head, Plan& plan, Schemas& schemas) {
         }
     });
     lists(io, plan, schemas, head.rooms, 0);
+    io.list(plan.indices, [](Io& each, IndexUse& use) { fields(each, use); });
 }
 
 /// What a plan has, and the body of a loop.

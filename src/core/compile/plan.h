@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/base/interrupt.h"
+#include "core/compile/indices.h"
 #include "core/compile/target.h"
 
 namespace aicf {
@@ -63,6 +64,7 @@ struct Plan {
     std::vector<PlannedOp> ops;
     std::vector<Lowered::Output> outputs;
     std::vector<Assign> assigns;
+    std::vector<IndexUse> indices;  // what a step looks at before it runs
     int64_t segment_bytes[kSegments] = {};
     int64_t peak_bytes() const;       // all segments: known before the first run, constant after
     Cost cost() const;                // of all ops

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/graph/op.h"
+#include "core/compile/indices.h"
 
 namespace aicf {
 
@@ -49,10 +49,21 @@ void probe(Graph& graph, const std::vector<ValueId>& values) {
     drop_dead(graph);
 }
 
-Checks::Checks(Graph& graph)
+Checks::Checks(Graph& graph, Of of)
     : graph_(graph), of_value_(graph.values.size(), -1), of_node_(graph.nodes.size(), -1) {
-    const std::vector<char> live = live_nodes(graph_);
     std::vector<ValueId> numbers;
+    const auto look_at_index = [&](const Node& node) {
+        of_node_[node.id] = static_cast<int>(numbers.size());
+        numbers.push_back(outside(graph, node));
+    };
+    if (of == Of::computed_indices) {
+        for (int node : index_uses(graph_).computed)
+            look_at_index(graph_.nodes[static_cast<size_t>(node)]);
+        count_ = numbers.size();
+        probe(graph, numbers);
+        return;
+    }
+    const std::vector<char> live = live_nodes(graph_);
     const auto look_at = [&](ValueId id) {
         const Type& type = graph_.value(id).type;
         if (of_value_[id] >= 0 || !is_float(type.dtype) || element_count(type.shape) == 0) return;
@@ -65,11 +76,8 @@ Checks::Checks(Graph& graph)
     for (const Node& node : graph_.nodes) {
         if (!live[node.id]) continue;
         for (ValueId id : node.inputs) leaf(id);
-        if (node.op->rows &&
-            element_count(graph_.value(node.inputs[node.op->indices]).type.shape)) {
-            of_node_[node.id] = static_cast<int>(numbers.size());
-            numbers.push_back(outside(graph, node));
-        }
+        if (node.op->rows && element_count(graph_.value(node.inputs[node.op->indices]).type.shape))
+            look_at_index(node);
         if (!node.op->shows)
             for (ValueId id : node.outputs) look_at(id);
     }

@@ -23,8 +23,9 @@ struct Finding {
 /// takes rows by number whether all numbers are in range.
 class Checks {
   public:
+    enum class Of : uint8_t { all, computed_indices };
     /// Makes the graph compute these numbers alone, each an output of one f32.
-    explicit Checks(Graph& graph);
+    explicit Checks(Graph& graph, Of of = Of::all);
     size_t numbers() const { return count_; }
     /// The first in the order of leaves and then of nodes; a NaN or an infinity of which a node's
     /// operands, constants and attributes have some already was made before it, or is meant.

@@ -59,6 +59,15 @@ class Structure {
             }
         }
         check_ends();
+        for (const IndexUse& use : plan_.indices) {
+            const std::string where = cat("what node ", use.node, " takes rows by");
+            const Value& leaf = value(use.leaf, where);
+            if ((!is_leaf(leaf) && leaf.role != Role::constant) || !is_integer(leaf.type.dtype) ||
+                use.view.value != use.leaf || use.rows < 0)
+                fail(where, " is %", use.leaf, ", one of ", use.rows,
+                     " rows; need an input, param, state or constant of integers");
+            check_view(use.view, where);
+        }
     }
 
   private:

@@ -43,8 +43,8 @@ Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<
         }
         const auto timed = backend.timed(ops_, eager ? nullptr : captured_.get());
         while (std::ssize(found.runs) < times) {
-            const int64_t left = times - std::ssize(found.runs);
-            const int64_t unseen = watching.empty() ? left : look(watching, left);
+            const int64_t left = times - std::ssize(found.runs), most = check_standing() ? 1 : left;
+            const int64_t unseen = watching.empty() ? most : std::min(most, look(watching, left));
             backend.synchronize();  // what was enqueued before is no part of it
             auto some = timed->run(unseen);
             generation_ += some.size();

@@ -134,6 +134,7 @@ void Step::start(const Options& options, const OnStage& stage) {
     }
     for (size_t i = 0; i < plan_.outputs.size(); i++)
         output_names_.emplace(plan_.outputs[i].name, i);
+    check_constants();
     allocate();
     stage("allocate");
     auto code = machine_->backend->load(plan_.kernels());
@@ -355,6 +356,7 @@ int64_t Step::look(const Watchers& watching, int64_t left) const {
 
 void Step::run_locked(const Watchers& watching) {
     follow_bindings();
+    check_standing();
     if (!watching.empty()) look(watching, 1);
     for (const BoundOp& op : ops_) machine_->backend->run(op);
     generation_++;
@@ -365,7 +367,9 @@ void Step::replay_locked(int64_t times, const Watchers& watching) {
         raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
     follow_bindings();
     for (int64_t done = 0; times > 0; times -= done) {
-        done = captured_->launch(watching.empty() ? times : look(watching, times));
+        const int64_t unseen = check_standing() ? 1 : times;
+        done =
+            captured_->launch(watching.empty() ? unseen : std::min(unseen, look(watching, times)));
         generation_ += static_cast<uint64_t>(done);
     }
 }
@@ -393,6 +397,7 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     Backend& backend = *machine_->backend;
     std::vector<intptr_t> streams;
     bool unknown = false;
+    check_indices(inputs);
     std::vector<TensorRef> sources;  // all before the first is copied: a failure leaves all as is
     for (const auto& [id, tensor] : inputs) sources.push_back(backend.ready(apart(tensor, id)));
     for (size_t i = 0; i < inputs.size(); i++) {

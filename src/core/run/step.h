@@ -136,6 +136,10 @@ class Step {
     void check_inputs(const Inputs& inputs) const;
     void take(const Inputs& inputs, std::optional<intptr_t> stream);
     void gather(const Inputs& inputs, std::optional<intptr_t> stream);
+    void check_constants() const;
+    void check_indices(const Inputs& inputs);
+    bool check_standing();
+    TensorRef on_host(const TensorRef& tensor);
     TensorRef view_locked(ValueId id) const;
     TensorRef read_locked(ValueId id);
     uint64_t bindings() const;
@@ -176,7 +180,9 @@ class Step {
     std::vector<BoundOp> ops_;  // by launch
     std::unique_ptr<Captured> captured_;
     uint64_t seen_bindings_ = 0;
-    std::vector<char> stale_;  // by launch: its block is not yet bound again
+    std::vector<char> stale_;     // by launch: its block is not yet bound again
+    std::vector<char> in_range_;  // by use of indices: the input that stands there was looked at
+    std::unique_ptr<Backend> beside_;  // what brings indices that lie on a device
     std::atomic<uint64_t> generation_ = 0;
     std::vector<std::weak_ptr<Watcher>> watchers_;  // those that see every step first
     std::atomic<bool> watched_ = false;             // whether there ever was one

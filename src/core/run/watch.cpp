@@ -17,22 +17,13 @@ Step::Options beside(const Step& step, std::function<void(Graph&)> stored) {
     options.share = {&step};
     options.share_inputs = true;
     options.compile = step.compiled();
+    options.compile.check_indices = false;
     options.compile.stored = std::move(stored);
     return options;
 }
 
 std::function<void(Graph&)> probing(std::vector<ValueId> values) {
     return [values = std::move(values)](Graph& graph) { probe(graph, values); };
-}
-
-int64_t integer_at(const TensorRef& tensor, int64_t i) {
-    int64_t wide = 0;
-    int32_t narrow = 0;
-    if (tensor.dtype == DType::i64)
-        std::memcpy(&wide, static_cast<const char*>(tensor.data) + i * 8, sizeof wide);
-    else if (tensor.dtype == DType::i32)
-        std::memcpy(&narrow, static_cast<const char*>(tensor.data) + i * 4, sizeof narrow);
-    return wide + narrow;
 }
 
 double number_at(const TensorRef& tensor, int64_t i) {
@@ -126,11 +117,12 @@ TensorRef Tap::read(size_t i) {
 
 // ---- traps -------------------------------------------------------------------------------------
 
-Trap::Trap(const Step& step, Graph graph, std::vector<std::string> layers)
+Trap::Trap(const Step& step, Graph graph, std::vector<std::string> layers, Checks::Of of)
     : graph_(graph),
       layers_(std::move(layers)),
-      twin_(std::move(graph),
-            beside(step, [this](Graph& stored) { checks_ = std::make_unique<Checks>(stored); })) {}
+      twin_(std::move(graph), beside(step, [this, of](Graph& stored) {
+                checks_ = std::make_unique<Checks>(stored, of);
+            })) {}
 
 void Trap::look(uint64_t) {
     run(twin_);

@@ -46,7 +46,8 @@ struct BadValue : Error {
 class Trap : public Watcher {
   public:
     /// `layers`: by node, as errors name them.
-    Trap(const Step& step, Graph graph, std::vector<std::string> layers);
+    Trap(const Step& step, Graph graph, std::vector<std::string> layers,
+         Checks::Of of = Checks::Of::all);
     bool every() const override { return true; }
     void look(uint64_t step) override;
     [[noreturn]] void explain(const Finding& finding) override;

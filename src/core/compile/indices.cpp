@@ -1,0 +1,419 @@
+#include "core/compile/indices.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+#include "core/graph/custom.h"
+
+namespace aicf {
+
+namespace {
+
+struct Span {
+    int64_t low, high;
+};
+
+/// A number of an integer dtype at an address.
+int64_t load(DType dtype, const char* at) {
+    if (dtype == DType::i64) {
+        int64_t number = 0;
+        std::memcpy(&number, at, sizeof number);
+        return number;
+    }
+    if (dtype == DType::i32) {
+        int32_t number = 0;
+        std::memcpy(&number, at, sizeof number);
+        return number;
+    }
+    return static_cast<uint8_t>(*at);
+}
+
+class Tracing {
+  public:
+    explicit Tracing(const Graph& graph) : graph_(graph), of_value_(graph.values.size()) {}
+
+    IndexUses uses() {
+        IndexUses found;
+        const std::vector<char> live = live_nodes(graph_);
+        for (const Node& node : graph_.nodes) {
+            if (!live[node.id] || !node.op) continue;
+            if (node.op->rows)
+                add(node.inputs[static_cast<size_t>(node.op->indices)], rows_of(node), node, node,
+                    found);
+            if (const Attr* body = node.attrs.find("body"))
+                add_body(**std::get_if<Body>(body), node, found);
+        }
+        return found;
+    }
+
+  private:
+    struct Elements {
+        View view;
+        bool ignores = false;
+        int64_t ignored = 0;
+        bool reordered = false;  // it shows them all, not in the order of the view
+    };
+
+    int64_t rows_of(const Node& node) const {
+        return node.op->rows(graph_.value(node.inputs[0]).type.shape, node.attrs);
+    }
+
+    /// What the turns of a loop take rows by, of all that a turn or all of them read of an operand.
+    void add_body(const Graph& body, const Node& loop, IndexUses& found) {
+        const int64_t carries = loop.attrs.integer("carries");
+        for (const IndexUse& use : Tracing(body).uses().leaves) {
+            const Value& operand = body.value(use.leaf);
+            int64_t elements = 1;
+            for (int axis = 0; axis < use.view.shape.rank(); axis++)
+                if (use.view.strides[axis] != 0) elements *= use.view.shape[axis];
+            if (operand.role != Role::input || operand.id < carries || use.ignores ||
+                elements != element_count(operand.type.shape))
+                continue;
+            add(loop.inputs[static_cast<size_t>(operand.id)], use.rows, loop,
+                body.nodes[static_cast<size_t>(use.node)], found);
+        }
+    }
+
+    /// `taker` takes rows by the elements of `id`; it is `node`, or in the body of that.
+    void add(ValueId id, int64_t rows, const Node& node, const Node& taker, IndexUses& found) {
+        const Type& type = graph_.value(id).type;
+        if (element_count(type.shape) == 0) return;
+        if (const auto span = span_of(id, kDeepest); span && span->low >= 0 && span->high < rows)
+            return;
+        if (const auto elements = elements_of(id, rows)) {
+            const View& view = elements->view;
+            const bool seen =
+                std::any_of(found.leaves.begin(), found.leaves.end(), [&](const IndexUse& use) {
+                    const View& other = use.view;
+                    return use.leaf == view.value && use.rows == rows &&
+                           use.ignores == elements->ignores && use.ignored == elements->ignored &&
+                           other.offset == view.offset && other.shape == view.shape &&
+                           other.strides == view.strides;
+                });
+            if (!seen)
+                found.leaves.push_back({view.value, view, rows, elements->ignores,
+                                        elements->ignored, node.id, taker.op_name, taker.where,
+                                        operand_name(taker.op->inputs, taker.op->indices)});
+            return;
+        }
+        if (&node != &taker) return;
+        const bool seen = std::any_of(found.computed.begin(), found.computed.end(), [&](int at) {
+            const Node& other = graph_.nodes[at];
+            return other.inputs[static_cast<size_t>(other.op->indices)] == id &&
+                   rows_of(other) == rows;
+        });
+        if (!seen && !of_the_host(id)) found.computed.push_back(node.id);
+    }
+
+    const Node* maker(ValueId id) const {
+        const int producer = graph_.value(id).producer;
+        return producer < 0 ? nullptr : &graph_.nodes[producer];
+    }
+
+    /// The elements of a leaf that a value shows; empty where it holds numbers of its own.
+    std::optional<Elements> elements_of(ValueId id, int64_t rows) const {
+        const Node* node = maker(id);
+        const Value& value = graph_.value(id);
+        if (!node) {
+            if (value.role == Role::temp || value.type.dtype == DType::boolean) return std::nullopt;
+            return Elements{whole_view(value)};
+        }
+        if (node->op_name == "Where") return without_ignored(*node, rows);
+        const bool widens = node->op_name == "Cast" && widening(node->inputs[0], id);
+        if (!node->op || !(node->op->shows || node->op->detaches || widens)) return std::nullopt;
+        auto elements = elements_of(node->inputs[0], rows);
+        if (!elements) return elements;
+        View& view = elements->view;
+        if (elements->reordered) {
+            if (node->op_name == "Slice") return std::nullopt;
+        } else if (node->op_name == "Transpose") {
+            view = permute_view(view, node->attrs.ints("axes"));
+        } else if (node->op_name == "BroadcastTo") {
+            view = broadcast_view(view, value.type.shape);
+        } else if (node->op_name == "Reshape") {
+            if (const auto shaped = reshape_view(view, value.type.shape))
+                view = *shaped;
+            else
+                elements->reordered = true;
+        } else if (node->op_name == "Slice") {
+            for (int i = 0; i < view.shape.rank(); i++) {
+                view.offset += node->attrs.ints("start")[static_cast<size_t>(i)] * view.strides[i];
+                view.strides[i] *= node->attrs.ints("step")[static_cast<size_t>(i)];
+            }
+            view.shape = value.type.shape;
+        } else if (!(node->op->detaches || widens)) {
+            return std::nullopt;
+        }
+        return elements;
+    }
+
+    /// where(x != ignored, x, a row that there is).
+    std::optional<Elements> without_ignored(const Node& node, int64_t rows) const {
+        const Node* test = maker(node.inputs[0]);
+        const auto instead = number_of(node.inputs[2]);
+        if (!test || test->op_name != "Ne" || !instead || *instead < 0 || *instead >= rows)
+            return std::nullopt;
+        const auto ignored = number_of(test->inputs[1]);
+        if (!ignored || test->inputs[0] != node.inputs[1]) return std::nullopt;
+        auto elements = elements_of(node.inputs[1], rows);
+        if (!elements || elements->ignores) return std::nullopt;
+        elements->ignores = true;
+        elements->ignored = *ignored;
+        return elements;
+    }
+
+    bool widening(ValueId from, ValueId to) const {
+        const DType a = graph_.value(from).type.dtype, b = graph_.value(to).type.dtype;
+        return is_integer(a) && is_integer(b) && dtype_size(a) <= dtype_size(b);
+    }
+
+    /// The number that all elements of a constant are; empty where it is none.
+    std::optional<int64_t> number_of(ValueId id) const {
+        const Node* node = maker(id);
+        if (node && node->op && (node->op->shows || node->op_name == "Cast"))
+            return is_integer(graph_.value(id).type.dtype) ? number_of(node->inputs[0])
+                                                           : std::nullopt;
+        if (node) return std::nullopt;
+        const auto span = constant_span(graph_.value(id));
+        return span && span->low == span->high ? std::optional(span->low) : std::nullopt;
+    }
+
+    static std::optional<Span> constant_span(const Value& value) {
+        const int64_t count = element_count(value.type.shape);
+        if (value.role != Role::constant || !is_integer(value.type.dtype) || count == 0)
+            return std::nullopt;
+        if (value.init.kind == Init::zeros) return Span{0, 0};
+        if (value.init.kind != Init::data || !value.init.bytes) return std::nullopt;
+        Span span{INT64_MAX, INT64_MIN};
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t number =
+                load(value.type.dtype, value.init.bytes->data() + i * dtype_size(value.type.dtype));
+            span = {std::min(span.low, number), std::max(span.high, number)};
+        }
+        return span;
+    }
+
+    /// Between which numbers the elements of an integer value are, whatever the inputs hold.
+    std::optional<Span> span_of(ValueId id, int deep) {
+        if (deep == 0) return std::nullopt;
+        auto& known = of_value_[static_cast<size_t>(id)];
+        if (!known) known = made_span(id, deep);
+        return *known;
+    }
+
+    std::optional<Span> made_span(ValueId id, int deep) {
+        const Value& value = graph_.value(id);
+        if (value.type.dtype == DType::boolean) return Span{0, 1};
+        const Node* node = maker(id);
+        if (!node) {
+            if (const auto span = constant_span(value)) return span;
+            return value.type.dtype == DType::u8 ? std::optional(Span{0, 255}) : std::nullopt;
+        }
+        if (!node->op) return std::nullopt;
+        const std::string& name = node->op_name;
+        const auto of = [&](int i) {
+            return span_of(node->inputs[static_cast<size_t>(i)], deep - 1);
+        };
+        const auto along = [&](int operand) {
+            const Dims& shape = graph_.value(node->inputs[static_cast<size_t>(operand)]).type.shape;
+            int64_t size = 1;
+            for (int64_t at : name == "ArgMax" ? node->attrs.ints("axes")
+                                               : std::vector{node->attrs.integer("axis")})
+                size *= shape[static_cast<int>(at < 0 ? at + shape.rank() : at)];
+            return std::max<int64_t>(size, 1);
+        };
+        if (name == "ArgMax" || name == "ArgSort" || name == "CumArg") return Span{0, along(0) - 1};
+        if (name == "SearchSorted") {
+            const Dims& lines = graph_.value(node->inputs[0]).type.shape;
+            return Span{0, lines[lines.rank() - 1]};
+        }
+        if (name == "ScatterLast") return Span{-1, along(0) - 1};
+        if (!is_integer(value.type.dtype)) return std::nullopt;
+        if (node->op->shows || node->op->detaches) return of(0);
+        if (name == "Cast") {
+            const DType from = graph_.value(node->inputs[0]).type.dtype;
+            const auto span = of(0);
+            const bool whole = is_integer(from) || from == DType::boolean;
+            return whole && span && held(value.type.dtype, *span) ? span : std::nullopt;
+        }
+        if (name == "Where") {
+            const auto rest = remainder_span(*node, deep);
+            return rest ? rest : joined(of(1), of(2));
+        }
+        if (name == "Clip") {
+            const Span range{static_cast<int64_t>(node->attrs.number("lo")),
+                             static_cast<int64_t>(node->attrs.number("hi"))};
+            return range.low <= range.high ? std::optional(range) : std::nullopt;
+        }
+        if (node->inputs.size() != 2) return std::nullopt;
+        const auto a = of(0), b = of(1);
+        if (name == "Maximum" && (a || b)) return bounded(value.type.dtype, a, b, true);
+        if (name == "Minimum" && (a || b)) return bounded(value.type.dtype, a, b, false);
+        if (!a || !b) return std::nullopt;
+        Span sum{};
+        bool over = true;
+        if (name == "Add")
+            over = __builtin_add_overflow(a->low, b->low, &sum.low) ||
+                   __builtin_add_overflow(a->high, b->high, &sum.high);
+        else if (name == "Sub")
+            over = __builtin_sub_overflow(a->low, b->high, &sum.low) ||
+                   __builtin_sub_overflow(a->high, b->low, &sum.high);
+        else if (name == "Mul" && a->low >= 0 && b->low >= 0)
+            over = __builtin_mul_overflow(a->low, b->low, &sum.low) ||
+                   __builtin_mul_overflow(a->high, b->high, &sum.high);
+        else if (name == "FloorDivide" && a->low >= 0 && b->low > 0)
+            return Span{0, a->high / b->low};
+        return !over && held(value.type.dtype, sum) ? std::optional(sum) : std::nullopt;
+    }
+
+    /// Of a % b as it is composed: where the rest has another sign than b, b is added to it.
+    std::optional<Span> remainder_span(const Node& where, int deep) {
+        const auto made = [&](ValueId id, const char* name) {
+            const Node* node = maker(id);
+            return node && node->op_name == name ? node : nullptr;
+        };
+        const ValueId rest = where.inputs[2];
+        const Node* const fmod = made(rest, "Fmod");
+        const Node* const sum = made(where.inputs[1], "Add");
+        const Node* const across = made(where.inputs[0], "LogicalAnd");
+        const Node* const differ = across ? made(across->inputs[1], "LogicalXor") : nullptr;
+        const Node* const below = differ ? made(differ->inputs[0], "Lt") : nullptr;
+        if (!fmod || !sum || !below || sum->inputs[0] != rest ||
+            sum->inputs[1] != fmod->inputs[1] || below->inputs[0] != rest ||
+            number_of(below->inputs[1]) != 0)
+            return std::nullopt;
+        const auto by = span_of(fmod->inputs[1], deep - 1);
+        return by && by->low > 0 ? std::optional(Span{0, by->high - 1}) : std::nullopt;
+    }
+
+    static bool held(DType dtype, const Span& span) {
+        if (dtype == DType::i64) return true;
+        const Span most = dtype == DType::u8 ? Span{0, 255} : Span{INT32_MIN, INT32_MAX};
+        return span.low >= most.low && span.high <= most.high;
+    }
+
+    static std::optional<Span> joined(const std::optional<Span>& a, const std::optional<Span>& b) {
+        if (!a || !b) return std::nullopt;
+        return Span{std::min(a->low, b->low), std::max(a->high, b->high)};
+    }
+
+    /// Of the larger or the smaller of two, one of which may be any number.
+    static Span bounded(DType dtype, const std::optional<Span>& a, const std::optional<Span>& b,
+                        bool larger) {
+        const bool wide = dtype == DType::i64;
+        const Span any{wide ? INT64_MIN : INT32_MIN, wide ? INT64_MAX : INT32_MAX};
+        const Span x = a.value_or(any), y = b.value_or(any);
+        if (larger) return {std::max(x.low, y.low), std::max(x.high, y.high)};
+        return {std::min(x.low, y.low), std::min(x.high, y.high)};
+    }
+
+    /// Whether a callback of the host has a part in a value: to look at it would be one more call.
+    bool of_the_host(ValueId id) const {
+        std::vector<ValueId> left = {id};
+        std::vector<char> seen(graph_.values.size(), 0);
+        while (!left.empty()) {
+            const Node* node = maker(left.back());
+            left.pop_back();
+            if (!node) continue;
+            if (node->op_name == "HostCall") return true;
+            for (ValueId input : node->inputs)
+                if (!seen[static_cast<size_t>(input)]++) left.push_back(input);
+        }
+        return false;
+    }
+
+    static constexpr int kDeepest = 64;  // makers of a span that are looked at, one behind another
+    const Graph& graph_;
+    std::vector<std::optional<std::optional<Span>>> of_value_;
+};
+
+/// Whether one of `count` numbers is refused; in the order of memory, without a branch for each.
+template <class T>
+bool any_refused(const char* at, int64_t count, int64_t step, const IndexUse& use) {
+    const auto rows = static_cast<uint64_t>(use.rows);
+    uint64_t bad = 0;
+    if (step == 1 && !use.ignores) {
+        for (int64_t i = 0; i < count; i++) {
+            T number;
+            std::memcpy(&number, at + i * int64_t{sizeof(T)}, sizeof(T));
+            bad |= static_cast<uint64_t>(static_cast<int64_t>(number)) >= rows;
+        }
+        return bad;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        T number;
+        std::memcpy(&number, at + i * step * int64_t{sizeof(T)}, sizeof(T));
+        const auto wide = static_cast<int64_t>(number);
+        bad |= static_cast<uint64_t>(wide) >= rows && !(use.ignores && wide == use.ignored);
+    }
+    return bad;
+}
+
+bool any_refused(DType dtype, const char* at, int64_t count, int64_t step, const IndexUse& use) {
+    if (dtype == DType::i64) return any_refused<int64_t>(at, count, step, use);
+    if (dtype == DType::i32) return any_refused<int32_t>(at, count, step, use);
+    return any_refused<uint8_t>(at, count, step, use);
+}
+
+}  // namespace
+
+int64_t integer_at(const TensorRef& tensor, int64_t element) {
+    return load(tensor.dtype,
+                static_cast<const char*>(tensor.data) + element * dtype_size(tensor.dtype));
+}
+
+IndexUses index_uses(const Graph& graph) { return Tracing(graph).uses(); }
+
+std::optional<std::vector<int64_t>> refused_element(const IndexUse& use, const TensorRef& content) {
+    const Dims own = contiguous_strides(content.shape);
+    const int64_t size = dtype_size(content.dtype);
+    const auto* base = static_cast<const char*>(content.data);
+    // Where element number `element` of the leaf, in C order, lies.
+    const auto at = [&](int64_t element) {
+        int64_t offset = 0;
+        for (int axis = 0; axis < own.rank(); axis++) {
+            if (content.shape[axis] == 1) continue;
+            offset += element / own[axis] * content.strides[axis];
+            element %= own[axis];
+        }
+        return base + offset * size;
+    };
+    const bool packed = is_contiguous(content.shape, content.strides);
+    if (packed && use.view.whole({use.view.dtype, content.shape}) &&
+        !any_refused(content.dtype, base, element_count(content.shape), 1, use))
+        return std::nullopt;
+    // Lines along the last axis that goes on in memory, the other axes like an odometer.
+    Dims shape = use.view.shape, strides = use.view.strides;
+    for (int axis = shape.rank(); axis-- > 0;)
+        if (strides[axis] == 0 || shape[axis] == 1) {
+            shape.erase(axis);
+            strides.erase(axis);
+        }
+    const int rank = shape.rank();
+    const int64_t line = rank ? shape[rank - 1] : 1, step = rank ? strides[rank - 1] : 0;
+    Dims place(rank, 0);
+    for (int64_t offset = use.view.offset;;) {
+        if (!packed || any_refused(content.dtype, at(offset), line, step, use))
+            for (int64_t i = 0; i < line; i++)
+                if (int64_t element = offset + i * step;
+                    any_refused(content.dtype, at(element), 1, 1, use)) {
+                    std::vector<int64_t> index;
+                    for (int axis = 0; axis < own.rank(); axis++) {
+                        index.push_back(content.shape[axis] == 1 ? 0 : element / own[axis]);
+                        if (content.shape[axis] != 1) element %= own[axis];
+                    }
+                    return index;
+                }
+        int axis = rank - 2;
+        for (; axis >= 0; axis--) {
+            offset += strides[axis];
+            if (++place[axis] < shape[axis]) break;
+            offset -= strides[axis] * shape[axis];
+            place[axis] = 0;
+        }
+        if (axis < 0) return std::nullopt;
+    }
+}
+
+}  // namespace aicf

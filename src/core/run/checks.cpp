@@ -1,0 +1,113 @@
+// What a step looks at before it runs: whether indices that it is given, or that stand in its
+// memory, are in range.
+#include "core/run/watch.h"
+
+namespace aicf {
+
+namespace {
+
+[[noreturn]] void refuse(const IndexUse& use, const Value& leaf, const TensorRef& content,
+                         std::vector<int64_t> index, const char* doing, const char* kept) {
+    int64_t offset = 0;
+    for (size_t axis = 0; axis < index.size(); axis++)
+        offset += index[axis] * content.strides[static_cast<int>(axis)];
+    BadValue::Fault fault;
+    fault.kind = Finding::index;
+    fault.node = use.node;
+    fault.value = leaf.id;
+    fault.op = use.op;
+    fault.source = use.source;
+    fault.name = leaf.name;
+    fault.found = true;
+    fault.index = std::move(index);
+    fault.integer = integer_at(content, offset);
+    const std::string range =
+        use.rows ? cat("; need 0 to ", use.rows - 1) : std::string("; there are no rows");
+    throw BadValue(
+        fault, cat(doing, ": node ", use.node, " ", use.op, " (", use.source, ") takes ",
+                   use.operand, " %", leaf.id, " ", to_string(leaf.type), " \"", leaf.name,
+                   "\", which hold ", fault.integer, " at ", to_string(Dims(fault.index)), range,
+                   use.ignores ? cat(", or ", use.ignored) : std::string(), kept));
+}
+
+}  // namespace
+
+void Step::check_constants() const {
+    for (const IndexUse& use : plan_.indices) {
+        const Value& value = plan_.values[use.leaf];
+        if (value.role != Role::constant || value.init.kind != Init::data) continue;
+        TensorRef content;
+        content.data = const_cast<char*>(value.init.bytes->data());
+        content.dtype = value.type.dtype;
+        content.shape = value.type.shape;
+        content.strides = contiguous_strides(content.shape);
+        if (auto index = refused_element(use, content))
+            refuse(use, value, content, std::move(*index), "compile", "");
+    }
+}
+
+/// The tensor where the host can read it. One on a device is brought by a stream of its own, which
+/// waits for who makes the tensor and not for steps that still run.
+TensorRef Step::on_host(const TensorRef& tensor) {
+    if (tensor.device.kind == Device::cpu) return tensor;
+    if (!beside_) beside_ = open_backend(device());
+    const auto bytes =
+        static_cast<uint64_t>(element_count(tensor.shape) * dtype_size(tensor.dtype));
+    if (tensor.stream) beside_->order_after(*tensor.stream);
+    const void* from = tensor.data;
+    std::shared_ptr<void> packed;
+    if (!is_contiguous(tensor.shape, tensor.strides)) {
+        packed = beside_->allocate(std::max<uint64_t>(bytes, 1));
+        beside_->gather(packed.get(), tensor);
+        from = packed.get();
+    }
+    TensorRef copy = tensor;
+    std::shared_ptr<char[]> host(new char[bytes + 1]);
+    if (bytes) beside_->download(host.get(), from, bytes);
+    copy.data = host.get();
+    copy.owner = host;
+    copy.device = {};
+    copy.strides = contiguous_strides(copy.shape);
+    return copy;
+}
+
+/// Refuses inputs that hold an index out of range, before any of them is copied in.
+void Step::check_indices(const Inputs& inputs) {
+    if (plan_.indices.empty()) return;
+    in_range_.resize(plan_.indices.size(), 0);
+    for (const auto& [id, tensor] : inputs) {
+        std::optional<TensorRef> content;
+        for (size_t i = 0; i < plan_.indices.size(); i++) {
+            const IndexUse& use = plan_.indices[i];
+            if (use.leaf != id || plan_.values[id].role != Role::input) continue;
+            if (!content) content = on_host(tensor);
+            if (auto index = refused_element(use, *content))
+                refuse(use, plan_.values[id], *content, std::move(*index), "step",
+                       "; the step has not run");
+            in_range_[i] = !cells_.at(id)->bound;
+        }
+    }
+}
+
+/// Looks at what may have changed since: inputs that are bound, params and states. Returns whether
+/// a step changes what the next one takes rows by.
+bool Step::check_standing() {
+    if (plan_.indices.empty()) return false;
+    in_range_.resize(plan_.indices.size(), 0);
+    bool changes = false;
+    for (size_t i = 0; i < plan_.indices.size(); i++) {
+        const IndexUse& use = plan_.indices[i];
+        const Value& value = plan_.values[use.leaf];
+        if (value.role == Role::constant || plan_.places[use.leaf].storage == kNone) continue;
+        if (value.role == Role::input && in_range_[i] && !cells_.at(use.leaf)->bound) continue;
+        for (const Assign& assign : plan_.assigns) changes |= assign.target == use.leaf;
+        TensorRef content = view_locked(use.leaf);
+        if (device().kind != Device::cpu) content = read_locked(use.leaf);
+        if (auto index = refused_element(use, content))
+            refuse(use, value, content, std::move(*index), "step", "; the step has not run");
+        in_range_[i] = value.role == Role::input && !cells_.at(use.leaf)->bound;
+    }
+    return changes;
+}
+
+}  // namespace aicf
