@@ -74,7 +74,20 @@ T& object_of(nb::handle given) {
 void refuse_rest(const char* function, const char* takes, const nb::args& rest,
                  const nb::kwargs& named);
 
+/// A method that takes no arguments, in words of ours where it is given some.
+template <class T, class Body>
+auto bare(const char* name, Body body) {
+    return [name, body](T& self, const nb::args& rest, const nb::kwargs& named) {
+        refuse_rest(name, "no arguments", rest, named);
+        return body(self);
+    };
+}
+
+/// A name as the caller wrote it, or how Python prints what no name can be.
+std::string name_of(nb::handle object);
+
 void bind_errors(nb::module_& m);
+void bind_array(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_watch(nb::module_& m);

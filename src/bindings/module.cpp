@@ -117,6 +117,7 @@ NB_MODULE(_core, m) {
     aicf::register_evaluator(aicf::evaluate);
     aicf::bind_errors(m);
     aicf::bind_graph(m);
+    aicf::bind_array(m);
     aicf::bind_step(m);
     aicf::bind_watch(m);
     aicf::bind_eager(m);

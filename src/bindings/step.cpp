@@ -1,131 +1,14 @@
-// Step, its outputs and the arrays that come out of it.
+// Step: how it is compiled, called, read and written.
 #include "core/run/step.h"
 
 #include <chrono>
 #include <iterator>
 
-#include "bindings/bindings.h"
+#include "bindings/array.h"
 
 namespace aicf {
 
-/// A tensor of a step: an output of one generation, a live param or state, or (no step) a copy.
-struct Array {
-    nb::object owner;  // the Python Step, kept alive
-    Step* step = nullptr;
-    ValueId leaf = kNone;
-    std::string output;
-    uint64_t generation = 0;
-    TensorRef tensor;  // of a copy
-
-    Type type() const {
-        if (!step) return {tensor.dtype, tensor.shape};
-        if (leaf != kNone) return step->plan().values[leaf].type;
-        const Lowered::Output& out = step->output(output);
-        Type type = step->plan().values[out.value].type;
-        if (out.keep > 1)
-            type.shape[0] = std::min<int64_t>(static_cast<int64_t>(generation), out.keep);
-        return type;
-    }
-    /// A copy in host memory, made now.
-    TensorRef read() const {
-        if (!step) return tensor;
-        if (leaf != kNone) {
-            GilRelease release;
-            return step->read(leaf);
-        }
-        return fresh([&] { return step->read_output(step->output(output)); });
-    }
-    /// A copy on the step's device, in the order of its work.
-    TensorRef snapshot() const {
-        if (leaf == kNone) return fresh([&] { return step->snapshot(step->output(output)); });
-        GilRelease release;
-        return step->snapshot({"", leaf});
-    }
-
-  private:
-    /// What `read` reads, unless another step has run meanwhile.
-    template <class Read>
-    TensorRef fresh(Read read) const {
-        if (generation == 0)
-            raise(ErrorKind::graph, "output \"", output,
-                  "\": no step has run yet; give the step its inputs first");
-        TensorRef copy;
-        uint64_t before = 0, after = 0;
-        {
-            GilRelease release;
-            before = step->generation();
-            copy = read();
-            after = step->generation();
-        }
-        if (before != generation || after != generation)
-            raise(ErrorKind::stale_output, "output \"", output, "\": it belongs to step ",
-                  generation, ", the step has run ", after,
-                  " times since; read or copy() it before the next run, use output(keep=K), or "
-                  "bind storage of your own");
-        return copy;
-    }
-};
-
-struct Outputs {
-    nb::object owner;
-    Step* step;
-    uint64_t generation;
-};
-
 namespace {
-
-Array array_of(const TensorRef& tensor) {
-    Array array;
-    array.tensor = tensor;
-    return array;
-}
-
-Device device_of(const Array& array) { return array.step ? array.step->device() : Device{}; }
-
-/// The tensor where it lies, all work on it done: a live leaf, or a copy of an output.
-TensorRef dlpack_ref(const Array& array) {
-    if (!array.step || (array.leaf == kNone && device_of(array).kind == Device::cpu))
-        return array.read();
-    if (array.leaf == kNone) {
-        TensorRef copy = array.snapshot();
-        GilRelease release;
-        array.step->synchronize();
-        return copy;
-    }
-    GilRelease release;
-    array.step->synchronize();
-    return array.step->view(array.leaf);
-}
-
-nb::object to_dlpack(const Array& array, const ExportRequest& request) {
-    const bool live = array.step && array.leaf != kNone;
-    if (device_of(array).kind == Device::cpu) {
-        TensorRef ref = dlpack_ref(array);
-        return export_capsule(request.copied && (live || !array.step) ? copy_tensor(ref) : ref,
-                              request);
-    }
-    if (request.to_host) return export_capsule(array.read(), request);
-    TensorRef ref;
-    if (live && !request.copied) {
-        GilRelease release;
-        ref = array.step->view(array.leaf);
-    } else {
-        ref = array.snapshot();
-    }
-    if (request.stream != -1) {
-        GilRelease release;
-        ref.owner = array.step->lend(std::move(ref.owner), request.stream);
-    }
-    return export_capsule(std::move(ref), request);
-}
-
-bool array_hook(PyObject* object, TensorRef* out) {
-    if (!nb::isinstance<Array>(nb::handle(object))) return false;
-    *out = dlpack_ref(object_of<Array>(object));
-    return true;
-}
-
-PyObject* array_from_hook(TensorRef ref) { return nb::cast(array_of(ref)).release().ptr(); }
 
 /// Runs `times` steps in pieces of some 20 ms, so that Ctrl-C is noticed; what is no number of
 /// times goes through as it is.
@@ -177,18 +60,18 @@ nb::tuple times_of(nb::object outputs, const Step::Profiled& profiled, size_t la
                           profiled.problem);
 }
 
-TensorRef import_for(const Value& value, nb::handle object) {
+/// `step`: one that may have been compiled to cast what it is given.
+TensorRef import_for(const Value& value, nb::handle object, nb::handle step = {}) {
     TensorRef tensor = tensor_or_numbers(object, value.type.dtype, value.name.c_str());
+    if (step.is_valid() && tensor.dtype != value.type.dtype && tensor.device.kind == Device::cpu &&
+        nb::cast<bool>(step.attr("_cast"))) {
+        const nb::object whole =
+            step.attr("_casted")(value.name, to_numpy(tensor, true), dtype_name(value.type.dtype));
+        return tensor_or_numbers(whole, value.type.dtype, value.name.c_str());
+    }
     if (tensor.device.kind != Device::cpu && !nb::isinstance<Array>(object))
         tensor.stream = producer_stream(object, tensor.device);
     return tensor;
-}
-
-/// A name as the caller wrote it, or how Python prints what no name can be.
-std::string name_of(nb::handle object) {
-    std::string name;
-    if (!text_of(object, name)) name = repr_of(object);
-    return name;
 }
 
 /// The inputs of a call, and its stream= (of a run also sync=) where no input has that name.
@@ -198,9 +81,29 @@ struct CallArguments {
     SyncPolicy sync = SyncPolicy::none;
 };
 
-CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool syncs = false) {
+/// Inputs by position stand for those of the graph in the order in which it made them.
+CallArguments import_inputs(nb::handle self, const char* doing, const nb::args& placed,
+                            const nb::kwargs& given, bool syncs = false) {
+    const Step& step = object_of<Step>(self);
     CallArguments result;
-    result.inputs.reserve(given.size());
+    result.inputs.reserve(placed.size() + given.size());
+    if (placed.size()) {
+        std::vector<const Value*> inputs;
+        std::string names;
+        for (const Value& value : step.plan().values)
+            if (value.role == Role::input) {
+                inputs.push_back(&value);
+                names += (names.empty() ? "" : ", ") + value.name;
+            }
+        if (placed.size() > inputs.size())
+            throw nb::type_error(cat(doing, ": got ", placed.size(),
+                                     " inputs by position, the graph has ", inputs.size(),
+                                     names.empty() ? "" : ": " + names)
+                                     .c_str());
+        for (size_t i = 0; i < placed.size(); i++)
+            result.inputs.emplace_back(inputs[i]->id,
+                                       import_for(*inputs[i], nb::handle(placed[i]), self));
+    }
     for (auto [key, object] : given) {
         const std::string name = name_of(key);
         if (name == "stream" && !step.find_leaf(name)) {
@@ -214,7 +117,12 @@ CallArguments import_inputs(const Step& step, const nb::kwargs& given, bool sync
             continue;
         }
         const Value& value = step.leaf(name);
-        result.inputs.emplace_back(value.id, import_for(value, object));
+        for (size_t i = 0; i < placed.size(); i++)
+            if (result.inputs[i].first == value.id)
+                throw nb::type_error(cat(doing, ": input \"", name, "\" stands at position ", i,
+                                         " and is given by name; need it once")
+                                         .c_str());
+        result.inputs.emplace_back(value.id, import_for(value, object, self));
     }
     return result;
 }
@@ -253,51 +161,6 @@ Step::Inputs inputs_at(const Step::Inputs& stacked, int64_t i) {
     return inputs;
 }
 
-/// One element as a Python number.
-nb::object item(const Array& a, const char* asked) {
-    if (element_count(a.type().shape) != 1)
-        raise(ErrorKind::shape, asked, " of an Array ", to_string(a.type()),
-              "; need one element, or numpy()");
-    return to_numpy(a.read(), true).attr("item")();
-}
-
-bool has_output(const Outputs& o, nb::handle name) {
-    std::string text;
-    if (!text_of(name, text)) return false;
-    const auto& outputs = o.step->plan().outputs;
-    return std::any_of(outputs.begin(), outputs.end(),
-                       [&](const auto& output) { return output.name == text; });
-}
-
-Array output_array(const Outputs& o, nb::handle name) {
-    Array result;
-    result.owner = o.owner;
-    result.step = o.step;
-    result.output = name_of(name);
-    o.step->output(result.output);
-    result.generation = o.generation;
-    return result;
-}
-
-nb::list output_names(const Outputs& o) {
-    nb::list names;
-    for (const auto& output : o.step->plan().outputs) names.append(output.name);
-    return names;
-}
-
-Outputs outputs_of(nb::handle self, Step& step, uint64_t generation) {
-    return {nb::borrow(self), &step, generation};
-}
-
-/// A method that takes no arguments, in words of ours where it is given some.
-template <class T, class Body>
-auto bare(const char* name, Body body) {
-    return [name, body](T& self, const nb::args& rest, const nb::kwargs& named) {
-        refuse_rest(name, "no arguments", rest, named);
-        return body(self);
-    };
-}
-
 /// The outputs of what `run` runs; made before it, so that nothing fails when it is done.
 template <class Run>
 nb::typed<nb::object, Outputs> after(nb::handle self, Step& step, Run run) {
@@ -307,9 +170,10 @@ nb::typed<nb::object, Outputs> after(nb::handle self, Step& step, Run run) {
 }
 
 /// One call or run with each launch timed.
-nb::tuple profiled(nb::handle self, const nb::kwargs& kwargs, bool eager) {
+nb::tuple profiled(nb::handle self, const nb::args& rest, const nb::kwargs& kwargs, bool eager) {
     Step& step = object_of<Step>(self);
-    const CallArguments arguments = import_inputs(step, kwargs, eager);
+    const CallArguments arguments =
+        import_inputs(self, eager ? "run" : "step", rest, kwargs, eager);
     Step::Profiled found;
     auto outputs = after(self, step, [&] {
         GilRelease release;
@@ -362,199 +226,8 @@ std::optional<intptr_t> stream_of(nb::handle object) {
     return stream;
 }
 
-bool is_step_output(nb::handle object) {
-    if (!nb::isinstance<Array>(object)) return false;
-    const Array& array = object_of<Array>(object);
-    return array.step && array.leaf == kNone;
-}
-
 void bind_step(nb::module_& m) {
     watch_exit();
-    dlpack_hooks.as_tensor_ref = array_hook;
-    dlpack_hooks.from_tensor_ref = array_from_hook;
-
-    nb::class_<Array> array(m, "Array",
-                            "A tensor that a step hands out: NumPy and DLPack read it. It compares "
-                            "as NumPy's, element by element; bool() needs one element.");
-    array
-        .def_prop_ro(
-            "shape", [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); },
-            "The extent of each axis; of an output that keeps steps, how many it has first.")
-        .def_prop_ro(
-            "dtype", [](const Array& a) { return dtype_name(a.type().dtype); },
-            "NumPy's name of it, or \"bfloat16\".")
-        .def_prop_ro(
-            "device",
-            [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); },
-            "\"cpu\" or \"cuda:<index>\".")
-        .def_prop_ro(
-            "ndim", [](const Array& a) { return a.type().shape.rank(); }, "How many axes it has.")
-        .def(
-            "numpy", [](const Array& a) { return to_numpy(a.read(), true); },
-            nb::sig("def numpy(self) -> numpy.ndarray"),
-            "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
-            "output of an earlier step.")
-        .def(
-            "__array__",
-            [](const Array& a, nb::handle dtype, nb::handle copy, const nb::args& rest,
-               const nb::kwargs& named) {
-                refuse_rest("__array__", "dtype and copy", rest, named);
-                if (optional_bool(copy, "__array__: copy") == false)
-                    throw nb::value_error(
-                        "aicf.Array: NumPy needs a copy; use copy=None or copy=True");
-                nb::object result = to_numpy(a.read(), true);
-                return dtype.is_none() ? result : result.attr("astype")(dtype);
-            },
-            nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
-            nb::arg("rest"), nb::arg("named"),
-            nb::sig("def __array__(self, dtype: object | None = None, copy: object | None = None) "
-                    "-> object"))
-        .def("copy",
-             bare<Array>("copy",
-                         [](const Array& a) {
-                             return array_of(a.step ? a.read() : copy_tensor(a.tensor));
-                         }),
-             nb::sig("def copy(self) -> Array"), "An Array that owns a copy in host memory.")
-        .def(
-            "item", [](const Array& a) { return item(a, "item()"); },
-            nb::sig("def item(self) -> object"),
-            "The one element as a Python number. Raises ShapeError when there are more.")
-        .def("__float__",
-             [](const Array& a) { return nb::cast<double>(nb::float_(item(a, "float()"))); })
-        .def("__int__", [](const Array& a) { return nb::int_(item(a, "int()")); })
-        .def("__bool__", [](const Array& a) { return nb::bool_(item(a, "bool()")); })
-        .def("__getitem__",
-             [](const Array& a, nb::handle key) {
-                 return nb::object(to_numpy(a.read(), true)[key]);
-             })
-        .def("__len__",
-             [](const Array& a) {
-                 if (a.type().shape.rank() == 0)
-                     throw nb::type_error("aicf.Array: len() of a rank-0 array");
-                 return a.type().shape[0];
-             })
-        .def("__repr__",
-             [](const Array& a) {
-                 return cat("aicf.Array(", to_string(a.type()), ", ",
-                            to_string(a.step ? a.step->device() : a.tensor.device), ")");
-             })
-        .def(
-            "__dlpack__",
-            [](const Array& a, const nb::args& rest, nb::handle stream, nb::handle max_version,
-               nb::handle dl_device, nb::handle copy, const nb::kwargs& named) {
-                refuse_rest("__dlpack__", "stream, max_version, dl_device and copy by name", rest,
-                            named);
-                const bool read_only = a.step && a.leaf != kNone;
-                return to_dlpack(a, export_request(device_of(a), read_only, stream, max_version,
-                                                   dl_device, copy));
-            },
-            nb::arg("rest"), nb::arg("stream").none() = nb::none(),
-            nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
-            nb::arg("copy").none() = nb::none(), nb::arg("named"),
-            nb::sig("def __dlpack__(self, *, stream: object | None = None, max_version: object | "
-                    "None = None, dl_device: object | None = None, copy: object | None = None) -> "
-                    "object"))
-        .def("__dlpack_device__",
-             bare<Array>("__dlpack_device__",
-                         [](const Array& a) { return dlpack_device(device_of(a)); }),
-             nb::sig("def __dlpack_device__(self) -> tuple"));
-    array.attr("__dlpack_c_exchange_api__") = exchange_api_capsule();
-    for (const char* compare : {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
-        array.def(
-            compare,
-            [compare](const Array& a, nb::handle other) {
-                return nb::object(to_numpy(a.read(), true).attr(compare)(other));
-            },
-            nb::arg("other").none(),
-            nb::sig(cat("def ", compare,
-                        "(self, other: object, /) -> "
-                        "typing.Any")
-                        .c_str()));
-    array.attr("__hash__") = nb::none();  // equality compares elements
-    for (const char* binary :
-         {"__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__",
-          "__matmul__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rfloordiv__",
-          "__rmod__", "__rpow__", "__rmatmul__"})
-        array.def(
-            binary,
-            [binary](const Array& a, nb::handle other) {
-                return nb::object(to_numpy(a.read(), true).attr(binary)(other));
-            },
-            nb::arg("other").none(),
-            nb::sig(cat("def ", binary, "(self, other: object, /) -> typing.Any").c_str()));
-    for (const char* unary : {"__neg__", "__pos__", "__abs__", "tolist"})
-        array.def(
-            unary,
-            [unary](const Array& a, const nb::args& rest, const nb::kwargs& named) {
-                refuse_rest(unary, "none", rest, named);
-                return nb::object(to_numpy(a.read(), true).attr(unary)());
-            },
-            nb::arg("rest"), nb::arg("named"),
-            nb::sig(cat("def ", unary, "(self) -> typing.Any").c_str()));
-    for (const char* reduction : {"sum", "mean", "std", "min", "max", "argmin", "argmax", "any",
-                                  "all", "reshape", "astype"})
-        array.def(
-            reduction,
-            [reduction](const Array& a, const nb::args& args, const nb::kwargs& named) {
-                return nb::object(to_numpy(a.read(), true).attr(reduction)(*args, **named));
-            },
-            nb::sig(cat("def ", reduction, "(self, *args: object, **kwargs: object) -> typing.Any")
-                        .c_str()),
-            "NumPy's, of a copy.");
-    array.def(
-        "__format__",
-        [](const Array& a, const nb::str& spec) {
-            const bool one = a.type().shape.rank() == 0;
-            const nb::object shown = nb::len(spec) == 0 ? nb::object(nb::find(a))
-                                     : one              ? nb::object(item(a, "format()"))
-                                                        : to_numpy(a.read(), true);
-            return nb::len(spec) == 0 ? nb::object(nb::str(shown))
-                                      : nb::object(shown.attr("__format__")(spec));
-        },
-        nb::sig("def __format__(self, spec: str, /) -> str"));
-
-    nb::class_<Outputs>(m, "Outputs", "The outputs of one run, by name.")
-        .def("__getitem__", &output_array, nb::arg("name").none(),
-             nb::sig("def __getitem__(self, name: str, /) -> Array"))
-        .def("__len__", [](const Outputs& o) { return o.step->plan().outputs.size(); })
-        .def("__contains__", &has_output, nb::arg("name").none(),
-             nb::sig("def __contains__(self, name: object, /) -> bool"))
-        .def(
-            "__iter__", [](const Outputs& o) { return nb::iter(output_names(o)); },
-            nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
-        .def("keys", bare<Outputs>("keys", output_names), nb::sig("def keys(self) -> list[str]"),
-             "The names, in the order of the graph.")
-        .def("values",
-             bare<Outputs>("values",
-                           [](const Outputs& o) {
-                               nb::list arrays;
-                               for (nb::handle name : output_names(o))
-                                   arrays.append(output_array(o, name));
-                               return arrays;
-                           }),
-             nb::sig("def values(self) -> list[Array]"), "The Arrays, in the order of the graph.")
-        .def("items",
-             bare<Outputs>("items",
-                           [](const Outputs& o) {
-                               nb::list items;
-                               for (nb::handle name : output_names(o))
-                                   items.append(nb::make_tuple(name, output_array(o, name)));
-                               return items;
-                           }),
-             nb::sig("def items(self) -> list[tuple[str, Array]]"),
-             "Pairs (name, Array), in the order of the graph.")
-        .def(
-            "get",
-            [](const Outputs& o, nb::handle name, nb::handle instead, const nb::args& rest,
-               const nb::kwargs& named) {
-                refuse_rest("get", "name and default", rest, named);
-                return has_output(o, name) ? nb::cast(output_array(o, name)) : nb::borrow(instead);
-            },
-            nb::arg("name").none() = nb::none(), nb::arg("default").none() = nb::none(),
-            nb::arg("rest"), nb::arg("named"),
-            nb::sig("def get(self, name: object | None, default: object | None = None) -> object"),
-            "The Array of that name, or `default`.");
-
     nb::class_<Step>(m, "Step", "A compiled step; aicf.Step is its public face.")
         .def(
             "__init__",
@@ -619,16 +292,15 @@ void bind_step(nb::module_& m) {
             "__call__",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
                 Step& step = object_of<Step>(self);
-                if (rest.size() != 0)
-                    refuse_rest("step", "inputs by name, as in step(x=...)", rest, {});
-                const CallArguments arguments = import_inputs(step, kwargs);
+                const CallArguments arguments = import_inputs(self, "step", rest, kwargs);
                 return after(self, step, [&] {
                     GilRelease release;
                     return step.call(arguments.inputs, arguments.stream);
                 });
             },
-            nb::sig("def __call__(self, **inputs: object) -> Outputs"),
-            "Copies the named inputs in, runs one step and returns its outputs. stream= (of any "
+            nb::sig("def __call__(self, *inputs: object, **named: object) -> Outputs"),
+            "Copies the inputs in, by name or in the order in which the graph made them, runs one "
+            "step and returns its outputs. stream= (of any "
             "framework, or its handle): the step comes after what the stream holds, and what the "
             "stream gets later comes after the step; nothing waits on the host.")
         .def(
@@ -646,8 +318,7 @@ void bind_step(nb::module_& m) {
             "run_many",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
                 Step& step = object_of<Step>(self);
-                refuse_rest("run_many", "inputs by name, as in step.run_many(x=...)", rest, {});
-                const CallArguments arguments = import_inputs(step, kwargs);
+                const CallArguments arguments = import_inputs(self, "run_many", rest, kwargs);
                 const int64_t steps = steps_of(step, arguments.inputs);
                 return after(self, step, [&] {
                     uint64_t done = step.generation();
@@ -659,7 +330,7 @@ void bind_step(nb::module_& m) {
                     return done;
                 });
             },
-            nb::sig("def run_many(self, **inputs: object) -> Outputs"),
+            nb::sig("def run_many(self, *inputs: object, **named: object) -> Outputs"),
             "Calls the step once for each element of a leading axis, which every input given has; "
             "outputs are those of the last step, of one that keeps steps those it keeps. The same "
             "bits as the calls; Ctrl-C ends it between two steps.")
@@ -667,14 +338,13 @@ void bind_step(nb::module_& m) {
             "run",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
                 Step& step = object_of<Step>(self);
-                refuse_rest("run", "inputs by name, as in step.run(x=...)", rest, {});
-                const CallArguments arguments = import_inputs(step, kwargs, true);
+                const CallArguments arguments = import_inputs(self, "run", rest, kwargs, true);
                 return after(self, step, [&] {
                     GilRelease release;
                     return step.run(arguments.inputs, arguments.stream, arguments.sync);
                 });
             },
-            nb::sig("def run(self, **inputs: object) -> Outputs"),
+            nb::sig("def run(self, *inputs: object, **named: object) -> Outputs"),
             "Runs the same ops one by one, without the captured form.")
         .def("capture",
              bare<Step>("capture",
@@ -739,14 +409,18 @@ void bind_step(nb::module_& m) {
             "nothing better did.")
         .def(
             "_profile_call",
-            [](nb::handle self, const nb::kwargs& kwargs) { return profiled(self, kwargs, false); },
-            nb::sig("def _profile_call(self, **inputs: object) -> "
+            [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
+                return profiled(self, rest, kwargs, false);
+            },
+            nb::sig("def _profile_call(self, *inputs: object, **named: object) -> "
                     "tuple[Outputs, bytes, list[str], str]"),
             "As a call; what it returns as _profile.")
         .def(
             "_profile_run",
-            [](nb::handle self, const nb::kwargs& kwargs) { return profiled(self, kwargs, true); },
-            nb::sig("def _profile_run(self, **inputs: object) -> "
+            [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
+                return profiled(self, rest, kwargs, true);
+            },
+            nb::sig("def _profile_run(self, *inputs: object, **named: object) -> "
                     "tuple[Outputs, bytes, list[str], str]"),
             "As run; what it returns as _profile.")
         .def("_launch_sizes",

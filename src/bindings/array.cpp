@@ -1,0 +1,326 @@
+// Arrays and outputs that come out of a step.
+#include "bindings/array.h"
+
+namespace aicf {
+
+namespace {
+
+Device device_of(const Array& array) { return array.step ? array.step->device() : Device{}; }
+
+/// The tensor where it lies, all work on it done: a live leaf, or a copy of an output.
+TensorRef dlpack_ref(const Array& array) {
+    if (!array.step || (array.leaf == kNone && device_of(array).kind == Device::cpu))
+        return array.read();
+    if (array.leaf == kNone) {
+        TensorRef copy = array.snapshot();
+        GilRelease release;
+        array.step->synchronize();
+        return copy;
+    }
+    GilRelease release;
+    array.step->synchronize();
+    return array.step->view(array.leaf);
+}
+
+nb::object to_dlpack(const Array& array, const ExportRequest& request) {
+    const bool live = array.step && array.leaf != kNone;
+    if (device_of(array).kind == Device::cpu) {
+        TensorRef ref = dlpack_ref(array);
+        return export_capsule(request.copied && (live || !array.step) ? copy_tensor(ref) : ref,
+                              request);
+    }
+    if (request.to_host) return export_capsule(array.read(), request);
+    TensorRef ref;
+    if (live && !request.copied) {
+        GilRelease release;
+        ref = array.step->view(array.leaf);
+    } else {
+        ref = array.snapshot();
+    }
+    if (request.stream != -1) {
+        GilRelease release;
+        ref.owner = array.step->lend(std::move(ref.owner), request.stream);
+    }
+    return export_capsule(std::move(ref), request);
+}
+
+bool array_hook(PyObject* object, TensorRef* out) {
+    if (!nb::isinstance<Array>(nb::handle(object))) return false;
+    *out = dlpack_ref(object_of<Array>(object));
+    return true;
+}
+
+PyObject* array_from_hook(TensorRef ref) { return nb::cast(array_of(ref)).release().ptr(); }
+
+/// One element as a Python number; of an output that keeps steps none is the one.
+nb::object item(const Array& a, const char* asked) {
+    if (a.step && a.leaf == kNone && a.step->output(a.output).keep > 1)
+        raise(ErrorKind::shape, asked, " of output \"", a.output, "\", which keeps the last ",
+              a.step->output(a.output).keep,
+              " steps, oldest first; need one of them, the newest is [-1]");
+    if (element_count(a.type().shape) != 1)
+        raise(ErrorKind::shape, asked, " of an Array ", to_string(a.type()),
+              "; need one element, or numpy()");
+    return to_numpy(a.read(), true).attr("item")();
+}
+
+bool has_output(const Outputs& o, nb::handle name) {
+    std::string text;
+    if (!text_of(name, text)) return false;
+    const auto& outputs = o.step->plan().outputs;
+    return std::any_of(outputs.begin(), outputs.end(),
+                       [&](const auto& output) { return output.name == text; });
+}
+
+Array output_array(const Outputs& o, nb::handle name) {
+    Array result;
+    result.owner = o.owner;
+    result.step = o.step;
+    result.output = name_of(name);
+    o.step->output(result.output);
+    result.generation = o.generation;
+    return result;
+}
+
+nb::list output_names(const Outputs& o) {
+    nb::list names;
+    for (const auto& output : o.step->plan().outputs) names.append(output.name);
+    return names;
+}
+
+}  // namespace
+
+Array array_of(const TensorRef& tensor) {
+    Array array;
+    array.tensor = tensor;
+    return array;
+}
+
+Outputs outputs_of(nb::handle self, Step& step, uint64_t generation) {
+    return {nb::borrow(self), &step, generation};
+}
+
+std::string name_of(nb::handle object) {
+    std::string name;
+    if (!text_of(object, name)) name = repr_of(object);
+    return name;
+}
+
+bool is_step_output(nb::handle object) {
+    if (!nb::isinstance<Array>(object)) return false;
+    const Array& array = object_of<Array>(object);
+    return array.step && array.leaf == kNone;
+}
+
+void bind_array(nb::module_& m) {
+    dlpack_hooks.as_tensor_ref = array_hook;
+    dlpack_hooks.from_tensor_ref = array_from_hook;
+
+    nb::class_<Array> array(m, "Array",
+                            "A tensor that a step hands out: NumPy and DLPack read it. It compares "
+                            "as NumPy's, element by element; bool() needs one element.");
+    array
+        .def_prop_ro(
+            "shape", [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); },
+            "The extent of each axis; of an output that keeps steps, how many it has first.")
+        .def_prop_ro(
+            "dtype", [](const Array& a) { return dtype_name(a.type().dtype); },
+            "NumPy's name of it, or \"bfloat16\".")
+        .def_prop_ro(
+            "device",
+            [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); },
+            "\"cpu\" or \"cuda:<index>\".")
+        .def_prop_ro(
+            "ndim", [](const Array& a) { return a.type().shape.rank(); }, "How many axes it has.")
+        .def(
+            "numpy", [](const Array& a) { return to_numpy(a.read(), true); },
+            nb::sig("def numpy(self) -> numpy.ndarray"),
+            "A NumPy copy; bfloat16 comes as float32, which is exact. Raises StaleOutput for an "
+            "output of an earlier step.")
+        .def(
+            "__array__",
+            [](const Array& a, nb::handle dtype, nb::handle copy, const nb::args& rest,
+               const nb::kwargs& named) {
+                refuse_rest("__array__", "dtype and copy", rest, named);
+                if (optional_bool(copy, "__array__: copy") == false)
+                    throw nb::value_error(
+                        "aicf.Array: NumPy needs a copy; use copy=None or copy=True");
+                nb::object result = to_numpy(a.read(), true);
+                return dtype.is_none() ? result : result.attr("astype")(dtype);
+            },
+            nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none(),
+            nb::arg("rest"), nb::arg("named"),
+            nb::sig("def __array__(self, dtype: object | None = None, copy: object | None = None) "
+                    "-> object"))
+        .def("copy",
+             bare<Array>("copy",
+                         [](const Array& a) {
+                             return array_of(a.step ? a.read() : copy_tensor(a.tensor));
+                         }),
+             nb::sig("def copy(self) -> Array"), "An Array that owns a copy in host memory.")
+        .def(
+            "item", [](const Array& a) { return item(a, "item()"); },
+            nb::sig("def item(self) -> object"),
+            "The one element as a Python number. Raises ShapeError when there are more.")
+        .def("__float__",
+             [](const Array& a) { return nb::cast<double>(nb::float_(item(a, "float()"))); })
+        .def("__int__", [](const Array& a) { return nb::int_(item(a, "int()")); })
+        .def("__bool__", [](const Array& a) { return nb::bool_(item(a, "bool()")); })
+        .def("__getitem__",
+             [](const Array& a, nb::handle key) {
+                 return nb::object(to_numpy(a.read(), true)[key]);
+             })
+        .def(
+            "__setitem__",
+            [](const Array& a, nb::handle, nb::handle) {
+                const std::string name =
+                    a.leaf == kNone ? std::string() : a.step->plan().values[a.leaf].name;
+                raise(ErrorKind::graph, "Array: elements of ",
+                      name.empty() ? "what a step hands out" : cat("\"", name, "\""),
+                      " cannot be assigned, reading makes a copy; ",
+                      name.empty()
+                          ? "change what numpy() gives"
+                          : cat("assign the whole, as in step.params[\"", name, "\"] = array"));
+            },
+            nb::arg("key").none(), nb::arg("value").none(),
+            nb::sig("def __setitem__(self, key: object, value: object, /) -> None"))
+        .def("__len__",
+             [](const Array& a) {
+                 if (a.type().shape.rank() == 0)
+                     throw nb::type_error("aicf.Array: len() of a rank-0 array");
+                 return a.type().shape[0];
+             })
+        .def("__repr__",
+             [](const Array& a) {
+                 return cat("aicf.Array(", to_string(a.type()), ", ",
+                            to_string(a.step ? a.step->device() : a.tensor.device), ")");
+             })
+        .def(
+            "__dlpack__",
+            [](const Array& a, const nb::args& rest, nb::handle stream, nb::handle max_version,
+               nb::handle dl_device, nb::handle copy, const nb::kwargs& named) {
+                refuse_rest("__dlpack__", "stream, max_version, dl_device and copy by name", rest,
+                            named);
+                const bool read_only = a.step && a.leaf != kNone;
+                return to_dlpack(a, export_request(device_of(a), read_only, stream, max_version,
+                                                   dl_device, copy));
+            },
+            nb::arg("rest"), nb::arg("stream").none() = nb::none(),
+            nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
+            nb::arg("copy").none() = nb::none(), nb::arg("named"),
+            nb::sig("def __dlpack__(self, *, stream: object | None = None, max_version: object | "
+                    "None = None, dl_device: object | None = None, copy: object | None = None) -> "
+                    "object"))
+        .def("__dlpack_device__",
+             bare<Array>("__dlpack_device__",
+                         [](const Array& a) { return dlpack_device(device_of(a)); }),
+             nb::sig("def __dlpack_device__(self) -> tuple"));
+    array.attr("__dlpack_c_exchange_api__") = exchange_api_capsule();
+    for (const char* compare : {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
+        array.def(
+            compare,
+            [compare](const Array& a, nb::handle other) {
+                return nb::object(to_numpy(a.read(), true).attr(compare)(other));
+            },
+            nb::arg("other").none(),
+            nb::sig(cat("def ", compare,
+                        "(self, other: object, /) -> "
+                        "typing.Any")
+                        .c_str()));
+    array.attr("__hash__") = nb::none();  // equality compares elements
+    for (const char* binary :
+         {"__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__",
+          "__matmul__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rfloordiv__",
+          "__rmod__", "__rpow__", "__rmatmul__"})
+        array.def(
+            binary,
+            [binary](const Array& a, nb::handle other) {
+                return nb::object(to_numpy(a.read(), true).attr(binary)(other));
+            },
+            nb::arg("other").none(),
+            nb::sig(cat("def ", binary, "(self, other: object, /) -> typing.Any").c_str()));
+    for (const char* unary : {"__neg__", "__pos__", "__abs__", "tolist"})
+        array.def(
+            unary,
+            [unary](const Array& a, const nb::args& rest, const nb::kwargs& named) {
+                refuse_rest(unary, "none", rest, named);
+                return nb::object(to_numpy(a.read(), true).attr(unary)());
+            },
+            nb::arg("rest"), nb::arg("named"),
+            nb::sig(cat("def ", unary, "(self) -> typing.Any").c_str()));
+    for (const char* reduction : {"sum", "mean", "std", "min", "max", "argmin", "argmax", "any",
+                                  "all", "reshape", "astype"})
+        array.def(
+            reduction,
+            [reduction](const Array& a, const nb::args& args, const nb::kwargs& named) {
+                return nb::object(to_numpy(a.read(), true).attr(reduction)(*args, **named));
+            },
+            nb::sig(cat("def ", reduction, "(self, *args: object, **kwargs: object) -> typing.Any")
+                        .c_str()),
+            "NumPy's, of a copy.");
+    array.def(
+        "__format__",
+        [](const Array& a, const nb::str& spec) {
+            const bool one = a.type().shape.rank() == 0;
+            const nb::object shown = nb::len(spec) == 0 ? nb::object(nb::find(a))
+                                     : one              ? nb::object(item(a, "format()"))
+                                                        : to_numpy(a.read(), true);
+            return nb::len(spec) == 0 ? nb::object(nb::str(shown))
+                                      : nb::object(shown.attr("__format__")(spec));
+        },
+        nb::sig("def __format__(self, spec: str, /) -> str"));
+
+    nb::class_<Outputs>(m, "Outputs", "The outputs of one run, by name.")
+        .def("__getitem__", &output_array, nb::arg("name").none(),
+             nb::sig("def __getitem__(self, name: str, /) -> Array"))
+        .def("__len__", [](const Outputs& o) { return o.step->plan().outputs.size(); })
+        .def("__contains__", &has_output, nb::arg("name").none(),
+             nb::sig("def __contains__(self, name: object, /) -> bool"))
+        .def(
+            "__iter__", [](const Outputs& o) { return nb::iter(output_names(o)); },
+            nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
+        .def("_ipython_key_completions_", output_names,
+             nb::sig("def _ipython_key_completions_(self) -> list[str]"))
+        .def("__repr__",
+             [](const Outputs& o) {
+                 std::string text;
+                 for (const auto& output : o.step->plan().outputs)
+                     text += cat(text.empty() ? "" : ", ", output.name, " ",
+                                 to_string(output_array(o, nb::cast(output.name)).type()));
+                 return cat("aicf.Outputs(", text, ")");
+             })
+        .def("keys", bare<Outputs>("keys", output_names), nb::sig("def keys(self) -> list[str]"),
+             "The names, in the order of the graph.")
+        .def("values",
+             bare<Outputs>("values",
+                           [](const Outputs& o) {
+                               nb::list arrays;
+                               for (nb::handle name : output_names(o))
+                                   arrays.append(output_array(o, name));
+                               return arrays;
+                           }),
+             nb::sig("def values(self) -> list[Array]"), "The Arrays, in the order of the graph.")
+        .def("items",
+             bare<Outputs>("items",
+                           [](const Outputs& o) {
+                               nb::list items;
+                               for (nb::handle name : output_names(o))
+                                   items.append(nb::make_tuple(name, output_array(o, name)));
+                               return items;
+                           }),
+             nb::sig("def items(self) -> list[tuple[str, Array]]"),
+             "Pairs (name, Array), in the order of the graph.")
+        .def(
+            "get",
+            [](const Outputs& o, nb::handle name, nb::handle instead, const nb::args& rest,
+               const nb::kwargs& named) {
+                refuse_rest("get", "name and default", rest, named);
+                return has_output(o, name) ? nb::cast(output_array(o, name)) : nb::borrow(instead);
+            },
+            nb::arg("name").none() = nb::none(), nb::arg("default").none() = nb::none(),
+            nb::arg("rest"), nb::arg("named"),
+            nb::sig("def get(self, name: object | None, default: object | None = None) -> object"),
+            "The Array of that name, or `default`.");
+}
+
+}  // namespace aicf
