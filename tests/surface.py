@@ -27,8 +27,21 @@ from aicf import _core
 MOST_BYTES = 3 << 30
 MOST_TEXT = 2048  # bytes of a message
 FOREIGN = re.compile(r"nanobind:|std::|bad_cast|incompatible function arguments|Invoked with types")
-KINDS = (aicf.Error, TypeError, ValueError, OverflowError, IndexError, KeyError, BufferError,
-         MemoryError, AttributeError, RecursionError, OSError, StopIteration)  # fmt: skip
+KINDS = (
+    aicf.Error,
+    TypeError,
+    ValueError,
+    OverflowError,
+    IndexError,
+    KeyError,
+    BufferError,
+    MemoryError,
+    AttributeError,
+    RecursionError,
+    OSError,
+    StopIteration,
+    ZeroDivisionError,
+)  # of NumPy's arrays of objects; fmt: skip
 COUNTED_BY_NANOBIND = {  # too quick for an argument count of our own
     "_core.Step.replay",
     "_core.Array.numpy",

@@ -139,10 +139,13 @@ def test_an_argument_that_there_is_not():
     for call, text in (
         (
             lambda: aicf.sum(x, dim=0),
-            "sum: there is no argument 'dim' (is it 'axis'?); need x, axis",
+            "sum: there is no argument 'dim' (is it \"axis\"?); need x, axis",
         ),
-        (lambda: x.sum(0, keepdim=True), "no argument 'keepdim' (is it 'keepdims'?); need x, axis"),
-        (lambda: g.input("y", size=3), "no argument 'size' (is it 'shape'?); need name, shape"),
+        (
+            lambda: x.sum(0, keepdim=True),
+            "no argument 'keepdim' (is it \"keepdims\"?); need x, axis",
+        ),
+        (lambda: g.input("y", size=3), "no argument 'size' (is it \"shape\"?); need name, shape"),
         (lambda: aicf.sum(x, flux=1), "sum: there is no argument 'flux'; need x, axis, keepdims"),
     ):
         with pytest.raises(TypeError, match=re.escape(text)):
@@ -257,5 +260,7 @@ def test_dtypes_of_others_are_names():
     ],
 )
 def test_a_word_of_another_library_is_answered_with_ours(call, near):
-    with pytest.raises(TypeError, match=rf"there is no argument '\w+' \(is it '{near}'\?\); need"):
+    with pytest.raises(
+        TypeError, match=rf"there is no argument '\w+' \(is it \"{near}\"\?\); need"
+    ):
         call(aicf.Graph("g").input("x", (2, 3)))

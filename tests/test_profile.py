@@ -324,7 +324,7 @@ def test_a_profiler_collects_every_step_of_its_time(tmp_path):
         with pytest.raises(aicf.GraphError, match='input "t"'):
             two(x=np.zeros(BATCH["x"], np.float32))
         with pytest.raises(TypeError):
-            two(1)
+            two(1, 2, 3)
         with pytest.raises(aicf.GraphError, match="n is -1"):
             one.replay(-1)
     one.replay()
@@ -349,7 +349,7 @@ def test_runs_are_profiled():
         with pytest.raises(aicf.GraphError, match="sync is 'none at all'|none at all"):
             ours.run(sync="none at all")
         with pytest.raises(TypeError):
-            ours.run(1)
+            ours.run(1, 2, 3)
     theirs.run(x=batch["x"])
     theirs.replay(2)
     theirs.run()

@@ -238,6 +238,8 @@ class Array:
 
     def __getitem__(self, arg: object, /) -> object: ...
 
+    def __setitem__(self, key: object, value: object, /) -> None: ...
+
     def __len__(self) -> int: ...
 
     def __repr__(self) -> str: ...
@@ -346,6 +348,10 @@ class Outputs:
 
     def __iter__(self) -> Iterator[str]: ...
 
+    def _ipython_key_completions_(self) -> list[str]: ...
+
+    def __repr__(self) -> str: ...
+
     def keys(self) -> list[str]:
         """The names, in the order of the graph."""
 
@@ -369,9 +375,9 @@ class Step:
 
     def _export(self, state: bool) -> list: ...
 
-    def __call__(self, **inputs: object) -> Outputs:
+    def __call__(self, *inputs: object, **named: object) -> Outputs:
         """
-        Copies the named inputs in, runs one step and returns its outputs. stream= (of any framework, or its handle): the step comes after what the stream holds, and what the stream gets later comes after the step; nothing waits on the host.
+        Copies the inputs in, by name or in the order in which the graph made them, runs one step and returns its outputs. stream= (of any framework, or its handle): the step comes after what the stream holds, and what the stream gets later comes after the step; nothing waits on the host.
         """
 
     def replay(self, n: int = 1, stream: object | None = None) -> Outputs:
@@ -379,12 +385,12 @@ class Step:
         Runs the captured step n times on the inputs as they stand. stream: as in a call.
         """
 
-    def run_many(self, **inputs: object) -> Outputs:
+    def run_many(self, *inputs: object, **named: object) -> Outputs:
         """
         Calls the step once for each element of a leading axis, which every input given has; outputs are those of the last step, of one that keeps steps those it keeps. The same bits as the calls; Ctrl-C ends it between two steps.
         """
 
-    def run(self, **inputs: object) -> Outputs:
+    def run(self, *inputs: object, **named: object) -> Outputs:
         """Runs the same ops one by one, without the captured form."""
 
     def capture(self) -> None:
@@ -417,10 +423,10 @@ class Step:
         As replay, with each launch timed: the outputs, the times, what timed them and why nothing better did.
         """
 
-    def _profile_call(self, **inputs: object) -> tuple[Outputs, bytes, list[str], str]:
+    def _profile_call(self, *inputs: object, **named: object) -> tuple[Outputs, bytes, list[str], str]:
         """As a call; what it returns as _profile."""
 
-    def _profile_run(self, **inputs: object) -> tuple[Outputs, bytes, list[str], str]:
+    def _profile_run(self, *inputs: object, **named: object) -> tuple[Outputs, bytes, list[str], str]:
         """As run; what it returns as _profile."""
 
     def _launch_sizes(self) -> list[list[int]]: ...

@@ -15,6 +15,7 @@ import numbers
 import operator
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -231,13 +232,38 @@ _ELSEWHERE = {
     "size": ("shape",),
     "learning_rate": ("lr",),
     "target": ("t",),
+    "gpu": ("cuda",),
 }
 
 
-def _nearest(unknown: str, names: Sequence[str]) -> str:
-    """The argument that an unknown name most likely means; "" where none is near."""
-    said = [name for name in _ELSEWHERE.get(unknown, ()) if name in names]
-    return (said or difflib.get_close_matches(unknown, names, 1) or [""])[0]
+def is_it(unknown: Any, names: Iterable[str]) -> str:
+    """' (is it "axis"?)' of the name that an unknown one most likely means, or ""."""
+    if not isinstance(unknown, str):
+        return ""
+    known = list(names)
+    said = [name for name in _ELSEWHERE.get(unknown, ()) if name in known]
+    said = said or [name for name in known if name.lower() == unknown.lower()]
+    near = said or difflib.get_close_matches(unknown, known, 1)
+    return f' (is it "{near[0]}"?)' if near else ""
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+
+def user_line() -> str:
+    """file:line of the nearest caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _placed(error: Exception) -> Exception:
+    """The error with the user's line behind its text, unless it has one."""
+    if not hasattr(error, "source"):
+        error.source = user_line()  # type: ignore[attr-defined]
+        error.__init__(f"{error} ({error.source})")  # type: ignore[misc, attr-defined]
+    return error
 
 
 def checked(fn: Function) -> Function:
@@ -256,6 +282,7 @@ def checked(fn: Function) -> Function:
     by_name = {p.name for p in plain if p.kind != p.POSITIONAL_ONLY} & arguments.keys()
     names = [p.name for p in plain if p.kind != p.POSITIONAL_ONLY]
     accepted = None if any(p.kind == p.VAR_KEYWORD for p in parameters) else set(names)
+    builds = owner != "Step" and not any("Path" in str(p.annotation) for p in plain)
     carriers = [p.name for p in plain if "Value" in p.annotation or "Operand" in p.annotation]
 
     def given_as(key: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
@@ -266,10 +293,9 @@ def checked(fn: Function) -> Function:
     def call(*args: Any, **named: Any) -> Any:
         if accepted is not None and not named.keys() <= accepted:
             unknown = next(key for key in named if key not in accepted)
-            near = _nearest(unknown, names)
             raise TypeError(
-                f"{label}: there is no argument {unknown!r}"
-                f"{f' (is it {near!r}?)' if near else ''}; need {', '.join(names)}"
+                f"{label}: there is no argument {unknown!r}{is_it(unknown, names)}; "
+                f"need {', '.join(names)}"
             )
         taken, key = list(args), ""
         try:
@@ -283,14 +309,17 @@ def checked(fn: Function) -> Function:
             text, where = given_as("name", args, named), label
             if "name" in arguments and isinstance(text, str) and text.isprintable():
                 where = f'{label} "{text}"'
-            raise arguments[key].refusal(where, key, given_as(key, args, named)) from None
+            error = arguments[key].refusal(where, key, given_as(key, args, named))
+            raise (_placed(error) if builds else error) from None
         owners = [*taken[: bool(owner)], *(given_as(key, taken, named) for key in carriers)]
         before = [(core, core.mark()) for core in _graphs(owners)]
         try:
             return fn(*taken, **named)
-        except BaseException:
+        except BaseException as error:
             for core, mark in before:
                 core.rollback(mark)
+            if builds and isinstance(error, (GraphError, ShapeError, DTypeError)):
+                _placed(error)
             raise
 
     return call  # type: ignore[return-value]

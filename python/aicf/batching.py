@@ -14,7 +14,8 @@ import numpy as np
 
 from . import _core
 from ._core import GraphError, ShapeError
-from .graph import Graph, Value, _user_line
+from .arguments import user_line
+from .graph import Graph, Value
 from .loops import cut
 from .movement import broadcast_to, permute, reshape
 from .ops import (
@@ -163,7 +164,7 @@ class _Batch:
         rule = RULES.get(node["op"])
         if rule is None:
             raise GraphError(
-                f"vmap: {_named(node)} at {node.get('where', _user_line())} has no rule for a "
+                f"vmap: {_named(node)} at {node.get('where', user_line())} has no rule for a "
                 "batch; need it outside, or other ops"
             )
         limits = ("Infinity", "-Infinity", "NaN")
@@ -173,7 +174,7 @@ class _Batch:
         )
         if any(one.ndim == _MOST_AXES for one in outputs):
             raise ShapeError(
-                f"vmap: {node['op']} at {node.get('where', _user_line())} makes {outputs} of one "
+                f"vmap: {node['op']} at {node.get('where', user_line())} makes {outputs} of one "
                 f"example; need at most {_MOST_AXES - 1} axes, for the batch is one more"
             )
         made = rule(self, _Op(node["op"], inputs, outputs, attrs))

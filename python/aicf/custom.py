@@ -16,10 +16,10 @@ import numpy as np
 
 from . import _core
 from ._core import DTypeError, Error, FormatError, GraphError, ShapeError
-from .arguments import NamedDTypes, checked
+from .arguments import NamedDTypes, checked, user_line
 from .files import shown
 from .gradients import checked_gradients, custom_gradient
-from .graph import Graph, Value, _user_line
+from .graph import Graph, Value
 from .movement import broadcast_to
 
 __all__ = ["CustomOp", "Spec", "custom_op"]
@@ -49,7 +49,7 @@ class CustomOp:
         self.name: str = fn.__name__
         self.__doc__, self.__wrapped__ = fn.__doc__, fn
         self.where = f"custom_op {self.name}"
-        self.defined = _user_line()
+        self.defined = user_line()
         self.inputs, self._defaults, self._kinds = self._signature(fn)
         for key, value in options.items():
             setattr(self, "_" + key, value)

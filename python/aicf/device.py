@@ -10,6 +10,7 @@ import warnings
 from typing import NamedTuple
 
 from . import _core
+from .arguments import is_it
 
 
 class DeviceInfo(NamedTuple):
@@ -50,6 +51,11 @@ def resolve_device(device: str) -> str:
     if not isinstance(device, str) or not device.isascii():
         raise _core.GraphError(f'device: got {device!r}; need "auto", "cpu" or "cuda:<index>"')
     if device != "auto":
+        if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", device):
+            near = is_it(device.lower(), ("auto", "cpu", "cuda"))
+            raise _core.GraphError(
+                f'device: got "{device}"{near}; need "auto", "cpu" or "cuda:<index>"'
+            )
         return device
     wanted = os.environ.get("AICF_DEVICE") or "auto"
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", wanted):

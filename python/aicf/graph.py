@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,27 +12,19 @@ import numpy as np
 
 from . import _core
 from . import init as initializers
-from .arguments import DTypeName, checked
+from .arguments import DTypeName, checked, user_line
 
 if TYPE_CHECKING:
+    from ._methods import Methods  # what aicf.ops adds
     from .step import Step
     from .summary import Summary
-
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
-
-
-def _user_line() -> str:
-    """file:line of the nearest caller outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-
+else:
+    Methods = type("Methods", (), {"__slots__": ()})
 
 Operand: TypeAlias = "Value | float | np.ndarray"  # float: any number
 
 
-class Value:
+class Value(Methods):
     """One value of a graph: a name for data, not data. Operators and methods append nodes."""
 
     __slots__ = ("graph", "id")
@@ -84,9 +74,8 @@ class Value:
 
     if TYPE_CHECKING:  # what aicf.ops adds
 
-        def _binary(self, other: Value | float, /) -> Value: ...
+        def _binary(self, other: Operand, /) -> Value: ...
         def _unary(self) -> Value: ...
-        def __getattr__(self, name: str) -> Callable[..., Any]: ...
         def __getitem__(self, key: object, /) -> Value: ...
 
         __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = _binary
@@ -149,7 +138,7 @@ class Graph:
 
     def _here(self) -> _core.Graph:
         scopes = f" in {'.'.join(self._scopes)}" if self._scopes else ""
-        self._core.where = _user_line() + scopes
+        self._core.where = user_line() + scopes
         return self._core
 
     @contextlib.contextmanager
@@ -507,6 +496,9 @@ class Graph:
         title = f"{self.name}: {len(record['nodes'])} nodes"
         return Summary(title, summarize(record, self.lower(), depth))
 
+    def __repr__(self) -> str:
+        return f'aicf.Graph("{self.name}", {self._core.mark().nodes} nodes)'
+
     def _repr_html_(self) -> str:
         return self.summary()._repr_html_()
 
@@ -561,6 +553,7 @@ class Graph:
         tensor_cores: str | None = None,
         check: bool = False,
         checks: str = "indices",
+        cast: bool = False,
     ) -> Step:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
@@ -588,6 +581,8 @@ class Graph:
             checks: "indices": a step that is given an index or label out of range raises BadValue
                 and changes no param, state or output. "off": such rows are NaN (0 for integers)
                 and have no gradient.
+            cast: inputs from the host take the dtype that the graph says: floats are rounded, whole
+                numbers must fit. Else another dtype is a DTypeError.
 
         Returns: a Step.
         """
@@ -607,6 +602,7 @@ class Graph:
             tensor_cores=tensor_cores,
             check=check,
             checks=checks,
+            cast=cast,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
 
 import numpy as np
@@ -41,6 +42,12 @@ def _array_html(array: _core.Array) -> str:
 def _outputs_html(outputs: _core.Outputs) -> str:
     rows = [_row(name, outputs[name]) for name in outputs]
     return html_table("outputs", _HEAD, rows, len(_HEAD))
+
+
+def leaves_html(leaves: Mapping[str, _core.Array]) -> str:
+    """The params or states of a step as a table."""
+    rows = [_row(name, array) for name, array in leaves.items()]
+    return html_table("values", ("name", *_HEAD[1:]), rows, len(_HEAD))
 
 
 def install() -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._core import DTypeError, GraphError
-from .arguments import checked
+from .arguments import checked, is_it
 
 if TYPE_CHECKING:
     from .graph import Graph, Value
@@ -127,6 +127,16 @@ class Optimizer(ABC):
                     _check_number(f"{where}[{i}]", beta, 1.0)
             else:
                 _check_number(where, value, math.inf)
+
+    def __new__(cls, *_: Any, **named: Any) -> Optimizer:
+        names = [field.name for field in fields(cls)] if is_dataclass(cls) else [*named]
+        for name in named:
+            if name not in names:
+                raise TypeError(
+                    f"{cls.__name__}: there is no argument {name!r}{is_it(name, names)}; "
+                    f"need {', '.join(names)}"
+                )
+        return super().__new__(cls)
 
     @abstractmethod
     def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:

@@ -556,10 +556,8 @@ class Profiler:
 
     def _call(self) -> Any:
         def __call__(step: Step, /, *rest: Any, **inputs: Any) -> _core.Outputs:
-            if rest:
-                return _core.Step.__call__(step, *rest, **inputs)
             recording = self._of(step, not step.captured)
-            outputs, *timed = step._profile_call(**inputs)
+            outputs, *timed = step._profile_call(*rest, **inputs)
             recording.calls.append(Timed._make(timed))
             return outputs
 
@@ -578,10 +576,8 @@ class Profiler:
 
     def _run(self) -> Any:
         def run(step: Step, /, *rest: Any, **inputs: Any) -> _core.Outputs:
-            if rest:
-                return _core.Step.run(step, *rest, **inputs)
             recording = self._of(step, True)
-            outputs, *timed = step._profile_run(**inputs)
+            outputs, *timed = step._profile_run(*rest, **inputs)
             recording.calls.append(Timed._make(timed))
             return outputs
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from . import _core
-from .arguments import Path, checked
+from .arguments import Path, checked, is_it
 from .device import resolve_device
 from .files import Source, write_whole
 from .serialize import listed, read_graph, read_record, read_tensors, write_tensors
@@ -56,7 +56,23 @@ class Leaves(Mapping[str, _core.Array]):
         if not isinstance(name, str) or name not in self._names:
             known = ", ".join(self._names) or "none"
             shown = f'"{name}"' if isinstance(name, str) and name.isprintable() else repr(name)
-            raise _core.GraphError(f"step: there is no {shown} here; it has {known}")
+            raise _core.GraphError(
+                f"step: there is no {shown} here{is_it(name, self._names)}; it has {known}"
+            )
+
+    def __repr__(self) -> str:
+        from .summary import type_text
+
+        shown = (f"{name} {type_text(array.dtype, array.shape)}" for name, array in self.items())
+        return f"aicf.Leaves({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        from .notebook import leaves_html
+
+        return leaves_html(self)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return [*self._names]
 
 
 class Launch(NamedTuple):
@@ -148,6 +164,7 @@ class Step(_core.Step):
 
     _graph: _core.Graph | None = None  # what it was compiled from; it may have grown since
     _built: _core.GraphMark
+    _cast = False  # whether inputs of another dtype are cast
 
     def __init__(
         self,
@@ -165,11 +182,14 @@ class Step(_core.Step):
         tensor_cores: str | None = None,
         check: bool = False,
         checks: str = "indices",
+        cast: bool = False,
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
         if not isinstance(math, str) or math not in MATH_MODES:
-            raise _core.GraphError(f"compile: math is {math!r}; need one of {MATH_MODES}")
+            raise _core.GraphError(
+                f"compile: math is {math!r}{is_it(math, MATH_MODES)}; need one of {MATH_MODES}"
+            )
         if not isinstance(deterministic, bool):
             raise _core.GraphError(f"compile: deterministic is {deterministic!r}; need a bool")
         if not isinstance(capture, bool):
@@ -177,14 +197,23 @@ class Step(_core.Step):
         if not isinstance(check, bool):
             raise _core.GraphError(f"compile: check is {check!r}; need a bool")
         if not isinstance(checks, str) or checks not in CHECKS:
-            raise _core.GraphError(f"compile: checks is {checks!r}; need one of {CHECKS}")
+            raise _core.GraphError(
+                f"compile: checks is {checks!r}{is_it(checks, CHECKS)}; need one of {CHECKS}"
+            )
+        if not isinstance(cast, bool):
+            raise _core.GraphError(f"compile: cast is {cast!r}; need a bool")
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
         known = _core.pass_names()
         names = known if isinstance(passes, str) and passes == "default" else passes
         if not isinstance(names, (list, tuple)) or any(name not in known for name in names):
+            wrong = [passes] if isinstance(passes, str) else passes
+            wrong = wrong if isinstance(wrong, (list, tuple)) else ()
+            wrong = [name for name in wrong if name not in known]
+            near = next((said for name in wrong if (said := is_it(name, [*known, "default"]))), "")
             raise _core.GraphError(
-                f'compile: passes is {passes!r}; need "default" or a tuple of {", ".join(known)}'
+                f'compile: passes is {passes!r}{near}; need "default" or a tuple of '
+                f"{', '.join(known)}"
             )
         others = _steps("compile", share)
         chosen = {} if candidates is None else candidates
@@ -203,6 +232,7 @@ class Step(_core.Step):
             )
         initial = _initial(graph, params)
         self._graph, self._built = graph._core, graph._core.mark()
+        self._cast = cast
         super().__init__(
             graph._core,
             resolve_device(device),
@@ -223,6 +253,21 @@ class Step(_core.Step):
             from .watch import trap
 
             trap(self, indices=True)
+
+    def _casted(self, name: str, array: np.ndarray, dtype: str) -> Any:
+        """An input as the dtype of the graph; DTypeError where whole numbers would change."""
+        if dtype == "bfloat16":  # which NumPy does not know; numbers take any dtype
+            return array.tolist()
+        with np.errstate(all="ignore"):
+            result = array.astype(dtype)
+        whole = not dtype.startswith(("float", "bfloat"))
+        if whole and not np.array_equal(result, array):
+            at = tuple(int(i) for i in np.argwhere(result != array)[0])
+            raise _core.DTypeError(
+                f'step: input "{name}" holds {array[at]} at {list(at)}, which {dtype} does not '
+                "hold; need whole numbers in its range"
+            )
+        return result
 
     # ---- state
 
@@ -583,7 +628,8 @@ def _initial(graph: Graph, params: Any) -> dict[str, Any]:
     unknown = [name for name in params if name not in known]
     if unknown:
         raise _core.GraphError(
-            f"compile: params has unknown {unknown}; it has {', '.join(known) or 'none'}"
+            f"compile: params has unknown {unknown}{is_it(unknown[0], known)}; "
+            f"it has {', '.join(known) or 'none'}"
         )
     for name, value in params.items():
         if isinstance(value, bytes):

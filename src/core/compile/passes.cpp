@@ -4,6 +4,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "core/base/near.h"
 #include "core/compile/plan.h"
 
 namespace aicf {
@@ -128,13 +129,16 @@ std::vector<const Pass*> select_passes(const std::vector<std::string>& names) {
     std::vector<const Pass*> result;
     for (const std::string& name : names) {
         std::string known;
+        std::vector<std::string> all;
         const Pass* found = nullptr;
         for (const Pass& pass : all_passes()) {
             known += (known.empty() ? "" : ", ") + pass.name;
+            all.push_back(pass.name);
             if (pass.name == name) found = &pass;
         }
         if (!found)
-            raise(ErrorKind::graph, "passes: unknown pass \"", name, "\"; need one of ", known);
+            raise(ErrorKind::graph, "passes: unknown pass \"", name, "\"", is_it(name, all),
+                  "; need one of ", known);
         result.push_back(found);
     }
     return result;

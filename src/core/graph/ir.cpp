@@ -226,7 +226,8 @@ ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, 
     if (value_name.empty()) raise(ErrorKind::graph, role_name(role), ": empty name; need a name");
     if (const Value* other = find(value_name))
         raise(ErrorKind::graph, at, ": the name is taken by ", role_name(other->role), " ",
-              describe(other->id), "; need a name of its own");
+              describe(other->id),
+              "; need a name of its own, or a new Graph where this code runs again");
     int64_t count = 1;
     for (int64_t size : type.shape) {
         if (size < 0)

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/base/near.h"
+
 namespace aicf {
 
 namespace {
@@ -48,8 +50,10 @@ DType parse_dtype(std::string_view name, std::string_view where) {
     if (bare.starts_with("complex"))
         raise(ErrorKind::dtype, where, ": ", name,
               " numbers are not offered; need their real and imaginary parts as two values");
-    raise(ErrorKind::dtype, where, ": unknown dtype \"", name,
-          "\"; need one of float32, float64, float16, bfloat16, int32, int64, uint8, bool");
+    std::vector<std::string> names;
+    for (const auto& info : kInfo) names.emplace_back(info.name);
+    raise(ErrorKind::dtype, where, ": unknown dtype \"", name, "\"", is_it(bare, names),
+          "; need one of float32, float64, float16, bfloat16, int32, int64, uint8, bool");
 }
 
 Dims::Dims(std::initializer_list<int64_t> values) {

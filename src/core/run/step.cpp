@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "core/base/float_mode.h"
+#include "core/base/near.h"
 #include "core/base/threads.h"
 #include "core/run/eager.h"
 #include "core/run/init.h"
@@ -534,20 +535,27 @@ std::vector<const Value*> Step::needed_inputs() const {
 const Value& Step::leaf(std::string_view name) const {
     if (const Value* found = find_leaf(name)) return *found;
     std::string known;
-    for (const Value& other : plan_.values)
-        if (is_leaf(other))
-            known += cat(known.empty() ? "" : ", ", role_name(other.role), " ", other.name);
-    raise(ErrorKind::graph, "step: there is no \"", name, "\"; it has ", known);
+    std::vector<std::string> names;
+    for (const Value& other : plan_.values) {
+        if (!is_leaf(other)) continue;
+        known += cat(known.empty() ? "" : ", ", role_name(other.role), " ", other.name);
+        names.push_back(other.name);
+    }
+    raise(ErrorKind::graph, "step: there is no \"", name, "\"", is_it(name, names), "; it has ",
+          known.empty() ? "none" : known);
 }
 
 const Lowered::Output& Step::output(std::string_view name) const {
     const auto at = output_names_.find(name);
     if (at != output_names_.end()) return plan_.outputs[at->second];
     std::string known;
-    for (const Lowered::Output& output : plan_.outputs)
+    std::vector<std::string> names;
+    for (const Lowered::Output& output : plan_.outputs) {
         known += (known.empty() ? "" : ", ") + output.name;
-    raise(ErrorKind::graph, "step: there is no output \"", name, "\"; it has ",
-          known.empty() ? "none" : known);
+        names.push_back(output.name);
+    }
+    raise(ErrorKind::graph, "step: there is no output \"", name, "\"", is_it(name, names),
+          "; it has ", known.empty() ? "none" : known);
 }
 
 ValueId Step::bindable(std::string_view name) const {
@@ -569,7 +577,8 @@ void Step::check_fits(const Value& value, const TensorRef& tensor, const char* v
     if (tensor.dtype != value.type.dtype)
         raise(ErrorKind::dtype, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
               type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type),
-              " (cast the array)");
+              value.role == Role::input ? " (cast the array, or compile(cast=True))"
+                                        : " (cast the array)");
     if (!(tensor.shape == value.type.shape))
         raise(ErrorKind::shape, verb, ": ", role_name(value.role), " \"", value.name, "\" got ",
               type_string(tensor.dtype, tensor.shape), "; need ", to_string(value.type));
