@@ -1,7 +1,7 @@
 """A whole training step, compiled into one plan and replayed with the same bits every time."""
 
 from . import _core as _core  # before NumPy: its refusal of another interpreter is ours
-from . import init, optim
+from . import init, nn, optim
 from ._core import (
     Array,
     BadValue,
@@ -50,8 +50,8 @@ from .losses import *  # noqa: F403
 from .losses import __all__ as _loss_names
 from .movement import *  # noqa: F403
 from .movement import __all__ as _movement_names
-from .nn import *  # noqa: F403
-from .nn import __all__ as _nn_names
+from .nn_functions import *  # noqa: F403
+from .nn_functions import __all__ as _nn_names
 from .notebook import install as _install_notebook
 from .numerics import *  # noqa: F403
 from .numerics import __all__ as _numerics_names
@@ -102,6 +102,7 @@ __all__ = [
     "devices",
     "init",
     "load_step",
+    "nn",
     "num_threads",
     "op_call",
     "optim",

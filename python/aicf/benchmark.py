@@ -14,7 +14,7 @@ from .convolutions import conv2d
 from .graph import Graph, Value
 from .losses import cross_entropy, mse_loss
 from .movement import flatten
-from .nn import layer_norm, scaled_dot_product_attention
+from .nn_functions import layer_norm, scaled_dot_product_attention
 from .ops import gelu, mean, relu
 from .pools import max_pool2d
 from .progress import Progress

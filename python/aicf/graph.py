@@ -16,6 +16,7 @@ from .arguments import DTypeName, checked, user_line
 
 if TYPE_CHECKING:
     from ._methods import Methods  # what aicf.ops adds
+    from .selection import Params
     from .step import Step
     from .summary import Summary
 else:
@@ -130,6 +131,8 @@ class Graph:
         self._own_rules: dict[int, Callable[[list[int]], list[int]]] = {}  # by the first result
         self._scopes: list[str] = []  # the composed custom ops that are being made
         self._building: list[list[Value]] = []  # the Values of bodies that are being built
+        self._held: dict[Any, str] = {}  # names of what modules own
+        self._updates: dict[int, Value] = {}  # what states hold next, which may yet move on; by id
 
     @property
     def name(self) -> str:
@@ -205,7 +208,37 @@ class Graph:
     @checked
     def assign(self, target: Value, source: Value) -> None:
         """Says what a param or state holds at the start of the next step. Once per target."""
+        if isinstance(target, Value) and target.graph is self and target.id in self._updates:
+            raise _core.GraphError(
+                f"assign: a layer moves {target!r} on already; need a state of your own"
+            )
         self._here().assign(self._id(target, "assign"), self._id(source, "assign"))
+
+    def _update(self, state: Value, move: Callable[[Value], Value]) -> None:
+        """The next content of a state is `move` of what it is so far: calls follow one another."""
+        known = self._core.assigned(state.id) >= 0
+        after = move(self._updates.get(state.id, state))
+        if known or self._building or state.role not in ("param", "state"):
+            self.assign(state, after)  # which says what is wrong
+        self._updates[state.id] = after
+
+    def _settle(self) -> None:
+        """States hold next what their last update said."""
+        for id, value in self._updates.items():
+            self._core.assign(id, value.id)
+        self._updates.clear()
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[_core.Graph]:
+        """The graph as it would be compiled now, to be looked at."""
+        mark = self._core.mark()
+        try:
+            for id, value in self._updates.items():
+                self._core.assign(id, value.id)
+            yield self._core
+        finally:
+            if self._updates:
+                self._core.rollback(mark)
 
     @checked
     def output(self, name: str, value: Value, keep: int = 1) -> None:
@@ -224,6 +257,17 @@ class Graph:
         weight = self.param(f"{name}.W", (out, x.shape[-1]), x.dtype)
         offset = self.param(f"{name}.b", (out,), x.dtype) if bias else None
         return linear(x, weight, offset)
+
+    @property
+    def params(self) -> Params:
+        """The params by name; called with patterns, a list of those that match one.
+
+        >>> [p.name for p in g.params("k*")]
+        ['kernel']
+        """
+        from .selection import Params
+
+        return Params(self)
 
     # ---- training
 
@@ -278,10 +322,20 @@ class Graph:
         """Backward and optimizer as ordinary nodes.
 
         Args:
-            optimizer: a description from aicf.optim.
+            optimizer: a description from aicf.optim. Or several by patterns of params' names, None
+                for what stays as it is: each param goes by the first that matches.
             params: None = every float param the loss reaches.
-            name: prefix of the optimizer's states: `<name>.step`, `<name>.lr`, `<name>.m.<param>`.
+            clip_norm: the largest norm of all gradients together.
+            name: prefix of the optimizer's states: `<name>.step`, `<name>.lr`, `<name>.m.<param>`;
+                of several optimizers `<name>.<index>` is.
+
+        >>> decay = {"w": aicf.optim.AdamW(weight_decay=0.0), "*": aicf.optim.AdamW()}
+        >>> g.minimize(aicf.sum(w), decay, name="groups")
         """
+        if isinstance(optimizer, Mapping):
+            from .selection import minimize_groups
+
+            return minimize_groups(self, loss, optimizer, params, clip_norm, name)
         _optimizer(optimizer, "minimize")
         grads = self.backward(loss, params)
         if not grads:
@@ -469,13 +523,15 @@ class Graph:
 
     def verify(self) -> _core.Report:
         """Checks the graph; the report is falsy, and says why, when something is wrong."""
-        return self._core.verify()
+        with self._settled() as core:
+            return core.verify()
 
     def lower(self) -> list[dict[str, Any]]:
         """The lowered ops before any pass: op, inputs, outputs, attrs."""
         from .serialize import read_record
 
-        return read_record(self._core.lower_json())["ops"]
+        with self._settled() as core:
+            return read_record(core.lower_json())["ops"]
 
     @checked
     def summary(self, depth: int | None = None) -> Summary:
@@ -504,14 +560,17 @@ class Graph:
 
     def to_json(self) -> str:
         """The graph as JSON text; `from_json` reads it back."""
-        return self._core.to_json()
+        with self._settled() as core:
+            return core.to_json()
 
     def to_dot(self) -> str:
         """The graph in Graphviz's language."""
-        return self._core.to_dot()
+        with self._settled() as core:
+            return core.to_dot()
 
     def __str__(self) -> str:
-        return self._core.to_text()
+        with self._settled() as core:
+            return core.to_text()
 
     @staticmethod
     def from_json(text: str | bytes, strict: bool = True) -> Graph:

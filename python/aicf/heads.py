@@ -10,7 +10,7 @@ from ._core import GraphError, ShapeError
 from .arguments import checked
 from .graph import Value
 from .movement import broadcast_to, concat, expand_dims, permute, reshape, squeeze, transpose
-from .nn import dropout, scaled_dot_product_attention
+from .nn_functions import dropout, scaled_dot_product_attention
 from .ops import add, linear, matmul, mean, mul, where
 
 __all__ = ["multi_head_attention_forward"]

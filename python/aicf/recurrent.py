@@ -9,7 +9,7 @@ from .arguments import checked
 from .graph import Value
 from .loops import scan
 from .movement import broadcast_to, concat, stack, transpose
-from .nn import dropout as _dropout
+from .nn_functions import dropout as _dropout
 from .ops import linear, sigmoid, tanh
 
 __all__ = ["gru", "lstm"]

@@ -8,7 +8,7 @@ from ._core import GraphError, ShapeError
 from .arguments import checked
 from .graph import Value
 from .movement import broadcast_to
-from .nn import dropout
+from .nn_functions import dropout
 from .ops import _as, _widened, add, greater, leaky_relu, mul, where
 
 __all__ = [

@@ -230,7 +230,12 @@ class Step(_core.Step):
                 f'compile: tensor_cores is {tensor_cores!r}; need "sm_90", or None for the '
                 "device's own"
             )
+        from .module import contents_of
+
         initial = _initial(graph, params)
+        own = contents_of(graph, others)
+        device = own.device(device)
+        graph._settle()
         self._graph, self._built = graph._core, graph._core.mark()
         self._cast = cast
         super().__init__(
@@ -245,8 +250,10 @@ class Step(_core.Step):
             dict(chosen),
             9 if tensor_cores else 0,
             checks == "indices" and not check,  # a trap sees them too
+            own.homes,
         )
-        self._write_all(initial)
+        self._write_all({**own.fresh, **initial})
+        own.settle(self)
         if check:
             self.trap()
         elif checks == "indices" and _core.computes_indices(graph._core):

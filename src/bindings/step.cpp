@@ -234,12 +234,14 @@ void bind_step(nb::module_& m) {
             [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,
                bool capture, const std::vector<Step*>& share,
                const std::vector<std::string>& passes, const std::string& math, bool deterministic,
-               const Candidates& candidates, int tensor_cores, bool check_indices) {
+               const Candidates& candidates, int tensor_cores, bool check_indices,
+               const std::vector<std::pair<Step*, Step::Names>>& held) {
                 Step::Options options;
                 options.device = parse_device(device);
                 options.seed = seed;
                 options.capture = capture;
                 options.share.assign(share.begin(), share.end());
+                for (const auto& [other, names] : held) options.share.emplace_back(other, names);
                 options.compile.passes = passes;
                 options.compile.math = math;
                 options.compile.deterministic = deterministic;
@@ -253,7 +255,8 @@ void bind_step(nb::module_& m) {
             },
             nb::arg("graph"), nb::arg("device"), nb::arg("seed"), nb::arg("capture"),
             nb::arg("share"), nb::arg("passes"), nb::arg("math"), nb::arg("deterministic"),
-            nb::arg("candidates"), nb::arg("tensor_cores"), nb::arg("check_indices"))
+            nb::arg("candidates"), nb::arg("tensor_cores"), nb::arg("check_indices"),
+            nb::arg("held"))
         .def(
             "__init__",
             [](Step* self, nb::handle file, const std::string& where, nb::handle device,

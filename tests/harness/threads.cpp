@@ -31,7 +31,7 @@ void at_once(int threads, Fn fn) {
 Step::Options options(const std::vector<const Step*>& share = {}) {
     Step::Options made;
     made.seed = 7;
-    made.share = share;
+    made.share.assign(share.begin(), share.end());
     for (const Pass& pass : all_passes()) made.compile.passes.push_back(pass.name);
     return made;
 }

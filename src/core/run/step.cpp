@@ -87,17 +87,18 @@ std::vector<FilePiece> Step::write_file(bool state) {
 
 /// Joins the machine of the Steps to share with and takes over their cells.
 void Step::share_cells(const Options& options, const std::vector<Value>& values) {
-    for (const Step* other : options.share)
-        if (!machine_) machine_ = other->machine_;
+    for (const Shared& shared : options.share)
+        if (!machine_) machine_ = shared.step->machine_;
     if (!machine_) {
         machine_ = std::make_shared<Machine>();
         machine_->backend = open_backend(options.device);
     }
-    for (const Step* other : options.share)
+    for (const auto& [other, names] : options.share)
         if (!(other->device() == options.device))
             raise(ErrorKind::graph, "compile: share= holds a step on ", to_string(other->device()),
                   ", this one is for ", to_string(options.device), "; need one device");
-    for (const Step* other : options.share) {
+    for (const auto& [step, names] : options.share) {
+        const Step* other = step;
         if (other->machine_ != machine_) others_.push_back(other->machine_);
         others_.insert(others_.end(), other->others_.begin(), other->others_.end());
         for (const Value& value : values) {
@@ -105,8 +106,8 @@ void Step::share_cells(const Options& options, const std::vector<Value>& values)
                 return leaf.role == Role::param || leaf.role == Role::state ||
                        (leaf.role == Role::input && options.share_inputs);
             };
-            if (!shares(value)) continue;
-            const Value* theirs = other->find_leaf(value.name);
+            if (!shares(value) || (names && !names->contains(value.name))) continue;
+            const Value* theirs = other->find_leaf(names ? names->at(value.name) : value.name);
             if (!theirs || !shares(*theirs)) continue;
             if (!(theirs->type == value.type))
                 raise(theirs->type.dtype == value.type.dtype ? ErrorKind::shape : ErrorKind::dtype,

@@ -4,6 +4,10 @@
 #include <atomic>
 #include <ctime>
 #include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/fork.h"
 #include "core/compile/compile.h"
@@ -43,11 +47,20 @@ struct Cell {
 
 class Step {
   public:
+    using Names = std::map<std::string, std::string>;
+    /// A Step whose params and states are shared: those of equal name, or these alone, each by its
+    /// name here and there.
+    struct Shared {
+        const Step* step;
+        std::optional<Names> names = {};
+        Shared(const Step* other) : step(other) {}
+        Shared(const Step* other, Names only) : step(other), names(std::move(only)) {}
+    };
     struct Options {
         Device device;
         uint64_t seed = 0;
         bool capture = true;
-        std::vector<const Step*> share;
+        std::vector<Shared> share;
         bool share_inputs = false;  // as well
         CompileOptions compile = {};
     };

@@ -1,0 +1,110 @@
+"""Params of a graph chosen by patterns of their names, and optimizers by groups of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ._core import GraphError
+from .graph import Graph, Value, _optimizer
+from .optim import clip_grad_norm
+from .serialize import listed
+
+
+class Params(Mapping[str, Value]):
+    """The params of a graph by name; called with patterns, a list of those that match one.
+
+    A pattern is a name in which * stands for any text, ? for a character and [ab] for one of
+    several: "block.*" are the params of a block and of all inside.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def _values(self) -> dict[str, Value]:
+        graph = self._graph
+        return {graph._core.value_name(id): Value(graph, id) for id in graph._core.leaves("param")}
+
+    def __getitem__(self, name: str) -> Value:
+        found = self._values()
+        if name not in found:
+            raise GraphError(f"params: there is no {name!r}; it has {listed(found)}")
+        return found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values())
+
+    def __len__(self) -> int:
+        return len(self._values())
+
+    def __call__(self, *patterns: str, without: str | Sequence[str] = ()) -> list[Value]:
+        """Those whose names match a pattern, and none of `without`, in the graph's order.
+
+        Raises: GraphError for a pattern that matches none.
+        """
+        found = self._values()
+        hidden = [without] if isinstance(without, str) else list(without)
+        for pattern in [*patterns, *hidden]:
+            _matching(pattern, found)
+        return [
+            value
+            for name, value in found.items()
+            if any(fnmatchcase(name, pattern) for pattern in patterns or ("*",))
+            and not any(fnmatchcase(name, pattern) for pattern in hidden)
+        ]
+
+    def __repr__(self) -> str:
+        return f"aicf.Params({listed(self._values())})"
+
+
+def _matching(pattern: Any, names: Mapping[str, Any]) -> list[str]:
+    found = [name for name in names if isinstance(pattern, str) and fnmatchcase(name, pattern)]
+    if not found:
+        near = difflib.get_close_matches(str(pattern), names, 1)
+        hint = f' (is it "{near[0]}"?)' if near else ""
+        raise GraphError(f"params: {pattern!r} matches none{hint}; it has {listed(names)}")
+    return found
+
+
+def minimize_groups(
+    graph: Graph,
+    loss: Value,
+    groups: Mapping[str, Any],
+    params: Sequence[Value] | None,
+    clip_norm: float | Value | None,
+    name: str,
+) -> None:
+    """`Graph.minimize` with an optimizer, or None, for each pattern of names."""
+    for optimizer in groups.values():
+        if optimizer is not None:
+            _optimizer(optimizer, "minimize")
+    if params is None:
+        reached = graph._core.reached_params(graph._id(loss, "minimize"))
+        params = [Value(graph, id) for id in reached]
+    chosen = {value.name: value for value in params}
+    members: dict[str, list[Value]] = {pattern: [] for pattern in groups}
+    for pattern in groups:
+        _matching(pattern, graph.params)
+    for value_name, value in chosen.items():
+        matching = [pattern for pattern in groups if fnmatchcase(value_name, pattern)]
+        if not matching:
+            raise GraphError(
+                f'minimize: "{value_name}" matches none of {listed(groups)}; need "*" for the '
+                "rest, with None where that stays as it is"
+            )
+        members[matching[0]].append(value)
+    trained = [v for p, values in members.items() if groups[p] is not None for v in values]
+    if not trained:
+        raise GraphError("minimize: the loss reaches no float param of a group; need at least one")
+    grads = graph.backward(loss, trained)
+    if clip_norm is not None:
+        grads = clip_grad_norm(grads, clip_norm)
+    for i, (pattern, optimizer) in enumerate(groups.items()):
+        if optimizer is not None and members[pattern]:
+            own = {value: grads[value] for value in members[pattern]}
+            optimizer._apply(graph, f"{name}.{i}", own, None)
