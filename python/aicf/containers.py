@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ._core import GraphError
-from .module import Module, Parameter
+from .module import Module
+from .parameters import Parameter
 
 __all__ = ["Identity", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList", "Sequential"]
 

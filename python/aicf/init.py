@@ -82,3 +82,16 @@ def default(shape: Sequence[int]) -> Init:
         return zeros()
     bound = 1.0 / math.sqrt(max(math.prod(shape[1:]), 1))
     return uniform(-bound, bound)
+
+
+@checked
+def xavier_uniform(shape: Sequence[int]) -> Init:
+    """Uniform in ±sqrt(6 / (fan_in + fan_out)), of a weight (out, in, ...) (Glorot and Bengio,
+    2010).
+
+    >>> aicf.init.xavier_uniform((8, 16))
+    ('uniform', -0.5, 0.5)
+    """
+    taps = math.prod(shape[2:])
+    bound = math.sqrt(6.0 / max(sum(shape[:2]) * taps, 1))
+    return uniform(-bound, bound)

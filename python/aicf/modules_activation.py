@@ -8,9 +8,10 @@ from . import activations, ops, regularizers
 from . import init as initializers
 from .arguments import DTypeName, checked
 from .graph import Value
-from .module import Module, drawn
+from .module import Module
 from .modules_linear import need_sizes
 from .modules_simple import NEED, Simple
+from .parameters import drawn
 
 __all__ = [
     "CELU",

@@ -9,9 +9,10 @@ from . import init as initializers
 from ._core import GraphError, ShapeError
 from .arguments import DTypeName, checked
 from .graph import Value
-from .module import Module, Parameter, drawn
+from .module import Module
 from .nn_functions import bilinear, embedding, embedding_bag
 from .ops import linear
+from .parameters import Parameter, drawn
 
 __all__ = ["Bilinear", "Embedding", "EmbeddingBag", "Linear"]
 

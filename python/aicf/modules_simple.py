@@ -16,13 +16,15 @@ class Simple(Module):
     """A function of Values with the options that the class names.
 
     A subclass says `of=` the function, `options=` PyTorch's names and defaults in their order,
-    `called=` what the function calls them where that differs, "" for those it does without, and
-    `shown=` those that stand in the brackets of its repr; None for all.
+    `called=` what the function calls them where that differs, "" for those it does without,
+    `tensors=` those that are arrays, which become buffers, and `shown=` those that stand in the
+    brackets of its repr; None for all.
     """
 
     _function: ClassVar[Callable[..., Any]]
     _options: ClassVar[Mapping[str, Any]] = {}
     _called: ClassVar[Mapping[str, str]] = {}
+    _tensors: ClassVar[tuple[str, ...]] = ()
     _shown: ClassVar[tuple[str, ...] | None] = None
 
     def __init_subclass__(
@@ -30,6 +32,7 @@ class Simple(Module):
         of: Callable[..., Any] | None = None,
         options: Mapping[str, Any] | None = None,
         called: Mapping[str, str] | None = None,
+        tensors: tuple[str, ...] = (),
         shown: tuple[str, ...] | None = None,
         **named: Any,
     ) -> None:
@@ -39,6 +42,7 @@ class Simple(Module):
         if options is not None:
             cls._options = options
         cls._called = {"inplace": "", **(cls._called if called is None else called)}
+        cls._tensors = tensors or cls._tensors
         cls._shown = cls._shown if shown is None else shown
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -61,7 +65,10 @@ class Simple(Module):
             raise TypeError(f"{name}: {error}; need {', '.join(options)}") from None
         given.apply_defaults()
         for key, value in given.arguments.items():
-            setattr(self, key, value)
+            if key in self._tensors:
+                self.register_buffer(key, value)
+            else:
+                setattr(self, key, value)
 
     def _given(self) -> dict[str, Any]:
         """The options as the function takes them."""
@@ -72,8 +79,8 @@ class Simple(Module):
             if called.get(key, key)
         }
 
-    def forward(self, *args: Any) -> Any:
-        return type(self)._function(*args, **self._given())
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return type(self)._function(*args, **named, **self._given())
 
     def extra_repr(self) -> str:
         shown = self._options if self._shown is None else self._shown

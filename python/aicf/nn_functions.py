@@ -273,7 +273,7 @@ def batch_norm(
     weight: Value | None = None,
     bias: Value | None = None,
     training: bool = True,
-    momentum: float = 0.1,
+    momentum: float | Value = 0.1,
     eps: float = 1e-5,
 ) -> Value:
     """Normalises each channel of x[N, C, ...].
@@ -328,8 +328,9 @@ def _need_both(name: str, mean: Value | None, var: Value | None, used: bool) -> 
         )
 
 
-def _move(state: Value, now: Value, momentum: float) -> None:
-    state.graph._update(state, lambda so_far: add(mul(so_far, 1 - momentum), mul(now, momentum)))
+def _move(state: Value, now: Value, momentum: float | Value) -> None:
+    stays = sub(1.0, momentum) if isinstance(momentum, Value) else 1 - momentum
+    state.graph._update(state, lambda so_far: add(mul(so_far, stays), mul(now, momentum)))
 
 
 def _as_they_stand(x: Value, mean: Value | None, var: Value | None, eps: float) -> Value:

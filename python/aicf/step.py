@@ -230,7 +230,7 @@ class Step(_core.Step):
                 f'compile: tensor_cores is {tensor_cores!r}; need "sm_90", or None for the '
                 "device's own"
             )
-        from .module import contents_of
+        from .parameters import contents_of
 
         initial = _initial(graph, params)
         own = contents_of(graph, others)
