@@ -374,7 +374,7 @@ def test_scan_over_a_cell():
     "act, kind, text",
     [
         (lambda: nn.Linear(0, 3), aicf.ShapeError, "in_features is 0"),
-        (lambda: nn.Linear(3, 3, biass=True), TypeError, "is it 'bias'"),
+        (lambda: nn.Linear(3, 3, biass=True), TypeError, 'is it "bias"'),
         (lambda: nn.Linear(3, "a"), aicf.ShapeError, "out_features is 'a'"),
         (lambda: nn.Linear(3, 3)(1.0), aicf.GraphError, "got no Value"),
         (lambda: nn.Module()(aicf.Graph().input("x", ())), aicf.GraphError, "no forward"),

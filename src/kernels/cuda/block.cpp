@@ -437,12 +437,13 @@ bool block_fits(const LoweredOp& op, const Limits& limits) {
     if (times.count < 2) return false;  // what does not wait shares a launch of many blocks
     // Measured on an H200: a launch in a graph takes 1.7 us, a barrier and the start of a stage
     // 0.25; one processor does some 60 flops a nanosecond in tiles of threads, moves some 60 bytes,
-    // and takes 0.045 us for a row, whose few hundred instructions a warp of its own has to do.
+    // and takes 0.045 us for a warp's rows of softmax or a norm, a few hundred instructions.
     constexpr double kLaunch = 1.7, kStage = 0.25, kRate = 60e3, kRow = 0.045;
     const Cost cost = cost_of(op);
     double work = (cost.flops + cost.bytes) / kRate;
     for (const LoweredOp& member : op.members)
-        if (is_row_op(anchor(member))) work += kRow * static_cast<double>(row_count(member));
+        if (is_row_op(anchor(member)))
+            work += kRow * static_cast<double>(row_warps(member, one_block(limits)));
     return kStage * times.count + work < kLaunch * times.count;
 }
 

@@ -222,8 +222,10 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
     KernelText text;
     text.blocks = text.threads = 0;
     std::vector<Alike> kinds;
+    Limits own_limits = limits;
+    own_limits.most_warps = kGroupThreads / 32;
     for (size_t k = 0; k < op.members.size(); k++) {
-        KernelText part = body_text(op.members[k], limits);
+        KernelText part = body_text(op.members[k], own_limits);
         check(part.maps.empty(), "cuda: a kernel whose warps have roles is no member of a group");
         if (part.threads > kGroupThreads) {  // as many threads, in more blocks
             part.blocks = (part.blocks * part.threads + kGroupThreads - 1) / kGroupThreads;

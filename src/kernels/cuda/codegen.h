@@ -53,6 +53,8 @@ struct Limits {
     int processors = 0, major = 0;  // of the compute capability
     /// For a step in one block: bodies whose blocks are warps, which wait for no other.
     bool one_block = false;
+    /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
+    int most_warps = 32;
 };
 
 /// The kernel of an op; Unsupported when none fits.
@@ -110,6 +112,16 @@ std::vector<size_t> steps_for(const LoweredOp& op, size_t first, size_t last,
 std::vector<int> inputs_of(const LoweredOp& op, const std::vector<size_t>& steps);
 /// How the statements spell an operand.
 std::string operand_text(const LoweredOp& op, int number);
+/// Who takes a row of n elements (rows.cuh).
+struct Team {
+    std::string type;  // HolderOf<...> or StreamerOf<...>
+    int lanes = 32, warps = 1;
+    int64_t results = 0;  // in the block's shared memory, of type `a`
+
+    /// The warps that so many rows keep busy, where a row is one's at most.
+    int64_t units(int64_t rows) const { return (rows * lanes + 31) / 32; }
+};
+Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits);
 /// The elements of row r in terms of type `a`, as @_Make<name>{block}(r): `value`, once some steps
 /// are done that read some inputs. Of input k the row begins at @_In<k>::at(r) and its elements lie
 /// as @_Elem<k> says.
@@ -136,8 +148,8 @@ bool is_update(const LoweredDef& def);         // of a tensor
 bool is_scalar_update(const LoweredDef& def);  // of numbers
 bool is_reduction(const LoweredDef& def);
 bool is_row_op(const LoweredDef& def);
-/// The rows that a row op takes, each by a warp or a block.
-int64_t row_count(const LoweredOp& op);
+/// The warps that the rows of a row op keep busy in one block.
+int64_t row_warps(const LoweredOp& op, const Limits& limits);
 bool is_indexed(const LoweredDef& def);
 bool is_line_op(const LoweredDef& def);
 bool is_random(const LoweredDef& def);

@@ -92,27 +92,30 @@ std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& l
         fields += cat("        ", number < inputs ? "const " : "",
                       cuda_type(op.operand(number).dtype), "* ", name, ";\n");
         begins += cat(", ", pointer_text(op, layout, number), " + @_In", number, "::at(r)");
-        return cat(name, "[@_Elem", number, "::at(i)]");
+        return cat("<V, @_Elem", number, ", ", cuda_type(op.operand(number).dtype), ">(");
     };
     for (int k : read)
-        load += cat("            const Wide<", cuda_type(op.operand(k).dtype), "> a", k,
-                    "[1] = {widen(", field(k, cat("x", k)), ")};\n");
+        load +=
+            cat("            Wide<", cuda_type(op.operand(k).dtype), "> a", k,
+                "[V];\n            load_some", field(k, cat("x", k)), "a", k, ", x", k, ", i);\n");
     for (int number : stored) {
-        const char* type = cuda_type(op.operand(number).dtype);
         const int k = number - inputs;
-        load += cat("            Wide<", type, "> r", k, "[1];\n");
-        store += cat("            ", field(number, cat("y", k)), " = narrow<", type, ">(r", k,
-                     "[j]);\n");
+        load += cat("            Wide<", cuda_type(op.operand(number).dtype), "> r", k, "[V];\n");
+        store +=
+            cat("            store_some", field(number, cat("y", k)), "y", k, ", r", k, ", i);\n");
     }
     const std::string formula = op.body.empty() ? (stored.empty() ? "" : "r0[j] = v[j];")
                                                 : body_formula(op, layout, before, steps);
+    const std::string head = "        __device__ __forceinline__ void ";
     return cat(
         "struct @_Put {\n    static constexpr bool stores = ", stored.empty() ? "false" : "true",
         ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n", fields,
-        "        __device__ __forceinline__ void operator()(int64_t i, ", a,
-        " total) const {\n            constexpr int j = 0;\n            const ", a,
-        " v[1] = {total};\n", before, load, "            ", formula, "\n", store,
-        "            (void)j;\n            (void)v;\n        }\n    };\n    __device__ "
+        "        template <int V>\n", head, "some(int64_t i, const ", a, " (&v)[V]) const {\n",
+        before, load, "#pragma unroll\n            for (int j = 0; j < V; j++) {\n            ",
+        formula, "\n            }\n", store, "        }\n", head, "four(int64_t i, const ", a,
+        " (&v)[4]) const { some(i, v); }\n", head, "operator()(int64_t i, ", a,
+        " total) const {\n            const ", a,
+        " v[1] = {total};\n            some(i, v);\n        }\n    };\n    __device__ "
         "__forceinline__ Row operator()(int64_t r) const {\n        return {block",
         begins, "};\n    }\n};\n");
 }
@@ -171,7 +174,11 @@ bool is_row_op(const LoweredDef& def) {
     return std::find(std::begin(kNames), std::end(kNames), def.name) != std::end(kNames);
 }
 
-int64_t row_count(const LoweredOp& op) { return element_count(row_op_of(op).others); }
+int64_t row_warps(const LoweredOp& op, const Limits& limits) {
+    const RowOp row = row_op_of(op);
+    const int64_t rows = element_count(row.others);
+    return team_of(wide_type(row.x->dtype), row.n, rows, limits).units(rows);
+}
 
 KernelText row_text(const LoweredOp& op, const Limits& limits) {
     const RowOp row = row_op_of(op);
@@ -181,7 +188,6 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     const int64_t rows =
         n || norm ? element_count(row.others) : 0;  // an empty row has its rstd too
     const std::string a = wide_type(row.x->dtype);
-    const int64_t leaves = (n + kTreeLeaf - 1) / kTreeLeaf;
     const BlockLayout layout(op);
     int scalars = layout.scalars;
     for (size_t i = 0; i < row.at; i++)
@@ -201,20 +207,13 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
         text.body += cat("    cross_entropy_grad<", a, ", @_Shape>(", arguments, number, ");\n}\n");
         return text;
     }
-    const bool warp = leaves <= kWarpLeaves || limits.one_block;
-    const int64_t group = [&] {
-        int64_t p = 1;
-        while (p * kGroupLeaves < leaves) p *= 2;
-        return p;
-    }();
-    int64_t warps = 1;
-    while (warps < kRowWarps && warps < leaves) warps *= 2;
-    text.threads = warp ? static_cast<int>(32 * std::clamp<int64_t>(rows, 1, kRowWarps))
-                        : static_cast<int>(32 * warps);
-    text.blocks = warp ? (rows + kRowWarps - 1) / kRowWarps : rows;
-    text.shared = warp ? 0
-                       : static_cast<uint32_t>((leaves + group - 1) / group *
-                                               dtype_size(a == "double" ? DType::f64 : DType::f32));
+    const Team team = team_of(a, n, rows, limits);
+    text.threads = team.warps > 1
+                       ? 32 * team.warps
+                       : static_cast<int>(32 * std::clamp<int64_t>(team.units(rows), 1, kRowWarps));
+    text.blocks = team.warps > 1 ? rows : (team.units(rows) + kRowWarps - 1) / kRowWarps;
+    text.shared =
+        static_cast<uint32_t>(team.results * dtype_size(a == "double" ? DType::f64 : DType::f32));
     const bool softmax = !norm && name != "cross_entropy";
     const bool log = name.starts_with("log_");
     const auto flag = [](bool set) { return set ? "true, " : "false, "; };
@@ -223,8 +222,8 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     if (softmax && !name.ends_with("_bwd")) flags += flag(!log && row.attrs->flag("masked"));
     if (norm) flags += flag(row.attrs->flag("center"));
     const std::string kernel = log ? name.substr(4) : name;
-    text.body += cat("    ", kernel, "_rows<", a, ", ", warp ? 1 : warps, ", ", group, ", ", flags,
-                     "@_Shape>(", arguments, name == "normalize" ? number : "", ");\n}\n");
+    text.body += cat("    ", kernel, "_rows<", a, ", ", team.type, ", ", flags, "@_Shape>(",
+                     arguments, name == "normalize" ? number : "", ");\n}\n");
     return text;
 }
 

@@ -1,50 +1,13 @@
-// Rows of softmax and losses. A team, one warp or one block, takes a row.
+// Rows of softmax and losses.
 //
 // What a kernel reads and writes are functions. Of elements, make(r) is row r, whose element i is
 // row(i), made anew each time; put(r)(i, v) does what is left to do with element i of the result,
 // after the team's last reading of other elements. Of what a row has one of: get(r) and set(r, v).
 #pragma once
 
-#include "reduce.cuh"
+#include "rows.cuh"
 
 namespace aicf {
-
-/// A row's reduction by a team: a warp (Warps 1) or the block.
-template <class Op, class A, int Warps, int Group, class Row>
-__device__ __forceinline__ A team_tree(const Row& row, int64_t n, A* shared) {
-    if constexpr (Warps == 1)
-        return warp_tree<Op, A>(row, 0, n);
-    else
-        return block_tree<Op, A, Group>(row, 0, n, shared, Warps * 32);
-}
-
-template <int Warps>
-struct Team {
-    static constexpr int size = Warps * 32;
-    __device__ __forceinline__ static int rank() {
-        return Warps == 1 ? threadIdx.x & 31 : threadIdx.x;
-    }
-    __device__ __forceinline__ static int64_t first(const Grid& grid) {
-        return Warps == 1 ? int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32
-                          : grid.block;
-    }
-    __device__ __forceinline__ static int64_t step(const Grid& grid) {
-        return Warps == 1 ? int64_t(grid.blocks) * (grid.threads / 32) : grid.blocks;
-    }
-    /// Each thread of the team must be done reading before any writes.
-    __device__ __forceinline__ static void sync() {
-        if constexpr (Warps == 1)
-            __syncwarp();
-        else
-            __syncthreads();
-    }
-};
-
-template <class A, int Warps, int Group, class Row>
-__device__ __forceinline__ A exp_sum(const Row& row, int64_t n, A most, A* shared) {
-    const auto f = [most](A v, A) { return scalar::exp(v - most); };
-    return team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, row, Nothing<A>{}), n, shared);
-}
 
 /// A result that nobody wants.
 struct Nowhere {
@@ -53,113 +16,103 @@ struct Nowhere {
 };
 
 /// Masked: a row of -inf alone is 0.
-template <class A, int Warps, int Group, bool Log, bool Masked, class Shape, class Make, class Put>
+template <class A, class Team, bool Log, bool Masked, class Shape, class Make, class Put>
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
-    A* const shared = reinterpret_cast<A*>(bytes);
-    typedef Team<Warps> T;
-    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const auto row = make(r);
-        const auto out = put(r);
-        A most = team_tree<MaxOf<A>, A, Warps, Group>(row, Shape::n, shared);
+    Team team{reinterpret_cast<A*>(bytes)};
+    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+        const auto x = team.take(make(r));
+        A most = team.template reduce<MaxOf<A>>(x);
         if constexpr (Masked) most = scalar::masked_most(most);
-        A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
+        const auto exps = team.map(x, [most](A v) { return scalar::exp(v - most); });
+        A sum = team.template reduce<SumOf<A>>(exps);
         if constexpr (Masked) sum = scalar::masked_sum(sum);
-        const A log_sum = Log ? scalar::log(sum) : A(0);
-        T::sync();
-        for (int64_t i = T::rank(); i < Shape::n; i += T::size) {
-            const A v = row(i);
-            out(i, Log ? (v - most) - log_sum : scalar::div(scalar::exp(v - most), sum));
+        if constexpr (Log) {
+            const A log_sum = scalar::log(sum);
+            const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
+            if (mine) team.put(y, put(r));
+        } else {
+            const auto y = team.map(exps, [sum](A v) { return scalar::div(v, sum); });
+            if (mine) team.put(y, put(r));
         }
-    }
+    });
 }
 
-template <class A, int Warps, int Group, bool Log, class Shape, class Y, class Dy, class Put>
+template <class A, class Team, bool Log, class Shape, class Y, class Dy, class Put>
 __device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, Y y, Dy dy, Put put) {
     extern __shared__ __align__(16) char bytes[];
-    A* const shared = reinterpret_cast<A*>(bytes);
-    typedef Team<Warps> T;
-    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const auto v = y(r);
-        const auto g = dy(r);
-        const auto out = put(r);
-        const auto f = [](A a, A b) { return a * b; };
+    Team team{reinterpret_cast<A*>(bytes)};
+    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+        const auto v = team.take(y(r));
+        const auto g = team.take(dy(r));
         A sum;
         if constexpr (Log)
-            sum = team_tree<SumOf<A>, A, Warps, Group>(g, Shape::n, shared);
+            sum = team.template reduce<SumOf<A>>(g);
         else
-            sum = team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, v, g), Shape::n, shared);
-        T::sync();
-        for (int64_t i = T::rank(); i < Shape::n; i += T::size) {
+            sum =
+                team.template reduce<SumOf<A>>(team.combine(v, g, [](A a, A b) { return a * b; }));
+        const auto dx = team.combine(v, g, [sum](A a, A b) {
             if constexpr (Log)
-                out(i, scalar::log_softmax_bwd(v(i), g(i), sum));
+                return scalar::log_softmax_bwd(a, b, sum);
             else
-                out(i, scalar::softmax_bwd(v(i), g(i), sum));
-        }
-    }
+                return scalar::softmax_bwd(a, b, sum);
+        });
+        if (mine) team.put(dx, put(r));
+    });
 }
 
-template <class A, int Warps, int Group, bool Center, class Shape, class Make, class Put, class Set>
+template <class A, class Team, bool Center, class Shape, class Make, class Put, class Set>
 __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put put, Set rstd,
                                                A eps) {
     extern __shared__ __align__(16) char bytes[];
-    A* const shared = reinterpret_cast<A*>(bytes);
-    typedef Team<Warps> T;
-    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const auto row = make(r);
-        const auto out = put(r);
+    Team team{reinterpret_cast<A*>(bytes)};
+    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+        const auto x = team.take(make(r));
+        const A n = static_cast<A>(Shape::n);
         A mean = A(0);
-        if constexpr (Center)
-            mean = scalar::div(team_tree<SumOf<A>, A, Warps, Group>(row, Shape::n, shared),
-                               static_cast<A>(Shape::n));
-        const auto f = [mean](A v, A) { return (v - mean) * (v - mean); };
-        const A sum =
-            team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, row, Nothing<A>{}), Shape::n, shared);
-        const A scale =
-            scalar::div(A(1), scalar::sqrt(scalar::div(sum, static_cast<A>(Shape::n)) + eps));
-        T::sync();
-        for (int64_t i = T::rank(); i < Shape::n; i += T::size) out(i, (row(i) - mean) * scale);
-        if (T::rank() == 0) rstd(r, scale);
-    }
+        if constexpr (Center) mean = scalar::div(team.template reduce<SumOf<A>>(x), n);
+        const A sum = team.template reduce<SumOf<A>>(
+            team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
+        const A scale = scalar::div(A(1), scalar::sqrt(scalar::div(sum, n) + eps));
+        const auto y = team.map(x, [=](A v) { return (v - mean) * scale; });
+        if (mine) team.put(y, put(r));
+        if (mine && team.leads()) rstd(r, scale);
+    });
 }
 
-template <class A, int Warps, int Group, bool Center, class Shape, class Y, class Rstd, class Dy,
-          class Put>
+template <class A, class Team, bool Center, class Shape, class Y, class Rstd, class Dy, class Put>
 __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd rstd, Dy dy,
                                                    Put put) {
     extern __shared__ __align__(16) char bytes[];
-    A* const shared = reinterpret_cast<A*>(bytes);
-    typedef Team<Warps> T;
-    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
-        const auto v = y(r);
-        const auto g = dy(r);
-        const auto out = put(r);
+    Team team{reinterpret_cast<A*>(bytes)};
+    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+        const auto v = team.take(y(r));
+        const auto g = team.take(dy(r));
         const A scale = rstd(r), n = static_cast<A>(Shape::n);
         A shift = A(0);
-        if constexpr (Center)
-            shift = scalar::div(team_tree<SumOf<A>, A, Warps, Group>(g, Shape::n, shared), n);
-        const auto f = [](A a, A b) { return a * b; };
+        if constexpr (Center) shift = scalar::div(team.template reduce<SumOf<A>>(g), n);
         const A slope = scalar::div(
-            team_tree<SumOf<A>, A, Warps, Group>(mapped<A>(f, g, v), Shape::n, shared), n);
-        T::sync();
-        for (int64_t i = T::rank(); i < Shape::n; i += T::size)
-            out(i, scale * ((g(i) - shift) - v(i) * slope));
-    }
+            team.template reduce<SumOf<A>>(team.combine(g, v, [](A a, A b) { return a * b; })), n);
+        const auto dx =
+            team.combine(g, v, [=](A a, A b) { return scale * ((a - shift) - b * slope); });
+        if (mine) team.put(dx, put(r));
+    });
 }
 
 /// `put`: of the logits, where they are made here and stored.
-template <class A, int Warps, int Group, class Shape, class Make, class Labels, class Loss,
-          class Most, class Sum, class Put>
+template <class A, class Team, class Shape, class Make, class Labels, class Loss, class Most,
+          class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, Labels labels,
                                                    Loss loss, Most set_most, Sum set_sum, Put put) {
     extern __shared__ __align__(16) char bytes[];
-    A* const shared = reinterpret_cast<A*>(bytes);
-    typedef Team<Warps> T;
-    for (int64_t r = T::first(grid); r < Shape::rows; r += T::step(grid)) {
+    Team team{reinterpret_cast<A*>(bytes)};
+    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
         const auto row = make(r);
-        const A most = team_tree<MaxOf<A>, A, Warps, Group>(row, Shape::n, shared);
-        const A sum = exp_sum<A, Warps, Group>(row, Shape::n, most, shared);
-        if (T::rank() == 0) {
+        const auto x = team.take(row);
+        const A most = team.template reduce<MaxOf<A>>(x);
+        const A sum = team.template reduce<SumOf<A>>(
+            team.map(x, [most](A v) { return scalar::exp(v - most); }));
+        if (mine && team.leads()) {
             const int64_t label = labels(r);
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
             loss(r, label >= 0 && label < Shape::n
@@ -168,12 +121,9 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
             set_most(r, most);
             set_sum(r, sum);
         }
-        if constexpr (Put::stores) {
-            const auto out = put(r);
-            T::sync();
-            for (int64_t i = T::rank(); i < Shape::n; i += T::size) out(i, A(0));
-        }
-    }
+        if constexpr (Put::stores)
+            if (mine) team.put(team.map(x, [](A) { return A(0); }), put(r));
+    });
 }
 
 /// A warp takes `Lot` elements a lane of one row, whose share is divided out once; of rows shorter

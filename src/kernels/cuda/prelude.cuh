@@ -195,6 +195,25 @@ __device__ __forceinline__ void store_row(E* y, const C (&a)[V], int64_t left) {
     for (int j = 0; j < V; j++)
         if (Known != Row::nothing || j < left) y[j * Step] = narrow<E>(a[j]);
 }
+/// Elements i to i + V - 1 of a row whose elements lie as Elem says; all exist.
+template <int V, class Elem, class E>
+__device__ __forceinline__ void load_some(Wide<E> (&a)[V], const E* x, int64_t i) {
+    if constexpr (Elem::step >= 0) {
+        load_row<V, Elem::step, E, Row::whole>(a, x + Elem::at(i), V);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = widen(x[Elem::at(i + j)]);
+    }
+}
+template <int V, class Elem, class E, class C>
+__device__ __forceinline__ void store_some(E* y, const C (&a)[V], int64_t i) {
+    if constexpr (Elem::step == 1) {
+        store_row<V, 1, Row::whole>(y + i, a, V);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++) y[Elem::at(i + j)] = narrow<E>(a[j]);
+    }
+}
 template <int V, class At, class E>
 __device__ __forceinline__ void load_each(Wide<E> (&a)[V], const E* x, int64_t i, int64_t n) {
 #pragma unroll

@@ -211,6 +211,32 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
 }
 
+Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits) {
+    const int64_t leaves = (n + kTreeLeaf - 1) / kTreeLeaf,
+                  words = a.ends_with("64_t") || a == "double" ? 2 : 1;
+    Team team;
+    if (n > 0 && leaves * words <= (limits.one_block ? kWarpLeaves : kHeldLeaves)) {
+        if (leaves == 1)
+            team.lanes = static_cast<int>(std::min<int64_t>(power_of_two_from((n + 3) / 4), 32));
+        if (leaves > 1 && !limits.one_block) {
+            const bool full = rows * leaves >= 2 * kFullWarps * limits.processors;
+            const int64_t wanted = power_of_two_from(full ? (leaves + 1) / 2 : leaves);
+            team.warps =
+                static_cast<int>(std::min<int64_t>({wanted, kHeldWarps, limits.most_warps}));
+        }
+        team.results = team.warps > 1 ? 2 * leaves : 0;
+        team.type = cat("HolderOf<", a, ", ", n, ", ", team.lanes, ", ", team.warps, ">");
+        return team;
+    }
+    const int64_t group = power_of_two_from((leaves + kGroupLeaves - 1) / kGroupLeaves);
+    if (leaves > kWarpLeaves && !limits.one_block) {
+        team.warps = static_cast<int>(std::min<int64_t>(power_of_two_from(leaves), kRowWarps));
+        team.results = (leaves + group - 1) / group;
+    }
+    team.type = cat("StreamerOf<", a, ", ", n, ", ", team.warps, ", ", group, ">");
+    return team;
+}
+
 KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     const Reduction r = reduction_of(op);
     const Reducer& reducer = *find_reducer(r.def->name);
@@ -226,7 +252,7 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     if (!op.body.empty()) read = inputs_of(op, steps_between(0, r.at + 1));
 
     KernelText text;
-    text.includes = {"reduce.cuh"};
+    text.includes = {"rows.cuh"};
     text.body = elements_text(op, r, layout, read, a) + put_text(op, r, layout, mean, a);
     // Long bodies are not repeated for all elements of a leaf that a thread takes.
     text.body +=
@@ -245,11 +271,17 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         return text;
     };
 
+    const Team team = team_of(a, r.n, r.rows, limits);
+    const auto rows_by = [&](const std::string& type) {
+        entry(cat("reduce_rows<", operation, ", ", a, ", ", type, ", @_Shape>(grid, "));
+    };
     if (limits.one_block) {
         text.threads = 32;
-        text.blocks = chunk ? (r.rows + 31) / 32 : r.rows;
-        entry(chunk ? cat("reduce_threads<", operation, ", ", a, ", ", chunk, ", @_Shape>(grid, ")
-                    : cat("reduce_warps<", operation, ", ", a, ", @_Shape>(grid, "));
+        text.blocks = chunk ? (r.rows + 31) / 32 : team.units(r.rows);
+        if (chunk)
+            entry(cat("reduce_threads<", operation, ", ", a, ", ", chunk, ", @_Shape>(grid, "));
+        else
+            rows_by(team.type);
         return finished(chunk ? "threads" : "warps");
     }
     const bool columns = in_columns(op, r, read);
@@ -290,9 +322,12 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         return finished("columns");
     }
     if (leaves <= kWarpLeaves) {
-        text.blocks = (r.rows + kRowWarps - 1) / kRowWarps;
-        if (r.rows < kRowWarps) text.threads = static_cast<int>(32 * std::max<int64_t>(r.rows, 1));
-        entry(cat("reduce_warps<", operation, ", ", a, ", @_Shape>(grid, "));
+        const int64_t warps = team.units(r.rows);
+        text.blocks = team.warps > 1 ? r.rows : (warps + kRowWarps - 1) / kRowWarps;
+        text.threads = static_cast<int>(
+            32 * (team.warps > 1 ? team.warps : std::clamp<int64_t>(warps, 1, kRowWarps)));
+        text.shared = static_cast<uint32_t>(team.results * a_size);
+        rows_by(team.type);
         return finished("warps");
     }
     if (r.rows < enough / 2 && leaves >= kSplitLeaves) {
@@ -312,10 +347,11 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     }
     const int64_t group = power_of_two_from((leaves + kGroupLeaves - 1) / kGroupLeaves);
     text.blocks = r.rows;
-    text.threads = static_cast<int>(
-        32 * std::min<int64_t>(power_of_two_from(leaves), r.rows < enough ? 32 : 8));
+    text.threads =
+        static_cast<int>(32 * std::min<int64_t>({power_of_two_from(leaves),
+                                                 r.rows < enough ? 32 : 8, limits.most_warps}));
     text.shared = static_cast<uint32_t>((leaves + group - 1) / group * a_size);
-    entry(cat("reduce_blocks<", operation, ", ", a, ", ", group, ", @_Shape>(grid, "));
+    rows_by(cat("StreamerOf<", a, ", ", r.n, ", ", text.threads / 32, ", ", group, ">"));
     return finished("blocks");
 }
 

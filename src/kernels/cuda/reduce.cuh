@@ -32,7 +32,9 @@ struct RowOf {
     const E* x;
     bool wide;
     __device__ __forceinline__ explicit RowOf(const E* base)
-        : x(base), wide(Elem::step == 1 && aligned16(base)) {}
+        : x(base),
+          wide(Elem::step == 1 &&
+               reinterpret_cast<uint64_t>(base) % (sizeof(E) < 4 ? 4 * sizeof(E) : 16) == 0) {}
     __device__ __forceinline__ A operator()(int64_t i) const {
         return static_cast<A>(widen(x[Elem::at(i)]));
     }
@@ -80,6 +82,29 @@ __device__ __forceinline__ Mapped<A, F, Row, Other> mapped(F f, Row row, Other o
 
 // ---- the tree ----------------------------------------------------------------------------------
 
+/// Joins lanes 4t to 4t + 3 of each of `Lanes` neighbouring threads t, the rest of the leaf's lanes
+/// being missing; all threads get the result. Partners share the work of the first two halvings.
+template <class Op, int Lanes, class A>
+__device__ __forceinline__ A join_lanes(const A (&s)[4]) {
+    const auto of_partner = [](A v, int d) { return __shfl_xor_sync(0xffffffffu, v, d); };
+    if constexpr (Lanes >= 4) {
+        constexpr int one = Lanes / 2, two = Lanes / 4;
+        const bool high = threadIdx.x & one, odd = threadIdx.x & two;
+        const A even = Op::join(high ? s[2] : s[0], of_partner(high ? s[0] : s[2], one)),
+                other = Op::join(high ? s[3] : s[1], of_partner(high ? s[1] : s[3], one));
+        A v = Op::join(odd ? other : even, of_partner(odd ? even : other, two));
+#pragma unroll
+        for (int d = two / 2; d > 0; d /= 2) v = Op::join(v, of_partner(v, d));
+        v = Op::join(v, of_partner(v, one));
+        return Op::join(v, of_partner(v, two));
+    } else {
+        A v[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) v[c] = Lanes == 2 ? Op::join(s[c], of_partner(s[c], 1)) : s[c];
+        return Op::join(Op::join(v[0], v[2]), Op::join(v[1], v[3]));
+    }
+}
+
 /// One leaf of n elements, n in [1, 512], by a whole warp; `Whole`: n is 512.
 template <class Op, class A, bool Whole, class Row>
 __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
@@ -107,11 +132,7 @@ __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
                 if (l < n) s[c] = Op::join(s[c], row(begin + l));
             }
     }
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2)
-#pragma unroll
-        for (int c = 0; c < 4; c++) s[c] = Op::join(s[c], __shfl_xor_sync(0xffffffffu, s[c], d));
-    return Op::join(Op::join(s[0], s[2]), Op::join(s[1], s[3]));
+    return join_lanes<Op, 32>(s);
 }
 
 /// Elements [begin, end) by one warp; begin is where a subtree of at least this size begins.
@@ -172,21 +193,6 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
 //
 // Shape says rows and n; make(r) is row r; put(r, v) does what is left to do with its result.
 
-/// A warp a row.
-template <class Op, class A, class Shape, class Make, class Put>
-__device__ __forceinline__ void reduce_warps(const Grid& grid, Make make, Put put) {
-    const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
-    for (int64_t r = int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32;
-         r < Shape::rows; r += warps) {
-        A v = Op::empty();
-        if constexpr (Shape::n > kTreeLeaf)
-            v = warp_tree<Op, A>(make(r), 0, Shape::n);
-        else if constexpr (Shape::n > 0)
-            v = leaf<Op, A, Shape::n == kTreeLeaf>(make(r), 0, Shape::n);
-        if ((threadIdx.x & 31) == 0) put(r, v);
-    }
-}
-
 /// chain(Chunk) by a thread a row. A lot is on its way while the one before is added.
 template <class Op, class A, int64_t Chunk, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_threads(const Grid& grid, Make make, Put put) {
@@ -220,17 +226,6 @@ __device__ __forceinline__ void reduce_threads(const Grid& grid, Make make, Put 
             total = begin == 0 ? part : Op::join(total, part);
         }
         put(r, total);
-    }
-}
-
-/// A block a row.
-template <class Op, class A, int Group, class Shape, class Make, class Put>
-__device__ __forceinline__ void reduce_blocks(const Grid& grid, Make make, Put put) {
-    extern __shared__ __align__(16) char shared[];
-    for (int64_t r = grid.block; r < Shape::rows; r += grid.blocks) {
-        const A v = block_tree<Op, A, Group>(make(r), 0, Shape::n, reinterpret_cast<A*>(shared),
-                                             grid.threads);
-        if (threadIdx.x == 0) put(r, v);
     }
 }
 

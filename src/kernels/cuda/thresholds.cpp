@@ -38,6 +38,10 @@ std::vector<CudaThreshold> cuda_thresholds() {
         add("columns.terms", {kTreeLanes, kTreeLeaf, 2 * kTreeLeaf, kChainChunk});
         add("columns.width", {kColumns, kWarp, 2 * kWarp});
         add("rows.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, kRowWarps * kTreeLeaf});
+        for (int64_t lanes = 1; lanes < kWarp; lanes *= 2)
+            for (const char* what : {"rows.terms", "reduce.terms"}) add(what, {4 * lanes});
+        for (const int64_t leaves : {int64_t{kHeldWarps}, kHeldLeaves})
+            add("rows.terms", {leaves * kTreeLeaf});
         add("rows.rows", {kRowWarps});
         add("take_bwd.terms", {kChainChunk});
     }

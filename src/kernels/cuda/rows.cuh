@@ -1,0 +1,223 @@
+// Rows and the teams that take them: some lanes of a warp, a warp, or a block. A kernel is written
+// once, over what a team makes of a row: take() the row; map() it or combine() two, element by
+// element; reduce() it in the order of the tree; put() it. A row that fits is Held in registers, so
+// that memory is read once; a Streamed one is made anew at each use.
+#pragma once
+
+#include "reduce.cuh"
+
+namespace aicf {
+
+// ---- rows in registers --------------------------------------------------------------------------
+
+/// Elements of a row of N: those of lanes 4t to 4t + 3 of a leaf are thread t's. `Lanes`: threads
+/// of a leaf, fewer than a warp where 4 times as many hold the row; `Warps`: of the team, whose
+/// leaves go round.
+template <class A, int64_t N, int Lanes, int Warps>
+struct Held {
+    static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
+                         turns = (leaves + Warps - 1) / Warps,
+                         lines = N >= kTreeLeaf ? 4 : int((N + kTreeLanes - 1) / kTreeLanes);
+    static constexpr bool whole =  // no thread's share reaches beyond the row
+        leaves > 1 ? N % (kTreeLeaf * Warps) == 0 : N == 4 * Lanes * lines;
+    A a[turns][lines][4];
+
+    __device__ __forceinline__ static int first(int turn, int line) {
+        const int leaf = Warps == 1 ? turn : turn * Warps + int(threadIdx.x / 32);
+        return leaf * int(kTreeLeaf) + line * int(kTreeLanes) + 4 * int(threadIdx.x % Lanes);
+    }
+    __device__ __forceinline__ static bool has(int i) { return whole || i < int(N); }
+    /// some(i, a) for four elements from i on, or one(i, a) for each where fewer are left.
+    template <class Row, class Some, class One>
+    __device__ __forceinline__ static void each(Row& row, Some some, One one) {
+#pragma unroll
+        for (int turn = 0; turn < turns; turn++)
+#pragma unroll
+            for (int line = 0; line < lines; line++) {
+                const int i = first(turn, line);
+                if (N % 4 == 0 || whole ? has(i) : i + 4 <= int(N)) {
+                    some(i, row.a[turn][line]);
+                } else if (N % 4 != 0) {
+#pragma unroll
+                    for (int c = 0; c < 3; c++)
+                        if (has(i + c)) one(i + c, row.a[turn][line][c]);
+                }
+            }
+    }
+    /// What each leaf that this thread has a part of comes to.
+    template <class Op>
+    __device__ __forceinline__ void leaf_results(A (&v)[turns]) const {
+#pragma unroll
+        for (int turn = 0; turn < turns; turn++) {
+            A s[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                s[c] = has(first(turn, 0) + c) ? a[turn][0][c] : Op::missing();
+#pragma unroll
+            for (int line = 1; line < lines; line++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    if (has(first(turn, line) + c)) s[c] = Op::join(s[c], a[turn][line][c]);
+            v[turn] = join_lanes<Op, Lanes>(s);
+        }
+    }
+};
+
+/// A team that holds its rows.
+template <class A, int64_t N, int Lanes, int Warps>
+struct HolderOf {
+    typedef Held<A, N, Lanes, Warps> Row;
+    A* shared;     // of two reductions in turn, so that one barrier does for each
+    int side = 0;  // whose turn it is
+
+    /// body(r, mine) for the team's rows. All threads of a warp go along; `mine`: with a row of
+    /// its own, and not for company.
+    template <class Body>
+    __device__ __forceinline__ static void each(const Grid& grid, int64_t rows, Body body) {
+        if constexpr (Warps > 1) {
+            for (int64_t r = grid.block; r < rows; r += grid.blocks) body(r, true);
+        } else {
+            constexpr int together = 32 / Lanes;
+            const int64_t step = int64_t(grid.blocks) * (grid.threads / 32) * together;
+            for (int64_t at =
+                     (int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32) * together;
+                 at < rows; at += step) {
+                const int64_t r = at + int(threadIdx.x % 32) / Lanes;
+                const bool mine = together == 1 || r < rows;
+                body(mine ? r : rows - 1, mine);
+            }
+        }
+    }
+    __device__ __forceinline__ static bool leads() {
+        return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0;
+    }
+    template <class Make>
+    __device__ __forceinline__ static Row take(const Make& make) {
+        Row row = {};
+        Row::each(
+            row, [&](int i, A(&a)[4]) { make.four(i, a); }, [&](int i, A& a) { a = make(i); });
+        return row;
+    }
+    template <class F>
+    __device__ __forceinline__ static Row map(Row row, F f) {
+        return combine(row, row, [=](A a, A) { return f(a); });
+    }
+    template <class F>
+    __device__ __forceinline__ static Row combine(Row row, const Row& other, F f) {
+#pragma unroll
+        for (int turn = 0; turn < Row::turns; turn++)
+#pragma unroll
+            for (int line = 0; line < Row::lines; line++)
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    row.a[turn][line][c] = f(row.a[turn][line][c], other.a[turn][line][c]);
+        return row;
+    }
+    /// Every thread of the team gets the result.
+    template <class Op>
+    __device__ __forceinline__ A reduce(const Row& row) {
+        constexpr int turns = Row::turns, leaves = Row::leaves;
+        A v[turns];
+        row.template leaf_results<Op>(v);
+        if constexpr (Warps == 1) {
+#pragma unroll
+            for (int s = 1; s < turns; s *= 2)
+#pragma unroll
+                for (int i = 0; i + s < turns; i += 2 * s) v[i] = Op::join(v[i], v[i + s]);
+            return v[0];
+        } else {
+            static_assert(leaves <= 32);
+            A* const here = shared + side * leaves;
+            side ^= 1;
+            const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+#pragma unroll
+            for (int turn = 0; turn < turns; turn++)
+                if (lane == 0 && turn * Warps + warp < leaves) here[turn * Warps + warp] = v[turn];
+            __syncthreads();
+            A mine = lane < leaves ? here[lane] : Op::missing();
+#pragma unroll
+            for (int s = 1; s < leaves; s *= 2)
+                mine = Op::join(mine, __shfl_xor_sync(0xffffffffu, mine, s));
+            return __shfl_sync(0xffffffffu, mine, 0);
+        }
+    }
+    template <class Out>
+    __device__ __forceinline__ static void put(const Row& row, const Out& out) {
+        Row::each(
+            row, [&](int i, const A(&a)[4]) { out.four(i, a); },
+            [&](int i, const A& a) { out(i, a); });
+    }
+};
+
+// ---- rows in memory -----------------------------------------------------------------------------
+
+template <class Make>
+struct Streamed {
+    Make make;
+};
+
+/// A team that takes each element from memory as often as it needs it: a warp (Warps 1), or the
+/// block.
+template <class A, int64_t N, int Warps, int Group>
+struct StreamerOf {
+    static constexpr int size = Warps * 32;
+    A* shared;
+
+    template <class Body>
+    __device__ __forceinline__ static void each(const Grid& grid, int64_t rows, Body body) {
+        const int64_t first = Warps == 1
+                                  ? int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32
+                                  : grid.block,
+                      step = Warps == 1 ? int64_t(grid.blocks) * (grid.threads / 32) : grid.blocks;
+        for (int64_t r = first; r < rows; r += step) body(r, true);
+    }
+    __device__ __forceinline__ static int rank() {
+        return Warps == 1 ? threadIdx.x & 31 : threadIdx.x;
+    }
+    __device__ __forceinline__ static bool leads() { return rank() == 0; }
+    template <class Make>
+    __device__ __forceinline__ static Streamed<Make> take(const Make& make) {
+        return {make};
+    }
+    template <class Make, class F>
+    __device__ __forceinline__ static auto map(const Streamed<Make>& row, F f) {
+        const auto first = [=](A a, A) { return f(a); };
+        return take(mapped<A>(first, row.make, Nothing<A>{}));
+    }
+    template <class Make, class Other, class F>
+    __device__ __forceinline__ static auto combine(const Streamed<Make>& row,
+                                                   const Streamed<Other>& other, F f) {
+        return take(mapped<A>(f, row.make, other.make));
+    }
+    template <class Op, class Make>
+    __device__ __forceinline__ A reduce(const Streamed<Make>& row) const {
+        if constexpr (Warps == 1)
+            return warp_tree<Op, A>(row.make, 0, N);
+        else
+            return block_tree<Op, A, Group>(row.make, 0, N, shared, size);
+    }
+    template <class Make, class Out>
+    __device__ __forceinline__ static void put(const Streamed<Make>& row, const Out& out) {
+        if constexpr (Warps == 1)  // each thread is done reading before any writes
+            __syncwarp();
+        else
+            __syncthreads();
+        for (int64_t i = rank(); i < N; i += size) out(i, row.make(i));
+    }
+};
+
+// ---- reductions ---------------------------------------------------------------------------------
+
+/// A team a row: Shape, make(r) and put(r, v) as in reduce.cuh.
+template <class Op, class A, class Team, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_rows(const Grid& grid, Make make, Put put) {
+    extern __shared__ __align__(16) char bytes[];
+    Team team{reinterpret_cast<A*>(bytes)};
+    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+        A v = Op::empty();
+        if constexpr (Shape::n > 0) v = team.template reduce<Op>(team.take(make(r)));
+        if (mine && team.leads()) put(r, v);
+    });
+}
+
+}  // namespace aicf
