@@ -29,6 +29,8 @@ from .arrays import __all__ as _array_names
 from .assembly import *  # noqa: F403
 from .assembly import __all__ as _assembly_names
 from .batching import vmap
+from .checkpoint import *  # noqa: F403
+from .checkpoint import __all__ as _checkpoint_names
 from .convolutions import *  # noqa: F403
 from .convolutions import __all__ as _convolution_names
 from .custom import *  # noqa: F403
@@ -114,6 +116,7 @@ __all__ = [
     *_activation_names,
     *_array_names,
     *_assembly_names,
+    *_checkpoint_names,
     *_elementary_names,
     *_convolution_names,
     *_custom_names,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import re
 import secrets
@@ -77,6 +78,9 @@ class Source:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         os.close(self._fd)
 
     def read(self, count: int) -> bytearray:
@@ -92,6 +96,15 @@ class Source:
                 raise FormatError(f"{self.where}: it has become shorter while it was read")
             at += got
         return data
+
+    def map(self) -> mmap.mmap:
+        """The whole file as memory, read from disk where it is looked at; it outlives this."""
+        try:
+            return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
+        except ValueError:  # longer than the file is by now
+            raise FormatError(f"{self.where}: it has become shorter while it was read") from None
+        except OSError as error:
+            raise _named(error, self._doing, self._path) from None
 
     def check_unchanged(self) -> None:
         """FormatError when another program has written to the file since it was opened."""

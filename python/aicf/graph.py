@@ -613,6 +613,7 @@ class Graph:
         check: bool = False,
         checks: str = "indices",
         cast: bool = False,
+        fresh: str | Sequence[str] = (),
     ) -> Step:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
@@ -620,7 +621,10 @@ class Graph:
             device: "cpu", "cuda:0", or "auto" (the environment variable AICF_DEVICE, else a GPU
                 if one is usable, else the CPU).
             params: arrays that replace the initial values of params or states, copied in.
-            share: a Step or several; params and states of equal name use their storage.
+            share: a Step or several; params and states of equal name use their storage. The step's
+                `shared` and `fresh` say which did and which began anew. Refused is what would go
+                unnoticed: a name that almost is one of theirs ("fc_1.W", "fc1.W"), and a number
+                such as "opt.lr" that is another one there.
             seed: of the initial random values.
             math: how products of float32 are computed: "fp32" by fma; "tf32", "fp16" and "bf16" of
                 operands rounded to that type, with sums in float32 (on tensor cores in an order
@@ -642,6 +646,7 @@ class Graph:
                 and have no gradient.
             cast: inputs from the host take the dtype that the graph says: floats are rounded, whole
                 numbers must fit. Else another dtype is a DTypeError.
+            fresh: patterns of names that begin anew though a step of `share` has almost theirs.
 
         Returns: a Step.
         """
@@ -662,6 +667,7 @@ class Graph:
             check=check,
             checks=checks,
             cast=cast,
+            fresh=fresh,
         )
 
 

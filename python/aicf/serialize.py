@@ -7,7 +7,7 @@ import math
 import os
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -300,13 +300,43 @@ def _byte_count(code: str, shape: Iterable[int]) -> int | None:
     return count
 
 
+def _metadata_text(where: str, metadata: Mapping[str, Any] | None) -> dict[str, str]:
+    """What a file says of itself: texts as they are, all else as JSON, which "json" lists."""
+    texts, written = {"format": "aicf", "version": "1"}, []
+    for key, value in ({} if metadata is None else metadata).items():
+        if not isinstance(key, str) or key in (*texts, "json"):
+            raise GraphError(
+                f"{where}: metadata has the key {key!r}; need a str, not format, version or json"
+            )
+        try:
+            text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+            if not isinstance(value, str):
+                written.append(key)
+                if json.loads(text) != value:
+                    raise TypeError("it would come back as another value")
+            if len(json.dumps(key + text)) > MOST_RECORD:
+                raise ValueError("it could not be read")
+            (key + text).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise GraphError(
+                f"{where}: metadata {shown(key)} is {_short(value)}: {error}; need what JSON holds"
+            ) from None
+        texts[key] = text
+    if written:
+        texts["json"] = json.dumps(written)
+    return texts
+
+
 def write_tensors(
-    path: str | os.PathLike, types: Types, content: Callable[[str], np.ndarray]
+    path: str | os.PathLike,
+    types: Types,
+    content: Callable[[str], np.ndarray],
+    metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a file of safetensors; `content` gives the elements of one at a time, those of a
     bfloat16 as uint16."""
     where, offset = f"save {shown(os.fspath(path), 200)}", 0
-    header: dict[str, Any] = {"__metadata__": {"format": "aicf", "version": "1"}}
+    header: dict[str, Any] = {"__metadata__": _metadata_text(where, metadata)}
     for name, (dtype, shape) in types.items():
         if name == "__metadata__":
             raise GraphError(f'{where}: the name "{name}" is safetensors\'s own; need another')
@@ -332,30 +362,37 @@ def write_tensors(
 
 
 class _Header:
-    """What a header says, held against the tensors that are wanted: whatever else it may list is
-    counted, not kept."""
+    """What a header says. It is checked as a whole, and kept is where each record stands."""
 
-    def __init__(self, text: JsonText, where: str, types: Types) -> None:
-        self._where, self._types = where, types
-        self.places: dict[str, tuple[int, int]] = {}
-        self._misfit: Exception | None = None
-        self._unknown: list[str] = []
-        begins, ends, described = array("q"), array("q"), False
+    def __init__(self, text: JsonText, where: str) -> None:
+        self._text, self._where = text, where
+        self.records: dict[str, int] = {}
+        self.metadata_at: int | None = None
+        begins, ends = array("q"), array("q")
         for name in text.members():
+            at = text.at
             if name == "__metadata__":
-                if described:
+                if self.metadata_at is not None:
                     raise FormatError(f"{where}: __metadata__ stands twice")
-                described = True
-                self._pass_metadata(text)
+                self.metadata_at = at if self._pass_metadata(text) else -1
                 continue
-            begin, end = self._tensor(name, text.value())
+            _, _, begin, end = self._tensor(name, text.value())
             begins.append(begin)
             ends.append(end)
+            if name in self.records:
+                raise FormatError(f"{where}: tensor {shown(name)}: the name stands twice")
+            self.records[name] = at
         text.end()
         self.bytes = self._check_tiled(begins, ends)
 
+    def tensor(self, name: str) -> tuple[str, tuple[int, ...], int, int]:
+        """dtype, shape, and between which bytes of the body it lies."""
+        self._text.at = self.records[name]
+        return self._tensor(name, self._text.value())
+
     @staticmethod
-    def _pass_metadata(text: JsonText) -> None:
+    def _pass_metadata(text: JsonText) -> bool:
+        """Whether there is some; null stands for none."""
         start = text.at
         try:
             for _ in text.members():
@@ -364,8 +401,10 @@ class _Header:
             text.at = start
             if text.value() is not None:
                 raise
+            return False
+        return True
 
-    def _tensor(self, name: str, record: Any) -> tuple[int, int]:
+    def _tensor(self, name: str, record: Any) -> tuple[str, tuple[int, ...], int, int]:
         where = f"{self._where}: tensor {shown(name)}"
         code = _get(record, "dtype", str, where)
         if code not in _SIZES:
@@ -385,22 +424,7 @@ class _Header:
             raise FormatError(f"{where}: shape {shape} is too large")
         if end - begin != size:
             raise FormatError(f"{where}: bytes {begin} to {end} do not hold {code}{shape}")
-        wanted = self._types.get(name)
-        if wanted is None:
-            if len(self._unknown) < 100:
-                self._unknown.append(name)
-        elif name in self.places:
-            raise FormatError(f"{where}: the name stands twice")
-        else:
-            self.places[name] = begin, end
-            self._compare(name, (DTYPES[code], tuple(shape)), wanted)
-        return begin, end
-
-    def _compare(self, name: str, got: tuple, wanted: tuple) -> None:
-        for kind, is_, need in zip((DTypeError, ShapeError), got, wanted, strict=True):
-            if is_ != need and self._misfit is None:
-                what = "is" if kind is DTypeError else "has shape"
-                self._misfit = kind(f"{self._where}: {shown(name)} {what} {is_}; need {need}")
+        return DTYPES[code], tuple(shape), begin, end
 
     def _check_tiled(self, begins: array, ends: array) -> int:
         """Bytes of all tensors, which must lie without gap or overlap."""
@@ -413,51 +437,84 @@ class _Header:
             raise FormatError(f"{self._where}: tensors overlap or leave a gap at byte {at}")
         return int(last[-1]) if last.size else 0
 
-    def check_fits(self) -> None:
-        """That it lists the wanted tensors, of their dtypes and shapes, and no others."""
-        missing = [name for name in self._types if name not in self.places]
-        if missing or self._unknown:
-            raise GraphError(
-                f"{self._where}: missing {listed(missing, 5)}, unknown {listed(self._unknown, 5)}; "
-                f"need exactly {listed(self._types, 5)}"
-            )
-        if self._misfit is not None:
-            raise self._misfit
 
+class TensorFile:
+    """A file of safetensors that is sound as a whole: what it lists, and where that lies, which is
+    read when it is looked at.
 
-def read_tensors(path: str | os.PathLike, types: Types) -> dict[str, Any]:
-    """Reads exactly the wanted tensors: name -> array, a bfloat16 as bytes.
-
-    Nothing but the header is read of a file that holds anything else.
-    Raises: FormatError; GraphError, DTypeError or ShapeError where the file is sound and other
-    tensors are wanted; OSError with the path.
+    Raises: FormatError; OSError with the path.
     """
-    with Source("load", path) as source:
-        where, size = source.where, source.size
+
+    def __init__(self, path: str | os.PathLike, doing: str) -> None:
+        self._source = Source(doing, path)
+        try:
+            self._read()
+        except BaseException:
+            self._source.close()
+            raise
+
+    def _read(self) -> None:
+        source = self._source
+        self.where, size = source.where, source.size
         if size < 8:
-            raise FormatError(f"{where}: {size} bytes; need a header")
+            raise FormatError(f"{self.where}: {size} bytes; need a header")
         (length,) = struct.unpack("<Q", source.read(8))
         if length > min(_MAX_HEADER, size - 8):
-            raise FormatError(f"{where}: header of {length} bytes in a file of {size}")
-        header = _Header(JsonText(source.read(length), where), where, types)
+            raise FormatError(f"{self.where}: header of {length} bytes in a file of {size}")
+        self._text = JsonText(source.read(length), self.where)
+        self._header = header = _Header(self._text, self.where)
         if header.bytes != size - 8 - length:
             raise FormatError(
-                f"{where}: {size - 8 - length} bytes after the header; its tensors have "
+                f"{self.where}: {size - 8 - length} bytes after the header; its tensors have "
                 f"{header.bytes}"
             )
-        header.check_fits()
-        body = memoryview(source.read(header.bytes)).toreadonly()
-        source.check_unchanged()
-    result: dict[str, Any] = {}
-    for name, (begin, end) in header.places.items():
-        dtype, shape = types[name]
-        if dtype == "bfloat16":
-            result[name] = bytes(body[begin:end])
-            continue
+        self._body = memoryview(source.map())[8 + length :]
+
+    def names(self) -> Collection[str]:
+        """Those of all tensors."""
+        return self._header.records.keys()
+
+    def type(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape."""
+        return self._header.tensor(name)[:2]
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._source.close()
+
+    def metadata(self) -> dict[str, Any]:
+        """What `write_tensors` was given; of a file of other programs the texts it has."""
+        found: dict[str, Any] = {}
+        at = self._header.metadata_at
+        if at is not None and at >= 0:
+            self._text.at = at
+            for key in self._text.members():
+                found[key] = self._text.text()
+        if found.pop("format", None) != "aicf":
+            return found
+        found.pop("version", None)
         try:
-            result[name] = np.frombuffer(body[begin:end], dtype=dtype).reshape(shape)
+            for key in json.loads(found.pop("json", "[]")):
+                found[key] = json.loads(found[key])
+        except (TypeError, ValueError, KeyError, RecursionError) as error:
+            raise FormatError(f"{self.where}: metadata that no save has written: {error}") from None
+        return found
+
+    def check_unchanged(self) -> None:
+        """FormatError when another program has written to the file since it was opened."""
+        self._source.check_unchanged()
+
+    def content(self, name: str) -> Any:
+        """The elements where they lie in the file, read only: an array, of a bfloat16 the bytes."""
+        dtype, shape, begin, end = self._header.tensor(name)
+        if dtype == "bfloat16":
+            return self._body[begin:end]
+        try:
+            found = np.frombuffer(self._body[begin:end], dtype=dtype).reshape(shape)
         except (ValueError, OverflowError):  # without elements, yet beyond what NumPy can index
-            raise FormatError(f"{where}: {shown(name)}: shape {shape} is too large") from None
-        if dtype == "bool" and np.frombuffer(body[begin:end], np.uint8).max(initial=0) > 1:
-            raise FormatError(f"{where}: {shown(name)}: a bool byte is neither 0 nor 1")
-    return result
+            raise FormatError(f"{self.where}: {shown(name)}: shape {shape} is too large") from None
+        if dtype == "bool" and found.view(np.uint8).max(initial=0) > 1:
+            raise FormatError(f"{self.where}: {shown(name)}: a bool byte is neither 0 nor 1")
+        return found

@@ -10,9 +10,11 @@ import numpy as np
 
 from . import _core
 from .arguments import Path, checked, is_it
+from .checkpoint import Loaded, fitting, places, read, select, write
 from .device import resolve_device
 from .files import Source, write_whole
-from .serialize import listed, read_graph, read_record, read_tensors, write_tensors
+from .serialize import read_graph, read_record
+from .sharing import Sharing, share_leaves, sharing_of
 
 if TYPE_CHECKING:
     from .graph import Graph, Value
@@ -31,9 +33,9 @@ MATH_MODES = ("fp32", "tf32", "fp16", "bf16", "mixed")
 class Leaves(Mapping[str, _core.Array]):
     """Params or states of a step, by name: live Arrays; assigning copies in."""
 
-    def __init__(self, step: Step, role: str) -> None:
+    def __init__(self, step: Step, names: Sequence[str]) -> None:
         self._step = step
-        self._names = step._leaves(role)
+        self._names = tuple(names)
 
     def __getitem__(self, name: str) -> _core.Array:
         self._check(name)
@@ -163,6 +165,7 @@ class Step(_core.Step):
     """
 
     _graph: _core.Graph | None = None  # what it was compiled from; it may have grown since
+    _sharing: Sharing = Sharing((), ())
     _built: _core.GraphMark
     _cast = False  # whether inputs of another dtype are cast
 
@@ -183,6 +186,7 @@ class Step(_core.Step):
         check: bool = False,
         checks: str = "indices",
         cast: bool = False,
+        fresh: str | Sequence[str] = (),
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
@@ -235,6 +239,8 @@ class Step(_core.Step):
         initial = _initial(graph, params)
         own = contents_of(graph, others)
         device = own.device(device)
+        homes = [name for _, names in own.homes for name in names]
+        self._sharing = share_leaves(graph._core, others, homes, initial, fresh)
         graph._settle()
         self._graph, self._built = graph._core, graph._core.mark()
         self._cast = cast
@@ -281,12 +287,46 @@ class Step(_core.Step):
     @property
     def params(self) -> Leaves:
         """Params by name: live Arrays; assigning copies in."""
-        return Leaves(self, "param")
+        return Leaves(self, self._leaves("param"))
 
     @property
     def state(self) -> Leaves:
         """States by name (`opt.*`, `rng.*`, your own): live Arrays; assigning copies in."""
-        return Leaves(self, "state")
+        return Leaves(self, self._leaves("state"))
+
+    @property
+    def numbers(self) -> Leaves:
+        """Float states of rank 0 that this step does not change: what `set` is for, as "opt.lr".
+
+        >>> dict(step.numbers)["opt.lr"].item()
+        0.001
+        """
+        record = self.plan._record
+        values = record["values"]
+        written = {
+            values[str(view["value"])]["storage"] for op in record["ops"] for view in op["outputs"]
+        }
+        storage = {value["name"]: value["storage"] for value in values.values()}
+
+        def is_number(name: str) -> bool:
+            array = self._array(name)
+            return array.shape == () and "float" in array.dtype and storage[name] not in written
+
+        return Leaves(self, [name for name in self.state if is_number(name)])
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The params and states whose storage is that of a step of `share=`."""
+        return self._sharing.shared
+
+    @property
+    def fresh(self) -> tuple[str, ...]:
+        """The params and states that began with initial values of their own.
+
+        >>> step.fresh == (*step.params, *step.state)
+        True
+        """
+        return self._sharing.fresh
 
     def set(self, name: str, number: float) -> None:
         """Sets a rank-0 state, such as "opt.lr"; it holds from the next step on.
@@ -317,73 +357,101 @@ class Step(_core.Step):
         arrays = self._read_all(names)
         return {name: array.numpy() for name, array in zip(names, arrays, strict=True)}
 
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Copies in exactly the values `state_dict` returns; nothing is written unless all fit.
+    @checked
+    def load_state_dict(
+        self, values: Any, strict: bool = True, only: Any = None, skip: Any = None
+    ) -> Loaded:
+        """Copies in the values `state_dict` returns; nothing is written unless all fit.
+
+        Args:
+            values: arrays by name. A bfloat16 may be given as float32.
+            strict, only, skip: as `load` takes them.
+
+        Returns: which names were written, missing and unknown.
 
         Raises: GraphError naming missing or unknown names; ShapeError; DTypeError.
+
+        >>> step.load_state_dict(step.params, only=step.params).names
+        ('w',)
         """
+        where = "load_state_dict"
         if not isinstance(values, Mapping):
             raise _core.GraphError(
-                f"load_state_dict: got {type(values).__name__}; need a mapping of name to array"
+                f"{where}: got {type(values).__name__}; need a mapping of name to array"
             )
-        expected = [*self.params, *self.state]
-        missing = [name for name in expected if name not in values]
-        unknown = [name for name in values if name not in expected]
-        if missing or unknown:
-            raise _core.GraphError(
-                f"load_state_dict: missing {listed(missing)}, unknown {listed(unknown)}; "
-                f"need exactly {listed(expected)}"
-            )
+        wanted = {}
+        for name in (*self.params, *self.state):
+            target = self._array(name)
+            wanted[name] = target.dtype, target.shape
+
+        def type_of(name: str) -> tuple[str, tuple[int, ...]]:
+            value, need = values[name], wanted[name][0]
+            dtype = str(getattr(value, "dtype", need)).removeprefix("torch.")
+            if (need, dtype) == ("bfloat16", "float32"):
+                dtype = need
+            return dtype, tuple(np.shape(value))
+
+        found = fitting(where, wanted, values.keys(), type_of, strict, only, skip)
         arrays = {}
-        for name in expected:
-            target, value = self._array(name), values[name]
-            if tuple(np.shape(value)) != target.shape:
-                raise _core.ShapeError(
-                    f'load_state_dict: "{name}" has shape {np.shape(value)}; need {target.shape}'
-                )
-            dtype = str(getattr(value, "dtype", target.dtype)).removeprefix("torch.")
-            if target.dtype == "bfloat16" and dtype == "float32":
+        for name in found.names:
+            value = values[name]
+            if wanted[name][0] == "bfloat16" and not str(value.dtype).endswith("bfloat16"):
                 value = _bfloat16_bytes(np.asarray(value), name)
-            elif dtype != target.dtype:
-                raise _core.DTypeError(
-                    f'load_state_dict: "{name}" is {dtype}; need {target.dtype} (cast it)'
-                )
             arrays[name] = value.numpy() if isinstance(value, _core.Array) else value
         self._write_all(arrays)
+        return found
 
     @checked
-    def save(self, path: Path) -> None:
+    def save(
+        self,
+        path: Path,
+        only: Any = None,
+        skip: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
         """Writes `state_dict` as safetensors; whoever opens the file finds the old or the new one.
 
         It is written beside the file, which it then replaces. A symbolic link is followed, and an
         existing file's mode and owner are kept.
 
-        Raises: OSError with the path; FormatError where it is no regular file.
+        Args:
+            only: patterns of the names to write, as "block.*", or leaves: `only=step.params` writes
+                the params alone. None for all.
+            skip: patterns or leaves that are left out: `skip=step.numbers` leaves out the
+                optimizer's rates, which a checkpoint holds otherwise.
+            metadata: texts, or what JSON holds, by name; `aicf.Checkpoint(path).metadata` reads it.
+
+        Raises: OSError with the path; FormatError where it is no regular file; GraphError for a
+        pattern that no name fits, and for metadata that no file holds.
+
+        >>> step.save("weights.safetensors", only=step.params, metadata={"epoch": 3})
         """
-        names = [*self.params, *self.state]
-        arrays = dict(zip(names, self._read_all(names), strict=True))
-
-        def content(name: str) -> np.ndarray:
-            values = arrays.pop(name).numpy()
-            if types[name][0] == "bfloat16":
-                values = (values.view(np.uint32) >> 16).astype(np.uint16)
-            return values
-
-        types = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-        write_tensors(path, types, content)
+        at = places("save", [self])
+        chosen = select("save", at, only, skip)
+        write(path, {name: at[name] for name in at if name in chosen}, metadata)
 
     @checked
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, strict: bool = True, only: Any = None, skip: Any = None) -> Loaded:
         """Reads what `save` wrote; nothing is written to the state unless all of it fits.
+
+        The file is mapped into memory, so that of a large one only what is wanted is read.
+
+        Args:
+            strict: False leaves what the file lacks as it is and passes over what only it has.
+            only: patterns of the names to read, as "block.*", or leaves of a step. None for all.
+            skip: patterns or leaves that stay as they are: `skip=step.numbers` goes on with the
+                learning rate that this step has.
+
+        Returns: which names were written, missing and unknown.
 
         Raises: FormatError for what is no whole safetensors file; GraphError naming missing or
         unknown names; ShapeError; DTypeError, for no dtype is cast; OSError with the path.
+
+        >>> step.save("step.safetensors")
+        >>> step.load("step.safetensors", only="opt.?.w").names
+        ('opt.m.w', 'opt.v.w')
         """
-        types = {}
-        for name in (*self.params, *self.state):
-            array = self._array(name)
-            types[name] = array.dtype, array.shape
-        self._write_all(read_tensors(path, types))
+        return read(path, places("load", [self]), strict, only, skip)
 
     @checked
     def export(self, path: Path, state: bool = True) -> None:
@@ -608,6 +676,7 @@ def load_step(
         source.check_unchanged()
     step = Step.__new__(Step)
     _core.Step.__init__(step, content, source.where, device, capture, others)
+    step._sharing = sharing_of((*step.params, *step.state), others)
     return step
 
 

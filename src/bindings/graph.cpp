@@ -255,12 +255,16 @@ void bind_graph(nb::module_& m) {
              })
         .def("assigned", &Graph::assigned)
         .def("free_stream", &Graph::free_stream)
-        .def("initial_number",
-             [](const Graph& g, ValueId id) -> std::optional<double> {
-                 const Init& init = g.value(id).init;
-                 if (init.kind == Init::zeros || init.kind == Init::constant) return init.a;
-                 return std::nullopt;
-             })
+        .def(
+            "initial_number",
+            [](const Graph& g, ValueId id, bool said) -> std::optional<double> {
+                const Init& init = g.value(id).init;
+                if (init.kind == Init::constant) return init.a;
+                if (init.kind == Init::zeros && !said) return 0;
+                return std::nullopt;
+            },
+            nb::arg("id"), nb::arg("said") = false,
+            "What all elements begin with; `said`: none where that is the zero of nothing said.")
         .def(
             "backward",
             [](Graph& g, ValueId loss, const std::vector<ValueId>& wrt, ValueId seed, bool record,

@@ -2,6 +2,7 @@
 #include "core/run/step.h"
 
 #include <chrono>
+#include <deque>
 #include <iterator>
 
 #include "bindings/array.h"
@@ -469,6 +470,10 @@ void bind_step(nb::module_& m) {
                  result.leaf = result.step->leaf(name).id;
                  return result;
              })
+        .def("_storage",
+             [](const Step& s, const std::string& name) {
+                 return reinterpret_cast<uintptr_t>(s.storage(s.leaf(name).id));
+             })
         .def(
             "_write",
             [](Step& s, const std::string& name, nb::handle object) {
@@ -494,19 +499,20 @@ void bind_step(nb::module_& m) {
         .def("_write_all",
              [](Step& s, const nb::dict& values) {
                  Step::Inputs writes;
+                 std::deque<HeldBytes> held;
                  for (auto [key, object] : values) {
                      const Value& value = s.leaf(name_of(key));
                      TensorRef tensor;
-                     if (nb::isinstance<nb::bytes>(object)) {
-                         const auto bytes = nb::borrow<nb::bytes>(object);
-                         tensor = empty_tensor(value.type.dtype, value.type.shape);
-                         const auto size = static_cast<size_t>(element_count(tensor.shape) *
-                                                               dtype_size(tensor.dtype));
+                     if (nb::isinstance<nb::bytes>(object) || PyMemoryView_Check(object.ptr())) {
+                         const std::string_view bytes = held.emplace_back(object).bytes();
+                         const auto size = static_cast<size_t>(byte_count(value.type));
                          if (bytes.size() != size)
                              raise(ErrorKind::shape, "\"", value.name, "\": got ", bytes.size(),
                                    " bytes; need ", size);
-                         std::copy(bytes.c_str(), bytes.c_str() + size,
-                                   static_cast<char*>(tensor.data));
+                         tensor.dtype = value.type.dtype;
+                         tensor.shape = value.type.shape;
+                         tensor.strides = contiguous_strides(tensor.shape);
+                         tensor.data = const_cast<char*>(bytes.data());  // it is read alone
                      } else {
                          tensor = import_for(value, object);
                      }

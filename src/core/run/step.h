@@ -93,6 +93,8 @@ class Step {
     /// The parts of compiling, one after another, and the seconds a processor took for each.
     const std::vector<std::pair<std::string, double>>& stages() const { return stages_; }
 
+    /// What sharing Steps have in common of a param or state.
+    const void* storage(ValueId id) const { return cells_.at(id).get(); }
     const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
     const Lowered::Output& output(std::string_view name) const;
     /// Copies tensors into inputs, params or states, all or (shape and dtype must be equal) none.
