@@ -493,3 +493,79 @@ def test_schedules_are_not_range_checked():
     step = g.compile(device="cpu")
     step()
     assert (step.params["w"].numpy() > 1).all()  # lr was -1
+
+
+# ---- averages of params
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_ema_takes_params_as_they_are_after_the_step(device, before):
+    """As PyTorch's AveragedModel: k steps give the average of k contents, the first whole."""
+    g = aicf.Graph("ema")
+    x, w = g.input("x", (3,)), g.param("w", (3,))
+    g.minimize((w * x).sum(), aicf.optim.Adam(lr=0.5))
+    g.ema(0.75, before=before)
+    step = g.compile(device=device, params={"w": np.float32([1, 2, 3])})
+    want, now = None, None
+    for k in range(4):
+        now = step.params["w"].numpy()
+        step(x=np.float32([1, -1, k]))
+        new = now if before else step.params["w"].numpy()
+        want = new if want is None else want + (new - want) * np.float32(0.25)
+        assert_bits(step.averages()["w"].numpy(), want)
+    assert int(step.state["ema.step"]) == 4
+    step.set("ema.decay", 0.0)
+    now = step.params["w"].numpy()
+    step(x=np.ones(3, np.float32))
+    assert_bits(step.averages()["w"].numpy(), now if before else step.params["w"].numpy())
+
+
+def test_ema_beside_torch():
+    torch = pytest.importorskip("torch")
+    linear = torch.nn.Linear(4, 2)
+    mean = torch.optim.swa_utils.AveragedModel(
+        linear, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    start = {
+        f"0.{k}": v.detach().numpy().copy() for k, v in zip("Wb", linear.parameters(), strict=True)
+    }
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+    g = aicf.Graph("ema")
+    x = g.input("x", (8, 4))
+    g.minimize(aicf.mean(g.dense("0", x, 2) ** 2), aicf.optim.SGD(lr=0.1))
+    g.ema(0.9)
+    step, rng = g.compile(device="cpu", params=start), np.random.default_rng(0)
+    for _ in range(5):
+        data = rng.standard_normal((8, 4), np.float32)
+        step(x=data)
+        optimizer.zero_grad()
+        (linear(torch.from_numpy(data)) ** 2).mean().backward()
+        optimizer.step()
+        mean.update_parameters(linear)
+    for ours, theirs in zip(step.averages().values(), mean.module.parameters(), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+    test = aicf.Graph("test")
+    test.output("y", test.dense("0", test.input("x", (8, 4)), 2))
+    with torch.no_grad():
+        want = mean(torch.from_numpy(data)).numpy()
+    found = test.compile(device="cpu", params=step.averages())(x=data)["y"]
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_ema_is_refused_before_there_is_an_update():
+    g = aicf.Graph("early")
+    w, v = g.param("w", (2,)), g.param("v", (2,))
+    s = g.state("s", (2,))
+    with pytest.raises(aicf.GraphError, match="changes no param yet; need minimize"):
+        g.ema(0.9)
+    g.minimize((w * w).sum(), aicf.optim.SGD(lr=0.1))
+    for wrong in (v, s):
+        with pytest.raises(aicf.GraphError, match="ema: .*need a param of a minimize"):
+            g.ema(0.9, [wrong])
+    for decay, error in ((1.0, aicf.GraphError), (-0.1, aicf.GraphError), ("x", aicf.DTypeError)):
+        with pytest.raises(error, match="decay"):
+            g.ema(decay)
+    g.ema(0.9)
+    assert list(g.compile(device="cpu").averages()) == ["w"]
+    with pytest.raises(aicf.GraphError, match="there are none"):
+        g.compile(device="cpu").averages("mean")

@@ -267,7 +267,8 @@ def _by_step(at: Mapping[str, Place], names: Iterable[str]) -> list[tuple[Step, 
 
 def write(path: Path, at: Mapping[str, Place], metadata: Mapping[str, Any] | None) -> None:
     """The tensors of one step are those of one moment."""
-    types, arrays = _types(at), {}
+    types = _types(at)
+    arrays: dict[str, Any] = {}
     for step, names in _by_step(at, at):
         arrays.update(zip(names, step._read_all(list(names.values())), strict=True))
 

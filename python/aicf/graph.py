@@ -371,6 +371,37 @@ class Graph:
                 raise _core.DTypeError(f"update: {grad!r} for {p!r}; need equal dtypes")
         optimizer._apply(self, name, grads, clip_norm)
 
+    @checked
+    def ema(
+        self,
+        decay: float | Value,
+        params: Sequence[Value] | None = None,
+        before: bool = False,
+        name: str = "ema",
+    ) -> None:
+        """Keeps a running average of params, as states `<name>.<param>`, which the step moves.
+
+        After `minimize` or `update`: a step takes in what its params hold after it, so that k steps
+        leave the average of the contents 1 to k, of which the first counts whole.
+
+        Args:
+            decay: what is kept at each step, in [0, 1): the state `<name>.decay`; or a Value.
+            params: None = every param that this graph changes.
+            before: take in what params hold before the step instead.
+
+        Raises: GraphError for a param that nothing changes yet, unless `before` is set.
+
+        Source: torch.optim.swa_utils.get_ema_multi_avg_fn.
+
+        >>> g.minimize((w * w).sum(), aicf.optim.SGD(lr=0.1))
+        >>> g.ema(0.99)
+        >>> float(g.compile().averages()["w"].numpy().max()) == 0.0
+        True
+        """
+        from .optim import _average
+
+        _average(self, decay, params, before, name)
+
     def _state(self, name: str, shape: Sequence[int], dtype: str) -> Value | None:
         """The state of that name, made here before or read from a file, unless it is another's."""
         id = self._core.find(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,34 @@ def clip_grad_norm(grads: Mapping[Value, Value], max_norm: float | Value) -> dic
         p: mul(grad, scale if grad.dtype == wide else cast(scale, grad.dtype))
         for p, grad in grads.items()
     }
+
+
+def _average(
+    g: Graph, decay: float | Value, params: Sequence[Value] | None, before: bool, name: str
+) -> None:
+    """What `Graph.ema` says."""
+    from .graph import Value
+    from .ops import cast, where
+
+    _check_number("ema: decay", decay, 1.0)
+    if params is None:
+        leaves = [Value(g, id) for id in g._core.leaves("param")]
+        params = [p for p in leaves if g._core.assigned(p.id) >= 0]
+    if not params:
+        raise GraphError("ema: the graph changes no param yet; need minimize or update before it")
+    rate = g._number(f"{name}.decay", decay, "float32")
+    first = g._step_values(name)[0] <= 0
+    for p in params:
+        after = g._core.assigned(g._id(p, "ema"))
+        if p.role != "param" or not (before or after >= 0):
+            raise GraphError(
+                f"ema: {p!r} is a {p.role} that the graph does not change; need a param of a "
+                "minimize or update before it, or before=True"
+            )
+        mean = g.state(f"{name}.{p.name}", p.shape, p.dtype)
+        new = p if before else Value(g, after)
+        part = 1.0 - rate if p.dtype == "float32" else cast(1.0 - rate, p.dtype)
+        g.assign(mean, where(first, new, mean + (new - mean) * part))
 
 
 def _check_number(where: str, value: Any, high: float) -> None:

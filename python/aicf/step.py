@@ -12,7 +12,7 @@ from . import _core
 from .arguments import Path, checked, is_it
 from .checkpoint import Loaded, fitting, places, read, select, write
 from .device import resolve_device
-from .files import Source, write_whole
+from .files import Source, shown, write_whole
 from .serialize import read_graph, read_record
 from .sharing import Sharing, share_leaves, sharing_of
 
@@ -327,6 +327,23 @@ class Step(_core.Step):
         True
         """
         return self._sharing.fresh
+
+    @checked
+    def averages(self, name: str = "ema") -> dict[str, _core.Array]:
+        """The averages that `Graph.ema` keeps, live, by the names of their params.
+
+        They are what `compile(params=)` and `load_state_dict` of another step take.
+
+        Raises: GraphError when the graph keeps none of that name.
+        """
+        found = {
+            param: self._array(f"{name}.{param}")
+            for param in self.params
+            if f"{name}.{param}" in self.state
+        }
+        if not found:
+            raise _core.GraphError(f"averages: there are none in {shown(name)}; need Graph.ema")
+        return found
 
     def set(self, name: str, number: float) -> None:
         """Sets a rank-0 state, such as "opt.lr"; it holds from the next step on.
