@@ -21,9 +21,7 @@ class Sharing(NamedTuple):
     fresh: tuple[str, ...]
 
 
-def sharing_of(
-    names: Sequence[str], others: Iterable[Step], homes: Iterable[str] = ()
-) -> Sharing:
+def sharing_of(names: Sequence[str], others: Iterable[Step], homes: Iterable[str] = ()) -> Sharing:
     """Params and states are shared by their names; those of `homes` are in any case."""
     theirs = {name for other in others for name in (*other.params, *other.state)}
     theirs.update(homes)
