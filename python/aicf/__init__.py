@@ -39,6 +39,8 @@ from .device import DeviceInfo, devices
 from .eager import Event, OpKind, op_call, workspace_bytes
 from .elementary import *  # noqa: F403
 from .elementary import __all__ as _elementary_names
+from .function import *  # noqa: F403
+from .function import __all__ as _function_names
 from .gradients import *  # noqa: F403
 from .gradients import __all__ as _gradient_names
 from .graph import Graph, Value, trace
@@ -120,6 +122,7 @@ __all__ = [
     *_elementary_names,
     *_convolution_names,
     *_custom_names,
+    *_function_names,
     *_gradient_names,
     *_head_names,
     *_indexing_names,

@@ -96,8 +96,9 @@ def save(path: Path, *parts: Any, metadata: Mapping[str, Any] | None = None) -> 
     """Writes what several steps hold as one file of safetensors, replaced whole.
 
     Args:
-        parts: Steps, or what `step.params` and `step.state` give; steps that share storage write it
-            once. A mapping puts its key and a point before the names of what it maps to.
+        parts: Steps and functions, or what `step.params` and `step.state` give; those that share
+            storage write it once. A mapping puts its key and a point before the names of what it
+            maps to.
         metadata: texts, or what JSON holds, by name; `aicf.Checkpoint(path).metadata` reads it.
 
     Raises: GraphError where two parts have a name with storage of their own; OSError with the path;
@@ -126,6 +127,7 @@ def load(
 
 def places(where: str, parts: Iterable[Any]) -> dict[str, Place]:
     """The params and states of parts, by their names in a file; each storage once."""
+    from .function import Kept
     from .step import Leaves, Step
 
     found: dict[str, Place] = {}
@@ -144,6 +146,8 @@ def places(where: str, parts: Iterable[Any]) -> dict[str, Place]:
                         f"{where}: two parts have {shown(prefix + name)} with storage of their "
                         "own; need names, as in {'a': step, 'b': another}, or steps that share it"
                     )
+        elif isinstance(part, Kept):
+            take(part._kept(), prefix)
         elif isinstance(part, Mapping):
             for key, one in part.items():
                 if not isinstance(key, str):

@@ -132,6 +132,10 @@ class Graph:
         self._scopes: list[str] = []  # the composed custom ops that are being made
         self._building: list[list[Value]] = []  # the Values of bodies that are being built
         self._held: dict[Any, str] = {}  # names of what modules own
+        self._ran: dict[Any, None] = {}  # the modules that were called, those inside apart
+        self._counts: dict[Any, Value] = {}  # of each Bucket, what was given of its axis
+        self._crops: dict[int, list[tuple[int, Any]]] = {}  # axes of results to cut, by Bucket
+        self._closed = ""  # the function whose trace it was, once that is compiled
         self._updates: dict[int, Value] = {}  # what states hold next, which may yet move on; by id
 
     @property
@@ -140,6 +144,11 @@ class Graph:
         return self._core.name
 
     def _here(self) -> _core.Graph:
+        if self._closed:
+            raise _core.GraphError(
+                f"{self._closed}: a Value is used that an earlier trace made and something kept; "
+                "need to return it, or to assign it to a state"
+            )
         scopes = f" in {'.'.join(self._scopes)}" if self._scopes else ""
         self._core.where = user_line() + scopes
         return self._core

@@ -15,7 +15,7 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .graph import Graph, Value
-from .parameters import Buffer, Held, Parameter, host_array, read, seeded, write
+from .parameters import Buffer, Held, Parameter, changes, host_array, read, seeded, write
 from .serialize import listed
 
 __all__ = ["Module"]
@@ -168,6 +168,7 @@ class Module(metaclass=_ModuleType):
             with self._in(graph, path, outer):
                 return self.forward(*args, **named)
         mark, held, updates = graph._core.mark(), dict(graph._held), dict(graph._updates)
+        graph._ran[self] = None
         try:
             self.in_graph(graph)
             with self._in(graph, path, ""):
@@ -224,6 +225,8 @@ class Module(metaclass=_ModuleType):
         if key in self._parameters or key in self._modules or key in self._buffers:
             return self._replace(key, value)
         super().__setattr__(key, value)
+        if key == "training":
+            changes[0] += 1
 
     def _register(self, key: str, value: Any, table: dict[str, Any]) -> None:
         if not isinstance(key, str) or not key or "." in key:
@@ -240,6 +243,7 @@ class Module(metaclass=_ModuleType):
                 other.pop(key, None)
         self._left(table.get(key))
         table[key] = value
+        changes[0] += 1
         if isinstance(value, Module) and (value._parent is None or value._parent[0]() is None):
             vars(value)["_parent"] = (weakref.ref(self), key)
 
@@ -259,6 +263,7 @@ class Module(metaclass=_ModuleType):
                 )
             value.graph._update(self._state(key), lambda _: value)
         elif value is None:
+            changes[0] += 1
             for table in (self._parameters, self._modules, self._buffers):
                 if key in table:
                     self._left(table[key])
@@ -300,6 +305,7 @@ class Module(metaclass=_ModuleType):
         for table in (self._parameters, self._modules, self._buffers):
             if key in table:
                 self._left(table.pop(key))
+                changes[0] += 1
                 return
         super().__delattr__(key)
 
@@ -407,6 +413,7 @@ class Module(metaclass=_ModuleType):
         """Graphs that are built from now on train: dropout drops, batch norms use the batch."""
         for module in self.modules():
             vars(module)["training"] = bool(mode)
+        changes[0] += 1
         return self
 
     def eval(self) -> Any:

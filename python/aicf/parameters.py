@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Buffer", "Parameter", "seed"]
 
 
+changes = [0]  # counts what may change the graphs that modules make: modes, parts, what is frozen
+
+
 # ---- what modules own
 
 
@@ -118,6 +121,11 @@ class Parameter(Held):
     def __init__(self, content: Any, requires_grad: bool = True, dtype: str | None = None) -> None:
         super().__init__(content, dtype)
         self.requires_grad = requires_grad
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        super().__setattr__(key, value)
+        if key == "requires_grad":
+            changes[0] += 1
 
     def requires_grad_(self, requires_grad: bool = True) -> Parameter:
         """Says whether graphs that are built from now on train it."""

@@ -1,0 +1,582 @@
+"""Functions that are traced and compiled once for each kind of arguments, over one state."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import init as initializers
+from . import module
+from ._core import Array, GraphError
+from .arguments import Path, _dtype, checked
+from .buckets import Bucket, Padding, read_buckets
+from .checkpoint import Loaded
+from .graph import Graph, Value
+from .module import Held, Module
+from .step import Leaves, Step
+from .trees import (
+    Branch,
+    Leaf,
+    Results,
+    as_dtype,
+    flatten,
+    leaf_of,
+    spelled,
+    unflatten,
+    with_leaves,
+)
+
+__all__ = ["Bucket", "CachedStep", "Function", "State", "function", "minimize"]
+
+_MOST_FAST = 4096  # kinds of calls that are recognised at once
+
+
+# ---- the state of functions
+
+
+class Kept:
+    """What functions keep between calls: params and states of all their steps, by name."""
+
+    def _kept(self) -> Step:
+        raise NotImplementedError
+
+    @property
+    def params(self) -> Leaves:
+        """Params by name: live Arrays; assigning copies in."""
+        return self._kept().params
+
+    @property
+    def states(self) -> Leaves:
+        """States by name (`opt.*`, `rng.*`, your own): live Arrays; assigning copies in."""
+        return self._kept().state
+
+    @property
+    def numbers(self) -> Leaves:
+        """Float states of rank 0 that no step changes: what `set` is for, as "opt.lr"."""
+        return self._kept().numbers
+
+    def set(self, name: str, number: float) -> None:
+        """Sets a rank-0 state, such as "opt.lr"; it holds from the next call on."""
+        self._kept().set(name, number)
+
+    def averages(self, name: str = "ema") -> dict[str, Array]:
+        """The averages that `Graph.ema` keeps, as `Step.averages` gives them."""
+        return self._kept().averages(name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of every param and state, as `Step.state_dict` gives it."""
+        return self._kept().state_dict()
+
+    def load_state_dict(
+        self, values: Any, strict: bool = True, only: Any = None, skip: Any = None
+    ) -> Loaded:
+        """Copies in the values `state_dict` returns, as `Step.load_state_dict` does."""
+        return self._kept().load_state_dict(values, strict, only, skip)
+
+    def save(
+        self,
+        path: Path,
+        only: Any = None,
+        skip: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Writes every param and state as one file of safetensors, as `Step.save` does."""
+        self._kept().save(path, only, skip, metadata)
+
+    def load(self, path: Path, strict: bool = True, only: Any = None, skip: Any = None) -> Loaded:
+        """Reads what `save` wrote, as `Step.load` does."""
+        return self._kept().load(path, strict, only, skip)
+
+
+class State(Kept):
+    """The params and states of functions that are given it as `state=`: each name once.
+
+    Args:
+        step: a Step whose storage it begins with; None: it begins empty, and the first call of a
+            function makes what there is.
+
+    >>> state = aicf.State(step)
+    >>> list(state.params)
+    ['w']
+    """
+
+    def __init__(self, step: Step | None = None) -> None:
+        if step is not None and not isinstance(step, Step):
+            raise GraphError(f"State: step is {step!r}; need a Step, or None")
+        self._step = step
+        self._lock = threading.RLock()
+        self._numbers: dict[str, tuple[float, str]] = {}  # what numbers began with, and where
+
+    def _kept(self) -> Step:
+        if self._step is None:
+            raise GraphError(
+                "State: no function has been traced yet, so it has no names; call one, or let "
+                "its step() compile what a call needs"
+            )
+        return self._step
+
+    def _adopt(self, step: Step, graph: Graph) -> None:
+        """Holds all of the step's storage, by a step that does nothing: those that are compiled may
+        then be dropped."""
+        old = self._step
+        known = set() if old is None else {*old.params, *old.state}
+        if not known.issuperset((*step.params, *step.state)):
+            g, core = Graph("state"), graph._core
+            sources = [step] if old is None else [old, step]
+            for source in sources:
+                for role, leaves in (("param", source.params), ("state", source.state)):
+                    for name in leaves:
+                        if g._core.find(name) >= 0:
+                            continue
+                        array, id = source._array(name), core.find(name)
+                        said = None if id < 0 else core.initial_number(id, True)
+                        if source is old and old._graph is not None:
+                            said = old._graph.initial_number(old._graph.find(name), True)
+                        start = (
+                            initializers.zeros() if said is None else initializers.constant(said)
+                        )
+                        make = g.param if role == "param" else g.state
+                        make(name, array.shape, array.dtype, start)
+            self._step = g.compile(device=step.device, share=sources, capture=False)
+        for held, name in graph._held.items():
+            if self._step is not None and held._step is not None and held._step[0] is step:
+                held._step = (self._step, name)
+
+    def __repr__(self) -> str:
+        if self._step is None:
+            return "aicf.State(empty)"
+        return f"aicf.State({len(self.params)} params, {len(self.states)} states)"
+
+
+# ---- what a function has compiled
+
+
+class _Entry:
+    """A step, and how a call becomes its inputs and its outputs a result."""
+
+    def __init__(
+        self,
+        key: Any,
+        names: Sequence[str],
+        step: Step,
+        results: Results,
+        crops: dict[str, list[tuple[int, str]]],
+        roots: Sequence[Module],
+        seconds: float,
+    ) -> None:
+        self.key, self.names, self.step, self.results = key, tuple(names), step, results
+        self.crops, self.single = crops, None if crops else results.single
+        self.seconds, self.calls = seconds, 0
+        self._roots = tuple(roots)
+        self._modes = self._now()
+        self.version = module.changes[0]
+        self.fast: list[Any] = []
+
+    def _now(self) -> tuple[Any, ...]:
+        """All of the modules that decides what a trace gives."""
+        return tuple(
+            (part, part.training, *((p, p.requires_grad) for p in part.parameters(recurse=False)))
+            for root in self._roots
+            for part in root.modules()
+        )
+
+    def current(self) -> bool:
+        """Whether the modules are as they were when it was traced."""
+        if self.version == module.changes[0]:
+            return True
+        version = module.changes[0]
+        if self._now() != self._modes:
+            return False
+        self.version = version
+        return True
+
+    def modes(self) -> str:
+        """Which modes its modules were in, in a word."""
+        found = {part[1] for part in self._modes}
+        return (
+            ""
+            if not found
+            else "train"
+            if found == {True}
+            else "eval"
+            if found == {False}
+            else "mixed"
+        )
+
+
+class CachedStep(NamedTuple):
+    """A step that a function has compiled."""
+
+    arguments: dict[str, str]  # what a call looks like: dtype and shape, or the value, by name
+    mode: str  # of the modules: "train", "eval", "mixed", or "" where there are none
+    step: Step
+    seconds: float  # that tracing and compiling took
+    calls: int
+
+
+class Function(Kept):
+    """What `aicf.function` returns."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        options: dict[str, Any],
+        dtypes: Mapping[str, str],
+        buckets: Any,
+        cache: int,
+        copy: bool,
+        state: Any,
+        retraces: int,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn = fn
+        self._name = getattr(fn, "__name__", type(fn).__name__)
+        self._signature = inspect.signature(fn)
+        self._options, self._dtypes = options, dtypes
+        self._axes = read_buckets(self._name, buckets)
+        self._most, self._copy, self._retraces = cache, copy, retraces
+        self._state = state if isinstance(state, State) else State()
+        if state is not None and not isinstance(state, (State, Kept)):
+            raise GraphError(f"{self._name}: state is {state!r}; need an aicf.State or a function")
+        if isinstance(state, Function):
+            self._state = state._state
+        self._entries: OrderedDict[_Entry, None] = OrderedDict()
+        self._by_key: dict[Any, list[_Entry]] = {}
+        self._fast: dict[Any, tuple[_Entry, tuple[str, ...], Any]] = {}
+        self._traces = 0
+        self._turn = threading.Lock()
+
+    def _kept(self) -> Step:
+        return self._state._kept()
+
+    @property
+    def state(self) -> State:
+        """What it keeps between calls; `aicf.function(state=)` gives it to another function."""
+        return self._state
+
+    @property
+    def cache(self) -> list[CachedStep]:
+        """The steps it has compiled, that of the last call last."""
+        return [
+            CachedStep(spelled(entry.key[0]), entry.modes(), entry.step, entry.seconds, entry.calls)
+            for entry in self._entries
+        ]
+
+    def __repr__(self) -> str:
+        lines = [f"aicf.function({self._name}): {len(self._entries)} of {self._most} steps"]
+        for entry in self.cache:
+            text = ", ".join(f"{name} {said}" for name, said in entry.arguments.items())
+            mode = f" ({entry.mode})" if entry.mode else ""
+            lines.append(
+                f"  {text}{mode}: {len(entry.step.lowered)} launches, "
+                f"{entry.seconds * 1e3:.1f} ms to compile, {entry.calls} calls"
+            )
+        return "\n".join(lines)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    # ---- a call
+
+    def __call__(self, /, *args: Any, **named: Any) -> Any:
+        """The result of the function for these arguments, nested as it was returned."""
+        if getattr(module._here, "frames", None):  # inside of a function that is traced
+            return self._fn(*args, **named)
+        try:
+            if named:
+                leaves: Sequence[Any] = (*args, *named.values())
+                key: Any = (*named, *[(x.shape, x.dtype) for x in leaves])
+            else:
+                leaves, key = args, tuple([(x.shape, x.dtype) for x in args])
+            entry, names, prepare = self._fast[key]
+        except (KeyError, AttributeError, TypeError):
+            return self._slow(args, named)
+        if entry.version != module.changes[0] and not entry.current():
+            return self._slow(args, named)
+        if prepare is not None:
+            leaves = prepare(leaves)
+        return self._run(entry, names, leaves)
+
+    def _run(self, entry: _Entry, names: Sequence[str], leaves: Sequence[Any]) -> Any:
+        inputs = dict(zip(names, leaves))  # noqa: B905 (as many by construction)
+        entry.calls += 1
+        with self._turn:  # no other call comes before the outputs are read
+            if entry in self._entries:
+                self._entries.move_to_end(entry)
+            outputs = entry.step(**inputs)
+            if entry.single is not None:
+                return outputs[entry.single].copy() if self._copy else outputs[entry.single]
+            if not self._copy and not entry.crops:
+                return entry.results.made(outputs)
+            made: dict[str, Any] = {}
+            for name in outputs:
+                made[name] = outputs[name].copy() if self._copy else outputs[name]
+                if name in entry.crops:
+                    cuts = [slice(None)] * made[name].ndim
+                    for axis, count in entry.crops[name]:
+                        cuts[axis] = slice(inputs[count])
+                    made[name] = made[name].numpy()[tuple(cuts)]
+        return entry.results.made(made)
+
+    def _slow(self, args: Any, named: dict[str, Any]) -> Any:
+        with self._state._lock:
+            entry, leaves = self._entry(args, named)
+        return self._run(entry, entry.names, leaves)
+
+    def step(self, /, *args: Any, **named: Any) -> Step:
+        """The Step that a call with these arguments runs; it is compiled where there is none yet,
+        and not run."""
+        with self._state._lock:
+            return self._entry(args, named)[0].step
+
+    def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any]]:
+        """The step for a call, and its inputs."""
+        bound = self._signature.bind(*args, **named)
+        given = tuple(bound.arguments)
+        bound.apply_defaults()
+        leaves: list[Any] = []
+        names: list[str] = []
+        specs = {
+            key: flatten(self._name, key, value, leaves, names)
+            for key, value in bound.arguments.items()
+        }
+        kinds = [leaf_of(x) for x in leaves]
+        casts = [self._dtypes.get(kind.dtype, kind.dtype) for kind in kinds]
+        padding = Padding(self._name, self._axes, names, kinds) if self._axes else None
+        shapes = padding.shapes if padding else [kind.shape for kind in kinds]
+        inputs = [Leaf(*one) for one in zip(shapes, casts, strict=True)]
+        spec = with_leaves(Branch(dict, tuple(specs), tuple(specs.values())), iter(inputs))
+        key = (spec, tuple(padding.counts) if padding else ())
+
+        turned = [
+            None if kind.dtype == cast else cast for kind, cast in zip(kinds, casts, strict=True)
+        ]
+
+        def prepared(leaves: Sequence[Any]) -> list[Any]:
+            made = [
+                leaf if to is None else as_dtype(leaf, to)
+                for leaf, to in zip(leaves, turned, strict=True)
+            ]
+            return padding.padded(made) if padding else made
+
+        prepare = prepared if padding or any(turned) else None
+        entry = next((one for one in self._by_key.get(key, ()) if one.current()), None)
+        if entry is None:
+            entry = self._traced(key, names, inputs, padding)
+        self._remember(args, named, given, leaves, entry, prepare)
+        return entry, prepare(leaves) if prepare else leaves
+
+    def _remember(
+        self,
+        args: Sequence[Any],
+        named: dict[str, Any],
+        given: Sequence[str],
+        leaves: Sequence[Any],
+        entry: _Entry,
+        prepare: Any,
+    ) -> None:
+        """Calls whose arguments are arrays are recognised by shapes and dtypes from now on."""
+        flat = (*args, *named.values())
+        names = [*given[: len(args)], *named]
+        order = list(entry.names[: len(leaves)])
+        if (
+            sorted(names) != sorted(order)  # some are nested, or no arrays
+            or (prepare is not None and names != order)
+            or any(isinstance(getattr(x, "dtype", ""), str) for x in flat)
+        ):
+            return
+        if len(self._fast) >= _MOST_FAST:
+            self._fast.clear()
+        key: Any = (*named, *[(x.shape, x.dtype) for x in flat])
+        self._fast[key] = entry, (*names, *entry.names[len(leaves) :]), prepare
+        entry.fast.append(key)
+
+    # ---- tracing
+
+    def _traced(
+        self, key: Any, names: Sequence[str], inputs: Sequence[Leaf], padding: Padding | None
+    ) -> _Entry:
+        self._warn(key)
+        start = time.perf_counter()
+        graph = Graph(self._name)
+        values = [graph.input(name, *leaf) for name, leaf in zip(names, inputs, strict=True)]
+        all_names = list(names)
+        for bucket in padding.counts if padding else ():
+            all_names.append(f"{bucket.name}.count")
+            graph._counts[bucket] = graph.input(all_names[-1], (), "int32")
+        bound = self._signature.bind_partial()
+        bound.arguments.update(unflatten(key[0], iter(values)))
+        with module.building(graph):
+            results = Results(self._name, self._fn(*bound.args, **bound.kwargs))
+        crops: dict[str, list[tuple[int, str]]] = {}
+        for name, value in results.values.items():
+            graph.output(name, value)
+            if value.id in graph._crops:
+                crops[name] = [(a, f"{b.name}.count") for a, b in graph._crops[value.id]]
+        state = self._state
+        step = graph.compile(share=None if state._step is None else state._step, **self._options)
+        state._adopt(step, graph)
+        graph._closed = self._name
+        seconds = time.perf_counter() - start
+        entry = _Entry(key, all_names, step, results, crops, list(graph._ran), seconds)
+        self._traces += 1
+        self._by_key.setdefault(key, []).append(entry)
+        self._entries[entry] = None
+        with self._turn:
+            while len(self._entries) > self._most:
+                self._drop(next(iter(self._entries)))
+        return entry
+
+    def _drop(self, entry: _Entry) -> None:
+        del self._entries[entry]
+        self._by_key[entry.key].remove(entry)
+        if not self._by_key[entry.key]:
+            del self._by_key[entry.key]
+        for key in entry.fast:
+            known = self._fast.get(key)
+            if known is not None and known[0] is entry:
+                del self._fast[key]
+
+    def _warn(self, key: Any) -> None:
+        """At `retraces` traces, and at each doubling."""
+        count = self._traces + 1
+        if (
+            count < self._retraces
+            or not self._entries
+            or count & (count - 1)
+            and (count != self._retraces)
+        ):
+            return
+        now, last = spelled(key[0]), spelled(next(reversed(self._entries)).key[0])
+        changed = [
+            f"{name} is {now.get(name, 'absent')}, last was {last.get(name, 'absent')}"
+            for name in {**last, **now}
+            if now.get(name) != last.get(name)
+        ] or ["the mode of a module"]
+        warnings.warn(
+            f"{self._name}: traced {count} times; now {', '.join(changed[:3])}. Sizes that vary "
+            "need buckets=, whole numbers that vary np.int32(...) or an array",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+
+def function(
+    fn: Callable[..., Any] | None = None,
+    *,
+    device: str = "auto",
+    math: str = "fp32",
+    seed: int = 0,
+    deterministic: bool = True,
+    check: bool = False,
+    dtypes: Mapping[str, str] | None = None,
+    buckets: Mapping[str, Any] | None = None,
+    cache: int = 32,
+    copy: bool = True,
+    state: State | Function | None = None,
+    retraces: int = 8,
+) -> Any:
+    """A function of Values as a function of arrays: traced and compiled once for each kind of call.
+
+    What tells calls apart are shapes and dtypes of the arrays, how they are nested, every other
+    argument, and the modes of the modules that run. All steps share one state: params, the
+    optimizer's states, random numbers.
+
+    Args:
+        fn: takes Values where it is called with arrays of any library or floats, in nested tuples,
+            lists and dicts; what else it takes must have a hash. It returns Values, None, or such a
+            nest of these. None: a decorator with options.
+        device, math, seed, deterministic, check: as `Graph.compile` takes them.
+        dtypes: what arrays are cast to on their way in, by their dtype, as {"float64": "float32"}.
+        buckets: an aicf.Bucket by the name of an argument, or several by axis: these axes are
+            padded.
+        cache: how many steps are kept; the one not called for longest goes first. State stays.
+        copy: results are copies in host memory; False gives the outputs of a Step, on its device,
+            which the next call of that Step ends.
+        state: an aicf.State, or a function whose state this one shares.
+        retraces: a warning says what differs when a function is traced for this many times.
+
+    Returns: a Function.
+
+    >>> @aicf.function
+    ... def double(x):
+    ...     return x * 2.0
+    >>> double(np.ones(3, np.float32)).numpy()
+    array([2., 2., 2.], dtype=float32)
+    """
+    options = {
+        "device": device, "math": math, "seed": seed, "deterministic": deterministic,
+        "check": check,
+    }  # fmt: skip
+    for name, number in (("cache", cache), ("retraces", retraces)):
+        if type(number) is not int or number < 1:
+            raise GraphError(f"function: {name} is {number!r}; need an int from 1")
+    if not isinstance(copy, bool):
+        raise GraphError(f"function: copy is {copy!r}; need a bool")
+    try:
+        casts = {_dtype(key): _dtype(value) for key, value in (dtypes or {}).items()}
+    except (AttributeError, TypeError, ValueError):
+        raise GraphError(
+            f"function: dtypes is {dtypes!r}; need a mapping of dtype to dtype"
+        ) from None
+
+    def made(fn: Callable[..., Any]) -> Function:
+        if not callable(fn):
+            raise GraphError(f"function: fn is {fn!r}; need a function")
+        return Function(fn, options, casts, buckets, cache, copy, state, retraces)
+
+    return made if fn is None else made(fn)
+
+
+@checked
+def minimize(
+    loss: Value,
+    optimizer: Any,
+    params: Any = None,
+    clip_norm: float | Value | None = None,
+    name: str = "opt",
+) -> None:
+    """`Graph.minimize` in the graph of the loss.
+
+    Args:
+        params: what to train: Values, Parameters and Modules in a sequence, one of these, or
+            patterns of names. None = every float param the loss reaches.
+
+    >>> aicf.minimize(aicf.sum(w * w), aicf.optim.SGD(lr=0.1), name="sgd")
+    """
+    g = loss.graph
+    g.minimize(loss, optimizer, None if params is None else _chosen(g, params), clip_norm, name)
+
+
+def _chosen(g: Graph, params: Any) -> list[Value]:
+    items = [params] if isinstance(params, (str, Module, Held, Value)) else params
+    if not isinstance(items, Iterable):
+        raise GraphError(f"minimize: params is {params!r}; need Values, Parameters or Modules")
+    found: dict[Value, None] = {}
+    for one in items:
+        if isinstance(one, str):
+            found.update(dict.fromkeys(g.params(one)))
+        elif isinstance(one, Module):
+            held = [p for p in one.parameters() if p.requires_grad]
+            found.update({_value_of(g, p): None for p in held if p in g._held})
+        elif isinstance(one, Held):
+            found[_value_of(g, one)] = None
+        else:
+            found[one] = None
+    if not found:
+        raise GraphError(f"minimize: params is {params!r}, which this graph has none of")
+    return list(found)
+
+
+def _value_of(g: Graph, held: Held) -> Value:
+    if held not in g._held:
+        raise GraphError(
+            f"minimize: {held!r} is not in graph {g.name!r}; need one that a module used"
+        )
+    return Value(g, g._core.find(g._held[held]))
