@@ -68,7 +68,7 @@ def test_shapes_that_change_share_params_and_the_optimizers_state():
     for name, array in first.state_dict().items():
         assert_bits(train.state_dict()[name], array, name)
     assert [entry.arguments["x"] for entry in train.cache] == ["float32[5, 4]", "float32[8, 4]"]
-    assert [entry.calls for entry in train.cache] == [3, 3]
+    assert [entry.step.steps_run for entry in train.cache] == [3, 3]
 
 
 def test_a_step_that_is_dropped_leaves_its_state():
@@ -86,7 +86,7 @@ def test_keywords_and_positions_are_one_call():
     train = trainer(network())
     x, t = batch()
     train(x, t), train(x, t=t), train(t=t, x=x), train(*[x], **{"t": t})
-    assert len(train.cache) == 1 and train.cache[0].calls == 4
+    assert len(train.cache) == 1 and train.cache[0].step.steps_run == 4
     with pytest.raises(TypeError, match="missing"):
         train(x)
     with pytest.raises(TypeError, match="unexpected|multiple"):
@@ -132,7 +132,7 @@ def test_arrays_of_other_libraries():
     assert len(again.cache) == 1
     jax = pytest.importorskip("jax.numpy")
     again(jax.asarray(x), jax.asarray(t))
-    assert len(again.cache) == 1 and again.cache[0].calls == 6
+    assert len(again.cache) == 1 and again.cache[0].step.steps_run == 6
 
 
 def test_numbers_are_inputs_or_part_of_the_key():
@@ -157,7 +157,7 @@ def test_dtypes_are_cast_where_that_is_asked():
     x, labels = fn(np.ones(2), np.ones(2, np.int32))
     assert (x.dtype, labels.dtype) == ("float32", "int64")
     fn(np.ones(2, np.float32), np.ones(2, np.int32)), fn(np.ones(2), np.ones(2, np.int32))
-    assert len(fn.cache) == 1 and fn.cache[0].calls == 3
+    assert len(fn.cache) == 1 and fn.cache[0].step.steps_run == 3
     with pytest.raises(aicf.DTypeError, match="f64.*cast one"):
         trainer(network())(np.ones((2, 4)), np.ones((2, 1)))
 

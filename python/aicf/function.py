@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import threading
 import time
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import init as initializers
-from . import module
 from ._core import Array, GraphError
 from .arguments import Path, _dtype, checked
 from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
 from .graph import Graph, Value
-from .module import Held, Module
+from .module import Held, Module, _here, building, changes
 from .step import Leaves, Step
 from .trees import (
     Branch,
@@ -35,6 +34,7 @@ from .trees import (
 __all__ = ["Bucket", "CachedStep", "Function", "State", "function", "minimize"]
 
 _MOST_FAST = 4096  # kinds of calls that are recognised at once
+_clock = itertools.count(1)
 
 
 # ---- the state of functions
@@ -172,10 +172,10 @@ class _Entry:
     ) -> None:
         self.key, self.names, self.step, self.results = key, tuple(names), step, results
         self.crops, self.single = crops, None if crops else results.single
-        self.seconds, self.calls = seconds, 0
+        self.seconds, self.used = seconds, next(_clock)
         self._roots = tuple(roots)
         self._modes = self._now()
-        self.version = module.changes[0]
+        self.version = changes[0]
         self.fast: list[Any] = []
 
     def _now(self) -> tuple[Any, ...]:
@@ -188,9 +188,9 @@ class _Entry:
 
     def current(self) -> bool:
         """Whether the modules are as they were when it was traced."""
-        if self.version == module.changes[0]:
+        if self.version == changes[0]:
             return True
-        version = module.changes[0]
+        version = changes[0]
         if self._now() != self._modes:
             return False
         self.version = version
@@ -217,7 +217,6 @@ class CachedStep(NamedTuple):
     mode: str  # of the modules: "train", "eval", "mixed", or "" where there are none
     step: Step
     seconds: float  # that tracing and compiling took
-    calls: int
 
 
 class Function(Kept):
@@ -246,7 +245,7 @@ class Function(Kept):
             raise GraphError(f"{self._name}: state is {state!r}; need an aicf.State or a function")
         if isinstance(state, Function):
             self._state = state._state
-        self._entries: OrderedDict[_Entry, None] = OrderedDict()
+        self._entries: list[_Entry] = []
         self._by_key: dict[Any, list[_Entry]] = {}
         self._fast: dict[Any, tuple[_Entry, tuple[str, ...], Any]] = {}
         self._traces = 0
@@ -264,8 +263,8 @@ class Function(Kept):
     def cache(self) -> list[CachedStep]:
         """The steps it has compiled, that of the last call last."""
         return [
-            CachedStep(spelled(entry.key[0]), entry.modes(), entry.step, entry.seconds, entry.calls)
-            for entry in self._entries
+            CachedStep(spelled(entry.key[0]), entry.modes(), entry.step, entry.seconds)
+            for entry in sorted(self._entries, key=lambda entry: entry.used)
         ]
 
     def __repr__(self) -> str:
@@ -275,7 +274,7 @@ class Function(Kept):
             mode = f" ({entry.mode})" if entry.mode else ""
             lines.append(
                 f"  {text}{mode}: {len(entry.step.lowered)} launches, "
-                f"{entry.seconds * 1e3:.1f} ms to compile, {entry.calls} calls"
+                f"{entry.seconds * 1e3:.1f} ms to compile, {entry.step.steps_run} calls"
             )
         return "\n".join(lines)
 
@@ -286,7 +285,7 @@ class Function(Kept):
 
     def __call__(self, /, *args: Any, **named: Any) -> Any:
         """The result of the function for these arguments, nested as it was returned."""
-        if getattr(module._here, "frames", None):  # inside of a function that is traced
+        if getattr(_here, "frames", None):  # inside of a function that is traced
             return self._fn(*args, **named)
         try:
             if named:
@@ -297,21 +296,24 @@ class Function(Kept):
             entry, names, prepare = self._fast[key]
         except (KeyError, AttributeError, TypeError):
             return self._slow(args, named)
-        if entry.version != module.changes[0] and not entry.current():
+        if entry.version != changes[0] and not entry.current():
             return self._slow(args, named)
         if prepare is not None:
             leaves = prepare(leaves)
-        return self._run(entry, names, leaves)
+        single = entry.single
+        if single is None:
+            return self._run(entry, names, leaves)
+        inputs = dict(zip(names, leaves))  # noqa: B905 (as many by construction)
+        with self._turn:
+            entry.used = next(_clock)
+            found = entry.step(**inputs)[single]
+            return found.copy() if self._copy else found
 
     def _run(self, entry: _Entry, names: Sequence[str], leaves: Sequence[Any]) -> Any:
-        inputs = dict(zip(names, leaves))  # noqa: B905 (as many by construction)
-        entry.calls += 1
+        inputs = dict(zip(names, leaves, strict=True))
         with self._turn:  # no other call comes before the outputs are read
-            if entry in self._entries:
-                self._entries.move_to_end(entry)
+            entry.used = next(_clock)
             outputs = entry.step(**inputs)
-            if entry.single is not None:
-                return outputs[entry.single].copy() if self._copy else outputs[entry.single]
             if not self._copy and not entry.crops:
                 return entry.results.made(outputs)
             made: dict[str, Any] = {}
@@ -412,7 +414,7 @@ class Function(Kept):
             graph._counts[bucket] = graph.input(all_names[-1], (), "int32")
         bound = self._signature.bind_partial()
         bound.arguments.update(unflatten(key[0], iter(values)))
-        with module.building(graph):
+        with building(graph):
             results = Results(self._name, self._fn(*bound.args, **bound.kwargs))
         crops: dict[str, list[tuple[int, str]]] = {}
         for name, value in results.values.items():
@@ -427,14 +429,13 @@ class Function(Kept):
         entry = _Entry(key, all_names, step, results, crops, list(graph._ran), seconds)
         self._traces += 1
         self._by_key.setdefault(key, []).append(entry)
-        self._entries[entry] = None
-        with self._turn:
-            while len(self._entries) > self._most:
-                self._drop(next(iter(self._entries)))
+        self._entries.append(entry)
+        if len(self._entries) > self._most:
+            self._drop(min(self._entries[:-1], key=lambda one: one.used))
         return entry
 
     def _drop(self, entry: _Entry) -> None:
-        del self._entries[entry]
+        self._entries.remove(entry)
         self._by_key[entry.key].remove(entry)
         if not self._by_key[entry.key]:
             del self._by_key[entry.key]
@@ -453,7 +454,7 @@ class Function(Kept):
             and (count != self._retraces)
         ):
             return
-        now, last = spelled(key[0]), spelled(next(reversed(self._entries)).key[0])
+        now, last = spelled(key[0]), spelled(max(self._entries, key=lambda one: one.used).key[0])
         changed = [
             f"{name} is {now.get(name, 'absent')}, last was {last.get(name, 'absent')}"
             for name in {**last, **now}
