@@ -304,7 +304,8 @@ def test_a_name_that_is_almost_shared_is_refused(theirs, mine):
     "theirs, mine",
     [
         ("fc1", "fc2"), ("0", "1"), ("d", "g"), ("q", "k"), ("wq", "wk"), ("enc", "dec"),
-        ("slow", "fast"), ("block.3", "block.13"), ("head", "tail"), ("block", "tower"),
+        ("slow", "fast"), ("opt_a", "opt_b"), ("q_proj", "k_proj"), ("decoder_x", "decoder_y"),
+        ("block.3", "block.13"), ("head", "tail"), ("block", "tower"),
     ],
 )  # fmt: skip
 def test_names_that_differ_begin_anew(theirs, mine):

@@ -612,3 +612,50 @@ def test_threads_take_turns():
         thread.join()
     want = [float(alone(*batch(4))) for _ in range(150)]
     assert errors == [] and sorted(losses) == sorted(want)
+
+
+# ---- with layers that have states
+
+
+def test_batch_norm_and_dropout_by_modes():
+    """Statistics that training moves are those that evaluation reads, in whichever function."""
+    nn = aicf.nn
+    nn.seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    train, predict = trainer(model), aicf.function(lambda x: model(x), **CPU)
+    x, t = batch(16)
+    model.eval()
+    begun = predict(x).numpy()
+    model.train()
+    for rows in (16, 9, 16):
+        train(*batch(rows))
+    assert int(model.state_dict()["1.num_batches_tracked"]) == 3
+    model.eval()
+    assert (predict(x).numpy() != begun).any()
+    assert_bits(predict(x).numpy(), predict(x).numpy())
+    assert_bits(train.states["1.running_mean"].numpy(), model.state_dict()["1.running_mean"])
+    assert [entry.mode for entry in predict.cache] == ["eval"]
+
+
+def test_an_average_of_the_params_and_frozen_parts():
+    model, mean = network(), network()
+    model[0].requires_grad_(False)
+
+    @aicf.function(**CPU)
+    def train(x, t):
+        loss = aicf.mse_loss(model(x), t)
+        aicf.minimize(loss, aicf.optim.Adam(1e-2))
+        loss.graph.ema(0.5)
+        return loss
+
+    before = model.state_dict()
+    train(*batch(8)), train(*batch(5))
+    assert set(train.averages()) == {"2.weight", "2.bias"}
+    assert_bits(model.state_dict()["0.weight"], before["0.weight"])
+    mean.load_state_dict({name: array.numpy() for name, array in train.averages().items()}, False)
+    assert_bits(mean.state_dict()["2.bias"], train.averages()["2.bias"].numpy())
+    model[0].requires_grad_(True)
+    train(*batch(8))
+    assert set(train.averages()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert (model.state_dict()["0.weight"] != before["0.weight"]).any()
+    assert int(train.states["opt.step"]) == 3

@@ -17,7 +17,8 @@ from .arguments import Path, _dtype, checked
 from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
 from .graph import Graph, Value
-from .module import Held, Module, _here, building, changes
+from .module import Module, _here, building
+from .parameters import Held, changes
 from .step import Leaves, Step
 from .trees import (
     Branch,
@@ -126,23 +127,21 @@ class State(Kept):
         then be dropped."""
         old = self._step
         known = set() if old is None else {*old.params, *old.state}
-        if not known.issuperset((*step.params, *step.state)):
-            g, core = Graph("state"), graph._core
+        params = set() if old is None else set(old.params)
+        if not (known.issuperset(step.state) and params.issuperset(step.params)):
+            g = Graph("state")
             sources = [step] if old is None else [old, step]
-            for source in sources:
-                for role, leaves in (("param", source.params), ("state", source.state)):
-                    for name in leaves:
-                        if g._core.find(name) >= 0:
-                            continue
-                        array, id = source._array(name), core.find(name)
-                        said = None if id < 0 else core.initial_number(id, True)
-                        if source is old and old._graph is not None:
-                            said = old._graph.initial_number(old._graph.find(name), True)
-                        start = (
-                            initializers.zeros() if said is None else initializers.constant(said)
-                        )
-                        make = g.param if role == "param" else g.state
-                        make(name, array.shape, array.dtype, start)
+            roles = [(g.param, one, one.params) for one in sources]  # once trained, always a param
+            roles += [(g.state, one, one.state) for one in sources]
+            for make, source, leaves in roles:
+                for name in leaves:
+                    if g._core.find(name) >= 0:
+                        continue
+                    array, of = source._array(name), source._graph
+                    id = -1 if of is None else of.find(name)
+                    number = None if of is None or id < 0 else of.initial_number(id, True)
+                    start = None if number is None else initializers.constant(number)
+                    make(name, array.shape, array.dtype, start)
             self._step = g.compile(device=step.device, share=sources, capture=False)
         for held, name in graph._held.items():
             if self._step is not None and held._step is not None and held._step[0] is step:
@@ -422,7 +421,7 @@ class Function(Kept):
             if value.id in graph._crops:
                 crops[name] = [(a, f"{b.name}.count") for a, b in graph._crops[value.id]]
         state = self._state
-        step = graph.compile(share=None if state._step is None else state._step, **self._options)
+        step = graph.compile(share=state._step, fresh="*", **self._options)
         state._adopt(step, graph)
         graph._closed = self._name
         seconds = time.perf_counter() - start

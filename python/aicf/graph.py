@@ -391,7 +391,7 @@ class Graph:
         """Keeps a running average of params, as states `<name>.<param>`, which the step moves.
 
         After `minimize` or `update`: a step takes in what its params hold after it, so that k steps
-        leave the average of the contents 1 to k, of which the first counts whole.
+        leave the average of the contents 1 to k, of which the first counts whole; NaN before that.
 
         Args:
             decay: what is kept at each step, in [0, 1): the state `<name>.decay`; or a Value.
@@ -404,8 +404,8 @@ class Graph:
 
         >>> g.minimize((w * w).sum(), aicf.optim.SGD(lr=0.1))
         >>> g.ema(0.99)
-        >>> float(g.compile().averages()["w"].numpy().max()) == 0.0
-        True
+        >>> list(g.compile().averages())
+        ['w']
         """
         from .optim import _average
 

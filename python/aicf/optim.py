@@ -104,7 +104,7 @@ def _average(
 ) -> None:
     """What `Graph.ema` says."""
     from .graph import Value
-    from .ops import cast, where
+    from .ops import cast, isnan, where
 
     _check_number("ema: decay", decay, 1.0)
     if params is None:
@@ -113,7 +113,6 @@ def _average(
     if not params:
         raise GraphError("ema: the graph changes no param yet; need minimize or update before it")
     rate = g._number(f"{name}.decay", decay, "float32")
-    first = g._step_values(name)[0] <= 0
     for p in params:
         after = g._core.assigned(g._id(p, "ema"))
         if p.role != "param" or not (before or after >= 0):
@@ -121,10 +120,10 @@ def _average(
                 f"ema: {p!r} is a {p.role} that the graph does not change; need a param of a "
                 "minimize or update before it, or before=True"
             )
-        mean = g.state(f"{name}.{p.name}", p.shape, p.dtype)
+        mean = g.state(f"{name}.{p.name}", p.shape, p.dtype, ("constant", math.nan))  # none yet
         new = p if before else Value(g, after)
         part = 1.0 - rate if p.dtype == "float32" else cast(1.0 - rate, p.dtype)
-        g.assign(mean, where(first, new, mean + (new - mean) * part))
+        g.assign(mean, where(isnan(mean), new, mean + (new - mean) * part))
 
 
 def _check_number(where: str, value: Any, high: float) -> None:

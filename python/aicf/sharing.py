@@ -99,24 +99,17 @@ def _plain(text: str) -> str:
 
 
 def _near(a: str, b: str) -> bool:
+    """Whether one letter is left out or two neighbours are exchanged; another letter is meant, as
+    in opt_a and opt_b."""
     if a == b:
         return True
-    most = 2 if min(len(a), len(b)) >= 8 else 1 if min(len(a), len(b)) >= 4 else 0
-    return abs(len(a) - len(b)) <= most and _distance(a, b) <= most
-
-
-def _distance(a: str, b: str) -> int:
-    """Letters to change, to put in, to leave out, or neighbours to exchange (Damerau, 1964)."""
-    rows = [list(range(len(b) + 1))]
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            least = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                least = min(least, rows[-2][j - 2] + 1)
-            row.append(least)
-        rows.append(row)
-    return rows[-1][-1]
+    short, long = sorted((a, b), key=len)
+    if len(short) < 4:
+        return False
+    if len(short) < len(long):
+        return any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
+    turned = (a[:i] + a[i + 1] + a[i] + a[i + 2 :] for i in range(len(a) - 1))
+    return len(a) == len(b) and b in turned
 
 
 # ---- numbers that are others there

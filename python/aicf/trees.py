@@ -11,7 +11,7 @@ from ._core import GraphError
 from .arguments import _dtype
 from .files import shown
 from .graph import Value
-from .module import Held
+from .parameters import Held
 
 
 class Leaf(NamedTuple):
