@@ -32,7 +32,7 @@ from .trees import (
     with_leaves,
 )
 
-__all__ = ["Bucket", "CachedStep", "Function", "State", "function", "minimize"]
+__all__ = ["Bucket", "CachedStep", "Function", "State", "current_graph", "function", "minimize"]
 
 _MOST_FAST = 4096  # kinds of calls that are recognised at once
 _clock = itertools.count(1)
@@ -237,6 +237,10 @@ class Function(Kept):
         self._name = getattr(fn, "__name__", type(fn).__name__)
         self._signature = inspect.signature(fn)
         self._options, self._dtypes = options, dtypes
+        parameters = self._signature.parameters.values()
+        plain = all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+        by_place = [p.name for p in parameters if p.kind != p.KEYWORD_ONLY]
+        self._places = by_place if plain else None
         self._axes = read_buckets(self._name, buckets)
         self._most, self._copy, self._retraces = cache, copy, retraces
         self._state = state if isinstance(state, State) else State()
@@ -292,9 +296,12 @@ class Function(Kept):
                 key: Any = (*named, *[(x.shape, x.dtype) for x in leaves])
             else:
                 leaves, key = args, tuple([(x.shape, x.dtype) for x in args])
-            entry, names, prepare = self._fast[key]
-        except (KeyError, AttributeError, TypeError):
+            known = self._fast.get(key)
+        except (AttributeError, TypeError):  # not arrays alone
+            known = None
+        if known is None:
             return self._slow(args, named)
+        entry, names, prepare = known
         if entry.version != changes[0] and not entry.current():
             return self._slow(args, named)
         if prepare is not None:
@@ -326,9 +333,24 @@ class Function(Kept):
         return entry.results.made(made)
 
     def _slow(self, args: Any, named: dict[str, Any]) -> Any:
+        """A call whose arguments are nested, or no arrays, or that is the first of its kind."""
+        leaves: list[Any] = []
+        names: list[str] = []
+        key: Any = None
+        if self._places is not None and len(args) <= len(self._places):
+            given = [*zip(self._places, args), *named.items()]  # noqa: B905 (as many as are given)
+            key = tuple([(at, flatten(self._name, at, x, leaves, names)) for at, x in given])
+            known = self._fast.get(key)
+            if known is not None and known[0].current():
+                entry, names_there, prepare = known
+                return self._run(entry, names_there, prepare(leaves) if prepare else leaves)
         with self._state._lock:
-            entry, leaves = self._entry(args, named)
-        return self._run(entry, entry.names, leaves)
+            entry, inputs, prepare = self._entry(args, named)
+        order = list(entry.names[: len(names)])
+        alike = names == order if prepare else sorted(names) == sorted(order)
+        if key is not None and alike:
+            self._remember(key, entry, (*names, *entry.names[len(names) :]), prepare)
+        return self._run(entry, entry.names, inputs)
 
     def step(self, /, *args: Any, **named: Any) -> Step:
         """The Step that a call with these arguments runs; it is compiled where there is none yet,
@@ -336,8 +358,8 @@ class Function(Kept):
         with self._state._lock:
             return self._entry(args, named)[0].step
 
-    def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any]]:
-        """The step for a call, and its inputs."""
+    def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any], Any]:
+        """The step for a call, its inputs, and what makes these of the arrays, if anything."""
         bound = self._signature.bind(*args, **named)
         given = tuple(bound.arguments)
         bound.apply_defaults()
@@ -370,32 +392,22 @@ class Function(Kept):
         entry = next((one for one in self._by_key.get(key, ()) if one.current()), None)
         if entry is None:
             entry = self._traced(key, names, inputs, padding)
-        self._remember(args, named, given, leaves, entry, prepare)
-        return entry, prepare(leaves) if prepare else leaves
-
-    def _remember(
-        self,
-        args: Sequence[Any],
-        named: dict[str, Any],
-        given: Sequence[str],
-        leaves: Sequence[Any],
-        entry: _Entry,
-        prepare: Any,
-    ) -> None:
-        """Calls whose arguments are arrays are recognised by shapes and dtypes from now on."""
         flat = (*args, *named.values())
-        names = [*given[: len(args)], *named]
+        own = [*given[: len(args)], *named]
         order = list(entry.names[: len(leaves)])
-        if (
-            sorted(names) != sorted(order)  # some are nested, or no arrays
-            or (prepare is not None and names != order)
-            or any(isinstance(getattr(x, "dtype", ""), str) for x in flat)
-        ):
-            return
+        alike = own == order if prepare else sorted(own) == sorted(order)  # none is nested
+        if alike and not any(isinstance(getattr(x, "dtype", ""), str) for x in flat):
+            fast = (*named, *[(x.shape, x.dtype) for x in flat])
+            self._remember(fast, entry, (*own, *entry.names[len(leaves) :]), prepare)
+        return entry, prepare(leaves) if prepare else leaves, prepare
+
+    def _remember(self, key: Any, entry: _Entry, names: tuple[str, ...], prepare: Any) -> None:
+        """Calls of this kind are recognised at once from now on."""
         if len(self._fast) >= _MOST_FAST:
             self._fast.clear()
-        key: Any = (*named, *[(x.shape, x.dtype) for x in flat])
-        self._fast[key] = entry, (*names, *entry.names[len(leaves) :]), prepare
+            for one in self._entries:
+                one.fast.clear()
+        self._fast[key] = entry, names, prepare
         entry.fast.append(key)
 
     # ---- tracing
@@ -532,6 +544,22 @@ def function(
         return Function(fn, options, casts, buckets, cache, copy, state, retraces)
 
     return made if fn is None else made(fn)
+
+
+def current_graph() -> Graph:
+    """The graph of the function that is traced, for what no Value among its arguments leads to.
+
+    >>> @aicf.function
+    ... def noise():
+    ...     return aicf.current_graph().random_normal((2, 3))
+    >>> noise().shape
+    (2, 3)
+    """
+    frames = getattr(_here, "frames", None)
+    if not frames:
+        raise GraphError("current_graph: no function is traced; need a call inside of one")
+    graph: Graph = frames[-1].graph
+    return graph
 
 
 @checked

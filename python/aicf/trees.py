@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,11 +81,13 @@ def flatten(where: str, path: str, tree: Any, leaves: list[Any], names: list[str
             f"{where}: {shown(path)} is {tree!r} of graph {shown(tree.graph.name)}; need arrays, "
             "or a call inside of a function that is traced"
         )
-    if not isinstance(tree, Hashable):
+    try:
+        hash(tree)
+    except TypeError:
         raise GraphError(
             f"{where}: {shown(path)} is a {type(tree).__name__}, no array and without a hash; "
             "need arrays, nested tuples, lists and dicts of these, or what has a hash"
-        )
+        ) from None
     return Static(type(tree), tree)
 
 
