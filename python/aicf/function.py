@@ -595,8 +595,12 @@ def _chosen(g: Graph, params: Any) -> list[Value]:
             found.update({_value_of(g, p): None for p in held if p in g._held})
         elif isinstance(one, Held):
             found[_value_of(g, one)] = None
-        else:
+        elif isinstance(one, Value):
             found[one] = None
+        else:
+            raise GraphError(
+                f"minimize: params holds {one!r}; need Values, Parameters, Modules or patterns"
+            )
     if not found:
         raise GraphError(f"minimize: params is {params!r}, which this graph has none of")
     return list(found)
