@@ -89,6 +89,21 @@ myst_substitutions = {
             *aicf.sequences.__all__,
         ]
     ),
+    **{
+        f"{kind}_modules": _directives("class", "aicf.nn", getattr(aicf.nn, file).__all__)
+        for kind, file in {
+            "linear": "modules_linear",
+            "convolution": "modules_convolution",
+            "norm": "modules_norm",
+            "attention": "modules_attention",
+            "recurrent": "modules_recurrent",
+            "pool": "modules_pool",
+            "shape": "modules_shape",
+            "activation": "modules_activation",
+            "loss": "modules_loss",
+            "container": "containers",
+        }.items()
+    },
     "op_kinds": ", ".join(f"`{kind.name}`" for kind in aicf.OpKind),
 }
 

@@ -152,7 +152,8 @@ def test_reference_is_complete(site):
     anchors = set()
     for path in (site / "reference").glob("*.html"):
         anchors |= Page(path).anchors
-    public = [f"aicf.{name}" for name in aicf.__all__ if name not in ("init", "optim")]
+    public = [f"aicf.{name}" for name in aicf.__all__ if name not in ("init", "nn", "optim")]
+    public += [f"aicf.nn.{name}" for name in aicf.nn.__all__ if name not in aicf.__all__]
     for module in (aicf.optim, aicf.init):
         for name, item in vars(module).items():
             if not name.startswith("_") and getattr(item, "__module__", "") == module.__name__:

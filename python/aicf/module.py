@@ -452,7 +452,7 @@ class Module(metaclass=_ModuleType):
         kept = self._kept()
         return dict(zip(kept, read(list(kept.values())), strict=True))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Incompatible:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Copies in what a `state_dict`, PyTorch's too, holds: here, and into the step that has the
         content. Nothing is written unless all of it fits.
 
@@ -460,7 +460,7 @@ class Module(metaclass=_ModuleType):
             state_dict: tensors of any framework by key.
             strict: False takes those of equal names and leaves the others.
 
-        Returns: the keys that were left out.
+        Returns: the keys that were left out, as missing_keys and unexpected_keys.
 
         Raises: one error that names all keys that are missing, unexpected or of another shape or
         dtype: GraphError, or ShapeError or DTypeError where it is that alone.
