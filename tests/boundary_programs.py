@@ -32,7 +32,7 @@ def data_of(kind):
     def draw_data(rng, shape, dtype):
         if name == "below":
             return rng.integers(0, int(count), shape).astype(dtype)
-        if dtype in ("int32", "int64", "uint8"):
+        if dtype in op_cases.INTS:
             return rng.integers(0 if dtype == "uint8" else -90, 90, shape).astype(dtype)
         if name == "fan":
             bound = 1 / math.sqrt(shape[-1]) if len(shape) > 1 else 0.5

@@ -143,7 +143,19 @@ NAMES = ["", "x", "0.W", "opt.step", "rng.seed", "rng.step", "n\nl", "\0", "é",
 NUMBERS = [-2, -1, 0, 1, 2, 3, 7, 8, 9, 255, 256, 65536, 2**20, 2**31 - 1, 2**31, 2**40, 2**62,
            2**63 - 1, -(2**63), 0.5, -0.0, 1e-320, 1e308, 1e400, float("nan")]  # fmt: skip
 ODD = [None, True, False, "", "x", [], [0], [-1], [0, 0], [2**40], {}, *NUMBERS]
-DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "f33"]
+DTYPES = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+    "int8",
+    "int16",
+    "f33",
+]
 ROLES = ["input", "param", "state", "constant", "temp", "output"]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from compare import FLOATS
 
 SIZES = {"a": 2, "b": 3, "c": 5, "d": 4, "i": 7, "o": 6}
-INTS = ("int32", "int64", "uint8")
+INTS = ("int32", "int64", "uint8", "int8", "int16")
 NO_FLOAT = "the result is no float"
 EFFECT = "an optimizer's update is not differentiated"
 BOOL = "the result is bool"
@@ -480,7 +480,12 @@ for _to in FLOATS:
         torch=(lambda t, x: x.double()) if _to == "float64" else None,
         label=f"to_{_to}",
     )
-for _to, _low, _high in (("int32", -(2**31), 2**31 - 1), ("uint8", 0, 255)):
+for _to, _low, _high in (
+    ("int32", -(2**31), 2**31 - 1),
+    ("uint8", 0, 255),
+    ("int8", -128, 127),
+    ("int16", -(2**15), 2**15 - 1),
+):
     pointwise(
         "Cast",
         lambda x, _to=_to: aicf.cast(x, _to),
@@ -498,7 +503,7 @@ pointwise(
     result="bool",
     label="to_bool",
 )
-for _from in ("int32", "int64", "uint8", "bool"):
+for _from in (*INTS, "bool"):
     pointwise(
         "Cast",
         lambda x: aicf.cast(x, "float32"),

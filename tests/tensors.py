@@ -20,6 +20,8 @@ CODES = {  # DLPack's type code and bits
     "int64": (0, 64),
     "uint8": (1, 8),
     "bool": (6, 8),
+    "int8": (0, 8),
+    "int16": (0, 16),
 }
 READ_ONLY = 1
 

@@ -45,6 +45,31 @@ def test_ops(first, arch):
     compiled(g, arch)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_small_integers(dtype):
+    """Casts from and to each dtype, and reductions, running sums, sorting and gathering."""
+    g = aicf.Graph("integers")
+    x, at = g.input("x", (5, 70), dtype), g.constant(np.zeros((5, 70), np.int64))
+    for other in ("float64", "float16", "bfloat16", "bool", "uint8", "int64", "int8", "int16"):
+        g.output(f"to {other}", aicf.cast(x, other))
+        g.output(f"from {other}", aicf.cast(g.input(other, (5, 70), other), dtype))
+    for fn in (aicf.sum, aicf.prod, aicf.max, aicf.min, aicf.argmax, aicf.cumsum, aicf.cumprod,
+               aicf.sort, aicf.argsort, aicf.any):  # fmt: skip
+        g.output(fn.__name__, fn(x, 1))
+    for name, y in {
+        "arithmetic": (x * x - 3) // (x | 1) % 7,
+        "bits": (~x << 2) >> aicf.clip(x, 0, 3) ^ aicf.relu(-x),
+        "chosen": aicf.where(x > 2, aicf.maximum(x, 1), aicf.abs(x)),
+        "padded": aicf.pad(aicf.concat([x, x]), [(1, 1), (1, 1)], 7)[::-1, 1:],
+        "gathered": aicf.take_along_axis(x, at, 0),
+        "scattered": aicf.scatter_add(x, 0, at, x),
+        "searched": aicf.searchsorted(x[0], x),
+        "largest": aicf.cummax(x, 0)[0],
+    }.items():
+        g.output(name, y)
+    compiled(g, "sm_90a")
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_float64_functions(arch):
     """And their gradients."""

@@ -73,7 +73,7 @@ def test_several_results_and_attributes(device, rng):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int64",
-                                   "uint8", "bool"])  # fmt: skip
+                                   "uint8", "int8", "int16", "bool"])  # fmt: skip
 def test_dtypes(dtype, device):
     g = aicf.Graph("g")
     x = g.input("x", (5, 3))

@@ -16,7 +16,7 @@ import pytest
 from compare import numpy_dtype
 from tensors import Foreign
 
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "uint8", "bool")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "uint8", "int16", "int8", "bool")
 SHAPES = ((), (0, 3), (1,), (5,), (3, 4), (2, 1, 3))
 STRIDES = ("null", "c", "turned", "negative", "zero", "gaps")
 OFFSETS = ("none", "elements", "odd")

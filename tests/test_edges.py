@@ -128,7 +128,7 @@ def test_pairs(name, dtype, device):
     assert_same(got["y"], want, name, near=near)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "int16"])
 def test_whole_division(dtype, device):
     """As Python; by 0 it is 0, and the least by -1 wraps as NumPy's."""
     limits = np.iinfo(dtype)
@@ -152,7 +152,7 @@ def test_whole_division(dtype, device):
         np.testing.assert_array_equal(got[name], array.astype(dtype), err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "int16", "bool"])
 def test_bits(dtype, device):
     """As NumPy; what is shifted by more places than there are is gone."""
     limits = np.iinfo(dtype) if dtype != "bool" else np.iinfo("uint8")

@@ -423,7 +423,7 @@ TABLE = [
     (D, ['"x"', "f64[4, 3]", "cast"], lambda b: b.step(x=b.xb.astype(float), t=b.tb)),
     (D, ['"x"', "f16[4, 3]", "cast"], lambda b: b.step(x=b.xb.astype(np.float16), t=b.tb)),
     (D, ["x", "complex"], lambda b: b.step(x=b.xb.astype(complex), t=b.tb)),
-    (D, ["x", "int16"], lambda b: b.step(x=b.xb.astype(np.int16), t=b.tb)),
+    (D, ["x", "uint16"], lambda b: b.step(x=b.xb.astype(np.uint16), t=b.tb)),
     (D, ["x"], lambda b: b.step(x=b.xb.astype(object), t=b.tb)),
     (D, ["x"], lambda b: b.step(x=b.xb.astype(">f4"), t=b.tb)),
     (aicf.Error, ["x"], lambda b: b.step(x="text", t=b.tb)),

@@ -53,7 +53,7 @@ def test_hard_values(name, dtype, device):
 SIZES = [0, 1, 2, 15, 16, 17, 33, RUN - 1, RUN, RUN + 1, 2 * RUN, 2 * RUN + 1, 3 * RUN + 5, 20000]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "int16", "bool"])
 @pytest.mark.parametrize("n", SIZES)
 def test_sizes_of_lines(n, dtype, device, rng):
     """Of runs and merges, with many equals, along either axis; by any number of threads."""
@@ -265,7 +265,7 @@ def test_what_is_refused(text):
         REFUSED[text](x, i)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "int16"])
 def test_running_products_wrap(dtype, device, rng):
     x = rng.integers(1, 5, (70, 3)).astype(dtype)
     g = aicf.Graph("wraps")
@@ -311,7 +311,7 @@ def test_places_in_a_shape_are_numpys():
         np.testing.assert_array_equal(out[f"y{n}"].numpy(), want)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8", "int16"])
 @pytest.mark.parametrize("reduce", ["sum", "prod", "amax", "amin"])
 def test_whole_numbers_are_scattered_together(dtype, reduce):
     g = aicf.Graph("scatter_reduce")

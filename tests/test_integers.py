@@ -9,7 +9,7 @@ import pytest
 from conftest import outputs_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "supported.md"
-DTYPES = ("int32", "int64", "uint8", "bool")
+DTYPES = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
 
 def zeros(x):
@@ -119,7 +119,7 @@ def drawn(dtype, rng):
 
 
 def test_the_table_is_whole():
-    assert CELLS.keys() == {(row, dtype) for row in ROWS for dtype in (*DTYPES, "int8", "int16")}
+    assert CELLS.keys() == {(row, dtype) for row in ROWS for dtype in DTYPES}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -147,12 +147,10 @@ def test_cell(row, dtype, device, rng):
             np.testing.assert_array_equal(got, want, err_msg=f"{row} {i}")
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int16", "uint16", "uint32", "uint64", "complex64"])
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64", "complex64"])
 def test_dtypes_that_are_not_there(dtype):
     g = aicf.Graph("g")
     with pytest.raises(aicf.DTypeError, match=dtype):
         g.input("x", (3,), dtype)
     with pytest.raises(aicf.DTypeError, match=dtype):
         aicf.cast(g.input("y", (3,)), dtype)
-    if dtype in ("int8", "int16"):
-        assert all(cell == "refused" for (_, other), cell in CELLS.items() if other == dtype)

@@ -8,7 +8,18 @@ import pytest
 from compare import assert_bits, numpy_dtype
 from tensors import Foreign
 
-DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]
+DTYPES = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int32",
+    "int64",
+    "uint8",
+    "bool",
+    "int8",
+    "int16",
+]
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 
 
@@ -369,7 +380,9 @@ def jnp():
         yield jax.numpy
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "int32", "uint8", "int8", "int16", "bool"]
+)
 def test_jax(dtype, jnp):
     x = (jnp.arange(12).reshape(3, 4) % 7).astype(dtype)
     step = identity((3, 4), dtype)

@@ -10,7 +10,7 @@ from aicf import _core
 from test_passes import assert_same, check_passes, draw, nodes_after, outputs_of, text_after
 
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
-INTEGERS = ["int32", "int64", "uint8"]
+INTEGERS = ["int32", "int64", "uint8", "int8", "int16"]
 
 
 def hard(dtype, count=400):

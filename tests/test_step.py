@@ -246,7 +246,18 @@ def test_save_load(device, tmp_path):
 
 def test_save_load_every_dtype(device, tmp_path):
     g = aicf.Graph("dtypes")
-    for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"):
+    for dtype in (
+        "float32",
+        "float64",
+        "float16",
+        "bfloat16",
+        "int32",
+        "int64",
+        "uint8",
+        "int8",
+        "int16",
+        "bool",
+    ):
         for shape in ((), (0, 3), (2, 3)):
             init = aicf.init.normal() if "float" in dtype else aicf.init.constant(1)
             g.state(f"{dtype}{len(shape)}{sum(shape)}", shape, dtype, init)

@@ -24,7 +24,9 @@ from .movement import broadcast_to
 
 __all__ = ["CustomOp", "Spec", "custom_op"]
 
-_DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]
+_DTYPES = [
+    "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "int8", "int16",
+]  # fmt: skip
 _KINDS = {"bool": bool, "int": int, "float": float}
 _TAKEN = {"op", "digest", "types", "unit_axes", "strided", "order", "key", "call", "cost"}
 _MOST_THREADS = 1024

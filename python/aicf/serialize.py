@@ -281,9 +281,11 @@ DTYPES = {
     "I64": "int64",
     "U8": "uint8",
     "BOOL": "bool",
+    "I8": "int8",
+    "I16": "int16",
 }
 _CODES = {name: code for code, name in DTYPES.items()}
-_SIZES = {"F32": 4, "F64": 8, "F16": 2, "BF16": 2, "I32": 4, "I64": 8, "U8": 1, "BOOL": 1}
+_SIZES = {code: 2 if code == "BF16" else np.dtype(name).itemsize for code, name in DTYPES.items()}
 _MAX_HEADER = 100_000_000  # bytes, as everywhere else
 _MAX_RANK = 8
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from .layers import first_part, forward_nodes, layer_of, layers
 from .units import bytes_text, count_text, printable
 
-ITEM_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "bool": 1}
+ITEM_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int16": 2}
+ITEM_BYTES |= {"uint8": 1, "int8": 1, "bool": 1}
 SHORT = {"float": "f", "int": "i", "uint": "u", "bfloat": "bf"}
 
 

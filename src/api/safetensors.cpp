@@ -13,7 +13,8 @@ namespace aicf::runtime {
 namespace {
 
 constexpr uint64_t kMostHeader = 100'000'000;
-constexpr const char* kCodes[kDTypes] = {"F32", "F64", "F16", "BF16", "I32", "I64", "U8", "BOOL"};
+constexpr const char* kCodes[kDTypes] = {"F32", "F64", "F16",  "BF16", "I32",
+                                         "I64", "U8",  "BOOL", "I8",   "I16"};
 
 /// As Python's json writes text.
 std::string json_text(const std::string& text) {

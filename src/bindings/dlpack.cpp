@@ -246,22 +246,15 @@ std::string text(DLDataType type) {
     return type.lanes == 1 ? name : cat(name, " in ", int{type.lanes}, " lanes");
 }
 
-constexpr const char* kNeedDType =
-    "; need one of float32, float64, float16, bfloat16, int32, int64, uint8, bool; cast it";
+std::string need_dtype() { return cat("; need one of ", dtype_names(), "; cast it"); }
 
 DType dtype_of(DLDataType type, const char* where) {
-    auto is = [&](DLTypeCode code, int bits) {
-        return type.code == code && type.bits == bits && type.lanes == 1;
-    };
-    if (is(kDLFloat, 32)) return DType::f32;
-    if (is(kDLFloat, 64)) return DType::f64;
-    if (is(kDLFloat, 16)) return DType::f16;
-    if (is(kDLBfloat, 16)) return DType::bf16;
-    if (is(kDLInt, 32)) return DType::i32;
-    if (is(kDLInt, 64)) return DType::i64;
-    if (is(kDLUInt, 8)) return DType::u8;
-    if (is(kDLBool, 8)) return DType::boolean;
-    raise(ErrorKind::dtype, where, ": got ", text(type), kNeedDType);
+    for (int i = 0; i < kDTypes; i++) {
+        const auto dtype = static_cast<DType>(i);
+        const DLDataType known = dl_dtype(dtype);
+        if (type.code == known.code && type.bits == known.bits && type.lanes == 1) return dtype;
+    }
+    raise(ErrorKind::dtype, where, ": got ", text(type), need_dtype());
 }
 
 Device device_of(DLDevice device, const char* where) {
@@ -333,9 +326,9 @@ std::optional<DType> parse_format(const char* format, int64_t item) {
     if (!format) return DType::u8;
     if (*format == '@' || *format == '=' || *format == (little ? '<' : '>')) format++;
     if (!*format || format[1]) return std::nullopt;
-    static constexpr std::string_view letters = "fde?B";
+    static constexpr std::string_view letters = "fde?Bbh";
     static constexpr DType dtypes[] = {DType::f32, DType::f64, DType::f16, DType::boolean,
-                                       DType::u8};
+                                       DType::u8,  DType::i8,  DType::i16};
     if (size_t at = letters.find(*format); at != letters.npos) return dtypes[at];
     bool whole = *format == 'i' || *format == 'l' || *format == 'q';
     if (!whole) return std::nullopt;
@@ -372,7 +365,7 @@ TensorRef from_extension_array(nb::handle object, const char* where, const Impor
     if (dtype == "bfloat16" &&
         from_buffer(object.attr("view")("uint16"), DType::bf16, ref, where, options))
         return ref;
-    raise(ErrorKind::dtype, where, ": got ", dtype, kNeedDType);
+    raise(ErrorKind::dtype, where, ": got ", dtype, need_dtype());
 }
 
 /// Through the exchange API, which orders no streams: false where the producer has to.
@@ -518,16 +511,20 @@ bool fill(nb::handle object, DType wanted, const Dims& shape, int axis, char*& t
     if (!is_float(wanted)) {
         int overflow = 0;
         long long value = PyLong_AsLongLongAndOverflow(o, &overflow);
-        bool fits = wanted == DType::i32  ? value == static_cast<int32_t>(value)
-                    : wanted == DType::u8 ? value == static_cast<uint8_t>(value)
-                                          : true;
-        if (overflow || !fits)
+        const auto [low, high] = range_of(wanted);
+        if (overflow || value < low || value > high)
             raise(ErrorKind::dtype, where, ": ", str_of(object), " does not fit ",
                   dtype_name(wanted));
-        if (wanted == DType::i64) put(int64_t{value});
-        if (wanted == DType::i32) put(static_cast<int32_t>(value));
-        if (wanted == DType::u8) put(static_cast<uint8_t>(value));
-        if (wanted == DType::boolean) put(value != 0);
+        switch (wanted) {
+#define AICF_PUT(dtype, type)          \
+    case DType::dtype:                 \
+        put(static_cast<type>(value)); \
+        break;
+            AICF_INTEGERS(AICF_PUT)
+#undef AICF_PUT
+            default:
+                put(value != 0);
+        }
         return true;
     }
     double value = real ? PyFloat_AsDouble(o) : PyLong_AsDouble(o);

@@ -7,13 +7,13 @@ namespace aicf {
 
 DLPackHooks dlpack_hooks;
 
-namespace {
-
 DLDataType dl_dtype(DType dtype) {
-    static constexpr DLTypeCode codes[kDTypes] = {kDLFloat, kDLFloat, kDLFloat, kDLBfloat,
-                                                  kDLInt,   kDLInt,   kDLUInt,  kDLBool};
+    static constexpr DLTypeCode codes[kDTypes] = {kDLFloat, kDLFloat, kDLFloat, kDLBfloat, kDLInt,
+                                                  kDLInt,   kDLUInt,  kDLBool,  kDLInt,    kDLInt};
     return {codes[static_cast<int>(dtype)], static_cast<uint8_t>(8 * dtype_size(dtype)), 1};
 }
+
+namespace {
 
 template <class Managed>
 struct Export {

@@ -15,6 +15,7 @@ constexpr size_t kAlign = 64;  // less makes JAX copy what it imports
 
 extern DLPackExchangeAPI exchange_table;  // our own
 
+DLDataType dl_dtype(DType dtype);
 std::string str_of(nanobind::handle object);
 std::string type_of(nanobind::handle object);
 /// How Python prints it, cut short.

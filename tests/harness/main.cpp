@@ -89,12 +89,11 @@ void fill(Block& block, Random& random, bool hard) {
                 return put(float_to_half(static_cast<float>(number)));
             case DType::bf16:
                 return put(float_to_bfloat(static_cast<float>(number)));
-            case DType::i32:
-                return put(static_cast<int32_t>(whole));
-            case DType::i64:
-                return put(whole);
-            case DType::u8:
-                return put(static_cast<uint8_t>(whole));
+#define AICF_PUT(dtype, type) \
+    case DType::dtype:        \
+        return put(static_cast<type>(whole));
+                AICF_INTEGERS(AICF_PUT)
+#undef AICF_PUT
             case DType::boolean:
                 return put(static_cast<uint8_t>(whole & 1));
         }

@@ -47,8 +47,15 @@ constexpr uint32_t kMaxArgBytes = 4096;
 /// Of a group, whose members' blocks lie in its own. (A kernel of CUDA 12.1 or newer takes 32764.)
 constexpr uint32_t kMaxGroupBytes = 16384;
 
-enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean };
-constexpr int kDTypes = 8;
+enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean, i8, i16 };
+constexpr int kDTypes = 10;
+/// Those of whole numbers: X(dtype, its type in C++).
+#define AICF_INTEGERS(X) \
+    X(i32, int32_t)      \
+    X(i64, int64_t)      \
+    X(u8, uint8_t)       \
+    X(i8, int8_t)        \
+    X(i16, int16_t)
 
 /// gemm's `math`: the products of f32 by fma, or of operands rounded to that type, summed in f32.
 enum class MathMode : uint8_t { fp32, tf32, fp16, bf16 };

@@ -74,6 +74,10 @@ struct Bits<1> {
     using type = uint8_t;
 };
 template <>
+struct Bits<2> {
+    using type = uint16_t;
+};
+template <>
 struct Bits<4> {
     using type = uint32_t;
 };

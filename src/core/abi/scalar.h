@@ -67,7 +67,7 @@ AICF_HD To cast(From x) {
         const bool in = (x >= static_cast<From>(lo)) & (x < past);
         const From safe = in ? x : From(0);
         To r;
-        if constexpr (sizeof(To) == 1)
+        if constexpr (sizeof(To) < 4)
             r = static_cast<To>(static_cast<int32_t>(safe));
         else
             r = static_cast<To>(safe);
@@ -100,13 +100,14 @@ AICF_HD float narrowing(T x) {
 
 // ---- arithmetic, comparison, selection ---------------------------------------------------------
 
-#define AICF_ARITHMETIC(name, op)                                                          \
-    template <class T>                                                                     \
-    AICF_HD T name(T a, T b) {                                                             \
-        if constexpr (is_float<T>)                                                         \
-            return a op b;                                                                 \
-        else                                                                               \
-            return static_cast<T>(static_cast<BitsOf<T>>(a) op static_cast<BitsOf<T>>(b)); \
+// Integers wrap. Of 16 bits a plain product would be one of signed ints, which may not overflow.
+#define AICF_ARITHMETIC(name, op)                                                               \
+    template <class T>                                                                          \
+    AICF_HD T name(T a, T b) {                                                                  \
+        if constexpr (is_float<T>)                                                              \
+            return a op b;                                                                      \
+        else                                                                                    \
+            return static_cast<T>(1u * static_cast<BitsOf<T>>(a) op static_cast<BitsOf<T>>(b)); \
     }
 AICF_ARITHMETIC(add, +)
 AICF_ARITHMETIC(sub, -)

@@ -19,7 +19,8 @@ constexpr std::array kSections = {Section::plan, Section::kernels, Section::code
 constexpr const char* kSectionNames[] = {"plan", "kernels", "code", "constants", "state"};
 
 // Files hold these by number.
-static_assert(static_cast<int>(DType::boolean) == 7 && kDTypes == 8);
+static_assert(static_cast<int>(DType::boolean) == 7 && static_cast<int>(DType::i16) == 9);
+static_assert(kDTypes == 10);
 static_assert(static_cast<int>(Role::ring) == 5);
 static_assert(static_cast<int>(Init::data) == 5);
 static_assert(static_cast<int>(Device::cuda) == 1);

@@ -105,11 +105,16 @@ class Site {
 /// float: an integer on the way would lose its sign, but no float casts to an integer exactly.
 bool holds(DType to, DType from) {
     if (to == from || from == DType::boolean) return true;
+    if (is_integer(from)) {
+        const auto [low, high] = range_of(from);
+        if (is_integer(to)) return range_of(to).first <= low && high <= range_of(to).second;
+        const int digits = to == DType::f64   ? 53
+                           : to == DType::f32 ? 24
+                           : to == DType::f16 ? 11
+                                              : 8;
+        return is_float(to) && high >> digits == 0;
+    }
     switch (from) {
-        case DType::u8:
-            return to != DType::boolean;
-        case DType::i32:
-            return to == DType::i64 || to == DType::f64;
         case DType::f16:
         case DType::bf16:
             return to == DType::f32 || to == DType::f64;
@@ -158,8 +163,9 @@ bool minus_negated(Site& s) {
 }
 
 bool size_of_negated(Site& s) {
-    const Node* negated = s.out().dtype == DType::u8 ? nullptr : s.made_by(s.in(0), "Neg");
-    return negated && s.becomes("Abs", {negated->inputs[0]});
+    const bool has_sign = !is_integer(s.out().dtype) || range_of(s.out().dtype).first < 0;
+    const Node* negated = s.made_by(s.in(0), "Neg");
+    return has_sign && negated && s.becomes("Abs", {negated->inputs[0]});
 }
 
 bool done_already(Site& s) {
@@ -256,7 +262,8 @@ const std::vector<Rule>& rule_table() {
         {"a - -b", {"Sub"}, "the same, the other way round", minus_negated},
         {"abs(-x)",
          {"Abs"},
-         "abs clears the sign; the least integer is its own negative, and u8 has no sign",
+         "abs clears the sign; the least integer is its own negative, and unsigned ones have no "
+         "sign",
          size_of_negated},
         {"f(f(x))",
          {"Abs", "ReLU", "Sign", "Floor", "Round", "Clip"},

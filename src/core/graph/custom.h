@@ -39,6 +39,8 @@ struct CustomAttr {
     int scalar;
 };
 std::vector<CustomAttr> custom_attrs(const LoweredOp& op);
+/// What sources call elements of a dtype.
+const char* custom_type(DType dtype);
 /// `struct Args`, and its author's text with a name for errors behind it. What the compiler meets
 /// there has the author's line numbers.
 std::string custom_text(const LoweredOp& op, const CustomOp& custom, bool cuda);

@@ -297,19 +297,20 @@ std::vector<char> number_bytes(DType dtype, double number) {
                       " is not a whole number; the other operand is ", dtype_name(dtype),
                       ", cast it to a float type");
             const auto whole = static_cast<int64_t>(number);
-            const int64_t low = dtype == DType::i32   ? INT32_MIN
-                                : dtype == DType::i64 ? INT64_MIN
-                                                      : 0;
-            const int64_t high = dtype == DType::i32   ? INT32_MAX
-                                 : dtype == DType::i64 ? INT64_MAX
-                                 : dtype == DType::u8  ? 255
-                                                       : 1;
+            const auto [low, high] = range_of(dtype);
             if (whole < low || whole > high)
                 raise(ErrorKind::dtype, "constant: ", whole, " does not fit ", dtype_name(dtype),
                       "; need a value in [", low, ", ", high, "]");
-            if (dtype == DType::i32) put(static_cast<int32_t>(whole));
-            if (dtype == DType::i64) put(whole);
-            if (dtype == DType::u8 || dtype == DType::boolean) put(static_cast<uint8_t>(whole));
+            switch (dtype) {
+#define AICF_PUT(dtype, type)          \
+    case DType::dtype:                 \
+        put(static_cast<type>(whole)); \
+        break;
+                AICF_INTEGERS(AICF_PUT)
+#undef AICF_PUT
+                default:
+                    put(static_cast<uint8_t>(whole));
+            }
         }
     }
     return bytes;

@@ -194,13 +194,17 @@ std::vector<CustomAttr> custom_attrs(const LoweredOp& op) {
 
 // ---- text --------------------------------------------------------------------------------------
 
+const char* custom_type(DType dtype) {
+    constexpr const char* types[kDTypes] = {"float",   "double",  "aicf::Float16", "aicf::BFloat16",
+                                            "int32_t", "int64_t", "uint8_t",       "bool",
+                                            "int8_t",  "int16_t"};
+    return types[static_cast<int>(dtype)];
+}
+
 std::string custom_text(const LoweredOp& op, const CustomOp& custom, bool cuda) {
-    constexpr const char* kTypes[kDTypes] = {"float",          "double",  "aicf::Float16",
-                                             "aicf::BFloat16", "int32_t", "int64_t",
-                                             "uint8_t",        "bool"};
     std::string text = "namespace scalar = aicf::scalar;\nstruct Args {\n";
     const auto add = [&](const View& view, const std::string& name, const char* constness) {
-        text += cat("    aicf::Tensor<", constness, kTypes[static_cast<int>(view.dtype)], ", ",
+        text += cat("    aicf::Tensor<", constness, custom_type(view.dtype), ", ",
                     view.shape.rank(), "> ", name, ";\n");
     };
     for (size_t i = 0; i < op.inputs.size(); i++) add(op.inputs[i], custom.inputs[i], "const ");

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/base/near.h"
 
@@ -19,7 +20,8 @@ struct DTypeInfo {
 };
 constexpr DTypeInfo kInfo[kDTypes] = {
     {"float32", "f32", 4}, {"float64", "f64", 8}, {"float16", "f16", 2}, {"bfloat16", "bf16", 2},
-    {"int32", "i32", 4},   {"int64", "i64", 8},   {"uint8", "u8", 1},    {"bool", "bool", 1}};
+    {"int32", "i32", 4},   {"int64", "i64", 8},   {"uint8", "u8", 1},    {"bool", "bool", 1},
+    {"int8", "i8", 1},     {"int16", "i16", 2}};
 
 const DTypeInfo& info(DType dtype) { return kInfo[static_cast<int>(dtype)]; }
 
@@ -34,13 +36,28 @@ bool is_16_bit(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16
 DType compute_dtype(DType dtype) { return is_16_bit(dtype) ? DType::f32 : dtype; }
 bool holds(DType dtype, double number) {
     if (is_float(dtype)) return true;
-    double low = 0, high = 1;
-    if (dtype == DType::u8) high = 255;
-    if (dtype == DType::i32) low = INT32_MIN, high = INT32_MAX;
-    if (dtype == DType::i64) low = -0x1p63, high = 0x1.fffffffffffffp62;
-    return number >= low && number <= high && number == std::floor(number);
+    const auto [low, high] = range_of(dtype);
+    return number >= static_cast<double>(low) && number < static_cast<double>(high) + 1 &&
+           number == std::floor(number);
 }
-bool is_integer(DType dtype) { return dtype >= DType::i32 && dtype <= DType::u8; }
+std::pair<int64_t, int64_t> range_of(DType dtype) {
+    switch (dtype) {
+#define AICF_RANGE(dtype, type) \
+    case DType::dtype:          \
+        return {std::numeric_limits<type>::min(), std::numeric_limits<type>::max()};
+        AICF_INTEGERS(AICF_RANGE)
+#undef AICF_RANGE
+        default:
+            return {0, 1};
+    }
+}
+bool is_integer(DType dtype) { return !is_float(dtype) && dtype != DType::boolean; }
+
+std::string dtype_names() {
+    std::string names;
+    for (const DTypeInfo& one : kInfo) names += cat(names.empty() ? "" : ", ", one.name);
+    return names;
+}
 
 DType parse_dtype(std::string_view name, std::string_view where) {
     std::string_view bare = name;
@@ -51,9 +68,9 @@ DType parse_dtype(std::string_view name, std::string_view where) {
         raise(ErrorKind::dtype, where, ": ", name,
               " numbers are not offered; need their real and imaginary parts as two values");
     std::vector<std::string> names;
-    for (const auto& info : kInfo) names.emplace_back(info.name);
+    for (const DTypeInfo& one : kInfo) names.emplace_back(one.name);
     raise(ErrorKind::dtype, where, ": unknown dtype \"", name, "\"", is_it(bare, names),
-          "; need one of float32, float64, float16, bfloat16, int32, int64, uint8, bool");
+          "; need one of ", dtype_names());
 }
 
 Dims::Dims(std::initializer_list<int64_t> values) {

@@ -20,7 +20,10 @@ bool is_float(DType dtype);
 bool is_16_bit(DType dtype);             // f16, bf16
 DType compute_dtype(DType dtype);        // what an op works in: f32 for 16 bits
 bool holds(DType dtype, double number);  // an integer type: exactly; a float type rounds any
-bool is_integer(DType dtype);            // i32, i64, u8
+bool is_integer(DType dtype);
+/// The least and the largest number of an integer type or bool.
+std::pair<int64_t, int64_t> range_of(DType dtype);
+std::string dtype_names();  // of all, as an error lists them
 /// NumPy's names, the abbreviations, and both with a "torch." prefix; else DTypeError naming
 /// `where`.
 DType parse_dtype(std::string_view name, std::string_view where);

@@ -38,11 +38,11 @@ void put_all(DType dtype, int64_t count, char* to, const Number& number) {
             return put([](double x) { return float_to_half(static_cast<float>(x)); });
         case DType::bf16:
             return put([](double x) { return float_to_bfloat(static_cast<float>(x)); });
-        case DType::i32:
-            return put([](double x) { return static_cast<int32_t>(x); });
-        case DType::i64:
-            return put([](double x) { return static_cast<int64_t>(x); });
-        case DType::u8:
+#define AICF_PUT(dtype, type) \
+    case DType::dtype:        \
+        return put([](double x) { return static_cast<type>(x); });
+            AICF_INTEGERS(AICF_PUT)
+#undef AICF_PUT
         case DType::boolean:
             return put([](double x) { return static_cast<uint8_t>(x); });
     }

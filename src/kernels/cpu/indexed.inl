@@ -27,22 +27,6 @@ AICF_INLINE int64_t index_at(const Operand& indices, int64_t at) {
                                               : static_cast<const int64_t*>(indices.ptr)[at];
 }
 
-AICF_INLINE int size_of(DType dtype) {
-    switch (dtype) {
-        case DType::f64:
-        case DType::i64:
-            return 8;
-        case DType::f32:
-        case DType::i32:
-            return 4;
-        case DType::f16:
-        case DType::bf16:
-            return 2;
-        default:
-            return 1;
-    }
-}
-
 /// The number as an element of `dtype`, in the low bytes.
 AICF_INLINE uint64_t element_bits(DType dtype, double number) {
     uint64_t bits = 0;
@@ -60,15 +44,12 @@ AICF_INLINE uint64_t element_bits(DType dtype, double number) {
         case DType::bf16:
             put_bits(scalar::f32_to_bfloat(static_cast<float>(number)));
             break;
-        case DType::i32:
-            put_bits(scalar::cast<int32_t>(number));
-            break;
-        case DType::i64:
-            put_bits(scalar::cast<int64_t>(number));
-            break;
-        case DType::u8:
-            put_bits(scalar::cast<uint8_t>(number));
-            break;
+#define AICF_PUT(dtype, type)                 \
+    case DType::dtype:                        \
+        put_bits(scalar::cast<type>(number)); \
+        break;
+            AICF_INTEGERS(AICF_PUT)
+#undef AICF_PUT
         case DType::boolean:
             put_bits(static_cast<uint8_t>(number != 0));
             break;
@@ -78,7 +59,7 @@ AICF_INLINE uint64_t element_bits(DType dtype, double number) {
 
 /// Calls fn with a pointer type of the element's size.
 #define AICF_BY_SIZE(dtype, fn)                    \
-    switch (size_of(DType(dtype))) {               \
+    switch (element_size(DType(dtype))) {          \
         case 8:                                    \
             return fn<uint64_t>(args, begin, end); \
         case 4:                                    \
@@ -163,7 +144,7 @@ int64_t concat_units(const ArgBlock& args, int) {
 
 void concat_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     const Operand& y = args.out(0);
-    const int axis = static_cast<int>(args.scalar(0).i), size = size_of(DType(y.dtype));
+    const int axis = static_cast<int>(args.scalar(0).i), size = element_size(DType(y.dtype));
     int64_t at = 0;
     for (int64_t k = 0; k < end; k++) {
         const Operand& x = args.in(static_cast<int>(k));
@@ -579,22 +560,8 @@ void argmax_results(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 void argmax_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    switch (DType(args.in(0).dtype)) {
-        case DType::f32:
-            return argmax_results<float>(args, begin, end);
-        case DType::f64:
-            return argmax_results<double>(args, begin, end);
-        case DType::f16:
-            return argmax_results<F16>(args, begin, end);
-        case DType::bf16:
-            return argmax_results<BF16>(args, begin, end);
-        case DType::i32:
-            return argmax_results<int32_t>(args, begin, end);
-        case DType::i64:
-            return argmax_results<int64_t>(args, begin, end);
-        default:
-            return argmax_results<uint8_t>(args, begin, end);
-    }
+    by_number(DType(args.in(0).dtype),
+              [&](auto e) { argmax_results<decltype(e)>(args, begin, end); });
 }
 
 int64_t cumsum_units(const ArgBlock& args, int) {
@@ -621,22 +588,9 @@ void cumsum_results(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 void cumsum_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    switch (DType(args.in(0).dtype)) {
-        case DType::f32:
-            return cumsum_results<float, float>(args, begin, end);
-        case DType::f64:
-            return cumsum_results<double, double>(args, begin, end);
-        case DType::f16:
-            return cumsum_results<float, F16>(args, begin, end);
-        case DType::bf16:
-            return cumsum_results<float, BF16>(args, begin, end);
-        case DType::i32:
-            return cumsum_results<uint32_t, int32_t>(args, begin, end);
-        case DType::i64:
-            return cumsum_results<uint64_t, int64_t>(args, begin, end);
-        default:
-            return cumsum_results<uint8_t, uint8_t>(args, begin, end);
-    }
+    by_number(DType(args.in(0).dtype), [&](auto e) {
+        cumsum_results<typename SumOf<decltype(e)>::type, decltype(e)>(args, begin, end);
+    });
 }
 
 #undef AICF_BY_SIZE

@@ -10,8 +10,9 @@ namespace aicf::cpu {
 AICF_HD constexpr uint32_t dtype_bit(DType dtype) { return 1u << static_cast<int>(dtype); }
 constexpr uint32_t kFloats =
     dtype_bit(DType::f32) | dtype_bit(DType::f64) | dtype_bit(DType::f16) | dtype_bit(DType::bf16);
-constexpr uint32_t kNumbers =
-    kFloats | dtype_bit(DType::i32) | dtype_bit(DType::i64) | dtype_bit(DType::u8);
+#define AICF_BIT(dtype, type) | dtype_bit(DType::dtype)
+constexpr uint32_t kNumbers = kFloats AICF_INTEGERS(AICF_BIT);
+#undef AICF_BIT
 constexpr uint32_t kAnyDType = kNumbers | dtype_bit(DType::boolean);
 
 constexpr int kMaxPhases = 2;

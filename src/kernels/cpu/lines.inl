@@ -3,41 +3,13 @@
 
 namespace aicf::cpu::AICF_ISA {
 
-#define AICF_BY_NUMBER(dtype, fn, ...)       \
-    switch (DType(dtype)) {                  \
-        case DType::f32:                     \
-            return fn<float>(__VA_ARGS__);   \
-        case DType::f64:                     \
-            return fn<double>(__VA_ARGS__);  \
-        case DType::f16:                     \
-            return fn<F16>(__VA_ARGS__);     \
-        case DType::bf16:                    \
-            return fn<BF16>(__VA_ARGS__);    \
-        case DType::i32:                     \
-            return fn<int32_t>(__VA_ARGS__); \
-        case DType::i64:                     \
-            return fn<int64_t>(__VA_ARGS__); \
-        default:                             \
-            return fn<uint8_t>(__VA_ARGS__); \
-    }
-// The same with the type that sums are in: integers wrap.
-#define AICF_BY_SUM(dtype, fn, ...)                    \
-    switch (DType(dtype)) {                            \
-        case DType::f32:                               \
-            return fn<float, float>(__VA_ARGS__);      \
-        case DType::f64:                               \
-            return fn<double, double>(__VA_ARGS__);    \
-        case DType::f16:                               \
-            return fn<float, F16>(__VA_ARGS__);        \
-        case DType::bf16:                              \
-            return fn<float, BF16>(__VA_ARGS__);       \
-        case DType::i32:                               \
-            return fn<uint32_t, int32_t>(__VA_ARGS__); \
-        case DType::i64:                               \
-            return fn<uint64_t, int64_t>(__VA_ARGS__); \
-        default:                                       \
-            return fn<uint8_t, uint8_t>(__VA_ARGS__);  \
-    }
+/// Runs fn<E>, or fn<A, E> with the type that sums are in, for elements of a dtype.
+#define AICF_BY_NUMBER(dtype, fn) \
+    by_number(DType(dtype), [&](auto e) { fn<decltype(e)>(args, begin, end); })
+#define AICF_BY_SUM(dtype, fn)                                                \
+    by_number(DType(dtype), [&](auto e) {                                     \
+        fn<typename SumOf<decltype(e)>::type, decltype(e)>(args, begin, end); \
+    })
 
 AICF_INLINE int line_axis(const ArgBlock& args) { return static_cast<int>(args.scalar(0).i); }
 
@@ -75,7 +47,7 @@ void gather_rows(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 void gather_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    switch (size_of(DType(args.out(0).dtype))) {
+    switch (element_size(DType(args.out(0).dtype))) {
         case 8:
             return gather_rows<uint64_t>(args, begin, end);
         case 4:
@@ -130,7 +102,7 @@ void scatter_add_lines(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 void scatter_add_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    AICF_BY_SUM(args.out(0).dtype, scatter_add_lines, args, begin, end)
+    AICF_BY_SUM(args.out(0).dtype, scatter_add_lines);
 }
 
 void scatter_last_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
@@ -180,8 +152,9 @@ void search_results(const ArgBlock& args, int64_t begin, int64_t end) {
     }
 }
 
-void search_run(const ArgBlock& args, int64_t begin, int64_t end, int,
-                int){AICF_BY_NUMBER(args.in(0).dtype, search_results, args, begin, end)}
+void search_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    AICF_BY_NUMBER(args.in(0).dtype, search_results);
+}
 
 int64_t runs_of(const ArgBlock& args, int64_t run) {
     return (args.in(0).shape()[line_axis(args)] + run - 1) / run;
@@ -246,7 +219,7 @@ void argsort_runs(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 void argsort_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    AICF_BY_NUMBER(args.in(0).dtype, argsort_runs, args, begin, end)
+    AICF_BY_NUMBER(args.in(0).dtype, argsort_runs);
 }
 
 template <class E>
@@ -291,7 +264,7 @@ void merge_runs(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 void argsort_merge_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    AICF_BY_NUMBER(args.in(0).dtype, merge_runs, args, begin, end)
+    AICF_BY_NUMBER(args.in(0).dtype, merge_runs);
 }
 
 // ---- running ------------------------------------------------------------------------------------
@@ -305,14 +278,14 @@ void cumprod_lines(const ArgBlock& args, int64_t begin, int64_t end) {
         E* to = static_cast<E*>(y.ptr) + place_beside(y, line, axis);
         A product = A(1);
         for (int64_t i = 0; i < x.shape()[axis]; i++) {
-            product = static_cast<A>(product * static_cast<A>(widen(from[i * x.strides()[axis]])));
+            product = scalar::mul(product, static_cast<A>(widen(from[i * x.strides()[axis]])));
             put(to + i * y.strides()[axis], product);
         }
     }
 }
 
 void cumprod_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    AICF_BY_SUM(args.out(0).dtype, cumprod_lines, args, begin, end)
+    AICF_BY_SUM(args.out(0).dtype, cumprod_lines);
 }
 
 template <class A, class E>
@@ -342,7 +315,7 @@ void recurrence_lines(const ArgBlock& args, int64_t begin, int64_t end) {
 }
 
 void recurrence_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    AICF_BY_SUM(args.out(0).dtype, recurrence_lines, args, begin, end)
+    AICF_BY_SUM(args.out(0).dtype, recurrence_lines);
 }
 
 template <class E>
@@ -364,8 +337,9 @@ void cumarg_lines(const ArgBlock& args, int64_t begin, int64_t end) {
     }
 }
 
-void cumarg_run(const ArgBlock& args, int64_t begin, int64_t end, int,
-                int){AICF_BY_NUMBER(args.in(0).dtype, cumarg_lines, args, begin, end)}
+void cumarg_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    AICF_BY_NUMBER(args.in(0).dtype, cumarg_lines);
+}
 
 // ---- paths --------------------------------------------------------------------------------------
 

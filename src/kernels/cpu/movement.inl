@@ -220,8 +220,8 @@ void strided_copy(void* to, const int64_t* to_strides, const void* from,
     copy_slices(p, to, from, 0, p.rank ? p.shape[0] : 1);
 }
 
-AICF_INLINE int element_size(int32_t dtype) {
-    switch (DType(dtype)) {
+AICF_INLINE int element_size(DType dtype) {
+    switch (dtype) {
         case DType::f32:
         case DType::i32:
             return 4;
@@ -230,6 +230,7 @@ AICF_INLINE int element_size(int32_t dtype) {
             return 8;
         case DType::f16:
         case DType::bf16:
+        case DType::i16:
             return 2;
         default:
             return 1;
@@ -239,7 +240,7 @@ AICF_INLINE int element_size(int32_t dtype) {
 void copy_prepare(ArgBlock& args) {
     const Operand &from = args.in(0), &to = args.out(0);
     plan_copy(*const_cast<CopyPlan*>(static_cast<const CopyPlan*>(args.tail_ptr())), to.strides(),
-              from.strides(), to.shape(), to.rank, element_size(to.dtype));
+              from.strides(), to.shape(), to.rank, element_size(DType(to.dtype)));
 }
 
 AICF_INLINE const CopyPlan& copy_plan(const ArgBlock& args) {

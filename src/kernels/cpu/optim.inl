@@ -68,7 +68,7 @@ void bias_corr_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
 void ring_push_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     if (begin >= end) return;
     const Operand &x = args.in(0), &ring = args.in(1), &to = args.out(0);
-    const int size = element_size(ring.dtype);
+    const int size = element_size(DType(ring.dtype));
     const int64_t keep = ring.shape()[0], position = *static_cast<const int64_t*>(args.in(2).ptr);
     if (ring.ptr != to.ptr)
         strided_copy(to.ptr, to.strides(), ring.ptr, ring.strides(), ring.shape(), ring.rank, size);

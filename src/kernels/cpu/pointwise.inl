@@ -9,12 +9,11 @@ template <>
 constexpr DType dtype_of<float> = DType::f32;
 template <>
 constexpr DType dtype_of<double> = DType::f64;
-template <>
-constexpr DType dtype_of<int32_t> = DType::i32;
-template <>
-constexpr DType dtype_of<int64_t> = DType::i64;
-template <>
-constexpr DType dtype_of<uint8_t> = DType::u8;
+#define AICF_DTYPE(dtype, type) \
+    template <>                 \
+    constexpr DType dtype_of<type> = DType::dtype;
+AICF_INTEGERS(AICF_DTYPE)
+#undef AICF_DTYPE
 
 // Functions such as exp are as quick as memory only in the widest vectors.
 #if defined(__AVX512F__)
@@ -100,9 +99,9 @@ struct Row {
         same<double>(quick);
     }
     void whole() const {
-        same<int32_t>();
-        same<int64_t>();
-        same<uint8_t>();
+#define AICF_SAME(dtype, type) same<type>();
+        AICF_INTEGERS(AICF_SAME)
+#undef AICF_SAME
     }
     void num() const {
         flt(true);
@@ -115,17 +114,17 @@ struct Row {
     void logic() const { to_bool<bool>(); }
     void cmp() const {
         test();
-        to_bool<int32_t>();
-        to_bool<int64_t>();
-        to_bool<uint8_t>();
+#define AICF_TO_BOOL(dtype, type) to_bool<type>();
+        AICF_INTEGERS(AICF_TO_BOOL)
+#undef AICF_TO_BOOL
         logic();
     }
     void select() const {
         chosen<float>();
         chosen<double>();
-        chosen<int32_t>();
-        chosen<int64_t>();
-        chosen<uint8_t>();
+#define AICF_CHOSEN(dtype, type) chosen<type>();
+        AICF_INTEGERS(AICF_CHOSEN)
+#undef AICF_CHOSEN
         chosen<bool>();
     }
     void any() const {
@@ -281,9 +280,9 @@ void add_casts(Table& table) {
     };
     add(DType::f32, cast_loop<float, From>);
     add(DType::f64, cast_loop<double, From>);
-    add(DType::i32, cast_loop<int32_t, From>);
-    add(DType::i64, cast_loop<int64_t, From>);
-    add(DType::u8, cast_loop<uint8_t, From>);
+#define AICF_ADD(dtype, type) add(DType::dtype, cast_loop<type, From>);
+    AICF_INTEGERS(AICF_ADD)
+#undef AICF_ADD
     add(DType::boolean, cast_loop<bool, From>);
 }
 
@@ -584,9 +583,9 @@ void register_pointwise(Table& table) {
 #undef AICF_ROW
     add_casts<float>(table);
     add_casts<double>(table);
-    add_casts<int32_t>(table);
-    add_casts<int64_t>(table);
-    add_casts<uint8_t>(table);
+#define AICF_ADD(dtype, type) add_casts<type>(table);
+    AICF_INTEGERS(AICF_ADD)
+#undef AICF_ADD
     add_casts<bool>(table);
     table.add(InstrDef{"narrowing", DType::f64, DType::f32, 1, 1, 0, 0, narrowing_loop<double>});
     table.add(InstrDef{"narrowing", DType::i32, DType::f32, 1, 1, 0, 0, narrowing_loop<int32_t>});

@@ -287,35 +287,12 @@ struct AccumulatorOf {
 template <class Op, bool Mean>
 void reduce_typed(DType dtype, const ArgBlock& args, int64_t begin, int64_t end, int phase,
                   const Fused* fused) {
-    const auto run = [&](auto element) {
+    by_number(dtype, [&](auto element) {
         typedef decltype(element) E;
         typedef decltype(AccumulatorOf<Op, E>::type()) A;
-        reduce_units<Op, E, A>(args, begin, end, phase, Mean, fused);
-    };
-    switch (dtype) {
-        case DType::f32:
-            return run(float());
-        case DType::f64:
-            return run(double());
-        case DType::f16:
-            return run(F16());
-        case DType::bf16:
-            return run(BF16());
-        default:
-            break;
-    }
-    if constexpr (!Mean) {
-        switch (dtype) {
-            case DType::i32:
-                return run(int32_t());
-            case DType::i64:
-                return run(int64_t());
-            case DType::u8:
-                return run(uint8_t());
-            default:
-                return;
-        }
-    }
+        if constexpr (!Mean || scalar::is_float<A>)
+            reduce_units<Op, E, A>(args, begin, end, phase, Mean, fused);
+    });
 }
 
 template <class Op, bool Mean>

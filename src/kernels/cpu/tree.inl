@@ -43,6 +43,43 @@ struct ComputeOf<BF16> {
     typedef float type;
 };
 
+/// What sums and products of elements are in: integers wrap in their unsigned type.
+template <class E, bool Float>
+struct WrapOf {
+    typedef E type;
+};
+template <class E>
+struct WrapOf<E, false> {
+    typedef scalar::BitsOf<E> type;
+};
+template <class E>
+struct SumOf {
+    typedef typename ComputeOf<E>::type A;
+    typedef typename WrapOf<A, scalar::is_float<A>>::type type;
+};
+
+/// run(element) with some element of a dtype; those of bool are bytes.
+template <class Run>
+AICF_INLINE void by_number(DType dtype, Run run) {
+    switch (dtype) {
+        case DType::f32:
+            return run(float());
+        case DType::f64:
+            return run(double());
+        case DType::f16:
+            return run(F16());
+        case DType::bf16:
+            return run(BF16());
+#define AICF_RUN(dtype, type) \
+    case DType::dtype:        \
+        return run(type());
+            AICF_INTEGERS(AICF_RUN)
+#undef AICF_RUN
+        case DType::boolean:
+            return run(uint8_t());
+    }
+}
+
 template <class E, class A>
 constexpr bool same_bits = false;
 template <class T>

@@ -33,8 +33,8 @@ uint32_t tail_bytes(const LoweredOp& op) {
 }
 
 const char* cuda_type(DType dtype) {
-    constexpr const char* names[kDTypes] = {"float",   "double",  "Half",    "Brain",
-                                            "int32_t", "int64_t", "uint8_t", "bool"};
+    constexpr const char* names[kDTypes] = {"float",   "double",  "Half", "Brain",  "int32_t",
+                                            "int64_t", "uint8_t", "bool", "int8_t", "int16_t"};
     return names[static_cast<int>(dtype)];
 }
 
@@ -53,6 +53,10 @@ const char* raw_type(DType dtype) {
         default:
             return "uint64_t";
     }
+}
+
+const char* sum_type(DType dtype) {
+    return !is_integer(dtype) ? wide_type(dtype) : dtype == DType::i64 ? "uint64_t" : "uint32_t";
 }
 
 Iteration::Iteration(const Dims& full, const std::vector<Dims>& operands)
@@ -153,12 +157,11 @@ std::string element_literal(DType dtype, double number) {
             return text(scalar::f32_to_half(static_cast<float>(number)));
         case DType::bf16:
             return text(scalar::f32_to_bfloat(static_cast<float>(number)));
-        case DType::i32:
-            return text(static_cast<uint32_t>(scalar::cast<int32_t>(number)));
-        case DType::i64:
-            return text(static_cast<uint64_t>(scalar::cast<int64_t>(number)));
-        case DType::u8:
-            return text(scalar::cast<uint8_t>(number));
+#define AICF_TEXT(dtype, type) \
+    case DType::dtype:         \
+        return text(static_cast<scalar::BitsOf<type>>(scalar::cast<type>(number)));
+            AICF_INTEGERS(AICF_TEXT)
+#undef AICF_TEXT
         default:
             return text(number != 0 ? 1 : 0);
     }

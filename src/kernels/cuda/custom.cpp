@@ -45,13 +45,11 @@ KernelText custom_text(const LoweredOp& op, const Limits& limits) {
             cat("        {block.ptr<", type, ">(", offset, "), ", element_count(view.shape), ", ",
                 list(view.shape), ", ", list(view.strides), "},\n");
     };
-    constexpr const char* kTypes[kDTypes] = {"float",   "double",  "Float16", "BFloat16",
-                                             "int32_t", "int64_t", "uint8_t", "bool"};
     for (size_t i = 0; i < op.inputs.size(); i++)
-        tensor(op.inputs[i], cat("const ", kTypes[static_cast<int>(op.inputs[i].dtype)]).c_str(),
+        tensor(op.inputs[i], cat("const ", custom_type(op.inputs[i].dtype)).c_str(),
                layout.operand[i]);
     for (size_t i = 0; i < op.outputs.size(); i++)
-        tensor(op.outputs[i], kTypes[static_cast<int>(op.outputs[i].dtype)],
+        tensor(op.outputs[i], custom_type(op.outputs[i].dtype),
                layout.operand[op.inputs.size() + i]);
     for (const CustomAttr& attr : custom_attrs(op))
         text.body += cat("        ", literal(attr.value), ",\n");

@@ -175,12 +175,9 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int)
                          ", @_X, @_Y>(grid, y0, x0);\n}\n");
         return;
     }
-    const char* sum = x.dtype == DType::i32   ? "uint32_t"
-                      : x.dtype == DType::i64 ? "uint64_t"
-                                              : wide_type(x.dtype);
-    text.body +=
-        cat("    cumsum<", sum, ", ", results, ", ", n, ", ", x.strides[a], ", ", y.strides[a],
-            ", ", op.attrs.flag("reverse") ? "true" : "false", ", @_X, @_Y>(grid, y0, x0);\n}\n");
+    text.body += cat("    cumsum<", sum_type(x.dtype), ", ", results, ", ", n, ", ", x.strides[a],
+                     ", ", y.strides[a], ", ", op.attrs.flag("reverse") ? "true" : "false",
+                     ", @_X, @_Y>(grid, y0, x0);\n}\n");
     if (n == 0) text.blocks = 0;
 }
 

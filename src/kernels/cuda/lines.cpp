@@ -21,10 +21,6 @@ std::string line_of(std::string& text, const char* name, const View& view, int a
     return cat("LineOf<@_", name, ", ", view.strides[axis], ">");
 }
 
-const char* sum_type(DType dtype) {
-    return dtype == DType::i32 ? "uint32_t" : dtype == DType::i64 ? "uint64_t" : wide_type(dtype);
-}
-
 const char* yes_no(bool yes) { return yes ? "true" : "false"; }
 
 }  // namespace

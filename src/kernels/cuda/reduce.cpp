@@ -77,14 +77,10 @@ const char* accumulator(DType dtype, bool ordered) {
     switch (dtype) {
         case DType::f64:
             return "double";
-        case DType::i32:
-            return ordered ? "uint32_t" : "int32_t";
         case DType::i64:
             return ordered ? "uint64_t" : "int64_t";
-        case DType::u8:
-            return ordered ? "uint32_t" : "int32_t";
         default:
-            return "float";
+            return !is_integer(dtype) ? "float" : ordered ? "uint32_t" : "int32_t";
     }
 }
 
