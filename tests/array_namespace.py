@@ -16,9 +16,10 @@ __array_api_version__ = "2024.12"
 __version__ = aicf.__version__
 e, inf, nan, pi, newaxis = math.e, math.inf, math.nan, math.pi, None
 
-DTYPES = ("bool", "uint8", "int32", "int64", "float32", "float64")
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
 bool = np.dtype("bool")  # noqa: A001
-uint8, int32, int64 = np.dtype("uint8"), np.dtype("int32"), np.dtype("int64")
+uint8, int8, int16 = np.dtype("uint8"), np.dtype("int8"), np.dtype("int16")
+int32, int64 = np.dtype("int32"), np.dtype("int64")
 float32, float64 = np.dtype("float32"), np.dtype("float64")
 
 
@@ -597,7 +598,7 @@ def take_along_axis(x, indices, /, *, axis=-1):
 
 
 def _signed(indices):
-    return astype(indices, int64) if indices.dtype == uint8 else indices
+    return astype(indices, int64) if indices.dtype.itemsize < 4 else indices
 
 
 # ---- shapes

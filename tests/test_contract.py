@@ -261,7 +261,9 @@ def test_contract(case, device):
             got = [strided[ops[-1]["outputs"][0]["value"]]]
         # NumPy's own sums of many float64 are no exact reference, and integers wrap.
         known = dtype in ("float32", "float16", "bfloat16") or case.pointwise
-        known = known or (dtype not in ("uint8", "int8", "int16") and max([0, *sum(shapes, ())]) <= max(SMALL))
+        known = known or (
+            dtype not in ("uint8", "int8", "int16") and max([0, *sum(shapes, ())]) <= max(SMALL)
+        )
         known = known and (case.op != "BiasCorr" or dtype != "float64")  # NumPy's own power rounds
         if known and all(one is not None for one in got):
             shaped = [

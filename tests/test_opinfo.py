@@ -26,6 +26,17 @@ def test_samples_of_pytorch():
     assert total["right"] >= least and total["samples"] == samples
 
 
+def test_samples_in_int8():
+    """None is computed otherwise, but where PyTorch goes on to another dtype."""
+    pytest.importorskip("torch")
+    pytest.importorskip("expecttest")
+    import opinfo
+
+    rows = opinfo.count(each=1, dtype="int8")
+    assert {row["name"]: row["why"] for row in rows if row.get("wrong")} == {}
+    assert opinfo.totals(rows)["said"] >= 240
+
+
 def test_every_name_is_an_op_of_pytorch():
     pytest.importorskip("torch")
     pytest.importorskip("expecttest")
