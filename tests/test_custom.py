@@ -348,10 +348,10 @@ def test_misuse_of_the_decorator():
         too_many_axes(x)
 
 
-def test_no_gradient_inside_choices():
+def test_without_a_gradient_inside_choices():
     """Which run the op, and say why there is none."""
 
-    @aicf.custom_op(cpu=COPY, gradient=lambda dy, x, out: dy)
+    @aicf.custom_op(cpu=COPY)
     def copied_in_choices(x):
         return x
 
@@ -361,7 +361,8 @@ def test_no_gradient_inside_choices():
     def chosen(x):
         return aicf.cond(aicf.sum(x) > 0.0, copied_in_choices, aicf.neg, x)
 
-    for build, text in ((repeated, "custom_op copied_in_choices .* loop"), (chosen, "of cond")):
+    texts = "custom_op copied_in_choices .* has no gradient here", "no gradient of it is known"
+    for build, text in zip((repeated, chosen), texts, strict=True):
         g = aicf.Graph("g")
         x = g.input("x", (3, 2))
         y = aicf.sum(build(x))
@@ -397,7 +398,7 @@ def test_gradients_are_checked_and_refused_by_name():
 
 
 def test_in_the_body_of_a_loop(device, rng):
-    """It runs there; its gradient is refused by name."""
+    """It runs there, and so does its gradient."""
     rows, b = rng.standard_normal((5, 3)).astype(np.float32), np.ones(3, np.float32)
 
     def turn(c, row, b):
@@ -406,15 +407,21 @@ def test_in_the_body_of_a_loop(device, rng):
 
     g = aicf.Graph("g")
     x, v = g.input("x", rows.shape), g.input("b", b.shape)
-    ys = aicf.scan(lambda c, row: turn(c, row, v), aicf.zeros_like(v), x)[1]
+    last, ys = aicf.scan(lambda c, row: turn(c, row, v), aicf.zeros_like(v), x)
     g.output("ys", ys)
-    got = g.compile(device=device)(x=rows, b=b)["ys"].numpy()
+    c = aicf.zeros_like(v)
+    for k in range(5):
+        c, _ = turn(c, x[k], v)
+    for name, end in (("loop", last), ("unrolled", c)):
+        for i, slope in enumerate(aicf.grad(aicf.sum(end), [x, v])):
+            g.output(f"{name}{i}", slope)
+    found = outputs_of(g.compile(device=device)(x=rows, b=b))
     c = np.zeros(3)
     for k in range(5):
         c = swish64(c + rows[k], b, 1.702)
-        np.testing.assert_allclose(got[k], c, rtol=1e-5, atol=1e-6)
-    with pytest.raises(aicf.GraphError, match="custom_op swish_bias at node .* of a loop's body"):
-        aicf.grad(aicf.sum(ys), x)
+        np.testing.assert_allclose(found["ys"][k], c, rtol=1e-5, atol=1e-6)
+    for i in range(2):
+        np.testing.assert_allclose(found[f"loop{i}"], found[f"unrolled{i}"], rtol=1e-5)
 
 
 def test_export_of_the_cpu_is_refused(tmp_path):

@@ -21,6 +21,7 @@ REFUSED = {
     "CustomOp": "its sources are written for one example",
     "HostCall": "its callback is written for one example",
     "CustomGradient": "its backward is written for one example",
+    "KeptGradient": "its backward is written for one example",
 }
 BATCH = 3
 

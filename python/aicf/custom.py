@@ -18,7 +18,7 @@ from . import _core
 from ._core import DTypeError, Error, FormatError, GraphError, ShapeError
 from .arguments import NamedDTypes, checked, user_line
 from .files import shown
-from .gradients import checked_gradients, custom_gradient
+from .gradients import checked_gradients, custom_gradient, is_kept, kept_gradient
 from .graph import Graph, Value
 from .movement import broadcast_to
 
@@ -80,7 +80,11 @@ class CustomOp:
         attrs = self._node_attrs(g, values, types) | given
         ids = g._here().emit(self._kind, [value.id for value in values], attrs)
         made = [Value(g, id) for id in ids]
-        g._own_rules[made[0].id] = self._rule(g, values, made, given)
+        rule = self._rule(g, values, made, given)
+        if self._gradient is not None and is_kept(g):
+            made = kept_gradient(self.where, g, made, values, [], rule)
+        else:
+            g._own_rules[made[0].id] = rule
         return made[0] if len(made) == 1 else made
 
     @property

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias, overload
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
-from .graph import Value
+from .graph import Value, is_float
+from .loops import cut_reading
 from .movement import broadcast_to
 from .ops import add, cast, sum
 
@@ -67,7 +68,7 @@ def jvp(value: Value, wrt: Value | Sequence[Value], tangents: Value | Sequence[V
         )
     for point, tangent in zip(points, along, strict=True):
         _check_alike("jvp", "tangent", tangent, point)
-    if not value.dtype.startswith(("float", "bfloat")):
+    if not is_float(value):
         raise DTypeError(f"jvp: value is {value!r}; need a float dtype")
     # The products with it are linear in it, so that its numbers do not matter.
     factor = broadcast_to(value.graph.constant(0.0, value.dtype), value.shape)
@@ -123,17 +124,53 @@ def custom_gradient(fn: Callable[..., tuple[Value, Callable[[Value], Gradients]]
             raise GraphError(f"{where}: returned {made!r}; need (Value, function of its gradient)")
         result, backward = made
         core = g._core
-        more = core.sources(g._id(result, where), ids, mark)
-        inputs = [result, *values, *(Value(g, id) for id in more)]
-        out: Value = g._emit("CustomGradient", inputs, count=len(values))[0]
+        more = [Value(g, id) for id in core.sources(g._id(result, where), ids, mark)]
 
         def rule(dys: list[int]) -> list[int]:
             return checked_gradients(where, g, backward(Value(g, dys[0])), values)
 
+        if is_kept(g):
+            return kept_gradient(where, g, [result], values, more, rule)[0]
+        out: Value = g._emit("CustomGradient", [result, *values, *more], count=len(values))[0]
         g._own_rules[out.id] = rule
         return out
 
     return call
+
+
+# A function that uses itself in its gradient has gradients without end.
+_KEPT_ORDERS = 2
+
+
+def is_kept(g: Any) -> bool:
+    """Whether gradients of one's own go into the graph: in bodies, where nobody asks for them."""
+    return bool(g._building) and g._kept_orders < _KEPT_ORDERS
+
+
+def kept_gradient(
+    where: str, g: Any, made: Sequence[Value], values: Sequence[Value], more: Sequence[Value],
+    rule: Callable[[list[int]], list[int]],
+) -> list[Value]:  # fmt: skip
+    """`made` of `values`, and of `more` without a gradient, with the gradient that `rule` makes."""
+    floats = [is_float(one) for one in made]
+    gives: list[int] = []
+
+    def build(dys: list[Value]) -> list[Value]:
+        left = iter(dys)
+        ids = rule([next(left).id if each else -1 for each in floats])
+        gives.extend(i for i, id in enumerate(ids) if id >= 0)
+        return [Value(g, ids[i]) for i in gives]
+
+    types = [(one.shape, one.dtype) for one in made if is_float(one)]
+    g._kept_orders += 1
+    try:
+        body, captured = cut_reading(g, where, types, build)
+    finally:
+        g._kept_orders -= 1
+    return list(g._emit(
+        "KeptGradient", [*made, *values, *more, *captured], results=len(made), count=len(values),
+        captured=len(captured), gives=gives, body=body,
+    ))  # fmt: skip
 
 
 def checked_gradients(where: str, g: Any, found: Any, values: Sequence[Value]) -> list[int]:

@@ -113,6 +113,17 @@ class Value(Methods):
         raise self._no_data("array", "make it an output and read it after a step")
 
 
+def is_float(x: Value) -> bool:
+    return x.dtype.startswith(("float", "bfloat"))
+
+
+class Draws:
+    """The seed and the counter that random numbers of a body come of, if it draws any."""
+
+    def __init__(self, seed: Value, step: Value) -> None:
+        self.seed, self.step, self.used = seed, step, False
+
+
 class Graph:
     """A training step as a graph: forward, backward and optimizer.
 
@@ -137,6 +148,8 @@ class Graph:
         self._crops: dict[int, list[tuple[int, Any]]] = {}  # axes of results to cut, by Bucket
         self._closed = ""  # the function whose trace it was, once that is compiled
         self._updates: dict[int, Value] = {}  # what states hold next, which may yet move on; by id
+        self._draws: list[Draws] = []  # of these bodies
+        self._kept_orders = 0  # how deep in gradients of gradients these bodies are
 
     @property
     def name(self) -> str:
@@ -313,9 +326,9 @@ class Graph:
         rule = self._own_rules.get(result)
         if rule is None:
             raise _core.GraphError(
-                f"backward: an op of one's own made {Value(self, result)!r}, and neither files nor "
-                "the branches of cond keep its gradient; need the graph it was built in, outside "
-                "of cond"
+                f"backward: an op of one's own made {Value(self, result)!r}, and no gradient of it "
+                "is known: files keep none outside of bodies, and bodies keep two orders; need one "
+                "where it is defined, and the graph it was built in"
             )
         return rule(dys)
 
@@ -443,12 +456,18 @@ class Graph:
         return self._step_values(name)[0]
 
     def _random(self) -> tuple[Value, Value, int]:
-        """(`rng.seed`, `rng.step`, a stream number of its own); the graph advances `rng.step`."""
+        """A seed, a counter and a stream number of its own."""
+        return *self._counters(), self._core.free_stream()
+
+    def _counters(self) -> tuple[Value, Value]:
+        """`rng.seed` and `rng.step`, which the graph advances; in a body what it has of them."""
+        if self._draws:
+            self._draws[-1].used = True
+            return self._draws[-1].seed, self._draws[-1].step
         seed = self._state("rng.seed", (), "int64")
         if seed is None:
             seed = self.state("rng.seed", (), "int64", ("seed",))
-        step, _ = self._counter("rng.step", "int64", lambda s: s + 1)
-        return seed, step, self._core.free_stream()
+        return seed, self._counter("rng.step", "int64", lambda s: s + 1)[0]
 
     @checked
     def random_uniform(

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
-from .graph import Graph, Value, _number
+from .graph import Draws, Graph, Value, _number, is_float
 from .movement import concat, detach, reshape
 from .ops import logical_and, where
 
@@ -99,10 +99,14 @@ def _values(g: Graph, leaves: list[Any], where_: str, like: Sequence[Value] = ()
     return made
 
 
+_COUNTERS: list[tuple[tuple[int, ...], str]] = [((), "int64"), ((), "int64")]
+
+
 class _Body(NamedTuple):
     """What a function does, cut out of the graph it was built in."""
 
     core: Any
+    draws: bool  # behind its operands it takes a counter and a seed
     captured: list[Value]  # what it reads beside its operands
     tree: _Tree  # of its results
 
@@ -116,8 +120,14 @@ def _cut(
     made: list[Value] = []
     g._building.append(made)
     try:
-        operands = [Value(g, g._core.placeholder(shape, dtype)) for shape, dtype in types]
+        *operands, step, seed = (
+            Value(g, g._core.placeholder(shape, dtype)) for shape, dtype in (*types, *_COUNTERS)
+        )
+        g._draws.append(Draws(seed, step))
         results, tree = build(operands)
+        draws = g._draws[-1].used
+        if draws:
+            operands += [step, seed]
         core, captured = g._core.cut_body(
             where_, mark, [v.id for v in operands], [v.id for v in results]
         )
@@ -126,12 +136,13 @@ def _cut(
         raise
     finally:
         g._building.pop()
+        del g._draws[len(g._building) :]
         for value in made:
             if value.id >= mark.values:
                 value.id = -1  # whoever kept it has nothing
         for id in [id for id in g._own_rules if id >= mark.values]:
             del g._own_rules[id]
-    return _Body(core, [Value(g, id) for id in captured], tree)
+    return _Body(core, draws, [Value(g, id) for id in captured], tree)
 
 
 def cut(
@@ -141,8 +152,21 @@ def cut(
     """The body that `build` makes of carries and rows of the other operands, and what it reads
     beside these."""
     types = [(v.shape if i < carries else v.shape[1:], v.dtype) for i, v in enumerate(operands)]
+    return cut_reading(g, where_, types, build)
+
+
+def cut_reading(
+    g: Graph, where_: str, types: Sequence[tuple[Sequence[int], str]],
+    build: Callable[[list[Value]], list[Value]],
+) -> tuple[Any, list[Value]]:  # fmt: skip
+    """The body that `build` makes on operands of these types, and all that it reads beside them."""
     body = _cut(g, where_, types, lambda stand_ins: (build(stand_ins), _NONE))
-    return body.core, body.captured
+    return body.core, [*_counters(g, body), *body.captured]
+
+
+def _counters(g: Graph, body: _Body) -> tuple[Value, ...]:
+    """What random numbers of a body come of where it stands for itself, not for turns."""
+    return g._counters()[::-1] if body.draws else ()
 
 
 def _graph_of(leaves: Sequence[Any], where_: str) -> Graph:
@@ -196,8 +220,11 @@ def scan(
 
     Returns: the last carry, and the ys of all turns along a new axis 0.
 
-    Raises: GraphError where f makes a param, a state, an output or random numbers, or where a carry
-        changes its shape or dtype.
+    Random numbers that f draws are fresh in every turn of every step, and the gradient draws the
+    same again. With another `save` they are other ones.
+
+    Raises: GraphError where f makes a param, a state or an output, or where a carry changes its
+        shape or dtype.
 
     >>> total, sums = aicf.scan(lambda c, row: (c + row, c), aicf.sum(x, 0) * 0.0, x)
     >>> total.shape, sums.shape
@@ -266,9 +293,14 @@ def _loop(
     kept = body.core.results()[len(carries) :]
     if turns == 0:
         return [*carries, *(_empty(g, (0, *shape), dtype) for shape, dtype in kept)]
+    rows, wholes = list(rows), []
+    if body.draws:  # each turn of each step has a counter of its own
+        seed, step = g._counters()
+        rows.append(step * turns + g.constant(np.arange(turns)))
+        wholes.append(seed)
     made = g._emit(
         "Scan",
-        [*carries, *rows, *body.captured],
+        [*carries, *rows, *wholes, *body.captured],
         length=turns,
         carries=len(carries),
         slices=len(rows),
@@ -333,7 +365,7 @@ def _joined(y: Value) -> Value:
 
 def _gated(x: Value, pred: Value, taken: bool) -> Value:
     """x, with no gradient where it is not taken, whatever that would be."""
-    if not x.dtype.startswith(("float", "bfloat")):
+    if not is_float(x):
         return x
     return where(pred, x, detach(x)) if taken else where(pred, detach(x), x)
 
@@ -349,7 +381,7 @@ def _branch(
         return _values(g, made, where_), made_tree
 
     body = _cut(g, where_, [(v.shape, v.dtype) for v in operands], build)
-    inputs = [_gated(v, pred, taken) for v in (*operands, *body.captured)]
+    inputs = [_gated(v, pred, taken) for v in (*operands, *_counters(g, body), *body.captured)]
     ids = g._here().append_body(body.core, [v.id for v in inputs])
     return [Value(g, id) for id in ids], body.tree
 

@@ -89,6 +89,12 @@ class Site {
         node_.attrs = complete_attrs(node_.op->attrs, attrs, node_.op->fn);
         return true;
     }
+    /// Readers of each result read the operand of its number.
+    bool becomes_operands() {
+        for (size_t i = 0; i < node_.outputs.size(); i++)
+            now_.replace(node_.outputs[i], node_.inputs[i]);
+        return true;
+    }
     bool becomes_reshaped(ValueId id) {
         if (type(id).shape == out().shape) return becomes(id);
         return becomes("Reshape", {id}, {{"shape", out().shape.vector()}});
@@ -235,7 +241,7 @@ bool over_one_element(Site& s) {
     return s.becomes_reshaped(s.in(0));
 }
 
-bool differentiated(Site& s) { return s.becomes(s.in(0)); }
+bool differentiated(Site& s) { return s.becomes_operands(); }
 
 struct Rule {
     const char* name;
@@ -294,7 +300,7 @@ const std::vector<Rule>& rule_table() {
          "a sum begins with its first term, not with 0, and is divided by 1",
          over_one_element},
         {"detach",
-         {"Detach", "CustomGradient"},
+         {"Detach", "CustomGradient", "KeptGradient"},
          "it speaks to backward, which has run",
          differentiated},
     };

@@ -87,8 +87,8 @@ std::vector<ValueId> GradContext::own_rule() const {
         raise(
             ErrorKind::graph, "backward: ", node_.op->fn,
             name ? cat(" ", std::get<std::string>(*name)) : "", " at node ", node_.id,
-            " has no gradient without the function that made it; need the graph it was built in, ",
-            "outside of a loop's body");
+            " has no gradient here; need one where it is defined, the graph it was built in and, in the ",
+            "body of a loop, no third derivative");
     return (*graph_.own_rule)(node_.outputs[0], output_grads_);
 }
 

@@ -77,10 +77,6 @@ ValueId Graph::placeholder(const Type& type) {
 
 Cut cut_body(Graph& graph, const std::string& where, const Graph::Mark& mark,
              std::span<const ValueId> inputs, std::span<const ValueId> outputs) {
-    for (size_t n = mark.nodes; n < graph.nodes.size(); n++)
-        if (graph.nodes[n].attrs.find("stream"))
-            raise(ErrorKind::graph, where, ": ", graph.nodes[n].op_name, " makes random numbers, ",
-                  "the same in every turn; need them from outside, a row for each turn");
     if (graph.outputs.size() > mark.outputs || graph.assigns.size() > mark.assigns)
         raise(ErrorKind::graph, where,
               ": the function makes an output or assigns to a state; need that outside of it, of "
@@ -158,10 +154,6 @@ std::string body_problem(const Graph& body) {
     for (const GraphOutput& output : body.outputs)
         if (output.keep != 1) return cat("output \"", output.name, "\" keeps steps");
     for (const Node& node : body.nodes) {
-        if (node.attrs.find("stream"))
-            return cat(node.op ? node.op->fn : node.op_name,
-                       node.where.empty() ? "" : cat(" at ", node.where),
-                       " makes random numbers, the same in every turn");
         if (!node.op) return cat("op ", node.op_name, " is unknown");
         if (node.op->effect) return cat(node.op->fn, " updates a state");
     }

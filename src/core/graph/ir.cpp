@@ -180,6 +180,9 @@ void Graph::note_stream(const Node& node) {
     if (const Attr* attr = node.attrs.find("stream"))  // an unknown op's may be anything
         if (const auto* stream = std::get_if<int64_t>(attr); stream && *stream < INT64_MAX)
             index_.free_stream = std::max(index_.free_stream, *stream + 1);
+    if (const Attr* attr = node.attrs.find("body"))
+        if (const auto* body = std::get_if<Body>(attr); body && *body)
+            index_.free_stream = std::max(index_.free_stream, (*body)->free_stream());
 }
 
 void Graph::add_output(GraphOutput output) {

@@ -269,7 +269,8 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss);
 // ---- bodies ------------------------------------------------------------------------------------
 //
 // A body's operands are its first values, inputs all of them; what it gives are its outputs in
-// order. It has no params, no states and no random numbers.
+// order. It has no params and no states; its random numbers come of a seed and a counter among its
+// operands.
 
 /// Takes what was appended since `mark` away; what of it makes `outputs` of `inputs`, which are
 /// placeholders, becomes a body. Further operands are values from before the mark, but for numbers,

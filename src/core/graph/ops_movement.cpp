@@ -177,20 +177,85 @@ std::vector<Type> infer_custom_gradient(const InferContext& c) {
     return {{c.dtype(0), c.shape(0)}};
 }
 
-// CustomGradient(y, xs...) -> y. Its gradient is the user's own, of the first `count` of xs; the
-// others are what else y was made from.
-void custom_gradient_grad(GradContext& g) {
-    const int64_t count = g.attrs().integer("count");
-    for (int i = 1 + static_cast<int>(count); i < g.inputs(); i++)
+/// Raises where a gradient by an operand is asked for that the user's backward does not give.
+void refuse_others(const GradContext& g, int first, int last) {
+    for (int i = first; i < last; i++)
         if (g.needs(i))
             raise(ErrorKind::graph, "backward: the function of custom_gradient also uses \"",
                   g.in(i).graph->value(g.in(i).id).name,
                   "\", of which its backward gives no gradient; pass it as an argument, or detach "
                   "it");
+}
+
+// CustomGradient(y, xs...) -> y. Its gradient is the user's own, of the first `count` of xs; the
+// others are what else y was made from.
+void custom_gradient_grad(GradContext& g) {
+    const int64_t count = g.attrs().integer("count");
+    refuse_others(g, 1 + static_cast<int>(count), g.inputs());
     const std::vector<ValueId> grads = g.own_rule();
     check(std::ssize(grads) == count, "custom_gradient: one gradient an operand");
     for (int i = 0; i < count; i++)
         if (grads[i] != kNone) g.set(1 + i, {g.in(0).graph, grads[i]});
+}
+
+// KeptGradient(ys..., xs..., others...) -> ys. The same inside a body, where nobody can ask Python:
+// the attribute `body` makes, of the gradients of the float ys and of the last `captured` operands,
+// the gradients of the xs that `gives` lists. What lies between is what else the ys were made from.
+struct Kept {
+    int results, count, captured;
+    const Body& body;
+    explicit Kept(const Attrs& attrs)
+        : results(static_cast<int>(attrs.integer("results"))),
+          count(static_cast<int>(attrs.integer("count"))),
+          captured(static_cast<int>(attrs.integer("captured"))),
+          body(attrs.get<Body>("body")) {}
+};
+
+std::vector<Type> infer_kept_gradient(const InferContext& c) {
+    const Kept kept(c.attrs);
+    if (!kept.body) c.value_error("it has no body; need one");
+    if (const std::string problem = body_problem(*kept.body); !problem.empty())
+        c.value_error("the body cannot be one: ", problem, "; need that outside");
+    if (kept.results < 1 || kept.count < 1 || kept.captured < 0 ||
+        kept.captured > c.count() - kept.results - kept.count)
+        c.value_error(kept.results, " results, ", kept.count, " arguments and ", kept.captured,
+                      " operands of the body, of ", c.count(),
+                      "; need at least one, and these to "
+                      "fit");
+    std::vector<Type> given;
+    for (int i = 0; i < kept.results; i++)
+        if (is_float(c.dtype(i))) given.push_back(c.in(i));
+    for (int i = c.count() - kept.captured; i < c.count(); i++) given.push_back(c.in(i));
+    const std::vector<int64_t>& gives = c.attrs.ints("gives");
+    bool fits = operands_of(*kept.body) == std::ssize(given) &&
+                std::ssize(kept.body->outputs) == std::ssize(gives);
+    for (size_t i = 0; fits && i < given.size(); i++) fits = kept.body->values[i].type == given[i];
+    for (size_t k = 0; fits && k < gives.size(); k++)
+        fits = gives[k] >= 0 && gives[k] < kept.count &&
+               kept.body->value(kept.body->outputs[k].value).type ==
+                   c.in(kept.results + static_cast<int>(gives[k]));
+    if (!fits)
+        c.value_error(
+            "the body does not take the gradients of the results and what else it "
+            "reads, or gives no gradients of the arguments; need these types");
+    std::vector<Type> types;
+    for (int i = 0; i < kept.results; i++) types.push_back(c.in(i));
+    return types;
+}
+
+void kept_gradient_grad(GradContext& g) {
+    const Kept kept(g.attrs());
+    Graph& graph = *g.in(0).graph;
+    refuse_others(g, kept.results + kept.count, g.inputs() - kept.captured);
+    std::vector<ValueId> operands;
+    for (int i = 0; i < kept.results; i++)
+        if (is_float(g.in(i).type().dtype))
+            operands.push_back(g.dy(i) ? g.dy(i).id : zeros_like(g.in(i)).id);
+    for (int i = g.inputs() - kept.captured; i < g.inputs(); i++) operands.push_back(g.in(i).id);
+    const std::vector<ValueId> grads = append_body(graph, *kept.body, operands);
+    const std::vector<int64_t> gives = g.attrs().ints("gives");
+    for (size_t k = 0; k < gives.size(); k++)
+        g.set(kept.results + static_cast<int>(gives[k]), {&graph, grads[k]});
 }
 
 const std::vector<AttrDef> kWindowAttrs = {{"kernel", std::vector<int64_t>(), true},
@@ -311,6 +376,20 @@ void define_movement_ops() {
                  .grad = custom_gradient_grad,
                  .lower = [](LowerContext& c) { c.alias(0, c.in(0)); },
                  .storage = Storage::narrow});
+    define(OpDef{.name = "KeptGradient",
+                 .fn = "custom_gradient",
+                 .inputs = {"operands*"},
+                 .outputs = {"results*"},
+                 .attrs = {{"results", int64_t(1), true},
+                           {"count", int64_t(1), true},
+                           {"captured", int64_t(0), true},
+                           {"gives", std::vector<int64_t>(), true},
+                           {"body", Body(), true}},
+                 .infer = infer_kept_gradient,
+                 .grad = kept_gradient_grad,
+                 .lower = [](LowerContext& c) {
+                     for (int i = 0; i < c.outputs(); i++) c.alias(i, c.in(i));
+                 }});
     define(OpDef{.name = "Windows",
                  .fn = "windows",
                  .inputs = {"x"},
