@@ -53,6 +53,7 @@ KNOWN = {
     "matrix_power": "of a negative power, which asks for an inverse",
     "floor_divide": AS_NUMPY,
     "signbit": "a NaN has no sign",
+    "sign": "a zero keeps its sign",
 }
 # Of what makes arrays of no arrays, or describes dtypes.
 BY_NUMPY = (

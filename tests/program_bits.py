@@ -3,11 +3,11 @@
     python tests/program_bits.py [--device cuda] [--dumps]             compare with the table
     python tests/program_bits.py --write                               write the table anew
 
-The table holds the rows of the op table in two sizes, random graphs, and the training steps of the
-examples, as computed on a CPU. Every instruction set has the same bits, and so has a GPU, save in
-products of 16-bit numbers: there its tensor cores' order is declared, which a CPU computes too when
-asked for it. --dumps writes the digests of the lowered lists and plans as well, which may differ
-from one version to the next.
+The table holds the rows of the op table in two sizes, random graphs, loops, and the training steps
+of the examples, as computed on a CPU. Every instruction set has the same bits, and so has a GPU,
+save in products of 16-bit numbers: there its tensor cores' order is declared, which a CPU computes
+too when asked for it. --dumps writes the digests of the lowered lists and plans as well, which may
+differ from one version to the next.
 """
 
 import argparse
@@ -128,7 +128,69 @@ def example_steps():
         yield f"example {name}", module.train_graph(), feeds
 
 
-SOURCES = (rows_of_op_table, random_programs, random_steps, example_steps)
+def loop_programs():
+    """Loops with their gradients: a recurrence of two orders, recurrent layers, random numbers and
+    gradients of one's own inside, bounded loops and choices; three batches each."""
+    rng = np.random.default_rng(20)
+
+    def program(name, build, arrays):
+        g = aicf.Graph("loop")
+        values = [g.input(f"x{i}", shape, "float32") for i, shape in enumerate(arrays)]
+        results, wrt = build(g, *values)
+        for i, y in enumerate(results):
+            g.output(f"y{i}", y)
+        loss = sum((aicf.sum(y * y) for y in results[1:]), aicf.sum(results[0] * results[0]))
+        first = aicf.grad(loss, wrt)
+        second = aicf.grad(sum((aicf.sum(d * d) for d in first[1:]), aicf.sum(first[0])), wrt)
+        for order, grads in ((1, first), (2, second)):
+            for i, d in enumerate(grads):
+                g.output(f"d{order}.{i}", d)
+        feeds = [
+            {f"x{i}": rng.uniform(-1, 1, s).astype("f") for i, s in enumerate(arrays)}
+            for _ in range(3)
+        ]
+        return f"loop {name}", g, feeds
+
+    def recurrence(dropped, own, **options):
+        @aicf.custom_gradient
+        def straight(v):
+            return aicf.tanh(v), lambda dy: dy * (v * v + 1.0)
+
+        def build(g, x, h, w):
+            def turn(c, row):
+                c = aicf.linear(c, w) + row
+                c = straight(c) if own else aicf.tanh(c)
+                return (aicf.dropout(c, 0.3) if dropped else c), c
+
+            last, ys = aicf.scan(turn, h, x, **options)
+            return [last, ys], [x, h, w]
+
+        return build
+
+    def layer(fn):
+        def build(g, x, w_ih, w_hh):
+            y, last = fn(x, [w_ih, w_hh])
+            return [y, *(last if isinstance(last, tuple) else [last])], [x, w_ih, w_hh]
+
+        return build
+
+    def bounded(g, x):
+        y = aicf.while_loop(lambda c: aicf.sum(c * c) < 90.0, lambda c: c * 1.5 + x, x, 6)
+        return [aicf.cond(aicf.sum(x) > 0.0, aicf.sin, aicf.dropout, y)], [x]
+
+    for turns, width in ((5, 7), (33, 48)):
+        arrays = (turns, 9, width), (9, width), (width, width)
+        for dropped, own in ((False, False), (True, False), (False, True)):
+            for options in ({}, {"reverse": True}, {"save": "recompute"}):
+                name = f"{turns} {dropped} {own} {options}"
+                yield program(name, recurrence(dropped, own, **options), arrays)
+        for fn, gates in ((aicf.lstm, 4), (aicf.gru, 3)):
+            shapes = (turns, 9, width), (gates * width, width), (gates * width, width)
+            yield program(f"{turns} {fn.__name__}", layer(fn), shapes)
+        yield program(f"{turns} bounded", bounded, [(turns, width)])
+
+
+SOURCES = (rows_of_op_table, random_programs, random_steps, example_steps, loop_programs)
 
 
 def results(step, batches):
