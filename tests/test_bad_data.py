@@ -281,3 +281,20 @@ def test_no_such_choice():
     g = aicf.Graph("g")
     with pytest.raises(aicf.GraphError, match="compile: checks is 'of'.*; need one of"):
         g.compile(checks="of")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "uint8"])
+def test_narrow_indices(dtype, device):
+    """Looked at where they are; what is cast to another range, as it becomes."""
+    wide = {"int8": "int64", "int16": "int64", "uint8": "int8"}[dtype]
+    g = aicf.Graph("g")
+    i = g.input("i", (4,), dtype)
+    w = g.constant(np.arange(ROWS, dtype=np.float32))
+    g.output("y", aicf.take(w, aicf.cast(aicf.cast(i, wide), "int64"), 0))
+    step = g.compile(device=device)
+    good = np.array([0, ROWS - 1, 1, 2], dtype)
+    assert step(i=good)["y"].numpy().tolist() == good.tolist()
+    bad = good.copy()
+    bad[2] = 200 if dtype == "uint8" else -1
+    with pytest.raises(aicf.BadValue, match="-56" if dtype == "uint8" else "-1"):
+        step(i=bad)

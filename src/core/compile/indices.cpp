@@ -16,17 +16,24 @@ struct Span {
 
 /// A number of an integer dtype at an address.
 int64_t load(DType dtype, const char* at) {
-    if (dtype == DType::i64) {
-        int64_t number = 0;
+    const auto as = [&](auto number) {
         std::memcpy(&number, at, sizeof number);
-        return number;
+        return int64_t{number};
+    };
+    switch (dtype) {
+#define AICF_LOAD(dtype, type) \
+    case DType::dtype:         \
+        return as(type());
+        AICF_INTEGERS(AICF_LOAD)
+#undef AICF_LOAD
+        default:
+            return as(uint8_t());
     }
-    if (dtype == DType::i32) {
-        int32_t number = 0;
-        std::memcpy(&number, at, sizeof number);
-        return number;
-    }
-    return static_cast<uint8_t>(*at);
+}
+
+Span span_of_all(DType dtype) {
+    const auto [low, high] = range_of(dtype);
+    return {low, high};
 }
 
 class Tracing {
@@ -41,7 +48,7 @@ class Tracing {
             if (node.op->rows)
                 add(node.inputs[static_cast<size_t>(node.op->indices)], rows_of(node), node, node,
                     found);
-            if (const Attr* body = node.attrs.find("body"))
+            if (const Attr* body = node.attrs.find("body"); body && node.op_name == "Scan")
                 add_body(**std::get_if<Body>(body), node, found);
         }
         return found;
@@ -165,7 +172,7 @@ class Tracing {
 
     bool widening(ValueId from, ValueId to) const {
         const DType a = graph_.value(from).type.dtype, b = graph_.value(to).type.dtype;
-        return is_integer(a) && is_integer(b) && dtype_size(a) <= dtype_size(b);
+        return is_integer(a) && is_integer(b) && held(b, span_of_all(a));
     }
 
     /// The number that all elements of a constant are; empty where it is none.
@@ -208,7 +215,8 @@ class Tracing {
         const Node* node = maker(id);
         if (!node) {
             if (const auto span = constant_span(value)) return span;
-            return value.type.dtype == DType::u8 ? std::optional(Span{0, 255}) : std::nullopt;
+            const bool narrow = is_integer(value.type.dtype) && dtype_size(value.type.dtype) < 4;
+            return narrow ? std::optional(span_of_all(value.type.dtype)) : std::nullopt;
         }
         if (!node->op) return std::nullopt;
         const std::string& name = node->op_name;
@@ -288,8 +296,7 @@ class Tracing {
     }
 
     static bool held(DType dtype, const Span& span) {
-        if (dtype == DType::i64) return true;
-        const Span most = dtype == DType::u8 ? Span{0, 255} : Span{INT32_MIN, INT32_MAX};
+        const Span most = span_of_all(dtype);
         return span.low >= most.low && span.high <= most.high;
     }
 
@@ -301,8 +308,7 @@ class Tracing {
     /// Of the larger or the smaller of two, one of which may be any number.
     static Span bounded(DType dtype, const std::optional<Span>& a, const std::optional<Span>& b,
                         bool larger) {
-        const bool wide = dtype == DType::i64;
-        const Span any{wide ? INT64_MIN : INT32_MIN, wide ? INT64_MAX : INT32_MAX};
+        const Span any = span_of_all(dtype);
         const Span x = a.value_or(any), y = b.value_or(any);
         if (larger) return {std::max(x.low, y.low), std::max(x.high, y.high)};
         return {std::min(x.low, y.low), std::min(x.high, y.high)};
@@ -351,9 +357,15 @@ bool any_refused(const char* at, int64_t count, int64_t step, const IndexUse& us
 }
 
 bool any_refused(DType dtype, const char* at, int64_t count, int64_t step, const IndexUse& use) {
-    if (dtype == DType::i64) return any_refused<int64_t>(at, count, step, use);
-    if (dtype == DType::i32) return any_refused<int32_t>(at, count, step, use);
-    return any_refused<uint8_t>(at, count, step, use);
+    switch (dtype) {
+#define AICF_REFUSED(dtype, type) \
+    case DType::dtype:            \
+        return any_refused<type>(at, count, step, use);
+        AICF_INTEGERS(AICF_REFUSED)
+#undef AICF_REFUSED
+        default:
+            return any_refused<uint8_t>(at, count, step, use);
+    }
 }
 
 }  // namespace
