@@ -1,0 +1,78 @@
+"""Rows where the kernels that take them change: lanes of a warp, warps, blocks, memory."""
+
+import itertools
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+
+needs_compiler = pytest.mark.skipif(
+    not _core.cuda_info()["nvrtc"], reason="NVRTC is not installed (aicf[cuda13])"
+)
+DTYPES = ("float32", "bfloat16", "float64")
+EDGES = {value for *_, what, value in _core.cuda_thresholds() if what == "rows.terms"}
+LENGTHS = sorted({1, 3, 100, 300, 1500, 33000} | EDGES | {n + 1 for n in EDGES})
+
+
+def rows_of(n, count, dtype):
+    """Softmax, norms, losses and reductions of rows of n."""
+    held = "float32" if dtype == "bfloat16" else dtype
+    rng = np.random.default_rng(n)
+    g = aicf.Graph("rows")
+    x, dy = (
+        aicf.cast(
+            g.state(
+                name, (count, n), held, init=(3 * rng.standard_normal((count, n))).astype(held)
+            ),
+            dtype,
+        )
+        for name in ("x", "dy")
+    )
+    w, b = g.param("w", (n,), dtype), g.param("b", (n,), dtype)
+
+    def out(name, value):
+        g.output(name, aicf.cast(value, held) if held != dtype else value)
+
+    values = {
+        "softmax": aicf.softmax(x),
+        "log_softmax": aicf.gelu(aicf.log_softmax(x * 2)),
+        "layer_norm": aicf.layer_norm(x, n, w, b),
+        "rms_norm": aicf.rms_norm(x, n, w),
+    }
+    for name, y in values.items():
+        out(name, y)
+        out(f"d_{name}", g.backward(y, [x], grad=dy)[x])
+    loss = aicf.cross_entropy(x, g.constant(np.arange(count) % n))
+    out("loss", loss)
+    out("d_loss", g.backward(loss, [x])[x])
+    out("sum", aicf.sum(aicf.exp(x), axis=-1))
+    out("largest", aicf.max(x, axis=-1))
+    out("smallest", aicf.min(x, axis=-1))
+    return g
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "dtype"), itertools.product(LENGTHS, DTYPES))
+def test_bits(n, dtype):
+    """Of a GPU, in groups and apart, and of a CPU."""
+    count = 130 if n <= 2100 else 3
+    ends = []
+    runs = [("cpu", "default"), ("cuda", "default"), ("cuda", [])]
+    for device, passes in runs if dtype == "float32" else runs[:2]:
+        step = rows_of(n, count, dtype).compile(device=device, seed=1, passes=passes)
+        ends.append({name: value.numpy() for name, value in step().items()})
+    for other in ends[1:]:
+        for name, value in ends[0].items():
+            assert value.tobytes() == other[name].tobytes(), name
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [2, 10, 100, 513, 16384])
+def test_registers_hold_a_row(n):
+    """None is spilled, whoever takes it."""
+    for passes in (_core.pass_names(), []):
+        g = rows_of(n, 64, "float32")
+        for program in _core.cuda_programs(g._core, passes, 132, arch="sm_90a"):
+            if "HolderOf" in program:
+                assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), program[-400:]
