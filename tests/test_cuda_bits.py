@@ -19,7 +19,7 @@ def outputs(case, arrays, device):
     values = [g.input(f"x{i}", a.shape, str(a.dtype)) for i, a in enumerate(arrays)]
     for i, y in enumerate(as_list(case.build(g, *values))):
         g.output(f"y{i}", y)
-    got = g.compile(device=device)(**{f"x{i}": a for i, a in enumerate(arrays)})
+    got = g.compile(device=device, checks="off")(**{f"x{i}": a for i, a in enumerate(arrays)})
     return [got[name].numpy() for name in got]
 
 
