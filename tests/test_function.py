@@ -543,6 +543,7 @@ def test_a_trace_that_fails_leaves_nothing():
     [
         {"cache": 0}, {"cache": True}, {"copy": 1}, {"retraces": "x"}, {"state": 5},
         {"dtypes": 5}, {"dtypes": {"float32": 3.5}}, {"device": 5}, {"math": "fp8"}, {"seed": -1},
+        {"checks": "all"},
     ],
 )  # fmt: skip
 def test_options_that_are_wrong(options):

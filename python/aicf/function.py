@@ -165,7 +165,7 @@ class _Entry:
         names: Sequence[str],
         step: Step,
         results: Results,
-        crops: dict[str, list[tuple[int, str]]],
+        crops: dict[str, list[tuple[int, int]]],
         roots: Sequence[Module],
         seconds: float,
     ) -> None:
@@ -250,7 +250,7 @@ class Function(Kept):
             self._state = state._state
         self._entries: list[_Entry] = []
         self._by_key: dict[Any, list[_Entry]] = {}
-        self._fast: dict[Any, tuple[_Entry, tuple[str, ...], Any]] = {}
+        self._fast: dict[Any, tuple[_Entry, tuple[str, ...] | None, Any]] = {}
         self._traces = 0
         self._turn = threading.Lock()
 
@@ -309,17 +309,19 @@ class Function(Kept):
         single = entry.single
         if single is None:
             return self._run(entry, names, leaves)
-        inputs = dict(zip(names, leaves))  # noqa: B905 (as many by construction)
+        if names is not None:  # in another order than the step's
+            leaves = _ordered(entry.names, names, leaves)
         with self._turn:
             entry.used = next(_clock)
-            found = entry.step(**inputs)[single]
+            found = entry.step(*leaves)[single]
             return found.copy() if self._copy else found
 
-    def _run(self, entry: _Entry, names: Sequence[str], leaves: Sequence[Any]) -> Any:
-        inputs = dict(zip(names, leaves, strict=True))
+    def _run(self, entry: _Entry, names: Sequence[str] | None, leaves: Sequence[Any]) -> Any:
+        if names is not None:
+            leaves = _ordered(entry.names, names, leaves)
         with self._turn:  # no other call comes before the outputs are read
             entry.used = next(_clock)
-            outputs = entry.step(**inputs)
+            outputs = entry.step(*leaves)
             if not self._copy and not entry.crops:
                 return entry.results.made(outputs)
             made: dict[str, Any] = {}
@@ -328,7 +330,7 @@ class Function(Kept):
                 if name in entry.crops:
                     cuts = [slice(None)] * made[name].ndim
                     for axis, count in entry.crops[name]:
-                        cuts[axis] = slice(inputs[count])
+                        cuts[axis] = slice(leaves[count])
                     made[name] = made[name].numpy()[tuple(cuts)]
         return entry.results.made(made)
 
@@ -350,7 +352,7 @@ class Function(Kept):
         alike = names == order if prepare else sorted(names) == sorted(order)
         if key is not None and alike:
             self._remember(key, entry, (*names, *entry.names[len(names) :]), prepare)
-        return self._run(entry, entry.names, inputs)
+        return self._run(entry, None, inputs)
 
     def step(self, /, *args: Any, **named: Any) -> Step:
         """The Step that a call with these arguments runs; it is compiled where there is none yet,
@@ -402,12 +404,12 @@ class Function(Kept):
         return entry, prepare(leaves) if prepare else leaves, prepare
 
     def _remember(self, key: Any, entry: _Entry, names: tuple[str, ...], prepare: Any) -> None:
-        """Calls of this kind are recognised at once from now on."""
+        """Calls of this kind, whose arrays come in the order of `names`, are known from now on."""
         if len(self._fast) >= _MOST_FAST:
             self._fast.clear()
             for one in self._entries:
                 one.fast.clear()
-        self._fast[key] = entry, names, prepare
+        self._fast[key] = entry, None if names == entry.names else names, prepare
         entry.fast.append(key)
 
     # ---- tracing
@@ -427,11 +429,12 @@ class Function(Kept):
         bound.arguments.update(unflatten(key[0], iter(values)))
         with building(graph):
             results = Results(self._name, self._fn(*bound.args, **bound.kwargs))
-        crops: dict[str, list[tuple[int, str]]] = {}
+        crops: dict[str, list[tuple[int, int]]] = {}
         for name, value in results.values.items():
             graph.output(name, value)
             if value.id in graph._crops:
-                crops[name] = [(a, f"{b.name}.count") for a, b in graph._crops[value.id]]
+                places = {bucket: i for i, bucket in enumerate(graph._counts, len(names))}
+                crops[name] = [(axis, places[b]) for axis, b in graph._crops[value.id]]
         state = self._state
         step = graph.compile(share=state._step, fresh="*", **self._options)
         state._adopt(step, graph)
@@ -479,6 +482,11 @@ class Function(Kept):
         )
 
 
+def _ordered(wanted: Sequence[str], names: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
+    by_name = dict(zip(names, leaves, strict=True))
+    return [by_name[name] for name in wanted]
+
+
 def function(
     fn: Callable[..., Any] | None = None,
     *,
@@ -487,6 +495,7 @@ def function(
     seed: int = 0,
     deterministic: bool = True,
     check: bool = False,
+    checks: str = "indices",
     dtypes: Mapping[str, str] | None = None,
     buckets: Mapping[str, Any] | None = None,
     cache: int = 32,
@@ -504,7 +513,7 @@ def function(
         fn: takes Values where it is called with arrays of any library or floats, in nested tuples,
             lists and dicts; what else it takes must have a hash. It returns Values, None, or such a
             nest of these. None: a decorator with options.
-        device, math, seed, deterministic, check: as `Graph.compile` takes them.
+        device, math, seed, deterministic, check, checks: as `Graph.compile` takes them.
         dtypes: what arrays are cast to on their way in, by their dtype, as {"float64": "float32"}.
         buckets: an aicf.Bucket by the name of an argument, or several by axis: these axes are
             padded.
@@ -524,7 +533,7 @@ def function(
     """
     options = {
         "device": device, "math": math, "seed": seed, "deterministic": deterministic,
-        "check": check,
+        "check": check, "checks": checks,
     }  # fmt: skip
     for name, number in (("cache", cache), ("retraces", retraces)):
         if type(number) is not int or number < 1:

@@ -89,21 +89,20 @@ CallArguments import_inputs(nb::handle self, const char* doing, const nb::args& 
     CallArguments result;
     result.inputs.reserve(placed.size() + given.size());
     if (placed.size()) {
-        std::vector<const Value*> inputs;
-        std::string names;
-        for (const Value& value : step.plan().values)
-            if (value.role == Role::input) {
-                inputs.push_back(&value);
-                names += (names.empty() ? "" : ", ") + value.name;
-            }
-        if (placed.size() > inputs.size())
+        const std::vector<ValueId>& inputs = step.inputs();
+        if (placed.size() > inputs.size()) {
+            std::string names;
+            for (const ValueId id : inputs)
+                names += (names.empty() ? "" : ", ") + step.plan().values[id].name;
             throw nb::type_error(cat(doing, ": got ", placed.size(),
                                      " inputs by position, the graph has ", inputs.size(),
                                      names.empty() ? "" : ": " + names)
                                      .c_str());
-        for (size_t i = 0; i < placed.size(); i++)
-            result.inputs.emplace_back(inputs[i]->id,
-                                       import_for(*inputs[i], nb::handle(placed[i]), self));
+        }
+        for (size_t i = 0; i < placed.size(); i++) {
+            const Value& value = step.plan().values[inputs[i]];
+            result.inputs.emplace_back(value.id, import_for(value, nb::handle(placed[i]), self));
+        }
     }
     for (auto [key, object] : given) {
         const std::string name = name_of(key);

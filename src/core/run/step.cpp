@@ -132,6 +132,7 @@ void Step::start(const Options& options, const OnStage& stage) {
     for (const Value& value : plan_.values) {
         if (!is_leaf(value)) continue;
         names_.emplace(value.name, value.id);
+        if (value.role == Role::input) inputs_.push_back(value.id);
         if (value.role == Role::input && read[value.id]) needed_inputs_.push_back(value.id);
     }
     for (size_t i = 0; i < plan_.outputs.size(); i++)

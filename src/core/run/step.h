@@ -86,8 +86,9 @@ class Step {
 
     const Plan& plan() const { return plan_; }
     Device device() const { return machine_->backend->device(); }
-    const Value* find_leaf(std::string_view name) const;  // null: there is none
-    std::vector<const Value*> needed_inputs() const;      // those some op reads
+    const Value* find_leaf(std::string_view name) const;            // null: there is none
+    const std::vector<ValueId>& inputs() const { return inputs_; }  // in the graph's order
+    std::vector<const Value*> needed_inputs() const;                // those some op reads
     std::vector<Captured::Launch> trace() const;
     uint64_t generation() const { return generation_; }  // steps run so far
     /// The parts of compiling, one after another, and the seconds a processor took for each.
@@ -190,6 +191,7 @@ class Step {
     std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
     std::map<std::string, size_t, std::less<>> output_names_;
     std::vector<std::pair<std::string, double>> stages_;
+    std::vector<ValueId> inputs_;
     std::vector<ValueId> needed_inputs_;  // those some op reads
     std::vector<Launch> launches_;
     std::vector<BoundOp> ops_;  // by launch
