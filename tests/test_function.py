@@ -3,6 +3,7 @@
 import gc
 import threading
 import warnings
+import weakref
 from typing import NamedTuple
 
 import aicf
@@ -660,3 +661,23 @@ def test_an_average_of_the_params_and_frozen_parts():
     assert set(train.averages()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert (model.state_dict()["0.weight"] != before["0.weight"]).any()
     assert int(train.states["opt.step"]) == 3
+
+
+def test_what_is_dropped_is_freed():
+    """Steps beyond the bound, and with a function all of its own; the model keeps its content."""
+    model = network()
+    train = trainer(model, cache=2)
+    steps = [weakref.ref(train.step(*batch(rows))) for rows in (2, 3, 4, 5)]
+    gc.collect()
+    assert [step() is None for step in steps] == [True, True, False, False]
+    kept = weakref.ref(train.state._step)
+    train(*batch(4))
+    want = model.state_dict()
+    del train
+    gc.collect()
+    assert [step() for step in steps] == [None] * 4 and kept() is not None  # the model's content
+    for name, array in want.items():
+        assert_bits(model.state_dict()[name], array)
+    del model
+    gc.collect()
+    assert kept() is None
