@@ -681,3 +681,44 @@ def test_what_is_dropped_is_freed():
     del model
     gc.collect()
     assert kept() is None
+
+
+def test_a_float_may_be_static_and_a_module_a_function():
+    @aicf.function(static="p", **CPU)
+    def drop(x, p=0.5):
+        return aicf.dropout(x, p)
+
+    x = np.ones((4, 4), np.float32)
+    assert_bits(drop(x, 0.0).numpy(), x)
+    assert set(np.unique(drop(x, p=0.75))) <= {0, 4} and len(drop.cache) == 2
+    drop(x, 0.75), drop(x), drop(x, 0.5)
+    assert len(drop.cache) == 3
+    for wrong in ("q", 5, [5]):
+        with pytest.raises(aicf.GraphError, match="static"):
+            aicf.function(lambda x: x, static=wrong, **CPU)
+    with pytest.raises(aicf.GraphError, match="without a hash"):
+        drop(x, x)
+
+    model = network()
+    predict = aicf.function(model, **CPU)
+    assert_bits(predict(x).numpy(), aicf.function(lambda x: model(x), **CPU)(x).numpy())
+    assert list(predict.cache[0].arguments) == ["x"] and repr(predict).startswith("aicf.function(")
+
+
+def test_several_functions_in_one_file(tmp_path):
+    """Storage that they share is written once; a name that two have for themselves is refused."""
+    model = network()
+    train, again = trainer(model), trainer(model)
+    predict = aicf.function(model, **CPU)
+    x, t = batch()
+    train(x, t), again(x, t), predict(x)
+    aicf.save(tmp_path / "f", train, predict)
+    assert set(aicf.Checkpoint(tmp_path / "f")) == {*train.params, *train.states}
+    with pytest.raises(aicf.GraphError, match=r'"opt\.lr" with storage of their own'):
+        aicf.save(tmp_path / "g", train, again)
+    aicf.save(tmp_path / "g", {"one": train, "two": again.states})
+    want = train.state_dict()
+    train(x, t)
+    aicf.load(tmp_path / "g", {"one": train, "two": again.states})
+    for name, array in want.items():
+        assert_bits(train.state_dict()[name], array)

@@ -28,6 +28,7 @@ from .trees import (
     flatten,
     leaf_of,
     spelled,
+    static_of,
     unflatten,
     with_leaves,
 )
@@ -231,11 +232,18 @@ class Function(Kept):
         copy: bool,
         state: Any,
         retraces: int,
+        static: frozenset[str],
     ) -> None:
-        functools.update_wrapper(self, fn)
+        functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._name = getattr(fn, "__name__", type(fn).__name__)
-        self._signature = inspect.signature(fn)
+        self._signature = inspect.signature(fn.forward if isinstance(fn, Module) else fn)
+        self._static = static
+        if unknown := [name for name in static if name not in self._signature.parameters]:
+            raise GraphError(
+                f"{self._name}: static has {unknown[0]!r}; need some of "
+                f"{', '.join(self._signature.parameters) or 'no arguments'}"
+            )
         self._options, self._dtypes = options, dtypes
         parameters = self._signature.parameters.values()
         plain = all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
@@ -341,7 +349,7 @@ class Function(Kept):
         key: Any = None
         if self._places is not None and len(args) <= len(self._places):
             given = [*zip(self._places, args), *named.items()]  # noqa: B905 (as many as are given)
-            key = tuple([(at, flatten(self._name, at, x, leaves, names)) for at, x in given])
+            key = tuple([(at, self._spec(at, x, leaves, names)) for at, x in given])
             known = self._fast.get(key)
             if known is not None and known[0].current():
                 entry, names_there, prepare = known
@@ -360,6 +368,11 @@ class Function(Kept):
         with self._state._lock:
             return self._entry(args, named)[0].step
 
+    def _spec(self, name: str, value: Any, leaves: list[Any], names: list[str]) -> Any:
+        if name in self._static:
+            return static_of(self._name, name, value)
+        return flatten(self._name, name, value, leaves, names)
+
     def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any], Any]:
         """The step for a call, its inputs, and what makes these of the arrays, if anything."""
         bound = self._signature.bind(*args, **named)
@@ -368,8 +381,7 @@ class Function(Kept):
         leaves: list[Any] = []
         names: list[str] = []
         specs = {
-            key: flatten(self._name, key, value, leaves, names)
-            for key, value in bound.arguments.items()
+            key: self._spec(key, value, leaves, names) for key, value in bound.arguments.items()
         }
         kinds = [leaf_of(x) for x in leaves]
         casts = [self._dtypes.get(kind.dtype, kind.dtype) for kind in kinds]
@@ -502,6 +514,7 @@ def function(
     copy: bool = True,
     state: State | Function | None = None,
     retraces: int = 8,
+    static: str | Sequence[str] = (),
 ) -> Any:
     """A function of Values as a function of arrays: traced and compiled once for each kind of call.
 
@@ -522,6 +535,7 @@ def function(
             which the next call of that Step ends.
         state: an aicf.State, or a function whose state this one shares.
         retraces: a warning says what differs when a function is traced for this many times.
+        static: names of arguments that tell calls apart by their value, floats among them.
 
     Returns: a Function.
 
@@ -538,6 +552,9 @@ def function(
     for name, number in (("cache", cache), ("retraces", retraces)):
         if type(number) is not int or number < 1:
             raise GraphError(f"function: {name} is {number!r}; need an int from 1")
+    names = [static] if isinstance(static, str) else static
+    if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
+        raise GraphError(f"function: static is {static!r}; need names of arguments")
     if not isinstance(copy, bool):
         raise GraphError(f"function: copy is {copy!r}; need a bool")
     try:
@@ -550,7 +567,7 @@ def function(
     def made(fn: Callable[..., Any]) -> Function:
         if not callable(fn):
             raise GraphError(f"function: fn is {fn!r}; need a function")
-        return Function(fn, options, casts, buckets, cache, copy, state, retraces)
+        return Function(fn, options, casts, buckets, cache, copy, state, retraces, frozenset(names))
 
     return made if fn is None else made(fn)
 

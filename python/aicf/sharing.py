@@ -60,6 +60,10 @@ def _check_names(
     others: Sequence[Step],
     patterns: Sequence[str],
 ) -> None:
+    names = [name for name in fresh if not any(fnmatch.fnmatchcase(name, one) for one in patterns)]
+    names = [name for name in names if name not in patterns]
+    if not names:
+        return
     near: list[tuple[str, str]] = []
     alike: dict[Any, list[str]] = {}
     for other in others:
@@ -67,12 +71,10 @@ def _check_names(
             if name not in leaves:
                 array = other._array(name)
                 alike.setdefault((array.shape, array.dtype, _digits(name)), []).append(name)
-    for name in fresh:
-        if any(name == one or fnmatch.fnmatchcase(name, one) for one in patterns):
-            continue
+    for name in names:
         id = leaves[name]
-        names = alike.get((core.shape(id), core.dtype(id), _digits(name)), [])
-        near += [(name, one) for one in names if _almost(name, one)][:1]
+        found = alike.get((core.shape(id), core.dtype(id), _digits(name)), [])
+        near += [(name, one) for one in found if _almost(name, one)][:1]
     if near:
         (name, one), rest = near[0], f", and {len(near) - 1} more so" if near[1:] else ""
         raise GraphError(

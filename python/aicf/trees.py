@@ -81,14 +81,19 @@ def flatten(where: str, path: str, tree: Any, leaves: list[Any], names: list[str
             f"{where}: {shown(path)} is {tree!r} of graph {shown(tree.graph.name)}; need arrays, "
             "or a call inside of a function that is traced"
         )
+    return static_of(where, path, tree)
+
+
+def static_of(where: str, path: str, x: Any) -> Static:
+    """A part of the key."""
     try:
-        hash(tree)
+        hash(x)
     except TypeError:
         raise GraphError(
-            f"{where}: {shown(path)} is a {type(tree).__name__}, no array and without a hash; "
+            f"{where}: {shown(path)} is a {type(x).__name__}, no array and without a hash; "
             "need arrays, nested tuples, lists and dicts of these, or what has a hash"
         ) from None
-    return Static(type(tree), tree)
+    return Static(type(x), x)
 
 
 def unflatten(spec: Any, values: Iterator[Any]) -> Any:
