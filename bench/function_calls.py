@@ -1,8 +1,9 @@
 """What a call through aicf.function costs over the Step it runs, and what 100 batch sizes cost.
 
-    python bench/function_calls.py [--rounds 21] [--sizes 100]
+    python bench/function_calls.py [--rounds 151] [--sizes 100]
 
-Calls: the step 8-8-8 of batch 64, MSE and Adam, by turns; a figure is the median over rounds.
+Calls: the step 8-8-8 of batch 64, MSE and Adam, by turns; then x * k of a float, the sum of
+two arrays in a dict, the mean of a bucket, of 8 x 8. A figure is the median over rounds.
 Sizes: one function called once with each of so many batch sizes: seconds to trace and compile, and
 memory of the process, a step.
 """
@@ -16,7 +17,7 @@ import warnings
 import aicf
 import numpy as np
 
-CALLS = 2000
+CALLS = 200
 
 
 def trainer(sizes, **options):
@@ -39,12 +40,24 @@ def calls(rounds, device):
     copied = trainer((8, 8, 8), device=device)
     live = trainer((8, 8, 8), device=device, copy=False)
     step = copied.step(x, x)
+    small, rows = np.ones((8, 8), np.float32), aicf.Bucket(16, 64)
+    scaled = aicf.function(lambda x, k: x * k, device=device)
+    added = aicf.function(lambda pair: pair["a"] + pair["b"], device=device)
+    mean = aicf.function(lambda x: rows.mean(x), device=device, buckets={"x": rows})
+    pair = {"a": small, "b": small}
+    by_path = {f"pair.{name}": array for name, array in pair.items()}
+    scale, add = scaled.step(small, 2.0), added.step(pair)
     cases = {
         "step(x=, t=)": lambda: step(x=x, t=x)["result"],
         "step(x=, t=), read": lambda: step(x=x, t=x)["result"].copy(),
         "function, copy=False": lambda: live(x, x),
         "function": lambda: copied(x, x),
         "function, by keyword": lambda: copied(x=x, t=x),
+        "a float, step": lambda: scale(x=small, k=2.0)["result"],
+        "a float, function": lambda: scaled(small, 2.0),
+        "a dict, step": lambda: add(**by_path)["result"],
+        "a dict, function": lambda: added(pair),
+        "a bucket, function": lambda: mean(small),
     }
     times = {name: [] for name in cases}
     for _ in range(rounds):
@@ -90,7 +103,7 @@ def sizes(count, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=151)
     parser.add_argument("--sizes", type=int, default=100)
     options = parser.parse_args()
     calls(options.rounds, options.device)
