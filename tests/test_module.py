@@ -245,6 +245,32 @@ def test_batch_norm_of_two_batches_in_a_graph():
     np.testing.assert_allclose(step.state["var"].numpy(), norm.running_var.numpy(), atol=1e-6)
 
 
+def test_a_batch_norm_that_comes_to_nothing_moves_nothing():
+    """Of one example of a vmap, of a loop's body, of a call that raises later."""
+    g = aicf.Graph()
+    x = g.input("x", (4, 6, 3))
+    norm = nn.BatchNorm1d(3)
+    norm.in_graph(g)
+
+    class Late(nn.Module):
+        def forward(self, x):
+            norm(x)
+            raise ValueError("late")
+
+    with pytest.raises(aicf.GraphError, match="assigns to a state, of one example"):
+        aicf.vmap(norm)(x)
+    with pytest.raises(aicf.GraphError, match="assigns to a state"):
+        aicf.scan(lambda c, row: (norm(row), None), x[0], x)
+    with pytest.raises(ValueError, match="late"):
+        Late()(x[0])
+    assert not g._updates and not g._moved
+    y = norm(x[0])
+    g.output("y", y)
+    step = g.compile("cpu")
+    step(x=np.ones((4, 6, 3), "f4"))
+    np.testing.assert_allclose(norm.state_dict()["running_mean"], [0.1] * 3, rtol=1e-6)
+
+
 def test_a_call_that_raises_leaves_the_graph():
     class Wrong(Net):
         def forward(self, x):
@@ -384,7 +410,7 @@ def test_scan_over_a_cell():
         (lambda: nn.Linear(3, 3, name=1), aicf.GraphError, "name is 1"),
         (lambda: setattr(Net(), "head", 1), aicf.GraphError, "a part of the module"),
         (lambda: setattr(Net(), "forward", nn.ReLU()), aicf.GraphError, "already"),
-        (lambda: Net().heed, AttributeError, "is it 'head'"),
+        (lambda: Net().heed, AttributeError, 'is it "head"'),
         (lambda: nn.Parameter(np.zeros(3)).set(np.zeros(2)), aicf.ShapeError, "shape"),
         (lambda: nn.Parameter([0.0]).set(np.zeros(1)), aicf.DTypeError, "float64"),
         (lambda: nn.ModuleList([nn.ReLU()])[1], IndexError, "index 1 of 1"),

@@ -312,12 +312,12 @@ def checked(fn: Function) -> Function:
             error = arguments[key].refusal(where, key, given_as(key, args, named))
             raise (_placed(error) if builds else error) from None
         owners = [*taken[: bool(owner)], *(given_as(key, taken, named) for key in carriers)]
-        before = [(core, core.mark()) for core in _graphs(owners)]
+        before = [(graph, graph._mark()) for graph in _graphs(owners)]
         try:
             return fn(*taken, **named)
         except BaseException as error:
-            for core, mark in before:
-                core.rollback(mark)
+            for graph, mark in before:
+                graph._rollback(mark)
             if builds and isinstance(error, (GraphError, ShapeError, DTypeError)):
                 _placed(error)
             raise
@@ -325,13 +325,13 @@ def checked(fn: Function) -> Function:
     return call  # type: ignore[return-value]
 
 
-def _graphs(owners: list[Any]) -> list[Graph]:
+def _graphs(owners: list[Any]) -> list[Any]:
     """Those of a Graph, of Values and of lists of them."""
-    found: list[Graph] = []
+    found: list[Any] = []
     for x in owners:
         if isinstance(x, (list, dict)) and x:
             x = next(iter(x))
-        core = getattr(getattr(x, "graph", x), "_core", None)
-        if isinstance(core, Graph) and core not in found:
-            found.append(core)
+        graph = getattr(x, "graph", x)
+        if isinstance(getattr(graph, "_core", None), Graph) and graph not in found:
+            found.append(graph)
     return found

@@ -80,11 +80,11 @@ def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0)
         if len(sizes) != 1 or 0 in sizes:
             raise ShapeError(f"vmap: batches of {sorted(sizes)} examples; need one size >= 1")
         g = values[0].graph
-        mark = g._core.mark()
+        mark = g._mark()
         try:
             return _batched(g, fn, values, axes, sizes.pop())
         except BaseException:
-            g._core.rollback(mark)
+            g._rollback(mark)
             raise
 
     return call
@@ -118,14 +118,14 @@ def _batched(
         whole = _front(value, axis)
         examples.append(reshape(whole[0:1], whole.shape[1:]))
         batch.of[examples[-1].id] = whole
-    mark = g._core.mark()
+    mark, moved = g._core.mark(), len(g._moved)
     made = fn(*examples)
     results = made if isinstance(made, (list, tuple)) else [made]
     for result in results:
         g._id(result, "vmap: the function's result")
     after = g._core.mark()
     batch.follow(mark)
-    if (after.outputs, after.assigns) != (mark.outputs, mark.assigns):
+    if (after.outputs, after.assigns, len(g._moved)) != (mark.outputs, mark.assigns, moved):
         raise GraphError(
             "vmap: the function makes an output or assigns to a state, of one example; need that "
             "outside, of its results"

@@ -112,11 +112,11 @@ def custom_gradient(fn: Callable[..., tuple[Value, Callable[[Value], Gradients]]
             raise GraphError(f"{where}: got no Values; need at least one")
         g = values[0].graph
         ids = [g._id(value, where) for value in values]
-        mark = g._core.mark()
+        mark = g._mark()
         try:
-            return build(g, ids, values, fn(*values, **options), mark)
+            return build(g, ids, values, fn(*values, **options), mark.core)
         except BaseException:
-            g._core.rollback(mark)
+            g._rollback(mark)
             raise
 
     def build(g: Any, ids: list[int], values: Sequence[Value], made: Any, mark: Any) -> Value:

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -124,6 +124,14 @@ class Draws:
         self.seed, self.step, self.used = seed, step, False
 
 
+class _Mark(NamedTuple):
+    """How much of a graph was built: nodes and values, updates of states, what modules hold."""
+
+    core: Any
+    moved: int
+    held: int
+
+
 class Graph:
     """A training step as a graph: forward, backward and optimizer.
 
@@ -147,9 +155,10 @@ class Graph:
         self._counts: dict[Any, Value] = {}  # of each Bucket, what was given of its axis
         self._crops: dict[int, list[tuple[int, Any]]] = {}  # axes of results to cut, by Bucket
         self._closed = ""  # the function whose trace it was, once that is compiled
-        self._updates: dict[int, Value] = {}  # what states hold next, which may yet move on; by id
         self._draws: list[Draws] = []  # of these bodies
         self._kept_orders = 0  # how deep in gradients of gradients these bodies are
+        self._updates: dict[int, list[Value]] = {}  # what layers move states to, in turn; by id
+        self._moved: list[int] = []  # the ids, in the order of all updates
 
     @property
     def name(self) -> str:
@@ -239,24 +248,45 @@ class Graph:
     def _update(self, state: Value, move: Callable[[Value], Value]) -> None:
         """The next content of a state is `move` of what it is so far: calls follow one another."""
         known = self._core.assigned(state.id) >= 0
-        after = move(self._updates.get(state.id, state))
+        after = move(self._latest(state))
         if known or self._building or state.role not in ("param", "state"):
             self.assign(state, after)  # which says what is wrong
-        self._updates[state.id] = after
+        self._updates.setdefault(state.id, []).append(after)
+        self._moved.append(state.id)
+
+    def _latest(self, state: Value) -> Value:
+        """What layers have moved a state to so far."""
+        return self._updates.get(state.id, [state])[-1]
 
     def _settle(self) -> None:
         """States hold next what their last update said."""
-        for id, value in self._updates.items():
-            self._core.assign(id, value.id)
+        for id, values in self._updates.items():
+            self._core.assign(id, values[-1].id)
         self._updates.clear()
+        self._moved.clear()
+
+    def _mark(self) -> _Mark:
+        """How much was built, for `_rollback`."""
+        return _Mark(self._core.mark(), len(self._moved), len(self._held))
+
+    def _rollback(self, mark: _Mark) -> None:
+        """Takes back all that was built since."""
+        self._core.rollback(mark.core)
+        for id in self._moved[mark.moved :]:
+            self._updates[id].pop()
+            if not self._updates[id]:
+                del self._updates[id]
+        del self._moved[mark.moved :]
+        while len(self._held) > mark.held:
+            self._held.popitem()
 
     @contextlib.contextmanager
     def _settled(self) -> Iterator[_core.Graph]:
         """The graph as it would be compiled now, to be looked at."""
         mark = self._core.mark()
         try:
-            for id, value in self._updates.items():
-                self._core.assign(id, value.id)
+            for id, values in self._updates.items():
+                self._core.assign(id, values[-1].id)
             yield self._core
         finally:
             if self._updates:

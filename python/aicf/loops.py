@@ -116,7 +116,8 @@ def _cut(
     build: Callable[[list[Value]], tuple[list[Value], _Tree]],
 ) -> _Body:  # fmt: skip
     """Builds on stand-ins of these types; nothing of that stays in the graph."""
-    mark = g._core.mark()
+    before = g._mark()
+    mark = before.core
     made: list[Value] = []
     g._building.append(made)
     try:
@@ -132,7 +133,7 @@ def _cut(
             where_, mark, [v.id for v in operands], [v.id for v in results]
         )
     except BaseException:
-        g._core.rollback(mark)
+        g._rollback(before)
         raise
     finally:
         g._building.pop()
@@ -178,11 +179,11 @@ def _graph_of(leaves: Sequence[Any], where_: str) -> Graph:
 
 @contextlib.contextmanager
 def _all_or_nothing(g: Graph) -> Iterator[None]:
-    mark = g._core.mark()
+    mark = g._mark()
     try:
         yield
     except BaseException:
-        g._core.rollback(mark)
+        g._rollback(mark)
         raise
 
 

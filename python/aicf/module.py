@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import functools
 import inspect
 import threading
 import weakref
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
+from .arguments import is_it
 from .graph import Graph, Value
 from .parameters import Buffer, Held, Parameter, changes, host_array, read, seeded, write
 from .serialize import listed
@@ -62,9 +61,9 @@ def value_of(graph: Graph, held: Held, path: str) -> Value:
             )
         make = graph.param if held.trained and held.requires_grad else graph.state  # type: ignore[attr-defined]
         id = make(path, held.shape, held.dtype, held._start).id
-        graph._held[held] = path
-    latest = graph._updates.get(id)
-    return Value(graph, id) if latest is None else latest
+        graph._held.pop(held, None)
+        graph._held[held] = path  # the newest is the last
+    return graph._latest(Value(graph, id))
 
 
 def _graph_in(tree: Any) -> Graph | None:
@@ -82,16 +81,15 @@ def _graph_in(tree: Any) -> Graph | None:
 # ---- Module
 
 
-@functools.cache
-def _own_arguments(cls: type) -> frozenset[str]:
-    return frozenset(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
-
-
 class _ModuleType(type):
     """Every module takes `name=` and `seed=`, whatever its __init__ takes."""
 
+    def __init__(cls, name: str, bases: tuple[type, ...], own: dict[str, Any], **named: Any):
+        super().__init__(name, bases, own)
+        cls._arguments = frozenset(inspect.signature(cls.__init__).parameters)  # type: ignore[misc]
+
     def __call__(cls, *args: Any, **named: Any) -> Any:
-        own = _own_arguments(cls)
+        own = cls._arguments
         name = named.pop("name", None) if "name" not in own else None
         number = named.pop("seed", None) if "seed" not in own else None
         with seeded(number):
@@ -167,15 +165,14 @@ class Module(metaclass=_ModuleType):
         if outer is not None:  # a part of a module that runs, which has all in the graph
             with self._in(graph, path, outer):
                 return self.forward(*args, **named)
-        mark, held, updates = graph._core.mark(), dict(graph._held), dict(graph._updates)
+        mark = graph._mark()
         graph._ran[self] = None
         try:
             self.in_graph(graph)
             with self._in(graph, path, ""):
                 return self.forward(*args, **named)
         except BaseException:
-            graph._core.rollback(mark)
-            graph._held, graph._updates = held, updates
+            graph._rollback(mark)
             raise
 
     @contextlib.contextmanager
@@ -295,10 +292,8 @@ class Module(metaclass=_ModuleType):
                 return value_of(frames[-1].graph, held, self._key(key))
         if key in own.get("_modules", ()):
             return own["_modules"][key]
-        near = difflib.get_close_matches(key, dir(self), 1)
         raise AttributeError(
-            f"{type(self).__name__} has no attribute {key!r}"
-            f"{f' (is it {near[0]!r}?)' if near else ''}"
+            f"{type(self).__name__} has no attribute {key!r}{is_it(key, dir(self))}"
         )
 
     def __delattr__(self, key: str) -> None:
@@ -517,6 +512,5 @@ def _named(missing: list[str], unexpected: list[str]) -> str:
     """Missing keys, each with the unexpected one that is most like it."""
     said = []
     for key in missing[:8]:
-        near = difflib.get_close_matches(key, unexpected, 1, 0.8)
-        said.append(f'"{key}"' + (f' (is it "{near[0]}"?)' if near else ""))
+        said.append(f'"{key}"{is_it(key, unexpected)}')
     return ", ".join(said) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from .arguments import is_it
 from .module import Module
 
 NEED = inspect.Parameter.empty  # an option without a default
@@ -54,10 +54,9 @@ class Simple(Module):
         name, options = type(self).__name__, self._options
         for key in named:
             if key not in options:
-                near = difflib.get_close_matches(key, options, 1)
                 raise TypeError(
-                    f"{name}: there is no argument {key!r}"
-                    f"{f' (is it {near[0]!r}?)' if near else ''}; need {', '.join(options)}"
+                    f"{name}: there is no argument {key!r}{is_it(key, options)}; need "
+                    f"{', '.join(options)}"
                 )
         try:
             given = self.__signature__.bind(*args, **named)

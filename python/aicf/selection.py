@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ._core import GraphError
+from .arguments import is_it
 from .graph import Graph, Value, _optimizer
 from .optim import clip_grad_norm
 from .serialize import listed
@@ -65,8 +65,7 @@ class Params(Mapping[str, Value]):
 def _matching(pattern: Any, names: Mapping[str, Any]) -> list[str]:
     found = [name for name in names if isinstance(pattern, str) and fnmatchcase(name, pattern)]
     if not found:
-        near = difflib.get_close_matches(str(pattern), names, 1)
-        hint = f' (is it "{near[0]}"?)' if near else ""
+        hint = is_it(str(pattern), list(names))
         raise GraphError(f"params: {pattern!r} matches none{hint}; it has {listed(names)}")
     return found
 
