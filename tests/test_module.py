@@ -69,6 +69,16 @@ def test_graphs_name_params_by_their_paths():
     assert {"body.0", "head"} < {row.name for row in step.summary().rows}
 
 
+def test_a_part_alone_keeps_its_names():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    g = aicf.Graph()
+    x = g.input("x", (5, 3))
+    model[1:](x)
+    assert list(g.params) == ["1.weight", "1.bias", "2.weight", "2.bias"]
+    model(x)
+    assert len(g.params) == 6 and "0.weight" in g.params
+
+
 def test_contents_live_in_the_newest_step():
     model = Net()
     start = model.state_dict()
@@ -324,6 +334,22 @@ def test_to_host_takes_a_copy():
     assert (step.params["scale"].numpy() != kept["scale"]).all()
 
 
+def test_contents_live_on_one_device():
+    """Asked of what compile asks: "auto" goes where the contents are."""
+    from aicf.parameters import contents_of
+
+    model = nn.Linear(3, 2)
+    g = aicf.Graph()
+    g.output("y", model(g.input("x", (5, 3))))
+    assert contents_of(g, ()).device("auto") == "auto"
+    g.compile("cpu")
+    assert contents_of(g, ()).device("auto") == "cpu"
+    with pytest.raises(
+        aicf.GraphError, match='"weight" of a module lives on cpu, device is "cuda"'
+    ):
+        g.compile("cuda")
+
+
 def test_bfloat16_parameters():
     torch = pytest.importorskip("torch")
     theirs = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
@@ -401,6 +427,7 @@ def test_scan_over_a_cell():
     [
         (lambda: nn.Linear(0, 3), aicf.ShapeError, "in_features is 0"),
         (lambda: nn.Linear(3, 3, biass=True), TypeError, 'is it "bias"'),
+        (lambda: nn.Linear(3, 3, dtype="floaty"), aicf.DTypeError, "dtype is 'floaty'"),
         (lambda: nn.Linear(3, "a"), aicf.ShapeError, "out_features is 'a'"),
         (lambda: nn.Linear(3, 3)(1.0), aicf.GraphError, "got no Value"),
         (lambda: nn.Module()(aicf.Graph().input("x", ())), aicf.GraphError, "no forward"),

@@ -190,7 +190,12 @@ class Module(metaclass=_ModuleType):
         >>> sorted(aicf.nn.Linear(3, 4, name="in_graph").in_graph(g))
         ['bias', 'weight']
         """
-        return {key: value_of(graph, held, self._key(key)) for key, held in self._named_held()}
+        made: dict[str, Value] = {}
+        for prefix, module in self.named_modules():
+            for key, held in module._own_held():
+                path = f"{prefix}.{key}" if prefix else key
+                made[path] = value_of(graph, held, module._key(key))
+        return made
 
     # ---- names
 
@@ -364,12 +369,17 @@ class Module(metaclass=_ModuleType):
         """The modules directly inside."""
         return (child for _, child in self.named_children())
 
+    def _own_held(self) -> Iterator[tuple[str, Held]]:
+        for key, held in [*self._parameters.items(), *self._buffers.items()]:
+            if held is not None:
+                yield key, held
+
     def _named_held(self, again: bool = False) -> Iterator[tuple[str, Held]]:
         """Parameters, then buffers, of each module; shared ones once, unless `again`."""
         seen: set[Held] = set()
         for prefix, module in self._all_named() if again else self.named_modules():
-            for key, held in [*module._parameters.items(), *module._buffers.items()]:
-                if held is not None and (again or held not in seen):
+            for key, held in module._own_held():
+                if again or held not in seen:
                     seen.add(held)
                     yield f"{prefix}.{key}" if prefix else key, held
 

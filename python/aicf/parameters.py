@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,7 +69,12 @@ class Held:
 
     def _rounded(self, array: np.ndarray) -> np.ndarray:
         if self.dtype != "bfloat16":
-            return np.array(array, self.dtype, order="C")
+            try:
+                return np.array(array, self.dtype, order="C")
+            except TypeError:
+                raise DTypeError(
+                    f'{type(self).__name__}: dtype is {self.dtype!r}; need a name such as "float32"'
+                ) from None
         self._start = initializers.zeros() if self._start is array else self._start
         return _as_bfloat16(array)
 
@@ -86,7 +92,7 @@ class Held:
         array, dtype = host_array(content)
         if array.shape != self.shape:
             raise ShapeError(f"set: content has shape {array.shape}; need {self.shape}")
-        if dtype != self.dtype:
+        if dtype != self.dtype and (self.dtype, dtype) != ("bfloat16", "float32"):
             raise DTypeError(f"set: content is {dtype}; need {self.dtype} (cast it)")
         write({self: array})
 
@@ -192,7 +198,7 @@ class _Generator:
     """What draws the contents of new layers."""
 
     def __init__(self, seed: int) -> None:
-        self.random = np.random.Generator(np.random.Philox(seed))
+        self.bits = np.random.Philox(seed)  # whose bits NumPy keeps from version to version
 
 
 _generator = _Generator(0)
@@ -212,7 +218,7 @@ def seed(number: int | None = None) -> int:
     number = secrets.randbits(63) if number is None else number
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**64:
         raise GraphError(f"seed: number is {number!r}; need an int in [0, 2**64), or None")
-    _generator.random = _Generator(number).random
+    _generator.bits = _Generator(number).bits
     return number
 
 
@@ -222,25 +228,34 @@ def seeded(number: int | None) -> Iterator[None]:
     if number is None:
         yield
         return
-    before = _generator.random
+    before = _generator.bits
     seed(number)
     try:
         yield
     finally:
-        _generator.random = before
+        _generator.bits = before
+
+
+def _uniform(count: int) -> np.ndarray:
+    """Numbers in [0, 1) of 53 random bits each."""
+    bits: np.ndarray = _generator.bits.random_raw(count)
+    return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def drawn(shape: Sequence[int], start: initializers.Init, dtype: str = "float32") -> Parameter:
     """A Parameter that begins as an initializer of aicf.init says, drawn from `seed`."""
     kind, *numbers = start
+    count = math.prod(shape)
     if kind == "uniform":
         low, high = numbers
-        array = _generator.random.random(shape, np.float32) * (high - low) + low
-    elif kind == "normal":
+        array = _uniform(count) * (high - low) + low
+    elif kind == "normal":  # Box-Muller
         mean, std = numbers
-        array = _generator.random.standard_normal(shape, np.float32) * std + mean
+        radius = np.sqrt(-2.0 * np.log(1.0 - _uniform(count)))
+        array = radius * np.cos(2.0 * math.pi * _uniform(count)) * std + mean
     else:
-        array = np.full(shape, numbers[0] if numbers else 0.0, np.float32)
+        array = np.full(count, numbers[0] if numbers else 0.0)
+    array = array.reshape(shape)
     made = Parameter(array.astype(np.float32), dtype=dtype)
     made._start = start  # a graph's file says how params begin, not what they hold
     return made
