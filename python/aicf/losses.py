@@ -255,6 +255,9 @@ def cross_entropy(
     by_label = not labels.dtype.startswith(("float", "bfloat"))
     if plain and by_label and logits.ndim == 2 and reduction == "mean":
         return _emit("CrossEntropy", name, logits, labels)
+    if weight is None and not label_smoothing and by_label and labels.shape == logits.shape[:1]:
+        if logits.ndim == 2 and reduction == "mean" and ignore_index is not None:
+            return _of_counted(name, logits, labels, ignore_index)
     _check_reduction(name, reduction)
     classes = _classes(name, logits, weight)
     known = log_softmax(_widened(logits), 1)
@@ -279,6 +282,17 @@ def cross_entropy(
     terms = mul(target, known)
     each = neg(sum(terms if weight is None else mul(terms, _by_class(weight, terms)), 1))
     return _mean_of(each, None, reduction, logits)
+
+
+def _of_counted(name: str, logits: Value, labels: Value, ignore_index: int) -> Value:
+    """The mean over the rows that count: the others are made such that they add nothing."""
+    counts = not_equal(labels, ignore_index)
+    sure = np.full(logits.shape[1], -1e4, np.float32)  # whose exp is 0, in every dtype
+    sure[:1] = 0.0
+    nothing = cast(logits.graph.constant(sure), logits.dtype)
+    rows = where(expand_dims(counts, 1), logits, nothing)
+    of_all = _widened(_emit("CrossEntropy", name, rows, where(counts, labels, 0)))
+    return _as(div(of_all, mean(cast(counts, of_all.dtype))), logits.dtype)
 
 
 def linear_cross_entropy(
