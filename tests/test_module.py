@@ -519,6 +519,21 @@ def test_groups_have_their_own_optimizers():
     assert results[0]["scale"] == 2
 
 
+def test_minimize_takes_what_modules_own():
+    model = Net()
+    model.body.requires_grad_(False)
+    for params in (model.parameters(), model, [model.head, model.scale], "[hs]*"):
+        g = aicf.Graph()
+        loss = aicf.sum(model(g.input("x", (5, 3))))
+        g.minimize(loss, aicf.optim.Adam(lr=0.1), params=params)
+        moments = {n.partition(".m.")[2] for n in g.compile("cpu").state if ".m." in n}
+        assert moments == {"scale", "head.weight", "head.bias"}, params
+    with pytest.raises(aicf.GraphError, match="which this graph has none of"):
+        g.minimize(loss, aicf.optim.SGD(lr=0.1), params=nn.Linear(3, 3))
+    with pytest.raises(aicf.GraphError, match="params holds 1"):
+        g.minimize(loss, aicf.optim.SGD(lr=0.1), params=[1])
+
+
 def test_groups_name_what_they_miss():
     g = aicf.Graph()
     loss = aicf.sum(Net()(g.input("x", (5, 3))))

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import init as initializers
@@ -18,7 +18,7 @@ from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
 from .graph import Graph, Value
 from .module import Module, _here, building
-from .parameters import Held, changes
+from .parameters import changes
 from .step import Leaves, Step
 from .trees import (
     Branch,
@@ -599,42 +599,8 @@ def minimize(
     """`Graph.minimize` in the graph of the loss.
 
     Args:
-        params: what to train: Values, Parameters and Modules in a sequence, one of these, or
-            patterns of names. None = every float param the loss reaches.
+        params: what to train, as `Graph.minimize` says.
 
     >>> aicf.minimize(aicf.sum(w * w), aicf.optim.SGD(lr=0.1), name="sgd")
     """
-    g = loss.graph
-    g.minimize(loss, optimizer, None if params is None else _chosen(g, params), clip_norm, name)
-
-
-def _chosen(g: Graph, params: Any) -> list[Value]:
-    items = [params] if isinstance(params, (str, Module, Held, Value)) else params
-    if not isinstance(items, Iterable):
-        raise GraphError(f"minimize: params is {params!r}; need Values, Parameters or Modules")
-    found: dict[Value, None] = {}
-    for one in items:
-        if isinstance(one, str):
-            found.update(dict.fromkeys(g.params(one)))
-        elif isinstance(one, Module):
-            held = [p for p in one.parameters() if p.requires_grad]
-            found.update({_value_of(g, p): None for p in held if p in g._held})
-        elif isinstance(one, Held):
-            found[_value_of(g, one)] = None
-        elif isinstance(one, Value):
-            found[one] = None
-        else:
-            raise GraphError(
-                f"minimize: params holds {one!r}; need Values, Parameters, Modules or patterns"
-            )
-    if not found:
-        raise GraphError(f"minimize: params is {params!r}, which this graph has none of")
-    return list(found)
-
-
-def _value_of(g: Graph, held: Held) -> Value:
-    if held not in g._held:
-        raise GraphError(
-            f"minimize: {held!r} is not in graph {g.name!r}; need one that a module used"
-        )
-    return Value(g, g._core.find(g._held[held]))
+    loss.graph.minimize(loss, optimizer, params, clip_norm, name)

@@ -367,7 +367,7 @@ class Graph:
         self,
         loss: Value,
         optimizer: Any,
-        params: Sequence[Value] | None = None,
+        params: Any = None,
         clip_norm: float | Value | None = None,
         name: str = "opt",
     ) -> None:
@@ -376,7 +376,9 @@ class Graph:
         Args:
             optimizer: a description from aicf.optim. Or several by patterns of params' names, None
                 for what stays as it is: each param goes by the first that matches.
-            params: None = every float param the loss reaches.
+            params: what to train: Values, Parameters and Modules in a sequence, one of these, or
+                patterns of names; what is frozen is left out. None = every float param the loss
+                reaches.
             clip_norm: the largest norm of all gradients together.
             name: prefix of the optimizer's states: `<name>.step`, `<name>.lr`, `<name>.m.<param>`;
                 of several optimizers `<name>.<index>` is.
@@ -384,9 +386,10 @@ class Graph:
         >>> decay = {"w": aicf.optim.AdamW(weight_decay=0.0), "*": aicf.optim.AdamW()}
         >>> g.minimize(aicf.sum(w), decay, name="groups")
         """
-        if isinstance(optimizer, Mapping):
-            from .selection import minimize_groups
+        from .selection import chosen, minimize_groups
 
+        params = None if params is None else chosen(self, params)
+        if isinstance(optimizer, Mapping):
             return minimize_groups(self, loss, optimizer, params, clip_norm, name)
         _optimizer(optimizer, "minimize")
         grads = self.backward(loss, params)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ._core import GraphError
 from .arguments import is_it
 from .graph import Graph, Value, _optimizer
+from .module import Module
 from .optim import clip_grad_norm
+from .parameters import Held
 from .serialize import listed
 
 
@@ -60,6 +62,33 @@ class Params(Mapping[str, Value]):
 
     def __repr__(self) -> str:
         return f"aicf.Params({listed(self._values())})"
+
+
+def chosen(graph: Graph, params: Any) -> list[Value]:
+    """What `params=` means: Values, what modules own, or patterns of names; what is frozen or was
+    never used in the graph is left out."""
+    items = [params] if isinstance(params, (str, Module, Held, Value)) else params
+    if not isinstance(items, Iterable):
+        raise GraphError(f"minimize: params is {params!r}; need Values, Parameters or Modules")
+    known = graph.params._values()
+    found: dict[Value, None] = {}
+    for one in items:
+        if isinstance(one, Value):
+            found[one] = None
+        elif isinstance(one, str):
+            found.update(dict.fromkeys(graph.params(one)))
+        elif isinstance(one, (Module, Held)):
+            held = one.parameters() if isinstance(one, Module) else [one]
+            for name in (graph._held.get(each, "") for each in held):
+                if name in known:
+                    found[known[name]] = None
+        else:
+            raise GraphError(
+                f"minimize: params holds {one!r}; need Values, Parameters, Modules or patterns"
+            )
+    if not found:
+        raise GraphError(f"minimize: params is {params!r}, which this graph has none of")
+    return list(found)
 
 
 def _matching(pattern: Any, names: Mapping[str, Any]) -> list[str]:
