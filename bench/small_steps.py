@@ -120,7 +120,12 @@ def main():
             flush=True,
         )
     if options.json:
-        record = {"date": str(datetime.date.today()), "rows": rows}
+        record = {
+            "command": "python bench/small_steps.py",
+            "device": _core.cuda_info()["devices"][0]["name"],
+            "date": str(datetime.date.today()),
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -294,7 +294,7 @@ def page_data(step):
     from aicf.view import page
 
     record = step._graph_record("test")
-    return data_of(page(record, step._lowered(record), step.plan._record))
+    return data_of(page(record, step._lowered_record(record), step.plan._record))
 
 
 def test_page_holds_every_node_op_and_launch(tmp_path):

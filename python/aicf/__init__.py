@@ -24,6 +24,7 @@ from ._core import (
 )
 from .activations import *  # noqa: F403
 from .activations import __all__ as _activation_names
+from .arguments import is_it as _is_it
 from .arrays import *  # noqa: F403
 from .arrays import __all__ as _array_names
 from .assembly import *  # noqa: F403
@@ -77,6 +78,12 @@ from .sequences import __all__ as _sequence_names
 from .step import Step, load_step
 
 _install_notebook()
+
+
+def __getattr__(name: str) -> object:
+    near = "" if name.startswith("_") else _is_it(name, __all__)
+    raise AttributeError(f"aicf: there is no {name!r}{near}", name=name)
+
 
 __version__ = "0.1.0"
 

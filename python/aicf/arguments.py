@@ -243,7 +243,7 @@ def is_it(unknown: Any, names: Iterable[str]) -> str:
     known = list(names)
     said = [name for name in _ELSEWHERE.get(unknown, ()) if name in known]
     said = said or [name for name in known if name.lower() == unknown.lower()]
-    near = said or difflib.get_close_matches(unknown, known, 1)
+    near = said or difflib.get_close_matches(unknown, known, 1, 0.65)
     return f' (is it "{near[0]}"?)' if near else ""
 
 
@@ -253,12 +253,15 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 def user_line() -> str:
     """file:line of the nearest caller outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_PACKAGE)
+        or frame.f_globals.get("__package__") == __package__  # what dataclasses make
+    ):
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def _placed(error: Exception) -> Exception:
+def placed(error: Exception) -> Exception:
     """The error with the user's line behind its text, unless it has one."""
     if not hasattr(error, "source"):
         error.source = user_line()  # type: ignore[attr-defined]
@@ -295,7 +298,7 @@ def checked(fn: Function) -> Function:
             unknown = next(key for key in named if key not in accepted)
             raise TypeError(
                 f"{label}: there is no argument {unknown!r}{is_it(unknown, names)}; "
-                f"need {', '.join(names)}"
+                f"need {', '.join(names)} ({user_line()})"
             )
         taken, key = list(args), ""
         try:
@@ -310,7 +313,7 @@ def checked(fn: Function) -> Function:
             if "name" in arguments and isinstance(text, str) and text.isprintable():
                 where = f'{label} "{text}"'
             error = arguments[key].refusal(where, key, given_as(key, args, named))
-            raise (_placed(error) if builds else error) from None
+            raise (placed(error) if builds else error) from None
         owners = [*taken[: bool(owner)], *(given_as(key, taken, named) for key in carriers)]
         before = [(graph, graph._mark()) for graph in _graphs(owners)]
         try:
@@ -319,7 +322,7 @@ def checked(fn: Function) -> Function:
             for graph, mark in before:
                 graph._rollback(mark)
             if builds and isinstance(error, (GraphError, ShapeError, DTypeError)):
-                _placed(error)
+                placed(error)
             raise
 
     return call  # type: ignore[return-value]

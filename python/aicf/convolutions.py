@@ -104,6 +104,8 @@ def _convolved(
     if bias is not None and bias.shape != (outs,):
         raise ShapeError(f"{name}: bias is {bias!r}; need [{outs}], one for each channel made")
     steps, spread = _sizes(name, stride, n), _sizes(name, dilation, n)
+    if min(*steps, *spread) < 1:
+        raise ShapeError(f"{name}: stride is {stride}, dilation {dilation}; need 1 or more of each")
     if isinstance(padding, str):
         if padding not in ("same", "valid"):
             raise GraphError(f'{name}: padding is {padding!r}; need sizes, "same" or "valid"')

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core
 from . import init as initializers
-from .arguments import DTypeName, checked, user_line
+from .arguments import DTypeName, checked, is_it, placed, user_line
 
 if TYPE_CHECKING:
     from ._methods import Methods  # what aicf.ops adds
@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 else:
     Methods = type("Methods", (), {"__slots__": ()})
 
+_INSTEAD = {  # of what tensors of other libraries have
+    "view": ' (is it "reshape"?)',
+    "size": ' (is it "shape"?)',
+    "dim": ' (is it "ndim"?)',
+    "unsqueeze": ' (is it "expand_dims"?)',
+    "expand": ' (is it "broadcast_to"?)',
+    "astype": ' (is it "cast"?)',
+    "to": ' (is it "cast"?)',
+    "type": ' (is it "cast"?)',
+    "backward": "; Graph.minimize(loss, optimizer) and Graph.backward(loss) make gradients",
+    "grad": "; Graph.backward(loss) and aicf.grad give gradients",
+    "item": "; it has no data while the graph is built: make it an output",
+    "numpy": "; it has no data while the graph is built: make it an output",
+    "tolist": "; it has no data while the graph is built: make it an output",
+}
 Operand: TypeAlias = "Value | float | np.ndarray"  # float: any number
 
 
@@ -88,11 +103,22 @@ class Value(Methods):
         __neg__ = __abs__ = __invert__ = _unary
         T: Value
 
-    def _no_data(self, asked: str, instead: str) -> _core.GraphError:
+    def _no_data(self, asked: str, instead: str) -> Exception:
         text = self.graph._core.describe(self.id)
-        return _core.GraphError(
-            f"{asked} of value {text}: it has no data while the graph is built; {instead}"
+        return placed(
+            _core.GraphError(
+                f"{asked} of value {text}: it has no data while the graph is built; {instead}"
+            )
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            near = ""
+            if not name.startswith("_"):
+                known = [key for key in dir(type(self)) if not key.startswith("_")]
+                near = _INSTEAD.get(name) or is_it(name, known)
+            raise AttributeError(f"Value: there is no {name!r}{near}", name=name, obj=self)
 
     def __bool__(self) -> bool:
         raise self._no_data("bool", "use aicf.where to choose by it, or aicf.equal to compare")
@@ -220,6 +246,12 @@ class Graph:
         Args:
             init: an initializer of aicf.init, or an array; None = aicf.init.default(shape).
         """
+        if isinstance(init, str):
+            known = [name for name in dir(initializers) if callable(getattr(initializers, name))]
+            raise _core.GraphError(
+                f'param "{name}": init is {init!r}{is_it(init, known)}; need one of aicf.init, as '
+                "aicf.init.normal(std=0.02), or an array"
+            )
         start = initializers.default(shape) if init is None else init
         return Value(self, self._here().param(name, shape, dtype, start))
 
@@ -392,6 +424,11 @@ class Graph:
         if isinstance(optimizer, Mapping):
             return minimize_groups(self, loss, optimizer, params, clip_norm, name)
         _optimizer(optimizer, "minimize")
+        for p in params or ():
+            if p.role != "param":
+                raise _core.GraphError(
+                    f"minimize: params hold {p!r}, a value of role {p.role}; need params"
+                )
         grads = self.backward(loss, params)
         if not grads:
             raise _core.GraphError("minimize: the loss reaches no float param; need at least one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ._core import GraphError
 from .arguments import checked
 
 Init = tuple[str] | tuple[str, float] | tuple[str, float, float]
@@ -47,6 +48,8 @@ def uniform(low: float = 0.0, high: float = 1.0) -> Init:
     >>> aicf.init.uniform(-1.0, 1.0)
     ('uniform', -1.0, 1.0)
     """
+    if not low <= high:
+        raise GraphError(f"uniform: low is {low}, high {high}; need low <= high")
     return ("uniform", low, high)
 
 
@@ -57,6 +60,8 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Init:
     >>> aicf.init.normal(std=0.02)
     ('normal', 0.0, 0.02)
     """
+    if not std >= 0:
+        raise GraphError(f"normal: std is {std}; need 0 or more")
     return ("normal", mean, std)
 
 

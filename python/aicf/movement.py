@@ -192,6 +192,9 @@ def stack(xs: Sequence[Value], axis: int = 0) -> Value:
     """
     if not xs:
         raise GraphError("stack: got no values; need at least one")
+    other = next((x for x in xs if x.shape != xs[0].shape), None)
+    if other is not None:
+        raise ShapeError(f"stack: shapes differ: {xs[0]!r}, {other!r}; need equal shapes")
     at = _axis("stack", xs[0], axis, new=1)
     return concat([expand_dims(x, at) for x in xs], at)
 

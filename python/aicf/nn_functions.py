@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._core import GraphError, ShapeError
+from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _norm, repeat
 from .convolutions import _windows
@@ -122,6 +122,11 @@ def _rows(name: str, indices: Value, weight: Value, max_norm: float | None) -> V
         raise GraphError(
             f"{name}: max_norm is {max_norm}; need None (limit the rows that the call gives, or "
             "the params after a step)"
+        )
+    if indices.dtype not in ("int32", "int64"):
+        raise DTypeError(
+            f"{name}: indices are {indices!r}, weight {weight!r}; need indices as int32 or int64, "
+            "which come first"
         )
     return _emit("Take", name, weight, indices)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import movement
 from ._core import GraphError
-from .arguments import DTypeName, checked
+from .arguments import DTypeName, checked, placed
 from .graph import Operand, Value, _constant, _emit
 from .movement import _axes, _index, detach, reshape, squeeze
 
@@ -710,7 +710,9 @@ def _add_operators() -> None:
 
     def refused(sign: str, instead: str) -> Any:
         def refuse(self: Value, *others: Any) -> Any:
-            raise GraphError(f"{sign}: Values have no such operator, got {self!r}; use {instead}")
+            raise placed(
+                GraphError(f"{sign}: Values have no such operator, got {self!r}; use {instead}")
+            )
 
         return refuse
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._core import DTypeError, GraphError
-from .arguments import checked, is_it
+from .arguments import checked, is_it, placed, user_line
 
 if TYPE_CHECKING:
     from .graph import Graph, Value
@@ -142,6 +142,13 @@ class Optimizer(ABC):
     """What `Graph.minimize` takes: hyper-parameters, each in its range."""
 
     def __post_init__(self) -> None:
+        try:
+            self._check()
+        except (DTypeError, GraphError) as error:
+            placed(error)
+            raise
+
+    def _check(self) -> None:
         for name, value in vars(self).items():
             where = f"{type(self).__name__}: {name}"
             if name == "nesterov":
@@ -161,7 +168,7 @@ class Optimizer(ABC):
             if name not in names:
                 raise TypeError(
                     f"{cls.__name__}: there is no argument {name!r}{is_it(name, names)}; "
-                    f"need {', '.join(names)}"
+                    f"need {', '.join(names)} ({user_line()})"
                 )
         return super().__new__(cls)
 

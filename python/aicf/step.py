@@ -216,7 +216,7 @@ class Step(_core.Step):
             wrong = [name for name in wrong if name not in known]
             near = next((said for name in wrong if (said := is_it(name, [*known, "default"]))), "")
             raise _core.GraphError(
-                f'compile: passes is {passes!r}{near}; need "default" or a tuple of '
+                f'compile: passes is {passes!r}{near}; need "default", () or a tuple of '
                 f"{', '.join(known)}"
             )
         others = _steps("compile", share)
@@ -631,7 +631,7 @@ class Step(_core.Step):
         from .view import page
 
         plan, record = self.plan, self._graph_record("to_html")
-        text = page(record, self._lowered(record), plan._record, times, history, statistics)
+        text = page(record, self._lowered_record(record), plan._record, times, history, statistics)
         write_whole("to_html", path, [text.encode()])
 
     def _graph_record(self, doing: str) -> dict[str, Any]:
@@ -644,7 +644,7 @@ class Step(_core.Step):
         values = list(record["values"].items())[: self._built.values]
         return {**record, "values": dict(values)}
 
-    def _lowered(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+    def _lowered_record(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """The ops of that graph before any pass; new ids begin where its values end."""
         graph = read_graph(json.dumps(record), strict=False)
         return read_record(graph.lower_json())["ops"]
@@ -727,6 +727,13 @@ def _initial(graph: Graph, params: Any) -> dict[str, Any]:
     for name, value in params.items():
         if isinstance(value, bytes):
             raise _core.DTypeError(f'compile: params["{name}"] is bytes; need an array')
+        shape, want = getattr(value, "shape", None), core.shape(core.find(name))
+        if isinstance(shape, tuple) and shape != tuple(want):
+            from .summary import type_text
+
+            need = type_text(core.dtype(core.find(name)), want)
+            got = type_text(str(getattr(value, "dtype", "")).removeprefix("torch."), shape)
+            raise _core.ShapeError(f'compile: params["{name}"] is {got}; need {need}')
     return dict(params)
 
 

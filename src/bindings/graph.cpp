@@ -21,6 +21,10 @@ Device parse_device(std::string_view text) {
 }
 
 TensorRef tensor_or_numbers(nb::handle object, DType wanted, const char* where) {
+    if (object.is_none() || nb::isinstance<nb::str>(object) ||
+        nb::hasattr(object, "_no_data"))  // a Value of a graph
+        raise(ErrorKind::dtype, where, ": got ", repr_of(object),
+              "; need data: an array, a tensor or numbers");
     return is_tensor(object) ? import_tensor(object, where) : numpy_like(object, wanted, where);
 }
 

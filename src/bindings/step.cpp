@@ -63,12 +63,14 @@ nb::tuple times_of(nb::object outputs, const Step::Profiled& profiled, size_t la
 
 /// `step`: one that may have been compiled to cast what it is given.
 TensorRef import_for(const Value& value, nb::handle object, nb::handle step = {}) {
-    TensorRef tensor = tensor_or_numbers(object, value.type.dtype, value.name.c_str());
+    const std::string where =
+        cat(value.role == Role::input ? "step: input \"" : "set: \"", value.name, "\"");
+    TensorRef tensor = tensor_or_numbers(object, value.type.dtype, where.c_str());
     if (step.is_valid() && tensor.dtype != value.type.dtype && tensor.device.kind == Device::cpu &&
         nb::cast<bool>(step.attr("_cast"))) {
         const nb::object whole =
             step.attr("_casted")(value.name, to_numpy(tensor, true), dtype_name(value.type.dtype));
-        return tensor_or_numbers(whole, value.type.dtype, value.name.c_str());
+        return tensor_or_numbers(whole, value.type.dtype, where.c_str());
     }
     if (tensor.device.kind != Device::cpu && !nb::isinstance<Array>(object))
         tensor.stream = producer_stream(object, tensor.device);
@@ -96,7 +98,7 @@ CallArguments import_inputs(nb::handle self, const char* doing, const nb::args& 
                 names += (names.empty() ? "" : ", ") + step.plan().values[id].name;
             throw nb::type_error(cat(doing, ": got ", placed.size(),
                                      " inputs by position, the graph has ", inputs.size(),
-                                     names.empty() ? "" : ": " + names)
+                                     names.empty() ? "" : ": " + names, "; need at most as many")
                                      .c_str());
         }
         for (size_t i = 0; i < placed.size(); i++) {
@@ -532,7 +534,8 @@ void bind_step(nb::module_& m) {
                               "\" got an output of a step, which is read as a copy; need a tensor");
                     ImportOptions options;
                     options.allow_copy = false;
-                    tensors.emplace_back(id, import_tensor(object, name.c_str(), options));
+                    tensors.emplace_back(
+                        id, import_tensor(object, cat("bind: \"", name, "\"").c_str(), options));
                 }
                 GilRelease release;
                 s.bind(tensors);

@@ -389,7 +389,7 @@ void Graph::assign(ValueId target, ValueId source) {
     const Value& from = value(source);
     const std::string where_text = cat("assign to \"", to.name, "\"");
     if (to.role != Role::param && to.role != Role::state)
-        raise(ErrorKind::graph, where_text, ": target is ", describe(target), ", a ",
+        raise(ErrorKind::graph, where_text, ": target is ", describe(target), ", of role ",
               role_name(to.role), "; need a param or a state");
     if (const ValueId other = assigned(target); other != kNone)
         raise(ErrorKind::graph, where_text, ": already assigned from %", other,

@@ -42,8 +42,8 @@ std::vector<Type> infer_transpose(const InferContext& c) {
     std::vector<int64_t> every(static_cast<size_t>(rank));
     std::iota(every.begin(), every.end(), 0);
     if (sorted != every)
-        c.shape_error(c.describe(0), ", axes are ", to_string(Attrs{{"axes", axes}}),
-                      "; need each of 0 to ", rank - 1, " once");
+        c.shape_error(c.describe(0), ", axes are ", to_string(Dims(axes)), "; need each of 0 to ",
+                      rank - 1, " once");
     Dims shape;
     for (int64_t axis : axes) shape.push(c.shape(0)[static_cast<int>(axis)]);
     return {{c.dtype(0), shape}};
@@ -447,7 +447,7 @@ void define_movement_ops() {
                  .shows = true});
     define(OpDef{
         .name = "Transpose",
-        .fn = "transpose",
+        .fn = "permute",
         .inputs = {"x"},
         .outputs = {"transpose_out"},
         .attrs = {{"axes", std::vector<int64_t>(), true}},
