@@ -63,7 +63,9 @@ myst_substitutions = {
         "function", "aicf", [*aicf.losses.__all__, *aicf.sequences.__all__]
     ),
     "layer_functions": _directives(
-        "function", "aicf", [*aicf.nn_functions.__all__, *aicf.heads.__all__, *aicf.regularizers.__all__]
+        "function",
+        "aicf",
+        [*aicf.nn_functions.__all__, *aicf.heads.__all__, *aicf.regularizers.__all__],
     ),
     "pointwise_names": _names([*aicf.ops.__all__, *aicf.elementary.__all__]),
     "shape_names": _names(
