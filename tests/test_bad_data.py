@@ -214,6 +214,30 @@ def test_a_bad_number_among_16384():
             step(i=data)
 
 
+SURE = {
+    "grid_sample": lambda g, x: aicf.grid_sample(x, g.input("grid", (1, 3, 3, 2))),
+    "adaptive pool": lambda g, x: aicf.adaptive_max_pool2d(x, 2, return_indices=True)[0],
+    "unpool": lambda g, x: aicf.max_unpool2d(*aicf.max_pool2d(x, 2, return_indices=True), 2),
+    "nanquantile": lambda g, x: aicf.nanquantile(x, 0.3),
+    "topk": lambda g, x: aicf.topk(x, 2)[0],
+    "cummax": lambda g, x: aicf.cummax(x, 1)[0],
+    "random rows": lambda g, x: aicf.take(x, g.random_int((7,), 0, 4), 2),
+    "shuffled": lambda g, x: aicf.take(x, g.random_permutation(4), 3),
+    "drawn": lambda g, x: aicf.take(g.constant(np.arange(4)), aicf.categorical(x)),
+    "counted": lambda g, x: aicf.take(x, g.step_count() % 4, 2),
+    "interpolate": lambda g, x: aicf.interpolate(x, size=(7, 7)),
+}
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_what_functions_make_is_known_to_be_in_range(name):
+    """Of the graph alone, so that no second step is compiled."""
+    g = aicf.Graph("sure")
+    g.output("y", SURE[name](g, g.input("x", (1, 2, 4, 4))))
+    step = g.compile(device="cpu")
+    assert not vars(step).get("_traps")
+
+
 def test_what_is_sure_costs_nothing():
     """No second step is compiled for indices that cannot be out of range."""
     g = aicf.Graph("g")

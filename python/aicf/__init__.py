@@ -81,11 +81,15 @@ _install_notebook()
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":  # pyproject.toml alone says it
+        from importlib.metadata import version
+
+        return version("aicf")
     near = "" if name.startswith("_") else _is_it(name, __all__)
     raise AttributeError(f"aicf: there is no {name!r}{near}", name=name)
 
 
-__version__ = "0.1.0"
+__version__: str
 
 __all__ = [
     "Array",

@@ -98,7 +98,8 @@ def _random_int(g: Graph, shape: list[int], low: int, high: int, dtype: str) -> 
     if not low < high or high - low > 2**32:
         raise GraphError(f"random_int: low is {low}, high is {high}; need 1 to 2**32 numbers")
     drawn = cast(floor(mul(_fine(g, shape), float(high - low))), "int64")
-    return _as(add(drawn, low), dtype)
+    # It is never more than that; whoever takes rows by it knows so by this.
+    return _as(add(clip(drawn, 0, high - low - 1), low), dtype)
 
 
 def _random_permutation(g: Graph, n: int) -> Value:

@@ -1,6 +1,7 @@
 #include "core/compile/indices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <unordered_map>
 
@@ -239,8 +240,12 @@ class Tracing {
         if (name == "ScatterLast") return Span{-1, along(0) - 1};
         if (!is_integer(value.type.dtype)) return std::nullopt;
         if (node->op->shows || node->op->detaches) return of(0);
+        // What has no row is 0.
+        if (name == "Take" || name == "Gather") return joined(of(0), Span{0, 0});
+        if (name == "Sum") return sum_span(*node, of(0), value.type.dtype);
         if (name == "Cast") {
             const DType from = graph_.value(node->inputs[0]).type.dtype;
+            if (is_float(from)) return truncated(bounds_of(node->inputs[0], deep - 1));
             const auto span = of(0);
             const bool whole = is_integer(from) || from == DType::boolean;
             return whole && span && held(value.type.dtype, *span) ? span : std::nullopt;
@@ -273,6 +278,79 @@ class Tracing {
         else if (name == "FloorDivide" && a->low >= 0 && b->low > 0)
             return Span{0, a->high / b->low};
         return !over && held(value.type.dtype, sum) ? std::optional(sum) : std::nullopt;
+    }
+
+    struct Bounds {
+        double low, high;
+    };
+    /// Between which numbers the elements of a float value are that are no NaN.
+    std::optional<Bounds> bounds_of(ValueId id, int deep) {
+        const Value& value = graph_.value(id);
+        const Node* node = maker(id);
+        if (deep == 0) return std::nullopt;
+        if (!is_float(value.type.dtype)) {
+            const auto span = span_of(id, deep);
+            constexpr int64_t kExact = int64_t{1} << 24;
+            if (!span || span->low < -kExact || span->high > kExact) return std::nullopt;
+            return Bounds{static_cast<double>(span->low), static_cast<double>(span->high)};
+        }
+        if (!node || !node->op) return node ? std::nullopt : float_of(value);
+        const auto of = [&](size_t i) { return bounds_of(node->inputs[i], deep - 1); };
+        const std::string& name = node->op_name;
+        if (node->op->shows || node->op->detaches) return of(0);
+        if (name == "Clip") {
+            const Bounds range{node->attrs.number("lo"), node->attrs.number("hi")};
+            return range.low <= range.high ? std::optional(range) : std::nullopt;
+        }
+        if (name == "Cast")
+            return is_float(graph_.value(node->inputs[0]).type.dtype) ? std::nullopt : of(0);
+        if (name == "Floor") {
+            const auto x = of(0);
+            return x ? std::optional(Bounds{std::floor(x->low), std::floor(x->high)}) : x;
+        }
+        if (name != "Mul") return std::nullopt;
+        const auto a = of(0), b = of(1);
+        if (!a || !b || a->low < 0 || b->low < 0) return std::nullopt;
+        return Bounds{0, std::ceil(a->high * b->high)};  // rounding does not pass a whole number
+    }
+
+    /// Of a constant of one f32 or f64.
+    static std::optional<Bounds> float_of(const Value& value) {
+        if (value.role != Role::constant || value.init.kind != Init::data || !value.init.bytes ||
+            element_count(value.type.shape) != 1)
+            return std::nullopt;
+        double number = 0;
+        if (value.type.dtype == DType::f64) {
+            std::memcpy(&number, value.init.bytes->data(), sizeof number);
+        } else if (value.type.dtype == DType::f32) {
+            float narrow = 0;
+            std::memcpy(&narrow, value.init.bytes->data(), sizeof narrow);
+            number = narrow;
+        } else {
+            return std::nullopt;
+        }
+        if (!std::isfinite(number)) return std::nullopt;
+        return Bounds{number, number};
+    }
+
+    /// As integers, of which a NaN is 0.
+    static std::optional<Span> truncated(const std::optional<Bounds>& x) {
+        constexpr double kMost = 1 << 24;
+        if (!x || x->low < -kMost || x->high > kMost) return std::nullopt;
+        return Span{std::min<int64_t>(static_cast<int64_t>(x->low), 0),
+                    std::max<int64_t>(static_cast<int64_t>(x->high), 0)};
+    }
+
+    std::optional<Span> sum_span(const Node& node, const std::optional<Span>& each,
+                                 DType dtype) const {
+        const int64_t all = element_count(graph_.value(node.inputs[0]).type.shape),
+                      sums = std::max<int64_t>(
+                          element_count(graph_.value(node.outputs[0]).type.shape), 1);
+        Span sum{};
+        if (!each || each->low < 0 || __builtin_mul_overflow(all / sums, each->high, &sum.high) ||
+            !held(dtype, sum))
+            return std::nullopt;
+        return sum;
     }
 
     /// Of a % b as it is composed: where the rest has another sign than b, b is added to it.
