@@ -246,7 +246,14 @@ def test_package_files():
     assert (PACKAGE / "_core.pyi").exists() and (PACKAGE / "py.typed").exists()
     size = sum(p.stat().st_size for p in PACKAGE.rglob("*") if p.is_file())
     assert size < 20e6
-    assert aicf.__version__ == importlib.import_module("importlib.metadata").version("aicf")
+    installed = importlib.import_module("importlib.metadata")
+    assert aicf.__version__ == installed.version("aicf")
+    # It stands in pyproject.toml alone, and no address is given that nothing answers at.
+    sources = [*(ROOT / "python").rglob("*.py"), ROOT / "CMakeLists.txt"]
+    assert not [p for p in sources if f'"{aicf.__version__}"' in p.read_text()]
+    assert installed.metadata("aicf").get_all("Project-URL") is None
+    (command,) = installed.entry_points(group="console_scripts", name="aicf")
+    assert callable(command.load())
 
 
 def test_stub_covers_the_module():

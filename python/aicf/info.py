@@ -86,8 +86,8 @@ def _auto() -> Iterator[Fact]:
 
 def _cuda() -> Iterator[Fact]:
     if not hasattr(_core, "cuda_info"):
-        needs = "this build has no CUDA backend; it needs Linux and CUDA's header"
-        command = "pip install --force-reinstall --no-cache-dir aicf"
+        needs = "this build has no CUDA backend; build the source again on Linux, with CUDA's header"
+        command = "pip install --force-reinstall --no-cache-dir ."
         yield Fact("cuda", "", missing=needs, command=command)
         return
     found = _core.cuda_info()
