@@ -771,8 +771,8 @@ class Graph:
             check: raise BadValue rather than run a step that makes a NaN or an infinity or takes
                 an index out of range, as `Step.trap` says; each step is computed twice.
             checks: "indices": a step that is given an index or label out of range raises BadValue
-                and changes no param, state or output. "off": such rows are NaN (0 for integers)
-                and have no gradient.
+                and changes no param, state or output; for one on a GPU the call waits until it is
+                made. "off": such rows are NaN (0 for integers) and have no gradient.
             cast: inputs from the host take the dtype that the graph says: floats are rounded, whole
                 numbers must fit. Else another dtype is a DTypeError.
             fresh: patterns of names that begin anew though a step of `share` has almost theirs.

@@ -86,7 +86,7 @@ def _auto() -> Iterator[Fact]:
 
 def _cuda() -> Iterator[Fact]:
     if not hasattr(_core, "cuda_info"):
-        needs = "this build has no CUDA backend; build the source again on Linux, with CUDA's header"
+        needs = "this build has no CUDA backend; build the source on Linux with CUDA's header"
         command = "pip install --force-reinstall --no-cache-dir ."
         yield Fact("cuda", "", missing=needs, command=command)
         return
