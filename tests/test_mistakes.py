@@ -58,7 +58,9 @@ def text_of(mistake):
 
 @pytest.mark.parametrize("mistake, text", entries() if __name__ != "__main__" else [])
 def test_text(mistake, text):
-    assert text_of(mistake) == text
+    """Whatever numbers the values have that functions make."""
+    found, kept = (re.sub(r"%\d+", "%", words) for words in (text_of(mistake), text))
+    assert found == kept
 
 
 # What has no value to show, or is Python's own way to say it.

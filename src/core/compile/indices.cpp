@@ -245,10 +245,9 @@ class Tracing {
         if (name == "Sum") return sum_span(*node, of(0), value.type.dtype);
         if (name == "Cast") {
             const DType from = graph_.value(node->inputs[0]).type.dtype;
-            if (is_float(from)) return truncated(bounds_of(node->inputs[0], deep - 1));
-            const auto span = of(0);
-            const bool whole = is_integer(from) || from == DType::boolean;
-            return whole && span && held(value.type.dtype, *span) ? span : std::nullopt;
+            const auto span =
+                is_float(from) ? truncated(bounds_of(node->inputs[0], deep - 1)) : of(0);
+            return span && held(value.type.dtype, *span) ? span : std::nullopt;
         }
         if (name == "Where") {
             const auto rest = remainder_span(*node, deep);
