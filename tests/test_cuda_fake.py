@@ -831,3 +831,41 @@ def test_indices_are_looked_at_before_a_launch(driver, tmp_path):
         subprocess.run(warm, env=cache, check=True)
     out, _ = run(driver, INDICES.format(folder=f"{tmp_path}/"))
     assert out.split() == ["done"]
+
+
+FUNCTION = """
+import aicf
+import numpy as np
+from aicf import _core
+
+def double(x):
+    return x * 2.0
+
+if {warm}:
+    g = aicf.Graph("double")
+    g.output("result", double(g.input("x", (5,))))
+    _core.cuda_cubins(_core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a"), "sm_90a")
+else:
+    fn = aicf.function(double, device="cuda")
+    x = np.ones(5, np.float32)
+    first, last = fn(x), fn(x)
+    print(first.device, first.shape, first.dtype, first.__dlpack_device__(), first.copy().device)
+    first.__dlpack__(stream=2, max_version=(1, 0))
+    first.__dlpack__(stream=-1, max_version=(1, 0), copy=True)
+    fn(last)  # by the memory of the device
+    assert first.numpy().shape == np.asarray(last).shape == (5,)
+    del fn
+    print(len(first.tolist()))
+"""
+
+
+def test_results_of_functions_stay(driver):
+    """Each is a copy on the device that outlives the next call and the function."""
+    subprocess.run(
+        [sys.executable, "-c", FUNCTION.format(warm=True)],
+        env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
+        check=True,
+    )
+    out, counts = run(driver, FUNCTION.format(warm=False))
+    assert out.split("\n")[:2] == ["cuda:0 (5,) float32 (2, 0) cpu", "5"]
+    assert_clean(counts)

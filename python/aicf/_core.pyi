@@ -225,6 +225,11 @@ class Array:
 
     def __array__(self, dtype: object | None = None, copy: object | None = None) -> object: ...
 
+    def _keep(self) -> Array:
+        """
+        A copy that later runs leave alone, on the step's device and in the order of its work: nothing waits.
+        """
+
     def copy(self) -> Array:
         """An Array that owns a copy in host memory."""
 

@@ -322,7 +322,7 @@ class Function(Kept):
         with self._turn:
             entry.used = next(_clock)
             found = entry.step(*leaves)[single]
-            return found.copy() if self._copy else found
+            return found._keep() if self._copy else found
 
     def _run(self, entry: _Entry, names: Sequence[str] | None, leaves: Sequence[Any]) -> Any:
         if names is not None:
@@ -334,7 +334,7 @@ class Function(Kept):
                 return entry.results.made(outputs)
             made: dict[str, Any] = {}
             for name in outputs:
-                made[name] = outputs[name].copy() if self._copy else outputs[name]
+                made[name] = outputs[name]._keep() if self._copy else outputs[name]
                 if name in entry.crops:
                     cuts = [slice(None)] * made[name].ndim
                     for axis, count in entry.crops[name]:
@@ -531,8 +531,8 @@ def function(
         buckets: an aicf.Bucket by the name of an argument, or several by axis: these axes are
             padded.
         cache: how many steps are kept; the one not called for longest goes first. State stays.
-        copy: results are copies in host memory; False gives the outputs of a Step, on its device,
-            which the next call of that Step ends.
+        copy: results are copies on the device, which nothing waits for; False gives the outputs of
+            a Step, which the next call of that Step ends.
         state: an aicf.State, or a function whose state this one shares.
         retraces: a warning says what differs when a function is traced for this many times.
         static: names of arguments that tell calls apart by their value, floats among them.

@@ -11,6 +11,11 @@ Device device_of(const Array& array) { return array.step ? array.step->device() 
 TensorRef dlpack_ref(const Array& array) {
     if (!array.step || (array.leaf == kNone && device_of(array).kind == Device::cpu))
         return array.read();
+    if (array.apart()) {
+        GilRelease release;
+        array.step->synchronize();
+        return array.tensor;
+    }
     if (array.leaf == kNone) {
         TensorRef copy = array.snapshot();
         GilRelease release;
@@ -54,7 +59,7 @@ PyObject* array_from_hook(TensorRef ref) { return nb::cast(array_of(ref)).releas
 
 /// One element as a Python number; of an output that keeps steps none is the one.
 nb::object item(const Array& a, const char* asked) {
-    if (a.step && a.leaf == kNone && a.step->output(a.output).keep > 1)
+    if (!a.apart() && a.leaf == kNone && a.step->output(a.output).keep > 1)
         raise(ErrorKind::shape, asked, " of output \"", a.output, "\", which keeps the last ",
               a.step->output(a.output).keep,
               " steps, oldest first; need one of them, the newest is [-1]");
@@ -152,6 +157,18 @@ void bind_array(nb::module_& m) {
             nb::arg("rest"), nb::arg("named"),
             nb::sig("def __array__(self, dtype: object | None = None, copy: object | None = None) "
                     "-> object"))
+        .def(
+            "_keep",
+            [](const Array& a) {
+                if (device_of(a).kind == Device::cpu) return array_of(a.read());
+                Array kept;
+                kept.owner = a.owner;
+                kept.step = a.step;
+                kept.tensor = a.snapshot();
+                return kept;
+            },
+            "A copy that later runs leave alone, on the step's device and in the order of its "
+            "work: nothing waits.")
         .def("copy",
              bare<Array>("copy",
                          [](const Array& a) {

@@ -13,10 +13,12 @@ struct Array {
     ValueId leaf = kNone;
     std::string output;
     uint64_t generation = 0;
-    TensorRef tensor;  // of a copy
+    TensorRef tensor;  // of a copy; with a step, one on its device
+
+    bool apart() const { return !step || tensor.data; }
 
     Type type() const {
-        if (!step) return {tensor.dtype, tensor.shape};
+        if (apart()) return {tensor.dtype, tensor.shape};
         if (leaf != kNone) return step->plan().values[leaf].type;
         const Lowered::Output& out = step->output(output);
         Type type = step->plan().values[out.value].type;
@@ -27,6 +29,10 @@ struct Array {
     /// A copy in host memory, made now.
     TensorRef read() const {
         if (!step) return tensor;
+        if (apart()) {
+            GilRelease release;
+            return step->read(tensor);
+        }
         if (leaf != kNone) {
             GilRelease release;
             return step->read(leaf);
@@ -35,6 +41,10 @@ struct Array {
     }
     /// A copy on the step's device, in the order of its work.
     TensorRef snapshot() const {
+        if (apart()) {
+            GilRelease release;
+            return step->snapshot(tensor);
+        }
         if (leaf == kNone) return fresh([&] { return step->snapshot(step->output(output)); });
         GilRelease release;
         return step->snapshot({"", leaf});

@@ -693,8 +693,10 @@ TensorRef Step::view_locked(ValueId id) const {
     return ref;
 }
 
-TensorRef Step::read_locked(ValueId id) {
-    TensorRef ref = view_locked(id);
+TensorRef Step::read_locked(ValueId id) { return to_host(view_locked(id)); }
+
+/// Dense memory of the device as memory of the host, once all work is done.
+TensorRef Step::to_host(TensorRef ref) {
     const auto bytes = static_cast<uint64_t>(element_count(ref.shape) * dtype_size(ref.dtype));
     std::shared_ptr<char[]> host(new char[bytes + 1]);
     machine_->backend->synchronize();
@@ -735,6 +737,22 @@ TensorRef Step::snapshot(const Lowered::Output& output) {
 std::shared_ptr<void> Step::lend(std::shared_ptr<void> memory, intptr_t stream) {
     Turn turn(*machine_, others_);
     return machine_->backend->lend(std::move(memory), stream);
+}
+
+TensorRef Step::snapshot(const TensorRef& taken) {
+    Turn turn(*machine_, others_);
+    Backend& backend = *machine_->backend;
+    const auto bytes = static_cast<uint64_t>(element_count(taken.shape) * dtype_size(taken.dtype));
+    TensorRef copy = taken;
+    copy.owner = backend.allocate(std::max<uint64_t>(bytes, 1));
+    copy.data = copy.owner.get();
+    if (bytes) backend.copy(copy.data, taken.data, bytes);
+    return copy;
+}
+
+TensorRef Step::read(const TensorRef& taken) {
+    Turn turn(*machine_, others_);
+    return to_host(taken);
 }
 
 TensorRef Step::read(ValueId id) {

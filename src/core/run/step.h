@@ -131,6 +131,9 @@ class Step {
     TensorRef read_output(const Lowered::Output& output);
     /// A copy on the device, made in the order of the step's work; of a ring as above.
     TensorRef snapshot(const Lowered::Output& output);
+    /// The same of a snapshot, and a copy of one in host memory.
+    TensorRef snapshot(const TensorRef& taken);
+    TensorRef read(const TensorRef& taken);
     /// See Backend.
     std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream);
 
@@ -158,6 +161,7 @@ class Step {
     TensorRef on_host(const TensorRef& tensor);
     TensorRef view_locked(ValueId id) const;
     TensorRef read_locked(ValueId id);
+    TensorRef to_host(TensorRef ref);
     uint64_t bindings() const;
     TensorRef apart(const TensorRef& from, ValueId to);
     using Watchers = std::vector<std::shared_ptr<Watcher>>;
