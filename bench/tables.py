@@ -119,8 +119,7 @@ def scaling():
     return compared("cpu", ["scaling"], 2)
 
 
-def functions_epyc():
-    run = load("functions")
+def functions(run):
     rows = [
         (row["case"], short(median(row)), *(f"{m:.2f} [{a:.2f} .. {b:.2f}]" for m, a, b in ratios))
         for row in run["rows"]
@@ -128,6 +127,14 @@ def functions_epyc():
     ]
     head = ("", "aicf, µs", "PyTorch", "`torch.compile`")
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+
+
+def functions_epyc():
+    return functions(load("functions"))
+
+
+def functions_h200():
+    return functions(load("functions_h200"))
 
 
 def gpu_rows():
