@@ -202,6 +202,16 @@ def test_more_stages_than_barriers():
     assert problems_of(*block_of(g)) == []
 
 
+def test_a_state_of_another_layout_stays_apart():
+    """Its next content is made as a row of 64, which a block would carry over as it lies."""
+    g = aicf.Graph("layout")
+    s, x = g.state("s", (8, 8)), g.input("x", (8, 8))
+    h = aicf.softmax(s @ x)
+    g.assign(s, aicf.reshape(aicf.exp(aicf.reshape(h @ x, (64,))), (8, 8)))
+    g.output("y", aicf.sum(h * x, axis=0))
+    assert "sequence" not in [op["op"] for op in plan_of(g, _core.pass_names())]
+
+
 def rows_at_odd_addresses():
     """Turns of a loop whose rows of 8 bytes begin 2 bytes behind multiples of 4."""
     g = aicf.Graph("odd")
