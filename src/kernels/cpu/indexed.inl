@@ -432,21 +432,72 @@ AICF_INLINE int64_t largest_in(const E* window, const WindowGeometry& g, const i
     return best;
 }
 
+constexpr int64_t kPooledColumns = 64;
+
+/// Compares one position of the kernel, number `at`, in `count` windows; `element(k)` is what
+/// window k has there.
+template <class A, class I, class Element>
+AICF_INLINE void compare_position(int64_t count, I at, A* most, I* best, Element element) {
+    _Pragma("GCC ivdep") for (int64_t k = 0; k < count; k++) {
+        const A v = widen(element(k)), m = most[k];
+        const bool larger = (v > m) | ((v != v) & (m == m));
+        most[k] = larger ? v : m;
+        best[k] = larger ? at : best[k];
+    }
+}
+
+/// The same as largest_in of `count` windows of a row, at most kPooledColumns, from the first one
+/// on: each position of the kernel is compared in all of them, without a branch.
+template <class A, class E>
+void largest_of_row(const E* window, int64_t count, const WindowGeometry& g, const int64_t* xs,
+                    A* most, typename IntOf<A>::type* best) {
+    typedef scalar::BitsOf<E> Bits;
+    const int64_t step = g.stride[1] * xs[1];
+    for (int64_t k = 0; k < count; k++) {
+        most[k] = widen(window[k * step]);
+        best[k] = 0;
+    }
+    for (int64_t i = 0; i < g.kernel[0]; i++)
+        for (int64_t j = i == 0; j < g.kernel[1]; j++) {
+            const E* row = window + i * g.dilation[0] * xs[0] + j * g.dilation[1] * xs[1];
+            const auto at = typename IntOf<A>::type(i * g.kernel[1] + j);
+            if (step == 1) {
+                compare_position(count, at, most, best, [=](int64_t k) { return row[k]; });
+            } else if (step == 2 && xs[1] == 1 && g.kernel[1] > 1) {
+                // Both of two neighbours are read and one is kept, for a loop that reads every
+                // other element takes its last ones apart. Both lie inside the window.
+                const E* pairs = row - (j > 0);
+                const Bits left = j > 0 ? Bits(0) : Bits(-1), right = Bits(~left);
+                compare_position(count, at, most, best, [=](int64_t k) {
+                    const auto a = scalar::bit_cast<Bits>(pairs[2 * k]),
+                               b = scalar::bit_cast<Bits>(pairs[2 * k + 1]);
+                    return scalar::bit_cast<E>(Bits((a & left) | (b & right)));
+                });
+            } else {
+                compare_position(count, at, most, best, [=](int64_t k) { return row[k * step]; });
+            }
+        }
+}
+
 template <class A, class E>
 void max_pool_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &x = args.in(0), &y = args.out(0);
     const WindowGeometry g = window_geometry(args);
     const int lead = x.rank - 2;
     const int64_t *xs = x.strides() + lead, *ys = y.strides() + lead;
+    const int64_t columns = y.shape()[lead + 1];
+    A most[kPooledColumns];
+    typename IntOf<A>::type best[kPooledColumns];
     for (int64_t plane = begin; plane < end; plane++) {
         const E* from = static_cast<const E*>(x.ptr) + place_of(x, plane, lead);
         E* to = static_cast<E*>(y.ptr) + place_of(y, plane, lead);
         for (int64_t h = 0; h < y.shape()[lead]; h++)
-            for (int64_t c = 0; c < y.shape()[lead + 1]; c++) {
-                A value;
-                largest_in<A>(from + h * g.stride[0] * xs[0] + c * g.stride[1] * xs[1], g, xs,
-                              &value);
-                put(to + h * ys[0] + c * ys[1], value);
+            for (int64_t c = 0; c < columns; c += kPooledColumns) {
+                const int64_t count = min64(kPooledColumns, columns - c);
+                largest_of_row<A>(from + h * g.stride[0] * xs[0] + c * g.stride[1] * xs[1], count,
+                                  g, xs, most, best);
+                E* row = to + h * ys[0] + c * ys[1];
+                for (int64_t k = 0; k < count; k++) put(row + k * ys[1], most[k]);
             }
     }
 }
@@ -465,6 +516,14 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     const int64_t *xs = x.strides() + lead, *ds = dy.strides() + lead, *dn = dy.shape() + lead,
                   *os = dx.strides() + lead;
     const int64_t rows = x.shape()[lead], columns = x.shape()[lead + 1];
+    // Where a position of the kernel lies; few of them in a table, since a division takes longer.
+    const auto place = [&](int64_t position) {
+        const int64_t i = position / g.kernel[1], j = position - i * g.kernel[1];
+        return i * g.dilation[0] * os[0] + j * g.dilation[1] * os[1];
+    };
+    int64_t places[64];
+    const bool tabled = g.kernel[0] * g.kernel[1] <= 64;
+    for (int64_t p = 0; tabled && p < g.kernel[0] * g.kernel[1]; p++) places[p] = place(p);
     for (int64_t plane = begin; plane < end; plane++) {
         const E* image = static_cast<const E*>(x.ptr) + place_of(x, plane, lead);
         const E* grad = static_cast<const E*>(dy.ptr) + place_of(dy, plane, lead);
@@ -473,14 +532,20 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
             for (int64_t h = 0; h < rows; h++)
                 for (int64_t c = 0; c < columns; c++) to[h * os[0] + c * os[1]] = E(0);
             for (int64_t oh = dn[0] - 1; oh >= 0; oh--)
-                for (int64_t ow = dn[1] - 1; ow >= 0; ow--) {
-                    A value;
-                    const int64_t h = oh * g.stride[0], c = ow * g.stride[1];
-                    const int64_t best =
-                        largest_in<A>(image + h * xs[0] + c * xs[1], g, xs, &value);
-                    const int64_t i = best / g.kernel[1], j = best - i * g.kernel[1];
-                    E* at = to + (h + i * g.dilation[0]) * os[0] + (c + j * g.dilation[1]) * os[1];
-                    *at = *at + grad[oh * ds[0] + ow * ds[1]];
+                for (int64_t stop = dn[1]; stop > 0; stop -= kPooledColumns) {
+                    const int64_t first = stop > kPooledColumns ? stop - kPooledColumns : 0;
+                    const int64_t h = oh * g.stride[0], c = first * g.stride[1];
+                    A most[kPooledColumns];
+                    typename IntOf<A>::type best[kPooledColumns];
+                    largest_of_row<A>(image + h * xs[0] + c * xs[1], stop - first, g, xs, most,
+                                      best);
+                    const E* from = grad + oh * ds[0] + first * ds[1];
+                    E* row = to + h * os[0] + c * os[1];
+                    for (int64_t k = stop - first; k-- > 0;) {
+                        E* at = row + k * g.stride[1] * os[1] +
+                                (tabled ? places[best[k]] : place(best[k]));
+                        *at = *at + from[k * ds[1]];
+                    }
                 }
             continue;
         }
