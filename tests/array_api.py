@@ -50,6 +50,7 @@ AS_NUMPY = "as NumPy and PyTorch: of an infinite dividend NaN, by an infinite di
 KNOWN = {
     "pow": "`**` of integers is refused: cast first",
     "matmul": "`@` of integers is refused: cast first",
+    "tensordot": "of integers, as `@`",
     "matrix_power": "of a negative power, which asks for an inverse",
     "floor_divide": AS_NUMPY,
     "signbit": "a NaN has no sign",
