@@ -61,8 +61,9 @@ def main():
     for rate, loss in found.items():
         print(f"rate {rate:8.5f}  loss {loss:.6f}")
     best = min(found, key=found.get)
-    print(f"best rate {best:.5f}; {options.rates} trainings of {options.steps} steps took", end=" ")
-    print(f"{seconds:.2f} s, compiling included: {1e6 * seconds / options.rates / options.steps:.2f} µs a step")
+    each = 1e6 * seconds / options.rates / options.steps
+    print(f"best rate {best:.5f}; {options.rates} trainings of {options.steps} steps took")
+    print(f"{seconds:.2f} s, compiling included: {each:.2f} µs a step")
     return found
 
 

@@ -117,3 +117,20 @@ def test_picture_needs_matplotlib(digits, tmp_path, monkeypatch, capsys):
     digits.draw([1.0, 0.5], tmp_path / "loss.png")
     assert "matplotlib is not installed" in capsys.readouterr().out
     assert not (tmp_path / "loss.png").exists()
+
+
+def test_a_search_is_so_many_trainings():
+    """One step that is set back and trained by run_many = steps compiled and called anew."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import sweep
+
+    x, t = sweep.pendulum(120, seed=0)
+    rates = [1e-3, 1e-2]
+    found = sweep.search(sweep.graph().compile(device="cpu", seed=0), rates, x, t)
+    for rate in rates:
+        step = sweep.graph().compile(device="cpu", seed=0)
+        step.set("opt.lr", rate)
+        for one, other in zip(x, t, strict=True):
+            kept = step(x=one, t=other)["loss"]
+        assert found[rate] == float(kept.numpy().mean())
+    assert found[1e-2] < found[1e-3] < float(np.mean(t**2))
