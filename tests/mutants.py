@@ -473,7 +473,7 @@ def attempt(call, *kinds):
 
 def run(graph, number):
     """Compiles and runs a graph that verifies; what it was refused for."""
-    limits = (aicf.OutOfMemory, aicf.Unsupported)
+    limits = (aicf.OutOfMemory, aicf.Unsupported, aicf.BadValue)
     outcome = ""
     attempt(lambda: graph._core.lower_text(), *limits)
     for text in (str, aicf.Graph.to_json, aicf.Graph.to_dot):

@@ -780,7 +780,7 @@ row(
     lambda g, x, skip, dy: g.backward(_ctc_value(g, x, skip), [x], grad=dy)[x],
     _ctc_slopes,
     ulp=2,
-    extra=lambda x, skip, dy: 64 * (1 + _ctc_slopes(x, skip, abs(dy))),
+    extra=lambda x, skip, dy: (64 + 4 * len(x)) * (1 + _ctc_slopes(x, skip, abs(dy))),
     grad="no second derivative of ctc_loss is written down",
     zero_sign=False,
     **WIDE,

@@ -65,7 +65,7 @@ def test_every_threshold_has_a_family():
 NO_SIZES = {
     "kAdamNumbers", "kClaimBits", "kDrawn", "kFoldColumns", "kHeldSums", "kHugePage", "kInserted",
     "kMask", "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots", "kMaxThreads",
-    "kMaxVectors", "kRounds", "kRowOperands", "kRowSlots", "kSlack", "kStackBytes",
+    "kMaxVectors", "kPooled", "kRounds", "kRowOperands", "kRowSlots", "kSlack", "kStackBytes",
     "kStepTile",
 }  # fmt: skip
 

@@ -565,3 +565,30 @@ def test_an_op_without_a_gradient_behind_a_condition():
     g.output("d", d)
     found = g.compile(device="cpu")(x=np.array([-1, 0.5, 2], "f"))["d"].numpy()
     assert found.tolist() == [0, 1, 1]
+
+
+def test_equal_signs_of_values_compare_no_elements():
+    """`==` says whether two Values are one; whatever else it is used for is an error."""
+    g = aicf.Graph("same")
+    x, y = g.input("x", (3,)), g.input("y", (3,))
+    assert x == x and x != y and not (x == y) and {x: 1}[x] == 1 and [y, x].index(x) == 1
+    assert x in (None, "x", x) and x != "x"
+    text = r"==: of Values it asks whether they are one; use aicf.equal\(a, b\)"
+    wrong = [
+        lambda: x == 0,
+        lambda: x != 1.5,
+        lambda: np.float32(1) == x,
+        lambda: x == np.zeros(3),
+        lambda: x * (x == y),
+        lambda: (x == y) * x,
+        lambda: (x > 0) & (x == y),
+        lambda: ~(x != y),
+        lambda: aicf.where(x == y, x, y),
+        lambda: aicf.cast(x == y, "float32"),
+        lambda: aicf.mean(x == y),
+        lambda: (x == y).mean(),
+        lambda: g.output("y", x == y),
+    ]
+    for call in wrong:
+        with pytest.raises(aicf.GraphError, match=text):
+            call()

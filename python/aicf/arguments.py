@@ -215,6 +215,8 @@ class _Argument:
         return self.kinds[-1].take(x)
 
     def refusal(self, where: str, name: str, x: Any) -> Exception:
+        if isinstance(x, Same):
+            return not_elements()
         needs = [kind.need for kind in self.kinds] + ["None"] * self.optional
         need = " or ".join([", ".join(needs[:-1])] * (len(needs) > 1) + needs[-1:])
         shown = reprlib.repr(x).encode("ascii", "backslashreplace").decode()
@@ -267,6 +269,44 @@ def placed(error: Exception) -> Exception:
         error.source = user_line()  # type: ignore[attr-defined]
         error.__init__(f"{error} ({error.source})")  # type: ignore[misc, attr-defined]
     return error
+
+
+def not_elements() -> Exception:
+    return placed(
+        GraphError(
+            "==: of Values it asks whether they are one; use aicf.equal(a, b) or "
+            "aicf.not_equal(a, b) to compare elements"
+        )
+    )
+
+
+class Same:
+    """What `==` of two Values gives: true where they are one. No operand of anything."""
+
+    __slots__ = ("same",)
+    __array_ufunc__ = None
+
+    def __init__(self, same: bool) -> None:
+        self.same = same
+
+    def __bool__(self) -> bool:
+        return self.same
+
+    def __repr__(self) -> str:
+        return repr(self.same)
+
+    def _refuse(self, *_: object) -> Any:
+        raise not_elements()
+
+    __and__ = __or__ = __xor__ = __rand__ = __ror__ = __rxor__ = __invert__ = _refuse
+    __add__ = __sub__ = __mul__ = __truediv__ = __pow__ = __matmul__ = __neg__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rpow__ = __rmatmul__ = _refuse
+    __float__ = __int__ = __getitem__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise not_elements()
 
 
 def checked(fn: Function) -> Function:

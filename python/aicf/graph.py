@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core
 from . import init as initializers
-from .arguments import DTypeName, checked, is_it, placed, user_line
+from .arguments import DTypeName, Same, checked, is_it, not_elements, placed, user_line
 
 if TYPE_CHECKING:
     from ._methods import Methods  # what aicf.ops adds
@@ -85,8 +85,16 @@ class Value(Methods):
     def __hash__(self) -> int:
         return hash((id(self.graph), self.id))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Value) and other.graph is self.graph and other.id == self.id
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, Value):
+            return Same(other.graph is self.graph and other.id == self.id)
+        if isinstance(other, (int, float, np.generic)) or hasattr(other, "__dlpack__"):
+            raise not_elements()
+        return NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        same = self.__eq__(other)
+        return same if same is NotImplemented else Same(not same)
 
     if TYPE_CHECKING:  # what aicf.ops adds
 
@@ -211,6 +219,8 @@ class Graph:
             self._scopes.pop()
 
     def _id(self, value: Value, where: str) -> int:
+        if isinstance(value, Same):
+            raise not_elements()
         if not isinstance(value, Value):
             raise _core.GraphError(
                 f"{where}: got {type(value).__name__} {value!r}; need a Value of this graph"
@@ -802,6 +812,8 @@ class Graph:
 
 def _operands(where: str, *operands: Operand) -> list[Value]:
     values = [x for x in operands if isinstance(x, Value)]
+    if any(isinstance(x, Same) for x in operands):
+        raise not_elements()
     if not values:
         raise _core.GraphError(f"{where}: got {operands!r}; need at least one Value")
     graph = values[0].graph

@@ -432,7 +432,7 @@ AICF_INLINE int64_t largest_in(const E* window, const WindowGeometry& g, const i
     return best;
 }
 
-constexpr int64_t kPooledColumns = 64;
+constexpr int64_t kPooled = 64;  // windows, or positions of a kernel, that a thread has at hand
 
 /// Compares one position of the kernel, number `at`, in `count` windows; `element(k)` is what
 /// window k has there.
@@ -446,7 +446,7 @@ AICF_INLINE void compare_position(int64_t count, I at, A* most, I* best, Element
     }
 }
 
-/// The same as largest_in of `count` windows of a row, at most kPooledColumns, from the first one
+/// The same as largest_in of `count` windows of a row, at most kPooled, from the first one
 /// on: each position of the kernel is compared in all of them, without a branch.
 template <class A, class E>
 void largest_of_row(const E* window, int64_t count, const WindowGeometry& g, const int64_t* xs,
@@ -486,14 +486,14 @@ void max_pool_planes(const ArgBlock& args, int64_t begin, int64_t end) {
     const int lead = x.rank - 2;
     const int64_t *xs = x.strides() + lead, *ys = y.strides() + lead;
     const int64_t columns = y.shape()[lead + 1];
-    A most[kPooledColumns];
-    typename IntOf<A>::type best[kPooledColumns];
+    A most[kPooled];
+    typename IntOf<A>::type best[kPooled];
     for (int64_t plane = begin; plane < end; plane++) {
         const E* from = static_cast<const E*>(x.ptr) + place_of(x, plane, lead);
         E* to = static_cast<E*>(y.ptr) + place_of(y, plane, lead);
         for (int64_t h = 0; h < y.shape()[lead]; h++)
-            for (int64_t c = 0; c < columns; c += kPooledColumns) {
-                const int64_t count = min64(kPooledColumns, columns - c);
+            for (int64_t c = 0; c < columns; c += kPooled) {
+                const int64_t count = min64(kPooled, columns - c);
                 largest_of_row<A>(from + h * g.stride[0] * xs[0] + c * g.stride[1] * xs[1], count,
                                   g, xs, most, best);
                 E* row = to + h * ys[0] + c * ys[1];
@@ -521,8 +521,8 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
         const int64_t i = position / g.kernel[1], j = position - i * g.kernel[1];
         return i * g.dilation[0] * os[0] + j * g.dilation[1] * os[1];
     };
-    int64_t places[64];
-    const bool tabled = g.kernel[0] * g.kernel[1] <= 64;
+    int64_t places[kPooled];
+    const bool tabled = g.kernel[0] * g.kernel[1] <= kPooled;
     for (int64_t p = 0; tabled && p < g.kernel[0] * g.kernel[1]; p++) places[p] = place(p);
     for (int64_t plane = begin; plane < end; plane++) {
         const E* image = static_cast<const E*>(x.ptr) + place_of(x, plane, lead);
@@ -532,11 +532,11 @@ void max_pool_bwd_planes(const ArgBlock& args, int64_t begin, int64_t end) {
             for (int64_t h = 0; h < rows; h++)
                 for (int64_t c = 0; c < columns; c++) to[h * os[0] + c * os[1]] = E(0);
             for (int64_t oh = dn[0] - 1; oh >= 0; oh--)
-                for (int64_t stop = dn[1]; stop > 0; stop -= kPooledColumns) {
-                    const int64_t first = stop > kPooledColumns ? stop - kPooledColumns : 0;
+                for (int64_t stop = dn[1]; stop > 0; stop -= kPooled) {
+                    const int64_t first = stop > kPooled ? stop - kPooled : 0;
                     const int64_t h = oh * g.stride[0], c = first * g.stride[1];
-                    A most[kPooledColumns];
-                    typename IntOf<A>::type best[kPooledColumns];
+                    A most[kPooled];
+                    typename IntOf<A>::type best[kPooled];
                     largest_of_row<A>(image + h * xs[0] + c * xs[1], stop - first, g, xs, most,
                                       best);
                     const E* from = grad + oh * ds[0] + first * ds[1];
