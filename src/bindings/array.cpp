@@ -69,6 +69,9 @@ nb::object item(const Array& a, const char* asked) {
     return to_numpy(a.read(), true).attr("item")();
 }
 
+/// What print() shows: the contents, as NumPy writes them.
+nb::str shown(const Array& a) { return nb::str(to_numpy(a.read(), true)); }
+
 bool has_output(const Outputs& o, nb::handle name) {
     std::string text;
     if (!text_of(name, text)) return false;
@@ -212,6 +215,7 @@ void bind_array(nb::module_& m) {
                  return cat("aicf.Array(", to_string(a.type()), ", ",
                             to_string(a.step ? a.step->device() : a.tensor.device), ")");
              })
+        .def("__str__", shown)
         .def(
             "__dlpack__",
             [](const Array& a, const nb::args& rest, nb::handle stream, nb::handle max_version,
@@ -279,11 +283,10 @@ void bind_array(nb::module_& m) {
         "__format__",
         [](const Array& a, const nb::str& spec) {
             const bool one = a.type().shape.rank() == 0;
-            const nb::object shown = nb::len(spec) == 0 ? nb::object(nb::find(a))
-                                     : one              ? nb::object(item(a, "format()"))
-                                                        : to_numpy(a.read(), true);
-            return nb::len(spec) == 0 ? nb::object(nb::str(shown))
-                                      : nb::object(shown.attr("__format__")(spec));
+            if (nb::len(spec) == 0) return nb::object(shown(a));
+            const nb::object value =
+                one ? nb::object(item(a, "format()")) : to_numpy(a.read(), true);
+            return nb::object(value.attr("__format__")(spec));
         },
         nb::sig("def __format__(self, spec: str, /) -> str"));
 
