@@ -543,3 +543,18 @@ def test_groups_name_what_they_miss():
         g.minimize(loss, {"haed.*": None, "*": aicf.optim.SGD(lr=0.1)})
     with pytest.raises(aicf.GraphError, match="optimizer is 1"):
         g.minimize(loss, {"*": 1})
+
+
+def test_parts_outlive_what_they_were_part_of():
+    """Their names come from the module that has them now."""
+    kept = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Sigmoid())[:3]
+    first, second = nn.Module(), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    first.a, first.b = second[0], second[1]
+    del second[0].weight, second
+    first.a.weight = nn.Parameter(np.eye(3, dtype="f4"))
+    other = nn.Sequential(first.a, first.b)
+    del first.a, first.b
+    for model in (kept, other):
+        g = aicf.Graph()
+        g.output("y", model(g.input("x", (5, 3))))
+        assert list(g.params) == list(model.state_dict())

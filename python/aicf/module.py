@@ -59,7 +59,7 @@ def value_of(graph: Graph, held: Held, path: str) -> Value:
                 f'module: "{path}" is in graph "{graph.name}" already, of another module or one\'s '
                 'own; need a name for this module, as in Linear(8, 8, name="second")'
             )
-        make = graph.param if held.trained and held.requires_grad else graph.state  # type: ignore[attr-defined]
+        make = graph.param if held.trained and held.requires_grad else graph.state
         id = make(path, held.shape, held.dtype, held._start).id
         graph._held.pop(held, None)
         graph._held[held] = path  # the newest is the last
@@ -191,6 +191,7 @@ class Module(metaclass=_ModuleType):
         ['bias', 'weight']
         """
         made: dict[str, Value] = {}
+        self._adopt()
         for prefix, module in self.named_modules():
             for key, held in module._own_held():
                 path = f"{prefix}.{key}" if prefix else key
@@ -218,6 +219,13 @@ class Module(metaclass=_ModuleType):
             parts.append(module._parent[1])
             module = parent
         return ".".join([module._name] * bool(module._name) + parts[::-1])
+
+    def _above(self) -> Iterator[Module]:
+        """The modules that it is part of, the innermost first."""
+        module: Module = self
+        while module._parent is not None and (parent := module._parent[0]()) is not None:
+            yield parent
+            module = parent
 
     def __setattr__(self, key: str, value: Any) -> None:
         for kind, table in ((Parameter, self._parameters), (Module, self._modules),
@@ -248,6 +256,13 @@ class Module(metaclass=_ModuleType):
         changes[0] += 1
         if isinstance(value, Module) and (value._parent is None or value._parent[0]() is None):
             vars(value)["_parent"] = (weakref.ref(self), key)
+
+    def _adopt(self) -> None:
+        """Parts whose first owner is gone, or has them no longer, have their paths from here."""
+        for module in self.modules():
+            for key, child in module._modules.items():
+                if child is not None and next(child._above(), None) is None:
+                    vars(child)["_parent"] = (weakref.ref(module), key)
 
     def _left(self, module: Any) -> None:
         """A module that is no longer part of this one has a path of its own."""
