@@ -722,3 +722,73 @@ def test_several_functions_in_one_file(tmp_path):
     aicf.load(tmp_path / "g", {"one": train, "two": again.states})
     for name, array in want.items():
         assert_bits(train.state_dict()[name], array)
+
+
+def test_arrays_that_are_defaults():
+    """A call that leaves one out is known by what it gives, and runs on the default."""
+    x = np.ones(3, np.float32)
+
+    def scaled(x, by=2.0, and_by=np.full(3, 0.5, np.float32)):  # noqa: B008
+        return x * by * and_by
+
+    for options in ({}, {"dtypes": {"float64": "float32"}}):
+        f = aicf.function(scaled, **CPU, **options)
+        for _ in range(3):
+            assert f(x).numpy().tolist() == [1.0] * 3
+            assert f(x, 6.0).numpy().tolist() == [3.0] * 3
+            assert f(x, and_by=x).numpy().tolist() == [2.0] * 3
+            assert f(and_by=x * 4, x=x).numpy().tolist() == [8.0] * 3
+            assert f(x.astype(np.float64) if options else x).numpy().tolist() == [1.0] * 3
+        assert len(f.cache) == 1
+
+
+def test_one_name_is_not_two_contents():
+    """Modules of equal names have no part in each other's content by way of a state."""
+    nn, x = aicf.nn, np.ones((1, 3), np.float32)
+    one, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    own = other.state_dict()
+    call = aicf.function(lambda model, x: model(x), **CPU)
+    call(one, x)
+    with pytest.raises(aicf.GraphError, match='"weight" is another Parameter in the state'):
+        call(other, x)
+    for name, array in other.state_dict().items():
+        assert_bits(array, own[name], name)
+    other.name = "other"
+    want = x @ own["weight"].T + own["bias"]
+    np.testing.assert_allclose(call(other, x).numpy(), want, rtol=1e-6)
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    parts = aicf.function(lambda x: model[1](model[0](x)), **CPU)
+    y = np.ones((4, 3), np.float32)
+    parts(y)
+    for part, kind in ((model[1], "Buffer"), (model, "Parameter")):
+        if part is model:
+            part[0] = nn.Linear(3, 3)
+        else:
+            part.running_mean = nn.Buffer(np.zeros(3, np.float32))
+        with pytest.raises(aicf.GraphError, match=f"another {kind} in the state"):
+            parts(y)
+        parts = aicf.function(lambda x: model[1](model[0](x)), **CPU)
+        parts(y)
+
+
+def test_modes_of_what_a_module_is_part_of():
+    model, x = network(), np.ones((2, 4), np.float32)
+    f = aicf.function(lambda x: model[0](x) * (2.0 if model.training else 1.0), **CPU)
+    twice = f(x).numpy()
+    model.training = False
+    assert_bits(f(x).numpy() * 2, twice)
+
+
+def test_equal_values_of_two_types_and_names_that_meet():
+    x = np.ones(3, np.float32)
+
+    @aicf.function(static="by", **CPU)
+    def f(x, by):
+        return x * 3.0 if isinstance(by[0], bool) else aicf.div(x, x * by[0])
+
+    got = [float(f(x, (by,)).numpy()[0]) for by in (1, True, 0.0, -0.0)]
+    assert got == [1.0, 3.0, np.inf, -np.inf]
+    for nested in (lambda x: {"a.b": x, "a": {"b": x * 2.0}}, lambda x: {1: x, "1": x * 2.0}):
+        with pytest.raises(aicf.GraphError, match="of the result is there twice"):
+            aicf.function(nested, **CPU)(x)

@@ -18,7 +18,7 @@ from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
 from .graph import Graph, Value
 from .module import Module, _here, building
-from .parameters import changes
+from .parameters import Held, changes
 from .step import Leaves, Step
 from .trees import (
     Branch,
@@ -113,7 +113,7 @@ class State(Kept):
             raise GraphError(f"State: step is {step!r}; need a Step, or None")
         self._step = step
         self._lock = threading.RLock()
-        self._numbers: dict[str, tuple[float, str]] = {}  # what numbers began with, and where
+        self._owners: dict[str, Held] = {}  # what modules own of it, by name
 
     def _kept(self) -> Step:
         if self._step is None:
@@ -122,6 +122,17 @@ class State(Kept):
                 "its step() compile what a call needs"
             )
         return self._step
+
+    def _claim(self, where: str, graph: Graph) -> None:
+        """Refuses what modules own where a name is that of another one's content."""
+        for held, name in graph._held.items():
+            owner = self._owners.get(name, held)
+            if owner is not held and graph._core.find(name) >= 0:
+                raise GraphError(
+                    f'{where}: "{name}" is another {type(owner).__name__} in the state of this '
+                    "function already; need a name for one of the models, as in Linear(8, 8, "
+                    'name="second"), or a function with a state of its own'
+                )
 
     def _adopt(self, step: Step, graph: Graph) -> None:
         """Holds all of the step's storage, by a step that does nothing: those that are compiled may
@@ -145,6 +156,7 @@ class State(Kept):
                     make(name, array.shape, array.dtype, start)
             self._step = g.compile(device=step.device, share=sources, capture=False)
         for held, name in graph._held.items():
+            self._owners[name] = held
             if self._step is not None and held._step is not None and held._step[0] is step:
                 held._step = (self._step, name)
 
@@ -164,6 +176,7 @@ class _Entry:
         self,
         key: Any,
         names: Sequence[str],
+        arrays: int,
         step: Step,
         results: Results,
         crops: dict[str, list[tuple[int, int]]],
@@ -171,6 +184,7 @@ class _Entry:
         seconds: float,
     ) -> None:
         self.key, self.names, self.step, self.results = key, tuple(names), step, results
+        self.arrays = arrays  # how many of the names are arguments; counts follow
         self.crops, self.single = crops, None if crops else results.single
         self.seconds, self.used = seconds, next(_clock)
         self._roots = tuple(roots)
@@ -179,12 +193,12 @@ class _Entry:
         self.fast: list[Any] = []
 
     def _now(self) -> tuple[Any, ...]:
-        """All of the modules that decides what a trace gives."""
+        """All that decides what a trace gives, of the modules and what they are parts of."""
         return tuple(
-            (part, part.training, *((p, p.requires_grad) for p in part.parameters(recurse=False)))
+            (part, part.training, *((one, one.requires_grad) for _, one in part._own_held()))
             for root in self._roots
             for part in root.modules()
-        )
+        ) + tuple((part, part.training) for root in self._roots for part in root._above())
 
     def current(self) -> bool:
         """Whether the modules are as they were when it was traced."""
@@ -356,10 +370,10 @@ class Function(Kept):
                 return self._run(entry, names_there, prepare(leaves) if prepare else leaves)
         with self._state._lock:
             entry, inputs, prepare = self._entry(args, named)
-        order = list(entry.names[: len(names)])
+        order = list(entry.names[: entry.arrays])  # more than are given, where one has a default
         alike = names == order if prepare else sorted(names) == sorted(order)
         if key is not None and alike:
-            self._remember(key, entry, (*names, *entry.names[len(names) :]), prepare)
+            self._remember(key, entry, (*names, *entry.names[entry.arrays :]), prepare)
         return self._run(entry, None, inputs)
 
     def step(self, /, *args: Any, **named: Any) -> Step:
@@ -448,11 +462,12 @@ class Function(Kept):
                 places = {bucket: i for i, bucket in enumerate(graph._counts, len(names))}
                 crops[name] = [(axis, places[b]) for axis, b in graph._crops[value.id]]
         state = self._state
+        state._claim(self._name, graph)
         step = graph.compile(share=state._step, fresh="*", **self._options)
         state._adopt(step, graph)
         graph._closed = self._name
         seconds = time.perf_counter() - start
-        entry = _Entry(key, all_names, step, results, crops, list(graph._ran), seconds)
+        entry = _Entry(key, all_names, len(names), step, results, crops, list(graph._ran), seconds)
         self._traces += 1
         self._by_key.setdefault(key, []).append(entry)
         self._entries.append(entry)

@@ -58,6 +58,7 @@ class Held:
     of the newest step that has it, and before there is one an array here."""
 
     trained = False
+    requires_grad = False
 
     def __init__(self, content: Any, dtype: str | None = None) -> None:
         array, own = host_array(content)

@@ -24,7 +24,7 @@ class Leaf(NamedTuple):
 class Static(NamedTuple):
     """What else is among them: a part of the key, known while the function is traced."""
 
-    type: type
+    type: Any  # of a tuple's parts one by one, as 1, 1.0 and True are equal
     value: Any
 
 
@@ -93,7 +93,14 @@ def static_of(where: str, path: str, x: Any) -> Static:
             f"{where}: {shown(path)} is a {type(x).__name__}, no array and without a hash; "
             "need arrays, nested tuples, lists and dicts of these, or what has a hash"
         ) from None
-    return Static(type(x), x)
+    return Static(_told(x), x)
+
+
+def _told(x: Any) -> Any:
+    """What tells values apart that are equal."""
+    if isinstance(x, tuple):
+        return type(x), *map(_told, x)
+    return (float, repr(x)) if type(x) is float else type(x)
 
 
 def unflatten(spec: Any, values: Iterator[Any]) -> Any:
@@ -126,6 +133,11 @@ class Results:
             return None
         if isinstance(tree, Value):
             name = path or "result"
+            if name in self.values:
+                raise GraphError(
+                    f"{self._where}: {shown(name)} of the result is there twice; need keys whose "
+                    "paths differ"
+                )
             self.values[name] = tree
             return name
         if isinstance(tree, Mapping):
