@@ -1,6 +1,7 @@
 """Rows where the kernels that take them change: lanes of a warp, warps, blocks, memory."""
 
 import itertools
+import json
 
 import aicf
 import numpy as np
@@ -76,3 +77,21 @@ def test_registers_hold_a_row(n):
         for program in _core.cuda_programs(g._core, passes, 132, arch="sm_90a"):
             if "HolderOf" in program:
                 assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), program[-400:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [100, 513, 3000, 16384, 33000])
+def test_logits_take_the_place_of_what_they_are_made_of(n):
+    """The element of the label is read before: a loss that reads it afterwards makes it twice."""
+    rng, count = np.random.default_rng(n), 300
+    g = aicf.Graph("logits")
+    rows = g.param("rows", (50, n), init=rng.standard_normal((50, n)).astype("f4"))
+    z = aicf.take(rows, g.constant(rng.integers(0, 50, count))) * 2.0 + 1.0
+    g.output("loss", aicf.cross_entropy(z, g.constant(rng.integers(0, n, count))))
+    g.output("order", aicf.argmax(aicf.cumsum(z, axis=1), axis=1))
+    values = json.loads(_core.cuda_plan(g._core, _core.pass_names()))["values"].values()
+    places = {value["name"]: value["storage"] for value in values}
+    assert places["add_out"] == places["take_out"]
+    host, device = (g.compile(device=device, seed=1) for device in ("cpu", "cuda"))
+    want = host()["loss"].numpy().tobytes()
+    assert [device()["loss"].numpy().tobytes() for _ in range(20)] == [want] * 20

@@ -121,8 +121,10 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
             set_most(r, most);
             set_sum(r, sum);
         }
-        if constexpr (Put::stores)
+        if constexpr (Put::stores) {
+            Team::sync();  // the label's element is read before logits take the place of what it is
             if (mine) team.put(team.map(x, [](A) { return A(0); }), put(r));
+        }
     });
 }
 

@@ -63,6 +63,15 @@ struct Held {
     }
 };
 
+/// Until all of a warp or a block have come here.
+template <int Warps>
+__device__ __forceinline__ void sync_warps() {
+    if constexpr (Warps == 1)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
 /// A team that holds its rows.
 template <class A, int64_t N, int Lanes, int Warps>
 struct HolderOf {
@@ -91,6 +100,7 @@ struct HolderOf {
     __device__ __forceinline__ static bool leads() {
         return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0;
     }
+    __device__ __forceinline__ static void sync() { sync_warps<Warps>(); }
     template <class Make>
     __device__ __forceinline__ static Row take(const Make& make) {
         Row row = {};
@@ -175,6 +185,7 @@ struct StreamerOf {
         return Warps == 1 ? threadIdx.x & 31 : threadIdx.x;
     }
     __device__ __forceinline__ static bool leads() { return rank() == 0; }
+    __device__ __forceinline__ static void sync() { sync_warps<Warps>(); }
     template <class Make>
     __device__ __forceinline__ static Streamed<Make> take(const Make& make) {
         return {make};
@@ -198,10 +209,7 @@ struct StreamerOf {
     }
     template <class Make, class Out>
     __device__ __forceinline__ static void put(const Streamed<Make>& row, const Out& out) {
-        if constexpr (Warps == 1)  // each thread is done reading before any writes
-            __syncwarp();
-        else
-            __syncthreads();
+        sync();  // each thread is done reading before any writes
         for (int64_t i = rank(); i < N; i += size) out(i, row.make(i));
     }
 };
