@@ -86,7 +86,9 @@ def main() -> None:
         "clang-format": lambda: passes(clang_format, "--dry-run", "-Werror", *cxx),
         "stub": stub_is_current,
         "mypy": lambda: passes(python, "-m", "mypy"),
-        "pytest": lambda: passes(python, "-m", "pytest", *pytest_args),
+        "pytest": lambda: passes(
+            python, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *pytest_args
+        ),
     }
     failed = []
     for name, check in checks.items():

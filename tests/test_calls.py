@@ -226,3 +226,13 @@ def test_errors_of_building_name_the_line():
         place = f"test_calls.py:{line + 2 + i}"
         assert str(caught.value).count(f"({place})") == 1, str(caught.value)
         assert caught.value.source == place
+
+
+def test_print_shows_contents():
+    g = aicf.Graph("shown")
+    x = g.input("x", ())
+    g.output("y", x * 2)
+    g.output("z", aicf.broadcast_to(x, (3,)))
+    out = g.compile(device="cpu")(x=1.5)
+    assert (str(out["y"]), str(out["z"]), f"{out['y']}") == ("3.0", "[1.5 1.5 1.5]", "3.0")
+    assert repr(out["z"]) == "aicf.Array(f32[3], cpu)"
