@@ -17,7 +17,7 @@ HEAD = '''"""Methods of Value, as `python tests/value_methods.py --out FILE` wri
 from collections.abc import Sequence
 
 from .arguments import DTypeName
-from .graph import Operand, Value
+from .graph import Data, Operand, Value
 
 class Methods:
     __slots__ = ()

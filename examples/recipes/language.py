@@ -16,10 +16,8 @@ def main(steps=150, width=32):
 
     @aicf.function
     def train(tokens, following):
-        g, length = tokens.graph, tokens.shape[1]
-        x = letters(tokens) + places(g.constant(np.arange(length)))
-        later = g.constant(np.triu(np.ones((length, length), bool), 1))
-        x = body(x, later, aicf.equal(tokens, 0))
+        x = letters(tokens) + places(np.arange(tokens.shape[1]))
+        x = body(x, src_key_padding_mask=aicf.equal(tokens, 0), is_causal=True)
         loss = aicf.cross_entropy(aicf.permute(head(x), (0, 2, 1)), following, ignore_index=0)
         aicf.minimize(loss, aicf.optim.AdamW(lr=3e-3))
         return loss

@@ -14,6 +14,7 @@ import inspect
 import numbers
 import operator
 import os
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -123,6 +124,11 @@ def _operand(x: Any) -> Any:
     return _value(x)
 
 
+def _data(x: Any) -> Any:
+    x = np.asarray(x) if isinstance(x, np.generic) else x
+    return x if isinstance(x, np.ndarray) else _value(x)
+
+
 def _items(take: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     def items(x: Any) -> list[Any]:
         if isinstance(x, (str, bytes, Mapping, Set)) or not isinstance(x, Iterable):
@@ -162,6 +168,7 @@ def _values(x: Any) -> Any:
 _KINDS = {
     "Value": _Kind("a Value", GraphError, _value),
     "Operand": _Kind("a Value, a number or a NumPy array", GraphError, _operand),
+    "Data": _Kind("a Value or a NumPy array", GraphError, _data),
     "int": _Kind("an int below 2**63", ShapeError, _int),
     "float": _Kind("a number", DTypeError, _float),
     "bool": _Kind("a bool", GraphError, _bool),
@@ -326,7 +333,8 @@ def checked(fn: Function) -> Function:
     names = [p.name for p in plain if p.kind != p.POSITIONAL_ONLY]
     accepted = None if any(p.kind == p.VAR_KEYWORD for p in parameters) else set(names)
     builds = owner != "Step" and not any("Path" in str(p.annotation) for p in plain)
-    carriers = [p.name for p in plain if "Value" in p.annotation or "Operand" in p.annotation]
+    carriers = [p.name for p in plain if re.search("Value|Operand|Data", p.annotation)]
+    data = [p.name for p in plain if "Data" in p.annotation]
 
     def given_as(key: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
         at = places.get(key, len(args))
@@ -355,8 +363,16 @@ def checked(fn: Function) -> Function:
             error = arguments[key].refusal(where, key, given_as(key, args, named))
             raise (placed(error) if builds else error) from None
         owners = [*taken[: bool(owner)], *(given_as(key, taken, named) for key in carriers)]
-        before = [(graph, graph._mark()) for graph in _graphs(owners)]
+        arrays = [key for key in data if isinstance(given_as(key, taken, named), np.ndarray)]
+        graphs = _graphs(owners) or ([_current_graph(label)] if arrays else [])
+        before = [(graph, graph._mark()) for graph in graphs]
         try:
+            for key in arrays:
+                made = _constant_of(label, graphs[0], given_as(key, taken, named), owners)
+                if places.get(key, len(taken)) < len(taken):
+                    taken[places[key]] = made
+                else:
+                    named[key] = made
             return fn(*taken, **named)
         except BaseException as error:
             for graph, mark in before:
@@ -366,6 +382,28 @@ def checked(fn: Function) -> Function:
             raise
 
     return call  # type: ignore[return-value]
+
+
+def _current_graph(label: str) -> Any:
+    """That of the module or function that runs, for a call without a Value."""
+    from .module import _frames
+
+    if not _frames():
+        raise placed(
+            GraphError(
+                f"{label}: got arrays and no Value; need a Value, or a call inside of an "
+                "aicf.function"
+            )
+        )
+    return _frames()[-1].graph
+
+
+def _constant_of(label: str, graph: Any, array: np.ndarray, owners: list[Any]) -> Any:
+    """The constant that an array stands for; float64 takes the dtype of the first float Value."""
+    from .graph import Value, _constant, is_float
+
+    floats = [x.dtype for x in owners if isinstance(x, Value) and is_float(x)]
+    return _constant(label, graph, array, floats[0] if floats else "float32")
 
 
 def _graphs(owners: list[Any]) -> list[Any]:

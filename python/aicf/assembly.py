@@ -12,7 +12,7 @@ import numpy as np
 from ._core import GraphError, ShapeError
 from .arguments import checked
 from .arrays import flip, moveaxis
-from .graph import Operand, Value, _constant
+from .graph import Data, Operand, Value, _constant
 from .indexing import cumprod, scatter
 from .movement import _axis, broadcast_to, concat, expand_dims, reshape, transpose
 from .ops import cast, matmul, mul, where
@@ -234,7 +234,7 @@ def masked_fill(x: Value, mask: Value, value: Operand) -> Value:
     return where(mask, value, x)
 
 
-def index_fill(x: Value, axis: int, indices: Value, value: Operand) -> Value:
+def index_fill(x: Value, axis: int, indices: Data, value: Operand) -> Value:
     """x with `value`, a number or a Value of rank 0, at the places `indices` of `axis`.
 
     >>> aicf.index_fill(x, 1, g.constant(np.array([0, 2])), 0.0).shape
@@ -249,7 +249,7 @@ def index_fill(x: Value, axis: int, indices: Value, value: Operand) -> Value:
     return index_copy(x, axis, indices, broadcast_to(value, shape))
 
 
-def index_copy(x: Value, axis: int, indices: Value, y: Value) -> Value:
+def index_copy(x: Value, axis: int, indices: Data, y: Value) -> Value:
     """x with the slices of y at the places `indices` of `axis`; of equal places the last counts.
 
     >>> aicf.index_copy(x, 0, g.constant(np.array([1])), aicf.sum(x, 0, keepdims=True)).shape

@@ -38,6 +38,7 @@ _INSTEAD = {  # of what tensors of other libraries have
     "tolist": "; it has no data while the graph is built: make it an output",
 }
 Operand: TypeAlias = "Value | float | np.ndarray"  # float: any number
+Data: TypeAlias = Any  # a Value or a NumPy array, of which `checked` makes a constant
 
 
 class Value(Methods):

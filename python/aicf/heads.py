@@ -8,7 +8,7 @@ import numpy as np
 
 from ._core import GraphError, ShapeError
 from .arguments import checked
-from .graph import Value
+from .graph import Data, Value
 from .movement import broadcast_to, concat, expand_dims, permute, reshape, squeeze, transpose
 from .nn_functions import dropout, scaled_dot_product_attention
 from .ops import add, linear, matmul, mean, mul, where
@@ -32,9 +32,9 @@ def multi_head_attention_forward(
     out_proj_weight: Value,
     out_proj_bias: Value | None,
     training: bool = True,
-    key_padding_mask: Value | None = None,
+    key_padding_mask: Data | None = None,
     need_weights: bool = True,
-    attn_mask: Value | None = None,
+    attn_mask: Data | None = None,
     use_separate_proj_weight: bool = False,
     q_proj_weight: Value | None = None,
     k_proj_weight: Value | None = None,
@@ -50,7 +50,8 @@ def multi_head_attention_forward(
         query, key, value: [L, N, E], [S, N, K] and [S, N, V], or all without N.
         in_proj_weight, in_proj_bias: of query, key and value one below the other, [3 E, E], [3 E].
         bias_k, bias_v: one more position, [1, 1, E]; add_zero_attn: one more, of zeros.
-        key_padding_mask: [N, S], bool (True = hidden) or a float added to the scores.
+        key_padding_mask: [N, S], bool (True = hidden) or a float added to the scores; a Value or
+            a NumPy array.
         attn_mask: [L, S] or [N * heads, L, S], likewise.
         q_proj_weight, k_proj_weight, v_proj_weight: instead of in_proj_weight, with
             use_separate_proj_weight.

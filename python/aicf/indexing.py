@@ -1,8 +1,8 @@
 """Elements by their position along an axis, and positions by the order of the elements.
 
-Indices are int32 or int64 and count from 0. A step refuses one outside [0, n); where it was
-compiled with checks="off", such an index gives NaN (0 for integers) where elements are taken, and
-is left out where they are put.
+Indices are Values or NumPy arrays of int32 or int64 and count from 0. A step refuses one outside
+[0, n); where it was compiled with checks="off", such an index gives NaN (0 for integers) where
+elements are taken, and is left out where they are put.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import moveaxis
-from .graph import Operand, Value, _constant, _emit, _number
+from .graph import Data, Operand, Value, _constant, _emit, _number
 from .movement import (
     _axes,
     _axis,
@@ -79,7 +79,7 @@ __all__ = [
 # ---- by index
 
 
-def take_along_axis(x: Value, indices: Value, axis: int = -1) -> Value:
+def take_along_axis(x: Value, indices: Data, axis: int = -1) -> Value:
     """x[..., indices[..., i, ...], ...] along `axis`; the other axes broadcast.
 
     The gradient adds what was taken more than once, in ascending position. One launch.
@@ -99,7 +99,7 @@ def take_along_axis(x: Value, indices: Value, axis: int = -1) -> Value:
     return _emit("Gather", "take_along_axis", x, indices, axis=at)
 
 
-def gather(x: Value, axis: int, indices: Value) -> Value:
+def gather(x: Value, axis: int, indices: Data) -> Value:
     """x[..., indices[..., i, ...], ...] along `axis`, as PyTorch's.
 
     The other axes of `indices` may be shorter than x's. One launch.
@@ -111,7 +111,7 @@ def gather(x: Value, axis: int, indices: Value) -> Value:
     return _emit("Gather", "gather", _cropped("gather", x, indices, at), indices, axis=at)
 
 
-def index_select(x: Value, axis: int, indices: Value) -> Value:
+def index_select(x: Value, axis: int, indices: Data) -> Value:
     """x's slices along `axis` at the indices of one axis. One launch.
 
     >>> aicf.index_select(x, 1, labels).shape
@@ -121,7 +121,7 @@ def index_select(x: Value, axis: int, indices: Value) -> Value:
     return take(x, indices, axis)
 
 
-def scatter(x: Value, axis: int, indices: Value, src: Operand) -> Value:
+def scatter(x: Value, axis: int, indices: Data, src: Operand) -> Value:
     """x with `src` put at the indices along `axis`, as PyTorch's; of equal indices the last holds.
 
     Args:
@@ -146,7 +146,7 @@ def scatter(x: Value, axis: int, indices: Value, src: Operand) -> Value:
     return where(_grown(last, x, -1.0) >= 0, _grown(put, x), x)
 
 
-def scatter_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
+def scatter_add(x: Value, axis: int, indices: Data, src: Value) -> Value:
     """x plus `src` summed at the indices along `axis`, as PyTorch's; the same bits every time.
 
     Terms of one place are added in ascending position, then the sum to x.
@@ -166,7 +166,7 @@ def scatter_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
     return _as(add(_widened(x), _grown(sums, x)), x.dtype)
 
 
-def index_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
+def index_add(x: Value, axis: int, indices: Data, src: Value) -> Value:
     """x plus the slices of `src` along `axis`, summed where the indices of one axis say.
 
     Terms of one place are added in ascending position, in chunks of 256, then the sum to x.
@@ -190,7 +190,7 @@ def index_add(x: Value, axis: int, indices: Value, src: Value) -> Value:
 
 
 def scatter_reduce(
-    x: Value, axis: int, indices: Value, src: Value, reduce: str, include_self: bool = True
+    x: Value, axis: int, indices: Data, src: Value, reduce: str, include_self: bool = True
 ) -> Value:
     """x with what `src` puts at the indices along `axis` taken together, as PyTorch's.
 
@@ -311,7 +311,7 @@ def searchsorted(sorted: Value, values: Value, side: str = "left") -> Value:
     return at if line is values else reshape(at, values.shape)
 
 
-def unravel_index(indices: Value, shape: int | Sequence[int]) -> list[Value]:
+def unravel_index(indices: Data, shape: int | Sequence[int]) -> list[Value]:
     """The place on each axis of `shape` of positions in the flattened array, as NumPy's.
 
     >>> [i.shape for i in aicf.unravel_index(labels, (2, 5))]

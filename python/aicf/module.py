@@ -157,8 +157,8 @@ class Module(metaclass=_ModuleType):
             graph = frames[-1].graph
         if graph is None:
             raise GraphError(
-                f"{type(self).__name__}: got no Value; need one at least, such as an input of a "
-                "Graph"
+                f"{type(self).__name__}: got no Value; need a call inside of an aicf.function, "
+                "or with an input of a Graph"
             )
         path = self._path()
         outer = frames[-1].path if frames and frames[-1].graph is graph else None

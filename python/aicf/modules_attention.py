@@ -14,7 +14,7 @@ from . import init as initializers
 from ._core import GraphError, ShapeError
 from .arguments import DTypeName, checked
 from .containers import ModuleList
-from .graph import Value
+from .graph import Data, Value
 from .heads import multi_head_attention_forward
 from .module import Module
 from .modules_linear import Linear, need_sizes
@@ -109,9 +109,9 @@ class MultiheadAttention(Module):
         query: Value,
         key: Value,
         value: Value,
-        key_padding_mask: Value | None = None,
+        key_padding_mask: Data | None = None,
         need_weights: bool = True,
-        attn_mask: Value | None = None,
+        attn_mask: Data | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Value, Value | None]:
@@ -119,7 +119,8 @@ class MultiheadAttention(Module):
 
         Args:
             query, key, value: [L, N, E], [S, N, kdim] and [S, N, vdim], or without N.
-            key_padding_mask: [N, S], bool (True = hidden) or a float added to the scores.
+            key_padding_mask: [N, S], bool (True = hidden) or a float added to the scores; a Value
+                or a NumPy array.
             attn_mask: [L, S] or [N * heads, L, S], likewise.
             is_causal: hides positions after one's own where attn_mask is None.
 
@@ -225,8 +226,8 @@ class TransformerEncoderLayer(_Layer):
     def forward(
         self,
         src: Value,
-        src_mask: Value | None = None,
-        src_key_padding_mask: Value | None = None,
+        src_mask: Data | None = None,
+        src_key_padding_mask: Data | None = None,
         is_causal: bool = False,
     ) -> Value:
         """The layer over src; masks as of `MultiheadAttention`."""
@@ -252,10 +253,10 @@ class TransformerDecoderLayer(_Layer):
         self,
         tgt: Value,
         memory: Value,
-        tgt_mask: Value | None = None,
-        memory_mask: Value | None = None,
-        tgt_key_padding_mask: Value | None = None,
-        memory_key_padding_mask: Value | None = None,
+        tgt_mask: Data | None = None,
+        memory_mask: Data | None = None,
+        tgt_key_padding_mask: Data | None = None,
+        memory_key_padding_mask: Data | None = None,
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Value:
@@ -316,8 +317,8 @@ class TransformerEncoder(_Stack):
     def forward(
         self,
         src: Value,
-        mask: Value | None = None,
-        src_key_padding_mask: Value | None = None,
+        mask: Data | None = None,
+        src_key_padding_mask: Data | None = None,
         is_causal: bool | None = None,
     ) -> Value:
         """All layers over src; is_causal hides later positions where mask is None."""
@@ -341,10 +342,10 @@ class TransformerDecoder(_Stack):
         self,
         tgt: Value,
         memory: Value,
-        tgt_mask: Value | None = None,
-        memory_mask: Value | None = None,
-        tgt_key_padding_mask: Value | None = None,
-        memory_key_padding_mask: Value | None = None,
+        tgt_mask: Data | None = None,
+        memory_mask: Data | None = None,
+        tgt_key_padding_mask: Data | None = None,
+        memory_key_padding_mask: Data | None = None,
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Value:
@@ -416,12 +417,12 @@ class Transformer(Module):
         self,
         src: Value,
         tgt: Value,
-        src_mask: Value | None = None,
-        tgt_mask: Value | None = None,
-        memory_mask: Value | None = None,
-        src_key_padding_mask: Value | None = None,
-        tgt_key_padding_mask: Value | None = None,
-        memory_key_padding_mask: Value | None = None,
+        src_mask: Data | None = None,
+        tgt_mask: Data | None = None,
+        memory_mask: Data | None = None,
+        src_key_padding_mask: Data | None = None,
+        tgt_key_padding_mask: Data | None = None,
+        memory_key_padding_mask: Data | None = None,
         src_is_causal: bool | None = None,
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,

@@ -8,7 +8,7 @@ from typing import Any
 from . import init as initializers
 from ._core import GraphError, ShapeError
 from .arguments import DTypeName, checked
-from .graph import Value
+from .graph import Data, Value
 from .module import Module
 from .nn_functions import bilinear, embedding, embedding_bag
 from .ops import linear
@@ -151,7 +151,7 @@ class Embedding(_Rows):
         made.weight = weight
         return made
 
-    def forward(self, indices: Value) -> Value:
+    def forward(self, indices: Data) -> Value:
         return embedding(indices, self.weight, self.padding_idx)
 
 
@@ -181,7 +181,7 @@ class EmbeddingBag(_Rows):
         self._start(num_embeddings, embedding_dim, padding_idx, dtype)
 
     def forward(
-        self, indices: Value, offsets: Value | None = None, per_sample_weights: Value | None = None
+        self, indices: Data, offsets: Data | None = None, per_sample_weights: Data | None = None
     ) -> Value:
         return embedding_bag(
             indices, self.weight, offsets, None, self.mode, per_sample_weights,

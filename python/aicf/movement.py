@@ -13,7 +13,7 @@ import numpy as np
 
 from ._core import GraphError, ShapeError
 from .arguments import checked
-from .graph import Value, _emit
+from .graph import Data, Value, _emit
 
 __all__ = [
     "broadcast_to",
@@ -328,8 +328,8 @@ def _repeated(x: Value, axis: int, before: int, after: int, mode: str) -> Value:
     return take(x, x.graph.constant(places, "int64"), axis)
 
 
-def take(x: Value, indices: Value, axis: int = 0) -> Value:
-    """x's slices along `axis` at int `indices`.
+def take(x: Value, indices: Data, axis: int = 0) -> Value:
+    """x's slices along `axis` at int `indices`, a Value or a NumPy array.
 
     A step refuses an index outside [0, n); with `compile(checks="off")` it gives NaN (0 for
     integers) and takes no gradient.

@@ -11,7 +11,7 @@ from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _norm, repeat
 from .convolutions import _windows
-from .graph import Value, _emit, _number
+from .graph import Data, Value, _emit, _number
 from .indexing import index_add, searchsorted
 from .movement import broadcast_to, detach, expand_dims, pad, permute, reshape, transpose
 from .ops import (
@@ -99,7 +99,7 @@ def _normalize(where: str, x: Value, shape: int | Sequence[int], eps: float, cen
 
 
 def embedding(
-    indices: Value, weight: Value, padding_idx: int | None = None, max_norm: float | None = None
+    indices: Data, weight: Value, padding_idx: int | None = None, max_norm: float | None = None
 ) -> Value:
     """Rows of weight[n, d] by int indices -> [indices..., d]; its gradient is deterministic.
 
@@ -141,12 +141,12 @@ def _padding_row(name: str, weight: Value, padding_idx: int) -> int:
 
 
 def embedding_bag(
-    indices: Value,
+    indices: Data,
     weight: Value,
-    offsets: Value | None = None,
+    offsets: Data | None = None,
     max_norm: float | None = None,
     mode: str = "mean",
-    per_sample_weights: Value | None = None,
+    per_sample_weights: Data | None = None,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Value:
@@ -215,12 +215,12 @@ def scaled_dot_product_attention(
     q: Value,
     k: Value,
     v: Value,
-    mask: Value | None = None,
+    mask: Data | None = None,
     causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
-    attn_mask: Value | None = None,
+    attn_mask: Data | None = None,
     is_causal: bool = False,
 ) -> Value:
     """softmax(q k^T · scale + mask) v over [..., L, E], [..., S, E], [..., S, Ev].

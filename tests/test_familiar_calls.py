@@ -1,0 +1,124 @@
+"""Calls as people who know NumPy and PyTorch write them: what is taken, and what a refusal says."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import nn
+
+
+def numbers(*shape):
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+# ---- NumPy arrays where constants are meant
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "bool"])
+def test_masks_of_attention_are_numpy_arrays(kind):
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    mask = mask != 0 if kind == "bool" else mask.astype(kind)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, seed=1)
+    encoder = nn.TransformerEncoder(layer, 2)
+    given = aicf.function(lambda x: encoder(x, mask=mask))
+    causal = aicf.function(lambda x: encoder(x, is_causal=True))
+    x = numbers(2, 5, 4)
+    assert given(x).numpy().tobytes() == causal(x).numpy().tobytes()
+
+
+def test_padding_masks_and_those_of_the_function_are_numpy_arrays():
+    hidden = np.array([[False, False, True], [False, True, True]])
+    attention = nn.MultiheadAttention(4, 2, batch_first=True, seed=1)
+    x = numbers(2, 3, 4)
+    got = aicf.function(lambda s: attention(s, s, s, key_padding_mask=hidden)[1])(x).numpy()
+    assert (got.swapaxes(0, 1)[:, hidden] == 0).all() and (got[:, :, 0] > 0).all()
+    for key in ("mask", "attn_mask"):
+
+        def attend(q, key=key):
+            seen = {key: ~hidden[:, None, :]}
+            return aicf.scaled_dot_product_attention(q, q, q, **seen)
+
+        def by_value(q):
+            mask = q.graph.constant(~hidden[:, None, :])
+            return aicf.scaled_dot_product_attention(q, q, q, mask)
+
+        got, want = (aicf.function(fn)(x).numpy().tobytes() for fn in (attend, by_value))
+        assert got == want
+
+
+I = np.array([2, 0, 1])  # noqa: E741
+TAKEN = {
+    "take": (lambda x: aicf.take(x, I), lambda x: x[I]),
+    "take_method": (lambda x: x.take(indices=I, axis=1), lambda x: x[:, I]),
+    "take_along_axis": (
+        lambda x: aicf.take_along_axis(x, I[:, None], 1),
+        lambda x: np.take_along_axis(x, I[:, None], 1),
+    ),
+    "gather": (
+        lambda x: aicf.gather(x, 1, I[:, None]),
+        lambda x: np.take_along_axis(x, I[:, None], 1),
+    ),
+    "index_select": (lambda x: aicf.index_select(x, 1, I.astype(np.int32)), lambda x: x[:, I]),
+    "index_add": (lambda x: aicf.index_add(x, 0, I, x), lambda x: x + x[[1, 2, 0]]),
+    "scatter": (lambda x: aicf.scatter(x, 0, I[None], x), lambda x: _scattered(x)),
+    "index_fill": (lambda x: aicf.index_fill(x, 0, I[:1], 7.0), lambda x: _filled(x)),
+    "embedding": (lambda x: aicf.embedding(I, x), lambda x: x[I]),
+    "embedding_bag": (
+        lambda x: aicf.embedding_bag(I, x, np.array([0, 2]), mode="sum"),
+        lambda x: np.stack([x[2] + x[0], x[1]]),
+    ),
+}
+
+
+def _scattered(x):
+    y = x.copy()
+    for column, row in enumerate(I):
+        y[row, column] = x[0, column]
+    return y
+
+
+def _filled(x):
+    y = x.copy()
+    y[2] = 7.0
+    return y
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_indices_are_numpy_arrays(name):
+    ours, numpys = TAKEN[name]
+    x = numbers(3, 3)
+    np.testing.assert_array_equal(aicf.function(ours)(x).numpy(), numpys(x))
+
+
+def test_a_module_called_with_arrays_alone_is_in_the_graph_that_is_built():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pos = nn.Embedding(8, 4)
+
+        def forward(self, x):
+            return x + self.pos(np.arange(x.shape[1]))
+
+    net, x = Net(), numbers(2, 5, 4)
+    weight = net.pos.state_dict()["weight"]
+    np.testing.assert_array_equal(aicf.function(net)(x).numpy(), x + weight[:5])
+    places = aicf.function(lambda: net.pos(np.arange(3)))
+    np.testing.assert_array_equal(places().numpy(), weight[:3])
+
+
+def test_arrays_alone_outside_of_a_graph_are_refused_by_name():
+    need = "inside of an aicf.function"
+    with pytest.raises(aicf.GraphError, match=f"Embedding: got no Value; need a call {need}"):
+        nn.Embedding(8, 4)(np.arange(3))
+    with pytest.raises(aicf.GraphError, match=f"Linear: got no Value; need a call {need}, or with"):
+        nn.Linear(8, 4)(numbers(2, 8))
+    with pytest.raises(aicf.GraphError, match=f"unravel_index: .* no Value; need a .*{need}"):
+        aicf.unravel_index(np.arange(3), (2, 5))
+
+
+def test_a_refused_call_leaves_no_constant_behind():
+    g = aicf.Graph()
+    x = g.input("x", (3, 3))
+    before = g.to_json()
+    with pytest.raises(aicf.ShapeError):
+        aicf.gather(x, 1, np.arange(3))
+    assert g.to_json() == before
