@@ -122,3 +122,37 @@ def test_a_refused_call_leaves_no_constant_behind():
     with pytest.raises(aicf.ShapeError):
         aicf.gather(x, 1, np.arange(3))
     assert g.to_json() == before
+
+
+# ---- ints one by one, or a tuple
+
+X = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (lambda x: x.reshape(-1, 4), lambda x: x.reshape((-1, 4))),
+        (lambda x: x.reshape(-1), lambda x: x.reshape((-1,))),
+        (lambda x: aicf.reshape(x, 4, np.int64(6)), lambda x: aicf.reshape(x, shape=[4, 6])),
+        (lambda x: x.permute(0, 2, 1), lambda x: aicf.permute(x, (0, 2, 1))),
+        (lambda x: x.permute(axes=(-1, 0, 1)), lambda x: x.permute(2, 0, 1)),
+        (lambda x: x.transpose(0, 1), lambda x: aicf.transpose(x, 0, 1)),
+        (lambda x: x.broadcast_to(2, 2, 3, 4), lambda x: x.broadcast_to((2, 2, 3, 4))),
+    ],
+)
+def test_shapes_and_axes_are_ints_or_a_tuple(one, other):
+    one, other = aicf.function(one)(X).numpy(), aicf.function(other)(X).numpy()
+    np.testing.assert_array_equal(one, other, strict=True)
+
+
+def test_too_many_arguments_say_what_is_needed():
+    x = aicf.Graph().input("x", (2, 3))
+    with pytest.raises(TypeError, match=r"permute: got 3 arguments by place.*one tuple for axes"):
+        x.permute((0, 1), 1)
+    with pytest.raises(TypeError, match=r"squeeze: got 3 arguments by place; need x, axis"):
+        x.squeeze(0, 1)
+    with pytest.raises(TypeError, match=r"relu: got 2 arguments by place; need x \(test_fam"):
+        x.relu(True)
+    with pytest.raises(aicf.ShapeError, match="permute"):
+        x.permute(0)

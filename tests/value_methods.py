@@ -15,6 +15,7 @@ FILE = Path(aicf.__file__).with_name("_methods.pyi")
 HEAD = '''"""Methods of Value, as `python tests/value_methods.py --out FILE` writes them."""
 
 from collections.abc import Sequence
+from typing import overload
 
 from .arguments import DTypeName
 from .graph import Data, Operand, Value
@@ -27,6 +28,13 @@ class Methods:
 def method(name, fn):
     """The signature of a function whose first argument is the Value."""
     signature = inspect.signature(fn)
+    *_, last = signature.parameters.values()
+    if last.annotation == "Spread":
+        returns = signature.return_annotation
+        return "".join(
+            f"    @overload\n    def {name}(self, {given}) -> {returns}: ...\n"
+            for given in (f"{last.name}: Sequence[int]", f"*{last.name}: int")
+        )
     takes = ["self"]
     for p in [*signature.parameters.values()][1:]:
         assert p.kind is p.POSITIONAL_OR_KEYWORD, f"{name}: {p} is described otherwise"

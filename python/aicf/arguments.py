@@ -26,6 +26,7 @@ from ._core import DTypeError, Graph, GraphError, ShapeError
 
 DTypeName: TypeAlias = str  # NumPy's name, or a dtype that prints as it
 Path: TypeAlias = str | os.PathLike
+Spread: TypeAlias = "int | Sequence[int]"  # a call may give the ints one by one
 Sizes: TypeAlias = "int | Sequence[int | None] | None"  # None = as it was
 NamedDTypes: TypeAlias = Mapping[str, str | Sequence[str]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -140,6 +141,10 @@ def _items(take: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     return items
 
 
+def _spread(x: Any) -> list[int]:
+    return _items(_int)(x) if isinstance(x, Iterable) else [_int(x)]
+
+
 def _pair(x: Any) -> tuple[int, int]:
     before, after = _items(_int)(x)
     return before, after
@@ -185,6 +190,7 @@ _KINDS = {
         "a mapping of names to dtypes or sequences of these", GraphError, _named_dtypes
     ),
     "Sequence[int]": _Kind("a sequence of ints below 2**63", ShapeError, _items(_int)),
+    "Spread": _Kind("an int below 2**63 or a sequence of ints below 2**63", ShapeError, _spread),
     "Sizes": _Kind("an int below 2**63, None or a sequence of these", ShapeError, _sizes),
     "Sequence[float]": _Kind("a sequence of numbers", DTypeError, _items(_float)),
     "Sequence[Value]": _Kind("a sequence of Values", GraphError, _items(_value)),
@@ -332,6 +338,12 @@ def checked(fn: Function) -> Function:
     by_name = {p.name for p in plain if p.kind != p.POSITIONAL_ONLY} & arguments.keys()
     names = [p.name for p in plain if p.kind != p.POSITIONAL_ONLY]
     accepted = None if any(p.kind == p.VAR_KEYWORD for p in parameters) else set(names)
+    any_count = any(p.kind == p.VAR_POSITIONAL for p in parameters)
+    most = bool(owner) + len(places)  # arguments by place
+    last = next((p for p in reversed(plain) if p.name in places), None)
+    spreads = last is not None and last.annotation == "Spread"
+    sizes = last is not None and re.search("Sequence|Spread|Sizes", last.annotation)
+    one_tuple = f" (one tuple for {last.name})" if last is not None and sizes else ""
     builds = owner != "Step" and not any("Path" in str(p.annotation) for p in plain)
     carriers = [p.name for p in plain if re.search("Value|Operand|Data", p.annotation)]
     data = [p.name for p in plain if "Data" in p.annotation]
@@ -348,6 +360,15 @@ def checked(fn: Function) -> Function:
                 f"{label}: there is no argument {unknown!r}{is_it(unknown, names)}; "
                 f"need {', '.join(names)} ({user_line()})"
             )
+        if len(args) > most and not any_count:
+            ints = args[most - 1 :]
+            if not spreads or not all(hasattr(x, "__index__") for x in ints):
+                raise TypeError(
+                    f"{label}: got {len(args) - bool(owner)} arguments by place; need "
+                    f"{', '.join(names)}{one_tuple} "
+                    f"({user_line()})"
+                )
+            args = (*args[: most - 1], ints)
         taken, key = list(args), ""
         try:
             for i, key, take in by_place:  # noqa: B007 (names the misfit)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ._core import GraphError, ShapeError
-from .arguments import checked
+from .arguments import Spread, checked
 from .graph import Data, Value, _emit
 
 __all__ = [
@@ -47,8 +47,8 @@ def _axes(x: Value, axis: int | Sequence[int] | None) -> list[int]:
     return [axis] if isinstance(axis, int) else list(axis)
 
 
-def reshape(x: Value, shape: int | Sequence[int]) -> Value:
-    """The same elements in C order under another shape; one size may be −1.
+def reshape(x: Value, shape: Spread) -> Value:
+    """The same elements in C order under another shape, a tuple or ints; one size may be −1.
 
     Raises: ShapeError when the element counts differ.
 
@@ -68,14 +68,15 @@ def reshape(x: Value, shape: int | Sequence[int]) -> Value:
     return _emit("Reshape", "reshape", x, shape=sizes)
 
 
-def permute(x: Value, axes: Sequence[int]) -> Value:
-    """Axes in another order: result.shape[i] == x.shape[axes[i]].
+def permute(x: Value, axes: Spread) -> Value:
+    """Axes in another order, a tuple or ints: result.shape[i] == x.shape[axes[i]].
 
     >>> aicf.permute(x, (1, 0)).shape
     (3, 4)
     """
     rank = x.ndim
-    order = [axis + rank if -rank <= axis < 0 else axis for axis in axes]
+    wanted = [axes] if isinstance(axes, int) else axes
+    order = [axis + rank if -rank <= axis < 0 else axis for axis in wanted]
     return _emit("Transpose", "permute", x, axes=order)
 
 
@@ -91,7 +92,7 @@ def transpose(x: Value, dim0: int = -2, dim1: int = -1) -> Value:
     return _emit("Transpose", "transpose", x, axes=order)
 
 
-def broadcast_to(x: Value, shape: Sequence[int]) -> Value:
+def broadcast_to(x: Value, shape: Spread) -> Value:
     """x repeated along axes of size 1 and new leading axes, without copying.
 
     >>> aicf.broadcast_to(x, (2, 4, 3)).shape
