@@ -156,3 +156,59 @@ def test_too_many_arguments_say_what_is_needed():
         x.relu(True)
     with pytest.raises(aicf.ShapeError, match="permute"):
         x.permute(0)
+
+
+# ---- what calls of functions and optimizers are refused with
+
+
+def test_a_wrong_keyword_of_a_function_names_the_right_one():
+    @aicf.function
+    def train(tokens, labels):
+        return tokens + labels
+
+    x = numbers(3)
+    match = r'train: there is no argument "token" \(is it "tokens"\?\); need tokens, labels \(test_'
+    with pytest.raises(TypeError, match=match):
+        train(token=x, labels=x)
+    match = r"train: missing a required argument: 'labels'; need tokens, labels \(test_"
+    with pytest.raises(TypeError, match=match):
+        train(x)
+    with pytest.raises(TypeError, match="train: too many positional arguments; need tokens"):
+        train(x, x, x)
+    np.testing.assert_array_equal(train(labels=x, tokens=x).numpy(), x + x)
+
+
+def test_float64_arguments_beside_float32_are_told_the_cast():
+    layer, wide = nn.Linear(3, 3), np.ones((2, 3))
+    match = r'float64 comes of the arguments \(x\), which dtypes={"float64": "float32"} of the'
+    with pytest.raises(aicf.DTypeError, match=match) as caught:
+        aicf.function(lambda x: layer(x))(wide)
+    assert "need equal dtypes" in str(caught.value)
+    cast = aicf.function(lambda x: layer(x), dtypes={"float64": "float32"})
+    assert cast(wide).shape == (2, 3)
+    with pytest.raises(aicf.DTypeError) as caught:
+        aicf.function(lambda x: layer(aicf.cast(x, "float64")))(numbers(2, 3))
+    assert "arguments" not in str(caught.value)
+
+
+@pytest.mark.parametrize("fn", [lambda x: x * 2.0, lambda x: x.sum(), lambda x: aicf.relu(x)])
+def test_a_list_that_is_used_as_one_array_is_told_so(fn):
+    match = r"lists \(x\) are nested arguments: give np.asarray\(...\)"
+    with pytest.raises((AttributeError, TypeError, aicf.GraphError), match=match):
+        aicf.function(fn)([1.0, 2.0])
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD"])
+def test_optimizers_say_where_params_go(kind):
+    optimizer, params = getattr(aicf.optim, kind), nn.Linear(2, 2).parameters
+    match = rf"{kind}: got params; .* params go to minimize: aicf.minimize\(loss, {kind}\(lr="
+    for call in (
+        lambda: optimizer(params(), lr=0.1),
+        lambda: optimizer(list(params())),
+        lambda: optimizer(params=params()),
+    ):
+        with pytest.raises(aicf.GraphError, match=match):
+            call()
+    assert optimizer(0.5).lr == 0.5
+    g = aicf.Graph()
+    assert optimizer(g.input("lr", ())).lr.name == "lr"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
 import threading
 import time
 import warnings
@@ -12,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import init as initializers
-from ._core import Array, GraphError
-from .arguments import Path, _dtype, checked
+from ._core import Array, DTypeError, GraphError
+from .arguments import Path, _dtype, checked, is_it, user_line
 from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
+from .files import shown
 from .graph import Graph, Value
 from .module import Module, _here, building
 from .parameters import Held, changes
@@ -387,9 +389,21 @@ class Function(Kept):
             return static_of(self._name, name, value)
         return flatten(self._name, name, value, leaves, names)
 
+    def _bound(self, args: Any, named: dict[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **named)
+        except TypeError as error:
+            known = self._signature.parameters
+            takes = [name for name, p in known.items() if p.kind != p.POSITIONAL_ONLY]
+            said = str(error)
+            if unknown := [key for key in named if key not in takes]:
+                said = f"there is no argument {shown(unknown[0])}{is_it(unknown[0], takes)}"
+            need = ", ".join(known) or "no arguments"
+            raise TypeError(f"{self._name}: {said}; need {need} ({user_line()})") from None
+
     def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any], Any]:
         """The step for a call, its inputs, and what makes these of the arrays, if anything."""
-        bound = self._signature.bind(*args, **named)
+        bound = self._bound(args, named)
         given = tuple(bound.arguments)
         bound.apply_defaults()
         leaves: list[Any] = []
@@ -454,7 +468,12 @@ class Function(Kept):
         bound = self._signature.bind_partial()
         bound.arguments.update(unflatten(key[0], iter(values)))
         with building(graph):
-            results = Results(self._name, self._fn(*bound.args, **bound.kwargs))
+            try:
+                results = Results(self._name, self._fn(*bound.args, **bound.kwargs))
+            except (AttributeError, DTypeError, GraphError, TypeError) as error:
+                if hint := _hint(key[0], str(error)):
+                    error.args = (f"{error}; {hint}",)
+                raise
         crops: dict[str, list[tuple[int, int]]] = {}
         for name, value in results.values.items():
             graph.output(name, value)
@@ -507,6 +526,23 @@ class Function(Kept):
             RuntimeWarning,
             stacklevel=6,
         )
+
+
+def _hint(spec: Branch, said: str) -> str:
+    """What the arguments of a call have to do with an error of its trace, if anything."""
+    given = dict(zip(spec.keys, spec.children, strict=True))
+    wide = [name for name, one in given.items() if isinstance(one, Leaf) and one.dtype == "float64"]
+    if wide and "f64" in said and "f32" in said:
+        return (
+            f"float64 comes of the arguments ({', '.join(wide)}), which "
+            'dtypes={"float64": "float32"} of the function casts'
+        )
+    lists = [name for name, one in given.items() if isinstance(one, Branch) and one.type is list]
+    if lists and re.search(r"\(list\)|'list' object|'list'$|multiply sequence", said):
+        return (
+            f"lists ({', '.join(lists)}) are nested arguments: give np.asarray(...) for one array"
+        )
+    return ""
 
 
 def _ordered(wanted: Sequence[str], names: Sequence[str], leaves: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +162,13 @@ class Optimizer(ABC):
             else:
                 _check_number(where, value, math.inf)
 
-    def __new__(cls, *_: Any, **named: Any) -> Optimizer:
+    def __new__(cls, *args: Any, **named: Any) -> Optimizer:
+        first = named.get("params", args[0] if args else None)
+        if isinstance(first, Iterable) and not hasattr(first, "dtype") or "params" in named:
+            raise GraphError(
+                f"{cls.__name__}: got params; need hyper-parameters alone, params go to minimize: "
+                f"aicf.minimize(loss, {cls.__name__}(lr=...), params) ({user_line()})"
+            )
         names = [field.name for field in fields(cls)] if is_dataclass(cls) else [*named]
         for name in named:
             if name not in names:
