@@ -360,3 +360,12 @@ def test_index_fill_of_each_dtype(dtype, device):
     for y in got.values():
         assert y.dtype == x.dtype
         np.testing.assert_array_equal(y, np.array([[1, 0, 1]] * 2, dtype))
+
+
+def test_iteration_reads_once_and_needs_an_axis():
+    f = aicf.function(lambda x: (x, aicf.sum(x)), device="cpu")
+    whole, one = f(np.arange(3, dtype=np.float32))
+    rows = iter(whole)
+    assert type(rows) is type(iter(np.zeros(3))) and list(rows) == [0.0, 1.0, 2.0]
+    with pytest.raises(TypeError, match="0-d"):
+        list(one)

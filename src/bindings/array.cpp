@@ -204,6 +204,9 @@ void bind_array(nb::module_& m) {
             },
             nb::arg("key").none(), nb::arg("value").none(),
             nb::sig("def __setitem__(self, key: object, value: object, /) -> None"))
+        .def(
+            "__iter__", [](const Array& a) { return nb::iter(to_numpy(a.read(), true)); },
+            nb::sig("def __iter__(self) -> collections.abc.Iterator[typing.Any]"))
         .def("__len__",
              [](const Array& a) {
                  if (a.type().shape.rank() == 0)
