@@ -84,11 +84,11 @@ bool GradContext::dy_is_one(int i) const {
 std::vector<ValueId> GradContext::own_rule() const {
     const Attr* const name = attrs().find("op");  // of a custom op its author's
     if (!graph_.own_rule)
-        raise(
-            ErrorKind::graph, "backward: ", node_.op->fn,
-            name ? cat(" ", std::get<std::string>(*name)) : "", " at node ", node_.id,
-            " has no gradient here; need one where it is defined, the graph it was built in and, in the ",
-            "body of a loop, no third derivative");
+        raise(ErrorKind::graph, "backward: ", node_.op->fn,
+              name ? cat(" ", std::get<std::string>(*name)) : "", " at node ", node_.id,
+              " has no gradient here; need one where it is defined, the graph it was built in and, "
+              "in the ",
+              "body of a loop, no third derivative");
     return (*graph_.own_rule)(node_.outputs[0], output_grads_);
 }
 
