@@ -212,3 +212,58 @@ def test_optimizers_say_where_params_go(kind):
     assert optimizer(0.5).lr == 0.5
     g = aicf.Graph()
     assert optimizer(g.input("lr", ())).lr.name == "lr"
+
+
+# ---- names of other libraries
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    {
+        "cat": r' \(is it "concat"\?\)$',
+        "arange": "; a NumPy array is a constant",
+        "tensor": "; a NumPy array is a constant",
+        "randn": "Graph.random_normal$",
+        "float": r' \(is it "cast"\?\)$',
+        "jit": r' \(is it "function"\?\)$',
+        "compile": r' \(is it "function"\?\)$',
+        "no_grad": "; it is not needed",
+        "Linear": "; it is aicf.nn.Linear$",
+        "Adam": "; it is aicf.optim.Adam$",
+        "size": "; it is aicf.Value.shape$",
+        "crossentropy": r' \(is it "cross_entropy"\?\)$',
+        "qqqqq": "$",
+    }.items(),
+)
+def test_names_of_other_libraries_at_the_package(name, said):
+    with pytest.raises(AttributeError, match=f"^aicf: there is no '{name}'.*{said}"):
+        getattr(aicf, name)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    {
+        "view": r' \(is it "reshape"\?\)$',
+        "float": r' \(is it "cast"\?\)$',
+        "masked_fill": "; it is aicf.masked_fill$",
+        "cat": "; it is aicf.concat$",
+        "item": "; it has no data while the graph is built",
+        "cuda": "; the device is said where it is compiled",
+        "backward": "make gradients$",
+        "clone": "; it is not needed",
+        "smu": r' \(is it "sum"\?\)$',
+    }.items(),
+)
+def test_names_of_other_libraries_at_a_value(name, said):
+    x = aicf.Graph().input("x", (2,))
+    with pytest.raises(AttributeError, match=f"^Value: there is no '{name}'.*{said}"):
+        getattr(x, name)
+
+
+def test_what_stands_for_a_name_of_another_library_exists():
+    from aicf import names
+
+    for name, said in names._MEANT.items():
+        assert not hasattr(aicf, name) or name in ("grad", "normal"), name
+        if said.isidentifier():
+            assert hasattr(aicf, said) or hasattr(aicf.Value, said), said

@@ -24,7 +24,6 @@ from ._core import (
 )
 from .activations import *  # noqa: F403
 from .activations import __all__ as _activation_names
-from .arguments import is_it as _is_it
 from .arrays import *  # noqa: F403
 from .arrays import __all__ as _array_names
 from .assembly import *  # noqa: F403
@@ -55,6 +54,7 @@ from .losses import *  # noqa: F403
 from .losses import __all__ as _loss_names
 from .movement import *  # noqa: F403
 from .movement import __all__ as _movement_names
+from .names import instead as _instead
 from .nn_functions import *  # noqa: F403
 from .nn_functions import __all__ as _nn_names
 from .notebook import install as _install_notebook
@@ -85,8 +85,11 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("aicf")
-    near = "" if name.startswith("_") else _is_it(name, __all__)
-    raise AttributeError(f"aicf: there is no {name!r}{near}", name=name)
+    elsewhere = [f"aicf.{part.__name__[5:]}.{key}" for part in (nn, optim) for key in dir(part)]
+    elsewhere += [f"aicf.Value.{key}" for key in dir(Value)]
+    raise AttributeError(
+        f"aicf: there is no {name!r}{_instead(name, __all__, elsewhere)}", name=name
+    )
 
 
 __version__: str

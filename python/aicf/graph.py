@@ -13,6 +13,7 @@ import numpy as np
 from . import _core
 from . import init as initializers
 from .arguments import DTypeName, Same, checked, is_it, not_elements, placed, user_line
+from .names import instead
 
 if TYPE_CHECKING:
     from ._methods import Methods  # what aicf.ops adds
@@ -22,21 +23,6 @@ if TYPE_CHECKING:
 else:
     Methods = type("Methods", (), {"__slots__": ()})
 
-_INSTEAD = {  # of what tensors of other libraries have
-    "view": ' (is it "reshape"?)',
-    "size": ' (is it "shape"?)',
-    "dim": ' (is it "ndim"?)',
-    "unsqueeze": ' (is it "expand_dims"?)',
-    "expand": ' (is it "broadcast_to"?)',
-    "astype": ' (is it "cast"?)',
-    "to": ' (is it "cast"?)',
-    "type": ' (is it "cast"?)',
-    "backward": "; Graph.minimize(loss, optimizer) and Graph.backward(loss) make gradients",
-    "grad": "; Graph.backward(loss) and aicf.grad give gradients",
-    "item": "; it has no data while the graph is built: make it an output",
-    "numpy": "; it has no data while the graph is built: make it an output",
-    "tolist": "; it has no data while the graph is built: make it an output",
-}
 Operand: TypeAlias = "Value | float | np.ndarray"  # float: any number
 Data: TypeAlias = Any  # a Value or a NumPy array, of which `checked` makes a constant
 
@@ -123,10 +109,10 @@ class Value(Methods):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            near = ""
-            if not name.startswith("_"):
-                known = [key for key in dir(type(self)) if not key.startswith("_")]
-                near = _INSTEAD.get(name) or is_it(name, known)
+            from . import __all__ as functions
+
+            known = [key for key in dir(type(self)) if not key.startswith("_")]
+            near = instead(name, known, [f"aicf.{key}" for key in functions])
             raise AttributeError(f"Value: there is no {name!r}{near}", name=name, obj=self)
 
     def __bool__(self) -> bool:
