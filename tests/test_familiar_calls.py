@@ -267,3 +267,43 @@ def test_what_stands_for_a_name_of_another_library_exists():
         assert not hasattr(aicf, name) or name in ("grad", "normal"), name
         if said.isidentifier():
             assert hasattr(aicf, said) or hasattr(aicf.Value, said), said
+
+
+# ---- patterns of optimizers
+
+
+def test_update_takes_patterns_of_optimizers_as_minimize_does():
+    def step_of(by_update):
+        g = aicf.Graph()
+        x = g.input("x", (2, 3))
+        loss = aicf.sum(g.dense("b", aicf.tanh(g.dense("a", x, 3)), 1) ** 2)
+        groups = {"b.*": aicf.optim.SGD(lr=0.5), "a.W": aicf.optim.Adam(), "*": None}
+        if by_update:
+            g.update(g.backward(loss), groups, clip_norm=0.1)
+        else:
+            g.minimize(loss, groups, clip_norm=0.1)
+        step = g.compile(device="cpu", seed=3)
+        for _ in range(3):
+            step(x=numbers(2, 3))
+        return step
+
+    update, minimize = step_of(True), step_of(False)
+    assert update.state_dict().keys() == minimize.state_dict().keys()
+    for name, array in minimize.state_dict().items():
+        assert update.state_dict()[name].tobytes() == array.tobytes(), name
+
+
+def test_patterns_of_update_that_fit_nothing_are_refused():
+    g = aicf.Graph()
+    w = g.param("w", (2,))
+    grads, sgd = g.backward(aicf.sum(w * w)), aicf.optim.SGD()
+    before = g.to_json()
+    for groups, match in (
+        ({"v": sgd, "*": sgd}, 'v.* matches none.*"w"'),
+        ({"w": 3}, "update: optimizer is 3; need one of aicf.optim"),
+        ({"w": None}, "update: no gradient is of a group"),
+        ({}, 'update: "w" matches none'),
+    ):
+        with pytest.raises(aicf.GraphError, match=match):
+            g.update(grads, groups)
+        assert g.to_json() == before

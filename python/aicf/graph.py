@@ -443,10 +443,15 @@ class Graph:
 
         Args:
             grads: the gradient of each param, as `backward` returns them.
+            optimizer, clip_norm, name: as `minimize` takes them, patterns of names too.
 
         Raises: GraphError, ShapeError, DTypeError when a gradient is not like its param.
         """
-        _optimizer(optimizer, "update")
+        from .selection import grouped, update_groups
+
+        groups = optimizer if isinstance(optimizer, Mapping) else None
+        if groups is None:
+            _optimizer(optimizer, "update")
         if not grads:
             raise _core.GraphError("update: got no gradients; need at least one")
         for p, grad in grads.items():
@@ -458,6 +463,11 @@ class Graph:
                 raise _core.ShapeError(f"update: {grad!r} for {p!r}; need equal shapes")
             if p.dtype != grad.dtype:
                 raise _core.DTypeError(f"update: {grad!r} for {p!r}; need equal dtypes")
+        if groups is not None:
+            members = grouped(self, groups, grads, "update")
+            if not any(members.values()):
+                raise _core.GraphError("update: no gradient is of a group; need at least one")
+            return update_groups(self, grads, groups, members, clip_norm, name)
         optimizer._apply(self, name, grads, clip_norm)
 
     @checked

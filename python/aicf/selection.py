@@ -99,6 +99,28 @@ def _matching(pattern: Any, names: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def grouped(
+    graph: Graph, groups: Mapping[str, Any], params: Iterable[Value], where: str
+) -> dict[str, list[Value]]:
+    """The params of each pattern of names, which has an optimizer, or None."""
+    for optimizer in groups.values():
+        if optimizer is not None:
+            _optimizer(optimizer, where)
+    chosen = {value.name: value for value in params}
+    members: dict[str, list[Value]] = {pattern: [] for pattern in groups}
+    for pattern in groups:
+        _matching(pattern, graph.params)
+    for value_name, value in chosen.items():
+        matching = [pattern for pattern in groups if fnmatchcase(value_name, pattern)]
+        if not matching:
+            raise GraphError(
+                f'{where}: "{value_name}" matches none of {listed(groups)}; need "*" for the '
+                "rest, with None where that stays as it is"
+            )
+        members[matching[0]].append(value)
+    return {p: values for p, values in members.items() if groups[p] is not None}
+
+
 def minimize_groups(
     graph: Graph,
     loss: Value,
@@ -108,31 +130,29 @@ def minimize_groups(
     name: str,
 ) -> None:
     """`Graph.minimize` with an optimizer, or None, for each pattern of names."""
-    for optimizer in groups.values():
-        if optimizer is not None:
-            _optimizer(optimizer, "minimize")
     if params is None:
         reached = graph._core.reached_params(graph._id(loss, "minimize"))
         params = [Value(graph, id) for id in reached]
-    chosen = {value.name: value for value in params}
-    members: dict[str, list[Value]] = {pattern: [] for pattern in groups}
-    for pattern in groups:
-        _matching(pattern, graph.params)
-    for value_name, value in chosen.items():
-        matching = [pattern for pattern in groups if fnmatchcase(value_name, pattern)]
-        if not matching:
-            raise GraphError(
-                f'minimize: "{value_name}" matches none of {listed(groups)}; need "*" for the '
-                "rest, with None where that stays as it is"
-            )
-        members[matching[0]].append(value)
-    trained = [v for p, values in members.items() if groups[p] is not None for v in values]
+    members = grouped(graph, groups, params, "minimize")
+    trained = [value for values in members.values() for value in values]
     if not trained:
         raise GraphError("minimize: the loss reaches no float param of a group; need at least one")
-    grads = graph.backward(loss, trained)
+    update_groups(graph, graph.backward(loss, trained), groups, members, clip_norm, name)
+
+
+def update_groups(
+    graph: Graph,
+    grads: Mapping[Value, Value],
+    groups: Mapping[str, Any],
+    members: Mapping[str, Sequence[Value]],
+    clip_norm: float | Value | None,
+    name: str,
+) -> None:
+    """`Graph.update` of the members of each group; the norm is that of all together."""
+    grads = {value: grads[value] for values in members.values() for value in values}
     if clip_norm is not None:
         grads = clip_grad_norm(grads, clip_norm)
     for i, (pattern, optimizer) in enumerate(groups.items()):
-        if optimizer is not None and members[pattern]:
+        if members.get(pattern):
             own = {value: grads[value] for value in members[pattern]}
             optimizer._apply(graph, f"{name}.{i}", own, None)
