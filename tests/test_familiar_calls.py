@@ -307,3 +307,59 @@ def test_patterns_of_update_that_fit_nothing_are_refused():
         with pytest.raises(aicf.GraphError, match=match):
             g.update(grads, groups)
         assert g.to_json() == before
+
+
+# ---- names and numbers of what is kept
+
+
+def trained():
+    @aicf.function
+    def train(x):
+        w = x.graph.param("block.weight", (3,))
+        loss = aicf.sum(w * x)
+        aicf.minimize(loss, aicf.optim.SGD(lr=0.1, momentum=0.9))
+        return loss
+
+    return train, train(numbers(3))
+
+
+def test_near_names_of_what_is_loaded_are_told(tmp_path):
+    train, _ = trained()
+    kept = train.state_dict()
+    wrong = {name.replace("weight", "weights"): array for name, array in kept.items()}
+    step = train.cache[0].step
+    for one in (train, step):
+        with pytest.raises(aicf.GraphError, match=r'"block.weight" \(is it "block.weights"\?\)'):
+            one.load_state_dict(wrong)
+        with pytest.raises(aicf.GraphError, match=r'fits \(is it "block.weight"\?\); need some of'):
+            one.load_state_dict(kept, only="blok.weight")
+        one.save(tmp_path / "kept.safetensors")
+        with pytest.raises(aicf.GraphError, match=r'fits \(is it "opt.lr"\?\); need some of'):
+            one.load(tmp_path / "kept.safetensors", only="lr")
+
+
+def test_set_names_numbers_alone():
+    train, _ = trained()
+    for one in (train, train.cache[0].step):
+        match = r'set: there is no "lr" \(is it "opt.lr"\?\); need one of \["opt.lr", "op'
+        with pytest.raises(aicf.GraphError, match=match):
+            one.set("lr", 0.2)
+        one.set("opt.lr", 0.2)
+
+
+def test_metadata_takes_arrays_of_rank_0(tmp_path):
+    train, loss = trained()
+    path = tmp_path / "kept.safetensors"
+    said = {"loss": loss, "best": np.float32(0.1), "epoch": np.int64(3), "all": [loss, {"a": loss}]}
+    train.save(path, metadata=said)
+    number = loss.item()
+    want = {
+        "loss": number,
+        "best": np.float32(0.1).item(),
+        "epoch": 3,
+        "all": [number, {"a": number}],
+    }
+    assert aicf.Checkpoint(path).metadata == want
+    for wrong in (numbers(2), np.float32(np.nan), np.zeros(1)):
+        with pytest.raises(aicf.GraphError, match="need what JSON holds"):
+            train.save(path, metadata={"loss": wrong})

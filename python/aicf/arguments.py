@@ -258,6 +258,7 @@ def is_it(unknown: Any, names: Iterable[str]) -> str:
     known = list(names)
     said = [name for name in _ELSEWHERE.get(unknown, ()) if name in known]
     said = said or [name for name in known if name.lower() == unknown.lower()]
+    said = said or [name for name in known if name.endswith(f".{unknown}")]
     near = said or difflib.get_close_matches(unknown, known, 1, 0.65)
     return f' (is it "{near[0]}"?)' if near else ""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
-from .arguments import Path, checked
+from .arguments import Path, checked, is_it
 from .files import shown
 from .serialize import TensorFile, Types, listed, write_tensors
 
@@ -187,8 +187,8 @@ def _matched(where: str, what: str, known: Sequence[str], asked: Any) -> set[str
         fits = {name for name in known if name == pattern or fnmatch.fnmatchcase(name, pattern)}
         if not fits:
             raise GraphError(
-                f"{where}: {what} has {shown(pattern)}, which no name fits; need some of "
-                f"{listed(known, 5)}"
+                f"{where}: {what} has {shown(pattern)}, which no name fits"
+                f"{is_it(pattern, known)}; need some of {listed(known, 5)}"
             )
         found |= fits
     return found
@@ -224,7 +224,7 @@ def fitting(
         error = GraphError
         need = listed([name for name in wanted if name in mine], 5)
         wrong.append(
-            f"missing {listed(missing, 5)}, unknown {listed(more, 5)}; need exactly {need}"
+            f"missing {_near(missing, more)}, unknown {listed(more, 5)}; need exactly {need}"
         )
     for name in names:
         for kind, is_, wants in zip(
@@ -237,6 +237,12 @@ def fitting(
     if error is not None:
         raise error(f"{where}: {_joined(wrong)}")
     return Loaded(tuple(names), tuple(missing), tuple(more))
+
+
+def _near(missing: Sequence[str], more: Sequence[str]) -> str:
+    """Missing names, each with the unknown one that is most like it."""
+    said = ", ".join(f"{shown(name)}{is_it(name, more)}" for name in missing[:5])
+    return f"[{said}{f', and {len(missing) - 5} more' if len(missing) > 5 else ''}]"
 
 
 def _joined(wrong: Sequence[str]) -> str:

@@ -302,6 +302,15 @@ def _byte_count(code: str, shape: Iterable[int]) -> int | None:
     return count
 
 
+def _plain(value: Any) -> Any:
+    """What JSON holds of arrays of rank 0, in lists and dicts too."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    if type(value) is dict:
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if type(value) is list else value
+
+
 def _metadata_text(where: str, metadata: Mapping[str, Any] | None) -> dict[str, str]:
     """What a file says of itself: texts as they are, all else as JSON, which "json" lists."""
     texts, written = {"format": "aicf", "version": "1"}, []
@@ -311,6 +320,7 @@ def _metadata_text(where: str, metadata: Mapping[str, Any] | None) -> dict[str, 
                 f"{where}: metadata has the key {key!r}; need a str, not format, version or json"
             )
         try:
+            value = _plain(value)  # noqa: PLW2901
             text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
             if not isinstance(value, str):
                 written.append(key)

@@ -13,7 +13,7 @@ from .arguments import Path, checked, is_it
 from .checkpoint import Loaded, fitting, places, read, select, write
 from .device import resolve_device
 from .files import Source, shown, write_whole
-from .serialize import read_graph, read_record
+from .serialize import listed, read_graph, read_record
 from .sharing import Sharing, share_leaves, sharing_of
 
 if TYPE_CHECKING:
@@ -350,6 +350,12 @@ class Step(_core.Step):
 
         >>> step.set("opt.lr", 3e-4)
         """
+        if name not in self.state:
+            numbers = list(self.numbers)
+            raise _core.GraphError(
+                f"set: there is no {shown(str(name))}{is_it(name, numbers)}; need one of "
+                f"{listed(numbers)}"
+            )
         array = self.state[name]
         if array.shape != ():
             raise _core.ShapeError(f'set: "{name}" has shape {array.shape}; need a rank-0 state')
