@@ -494,12 +494,13 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
         turn = turn + count > warps ? 0 : turn;
         const int begin = std::exchange(turn, turn + count), end = begin + count;
         const auto rows = places.paddings.find(view.value);
-        const bool lines = rows != places.paddings.end();
-        const int64_t length = lines ? 4 * rows->second.length : bytes,
-                      pitch = lines ? 4 * rows->second.pitch : bytes;
+        const std::string padding =
+            rows == places.paddings.end()
+                ? ""
+                : cat(", ", 4 * rows->second.length, ", ", 4 * rows->second.pitch);
         return "    " + by_warps(begin, end, warps,
-                                 cat(name, "(", arguments, ", ", bytes, ", ", count, ", warp - ",
-                                     begin, ", ", length, ", ", pitch, ");\n"));
+                                 cat(name, "<", bytes, ", ", count, ", ", dtype_size(view.dtype),
+                                     padding, ">(", arguments, ", warp - ", begin, "u);\n"));
     };
     for (const auto* views : {&op.inputs, &op.outputs})
         for (const View& view : *views) {

@@ -11,25 +11,47 @@ __device__ __forceinline__ T* held_at(char* shared, int place, int64_t element) 
     return static_cast<T*>(__builtin_assume_aligned(shared + place, 16)) + element;
 }
 
-/// A value's way into shared memory, by some warps, of which this is one; finish_copies() waits for
-/// all. Lines of `length` bytes, of which there may be one, begin `pitch` bytes apart there. One
-/// function for all values, as each would take its share of the compiler's time.
-__device__ __noinline__ void copy_in(char* to, const char* from, int bytes, int warps, int warp,
-                                     int length, int pitch) {
-    const int first = warp * 32 + int(threadIdx.x & 31), step = warps * 32;
-    const uint64_t lies = reinterpret_cast<uint64_t>(from) | uint64_t(bytes | length | pitch);
-    if (lies % 16 == 0) {
-#pragma unroll 1
-        for (int i = first * 16; i < bytes; i += step * 16)
-            copy_async<16>(to + i + i / length * (pitch - length), from + i);
-    } else if (lies % 4 == 0) {
-#pragma unroll 1
-        for (int i = first * 4; i < bytes; i += step * 4)
-            copy_async<4>(to + i + i / length * (pitch - length), from + i);
-    } else {
-#pragma unroll 1
-        for (int i = first; i < bytes; i += step) to[i] = from[i];
-    }
+__device__ __forceinline__ bool aligned4(const void* p) {
+    return reinterpret_cast<uint64_t>(p) % 4 == 0;
+}
+
+/// take(i) for every element of `Size` bytes of `Bytes`, at byte i, by some warps, of which this is
+/// one.
+template <int Bytes, int Warps, int Size, class Take>
+__device__ __forceinline__ void for_each(uint32_t warp, Take take) {
+    constexpr int step = Warps * 32 * Size, turns = (Bytes + step - 1) / step;
+    const int first = int(warp * 32 + (threadIdx.x & 31)) * Size;
+#pragma unroll turns < 5 ? turns : 4
+    for (int turn = 0; turn < turns; turn++)
+        if (const int i = first + turn * step; Bytes % step == 0 || i < Bytes) take(i);
+}
+/// What goes at a time: words, or 16 bytes where that is worth it, or a byte where nothing else
+/// fits.
+template <int Bytes, int Warps>
+constexpr int copy_size = Bytes % 4                                ? 1
+                          : Bytes % 16 == 0 && Bytes > Warps * 256 ? 16
+                                                                   : 4;
+/// Where byte i lies in rows of `Length` bytes, `Pitch` apart; 0: there are none.
+template <int Length, int Pitch>
+__device__ __forceinline__ int in_rows(int i) {
+    return Length ? i + i / (Length ? Length : 1) * (Pitch - Length) : i;
+}
+
+/// A value's way into shared memory, by some warps; finish_copies() waits for all. `Element`: bytes
+/// of one, all that memory of a caller's own is sure to be aligned to.
+template <int Bytes, int Warps, int Element, int Length = 0, int Pitch = 0>
+__device__ __forceinline__ void copy_in(char* to, const char* from, uint32_t warp) {
+    constexpr int Size = copy_size<Bytes, Warps>;
+    if constexpr (Size == 16)
+        if (aligned16(from))
+            return for_each<Bytes, Warps, 16>(
+                warp, [=](int i) { copy_async<16>(to + in_rows<Length, Pitch>(i), from + i); });
+    if constexpr (Size > 1)
+        if (Element >= 4 || aligned4(from))
+            return for_each<Bytes, Warps, 4>(
+                warp, [=](int i) { copy_async<4>(to + in_rows<Length, Pitch>(i), from + i); });
+    if constexpr (Size == 1 || Element < 4)
+        for_each<Bytes, Warps, 1>(warp, [=](int i) { to[i] = from[i]; });
 }
 __device__ __forceinline__ void finish_copies() {
     commit_copies();
@@ -37,25 +59,24 @@ __device__ __forceinline__ void finish_copies() {
     __syncthreads();
 }
 /// And back.
-__device__ __noinline__ void copy_out(char* to, const char* from, int bytes, int warps, int warp,
-                                      int length, int pitch) {
+template <int Bytes, int Warps, int Element, int Length = 0, int Pitch = 0>
+__device__ __forceinline__ void copy_out(char* to, const char* from, uint32_t warp) {
     typedef Pack<uint32_t, 4> Four;
-    const int first = warp * 32 + int(threadIdx.x & 31), step = warps * 32;
-    const uint64_t lies = reinterpret_cast<uint64_t>(to) | uint64_t(bytes | length | pitch);
-    if (lies % 16 == 0) {
-#pragma unroll 1
-        for (int i = first * 16; i < bytes; i += step * 16)
-            *reinterpret_cast<Four*>(to + i) =
-                *reinterpret_cast<const Four*>(from + i + i / length * (pitch - length));
-    } else if (lies % 4 == 0) {
-#pragma unroll 1
-        for (int i = first * 4; i < bytes; i += step * 4)
-            *reinterpret_cast<uint32_t*>(to + i) =
-                *reinterpret_cast<const uint32_t*>(from + i + i / length * (pitch - length));
-    } else {
-#pragma unroll 1
-        for (int i = first; i < bytes; i += step) to[i] = from[i];
-    }
+    constexpr int Size = copy_size<Bytes, Warps>;
+    if constexpr (Size == 16)
+        if (aligned16(to))
+            return for_each<Bytes, Warps, 16>(warp, [=](int i) {
+                *reinterpret_cast<Four*>(to + i) =
+                    *reinterpret_cast<const Four*>(from + in_rows<Length, Pitch>(i));
+            });
+    if constexpr (Size > 1)
+        if (Element >= 4 || aligned4(to))
+            return for_each<Bytes, Warps, 4>(warp, [=](int i) {
+                *reinterpret_cast<uint32_t*>(to + i) =
+                    *reinterpret_cast<const uint32_t*>(from + in_rows<Length, Pitch>(i));
+            });
+    if constexpr (Size == 1 || Element < 4)
+        for_each<Bytes, Warps, 1>(warp, [=](int i) { to[i] = from[i]; });
 }
 
 }  // namespace aicf
