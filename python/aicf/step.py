@@ -353,8 +353,8 @@ class Step(_core.Step):
         if name not in self.state:
             numbers = list(self.numbers)
             raise _core.GraphError(
-                f"set: there is no {shown(str(name))}{is_it(name, numbers)}; need one of "
-                f"{listed(numbers)}"
+                f"set: there is no {shown(str(name))}{is_it(name, numbers)}; "
+                + (f"need one of {listed(numbers)}" if numbers else "this step has no numbers")
             )
         array = self.state[name]
         if array.shape != ():
