@@ -353,7 +353,7 @@ class Step(_core.Step):
         if name not in self.state:
             numbers = list(self.numbers)
             raise _core.GraphError(
-                f"set: there is no {shown(str(name))}{is_it(name, numbers)}; "
+                f"set: there is no {shown(str(name))}{is_it(str(name), numbers)}; "
                 + (f"need one of {listed(numbers)}" if numbers else "this step has no numbers")
             )
         array = self.state[name]
