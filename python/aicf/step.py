@@ -350,7 +350,7 @@ class Step(_core.Step):
 
         >>> step.set("opt.lr", 3e-4)
         """
-        if name not in self.state:
+        if not isinstance(name, str) or name not in self.state:
             numbers = list(self.numbers)
             raise _core.GraphError(
                 f"set: there is no {shown(str(name))}{is_it(str(name), numbers)}; "
