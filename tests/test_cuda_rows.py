@@ -1,7 +1,8 @@
 """Rows where the kernels that take them change: lanes of a warp, warps, blocks, memory."""
 
-import itertools
 import json
+import math
+import re
 
 import aicf
 import numpy as np
@@ -14,6 +15,13 @@ needs_compiler = pytest.mark.skipif(
 DTYPES = ("float32", "bfloat16", "float64")
 EDGES = {value for *_, what, value in _core.cuda_thresholds() if what == "rows.terms"}
 LENGTHS = sorted({1, 3, 100, 300, 1500, 33000} | EDGES | {n + 1 for n in EDGES})
+# Rows of some leaves, as many as an H200 of 132 processors takes by a warp for each leaf, and one
+# more, of which a warp takes two.
+FULL = [
+    (n, math.ceil(2 * 32 * 132 / math.ceil(n / 512)) - 1 + more)
+    for n in (1024, 1030, 4096)
+    for more in (0, 1)
+]
 
 
 def rows_of(n, count, dtype):
@@ -54,10 +62,15 @@ def rows_of(n, count, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("n", "dtype"), itertools.product(LENGTHS, DTYPES))
-def test_bits(n, dtype):
+@pytest.mark.parametrize(
+    ("n", "count", "dtype"),
+    [
+        *((n, 130 if n <= 2100 else 3, dtype) for n in LENGTHS for dtype in DTYPES),
+        *((n, count, "float32") for n, count in FULL),
+    ],
+)
+def test_bits(n, count, dtype):
     """Of a GPU, in groups and apart, and of a CPU."""
-    count = 130 if n <= 2100 else 3
     ends = []
     runs = [("cpu", "default"), ("cuda", "default"), ("cuda", [])]
     for device, passes in runs if dtype == "float32" else runs[:2]:
@@ -68,12 +81,26 @@ def test_bits(n, dtype):
             assert value.tobytes() == other[name].tobytes(), name
 
 
+@pytest.mark.parametrize(("n", "count"), FULL)
+def test_many_rows_have_teams_of_half_as_many_warps(n, count):
+    """From so many rows on as fill the processors."""
+    leaves = math.ceil(n / 512)
+    full = leaves * count >= 2 * 32 * 132
+    warps = 2 ** math.ceil(math.log2(math.ceil(leaves / 2) if full else leaves))
+    g = aicf.Graph("rows")
+    g.output("y", aicf.softmax(g.input("x", (count, n))))
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    assert re.findall(r"HolderOf<(.*?)>", program) == [f"float, {n}, 32, {warps}"]
+
+
 @needs_compiler
-@pytest.mark.parametrize("n", [2, 10, 100, 513, 16384])
-def test_registers_hold_a_row(n):
+@pytest.mark.parametrize(
+    ("n", "count"), [(2, 64), (10, 64), (100, 64), (513, 64), (16384, 64), FULL[1], FULL[5]]
+)
+def test_registers_hold_a_row(n, count):
     """None is spilled, whoever takes it."""
     for passes in (_core.pass_names(), []):
-        g = rows_of(n, 64, "float32")
+        g = rows_of(n, count, "float32")
         for program in _core.cuda_programs(g._core, passes, 132, arch="sm_90a"):
             if "HolderOf" in program:
                 assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), program[-400:]
