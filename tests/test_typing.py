@@ -23,12 +23,12 @@ x.nonsense()
 x.sum(dim=0)
 """
 SAID = [
-    '6: note: Revealed type is "aicf.graph.Value"',
+    '6: note: Revealed type is "aicf.value.Value"',
     '8: note: Revealed type is "aicf.step.Step"',
     '10: note: Revealed type is "aicf._core.Array"',
     '11: note: Revealed type is "numpy.ndarray',
     '12: note: Revealed type is "aicf._core.Array"',
-    '13: note: Revealed type is "list[aicf.graph.Value]"',
+    '13: note: Revealed type is "list[aicf.value.Value]"',
     '14: error: "Value" has no attribute "nonsense"',
     '15: error: Unexpected keyword argument "dim" for "sum"',
 ]
