@@ -189,3 +189,22 @@ def test_random_graphs(group, device):
             for leaf, array in (want or got).items():
                 assert_same(got[leaf], array, f"{leaf} of graph {seed} with passes={passes}")
             want = want or got
+
+
+def test_launches_know_the_nodes_of_the_graph_as_given():
+    """The casts that "mixed" adds shift no layer and no line of a launch."""
+    g = aicf.Graph("three layers")
+    x = g.input("x", (16, 24))
+    for i, width in enumerate((40, 48, 8)):
+        x = aicf.gelu(g.dense(str(i), x, width))
+    loss = aicf.mse_loss(x, g.input("t", (16, 8)))
+    g.output("loss", loss)
+    g.minimize(loss, aicf.optim.SGD(lr=0.1))
+    step = g.compile(device="cpu", passes=[], math="mixed")
+    nodes = {node["id"]: node for node in step._graph_record("test")["nodes"]}
+    found = [(op["op"], nodes[op["node"]]["op"]) for op in step.lowered]
+    assert [name for op, name in found if op == "gelu_erf"] == ["GeluErf"] * 3
+    assert {name for op, name in found if op == "gemm"} == {"Linear", "LinearBwd"}
+    assert {name for op, name in found if op == "sgd_step"} == {"SgdStep"}
+    gemms = [launch.layer for launch in step.profile(1).launches if "gemm" in launch.op]
+    assert gemms[:3] == ["0", "1", "2"] and set(gemms) == {"0", "1", "2"}

@@ -50,9 +50,9 @@ class Narrowing {
         for (Node& node : nodes) {
             if (node.forward >= 0) node.forward = place[node.forward];
             graph_.where = node.where;
-            const int before = node.id;
+            given_ = node.given = node.id;
             settle(node);
-            place[before] = node.id = static_cast<int>(graph_.nodes.size());
+            place[node.given] = node.id = static_cast<int>(graph_.nodes.size());
             for (ValueId id : node.outputs) graph_.values[id].producer = node.id;
             graph_.nodes.push_back(std::move(node));
         }
@@ -131,11 +131,13 @@ class Narrowing {
         const int producer = graph_.value(id).producer;
         graph_.differentiating = producer < 0 ? -1 : graph_.nodes[producer].forward;
         copy = graph_.emit("Cast", {id}, {{"dtype", dtype_name(dtype)}})[0];
+        graph_.nodes.back().given = producer < 0 ? given_ : graph_.nodes[producer].given;
         graph_.differentiating = -1;
         return copy;
     }
 
     Graph& graph_;
+    int given_ = -1;  // the node that is settled, in the graph as it was
     // By value of the graph as it was.
     std::vector<char> was_wide_;   // of the dtype that may change
     std::vector<char> small_;      // stored as kNarrow

@@ -122,6 +122,7 @@ struct Node {
     std::vector<ValueId> inputs, outputs;
     Attrs attrs;
     int forward = -1;   // for a node made by a gradient rule: the node it differentiates
+    int given = -1;     // in a rewritten graph: the node of the graph as given that it belongs to
     std::string where;  // the user's file:line
 };
 

@@ -106,7 +106,8 @@ void LowerContext::op(const std::string& name, std::vector<View> inputs, std::ve
             if (View& view = inputs[position]; !is_contiguous(view.shape, view.strides))
                 view = copy_of(view);
     lowered_.ops.push_back({def, std::move(inputs), std::move(outputs),
-                            complete_attrs(def->attrs, attrs, def->name), node_.id});
+                            complete_attrs(def->attrs, attrs, def->name),
+                            node_.given >= 0 ? node_.given : node_.id});
 }
 
 Lowered LowerContext::body(const Graph& graph) const {
