@@ -20,7 +20,7 @@ template <class A, class Team, bool Log, bool Masked, class Shape, class Make, c
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto x = team.take(make(r));
         A most = team.template reduce<MaxOf<A>>(x);
         if constexpr (Masked) most = scalar::masked_most(most);
@@ -42,7 +42,7 @@ template <class A, class Team, bool Log, class Shape, class Y, class Dy, class P
 __device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, Y y, Dy dy, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto v = team.take(y(r));
         const auto g = team.take(dy(r));
         A sum;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put 
                                                A eps) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto x = team.take(make(r));
         const A n = static_cast<A>(Shape::n);
         A mean = A(0);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
                                                    Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto v = team.take(y(r));
         const auto g = team.take(dy(r));
         const A scale = rstd(r), n = static_cast<A>(Shape::n);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
                                                    Loss loss, Most set_most, Sum set_sum, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto row = make(r);
         const auto x = team.take(row);
         const A most = team.template reduce<MaxOf<A>>(x);

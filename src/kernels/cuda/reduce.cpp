@@ -161,6 +161,15 @@ bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>&
     return true;
 }
 
+/// Whether all rows along an axis of stride 1 begin at one place of what is read at once.
+const char* alike(const View& view) {
+    const int64_t size = dtype_size(view.dtype), line = size < 4 ? 4 : 16 / size;
+    for (int d = 0; d < view.shape.rank(); d++)
+        if (view.shape[d] > 1 && view.strides[d] != 1 && view.strides[d] % line != 0)
+            return "false";
+    return "true";
+}
+
 }  // namespace
 
 bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != nullptr; }
@@ -176,7 +185,8 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
     for (int k : read) {
         const char* e = cuda_type(op.inputs[static_cast<size_t>(k)].dtype);
         const std::string wide = cat("Wide<", e, ">");
-        const std::string type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ">");
+        const std::string type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ", ",
+                                     alike(op.inputs[static_cast<size_t>(k)]), ">");
         fields += cat("    ", type, " x", k, ";\n");
         list(makes, cat(type, "(block.template ptr<const ", e, ">(",
                         layout.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));

@@ -26,14 +26,15 @@ using MaxOf = ReducerOf<reducers::Max, A>;
 
 // ---- what a row's elements are -----------------------------------------------------------------
 
-/// Element i of a row as type A; `four` gives elements i to i + 3, i a multiple of 4.
-template <class A, class E, class Elem>
+/// Element i of a row as type A; `four` gives elements i to i + 3, i a multiple of 4. `Alike`: all
+/// rows begin at the same place of 16 bytes.
+template <class A, class E, class Elem, bool Alike>
 struct RowOf {
     const E* x;
     bool wide;
     __device__ __forceinline__ explicit RowOf(const E* base)
         : x(base),
-          wide(Elem::step == 1 &&
+          wide(Elem::step == 1 && Alike &&
                reinterpret_cast<uint64_t>(base) % (sizeof(E) < 4 ? 4 * sizeof(E) : 16) == 0) {}
     __device__ __forceinline__ A operator()(int64_t i) const {
         return static_cast<A>(widen(x[Elem::at(i)]));
@@ -135,23 +136,36 @@ __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
     return join_lanes<Op, 32>(s);
 }
 
+/// Joins what equal subtrees come to, one after the other; the last may be less than whole.
+/// `Count`: how many there are, where that is known; else 0.
+template <class Op, class A, int64_t Count>
+struct Subtrees {
+    A part[Count == 1 ? 1 : 40];
+    int depth = 0;
+    uint64_t count = 0;
+    __device__ __forceinline__ void take(A v) {
+        if constexpr (Count != 1)
+            for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) v = Op::join(part[--depth], v);
+        part[Count == 1 ? 0 : depth++] = v;
+    }
+    __device__ __forceinline__ A total() {
+        if constexpr (Count == 1) return part[0];
+        A v = part[--depth];
+        while (depth > 0) v = Op::join(part[--depth], v);
+        return v;
+    }
+};
+
 /// Elements [begin, end) by one warp; begin is where a subtree of at least this size begins.
 template <class Op, class A, class Row>
 __device__ __forceinline__ A warp_tree(const Row& row, int64_t begin, int64_t end) {
     if (end - begin < kTreeLeaf) return leaf<Op, A, false>(row, begin, end - begin);
     if (end - begin == kTreeLeaf) return leaf<Op, A, true>(row, begin, kTreeLeaf);
-    A part[40];
-    int depth = 0;
-    uint64_t count = 0;
-    for (int64_t at = begin; at < end; at += kTreeLeaf) {
-        A v = end - at < kTreeLeaf ? leaf<Op, A, false>(row, at, end - at)
-                                   : leaf<Op, A, true>(row, at, kTreeLeaf);
-        for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) v = Op::join(part[--depth], v);
-        part[depth++] = v;
-    }
-    A v = part[--depth];
-    while (depth > 0) v = Op::join(part[--depth], v);
-    return v;
+    Subtrees<Op, A, 0> subtrees;
+    for (int64_t at = begin; at < end; at += kTreeLeaf)
+        subtrees.take(end - at < kTreeLeaf ? leaf<Op, A, false>(row, at, end - at)
+                                           : leaf<Op, A, true>(row, at, kTreeLeaf));
+    return subtrees.total();
 }
 
 /// Joins v[0, count) as the tree does, by a whole block; the result stands in v[0].
@@ -268,23 +282,44 @@ __device__ __forceinline__ void column_lanes(A (&s)[16], const Row& row, int64_t
         }
 }
 
+/// part(0), ..., part(Count - 1) as the tree joins them; a few are all under way at once.
+template <class Op, int Count, class Part>
+__device__ __forceinline__ auto joined(Part part) {
+    typedef decltype(part(0)) A;
+    if constexpr (Count <= 32) {
+        A v[Count];
+#pragma unroll
+        for (int p = 0; p < Count; p++) v[p] = part(p);
+#pragma unroll
+        for (int s = 1; s < Count; s *= 2)
+#pragma unroll
+            for (int p = 0; p + s < Count; p += 2 * s) v[p] = Op::join(v[p], v[p + s]);
+        return v[0];
+    } else {
+        Subtrees<Op, A, 0> all;
+#pragma unroll 8
+        for (int p = 0; p < Count; p++) all.take(part(p));
+        return all.total();
+    }
+}
+
 /// Neighbouring results lie side by side: 32 of them to a block of 256, whose thread (c, g) holds
 /// lanes g, g + 8, ..., g + 120 of result c. Halving down to 8 lanes stays inside a thread.
 template <class Op, class A, int64_t Span, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint32_t* counters,
                                                Make make, Put put) {
-    __shared__ A held[8][33];
+    __shared__ A held[2][8][33];  // of two leaves in turn, so that one barrier does for each
     constexpr int pieces = int((Shape::n + Span - 1) / Span);
-    constexpr int64_t strips = (Shape::rows + 31) / 32;
+    constexpr int64_t strips = (Shape::rows + 31) / 32,
+                      leaves = ((pieces > 1 ? Span : Shape::n) + kTreeLeaf - 1) / kTreeLeaf;
     const int c = threadIdx.x & 31, g = threadIdx.x / 32;
+    int side = 0;
     for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
         const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * 32 + c;
         const bool mine = r < Shape::rows;
         const auto row = make(mine ? r : 0);  // a thread without a result repeats another's
         const int64_t begin = piece * Span, end = Shape::n - begin < Span ? Shape::n : begin + Span;
-        A part[40], total = A(0);
-        int depth = 0;
-        uint64_t count = 0;
+        Subtrees<Op, A, leaves> subtrees;
         for (int64_t at = begin; at < end; at += kTreeLeaf) {
             A s[16];
             if (end - at >= kTreeLeaf)
@@ -296,41 +331,28 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint3
 #pragma unroll
                 for (int k = 0; k < 8; k++)
                     if (k < h) s[k] = Op::join(s[k], s[k + h]);
-            held[g][c] = s[0];
-            __syncthreads();
-            if (g < 4) held[g][c] = Op::join(held[g][c], held[g + 4][c]);
-            __syncthreads();
-            if (g < 2) held[g][c] = Op::join(held[g][c], held[g + 2][c]);
+            A(&here)[8][33] = held[side];
+            side ^= 1;
+            here[g][c] = s[0];
             __syncthreads();
             if (g == 0) {
-                A v = Op::join(held[0][c], held[1][c]);
-                for (uint64_t bit = ++count; (bit & 1) == 0; bit >>= 1)
-                    v = Op::join(part[--depth], v);
-                part[depth++] = v;
+                A four[4];
+#pragma unroll
+                for (int k = 0; k < 4; k++) four[k] = Op::join(here[k][c], here[k + 4][c]);
+                subtrees.take(Op::join(Op::join(four[0], four[2]), Op::join(four[1], four[3])));
             }
-            __syncthreads();
         }
-        if (g == 0) {
-            total = part[--depth];
-            while (depth > 0) total = Op::join(part[--depth], total);
-            if (pieces > 1 && mine) parts[piece * Shape::rows + r] = total;
-        }
+        A total = A(0);
+        if (g == 0) total = subtrees.total();
         if constexpr (pieces > 1) {
+            if (g == 0 && mine) parts[piece * Shape::rows + r] = total;
             if (!arrive_last(counters + strip, pieces)) continue;
             if (g == 0 && mine) {
-                depth = 0;
-                for (int p = 0; p < pieces; p++) {
-                    A v = __ldcg(parts + p * Shape::rows + r);
-                    for (uint64_t bit = p + 1; (bit & 1) == 0; bit >>= 1)
-                        v = Op::join(part[--depth], v);
-                    part[depth++] = v;
-                }
-                total = part[--depth];
-                while (depth > 0) total = Op::join(part[--depth], total);
+                const A* const column = parts + r;
+                total = joined<Op, pieces>([&](int p) { return __ldcg(column + p * Shape::rows); });
             }
         }
         if (g == 0 && mine) put(r, total);
-        __syncthreads();
     }
 }
 

@@ -27,7 +27,8 @@ struct Held {
         return leaf * int(kTreeLeaf) + line * int(kTreeLanes) + 4 * int(threadIdx.x % Lanes);
     }
     __device__ __forceinline__ static bool has(int i) { return whole || i < int(N); }
-    /// some(i, a) for four elements from i on, or one(i, a) for each where fewer are left.
+    /// some(i, a) for four elements from i on, or one(i, a) for each where fewer are left. Lanes of
+    /// short rows that do not end with four take one element at a time, without a branch.
     template <class Row, class Some, class One>
     __device__ __forceinline__ static void each(Row& row, Some some, One one) {
 #pragma unroll
@@ -35,7 +36,11 @@ struct Held {
 #pragma unroll
             for (int line = 0; line < lines; line++) {
                 const int i = first(turn, line);
-                if (N % 4 == 0 || whole ? has(i) : i + 4 <= int(N)) {
+                if constexpr (Lanes < 32 && N % 4 != 0) {
+#pragma unroll
+                    for (int c = 0; c < 4; c++)
+                        if (has(i + c)) one(i + c, row.a[turn][line][c]);
+                } else if (N % 4 == 0 || whole ? has(i) : i + 4 <= int(N)) {
                     some(i, row.a[turn][line]);
                 } else if (N % 4 != 0) {
 #pragma unroll
@@ -72,6 +77,16 @@ __device__ __forceinline__ void sync_warps() {
         __syncthreads();
 }
 
+/// What counts rows: 32 bits where they are few.
+template <bool Few>
+struct RowNumber {
+    typedef int type;
+};
+template <>
+struct RowNumber<false> {
+    typedef int64_t type;
+};
+
 /// A team that holds its rows.
 template <class A, int64_t N, int Lanes, int Warps>
 struct HolderOf {
@@ -81,17 +96,19 @@ struct HolderOf {
 
     /// body(r, mine) for the team's rows. All threads of a warp go along; `mine`: with a row of
     /// its own, and not for company.
-    template <class Body>
-    __device__ __forceinline__ static void each(const Grid& grid, int64_t rows, Body body) {
+    template <int64_t Rows, class Body>
+    __device__ __forceinline__ static void each(const Grid& grid, Body body) {
+        typedef typename RowNumber<(Rows < (1 << 30))>::type Number;
+        constexpr auto rows = Number(Rows);
         if constexpr (Warps > 1) {
-            for (int64_t r = grid.block; r < rows; r += grid.blocks) body(r, true);
+            for (auto r = Number(grid.block); r < rows; r += Number(grid.blocks)) body(r, true);
         } else {
             constexpr int together = 32 / Lanes;
-            const int64_t step = int64_t(grid.blocks) * (grid.threads / 32) * together;
-            for (int64_t at =
-                     (int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32) * together;
+            const auto warps = Number(grid.threads / 32),
+                       step = Number(grid.blocks) * warps * together;
+            for (auto at = (Number(grid.block) * warps + Number(grid.thread() / 32)) * together;
                  at < rows; at += step) {
-                const int64_t r = at + int(threadIdx.x % 32) / Lanes;
+                const Number r = at + int(threadIdx.x % 32) / Lanes;
                 const bool mine = together == 1 || r < rows;
                 body(mine ? r : rows - 1, mine);
             }
@@ -173,13 +190,13 @@ struct StreamerOf {
     static constexpr int size = Warps * 32;
     A* shared;
 
-    template <class Body>
-    __device__ __forceinline__ static void each(const Grid& grid, int64_t rows, Body body) {
+    template <int64_t Rows, class Body>
+    __device__ __forceinline__ static void each(const Grid& grid, Body body) {
         const int64_t first = Warps == 1
                                   ? int64_t(grid.block) * (grid.threads / 32) + grid.thread() / 32
                                   : grid.block,
                       step = Warps == 1 ? int64_t(grid.blocks) * (grid.threads / 32) : grid.blocks;
-        for (int64_t r = first; r < rows; r += step) body(r, true);
+        for (int64_t r = first; r < Rows; r += step) body(r, true);
     }
     __device__ __forceinline__ static int rank() {
         return Warps == 1 ? threadIdx.x & 31 : threadIdx.x;
@@ -221,7 +238,7 @@ template <class Op, class A, class Team, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         A v = Op::empty();
         if constexpr (Shape::n > 0) v = team.template reduce<Op>(team.take(make(r)));
         if (mine && team.leads()) put(r, v);
