@@ -287,6 +287,7 @@ def test_what_is_shared_and_what_begins_anew(step, tmp_path):
     [
         ("fc1", "fc_1"), ("fc1", "FC1"), ("encoder.0", "encodr.0"), ("encoder", "enocder"),
         ("attention", "atention"), ("block.0", "block0"), ("classifier", "classifiers"),
+        ("hidden", "hiddan"),
     ],
 )  # fmt: skip
 def test_a_name_that_is_almost_shared_is_refused(theirs, mine):
@@ -305,13 +306,14 @@ def test_a_name_that_is_almost_shared_is_refused(theirs, mine):
     [
         ("fc1", "fc2"), ("0", "1"), ("d", "g"), ("q", "k"), ("wq", "wk"), ("enc", "dec"),
         ("slow", "fast"), ("opt_a", "opt_b"), ("q_proj", "k_proj"), ("decoder_x", "decoder_y"),
-        ("block.3", "block.13"), ("head", "tail"), ("block", "tower"),
+        ("block.3", "block.13"), ("head", "tail"), ("block", "tower"), ("query_a", "query_b"),
+        ("lower", "tower"),
     ],
 )  # fmt: skip
 def test_names_that_differ_begin_anew(theirs, mine):
     step = two_layers((theirs, "out")).compile(device="cpu")
     g = aicf.Graph("new")
-    g.output("y", g.dense(mine, g.input("x", (3, 4)), 4))
+    g.output("y", g.dense("out", g.dense(mine, g.input("x", (3, 4)), 4), 2))
     assert g.compile(device="cpu", share=step).fresh == (f"{mine}.W", f"{mine}.b")
 
 
@@ -323,7 +325,25 @@ def test_another_shape_or_a_name_that_both_have_is_no_slip():
     assert g.compile(device="cpu", share=step).fresh == ("fc_2.W", "fc_2.b")
     g = aicf.Graph("wide")
     g.output("y", g.dense("fc__1", g.input("x", (3, 4)), 9))
-    assert g.compile(device="cpu", share=step).shared == ()
+    assert g.compile(device="cpu", share=step, fresh="*").shared == ()
+
+
+def test_share_that_gives_nothing_is_refused(tmp_path):
+    """With the name that is most like one of its own; where nothing begins anew it is none."""
+    step = two_layers(("first", "out")).compile(device="cpu")
+    g = aicf.Graph("none")
+    g.output("y", g.dense("model.first", g.input("x", (3, 4)), 4))
+    text = r'share= has none of \["model.first.W", "model.first.b"\] \(is it "first.W"\?\); it has '
+    with pytest.raises(aicf.GraphError, match=text + r'\["first.W", .*or fresh="\*"'):
+        g.compile(device="cpu", share=step)
+    apart = g.compile(device="cpu", share=step, fresh=("model.*",))
+    assert apart.shared == ()
+    apart.export(tmp_path / "f")
+    with pytest.raises(aicf.GraphError, match="load_step: " + text):
+        aicf.load_step(tmp_path / "f", share=step)
+    g = aicf.Graph("no_params")
+    g.output("y", g.input("x", (3, 4)) * 2.0)
+    assert g.compile(device="cpu", share=step).fresh == ()
 
 
 def test_a_number_that_would_be_ignored_is_refused(tmp_path):

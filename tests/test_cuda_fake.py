@@ -650,8 +650,8 @@ def test_what_a_failed_compile_chose_is_forgotten(together):
     """The next compile of the machine loads its own kernels alone."""
     script = """
 first = base().compile(device="cuda", passes=())
-told(lambda: too_large().compile(device="cuda", passes=(), share=first))
-told(lambda: other(1).compile(device="cuda", passes=(), share=first).replay())
+told(lambda: too_large().compile(device="cuda", passes=(), share=first, fresh="*"))
+told(lambda: other(1).compile(device="cuda", passes=(), share=first, fresh="*").replay())
 """
     lines = together(script)[0].splitlines()
     assert [line.split()[0] for line in lines] == ["OutOfMemory", "done"], lines
@@ -678,7 +678,7 @@ def running():
 runner = threading.Thread(target=running)
 runner.start()
 try:
-    other(3000).compile(device="cuda", passes=(), share=first, capture=False).run()
+    other(3000).compile(device="cuda", passes=(), share=first, fresh="*", capture=False).run()
 finally:
     ended.set()
     runner.join()

@@ -54,7 +54,7 @@ text = g.to_json() if call == "from_json" else ""
 
 def once():
     if call == "compile":
-        g.compile(device="cpu", share=base)
+        g.compile(device="cpu", share=base, fresh="*")
     elif call == "from_json":
         aicf.Graph.from_json(text)
     elif call == "backward":

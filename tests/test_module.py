@@ -146,16 +146,38 @@ def test_models_that_were_trained_apart_meet_in_one_graph():
     assert not step.params["0.weight"].numpy().any()
 
 
-def test_contents_that_share_gives_are_left_as_they_are():
+def by_hand():
     g = aicf.Graph()
     w, b = g.param("weight", (2, 3)), g.param("bias", (2,))
     g.output("y", aicf.linear(g.input("x", (5, 3)), w, b))
-    hand = g.compile("cpu", seed=5)
-    model = nn.Linear(3, 2)
+    return g.compile("cpu", seed=5)
+
+
+def test_contents_that_share_would_replace_are_refused():
+    """A module with numbers of its own meets a step's under their names; equal ones may."""
+    hand, model = by_hand(), nn.Linear(3, 2)
+    mine = model.state_dict()
     g = aicf.Graph()
     g.output("y", model(g.input("x", (5, 3))))
-    g.compile("cpu", share=hand)
-    np.testing.assert_equal(model.state_dict()["weight"], hand.params["weight"].numpy())
+    need = r'"weight" is a Parameter of a module .* need .*load_state_dict\(.*or a name='
+    with pytest.raises(aicf.GraphError, match=need):
+        g.compile("cpu", share=hand)
+    np.testing.assert_equal(model.state_dict(), mine)
+    model.load_state_dict(hand.state_dict(), strict=False)
+    step = g.compile("cpu", share=hand)
+    assert step.shared == ("weight", "bias")
+    hand.params["bias"] = np.ones(2, "f4")
+    assert (model.state_dict()["bias"] == 1).all()
+
+
+def test_params_say_what_a_module_and_share_both_have():
+    hand, model = by_hand(), nn.Linear(3, 2)
+    given = {"weight": np.ones((2, 3), "f4"), "bias": np.zeros(2, "f4")}
+    g = aicf.Graph()
+    g.output("y", model(g.input("x", (5, 3))))
+    g.compile("cpu", share=hand, params=given)
+    np.testing.assert_equal(model.state_dict(), given)
+    np.testing.assert_equal(hand.state_dict(), given)
 
 
 def test_compile_params_replace_contents():

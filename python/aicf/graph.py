@@ -645,8 +645,9 @@ class Graph:
             params: arrays that replace the initial values of params or states, copied in.
             share: a Step or several; params and states of equal name use their storage. The step's
                 `shared` and `fresh` say which did and which began anew. Refused is what would go
-                unnoticed: a name that almost is one of theirs ("fc_1.W", "fc1.W"), and a number
-                such as "opt.lr" that is another one there.
+                unnoticed: a Step that has none of the names, a name that almost is one of theirs
+                ("fc_1.W", "fc1.W"), a number such as "opt.lr" that is another one there, and a
+                module that holds other numbers under one of the names.
             seed: of the initial random values.
             math: how products of float32 are computed: "fp32" by fma; "tf32", "fp16" and "bf16" of
                 operands rounded to that type, with sums in float32 (on tensor cores in an order
@@ -668,7 +669,8 @@ class Graph:
                 made. "off": such rows are NaN (0 for integers) and have no gradient.
             cast: inputs from the host take the dtype that the graph says: floats are rounded, whole
                 numbers must fit. Else another dtype is a DTypeError.
-            fresh: patterns of names that begin anew though a step of `share` has almost theirs.
+            fresh: patterns of names that begin anew though `share` is given: "*" for all that no
+                step of it has.
 
         Returns: a Step.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -290,16 +290,38 @@ class Contents(NamedTuple):
             one._step, one._array = (step, name), None
 
 
-def contents_of(graph: Graph, shared: Sequence[Step]) -> Contents:
-    """What a step of the graph begins with; what `share=` gives is left to that."""
+def contents_of(graph: Graph, shared: Sequence[Step], replaced: Iterable[str] = ()) -> Contents:
+    """What a step of the graph begins with; what `share=` gives is left to that, and `params=`
+    replaces what it names.
+
+    Raises: GraphError where a module and `share=` hold different numbers under one name.
+    """
     held = {name: one for one, name in graph._held.items() if graph._core.find(name) >= 0}
-    given = {name for step in shared for role in ("param", "state") for name in step._leaves(role)}
+    given = {
+        name: step for step in shared for role in ("param", "state") for name in step._leaves(role)
+    }
     homes: dict[int, tuple[Step, dict[str, str]]] = {}
     fresh = {}
     for name, one in held.items():
         if one._step is not None:
             step, there = one._step
             homes.setdefault(id(step), (step, {}))[1][name] = there
-        elif name not in given and one._array is not None:
+        elif name in given:
+            if name not in replaced:
+                _check_equal(name, one, given[name])
+        elif one._array is not None:
             fresh[name] = packed(one, one._array)
     return Contents(held, list(homes.values()), fresh)
+
+
+def _check_equal(name: str, held: Held, step: Step) -> None:
+    """Refuses to drop what a module holds for what a step of share= has under its name."""
+    theirs = step._array(name)
+    if (theirs.shape, theirs.dtype) != (held.shape, held.dtype) or held._array is None:
+        return  # an error of its own
+    if theirs.numpy().tobytes() != held._array.tobytes():
+        raise GraphError(
+            f'compile: "{name}" is a {type(held).__name__} of a module with numbers of its own, '
+            "and the step of share= holds others under that name; need the step's first, "
+            "module.load_state_dict(step.state_dict(), strict=False), or a name= for the module"
+        )

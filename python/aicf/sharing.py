@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._core import Graph, GraphError
+from .arguments import is_it
 from .files import shown
+from .serialize import listed
 
 if TYPE_CHECKING:
     from .step import Step
@@ -46,8 +48,38 @@ def share_leaves(
     found = sharing_of(list(leaves), others, homes)
     if others:
         _check_names(core, leaves, found.fresh, others, patterns)
+        check_some("compile", found.fresh, list(leaves), others, patterns)
         _check_numbers(core, leaves, set(found.shared) - {*given, *homes}, others)
     return found
+
+
+def check_some(
+    where: str,
+    fresh: Sequence[str],
+    names: Sequence[str],
+    others: Sequence[Step],
+    patterns: Sequence[str] = (),
+) -> None:
+    """Refuses a share= that gives none of the params and states, while some begin anew."""
+    theirs = {name: None for other in others for name in (*other.params, *other.state)}
+    anew = _not_of(fresh, patterns)
+    if not others or not anew or any(name in theirs for name in names):
+        return
+    near = next((said for name in anew if (said := is_it(name, theirs))), "")
+    need = "a name that both have" + (', or fresh="*" to begin anew' * (where == "compile"))
+    raise GraphError(
+        f"{where}: share= has none of {listed(anew, 4)}{near}; it has {listed(theirs, 4)}; "
+        f"need {need}"
+    )
+
+
+def _not_of(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that no pattern stands for."""
+    return [
+        name
+        for name in names
+        if name not in patterns and not any(fnmatch.fnmatchcase(name, one) for one in patterns)
+    ]
 
 
 # ---- names that almost are another's
@@ -60,8 +92,7 @@ def _check_names(
     others: Sequence[Step],
     patterns: Sequence[str],
 ) -> None:
-    names = [name for name in fresh if not any(fnmatch.fnmatchcase(name, one) for one in patterns)]
-    names = [name for name in names if name not in patterns]
+    names = _not_of(fresh, patterns)
     if not names:
         return
     near: list[tuple[str, str]] = []
@@ -101,13 +132,16 @@ def _plain(text: str) -> str:
 
 
 def _near(a: str, b: str) -> bool:
-    """Whether one letter is left out or two neighbours are exchanged; another letter is meant, as
-    in opt_a and opt_b."""
+    """Whether one letter is left out, two neighbours are exchanged, or a letter inside of a word is
+    another one; at its ends that is meant, as in head_a and head_b, lower and tower."""
     if a == b:
         return True
     short, long = sorted((a, b), key=len)
     if len(short) < 4:
         return False
+    if len(a) == len(b) and len(a) > 5 and a[0] == b[0] and a[-1] == b[-1]:
+        if sum(x != y for x, y in zip(a, b, strict=True)) == 1:
+            return True
     if len(short) < len(long):
         return any(long[:i] + long[i + 1 :] == short for i in range(len(long)))
     turned = (a[:i] + a[i + 1] + a[i] + a[i + 2 :] for i in range(len(a) - 1))

@@ -14,7 +14,7 @@ from .checkpoint import Loaded, fitting, places, read, select, write
 from .device import resolve_device
 from .files import Source, shown, write_whole
 from .serialize import listed, read_graph, read_record
-from .sharing import Sharing, share_leaves, sharing_of
+from .sharing import Sharing, check_some, share_leaves, sharing_of
 
 if TYPE_CHECKING:
     from .graph import Graph, Value
@@ -237,7 +237,7 @@ class Step(_core.Step):
         from .parameters import contents_of
 
         initial = _initial(graph, params)
-        own = contents_of(graph, others)
+        own = contents_of(graph, others, initial)
         device = own.device(device)
         homes = [name for _, names in own.homes for name in names]
         self._sharing = share_leaves(graph._core, others, homes, initial, fresh)
@@ -699,7 +699,9 @@ def load_step(
         source.check_unchanged()
     step = Step.__new__(Step)
     _core.Step.__init__(step, content, source.where, device, capture, others)
-    step._sharing = sharing_of((*step.params, *step.state), others)
+    names = (*step.params, *step.state)
+    step._sharing = sharing_of(names, others)
+    check_some("load_step", step._sharing.fresh, names, others)
     return step
 
 
