@@ -233,9 +233,9 @@ class Array:
     def copy(self) -> Array:
         """An Array that owns a copy in host memory."""
 
-    def item(self) -> object:
+    def item(self, *at: int) -> Any:
         """
-        The one element as a Python number. Raises ShapeError when there are more.
+        The one element, or that at an index, as a Python number. Raises ShapeError when there are more.
         """
 
     def __float__(self) -> float: ...
@@ -244,6 +244,10 @@ class Array:
 
     def __bool__(self) -> bool: ...
 
+    def __index__(self) -> int: ...
+
+    def __round__(self, ndigits: object | None = None) -> Any: ...
+
     def __getitem__(self, arg: object, /) -> object: ...
 
     def __setitem__(self, key: object, value: object, /) -> None: ...
@@ -251,6 +255,16 @@ class Array:
     def __iter__(self) -> Iterator[Any]: ...
 
     def __len__(self) -> int: ...
+
+    def __copy__(self) -> Array: ...
+
+    def __deepcopy__(self, memo: object) -> Array: ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle keeps: a NumPy array."""
+
+    def __jax_array__(self) -> Any:
+        """A copy, on the device of the step."""
 
     def __repr__(self) -> str: ...
 
@@ -274,39 +288,63 @@ class Array:
 
     def __ge__(self, other: object, /) -> Any: ...
 
-    __hash__: None  # type: ignore[assignment]
-
     def __add__(self, other: object, /) -> Any: ...
-
-    def __sub__(self, other: object, /) -> Any: ...
-
-    def __mul__(self, other: object, /) -> Any: ...
-
-    def __truediv__(self, other: object, /) -> Any: ...
-
-    def __floordiv__(self, other: object, /) -> Any: ...
-
-    def __mod__(self, other: object, /) -> Any: ...
-
-    def __pow__(self, other: object, /) -> Any: ...
-
-    def __matmul__(self, other: object, /) -> Any: ...
 
     def __radd__(self, other: object, /) -> Any: ...
 
+    def __sub__(self, other: object, /) -> Any: ...
+
     def __rsub__(self, other: object, /) -> Any: ...
+
+    def __mul__(self, other: object, /) -> Any: ...
 
     def __rmul__(self, other: object, /) -> Any: ...
 
+    def __truediv__(self, other: object, /) -> Any: ...
+
     def __rtruediv__(self, other: object, /) -> Any: ...
+
+    def __floordiv__(self, other: object, /) -> Any: ...
 
     def __rfloordiv__(self, other: object, /) -> Any: ...
 
+    def __mod__(self, other: object, /) -> Any: ...
+
     def __rmod__(self, other: object, /) -> Any: ...
+
+    def __divmod__(self, other: object, /) -> Any: ...
+
+    def __rdivmod__(self, other: object, /) -> Any: ...
+
+    def __pow__(self, other: object, /) -> Any: ...
 
     def __rpow__(self, other: object, /) -> Any: ...
 
+    def __matmul__(self, other: object, /) -> Any: ...
+
     def __rmatmul__(self, other: object, /) -> Any: ...
+
+    def __and__(self, other: object, /) -> Any: ...
+
+    def __rand__(self, other: object, /) -> Any: ...
+
+    def __or__(self, other: object, /) -> Any: ...
+
+    def __ror__(self, other: object, /) -> Any: ...
+
+    def __xor__(self, other: object, /) -> Any: ...
+
+    def __rxor__(self, other: object, /) -> Any: ...
+
+    def __lshift__(self, other: object, /) -> Any: ...
+
+    def __rlshift__(self, other: object, /) -> Any: ...
+
+    def __rshift__(self, other: object, /) -> Any: ...
+
+    def __rrshift__(self, other: object, /) -> Any: ...
+
+    __hash__: None  # type: ignore[assignment]
 
     def __neg__(self) -> Any: ...
 
@@ -314,40 +352,142 @@ class Array:
 
     def __abs__(self) -> Any: ...
 
+    def __invert__(self) -> Any: ...
+
     def tolist(self) -> Any: ...
 
-    def sum(self, *args: object, **kwargs: object) -> Any:
-        """NumPy's, of a copy."""
+    def __contains__(self, element: object, /) -> bool: ...
 
-    def mean(self, *args: object, **kwargs: object) -> Any:
-        """NumPy's, of a copy."""
-
-    def std(self, *args: object, **kwargs: object) -> Any:
-        """NumPy's, of a copy."""
-
-    def min(self, *args: object, **kwargs: object) -> Any:
-        """NumPy's, of a copy."""
-
-    def max(self, *args: object, **kwargs: object) -> Any:
-        """NumPy's, of a copy."""
-
-    def argmin(self, *args: object, **kwargs: object) -> Any:
-        """NumPy's, of a copy."""
-
-    def argmax(self, *args: object, **kwargs: object) -> Any:
+    def all(self, *args: object, **kwargs: object) -> Any:
         """NumPy's, of a copy."""
 
     def any(self, *args: object, **kwargs: object) -> Any:
         """NumPy's, of a copy."""
 
-    def all(self, *args: object, **kwargs: object) -> Any:
+    def argmax(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def argmin(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def argsort(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def astype(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def clip(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def conj(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def cumprod(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def cumsum(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def diagonal(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def dot(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def flatten(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def max(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def mean(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def min(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def nonzero(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def prod(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def ravel(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def repeat(self, *args: object, **kwargs: object) -> Any:
         """NumPy's, of a copy."""
 
     def reshape(self, *args: object, **kwargs: object) -> Any:
         """NumPy's, of a copy."""
 
-    def astype(self, *args: object, **kwargs: object) -> Any:
+    def round(self, *args: object, **kwargs: object) -> Any:
         """NumPy's, of a copy."""
+
+    def searchsorted(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def squeeze(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def std(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def sum(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def swapaxes(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def take(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def tobytes(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def trace(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def transpose(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def var(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    def view(self, *args: object, **kwargs: object) -> Any:
+        """NumPy's, of a copy."""
+
+    @property
+    def T(self) -> Any:
+        """NumPy's, of a copy."""
+
+    @property
+    def flat(self) -> Any:
+        """NumPy's, of a copy."""
+
+    @property
+    def imag(self) -> Any:
+        """NumPy's, of a copy."""
+
+    @property
+    def mT(self) -> Any:
+        """NumPy's, of a copy."""
+
+    @property
+    def real(self) -> Any:
+        """NumPy's, of a copy."""
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
 
 class Outputs:
     """The outputs of one run, by name."""

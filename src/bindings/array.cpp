@@ -72,6 +72,167 @@ nb::object item(const Array& a, const char* asked) {
 /// What print() shows: the contents, as NumPy writes them.
 nb::str shown(const Array& a) { return nb::str(to_numpy(a.read(), true)); }
 
+/// A copy in host memory.
+Array host_copy(const Array& a) { return array_of(a.step ? a.read() : copy_tensor(a.tensor)); }
+
+/// A copy on the step's device, in the order of its work.
+Array kept(const Array& a) {
+    if (device_of(a).kind == Device::cpu) return host_copy(a);
+    Array result;
+    result.owner = a.owner;
+    result.step = a.step;
+    result.tensor = a.snapshot();
+    return result;
+}
+
+/// An operation of Python with a NumPy copy for the Array: what the other operand is decides as
+/// it does beside NumPy's arrays.
+nb::object with_numpy(const Array& a, nb::handle other, bool reversed,
+                      PyObject* (*operation)(PyObject*, PyObject*)) {
+    const nb::object own = to_numpy(a.read(), true);
+    PyObject* result =
+        reversed ? operation(other.ptr(), own.ptr()) : operation(own.ptr(), other.ptr());
+    if (!result) throw nb::python_error();
+    return nb::steal(result);
+}
+
+PyObject* power(PyObject* a, PyObject* b) { return PyNumber_Power(a, b, Py_None); }
+template <int kind>
+PyObject* compared(PyObject* a, PyObject* b) {
+    return PyObject_RichCompare(a, b, kind);
+}
+
+struct Operator {
+    const char* name;
+    PyObject* (*operation)(PyObject*, PyObject*);
+};
+
+const Operator kCompared[] = {
+    {"eq", compared<Py_EQ>}, {"ne", compared<Py_NE>}, {"lt", compared<Py_LT>},
+    {"le", compared<Py_LE>}, {"gt", compared<Py_GT>}, {"ge", compared<Py_GE>},
+};
+
+const Operator kBinary[] = {
+    {"add", PyNumber_Add},
+    {"sub", PyNumber_Subtract},
+    {"mul", PyNumber_Multiply},
+    {"truediv", PyNumber_TrueDivide},
+    {"floordiv", PyNumber_FloorDivide},
+    {"mod", PyNumber_Remainder},
+    {"divmod", PyNumber_Divmod},
+    {"pow", power},
+    {"matmul", PyNumber_MatrixMultiply},
+    {"and", PyNumber_And},
+    {"or", PyNumber_Or},
+    {"xor", PyNumber_Xor},
+    {"lshift", PyNumber_Lshift},
+    {"rshift", PyNumber_Rshift},
+};
+
+// Of NumPy's arrays; what changes one in place or shows its memory is left out, for it would be
+// that of a copy.
+const char* const kMethods[] = {
+    "all",     "any",          "argmax",    "argmin",   "argsort", "astype",   "clip",
+    "conj",    "cumprod",      "cumsum",    "diagonal", "dot",     "flatten",  "max",
+    "mean",    "min",          "nonzero",   "prod",     "ravel",   "repeat",   "reshape",
+    "round",   "searchsorted", "squeeze",   "std",      "sum",     "swapaxes", "take",
+    "tobytes", "trace",        "transpose", "var",      "view",
+};
+
+/// TypeError where an option has PyTorch's name.
+void check_options(const char* method, const nb::kwargs& named) {
+    for (auto [theirs, ours] : {std::pair{"dim", "axis"}, std::pair{"keepdim", "keepdims"}})
+        if (named.contains(theirs))
+            throw nb::type_error(cat("aicf.Array.", method, ": there is no argument \"", theirs,
+                                     "\" (is it \"", ours, "\"?)")
+                                     .c_str());
+}
+
+/// What an Array has of NumPy's arrays.
+void bind_numpy(nb::class_<Array>& array) {
+    const auto operators = [&array](const Operator& one, bool reversed) {
+        const std::string name = cat("__", reversed ? "r" : "", one.name, "__");
+        array.def(
+            name.c_str(),
+            [operation = one.operation, reversed](const Array& a, nb::handle other) {
+                return with_numpy(a, other, reversed, operation);
+            },
+            nb::arg("other").none(),
+            nb::sig(cat("def ", name, "(self, other: object, /) -> typing.Any").c_str()));
+    };
+    for (const Operator& one : kCompared) operators(one, false);
+    for (const Operator& one : kBinary) {
+        operators(one, false);
+        operators(one, true);
+    }
+    array.attr("__hash__") = nb::none();  // equality compares elements
+    for (const char* unary : {"__neg__", "__pos__", "__abs__", "__invert__", "tolist"})
+        array.def(
+            unary,
+            [unary](const Array& a, const nb::args& rest, const nb::kwargs& named) {
+                refuse_rest(unary, "none", rest, named);
+                return nb::object(to_numpy(a.read(), true).attr(unary)());
+            },
+            nb::arg("rest"), nb::arg("named"),
+            nb::sig(cat("def ", unary, "(self) -> typing.Any").c_str()));
+    array.def(
+        "__contains__",
+        [](const Array& a, nb::handle element) {
+            return nb::object(to_numpy(a.read(), true).attr("__contains__")(element));
+        },
+        nb::arg("element").none(), nb::sig("def __contains__(self, element: object, /) -> bool"));
+    for (const char* method : kMethods)
+        array.def(
+            method,
+            [method](const Array& a, const nb::args& args, const nb::kwargs& named) {
+                check_options(method, named);
+                return nb::object(to_numpy(a.read(), true).attr(method)(*args, **named));
+            },
+            nb::sig(cat("def ", method, "(self, *args: object, **kwargs: object) -> typing.Any")
+                        .c_str()),
+            "NumPy's, of a copy.");
+    for (const char* part : {"T", "flat", "imag", "mT", "real"})
+        array.def_prop_ro(
+            part,
+            [part](const Array& a) { return nb::object(to_numpy(a.read(), true).attr(part)); },
+            nb::sig(cat("def ", part, "(self) -> typing.Any").c_str()), "NumPy's, of a copy.");
+    array.def_prop_ro(
+        "size", [](const Array& a) { return element_count(a.type().shape); },
+        "How many elements it has.");
+    array.def_prop_ro(
+        "itemsize", [](const Array& a) { return dtype_size(a.type().dtype); },
+        "Bytes of an element.");
+    array.def_prop_ro(
+        "nbytes", [](const Array& a) { return byte_count(a.type()); }, "Bytes of all elements.");
+    array.def(
+        "__format__",
+        [](const Array& a, const nb::str& spec) {
+            const bool one = a.type().shape.rank() == 0;
+            if (nb::len(spec) == 0) return nb::object(shown(a));
+            const nb::object value =
+                one ? nb::object(item(a, "format()")) : to_numpy(a.read(), true);
+            return nb::object(value.attr("__format__")(spec));
+        },
+        nb::sig("def __format__(self, spec: str, /) -> str"));
+    array.def(
+        "__getattr__",
+        [](const Array&, const nb::str& name) -> nb::object {
+            const std::string text = name.c_str();
+            const std::string near =
+                text.starts_with("_")
+                    ? ""
+                    : nb::cast<std::string>(
+                          nb::module_::import_("aicf.arguments")
+                              .attr("is_it")(
+                                  name,
+                                  nb::module_::import_("builtins").attr("dir")(nb::type<Array>())));
+            throw nb::attribute_error(cat("aicf.Array has no attribute '", text, "'", near,
+                                          "; need numpy(), or what it has of NumPy's arrays")
+                                          .c_str());
+        },
+        nb::arg("name"));
+}
+
 bool has_output(const Outputs& o, nb::handle name) {
     std::string text;
     if (!text_of(name, text)) return false;
@@ -160,32 +321,43 @@ void bind_array(nb::module_& m) {
             nb::arg("rest"), nb::arg("named"),
             nb::sig("def __array__(self, dtype: object | None = None, copy: object | None = None) "
                     "-> object"))
+        .def("_keep", kept,
+             "A copy that later runs leave alone, on the step's device and in the order of its "
+             "work: nothing waits.")
+        .def("copy", bare<Array>("copy", host_copy), nb::sig("def copy(self) -> Array"),
+             "An Array that owns a copy in host memory.")
         .def(
-            "_keep",
-            [](const Array& a) {
-                if (device_of(a).kind == Device::cpu) return array_of(a.read());
-                Array kept;
-                kept.owner = a.owner;
-                kept.step = a.step;
-                kept.tensor = a.snapshot();
-                return kept;
+            "item",
+            [](const Array& a, const nb::args& at) {
+                if (at.size() == 0) return item(a, "item()");
+                return nb::object(to_numpy(a.read(), true).attr("item")(*at));
             },
-            "A copy that later runs leave alone, on the step's device and in the order of its "
-            "work: nothing waits.")
-        .def("copy",
-             bare<Array>("copy",
-                         [](const Array& a) {
-                             return array_of(a.step ? a.read() : copy_tensor(a.tensor));
-                         }),
-             nb::sig("def copy(self) -> Array"), "An Array that owns a copy in host memory.")
-        .def(
-            "item", [](const Array& a) { return item(a, "item()"); },
-            nb::sig("def item(self) -> object"),
-            "The one element as a Python number. Raises ShapeError when there are more.")
+            nb::sig("def item(self, *at: int) -> typing.Any"),
+            "The one element, or that at an index, as a Python number. Raises ShapeError when "
+            "there are more.")
         .def("__float__",
              [](const Array& a) { return nb::cast<double>(nb::float_(item(a, "float()"))); })
         .def("__int__", [](const Array& a) { return nb::int_(item(a, "int()")); })
         .def("__bool__", [](const Array& a) { return nb::bool_(item(a, "bool()")); })
+        .def(
+            "__index__",
+            [](const Array& a) {
+                const bool one = a.type().shape.rank() == 0;
+                nb::object number = one ? item(a, "index()") : nb::none();
+                if (!PyLong_CheckExact(number.ptr()))
+                    throw nb::type_error(cat("aicf.Array ", to_string(a.type()),
+                                             " is no index; need a whole number of rank 0")
+                                             .c_str());
+                return number;
+            },
+            nb::sig("def __index__(self) -> int"))
+        .def(
+            "__round__",
+            [](const Array& a, nb::handle digits) {
+                return nb::object(item(a, "round()").attr("__round__")(digits));
+            },
+            nb::arg("ndigits").none() = nb::none(),
+            nb::sig("def __round__(self, ndigits: object | None = None) -> typing.Any"))
         .def("__getitem__",
              [](const Array& a, nb::handle key) {
                  return nb::object(to_numpy(a.read(), true)[key]);
@@ -213,6 +385,24 @@ void bind_array(nb::module_& m) {
                      throw nb::type_error("aicf.Array: len() of a rank-0 array");
                  return a.type().shape[0];
              })
+        .def("__copy__", host_copy, nb::sig("def __copy__(self) -> Array"))
+        .def(
+            "__deepcopy__", [](const Array& a, nb::handle) { return host_copy(a); },
+            nb::arg("memo"), nb::sig("def __deepcopy__(self, memo: object) -> Array"))
+        .def(
+            "__reduce__",
+            [](const Array& a) {
+                return nb::object(to_numpy(a.read(), true).attr("__reduce__")());
+            },
+            nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"),
+            "What pickle keeps: a NumPy array.")
+        .def(
+            "__jax_array__",
+            [](const Array& a) {
+                const nb::object jax = nb::module_::import_("jax.dlpack");
+                return nb::object(jax.attr("from_dlpack")(kept(a)));
+            },
+            nb::sig("def __jax_array__(self) -> typing.Any"), "A copy, on the device of the step.")
         .def("__repr__",
              [](const Array& a) {
                  return cat("aicf.Array(", to_string(a.type()), ", ",
@@ -240,58 +430,7 @@ void bind_array(nb::module_& m) {
                          [](const Array& a) { return dlpack_device(device_of(a)); }),
              nb::sig("def __dlpack_device__(self) -> tuple"));
     array.attr("__dlpack_c_exchange_api__") = exchange_api_capsule();
-    for (const char* compare : {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"})
-        array.def(
-            compare,
-            [compare](const Array& a, nb::handle other) {
-                return nb::object(to_numpy(a.read(), true).attr(compare)(other));
-            },
-            nb::arg("other").none(),
-            nb::sig(cat("def ", compare,
-                        "(self, other: object, /) -> "
-                        "typing.Any")
-                        .c_str()));
-    array.attr("__hash__") = nb::none();  // equality compares elements
-    for (const char* binary :
-         {"__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__",
-          "__matmul__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__", "__rfloordiv__",
-          "__rmod__", "__rpow__", "__rmatmul__"})
-        array.def(
-            binary,
-            [binary](const Array& a, nb::handle other) {
-                return nb::object(to_numpy(a.read(), true).attr(binary)(other));
-            },
-            nb::arg("other").none(),
-            nb::sig(cat("def ", binary, "(self, other: object, /) -> typing.Any").c_str()));
-    for (const char* unary : {"__neg__", "__pos__", "__abs__", "tolist"})
-        array.def(
-            unary,
-            [unary](const Array& a, const nb::args& rest, const nb::kwargs& named) {
-                refuse_rest(unary, "none", rest, named);
-                return nb::object(to_numpy(a.read(), true).attr(unary)());
-            },
-            nb::arg("rest"), nb::arg("named"),
-            nb::sig(cat("def ", unary, "(self) -> typing.Any").c_str()));
-    for (const char* reduction : {"sum", "mean", "std", "min", "max", "argmin", "argmax", "any",
-                                  "all", "reshape", "astype"})
-        array.def(
-            reduction,
-            [reduction](const Array& a, const nb::args& args, const nb::kwargs& named) {
-                return nb::object(to_numpy(a.read(), true).attr(reduction)(*args, **named));
-            },
-            nb::sig(cat("def ", reduction, "(self, *args: object, **kwargs: object) -> typing.Any")
-                        .c_str()),
-            "NumPy's, of a copy.");
-    array.def(
-        "__format__",
-        [](const Array& a, const nb::str& spec) {
-            const bool one = a.type().shape.rank() == 0;
-            if (nb::len(spec) == 0) return nb::object(shown(a));
-            const nb::object value =
-                one ? nb::object(item(a, "format()")) : to_numpy(a.read(), true);
-            return nb::object(value.attr("__format__")(spec));
-        },
-        nb::sig("def __format__(self, spec: str, /) -> str"));
+    bind_numpy(array);
 
     nb::class_<Outputs>(m, "Outputs", "The outputs of one run, by name.")
         .def("__getitem__", &output_array, nb::arg("name").none(),

@@ -1,6 +1,9 @@
 _core.Array.__dlpack_c_exchange_api__:
     __dlpack_c_exchange_api__: object
 
+# It raises; for a type checker there is none.
+_core.Array.__getattr__:
+
 _core.Array.__hash__:
     __hash__: None  # type: ignore[assignment]
 
