@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from . import init as initializers
 from ._core import Array, DTypeError, GraphError
 from .arguments import Path, _dtype, checked, is_it, user_line
+from .attributes import Attribute, recorded
 from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
 from .files import shown
@@ -183,6 +184,7 @@ class _Entry:
         results: Results,
         crops: dict[str, list[tuple[int, int]]],
         roots: Sequence[Module],
+        attributes: Sequence[Attribute],
         seconds: float,
     ) -> None:
         self.key, self.names, self.step, self.results = key, tuple(names), step, results
@@ -191,7 +193,10 @@ class _Entry:
         self.seconds, self.used = seconds, next(_clock)
         self._roots = tuple(roots)
         self._modes = self._now()
-        self.version = changes[0]
+        self._attributes = attributes
+        self._in_place = [one for one in attributes if one.in_place]
+        self._seen = changes[0]
+        self.version = -1 if self._in_place else self._seen  # -1: to be asked each time
         self.fast: list[Any] = []
 
     def _now(self) -> tuple[Any, ...]:
@@ -203,14 +208,20 @@ class _Entry:
         ) + tuple((part, part.training) for root in self._roots for part in root._above())
 
     def current(self) -> bool:
-        """Whether the modules are as they were when it was traced."""
-        if self.version == changes[0]:
-            return True
+        """Whether the modules, and what was read of them, are as they were when it was traced."""
         version = changes[0]
-        if self._now() != self._modes:
+        if self._seen == version:
+            return all(one.same() for one in self._in_place)
+        if self._now() != self._modes or not all(one.same() for one in self._attributes):
             return False
-        self.version = version
+        self._seen = version
+        self.version = -1 if self._in_place else version
         return True
+
+    def changed(self) -> list[str]:
+        """What of the modules is another than when it was traced, in words."""
+        found = [one.told() for one in self._attributes if not one.same()]
+        return [*found, *["the mode of a module"] * (self._now() != self._modes)]
 
     def modes(self) -> str:
         """Which modes its modules were in, in a word."""
@@ -467,7 +478,7 @@ class Function(Kept):
             graph._counts[bucket] = graph.input(all_names[-1], (), "int32")
         bound = self._signature.bind_partial()
         bound.arguments.update(unflatten(key[0], iter(values)))
-        with building(graph):
+        with building(graph), recorded() as reads:
             try:
                 results = Results(self._name, self._fn(*bound.args, **bound.kwargs))
             except (AttributeError, DTypeError, GraphError, TypeError) as error:
@@ -486,7 +497,10 @@ class Function(Kept):
         state._adopt(step, graph)
         graph._closed = self._name
         seconds = time.perf_counter() - start
-        entry = _Entry(key, all_names, len(names), step, results, crops, list(graph._ran), seconds)
+        entry = _Entry(
+            key, all_names, len(names), step, results, crops, list(graph._ran),
+            reads.attributes(), seconds,
+        )  # fmt: skip
         self._traces += 1
         self._by_key.setdefault(key, []).append(entry)
         self._entries.append(entry)
@@ -514,12 +528,13 @@ class Function(Kept):
             and (count != self._retraces)
         ):
             return
-        now, last = spelled(key[0]), spelled(max(self._entries, key=lambda one: one.used).key[0])
+        newest = max(self._entries, key=lambda one: one.used)
+        now, last = spelled(key[0]), spelled(newest.key[0])
         changed = [
             f"{name} is {now.get(name, 'absent')}, last was {last.get(name, 'absent')}"
             for name in {**last, **now}
             if now.get(name) != last.get(name)
-        ] or ["the mode of a module"]
+        ] or newest.changed()
         warnings.warn(
             f"{self._name}: traced {count} times; now {', '.join(changed[:3])}. Sizes that vary "
             "need buckets=, whole numbers that vary np.int32(...) or an array",

@@ -13,6 +13,7 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import is_it
+from .attributes import recording
 from .graph import Graph, Value
 from .parameters import Buffer, Held, Parameter, changes, host_array, read, seeded, write
 from .serialize import listed
@@ -227,6 +228,17 @@ class Module(metaclass=_ModuleType):
             yield parent
             module = parent
 
+    def __getattribute__(self, key: str) -> Any:
+        value = object.__getattribute__(self, key)
+        reads = recording.reads
+        if (
+            reads is not None
+            and key[:1] != "_"
+            and key in object.__getattribute__(self, "__dict__")
+        ):
+            reads.found.setdefault((id(self), key), (self, key, value))
+        return value
+
     def __setattr__(self, key: str, value: Any) -> None:
         for kind, table in ((Parameter, self._parameters), (Module, self._modules),
                             (Buffer, self._buffers)):  # fmt: skip
@@ -235,8 +247,9 @@ class Module(metaclass=_ModuleType):
         if key in self._parameters or key in self._modules or key in self._buffers:
             return self._replace(key, value)
         super().__setattr__(key, value)
-        if key == "training":
-            changes[0] += 1
+        changes[0] += 1
+        if recording.reads is not None:
+            recording.reads.written.add((id(self), key))
 
     def _register(self, key: str, value: Any, table: dict[str, Any]) -> None:
         if not isinstance(key, str) or not key or "." in key:
@@ -323,6 +336,7 @@ class Module(metaclass=_ModuleType):
                 changes[0] += 1
                 return
         super().__delattr__(key)
+        changes[0] += 1
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._parameters, *self._buffers, *self._modules]
