@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ._core import GraphError, ShapeError
+from ._core import Array, GraphError, ShapeError
 from .arguments import checked
 from .files import shown
 from .graph import Value
 from .module import _frames
-from .trees import Leaf
+from .trees import Leaf, on_host
 
 
 class Bucket:
@@ -146,6 +146,7 @@ class Padding:
     ) -> None:
         self.counts: dict[Bucket, int] = {}
         self.shapes: list[tuple[int, ...]] = []
+        self._where, self._names = where, tuple(names)
         used: set[str] = set()
         for name, leaf in zip(names, leaves, strict=True):
             shape = list(leaf.shape)
@@ -176,12 +177,37 @@ class Padding:
     def padded(self, leaves: Sequence[Any]) -> list[Any]:
         """The arrays, behind them as zeros what is missing; then the counts."""
         made = []
-        for leaf, shape in zip(leaves, self.shapes, strict=True):
+        for name, leaf, shape in zip(self._names, leaves, self.shapes, strict=True):
             if tuple(getattr(leaf, "shape", ())) == shape:
                 made.append(leaf)
                 continue
-            array = np.asarray(leaf)
-            whole = np.zeros(shape, array.dtype)
-            whole[tuple(map(slice, array.shape))] = array
-            made.append(whole)
+            made.append(_padded(self._where, name, leaf, shape))
         return [*made, *self.counts.values()]
+
+
+def _padded(where: str, name: str, array: Any, shape: tuple[int, ...]) -> Any:
+    """The array, behind it zeros, where it lies and of its dtype; NumPy's of one on the host."""
+    given = tuple(map(slice, array.shape))
+    if hasattr(array, "new_zeros"):  # PyTorch's
+        whole = array.new_zeros(shape)
+        whole[given] = array.detach()
+        return whole
+    if on_host(array):
+        exact = isinstance(array, Array) and array.dtype == "bfloat16"  # comes as float32
+        array = np.asarray(array)
+        whole = np.zeros(shape, array.dtype)
+        whole[given] = array
+        return whole.tolist() if exact else whole
+    if not hasattr(array, "__array_namespace__"):
+        raise GraphError(
+            f"{where}: {shown(name)} is a {type(array).__name__} on a GPU, of shape "
+            f"{list(array.shape)}; need it padded to {list(shape)}, or a tensor of PyTorch or JAX"
+        )
+    of = array.__array_namespace__()
+    for axis, size in enumerate(shape):
+        missing = list(array.shape)
+        missing[axis] = size - missing[axis]
+        if missing[axis]:
+            rest = of.zeros(missing, dtype=array.dtype, device=array.device)
+            array = of.concat([array, rest], axis=axis)
+    return array

@@ -435,11 +435,10 @@ class Function(Kept):
         ]
 
         def prepared(leaves: Sequence[Any]) -> list[Any]:
-            made = [
-                leaf if to is None else as_dtype(leaf, to)
-                for leaf, to in zip(leaves, turned, strict=True)
-            ]
-            return padding.padded(made) if padding else made
+            made = padding.padded(leaves) if padding else [*leaves]
+            for at, to in enumerate(turned):
+                made[at] = made[at] if to is None else as_dtype(made[at], to)
+            return made
 
         prepare = prepared if padding or any(turned) else None
         entry = next((one for one in self._by_key.get(key, ()) if one.current()), None)

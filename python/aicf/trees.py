@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from ._core import GraphError
+from ._core import Array, GraphError
 from .arguments import _dtype
 from .files import shown
 from .graph import Value
-from .parameters import Held
+from .parameters import Held, host_array
 
 
 class Leaf(NamedTuple):
@@ -191,6 +189,19 @@ def with_leaves(spec: Any, leaves: Iterator[Leaf]) -> Any:
     return spec._replace(children=tuple(with_leaves(child, leaves) for child in spec.children))
 
 
-def as_dtype(leaf: Any, dtype: str) -> np.ndarray:
-    """A host array of another dtype."""
-    return np.asarray(leaf).astype(dtype)
+def on_host(array: Any) -> bool:
+    """Whether NumPy may read it where it lies."""
+    device = getattr(array, "__dlpack_device__", None)
+    return device is None or isinstance(array, Array) or device()[0] == 1
+
+
+def as_dtype(array: Any, dtype: str) -> Any:
+    """An array of another dtype, where it lies; on the host what a step takes for one."""
+    if hasattr(array, "new_zeros"):  # PyTorch's
+        import torch
+
+        return array.detach().to(getattr(torch, dtype))
+    if not on_host(array):
+        return array.astype(dtype)
+    array, _ = host_array(array)
+    return array.tolist() if dtype == "bfloat16" else array.astype(dtype)
