@@ -190,6 +190,87 @@ def test_elements_that_nothing_reads_are_not_looked_at(device):
         step(tokens=data)
 
 
+# Of i [5, 4], what the turns of a loop take rows by: its elements, and a value that takes them.
+IN_LOOPS = {
+    "a part of a capture": (
+        np.s_[1], lambda w, i: aicf.scan(lambda c, _: (c + aicf.take(w, i[1]), None), w[:4], w)[0],
+    ),
+    "parts with steps": (
+        np.s_[::2, 1:3],
+        lambda w, i: aicf.scan(lambda c, _: (c + aicf.take(w, i[::2, 1:3])[0], None), w[:2], w)[0],
+    ),
+    "a part of each row": (
+        np.s_[:, 2],
+        lambda w, i: aicf.scan(lambda c, row: (c + aicf.take(w, row[2]), None), w[0], i)[0],
+    ),
+    "a part of some rows": (
+        np.s_[1:4, 2:],
+        lambda w, i: aicf.scan(lambda c, row: (c + aicf.take(w, row[2:]), None), w[:2], i[1:4])[0],
+    ),
+    "a loop in a loop": (
+        np.s_[:, 3],
+        lambda w, i: aicf.scan(
+            lambda c, row: (
+                aicf.scan(lambda d, _: (d + aicf.take(w, row[3]), None), c, w)[0], None,
+            ), w[0], i,
+        )[0],
+    ),
+    "a whole capture of a loop in a loop": (
+        np.s_[:, :],
+        lambda w, i: aicf.scan(
+            lambda c, _: (
+                aicf.scan(lambda d, _: (d + aicf.take(w, i), None), c, w)[0], None,
+            ), w.graph.constant(np.zeros((5, 4, 4), np.float32)), w,
+        )[0],
+    ),
+    "through another shape": (
+        np.s_[2:, :2],
+        lambda w, i: aicf.scan(
+            lambda c, _: (c + aicf.take(w, i.reshape((5, 2, 2))[2:, 0])[0], None), w[:2], w
+        )[0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", IN_LOOPS)
+def test_parts_that_a_loop_takes_rows_by(what, device):
+    """Each element that is one is looked at, and no other."""
+    place, build = IN_LOOPS[what]
+    g = aicf.Graph("loops")
+    g.output("y", build(g.constant(np.ones((ROWS, 4), np.float32)), g.input("i", (5, 4), "int32")))
+    step = g.compile(device=device)
+    taken = np.zeros((5, 4), bool)
+    taken[place] = True
+    for at in np.ndindex(5, 4):
+        bad = good()
+        bad[at] = ROWS
+        if not taken[at]:
+            step(i=bad)
+            continue
+        with pytest.raises(aicf.BadValue, match="test_bad_data.py") as caught:
+            step(i=bad)
+        assert (caught.value.name, caught.value.index, caught.value.number) == ("i", at, ROWS)
+
+
+def test_ignored_labels_in_a_loop(device):
+    g = aicf.Graph("g")
+    scores, labels = g.input("scores", (3, 5, 4)), g.input("labels", (3, 5), "int64")
+
+    def turn(total, row):
+        loss = aicf.cross_entropy(row[0], row[1][1:], ignore_index=-100)
+        return total + loss, None
+
+    start = g.constant(np.float32(0))
+    g.output("y", aicf.scan(turn, start, (scores[:, 1:], labels))[0])
+    step = g.compile(device=device)
+    x, good = np.zeros((3, 5, 4), np.float32), np.full((3, 5), 3)
+    good[:, 0], good[1, 2] = 17, -100  # the first is not read
+    step(scores=x, labels=good)
+    good[2, 4] = 4
+    with pytest.raises(aicf.BadValue, match=r"hold 4 at \[2, 4\]"):
+        step(scores=x, labels=good)
+
+
 def test_tensors_of_any_layout():
     """The position is that in the input, whatever memory it has."""
     step = Bed("Take").step

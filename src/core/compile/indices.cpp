@@ -47,8 +47,8 @@ class Tracing {
         for (const Node& node : graph_.nodes) {
             if (!live[node.id] || !node.op) continue;
             if (node.op->rows)
-                add(node.inputs[static_cast<size_t>(node.op->indices)], rows_of(node), node, node,
-                    found);
+                add(node.inputs[static_cast<size_t>(node.op->indices)], rows_of(node), node,
+                    nullptr, found);
             if (const Attr* body = node.attrs.find("body"); body && node.op_name == "Scan")
                 add_body(**std::get_if<Body>(body), node, found);
         }
@@ -67,45 +67,82 @@ class Tracing {
         return node.op->rows(graph_.value(node.inputs[0]).type.shape, node.attrs);
     }
 
-    /// What the turns of a loop take rows by, of all that a turn or all of them read of an operand.
+    /// What the turns of a loop take rows by: all that they read of an operand, or, of one that
+    /// lies as it does in a leaf, a part of it.
     void add_body(const Graph& body, const Node& loop, IndexUses& found) {
         const int64_t carries = loop.attrs.integer("carries");
+        const int64_t slices = loop.attrs.integer("slices");
         for (const IndexUse& use : Tracing(body).uses().leaves) {
             const Value& operand = body.value(use.leaf);
-            int64_t elements = 1;
-            for (int axis = 0; axis < use.view.shape.rank(); axis++)
-                if (use.view.strides[axis] != 0) elements *= use.view.shape[axis];
-            if (operand.role != Role::input || operand.id < carries || use.ignores ||
-                elements != element_count(operand.type.shape))
+            if (operand.role != Role::input || operand.id < carries) continue;
+            const ValueId id = loop.inputs[static_cast<size_t>(operand.id)];
+            const View part = without_repeats(use.view);
+            if (element_count(part.shape) == element_count(operand.type.shape) && !use.ignores) {
+                add(id, use.rows, loop, &use, found);
                 continue;
-            add(loop.inputs[static_cast<size_t>(operand.id)], use.rows, loop,
-                body.nodes[static_cast<size_t>(use.node)], found);
+            }
+            auto elements = elements_of(id, use.rows);
+            if (!elements || elements->reordered || (elements->ignores && use.ignores) ||
+                !is_contiguous(elements->view.shape, elements->view.strides) || sure(id, use.rows))
+                continue;
+            View& view = elements->view;
+            view.offset += part.offset;
+            view.shape = part.shape;
+            view.strides = part.strides;
+            if (operand.id < carries + slices) {  // a row a turn
+                view.shape.insert(0, loop.attrs.integer("length"));
+                view.strides.insert(0, element_count(operand.type.shape));
+            }
+            if (use.ignores) elements->ignores = true, elements->ignored = use.ignored;
+            add_elements(*elements, use.rows, loop, &use, found);
         }
     }
 
-    /// `taker` takes rows by the elements of `id`; it is `node`, or in the body of that.
-    void add(ValueId id, int64_t rows, const Node& node, const Node& taker, IndexUses& found) {
+    /// The view without axes along which it shows one element.
+    static View without_repeats(View view) {
+        for (int axis = view.shape.rank(); axis-- > 0;)
+            if (view.strides[axis] == 0 || view.shape[axis] == 1) {
+                view.shape.erase(axis);
+                view.strides.erase(axis);
+            }
+        return view;
+    }
+
+    /// Whether no element can be out of range.
+    bool sure(ValueId id, int64_t rows) {
+        const auto span = span_of(id, kDeepest);
+        return span && span->low >= 0 && span->high < rows;
+    }
+
+    void add_elements(const Elements& elements, int64_t rows, const Node& node,
+                      const IndexUse* inside, IndexUses& found) const {
+        const View& view = elements.view;
+        const bool seen =
+            std::any_of(found.leaves.begin(), found.leaves.end(), [&](const IndexUse& use) {
+                const View& other = use.view;
+                return use.leaf == view.value && use.rows == rows &&
+                       use.ignores == elements.ignores && use.ignored == elements.ignored &&
+                       other.offset == view.offset && other.shape == view.shape &&
+                       other.strides == view.strides;
+            });
+        if (seen) return;
+        IndexUse use{view.value, view, rows, elements.ignores, elements.ignored, node.id};
+        use.op = inside ? inside->op : node.op_name;
+        use.source = inside ? inside->source : node.where;
+        use.operand = inside ? inside->operand : operand_name(node.op->inputs, node.op->indices);
+        found.leaves.push_back(std::move(use));
+    }
+
+    /// `node` takes rows by the elements of `id`, or what is `inside` its body does.
+    void add(ValueId id, int64_t rows, const Node& node, const IndexUse* inside, IndexUses& found) {
         const Type& type = graph_.value(id).type;
         if (element_count(type.shape) == 0) return;
-        if (const auto span = span_of(id, kDeepest); span && span->low >= 0 && span->high < rows)
-            return;
+        if (sure(id, rows)) return;
         if (const auto elements = elements_of(id, rows)) {
-            const View& view = elements->view;
-            const bool seen =
-                std::any_of(found.leaves.begin(), found.leaves.end(), [&](const IndexUse& use) {
-                    const View& other = use.view;
-                    return use.leaf == view.value && use.rows == rows &&
-                           use.ignores == elements->ignores && use.ignored == elements->ignored &&
-                           other.offset == view.offset && other.shape == view.shape &&
-                           other.strides == view.strides;
-                });
-            if (!seen)
-                found.leaves.push_back({view.value, view, rows, elements->ignores,
-                                        elements->ignored, node.id, taker.op_name, taker.where,
-                                        operand_name(taker.op->inputs, taker.op->indices)});
+            add_elements(*elements, rows, node, inside, found);
             return;
         }
-        if (&node != &taker) return;
+        if (inside) return;
         const bool seen = std::any_of(found.computed.begin(), found.computed.end(), [&](int at) {
             const Node& other = graph_.nodes[at];
             return other.inputs[static_cast<size_t>(other.op->indices)] == id &&
