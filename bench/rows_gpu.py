@@ -1,0 +1,348 @@
+"""Times ops that wait for memory on a GPU beside PyTorch's compiler, at sizes of large models.
+
+    python bench/rows_gpu.py [section ...] [--rounds 9] [--json FILE]
+
+Sections: rows (softmax, norms, losses, in bfloat16), sums, moves (joined tensors, rows by number),
+scans, chains, adam. Both are replayed from CUDA graphs, by turns. TB/s count every byte that an op
+has to read or write once; a ratio is the peer's time over ours in the same round: above 1, ours is
+faster. The slowest stand first.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import aicf
+import ml_dtypes
+import numpy as np
+from conftest import versions
+
+READING = 5e-3  # seconds at least
+BF16, F32 = "bfloat16", "float32"
+ROWS = ((16384, 8192), (4096, 50304), (1048576, 64), (16384, 768))
+SUMS = ((16384, 16384), (1048576, 256), (64, 4194304), (16777216, 16))
+PARAMS, PARAM = 8, (4096, 4096)
+BYTES = {BF16: 2, F32: 4, "int64": 8}
+
+
+class Case:
+    """What is computed: operands by name as (shape, dtype) or, of integers, (shape, below)."""
+
+    def __init__(self, section, name, operands, ours, theirs, gradients=False):
+        self.section, self.operands, self.gradients = section, operands, gradients
+        self.name = f"{name}, value and gradients" if gradients else name
+        self.ours, self.theirs = ours, theirs
+
+
+def cases():
+    for op, more, ours, theirs in ROW_OPS:
+        for shape in ROWS:
+            operands = {"x": (shape, BF16)} | more(*shape)
+            for gradients in (False, True):
+                name = f"{op} {shape[0]}x{shape[1]} bfloat16"
+                yield Case("rows", name, operands, ours, theirs, gradients)
+    for shape in SUMS:
+        for axis in (0, 1):
+            yield Case(
+                "sums",
+                f"sum over axis {axis} of {shape[0]}x{shape[1]}",
+                {"x": (shape, F32)},
+                lambda a, x, axis=axis: a.sum(x, axis),
+                lambda t, f, x, axis=axis: t.sum(x, axis),
+            )
+    for dtype in (F32, BF16):
+        for gradients in (False, True):
+            yield Case(
+                "moves",
+                f"concat of two 16384x4096 {dtype}",
+                {"x": ((16384, 4096), dtype), "y": ((16384, 4096), dtype)},
+                lambda a, x, y: a.concat([x, y], 1),
+                lambda t, f, x, y: t.cat([x, y], 1),
+                gradients,
+            )
+            yield Case(
+                "moves",
+                f"embedding of 32768 into 50304x768 {dtype}",
+                {"w": ((50304, 768), dtype), "i": ((32768,), 50304)},
+                lambda a, w, i: a.embedding(i, w),
+                lambda t, f, w, i: f.embedding(i, w),
+                gradients,
+            )
+    for count, rows in ((1 << 20, 1 << 16), (1 << 20, 16)):
+        yield Case(
+            "moves",
+            f"index_add of {count} numbers to {rows}",
+            {"x": ((rows,), F32), "i": ((count,), rows), "y": ((count,), F32)},
+            lambda a, x, i, y: a.index_add(x, 0, i, y),
+            lambda t, f, x, i, y: t.index_add(x, 0, i, y),
+        )
+        yield Case(
+            "moves",
+            f"index_add of {count}x64 to {rows}x64",
+            {"x": ((rows, 64), F32), "i": ((count,), rows), "y": ((count, 64), F32)},
+            lambda a, x, i, y: a.index_add(x, 0, i, y),
+            lambda t, f, x, i, y: t.index_add(x, 0, i, y),
+        )
+    for shape in ((16384, 8192), (64, 1 << 20), (1 << 26,)):
+        name = "x".join(map(str, shape))
+        yield Case(
+            "scans",
+            f"argmax of {name}",
+            {"x": (shape, F32)},
+            lambda a, x: a.argmax(x, -1),
+            lambda t, f, x: t.argmax(x, -1),
+        )
+        yield Case(
+            "scans",
+            f"cumsum of {name}",
+            {"x": (shape, F32)},
+            lambda a, x: a.cumsum(x, -1),
+            lambda t, f, x: t.cumsum(x, -1),
+        )
+    for dtype in (F32, BF16):
+        yield Case(
+            "chains",
+            f"tanh(sin(1.7 x + 0.3) x + exp(-x x)) sigmoid(x), 2^26 {dtype}",
+            {"x": ((1 << 26,), dtype)},
+            lambda a, x: a.tanh(a.sin(x * 1.7 + 0.3) * x + a.exp(-(x * x))) * a.sigmoid(x),
+            lambda t, f, x: t.tanh(t.sin(x * 1.7 + 0.3) * x + t.exp(-(x * x))) * t.sigmoid(x),
+        )
+        for fn in ("exp", "sin", "tanh", "sigmoid", "relu"):
+            yield Case(
+                "chains",
+                f"{fn}, 2^26 {dtype}",
+                {"x": ((1 << 26,), dtype)},
+                lambda a, x, fn=fn: getattr(a, fn)(x),
+                lambda t, f, x, fn=fn: getattr(t, fn)(x),
+            )
+    for name in ("Adam", "AdamW"):
+        yield Case("adam", f"{name} of {PARAMS} params 4096x4096", {}, name, name)
+
+
+ROW_OPS = (
+    (
+        "softmax",
+        lambda rows, n: {},
+        lambda a, x: a.softmax(x),
+        lambda t, f, x: f.softmax(x, -1),
+    ),
+    (
+        "layer_norm",
+        lambda rows, n: {"w": ((n,), BF16), "b": ((n,), BF16)},
+        lambda a, x, w, b: a.layer_norm(x, w.shape[0], w, b),
+        lambda t, f, x, w, b: f.layer_norm(x, w.shape, w, b),
+    ),
+    (
+        "rms_norm",
+        lambda rows, n: {"w": ((n,), BF16)},
+        lambda a, x, w: a.rms_norm(x, w.shape[0], w, 1e-5),
+        lambda t, f, x, w: f.rms_norm(x, w.shape, w, 1e-5),
+    ),
+    (
+        "cross_entropy",
+        lambda rows, n: {"i": ((rows,), n)},
+        lambda a, x, i: a.cross_entropy(x, i),
+        lambda t, f, x, i: f.cross_entropy(x, i),
+    ),
+)
+
+
+def numbers(shape, dtype, seed=0):
+    """Random numbers, of which large arrays repeat a million."""
+    count = math.prod(shape)
+    some = np.random.default_rng(seed).standard_normal(min(count, (1 << 20) - 3), np.float32)
+    return np.resize(some.astype(ml_dtypes.bfloat16 if dtype == BF16 else np.float32), shape)
+
+
+def array(spec):
+    shape, kind = spec
+    if isinstance(kind, str):
+        return numbers(shape, kind)
+    return np.random.default_rng(0).integers(0, kind, shape)
+
+
+def adam(case):
+    g = aicf.Graph(case.ours)
+    params = {
+        g.param(f"p{k}", PARAM, init=numbers(PARAM, F32, k)): g.state(f"g{k}", PARAM)
+        for k in range(PARAMS)
+    }
+    g.update(params, getattr(aicf.optim, case.ours)(lr=1e-3))
+    return g, 28 * PARAMS * math.prod(PARAM)
+
+
+def ours(case):
+    """A compiled step, and the bytes that it has to move."""
+    if case.section == "adam":
+        g, moved = adam(case)
+        return g.compile(device="cuda"), moved
+    g = aicf.Graph(case.section)
+    values, moved = {}, 0
+    for name, spec in case.operands.items():
+        data = array(spec)
+        moved += data.nbytes
+        values[name] = g.state(name, data.shape, data.dtype.name, init=data)
+    y = case.ours(aicf, **values)
+    g.output("y", y)
+    moved += math.prod(y.shape) * BYTES[y.dtype]
+    if case.gradients:
+        dy = g.state("dy", y.shape, y.dtype, init=numbers(y.shape, y.dtype, 1))
+        moved += math.prod(y.shape) * BYTES[y.dtype]
+        floats = [v for v in values.values() if v.dtype != "int64"]
+        for k, dx in enumerate(aicf.grad(y, floats, dy)):
+            g.output(f"d{k}", dx)
+            moved += math.prod(dx.shape) * BYTES[dx.dtype]
+    if "embedding" in case.name:  # the rows that are read, not the table
+        shape, dtype = case.operands["w"]
+        moved += (math.prod(y.shape) - math.prod(shape)) * BYTES[dtype]
+    return g.compile(device="cuda"), moved
+
+
+def tensor(spec):
+    import torch
+
+    data = array(spec)
+    if data.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(data.view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(data).cuda()
+
+
+def theirs(case):
+    """A CUDA graph of PyTorch's compiled function."""
+    import torch
+
+    if case.section == "adam":
+        params = [torch.nn.Parameter(tensor((PARAM, F32))) for _ in range(PARAMS)]
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        optimizer = getattr(torch.optim, case.theirs)(params, lr=1e-3, fused=True, capturable=True)
+        call = optimizer.step
+    else:
+        tensors = {name: tensor(spec) for name, spec in case.operands.items()}
+        floats = [x for x in tensors.values() if x.is_floating_point()]
+        for x in floats:
+            x.requires_grad_(case.gradients)
+
+        def value(**xs):
+            return case.theirs(torch, torch.nn.functional, **xs)
+
+        value = torch.compile(value, fullgraph=True)
+        y = value(**tensors)
+        dy = torch.randn_like(y) if case.gradients else None
+
+        def call():
+            y = value(**tensors)
+            return torch.autograd.grad(y, floats, dy) if case.gradients else y
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def take_turns(calls, rounds):
+    """{name: seconds of one call in each round}; calls: {name: (replay n times, wait)}."""
+
+    def reading(name, n):
+        replay, wait = calls[name]
+        start = time.perf_counter()
+        replay(n)
+        wait()
+        return (time.perf_counter() - start) / n
+
+    times, taken = {}, {name: [] for name in calls}
+    for name in calls:
+        reading(name, 2)
+        times[name] = max(2, min(200, int(READING / max(reading(name, 2), 1e-6))))
+    for turn in range(rounds):
+        for name in list(calls)[:: 1 if turn % 2 else -1]:
+            reading(name, 1)
+            taken[name].append(min(reading(name, times[name]) for _ in range(3)))
+    return taken
+
+
+def measured(case, rounds, alone):
+    import torch
+
+    step, moved = ours(case)
+    calls = {"aicf": (step.replay, step.synchronize)}
+    if not alone:
+        graph = theirs(case)
+        calls["torch.compile"] = (
+            lambda n: [graph.replay() for _ in range(n)],
+            torch.cuda.synchronize,
+        )
+    taken = take_turns(calls, rounds)
+    us = {name: statistics.median(seconds) * 1e6 for name, seconds in taken.items()}
+    row = {"section": case.section, "case": case.name, "us": us, "ratio": {}}
+    row["tb_s"] = {name: moved / time / 1e6 for name, time in us.items()}
+    for name in list(taken)[1:]:
+        ratios = [t / s for s, t in zip(taken["aicf"], taken[name], strict=True)]
+        row["ratio"][name] = [statistics.median(ratios), min(ratios), max(ratios)]
+    return row
+
+
+def copy_rate(n=1 << 28):
+    """TB/s of PyTorch's copy of n float32."""
+    import torch
+
+    a, b = torch.randn(n, device="cuda"), torch.empty(n, device="cuda")
+
+    def copies(times):
+        for _ in range(times):
+            b.copy_(a)
+
+    taken = take_turns({"copy": (copies, torch.cuda.synchronize)}, 5)
+    return 8 * n / statistics.median(taken["copy"]) / 1e12
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sections", nargs="*", help="some of them; default all")
+    parser.add_argument("--only", default="", help="cases whose names hold this")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--alone", action="store_true", help="without PyTorch's compiler")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    import torch
+
+    copy = copy_rate()
+    print(f"copy: {copy:.2f} TB/s", flush=True)
+    rows = []
+    for case in cases():
+        if (args.sections and case.section not in args.sections) or args.only not in case.name:
+            continue
+        rows.append(row := measured(case, args.rounds, args.alone))
+        peer = row["ratio"].get("torch.compile", [math.nan])[0]
+        print(
+            f"{row['case']:<72} {row['us']['aicf']:9.1f} us {row['tb_s']['aicf']:6.2f} TB/s"
+            f" {row['tb_s']['aicf'] / copy:5.2f} of a copy {peer:6.2f} of torch.compile",
+            flush=True,
+        )
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        if args.json:
+            about = {
+                "command": " ".join(["python", *sys.argv]),
+                "date": datetime.date.today().isoformat(),
+                "device": torch.cuda.get_device_name(),
+                "versions": versions(),
+                "rounds": args.rounds,
+                "copy_tb_s": copy,
+            }
+            rows.sort(key=lambda row: row["ratio"].get("torch.compile", [math.inf])[0])
+            args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
