@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/codegen.h"
+#include "kernels/cuda/thresholds.h"
 
 namespace aicf::cuda {
 
@@ -28,39 +29,93 @@ std::string each(const View& y, const std::string& statements, const std::string
                "        y0[@_Y::at(i)] = ", value, ";\n    }\n}\n");
 }
 
-void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
-    const View &x = op.inputs[0], &y = op.outputs[0];
-    const auto &start = op.attrs.ints("start"), &step = op.attrs.ints("step");
-    std::string find = "        uint64_t r = uint64_t(i); bool inside = true; int64_t from = 0;\n";
-    for (int d = y.shape.rank() - 1; d >= 0; d--)
-        find += cat("        { const int64_t off = int64_t(r % ", y.shape[d], "ull) - ",
-                    start[static_cast<size_t>(d)], ", at = off / ", step[static_cast<size_t>(d)],
-                    "; r /= ", y.shape[d], "ull; inside &= at * ", step[static_cast<size_t>(d)],
-                    " == off && at >= 0 && at < ", x.shape[d], "; from += at * ", x.strides[d],
-                    "; }\n");
-    text.body =
-        place_struct("@_Y", y.shape, y.strides) + body_head(op, layout, true) +
-        each(y, find,
-             cat("inside ? x0[from] : ", element_literal(y.dtype, op.attrs.number("value"))));
+/// How many elements of a shape move together: they lie side by side in all operands, whose lines
+/// and the places `at` of elements are whole such vectors.
+int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands,
+              std::initializer_list<int64_t> at = {}) {
+    const Iteration merged(shape, operands);
+    const int last = merged.shape.rank() - 1;
+    if (last < 0 || element_count(shape) == 0) return 1;
+    const auto fits = [&](int64_t v) {
+        bool whole = merged.shape[last] % v == 0;
+        for (const Dims& strides : merged.strides) {
+            whole &= strides[last] == 1;
+            for (int d = 0; d < last; d++) whole &= strides[d] % v == 0;
+        }
+        for (int64_t place : at) whole &= place % v == 0;
+        return whole;
+    };
+    int64_t v = 16 / size;
+    while (v > 1 && !fits(v)) v /= 2;
+    return static_cast<int>(v);
 }
 
-void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
+/// Of so many vectors, how many a thread takes at a time: more than one where that many threads
+/// are there still.
+int lots_of(int64_t vectors, int processors) {
+    const int64_t threads = kMostThreads * std::max(processors, 1);
+    return vectors >= 8 * threads ? 4 : vectors >= 4 * threads ? 2 : 1;
+}
+
+int64_t chunks_of(int64_t vectors, int lots) {
+    return std::min<int64_t>((vectors + 256 * lots - 1) / (256 * lots), INT32_MAX);
+}
+
+void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
+    const View &x = op.inputs[0], &y = op.outputs[0];
+    const auto &start = op.attrs.ints("start"), &step = op.attrs.ints("step");
+    const int last = y.shape.rank() - 1;
+    const int64_t count = element_count(y.shape);
+    int v = 1;
+    if (count >= kSmall && step[static_cast<size_t>(last)] == 1) {  // lines inside or outside
+        const auto in_lines = [&](const View& view) {
+            return vector_of(dtype_size(y.dtype), view.shape, {view.strides},
+                             {start[static_cast<size_t>(last)], view.shape[last]});
+        };
+        v = std::min(in_lines(x), in_lines(y));
+    }
+    const int lots = lots_of(count / v, processors);
+    std::string find;
+    for (int d = last; d >= 0; d--) {
+        const int64_t by = step[static_cast<size_t>(d)];
+        find += cat("        { const int64_t off = int64_t(r % ", y.shape[d], "u) - ",
+                    start[static_cast<size_t>(d)], ", at = ", by == 1 ? "off" : cat("off / ", by),
+                    "; r /= ", y.shape[d], "u; inside &= ",
+                    by == 1 ? "" : cat("at * ", by, " == off && "), "at >= 0 && at < ",
+                    x.shape[d], "; from += at * ", x.strides[d], "; }\n");
+    }
+    text.blocks = chunks_of(count / v, lots);
+    text.body = place_struct("@_Y", y.shape, y.strides) + body_head(op, layout, true) +
+                cat("    copy_where<", v, ", ", lots, ", ", count, ", @_Y>(grid, y0, x0, ",
+                    element_literal(y.dtype, op.attrs.number("value")), ", [&](Counter<", count,
+                    "> r, int64_t& from) {\n        bool inside = true;\n", find,
+                    "        return inside;\n    });\n}\n");
+}
+
+void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
     const View& y = op.outputs[0];
     const int axis = row_axis(op.attrs, op.inputs[0].shape.rank());
-    const int64_t inner = element_count(part(y.shape, axis + 1, y.shape.rank()));
-    std::string chosen = cat("        const int64_t c = i / ", inner, " % ", y.shape[axis],
-                             ";\n        ", raw_type(y.dtype), " v = 0;\n        ");
+    std::string calls;
     int64_t begin = 0;
+    text.blocks = 0;
     for (size_t k = 0; k < op.inputs.size(); k++) {
         const View& x = op.inputs[k];
-        if (element_count(x.shape) == 0) continue;
-        text.body += place_struct(cat("@_X", k), y.shape, x.strides);
-        chosen += cat("if (c >= ", begin, " && c < ", begin + x.shape[axis], ") v = x", k, "[@_X",
-                      k, "::at(i) - (", begin * x.strides[axis], ")];\n        ");
+        const int64_t count = element_count(x.shape), at = begin * y.strides[axis];
         begin += x.shape[axis];
+        if (count == 0) continue;
+        const int v = element_count(y.shape) < kSmall
+                          ? 1
+                          : vector_of(dtype_size(y.dtype), x.shape, {x.strides, y.strides}, {at});
+        const int lots = lots_of(element_count(y.shape) / v, processors);
+        text.body += place_struct(cat("@_X", k), x.shape, x.strides) +
+                     place_struct(cat("@_Y", k), x.shape, y.strides);
+        calls += cat("    chunk = copy_part<", v, ", ", lots, ", ", count, ", @_X", k, ", @_Y", k,
+                     ">(grid, chunk, y0 + ", at, ", x", k, ");\n");
+        text.blocks += chunks_of(count / v, lots);
     }
-    text.body += place_struct("@_Y", y.shape, y.strides) + body_head(op, layout, true) +
-                 each(y, chosen + "\n", "v");
+    text.blocks = std::min<int64_t>(text.blocks, INT32_MAX);
+    text.body +=
+        body_head(op, layout, true) + "    int64_t chunk = grid.block;\n" + calls + "}\n";
 }
 
 void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
@@ -91,12 +146,19 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int 
                 chunk, ", @_I, @_D, @_Y>(grid, ", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
         return;
     }
-    text.body += place_struct("@_T", part(table.shape, 1, table.shape.rank()),
-                              part(table.strides, 1, table.shape.rank()));
+    const Dims rest = part(table.shape, 1, table.shape.rank());
+    const Dims steps = part(table.strides, 1, table.shape.rank());
+    text.body += place_struct("@_T", rest, steps);
     const double missing = is_float(y.dtype) ? __builtin_nan("") : 0.0;
-    text.body += cat(head, "take<", count, ", ", width, ", ", rows, ", ", table.strides[0],
-                     ", @_I, @_T, @_Y>(grid, ", pointer(2, raw_type(y.dtype)), reads, ", ",
-                     element_literal(y.dtype, missing), ");\n}\n");
+    int v = 1;
+    if (count * width >= kSmall)
+        v = std::min(vector_of(dtype_size(y.dtype), rest, {steps}, {table.strides[0]}),
+                     vector_of(dtype_size(y.dtype), y.shape, {y.strides}, {width}));
+    const int lots = lots_of(count * width / v, processors);
+    text.blocks = chunks_of(count * width / v, lots);
+    text.body += cat(head, "take<", v, ", ", lots, ", ", count, ", ", width, ", ", rows, ", ",
+                     table.strides[0], ", @_I, @_T, @_Y>(grid, ", pointer(2, raw_type(y.dtype)),
+                     reads, ", ", element_literal(y.dtype, missing), ");\n}\n");
 }
 
 void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {

@@ -9,17 +9,115 @@ namespace aicf {
     for (int64_t i = int64_t(grid.block) * grid.threads + grid.thread(); i < (count); \
          i += int64_t(grid.blocks) * grid.threads)
 
+/// What counts to Count: divisions of 32 bits take a fraction of the instructions.
+template <bool Short>
+struct CounterOf {
+    typedef uint32_t type;
+};
+template <>
+struct CounterOf<false> {
+    typedef uint64_t type;
+};
+template <int64_t Count>
+using Counter = typename CounterOf<(Count < (int64_t{1} << 31))>::type;
+
+// ---- copies -------------------------------------------------------------------------------------
+
+/// Whether V elements that begin at p may move together.
+template <int V, class T>
+__device__ __forceinline__ bool aligned_for(const T* p) {
+    return reinterpret_cast<uint64_t>(p) % (V * sizeof(T)) == 0;
+}
+
+/// Count elements from where X says to where Y says, V side by side and Lots of those a thread,
+/// whose loads are all on their way before the first is waited for. A chunk is what a block moves so:
+/// this one's are `chunk` and those `grid.blocks` further on. Returns the first one past the end.
+template <int V, int Lots, int64_t Count, class X, class Y, class T>
+__device__ __forceinline__ int64_t copy_part(const Grid& grid, int64_t chunk, T* y, const T* x) {
+    if constexpr (V > 1)
+        if (!aligned_for<V>(x) || !aligned_for<V>(y))
+            return copy_part<1, Lots, Count, X, Y>(grid, chunk, y, x);
+    constexpr int64_t total = Count / V;
+    const int64_t each = int64_t(grid.threads) * Lots, chunks = (total + each - 1) / each;
+    for (; chunk < chunks; chunk += grid.blocks) {
+        const int64_t first = chunk * each + grid.thread();
+        Pack<T, V> kept[Lots];
+#pragma unroll
+        for (int k = 0; k < Lots; k++)
+            if (const int64_t i = first + int64_t(k) * grid.threads; i < total)
+                kept[k] = *reinterpret_cast<const Pack<T, V>*>(x + X::at(i * V));
+#pragma unroll
+        for (int k = 0; k < Lots; k++)
+            if (const int64_t i = first + int64_t(k) * grid.threads; i < total)
+                *reinterpret_cast<Pack<T, V>*>(y + Y::at(i * V)) = kept[k];
+    }
+    return chunk - chunks;
+}
+
+/// y[i] = x[from] where `find(i, &from)`, elsewhere `fill`; V elements side by side are found alike.
+template <int V, int Lots, int64_t Count, class Y, class T, class Find>
+__device__ __forceinline__ void copy_where(const Grid& grid, T* y, const T* x, T fill, Find find) {
+    if constexpr (V > 1)
+        if (!aligned_for<V>(x) || !aligned_for<V>(y))
+            return copy_where<1, Lots, Count, Y>(grid, y, x, fill, find);
+    constexpr int64_t total = Count / V;
+    const int64_t each = int64_t(grid.threads) * Lots;
+    for (int64_t first = grid.block * each + grid.thread(); first < total;
+         first += grid.blocks * each) {
+        Pack<T, V> kept[Lots];
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+#pragma unroll
+            for (int j = 0; j < V; j++) kept[k].at[j] = fill;
+            const int64_t i = first + int64_t(k) * grid.threads;
+            int64_t from = 0;
+            if (i < total && find(static_cast<Counter<Count>>(i * V), from))
+                kept[k] = *reinterpret_cast<const Pack<T, V>*>(x + from);
+        }
+#pragma unroll
+        for (int k = 0; k < Lots; k++)
+            if (const int64_t i = first + int64_t(k) * grid.threads; i < total)
+                *reinterpret_cast<Pack<T, V>*>(y + Y::at(i * V)) = kept[k];
+    }
+}
+
 // ---- rows of a table ----------------------------------------------------------------------------
 
-/// y[u, w] = table[indices[u], w], `missing` where the index is out of range.
-template <int64_t Count, int64_t Width, int64_t Rows, int64_t Step, class Index, class Rest,
-          class Y, class T, class I>
+/// y[u, w] = table[indices[u], w], `missing` where the index is out of range: V elements at a time,
+/// Lots of those a thread.
+template <int V, int Lots, int64_t Count, int64_t Width, int64_t Rows, int64_t Step, class Index,
+          class Rest, class Y, class T, class I>
 __device__ __forceinline__ void take(const Grid& grid, T* y, const T* table, const I* indices,
                                      T missing) {
-    AICF_EACH(i, Count * Width) {
-        const int64_t u = i / Width, index = indices[Index::at(u)];
-        y[Y::at(i)] =
-            index >= 0 && index < Rows ? table[index * Step + Rest::at(i - u * Width)] : missing;
+    if constexpr (V > 1)
+        if (!aligned_for<V>(table) || !aligned_for<V>(y))
+            return take<1, Lots, Count, Width, Rows, Step, Index, Rest, Y>(grid, y, table, indices,
+                                                                           missing);
+    typedef Counter<Count * Width> N;
+    constexpr int64_t across = Width / V, total = Count * across;
+    const int64_t each = int64_t(grid.threads) * Lots;
+    for (int64_t first = grid.block * each + grid.thread(); first < total;
+         first += grid.blocks * each) {
+        int64_t row[Lots];
+        Pack<T, V> kept[Lots];
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+            const int64_t i = first + int64_t(k) * grid.threads;
+            row[k] = i < total ? int64_t(indices[Index::at(N(i) / N(across))]) : -1;
+        }
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+#pragma unroll
+            for (int j = 0; j < V; j++) kept[k].at[j] = missing;
+            const N w = N(first + int64_t(k) * grid.threads) % N(across) * V;
+            if (row[k] >= 0 && row[k] < Rows)
+                kept[k] =
+                    *reinterpret_cast<const Pack<T, V>*>(table + row[k] * Step + Rest::at(w));
+        }
+#pragma unroll
+        for (int k = 0; k < Lots; k++)
+            if (const int64_t i = first + int64_t(k) * grid.threads; i < total)
+                *reinterpret_cast<Pack<T, V>*>(y + Y::at(i * V)) = kept[k];
     }
 }
 

@@ -15,6 +15,7 @@ constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps 
 
 constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
 constexpr int kThreads = 256;      // of a block of a program
+constexpr int64_t kMostThreads = 2048;  // of a processor
 
 constexpr int64_t kWarp = 32;
 constexpr int64_t kWarpLeaves = 2;      // of a row, up to which a warp takes it
