@@ -266,6 +266,21 @@ def is_it(unknown: Any, names: Iterable[str]) -> str:
     return f' (is it "{near[0]}"?)' if near else ""
 
 
+def bound(
+    where: str, signature: inspect.Signature, args: Sequence[Any], named: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments by name; TypeError in words of ours where they do not fit."""
+    try:
+        return signature.bind(*args, **named)
+    except TypeError as error:
+        said, known = str(error), signature.parameters
+        takes = [name for name, p in known.items() if p.kind != p.POSITIONAL_ONLY]
+        if unknown := [key for key in named if key not in takes]:
+            said = f'there is no argument "{unknown[0]}"{is_it(unknown[0], takes)}'
+        need = ", ".join(known) or "no arguments"
+        raise TypeError(f"{where}: {said}; need {need} ({user_line()})") from None
+
+
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -329,7 +344,8 @@ class Same:
 def checked(fn: Function) -> Function:
     """`fn` with its arguments checked, and nothing appended to the graph by a call that raises."""
     owner, _, name = fn.__qualname__.rpartition(".")
-    label = owner if name == "__init__" else name
+    own_label = owner if name == "__init__" else name
+    private = owner.startswith("_")
     parameters = inspect.signature(fn).parameters.values()
     plain = [
         p
@@ -358,6 +374,7 @@ def checked(fn: Function) -> Function:
 
     @functools.wraps(fn)
     def call(*args: Any, **named: Any) -> Any:
+        label = _public(args[0]) if private and args else own_label
         if accepted is not None and not named.keys() <= accepted:
             unknown = next(key for key in named if key not in accepted)
             raise TypeError(
@@ -407,6 +424,12 @@ def checked(fn: Function) -> Function:
             raise
 
     return call  # type: ignore[return-value]
+
+
+def _public(one: Any) -> str:
+    """The name of the class that its user knows."""
+    kinds = (kind.__name__ for kind in type(one).__mro__)
+    return next(name for name in kinds if not name.startswith("_"))
 
 
 def _current_graph(label: str) -> Any:

@@ -14,7 +14,8 @@ __all__ = ["Identity", "ModuleDict", "ModuleList", "ParameterDict", "ParameterLi
 
 def _module(where: str, x: Any) -> Any:
     if not isinstance(x, Module):
-        raise GraphError(f"{where}: got {x!r}; need a Module")
+        several = f", or several as {where}(*modules)" * (where == "Sequential")
+        raise GraphError(f"{where}: got {x!r}; need a Module{several}")
     return x
 
 
@@ -109,6 +110,8 @@ class ModuleList(_Row):
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
+        if isinstance(modules, Module) and not isinstance(modules, _Row):
+            raise GraphError(f"ModuleList: got {modules!r}; need a list of Modules")
         self.extend(modules or ())
 
 

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 from . import init as initializers
 from ._core import Array, DTypeError, GraphError
-from .arguments import Path, _dtype, checked, is_it, user_line
+from .arguments import Path, _dtype, bound, checked
 from .attributes import Attribute, recorded
 from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
-from .files import shown
 from .graph import Graph, Value
 from .module import Module, _here, building
 from .parameters import Held, changes
@@ -400,27 +399,15 @@ class Function(Kept):
             return static_of(self._name, name, value)
         return flatten(self._name, name, value, leaves, names)
 
-    def _bound(self, args: Any, named: dict[str, Any]) -> inspect.BoundArguments:
-        try:
-            return self._signature.bind(*args, **named)
-        except TypeError as error:
-            known = self._signature.parameters
-            takes = [name for name, p in known.items() if p.kind != p.POSITIONAL_ONLY]
-            said = str(error)
-            if unknown := [key for key in named if key not in takes]:
-                said = f"there is no argument {shown(unknown[0])}{is_it(unknown[0], takes)}"
-            need = ", ".join(known) or "no arguments"
-            raise TypeError(f"{self._name}: {said}; need {need} ({user_line()})") from None
-
     def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any], Any]:
         """The step for a call, its inputs, and what makes these of the arrays, if anything."""
-        bound = self._bound(args, named)
-        given = tuple(bound.arguments)
-        bound.apply_defaults()
+        found = bound(self._name, self._signature, args, named)
+        given = tuple(found.arguments)
+        found.apply_defaults()
         leaves: list[Any] = []
         names: list[str] = []
         specs = {
-            key: self._spec(key, value, leaves, names) for key, value in bound.arguments.items()
+            key: self._spec(key, value, leaves, names) for key, value in found.arguments.items()
         }
         kinds = [leaf_of(x) for x in leaves]
         casts = [self._dtypes.get(kind.dtype, kind.dtype) for kind in kinds]
@@ -475,11 +462,11 @@ class Function(Kept):
         for bucket in padding.counts if padding else ():
             all_names.append(f"{bucket.name}.count")
             graph._counts[bucket] = graph.input(all_names[-1], (), "int32")
-        bound = self._signature.bind_partial()
-        bound.arguments.update(unflatten(key[0], iter(values)))
+        given = self._signature.bind_partial()
+        given.arguments.update(unflatten(key[0], iter(values)))
         with building(graph), recorded() as reads:
             try:
-                results = Results(self._name, self._fn(*bound.args, **bound.kwargs))
+                results = Results(self._name, self._fn(*given.args, **given.kwargs))
             except (AttributeError, DTypeError, GraphError, TypeError) as error:
                 if hint := _hint(key[0], str(error)):
                     error.args = (f"{error}; {hint}",)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
-from .arguments import is_it
+from .arguments import bound, is_it, placed
 from .attributes import recording
 from .graph import Graph, Value
 from .parameters import Buffer, Held, Parameter, changes, host_array, read, seeded, write
@@ -82,6 +82,10 @@ def _graph_in(tree: Any) -> Graph | None:
 # ---- Module
 
 
+def _without_self(signature: inspect.Signature) -> inspect.Signature:
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class _ModuleType(type):
     """Every module takes `name=` and `seed=`, whatever its __init__ takes."""
 
@@ -94,7 +98,12 @@ class _ModuleType(type):
         name = named.pop("name", None) if "name" not in own else None
         number = named.pop("seed", None) if "seed" not in own else None
         with seeded(number):
-            module = super().__call__(*args, **named)
+            try:
+                module = super().__call__(*args, **named)
+            except TypeError:
+                makes = inspect.signature(cls.__init__)  # type: ignore[misc]
+                bound(cls.__name__, _without_self(makes), args, named)
+                raise
         if name is not None:
             module.name = name
         return module
@@ -157,23 +166,40 @@ class Module(metaclass=_ModuleType):
         if graph is None and frames:
             graph = frames[-1].graph
         if graph is None:
-            raise GraphError(
+            error = GraphError(
                 f"{type(self).__name__}: got no Value; need a call inside of an aicf.function, "
                 "or with an input of a Graph"
             )
+            raise placed(error)
         path = self._path()
         outer = frames[-1].path if frames and frames[-1].graph is graph else None
         if outer is not None:  # a part of a module that runs, which has all in the graph
             with self._in(graph, path, outer):
-                return self.forward(*args, **named)
+                return self._forward(args, named)
         mark = graph._mark()
         graph._ran[self] = None
         try:
             self.in_graph(graph)
             with self._in(graph, path, ""):
-                return self.forward(*args, **named)
+                return self._forward(args, named)
         except BaseException:
             graph._rollback(mark)
+            raise
+
+    def _forward(self, args: Any, named: Any) -> Any:
+        """What forward gives; its errors say in which layer they were."""
+        try:
+            return self.forward(*args, **named)
+        except (DTypeError, GraphError, ShapeError) as error:
+            placed(error)
+            if not hasattr(error, "layer"):
+                error.layer = self._path()  # type: ignore[union-attr]
+                kind = type(self).__name__ if any(self._modules.values()) else repr(self)
+                of = f'"{error.layer}", ' * bool(error.layer)  # type: ignore[union-attr]
+                error.__init__(f"{error}; in {of}{kind}")  # type: ignore[misc]
+            raise
+        except TypeError:
+            bound(type(self).__name__, inspect.signature(self.forward), args, named)
             raise
 
     @contextlib.contextmanager

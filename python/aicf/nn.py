@@ -15,6 +15,7 @@ from . import (
     nn_functions,
     parameters,
 )
+from .arguments import is_it
 from .containers import *  # noqa: F403
 from .module import *  # noqa: F403
 from .modules_activation import *  # noqa: F403
@@ -44,3 +45,7 @@ __all__ = [
     *nn_functions.__all__,
     *parameters.__all__,
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"aicf.nn: there is no {name!r}{is_it(name, __all__)}", name=name)
