@@ -1,6 +1,7 @@
 """Arrays of other libraries that a function pads or casts on their way in."""
 
 import re
+import warnings
 
 import aicf
 import numpy as np
@@ -63,6 +64,19 @@ def test_a_padded_result_of_a_step():
         run = summed(**options)
         assert run(half)[1].tolist() == (2 * half.numpy()).tolist()
         assert run.step(half).plan.values["0"]["bytes"] == 4 * 2 * (4 if options else 2)
+
+
+def test_sizes_of_buckets_are_no_reason_to_warn():
+    """Each is traced once; what varies beside them is told."""
+    rows = aicf.Bucket(*range(1, 13))
+    run = aicf.function(lambda x: rows.sum(x), buckets={"x": rows}, retraces=3, **CPU)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in range(1, 13):
+            assert run(np.ones((n, 2), np.float32)).item() == 2 * n
+    with pytest.warns(RuntimeWarning, match="traced 27 times; now x is float32"):
+        for n in range(3, 18):
+            run(np.ones((1, n), np.float32))
 
 
 class OnGpu:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 import re
 import threading
 import time
@@ -506,12 +507,15 @@ class Function(Kept):
 
     def _warn(self, key: Any) -> None:
         """At `retraces` traces, and at each doubling."""
+        buckets = {bucket for axes in self._axes.values() for bucket in axes.values()}
+        sizes = [len(bucket.sizes) for bucket in buckets]
         count = self._traces + 1
+        over = count - (2 * math.prod(sizes) if sizes else 0)  # in training and in evaluation
         if (
-            count < self._retraces
+            over < self._retraces
             or not self._entries
-            or count & (count - 1)
-            and (count != self._retraces)
+            or over & (over - 1)
+            and (over != self._retraces)
         ):
             return
         newest = max(self._entries, key=lambda one: one.used)

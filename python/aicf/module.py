@@ -50,15 +50,17 @@ def building(graph: Graph, path: str | None = None) -> Iterator[None]:
         frames.pop()
 
 
-def value_of(graph: Graph, held: Held, path: str) -> Value:
+def value_of(graph: Graph, held: Held, path: str, kind: str) -> Value:
     """What stands for it in a graph, made at its first use under that name."""
     name = graph._held.get(held)
     id = -1 if name is None else graph._core.find(name)
     if id < 0:
         if graph._core.find(path) >= 0:
-            raise GraphError(
-                f'module: "{path}" is in graph "{graph.name}" already, of another module or one\'s '
-                'own; need a name for this module, as in Linear(8, 8, name="second")'
+            raise placed(
+                GraphError(
+                    f'{kind}: "{path}" is in graph "{graph.name}" already, of another module or '
+                    f'one\'s own; need a name for this module, as in {kind}(..., name="second")'
+                )
             )
         make = graph.param if held.trained and held.requires_grad else graph.state
         id = make(path, held.shape, held.dtype, held._start).id
@@ -222,7 +224,7 @@ class Module(metaclass=_ModuleType):
         for prefix, module in self.named_modules():
             for key, held in module._own_held():
                 path = f"{prefix}.{key}" if prefix else key
-                made[path] = value_of(graph, held, module._key(key))
+                made[path] = value_of(graph, held, module._key(key), type(self).__name__)
         return made
 
     # ---- names
@@ -334,7 +336,7 @@ class Module(metaclass=_ModuleType):
         """The state that stands for a buffer in the graph that is built, as the step begins."""
         graph, held = _frames()[-1].graph, self._buffers[key]
         assert held is not None
-        value_of(graph, held, self._key(key))
+        value_of(graph, held, self._key(key), type(self).__name__)
         return Value(graph, graph._core.find(graph._held[held]))
 
     def _key(self, key: str) -> str:
@@ -348,7 +350,7 @@ class Module(metaclass=_ModuleType):
                 held, frames = own[table][key], _frames()
                 if held is None or not frames:
                     return held
-                return value_of(frames[-1].graph, held, self._key(key))
+                return value_of(frames[-1].graph, held, self._key(key), type(self).__name__)
         if key in own.get("_modules", ()):
             return own["_modules"][key]
         raise AttributeError(

@@ -52,6 +52,15 @@ _MEANT = {
     **dict.fromkeys(("manual_seed", "seed"), _SEED),
     "backward": "Graph.minimize(loss, optimizer) and Graph.backward(loss) make gradients",
     "grad": "Graph.backward(loss) and aicf.grad give gradients",
+    **dict.fromkeys(
+        ("GRUCell", "LSTMCell", "RNN", "RNNCell"), "aicf.scan runs a cell over a sequence"
+    ),
+    **dict.fromkeys(("CosineAnnealingLR", "cosine", "cosine_decay_schedule"), "warmup_cosine"),
+    **dict.fromkeys(("ExponentialLR", "MultiStepLR", "StepLR"), "step_decay"),
+    **dict.fromkeys(
+        ("LambdaLR", "LRScheduler", "lr_scheduler"),
+        "a rate is a number, or a Value that the step computes of Graph.step_count",
+    ),
     "functional": "the functions are aicf's own, as aicf.relu",
     "numel": "its shape is known: math.prod(x.shape)",
 }  # fmt: skip

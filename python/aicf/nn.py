@@ -15,7 +15,6 @@ from . import (
     nn_functions,
     parameters,
 )
-from .arguments import is_it
 from .containers import *  # noqa: F403
 from .module import *  # noqa: F403
 from .modules_activation import *  # noqa: F403
@@ -48,4 +47,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    raise AttributeError(f"aicf.nn: there is no {name!r}{is_it(name, __all__)}", name=name)
+    from . import __all__ as functions
+    from .names import instead
+
+    near = instead(name, __all__, [f"aicf.{key}" for key in functions])
+    raise AttributeError(f"aicf.nn: there is no {name!r}{near}", name=name)

@@ -401,3 +401,10 @@ def step_decay(step: Value, lr: float, step_size: int, gamma: float = 0.1) -> Va
     # The half keeps a quotient that rounds just below a whole number on the right side of it.
     drops = floor((cast(step, "float32") + 0.5) * (1.0 / step_size))
     return pow(gamma, drops) * lr
+
+
+def __getattr__(name: str) -> object:
+    from .names import instead
+
+    own = [key for key, one in globals().items() if getattr(one, "__module__", "") == __name__]
+    raise AttributeError(f"aicf.optim: there is no {name!r}{instead(name, own)}", name=name)
