@@ -580,3 +580,34 @@ def test_parts_outlive_what_they_were_part_of():
         g = aicf.Graph()
         g.output("y", model(g.input("x", (5, 3))))
         assert list(g.params) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_modules_in_files(compiled, tmp_path):
+    """Before a step has their contents and after; the names are PyTorch's, or those of graphs."""
+    model, half = Net(), nn.Linear(3, 2, dtype="bfloat16", name="half")
+    start = model.state_dict()
+    step = train_step(model) if compiled else None
+    aicf.save(tmp_path / "f", model, half, *([step.params] if compiled else []))
+    assert set(aicf.Checkpoint(tmp_path / "f")) == {*start, "half.weight", "half.bias"}
+    before = half.state_dict()
+    half.load_state_dict({key: array * 0 for key, array in before.items()})
+    for held in model.parameters():
+        held.set(np.zeros(held.shape, "f4"))
+    assert len(aicf.load(tmp_path / "f", half, model).names) == len(start) + 2
+    np.testing.assert_equal(model.state_dict(), start)
+    np.testing.assert_equal(half.state_dict(), before)
+    if compiled:
+        np.testing.assert_equal(step.params["scale"].numpy(), start["scale"])
+    other = Net()
+    aicf.load(tmp_path / "f", other, skip="half.*")
+    np.testing.assert_equal(other.state_dict(), start)
+    with pytest.raises(aicf.GraphError, match="two parts have .* storage of their own; need names"):
+        aicf.save(tmp_path / "g", model, other)
+    aicf.save(tmp_path / "g", {"a": model, "b": other})
+    wrong = Net()
+    wrong.scale = nn.Parameter(np.ones(9, "f4"))
+    before = wrong.state_dict()
+    with pytest.raises(aicf.ShapeError, match=r'"scale" has shape'):
+        aicf.load(tmp_path / "f", wrong, skip="half.*")
+    np.testing.assert_equal(wrong.state_dict(), before)

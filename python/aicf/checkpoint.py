@@ -23,7 +23,7 @@ __all__ = ["Checkpoint", "Loaded", "load", "save"]
 Names: TypeAlias = "str | Iterable[str] | None"  # patterns, or the leaves of a step
 _MOST_MESSAGE = 1900  # characters of what does not fit
 
-Place: TypeAlias = "tuple[Step, str]"  # a param or state of a step
+Place: TypeAlias = "tuple[Any, str]"  # of a Step, or of contents that none has: a leaf
 
 
 class Loaded(NamedTuple):
@@ -96,9 +96,10 @@ def save(path: Path, *parts: Any, metadata: Mapping[str, Any] | None = None) -> 
     """Writes what several steps hold as one file of safetensors, replaced whole.
 
     Args:
-        parts: Steps and functions, or what `step.params` and `step.state` give; those that share
-            storage write it once. A mapping puts its key and a point before the names of what it
-            maps to.
+        parts: Steps, functions and modules, or what `step.params` and `step.state` give; those that
+            share storage write it once. A module's names are those that its params have in graphs:
+            the keys of its `state_dict`, behind its `name=` if it has one. A mapping puts its key
+            and a point before the names of what it maps to.
         metadata: texts, or what JSON holds, by name; `aicf.Checkpoint(path).metadata` reads it.
 
     Raises: GraphError where two parts have a name with storage of their own; OSError with the path;
@@ -128,9 +129,19 @@ def load(
 def places(where: str, parts: Iterable[Any]) -> dict[str, Place]:
     """The params and states of parts, by their names in a file; each storage once."""
     from .function import Kept
+    from .module import Module
+    from .parameters import AtHome
     from .step import Leaves, Step
 
     found: dict[str, Place] = {}
+
+    def put(name: str, place: Place) -> None:
+        known = found.setdefault(name, place)
+        if known[0]._storage(known[1]) != place[0]._storage(place[1]):
+            raise GraphError(
+                f"{where}: two parts have {shown(name)} with storage of their own; need names, as "
+                "in {'a': step, 'b': another}, or steps that share it"
+            )
 
     def take(part: Any, prefix: str) -> None:
         if isinstance(part, Step):
@@ -138,14 +149,12 @@ def places(where: str, parts: Iterable[Any]) -> dict[str, Place]:
             take(part.state, prefix)
         elif isinstance(part, Leaves):
             for name in part:
-                known, place = found.get(prefix + name), (part._step, name)
-                if known is None:
-                    found[prefix + name] = place
-                elif known[0]._storage(known[1]) != part._step._storage(name):
-                    raise GraphError(
-                        f"{where}: two parts have {shown(prefix + name)} with storage of their "
-                        "own; need names, as in {'a': step, 'b': another}, or steps that share it"
-                    )
+                put(prefix + name, (part._step, name))
+        elif isinstance(part, Module):
+            path = part._path()
+            for key, held in part._kept().items():
+                name = f"{path}.{key}" if path else key
+                put(prefix + name, held._step or (AtHome({name: held}), name))
         elif isinstance(part, Kept):
             take(part._kept(), prefix)
         elif isinstance(part, Mapping):
@@ -155,8 +164,8 @@ def places(where: str, parts: Iterable[Any]) -> dict[str, Place]:
                 take(one, f"{prefix}{key}.")
         else:
             raise GraphError(
-                f"{where}: a part is {part!r}; need Steps, their params or state, or a mapping of "
-                "names to these"
+                f"{where}: a part is {part!r}; need Steps, functions, modules, what a step's "
+                "params or state give, or a mapping of names to these"
             )
 
     for part in parts:
