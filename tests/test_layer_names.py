@@ -43,6 +43,31 @@ def test_a_name_that_is_not_there(name, said):
     assert str(caught.value) == f"aicf.{part}: there is no '{key}'{said}"
 
 
+@pytest.mark.parametrize(
+    "name, said",
+    {
+        "weigth": r' \(is it "weight"\?\)', "cuda": "; device= of function and Graph.compile says",
+        "zero_grad": "; it is not needed", "save": r"; aicf.save\(path, module\)", "zzz": "",
+    }.items(),
+)  # fmt: skip
+def test_an_attribute_that_a_module_has_not(name, said):
+    with pytest.raises(AttributeError, match=f"^Linear has no attribute '{name}'{said}"):
+        getattr(nn.Linear(2, 2), name)
+
+
+def test_a_parameter_is_looked_at_as_an_array():
+    weight = nn.Linear(3, 2).weight
+    want = weight.numpy()
+    assert (weight.size, weight.nbytes, weight.T.shape) == (6, 24, (3, 2))
+    assert weight.mean() == want.mean() and weight.argmax() == want.argmax()
+    assert weight[1].tolist() == want[1].tolist() == weight.tolist()[1]
+    with pytest.raises(
+        AttributeError, match=r"^Parameter has no attribute 'numel' \(is it \"size\""
+    ):
+        weight.numel()
+    assert not hasattr(weight, "__cuda_array_interface__") and not hasattr(weight, "device_of")
+
+
 class Net(nn.Module):
     def __init__(self, width):
         super().__init__()

@@ -15,6 +15,7 @@ from ._core import DTypeError, GraphError, ShapeError
 from .arguments import bound, is_it, placed
 from .attributes import recording
 from .graph import Graph, Value
+from .names import instead_of
 from .parameters import Buffer, Held, Parameter, changes, host_array, read, seeded, write
 from .serialize import listed
 
@@ -354,7 +355,7 @@ class Module(metaclass=_ModuleType):
         if key in own.get("_modules", ()):
             return own["_modules"][key]
         raise AttributeError(
-            f"{type(self).__name__} has no attribute {key!r}{is_it(key, dir(self))}"
+            f"{type(self).__name__} has no attribute {key!r}{instead_of(key, dir(self))}"
         )
 
     def __delattr__(self, key: str) -> None:

@@ -66,6 +66,21 @@ _MEANT = {
 }  # fmt: skip
 
 
+_WHERE = "device= of function and Graph.compile says where, dtype= of a layer its dtype"
+_OF_A_MODULE = {
+    **dict.fromkeys(("bfloat16", "cpu", "cuda", "double", "float", "half", "to"), _WHERE),
+    **dict.fromkeys(("compile", "jit"), "aicf.function compiles what calls it"),
+    **dict.fromkeys(("load", "save"), "aicf.save(path, module) and aicf.load, or state_dict()"),
+    "apply": "modules() and named_modules() give the parts",
+    "zero_grad": _NOT_NEEDED,
+}
+
+
+def instead_of(name: str, known: Iterable[str]) -> str:
+    """What follows "<Module> has no attribute <name>"."""
+    return f"; {_OF_A_MODULE[name]}" if name in _OF_A_MODULE else is_it(name, known)
+
+
 def instead(name: str, known: Iterable[str], elsewhere: Collection[str] = ()) -> str:
     """What follows "there is no <name>": ' (is it "concat"?)', "; it is aicf.concat", or "".
 

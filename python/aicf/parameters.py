@@ -12,6 +12,7 @@ import numpy as np
 
 from . import init as initializers
 from ._core import Array, DTypeError, GraphError, ShapeError
+from .arguments import is_it
 from .graph import Graph
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def host_array(content: Any) -> tuple[np.ndarray, str]:
     if not dtype and array.dtype == np.float64:  # lists of Python's numbers
         array = array.astype(np.float32)
     return array, dtype or array.dtype.name
+
+
+_OF_ARRAYS = {name for name in dir(Array) if name[0] != "_" and name != "device"}
 
 
 class Held:
@@ -96,6 +100,22 @@ class Held:
         if dtype != self.dtype and (self.dtype, dtype) != ("bfloat16", "float32"):
             raise DTypeError(f"set: content is {dtype}; need {self.dtype} (cast it)")
         write({self: array})
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.numpy()[key]
+
+    def __getattr__(self, name: str) -> Any:
+        """What an Array has of NumPy's arrays, of a copy of the content."""
+        if name in _OF_ARRAYS:
+            return getattr(self.numpy(), name)
+        near = "" if name.startswith("_") else is_it(name, dir(self))
+        need = "need numpy(), or what an Array has of NumPy's arrays"
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}{near}; {need}", name=name
+        )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_OF_ARRAYS})
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         array = self.numpy()
