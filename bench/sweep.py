@@ -1,24 +1,28 @@
 """The search of examples/sweep.py by aicf, PyTorch and JAX: seconds for the whole job.
 
     python bench/sweep.py [--rates 32] [--steps 2000] [--device cpu] [--rounds 5] [--json FILE]
+    python bench/sweep.py --draw FILE.json FILE.svg
 
 Every one draws its own start, trains one net of equal shape for each rate on the same data with
 Adam, and compiles within the time taken but for the first round, which is shown apart as `cold`.
-PyTorch's compiled step holds loss and gradients, its fused Adam follows; on a GPU its step is one
-CUDA graph. JAX scans over the steps of a training.
+PyTorch's compiled step holds loss and gradients, its fused Adam follows. JAX scans over the steps
+of a training. A ratio is a peer's seconds over aicf's of the same round. `taskset -c 0` before the
+command gives all of them one core.
 """
 
 import argparse
 import datetime
 import json
+import os
 import statistics
 import sys
 import time
 from pathlib import Path
 
-import aicf
 import numpy as np
 from aicf import _core
+from conftest import versions
+from cpu import cpu_name
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import sweep  # noqa: E402
@@ -113,14 +117,45 @@ def by_jax(rates, x, t, device):
     return lambda: [float(training(rate)) for rate in rates]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rates", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+def picture(run):
+    """The seconds of each as bars, whose lengths are logarithms, as an SVG."""
+    rows, wide, left, line = run["rows"], 640, 150, 34
+    low = 10 ** np.floor(np.log10(min(row["s"] for row in rows)))
+    high = 10 ** np.ceil(np.log10(max(row["s"] for row in rows)))
+    tall = line * len(rows) + 54
+    parts = []
+
+    def across(seconds):
+        return round(left + (wide - left - 90) * np.log(seconds / low) / np.log(high / low), 1)
+
+    def text(x, y, words, more=""):
+        parts.append(f'<text x="{x}" y="{y}"{more}>{words}</text>')
+
+    def bar(x, y, width, height, color):
+        box = f'x="{x}" y="{y}" width="{width:g}" height="{height}"'
+        parts.append(f'<rect {box} fill="{color}"/>')
+
+    bar(0, 0, wide, tall, "#fff")
+    text(10, 20, f"seconds for {run['rates']} trainings of {run['steps']:,} steps")
+    seconds = low
+    while seconds <= high * 1.001:
+        parts.append(f'<path d="M{across(seconds)} 32V{tall - 20}" stroke="#ddd"/>')
+        text(across(seconds), tall - 6, f"{seconds:g}", ' text-anchor="middle" font-size="11"')
+        seconds *= 10
+    for y, row in zip(range(36, tall, line), rows, strict=False):
+        end = across(row["s"])
+        bar(left, y, end - left, line - 12, "#d1495b" if row["name"] == "aicf" else "#8d99ae")
+        text(left - 8, y + 16, row["name"], ' text-anchor="end"')
+        text(end + 6, y + 16, f"{row['s']:.3g} s")
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {tall}" '
+        'font-family="sans-serif" font-size="13" fill="#444">'
+    )
+    return "\n".join([head, *parts, "</svg>"]) + "\n"
+
+
+def compare(options):
+    """What the file of results says."""
     x, t = sweep.pendulum(options.steps, seed=0)
     rates = np.geomspace(1e-4, 0.3, options.rates).tolist()
     if options.device == "cpu":
@@ -134,37 +169,62 @@ def main():
         "PyTorch": by_torch(rates, x, t, options.device, False),
     }
     taken, best = {name: [] for name in jobs}, {}
-    for _ in range(options.rounds + 1):
-        for name, job in jobs.items():
+    for turn in range(options.rounds + 1):
+        for name in list(jobs)[:: -1 if turn % 2 else 1]:
             begun = time.perf_counter()
-            found = job()
+            found = jobs[name]()
             taken[name].append(time.perf_counter() - begun)
             best[name] = rates[int(np.argmin(found))]
     rows = []
     for name, (cold, *warm) in taken.items():
-        low, middle, high = statistics.quantiles(warm, n=4)
-        us = 1e6 * middle / options.rates / options.steps
-        rows.append(
-            {"name": name, "s": middle, "iqr_s": high - low, "cold_s": cold, "us": us}
-            | {"best": best[name]}
-        )
+        ratios = [theirs / ours for theirs, ours in zip(warm, taken["aicf"][1:], strict=True)]
+        middle = statistics.median(warm)
+        row = {
+            "name": name,
+            "s": middle,
+            "cold_s": cold,
+            "us": 1e6 * middle / options.rates / options.steps,
+            "ratio": [statistics.median(ratios), min(ratios), max(ratios)],
+            "best": best[name],
+        }
+        rows.append(row)
         print(
-            f"{name:18} {middle:8.3f} s ± {high - low:.3f}, cold {cold:.3f}; {us:8.2f} µs a step; "
+            f"{name:18} {middle:8.3f} s, cold {cold:.3f}; {row['us']:8.2f} µs a step; "
+            f"{row['ratio'][0]:.2f} [{row['ratio'][1]:.2f} .. {row['ratio'][2]:.2f}] of aicf's; "
             f"best rate {best[name]:.5f}"
         )
+    info = _core.cuda_info()["devices"]
+    alone = len(os.sched_getaffinity(0)) == 1 and options.device == "cpu"
+    return {
+        "command": f"{'taskset -c 0 ' * alone}python bench/sweep.py --device {options.device} "
+        f"--rounds {options.rounds}",
+        "device": info[0]["name"] if options.device == "cuda" else f"{cpu_name()}, one core",
+        "kernels": _core.cpu_isa(),
+        "date": datetime.date.today().isoformat(),
+        "rates": options.rates,
+        "steps": options.steps,
+        "rounds": options.rounds,
+        "versions": versions(),
+        "rows": rows,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("JSON", "SVG"))
+    options = parser.parse_args()
+    if options.draw:
+        source, target = options.draw
+        target.write_text(picture(json.loads(source.read_text())))
+        return
+    run = compare(options)
     if options.json:
-        info = _core.cuda_info()["devices"]
-        about = {
-            "command": f"python bench/sweep.py --device {options.device}",
-            "device": info[0]["name"] if options.device == "cuda" else "one core of a CPU",
-            "kernels": _core.cpu_isa(),
-            "date": datetime.date.today().isoformat(),
-            "rates": options.rates,
-            "steps": options.steps,
-            "rounds": options.rounds,
-            "versions": {"aicf": aicf.__version__},
-        }
-        options.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps(run, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -178,6 +178,15 @@ def test_figures_are_those_of_the_results(page, monkeypatch):
     assert tables.filled(text) == text, "run: python bench/tables.py"
 
 
+def test_the_picture_of_the_search_says_what_its_results_say(tmp_path):
+    results, made = ROOT / "bench/results/sweep.json", tmp_path / "sweep.svg"
+    command = [sys.executable, "bench/sweep.py", "--draw", results, made]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert made.read_text() == (ROOT / "docs/sweep.svg").read_text()
+    for row in json.loads(results.read_text())["rows"]:
+        assert row["name"] in made.read_text() and f"{row['s']:.3g} s" in made.read_text()
+
+
 @pytest.mark.parametrize("package", ["torch", "jax"])
 def test_names_of_others_exist(package):
     """Those that docs/coming_from.md sets beside ours."""
