@@ -132,6 +132,28 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
 
+/// What order.cuh sorts, the positions of `lines` lines of n by rows of which each line has `size`;
+/// sums of `width` numbers a row in chunks, taken by `tiles` teams, of `part` bytes each.
+struct Sorted {
+    int64_t lines, n, size, chunk = 0, width = 1, tiles = 1, part = 4;
+};
+/// Whether there are enough positions for it, and few enough to be counted.
+bool worth_sorting(const Sorted& sorted, const Limits& limits);
+/// The struct @_O, `index` being where position p's key lies, and how the kernel is launched; the
+/// statements that sort, after which `order` is what they sorted, then `sums`, of keys in `keys`.
+std::string order_struct(KernelText& text, const Sorted& sorted, const std::string& index,
+                         const Limits& limits);
+std::string order_body(const BlockLayout& layout, const std::string& keys,
+                       const std::string& sums);
+/// The statement that sums rows, v elements at a time by so many lanes: positions lie at @_P and
+/// their elements at @_D, rows of the result @_R::step apart and theirs at @_E.
+std::string row_sums(const std::string& a, int64_t v, int64_t lanes, int64_t width);
+int64_t lanes_of(int64_t width, int64_t v);
+/// How many elements of a shape move together: they lie side by side in all operands, whose lines
+/// and the places `at` of elements are whole such vectors.
+int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands,
+              std::initializer_list<int64_t> at = {});
+
 /// A number as an element of `dtype`, spelled in its raw type.
 std::string element_literal(DType dtype, double number);
 

@@ -22,17 +22,57 @@ std::string number(const char* name, int64_t value) {
     return cat("    static constexpr int64_t ", name, " = ", value, ";\n");
 }
 
-/// The loop over a result's elements: `value` computes element i of y0 from the statements before
-/// it.
-std::string each(const View& y, const std::string& statements, const std::string& value) {
-    return cat("    AICF_EACH(i, ", element_count(y.shape), ") {\n", statements,
-               "        y0[@_Y::at(i)] = ", value, ";\n    }\n}\n");
+}  // namespace
+
+bool worth_sorting(const Sorted& sorted, const Limits& limits) {
+    constexpr int64_t kMost = int64_t{1} << 31;
+    return !limits.one_block && sorted.n > kLookedThrough && sorted.lines * sorted.n < kMost &&
+           sorted.lines * sorted.size < kMost;
 }
 
-/// How many elements of a shape move together: they lie side by side in all operands, whose lines
-/// and the places `at` of elements are whole such vectors.
+std::string order_struct(KernelText& text, const Sorted& sorted, const std::string& index,
+                         const Limits& limits) {
+    const int64_t rows = sorted.lines * sorted.size, count = sorted.lines * sorted.n;
+    const int64_t processors = std::max(limits.processors, 1);
+    // A piece a processor, as each looks through all positions of its lines.
+    int64_t piece = std::clamp<int64_t>((rows + processors - 1) / processors, 1, kPieceRows);
+    if (sorted.lines > 1 && sorted.size <= kPieceRows)
+        piece = std::max<int64_t>(piece / sorted.size, 1) * sorted.size;
+    const int64_t slots = sorted.chunk ? 2 * (count / sorted.chunk) + 1 : 0;
+    std::string text_of = cat("struct @_O {\n    static constexpr int64_t lines = ", sorted.lines,
+                              ", n = ", sorted.n, ", size = ", sorted.size, ", piece = ", piece,
+                              ", chunk = ", sorted.chunk, ", tiles = ", sorted.tiles);
+    int64_t bytes = 0;
+    const auto place = [&](const char* name, int64_t size) {
+        text_of += cat(", ", name, " = ", bytes);
+        bytes = (bytes + size + 15) / 16 * 16;
+    };
+    place("found", 8 * rows);
+    place("positions", 4 * count);
+    place("list", 8 * count);
+    place("slots", 8 * slots);
+    place("arrivals", 4 * slots * sorted.tiles);
+    place("parts", slots * sorted.width * sorted.part);
+    text.workspace = static_cast<uint64_t>(bytes);
+    text.counters = 4;
+    text.threads = kSortThreads;
+    text.resident = 2;
+    text.blocks = 2 * processors;
+    text.shared =
+        static_cast<uint32_t>(kSortThreads / 32 * (8 * kHeldFinds + 3 * 4) + 4 * piece);
+    return text_of + cat(";\n    __device__ __forceinline__ static int64_t index(int64_t p) { return ",
+                         index, "; }\n};\n");
+}
+
+std::string order_body(const BlockLayout& layout, const std::string& keys,
+                       const std::string& sums) {
+    return cat("    const Order<@_O> order{block.ptr<char>(16), block.ptr<uint32_t>(", layout.tail,
+               ")};\n    sort_positions<@_O, ", kSortThreads / 32, ", ", kHeldFinds,
+               ">(grid, order, ", keys, ");\n    ", sums, "    leave(grid, order);\n}\n");
+}
+
 int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands,
-              std::initializer_list<int64_t> at = {}) {
+              std::initializer_list<int64_t> at) {
     const Iteration merged(shape, operands);
     const int last = merged.shape.rank() - 1;
     if (last < 0 || element_count(shape) == 0) return 1;
@@ -50,6 +90,31 @@ int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands
     return static_cast<int>(v);
 }
 
+int64_t lanes_of(int64_t width, int64_t v) {
+    int64_t lanes = 1;
+    while (lanes < 32 && lanes * v < width) lanes *= 2;
+    return lanes;
+}
+
+std::string row_sums(const std::string& a, int64_t v, int64_t lanes, int64_t width) {
+    const auto sums = [&](int64_t size) {
+        return cat("sum_rows<", a, ", ", size, ", ", lanes, ", ", width,
+                   ", @_O, @_P, @_D, @_R, @_E>(grid, order, y0, x0);\n");
+    };
+    if (v == 1) return sums(1);
+    return cat("if (aligned_for<", v, ">(x0) && aligned_for<", v, ">(y0))\n        ", sums(v),
+               "    else\n        ", sums(1));
+}
+
+namespace {
+
+/// The loop over a result's elements: `value` computes element i of y0 from the statements before
+/// it.
+std::string each(const View& y, const std::string& statements, const std::string& value) {
+    return cat("    AICF_EACH(i, ", element_count(y.shape), ") {\n", statements,
+               "        y0[@_Y::at(i)] = ", value, ";\n    }\n}\n");
+}
+
 /// Of so many vectors, how many a thread takes at a time: more than one where that many threads
 /// are there still.
 int lots_of(int64_t vectors, int processors) {
@@ -61,7 +126,7 @@ int64_t chunks_of(int64_t vectors, int lots) {
     return std::min<int64_t>((vectors + 256 * lots - 1) / (256 * lots), INT32_MAX);
 }
 
-void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
+void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
     const View &x = op.inputs[0], &y = op.outputs[0];
     const auto &start = op.attrs.ints("start"), &step = op.attrs.ints("step");
     const int last = y.shape.rank() - 1;
@@ -74,7 +139,7 @@ void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int p
         };
         v = std::min(in_lines(x), in_lines(y));
     }
-    const int lots = lots_of(count / v, processors);
+    const int lots = lots_of(count / v, limits.processors);
     std::string find;
     for (int d = last; d >= 0; d--) {
         const int64_t by = step[static_cast<size_t>(d)];
@@ -92,7 +157,7 @@ void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int p
                     "        return inside;\n    });\n}\n");
 }
 
-void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
+void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
     const View& y = op.outputs[0];
     const int axis = row_axis(op.attrs, op.inputs[0].shape.rank());
     std::string calls;
@@ -106,7 +171,7 @@ void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, in
         const int v = element_count(y.shape) < kSmall
                           ? 1
                           : vector_of(dtype_size(y.dtype), x.shape, {x.strides, y.strides}, {at});
-        const int lots = lots_of(element_count(y.shape) / v, processors);
+        const int lots = lots_of(element_count(y.shape) / v, limits.processors);
         text.body += place_struct(cat("@_X", k), x.shape, x.strides) +
                      place_struct(cat("@_Y", k), x.shape, y.strides);
         calls += cat("    chunk = copy_part<", v, ", ", lots, ", ", count, ", @_X", k, ", @_Y", k,
@@ -118,7 +183,7 @@ void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, in
         body_head(op, layout, true) + "    int64_t chunk = grid.block;\n" + calls + "}\n";
 }
 
-void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors) {
+void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
     const bool backward = op.def->name == "take_bwd";
     const View &first = op.inputs[0], &indices = op.inputs[1], &y = op.outputs[0];
     const View& table = backward ? y : first;
@@ -134,19 +199,39 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int 
     const std::string reads =
         cat(", block.ptr<const ", backward ? cuda_type(y.dtype) : raw_type(y.dtype), ">(",
             layout.operand[0], "), block.ptr<const ", index, ">(", layout.operand[1], ")");
+    const Dims rest = part(table.shape, 1, table.shape.rank());
     if (backward) {
-        Dims shape = part(first.shape, 0, first.shape.rank());
-        text.blocks = blocks_for(rows * ((width + 255) / 256) * 32, processors);
-        const std::string order = op.attrs.text("order");
+        const std::string order = op.attrs.text("order"), a = wide_type(y.dtype);
         const int64_t chunk =
             order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : kChainChunk;
-        text.body += place_struct("@_D", shape, first.strides);
+        const int lead = indices.shape.rank();
+        const Dims own = part(first.strides, lead, first.shape.rank()),
+                   to = part(y.strides, 1, y.shape.rank());
+        int64_t v = vector_of(dtype_size(y.dtype), rest, {own, to}, {y.strides[0]});
+        for (int d = 0; d < lead; d++)
+            while (first.shape[d] > 1 && first.strides[d] % v != 0) v /= 2;
+        const int64_t lanes = lanes_of(width, v);
+        const Sorted sorted{1,     count, rows,
+                            chunk, width, (width + lanes - 1) / lanes,  // of one element at a time
+                            dtype_size(y.dtype) == 8 ? 8 : 4};
+        if (worth_sorting(sorted, limits)) {
+            text.includes = {"order.cuh"};
+            text.body += place_struct("@_P", part(first.shape, 0, lead), part(first.strides, 0, lead)) +
+                         place_struct("@_D", rest, own) + place_struct("@_E", rest, to) +
+                         cat("struct @_R {\n    static constexpr int64_t step = ", y.strides[0],
+                             ";\n};\n") +
+                         order_struct(text, sorted, "@_I::at(p)", limits);
+            text.body += body_head(op, layout) +
+                         order_body(layout, "x1", row_sums(a, v, lanes, width));
+            return;
+        }
+        text.blocks = blocks_for(rows * ((width + 255) / 256) * 32, limits.processors);
+        text.body += place_struct("@_D", first.shape, first.strides);
         text.body +=
-            cat(head, "take_bwd<", wide_type(y.dtype), ", ", count, ", ", width, ", ", rows, ", ",
+            cat(head, "take_bwd<", a, ", ", count, ", ", width, ", ", rows, ", ",
                 chunk, ", @_I, @_D, @_Y>(grid, ", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
         return;
     }
-    const Dims rest = part(table.shape, 1, table.shape.rank());
     const Dims steps = part(table.strides, 1, table.shape.rank());
     text.body += place_struct("@_T", rest, steps);
     const double missing = is_float(y.dtype) ? __builtin_nan("") : 0.0;
@@ -154,14 +239,14 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int 
     if (count * width >= kSmall)
         v = std::min(vector_of(dtype_size(y.dtype), rest, {steps}, {table.strides[0]}),
                      vector_of(dtype_size(y.dtype), y.shape, {y.strides}, {width}));
-    const int lots = lots_of(count * width / v, processors);
+    const int lots = lots_of(count * width / v, limits.processors);
     text.blocks = chunks_of(count * width / v, lots);
     text.body += cat(head, "take<", v, ", ", lots, ", ", count, ", ", width, ", ", rows, ", ",
                      table.strides[0], ", @_I, @_T, @_Y>(grid, ", pointer(2, raw_type(y.dtype)),
                      reads, ", ", element_literal(y.dtype, missing), ");\n}\n");
 }
 
-void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
+void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits&) {
     const View &x = op.inputs[0], &labels = op.inputs[1], &y = op.outputs[0];
     const bool backward = op.def->name == "pick_bwd";
     const std::string raw = raw_type(y.dtype);
@@ -183,7 +268,7 @@ void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int)
                 x.strides[1], "] : ", element_literal(y.dtype, __builtin_nan(""))));
 }
 
-void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
+void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits&) {
     const std::string& name = op.def->name;
     const View &x = op.inputs[0], &y = op.outputs[0];
     const int lead = y.shape.rank() - 2;
@@ -217,7 +302,7 @@ void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, i
                      name == "max_pool_bwd" ? ", x2" : "", ");\n}\n");
 }
 
-void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int) {
+void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits&) {
     const View &x = op.inputs[0], &y = op.outputs[0];
     const bool argmax = op.def->name == "reduce_argmax";
     const int rank = x.shape.rank();
@@ -246,7 +331,8 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int)
 /// Writes the body of a kernel.
 struct Writer {
     std::string_view name;
-    void (*write)(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int processors);
+    void (*write)(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+                  const Limits& limits);
 };
 constexpr Writer kWriters[] = {
     {"pad", pad},       {"concat", concat},      {"take", take},
@@ -275,7 +361,7 @@ KernelText indexed_text(const LoweredOp& op, const Limits& limits) {
     text.name = cat(name, "_", dtype_abbrev(y.dtype));
     text.blocks = blocks_for(count, limits.processors);
     if (count == 0) return text;
-    find_writer(name)->write(text, op, layout, limits.processors);
+    find_writer(name)->write(text, op, layout, limits);
     return text;
 }
 

@@ -9,25 +9,7 @@ namespace aicf {
     for (int64_t i = int64_t(grid.block) * grid.threads + grid.thread(); i < (count); \
          i += int64_t(grid.blocks) * grid.threads)
 
-/// What counts to Count: divisions of 32 bits take a fraction of the instructions.
-template <bool Short>
-struct CounterOf {
-    typedef uint32_t type;
-};
-template <>
-struct CounterOf<false> {
-    typedef uint64_t type;
-};
-template <int64_t Count>
-using Counter = typename CounterOf<(Count < (int64_t{1} << 31))>::type;
-
 // ---- copies -------------------------------------------------------------------------------------
-
-/// Whether V elements that begin at p may move together.
-template <int V, class T>
-__device__ __forceinline__ bool aligned_for(const T* p) {
-    return reinterpret_cast<uint64_t>(p) % (V * sizeof(T)) == 0;
-}
 
 /// Count elements from where X says to where Y says, V side by side and Lots of those a thread,
 /// whose loads are all on their way before the first is waited for. A chunk is what a block moves so:
@@ -121,7 +103,7 @@ __device__ __forceinline__ void take(const Grid& grid, T* y, const T* table, con
     }
 }
 
-/// A warp a row of the table: it finds the row's positions in ascending order, 32 at a look, and
+/// Of few positions. A warp a row of the table: it finds the row's positions in ascending order, 32 at a look, and
 /// sums their dy in chain(Chunk), 8 elements a lane at a time.
 template <class A, int64_t Count, int64_t Width, int64_t Rows, int64_t Chunk, class Index, class Dy,
           class Y, class E, class I>

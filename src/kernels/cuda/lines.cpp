@@ -23,6 +23,52 @@ std::string line_of(std::string& text, const char* name, const View& view, int a
 
 const char* yes_no(bool yes) { return yes ? "true" : "false"; }
 
+/// The same for scatter_add and scatter_last with many positions, which are sorted first; false where
+/// they are not.
+bool sorted_text(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+                 const Limits& limits, int axis) {
+    const bool last = op.def->name == "scatter_last";
+    const View &x = op.inputs[0], &indices = op.inputs.back(), &y = op.outputs[0];
+    Dims rest = y.shape, own = x.strides, keys = indices.strides, to = y.strides;
+    for (Dims* dims : {&rest, &own, &keys, &to}) dims->erase(axis);
+    bool shared = !last && rest.rank() > 0;  // one line of indices for all
+    for (int d = 0; d < rest.rank(); d++) shared &= rest[d] == 1 || keys[d] == 0;
+    const int64_t others = element_count(rest), n = x.shape[axis], size = y.shape[axis];
+    shared &= others > 1;
+    Sorted sorted{shared ? 1 : others, n, size};
+    int64_t v = 1, lanes = 1;
+    if (shared) {
+        v = vector_of(dtype_size(y.dtype), rest, {own, to}, {x.strides[axis], y.strides[axis]});
+        lanes = lanes_of(others, v);
+        sorted.width = others;
+        sorted.tiles = (others + lanes - 1) / lanes;
+    }
+    if (!worth_sorting(sorted, limits)) return false;
+    text.includes = {"order.cuh", "lines.cuh"};
+    const std::string line = line_of(text.body, "B", indices, axis);
+    text.body += order_struct(
+        text, sorted,
+        shared || others == 1
+            ? cat(line, "::at(0, p)")
+            : cat(line, "::at(uint32_t(p) / ", n, "u, uint32_t(p) % ", n, "u)"),
+        limits);
+    std::string sums;
+    if (shared) {
+        text.body += cat("struct @_P : Line<", x.strides[axis], "> {};\nstruct @_R {\n    static ",
+                         "constexpr int64_t step = ", y.strides[axis], ";\n};\n") +
+                     place_struct("@_D", rest, own) + place_struct("@_E", rest, to);
+        sums = row_sums(sum_type(y.dtype), v, lanes, others);
+    } else {
+        const std::string y_line = line_of(text.body, "Y", y, axis);
+        const std::string x_line = last ? "" : line_of(text.body, "A", x, axis);
+        sums = last ? cat("last_of_lines<@_O, ", y_line, ">(grid, order, y0);\n")
+                    : cat("sum_lines<", sum_type(y.dtype), ", @_O, ", x_line, ", ", y_line,
+                          ">(grid, order, y0, x0);\n");
+    }
+    text.body += body_head(op, layout) + order_body(layout, last ? "x0" : "x1", sums);
+    return true;
+}
+
 }  // namespace
 
 bool is_line_op(const LoweredDef& def) {
@@ -61,6 +107,7 @@ KernelText line_text(const LoweredOp& op, const Limits& limits) {
     }
     const int rank = y.shape.rank(),
               axis = name == "searchsorted" ? rank - 1 : static_cast<int>(op.attrs.integer("axis"));
+    if (name.starts_with("scatter") && sorted_text(text, op, layout, limits, axis)) return text;
     int64_t inner = 1;
     for (int d = axis + 1; d < rank; d++) inner *= y.shape[d];
     const int64_t size = y.shape[axis], lines = count / size, n = op.inputs[0].shape[axis];

@@ -120,6 +120,12 @@ __device__ __forceinline__ bool aligned16(const T* p) {
     return (reinterpret_cast<uint64_t>(p) & 15) == 0;
 }
 
+/// Whether V elements that begin at p may move together.
+template <int V, class T>
+__device__ __forceinline__ bool aligned_for(const T* p) {
+    return reinterpret_cast<uint64_t>(p) % (V * sizeof(T)) == 0;
+}
+
 /// Element i at offset i * Step. `step`: how far apart elements i to i + 3 lie, i a multiple of 4,
 /// where that is 0 or 1; else -1.
 template <int64_t Step>
@@ -242,6 +248,18 @@ __device__ __forceinline__ void store_each(E* y, const C (&a)[V], int64_t i, int
         if (V == 1 || i + j < n) y[At::at(i + j)] = narrow<E>(a[j]);
 }
 
+/// What counts to Count: divisions of 32 bits take a fraction of the instructions.
+template <bool Short>
+struct CounterOf {
+    typedef uint32_t type;
+};
+template <>
+struct CounterOf<false> {
+    typedef uint64_t type;
+};
+template <int64_t Count>
+using Counter = typename CounterOf<(Count < (int64_t{1} << 31))>::type;
+
 /// How many of `count` things to take at a time, from `least` to `most`, so that few are left over.
 __device__ constexpr int lot_of(int64_t count, int least, int most) {
     if (count <= most) return count > 0 ? int(count) : 1;
@@ -256,6 +274,12 @@ __device__ __forceinline__ void wait_for(int id, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Waits until a word in memory has reached a count, and for what was written before each of its
+/// steps.
+__device__ __forceinline__ void wait_count(const uint32_t* at, uint32_t count) {
+    for (uint32_t seen = 0; seen < count;)
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
+}
 /// True in every thread of the block that is the last of `count` to arrive; what the others wrote
 /// before is visible to it. The counter is back at 0 afterwards.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {

@@ -43,7 +43,7 @@ std::vector<CudaThreshold> cuda_thresholds() {
         for (const int64_t leaves : {int64_t{kHeldWarps}, kHeldLeaves})
             add("rows.terms", {leaves * kTreeLeaf});
         add("rows.rows", {kRowWarps});
-        add("take_bwd.terms", {kChainChunk});
+        add("take_bwd.terms", {kLookedThrough, kChainChunk});
     }
     return all;
 }

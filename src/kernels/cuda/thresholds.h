@@ -28,4 +28,13 @@ constexpr int64_t kColumns = 8;         // results at least that columns are wor
 constexpr int64_t kSplitLeaves = 64;    // of a row, from which on it is cut where there are few
 constexpr int64_t kPieceLeaves = 16, kPieces = 4096;  // of a piece at least, of a row at most
 
+
+// Positions that rows take are looked through by every row up to so many, sorted from there on: by
+// blocks of so many threads, pieces of at most so many rows, of which a warp's finds up to so many
+// stay in shared memory.
+constexpr int64_t kLookedThrough = 64;
+constexpr int kSortThreads = 512;
+constexpr int64_t kPieceRows = 4096;
+constexpr int64_t kHeldFinds = 64;
+
 }  // namespace aicf::cuda

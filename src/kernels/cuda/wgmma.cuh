@@ -54,12 +54,6 @@ __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-/// Waits until a word in memory has reached a count, and for what was written before each of its
-/// steps.
-__device__ __forceinline__ void wait_count(const uint32_t* at, uint32_t count) {
-    for (uint32_t seen = 0; seen < count;)
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
-}
 /// A barrier of some threads of a block, of which id 0 is __syncthreads.
 template <int Id, int Threads>
 __device__ __forceinline__ void sync_some() {
