@@ -153,6 +153,9 @@ int64_t lanes_of(int64_t width, int64_t v);
 /// and the places `at` of elements are whole such vectors.
 int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands,
               std::initializer_list<int64_t> at = {});
+/// Of so many vectors, how many a thread takes at a time: more than one where that many threads
+/// are there still.
+int lots_of(int64_t vectors, int processors);
 
 /// A number as an element of `dtype`, spelled in its raw type.
 std::string element_literal(DType dtype, double number);

@@ -90,6 +90,11 @@ int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands
     return static_cast<int>(v);
 }
 
+int lots_of(int64_t vectors, int processors) {
+    const int64_t threads = kMostThreads * std::max(processors, 1);
+    return vectors >= 8 * threads ? 4 : vectors >= 4 * threads ? 2 : 1;
+}
+
 int64_t lanes_of(int64_t width, int64_t v) {
     int64_t lanes = 1;
     while (lanes < 32 && lanes * v < width) lanes *= 2;
@@ -113,13 +118,6 @@ namespace {
 std::string each(const View& y, const std::string& statements, const std::string& value) {
     return cat("    AICF_EACH(i, ", element_count(y.shape), ") {\n", statements,
                "        y0[@_Y::at(i)] = ", value, ";\n    }\n}\n");
-}
-
-/// Of so many vectors, how many a thread takes at a time: more than one where that many threads
-/// are there still.
-int lots_of(int64_t vectors, int processors) {
-    const int64_t threads = kMostThreads * std::max(processors, 1);
-    return vectors >= 8 * threads ? 4 : vectors >= 4 * threads ? 2 : 1;
 }
 
 int64_t chunks_of(int64_t vectors, int lots) {

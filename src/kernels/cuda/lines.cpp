@@ -111,7 +111,7 @@ KernelText line_text(const LoweredOp& op, const Limits& limits) {
     int64_t inner = 1;
     for (int d = axis + 1; d < rank; d++) inner *= y.shape[d];
     const int64_t size = y.shape[axis], lines = count / size, n = op.inputs[0].shape[axis];
-    const std::string place = cat("PlaceOf<", inner, ", ", size, ">");
+    const std::string place = cat("PlaceOf<", inner, ", ", size, ", ", count, ">");
     std::string operands, call;
     for (size_t k = 0; k < op.inputs.size(); k++)
         operands += line_of(text.body, k == 0 ? "A" : "B", op.inputs[k], axis) + ", ";
@@ -128,7 +128,9 @@ KernelText line_text(const LoweredOp& op, const Limits& limits) {
     const auto flag = [&](const char* attr) { return yes_no(op.attrs.flag(attr)); };
     if (name == "gather") {
         const bool zero = op.attrs.flag("zero") || !is_float(y.dtype);
-        call = cat("gather<", each,
+        const int lots = lots_of(count, limits.processors);
+        text.blocks = std::min<int64_t>((count + 256 * lots - 1) / (256 * lots), INT32_MAX);
+        call = cat("gather<", each, ", ", lots,
                    pass(cat(", x0, block.ptr<const ", cuda_type(op.inputs[1].dtype), ">(",
                             layout.operand[1], "), ",
                             element_literal(y.dtype, zero ? 0.0 : __builtin_nan("")))

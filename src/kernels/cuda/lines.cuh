@@ -22,25 +22,48 @@ struct LineOf {
 
 // Result i is at place j of line l: lines are numbered in row-major order of the other axes, of
 // which those behind the axis have `Inner` places.
-template <int64_t Inner, int64_t Size>
+template <int64_t Inner, int64_t Size, int64_t Count>
 struct PlaceOf {
+    typedef Counter<Count> N;
     int64_t line, j;
-    __device__ __forceinline__ explicit PlaceOf(int64_t i) {
-        const int64_t outer = i / (Inner * Size), rest = i - outer * (Inner * Size);
-        j = rest / Inner;
-        line = outer * Inner + (rest - j * Inner);
+    __device__ __forceinline__ explicit PlaceOf(int64_t of) {
+        const N i = static_cast<N>(of), outer = i / N(Inner * Size), rest = i - outer * N(Inner * Size),
+                at = rest / N(Inner);
+        j = at;
+        line = outer * N(Inner) + (rest - at * N(Inner));
     }
 };
 
 // ---- by index -----------------------------------------------------------------------------------
 
-template <class Place, int64_t Count, int64_t N, class X, class I, class Y, class T, class Index>
+/// Lots elements a thread, whose loads are on their way together.
+template <class Place, int64_t Count, int64_t N, int Lots, class X, class I, class Y, class T,
+          class Index>
 __device__ __forceinline__ void gather(const Grid& grid, T* y, const T* x, const Index* indices,
                                        T missing) {
-    AICF_OVER(i, Count) {
-        const Place p(i);
-        const int64_t index = indices[I::at(p.line, p.j)];
-        y[Y::at(p.line, p.j)] = index >= 0 && index < N ? x[X::at(p.line, index)] : missing;
+    const int64_t each = int64_t(grid.threads) * Lots;
+    for (int64_t first = grid.block * each + grid.thread(); first < Count;
+         first += grid.blocks * each) {
+        int64_t index[Lots];
+        T kept[Lots];
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+            const int64_t i = first + int64_t(k) * grid.threads;
+            const Place p(i);
+            index[k] = i < Count ? int64_t(indices[I::at(p.line, p.j)]) : -1;
+        }
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+            const Place p(first + int64_t(k) * grid.threads);
+            kept[k] = missing;
+            if (index[k] >= 0 && index[k] < N) kept[k] = x[X::at(p.line, index[k])];
+        }
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+            const int64_t i = first + int64_t(k) * grid.threads;
+            const Place p(i);
+            if (i < Count) y[Y::at(p.line, p.j)] = kept[k];
+        }
     }
 }
 

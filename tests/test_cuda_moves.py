@@ -1,0 +1,117 @@
+"""Joined and padded tensors, rows by number and scatters, around the sizes of their kernels."""
+
+import aicf
+import ml_dtypes
+import numpy as np
+import pytest
+from aicf import _core
+from aicf.indexing import _emit
+
+needs_compiler = pytest.mark.skipif(
+    not _core.cuda_info()["nvrtc"], reason="NVRTC is not installed (aicf[cuda13])"
+)
+LOOKED_THROUGH = min(v for *_, what, v in _core.cuda_thresholds() if what == "take_bwd.terms")
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def numbers(rng, shape, dtype):
+    return rng.standard_normal(shape).astype(
+        ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    )
+
+
+def places(rng, shape, below, often=0.0, dtype=np.int64):
+    """Indices of which some lie outside and a part is one and the same."""
+    found = rng.integers(-1, below + 1, shape)
+    found[rng.random(shape) < often] = min(2, below - 1)
+    return found.astype(dtype)
+
+
+def joined(rng, dtype, graph):
+    """Copies whose rows are whole vectors, begin within one, or are of odd length."""
+    for name, widths in {"whole": (256, 64), "odd": (255, 64), "shifted": (250, 6)}.items():
+        parts = [graph.constant(numbers(rng, (160, n), dtype)) for n in widths]
+        yield f"concat {name}", aicf.concat(parts, 1)
+        yield f"concat {name} reversed", aicf.concat([p[:, ::-1] for p in parts], 1)
+    x = graph.constant(numbers(rng, (24, 32, 64), dtype))
+    for around in ([(0, 0), (1, 2), (8, 8)], [(1, 0), (0, 1), (4, 0)], [(1, 1), (1, 1), (1, 2)]):
+        yield f"pad {around}", aicf.pad(x, around, 3)
+    for width in (8, 255, 256):
+        table = graph.constant(numbers(rng, (100, width), dtype))
+        for kind in (np.int32, np.int64):
+            at = graph.constant(places(rng, (40, 60), 100, dtype=kind))
+            yield f"rows of {width} by {kind.__name__}", aicf.embedding(at, table)
+    x, at = numbers(rng, (33, 50, 40), dtype), places(rng, (33, 70, 40), 50)
+    yield "gather", _emit("Gather", "g", graph.constant(x), graph.constant(at), axis=1)
+
+
+def scattered(rng, dtype, graph):
+    """Positions of one row, of a few, of many; as many as are looked through, and one more."""
+    for count in (LOOKED_THROUGH, LOOKED_THROUGH + 1, 700, 5000):
+        for rows, often in ((1, 0.0), (37, 0.6), (9000, 0.1)):
+            at = graph.constant(places(rng, (count,), rows, often))
+            for width in (0, 3, 64, 200) if count < 1000 else (0, 96):
+                shape = (count, width) if width else (count,)
+                dy = graph.constant(numbers(rng, shape, dtype))
+                yield f"{count} of {width} to {rows}", _emit("TakeBwd", "t", dy, at, rows=rows)
+    for shape, axis, size in (
+        ((LOOKED_THROUGH + 1,), 0, 9),
+        ((3000,), 0, 70),
+        ((5, 300), 1, 77),
+        ((300, 5), 0, 6000),
+        ((3, 200, 7), 1, 33),
+        ((200, 90), 1, 30),
+    ):
+        x = graph.constant(numbers(rng, shape, dtype))
+        at = graph.constant(places(rng, shape, size, 0.3))
+        name = f"{shape} along {axis} to {size}"
+        yield f"sums {name}", _emit("ScatterAdd", "s", x, at, axis=axis, size=size)
+        yield f"last {name}", _emit("ScatterLast", "l", at, axis=axis, size=size)
+        one = [n if i == axis else 1 for i, n in enumerate(shape)]
+        same = aicf.broadcast_to(graph.constant(places(rng, one, size, 0.3)), shape)
+        yield f"shared {name}", _emit("ScatterAdd", "s", x, same, axis=axis, size=size)
+
+
+def graph_of(what, dtype):
+    g = aicf.Graph(what.__name__)
+    for name, y in what(np.random.default_rng(3), dtype, g):
+        g.output(name, aicf.cast(y, "float32") if y.dtype == "bfloat16" else y)
+    return g
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", [joined, scattered])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_both_devices(what, dtype):
+    """Constants are folded away by default: nothing is left to run on the device then."""
+    steps = {
+        d: graph_of(what, dtype).compile(device=d, passes=[], checks="off") for d in ("cpu", "cuda")
+    }
+    for _ in range(2):  # the second run finds the counters as the first left them
+        got = {device: step() for device, step in steps.items()}
+        for name in got["cpu"]:
+            cpu, cuda = (np.atleast_1d(got[device][name].numpy()) for device in ("cpu", "cuda"))
+            same = cpu.view(f"u{cpu.itemsize}") == cuda.view(f"u{cuda.itemsize}")
+            if cpu.dtype.kind == "f":
+                same |= np.isnan(cpu) & np.isnan(cuda)
+            assert same.all(), f"{name}: {(~same).sum()} of {same.size} differ"
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
+def test_text_compiles(arch):
+    """A step of each kind; those that sort leave the registers of 512 threads, twice."""
+    g = aicf.Graph("moves")
+    x = g.state("x", (64, 512), "bfloat16")
+    at = g.state("at", (64, 512), "int64")
+    g.output("joined", aicf.concat([x, x[:, ::2]], 1))
+    g.output("padded", aicf.pad(x, [(1, 0), (8, 8)]))
+    g.output("rows", aicf.embedding(at[0], aicf.permute(x, (1, 0))))
+    g.output("taken", _emit("TakeBwd", "t", x, at[:, 0], rows=500))
+    g.output("many", _emit("TakeBwd", "t", aicf.permute(x, (1, 0)), at[0], rows=500))
+    g.output("sums", _emit("ScatterAdd", "s", x, at, axis=1, size=100))
+    g.output("last", _emit("ScatterLast", "l", at, axis=1, size=100))
+    g.output("gathered", aicf.take_along_axis(x, at, 1))
+    programs = _core.cuda_programs(g._core, _core.pass_names(), arch=arch)
+    assert sum("sort_positions<" in p for p in programs) >= 3
+    assert all(c[:4] == b"\x7fELF" for c in _core.cuda_cubins(programs, arch))
