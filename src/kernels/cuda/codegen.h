@@ -143,8 +143,7 @@ bool worth_sorting(const Sorted& sorted, const Limits& limits);
 /// statements that sort, after which `order` is what they sorted, then `sums`, of keys in `keys`.
 std::string order_struct(KernelText& text, const Sorted& sorted, const std::string& index,
                          const Limits& limits);
-std::string order_body(const BlockLayout& layout, const std::string& keys,
-                       const std::string& sums);
+std::string order_body(const BlockLayout& layout, const std::string& keys, const std::string& sums);
 /// The statement that sums rows, v elements at a time by so many lanes: positions lie at @_P and
 /// their elements at @_D, rows of the result @_R::step apart and theirs at @_E.
 std::string row_sums(const std::string& a, int64_t v, int64_t lanes, int64_t width);

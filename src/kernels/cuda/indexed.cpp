@@ -58,10 +58,10 @@ std::string order_struct(KernelText& text, const Sorted& sorted, const std::stri
     text.threads = kSortThreads;
     text.resident = 2;
     text.blocks = 2 * processors;
-    text.shared =
-        static_cast<uint32_t>(kSortThreads / 32 * (8 * kHeldFinds + 3 * 4) + 4 * piece);
-    return text_of + cat(";\n    __device__ __forceinline__ static int64_t index(int64_t p) { return ",
-                         index, "; }\n};\n");
+    text.shared = static_cast<uint32_t>(kSortThreads / 32 * (8 * kHeldFinds + 3 * 4) + 4 * piece);
+    return text_of +
+           cat(";\n    __device__ __forceinline__ static int64_t index(int64_t p) { return ", index,
+               "; }\n};\n");
 }
 
 std::string order_body(const BlockLayout& layout, const std::string& keys,
@@ -143,9 +143,9 @@ void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const
         const int64_t by = step[static_cast<size_t>(d)];
         find += cat("        { const int64_t off = int64_t(r % ", y.shape[d], "u) - ",
                     start[static_cast<size_t>(d)], ", at = ", by == 1 ? "off" : cat("off / ", by),
-                    "; r /= ", y.shape[d], "u; inside &= ",
-                    by == 1 ? "" : cat("at * ", by, " == off && "), "at >= 0 && at < ",
-                    x.shape[d], "; from += at * ", x.strides[d], "; }\n");
+                    "; r /= ", y.shape[d],
+                    "u; inside &= ", by == 1 ? "" : cat("at * ", by, " == off && "),
+                    "at >= 0 && at < ", x.shape[d], "; from += at * ", x.strides[d], "; }\n");
     }
     text.blocks = chunks_of(count / v, lots);
     text.body = place_struct("@_Y", y.shape, y.strides) + body_head(op, layout, true) +
@@ -155,7 +155,8 @@ void pad(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const
                     "        return inside;\n    });\n}\n");
 }
 
-void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
+void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+            const Limits& limits) {
     const View& y = op.outputs[0];
     const int axis = row_axis(op.attrs, op.inputs[0].shape.rank());
     std::string calls;
@@ -177,8 +178,7 @@ void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout, co
         text.blocks += chunks_of(count / v, lots);
     }
     text.blocks = std::min<int64_t>(text.blocks, INT32_MAX);
-    text.body +=
-        body_head(op, layout, true) + "    int64_t chunk = grid.block;\n" + calls + "}\n";
+    text.body += body_head(op, layout, true) + "    int64_t chunk = grid.block;\n" + calls + "}\n";
 }
 
 void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
@@ -209,25 +209,29 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, cons
         for (int d = 0; d < lead; d++)
             while (first.shape[d] > 1 && first.strides[d] % v != 0) v /= 2;
         const int64_t lanes = lanes_of(width, v);
-        const Sorted sorted{1,     count, rows,
-                            chunk, width, (width + lanes - 1) / lanes,  // of one element at a time
+        const Sorted sorted{1,
+                            count,
+                            rows,
+                            chunk,
+                            width,
+                            (width + lanes - 1) / lanes,  // of one element at a time
                             dtype_size(y.dtype) == 8 ? 8 : 4};
         if (worth_sorting(sorted, limits)) {
             text.includes = {"order.cuh"};
-            text.body += place_struct("@_P", part(first.shape, 0, lead), part(first.strides, 0, lead)) +
-                         place_struct("@_D", rest, own) + place_struct("@_E", rest, to) +
-                         cat("struct @_R {\n    static constexpr int64_t step = ", y.strides[0],
-                             ";\n};\n") +
-                         order_struct(text, sorted, "@_I::at(p)", limits);
-            text.body += body_head(op, layout) +
-                         order_body(layout, "x1", row_sums(a, v, lanes, width));
+            text.body +=
+                place_struct("@_P", part(first.shape, 0, lead), part(first.strides, 0, lead)) +
+                place_struct("@_D", rest, own) + place_struct("@_E", rest, to) +
+                cat("struct @_R {\n    static constexpr int64_t step = ", y.strides[0], ";\n};\n") +
+                order_struct(text, sorted, "@_I::at(p)", limits);
+            text.body +=
+                body_head(op, layout) + order_body(layout, "x1", row_sums(a, v, lanes, width));
             return;
         }
         text.blocks = blocks_for(rows * ((width + 255) / 256) * 32, limits.processors);
         text.body += place_struct("@_D", first.shape, first.strides);
         text.body +=
-            cat(head, "take_bwd<", a, ", ", count, ", ", width, ", ", rows, ", ",
-                chunk, ", @_I, @_D, @_Y>(grid, ", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
+            cat(head, "take_bwd<", a, ", ", count, ", ", width, ", ", rows, ", ", chunk,
+                ", @_I, @_D, @_Y>(grid, ", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
         return;
     }
     const Dims steps = part(table.strides, 1, table.shape.rank());

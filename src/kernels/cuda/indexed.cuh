@@ -12,8 +12,9 @@ namespace aicf {
 // ---- copies -------------------------------------------------------------------------------------
 
 /// Count elements from where X says to where Y says, V side by side and Lots of those a thread,
-/// whose loads are all on their way before the first is waited for. A chunk is what a block moves so:
-/// this one's are `chunk` and those `grid.blocks` further on. Returns the first one past the end.
+/// whose loads are all on their way before the first is waited for. A chunk is what a block moves
+/// so: this one's are `chunk` and those `grid.blocks` further on. Returns the first one past the
+/// end.
 template <int V, int Lots, int64_t Count, class X, class Y, class T>
 __device__ __forceinline__ int64_t copy_part(const Grid& grid, int64_t chunk, T* y, const T* x) {
     if constexpr (V > 1)
@@ -36,7 +37,8 @@ __device__ __forceinline__ int64_t copy_part(const Grid& grid, int64_t chunk, T*
     return chunk - chunks;
 }
 
-/// y[i] = x[from] where `find(i, &from)`, elsewhere `fill`; V elements side by side are found alike.
+/// y[i] = x[from] where `find(i, &from)`, elsewhere `fill`; V elements side by side are found
+/// alike.
 template <int V, int Lots, int64_t Count, class Y, class T, class Find>
 __device__ __forceinline__ void copy_where(const Grid& grid, T* y, const T* x, T fill, Find find) {
     if constexpr (V > 1)
@@ -93,8 +95,7 @@ __device__ __forceinline__ void take(const Grid& grid, T* y, const T* table, con
             for (int j = 0; j < V; j++) kept[k].at[j] = missing;
             const N w = N(first + int64_t(k) * grid.threads) % N(across) * V;
             if (row[k] >= 0 && row[k] < Rows)
-                kept[k] =
-                    *reinterpret_cast<const Pack<T, V>*>(table + row[k] * Step + Rest::at(w));
+                kept[k] = *reinterpret_cast<const Pack<T, V>*>(table + row[k] * Step + Rest::at(w));
         }
 #pragma unroll
         for (int k = 0; k < Lots; k++)
@@ -103,8 +104,8 @@ __device__ __forceinline__ void take(const Grid& grid, T* y, const T* table, con
     }
 }
 
-/// Of few positions. A warp a row of the table: it finds the row's positions in ascending order, 32 at a look, and
-/// sums their dy in chain(Chunk), 8 elements a lane at a time.
+/// Of few positions. A warp a row of the table: it finds the row's positions in ascending order, 32
+/// at a look, and sums their dy in chain(Chunk), 8 elements a lane at a time.
 template <class A, int64_t Count, int64_t Width, int64_t Rows, int64_t Chunk, class Index, class Dy,
           class Y, class E, class I>
 __device__ __forceinline__ void take_bwd(const Grid& grid, E* y, const E* dy, const I* indices) {

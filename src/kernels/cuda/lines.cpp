@@ -23,8 +23,8 @@ std::string line_of(std::string& text, const char* name, const View& view, int a
 
 const char* yes_no(bool yes) { return yes ? "true" : "false"; }
 
-/// The same for scatter_add and scatter_last with many positions, which are sorted first; false where
-/// they are not.
+/// The same for scatter_add and scatter_last with many positions, which are sorted first; false
+/// where they are not.
 bool sorted_text(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
                  const Limits& limits, int axis) {
     const bool last = op.def->name == "scatter_last";
@@ -48,9 +48,8 @@ bool sorted_text(KernelText& text, const LoweredOp& op, const BlockLayout& layou
     const std::string line = line_of(text.body, "B", indices, axis);
     text.body += order_struct(
         text, sorted,
-        shared || others == 1
-            ? cat(line, "::at(0, p)")
-            : cat(line, "::at(uint32_t(p) / ", n, "u, uint32_t(p) % ", n, "u)"),
+        shared || others == 1 ? cat(line, "::at(0, p)")
+                              : cat(line, "::at(uint32_t(p) / ", n, "u, uint32_t(p) % ", n, "u)"),
         limits);
     std::string sums;
     if (shared) {

@@ -27,8 +27,8 @@ struct PlaceOf {
     typedef Counter<Count> N;
     int64_t line, j;
     __device__ __forceinline__ explicit PlaceOf(int64_t of) {
-        const N i = static_cast<N>(of), outer = i / N(Inner * Size), rest = i - outer * N(Inner * Size),
-                at = rest / N(Inner);
+        const N i = static_cast<N>(of), outer = i / N(Inner * Size),
+                rest = i - outer * N(Inner * Size), at = rest / N(Inner);
         j = at;
         line = outer * N(Inner) + (rest - at * N(Inner));
     }

@@ -1,7 +1,7 @@
 // Which positions each row of a result takes, in ascending order, and sums over them: what it costs
 // follows the positions and the results, not one times the other. Blocks first sort the positions,
-// a piece of the rows at a time, until no piece is left; who waits for others has taken none that it
-// did not sort, so that blocks need not run together.
+// a piece of the rows at a time, until no piece is left; who waits for others has taken none that
+// it did not sort, so that blocks need not run together.
 #pragma once
 
 #include "prelude.cuh"
@@ -72,9 +72,9 @@ __device__ __forceinline__ void place_entries(uint32_t* positions, uint32_t* cur
     }
 }
 
-/// Looks through positions [first, last) for those of rows [row0, row0 + rows): calls `hit` with how
-/// many of them were before, the entry and the row, and counts those of rows below in `below`. By a
-/// warp; returns how many there were.
+/// Looks through positions [first, last) for those of rows [row0, row0 + rows): calls `hit` with
+/// how many of them were before, the entry and the row, and counts those of rows below in `below`.
+/// By a warp; returns how many there were.
 template <class O, class I, class Hit>
 __device__ __forceinline__ uint32_t look_through(const I* indices, int64_t first, int64_t last,
                                                  int64_t row0, uint32_t rows, uint32_t& below,
@@ -116,8 +116,9 @@ __device__ __forceinline__ void sort_piece(const Grid& grid, const Order<O>& ord
     uint32_t *const hits_of = cursor + O::piece, *const below_of = hits_of + MostWarps,
                     *const scanned = below_of + MostWarps;
     const uint32_t t = grid.thread(), lane = t & 31, warp = t / 32, warps = grid.threads / 32;
-    const int64_t row0 = piece * O::piece,
-                  row1 = row0 + O::piece < O::lines * O::size ? row0 + O::piece : O::lines * O::size;
+    const int64_t row0 = piece * O::piece, row1 = row0 + O::piece < O::lines * O::size
+                                                      ? row0 + O::piece
+                                                      : O::lines * O::size;
     const auto rows = static_cast<uint32_t>(row1 - row0);
     const int64_t line0 = row0 / O::size, line1 = (row1 - 1) / O::size + 1;
     const int64_t begin = line0 * O::n, end = line1 * O::n;
@@ -126,12 +127,11 @@ __device__ __forceinline__ void sort_piece(const Grid& grid, const Order<O>& ord
     for (uint32_t r = t; r < rows; r += grid.threads) cursor[r] = 0;
     __syncthreads();
     uint32_t below = 0, nothing = 0;
-    const uint32_t hits =
-        look_through<O>(indices, first, last, row0, rows, below,
-                        [&](uint32_t i, uint64_t entry, uint32_t row) {
-                            if (i < Held) held[warp * Held + i] = entry;
-                            atomicAdd(cursor + row, 1u);
-                        });
+    const uint32_t hits = look_through<O>(indices, first, last, row0, rows, below,
+                                          [&](uint32_t i, uint64_t entry, uint32_t row) {
+                                              if (i < Held) held[warp * Held + i] = entry;
+                                              atomicAdd(cursor + row, 1u);
+                                          });
     for (int step = 16; step > 0; step /= 2) below += __shfl_xor_sync(0xffffffffu, below, step);
     if (lane == 0) hits_of[warp] = hits, below_of[warp] = below;
     __syncthreads();
@@ -144,10 +144,9 @@ __device__ __forceinline__ void sort_piece(const Grid& grid, const Order<O>& ord
         most = hits_of[w] > most ? hits_of[w] : most;
     }
     if (most > Held)
-        look_through<O>(indices, first, last, row0, rows, nothing,
-                        [&](uint32_t i, uint64_t entry, uint32_t) {
-                            order.list()[base + before + i] = entry;
-                        });
+        look_through<O>(
+            indices, first, last, row0, rows, nothing,
+            [&](uint32_t i, uint64_t entry, uint32_t) { order.list()[base + before + i] = entry; });
     // Where each row begins.
     const uint32_t share = (rows + grid.threads - 1) / grid.threads, own = t * share;
     uint32_t sum = 0;
@@ -226,8 +225,7 @@ __device__ __forceinline__ void read_lots(Pack<E, V> (&lot)[Lots], const E* x,
     for (int k = 0; k < Lots; k++) at[k] = uint32_t(k) < count ? positions[h + k] : 0;
 #pragma unroll
     for (int k = 0; k < Lots; k++)
-        if (uint32_t(k) < count)
-            lot[k] = *reinterpret_cast<const Pack<E, V>*>(x + From::at(at[k]));
+        if (uint32_t(k) < count) lot[k] = *reinterpret_cast<const Pack<E, V>*>(x + From::at(at[k]));
 }
 
 template <int V, class E, class A>
@@ -272,8 +270,7 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
         const bool mine = w < Width;
         const Found at = order.slots()[slot];  // a row, and which of its chunks
         const Found all = found[at.begin];
-        const uint32_t begin = all.begin + at.end * uint32_t(O::chunk),
-                       left = all.end - begin,
+        const uint32_t begin = all.begin + at.end * uint32_t(O::chunk), left = all.end - begin,
                        count = left < O::chunk ? left : uint32_t(O::chunk);
         const E* const from = x + Elem::at(mine ? w : 0);
         A sum[V] = {};
@@ -408,8 +405,7 @@ __device__ __forceinline__ void sum_lines(const Grid& grid, const Order<O>& orde
 
 /// Line l of y at j: the last position of row l * size + j, or -1.
 template <class O, class Y>
-__device__ __forceinline__ void last_of_lines(const Grid& grid, const Order<O>& order,
-                                              int64_t* y) {
+__device__ __forceinline__ void last_of_lines(const Grid& grid, const Order<O>& order, int64_t* y) {
     constexpr int64_t rows = O::lines * O::size;
     typedef Counter<rows> N;
     for (int64_t r = int64_t(grid.block) * grid.threads + grid.thread(); r < rows;

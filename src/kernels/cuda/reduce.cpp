@@ -312,6 +312,13 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     }
     const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
     const int64_t enough = 4 * int64_t{limits.processors};  // blocks that fill the device
+    if (leaves > 0 && r.rows >= kColumns && columns && r.n <= kFewTerms) {
+        const int lots = std::min<int>(lots_of(r.rows, limits.processors),
+                                       static_cast<int>(std::max<int64_t>(kFewTerms / 2 / r.n, 1)));
+        text.blocks = std::min<int64_t>((r.rows + 256 * lots - 1) / (256 * lots), INT32_MAX);
+        entry(cat("reduce_few<", operation, ", ", a, ", ", lots, ", @_Shape>(grid, "));
+        return finished("few");
+    }
     if (leaves > 0 && r.rows >= kColumns && columns) {
         const int64_t strips = (r.rows + 31) / 32;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);

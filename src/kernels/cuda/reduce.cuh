@@ -303,6 +303,35 @@ __device__ __forceinline__ auto joined(Part part) {
     }
 }
 
+/// Few elements a result, which a thread joins; results side by side are neighbours', who take Lots
+/// of them each, all of whose elements are under way at once.
+template <class Op, class A, int Lots, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_few(const Grid& grid, Make make, Put put) {
+    constexpr int n = int(Shape::n);
+    constexpr int half = n > 16 ? 16 : n > 8 ? 8 : n > 4 ? 4 : n > 2 ? 2 : 1;
+    const int64_t each = int64_t(grid.threads) * Lots;
+    for (int64_t first = grid.block * each + grid.thread(); first < Shape::rows;
+         first += grid.blocks * each) {
+        A s[Lots][n];
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+            const int64_t r = first + int64_t(k) * grid.threads;
+            const auto row = make(Lots == 1 || r < Shape::rows ? r : first);
+#pragma unroll
+            for (int i = 0; i < n; i++) s[k][i] = row(i);
+        }
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+#pragma unroll
+            for (int h = half; h > 0; h /= 2)
+#pragma unroll
+                for (int l = 0; l < h && l + h < n; l++) s[k][l] = Op::join(s[k][l], s[k][l + h]);
+            const int64_t r = first + int64_t(k) * grid.threads;
+            if (Lots == 1 || r < Shape::rows) put(r, s[k][0]);
+        }
+    }
+}
+
 /// Neighbouring results lie side by side: 32 of them to a block of 256, whose thread (c, g) holds
 /// lanes g, g + 8, ..., g + 120 of result c. Halving down to 8 lanes stays inside a thread.
 template <class Op, class A, int64_t Span, class Shape, class Make, class Put>

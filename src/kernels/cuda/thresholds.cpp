@@ -35,7 +35,7 @@ std::vector<CudaThreshold> cuda_thresholds() {
         add("reduce.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, 4 * kTreeLeaf,
                              kSplitLeaves * kTreeLeaf});
         add("reduce.results", {kRowWarps});
-        add("columns.terms", {kTreeLanes, kTreeLeaf, 2 * kTreeLeaf, kChainChunk});
+        add("columns.terms", {kFewTerms, kTreeLanes, kTreeLeaf, 2 * kTreeLeaf, kChainChunk});
         add("columns.width", {kColumns, kWarp, 2 * kWarp});
         add("rows.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, kRowWarps * kTreeLeaf});
         for (int64_t lanes = 1; lanes < kWarp; lanes *= 2)

@@ -13,8 +13,8 @@ constexpr int64_t kTiledTerms = 32, kTiledResults = 64, kTiledWork = 1 << 17;
 constexpr int64_t kThinRows = 8, kThinChainRows = 4, kThinWide = 64;
 constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps may have roles
 
-constexpr int64_t kSmall = 32768;  // elements below which one a thread spreads the work best
-constexpr int kThreads = 256;      // of a block of a program
+constexpr int64_t kSmall = 32768;       // elements below which one a thread spreads the work best
+constexpr int kThreads = 256;           // of a block of a program
 constexpr int64_t kMostThreads = 2048;  // of a processor
 
 constexpr int64_t kWarp = 32;
@@ -25,9 +25,9 @@ constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp 
 constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block
 constexpr int64_t kGroupLeaves = 1024;  // of a row, above which a block takes them in groups
 constexpr int64_t kColumns = 8;         // results at least that columns are worth it for
+constexpr int64_t kFewTerms = 32;       // of a column, up to which a thread takes it
 constexpr int64_t kSplitLeaves = 64;    // of a row, from which on it is cut where there are few
 constexpr int64_t kPieceLeaves = 16, kPieces = 4096;  // of a piece at least, of a row at most
-
 
 // Positions that rows take are looked through by every row up to so many, sorted from there on: by
 // blocks of so many threads, pieces of at most so many rows, of which a warp's finds up to so many
