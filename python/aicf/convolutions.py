@@ -123,9 +123,10 @@ def _convolved(
     batch, places, taps = images.shape[0], windows.shape[-n:], depth * math.prod(kernel)
     columns = reshape(windows, [batch, groups, taps, math.prod(places)])
     kernels = reshape(weight, [groups, outs // groups, taps])
-    y = reshape(matmul(kernels, columns), [batch, outs, *places])
-    if bias is not None:
-        y = add(y, reshape(bias, [outs, *[1] * n]))
+    y = matmul(kernels, columns)
+    if bias is not None:  # in the product's shape, whose kernel adds it then
+        y = add(y, reshape(bias, [groups, outs // groups, 1]))
+    y = reshape(y, [batch, outs, *places])
     return y if images is x else squeeze(y, 0)
 
 

@@ -145,11 +145,25 @@ __device__ __forceinline__ void take_bwd(const Grid& grid, E* y, const E* dy, co
 // ---- windows over the last two axes -------------------------------------------------------------
 
 /// Which window holds image position `at` as its kernel position k; -1 when none does.
-__device__ __forceinline__ int64_t window_of(int64_t at, int64_t k, int64_t stride,
-                                             int64_t dilation, int64_t windows) {
-    const int64_t off = at - k * dilation;
-    return off >= 0 && off % stride == 0 && off / stride < windows ? off / stride : -1;
+template <class P>
+__device__ __forceinline__ P window_of(P at, P k, P stride, P dilation, P windows) {
+    const P off = at - k * dilation;
+    return off >= 0 && off % stride == 0 && off / stride < windows ? off / stride : P(-1);
 }
+
+/// Element u of planes of images: its plane, row and column.
+template <class G>
+struct PixelOf {
+    static constexpr int64_t count = G::planes * G::out0 * G::out1;
+    typedef Counter<count> N;
+    int64_t plane, h, c;
+    __device__ __forceinline__ explicit PixelOf(int64_t u) {
+        const N row = N(u) / N(G::out1), image = row / N(G::out0);
+        c = N(u) - row * N(G::out1);
+        h = row - image * N(G::out0);
+        plane = image;
+    }
+};
 
 /// Position in the kernel of a window's first largest element; the first NaN if there is one.
 template <class A, class G, class E>
@@ -170,8 +184,8 @@ __device__ __forceinline__ int64_t largest_in(const E* window, A* value) {
 
 template <class A, class G, class E>
 __device__ __forceinline__ void max_pool(const Grid& grid, E* y, const E* x) {
-    AICF_EACH(i, G::planes * G::out0 * G::out1) {
-        const int64_t c = i % G::out1, h = i / G::out1 % G::out0, plane = i / (G::out0 * G::out1);
+    AICF_EACH(i, PixelOf<G>::count) {
+        const auto [plane, h, c] = PixelOf<G>(i);
         A value;
         largest_in<A, G>(x + G::X::at(plane) + h * G::stride0 * G::x0 + c * G::stride1 * G::x1,
                          &value);
@@ -179,15 +193,29 @@ __device__ __forceinline__ void max_pool(const Grid& grid, E* y, const E* x) {
     }
 }
 
+template <bool Short>
+struct WholeOf {
+    typedef int32_t type;
+};
+template <>
+struct WholeOf<false> {
+    typedef int64_t type;
+};
+
 /// Sums over all windows that show image element (h, c), in ascending position in the kernel.
 template <class A, class G, class F>
 __device__ __forceinline__ A over_windows(int64_t h, int64_t c, F term) {
+    constexpr int64_t most = int64_t{1} << 30;
+    constexpr bool small = G::out0 < most && G::out1 < most && G::stride0 < most &&
+                           G::stride1 < most && G::dilation0 < most && G::dilation1 < most;
+    typedef typename WholeOf<small>::type P;
     A sum = A(0);
     for (int64_t i = 0; i < G::kernel0; i++) {
-        const int64_t oh = window_of(h, i, G::stride0, G::dilation0, G::windows0);
+        const int64_t oh = window_of<P>(P(h), P(i), P(G::stride0), P(G::dilation0), P(G::windows0));
         if (oh < 0) continue;
         for (int64_t j = 0; j < G::kernel1; j++) {
-            const int64_t ow = window_of(c, j, G::stride1, G::dilation1, G::windows1);
+            const int64_t ow =
+                window_of<P>(P(c), P(j), P(G::stride1), P(G::dilation1), P(G::windows1));
             if (ow >= 0) term(i, j, oh, ow, &sum);
         }
     }
@@ -196,8 +224,8 @@ __device__ __forceinline__ A over_windows(int64_t h, int64_t c, F term) {
 
 template <class A, class G, class E>
 __device__ __forceinline__ void fold(const Grid& grid, E* y, const E* w) {
-    AICF_EACH(u, G::planes * G::out0 * G::out1) {
-        const int64_t c = u % G::out1, h = u / G::out1 % G::out0, plane = u / (G::out0 * G::out1);
+    AICF_EACH(u, PixelOf<G>::count) {
+        const auto [plane, h, c] = PixelOf<G>(u);
         const E* from = w + G::X::at(plane);
         const A sum =
             over_windows<A, G>(h, c, [&](int64_t i, int64_t j, int64_t oh, int64_t ow, A* to) {
@@ -209,8 +237,8 @@ __device__ __forceinline__ void fold(const Grid& grid, E* y, const E* w) {
 
 template <class A, class G, class E>
 __device__ __forceinline__ void max_pool_bwd(const Grid& grid, E* dx, const E* x, const E* dy) {
-    AICF_EACH(u, G::planes * G::out0 * G::out1) {
-        const int64_t c = u % G::out1, h = u / G::out1 % G::out0, plane = u / (G::out0 * G::out1);
+    AICF_EACH(u, PixelOf<G>::count) {
+        const auto [plane, h, c] = PixelOf<G>(u);
         const E* image = x + G::X::at(plane);
         const E* grad = dy + G::D::at(plane);
         const A sum =

@@ -15,11 +15,11 @@ namespace {
 constexpr int64_t kBlocksAProcessor = 64;
 
 /// How the elements of an operand are reached in the merged iteration space.
-enum class Reach { uniform, dense, inner, each };
+enum class Reach { uniform, dense, inner, along, each };
 
 struct Access {
     Reach reach = Reach::dense;
-    int step = 0;  // of `inner`: 0 or 1
+    int64_t step = 0;  // of `inner`, 0 or 1, and `along`: vectors lie within lines, the latter's anyhow
 };
 
 Access access_of(const Iteration& space, size_t k, int width) {
@@ -29,11 +29,10 @@ Access access_of(const Iteration& space, size_t k, int width) {
         return {Reach::uniform, 0};
     if (is_contiguous(space.shape, strides)) return {Reach::dense, 1};
     const int64_t step = strides[rank - 1];
-    bool whole = space.shape[rank - 1] % width == 0 && (step == 0 || step == 1);
-    if (step == 1)
-        for (int d = 0; d + 1 < rank; d++) whole &= strides[d] % width == 0;
-    if (whole) return {Reach::inner, static_cast<int>(step)};
-    return {Reach::each, 0};
+    if (width == 1 || space.shape[rank - 1] % width != 0) return {Reach::each, 0};
+    bool aligned = step == 1;
+    for (int d = 0; d + 1 < rank; d++) aligned &= strides[d] % width == 0;
+    return {step == 0 || aligned ? Reach::inner : Reach::along, step};
 }
 
 /// The call of scalar.h that computes one step, its operands spelt as given. `scalar_at` is where
@@ -194,22 +193,30 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
     for (size_t k = 0; k < views.size(); k++) {
         const bool output = k >= inputs;
         Access how = access_of(space, k, width);
-        if (output && how.reach != Reach::dense) how.reach = count > 1 ? Reach::each : Reach::dense;
+        if (output && how.reach != Reach::dense && how.reach != Reach::along)
+            how.reach = how.reach == Reach::inner && how.step == 1 ? Reach::along
+                        : count > 1                                ? Reach::each
+                                                                   : Reach::dense;
         access.push_back(how);
         const std::string index = std::to_string(output ? k - inputs : k),
                           pointer = (output ? "y" : "x") + index;
         flat &= how.reach == Reach::dense || how.reach == Reach::uniform;
-        if (how.reach == Reach::inner || how.reach == Reach::each)
+        if (how.reach == Reach::inner || how.reach == Reach::along || how.reach == Reach::each)
             text.body += place_struct(cat("@_", pointer), space.shape, space.strides[k]);
         if (width > 1 &&
             (how.reach == Reach::dense || (how.reach == Reach::inner && how.step == 1)))
             wide += cat(" && aligned16(", pointer, ")");
         if (output) {
             load += cat("        Wide<", type(k), "> r", index, "[", width, "];\n");
-            store += how.reach == Reach::dense ? cat("        store_dense<", width, ">(y", index,
-                                                     ", r", index, ", i, n, wide);\n")
-                                               : cat("        store_each<", width, ", @_y", index,
-                                                     ">(y", index, ", r", index, ", i, n);\n");
+            if (how.reach == Reach::dense)
+                store += cat("        store_dense<", width, ">(y", index, ", r", index,
+                             ", i, n, wide);\n");
+            else if (how.reach == Reach::along)
+                store += cat("        store_row<", width, ", ", how.step, ", Row::whole>(y", index,
+                             " + @_y", index, "::at(i), r", index, ", ", width, ");\n");
+            else
+                store += cat("        store_each<", width, ", @_y", index, ">(y", index, ", r",
+                             index, ", i, n);\n");
             continue;
         }
         if (how.reach == Reach::uniform)
@@ -226,6 +233,11 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
             case Reach::inner:
                 load += cat("        load_inner<", width, ", ", how.step, ", ", type(k), ">(a",
                             index, ", x", index, " + @_x", index, "::at(i), wide);\n");
+                break;
+            case Reach::along:
+                load += cat("        load_row<", width, ", ", how.step, ", ", type(k),
+                            ", Row::whole>(a", index, ", x", index, " + @_x", index, "::at(i), ",
+                            width, ");\n");
                 break;
             case Reach::each:
                 load += cat("        load_each<", width, ", @_x", index, ", ", type(k), ">(a",
