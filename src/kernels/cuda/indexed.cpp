@@ -304,7 +304,7 @@ void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, c
                      name == "max_pool_bwd" ? ", x2" : "", ");\n}\n");
 }
 
-void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits&) {
+void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
     const View &x = op.inputs[0], &y = op.outputs[0];
     const bool argmax = op.def->name == "reduce_argmax";
     const int rank = x.shape.rank();
@@ -320,8 +320,23 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, cons
     text.body =
         place_struct("@_X", shape, from) + place_struct("@_Y", shape, to) + body_head(op, layout);
     if (argmax) {
-        text.body += cat("    argmax<", results, ", ", n, ", ", x.strides[a],
-                         ", @_X, @_Y>(grid, y0, x0);\n}\n");
+        // Neighbours in memory are a warp's: elements of a result, or results.
+        const int lanes = n > 1 && x.strides[a] == 1 ? 32 : 1;
+        const int64_t strips = (results * lanes + 255) / 256;
+        const int64_t pieces =
+            limits.one_block ? 1
+                             : std::clamp<int64_t>(4 * limits.processors / strips, 1,
+                                                   (n + lanes * kWarp - 1) / (lanes * kWarp));
+        text.blocks = std::min<int64_t>(strips * pieces, INT32_MAX);
+        if (pieces > 1) {
+            text.workspace = static_cast<uint64_t>(16 * results * pieces);
+            text.counters = static_cast<int>(strips);
+        }
+        text.body += cat("    argmax<", lanes, ", ", pieces, ", ", results, ", ", n, ", ",
+                         x.strides[a], ", @_X, @_Y>(grid, y0, x0, ",
+                         pieces > 1 ? cat("block.ptr<char>(16), block.ptr<uint32_t>(", layout.tail,
+                                          "));\n}\n")
+                                    : "(char*)nullptr, (uint32_t*)nullptr);\n}\n");
         return;
     }
     text.body += cat("    cumsum<", sum_type(x.dtype), ", ", results, ", ", n, ", ", x.strides[a],

@@ -254,20 +254,75 @@ __device__ __forceinline__ void max_pool_bwd(const Grid& grid, E* dx, const E* x
 
 // ---- along one axis -----------------------------------------------------------------------------
 
-template <int64_t Results, int64_t N, int64_t Step, class X, class Y, class E>
-__device__ __forceinline__ void argmax(const Grid& grid, int64_t* y, const E* x) {
-    AICF_EACH(r, Results) {
-        const E* from = x + X::at(r);
-        int64_t best = 0;
-        auto most = widen(*from);
-        for (int64_t i = 1; i < N; i++) {
-            const auto v = widen(from[i * Step]);
-            if (v > most || (v != v && most == most)) {
-                most = v;
-                best = i;
+/// The largest element of some, and where it is; NaN is larger than all, and of equal ones the first
+/// counts, so that any order finds the same.
+template <class A>
+struct Largest {
+    A value;
+    int64_t at;  // -1: of none
+    __device__ __forceinline__ void join(const Largest& other) {
+        const bool has_nan = value != value, is_nan = other.value != other.value;
+        const bool larger = is_nan ? !has_nan : !has_nan && other.value > value;
+        const bool alike = is_nan ? has_nan : other.value == value;
+        if (other.at >= 0 && (at < 0 || larger || (alike && other.at < at))) *this = other;
+    }
+    /// The same of all lanes of a warp, in each.
+    __device__ __forceinline__ void join_lanes() {
+        for (int d = 16; d > 0; d /= 2)
+            join({__shfl_xor_sync(0xffffffffu, value, d), __shfl_xor_sync(0xffffffffu, at, d)});
+    }
+};
+
+/// y[r] = where the largest of N elements `Step` apart lies, by `Lanes` threads each, who take
+/// elements in turn; of several pieces of a result the last one joins them.
+template <int Lanes, int Pieces, int64_t Results, int64_t N, int64_t Step, class X, class Y,
+          class E>
+__device__ __forceinline__ void argmax(const Grid& grid, int64_t* y, const E* x, char* parts,
+                                       uint32_t* counters) {
+    typedef decltype(+widen(E{})) A;
+    typedef Counter<N> At;
+    constexpr int lots = 8;
+    constexpr int64_t span = (N + Pieces - 1) / Pieces;
+    const int lane = threadIdx.x % Lanes;
+    const int64_t width = grid.threads / Lanes, strips = (Results + width - 1) / width;
+    auto* const part = reinterpret_cast<Largest<A>*>(parts);
+    for (int64_t u = grid.block; u < strips * Pieces; u += grid.blocks) {
+        const int64_t strip = u / Pieces, piece = u - strip * Pieces;
+        const int64_t r = strip * width + grid.thread() / Lanes;
+        const E* const from = x + X::at(r < Results ? r : 0);
+        const At begin = At(piece * span), end = At(begin + span < N ? begin + span : N);
+        A most{};
+        At best = end;
+        for (At i = begin + lane; i < end; i += lots * Lanes) {
+            A lot[lots];
+#pragma unroll
+            for (int k = 0; k < lots; k++) {
+                const At at = i + k * Lanes;
+                lot[k] = widen(from[int64_t(at < end ? at : i) * Step]);
+            }
+#pragma unroll
+            for (int k = 0; k < lots; k++) {  // the first again where there are no more
+                const A v = lot[k];
+                const bool larger = best == end || v > most || (v != v && most == most);
+                most = larger ? v : most;
+                best = larger ? i + k * Lanes : best;
             }
         }
-        y[Y::at(r)] = best;
+        Largest<A> found{most, best < end ? int64_t(best) : -1};
+        if constexpr (Lanes == 32) found.join_lanes();
+        if constexpr (Pieces == 1) {
+            if (lane == 0 && r < Results) y[Y::at(r)] = found.at;
+        } else {
+            if (lane == 0 && r < Results) part[r * Pieces + piece] = found;
+            if (!arrive_last(counters + strip, Pieces)) continue;
+            found.at = -1;
+            for (int p = lane; p < Pieces && r < Results; p += Lanes) {
+                const Largest<A>* const one = part + r * Pieces + p;
+                found.join({__ldcg(&one->value), __ldcg(&one->at)});
+            }
+            if constexpr (Lanes == 32) found.join_lanes();
+            if (lane == 0 && r < Results) y[Y::at(r)] = found.at;
+        }
     }
 }
 
