@@ -227,26 +227,28 @@ def theirs(case):
         floats = [x for x in tensors.values() if x.is_floating_point()]
         for x in floats:
             x.requires_grad_(case.gradients)
-
-        def value(**xs):
-            return case.theirs(torch, torch.nn.functional, **xs)
-
-        value = torch.compile(value, fullgraph=True)
-        y = value(**tensors)
-        dy = torch.randn_like(y) if case.gradients else None
+        value = torch.compile(lambda **xs: case.theirs(torch, torch.nn.functional, **xs))
+        given = []
 
         def call():
             y = value(**tensors)
-            return torch.autograd.grad(y, floats, dy) if case.gradients else y
+            if not case.gradients:
+                return y
+            if not given:
+                given.append(torch.randn_like(y))
+            return torch.autograd.grad(y, floats, given[0])
 
+    # On one stream from the first call on: autograd runs where the tensors were made.
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(side):
         for _ in range(3):
             call()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            call()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
     return graph
 
 

@@ -270,6 +270,40 @@ def test_a_lost_device(driver, call):
     assert call.removesuffix("_v2") in lines[0] and "new process" in lines[1]
 
 
+STANDING = """
+import aicf
+from aicf import _core
+g = aicf.Graph("rows")
+table, at = g.state("table", (8, 4)), g.state("at", (6,), "int64")
+g.output("y", aicf.embedding(at, table))
+if {times} == 0:
+    programs = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a", "fp32")
+    _core.cuda_cubins(programs, "sm_90a")
+else:
+    step = g.compile(device="cuda", checks={checks!r})
+    step.replay({times})
+    step.synchronize()
+"""
+
+
+def test_indices_that_no_step_changes_are_looked_at_once(driver):
+    """Once a piece of a replay, whose pieces double, however many launches that takes."""
+    subprocess.run(
+        [sys.executable, "-c", STANDING.format(checks="off", times=0)],
+        env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
+        check=True,
+    )
+    more = {}
+    for checks in ("off", "indices"):
+        few, many = (
+            run(driver, STANDING.format(checks=checks, times=times))[1]["calls"]
+            for times in (32, 160)
+        )
+        more[checks] = many - few
+    pieces = len([1, 2, 4, 8, 16, 32, 64, 33]) - len([1, 2, 4, 8, 16, 1])
+    assert 0 < more["indices"] - more["off"] <= 3 * pieces, more  # wait, copy, wait
+
+
 @pytest.mark.parametrize("fails", ["same(x=x, t=t)", "step.replay(3)"])
 def test_a_rebind_that_fails_is_made_up_for(driver, fails):
     """A replay after it runs on the new address, never on the old one, and as often as asked."""

@@ -369,8 +369,10 @@ void Step::replay_locked(int64_t times, const Watchers& watching) {
     if (!captured_)
         raise(ErrorKind::capture, "replay: the step is not captured; call capture() first");
     follow_bindings();
+    const bool changes = check_standing();
     for (int64_t done = 0; times > 0; times -= done) {
-        const int64_t unseen = check_standing() ? 1 : times;
+        if (changes && done > 0) check_standing();
+        const int64_t unseen = changes ? 1 : times;
         done =
             captured_->launch(watching.empty() ? unseen : std::min(unseen, look(watching, times)));
         generation_ += static_cast<uint64_t>(done);
