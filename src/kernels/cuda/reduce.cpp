@@ -320,7 +320,8 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         return finished("few");
     }
     if (leaves > 0 && r.rows >= kColumns && columns) {
-        const int64_t strips = (r.rows + 31) / 32;
+        const int64_t width = std::clamp<int64_t>(power_of_two_from(r.rows), kColumns, kWarp),
+                      strips = (r.rows + width - 1) / width;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);
         const int64_t span = power_of_two_from((leaves + pieces - 1) / pieces) * kTreeLeaf;
         pieces = (r.n + span - 1) / span;
@@ -330,9 +331,17 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
             text.counters = static_cast<int>(strips);
         }
         entry(
-            cat("reduce_columns<", operation, ", ", a, ", ", span, ", @_Shape>(grid, ",
+            cat("reduce_columns<", operation, ", ", a, ", ", width, ", ", span, ", @_Shape>(grid, ",
                 pieces > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("columns");
+    }
+    const int lots = std::min(lots_of(r.rows * team.lanes, limits.processors), 16 / team.lanes);
+    if (leaves == 1 && team.warps == 1 && lots > 1) {
+        text.blocks = std::min<int64_t>(
+            (r.rows * team.lanes + kThreads * lots - 1) / (kThreads * lots), INT32_MAX);
+        entry(cat("reduce_short<", operation, ", ", a, ", ", team.lanes, ", ", lots,
+                  ", @_Shape>(grid, "));
+        return finished("short");
     }
     if (leaves <= kWarpLeaves) {
         const int64_t warps = team.units(r.rows);

@@ -265,21 +265,32 @@ __device__ __forceinline__ void reduce_split(const Grid& grid, A* parts, uint32_
     }
 }
 
-/// Lanes g, g + 8, ..., g + 120 of a leaf of a column. Nothing stands between the loads of a whole
-/// leaf, so that they are all under way at once.
-template <class Op, class Shape, bool Whole, class A, class Row>
-__device__ __forceinline__ void column_lanes(A (&s)[16], const Row& row, int64_t first,
+/// Lanes g, g + Groups, ..., below 128, of a leaf of a column. Nothing stands between the loads of
+/// a whole leaf, so that they are all under way at once.
+template <class Op, class Shape, bool Whole, int Groups, int Own, class A, class Row>
+__device__ __forceinline__ void column_lanes(A (&s)[Own], const Row& row, int64_t first,
                                              int64_t end) {
 #pragma unroll
-    for (int k = 0; k < 16; k++)
-        s[k] = Whole || first + 8 * k < end ? row(first + 8 * k) : Op::missing();
+    for (int k = 0; k < Own; k++)
+        s[k] = Whole || first + Groups * k < end ? row(first + Groups * k) : Op::missing();
 #pragma unroll Shape::unroll
     for (int j = 1; j < 4; j++)
 #pragma unroll
-        for (int k = 0; k < 16; k++) {
-            const int64_t l = first + 8 * k + kTreeLanes * j;
+        for (int k = 0; k < Own; k++) {
+            const int64_t l = first + Groups * k + kTreeLanes * j;
             if (Whole || l < end) s[k] = Op::join(s[k], row(l));
         }
+}
+
+/// Lanes 0 to Count - 1, a power of two, halved.
+template <class Op, int Count, class A>
+__device__ __forceinline__ A halved(A (&s)[Count]) {
+#pragma unroll
+    for (int h = Count / 2; h > 0; h /= 2)
+#pragma unroll
+        for (int k = 0; k < Count / 2; k++)
+            if (k < h) s[k] = Op::join(s[k], s[k + h]);
+    return s[0];
 }
 
 /// part(0), ..., part(Count - 1) as the tree joins them; a few are all under way at once.
@@ -332,43 +343,40 @@ __device__ __forceinline__ void reduce_few(const Grid& grid, Make make, Put put)
     }
 }
 
-/// Neighbouring results lie side by side: 32 of them to a block of 256, whose thread (c, g) holds
-/// lanes g, g + 8, ..., g + 120 of result c. Halving down to 8 lanes stays inside a thread.
-template <class Op, class A, int64_t Span, class Shape, class Make, class Put>
+/// Neighbouring results lie side by side: Width of them to a block of 256, whose thread (c, g)
+/// holds lanes g, g + Groups, ... of result c. Halving down to so many lanes stays inside a thread.
+template <class Op, class A, int Width, int64_t Span, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint32_t* counters,
                                                Make make, Put put) {
-    __shared__ A held[2][8][33];  // of two leaves in turn, so that one barrier does for each
+    constexpr int groups = 256 / Width, own = int(kTreeLanes) / groups;
+    __shared__ A
+        held[2][groups][Width + 1];  // of two leaves in turn, so that one barrier does for each
     constexpr int pieces = int((Shape::n + Span - 1) / Span);
-    constexpr int64_t strips = (Shape::rows + 31) / 32,
+    constexpr int64_t strips = (Shape::rows + Width - 1) / Width,
                       leaves = ((pieces > 1 ? Span : Shape::n) + kTreeLeaf - 1) / kTreeLeaf;
-    const int c = threadIdx.x & 31, g = threadIdx.x / 32;
+    const int c = threadIdx.x % Width, g = threadIdx.x / Width;
     int side = 0;
     for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
-        const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * 32 + c;
+        const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * Width + c;
         const bool mine = r < Shape::rows;
         const auto row = make(mine ? r : 0);  // a thread without a result repeats another's
         const int64_t begin = piece * Span, end = Shape::n - begin < Span ? Shape::n : begin + Span;
         Subtrees<Op, A, leaves> subtrees;
         for (int64_t at = begin; at < end; at += kTreeLeaf) {
-            A s[16];
+            A s[own];
             if (end - at >= kTreeLeaf)
-                column_lanes<Op, Shape, true>(s, row, at + g, end);
+                column_lanes<Op, Shape, true, groups>(s, row, at + g, end);
             else
-                column_lanes<Op, Shape, false>(s, row, at + g, end);
-#pragma unroll
-            for (int h = 8; h > 0; h /= 2)
-#pragma unroll
-                for (int k = 0; k < 8; k++)
-                    if (k < h) s[k] = Op::join(s[k], s[k + h]);
-            A(&here)[8][33] = held[side];
+                column_lanes<Op, Shape, false, groups>(s, row, at + g, end);
+            A(&here)[groups][Width + 1] = held[side];
             side ^= 1;
-            here[g][c] = s[0];
+            here[g][c] = halved<Op>(s);
             __syncthreads();
             if (g == 0) {
-                A four[4];
+                A lanes[groups];
 #pragma unroll
-                for (int k = 0; k < 4; k++) four[k] = Op::join(here[k][c], here[k + 4][c]);
-                subtrees.take(Op::join(Op::join(four[0], four[2]), Op::join(four[1], four[3])));
+                for (int k = 0; k < groups; k++) lanes[k] = here[k][c];
+                subtrees.take(halved<Op>(lanes));
             }
         }
         A total = A(0);

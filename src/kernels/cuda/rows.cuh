@@ -233,6 +233,30 @@ struct StreamerOf {
 
 // ---- reductions ---------------------------------------------------------------------------------
 
+/// Short rows, Lots of them for each team of some lanes, that are all under way at once.
+template <class Op, class A, int Lanes, int Lots, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_short(const Grid& grid, Make make, Put put) {
+    typedef HolderOf<A, Shape::n, Lanes, 1> Team;
+    const int64_t step = int64_t(grid.blocks) * grid.threads / Lanes;
+    const int64_t team = (int64_t(grid.block) * grid.threads + grid.thread()) / Lanes;
+    // All lanes of a warp go along.
+    for (int64_t at = team; at - int(threadIdx.x % 32) / Lanes < Shape::rows; at += Lots * step) {
+        typename Team::Row held[Lots];
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+            const int64_t r = at + k * step;
+            held[k] = Team::take(make(r < Shape::rows ? r : Shape::rows - 1));
+        }
+#pragma unroll
+        for (int k = 0; k < Lots; k++) {
+            Team own{nullptr};
+            const A v = own.template reduce<Op>(held[k]);
+            const int64_t r = at + k * step;
+            if (r < Shape::rows && Team::leads()) put(r, v);
+        }
+    }
+}
+
 /// A team a row: Shape, make(r) and put(r, v) as in reduce.cuh.
 template <class Op, class A, class Team, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_rows(const Grid& grid, Make make, Put put) {

@@ -36,7 +36,7 @@ std::vector<CudaThreshold> cuda_thresholds() {
                              kSplitLeaves * kTreeLeaf});
         add("reduce.results", {kRowWarps});
         add("columns.terms", {kFewTerms, kTreeLanes, kTreeLeaf, 2 * kTreeLeaf, kChainChunk});
-        add("columns.width", {kColumns, kWarp, 2 * kWarp});
+        add("columns.width", {kColumns, 2 * kColumns, kWarp, 2 * kWarp});
         add("rows.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, kRowWarps * kTreeLeaf});
         for (int64_t lanes = 1; lanes < kWarp; lanes *= 2)
             for (const char* what : {"rows.terms", "reduce.terms"}) add(what, {4 * lanes});
