@@ -1,4 +1,4 @@
-"""Joined and padded tensors, rows by number and scatters, around the sizes of their kernels."""
+"""Copies, rows by number, scatters and what goes along lines, around the sizes of their kernels."""
 
 import aicf
 import ml_dtypes
@@ -72,6 +72,34 @@ def scattered(rng, dtype, graph):
         yield f"shared {name}", _emit("ScatterAdd", "s", x, same, axis=axis, size=size)
 
 
+def along(rng, dtype, graph):
+    """Lines of a running sum and of argmax: those of a warp, some of a warp, some blocks of one."""
+    for shape in ((3, 5000), (1100, 70), (34000, 65), (40, 63), (70000,)):
+        x = graph.state(f"x{shape}", shape, dtype, init=numbers(rng, shape, dtype))
+        yield f"running sum of {shape}", aicf.cumsum(x, -1)
+        yield f"back of {shape}", graph.backward(aicf.cumsum(x, -1), [x], grad=x)[x]
+        for axis in range(len(shape)):
+            yield f"largest of {shape} along {axis}", aicf.argmax(x, axis)
+    odd = numbers(rng, (9, 3000), dtype)
+    odd[1:4, 5::700], odd[3:7, 1000:] = np.nan, 3
+    yield "largest beside NaN", aicf.argmax(graph.constant(odd), 1)
+
+
+def large(rng, dtype, graph):
+    """So many elements that a thread takes several vectors, rows or columns at a time."""
+    x = graph.state("x", (4, 1 << 21), dtype, init=numbers(rng, (4, 1 << 21), dtype))
+    yield "joined", aicf.reshape(aicf.concat([x[:2], x[1:]], 0), (-1, 64))
+    yield "padded", aicf.pad(x[:, : 1 << 20], [(0, 0), (8, 16)])
+    yield "columns", aicf.sum(x, 0)
+    yield "narrow columns", aicf.sum(aicf.reshape(x, (-1, 16)), 0)
+    for n in (2, 3, 4, 16):
+        yield f"short rows of {n}", aicf.max(aicf.reshape(x[:, : n << 18], (-1, n)), 1)
+    at = places(rng, (1 << 15,), 1 << 15)
+    rows = aicf.reshape(x, (1 << 15, 256))
+    yield "rows", aicf.embedding(graph.constant(at), rows)
+    yield "sums", _emit("TakeBwd", "t", rows, graph.constant(at), rows=5000)
+
+
 def graph_of(what, dtype):
     g = aicf.Graph(what.__name__)
     for name, y in what(np.random.default_rng(3), dtype, g):
@@ -80,7 +108,7 @@ def graph_of(what, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("what", [joined, scattered])
+@pytest.mark.parametrize("what", [joined, scattered, along, large])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_of_both_devices(what, dtype):
     """Constants are folded away by default: nothing is left to run on the device then."""
@@ -112,6 +140,8 @@ def test_text_compiles(arch):
     g.output("sums", _emit("ScatterAdd", "s", x, at, axis=1, size=100))
     g.output("last", _emit("ScatterLast", "l", at, axis=1, size=100))
     g.output("gathered", aicf.take_along_axis(x, at, 1))
+    g.output("running", aicf.cumsum(x, 1))
+    g.output("largest", aicf.argmax(x, 1))
     programs = _core.cuda_programs(g._core, _core.pass_names(), arch=arch)
     assert sum("sort_positions<" in p for p in programs) >= 3
     assert all(c[:4] == b"\x7fELF" for c in _core.cuda_cubins(programs, arch))

@@ -323,20 +323,32 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, cons
         // Neighbours in memory are a warp's: elements of a result, or results.
         const int lanes = n > 1 && x.strides[a] == 1 ? 32 : 1;
         const int64_t strips = (results * lanes + 255) / 256;
-        const int64_t pieces =
-            limits.one_block ? 1
-                             : std::clamp<int64_t>(4 * limits.processors / strips, 1,
-                                                   (n + lanes * kWarp - 1) / (lanes * kWarp));
+        const int64_t pieces = limits.one_block
+                                   ? 1
+                                   : std::clamp<int64_t>(4 * limits.processors / strips, 1,
+                                                         (n + lanes * kWarp - 1) / (lanes * kWarp));
         text.blocks = std::min<int64_t>(strips * pieces, INT32_MAX);
         if (pieces > 1) {
             text.workspace = static_cast<uint64_t>(16 * results * pieces);
             text.counters = static_cast<int>(strips);
         }
-        text.body += cat("    argmax<", lanes, ", ", pieces, ", ", results, ", ", n, ", ",
-                         x.strides[a], ", @_X, @_Y>(grid, y0, x0, ",
-                         pieces > 1 ? cat("block.ptr<char>(16), block.ptr<uint32_t>(", layout.tail,
-                                          "));\n}\n")
-                                    : "(char*)nullptr, (uint32_t*)nullptr);\n}\n");
+        text.body += cat(
+            "    argmax<", lanes, ", ", pieces, ", ", results, ", ", n, ", ", x.strides[a],
+            ", @_X, @_Y>(grid, y0, x0, ",
+            pieces > 1 ? cat("block.ptr<char>(16), block.ptr<uint32_t>(", layout.tail, "));\n}\n")
+                       : "(char*)nullptr, (uint32_t*)nullptr);\n}\n");
+        return;
+    }
+    if (!limits.one_block && n >= kLineTerms && x.strides[a] == 1 && y.strides[a] == 1) {
+        const int64_t warps = int64_t{kLineWarps} * limits.processors;
+        const int own = results >= 32 * warps ? 32 : results >= warps ? 8 : 1;
+        const int64_t size = std::max<int64_t>(dtype_size(x.dtype), 4);
+        text.threads = 128;
+        text.shared = static_cast<uint32_t>(4 * (1024 + own) * size);
+        text.blocks = std::min<int64_t>((results + 4 * own - 1) / (4 * own), INT32_MAX);
+        text.body +=
+            cat("    cumsum_lines<", sum_type(x.dtype), ", ", own, ", ", results, ", ", n, ", ",
+                op.attrs.flag("reverse") ? "true" : "false", ", @_X, @_Y>(grid, y0, x0);\n}\n");
         return;
     }
     text.body += cat("    cumsum<", sum_type(x.dtype), ", ", results, ", ", n, ", ", x.strides[a],

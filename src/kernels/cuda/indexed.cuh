@@ -254,8 +254,8 @@ __device__ __forceinline__ void max_pool_bwd(const Grid& grid, E* dx, const E* x
 
 // ---- along one axis -----------------------------------------------------------------------------
 
-/// The largest element of some, and where it is; NaN is larger than all, and of equal ones the first
-/// counts, so that any order finds the same.
+/// The largest element of some, and where it is; NaN is larger than all, and of equal ones the
+/// first counts, so that any order finds the same.
 template <class A>
 struct Largest {
     A value;
@@ -336,6 +336,60 @@ __device__ __forceinline__ void cumsum(const Grid& grid, E* y, const E* x) {
             const A v = static_cast<A>(widen(x[X::at(r) + k * From]));
             sum = i == 0 ? v : static_cast<A>(sum + v);
             y[Y::at(r) + k * To] = narrow<E>(sum);
+        }
+    }
+}
+
+/// Element k of 32 that this lane has in lines first to first + Own - 1 from position `at` on:
+/// found(k, line, element, place).
+template <int Own, int64_t Results, int64_t N, bool Reverse, class F>
+__device__ __forceinline__ void each_in_lines(int64_t first, int64_t at, F found) {
+    constexpr int length = 1024 / Own;
+#pragma unroll
+    for (int k = 0; k < 32; k++) {
+        const int e = 32 * k + int(threadIdx.x % 32), row = e / length, column = e % length;
+        const int64_t line = first + row, p = at + column;
+        if (line < Results && p < N)
+            found(k, line, Reverse ? N - 1 - p : p, row * (length + 1) + column);
+    }
+}
+
+/// The same where elements of a line are neighbours: a warp takes Own lines, 1024 elements of
+/// theirs at a time by way of shared memory, which a lane a line adds up; the next ones are on
+/// their way.
+template <class A, int Own, int64_t Results, int64_t N, bool Reverse, class X, class Y, class E>
+__device__ __forceinline__ void cumsum_lines(const Grid& grid, E* y, const E* x) {
+    constexpr int length = 1024 / Own, pitch = length + 1;
+    extern __shared__ __align__(16) char line_room[];
+    const int lane = threadIdx.x % 32, warp = grid.thread() / 32;
+    A* const room = reinterpret_cast<A*>(line_room) + warp * Own * pitch;
+    const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
+    for (int64_t u = int64_t(grid.block) * (grid.threads / 32) + warp; u * Own < Results;
+         u += warps) {
+        A coming[32], sum = A(0);
+        const auto read = [&](int k, int64_t line, int64_t p, int) {
+            coming[k] = static_cast<A>(widen(x[X::at(line) + p]));
+        };
+        const auto keep = [&](int k, int64_t, int64_t, int place) { room[place] = coming[k]; };
+        const auto write = [&](int, int64_t line, int64_t p, int place) {
+            y[Y::at(line) + p] = narrow<E>(room[place]);
+        };
+        each_in_lines<Own, Results, N, Reverse>(u * Own, 0, read);
+        for (int64_t at = 0; at < N; at += length) {
+            each_in_lines<Own, Results, N, Reverse>(u * Own, at, keep);
+            __syncwarp();
+            if (at + length < N)
+                each_in_lines<Own, Results, N, Reverse>(u * Own, at + length, read);
+            if (lane < Own) {
+                A* const own = room + lane * pitch;
+                const int count = N - at < length ? int(N - at) : length;
+                if (at == 0) sum = own[0];
+#pragma unroll 8
+                for (int i = at == 0; i < count; i++) own[i] = sum = static_cast<A>(sum + own[i]);
+            }
+            __syncwarp();
+            each_in_lines<Own, Results, N, Reverse>(u * Own, at, write);
+            __syncwarp();
         }
     }
 }

@@ -29,6 +29,9 @@ constexpr int64_t kFewTerms = 32;       // of a column, up to which a thread tak
 constexpr int64_t kSplitLeaves = 64;    // of a row, from which on it is cut where there are few
 constexpr int64_t kPieceLeaves = 16, kPieces = 4096;  // of a piece at least, of a row at most
 
+constexpr int64_t kLineTerms = 64;  // of a running sum, from which on a warp brings them
+constexpr int kLineWarps = 8;       // of a processor, from which on a warp takes several lines
+
 // Positions that rows take are looked through by every row up to so many, sorted from there on: by
 // blocks of so many threads, pieces of at most so many rows, of which a warp's finds up to so many
 // stay in shared memory.
