@@ -3,7 +3,8 @@
     python bench/small_steps.py [--json FILE]
 
 Microseconds a step, medians of 9 rounds in which the forms take turns: `one` of 200 replays of one
-step, `many` of replay(1000), `call` of calls with host arrays. bench/peers_gpu.py has the peers.
+step, `many` of replay(1000), `call` of calls with host arrays, `stack` of run_many on 200 of them,
+one behind the other. bench/peers_gpu.py has the peers.
 """
 
 import argparse
@@ -77,10 +78,12 @@ def readings(step, x, t):
         for _ in range(200):
             step(x=x, t=t)
 
+    stacked = {"x": np.stack([x] * 200), "t": np.stack([t] * 200)}
     return {
         "one": lambda: timed(ones, 200, step.synchronize),
         "many": lambda: timed(lambda: step.replay(1000), 1000, step.synchronize),
         "call": lambda: timed(calls, 200, step.synchronize),
+        "stack": lambda: timed(lambda: step.run_many(**stacked), 200, step.synchronize),
     }
 
 
@@ -114,7 +117,7 @@ def main():
             *(
                 f"{name} {what} {row[f'{name} {what}']['us']:.2f}"
                 for name in forms
-                for what in ("one", "many", "call")
+                for what in ("one", "many", "call", "stack")
             ),
             row["ops"],
             flush=True,

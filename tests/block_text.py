@@ -29,7 +29,7 @@ def _warps(condition, count):
 def _events(text, name, count):
     """("member", m, warps) and ("barrier", id, warps) of one turn of the loop over steps."""
     loop = text[text.index("for (int64_t step = 0") :]
-    loop = loop[: loop.index("    __syncthreads();\n")]
+    loop = loop[: loop.index("    finish_copies();\n")]
     found = re.finditer(
         rf"(?:if \(([^{{;]*?)\) )?(?:{{  // node.*\n *{name}_(\d+)_body\(.*Grid{{warp - (\d+)u, "
         r"(\d+)u|wait_for\((\d+), (\d+)\))",

@@ -532,7 +532,7 @@ print("done")
 TOGETHER = """
 import ctypes, sys, threading
 import aicf
-from aicf import _core
+from aicf import _core, verify
 from tensors import DLTensor, Foreign, Versioned
 
 def product(m, n, k):
@@ -581,7 +581,13 @@ def split():
         g.output(f"y{i}", aicf.matmul(g.param(f"a{i}", (64, 8192)), g.param(f"b{i}", (8192, 64))))
     return g
 
+def small():
+    return verify.build(*next(iter(verify.CASES.items())))
+
+APART = [name for name in _core.pass_names() if name != "block"]
+
 def compile_all():
+    _core.cuda_cubins(_core.cuda_programs(small()._core, APART), "sm_90a")
     graphs = [product(*LARGE), product(*SMALL), base(), other(1), split()]
     for passes in (_core.pass_names(), []):
         _core.cuda_cubins(_core.cuda_programs(sums()._core, passes), "sm_90a")
@@ -756,6 +762,45 @@ print(first["scratch_bytes"] > 0, first["scratch"] != second["scratch"], second[
 step.replay(40)
 """
     assert together(script)[0].splitlines() == ["4", "True True []"]
+
+
+@pytest.mark.parametrize("passes", ["default", "apart"])
+def test_many_steps_at_once(together, passes):
+    """Slices come many at a time, and a launch runs many steps: a block that loops, or a graph.
+    Inputs that are bound stay where they are."""
+    script = (
+        f'passes = {{"default": "default", "apart": APART}}["{passes}"]\n'
+        + """
+import numpy as np
+count = ctypes.CDLL("libcuda.so.1").fake_cuda_count
+NAMES = b"cuLaunchKernel", b"cuGraphLaunch", b"cuMemcpyHtoDAsync_v2"
+
+def run_many(step, **feed):
+    before = [count(name) for name in NAMES]
+    step.run_many(**feed)
+    kernels, graphs, copies = (count(name) - b for name, b in zip(NAMES, before))
+    print(step.steps_run, kernels, graphs, copies)
+
+step = small().compile(device="cuda", passes=passes)
+x, t = np.zeros((2, 300, 64, 8), np.float32)
+run_many(step, x=x, t=t)
+run_many(step, t=t, x=x[:, ::-1])
+address = memory(product(*LARGE).compile(device="cuda", capture=False).params["W"])
+step.bind(t=on_device(address, (64, 8), "float32"))
+run_many(step, x=x)
+run_many(step, x=x, t=t)
+watched = small().compile(device="cuda", passes=passes, capture=False)
+run_many(watched, x=x[:9], t=t[:9])
+"""
+    )
+    lines = [list(map(int, line.split())) for line in together(script)[0].splitlines()]
+    *many, alone = lines
+    assert [line[0] for line in many] == [300, 600, 900, 1200]
+    for _, kernels, graphs, copies in many:
+        assert 0 < kernels + graphs < 100 and 0 < copies < 200
+    assert (many[0][1] > 0) == (passes == "default")  # a block takes any number of slices
+    assert many[2][1] == 0  # one that is bound has none
+    assert alone[0] == 9 and alone[3] == 18
 
 
 def test_what_begins_as_zero_is_not_uploaded(together):

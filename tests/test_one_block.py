@@ -106,6 +106,32 @@ def test_bits(name, make_rng):
             assert value.tobytes() == other[key].tobytes(), key
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("passes", ["default", "apart"])
+@pytest.mark.parametrize("name", CASES)
+def test_bits_of_many(name, passes, make_rng):
+    """Steps on slices, as many to a launch as there are = calls; what stands in the inputs is what
+    the last step had."""
+    case, passes = CASES[name], {"default": "default", "apart": APART}[passes]
+    feeds = [feed(case, make_rng(i)) for i in range(45)]
+    stacked = {key: np.stack([values[key] for values in feeds]) for key in feeds[0]}
+    ends = []
+    for many in (True, False):
+        step = net(**case).compile(device="cuda", seed=3, passes=passes)
+        if many:
+            step.run_many(**{key: values[:3] for key, values in stacked.items()})
+            out = step.run_many(**{key: values[3:] for key, values in stacked.items()})
+        else:
+            for values in feeds:
+                out = step(**values)
+        kept = out["loss"].numpy()
+        out = step.replay()
+        assert step.steps_run == 46
+        ends.append({**step.state_dict(), "kept": kept, "loss": out["loss"].numpy()})
+    for key, value in ends[0].items():
+        assert np.asarray(value).tobytes() == np.asarray(ends[1][key]).tobytes(), key
+
+
 def plan_of(graph, passes, arch="sm_90a"):
     return json.loads(_core.cuda_plan(graph._core, passes, 132, arch, "fp32"))["ops"]
 

@@ -151,18 +151,6 @@ int64_t steps_of(const Step& step, const Step::Inputs& stacked) {
     return stacked[0].second.shape[0];
 }
 
-/// Step i of inputs with a leading axis of steps.
-Step::Inputs inputs_at(const Step::Inputs& stacked, int64_t i) {
-    Step::Inputs inputs = stacked;
-    for (auto& [id, tensor] : inputs) {
-        tensor.data =
-            static_cast<char*>(tensor.data) + i * tensor.strides[0] * dtype_size(tensor.dtype);
-        tensor.shape.erase(0);
-        tensor.strides.erase(0);
-    }
-    return inputs;
-}
-
 /// The outputs of what `run` runs; made before it, so that nothing fails when it is done.
 template <class Run>
 nb::typed<nb::object, Outputs> after(nb::handle self, Step& step, Run run) {
@@ -329,8 +317,8 @@ void bind_step(nb::module_& m) {
                     uint64_t done = step.generation();
                     int64_t next = 0;
                     in_pieces(steps, [&](int64_t n) {
-                        for (const int64_t end = next + n; next < end; next++)
-                            done = step.call(inputs_at(arguments.inputs, next), arguments.stream);
+                        done = step.call_many(arguments.inputs, next, n, arguments.stream);
+                        next += n;
                     });
                     return done;
                 });

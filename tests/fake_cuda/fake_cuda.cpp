@@ -71,12 +71,18 @@ bool asks_for_memory(const char* name) {
     return false;
 }
 
+std::map<std::string, int>& by_name() {
+    static auto& counts = *new std::map<std::string, int>;
+    return counts;
+}
+
 /// True when this call is the one that shall fail; after an error that loses the device, always.
 bool fails(const char* name) {
     static const int k = number("FAKE_CUDA_FAIL", 0);
     static const char* wanted = std::getenv("FAKE_CUDA_CALL");
     static bool failed = false;
     calls++;
+    by_name()[name]++;
     const bool lost = failed && number("FAKE_CUDA_CODE", 2) == CUDA_ERROR_ILLEGAL_ADDRESS;
     bool now = calls == k || (wanted && !failed && std::strcmp(wanted, name) == 0);
     if (armed && asks_for_memory(name)) {
@@ -225,6 +231,12 @@ int fake_cuda_early() {
 size_t fake_cuda_uploaded() {
     LOCK;
     return uploaded;
+}
+
+/// How often a function was called.
+int fake_cuda_count(const char* name) {
+    LOCK;
+    return by_name()[name];
 }
 
 /// How many nodes of the graphs there are wait for no other.

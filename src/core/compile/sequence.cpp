@@ -24,11 +24,14 @@ LoweredOp sequence_of(const Lowered& lowered) {
     result.def = sequence_def();
     result.node = lowered.ops.back().node;
     std::map<ValueId, int64_t> inputs;
+    std::vector<int64_t> fed;
     std::set<ValueId> made;
     for (const LoweredOp& op : lowered.ops) {
         for (const View& view : op.inputs) {
             if (made.contains(view.value) || inputs.contains(view.value)) continue;
-            inputs.emplace(view.value, static_cast<int64_t>(result.inputs.size()));
+            const auto number = static_cast<int64_t>(result.inputs.size());
+            inputs.emplace(view.value, number);
+            if (lowered.values[view.value].role == Role::input) fed.push_back(number);
             result.inputs.push_back(whole_view(lowered.values[view.value]));
         }
         for (const View& view : op.outputs) {
@@ -44,7 +47,7 @@ LoweredOp sequence_of(const Lowered& lowered) {
         const auto at = to == target.end() ? inputs.end() : inputs.find(to->second);
         carried.push_back(at == inputs.end() ? -1 : at->second);
     }
-    result.attrs = {{"carried", carried}};
+    result.attrs = {{"carried", carried}, {"fed", fed}};
     return result;
 }
 

@@ -349,7 +349,8 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 
 // A sequence is one op made of members that run one after another in one launch: its inputs and
 // outputs are whole values, each once, and its inner values, which members hand to each other, get
-// no storage. "carried" names, by output, the input whose next content it is, or -1.
+// no storage. "carried" names, by output, the input whose next content it is, or -1; "fed" the
+// inputs that a caller gives, of which a launch of many steps may be given one a step.
 
 /// The op of every region, of every group and of every sequence.
 const LoweredDef* region_def();

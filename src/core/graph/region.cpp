@@ -22,11 +22,12 @@ void define_regions() {
     define(
         LoweredDef{.name = "region", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
     define(LoweredDef{.name = "group", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
-    define(LoweredDef{.name = "sequence",
-                      .inputs = {"xs*"},
-                      .outputs = {"ys*"},
-                      .attrs = {{"carried", std::vector<int64_t>{}}},
-                      .infer = infer_body});
+    define(
+        LoweredDef{.name = "sequence",
+                   .inputs = {"xs*"},
+                   .outputs = {"ys*"},
+                   .attrs = {{"carried", std::vector<int64_t>{}}, {"fed", std::vector<int64_t>{}}},
+                   .infer = infer_body});
 }
 
 const LoweredDef* region_def() {
@@ -215,6 +216,13 @@ std::vector<Type> infer_sequence(const LoweredOp& op) {
             !same_layout(op.outputs[k], op.inputs[in]))
             raise(ErrorKind::graph, op.def->name, ": output ", k, " is carried to operand ",
                   carried[k], "; need an input of its layout, named once");
+    }
+    int64_t last = -1;
+    for (const int64_t in : op.attrs.ints("fed")) {
+        if (in <= last || in >= std::ssize(op.inputs) || taken.contains(in))
+            raise(ErrorKind::graph, op.def->name, ": operand ", in, " is said to be fed; need ",
+                  "inputs that nothing is carried to, ascending");
+        last = in;
     }
     return outputs;
 }

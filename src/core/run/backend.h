@@ -25,6 +25,10 @@ class Captured {
     /// Enqueues one run or several, at most `times`; returns how many.
     virtual int64_t launch(int64_t times) = 0;
     virtual void rebind(int op, const ArgBlock& args) = 0;
+    /// Whether it is one launch that runs many steps, on slices of what is fed; and such a launch,
+    /// on slices that lie one behind the other: by operand, where.
+    virtual bool loops_over() const { return false; }
+    virtual void launch_over(const std::vector<std::pair<int, const void*>>&, int64_t) {}
     struct Launch {
         std::string op, kernel;
     };
@@ -92,6 +96,8 @@ class Backend {
     /// backend runs each op and waits for it.
     virtual std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops, Captured* captured);
     virtual LaunchSize launch_size(const Kernel&) const { return {1, 1, 0}; }
+    /// How many steps of so many launches one captured form should hold, to launch them together.
+    virtual int64_t steps_at_once(size_t) const { return 1; }
     virtual void synchronize() = 0;
     /// Our work from here on comes after what `stream` holds now; and what `stream` gets from here
     /// on comes after our work. Neither waits on the host. Streams count as DLPack's: 1 is the

@@ -89,6 +89,32 @@ void Step::check_indices(const Inputs& inputs) {
     }
 }
 
+/// How many of these steps come before the first whose inputs hold an index out of range. Those
+/// that stand in memory of a caller's own are looked at by calls.
+int64_t Step::in_range_until(const Inputs& stacked, int64_t begin, int64_t steps) {
+    in_range_.resize(plan_.indices.size(), 0);
+    for (const auto& [id, tensor] : stacked)
+        for (size_t i = 0; i < plan_.indices.size(); i++) {
+            const IndexUse& use = plan_.indices[i];
+            if (use.leaf != id || plan_.values[id].role != Role::input) continue;
+            if (cells_.at(id)->bound) return 0;
+            TensorRef part = tensor;
+            part.data =
+                static_cast<char*>(part.data) + begin * part.strides[0] * dtype_size(part.dtype);
+            part.shape[0] = steps;
+            TensorRef one = part = on_host(part);
+            one.shape.erase(0);
+            one.strides.erase(0);
+            for (int64_t step = 0; step < steps; step++) {
+                one.data =
+                    static_cast<char*>(part.data) + step * part.strides[0] * dtype_size(part.dtype);
+                if (refused_element(use, one)) steps = step;
+            }
+            in_range_[i] = 1;
+        }
+    return steps;
+}
+
 /// Looks at what may have changed since: inputs that are bound, params and states. Returns whether
 /// a step changes what the next one takes rows by.
 bool Step::check_standing() {

@@ -395,19 +395,24 @@ TensorRef Step::apart(const TensorRef& from, ValueId to) {
     return copy;
 }
 
-/// Copies inputs in. The caller may overwrite or free a device tensor when this returns: the stream
-/// its framework works on waits for the copy. Where nobody names that stream, the caller's `stream`
-/// will wait for the step, and without one the host waits.
+/// Copies inputs in.
 void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     Backend& backend = *machine_->backend;
-    std::vector<intptr_t> streams;
-    bool unknown = false;
     check_indices(inputs);
     std::vector<TensorRef> sources;  // all before the first is copied: a failure leaves all as is
     for (const auto& [id, tensor] : inputs) sources.push_back(backend.ready(apart(tensor, id)));
-    for (size_t i = 0; i < inputs.size(); i++) {
-        const auto& [id, tensor] = inputs[i];
-        backend.gather(address(id), sources[i]);
+    for (size_t i = 0; i < inputs.size(); i++) backend.gather(address(inputs[i].first), sources[i]);
+    release(inputs, stream);
+}
+
+/// Lets the caller overwrite or free tensors on a device that were copied in: the stream its
+/// framework works on waits for the copies. Where nobody names that stream, the caller's `stream`
+/// will wait for the step, and without one the host waits.
+void Step::release(const Inputs& inputs, std::optional<intptr_t> stream) {
+    Backend& backend = *machine_->backend;
+    std::vector<intptr_t> streams;
+    bool unknown = false;
+    for (const auto& [id, tensor] : inputs) {
         if (tensor.device.kind == Device::cpu) continue;
         unknown |= !tensor.stream && !stream;
         if (tensor.stream && tensor.stream != stream &&
@@ -447,11 +452,13 @@ void Step::capture() {
     Turn turn(*machine_, others_);
     follow_bindings();
     captured_ = machine_->backend->capture(ops_);
+    feed_.reset();
 }
 
 void Step::reset() {
     Turn turn(*machine_, others_);
     machine_->backend->synchronize();
+    feed_.reset();
     captured_.reset();
 }
 
@@ -495,8 +502,8 @@ void Step::check_inputs(const Inputs& inputs) const {
     }
 }
 
-/// What a call does before it runs.
-void Step::take(const Inputs& inputs, std::optional<intptr_t> stream) {
+/// Refuses inputs that a call cannot take, and too few of them.
+void Step::check_call(const Inputs& inputs) const {
     check_inputs(inputs);
     for (ValueId id : needed_inputs_) {
         const auto given = [id = id](const auto& pair) { return pair.first == id; };
@@ -505,6 +512,11 @@ void Step::take(const Inputs& inputs, std::optional<intptr_t> stream) {
                   to_string(plan_.values[id].type),
                   " is missing; give it, bind it, or use replay() to run on what stands there");
     }
+}
+
+/// What a call does before it runs.
+void Step::take(const Inputs& inputs, std::optional<intptr_t> stream) {
+    check_call(inputs);
     follow_bindings();  // which may fail, before an input is written
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);

@@ -103,6 +103,10 @@ class Step {
     /// Copies the given inputs in, then runs one step under one lock. Every input that an op reads
     /// and that is not bound must be there.
     uint64_t call(const Inputs& inputs, std::optional<intptr_t> stream = {});
+    /// As so many calls, each with the next element, from `begin` on, of inputs that have a first
+    /// axis of steps.
+    uint64_t call_many(const Inputs& stacked, int64_t begin, int64_t steps,
+                       std::optional<intptr_t> stream = {});
     /// The same op by op; inputs that are missing stay as they stand.
     uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
                  SyncPolicy sync = SyncPolicy::none);
@@ -153,8 +157,21 @@ class Step {
                     std::vector<std::shared_ptr<Cell>>& looked_at) const;
     void check_fits(const Value& value, const TensorRef& tensor, const char* verb) const;
     void check_inputs(const Inputs& inputs) const;
+    void check_call(const Inputs& inputs) const;
     void take(const Inputs& inputs, std::optional<intptr_t> stream);
     void gather(const Inputs& inputs, std::optional<intptr_t> stream);
+    void release(const Inputs& inputs, std::optional<intptr_t> stream);
+    struct Feed;
+    int64_t run_fed(const Inputs& stacked, int64_t begin, int64_t steps,
+                    std::optional<intptr_t> stream);
+    int64_t feed_steps(const Feed& feed, const Inputs& stacked, int64_t begin, int64_t steps,
+                       std::optional<intptr_t> stream);
+    Feed* feed_for(const Inputs& stacked, int64_t steps);
+    std::vector<int> looping_operands(const std::vector<ValueId>& fed) const;
+    std::vector<BoundOp> ops_over(const Feed& feed) const;
+    std::shared_ptr<ArgBlock> args_over(const Feed& feed, size_t number, int64_t step) const;
+    bool in_cells(const TensorRef& tensor) const;
+    int64_t in_range_until(const Inputs& stacked, int64_t begin, int64_t steps);
     void check_constants() const;
     void check_indices(const Inputs& inputs);
     bool check_standing();
@@ -200,6 +217,7 @@ class Step {
     std::vector<Launch> launches_;
     std::vector<BoundOp> ops_;  // by launch
     std::unique_ptr<Captured> captured_;
+    std::shared_ptr<Feed> feed_;  // of the last call_many that launched many steps at once
     uint64_t seen_bindings_ = 0;
     std::vector<char> stale_;     // by launch: its block is not yet bound again
     std::vector<char> in_range_;  // by use of indices: the input that stands there was looked at

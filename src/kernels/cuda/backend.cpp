@@ -175,6 +175,7 @@ class CudaBackend : public Backend {
     std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops, Captured* captured) override {
         return std::make_unique<ReplayTimes>(stream_, ops, static_cast<CapturedGraph*>(captured));
     }
+    int64_t steps_at_once(size_t launches) const override { return times_at_once(launches); }
     LaunchSize launch_size(const Kernel& base) const override {
         const auto& kernel = static_cast<const CudaKernel&>(base);
         if (!kernel.code) return {0, 0, 0};  // nothing to launch

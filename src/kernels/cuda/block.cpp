@@ -299,8 +299,9 @@ struct Places {
 /// The member's argument block, as its body asks for it: addresses in shared memory or in the
 /// sequence's block, numbers as they are.
 std::string places_struct(const std::string& name, const LoweredOp& member, const Places& places,
-                          const BlockLayout& sequence) {
-    const BlockLayout layout(member);
+                          const LoweredOp& sequence) {
+    const BlockLayout layout(member), outer(sequence);
+    const std::vector<int64_t>& fed = sequence.attrs.ints("fed");
     std::string pointers, numbers;
     for (size_t k = 0; k < member.inputs.size() + member.outputs.size(); k++) {
         const View& view = member.operand(static_cast<int>(k));
@@ -308,10 +309,13 @@ std::string places_struct(const std::string& name, const LoweredOp& member, cons
         pointers += cat("            case ", layout.operand[k], ":\n                return ");
         if (at != places.shared.end())
             pointers += cat("held_at<T>(shared, ", at->second, ", ", view.offset, ");\n");
-        else
-            pointers +=
-                cat("block.template ptr<T>(", sequence.operand[places.operand.at(view.value)],
-                    ") + ", view.offset, ";\n");
+        else {
+            const size_t operand = places.operand.at(view.value);
+            pointers += cat("block.template ptr<T>(", outer.operand[operand], ") + ");
+            if (std::binary_search(fed.begin(), fed.end(), static_cast<int64_t>(operand)))
+                pointers += cat("slice * ", element_count(sequence.inputs[operand].shape), "ll + ");
+            pointers += cat(view.offset, ";\n");
+        }
     }
     const std::vector<Scalar> scalars = pack_scalars(member);
     for (size_t k = 0; k < scalars.size(); k++)
@@ -319,7 +323,7 @@ std::string places_struct(const std::string& name, const LoweredOp& member, cons
                        ":\n                return ", scalars[k].i, "ll;\n");
     return cat(
         "struct ", name,
-        " {\n    const @_Block& block;\n    template <class T>\n    "
+        " {\n    const @_Block& block;\n    int64_t slice;\n    template <class T>\n    "
         "__device__ __forceinline__ T* ptr(int at) const {\n        extern __shared__ "
         "__align__(16) char shared[];\n        switch (at) {\n",
         pointers,
@@ -339,6 +343,58 @@ std::string by_warps(int begin, int end, int warps, const std::string& statement
     const std::string both = from.empty() || to.empty() ? from + to : from + " && " + to;
     return both.empty() ? statement : cat("if (", both, ") ", statement);
 }
+
+/// What each slice brings and shared memory holds.
+std::vector<const View*> fed_views(const LoweredOp& op, const Places& places) {
+    std::vector<const View*> views;
+    for (const int64_t in : op.attrs.ints("fed")) {
+        const View& view = op.inputs[static_cast<size_t>(in)];
+        if (places.shared.contains(view.value) && bytes_of(view)) views.push_back(&view);
+    }
+    return views;
+}
+
+/// The statements by which values come and go, each by some of the block's warps.
+class Copies {
+  public:
+    Copies(const Places& places, int warps) : places_(places), warps_(warps) {}
+    using Text = const std::string&;
+    std::string in(Text indent, const View& view, Text to, Text from) {
+        return indent +
+               one("copy_in", view, cat(", ", dtype_size(view.dtype)) + rows(view), to, from);
+    }
+    std::string out(Text indent, const View& view, Text to, Text from) {
+        return indent +
+               one("copy_out", view, cat(", ", dtype_size(view.dtype)) + rows(view), to, from);
+    }
+    /// In without the room between rows; and from there to where it is read.
+    std::string dense_in(Text indent, const View& view, Text to, Text from) {
+        return indent + one("copy_in", view, cat(", ", dtype_size(view.dtype)), to, from);
+    }
+    std::string spread(Text indent, const View& view, Text to, Text from) {
+        return indent + one("spread", view, rows(view), to, from);
+    }
+
+  private:
+    std::string rows(const View& view) const {
+        const auto at = places_.paddings.find(view.value);
+        if (at == places_.paddings.end()) return "";
+        return cat(", ", 4 * at->second.length, ", ", 4 * at->second.pitch);
+    }
+    std::string one(const char* name, const View& view, Text more, Text to, Text from) {
+        const int64_t bytes = bytes_of(view);
+        const auto count = static_cast<int>(std::clamp<int64_t>((bytes + 127) / 128, 1, warps_));
+        turn_ = turn_ + count > warps_ ? 0 : turn_;
+        const int begin = std::exchange(turn_, turn_ + count), end = begin + count;
+        return by_warps(begin, end, warps_,
+                        cat(name, "<", bytes, ", ", count, more, ">(", to, ", ", from, ", warp - ",
+                            begin, "u);\n"));
+    }
+
+    const Places& places_;
+    const int warps_;
+    int turn_ = 0;  // the first warp that has nothing to copy yet
+};
 
 Limits one_block(const Limits& limits) {
     Limits own = limits;
@@ -463,7 +519,7 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
         text.includes.insert(part.includes.begin(), part.includes.end());
         const std::string name = cat("@_", m);
         text.body +=
-            places_struct(name + "_Block", member, places, layout) + replaced(part.body, "@", name);
+            places_struct(name + "_Block", member, places, op) + replaced(part.body, "@", name);
     }
     const Teams teams(op, times, blocks);
     const int warps = teams.warps;
@@ -478,30 +534,16 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
             if (times.stages[m] != stage) continue;
             const auto [begin, end] = teams.of[m];
             steps +=
-                "        " +
-                by_warps(begin, end, warps,
-                         cat("{  // node ", op.members[m].node, ": ", title(op.members[m]),
-                             "\n            @_", m, "_body(@_", m, "_Block{block}, Grid{warp - ",
-                             begin, "u, ", end - begin, "u, 32u, warp * 32u});\n        }\n"));
+                "        " + by_warps(begin, end, warps,
+                                      cat("{  // node ", op.members[m].node, ": ",
+                                          title(op.members[m]), "\n            @_", m, "_body(@_",
+                                          m, "_Block{block, slice}, Grid{warp - ", begin, "u, ",
+                                          end - begin, "u, 32u, warp * 32u});\n        }\n"));
         }
         steps += "        " + teams.barrier(times, stage + 1);
     }
-    std::string in, out;
-    int turn = 0;
-    const auto copy = [&](const char* name, const View& view, const std::string& arguments) {
-        const int64_t bytes = bytes_of(view);
-        const auto count = static_cast<int>(std::clamp<int64_t>((bytes + 127) / 128, 1, warps));
-        turn = turn + count > warps ? 0 : turn;
-        const int begin = std::exchange(turn, turn + count), end = begin + count;
-        const auto rows = places.paddings.find(view.value);
-        const std::string padding =
-            rows == places.paddings.end()
-                ? ""
-                : cat(", ", 4 * rows->second.length, ", ", 4 * rows->second.pitch);
-        return "    " + by_warps(begin, end, warps,
-                                 cat(name, "<", bytes, ", ", count, ", ", dtype_size(view.dtype),
-                                     padding, ">(", arguments, ", warp - ", begin, "u);\n"));
-    };
+    Copies copies(places, warps);
+    std::string in, out, ahead, next;
     for (const auto* views : {&op.inputs, &op.outputs})
         for (const View& view : *views) {
             const auto at = places.shared.find(view.value);
@@ -510,17 +552,47 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
             const std::string held = cat("shared + ", at->second),
                               lies = cat("block.ptr<", input ? "const " : "", "char>(",
                                          layout.operand[places.operand.at(view.value)], ")");
-            (input ? in : out) += input ? copy("copy_in", view, held + ", " + lies)
-                                        : copy("copy_out", view, lies + ", " + held);
+            (input ? in : out) +=
+                input ? copies.in("    ", view, held, lies) : copies.out("    ", view, lies, held);
         }
+    // The next slice of what is fed arrives beside its place while steps run on this one.
+    const std::vector<const View*> fed = fed_views(op, places);
+    int64_t beside = round_up(places.bytes);
+    for (const View* view : fed) beside += round_up(bytes_of(*view));
+    const bool room = beside <= shared_bytes(limits);
+    if (room && !fed.empty()) text.shared = static_cast<uint32_t>(beside);
+    beside = round_up(places.bytes);
+    for (const View* view : fed) {
+        const std::string held = cat("shared + ", places.shared.at(view->value)),
+                          apart = cat("shared + ", beside),
+                          lies = cat("block.ptr<const char>(",
+                                     layout.operand[places.operand.at(view->value)],
+                                     ") + (slice + 1) * ", bytes_of(*view), "ll");
+        if (room) {
+            ahead += copies.dense_in("            ", *view, apart, lies);
+            next += copies.spread("            ", *view, held, apart);
+        } else {
+            next += copies.in("            ", *view, held, lies);
+        }
+        beside += round_up(bytes_of(*view));
+    }
+    if (!ahead.empty())
+        ahead = cat("        if (slice + 1 < slices) {\n", ahead,
+                    "        }\n        commit_copies();\n");
+    if (!next.empty())
+        next = cat("        if (slice + 1 < slices) {\n", next, "            finish_copies();\n",
+                   "        }\n");
     text.body +=
         body_head() + cat("    extern __shared__ __align__(16) char shared[];\n"
                           "    const uint32_t warp = threadIdx.x / 32;\n",
                           in, "    finish_copies();\n    const int64_t steps = block.integer(",
-                          steps_at(op),
-                          ");\n#pragma unroll 1\n    for (int64_t step = 0; step < steps; "
+                          steps_at(op), "), slices = block.integer(", steps_at(op) + 8,
+                          ");\n#pragma unroll 1\n    for (int64_t slice = 0; slice < slices; "
+                          "slice++) {\n",
+                          ahead,
+                          "#pragma unroll 1\n    for (int64_t step = 0; step < steps; "
                           "step++) {\n",
-                          steps, "    }\n    __syncthreads();\n", out, "}\n");
+                          steps, "    }\n    finish_copies();\n", next, "    }\n", out, "}\n");
     return text;
 }
 

@@ -58,6 +58,17 @@ __device__ __forceinline__ void finish_copies() {
     wait_copies<0>();
     __syncthreads();
 }
+/// A value that lies dense, to where it is read.
+template <int Bytes, int Warps, int Length = 0, int Pitch = 0>
+__device__ __forceinline__ void spread(char* to, const char* from, uint32_t warp) {
+    if constexpr (Bytes % 4 == 0)
+        for_each<Bytes, Warps, 4>(warp, [=](int i) {
+            *reinterpret_cast<uint32_t*>(to + in_rows<Length, Pitch>(i)) =
+                *reinterpret_cast<const uint32_t*>(from + i);
+        });
+    else
+        for_each<Bytes, Warps, 1>(warp, [=](int i) { to[i] = from[i]; });
+}
 /// And back.
 template <int Bytes, int Warps, int Element, int Length = 0, int Pitch = 0>
 __device__ __forceinline__ void copy_out(char* to, const char* from, uint32_t warp) {

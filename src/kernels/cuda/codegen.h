@@ -222,7 +222,8 @@ KernelText small_text(const LoweredOp& op, const Limits& limits);  // step_inc, 
 /// warps, and it takes less time than their launches.
 bool block_fits(const LoweredOp& sequence, const Limits& limits);
 KernelText block_text(const LoweredOp& sequence, const Limits& limits);
-/// Where an argument block of a sequence says how many steps a launch runs.
+/// Where an argument block of a sequence says how many steps a launch runs on each slice, and, 8
+/// bytes behind it, on how many slices: those of an input that is fed lie one behind the other.
 uint32_t steps_at(const LoweredOp& sequence);
 
 }  // namespace aicf::cuda

@@ -61,12 +61,17 @@ unsigned blocks_of(const BoundOp& op) { return kernel_of(op).blocks; }
 
 }  // namespace
 
+// The gap between two launches is some 1 us longer than that between two nodes (H200).
+int64_t times_at_once(size_t launches) {
+    constexpr int64_t kNodes = 64, kTimes = 16;
+    return std::clamp<int64_t>(kNodes / std::max<int64_t>(static_cast<int64_t>(launches), 1), 1,
+                               kTimes);
+}
+
 CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<BoundOp>& ops)
     : stream_(std::move(stream)), ops_(ops) {
     const Scope scope(stream_->gpu());
-    // The gap between two launches is some 1 us longer than that between two nodes (H200).
-    constexpr int kNodes = 64, kTimes = 16;
-    many_.times = std::clamp(kNodes / std::max(static_cast<int>(ops_.size()), 1), 1, kTimes);
+    many_.times = static_cast<int>(times_at_once(ops_.size()));
     loops_ = ops_.size() == 1 && ops_[0].code && kernel_of(ops_[0]).steps_at;
     if (loops_) many_.times = 1;  // of a launch that runs many steps
     find_order();
@@ -212,6 +217,24 @@ void CapturedGraph::rebind(int op, const ArgBlock& args) {
     for (const Run* run : {&one_, &many_})
         for (size_t i = static_cast<size_t>(op); i < run->nodes.size(); i += ops_.size())
             AICF_CU(cu, cuGraphExecKernelNodeSetParams, run->exec, run->nodes[i], &params);
+}
+
+void CapturedGraph::launch_over(const std::vector<std::pair<int, const void*>>& operands,
+                                int64_t steps) {
+    const Driver& cu = driver();
+    const Scope scope(stream_->gpu());
+    const BoundOp& op = ops_[0];
+    const CudaKernel& kernel = kernel_of(op);
+    std::vector<Chunk> block((op.args->bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
+    std::memcpy(block.data(), op.args.get(), op.args->bytes);
+    auto& args = *reinterpret_cast<ArgBlock*>(block.data());
+    for (auto [operand, slices] : operands)
+        const_cast<Operand&>(args.operand(operand)).ptr = const_cast<void*>(slices);
+    set_steps(kernel, args, 1, steps);
+    void* parameters[] = {&args};
+    check_call(cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
+                                 kernel.shared, stream_->handle(), parameters, nullptr),
+               cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
 }
 
 std::vector<Captured::Launch> CapturedGraph::trace() const {

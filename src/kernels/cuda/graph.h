@@ -14,10 +14,14 @@ inline CUfunction function_of(const BoundOp& op) {
     return static_cast<const LoadedKernel*>(op.code.get())->function;
 }
 
-/// How many steps a launch of the kernel runs.
-inline void set_steps(const CudaKernel& kernel, ArgBlock& args, int64_t steps) {
-    std::memcpy(reinterpret_cast<char*>(&args) + kernel.steps_at, &steps, sizeof steps);
+/// How many steps a launch of the kernel runs on each of so many slices.
+inline void set_steps(const CudaKernel& kernel, ArgBlock& args, int64_t steps, int64_t slices = 1) {
+    const int64_t numbers[] = {steps, slices};
+    std::memcpy(reinterpret_cast<char*>(&args) + kernel.steps_at, numbers, sizeof numbers);
 }
+
+/// How often a plan of so many launches stands in a graph of many steps.
+int64_t times_at_once(size_t launches);
 
 class CapturedGraph : public Captured {
   public:
@@ -32,6 +36,9 @@ class CapturedGraph : public Captured {
     /// What that many steps launch, at most: the graph, and how many times the plan is in it.
     std::pair<CUgraphExec, int> launched(int64_t times) const;
     void rebind(int op, const ArgBlock& args) override;
+    bool loops_over() const override { return loops_; }
+    void launch_over(const std::vector<std::pair<int, const void*>>& operands,
+                     int64_t steps) override;
     std::vector<Launch> trace() const override;
 
   private:
