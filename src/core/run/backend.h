@@ -90,6 +90,15 @@ class Backend {
     /// Packs a tensor of any strides, on this device or the host, into C order at `to`. Host memory
     /// may be reused when the call returns, device memory after what is enqueued.
     virtual void gather(void* to, const TensorRef& from) = 0;
+    struct Copy {
+        char* to;
+        TensorRef from;
+        int64_t room;  // bytes from `to` on that belong to this value: with its padding
+    };
+    /// The same of several at once.
+    virtual void gather(const std::vector<Copy>& copies) {
+        for (const Copy& copy : copies) gather(copy.to, copy.from);
+    }
     virtual void run(const BoundOp& op) = 0;  // enqueues one op
     virtual std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) = 0;
     /// For profiles; `ops`, and their captured form if there is one, outlive it. By itself a

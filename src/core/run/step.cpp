@@ -399,9 +399,14 @@ TensorRef Step::apart(const TensorRef& from, ValueId to) {
 void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     Backend& backend = *machine_->backend;
     check_indices(inputs);
-    std::vector<TensorRef> sources;  // all before the first is copied: a failure leaves all as is
-    for (const auto& [id, tensor] : inputs) sources.push_back(backend.ready(apart(tensor, id)));
-    for (size_t i = 0; i < inputs.size(); i++) backend.gather(address(inputs[i].first), sources[i]);
+    std::vector<Backend::Copy> copies;  // all before the first is made: a failure leaves all as is
+    for (const auto& [id, tensor] : inputs) {
+        const Cell& cell = *cells_.at(plan_.places[id].storage);
+        const bool own = cell.owner == segments_[static_cast<int>(Segment::inputs)];
+        copies.push_back(
+            {cell.data, backend.ready(apart(tensor, id)), own ? align_up(cell.bytes) : cell.bytes});
+    }
+    backend.gather(copies);
     release(inputs, stream);
 }
 

@@ -340,6 +340,7 @@ class CpuBackend : public Backend {
         if (bytes) std::memmove(to, from, bytes);
     }
 
+    using Backend::gather;
     void gather(void* to, const TensorRef& from) override {
         const int64_t count = element_count(from.shape), size = dtype_size(from.dtype);
         if (count == 0) return;

@@ -139,6 +139,7 @@ class CudaBackend : public Backend {
         return from;
     }
 
+    using Backend::gather;
     void gather(void* to, const TensorRef& from) override {
         const auto bytes =
             static_cast<uint64_t>(element_count(from.shape) * dtype_size(from.dtype));
@@ -153,6 +154,34 @@ class CudaBackend : public Backend {
             stream_->copy(to, from.data, bytes);
         } else {
             run(packer(to, from));
+        }
+    }
+
+    void gather(const std::vector<Copy>& copies) override {
+        constexpr int64_t kJoined = 64 << 10;  // bytes; a copy of its own costs some 2 us (H200)
+        std::vector<const Copy*> joined;
+        for (const Copy& copy : copies) {
+            const bool whole = is_contiguous(copy.from.shape, copy.from.strides);
+            if (copy.from.device.kind == Device::cpu && whole && copy.room <= kJoined)
+                joined.push_back(&copy);
+            else
+                gather(copy.to, copy.from);
+        }
+        std::sort(joined.begin(), joined.end(),
+                  [](const Copy* a, const Copy* b) { return a->to < b->to; });
+        for (size_t i = 0, end = 0; i < joined.size(); i = end) {
+            int64_t room = 0;
+            std::vector<Stream::Part> parts;
+            for (end = i; end < joined.size() && joined[end]->to == joined[i]->to + room &&
+                          room + joined[end]->room <= kJoined;
+                 end++) {
+                const TensorRef& from = joined[end]->from;
+                const auto bytes =
+                    static_cast<uint64_t>(element_count(from.shape) * dtype_size(from.dtype));
+                parts.push_back({static_cast<uint64_t>(room), from.data, bytes});
+                room += joined[end]->room;
+            }
+            stream_->upload(joined[i]->to, parts);
         }
     }
 

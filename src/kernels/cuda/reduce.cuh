@@ -207,37 +207,54 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
 //
 // Shape says rows and n; make(r) is row r; put(r, v) does what is left to do with its result.
 
-/// chain(Chunk) by a thread a row. A lot is on its way while the one before is added.
+/// The chunk of `Count` elements from `begin` on. A lot is on its way while the one before is
+/// added.
+template <class Op, class A, int Count, class Row>
+__device__ __forceinline__ A chunk_of(const Row& row, int begin) {
+    constexpr int Lot = lot_of(Count - 1, 5, 8), lots = (Count - 1) / Lot, rest = (Count - 1) % Lot;
+    A part = row(begin), s[Lot];
+    int i = begin + 1;
+    if constexpr (lots > 0) {
+#pragma unroll
+        for (int q = 0; q < Lot; q++) s[q] = row(i + q);
+#pragma unroll 1
+        for (int lot = 1; lot < lots; lot++) {
+            A next[Lot];
+            i += Lot;
+#pragma unroll
+            for (int q = 0; q < Lot; q++) next[q] = row(i + q);
+#pragma unroll
+            for (int q = 0; q < Lot; q++) part = Op::join(part, s[q]), s[q] = next[q];
+        }
+        i += Lot;
+    }
+    A last[rest + 1];
+#pragma unroll
+    for (int q = 0; q < rest; q++) last[q] = row(i + q);
+    if constexpr (lots > 0)
+#pragma unroll
+        for (int q = 0; q < Lot; q++) part = Op::join(part, s[q]);
+#pragma unroll
+    for (int q = 0; q < rest; q++) part = Op::join(part, last[q]);
+    return part;
+}
+
+/// chain(Chunk) by a thread a row.
 template <class Op, class A, int64_t Chunk, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_threads(const Grid& grid, Make make, Put put) {
-    constexpr int n = int(Shape::n), Lot = n < 8 ? 1 : 8;
+    constexpr int n = int(Shape::n), chunk = int(Chunk), rest = n % chunk;
     for (int r = int(grid.block * grid.threads + grid.thread()); r < int(Shape::rows);
          r += int(grid.blocks * grid.threads)) {
         const auto row = make(r);
         A total = Op::empty();
 #pragma unroll 1
-        for (int begin = 0; begin < n; begin += int(Chunk)) {
-            const int end = n - begin < int(Chunk) ? n : begin + int(Chunk);
-            A part = row(begin), s[Lot];
-            int i = begin + 1;
-            if (i + Lot <= end) {
-#pragma unroll
-                for (int q = 0; q < Lot; q++) s[q] = row(i + q);
-#pragma unroll 1
-                for (; i + 2 * Lot <= end; i += Lot) {
-                    A next[Lot];
-#pragma unroll
-                    for (int q = 0; q < Lot; q++) next[q] = row(i + Lot + q);
-#pragma unroll
-                    for (int q = 0; q < Lot; q++) part = Op::join(part, s[q]), s[q] = next[q];
-                }
-#pragma unroll
-                for (int q = 0; q < Lot; q++) part = Op::join(part, s[q]);
-                i += Lot;
-            }
-#pragma unroll 1
-            for (; i < end; i++) part = Op::join(part, row(i));
+        for (int begin = 0; begin + chunk <= n; begin += chunk) {
+            const A part = chunk_of<Op, A, chunk>(row, begin);
             total = begin == 0 ? part : Op::join(total, part);
+        }
+        if constexpr (rest > 0) {
+            const A part = chunk_of<Op, A, rest>(row, n - rest);
+            total = n < chunk ? part : Op::join(total, part);
         }
         put(r, total);
     }

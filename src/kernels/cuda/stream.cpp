@@ -104,6 +104,19 @@ void Stream::upload(void* to, const void* from, uint64_t bytes) {
     }
 }
 
+void Stream::upload(void* to, const std::vector<Part>& parts) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    const uint64_t bytes = parts.back().at + parts.back().bytes;
+    if (bytes == 0) return;
+    uint64_t got = 0;
+    char* const staged = stage(bytes, &got);
+    check(got == bytes, "cuda: parts of a copy that find no room in the staging memory");
+    for (const Part& part : parts)
+        if (part.bytes) std::memcpy(staged + part.at, part.from, part.bytes);
+    AICF_CU(cu, cuMemcpyHtoDAsync, address(to), staged, bytes, stream_);
+}
+
 void Stream::download(void* to, const void* from, uint64_t bytes) {
     const Driver& cu = driver();
     const Scope scope(gpu_);

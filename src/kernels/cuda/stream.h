@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "kernels/cuda/driver.h"
 
@@ -24,6 +25,14 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void ready_stage();
     /// Host to device; `from` may be reused when the call returns.
     void upload(void* to, const void* from, uint64_t bytes);
+    /// Several parts by one copy, which writes what lies between them too: in ascending order, of
+    /// at most a half of the staging memory.
+    struct Part {
+        uint64_t at;  // bytes behind where the first goes
+        const void* from;
+        uint64_t bytes;
+    };
+    void upload(void* to, const std::vector<Part>& parts);
     /// Device to host, complete on return.
     void download(void* to, const void* from, uint64_t bytes);
     void copy(void* to, const void* from, uint64_t bytes);
