@@ -485,6 +485,14 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
     check_block(static_cast<const char*>(parameters[0]));
     return CUDA_SUCCESS;
 }
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
+                          void** extra) {
+    MAY_FAIL;
+    if (config->numAttrs > 1) broken("a launch with attributes that nobody has asked for");
+    return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
+                          config->blockDimX, config->blockDimY, config->blockDimZ,
+                          config->sharedMemBytes, config->hStream, parameters, extra);
+}
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                                 void* at, const cuuint64_t* sizes, const cuuint64_t* steps,
                                 const cuuint32_t* box, const cuuint32_t* each,

@@ -25,10 +25,11 @@ class Captured {
     /// Enqueues one run or several, at most `times`; returns how many.
     virtual int64_t launch(int64_t times) = 0;
     virtual void rebind(int op, const ArgBlock& args) = 0;
-    /// Whether it is one launch that runs many steps, on slices of what is fed; and such a launch,
-    /// on slices that lie one behind the other: by operand, where.
+    /// Whether it is one launch that can run many steps, each on a slice of what is fed; and such a
+    /// launch. By operand, where its slices lie, one behind the other.
+    using Operands = std::vector<std::pair<int, const void*>>;
     virtual bool loops_over() const { return false; }
-    virtual void launch_over(const std::vector<std::pair<int, const void*>>&, int64_t) {}
+    virtual void launch_over(const Operands&, int64_t) {}
     struct Launch {
         std::string op, kernel;
     };

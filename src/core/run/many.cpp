@@ -18,9 +18,9 @@ struct Step::Feed {
     std::vector<Part> parts;  // of inputs that an op reads
     int64_t steps = 0;        // slices there is room for
     std::shared_ptr<void> memory;
-    std::vector<std::pair<int, const void*>> operands;  // of the launch that runs many steps
-    std::unique_ptr<Captured> captured;                 // without one: a step for each slice
-    uint64_t bindings = 0;                              // as they were when it was made
+    Captured::Operands operands;         // of the launch that runs many steps
+    std::unique_ptr<Captured> captured;  // without one: a step for each slice
+    uint64_t bindings = 0;               // as they were when it was made
 };
 
 namespace {

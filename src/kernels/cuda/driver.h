@@ -52,6 +52,7 @@ namespace aicf::cuda {
     X(cuFuncSetAttribute, cuFuncSetAttribute)                            \
     X(cuFuncLoad, cuFuncLoad)                                            \
     X(cuLaunchKernel, cuLaunchKernel)                                    \
+    X(cuLaunchKernelEx, cuLaunchKernelEx)                                \
     X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled)                    \
     X(cuGraphCreate, cuGraphCreate)                                      \
     X(cuGraphDestroy, cuGraphDestroy)                                    \

@@ -37,8 +37,9 @@ class CapturedGraph : public Captured {
     std::pair<CUgraphExec, int> launched(int64_t times) const;
     void rebind(int op, const ArgBlock& args) override;
     bool loops_over() const override { return loops_; }
-    void launch_over(const std::vector<std::pair<int, const void*>>& operands,
-                     int64_t steps) override;
+    void launch_over(const Operands& slices, int64_t steps) override {
+        launch_loop(1, steps, slices);
+    }
     std::vector<Launch> trace() const override;
 
   private:
@@ -52,8 +53,7 @@ class CapturedGraph : public Captured {
     struct alignas(64) Chunk {
         char bytes[64];
     };
-    void hold(const ArgBlock& args);
-    int64_t launch_steps(int64_t steps);
+    void launch_loop(int64_t steps, int64_t slices, const Operands& operands);
     void find_order();
     void build(Run& run);
     void add(Run& run, size_t op);
@@ -68,8 +68,7 @@ class CapturedGraph : public Captured {
     std::vector<bool> urgent_;           // by op: before what runs beside it; empty: all alike
     Run one_, many_;
     bool loops_ = false;         // the plan is one launch that can run many steps
-    std::vector<Chunk> looped_;  // its argument block,
-    int64_t steps_ = 0;          // and how many steps that says, as `many_` has it; 0: none yet
+    std::vector<Chunk> looped_;  // the argument block of the last such launch
 };
 
 /// The same ops as a chain in their order, an event before each and behind the last.

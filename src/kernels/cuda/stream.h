@@ -53,7 +53,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     Gpu& gpu_;
     CUstream stream_ = nullptr;
     CUevent order_ = nullptr;
-    std::mutex order_lock_;  // tensors that were lent come back on any thread
+    std::mutex order_lock_;     // tensors that were lent come back on any thread
+    std::vector<char> inline_;  // of a copy that the driver has taken up when the call returns
     char* pinned_ = nullptr;
     uint64_t used_ = 0;     // of both halves
     CUevent left_[2] = {};  // recorded when a half was left
