@@ -367,6 +367,7 @@ def checked(fn: Function) -> Function:
     builds = owner != "Step" and not any("Path" in str(p.annotation) for p in plain)
     carriers = [p.name for p in plain if re.search("Value|Operand|Data", p.annotation)]
     data = [p.name for p in plain if "Data" in p.annotation]
+    bare = not (owner or carriers or data)
 
     def given_as(key: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
         at = places.get(key, len(args))
@@ -404,6 +405,13 @@ def checked(fn: Function) -> Function:
                 where = f'{label} "{text}"'
             error = arguments[key].refusal(where, key, given_as(key, args, named))
             raise (placed(error) if builds else error) from None
+        if bare:  # it appends to no graph
+            try:
+                return fn(*taken, **named)
+            except (GraphError, ShapeError, DTypeError) as error:
+                if builds:
+                    placed(error)
+                raise
         owners = [*taken[: bool(owner)], *(given_as(key, taken, named) for key in carriers)]
         arrays = [key for key in data if isinstance(given_as(key, taken, named), np.ndarray)]
         graphs = _graphs(owners) or ([_current_graph(label)] if arrays else [])

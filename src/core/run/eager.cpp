@@ -115,7 +115,7 @@ bool overlaps(const TensorRef& a, const TensorRef& b) {
 }
 
 bool overlaps_itself(const TensorRef& tensor) {
-    if (is_empty(tensor.shape)) return false;
+    if (is_contiguous(tensor.shape, tensor.strides) || is_empty(tensor.shape)) return false;
     std::vector<Term> axes = steps_of(tensor, 1);
     std::erase_if(axes, [](const Term& axis) { return axis.most == 0; });
     std::sort(axes.begin(), axes.end(),
@@ -182,15 +182,15 @@ struct Call {
 
     void check_devices() const {
         const Device device = outputs[0].device;
-        const auto same = [&](const std::string& kind, const std::string& name,
-                              const TensorRef& tensor) {
-            if (!(tensor.device == device))
-                raise(ErrorKind::device_unavailable, def.name, ": ", kind, name, " is on ",
-                      to_string(tensor.device), ", output ", output(0), " on ", to_string(device),
-                      "; need one device (copy it there)");
+        const auto other = [&](const std::string& name, const TensorRef& tensor) {
+            raise(ErrorKind::device_unavailable, def.name, ": ", name, " is on ",
+                  to_string(tensor.device), ", output ", output(0), " on ", to_string(device),
+                  "; need one device (copy it there)");
         };
-        for (size_t i = 0; i < inputs.size(); i++) same("input ", input(i), inputs[i]);
-        for (size_t i = 0; i < outputs.size(); i++) same("output ", output(i), outputs[i]);
+        for (size_t i = 0; i < inputs.size(); i++)
+            if (!(inputs[i].device == device)) other(cat("input ", input(i)), inputs[i]);
+        for (size_t i = 0; i < outputs.size(); i++)
+            if (!(outputs[i].device == device)) other(cat("output ", output(i)), outputs[i]);
     }
 
     void check_types(const std::vector<Type>& types) const {
@@ -269,11 +269,15 @@ std::vector<Type> types_of(const std::vector<TensorRef>& tensors) {
 
 /// A view without a value: of a product its offset says how it lies to the 16 bytes that some
 /// kernels copy at a time.
+int64_t offset_of(const LoweredDef& def, const TensorRef& tensor) {
+    if (!def.gemm) return 0;
+    return static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data) % 16) /
+           dtype_size(tensor.dtype);
+}
+
 View placed_view(const LoweredDef& def, const TensorRef& tensor) {
     View view = view_of(tensor);
-    if (def.gemm)
-        view.offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data) % 16) /
-                      dtype_size(tensor.dtype);
+    view.offset = offset_of(def, tensor);
     return view;
 }
 
@@ -331,6 +335,45 @@ struct Desk {
     };
     std::vector<Pending> pending;  // enqueued, perhaps not done
 
+    /// A call that was checked, by what of it holds no address: the next one like it asks again for
+    /// none but what depends on these.
+    struct Known {
+        const LoweredDef* def;
+        Attrs attrs;
+        std::vector<View> operands;  // inputs first
+        size_t inputs;
+        LoweredOp op;
+        std::shared_ptr<const Kernel> kernel;
+        std::shared_ptr<const void> code = {};
+    };
+    std::vector<Known> known;  // the last ones, in turns
+    size_t next = 0;
+
+    const Known* find(const LoweredDef& def, const std::vector<TensorRef>& inputs,
+                      const std::vector<TensorRef>& outputs, const Attrs& attrs) const {
+        const auto alike = [&](const View& view, const TensorRef& tensor) {
+            return view.dtype == tensor.dtype && view.shape == tensor.shape &&
+                   view.strides == tensor.strides && view.offset == offset_of(def, tensor);
+        };
+        const auto is_it = [&](const Known& one) {
+            return one.def == &def && one.inputs == inputs.size() &&
+                   one.operands.size() == inputs.size() + outputs.size() &&
+                   std::equal(inputs.begin(), inputs.end(), one.operands.begin(),
+                              [&](const auto& a, const auto& b) { return alike(b, a); }) &&
+                   std::equal(outputs.begin(), outputs.end(),
+                              one.operands.begin() + static_cast<ptrdiff_t>(inputs.size()),
+                              [&](const auto& a, const auto& b) { return alike(b, a); }) &&
+                   one.attrs == attrs;
+        };
+        const auto found = std::find_if(known.begin(), known.end(), is_it);
+        return found == known.end() ? nullptr : &*found;
+    }
+    const Known& keep(Known one) {
+        constexpr size_t kMost = 64;
+        if (known.size() < kMost) return known.emplace_back(std::move(one));
+        return known[next++ % kMost] = std::move(one);
+    }
+
     void synchronize() {
         backend->synchronize();
         pending.clear();
@@ -387,6 +430,27 @@ std::shared_ptr<Desk> desk(Device device) {
     return found;
 }
 
+/// That of a device, where there was a call on it before.
+std::shared_ptr<Desk> opened(Device device) {
+    const std::lock_guard guard(desks().lock);
+    const auto found = desks().open.find({device.kind, device.index});
+    return found == desks().open.end() ? nullptr : found->second;
+}
+
+/// A call that its checks let through, with its kernel.
+Desk::Known chosen(const Backend& backend, LoweredOp op, const std::vector<TensorRef>& inputs,
+                   const std::vector<TensorRef>& outputs, const Attrs& attrs) {
+    const LoweredDef& def = *op.def;
+    Desk::Known result{&def, attrs, {}, inputs.size(), std::move(op), {}};
+    for (const auto* tensors : {&inputs, &outputs})
+        for (const TensorRef& tensor : *tensors)
+            result.operands.push_back(placed_view(def, tensor));
+    if (def.gemm && !attrs.find("order"))
+        result.op.attrs.set("order", product_order(result.op, backend.target().tensor_cores()));
+    result.kernel = backend.target().select(result.op);
+    return result;
+}
+
 }  // namespace
 
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
@@ -394,15 +458,29 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              std::optional<intptr_t> stream) {
     refuse_in_host_call();
     const FloatMode mode;
-    LoweredOp op = check_call(def, inputs, outputs, attrs);
-    const auto held = desk(outputs[0].device);
+    std::shared_ptr<Desk> held = outputs.empty() ? nullptr : opened(outputs[0].device);
+    std::optional<LoweredOp> fresh;
+    if (!held) {
+        fresh = check_call(def, inputs, outputs, attrs);  // before a device is opened
+        held = desk(outputs[0].device);
+    }
     Desk& at = *held;
     const std::lock_guard guard(at.lock);
-    if (def.gemm && !attrs.find("order"))
-        op.attrs.set("order", product_order(op, at.backend->target().tensor_cores()));
+    const Desk::Known* known = at.find(def, inputs, outputs, attrs);
+    if (known) {
+        const Call call{def, inputs, outputs};
+        call.check_devices();
+        call.check_memory();
+    } else {
+        if (!fresh) fresh = check_call(def, inputs, outputs, attrs);
+        Desk::Known one = chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs);
+        one.code = at.backend->load({one.kernel})[0];
+        known = &at.keep(std::move(one));
+    }
+    const LoweredOp& op = known->op;
     BoundOp bound;
-    bound.kernel = at.backend->target().select(op);
-    bound.code = at.backend->load({bound.kernel})[0];
+    bound.kernel = known->kernel;
+    bound.code = known->code;
     bound.op = def.name;
     std::vector<void*> addresses;
     for (const auto* tensors : {&inputs, &outputs})

@@ -137,15 +137,16 @@ KernelText updates_text(const LoweredOp& op, const Limits& limits) {
     // As warps that stand for blocks, which may be fewer than that, they take turns.
     const std::string head =
         limits.one_block
-            ? cat("    for (int64_t t = int64_t(grid.block) * 32 + grid.thread(); t < ", 32 * warps,
-                  "; t += int64_t(grid.blocks) * 32) {\n    const int64_t warp = t / 32;\n")
+            ? cat("    for (int t = int(grid.block * 32 + grid.thread()); t < ", 32 * warps,
+                  "; t += int(grid.blocks) * 32) {\n    const int warp = t / 32;\n")
             : "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = t / "
               "32;\n";
     check(!limits.one_block || numbers.make.empty(), "cuda: numbers of updates in one block");
     if (limits.one_block) text.threads = 32, text.blocks = warps;
     text.body = body_head(op, layout);
     text.body +=
-        cat("    typedef ", type, " R;\n", head, pointers, "    int64_t i = 0, n = 0;\n", choose,
+        cat("    typedef ", type, " R;\n", head, pointers, "    ",
+            limits.one_block ? "int" : "int64_t", " i = 0, n = 0;\n", choose,
             "    const bool wide = ", wide, ";\n    if (i < n) {\n", load, "    }\n", numbers.make,
             numbers.held ? "    __syncthreads();\n" : "", "    if (i < n) {\n");
     for (size_t k = static_cast<size_t>(tensors); k < like.inputs.size(); k++)
