@@ -122,3 +122,54 @@ def test_logits_take_the_place_of_what_they_are_made_of(n):
     host, device = (g.compile(device=device, seed=1) for device in ("cpu", "cuda"))
     want = host()["loss"].numpy().tobytes()
     assert [device()["loss"].numpy().tobytes() for _ in range(20)] == [want] * 20
+
+
+def loss_of(n, count, dtype="float32"):
+    """A classifier's loss and what reaches its features."""
+    rng = np.random.default_rng(n)
+    held = "float32" if dtype == "bfloat16" else dtype
+    g = aicf.Graph("loss")
+    x = g.param("x", (count, 8), held, init=rng.standard_normal((count, 8)).astype(held))
+    w = g.param("w", (8, n), held, init=rng.standard_normal((8, n)).astype(held))
+    z = aicf.cast(x @ w, dtype)
+    labels = g.constant(rng.integers(-1, n + 1, count))  # some of which are no class
+    loss = aicf.cross_entropy(z, labels)
+    g.output("loss", aicf.cast(loss, held))
+    for value, grad in g.backward(loss, [x, w]).items():
+        g.output(f"d{value.name}", aicf.cast(grad, held))
+    return g
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [10, 513, 3000, 33000])
+def test_a_loss_has_its_gradient_in_one_launch(n):
+    """Which takes the place of the logits; what a row has one of lies nowhere."""
+    passes = [name for name in _core.pass_names() if name != "block"]
+    plan = json.loads(_core.cuda_plan(loss_of(n, 64)._core, passes))
+    (both,) = (
+        op
+        for op in plan["ops"]
+        if [step["op"] for step in op.get("body", ())] == ["cross_entropy", "cross_entropy_grad"]
+    )
+    loss, grad = (plan["values"][str(view["value"])] for view in both["outputs"])
+    logits = plan["values"][str(both["inputs"][0]["value"])]
+    assert loss["bytes"] == 4 * 64 and grad["storage"] == logits["storage"]
+    assert len([op for op in plan["ops"] if "cross" in json.dumps(op)]) == 1
+    for arch in ("sm_80", "sm_90a"):
+        programs = _core.cuda_programs(loss_of(n, 64)._core, passes, arch=arch)
+        _core.cuda_cubins(programs, arch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
+@pytest.mark.parametrize("n", [1, 10, 100, 513, 3000, 16384, 33000])
+def test_bits_of_a_loss_with_its_gradient(n, dtype):
+    """As apart and as on a CPU, with labels that are no class."""
+    ends = []
+    for device, passes in (("cpu", "default"), ("cuda", "default"), ("cuda", [])):
+        step = loss_of(n, 67, dtype).compile(device=device, passes=passes, checks="off")
+        step()
+        ends.append({name: value.numpy() for name, value in step().items()})
+    for other in ends[1:]:
+        for name, value in ends[0].items():
+            assert value.tobytes() == other[name].tobytes(), name

@@ -1,5 +1,6 @@
 // Vertical fusion: pointwise chains, and the pointwise prologues and epilogues of products,
 // reductions and ops on rows, become regions.
+#include <set>
 #include <utility>
 
 #include "core/compile/group.h"
@@ -260,6 +261,59 @@ constexpr AnchorRule kReductions{[](const LoweredOp& op) { return op.def->stream
 constexpr AnchorRule kRows{[](const LoweredOp& op) { return !op.def->rows.empty(); }, row_region,
                            true, false};
 
+/// A cross entropy and its gradient as one op, in the place of the first. What the two alone hand
+/// to each other lies nowhere.
+LoweredOp loss_and_gradient(const LoweredOp& loss, const LoweredOp& grad,
+                            const std::set<ValueId>& read) {
+    LoweredOp region;
+    region.def = region_def();
+    region.node = grad.node;
+    region.inputs = loss.inputs;
+    std::vector<View> made = loss.outputs;
+    made.push_back(grad.outputs[0]);
+    std::vector<int> numbers(made.size());
+    const int inputs = static_cast<int>(region.inputs.size());
+    for (const bool outside : {true, false})
+        for (size_t k = 0; k < made.size(); k++) {
+            if (outside != (k == 0 || k == 3 || read.contains(made[k].value))) continue;
+            numbers[k] = inputs + static_cast<int>(region.outputs.size() + region.inner.size());
+            (outside ? region.outputs : region.inner).push_back(made[k]);
+        }
+    region.body = {{loss.def, {0, 1}, {numbers[0], numbers[1], numbers[2]}, loss.attrs, loss.node},
+                   {grad.def, {0, 1, numbers[1], numbers[2]}, {numbers[3]}, grad.attrs, grad.node}};
+    return region;
+}
+
+/// The gradient of a cross entropy joins it where both take the same logits and labels.
+void join_losses(Lowered& lowered, const Target& target) {
+    std::vector<LoweredOp>& ops = lowered.ops;
+    const auto alike = [](const View& a, const View& b) {
+        return a.value == b.value && same_layout(a, b);
+    };
+    for (size_t at = 0; at < ops.size(); at++) {
+        if (ops[at].def->name != "cross_entropy") continue;
+        const LoweredOp& loss = ops[at];
+        const auto gradient = [&](const LoweredOp& op) {
+            return op.def->name == "cross_entropy_grad" && alike(op.inputs[0], loss.inputs[0]) &&
+                   alike(op.inputs[1], loss.inputs[1]) && alike(op.inputs[2], loss.outputs[1]) &&
+                   alike(op.inputs[3], loss.outputs[2]);
+        };
+        const auto from = ops.begin() + static_cast<ptrdiff_t>(at);
+        const auto grad = std::find_if(from, ops.end(), gradient);
+        if (grad == ops.end()) continue;
+        std::set<ValueId> read;
+        for (const LoweredOp& op : ops)
+            for (const View& view : op.inputs)
+                if (&op != &*grad) read.insert(view.value);
+        for (const Lowered::Output& output : lowered.outputs) read.insert(output.value);
+        for (const Assign& assign : lowered.assigns) read.insert(assign.source);
+        LoweredOp region = loss_and_gradient(loss, *grad, read);
+        if (!loss_region(region) || !target.fits(region)) continue;
+        ops[at] = std::move(region);
+        ops.erase(grad);
+    }
+}
+
 }  // namespace
 
 void fuse_pointwise(Lowered& lowered, const Target& target) { Pointwise(lowered, target).run(); }
@@ -272,6 +326,7 @@ void fuse_reductions(Lowered& lowered, const Target& target) {
 }
 void fuse_rows(Lowered& lowered, const Target& target) {
     AnchorFusion(lowered, target, kRows).run();
+    join_losses(lowered, target);
 }
 
 }  // namespace aicf

@@ -113,6 +113,18 @@ bool plain_product(const View& a, const View& b, const Dims& result) {
     return result == shape;
 }
 
+bool loss_region(const LoweredOp& op) {
+    if (op.body.size() != 2 || op.inputs.size() != 2) return false;
+    const RegionStep &loss = op.body[0], &grad = op.body[1];
+    if (loss.def->name != "cross_entropy" || grad.def->name != "cross_entropy_grad" ||
+        loss.inputs != std::vector<int>{0, 1} || loss.outputs.size() != 3 ||
+        grad.inputs != std::vector<int>{0, 1, loss.outputs[1], loss.outputs[2]})
+        return false;
+    const int first = static_cast<int>(op.inputs.size());
+    const int gradient = grad.outputs.at(0) - first;
+    return gradient >= 0 && gradient < std::ssize(op.outputs);
+}
+
 bool product_region(const LoweredOp& op) {
     const RegionStep& gemm = op.body[0];
     if (!gemm.def->gemm || gemm.inputs != std::vector<int>{0, 1}) return false;

@@ -103,7 +103,9 @@ constexpr Family kFamilies[] = {
          return with_programs(of_table(op, table, "fused_reduce"), build_reduction(table, op));
      }},
     {"rows with programs",
-     [](const LoweredOp& op, const Table&) { return !alone(op) && !anchor(op).rows.empty(); },
+     [](const LoweredOp& op, const Table&) {
+         return !alone(op) && !anchor(op).rows.empty() && !loss_region(op);
+     },
      [](const LoweredOp& op, const Table& table) {
          return with_programs(of_table(op, table, "fused_rows"), build_rows(table, op));
      }},

@@ -1,6 +1,7 @@
 // The softmax family and cross entropy: which team takes a row, and what it reads and writes.
 #include <algorithm>
 
+#include "core/graph/region.h"
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/thresholds.h"
 
@@ -32,7 +33,7 @@ RowOp row_op_of(const LoweredOp& op) {
         for (size_t k = 0; k < op.inputs.size() + op.outputs.size(); k++)
             row.operands.push_back(static_cast<int>(k));
     } else {
-        row.at = anchor_step(op);
+        row.at = loss_region(op) ? 0 : anchor_step(op);
         const RegionStep& step = op.body[row.at];
         row.def = step.def;
         row.attrs = &step.attrs;
@@ -80,7 +81,9 @@ std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& l
         if (at == row.operands.end() || row.elements(static_cast<int>(at - row.operands.begin())))
             stored.push_back(k);
     }
-    const std::vector<size_t> steps = steps_for(op, 0, op.body.size(), stored);
+    const bool direct = op.body.empty() || loss_region(op);  // what the row op makes is stored
+    const std::vector<size_t> steps =
+        direct ? std::vector<size_t>() : steps_for(op, 0, op.body.size(), stored);
     std::vector<int> read;
     for (size_t i : steps)
         if (op.body[i].def->pointwise)
@@ -104,8 +107,9 @@ std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& l
         store +=
             cat("            store_some", field(number, cat("y", k)), "y", k, ", r", k, ", i);\n");
     }
-    const std::string formula = op.body.empty() ? (stored.empty() ? "" : "r0[j] = v[j];")
-                                                : body_formula(op, layout, before, steps);
+    const std::string formula = !direct          ? body_formula(op, layout, before, steps)
+                                : stored.empty() ? ""
+                                                 : cat("r", stored[0] - inputs, "[j] = v[j];");
     const std::string head = "        __device__ __forceinline__ void ";
     return cat(
         "struct @_Put {\n    static constexpr bool stores = ", stored.empty() ? "false" : "true",
@@ -214,6 +218,12 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     text.blocks = team.warps > 1 ? rows : (team.units(rows) + kRowWarps - 1) / kRowWarps;
     text.shared =
         static_cast<uint32_t>(team.results * dtype_size(a == "double" ? DType::f64 : DType::f32));
+    if (loss_region(op)) {
+        const auto scale = layout.scalars + 8 * static_cast<int>(op.body[0].def->attrs.size());
+        text.body += cat("    cross_entropy_with_grad<", a, ", ", team.type, ", @_Shape>(",
+                         arguments, ", scalar::cast<", a, ">(block.number(", scale, ")));\n}\n");
+        return text;
+    }
     const bool softmax = !norm && name != "cross_entropy";
     const bool log = name.starts_with("log_");
     const auto flag = [](bool set) { return set ? "true, " : "false, "; };

@@ -128,6 +128,56 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
     });
 }
 
+/// What becomes of the elements of a row of logits: its part of the gradient.
+template <class A, int64_t N, class Out>
+struct GradientRow {
+    Out out;
+    A most, sum, share;
+    int64_t label;
+    __device__ __forceinline__ A of(int64_t i, A v) const {
+        const A grad = scalar::cross_entropy_grad_of_label(v, most, i == label ? sum : A(0), share);
+        return label >= 0 && label < N ? grad : A(0);
+    }
+    __device__ __forceinline__ void four(int64_t i, const A (&v)[4]) const {
+        A grad[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) grad[j] = of(i + j, v[j]);
+        out.four(i, grad);
+    }
+    __device__ __forceinline__ void operator()(int64_t i, A v) const { out(i, of(i, v)); }
+};
+
+/// Cross entropy and its gradient, which `put` takes and which may lie where the logits do.
+template <class A, class Team, class Shape, class Make, class Labels, class Loss, class Most,
+          class Sum, class Put>
+__device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make make, Labels labels,
+                                                        Loss loss, Most set_most, Sum set_sum,
+                                                        Put put, A scale) {
+    extern __shared__ __align__(16) char bytes[];
+    Team team{reinterpret_cast<A*>(bytes)};
+    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+        const auto row = make(r);
+        const auto x = team.take(row);
+        const A most = team.template reduce<MaxOf<A>>(x);
+        const A sum = team.template reduce<SumOf<A>>(
+            team.map(x, [most](A v) { return scalar::exp(v - most); }));
+        const int64_t label = labels(r);
+        if (mine && team.leads()) {
+            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
+            loss(r, label >= 0 && label < Shape::n
+                        ? scalar::cross_entropy_loss(row(label), most, scalar::log(sum))
+                        : nan);
+            set_most(r, most);
+            set_sum(r, sum);
+        }
+        Team::sync();  // the label's element is read before its gradient takes its place
+        const auto out = put(r);
+        if (mine)
+            team.put(x, GradientRow<A, Shape::n, decltype(put(r))>{out, most, sum,
+                                                                   scalar::div(scale, sum), label});
+    });
+}
+
 /// A warp takes `Lot` elements a lane of one row, whose share is divided out once; of rows shorter
 /// than that a thread takes an element.
 template <class A, class Shape, class Make, class Labels, class Most, class Sum, class Put>
