@@ -140,7 +140,7 @@ __device__ __forceinline__ void add_chunk(A (&acc)[R][C], const E* a, const E* b
     if constexpr (lots > 0) {
         Terms<A, R, C, Lot, Shape> terms;
         terms.load(a, b);
-#pragma unroll 1
+#pragma unroll 2  // so that a lot need not move to where the one before it was
         for (int i = 1; i < lots; i++) {
             a += Lot * Shape::a_col;
             b += Lot * Shape::b_row;

@@ -217,7 +217,7 @@ __device__ __forceinline__ A chunk_of(const Row& row, int begin) {
     if constexpr (lots > 0) {
 #pragma unroll
         for (int q = 0; q < Lot; q++) s[q] = row(i + q);
-#pragma unroll 1
+#pragma unroll 2  // so that a lot need not move to where the one before it was
         for (int lot = 1; lot < lots; lot++) {
             A next[Lot];
             i += Lot;
