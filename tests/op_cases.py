@@ -739,6 +739,41 @@ row(
     zero_sign=False,
 )
 
+
+def _scaled_adam(p, grad, *rest):
+    *numbers, keep, scale = rest
+    return _adam(p * keep, grad * scale, *numbers)
+
+
+def _scaled_adam_bound(p, grad, *rest):
+    *numbers, keep, scale = rest
+    return _adam_bound(p * keep, grad * scale, *numbers)
+
+
+row(
+    "ScaledAdamStep",
+    (
+        Arg("bc"),
+        Arg("bc"),
+        Arg("bc"),
+        Arg("bc", 0.1, 1),
+        Arg("", 1, 10, NUMBER),
+        Arg("", 1, 100, NUMBER),
+        Arg("", 1e-3, 1e-2, NUMBER, 0),
+        Arg("", 0.85, 0.95, NUMBER),
+        Arg("", 0.99, 0.999, NUMBER),
+        Arg("", 1e-9, 1e-7, NUMBER, 0),
+        Arg("", 0.9, 1, NUMBER, 0),
+        Arg("", 0.1, 1, NUMBER, 0),
+    ),
+    lambda g, *v: g._emit("ScaledAdamStep", list(v)),
+    _scaled_adam,
+    ulp=1,
+    extra=_scaled_adam_bound,
+    grad=EFFECT,
+    zero_sign=False,
+)
+
 # Their rows; they need `row` from here.
 import op_cases_layers  # noqa: E402, F401
 import op_cases_reduce  # noqa: E402, F401

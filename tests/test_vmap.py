@@ -17,7 +17,7 @@ RANDOM = "each example would need numbers of its own"
 EFFECT = "an update is of params, which examples share"
 REFUSED = {
     **dict.fromkeys(("RandomUniform", "RandomNormal", "Dropout"), RANDOM),
-    **dict.fromkeys(("StepInc", "BiasCorr", "SgdStep", "AdamStep"), EFFECT),
+    **dict.fromkeys(("StepInc", "BiasCorr", "SgdStep", "AdamStep", "ScaledAdamStep"), EFFECT),
     "CustomOp": "its sources are written for one example",
     "HostCall": "its callback is written for one example",
     "CustomGradient": "its backward is written for one example",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ._core import DTypeError, GraphError
 from .arguments import checked, is_it, placed, user_line
@@ -20,16 +20,23 @@ if TYPE_CHECKING:
     from .graph import Graph, Value
 
 Grads = Mapping["Value", "Value"]
+Limit: TypeAlias = "float | Value | _Scaled | None"
 
 
 def _is_zero(number: float | Value) -> bool:
     return isinstance(number, (int, float)) and number == 0
 
 
+class _Scaled(NamedTuple):
+    """In place of the largest norm: what gradients are multiplied with, known already."""
+
+    by: Value
+
+
 class _Update:
     """What every optimizer needs while it emits: named numbers, moments, clipped gradients."""
 
-    def __init__(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+    def __init__(self, g: Graph, name: str, grads: Grads, clip_norm: Limit) -> None:
         dtypes = sorted({p.dtype for p in grads})
         if "float64" in dtypes and len(dtypes) > 1:
             raise DTypeError(
@@ -39,10 +46,16 @@ class _Update:
         self.g, self.name = g, name
         self.dtype = "float64" if dtypes == ["float64"] else "float32"
         self.grads = dict(grads)
-        if clip_norm is not None:
+        self.scale: Value | None = None  # what gradients are multiplied with
+        if isinstance(clip_norm, _Scaled):
+            self.scale = clip_norm.by
+        elif clip_norm is not None:
             _check_norm("clip_norm", clip_norm)
-            limit = self.number("clip_norm", clip_norm)
-            self.grads = clip_grad_norm(self.grads, limit)
+            self.scale = _norm_scale(self.grads, self.number("clip_norm", clip_norm))
+
+    def clipped(self, p: Value) -> Value:
+        """The gradient of `p` as the update takes it."""
+        return self.grads[p] if self.scale is None else _scaled(self.grads[p], self.scale)
 
     def number(self, name: str, value: float | Value) -> Value:
         """float64 beside float64 params, float32 beside all others."""
@@ -79,11 +92,17 @@ def clip_grad_norm(grads: Mapping[Value, Value], max_norm: float | Value) -> dic
     >>> aicf.optim.clip_grad_norm({w: w * 2.0}, 1.0)[w].shape
     (2, 3)
     """
-    from .ops import add, cast, div, minimum, mul, sqrt, sum
-
     if not grads:
         raise GraphError("clip_grad_norm: got no gradients; need at least one")
     _check_norm("max_norm", max_norm)
+    scale = _norm_scale(grads, max_norm)
+    return {p: _scaled(grad, scale) for p, grad in grads.items()}
+
+
+def _norm_scale(grads: Grads, max_norm: float | Value) -> Value:
+    """What `clip_grad_norm` multiplies gradients with; float64 where one of them is."""
+    from .ops import add, cast, div, minimum, mul, sqrt, sum
+
     wide = "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
     squares = []
     for grad in grads.values():
@@ -92,11 +111,13 @@ def clip_grad_norm(grads: Mapping[Value, Value], max_norm: float | Value) -> dic
     total = squares[0]
     for square in squares[1:]:
         total = add(total, square)
-    scale = minimum(div(max_norm, add(sqrt(total), 1e-6)), 1.0)
-    return {
-        p: mul(grad, scale if grad.dtype == wide else cast(scale, grad.dtype))
-        for p, grad in grads.items()
-    }
+    return minimum(div(max_norm, add(sqrt(total), 1e-6)), 1.0)
+
+
+def _scaled(grad: Value, scale: Value) -> Value:
+    from .ops import cast, mul
+
+    return mul(grad, scale if grad.dtype == scale.dtype else cast(scale, grad.dtype))
 
 
 def _average(
@@ -179,7 +200,7 @@ class Optimizer(ABC):
         return super().__new__(cls)
 
     @abstractmethod
-    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: Limit) -> None:
         """Appends the update of every param in `grads`."""
 
 
@@ -206,7 +227,7 @@ class SGD(Optimizer):
                 "need momentum > 0 and dampening 0"
             )
 
-    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: Limit) -> None:
         from .ops import add, mul, sub, where
 
         u = _Update(g, name, grads, clip_norm)
@@ -217,7 +238,8 @@ class SGD(Optimizer):
         first = None
         if mu is not None and damp is not None:
             first = g._step_values(name)[0] <= 0
-        for p, grad in u.grads.items():
+        for p in u.grads:
+            grad = u.clipped(p)
             if decay is not None:
                 grad = add(grad, mul(p, u.to(decay, p)))
             if mu is not None:
@@ -232,25 +254,33 @@ class SGD(Optimizer):
 
 
 def _adam(
-    g: Graph,
-    name: str,
-    grads: Grads,
-    clip_norm: float | Value | None,
-    opt: Adam | AdamW,
-    decayed: Callable[[_Update, Value, Value, Value, Value], tuple[Value, Value]],
+    g: Graph, name: str, grads: Grads, clip_norm: Limit, opt: Adam | AdamW, decoupled: bool
 ) -> None:
+    from .ops import add, cast, mul, sub
+
     u = _Update(g, name, grads, clip_norm)
     lr = u.number("lr", opt.lr)
     beta1, beta2 = u.number("beta1", opt.betas[0]), u.number("beta2", opt.betas[1])
     eps = u.number("eps", opt.eps)
     decay = None if _is_zero(opt.weight_decay) else u.number("weight_decay", opt.weight_decay)
+    keep = sub(1.0, mul(lr, decay)) if decay is not None and decoupled else None
     _, step = g._step_values(name)
-    bc1, bc2 = g._emit("BiasCorr", [step, beta1, beta2])
+    numbers = [*g._emit("BiasCorr", [step, beta1, beta2]), lr, beta1, beta2, eps]
+    scale = u.scale if u.scale is None or u.scale.dtype == u.dtype else cast(u.scale, u.dtype)
+    factors = [g.constant(1.0, u.dtype) if one is None else one for one in (keep, scale)]
+    plain = keep is None and (scale is None or decay is not None)
     for p, grad in u.grads.items():
-        m, v = u.moment("m", p, 0), u.moment("v", p, 1)
-        start, grad = (p, grad) if decay is None else decayed(u, p, grad, lr, decay)
-        new = g._emit("AdamStep", [start, grad, m, v, bc1, bc2, lr, beta1, beta2, eps])
-        u.assign([p, m, v], new)
+        moments, start = [u.moment("m", p, 0), u.moment("v", p, 1)], p
+        if p.dtype == u.dtype and not plain:
+            new = g._emit("ScaledAdamStep", [p, grad, *moments, *numbers, *factors])
+        else:
+            grad = u.clipped(p)
+            if keep is not None:
+                start = mul(p, u.to(keep, p))
+            elif decay is not None:
+                grad = add(grad, mul(p, u.to(decay, p)))
+            new = g._emit("AdamStep", [start, grad, *moments, *numbers])
+        u.assign([p, *moments], new)
 
 
 @dataclass(frozen=True)
@@ -267,15 +297,8 @@ class Adam(Optimizer):
     eps: float | Value = 1e-8
     weight_decay: float | Value = 0.0
 
-    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
-        from .ops import add, mul
-
-        def decayed(
-            u: _Update, p: Value, grad: Value, lr: Value, decay: Value
-        ) -> tuple[Value, Value]:
-            return p, add(grad, mul(p, u.to(decay, p)))
-
-        _adam(g, name, grads, clip_norm, self, decayed)
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: Limit) -> None:
+        _adam(g, name, grads, clip_norm, self, decoupled=False)
 
 
 @dataclass(frozen=True)
@@ -292,15 +315,8 @@ class AdamW(Optimizer):
     eps: float | Value = 1e-8
     weight_decay: float | Value = 1e-2
 
-    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
-        from .ops import mul, sub
-
-        def decayed(
-            u: _Update, p: Value, grad: Value, lr: Value, decay: Value
-        ) -> tuple[Value, Value]:
-            return mul(p, u.to(sub(1.0, mul(lr, decay)), p)), grad
-
-        _adam(g, name, grads, clip_norm, self, decayed)
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: Limit) -> None:
+        _adam(g, name, grads, clip_norm, self, decoupled=True)
 
 
 @dataclass(frozen=True)
@@ -317,14 +333,15 @@ class RMSprop(Optimizer):
     eps: float | Value = 1e-8
     weight_decay: float | Value = 0.0
 
-    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: Limit) -> None:
         from .ops import add, div, mul, sqrt, sub
 
         u = _Update(g, name, grads, clip_norm)
         lr, alpha = u.number("lr", self.lr), u.number("alpha", self.alpha)
         eps = u.number("eps", self.eps)
         decay = None if _is_zero(self.weight_decay) else u.number("weight_decay", self.weight_decay)
-        for p, grad in u.grads.items():
+        for p in u.grads:
+            grad = u.clipped(p)
             if decay is not None:
                 grad = add(grad, mul(p, u.to(decay, p)))
             v, a = u.moment("v", p, 0), u.to(alpha, p)
@@ -348,13 +365,14 @@ class Adagrad(Optimizer):
     weight_decay: float | Value = 0.0
     initial_accumulator_value: float = 0.0
 
-    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: float | Value | None) -> None:
+    def _apply(self, g: Graph, name: str, grads: Grads, clip_norm: Limit) -> None:
         from .ops import add, div, mul, sqrt
 
         u = _Update(g, name, grads, clip_norm)
         lr, eps = u.number("lr", self.lr), u.number("eps", self.eps)
         decay = None if _is_zero(self.weight_decay) else u.number("weight_decay", self.weight_decay)
-        for p, grad in u.grads.items():
+        for p in u.grads:
+            grad = u.clipped(p)
             if decay is not None:
                 grad = add(grad, mul(p, u.to(decay, p)))
             total = u.moment("sum", p, 0, float(self.initial_accumulator_value))

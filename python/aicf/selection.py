@@ -10,7 +10,7 @@ from ._core import GraphError
 from .arguments import is_it
 from .graph import Graph, Value, _optimizer
 from .module import Module
-from .optim import clip_grad_norm
+from .optim import _check_norm, _norm_scale, _Scaled
 from .parameters import Held
 from .serialize import listed
 
@@ -150,9 +150,11 @@ def update_groups(
 ) -> None:
     """`Graph.update` of the members of each group; the norm is that of all together."""
     grads = {value: grads[value] for values in members.values() for value in values}
+    limit: Any = None
     if clip_norm is not None:
-        grads = clip_grad_norm(grads, clip_norm)
+        _check_norm("clip_norm", clip_norm)
+        limit = _Scaled(_norm_scale(grads, clip_norm))
     for i, (pattern, optimizer) in enumerate(groups.items()):
         if members.get(pattern):
             own = {value: grads[value] for value in members[pattern]}
-            optimizer._apply(graph, f"{name}.{i}", own, None)
+            optimizer._apply(graph, f"{name}.{i}", own, limit)

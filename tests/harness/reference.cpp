@@ -172,6 +172,19 @@ void adam_step(const Call& call) {
     });
 }
 
+void scaled_adam_step(const Call& call) {
+    const auto n = [&](size_t i) { return number(call.in[i]); };
+    each(call.out[0].shape, [&](const Dims& at) {
+        const auto x = [&](size_t i) { return element<float>(call.in[i], at); };
+        const float grad = scalar::mul(x(1), n(11));
+        const float m = scalar::adam_m(x(2), grad, n(7)), v = scalar::adam_v(x(3), grad, n(8));
+        element<float>(call.out[0], at) =
+            scalar::adam_p(scalar::mul(x(0), n(10)), m, v, n(4), n(5), n(6), n(9));
+        element<float>(call.out[1], at) = m;
+        element<float>(call.out[2], at) = v;
+    });
+}
+
 void step_inc(const Call& call) { number<int32_t>(call.out[0]) = number<int32_t>(call.in[0]) + 1; }
 
 void bias_corr(const Call& call) {
@@ -275,12 +288,14 @@ constexpr Family kFamilies[] = {
      [](const LoweredOp&, const DType&) -> Loop { return gemm; }},
     {"optim",
      [](const LoweredOp& op, const DType& dtype) {
-         return dtype == DType::f32 ? is(op, {"sgd_step", "adam_step", "ring_push"})
-                                    : is(op, {"step_inc", "bias_corr"});
+         return dtype == DType::f32
+                    ? is(op, {"sgd_step", "adam_step", "scaled_adam_step", "ring_push"})
+                    : is(op, {"step_inc", "bias_corr"});
      },
      [](const LoweredOp& op, const DType&) -> Loop {
          if (is(op, {"sgd_step"})) return sgd_step;
          if (is(op, {"adam_step"})) return adam_step;
+         if (is(op, {"scaled_adam_step"})) return scaled_adam_step;
          if (is(op, {"step_inc"})) return step_inc;
          return is(op, {"bias_corr"}) ? bias_corr : ring_push;
      }},

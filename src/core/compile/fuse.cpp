@@ -198,12 +198,22 @@ class AnchorFusion : Groups {
                 while (takes_element(at)) {  // what made it may follow
                 }
             level_[at] = level_of(group_[at]);
-            if (fusable(ops_[at])) follow(at);
+            if (fusable(ops_[at]) && !(rule_.waits && widens_for_rows(at))) follow(at);
         }
         emit();
     }
 
   private:
+    /// A cast from 16 bits whose reader makes it as it goes: behind a product it would be stored.
+    bool widens_for_rows(int at) const {
+        const LoweredOp& op = ops_[at];
+        const auto& readers = readers_[op.outputs[0].value];
+        return op.def->name == "cast" &&
+               dtype_size(op.outputs[0].dtype) > dtype_size(op.inputs[0].dtype) &&
+               readers.size() == 1 && !kept_[op.outputs[0].value] &&
+               (ops_[readers[0]].def->streams || !ops_[readers[0]].def->rows.empty());
+    }
+
     /// The distance from the start of the step to what a group waits for.
     int level_of(int group) const {
         int level = 0;

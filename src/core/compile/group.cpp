@@ -47,6 +47,9 @@ class MultiTensorApply : Groups {
   public:
     using Groups::Groups;
     void run() {
+        // First, while there is room in the argument blocks: a gradient that lies nowhere is worth
+        // more than one launch less.
+        for (size_t at = 0; at < ops_.size(); at++) take_cast(static_cast<int>(at));
         std::map<std::string, Alike> known;
         std::vector<Alike*> alike(ops_.size(), nullptr);
         std::vector<size_t> bytes(ops_.size(), 0);
@@ -58,7 +61,6 @@ class MultiTensorApply : Groups {
         }
         for (size_t at = 0; at < ops_.size(); at++)
             if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at]);
-        for (size_t at = 0; at < ops_.size(); at++) take_cast(static_cast<int>(at));
         emit();
         // As rows of elements the tensors take the least room in the argument block.
         for (LoweredOp& op : ops_)
@@ -188,22 +190,26 @@ bool small(const LoweredOp& op, const GroupLimits& limits) {
 }
 
 /// Small ops at the same distance from the start of the step, so that none waits for another, share
-/// a launch.
+/// a launch. So do casts of params, and sums that updates alone wait for, of whatever size: several
+/// of them take as long together as one after the other.
 class HorizontalFusion : Groups {
   public:
-    using Groups::Groups;
+    HorizontalFusion(Lowered& lowered, const Target& target) : Groups(lowered, target) {
+        for (const Value& value : lowered.values) is_param_.push_back(value.role == Role::param);
+    }
     void run() {
         constexpr size_t kTries = 4;
-        std::vector<int> level(ops_.size(), 0);
-        std::vector<size_t> bytes(ops_.size(), 0);         // by the first op of a group
-        std::vector<std::vector<int>> heads(ops_.size());  // by level: the first op of each group
+        const std::vector<int> level = levels();
+        std::vector<size_t> bytes(ops_.size(), 0);                   // by the first op of a group
+        std::vector<std::vector<int>> heads(3 * (ops_.size() + 1));  // by level and kind
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             poll();
-            for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
-            if (ops_[at].def->alone || !small(ops_[at], machine_.group_limits())) continue;
+            const Kind kind = kind_of(at);
+            if (ops_[at].def->alone || kind == Kind::none) continue;
             const size_t own = bytes_in_group(ops_[at]);
             if (own == 0) continue;
-            std::vector<int>& known = heads[level[at]];
+            std::vector<int>& known =
+                heads[3 * static_cast<size_t>(level[at]) + static_cast<size_t>(kind)];
             const size_t oldest = known.size() < kTries ? 0 : known.size() - kTries;
             bool joined = false;
             for (size_t i = known.size(); i-- > oldest && !joined;) {
@@ -225,6 +231,51 @@ class HorizontalFusion : Groups {
     }
 
   private:
+    enum class Kind { small, cast, sum, none };
+    Kind kind_of(int at) const {
+        const LoweredOp& op = ops_[at];
+        if (small(op, machine_.group_limits())) return Kind::small;
+        if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
+        return late_sum(at) ? Kind::sum : Kind::none;
+    }
+
+    /// A reduction to far fewer elements that only updates read.
+    bool late_sum(int at) const {
+        constexpr int64_t kFewer = 64;
+        const LoweredOp& op = ops_[at];
+        if (!anchor(op).streams || op.outputs.size() != 1) return false;
+        const auto& readers = readers_[op.outputs[0].value];
+        return !readers.empty() && !kept_[op.outputs[0].value] &&
+               std::all_of(readers.begin(), readers.end(),
+                           [&](int reader) { return anchor(ops_[reader]).optimizer; }) &&
+               std::any_of(op.inputs.begin(), op.inputs.end(), [&](const View& view) {
+                   return element_count(view.shape) >= kFewer * element_count(op.outputs[0].shape);
+               });
+    }
+
+    /// How far each op is from the start of the step. A sum that nobody waits for stands behind the
+    /// op on rows that reads the same elements, where what reads that one's results stands as well.
+    std::vector<int> levels() const {
+        const auto behind = [&](const std::vector<int>& least) {
+            std::vector<int> level(ops_.size(), 0);
+            for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+                level[at] = std::max(level[at], least[at]);
+                for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
+            }
+            return level;
+        };
+        std::vector<int> least(ops_.size(), 0);
+        const std::vector<int> first = behind(least);
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (kind_of(at) != Kind::sum) continue;
+            for (const View& view : ops_[at].inputs)
+                for (int other : readers_[view.value])
+                    if (producer_[view.value] >= 0 && !anchor(ops_[other]).rows.empty())
+                        least[at] = std::max(least[at], std::min(first[other], first[at]) + 1);
+        }
+        return behind(least);
+    }
+
     /// What a member adds to a group's argument block: its own block, and its operands once more.
     /// 0: it has none.
     size_t bytes_in_group(const LoweredOp& op) const {
@@ -260,17 +311,21 @@ class HorizontalFusion : Groups {
         }
         return result;
     }
+
+    std::vector<char> is_param_;  // by value
 };
 
 }  // namespace
 
 void fuse_updates(Lowered& lowered, const Target& target) {
     MultiTensorApply(lowered, target).run();
-    // A gradient that lies nowhere needs no place beside its param.
+    // Where a gradient lies nowhere, the others need no places as those of the params either.
     std::vector<char> inner(lowered.values.size(), 0);
     for (const LoweredOp& op : lowered.ops)
         for (const View& view : op.inner) inner[view.value] = 1;
-    std::erase_if(lowered.param_grads, [&](const auto& pair) { return inner[pair.second] != 0; });
+    if (std::any_of(lowered.param_grads.begin(), lowered.param_grads.end(),
+                    [&](const auto& pair) { return inner[pair.second] != 0; }))
+        lowered.param_grads.clear();
 }
 void fuse_horizontally(Lowered& lowered, const Target& target) {
     HorizontalFusion(lowered, target).run();

@@ -262,7 +262,36 @@ class Groups {
                 result.body.push_back(std::move(step));
             }
         }
+        share_casts(result);
         return result;
+    }
+
+    /// Steps may each have brought a cast of the same operand.
+    static void share_casts(LoweredOp& region) {
+        const int outer = static_cast<int>(region.inputs.size() + region.outputs.size());
+        for (size_t i = 0; i < region.body.size(); i++) {
+            const RegionStep step = region.body[i];
+            if (step.def->name != "cast" || step.outputs[0] < outer) continue;
+            const auto same = [&](const RegionStep& other) {
+                return other.def == step.def && other.inputs == step.inputs &&
+                       other.outputs[0] >= outer &&
+                       same_layout(region.operand(other.outputs[0]),
+                                   region.operand(step.outputs[0])) &&
+                       region.operand(other.outputs[0]).dtype ==
+                           region.operand(step.outputs[0]).dtype;
+            };
+            const auto end = region.body.begin() + static_cast<std::ptrdiff_t>(i);
+            const auto found = std::find_if(region.body.begin(), end, same);
+            if (found == end) continue;
+            const int kept = found->outputs[0], gone = step.outputs[0];
+            region.body.erase(end);
+            region.inner.erase(region.inner.begin() + (gone - outer));
+            for (RegionStep& other : region.body)
+                for (auto* numbers : {&other.inputs, &other.outputs})
+                    for (int& number : *numbers)
+                        number = number == gone ? kept : number > gone ? number - 1 : number;
+            i--;
+        }
     }
 
     Forest known_;  // by op, below one that it comes after

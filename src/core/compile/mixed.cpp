@@ -41,6 +41,7 @@ class Narrowing {
                 element && any(keep_wide_, node.outputs) ? keep_wide_ : wanted_;
             for (ValueId id : node.inputs) mark[id] = 1;
         }
+        find_narrow_alone(live);
     }
 
     void run() {
@@ -66,6 +67,37 @@ class Narrowing {
     }
 
   private:
+    /// Where elements of one value are shown, the cast stands on the side of whoever computes: as
+    /// late as can be on the way to float32, as early on the way to 16 bits. It rounds the same
+    /// elements either way, and can join what makes or takes them.
+    bool moves_narrow(const Node& node) const {
+        if (!node.op->shows || !was_wide_[node.inputs[0]]) return false;
+        const Value& from = graph_.value(node.inputs[0]);
+        if (element_count(graph_.value(node.outputs[0]).type.shape) >
+            element_count(from.type.shape))
+            return false;
+        if (from.type.dtype == kNarrow) return true;
+        // Not of what the forward pass made: its copy would be kept for the gradient.
+        return narrow_alone_[node.outputs[0]] && from.producer >= 0 &&
+               (node.forward >= 0) == (graph_.nodes[from.producer].forward >= 0);
+    }
+
+    /// What products alone read, as it is or another view of it.
+    void find_narrow_alone(const std::vector<char>& live) {
+        narrow_alone_ = wanted_;
+        for (const GraphOutput& output : graph_.outputs) narrow_alone_[output.value] = 0;
+        for (const Assign& assign : graph_.assigns) narrow_alone_[assign.source] = 0;
+        for (const Gradient& gradient : graph_.gradients)
+            for (ValueId id : {gradient.loss, gradient.value, gradient.grad}) narrow_alone_[id] = 0;
+        for (size_t i = graph_.nodes.size(); i-- > 0;) {
+            const Node& node = graph_.nodes[i];
+            if (!live[node.id] || node.op->storage == Storage::product ||
+                (node.op->shows && narrow_alone_[node.outputs[0]]))
+                continue;
+            for (ValueId id : node.inputs) narrow_alone_[id] = 0;
+        }
+    }
+
     /// Chooses the dtype a node computes in, and what it reads and makes by that.
     void settle(Node& node) {
         bool any_small = false, all_small = true, rounds = true, of_params = true;
@@ -81,8 +113,9 @@ class Narrowing {
         if (storage == Storage::narrow &&
             (any(keep_wide_, node.outputs) || !any(wanted_, node.outputs)))
             storage = Storage::wide;
-        const bool narrow =
-            storage == Storage::product || (storage == Storage::narrow && any_small && all_small);
+        const bool moved = moves_narrow(node);
+        const bool narrow = storage == Storage::product || moved ||
+                            (storage == Storage::narrow && any_small && all_small);
         for (ValueId& id : node.inputs) id = as(id, narrow ? kNarrow : kWide);
 
         std::vector<Type> types;
@@ -93,8 +126,9 @@ class Narrowing {
         for (size_t i = 0; i < node.outputs.size(); i++) {
             const ValueId id = node.outputs[i];
             graph_.values[id].type = results[i];
-            small_[id] = was_wide_[id] && (results[i].dtype == kNarrow ||
-                                           (storage == Storage::narrow && any_small && rounds));
+            small_[id] =
+                was_wide_[id] && (results[i].dtype == kNarrow ||
+                                  (!moved && storage == Storage::narrow && any_small && rounds));
             of_param_[id] = of_params && node.op->shows;
         }
     }
@@ -139,12 +173,13 @@ class Narrowing {
     Graph& graph_;
     int given_ = -1;  // the node that is settled, in the graph as it was
     // By value of the graph as it was.
-    std::vector<char> was_wide_;   // of the dtype that may change
-    std::vector<char> small_;      // stored as kNarrow
-    std::vector<char> keep_wide_;  // a loss, or on the way to a state
-    std::vector<char> wanted_;     // a product reads it, or what is made of it
-    std::vector<char> of_param_;   // a param, perhaps in another shape
-    std::vector<ValueId> copy_;    // in the other dtype
+    std::vector<char> was_wide_;      // of the dtype that may change
+    std::vector<char> small_;         // stored as kNarrow
+    std::vector<char> keep_wide_;     // a loss, or on the way to a state
+    std::vector<char> wanted_;        // a product reads it, or what is made of it
+    std::vector<char> narrow_alone_;  // all that read it read 16 bits
+    std::vector<char> of_param_;      // a param, perhaps in another shape
+    std::vector<ValueId> copy_;       // in the other dtype
 };
 
 }  // namespace

@@ -112,12 +112,16 @@ const std::vector<Pass>& all_passes() {
         {"simplify", true, simplify, nullptr},               // makes nodes alike
         {"cse", true, merge_common, nullptr},                // makes what has one reader show
         {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
+        {"shapes", true, nullptr,
+         [](Lowered& lowered, const Target&) { follow_products(lowered); }},
+        {"widen", true, nullptr, [](Lowered& lowered, const Target&) { widen_for_each(lowered); }},
         {"epilogue", true, nullptr, fuse_products},
         {"reductions", true, nullptr, fuse_reductions},  // while what they read alone stands apart
         {"rows", true, nullptr, fuse_rows},
         {"fuse", true, nullptr, fuse_pointwise},
         {"outputs", true, nullptr, fuse_outputs},
         {"optimizers", true, nullptr, fuse_updates},
+        {"widen_once", true, nullptr, [](Lowered& lowered, const Target&) { widen_once(lowered); }},
         {"block", true, nullptr, fuse_step},
         {"siblings", true, nullptr, fuse_horizontally},
         {"numbers", true, nullptr, fuse_scalars},

@@ -52,6 +52,14 @@ std::vector<std::pair<std::string, std::string>> simplify_rules();
 /// Takes reshapes, transposes and casts away around reductions (simplify.cpp).
 void bare_reductions(Graph& graph);
 
+/// Pointwise ops take the shape of the product whose result they read in another one (prepare.cpp).
+void follow_products(Lowered& lowered);
+/// Each reader of a cast from 16 bits to float32 that can join one gets one of its own
+/// (prepare.cpp).
+void widen_for_each(Lowered& lowered);
+/// Those that joined nobody are made once again (prepare.cpp).
+void widen_once(Lowered& lowered);
+
 /// Epilogue fusion of products: pointwise ops join the product they follow (fuse.cpp).
 void fuse_products(Lowered& lowered, const Target& target);
 /// Prologue and epilogue fusion of reductions: pointwise ops join the reduction that reads their

@@ -1,6 +1,7 @@
 // Reverse-mode differentiation: gradient rules append ordinary nodes, from the loss backwards.
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "core/base/interrupt.h"
 #include "core/graph/op.h"
@@ -252,23 +253,93 @@ std::vector<char> values_between(const Graph& graph, std::span<const ValueId> wr
     return between;
 }
 
-/// Applies the rule of a node whose results have gradients. What several readers give to one value
-/// is added in the reverse of reading order.
-void differentiate(Graph& graph, const Node& node, const std::vector<char>& inputs_needed,
-                   std::vector<ValueId>& grads) {
-    std::vector<ValueId> output_grads;
-    for (ValueId id : node.outputs) output_grads.push_back(grads[id]);
-    graph.differentiating = node.id;
-    GradContext context(graph, node, output_grads, inputs_needed);
-    node.op->grad(context);
-    for (size_t i = 0; i < node.inputs.size(); i++) {
-        if (context.result()[i] == kNone) continue;
-        ValueId& grad = grads[node.inputs[i]];
-        grad =
-            grad == kNone ? context.result()[i] : graph.emit("Add", {grad, context.result()[i]})[0];
+/// The gradients of values while the walk goes back. What several readers give to one value is
+/// added in the reverse of reading order; where these are slices that cut it into parts, their
+/// gradients are joined instead of each being padded with zeros.
+class Gradients {
+  public:
+    Gradients(Graph& graph) : graph_(graph), sum_(graph.values.size(), kNone) {}
+
+    /// The whole of what was given to a value; kNone: nothing.
+    ValueId of(ValueId id) {
+        if (const auto found = parts_.find(id); found != parts_.end()) {
+            const std::vector<Node> slices = std::move(found->second);
+            parts_.erase(found);
+            if (!join(id, slices))
+                for (const Node& slice : slices) apply(slice, {1});
+        }
+        return sum_[id];
     }
-    graph.differentiating = -1;
-}
+    void add(ValueId id, ValueId grad) {
+        ValueId& sum = sum_[id];
+        sum = sum == kNone ? grad : graph_.emit("Add", {sum, grad})[0];
+    }
+
+    /// Applies the rule of a node whose results have gradients.
+    void differentiate(const Node& node, const std::vector<char>& inputs_needed) {
+        for (ValueId id : node.inputs) {
+            if (node.op->name == "Slice" && sum_[id] == kNone) {
+                parts_[id].push_back(node);  // once all its readers are known
+                return;
+            }
+            of(id);
+        }
+        apply(node, inputs_needed);
+    }
+
+  private:
+    void apply(const Node& node, const std::vector<char>& inputs_needed) {
+        std::vector<ValueId> output_grads;
+        for (ValueId id : node.outputs) output_grads.push_back(of(id));
+        graph_.differentiating = node.id;
+        GradContext context(graph_, node, output_grads, inputs_needed);
+        node.op->grad(context);
+        for (size_t i = 0; i < node.inputs.size(); i++)
+            if (context.result()[i] != kNone) add(node.inputs[i], context.result()[i]);
+        graph_.differentiating = -1;
+    }
+
+    /// Whether the slices, each element once, are all of the value along one axis.
+    bool join(ValueId id, std::vector<Node> slices) {
+        constexpr size_t kMost = 16;  // operands of an argument block
+        if (slices.size() < 2 || slices.size() > kMost) return false;
+        const Dims whole = graph_.value(id).type.shape;
+        int axis = -1;
+        for (int d = 0; d < whole.rank(); d++)
+            if (graph_.value(slices[0].outputs[0]).type.shape[d] != whole[d]) {
+                if (axis >= 0) return false;
+                axis = d;
+            }
+        if (axis < 0) return false;
+        const auto along = static_cast<size_t>(axis);
+        const auto start = [&](const Node& slice) { return slice.attrs.ints("start")[along]; };
+        std::sort(slices.begin(), slices.end(),
+                  [&](const Node& a, const Node& b) { return start(a) < start(b); });
+        int64_t at = 0;
+        std::vector<ValueId> grads;
+        for (const Node& slice : slices) {
+            const Dims shape = graph_.value(slice.outputs[0]).type.shape;
+            const std::vector<int64_t>& steps = slice.attrs.ints("step");
+            if (start(slice) != at ||
+                std::any_of(steps.begin(), steps.end(), [](int64_t step) { return step != 1; }))
+                return false;
+            for (int d = 0; d < whole.rank(); d++)
+                if (d != axis && shape[d] != whole[d]) return false;
+            at += shape[axis];
+            grads.push_back(sum_[slice.outputs[0]]);
+        }
+        if (at != whole[axis]) return false;
+        graph_.differentiating = slices[0].id;
+        sum_[id] = graph_.emit("Concat", grads, {{"axis", static_cast<int64_t>(axis)}})[0];
+        graph_.differentiating = -1;
+        return true;
+    }
+
+    Graph& graph_;
+    std::vector<ValueId> sum_;  // by value
+    std::map<ValueId, std::vector<Node>>
+        parts_;  // by value: the slices that alone have given to it
+};
 
 }  // namespace
 
@@ -310,22 +381,19 @@ std::vector<ValueId> walk(Graph& graph, Losses losses, Losses seeds, std::span<c
                           const std::vector<char>& reached) {
     const std::vector<char> between = values_between(graph, wrt, reached);
     const int first_new = static_cast<int>(graph.nodes.size());
-    std::vector<ValueId> grads(graph.values.size(), kNone);
-    for (size_t i = 0; i < losses.size(); i++) {
-        ValueId& grad = grads[losses[i]];
-        grad = grad == kNone ? seeds[i] : graph.emit("Add", {grad, seeds[i]})[0];
-    }
+    Gradients grads(graph);
+    for (size_t i = 0; i < losses.size(); i++) grads.add(losses[i], seeds[i]);
     for (int n = first_new - 1; n >= 0; n--) {
         poll();
         const Node node = graph.nodes[n];  // a copy: emitting may move the nodes
         std::vector<char> inputs_needed;
         for (ValueId id : node.inputs) inputs_needed.push_back(between[id]);
-        const auto has_grad = [&](ValueId id) { return grads[id] != kNone; };
+        const auto has_grad = [&](ValueId id) { return grads.of(id) != kNone; };
         if (std::none_of(node.outputs.begin(), node.outputs.end(), has_grad) ||
             std::count(inputs_needed.begin(), inputs_needed.end(), 0) == std::ssize(inputs_needed))
             continue;
         if (node.op->grad)
-            differentiate(graph, node, inputs_needed, grads);
+            grads.differentiate(node, inputs_needed);
         else
             for (ValueId id : wrt) refuse_blocked(graph, id, losses, reached, n, n + 1);
     }
@@ -333,16 +401,17 @@ std::vector<ValueId> walk(Graph& graph, Losses losses, Losses seeds, std::span<c
     std::vector<ValueId> result;
     std::vector<char> differentiable;
     for (ValueId id : wrt) {
-        if (grads[id] == kNone) {  // a zero derivative (floor, sign, ...), or none at all
+        ValueId grad = grads.of(id);
+        if (grad == kNone) {  // a zero derivative (floor, sign, ...), or none at all
             if (differentiable.empty())
                 differentiable = differentiable_values(graph, losses, first_new);
             if (reached[id] && !differentiable[id])
                 refuse_blocked(graph, id, losses, reached, 0, first_new);
             graph.differentiating = graph.value(losses[0]).producer;
-            grads[id] = zeros_like(Var{&graph, id}).id;
+            grad = zeros_like(Var{&graph, id}).id;
             graph.differentiating = -1;
         }
-        result.push_back(grads[id]);
+        result.push_back(grad);
     }
     return result;
 }

@@ -104,6 +104,11 @@ void define_optim_ops() {
     effect("AdamStep", "adam_step",
            {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps"},
            {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 15);
+    // The same of p keep and grad scale: decay beside the gradient, and a limit of its norm.
+    effect("ScaledAdamStep", "scaled_adam_step",
+           {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps", "keep",
+            "scale"},
+           {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 17);
 
     // Writes x at the next place of a ring of K and advances the position (outputs kept K steps).
     LoweredDef ring;

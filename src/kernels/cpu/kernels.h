@@ -55,7 +55,7 @@ constexpr bool kStreams = true;  // there are stores that leave the caches alone
 constexpr bool kStreams = false;
 #endif
 constexpr int kMaxSlots = 48;
-constexpr int kMaxInstrOperands = 14;
+constexpr int kMaxInstrOperands = 15;
 
 /// at: outputs, then inputs.
 using InstrFn = void (*)(int64_t n, void* const* at, const Scalar* scalars);

@@ -29,6 +29,25 @@ void adam_step(int64_t n, void* const* at, const Scalar*) {
     }
 }
 
+/// adam_step of p keep and grad scale.
+template <class T>
+void scaled_adam_step(int64_t n, void* const* at, const Scalar*) {
+    T *p_out = static_cast<T*>(at[0]), *m_out = static_cast<T*>(at[1]),
+      *v_out = static_cast<T*>(at[2]);
+    const T *p = static_cast<const T*>(at[3]), *grad = static_cast<const T*>(at[4]);
+    const T *m = static_cast<const T*>(at[5]), *v = static_cast<const T*>(at[6]);
+    const auto number = [&](int i) { return *static_cast<const T*>(at[i]); };
+    const T bc1_inv = number(7), bc2_inv = number(8), lr = number(9), beta1 = number(10),
+            beta2 = number(11), eps = number(12), keep = number(13), scale = number(14);
+    AICF_LOOP {
+        const T g = scalar::mul(grad[i], scale), mi = scalar::adam_m(m[i], g, beta1),
+                vi = scalar::adam_v(v[i], g, beta2);
+        p_out[i] = scalar::adam_p(scalar::mul(p[i], keep), mi, vi, bc1_inv, bc2_inv, lr, eps);
+        m_out[i] = mi;
+        v_out[i] = vi;
+    }
+}
+
 int64_t one_unit(const ArgBlock&, int phase) { return phase == 0 ? 1 : 0; }
 
 void step_inc_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
@@ -122,7 +141,7 @@ void run_batch(const ArgBlock& args, int64_t begin, int64_t end, int phase, int)
 }
 
 void register_optim(Table& table) {
-    constexpr uint16_t kAdamNumbers = 0x3f0,
+    constexpr uint16_t kAdamNumbers = 0x3f0, kScaledNumbers = 0xff0,
                        kSgdNumbers = 0x4;  // inputs of which element 0 is read
     table.add(InstrDef{"sgd_step", DType::f32, DType::f32, 1, 3, 0, kSgdNumbers, sgd_step<float>});
     table.add(InstrDef{"sgd_step", DType::f64, DType::f64, 1, 3, 0, kSgdNumbers, sgd_step<double>});
@@ -130,6 +149,10 @@ void register_optim(Table& table) {
         InstrDef{"adam_step", DType::f32, DType::f32, 3, 10, 0, kAdamNumbers, adam_step<float>});
     table.add(
         InstrDef{"adam_step", DType::f64, DType::f64, 3, 10, 0, kAdamNumbers, adam_step<double>});
+    table.add(InstrDef{"scaled_adam_step", DType::f32, DType::f32, 3, 12, 0, kScaledNumbers,
+                       scaled_adam_step<float>});
+    table.add(InstrDef{"scaled_adam_step", DType::f64, DType::f64, 3, 12, 0, kScaledNumbers,
+                       scaled_adam_step<double>});
     table.add(InstrDef{"step_inc", DType::i32, DType::i32, 1, 1, 0, 0, step_inc});
     table.add(InstrDef{"bias_corr", DType::f32, DType::f32, 2, 3, 0, 0, bias_corr<float>});
     table.add(InstrDef{"bias_corr", DType::f64, DType::f64, 2, 3, 0, 0, bias_corr<double>});

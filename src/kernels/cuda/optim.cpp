@@ -7,7 +7,9 @@
 
 namespace aicf::cuda {
 
-bool is_update(const LoweredDef& def) { return def.name == "sgd_step" || def.name == "adam_step"; }
+bool is_update(const LoweredDef& def) {
+    return def.name == "sgd_step" || def.name == "adam_step" || def.name == "scaled_adam_step";
+}
 bool is_scalar_update(const LoweredDef& def) {
     return def.name == "step_inc" || def.name == "bias_corr";
 }
@@ -15,10 +17,16 @@ bool is_small(const LoweredDef& def) { return is_scalar_update(def) || def.name 
 
 std::string update_formula(const LoweredDef& def) {
     if (def.name == "sgd_step") return "r0[j] = scalar::sgd_p(a0[j], a1[j], R(u2));";
-    check(def.name == "adam_step", "cuda: an update without a formula");
-    return "r1[j] = scalar::adam_m(a2[j], a1[j], R(u7)); r2[j] = scalar::adam_v(a3[j], a1[j], "
-           "R(u8)); "
-           "r0[j] = scalar::adam_p(a0[j], r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));";
+    const auto adam = [](const char* p, const char* grad) {
+        return cat("r1[j] = scalar::adam_m(a2[j], ", grad,
+                   ", R(u7)); r2[j] = scalar::adam_v(a3[j], ", grad,
+                   ", R(u8)); r0[j] = scalar::adam_p(", p,
+                   ", r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));");
+    };
+    if (def.name == "adam_step") return adam("a0[j]", "a1[j]");
+    check(def.name == "scaled_adam_step", "cuda: an update without a formula");
+    return "const R g = scalar::mul(R(a1[j]), R(u11)); " +
+           adam("scalar::mul(R(a0[j]), R(u10))", "g");
 }
 
 namespace {

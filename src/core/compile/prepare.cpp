@@ -1,0 +1,151 @@
+// What lets ops join others: pointwise ops in the shape of the product before them, casts that each
+// reader makes for itself.
+#include <algorithm>
+#include <map>
+
+#include "core/compile/passes.h"
+#include "core/graph/region.h"
+
+namespace aicf {
+
+namespace {
+
+bool packed(const View& view) { return is_contiguous(view.shape, view.strides); }
+
+/// Elements of 16 bits as float32: no bit is lost, so it may be done as often as one likes.
+bool widens(const LoweredOp& op) {
+    return op.def->name == "cast" && op.body.empty() && is_16_bit(op.inputs[0].dtype) &&
+           op.outputs[0].dtype == DType::f32;
+}
+
+/// Ops that make their elements of others as they go.
+bool takes_prologues(const LoweredOp& op) {
+    return op.members.empty() && !op.loop &&
+           (op.def->pointwise || op.def->streams || !op.def->rows.empty() || op.def->optimizer);
+}
+
+/// The ops that read each value, in their order, each once.
+std::vector<std::vector<int>> readers_of(const Lowered& lowered) {
+    std::vector<std::vector<int>> readers(lowered.values.size());
+    for (int i = 0; i < static_cast<int>(lowered.ops.size()); i++)
+        for (const View& view : lowered.ops[static_cast<size_t>(i)].inputs)
+            if (auto& list = readers[static_cast<size_t>(view.value)];
+                list.empty() || list.back() != i)
+                list.push_back(i);
+    return readers;
+}
+
+void rename(LoweredOp& op, ValueId from, ValueId to) {
+    for (View& view : op.inputs)
+        if (view.value == from) view.value = to;
+}
+
+}  // namespace
+
+void follow_products(Lowered& lowered) {
+    std::vector<const View*> made(lowered.values.size(), nullptr);  // by a product, or behind one
+    for (LoweredOp& op : lowered.ops) {
+        if (op.def->gemm && op.body.empty()) {
+            made[static_cast<size_t>(op.outputs[0].value)] = &op.outputs[0];
+            continue;
+        }
+        if (!op.def->pointwise || op.outputs.size() != 1 || op.def->name == "copy") continue;
+        View& out = op.outputs[0];
+        const View* like = nullptr;
+        bool whole = packed(out);
+        for (const View& view : op.inputs) {
+            if (const View* from = made[static_cast<size_t>(view.value)]; from && !like)
+                like = from;
+            whole &= packed(view) && element_count(view.shape) == element_count(out.shape) &&
+                     dtype_size(view.dtype) >= dtype_size(out.dtype);
+        }
+        if (!like) continue;
+        if (whole && !(like->shape == out.shape) && packed(*like) &&
+            element_count(like->shape) == element_count(out.shape)) {
+            const Dims shape = like->shape, strides = like->strides;
+            for (auto* views : {&op.inputs, &op.outputs})
+                for (View& view : *views) view.shape = shape, view.strides = strides;
+        }
+        if (like->shape == out.shape) made[static_cast<size_t>(out.value)] = &out;
+    }
+}
+
+void widen_for_each(Lowered& lowered) {
+    std::vector<char> kept(lowered.values.size(), 0);
+    for (const Lowered::Output& output : lowered.outputs)
+        kept[static_cast<size_t>(output.value)] = 1;
+    for (const Assign& assign : lowered.assigns) kept[static_cast<size_t>(assign.source)] = 1;
+    const auto readers = readers_of(lowered);
+    std::vector<std::vector<LoweredOp>> before(lowered.ops.size());  // by op: casts that it takes
+    for (size_t i = 0; i < lowered.ops.size(); i++) {
+        poll();
+        const LoweredOp op = lowered.ops[i];  // a copy: values move
+        if (!widens(op)) continue;
+        const ValueId made = op.outputs[0].value;
+        const std::vector<int>& all = readers[static_cast<size_t>(made)];
+        const auto able = [&](int reader) {
+            return takes_prologues(lowered.ops[static_cast<size_t>(reader)]);
+        };
+        // One of them has the cast that is there: an update, for which it is the gradient's place.
+        int keeper = -1;
+        if (!kept[static_cast<size_t>(made)] && !all.empty() &&
+            std::all_of(all.begin(), all.end(), able)) {
+            const auto update = std::find_if(all.begin(), all.end(), [&](int reader) {
+                return lowered.ops[static_cast<size_t>(reader)].def->optimizer;
+            });
+            keeper = update == all.end() ? all.front() : *update;
+        }
+        for (int reader : all) {
+            if (!able(reader) || reader == keeper) continue;
+            LoweredOp again = op;
+            again.outputs[0].value =
+                append_value(lowered, lowered.values[static_cast<size_t>(made)].type, "wide");
+            rename(lowered.ops[static_cast<size_t>(reader)], made, again.outputs[0].value);
+            before[static_cast<size_t>(reader)].push_back(std::move(again));
+        }
+    }
+    std::vector<LoweredOp> ops;
+    for (size_t i = 0; i < lowered.ops.size(); i++) {
+        for (LoweredOp& one : before[i]) ops.push_back(std::move(one));
+        ops.push_back(std::move(lowered.ops[i]));
+    }
+    lowered.ops = std::move(ops);
+}
+
+void widen_once(Lowered& lowered) {
+    const auto readers = readers_of(lowered);
+    std::map<ValueId, std::vector<const LoweredOp*>> known;  // by what they are made of
+    std::vector<char> kept(lowered.values.size(), 0), gone(lowered.ops.size(), 0);
+    for (const Lowered::Output& output : lowered.outputs)
+        kept[static_cast<size_t>(output.value)] = 1;
+    for (const Assign& assign : lowered.assigns) kept[static_cast<size_t>(assign.source)] = 1;
+    for (const auto& [param, grad] : lowered.param_grads) kept[static_cast<size_t>(grad)] = 1;
+    for (size_t i = 0; i < lowered.ops.size(); i++) {
+        const LoweredOp& op = lowered.ops[i];
+        if (!widens(op)) continue;
+        auto& casts = known[op.inputs[0].value];
+        const auto same = std::find_if(casts.begin(), casts.end(), [&](const LoweredOp* other) {
+            View out = other->outputs[0];
+            out.value = op.outputs[0].value;
+            return same_layout(op.inputs[0], other->inputs[0]) && same_layout(op.outputs[0], out) &&
+                   op.outputs[0].shape == out.shape;
+        });
+        if (same == casts.end() || kept[static_cast<size_t>(op.outputs[0].value)]) {
+            casts.push_back(&op);
+            continue;
+        }
+        const ValueId from = op.outputs[0].value, to = (*same)->outputs[0].value;
+        for (int reader : readers[static_cast<size_t>(from)])
+            rename(lowered.ops[static_cast<size_t>(reader)], from, to);
+        gone[i] = 1;
+    }
+    size_t left = 0;
+    for (size_t i = 0; i < lowered.ops.size(); i++)
+        if (!gone[i]) {
+            if (left != i) lowered.ops[left] = std::move(lowered.ops[i]);
+            left++;
+        }
+    lowered.ops.resize(left);
+}
+
+}  // namespace aicf
