@@ -82,6 +82,7 @@ class GPT2(nn.Module):
 
     def __init__(self, size: Sizes, seed: int = 0) -> None:
         self.size = size
+        self.recompute, self.chunk = False, None
         self.wte, self.wpe = (nn.Embedding(n, size.width) for n in (size.letters, size.length))
         self.h = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.ln_f = nn.LayerNorm(size.width)
@@ -97,12 +98,13 @@ class GPT2(nn.Module):
         """What goes into the output layer, [tokens, width], of tokens [rows, length]."""
         x = self.wte(tokens) + self.wpe(np.arange(tokens.shape[1]))
         for block in self.h:
-            x = block(x)
+            x = aicf.remat(block, x) if self.recompute else block(x)
         return self.ln_f(x).reshape((-1, self.size.width))
 
     def loss(self, tokens: aicf.Value, following: aicf.Value) -> aicf.Value:
         table = self.wte.in_graph(tokens.graph)["weight"]
-        return aicf.linear_cross_entropy(self(tokens), table, following.reshape((-1,)))
+        x = self(tokens)
+        return aicf.linear_cross_entropy(x, table, following.reshape((-1,)), chunk=self.chunk)
 
     def logits(self, tokens: aicf.Value, at: aicf.Value) -> aicf.Value:
         """Of the token behind position `at` of a single row."""
@@ -267,6 +269,8 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     parser.add_argument("--until", type=int, help="stop after this update")
     parser.add_argument("--parts", type=int, help="batches an update")
     parser.add_argument("--rows", type=int, help="sequences a batch")
+    parser.add_argument("--recompute", action="store_true", help="less memory for more time")
+    parser.add_argument("--chunk", type=int, help="tokens whose logits are there at a time")
     parser.add_argument("--rate", type=float, help="the largest learning rate")
     parser.add_argument("--out", type=Path, default=Path("gpt2_out"))
     parser.add_argument("--resume", action="store_true", help="go on from --out")
@@ -278,6 +282,7 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     size = SMALL if args.small else LARGE
     model = load_weights(args.weights) if args.weights else GPT2(size)
     size = model.size._replace(rows=args.rows or size.rows, rate=args.rate or size.rate)
+    model.recompute, model.chunk = args.recompute, args.chunk
     tokenizer = BytePairs(args.tokenizer) if args.tokenizer else Bytes()
     if tokenizer.letters > size.letters:
         parser.error(f"--tokenizer has {tokenizer.letters} tokens, the model {size.letters}")

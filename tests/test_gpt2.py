@@ -125,6 +125,21 @@ def test_stopped_and_resumed_ends_on_the_same_bits(gpt2, tmp_path):
     assert all(one[name].tobytes() == other[name].tobytes() for name in one)
 
 
+def test_less_memory(gpt2):
+    """Blocks that the gradient makes again keep every bit; logits by chunks the loss."""
+    size = gpt2.SMALL._replace(length=32, width=64, rows=4)
+    x, following = gpt2.batch(np.arange(500) % 7, size, 0)
+    losses, temps = [], []
+    for recompute, chunk in ((False, None), (True, None), (True, 32)):
+        model = gpt2.GPT2(size)
+        model.recompute, model.chunk = recompute, chunk
+        train = gpt2.trainer(model, 1, 10, 1e-2, device="cpu")
+        losses.append([float(train(x, following, True)) for _ in range(3)])
+        temps.append(train.step(x, following, True).plan.regions["temps"])
+    assert losses[0] == losses[1] and temps[1] < 0.7 * temps[0]
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-4)
+
+
 def test_parts_of_an_update_are_one_batch(gpt2):
     """Two batches of two rows move the params as one of four."""
     size = gpt2.SMALL._replace(length=8, width=32, layers=1, rows=4)

@@ -65,6 +65,8 @@ from .ops import __all__ as _op_names
 from .pools import *  # noqa: F403
 from .pools import __all__ as _pool_names
 from .profile import profiler
+from .recompute import *  # noqa: F403
+from .recompute import __all__ as _recompute_names
 from .recurrent import *  # noqa: F403
 from .recurrent import __all__ as _recurrent_names
 from .regularizers import *  # noqa: F403
@@ -148,6 +150,7 @@ __all__ = [
     *_op_names,
     *_sampling_names,
     *_pool_names,
+    *_recompute_names,
     *_recurrent_names,
     *_regularizer_names,
     *_resampling_names,

@@ -122,6 +122,9 @@ class Graph:
 
     def backward(self, loss: int, wrt: Sequence[int], seed: int, record: bool, own_rule: Callable) -> list[int]: ...
 
+    def backward_all(self, results: Sequence[int], seeds: Sequence[int], wrt: Sequence[int]) -> list[int]:
+        """Of several results, each with the gradient that reaches it."""
+
     def reached_params(self, arg: int, /) -> list[int]: ...
 
     def sources(self, arg0: int, arg1: Sequence[int], arg2: GraphMark, /) -> list[int]: ...

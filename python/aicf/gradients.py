@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, overload
 
@@ -10,8 +11,8 @@ from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .graph import Value, is_float
 from .loops import cut_reading
-from .movement import broadcast_to
-from .ops import add, cast, sum
+from .movement import broadcast_to, reshape
+from .ops import add, cast, equal, logical_or, not_equal, sum, where
 
 __all__ = ["custom_gradient", "grad", "jvp"]
 
@@ -136,6 +137,23 @@ def custom_gradient(fn: Callable[..., tuple[Value, Callable[[Value], Gradients]]
         return out
 
     return call
+
+
+def itself(x: Value) -> Value:
+    """x as a value of its own, for which a gradient can be asked that leaves out what else x is
+    read by."""
+    made: Value = x.graph._emit("Reshape", [x], shape=list(x.shape))[0]
+    return made
+
+
+def later(x: Value, known: Value) -> Value:
+    """x as a value of its own, not made before `known` is: what is computed of it neither counts as
+    what was computed of x nor stands beside what `known` is made of."""
+    if not math.prod(known.shape) or not math.prod(x.shape):
+        return itself(x)
+    first = reshape(known, (-1,))[:1]
+    always = logical_or(equal(first, first), not_equal(first, first))
+    return where(reshape(always, (1,) * x.ndim), x, 0.0)
 
 
 # A function that uses itself in its gradient has gradients without end.

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _hot, _norm, broadcast_arrays
+from .gradients import custom_gradient, grad, itself, later
 from .graph import Value, _emit
 from .indexing import take_along_axis
-from .movement import detach, expand_dims, permute, reshape, squeeze, take
+from .movement import concat, detach, expand_dims, permute, reshape, squeeze, take
 from .ops import (
     _as,
     _widened,
@@ -285,14 +287,22 @@ def cross_entropy(
 
 
 def _of_counted(name: str, logits: Value, labels: Value, ignore_index: int) -> Value:
-    """The mean over the rows that count: the others are made such that they add nothing."""
+    """The mean over the rows that count."""
+    counts = not_equal(labels, ignore_index)
+    of_all = _widened(_of_rows_that_count(name, logits, labels, ignore_index))
+    return _as(div(of_all, mean(cast(counts, of_all.dtype))), logits.dtype)
+
+
+def _of_rows_that_count(name: str, logits: Value, labels: Value, ignore_index: int | None) -> Value:
+    """The mean over all rows: those that do not count are made such that they add nothing."""
+    if ignore_index is None:
+        return _emit("CrossEntropy", name, logits, labels)
     counts = not_equal(labels, ignore_index)
     sure = np.full(logits.shape[1], -1e4, np.float32)  # whose exp is 0, in every dtype
     sure[:1] = 0.0
     nothing = cast(logits.graph.constant(sure), logits.dtype)
     rows = where(expand_dims(counts, 1), logits, nothing)
-    of_all = _widened(_emit("CrossEntropy", name, rows, where(counts, labels, 0)))
-    return _as(div(of_all, mean(cast(counts, of_all.dtype))), logits.dtype)
+    return _emit("CrossEntropy", name, rows, where(counts, labels, 0))
 
 
 def linear_cross_entropy(
@@ -304,22 +314,85 @@ def linear_cross_entropy(
     reduction: str = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
+    chunk: int | None = None,
 ) -> Value:
     """cross_entropy(linear(x, linear_weight, linear_bias), target, ...) of [..., in] and [...].
 
+    Args:
+        chunk: of how many rows there are logits at a time; None: of all. With a chunk the
+            gradients are made beside the loss, those of the weight added up chunk by chunk in
+            ascending order, so that no more logits are ever kept. Needs reduction "mean" or "sum"
+            and no `weight`; the order of the sums makes other last digits.
+
+    Raises: GraphError where `chunk` is below 1 or does not go with the other options.
+
     >>> heard, spoken = g.input("heard", (5, 3)), g.input("spoken", (5,), "int64")
-    >>> aicf.linear_cross_entropy(heard, g.param("classes", (7, 3)), spoken).shape
+    >>> classes = g.param("classes", (7, 3))
+    >>> aicf.linear_cross_entropy(heard, classes, spoken, chunk=2).shape
     ()
     """
+    name = "linear_cross_entropy"
     if x.shape[:-1] != target.shape:
-        raise ShapeError(
-            f"linear_cross_entropy: x is {x!r}, target is {target!r}; need a class for each row"
-        )
-    rows = linear(reshape(x, (-1, x.shape[-1])), linear_weight, linear_bias)
-    loss = cross_entropy(
-        rows, reshape(target, (-1,)), weight, ignore_index, reduction, label_smoothing
-    )
-    return reshape(loss, target.shape) if reduction == "none" else loss
+        raise ShapeError(f"{name}: x is {x!r}, target is {target!r}; need a class for each row")
+    rows, labels = reshape(x, (-1, x.shape[-1])), reshape(target, (-1,))
+    if chunk is not None:
+        if chunk < 1:
+            raise GraphError(f"{name}: chunk is {chunk}; need a number of rows from 1")
+        if reduction == "none" or weight is not None:
+            what = 'reduction "none"' if reduction == "none" else "a weight of classes"
+            raise GraphError(f'{name}: chunk is {chunk}, with {what}; need "mean" or "sum" alone')
+    if chunk is None or rows.shape[0] <= chunk:
+        loss = cross_entropy(
+            linear(rows, linear_weight, linear_bias), labels, weight, ignore_index, reduction,
+            label_smoothing,
+        )  # fmt: skip
+        return reshape(loss, target.shape) if reduction == "none" else loss
+    _check_reduction(name, reduction)
+    given = [rows, linear_weight, *([] if linear_bias is None else [linear_bias])]
+    loss = _in_chunks(name, given, labels, chunk, ignore_index, label_smoothing)
+    if reduction == "sum":
+        return mul(loss, float(rows.shape[0]))
+    if ignore_index is None:
+        return loss
+    counted = mean(cast(not_equal(labels, ignore_index), _widened(loss).dtype))
+    return _as(div(_widened(loss), counted), loss.dtype)
+
+
+def _in_chunks(
+    name: str, given: Sequence[Value], labels: Value, chunk: int, ignore_index: int | None,
+    label_smoothing: float,
+) -> Value:  # fmt: skip
+    """The mean over all rows, of which those that do not count are zero."""
+    count = labels.shape[0]
+
+    def one(rows: Value, labels: Value, *layer: Value) -> Value:
+        logits = linear(rows, *layer)
+        if label_smoothing == 0:
+            each = _of_rows_that_count(name, logits, labels, ignore_index)
+            return mul(each, labels.shape[0] / count)
+        total = cross_entropy(logits, labels, None, ignore_index, "sum", label_smoothing)
+        return mul(total, 1 / count)
+
+    @custom_gradient
+    def chunks(*given: Value) -> tuple[Value, Any]:
+        loss: Value | None = None
+        of_rows: list[Value] = []
+        of_layer: list[Value] = []
+        for at in range(0, count, chunk):
+            rows = given[0][at : at + chunk]
+            # One chunk after the other, or their logits would lie side by side.
+            part = [rows if loss is None else later(rows, loss), *map(itself, given[1:])]
+            own = one(part[0], labels[at : at + chunk], *part[1:])
+            row, *layer = grad(own, part)
+            of_rows.append(row)
+            of_layer = layer if loss is None else list(map(add, of_layer, layer))
+            loss = own if loss is None else add(loss, own)
+        made = [concat(of_rows), *of_layer]
+        assert loss is not None
+        return loss, lambda dy: [mul(one, dy) for one in made]
+
+    result: Value = chunks(*given)
+    return result
 
 
 def nll_loss(

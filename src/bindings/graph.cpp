@@ -280,6 +280,13 @@ void bind_graph(nb::module_& m) {
             },
             nb::arg("loss"), nb::arg("wrt"), nb::arg("seed"), nb::arg("record"),
             nb::arg("own_rule"), nb::call_guard<FloatMode, Signals>())
+        .def(
+            "backward_all",
+            [](Graph& g, const std::vector<ValueId>& results, const std::vector<ValueId>& seeds,
+               const std::vector<ValueId>& wrt) { return backward(g, results, seeds, wrt); },
+            nb::arg("results"), nb::arg("seeds"), nb::arg("wrt"),
+            nb::call_guard<FloatMode, Signals>(),
+            "Of several results, each with the gradient that reaches it.")
         .def("reached_params", &reached_params)
         .def("sources", [](const Graph& g, ValueId value, const std::vector<ValueId>& known,
                            const Graph::Mark& mark) { return sources(g, value, known, mark); })

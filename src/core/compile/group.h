@@ -101,7 +101,9 @@ class Groups {
         members_[b].clear();
     }
 
-    /// The list again, each group where its last member stood unless something waits for it there.
+    /// The list again, each group where its anchor or else its last member stood, unless it waits
+    /// for something there: a sum joined by a cast that stood far behind it keeps none of its
+    /// elements waiting.
     void emit() {
         const size_t count = ops_.size();
         std::vector<std::vector<int>> next(count);
@@ -112,11 +114,18 @@ class Groups {
                     next[group_[i]].push_back(group_[to]);
                     waits[group_[to]]++;
                 }
-        using Ready = std::pair<int, int>;  // last member, group
+        const auto place = [&](int group) {
+            for (int member : members_[group])
+                if (const LoweredDef& kind = anchor(ops_[member]);
+                    kind.reduction || kind.gemm || !kind.rows.empty())
+                    return member;
+            return members_[group].back();
+        };
+        using Ready = std::pair<int, int>;  // place, group
         std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
         for (size_t g = 0; g < count; g++)
             if (!members_[g].empty() && waits[g] == 0)
-                ready.emplace(members_[g].back(), static_cast<int>(g));
+                ready.emplace(place(static_cast<int>(g)), static_cast<int>(g));
         std::vector<LoweredOp> result;
         while (!ready.empty()) {
             const int group = ready.top().second;
@@ -125,7 +134,7 @@ class Groups {
             result.push_back(members.size() == 1 ? std::move(ops_[members[0]])
                                                  : compose(members, group, group));
             for (int to : next[group])
-                if (--waits[to] == 0) ready.emplace(members_[to].back(), to);
+                if (--waits[to] == 0) ready.emplace(place(to), to);
         }
         const auto left = std::count_if(members_.begin(), members_.end(),
                                         [](const auto& members) { return !members.empty(); });
