@@ -40,7 +40,10 @@ using uint64_t = unsigned long long;
 namespace aicf {
 
 constexpr int kMaxDims = 8;
-constexpr int64_t kChainChunk = 256;  // c of every chain(c) that lowering writes
+constexpr int64_t kChainChunk = 256;  // c of every chain(c) that lowering writes, but that
+// of a product of so few results that a large device takes parts of k side by side, and of so few
+// terms that one block has room for all parts.
+constexpr int64_t kShortChunk = 128, kShortResults = 1 << 17, kShortTerms = 1024;
 constexpr int64_t kTreeLeaf = 512;
 constexpr int64_t kTreeLanes = 128;
 constexpr uint32_t kMaxArgBytes = 4096;

@@ -67,7 +67,7 @@ std::optional<View> reshape_view(const View& view, const Dims& shape) {
     return result;
 }
 
-std::string chain_order() { return cat("chain(", kChainChunk, ")"); }
+std::string chain_order(int64_t chunk) { return cat("chain(", chunk, ")"); }
 
 // ---- what a rule sees --------------------------------------------------------------------------
 

@@ -254,7 +254,7 @@ double rounded(DType dtype, double x);
 /// The largest number of the dtype that a uniform number in [low, high) may be: rounding must not
 /// reach `high`.
 double last_below(DType dtype, double low, double high);
-std::string chain_order();  // "chain(256)"
+std::string chain_order(int64_t chunk = kChainChunk);  // "chain(256)"
 /// The order of a product's sums: of its shape and types, and of the family of tensor cores that it
 /// may use (the major of their compute capability; 0: none), alone.
 std::string product_order(const LoweredOp& op, int tensor_cores);

@@ -70,7 +70,7 @@ void lower_linear_bwd(LowerContext& c) {
     const View x = as_matrix(c, c.in(0)), dy = as_matrix(c, c.in(2));
     if (c.used(0)) c.op("gemm", {dy, c.in(1)}, {*reshape_view(c.out(0), x.shape)}, gemm_attrs());
     if (c.used(1)) c.op("gemm", {transpose_view(dy, 0, 1), x}, {c.out(1)}, gemm_attrs());
-    if (c.used(2))  // in the order of its dW
+    if (c.used(2))  // in an order of products
         c.op("reduce_sum", {dy}, {c.out(2)},
              {{"axes", std::vector<int64_t>{0}}, {"keepdims", false}, {"order", chain_order()}});
 }
@@ -208,7 +208,11 @@ std::vector<Type> infer_gemm(const InferContext& c) {
     if (const std::string& math = c.attrs.text("math"); math != "fp32" && c.dtype(0) != DType::f32)
         c.dtype_error("math is \"", math, "\", ", c.describe_all(),
                       "; need float32 operands, or \"fp32\"");
-    if (const std::string& order = c.attrs.text("order"); !order.starts_with("chain(")) {
+    if (const std::string& order = c.attrs.text("order"); order.starts_with("chain(")) {
+        if (order != chain_order() && order != chain_order(kShortChunk))
+            raise(ErrorKind::graph, "gemm: order is \"", order, "\"; need \"", chain_order(),
+                  "\" or \"", chain_order(kShortChunk), "\"");
+    } else {
         const bool tf32 = c.attrs.text("math") == "tf32";
         if (c.dtype(0) == DType::f64 ||
             (c.dtype(0) == DType::f32 && c.attrs.text("math") == "fp32"))
@@ -243,7 +247,7 @@ double gemm_flops(const LoweredOp& op) {
 }  // namespace
 
 std::vector<std::string> product_orders() {
-    return {chain_order(), "mma16(c)", "mma8(c)", "mma16.smN(c)", "mma8.smN(c)"};
+    return {"chain(c)", "mma16(c)", "mma8(c)", "mma16.smN(c)", "mma8.smN(c)"};
 }
 
 std::string tensor_order(int tensor_cores, bool tf32) {
@@ -256,11 +260,12 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
     const int rank = c.shape.rank();
     const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
     // From some 2^17 multiplications on: below, tensor cores have nothing to offer.
-    if (tensor_cores < 8 || (math == "fp32" && dtype_size(a.dtype) != 2) || k < 32 || m * n < 64 ||
-        m * n * k < 1 << 17)
-        return chain_order();
     int64_t batches = 1;
     for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+    if (tensor_cores < 8 || (math == "fp32" && dtype_size(a.dtype) != 2) || k < 32 || m * n < 64 ||
+        m * n * k < 1 << 17)
+        return chain_order(batches * m * n <= kShortResults && k <= kShortTerms ? kShortChunk
+                                                                            : kChainChunk);
     const bool tf32 = math == "tf32";
     return cat(tensor_order(tensor_cores, tf32), "(",
                cut_of(std::max<int64_t>(batches, 1), m, n, k, tf32), ")");

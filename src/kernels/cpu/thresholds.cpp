@@ -19,7 +19,8 @@ void list(std::vector<Threshold>& all, const char* set, const Widths& widths, in
                          kVectorVectors * lanes, square, kDotGroups * square, kCellStep, kCellCols,
                          kPackedColumns, block_b / kPanel});
     add("gemm.terms", {kThin, 16 / size, 64 / size, kPanel / 2, kPanel, kPanel + kFewTerms,
-                       kChainChunk, 2 * kChainChunk, kChainChunk + kPanel + kFewTerms});
+                       kShortChunk, kChainChunk, 2 * kChainChunk, kShortTerms,
+                       kChainChunk + kPanel + kFewTerms});
     add("gemm.strip", {kResidentBytes / size});
     add("gemm.panel", {kPackedElements});
     add("gemm.b_bytes", {kFarBytes});

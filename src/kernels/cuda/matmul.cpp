@@ -30,7 +30,8 @@ constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
 // Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
 constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
                             {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
-                            {16, 32, 32, 4, 2, 2, 128, 4, 15, 13}};
+                            {16, 32, 32, 4, 2, 2, 128, 4, 15, 13},
+                            {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20}};
 constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
@@ -149,7 +150,7 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
     constexpr double start = 300;        // cycles before the first operands are there
     const int64_t processors = std::max(limits.processors, 1), chunks = ceil_div(p.k, p.grain);
     for (const Tiling& t : kNear)
-        for (int groups = 1; groups <= std::min<int64_t>(chunks, 4); groups *= 2) {
+        for (int groups = 1; groups <= std::min<int64_t>(2 * chunks - 1, 8); groups *= 2) {
             if (groups > 1 && (chunks > most_chunks || groups * t.threads > kGroupThreads))
                 continue;
             Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
@@ -265,12 +266,15 @@ struct Gemm {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
         const bool rounds = math != "fp32" || dtype_size(a.dtype) == 2;
-        if (batches == 0 || limits.major < 8 || chunk % 32 != 0 || k < kTiledTerms ||
-            m * n < kTiledResults || m * n * k < kTiledWork || (rounds && !tensor))
+        const bool tiled = k >= kTiledTerms && m * n * k >= kTiledWork,
+                   near = !tensor && a.dtype == DType::f32 && k >= kNearTerms &&
+                          m * n * k >= kNearWork;
+        if (batches == 0 || limits.major < 8 || chunk % 32 != 0 || m * n < kTiledResults ||
+            !(tiled || near) || (rounds && !tensor))
             return found;
         if (!tensor) {
-            size > 4 ? add(kDouble) : add(kScalar);
-            if (a.dtype == DType::f32) add_near(problem, limits, found);
+            if (tiled) size > 4 ? add(kDouble) : add(kScalar);
+            if (near) add_near(problem, limits, found);
         } else {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
@@ -302,7 +306,8 @@ std::string name_of(const Choice& choice) {
     if (choice.thin) return "thin";
     const Tiling& t = *choice.tiling;
     if (choice.groups)
-        return cat("near_", t.m, "x", t.n, choice.groups > 1 ? cat("_", choice.groups) : "");
+        return cat("near_", t.m, "x", t.n, t.part_m > 2 ? cat("_t", t.part_m) : "",
+                   choice.groups > 1 ? cat("_", choice.groups) : "");
     return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.pair > 1 ? "_pair" : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }

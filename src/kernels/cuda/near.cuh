@@ -163,8 +163,22 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
                                 acc[r][c] = scalar::fma(av[now][q][r], bv[now][q][c], acc[r][c]);
                 }
             } else {
+                int p = 0;
 #pragma unroll 1
-                for (int p = 0; p < depth; p++)
+                for (; p + 4 <= depth; p += 4) {
+                    float av[4][R], bv[4][C];
+                    TileA::template four<R, 1>(av, as, row, p);
+                    TileB::template four<C, apart>(bv, bs, col, p);
+#pragma unroll
+                    for (int q = 0; q < 4; q++)
+#pragma unroll
+                        for (int r = 0; r < R; r++)
+#pragma unroll
+                            for (int c = 0; c < C; c++)
+                                acc[r][c] = scalar::fma(av[q][r], bv[q][c], acc[r][c]);
+                }
+#pragma unroll 1
+                for (; p < depth; p++)
 #pragma unroll
                     for (int r = 0; r < R; r++)
 #pragma unroll

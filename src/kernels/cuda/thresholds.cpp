@@ -20,9 +20,13 @@ std::vector<CudaThreshold> cuda_thresholds() {
             add("gemm.rows", {size == 2 ? kThinRows : kThinChainRows, kThinWide});
             add("gemm.columns", {size == 2 ? kThinRows : kThinChainRows, kThinWide});
         }
-        add("gemm.terms", {kTiledTerms, kChainChunk, 2 * kChainChunk});
-        add("gemm.results", {kTiledResults});
+        add("gemm.terms", {kTiledTerms, kShortChunk, kChainChunk, 2 * kChainChunk, kShortTerms});
+        add("gemm.results", {kTiledResults, kShortResults});
         add("gemm.work", {kTiledWork});
+        if (size == 4) {
+            add("gemm.terms", {kNearTerms});
+            add("gemm.work", {kNearWork});
+        }
         if (size == 2) {
             add("gemm.work", {kRolesWork});
             for (const auto& [rows, columns, depth] : roles_tiles()) {

@@ -9,6 +9,7 @@ namespace aicf::cuda {
 
 // A product with fewer terms, results or multiplications has no tiles.
 constexpr int64_t kTiledTerms = 32, kTiledResults = 64, kTiledWork = 1 << 17;
+constexpr int64_t kNearTerms = 8, kNearWork = 1 << 16;  // of f32, for near.cuh
 // Rows up to which the other side goes through rings of warps, and of that at least.
 constexpr int64_t kThinRows = 8, kThinChainRows = 4, kThinWide = 64;
 constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps may have roles
