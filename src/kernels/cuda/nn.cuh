@@ -155,7 +155,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
                                                         Put put, A scale) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::each(grid, Shape::rows, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto row = make(r);
         const auto x = team.take(row);
         const A most = team.template reduce<MaxOf<A>>(x);
