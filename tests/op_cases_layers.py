@@ -5,6 +5,7 @@ import math
 
 import aicf
 import numpy as np
+from aicf.nn_functions import _fused_attention
 from compare import FLOATS
 from op_cases import INTS, SIZES, Arg, row
 
@@ -784,4 +785,47 @@ row(
     grad="no second derivative of ctc_loss is written down",
     zero_sign=False,
     **WIDE,
+)
+
+# ---- attention
+
+
+def _attention(q, k, v, scale=0.5):
+    """Weights, results."""
+    scores = scale * q @ np.swapaxes(k, 2, 3)
+    p = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+    p = p / p.sum(-1, keepdims=True) if p.size else p
+    return p, p @ v
+
+
+def _attention_grads(q, k, v, dy, scale=0.5):
+    p, _ = _attention(q, k, v, scale)
+    dp = dy @ np.swapaxes(v, 2, 3)
+    ds = scale * p * (dp - (p * dp).sum(-1, keepdims=True))
+    return [ds @ k, np.swapaxes(ds, 2, 3) @ q, np.swapaxes(p, 2, 3) @ dy]
+
+
+row(
+    "Attention",
+    (Arg("adic"), Arg("adoc"), Arg("adoc")),
+    lambda g, q, k, v: _fused_attention(q, k, v, None, False, 0.5),
+    lambda q, k, v: _attention(q, k, v)[1],
+    extra=lambda q, k, v: 60.0,
+    grad=(0, 1, 2),
+    torch=lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.5),
+    dtypes=("float32", "float16", "bfloat16"),
+    empty_error="cd",
+    zero_sign=False,
+)
+row(
+    "AttentionBwd",
+    (Arg("adic"), Arg("adoc"), Arg("adoc"), Arg("adic")),
+    backward(lambda q, k, v: _fused_attention(q, k, v, None, False, 0.5), 3),
+    _attention_grads,
+    extra=lambda q, k, v, dy: 600.0,
+    grad=(0, 1, 2, 3),
+    dtypes=("float32", "float16", "bfloat16"),
+    empty_error="cd",
+    zero_sign=False,
+    stored=True,
 )

@@ -410,7 +410,22 @@ def _beside(b: _Batch, op: _Op) -> list[Value]:
     return [permute(made, [1, 0, 2, 3])]
 
 
+def _attention(b: _Batch, op: _Op) -> list[Value]:
+    """Examples are more of the first axis of all operands; that of a mask may be 1."""
+    size = op.inputs[0].shape[0]
+
+    def joined(value: Value) -> Value:
+        whole = broadcast_to(b.full(value), (b.size, size, *value.shape[1:]))
+        return reshape(whole, (b.size * size, *value.shape[1:]))
+
+    made = b.g._emit(op.name, [joined(value) for value in op.inputs], **op.attrs)
+    return [
+        reshape(whole, (b.size, *one.shape)) for whole, one in zip(made, op.outputs, strict=True)
+    ]
+
+
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(("Attention", "AttentionBwd"), _attention),
     **dict.fromkeys(("CtcPaths", "CtcPathsBwd"), _beside),
     **dict.fromkeys(_core.pointwise_ops(), _pointwise),
     **dict.fromkeys("Detach Normalize NormalizeBwd Windows MaxPool MaxPoolBwd".split(), _behind),

@@ -226,6 +226,9 @@ def scaled_dot_product_attention(
     """softmax(q k^T · scale + mask) v over [..., L, E], [..., S, E], [..., S, Ev].
 
     A row whose scores are all -inf, for a mask hides everything, gives 0 and takes no gradient.
+    From 128 x 128 scores a head on, without dropout and with a mask of bool or none, of heads of
+    equal widths up to 256 in 32 or 16 bits, no scores are kept: they are made a block at a time,
+    and again for the gradient. Other calls are products around a softmax.
 
     Args:
         mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
@@ -250,10 +253,80 @@ def scaled_dot_product_attention(
             f"{where_from}: mask is {mask!r}, attn_mask {attn_mask!r}; need one of the two"
         )
     mask, causal = attn_mask if mask is None else mask, causal or is_causal
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if not dropout_p and _may_fuse(q, k, v, mask, scale, enable_gqa):
+        return _fused_attention(q, k, v, mask, causal, scale)
     if enable_gqa:
         k, v = _shared_heads(where_from, q, k), _shared_heads(where_from, q, v)
-    g = q.graph
-    scores = mul(matmul(q, transpose(k)), 1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    return _composed_attention(q, k, v, mask, causal, scale, dropout_p)
+
+
+_WIDEST_HEAD = 256
+_FEW_SCORES = 1 << 14  # of a head: below, products and a softmax take no longer
+
+
+def _may_fuse(q: Value, k: Value, v: Value, mask: Value | None, scale: float, shared: bool) -> bool:
+    """Whether the op Attention has a meaning for these operands, and is worth it."""
+    *lead, length, width = q.shape
+    if mask is not None:
+        full = (*lead, length, k.shape[-2])
+        bool_mask = mask.dtype == "bool" and len(mask.shape) <= len(full)
+        if not bool_mask or any(
+            size not in (1, whole)
+            for size, whole in zip(reversed(mask.shape), reversed(full), strict=False)
+        ):
+            return False
+    heads_fit = not lead or k.shape[-3:-2] == q.shape[-3:-2]
+    if shared and not heads_fit:
+        heads_fit = k.shape[-3] > 0 and q.shape[-3] % k.shape[-3] == 0
+    return (
+        q.dtype in ("float32", "float16", "bfloat16")
+        and q.dtype == k.dtype == v.dtype
+        and k.shape == v.shape
+        and k.ndim == q.ndim
+        and k.shape[:-3] == q.shape[:-3]
+        and heads_fit
+        and k.shape[-1] == width
+        and 1 <= width <= _WIDEST_HEAD
+        and length * k.shape[-2] >= _FEW_SCORES
+        and 0 not in (*q.shape, *k.shape)
+        and 0 < scale < math.inf
+    )
+
+
+def _fused_attention(
+    q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float
+) -> Value:
+    """The op Attention on [batch, heads, length, width], whatever axes stand before those."""
+    lead, operands = q.shape[:-3], [q, k, v]
+    batch = math.prod(lead)
+
+    def in_four(x: Value, outer: int) -> Value:
+        inner = (1, 1, *x.shape)[-3:]
+        return x if x.ndim == 4 else reshape(x, (outer, *inner))
+
+    operands = [in_four(x, batch) for x in operands]
+    if mask is not None:
+        outer = mask.shape[:-3]
+        if any(size != 1 for size in outer) and mask.ndim != 4:
+            mask, outer = broadcast_to(mask, (*lead, *mask.shape[-3:])), lead
+        operands.append(in_four(mask, math.prod(outer)))
+    out = _emit("Attention", "scaled_dot_product_attention", *operands, scale=scale, causal=causal)
+    return out if q.ndim == 4 else reshape(out, q.shape)
+
+
+def _composed_attention(
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+) -> Value:
+    """Attention of products and a softmax, with its scores in memory: any mask and dropout."""
+    where_from, g = "scaled_dot_product_attention", q.graph
+    scores = mul(matmul(q, transpose(k)), scale)
     if causal:
         rows, columns = scores.shape[-2:]
         visible = np.tri(rows, columns, dtype=bool)

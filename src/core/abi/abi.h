@@ -20,6 +20,19 @@
 //             inside cuts of c, the last one filled with +0; a step is mma_step() of mma_step.h.
 //             The results of cuts are added in ascending order, in f32. mma16.sm80(c) and its like
 //             are the same of another family of tensor cores, whose step is its own.
+// Attention  takes the keys of a row in blocks of c, in ascending order, c of its own `order`:
+//   chain(c)  A score is a chain over the columns. A weight is 2^(score log2(e) scale - top), where
+//             top is the whole number above the largest such exponent so far; where it moves, sums
+//             are multiplied by a power of two. 16 lanes add the weights, lane l of keys l, l + 16,
+//             ... of each block, and are halved; to each result is added, after each block, the
+//             chain of its products. Of gradients the same: blocks of keys for dq, of queries (of
+//             one head after the other) for dk and dv, of weights times 1 / sum.
+//   mma16(c)  The same with steps of mma_step() over 16 columns, or 16 keys or queries, from +0 and
+//             from one block to the next without an end; weights and slopes are rounded to the
+//             operands' type before they are multiplied, and weights are summed so rounded, times
+//             1, by the same steps. Gradients have weights of 2^(... - top - log2(sum)).
+//   Hidden keys weigh 0, so that whoever knows a block to be hidden may pass over it. (Where k, v or
+//   scores are not finite, what is hidden may show as NaN, or not, and that is not declared.)
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -44,6 +57,7 @@ constexpr int64_t kChainChunk = 256;  // c of every chain(c) that lowering write
 // of a product of so few results that a large device takes parts of k side by side, and of so few
 // terms that one block has room for all parts.
 constexpr int64_t kShortChunk = 128, kShortResults = 1 << 17, kShortTerms = 1024;
+constexpr int64_t kAttentionChain = 64;  // the same of attention
 constexpr int64_t kTreeLeaf = 512;
 constexpr int64_t kTreeLanes = 128;
 constexpr uint32_t kMaxArgBytes = 4096;

@@ -674,6 +674,44 @@ AICF_HD T masked_sum(T sum) {
     return sum == T(0) ? T(1) : sum;
 }
 
+// ---- attention ----------------------------------------------------------------------------------
+
+// 2^x of a score, x <= 1 or little more; what is below -125, and NaN, is taken as -125. Close
+// enough for weights of 16 bits, or to 1.1 ULP where `Whole`.
+template <bool Whole>
+AICF_HD float weight(float x) {
+#ifdef __CUDACC_RTC__
+    float a;
+    asm("max.f32 %0, %1, %2;" : "=f"(a) : "f"(x), "f"(-125.0f));
+#else
+    const float a = x > -125.0f ? x : -125.0f;
+#endif
+    const float magic = 0x1.8p23f, big = a + magic, f = a - (big - magic);
+    const float p =
+        Whole ? horner(f, 1.0f, 0.693147242f, 0.240226552f, 0.0555027276f, 0.00961702596f,
+                       0.00134185038f, 0.000158371156f)
+              : horner(f, 0.999999285f, 0.693121433f, 0.240245908f, 0.0559209473f, 0.00957945827f);
+    return from_bits(bits(p) + (bits(big) << 23));
+}
+// The whole power of two above the largest score of a row, whose scores are `most` and below: then
+// sums are moved from one to another without rounding. Of -inf, which hides all, -inf.
+AICF_HD float weight_top(float most, float factor) { return 0.0f - floor(-(most * factor)); }
+// 2^(before - after) of such powers, before <= after; 0 from 2^-127 down and where one is none.
+AICF_HD float weight_step(float before, float after) {
+    const float d = before - after;
+    const float kept = d >= -126.0f ? d : -127.0f;
+    return from_bits(static_cast<uint32_t>(static_cast<int32_t>(kept) + 127) << 23);
+}
+// What the weights of a row are divided by, NaN where a score was none, as one factor; 0 where all
+// is hidden.
+AICF_HD float weight_share(float top, float sum) {
+    return top == from_bits(0xff800000u) ? 0.0f : div(1.0f, sum + (top - top));
+}
+// -log2 of it, from which the gradient makes the weights again.
+AICF_HD float weight_offset(float top, float sum) {
+    return top == from_bits(0xff800000u) ? top : -(top + log(sum) * 1.44269502f);
+}
+
 // ---- optimizers --------------------------------------------------------------------------------
 
 template <class T>

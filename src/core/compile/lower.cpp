@@ -193,7 +193,10 @@ Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
         if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32 && math != "mixed")
             op.attrs.set("math", math);
     for (LoweredOp& op : lowered.ops)
-        if (anchor(op).gemm) op.attrs.set("order", product_order(op, tensor_cores));
+        if (anchor(op).gemm)
+            op.attrs.set("order", product_order(op, tensor_cores));
+        else if (op.def->attention)
+            op.attrs.set("order", attention_order(op, tensor_cores));
     return lowered;
 }
 

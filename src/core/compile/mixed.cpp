@@ -39,7 +39,8 @@ class Narrowing {
             if (element && !any(keep_wide_, node.outputs) && !any(wanted_, node.outputs)) continue;
             std::vector<char>& mark =
                 element && any(keep_wide_, node.outputs) ? keep_wide_ : wanted_;
-            for (ValueId id : node.inputs) mark[id] = 1;
+            for (size_t k = 0; k < node.inputs.size(); k++)
+                (stays_wide(node, k) ? keep_wide_ : mark)[node.inputs[k]] = 1;
         }
         find_narrow_alone(live);
     }
@@ -91,10 +92,10 @@ class Narrowing {
             for (ValueId id : {gradient.loss, gradient.value, gradient.grad}) narrow_alone_[id] = 0;
         for (size_t i = graph_.nodes.size(); i-- > 0;) {
             const Node& node = graph_.nodes[i];
-            if (!live[node.id] || node.op->storage == Storage::product ||
-                (node.op->shows && narrow_alone_[node.outputs[0]]))
-                continue;
-            for (ValueId id : node.inputs) narrow_alone_[id] = 0;
+            if (!live[node.id] || (node.op->shows && narrow_alone_[node.outputs[0]])) continue;
+            for (size_t k = 0; k < node.inputs.size(); k++)
+                if (node.op->storage != Storage::product || stays_wide(node, k))
+                    narrow_alone_[node.inputs[k]] = 0;
         }
     }
 
@@ -116,7 +117,8 @@ class Narrowing {
         const bool moved = moves_narrow(node);
         const bool narrow = storage == Storage::product || moved ||
                             (storage == Storage::narrow && any_small && all_small);
-        for (ValueId& id : node.inputs) id = as(id, narrow ? kNarrow : kWide);
+        for (size_t k = 0; k < node.inputs.size(); k++)
+            node.inputs[k] = as(node.inputs[k], narrow && !stays_wide(node, k) ? kNarrow : kWide);
 
         std::vector<Type> types;
         for (ValueId id : node.inputs) types.push_back(graph_.value(id).type);
@@ -131,6 +133,11 @@ class Narrowing {
                                   (!moved && storage == Storage::narrow && any_small && rounds));
             of_param_[id] = of_params && node.op->shows;
         }
+    }
+
+    static bool stays_wide(const Node& node, size_t input) {
+        const auto& wide = node.op->wide;
+        return std::find(wide.begin(), wide.end(), static_cast<int>(input)) != wide.end();
     }
 
     static bool any(const std::vector<char>& marks, const std::vector<ValueId>& ids) {

@@ -11,6 +11,7 @@ void define_movement_ops();
 void define_reduce_ops();
 void define_matmul_ops();
 void define_nn_ops();
+void define_attention_ops();
 void define_line_ops();
 void define_random_ops();
 void define_optim_ops();
@@ -41,6 +42,7 @@ const Registry& registry() {
         define_reduce_ops();
         define_matmul_ops();
         define_nn_ops();
+        define_attention_ops();
         define_line_ops();
         define_random_ops();
         define_optim_ops();

@@ -259,6 +259,10 @@ std::string chain_order(int64_t chunk = kChainChunk);  // "chain(256)"
 /// may use (the major of their compute capability; 0: none), alone.
 std::string product_order(const LoweredOp& op, int tensor_cores);
 std::vector<std::string> product_orders();  // all of them, as choices
+/// The same of attention, and the keys that its kernels on tensor cores take together, by the size
+/// of a head.
+std::string attention_order(const LoweredOp& op, int tensor_cores);
+int64_t attention_block(int64_t size);
 /// "mma16", of tf32 "mma8", with the name of a family where it is not that of 9.0.
 std::string tensor_order(int tensor_cores, bool tf32);
 /// Elements of an axis that one window spans: axis `axis` of operand 0 must hold `size` >= that
@@ -291,6 +295,7 @@ struct OpDef {
     std::string lowered = {};  // the one lowered op of a pointwise op
     bool effect = false;       // its outputs are new states: each must be assigned or read
     Storage storage = Storage::wide;
+    std::vector<int> wide = {};  // inputs that are f32 under "mixed", whatever the storage
     bool shows = false;     // its output is elements of its one input: it makes none
     bool detaches = false;  // no gradient passes, whatever follows
     /// Of an op that takes rows by number: the operand that holds the numbers, and how many rows
@@ -328,6 +333,7 @@ struct LoweredDef {
     /// product's belong to its mode, random numbers to states.
     bool portable = false;
     bool alone = false;            // shares no launch with others
+    bool attention = false;        // attention, or a gradient of it
     int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
     double flops_per_element = 1;  // of the largest operand
     double (*flops)(const LoweredOp&) = nullptr;

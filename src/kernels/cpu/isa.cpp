@@ -29,6 +29,7 @@
 #include "kernels/cpu/random.inl"
 #include "kernels/cpu/tile.inl"
 #include "kernels/cpu/matmul.inl"
+#include "kernels/cpu/attention.inl"
 // clang-format on
 
 namespace aicf::cpu::AICF_ISA {
@@ -42,6 +43,7 @@ void fill_table(Table& table) {
     register_lines(table);
     register_optim(table);
     register_random(table);
+    register_attention(table);
     table.add(CpuKernel{"gemm", kFloats, gemm_run, gemm_units, gemm_workspace});
     table.add(CpuKernel{"fused_gemm", kFloats, fused_gemm_run, gemm_units, gemm_workspace});
 }

@@ -47,6 +47,10 @@ constexpr int64_t kFarBytes = 2 << 20;     // of B, above which its lines are as
 constexpr int64_t kCellRows = 48, kCellCols = 64, kCellStep = 16, kCellWork = 1 << 19;
 constexpr int64_t kConvertRows = 96, kConvertCols = 512;  // block of f32 sums behind a 16-bit C
 
+// ---- attention ----------------------------------------------------------------------------------
+
+constexpr int64_t kAttentionRows = 128;  // that are taken against a block of others
+
 // ---- programs -----------------------------------------------------------------------------------
 
 constexpr int kBlock = 512;             // elements of a block buffer

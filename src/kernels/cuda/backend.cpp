@@ -48,9 +48,9 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     const void* const from =
         scratch ? static_cast<char*>(args.workspace) + map.from : args.in(map.input).ptr;
     if (reinterpret_cast<uintptr_t>(from) % kMapAlign != 0)  // of a cell that was bound before
-        raise(ErrorKind::unsupported, "gemm: operand ", map.input ? "b" : "a", " begins ",
-              reinterpret_cast<uintptr_t>(from) % kMapAlign, " bytes behind a multiple of ",
-              kMapAlign,
+        raise(ErrorKind::unsupported, "cuda: operand ", map.input,
+              " of a kernel with warp roles begins ", reinterpret_cast<uintptr_t>(from) % kMapAlign,
+              " bytes behind a multiple of ", kMapAlign,
               "; need a tensor at such an address, or candidates= naming a kernel without wgmma");
     const auto wide = [](int64_t x) { return static_cast<cuuint64_t>(x); };
     const cuuint64_t sizes[] = {wide(map.inner), wide(map.outer), wide(map.batches)};

@@ -74,6 +74,7 @@ LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
 constexpr uint32_t kTailBytes = 64;  // holds the address of the counters, or a number of steps
 constexpr uint32_t kMapBytes = 128;
+constexpr uint32_t kAttentionMaps = 4;
 /// The room an op's kernel has at the end of its block, of a product with two maps.
 uint32_t tail_bytes(const LoweredOp& op);
 
@@ -175,6 +176,10 @@ bool is_reduction(const LoweredDef& def);
 bool is_row_op(const LoweredDef& def);
 /// The warps that the rows of a row op keep busy in one block.
 int64_t row_warps(const LoweredOp& op, const Limits& limits);
+bool is_attention(const LoweredDef& def);
+/// Candidates of attention: warps with roles, or without.
+constexpr const char *kRolesAttention = "wgmma", *kPlainAttention = "mma";
+std::vector<std::string> attention_candidates(const LoweredOp& op, const Limits& limits);
 bool is_indexed(const LoweredDef& def);
 bool is_line_op(const LoweredDef& def);
 bool is_random(const LoweredDef& def);
@@ -209,8 +214,9 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
 MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box);
 std::string rounded_struct(const std::string& name, const std::string& batch,
                            const MappedOperand& operand, const View& view, int k_axis);
-KernelText indexed_text(const LoweredOp& op, const Limits& limits);  // pad, take, windows, scans
-KernelText line_text(const LoweredOp& op, const Limits& limits);     // gather, sort, searches
+KernelText attention_text(const LoweredOp& op, const Limits& limits);  // and its gradients
+KernelText indexed_text(const LoweredOp& op, const Limits& limits);    // pad, take, windows, scans
+KernelText line_text(const LoweredOp& op, const Limits& limits);       // gather, sort, searches
 KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's
 KernelText custom_text(const LoweredOp& op, const Limits& limits);   // of sources of a user's own

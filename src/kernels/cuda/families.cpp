@@ -47,6 +47,9 @@ constexpr Family kFamilies[] = {
     {"matmul",
      [](const LoweredOp& op, const Limits&) { return functions_around(op) && anchor(op).gemm; },
      gemm_text, gemm_candidates},
+    {"attention",
+     [](const LoweredOp& op, const Limits&) { return alone(op) && is_attention(*op.def); },
+     attention_text, attention_candidates},
     {"reduce",
      [](const LoweredOp& op, const Limits&) {
          return functions_around(op) && is_reduction(anchor(op));

@@ -1,0 +1,434 @@
+"""Attention as an op: values and gradients against float64 and PyTorch, around the sizes of its
+blocks, and the same bits from whoever computes it."""
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from aicf.nn_functions import _composed_attention, _fused_attention
+from compare import assert_bits
+from conftest import DEVICES
+from isas import used_isas
+
+# Batch, heads, groups of them, queries, keys, size of a head.
+SIZES = [
+    (2, 2, 2, 1, 1, 8),
+    (1, 2, 1, 63, 65, 16),
+    (1, 1, 1, 64, 64, 64),
+    (2, 4, 2, 65, 63, 40),
+    (1, 2, 2, 127, 129, 24),
+    (1, 1, 1, 129, 128, 128),
+    (1, 3, 1, 130, 200, 20),
+    (1, 2, 1, 70, 130, 144),
+    (1, 1, 1, 66, 67, 256),
+    (1, 1, 1, 5, 300, 3),
+    (1, 1, 1, 300, 5, 1),
+]
+MASKS = ["none", "causal", "padding", "rows", "both"]
+
+
+def operands(sizes, seed=0, scale=1.0):
+    b, h, groups, t, s, d = sizes
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: (scale * rng.standard_normal(shape)).astype(np.float32)  # noqa: E731
+    q, dy = draw(b, h, t, d), draw(b, h, t, d) / np.float32(scale)
+    return {"q": q, "k": draw(b, groups, s, d), "v": draw(b, groups, s, d), "dy": dy}
+
+
+def mask_of(kind, sizes):
+    """The mask, and whether the call is causal beside it."""
+    b, h, _, t, s, _ = sizes
+    rng = np.random.default_rng(1)
+    if kind in ("none", "causal"):
+        return None, kind == "causal"
+    if kind == "padding":
+        return np.arange(s) < np.maximum(1, rng.integers(s // 2, s + 1, (b, 1, 1, 1))), False
+    mask = rng.random((1, h, t, s)) < 0.7
+    mask[:, :, ::3] = kind == "both"  # all of these rows, or none of them
+    mask[:, :, 1::7] = False
+    return mask, kind == "both"
+
+
+def reference(feed, mask, causal, scale):
+    """Attention and its gradients in float64."""
+    q, k, v, dy = (feed[n].astype(np.float64) for n in ("q", "k", "v", "dy"))
+    share = q.shape[1] // k.shape[1]
+    wide_k, wide_v = (np.repeat(x, share, 1) for x in (k, v))
+    scores = scale * q @ wide_k.swapaxes(2, 3)
+    seen = np.ones(scores.shape, bool) if mask is None else np.broadcast_to(mask, scores.shape)
+    if causal:
+        seen = seen & np.tri(*scores.shape[2:], dtype=bool)
+    scores = np.where(seen, scores, -np.inf)
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    p = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    p /= np.where(p.any(-1, keepdims=True), p.sum(-1, keepdims=True), 1)
+    dp = dy @ wide_v.swapaxes(2, 3)
+    ds = p * (dp - (dp * p).sum(-1, keepdims=True))
+    of_groups = lambda x: x.reshape(*k.shape[:2], share, *x.shape[2:]).sum(2)  # noqa: E731
+    return {
+        "y": p @ wide_v,
+        "q": scale * ds @ wide_k,
+        "k": scale * of_groups(ds.swapaxes(2, 3) @ q),
+        "v": of_groups(p.swapaxes(2, 3) @ dy),
+    }
+
+
+def graph_of(feed, mask, causal, scale, dtype="float32"):
+    g = aicf.Graph("attention")
+    q, k, v, dy = (g.input(n, feed[n].shape, dtype) for n in ("q", "k", "v", "dy"))
+    y = _fused_attention(q, k, v, None if mask is None else g.constant(mask), causal, scale)
+    grads = g.backward(y, [q, k, v], grad=dy)
+    for name, value in {"y": y, "q": grads[q], "k": grads[k], "v": grads[v]}.items():
+        g.output(name, value if name == "y" else aicf.cast(value, dtype))
+    return g
+
+
+def run(g, feed, dtype="float32", **options):
+    if dtype != "float32":
+        step = g.compile(**options)
+        return {
+            n: x.numpy()
+            for n, x in step(**{n: narrowed(x, dtype) for n, x in feed.items()}).items()
+        }
+    return {n: x.numpy() for n, x in g.compile(**options)(**feed).items()}
+
+
+def narrowed(x, dtype):
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, dtype))
+
+
+def ops_of(g):
+    return [node["op"] for node in json.loads(g.to_json())["nodes"]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_values_and_gradients(sizes, kind, device):
+    feed, scale = operands(sizes), 1 / math.sqrt(sizes[-1])
+    mask, causal = mask_of(kind, sizes)
+    g = graph_of(feed, mask, causal, scale)
+    assert "Attention" in ops_of(g) and "AttentionBwd" in ops_of(g)
+    got, want = run(g, feed, device=device), reference(feed, mask, causal, scale)
+    for name, x in got.items():
+        np.testing.assert_allclose(x, want[name], rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["none", "both"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_16_bits(sizes, kind, dtype, device):
+    feed, scale = operands(sizes), 1 / math.sqrt(sizes[-1])
+    mask, causal = mask_of(kind, sizes)
+    got = run(graph_of(feed, mask, causal, scale, dtype), feed, dtype, device=device)
+    feed = {n: narrowed(x, dtype).float().numpy() for n, x in feed.items()}
+    want = reference(feed, mask, causal, scale)
+    step = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    for name, x in got.items():
+        most = np.abs(want[name]).max() + 0.1
+        np.testing.assert_allclose(
+            np.asarray(x, np.float32),
+            want[name],
+            rtol=2 * step,
+            atol=(3 + sizes[3] / 40) * step * most,
+            err_msg=name,
+        )
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "rows"])
+def test_against_torch(kind):
+    torch = pytest.importorskip("torch")
+    sizes = (2, 4, 2, 70, 90, 32)
+    feed, scale = operands(sizes), 0.3
+    mask, causal = mask_of(kind, sizes)
+    got = run(graph_of(feed, mask, causal, scale), feed)
+    q, k, v = (torch.from_numpy(feed[n]).requires_grad_() for n in "qkv")
+    y = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, None if mask is None else torch.from_numpy(mask), 0.0, causal, scale=scale,
+        enable_gqa=True,
+    )  # fmt: skip
+    grads = torch.autograd.grad(y, [q, k, v], torch.from_numpy(feed["dy"]))
+    for name, x in zip("yqkv", [y.detach(), *grads], strict=True):
+        want = x.numpy()
+        if kind == "rows":  # PyTorch has NaN where all is hidden
+            want = np.where(np.isnan(want), got[name], want)
+        if name == "y" or kind != "rows":
+            np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [30.0, 300.0])
+def test_large_scores(size, device):
+    """Weights of one key, and of keys far below the largest."""
+    sizes = (1, 2, 2, 90, 140, 16)
+    feed = operands(sizes, scale=math.sqrt(size))
+    got = run(graph_of(feed, None, True, 1.0), feed, device=device)
+    want = reference(feed, None, True, 1.0)
+    for name, x in got.items():
+        most = np.abs(want[name]).max()
+        # The scores themselves are rounded, and what they are worth is their exponential.
+        np.testing.assert_allclose(x, want[name], rtol=0, atol=4e-6 * size * most, err_msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_hidden_rows_and_keys(dtype, device):
+    """A row that sees nothing is 0 and takes no gradient; nor does a key that nobody sees."""
+    sizes = (1, 1, 1, 67, 70, 16)
+    feed = operands(sizes)
+    mask = np.ones((67, 70), bool)
+    mask[5], mask[66], mask[:, 3], mask[:, 69] = False, False, False, False
+    got = run(graph_of(feed, mask, False, 0.25, dtype), feed, dtype, device=device)
+    for x in (got["y"], got["q"]):
+        assert not x[0, 0, [5, 66]].any() and x[0, 0, 6].any()
+    for x in (got["k"], got["v"]):
+        assert not x[0, 0, [3, 69]].any() and x[0, 0, 4].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_no_number_shows(dtype, device):
+    feed = operands((1, 1, 1, 70, 70, 16))
+    feed["q"][0, 0, 3, 2] = math.nan
+    y = run(graph_of(feed, None, False, 0.25, dtype), feed, dtype, device=device)["y"]
+    assert np.isnan(y[0, 0, 3]).all() and np.isfinite(np.delete(y[0, 0], 3, 0)).all()
+
+
+def test_where_the_op_has_no_meaning_it_is_composed():
+    g = aicf.Graph("composed")
+    x = g.input("x", (2, 3, 20, 8))
+    wide = g.input("wide", (2, 3, 20, 16))
+    double = g.input("double", (2, 3, 20, 8), "float64")
+    attention = aicf.scaled_dot_product_attention
+    for y in [
+        attention(x, x, x, dropout_p=0.5),
+        attention(x, x, x, g.input("added", (20, 20))),
+        attention(x, x, wide),
+        attention(double, double, double),
+        attention(x, x, x, scale=-1.0),
+        attention(x, x[:1], x[:1]),
+    ]:
+        assert y.ndim == 4
+    assert "Attention" not in ops_of(g)
+    long = g.input("long", (2, 3, 130, 8))
+    for y in [attention(long, long, long), attention(*3 * [long[0, 0]]), attention(*3 * [long[0]])]:
+        assert y.ndim >= 2
+    assert ops_of(g).count("Attention") == 3
+    attention(x, x, x)  # of few scores a product and a softmax are as quick
+    assert ops_of(g).count("Attention") == 3
+
+
+@pytest.mark.parametrize("shape", [(20, 8), (3, 20, 8), (2, 3, 20, 8), (2, 2, 3, 20, 8)], ids=str)
+@pytest.mark.parametrize("masked", [None, (20, 20), (3, 1, 20), "full"], ids=str)
+def test_axes_in_front(shape, masked):
+    """Whatever stands before length and width, and masks of any of it."""
+    if masked == "full":
+        masked = (*shape[:-2], 20, 20)
+    if masked and len(masked) > len(shape):
+        pytest.skip("a mask of more axes than the scores")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    mask = None if masked is None else rng.random(masked) < 0.8
+    g = aicf.Graph("axes")
+    v = g.input("x", shape)
+    m = None if mask is None else g.constant(mask)
+    y = _fused_attention(v, v, v, m, False, 8**-0.5)
+    assert "Attention" in ops_of(g)
+    g.output("got", y)
+    g.output("want", _composed_attention(v, v, v, m, False, 8**-0.5))
+    out = g.compile()(x=x)
+    np.testing.assert_allclose(out["got"].numpy(), out["want"].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_heads_inside_positions_cost_no_copy():
+    """As a projection leaves them, and as the next one takes them."""
+    g = aicf.Graph("inside")
+    x, w = g.input("x", (2, 130, 24)), g.param("w", (72, 24))
+    parts = aicf.split(aicf.linear(x, w), 3, -1)
+    heads = [part.reshape((2, 130, 3, 8)).permute((0, 2, 1, 3)) for part in parts]
+    y = aicf.scaled_dot_product_attention(*heads, causal=True)
+    y = y.permute((0, 2, 1, 3)).reshape((2, 130, 24))
+    g.output("y", aicf.linear(y, g.param("o", (24, 24))))
+    ops = " ".join(entry["op"] for entry in g.compile().lowered)
+    assert "attention" in ops and "copy" not in ops, ops
+
+
+def test_second_derivatives():
+    """Those of the op are those of what it is composed of."""
+    sizes = (1, 4, 2, 9, 11, 8)
+    feed = operands(sizes)
+    mask, _ = mask_of("rows", sizes)
+    made = []
+    for fused in (True, False):
+        g = aicf.Graph("second")
+        q, k, v, dy = (g.input(n, feed[n].shape) for n in ("q", "k", "v", "dy"))
+        if fused:
+            y = _fused_attention(q, k, v, g.constant(mask), True, 0.4)
+        else:
+            wide = [aicf.repeat(x, 2, 1) for x in (k, v)]
+            y = _composed_attention(q, *wide, g.constant(mask), True, 0.4)
+        first = g.backward(y, [q, k, v], grad=dy)
+        loss = aicf.sum(aicf.sin(y))
+        for i, x in enumerate((q, k, v)):
+            loss = loss + aicf.sum(aicf.sin(first[x] * (1.5 + i)))
+        second = g.backward(loss, [q, k, v, dy])
+        for x, name in zip((q, k, v, dy), "qkvd", strict=True):
+            g.output(name, second[x])
+        made.append(run(g, feed))
+    for name in "qkvd":
+        np.testing.assert_allclose(made[0][name], made[1][name], rtol=2e-4, atol=2e-5)
+
+
+def test_of_a_batch():
+    """vmap folds the batch into the first axis; what it shares is repeated."""
+    x = np.random.default_rng(0).standard_normal((3, 2, 2, 9, 8)).astype(np.float32)
+    mask = np.random.default_rng(1).random((3, 1, 1, 1, 9)) < 0.7
+    g = aicf.Graph("batch")
+    v, m = g.input("x", x.shape), g.input("m", mask.shape, "bool")
+
+    def one(v, m):
+        y = _fused_attention(v, v[:, :1], v[:, :1], m, False, 0.3)
+        return aicf.grad(aicf.sum(y**2.0), v)
+
+    g.output("got", aicf.vmap(one)(v, m))
+    for i in range(3):
+        g.output(f"want{i}", one(v[i], m[i]))
+    out = g.compile()(x=x, m=mask)
+    for i in range(3):
+        np.testing.assert_allclose(
+            out["got"].numpy()[i], out[f"want{i}"].numpy(), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_mixed():
+    """Operands and the result in bfloat16, the numbers of rows in float32."""
+    feed = operands((1, 2, 2, 140, 140, 16))
+    g = aicf.Graph("mixed")
+    x = g.input("x", (1, 140, 16))
+    w = g.param("w", (16, 16))
+    h = aicf.linear(x, w)
+    y = aicf.linear(aicf.scaled_dot_product_attention(h, h, h, causal=True), w)
+    loss = aicf.sum(y * y)
+    g.minimize(loss, aicf.optim.SGD(lr=0.01))
+    step = g.compile(math="mixed")
+    found = [entry for entry in step.lowered if entry["op"].startswith("attention")]
+    assert len(found) == 3
+    for entry in found:
+        types = [x["dtype"] for x in (*entry["inputs"], *entry["outputs"])]
+        assert "bfloat16" in types and "float32" in types, entry
+    step(x=feed["q"][0, :1])
+    assert np.isfinite(step.params["w"].numpy()).all()
+
+
+CHILD = """
+import sys
+import aicf
+import numpy as np
+sys.path.insert(0, {tests!r})
+import test_attention as t
+import hashlib
+for sizes, kind, dtype, cores in t.BITS:
+    feed = t.operands(sizes)
+    mask, causal = t.mask_of(kind, sizes)
+    g = t.graph_of(feed, mask, causal, 0.3, dtype)
+    for threads in (1, 2, 3, 8):
+        aicf.set_num_threads(threads)
+        for passes in ((), "default"):
+            out = t.run(g, feed, dtype, device="cpu", passes=passes, tensor_cores=cores)
+            bytes_of = b"".join(np.ascontiguousarray(out[n]).tobytes() for n in "yqkv")
+            print(hashlib.sha256(bytes_of).hexdigest(), sizes, kind, dtype, cores)
+"""
+BITS = [
+    ((2, 2, 1, 65, 130, 24), "none", "float32", None),
+    ((1, 2, 2, 129, 129, 64), "causal", "float32", None),
+    ((1, 2, 2, 70, 63, 40), "both", "float32", None),
+    ((1, 2, 1, 65, 70, 16), "rows", "bfloat16", None),
+    ((1, 2, 1, 65, 130, 24), "causal", "bfloat16", "sm_90"),
+    ((1, 1, 1, 20, 40, 16), "rows", "float16", "sm_90"),
+]
+
+
+def test_bits_of_threads_and_instruction_sets():
+    """Of each graph one digest, whoever computes it."""
+    found = {}
+    for isa in used_isas():
+        env = {**os.environ, "AICF_CPU_ISA": isa}
+        code = CHILD.format(tests=os.path.dirname(__file__))
+        out = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+        )
+        assert out.returncode == 0, out.stderr[-2000:]
+        for line in out.stdout.splitlines():
+            digest, what = line.split(" ", 1)
+            found.setdefault(what, {}).setdefault(digest, []).append(isa)
+    assert len(found) == len(BITS)
+    for what, digests in found.items():
+        assert len(digests) == 1, (what, digests)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "kind"), itertools.product(["float32", "bfloat16", "float16"], MASKS)
+)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_gpu_has_the_bits_of_a_cpu(sizes, dtype, kind):
+    feed, scale = operands(sizes), 1 / math.sqrt(sizes[-1])
+    mask, causal = mask_of(kind, sizes)
+    g = graph_of(feed, mask, causal, scale, dtype)
+    made = [
+        run(g, feed, dtype, device="cpu", tensor_cores="sm_90"),
+        run(g, feed, dtype, device="cuda"),
+    ]
+    for name in "yqkv":
+        assert_bits(made[1][name], made[0][name], name)
+
+
+needs_nvrtc = pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
+
+
+def programs_of(sizes, kind, dtype, arch, inside=False):
+    b, h, groups, t, s, d = sizes
+    g = aicf.Graph("kernels")
+    mask, causal = mask_of(kind, sizes)
+
+    def operand(name, heads, rows):
+        if inside:
+            return aicf.permute(g.input(name, (b, rows, heads, d), dtype), (0, 2, 1, 3))
+        return g.input(name, (b, heads, rows, d), dtype)
+
+    q, k, v = operand("q", h, t), operand("k", groups, s), operand("v", groups, s)
+    m = None if mask is None else g.constant(mask)
+    y = _fused_attention(q, k, v, m, causal, 0.3)
+    grads = g.backward(y, [q, k, v], grad=operand("dy", h, t))
+    for name, value in {"y": y, "q": grads[q], "k": grads[k], "v": grads[v]}.items():
+        g.output(name, value)
+    programs = _core.cuda_programs(g._core, (), arch=arch)
+    return [p for p in programs if "attention" in p]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_kernels_compile(dtype, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path))
+    programs = []
+    for sizes, kind in [((1, 4, 2, 70, 130, 40), "both"), ((1, 1, 1, 65, 65, 256), "causal")]:
+        programs += programs_of(sizes, kind, dtype, arch)
+    assert len(programs) == 6
+    chain = dtype == "float32" or arch == "sm_75"
+    assert all(("_chain<" in p) == chain and ("_mma<" in p) != chain for p in programs)
+    cubins = _core.cuda_cubins(programs, arch)
+    assert all(cubin[:4] == b"\x7fELF" for cubin in cubins)
