@@ -259,13 +259,14 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
     const std::string& math = op.attrs.text("math");
     const int rank = c.shape.rank();
     const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
-    // From some 2^17 multiplications on: below, tensor cores have nothing to offer.
     int64_t batches = 1;
     for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+    // From some 2^17 multiplications on: below, tensor cores have nothing to offer.
     if (tensor_cores < 8 || (math == "fp32" && dtype_size(a.dtype) != 2) || k < 32 || m * n < 64 ||
         m * n * k < 1 << 17)
-        return chain_order(batches * m * n <= kShortResults && k <= kShortTerms ? kShortChunk
-                                                                            : kChainChunk);
+        return chain_order(k > kShortChunk && k <= kShortTerms && batches * m * n <= kShortResults
+                               ? kShortChunk
+                               : kChainChunk);
     const bool tf32 = math == "tf32";
     return cat(tensor_order(tensor_cores, tf32), "(",
                cut_of(std::max<int64_t>(batches, 1), m, n, k, tf32), ")");
