@@ -3,8 +3,10 @@
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 
 import aicf
@@ -109,6 +111,32 @@ def test_run_many(device):
             step.run_many(**feed)
     for name, value in step.state_dict().items():
         assert_bits(value, before[name])
+
+
+def test_run_many_ends_between_two_steps(device):
+    """At Ctrl-C, soon; what it leaves is that of the steps that it counts."""
+    step, twin = (build_train().compile(device=device) for _ in range(2))
+    batch, count = batch_of(0), 4_000_000
+    stacked = {key: np.broadcast_to(value, (count, *value.shape)) for key, value in batch.items()}
+    step(**batch)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        start = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            step.run_many(**stacked)
+        taken = time.perf_counter() - start
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert 1 < step.steps_run < count and taken < 2
+    twin(**batch)
+    twin.replay(step.steps_run - 1)
+    assert verify.state_hash(step) == verify.state_hash(twin)
 
 
 def test_without_capture(device):
