@@ -251,17 +251,33 @@ def test_gradients_of_a_norm_and_the_bias_before_it_share_a_launch():
         for op in plan["ops"]
         if op["op"] == "group" and all("reduce_sum" in steps_of(m) for m in op["members"])
     ]
-    assert sum(len(members) == 3 for members in sums) >= 4
+    assert sum(len(members) >= 3 for members in sums) >= 4
+
+
+def members_of(plan):
+    """What a plan launches, the members of a group one by one."""
+    return [op for entry in plan["ops"] for op in entry.get("members", [entry])]
 
 
 def test_decay_and_the_limit_of_the_norm_are_the_updates_own():
     for clip in (None, 1.0):
         g = transformer(clip)
-        ops = [step for op in planned(g)["ops"] for step in steps_of(op)]
-        assert ops.count("scaled_adam_step") == len(list(g.params)) and "adam_step" not in ops
-        writes = {np.prod(v["shape"]) for op in planned(g)["ops"] for v in op["outputs"]
-                  if steps_of(op) == ["mul"]}  # fmt: skip
-        assert not {n for n in writes if n >= 768 * 768}  # no param or gradient is scaled apart
+        ops = members_of(planned(g))
+        steps = [step for op in ops for step in steps_of(op)]
+        assert steps.count("scaled_adam_step") == len(list(g.params)) and "adam_step" not in steps
+        scaled = [
+            v["shape"] for op in ops for v in op.get("outputs", []) if steps_of(op) == ["mul"]
+        ]
+        assert all(np.prod(shape) < 768 * 768 for shape in scaled)  # no gradient or param, apart
+
+
+def test_squares_of_gradients_read_16_bits_and_share_launches():
+    plan = planned(transformer(1.0))
+    squares = [op for op in members_of(plan) if steps_of(op)[:3] == ["cast", "mul", "reduce_sum"]]
+    assert len(squares) >= 9  # of each weight of a layer
+    assert not any("mul" in steps_of(op) for op in plan["ops"] if op.get("anchor") == "gemm")
+    launches = [op for op in plan["ops"] if "reduce_sum" in str(op.get("members", steps_of(op)))]
+    assert len(launches) < 16
 
 
 def test_kernels_compile():

@@ -204,14 +204,23 @@ class AnchorFusion : Groups {
     }
 
   private:
-    /// A cast from 16 bits whose reader makes it as it goes: behind a product it would be stored.
+    /// A cast from 16 bits on its way to an op that makes its elements as it goes: behind a product
+    /// it would be stored.
     bool widens_for_rows(int at) const {
         const LoweredOp& op = ops_[at];
-        const auto& readers = readers_[op.outputs[0].value];
-        return op.def->name == "cast" &&
-               dtype_size(op.outputs[0].dtype) > dtype_size(op.inputs[0].dtype) &&
-               readers.size() == 1 && !kept_[op.outputs[0].value] &&
-               (ops_[readers[0]].def->streams || !ops_[readers[0]].def->rows.empty());
+        if (op.def->name != "cast" ||
+            dtype_size(op.outputs[0].dtype) <= dtype_size(op.inputs[0].dtype))
+            return false;
+        for (int now = at; fusable(ops_[now]);) {
+            const View& out = ops_[now].outputs[0];
+            const auto& readers = readers_[out.value];
+            if (kept_[out.value] || readers.empty() || readers.front() != readers.back())
+                return false;
+            now = readers[0];
+            const LoweredDef& def = *ops_[now].def;
+            if (def.streams || def.optimizer || !def.rows.empty()) return true;
+        }
+        return false;
     }
 
     /// The distance from the start of the step to what a group waits for.

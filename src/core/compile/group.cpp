@@ -190,8 +190,8 @@ bool small(const LoweredOp& op, const GroupLimits& limits) {
 }
 
 /// Small ops at the same distance from the start of the step, so that none waits for another, share
-/// a launch. So do casts of params, and sums that updates alone wait for, of whatever size: several
-/// of them take as long together as one after the other.
+/// a launch. So do casts of params, updates, and sums that these alone wait for, of whatever size:
+/// several of them take as long together as one after the other.
 class HorizontalFusion : Groups {
   public:
     HorizontalFusion(Lowered& lowered, const Target& target) : Groups(lowered, target) {
@@ -200,8 +200,8 @@ class HorizontalFusion : Groups {
     void run() {
         constexpr size_t kTries = 4;
         const std::vector<int> level = levels();
-        std::vector<size_t> bytes(ops_.size(), 0);                   // by the first op of a group
-        std::vector<std::vector<int>> heads(3 * (ops_.size() + 1));  // by level and kind
+        std::vector<size_t> bytes(ops_.size(), 0);  // by the first op of a group
+        std::vector<std::vector<int>> heads(kKinds * (ops_.size() + 1));  // by level and kind
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             poll();
             const Kind kind = kind_of(at);
@@ -209,7 +209,7 @@ class HorizontalFusion : Groups {
             const size_t own = bytes_in_group(ops_[at]);
             if (own == 0) continue;
             std::vector<int>& known =
-                heads[3 * static_cast<size_t>(level[at]) + static_cast<size_t>(kind)];
+                heads[kKinds * static_cast<size_t>(level[at]) + static_cast<size_t>(kind)];
             const size_t oldest = known.size() < kTries ? 0 : known.size() - kTries;
             bool joined = false;
             for (size_t i = known.size(); i-- > oldest && !joined;) {
@@ -231,48 +231,92 @@ class HorizontalFusion : Groups {
     }
 
   private:
-    enum class Kind { small, cast, sum, none };
+    enum class Kind { small, cast, sum, update, none };
+    static constexpr size_t kKinds = 4;
     Kind kind_of(int at) const {
         const LoweredOp& op = ops_[at];
         if (small(op, machine_.group_limits())) return Kind::small;
         if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
+        if (anchor(op).optimizer && !op.body.empty()) return Kind::update;
         return late_sum(at) ? Kind::sum : Kind::none;
     }
 
-    /// A reduction to far fewer elements that only updates read.
+    static int64_t elements(const View& view) { return element_count(view.shape); }
+
+    /// A reduction to far fewer elements, for which updates and small ops alone wait.
     bool late_sum(int at) const {
         constexpr int64_t kFewer = 64;
         const LoweredOp& op = ops_[at];
-        if (!anchor(op).streams || op.outputs.size() != 1) return false;
-        const auto& readers = readers_[op.outputs[0].value];
-        return !readers.empty() && !kept_[op.outputs[0].value] &&
-               std::all_of(readers.begin(), readers.end(),
-                           [&](int reader) { return anchor(ops_[reader]).optimizer; }) &&
-               std::any_of(op.inputs.begin(), op.inputs.end(), [&](const View& view) {
-                   return element_count(view.shape) >= kFewer * element_count(op.outputs[0].shape);
-               });
+        if (!anchor(op).streams) return false;
+        int64_t most = 0;
+        for (const View& out : op.outputs) {
+            most = std::max(most, elements(out));
+            const auto& readers = readers_[out.value];
+            if (kept_[out.value] || readers.empty() ||
+                !std::all_of(readers.begin(), readers.end(), [&](int reader) {
+                    return anchor(ops_[reader]).optimizer ||
+                           small(ops_[reader], machine_.group_limits());
+                }))
+                return false;
+        }
+        return std::any_of(op.inputs.begin(), op.inputs.end(),
+                           [&](const View& view) { return elements(view) >= kFewer * most; });
+    }
+
+    /// Whether what it reads is there until an update reads it: it may wait as long.
+    bool reads_gradients(int at) const {
+        return std::all_of(ops_[at].inputs.begin(), ops_[at].inputs.end(), [&](const View& view) {
+            const auto& readers = readers_[view.value];
+            return elements(view) == 1 ||
+                   std::any_of(readers.begin(), readers.end(),
+                               [&](int reader) { return anchor(ops_[reader]).optimizer; });
+        });
     }
 
     /// How far each op is from the start of the step. A sum that nobody waits for stands behind the
-    /// op on rows that reads the same elements, where what reads that one's results stands as well.
+    /// op on rows that reads the same elements, where what reads that one's results stands as well;
+    /// one of other elements with the next of these; one of a gradient, and a number, before what
+    /// waits for it.
     std::vector<int> levels() const {
+        constexpr int kNear = 4;
+        const int count = static_cast<int>(ops_.size());
         const auto behind = [&](const std::vector<int>& least) {
             std::vector<int> level(ops_.size(), 0);
-            for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            for (int at = 0; at < count; at++) {
                 level[at] = std::max(level[at], least[at]);
                 for (int next : successors_[at]) level[next] = std::max(level[next], level[at] + 1);
             }
             return level;
         };
-        std::vector<int> least(ops_.size(), 0);
+        std::vector<int> least(ops_.size(), 0), others;
         const std::vector<int> first = behind(least);
-        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
-            if (kind_of(at) != Kind::sum) continue;
+        std::vector<char> taken(ops_.size() + 1, 0);  // by level: sums stand there
+        for (int at = 0; at < count; at++) {
+            const Kind kind = kind_of(at);
+            const bool number = kind == Kind::small && anchor(ops_[at]).streams &&
+                                elements(ops_[at].outputs[0]) == 1;
+            if (kind != Kind::sum && !number) continue;
+            if (number || reads_gradients(at)) {
+                int until = INT_MAX;
+                for (int next : successors_[at]) until = std::min(until, first[next]);
+                if (until != INT_MAX) least[at] = until - 1;
+                continue;
+            }
             for (const View& view : ops_[at].inputs)
                 for (int other : readers_[view.value])
                     if (producer_[view.value] >= 0 && !anchor(ops_[other]).rows.empty())
                         least[at] = std::max(least[at], std::min(first[other], first[at]) + 1);
+            if (least[at] > 0)
+                taken[static_cast<size_t>(std::max(least[at], first[at]))] = 1;
+            else
+                others.push_back(at);
         }
+        for (int at : others)
+            for (int level = first[at]; level <= std::min(first[at] + kNear, count); level++)
+                if (taken[static_cast<size_t>(level)]) {
+                    least[at] = level;
+                    break;
+                }
         return behind(least);
     }
 
