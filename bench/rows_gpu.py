@@ -3,9 +3,9 @@
     python bench/rows_gpu.py [section ...] [--rounds 9] [--json FILE]
 
 Sections: rows (softmax, norms, losses, in bfloat16), sums, moves (joined tensors, rows by number,
-which are in range), scans, chains, adam. Both are replayed from CUDA graphs, by turns. TB/s count every byte that an op
-has to read or write once; a ratio is the peer's time over ours in the same round: above 1, ours is
-faster. The slowest stand first.
+which are in range), scans, chains, adam. Both are replayed from CUDA graphs, by turns. TB/s count
+every byte that an op has to read or write once; a ratio is the peer's time over ours in the same
+round: above 1, ours is faster. The slowest stand first.
 """
 
 import argparse

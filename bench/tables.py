@@ -178,8 +178,10 @@ def small_steps_h200():
             return f"{row[f'{form} {what}']['us']:.1f}"
 
         block = [us("block", what) if alone else "–" for what in ("one", "many")]
-        rows.append((row["net"], *block, us("launches", "one"), us("launches", "many")))
-    head = ("µs a step", "one block: one", "one block: 1000", "launches: one", "launches: 1000")
+        apart = [us("launches", what) for what in ("one", "many")]
+        rows.append((row["net"], *block, *apart, us("block", "call"), us("block", "stack")))
+    head = ("one block: one", "one block: 1000", "launches: one", "launches: 1000")
+    head = ("µs a step", *head, "call", "`run_many`")
     return source(run) + "\n\n" + table(head, rows)
 
 

@@ -31,8 +31,8 @@
 //             from one block to the next without an end; weights and slopes are rounded to the
 //             operands' type before they are multiplied, and weights are summed so rounded, times
 //             1, by the same steps. Gradients have weights of 2^(... - top - log2(sum)).
-//   Hidden keys weigh 0, so that whoever knows a block to be hidden may pass over it. (Where k, v or
-//   scores are not finite, what is hidden may show as NaN, or not, and that is not declared.)
+//   Hidden keys weigh 0, so that whoever knows a block to be hidden may pass over it. (Where k, v
+//   or scores are not finite, what is hidden may show as NaN, or not, and that is not declared.)
 #pragma once
 
 #ifdef __CUDACC_RTC__

@@ -296,8 +296,8 @@ struct OpDef {
     bool effect = false;       // its outputs are new states: each must be assigned or read
     Storage storage = Storage::wide;
     std::vector<int> wide = {};  // inputs that are f32 under "mixed", whatever the storage
-    bool shows = false;     // its output is elements of its one input: it makes none
-    bool detaches = false;  // no gradient passes, whatever follows
+    bool shows = false;          // its output is elements of its one input: it makes none
+    bool detaches = false;       // no gradient passes, whatever follows
     /// Of an op that takes rows by number: the operand that holds the numbers, and how many rows
     /// there are.
     int indices = -1;

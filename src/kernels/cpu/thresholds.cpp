@@ -18,9 +18,9 @@ void list(std::vector<Threshold>& all, const char* set, const Widths& widths, in
     add("gemm.columns", {lanes / 2, lanes, 2 * lanes, kThinStrips * lanes, kWideVectors * lanes,
                          kVectorVectors * lanes, square, kDotGroups * square, kCellStep, kCellCols,
                          kPackedColumns, block_b / kPanel});
-    add("gemm.terms", {kThin, 16 / size, 64 / size, kPanel / 2, kPanel, kPanel + kFewTerms,
-                       kShortChunk, kChainChunk, 2 * kChainChunk, kShortTerms,
-                       kChainChunk + kPanel + kFewTerms});
+    add("gemm.terms",
+        {kThin, 16 / size, 64 / size, kPanel / 2, kPanel, kPanel + kFewTerms, kShortChunk,
+         kChainChunk, 2 * kChainChunk, kShortTerms, kChainChunk + kPanel + kFewTerms});
     add("gemm.strip", {kResidentBytes / size});
     add("gemm.panel", {kPackedElements});
     add("gemm.b_bytes", {kFarBytes});
