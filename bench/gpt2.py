@@ -58,8 +58,9 @@ def main():
     for rows in given.rows:
         results["rows"].append(row := measured(rows))
         print(
-            f"{rows:3} x {LENGTH} tokens: {row['ms']:7.2f} ms, {row['tokens_per_s']:9.0f} tokens/s, "
-            f"{row['launches']} launches, {row['peak_bytes'] / 1e9:.2f} GB",
+            f"{rows:3} x {LENGTH} tokens: {row['ms']:7.2f} ms, "
+            f"{row['tokens_per_s']:9.0f} tokens/s, {row['launches']} launches, "
+            f"{row['peak_bytes'] / 1e9:.2f} GB",
             flush=True,
         )
     if given.json:
