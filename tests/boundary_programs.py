@@ -425,7 +425,9 @@ def draw_attention(rng, target):
     return c | sizes | {
         "ends": str(rng.pick("gradients", "gradients", "forward", "train")), "heads": heads,
         "values": int(rng.pick(sizes["width"], rng.near("gemm.columns", size, 40))),
-        "mask": str(rng.pick("none", "none", "whole", "row", "causal")),
+        # Rows of scores are those of a mask of numbers: others are not kept.
+        "mask": "whole" if quantity == "rows.terms"
+        else str(rng.pick("none", "none", "whole", "row", "causal")),
         "project": bool(rng.integers(3) == 0),
     }  # fmt: skip
 

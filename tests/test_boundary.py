@@ -60,13 +60,13 @@ def test_every_threshold_has_a_family():
 
 # Numbers of the CPU's kernels that are no size of an operand; the steps of products in a tensor
 # core's order, which tests/test_tensor_orders.py draws around; those of sorts and of sums by
-# index, around which tests/test_indexing.py draws; and that of folds, which has its rows in
-# tests/spatial_cases.py.
+# index, around which tests/test_indexing.py draws; that of folds, which has its rows in
+# tests/spatial_cases.py; and those of attention, around which tests/test_attention.py draws.
 NO_SIZES = {
-    "kAdamNumbers", "kClaimBits", "kDrawn", "kFoldColumns", "kHeldSums", "kHugePage", "kInserted",
-    "kMask", "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots", "kMaxThreads",
-    "kMaxVectors", "kPooled", "kRounds", "kRowOperands", "kRowSlots", "kSlack", "kStackBytes",
-    "kStepTile",
+    "kAdamNumbers", "kClaimBits", "kDepth", "kDrawn", "kFoldColumns", "kHeldSums", "kHugePage",
+    "kInserted", "kLanes", "kMask", "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots",
+    "kMaxThreads", "kMaxVectors", "kMostBlock", "kPooled", "kRounds", "kRowOperands",
+    "kRowSlots", "kSlack", "kStackBytes", "kStepTile",
 }  # fmt: skip
 
 
