@@ -30,8 +30,8 @@ REFUSED = {
     **dict.fromkeys((f"Bitwise{name}" for name in BITS), "the result is a whole number"),
 }
 # By test_dropout; by a rule that has no other; by what an author's gradient is made of
-# (test_custom).
-ELSEWHERE = {"Dropout", "CtcPaths", "CustomOp", "HostCall"}
+# (test_custom); by test_attention, for it is not of float64.
+ELSEWHERE = {"Attention", "AttentionBwd", "Dropout", "CtcPaths", "CustomOp", "HostCall"}
 
 
 class Row:
