@@ -27,7 +27,6 @@ _MEANT = {
     "absolute": "abs",
     "clamp": "clip",
     "dim": "ndim",
-    "remat": "checkpoint",
     "ravel": "flatten",
     "size": "shape",
     "stop_gradient": "detach",

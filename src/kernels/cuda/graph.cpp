@@ -207,6 +207,10 @@ int64_t CapturedGraph::launch(int64_t times) {
         launch_loop(std::min(times, kMostSteps), 1, {});
         return std::min(times, kMostSteps);
     }
+    return launch_nodes(times);
+}
+
+int64_t CapturedGraph::launch_nodes(int64_t times) {
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
     const auto [exec, runs] = launched(times);

@@ -31,6 +31,8 @@ class CapturedGraph : public Captured {
     CapturedGraph& operator=(const CapturedGraph&) = delete;
 
     int64_t launch(int64_t times) override;
+    /// The same by a graph in any case: tools tell its kernels apart by their nodes.
+    int64_t launch_nodes(int64_t times);
     /// Whether a launch may run many steps: launch(1) runs one.
     bool loops() const { return loops_; }
     /// What that many steps launch, at most: the graph, and how many times the plan is in it.

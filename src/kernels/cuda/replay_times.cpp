@@ -117,7 +117,7 @@ bool ReplayTimes::traced(int64_t times, std::vector<Run>& runs) {
                 const int64_t left = captured_->loops() ? 1 : times - count;
                 const auto launch = captured_->launched(left);
                 try {
-                    captured_->launch(left);
+                    captured_->launch_nodes(left);
                 } catch (...) {
                     if (count == 0) throw;
                     break;  // what was launched counts; the next one meets it again
