@@ -96,3 +96,18 @@ def test_operands_of_a_group_are_bound_again(device, rng):
         np.testing.assert_allclose(step.outputs["sum"].numpy(), data.sum(0), rtol=1e-5, atol=1e-5)
         want = np.exp(data) / np.exp(data).sum(1, keepdims=True)
         np.testing.assert_allclose(step.outputs["softmax"].numpy(), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("between", range(4))
+def test_a_sum_may_wait_for_sums_that_come_of_it(between, device, rng):
+    """Then all behind it stand further from the start than there are ops."""
+
+    def build(g, x):
+        scale = aicf.mean(x, axis=0)
+        for _ in range(between):
+            scale = aicf.tanh(scale)
+        y = x * scale
+        return {"rows": aicf.softmax(y), "sums": aicf.exp(aicf.mean(y, axis=0))}
+
+    choices = ((), ("siblings",), "default")
+    one(build, {"x": draw(rng, 1024, 256)}, device, choices)

@@ -201,7 +201,8 @@ class HorizontalFusion : Groups {
         constexpr size_t kTries = 4;
         const std::vector<int> level = levels();
         std::vector<size_t> bytes(ops_.size(), 0);  // by the first op of a group
-        std::vector<std::vector<int>> heads(kKinds * (ops_.size() + 1));  // by level and kind
+        const int many = level.empty() ? 0 : 1 + *std::max_element(level.begin(), level.end());
+        std::vector<std::vector<int>> heads(kKinds * static_cast<size_t>(many));  // by level, kind
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             poll();
             const Kind kind = kind_of(at);
