@@ -337,7 +337,8 @@ for _dtype in ("int64", "int32"):
         (Arg("oic"), Arg("bd", dtype=f"labels:o:{_dtype}"), Arg("bdic")),
         lambda g, x, at, dy: g.backward(aicf.take(x, at), [x], grad=dy)[x],
         lambda x, at, dy: _scatter(x, at, dy)[0],
-        extra=lambda x, at, dy: 16 * _scatter(x, at, dy)[1],
+        # Rows are added one after another: a rounding for each.
+        extra=lambda x, at, dy: (16 + at.size) * _scatter(x, at, dy)[1],
         torch=lambda t, x, at, dy: t.zeros_like(x).index_put((at.long(),), dy, accumulate=True),
         zero_sign=False,
         label=_dtype,

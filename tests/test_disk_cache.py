@@ -194,13 +194,15 @@ def test_sixteen_writers(cache):
 
 @pytest.mark.slow
 def test_killed_while_writing(cache):
-    """300 writers are killed at a temporary's sight: no torn entry is ever read."""
+    """A hundred writers are killed at a temporary's sight: no torn entry is ever read."""
     programs = [program(i, 20_000) for i in range(4)]
     whole = [compiled(text) for text in programs]
     names = entries(cache)
     kept = [entry.read_bytes() for entry in names]
-    in_writing = 0
-    for n in range(300):
+    n = in_writing = 0
+    while in_writing < 100:  # a busy machine sees few of them
+        n += 1
+        assert n < 5000, f"{in_writing} of {n} writers were seen at work"
         names[n % 4].unlink(missing_ok=True)
         child = os.fork()
         if child == 0:  # NVRTC is loaded; the program is compiled, then written
@@ -224,7 +226,6 @@ def test_killed_while_writing(cache):
             assert not entry.exists() or entry.read_bytes() == good, f"torn after kill {n}"
         for left in cache.glob(".writing.*"):
             left.unlink()
-    assert in_writing >= 100
     assert [compiled(text) for text in programs] == whole
 
 

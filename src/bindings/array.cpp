@@ -90,8 +90,10 @@ Array kept(const Array& a) {
 nb::object with_numpy(const Array& a, nb::handle other, bool reversed,
                       PyObject* (*operation)(PyObject*, PyObject*)) {
     const nb::object own = to_numpy(a.read(), true);
-    PyObject* result =
-        reversed ? operation(other.ptr(), own.ptr()) : operation(own.ptr(), other.ptr());
+    const nb::object its = nb::isinstance<Array>(other)
+                               ? to_numpy(object_of<Array>(other).read(), true)
+                               : nb::borrow(other);
+    PyObject* result = reversed ? operation(its.ptr(), own.ptr()) : operation(own.ptr(), its.ptr());
     if (!result) throw nb::python_error();
     return nb::steal(result);
 }
@@ -217,16 +219,17 @@ void bind_numpy(nb::class_<Array>& array) {
     array.def(
         "__getattr__",
         [](const Array&, const nb::str& name) -> nb::object {
-            const std::string text = name.c_str();
-            const std::string near =
-                text.starts_with("_")
-                    ? ""
-                    : nb::cast<std::string>(
-                          nb::module_::import_("aicf.arguments")
-                              .attr("is_it")(
-                                  name,
-                                  nb::module_::import_("builtins").attr("dir")(nb::type<Array>())));
-            throw nb::attribute_error(cat("aicf.Array has no attribute '", text, "'", near,
+            // NumPy asks for many such names, and one (2.4's __array_wrap__) may not fail
+            // otherwise.
+            if (std::string_view(name.c_str()).starts_with("_")) {
+                PyErr_Format(PyExc_AttributeError, "aicf.Array has no attribute '%U'", name.ptr());
+                throw nb::python_error();
+            }
+            const std::string near = nb::cast<std::string>(
+                nb::module_::import_("aicf.arguments")
+                    .attr("is_it")(
+                        name, nb::module_::import_("builtins").attr("dir")(nb::type<Array>())));
+            throw nb::attribute_error(cat("aicf.Array has no attribute '", name.c_str(), "'", near,
                                           "; need numpy(), or what it has of NumPy's arrays")
                                           .c_str());
         },

@@ -8,8 +8,6 @@ namespace aicf::cuda {
 
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /// How the rows of an operand lie, [batch, head, row, column] or without columns: a struct.
 /// `inside`: it is [batch, row, head, column].
 std::string head_struct(const char* name, const View& view, bool inside) {

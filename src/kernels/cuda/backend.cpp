@@ -160,6 +160,9 @@ class CudaBackend : public Backend {
     void gather(const std::vector<Copy>& copies) override {
         constexpr int64_t kJoined = 64 << 10;  // bytes; a copy of its own costs some 2 us (H200)
         std::vector<const Copy*> joined;
+        std::vector<Stream::Part> parts;
+        joined.reserve(copies.size());  // before the first copy: a failure leaves all as it is
+        parts.reserve(copies.size());
         for (const Copy& copy : copies) {
             const bool whole = is_contiguous(copy.from.shape, copy.from.strides);
             if (copy.from.device.kind == Device::cpu && whole && copy.room <= kJoined)
@@ -171,7 +174,7 @@ class CudaBackend : public Backend {
                   [](const Copy* a, const Copy* b) { return a->to < b->to; });
         for (size_t i = 0, end = 0; i < joined.size(); i = end) {
             int64_t room = 0;
-            std::vector<Stream::Part> parts;
+            parts.clear();
             for (end = i; end < joined.size() && joined[end]->to == joined[i]->to + room &&
                           room + joined[end]->room <= kJoined;
                  end++) {

@@ -25,6 +25,8 @@ struct TensorMap {
     uint64_t from = 0;  // byte of the workspace where it begins
 };
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 constexpr int kGroupThreads = 256;  // of a group's blocks; the more, the fewer registers each has
 
 /// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The

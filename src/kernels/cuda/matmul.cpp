@@ -78,8 +78,6 @@ std::string rounded_type(const std::string& math, DType dtype) {
                             : cuda_type(dtype);
 }
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
 /// joining them costs their bytes.
 void add_choices(const Tiling& t, const Problem& p, const Limits& limits,

@@ -10,9 +10,6 @@ namespace aicf::cuda {
 namespace {
 
 constexpr uint64_t kHalf = 2 << 20;  // of the staging memory
-/// So few bytes the driver takes up with the copy's command, from memory that is not pinned: the
-/// copy engine, which reads pinned memory, costs a kernel behind it 8 us (H200).
-constexpr uint64_t kInline = 16 << 10;
 
 /// As memcpy. Into pinned memory a thread moves some 6 GB/s on the host of an H200: of much,
 /// several take a share each.
@@ -114,7 +111,10 @@ char* Stream::stage(uint64_t wanted, uint64_t* got) {
 }
 
 void Stream::upload(void* to, const void* from, uint64_t bytes) {
-    if (bytes <= kInline) return upload(to, {{0, from, bytes}});
+    if (bytes <= kInline) {
+        const Part whole{0, from, bytes};
+        return upload(to, {&whole, 1});
+    }
     const Driver& cu = driver();
     const Scope scope(gpu_);
     for (uint64_t done = 0, part = 0; done < bytes; done += part) {
@@ -125,14 +125,13 @@ void Stream::upload(void* to, const void* from, uint64_t bytes) {
     }
 }
 
-void Stream::upload(void* to, const std::vector<Part>& parts) {
+void Stream::upload(void* to, std::span<const Part> parts) {
     const Driver& cu = driver();
     const Scope scope(gpu_);
     const uint64_t bytes = parts.back().at + parts.back().bytes;
     if (bytes == 0) return;
     uint64_t got = bytes;
-    if (bytes <= kInline) inline_.resize(kInline);
-    char* const staged = bytes <= kInline ? inline_.data() : stage(bytes, &got);
+    char* const staged = bytes <= kInline ? inline_ : stage(bytes, &got);
     check(got == bytes, "cuda: parts of a copy that find no room in the staging memory");
     for (const Part& part : parts)
         if (part.bytes) std::memcpy(staged + part.at, part.from, part.bytes);
