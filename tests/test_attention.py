@@ -393,6 +393,39 @@ def test_a_gpu_has_the_bits_of_a_cpu(sizes, dtype, kind):
         assert_bits(made[1][name], made[0][name], name)
 
 
+# Lengths around the tiles: 64 rows of a warpgroup, 128 of a block, 128 keys at a time.
+WITH_ROLES = [
+    ((1, 1, 1, 64, 64, 64), "none"),
+    ((2, 2, 1, 129, 257, 64), "none"),
+    ((1, 2, 2, 300, 300, 64), "causal"),
+    ((1, 4, 2, 127, 65, 64), "causal"),
+    ((1, 1, 1, 128, 128, 128), "none"),
+    ((2, 2, 1, 193, 131, 128), "causal"),
+    ((1, 2, 2, 65, 390, 128), "causal"),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("sizes", "kind"), WITH_ROLES, ids=str)
+def test_warp_roles_have_the_bits(sizes, kind, dtype):
+    """Of 9.0: the kernels whose warps load or multiply, forward and backward."""
+    feed, scale = operands(sizes), 1 / math.sqrt(sizes[-1])
+    mask, causal = mask_of(kind, sizes)
+    g = graph_of(feed, mask, causal, scale, dtype)
+    known = _core.cuda_candidates(g._core, _core.pass_names())
+    chosen = {signature: "wgmma" for signature, names in known.items() if "wgmma" in names}
+    assert len(chosen) == 3, known  # y, the gradient of q, those of k and v
+    if _core.cuda_info()["devices"][0]["arch"] != "sm_90a":
+        pytest.skip("needs a GPU of 9.0")
+    made = [
+        run(g, feed, dtype, device="cpu", tensor_cores="sm_90"),
+        run(g, feed, dtype, device="cuda", candidates=chosen),
+    ]
+    for name in "yqkv":
+        assert_bits(made[1][name], made[0][name], name)
+
+
 needs_nvrtc = pytest.mark.skipif(
     not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
     reason="no CUDA backend in this build, or no NVRTC",

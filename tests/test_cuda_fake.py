@@ -3,14 +3,13 @@ can fail any call."""
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 
 import aicf
+import emulate
 import pytest
 from aicf import _core
 from conftest import FRESH
@@ -62,17 +61,6 @@ for attempt in range(2):
 """
 
 
-def header_folder():
-    for folder in ("/usr/local/cuda/include", os.environ.get("CUDA_HOME", "") + "/include"):
-        if (Path(folder) / "cuda.h").exists():
-            return folder
-    try:
-        files = metadata.distribution("nvidia-cuda-runtime").files or []
-    except metadata.PackageNotFoundError:
-        return None
-    return next((str(f.locate().parent) for f in files if f.name == "cuda.h"), None)
-
-
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     """A folder with the fake driver as libcuda.so.1, a fake CUPTI where a wheel would have it, and
@@ -81,22 +69,13 @@ def driver(tmp_path_factory):
         pytest.skip("this build has no CUDA backend")
     if not _core.cuda_info()["nvrtc"]:
         pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
-    compiler, include = shutil.which("g++"), header_folder()
-    if not compiler or not include:
-        pytest.skip("no g++ or no cuda.h to build the fake driver with")
+    if emulate.missing():
+        pytest.skip(emulate.missing())
     folder = tmp_path_factory.mktemp("fake_cuda")
     wheel = folder / "wheels" / "nvidia" / "cu13" / "lib"
     wheel.mkdir(parents=True)
-    for source, library in (
-        ("fake_cuda.cpp", folder / "libcuda.so.1"),
-        ("fake_cupti.cpp", wheel / "libcupti.so.13"),
-    ):
-        subprocess.run(
-            [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-isystem", include]
-            + [f"-Wl,-soname,{library.name}", str(HERE / "fake_cuda" / source)]
-            + ["-o", str(library)],
-            check=True,
-        )
+    emulate.build_driver(folder)
+    emulate.build_library(wheel / "libcupti.so.13", "fake_cuda/fake_cupti.cpp")
     # NVRTC looks into the driver while it compiles: all is compiled before the fake one is there.
     subprocess.run(
         [sys.executable, "-m", "aicf", "cache", "warm", "--arch", "sm_90a"],

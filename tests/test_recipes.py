@@ -67,7 +67,6 @@ def test_sizes():
     assert sum(losses[-20:]) < sum(losses[:20]) / 10 and steps <= 6
 
 
-@pytest.mark.filterwarnings("ignore:os.fork")  # JAX's, where another test has imported it
 def test_loader():
     """In a process of its own: the workers are forks, which a JAX beside them would not bear."""
     pytest.importorskip("torch")

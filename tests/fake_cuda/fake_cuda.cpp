@@ -1,5 +1,6 @@
 // A driver for tests that has no GPU: exports the cu* symbols that aicf loads, under the name
-// libcuda.so.1. Device memory is host memory, kernels do nothing. It checks what a real driver
+// libcuda.so.1. Device memory is host memory; kernels do nothing, but for those compiled for the
+// host (../emulator), which run where they are launched. It checks what a real driver
 // would only crash on: liveness of every byte a kernel may touch, an edge for every data hazard of
 // a graph, contexts. FAKE_CUDA_FAIL=k makes the k-th call that can fail return FAKE_CUDA_CODE (out
 // of memory), FAKE_CUDA_CALL=name the first call of that name, and fake_cuda_arm() those that ask
@@ -16,6 +17,10 @@
 #include <set>
 #include <string>
 #include <vector>
+
+#include "../emulator/api.h"
+#include "../emulator/emulator.h"
+#include "core/abi/abi.h"
 
 namespace {
 
@@ -39,6 +44,8 @@ Handles &streams = *new Handles, &events = *new Handles, &modules = *new Handles
         &graphs = *new Handles, &execs = *new Handles;
 auto& recorded = *new std::map<CUevent, double>;           // when, in milliseconds
 auto& functions = *new std::map<CUfunction, std::string>;  // with its name
+auto& libraries = *new std::map<CUmodule, void*>;           // of kernels for the host
+auto& codes = *new std::map<CUfunction, emulated::Kernel>;
 auto& exec_ids = *new std::map<const void*, uint32_t>;
 uint32_t last_exec_id = 0;
 // Who is told of the kernels of each graph launch: the id of the graph, their names in the order of
@@ -130,7 +137,7 @@ T read(const char* at) {
 /// The bytes that a kernel with this argument block may touch: operands (inputs first) and
 /// workspace.
 std::vector<Span> spans_of(const char* block) {
-    constexpr int64_t sizes[] = {4, 8, 2, 2, 4, 8, 1, 1};
+    constexpr int64_t sizes[aicf::kDTypes] = {4, 8, 2, 2, 4, 8, 1, 1, 1, 2};
     std::vector<Span> spans;
     const int inputs = read<uint16_t>(block + 4), outputs = read<uint16_t>(block + 6);
     const auto workspace = read<uintptr_t>(block + 16);
@@ -160,6 +167,17 @@ void check_block(const char* block) {
     for (const Span& span : spans_of(block))
         if (!alive(span.begin, span.end - span.begin))
             broken("a kernel may touch memory that is not alive");
+}
+
+void run_kernel(CUfunction function, unsigned blocks, unsigned threads, size_t shared,
+                const void* block) {
+    const auto code = codes.find(function);
+    if (code == codes.end()) return;
+    const auto bytes = read<uint32_t>(static_cast<const char*>(block));
+    void* const aligned = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+    std::memcpy(aligned, block, bytes);
+    emulated::run(code->second, aligned, {blocks, threads, shared});
+    std::free(aligned);
 }
 
 bool conflict(const Span& a, const Span& b) {
@@ -279,7 +297,7 @@ CUresult cuDeviceGetName(char* name, int size, CUdevice) {
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
     *value = which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? number("FAKE_CUDA_MAJOR", 9)
              : which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? 0
-             : which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? 132
+             : which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? number("FAKE_CUDA_PROCESSORS", 132)
                                                                      : 232448;
     return CUDA_SUCCESS;
 }
@@ -302,6 +320,11 @@ CUresult cuCtxPopCurrent_v2(CUcontext*) {
     contexts--;
     return CUDA_SUCCESS;
 }
+CUresult cuCtxSetCurrent(CUcontext) {
+    LOCK;
+    contexts++;
+    return CUDA_SUCCESS;
+}
 CUresult cuGetErrorName(CUresult error, const char** name) {
     *name = error == CUDA_ERROR_OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR";
     return CUDA_SUCCESS;
@@ -315,10 +338,9 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
     *total = 1 << 30;
     return CUDA_SUCCESS;
 }
-CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
+CUresult cuMemAlloc_v2(CUdeviceptr* to, size_t bytes) {
     MAY_FAIL;
     NEED_CONTEXT;
-    if (!streams.count(stream)) broken("an allocation on a dead stream");
     if (bytes > size_t(number("FAKE_CUDA_LARGEST", 1 << 30))) return CUDA_ERROR_OUT_OF_MEMORY;
     void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
     std::memset(memory, 0xff, bytes);
@@ -326,13 +348,21 @@ CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
     *to = reinterpret_cast<CUdeviceptr>(memory);
     return CUDA_SUCCESS;
 }
+CUresult cuMemFree_v2(CUdeviceptr at) {
+    LOCK;
+    if (!device.erase(static_cast<uintptr_t>(at))) broken("memory freed twice");
+    std::free(reinterpret_cast<void*>(at));
+    return CUDA_SUCCESS;
+}
+CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
+    if (LOCK; !streams.count(stream)) broken("an allocation on a dead stream");
+    return cuMemAlloc_v2(to, bytes);
+}
 CUresult cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
     LOCK;
     NEED_CONTEXT;
     if (!streams.count(stream)) broken("memory freed on a dead stream");
-    if (!device.erase(static_cast<uintptr_t>(at))) broken("memory freed twice");
-    std::free(reinterpret_cast<void*>(at));
-    return CUDA_SUCCESS;
+    return cuMemFree_v2(at);
 }
 CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) { return CUDA_SUCCESS; }
 CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, void* value) {
@@ -363,6 +393,12 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream
     if (!alive(static_cast<uintptr_t>(from), bytes)) broken("a copy from memory that is not alive");
     std::memcpy(to, reinterpret_cast<void*>(from), bytes);
     return CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
+    return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+}
+CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+    return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
 }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
     MAY_FAIL;
@@ -448,11 +484,17 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
     if (std::memcmp(image, "\177ELF", 4) != 0) broken("a module that is no cubin");
     *module = reinterpret_cast<CUmodule>(new char);
     modules.insert(*module);
+    if (emulated::is_host(image)) libraries[*module] = emulated::load(image);
     return CUDA_SUCCESS;
 }
 CUresult cuModuleUnload(CUmodule module) {
     LOCK;
     modules.erase(module);
+    if (const auto held = libraries.find(module); held != libraries.end()) {
+        std::erase_if(codes, [&](const auto& one) { return one.second.library == held->second; });
+        emulated::unload(held->second);
+        libraries.erase(held);
+    }
     return CUDA_SUCCESS;
 }
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
@@ -460,6 +502,8 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
     if (!modules.count(module)) broken("a function of a dead module");
     *function = reinterpret_cast<CUfunction>(new char);
     functions[*function] = name;
+    if (const auto held = libraries.find(module); held != libraries.end())
+        codes[*function] = emulated::kernel_of(held->second, name);
     return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
@@ -483,6 +527,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
         shared > (asked == most_shared.end() ? 49152 : asked->second))
         broken("a launch of impossible size");
     check_block(static_cast<const char*>(parameters[0]));
+    run_kernel(function, gx, bx, shared, parameters[0]);
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
@@ -512,7 +557,13 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
     }
     if (size * box[0] > 128) return CUDA_ERROR_INVALID_VALUE;  // a line of the widest permutation
     if (!alive(from, end - from)) broken("a tensor map of memory that is not alive");
+    const emulated::Map described{static_cast<const char*>(at),
+                                  {sizes[0], sizes[1], sizes[2]},
+                                  {steps[0], steps[1]},
+                                  {box[0], box[1], box[2]},
+                                  static_cast<unsigned>(size)};
     std::memset(map, 0xa5, sizeof *map);
+    std::memcpy(map, &described, sizeof described);
     return CUDA_SUCCESS;
 }
 CUresult cuGraphCreate(CUgraph* graph, unsigned) {
@@ -674,6 +725,8 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
         if (held.type == CU_GRAPH_NODE_TYPE_KERNEL) {
             const uint64_t begin = real_now();
             check_block(held.block.data());
+            run_kernel(held.params.func, held.params.gridDimX, held.params.blockDimX,
+                       held.params.sharedMemBytes, held.block.data());
             symbols.push_back(functions.at(held.params.func).c_str());
             // It got ready while the one before it still ran.
             begins.push_back(begins.empty() ? start : begin - (begin - begins.back()) / 2);

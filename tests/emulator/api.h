@@ -1,0 +1,53 @@
+// Between a kernel and what runs it.
+#pragma once
+
+namespace emulated {
+
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+struct Index {
+    u32 x, y, z;
+};
+/// What a running thread sees of the launch, with the memory of its block: kDynamic bytes for what
+/// the launch asks for, then what the text declares. Of its cluster the memory of each block.
+struct Self {
+    Index thread, block, threads, blocks;
+    char* shared;
+    char* const* cluster;
+    u32 rank;  // in the cluster
+};
+constexpr u32 kDynamic = 256 << 10;
+
+/// What the emulator does for a kernel.
+struct Api {
+    Self* self;
+    /// Comes to a barrier of `threads` threads (0: all there are), and waits for the others or not.
+    void (*barrier)(u32 id, u32 threads, bool waits);
+    /// Until all threads of the cluster have come.
+    void (*cluster_barrier)();
+    /// Until a word is not what was seen.
+    void (*wait)(const volatile u32* at, u32 seen);
+    /// What each lane of a warp brings, 64 bytes apart, when all lanes of the mask have come.
+    const char* (*exchange)(u32 mask, const void* mine, u32 bytes);
+    /// A copy into shared memory is begun, the rest of the room zeros; those so far are a group; all
+    /// groups but the newest few have arrived. None does before it is waited for.
+    void (*copy)(u32 to, const void* from, u32 room, u32 bytes);
+    void (*commit)();
+    void (*arrived)(u32 newest);
+    /// A word was read, which others may be about to change.
+    void (*looked)(const volatile u32* at, u32 seen);
+    /// sum + a b over 8 words of two f16 (0), two bf16 (1) or a tf32 (2), as a tensor core adds.
+    float (*mma)(int kind, float sum, const u32* a, const u32* b);
+};
+
+/// What the driver writes into a tensor map: lines of sizes[0] elements of `size` bytes, `steps`
+/// bytes apart, in boxes.
+struct Map {
+    const char* from;
+    u64 sizes[3], steps[2];
+    u32 box[3], size;
+};
+
+}  // namespace emulated

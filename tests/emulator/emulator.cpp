@@ -1,0 +1,422 @@
+#include "emulator.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api.h"
+#include "core/abi/mma_step.h"
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t kStack = 128 << 10, kStatic = 64 << 10;
+constexpr size_t kFence = 4096;  // bytes behind a block's that must stay as they are
+constexpr char kUnwritten = '\xcb';
+
+[[noreturn]] void broken(const std::string& what) {
+    std::fprintf(stderr, "emulator: %s\n", what.c_str());
+    std::abort();
+}
+
+// ---- fibers -------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+/// Keeps what a call must keep on the stack, and goes on where `to` was left.
+extern "C" void emulated_switch(void** from, void* to);
+asm(R"(
+.text
+.globl emulated_switch
+.hidden emulated_switch
+.type emulated_switch, @function
+emulated_switch:
+    push %rbp
+    push %rbx
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbx
+    pop %rbp
+    ret
+.size emulated_switch, .-emulated_switch
+)");
+struct Context {
+    void* stack = nullptr;
+
+    void begin(char* room, size_t bytes, void (*with)()) {
+        auto* top = reinterpret_cast<void**>(room + bytes / 64 * 64);
+        *--top = nullptr;  // so that `with` finds the stack as after a call
+        *--top = reinterpret_cast<void*>(with);
+        stack = top - 6;
+    }
+    void go_to(Context& other) { emulated_switch(&stack, other.stack); }
+};
+#else
+struct Context {
+    ucontext_t held = {};
+
+    void begin(char* room, size_t bytes, void (*with)()) {
+        getcontext(&held);
+        held.uc_stack.ss_sp = room;
+        held.uc_stack.ss_size = bytes;
+        makecontext(&held, with, 0);
+    }
+    void go_to(Context& other) { swapcontext(&held, &other.held); }
+};
+#endif
+
+struct Copy {
+    u32 to;
+    const void* from;
+    u32 room, bytes;
+};
+
+struct Cluster;
+struct Block;
+struct Fiber {
+    Self self;
+    Context context;
+    Block* block = nullptr;
+    bool done = false;
+    const volatile u32* word = nullptr;  // goes on once it no longer is `seen`
+    u32 seen = 0;
+    const volatile u32* looked_at = nullptr;  // last
+    u32 looked = 0;
+    std::vector<Copy> copies;                // of no group yet
+    std::vector<std::vector<Copy>> groups;  // under way, and those before that have arrived
+    size_t landed = 0;                      // how many of them
+};
+
+struct Barrier {
+    u32 come = 0, turn = 0;
+};
+
+/// Where lanes of a warp hand each other something.
+struct Meeting {
+    u32 mask = 0, come = 0, turn = 0;
+    alignas(64) char brought[2][32][64];
+};
+
+struct Cluster {
+    std::vector<char*> shared;
+    Barrier all;
+    u32 threads = 0;
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::shared_ptr<Cluster> cluster;
+    std::vector<size_t> order;  // of their turns
+    Barrier barriers[16];
+    std::vector<std::vector<std::unique_ptr<Meeting>>> warps;
+    char* shared = nullptr;
+    char* stacks = nullptr;
+    u32 left = 0;
+};
+
+struct Launch {
+    const Kernel* kernel;
+    const void* block;
+    Api* api;
+    Size size;
+    size_t fenced;             // bytes of shared memory, those behind what it asks for too
+    const u32* static_shared;  // bytes that it has so far been seen to have
+};
+
+Context scheduler;
+Fiber* current = nullptr;
+Launch launch;
+
+void wait_for(const volatile u32* word, u32 seen) {
+    current->word = word;
+    current->seen = seen;
+    current->context.go_to(scheduler);
+}
+
+void start_fiber() {
+    launch.kernel->entry(launch.block);
+    current->done = true;
+    current->context.go_to(scheduler);
+}
+
+// ---- what kernels call --------------------------------------------------------------------------
+
+void come(Barrier& at, u32 wanted, bool waits) {
+    if (++at.come >= wanted) {
+        at.come = 0;
+        at.turn++;
+    } else if (waits) {
+        wait_for(&at.turn, at.turn);
+    }
+}
+void barrier(u32 id, u32 threads, bool waits) {
+    if (id >= 16 || threads % 32) broken("a barrier that there is not");
+    Block& block = *current->block;
+    come(block.barriers[id], threads ? threads : block.left, waits);
+}
+void cluster_barrier() {
+    Cluster& cluster = *current->block->cluster;
+    come(cluster.all, cluster.threads, true);
+}
+
+const char* exchange(u32 mask, const void* mine, u32 bytes) {
+    const u32 lane = current->self.thread.x % 32;
+    if (!(mask >> lane & 1)) broken("a lane that is not of the mask it names");
+    auto& meetings = current->block->warps[current->self.thread.x / 32];
+    auto found = std::find_if(meetings.begin(), meetings.end(),
+                              [&](const auto& one) { return one->mask == mask; });
+    if (found == meetings.end()) {
+        meetings.push_back(std::make_unique<Meeting>());
+        meetings.back()->mask = mask;
+        found = meetings.end() - 1;
+    }
+    Meeting& at = **found;
+    auto* const all = at.brought[at.turn % 2];
+    std::memcpy(all[lane], mine, bytes);
+    const u32 threads = current->self.threads.x, first = current->self.thread.x / 32 * 32;
+    const u32 there = threads - first >= 32 ? ~0u : (1u << (threads - first)) - 1;
+    if (++at.come == static_cast<u32>(__builtin_popcount(mask & there))) {
+        at.come = 0;
+        at.turn++;
+    } else {
+        wait_for(&at.turn, at.turn);
+    }
+    return all[0];
+}
+
+void copy(u32 to, const void* from, u32 room, u32 bytes) {
+    if (to % room || (bytes && reinterpret_cast<uintptr_t>(from) % room) || bytes > room)
+        broken("a copy of " + std::to_string(room) + " bytes that is not aligned");
+    current->copies.push_back({to, from, room, bytes});
+}
+void commit() { current->groups.push_back(std::move(current->copies)), current->copies.clear(); }
+void arrived(u32 newest) {
+    auto& groups = current->groups;
+    for (size_t& at = current->landed; groups.size() > at + newest; at++)
+        for (const Copy& one : std::exchange(groups[at], {})) {
+            std::memcpy(current->self.shared + one.to, one.from, one.bytes);
+            std::memset(current->self.shared + one.to + one.bytes, 0, one.room - one.bytes);
+        }
+}
+
+void looked(const volatile u32* at, u32 seen) {
+    if (current->looked_at == at && current->looked == seen) wait_for(at, seen);
+    current->looked_at = at;
+    current->looked = seen;
+}
+
+float mma(int kind, float sum, const u32* a, const u32* b) {
+    using namespace aicf::scalar;
+    MmaTerm x[16], y[16];
+    if (kind == 2) {
+        for (int i = 0; i < 8; i++) x[i] = mma_tf32(a[i]), y[i] = mma_tf32(b[i]);
+        return mma_step<8>(sum, x, y);
+    }
+    const auto term = [kind](u32 word, int i) {
+        const auto bits = static_cast<uint16_t>(word >> 16 * (i % 2));
+        return kind ? mma_bfloat(bits) : mma_half(bits);
+    };
+    for (int i = 0; i < 16; i++) x[i] = term(a[i / 2], i), y[i] = term(b[i / 2], i);
+    return mma_step<16>(sum, x, y);
+}
+
+// ---- launches -----------------------------------------------------------------------------------
+
+std::mt19937_64& shuffler() {
+    static std::mt19937_64 made(std::strtoull(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10));
+    return made;
+}
+std::vector<size_t> order_of(size_t count) {
+    static const char* seed = std::getenv("EMULATED_ORDER");
+    std::vector<size_t> order(count);
+    for (size_t i = 0; i < count; i++) order[i] = i;
+    if (seed && std::strcmp(seed, "0")) std::shuffle(order.begin(), order.end(), shuffler());
+    return order;
+}
+
+char* map(size_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) broken("no memory for a block");
+    return static_cast<char*>(memory);
+}
+
+/// Blocks that have ended leave their memory to the next.
+auto& idle = *new std::vector<std::unique_ptr<Block>>;
+
+std::unique_ptr<Block> start_block(u32 index, const std::shared_ptr<Cluster>& cluster) {
+    const u32 threads = launch.size.threads;
+    std::unique_ptr<Block> block;
+    for (auto& one : idle)
+        if (one->fibers.size() == threads) {
+            block = std::move(one);
+            std::swap(one, idle.back());
+            idle.pop_back();
+            break;
+        }
+    if (!block) {
+        block = std::make_unique<Block>();
+        block->fibers.resize(threads);
+        block->warps.resize((threads + 31) / 32);
+        block->shared = map(kDynamic + kStatic);
+        block->stacks = map(kStack * threads);
+    }
+    std::memset(block->shared, kUnwritten, launch.fenced);
+    std::memset(block->shared + kDynamic, kUnwritten, *launch.static_shared);
+    for (Barrier& one : block->barriers) one = {};
+    for (auto& warp : block->warps) warp.clear();
+    block->order = order_of(threads);
+    block->left = threads;
+    block->cluster = cluster;
+    cluster->shared.push_back(block->shared);
+    for (u32 t = 0; t < threads; t++) {
+        Fiber& fiber = block->fibers[t];
+        fiber = {};
+        fiber.block = block.get();
+        fiber.self = {{t, 0, 0},
+                      {index, 0, 0},
+                      {threads, 1, 1},
+                      {launch.size.blocks, 1, 1},
+                      block->shared,
+                      cluster->shared.data(),
+                      static_cast<u32>(cluster->shared.size() - 1)};
+        fiber.context.begin(block->stacks + kStack * t, kStack, start_fiber);
+    }
+    return block;
+}
+
+/// One turn of each thread that need not wait; whether there was one.
+bool advance(Block& block) {
+    bool any = false;
+    for (size_t t : block.order) {
+        Fiber& fiber = block.fibers[t];
+        if (fiber.done || (fiber.word && *fiber.word == fiber.seen)) continue;
+        any = true;
+        fiber.word = nullptr;
+        current = &fiber;
+        launch.api->self = &fiber.self;
+        scheduler.go_to(fiber.context);
+        if (!fiber.done) continue;
+        block.left--;
+        // Those that still are there are all that a barrier waits for.
+        if (Barrier& all = block.barriers[0]; all.come && all.come == block.left) {
+            all.come = 0;
+            all.turn++;
+        }
+    }
+    return any;
+}
+
+void end_block(std::unique_ptr<Block> block) {
+    for (size_t at = launch.size.shared; at < launch.fenced; at++)
+        if (block->shared[at] != kUnwritten)
+            broken("byte " + std::to_string(at) + " of shared memory is written, there are " +
+                   std::to_string(launch.size.shared));
+    idle.push_back(std::move(block));
+}
+
+std::string waits_of(const Block& block) {
+    std::string text;
+    for (const Fiber& fiber : block.fibers)
+        if (!fiber.done && text.size() < 400) text += " " + std::to_string(fiber.self.thread.x);
+    return "block " + std::to_string(block.fibers[0].self.block.x) + ": threads" + text;
+}
+
+auto& files = *new std::map<void*, int>;  // of libraries
+
+}  // namespace
+
+bool is_host(const void* image) {
+    Elf64_Ehdr head;
+    std::memcpy(&head, image, sizeof head);
+    return head.e_machine != 190;  // that of CUDA
+}
+
+void* load(const void* image) {
+    Elf64_Ehdr head;
+    std::memcpy(&head, image, sizeof head);
+    const size_t bytes = head.e_shoff + size_t{head.e_shnum} * head.e_shentsize;
+    const int file = memfd_create("kernels", 0);
+    if (write(file, image, bytes) != static_cast<ssize_t>(bytes)) broken("no room for a library");
+    void* library = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW);
+    if (!library) broken(dlerror());
+    files[library] = file;  // while it is open no other library has its name
+    *static_cast<Api*>(dlsym(library, "emulated_api")) = {
+        nullptr, barrier, cluster_barrier, wait_for, exchange, copy, commit, arrived, looked, mma};
+    return library;
+}
+void unload(void* library) {
+    dlclose(library);
+    close(files.at(library));
+    files.erase(library);
+}
+
+Kernel kernel_of(void* library, const char* name) {
+    const std::string wanted = std::string("emulated_") + name;
+    void* const entry = dlsym(library, wanted.c_str());
+    void* const cluster = dlsym(library, (wanted + "_cluster").c_str());
+    if (!entry || !cluster) broken("no kernel " + wanted);
+    return {library, reinterpret_cast<void (*)(const void*)>(entry),
+            reinterpret_cast<unsigned (*)()>(cluster)()};
+}
+
+void run(const Kernel& kernel, const void* block, Size size) {
+    void* const library = kernel.library;
+    auto* api = static_cast<Api*>(dlsym(library, "emulated_api"));
+    const auto* declared = static_cast<const u32*>(dlsym(library, "emulated_static_shared"));
+    launch = {&kernel, block, api, size, std::min<size_t>(size.shared + kFence, kDynamic), declared};
+    if (size.shared > kDynamic) broken("more shared memory than there is");
+    if (size.blocks % kernel.cluster) broken("blocks that are no whole clusters");
+    const std::vector<size_t> order = order_of(size.blocks / kernel.cluster);
+    std::vector<std::unique_ptr<Block>> running;
+    for (size_t next = 0; next < order.size() || !running.empty();) {
+        bool any = false;
+        for (auto& one : running) any |= advance(*one);
+        for (size_t i = 0; i < running.size();) {
+            if (running[i]->left) {
+                i++;
+            } else {
+                end_block(std::move(running[i]));
+                running.erase(running.begin() + static_cast<ptrdiff_t>(i));
+            }
+        }
+        if (any) continue;
+        if (next < order.size()) {
+            const auto cluster = std::make_shared<Cluster>();
+            cluster->shared.reserve(kernel.cluster);
+            cluster->threads = kernel.cluster * size.threads;
+            for (u32 i = 0; i < kernel.cluster; i++)
+                running.push_back(
+                    start_block(static_cast<u32>(order[next]) * kernel.cluster + i, cluster));
+            next++;
+        } else if (!running.empty()) {
+            broken("all threads wait: " + waits_of(*running[0]));
+        }
+    }
+    if (*declared > kStatic)
+        broken("more static shared memory than there is");
+}
+
+}  // namespace emulated

@@ -1,0 +1,28 @@
+// Runs kernels that were compiled for the host, for the fake driver.
+#pragma once
+
+#include <cstddef>
+
+namespace emulated {
+
+struct Size {
+    unsigned blocks, threads;
+    size_t shared;  // dynamic, in bytes
+};
+struct Kernel {
+    void* library;
+    void (*entry)(const void* block);
+    unsigned cluster;  // blocks that run together
+};
+
+/// A library of kernels, from its bytes; ends the process where it is none.
+void* load(const void* image);
+void unload(void* library);
+Kernel kernel_of(void* library, const char* name);
+/// Runs a kernel to its end. Blocks run one after another, a block that waits for others beside
+/// them; threads of a block in turn, each until it waits. EMULATED_ORDER=n, not 0, shuffles both.
+void run(const Kernel& kernel, const void* block, Size size);
+/// True for the images that load() takes, false for those of a GPU.
+bool is_host(const void* image);
+
+}  // namespace emulated

@@ -1,0 +1,209 @@
+// The instructions of 9.0 alone: clusters, barriers in shared memory, the copy engine, products of
+// warpgroups. Copies and products are done at once; a kernel that reads them too early is not found
+// out, one that waits for what does not come is.
+#pragma once
+
+namespace ptx {
+
+// ---- clusters and barriers ----------------------------------------------------------------------
+
+struct Nothing {
+} inline nothing;
+struct Rank {
+} inline cluster_ctarank;
+
+inline void mov_u32(u32& to, Rank) { to = self().rank; }
+/// An address of another block: its rank in the highest bits.
+inline void mapa_shared__cluster_u32(u32& to, u32 at, u32 rank) { to = at | (rank + 1) << 24; }
+inline char* cluster_at(u32 address) {
+    const u32 rank = address >> 24;
+    return rank ? self().cluster[rank - 1] + (address & 0xffffff) : shared_at(address);
+}
+inline void barrier_cluster_arrive_release_aligned() {}
+inline void barrier_cluster_wait_acquire_aligned() { emulated_api.cluster_barrier(); }
+inline void bar_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
+inline void bar_arrive(u32 id, u32 threads) { emulated_api.barrier(id, threads, false); }
+template <class T>
+void setp_ne_b32(bool& to, T a, T b) {
+    to = a != b;
+}
+inline void setmaxnreg_dec_sync_aligned_u32(int) {}
+inline void setmaxnreg_inc_sync_aligned_u32(int) {}
+inline void fence_mbarrier_init_release_cluster() {}
+inline void fence_proxy_async_shared__cta() {}
+inline void prefetch_tensormap(const void*) {}
+
+/// A barrier in shared memory, 8 bytes.
+struct Phases {
+    u32 pending : 16, all : 15, phase : 1;
+    int bytes;  // under way
+
+    void settle() {
+        if (pending || bytes) return;
+        phase ^= 1;
+        pending = all;
+    }
+    void arrive(int expected) {
+        bytes += expected;
+        pending--;
+        settle();
+    }
+    void land(int landed) {
+        bytes -= landed;
+        settle();
+    }
+};
+inline Phases& phases_at(u32 barrier) { return *reinterpret_cast<Phases*>(cluster_at(barrier)); }
+inline void mbarrier_init_shared__cta_b64(u32 barrier, u32 count) {
+    phases_at(barrier) = {count, count, 0, 0};
+}
+inline void mbarrier_arrive_expect_tx_shared__cta_b64(Nothing, u32 barrier, u32 bytes) {
+    phases_at(barrier).arrive(static_cast<int>(bytes));
+}
+inline void mbarrier_arrive_shared__cta_b64(Nothing, u32 barrier) { phases_at(barrier).arrive(0); }
+inline void mbarrier_arrive_shared__cluster_b64(Nothing, u32 barrier) {
+    phases_at(barrier).arrive(0);
+}
+inline void mbarrier_try_wait_parity_shared__cta_b64(bool& done, u32 barrier, u32 parity) {
+    const auto* word = reinterpret_cast<const volatile u32*>(shared_at(barrier));
+    for (;;) {
+        const u32 seen = *word;
+        if (seen >> 31 != parity) break;
+        emulated_api.wait(word, seen);
+    }
+    done = true;
+}
+
+// ---- copies -------------------------------------------------------------------------------------
+
+/// Where a byte of a tile of 128-byte lines lies: cells of 16 bytes change places within 8 lines.
+inline u32 permuted(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+
+inline void copy_box(char* to, u32 address, const void* described, int x, int y, int z) {
+    const auto& map = *static_cast<const Map*>(described);
+    const u32 line = map.box[0] * map.size;
+    for (u32 row = 0; row < map.box[1]; row++)
+        for (u32 i = 0; i < map.box[0]; i++) {
+            const long long column = static_cast<long long>(x) + i;
+            const long long of = static_cast<long long>(y) + row;
+            const bool there = column >= 0 && column < static_cast<long long>(map.sizes[0]) &&
+                               of >= 0 && of < static_cast<long long>(map.sizes[1]) && z >= 0 &&
+                               z < static_cast<long long>(map.sizes[2]);
+            char* const at = to + permuted(address + row * line + i * map.size);
+            if (there)
+                __builtin_memcpy(at,
+                                 map.from + static_cast<u64>(z) * map.steps[1] +
+                                     static_cast<u64>(of) * map.steps[0] +
+                                     static_cast<u64>(column) * map.size,
+                                 map.size);
+            else
+                __builtin_memset(at, 0, map.size);
+        }
+}
+inline int box_bytes(const void* described) {
+    const auto& map = *static_cast<const Map*>(described);
+    return static_cast<int>(map.box[0] * map.box[1] * map.box[2] * map.size);
+}
+inline void cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes(
+    u32 to, const void* map, int x, int y, int z, u32 barrier) {
+    copy_box(self().shared, to, map, x, y, z);
+    phases_at(barrier).land(box_bytes(map));
+}
+inline void
+cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
+    u32 to, const void* map, int x, int y, int z, u32 barrier, u16 mask) {
+    for (u32 rank = 0; mask >> rank; rank++) {
+        if (!(mask >> rank & 1)) continue;
+        copy_box(self().cluster[rank], to, map, x, y, z);
+        phases_at(barrier | (rank + 1) << 24).land(box_bytes(map));
+    }
+}
+inline void ld_shared_v4_b32(u32& a, u32& b, u32& c, u32& d, u32 from) { load(from, a, b, c, d); }
+inline void st_shared_b32(u32 to, u32 a) { store(to, a); }
+template <class T>
+void st_global_v4_b32(T* to, u32 a, u32 b, u32 c, u32 d) {
+    const u32 words[] = {a, b, c, d};
+    __builtin_memcpy(to, words, 16);
+}
+/// ldmatrix backwards.
+inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 line, u32 a, u32 b, u32 c, u32 d) {
+    const char* all = exchange(~0u, line);
+    const u32 words[] = {a, b, c, d};
+    for (u32 tile = 0; tile < 4; tile++)
+        store(from_lane<u32>(all, 8 * tile + lane() / 4) + lane() % 4 * 4, words[tile]);
+}
+
+// ---- products of warpgroups ---------------------------------------------------------------------
+
+inline void wgmma_fence_sync_aligned() {}
+inline void wgmma_commit_group_sync_aligned() {}
+inline void wgmma_wait_group_sync_aligned(int) {}
+
+/// A tile as its descriptor says: lines of 128 bytes along k, or along the rows (`across`).
+struct Tile {
+    u32 begin, leading, eight;
+    bool across;
+    u32 size;  // of an element
+
+    Tile(u64 descriptor, bool turned, u32 bytes)
+        : begin((descriptor & 0x3fff) << 4),
+          leading((descriptor >> 16 & 0x3fff) << 4),
+          eight((descriptor >> 32 & 0x3fff) << 4),
+          across(turned),
+          size(bytes) {}
+    const char* at(u32 row, u32 k) const {
+        const u32 per = 128 / size;
+        const u32 offset = across ? row / per * leading + row % per * size + k / 8 * eight + k % 8 * 128
+                                  : row / 8 * eight + row % 8 * 128 + k * size;
+        return self().shared + permuted(begin + offset);
+    }
+    /// The 8 words that a row has of 32 bytes along k.
+    void row_of(u32 row, u32 (&words)[8]) const {
+        char* to = reinterpret_cast<char*>(words);
+        for (u32 k = 0; k < 32 / size; k++) __builtin_memcpy(to + k * size, at(row, k), size);
+    }
+};
+
+/// This thread's part of 64 rows by N columns: as mma's, for every 8 columns.
+template <int N, int Kind, class Row>
+void add_products(float* const (&d)[N / 2], const Row& row_of, u64 b, bool adds, bool across) {
+    const Tile tile(b, across, Kind == 2 ? 4 : 2);
+    u32 rows[2][8];
+    for (u32 high = 0; high < 2; high++) row_of(high, rows[high]);
+    for (u32 x = 0; x < N / 8; x++)
+        for (u32 odd = 0; odd < 2; odd++) {
+            u32 column[8];
+            tile.row_of(8 * x + lane() % 4 * 2 + odd, column);
+            for (u32 high = 0; high < 2; high++) {
+                float& sum = *d[4 * x + 2 * high + odd];
+                sum = emulated_api.mma(Kind, adds ? sum : 0.0f, rows[high], column);
+            }
+        }
+}
+template <int N, int Kind>
+void products(float* const (&d)[N / 2], u64 a, u64 b, bool adds, int, int, int a_across = 0,
+              int b_across = 0) {
+    const Tile tile(a, a_across, Kind == 2 ? 4 : 2);
+    const u32 first = self().thread.x / 32 % 4 * 16 + lane() / 4;
+    add_products<N, Kind>(
+        d, [&](u32 high, u32(&words)[8]) { tile.row_of(first + 8 * high, words); }, b, adds,
+        b_across);
+}
+/// Rows from registers, as mma has them.
+template <int N, int Kind>
+void products(float* const (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, bool adds, int, int,
+              int b_across) {
+    struct Mine {
+        u32 a[4];
+    };
+    const char* all = exchange(~0u, Mine{{a0, a1, a2, a3}});
+    add_products<N, Kind>(
+        d,
+        [&](u32 high, u32(&words)[8]) {
+            for (u32 w = 0; w < 8; w++)
+                words[w] = from_lane<Mine>(all, lane() / 4 * 4 + w % 4).a[w / 4 * 2 + high];
+        },
+        b, adds, b_across);
+}
+
+}  // namespace ptx
