@@ -31,6 +31,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 def pytest_addoption(parser):
     parser.addoption("--boundary-graphs", type=int, default=720, help="graphs drawn for a GPU")
+    parser.addoption("--every", type=int, default=1, help="take one of so many tests")
+    parser.addoption("--first", type=int, default=0, help="which of them is the first")
     parser.addoption("--no-passes", action="store_true", help="compile without passes by default")
 
 
@@ -46,6 +48,7 @@ def pytest_report_header(config):
     )
 
 
+@pytest.hookimpl(trylast=True)  # of those that -m leaves
 def pytest_collection_modifyitems(config, items):
     """Without a GPU its tests are deselected, all for the one reason the header gives; without
     passes those of the passes."""
@@ -54,6 +57,12 @@ def pytest_collection_modifyitems(config, items):
     away = [any(i.get_closest_marker(name) for name in out) for i in items]
     config.hook.pytest_deselected(items=[i for i, gone in zip(items, away, strict=True) if gone])
     items[:] = [i for i, gone in zip(items, away, strict=True) if not gone]
+    every, first = config.getoption("--every"), config.getoption("--first")
+    if every > 1:
+        wanted = sorted(items, key=lambda item: item.nodeid)[first % every :: every]
+        wanted = {item.nodeid for item in wanted}
+        config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in wanted])
+        items[:] = [i for i in items if i.nodeid in wanted]
 
 
 @pytest.hookimpl(hookwrapper=True)

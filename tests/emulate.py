@@ -46,16 +46,23 @@ def missing():
 
 def build_library(path, *sources):
     """A library of the tests', under the name of one that CUDA has."""
-    command = ["g++", "-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-isystem", header_folder()]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O3",
+        "-march=native",
+        "-shared",
+        "-fPIC",
+        "-isystem",
+        header_folder(),
+    ]
     command += ["-I", HERE.parent / "src", f"-Wl,-soname,{Path(path).name}"]
     command += [*(HERE / source for source in sources), "-o", path, "-ldl"]
     subprocess.run([*map(str, command)], check=True)
 
 
 def build_driver(folder):
-    build_library(
-        Path(folder) / "libcuda.so.1", "fake_cuda/fake_cuda.cpp", "emulator/emulator.cpp"
-    )
+    build_library(Path(folder) / "libcuda.so.1", "fake_cuda/fake_cuda.cpp", "emulator/emulator.cpp")
 
 
 def build(folder):

@@ -13,10 +13,11 @@ SHARDS = 6  # of a family: what one worker of many takes at a time
 
 
 def same_as_cpu(case):
-    """Whether all of the graph's ops have the CPU's bits on a GPU: products on tensor cores have an
-    order of their own."""
+    """Whether all of the graph's ops have the CPU's bits on a GPU: products on tensor cores, those
+    of attention too, have an order of their own."""
     return not any(
-        op["op"] == "gemm" and op["inputs"][0]["dtype"] in ("float16", "bfloat16")
+        op["op"].startswith(("gemm", "attention"))
+        and op["inputs"][0]["dtype"] in ("float16", "bfloat16")
         for op in case.ops
     )
 

@@ -31,8 +31,8 @@ struct Api {
     void (*wait)(const volatile u32* at, u32 seen);
     /// What each lane of a warp brings, 64 bytes apart, when all lanes of the mask have come.
     const char* (*exchange)(u32 mask, const void* mine, u32 bytes);
-    /// A copy into shared memory is begun, the rest of the room zeros; those so far are a group; all
-    /// groups but the newest few have arrived. None does before it is waited for.
+    /// A copy into shared memory is begun, the rest of the room zeros; those so far are a group;
+    /// all groups but the newest few have arrived. None does before it is waited for.
     void (*copy)(u32 to, const void* from, u32 room, u32 bytes);
     void (*commit)();
     void (*arrived)(u32 newest);

@@ -181,7 +181,11 @@ inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) {
     to = bfloat_of(high) << 16 | bfloat_of(low);
 }
 inline void max_NaN_f32(float& to, float a, float b) {
-    to = a != a || b != b ? __builtin_nanf("") : a > b ? a : b > a ? b : __builtin_signbit(a) ? b : a;
+    to = a != a || b != b       ? __builtin_nanf("")
+         : a > b                ? a
+         : b > a                ? b
+         : __builtin_signbit(a) ? b
+                                : a;
 }
 inline void max_f32(float& to, float a, float b) {
     if (a == a && b == b)
@@ -231,8 +235,8 @@ inline void ld_shared_v4_f32(float& a, float& b, float& c, float& d, u32 from) {
 inline void st_shared_v4_b32(u32 to, u32 a, u32 b, u32 c, u32 d) { store(to, a, b, c, d); }
 inline void st_shared_v2_f32(u32 to, float a, float b) { store(to, a, b); }
 
-/// Four tiles of 8 x 8 pairs of bytes, of whose lines 8 l to 8 l + 7 lanes 8 l and on say where they
-/// lie; a lane gets of each the pairs 2 (lane % 4) and the next of line lane / 4, or of the
+/// Four tiles of 8 x 8 pairs of bytes, of whose lines 8 l to 8 l + 7 lanes 8 l and on say where
+/// they lie; a lane gets of each the pairs 2 (lane % 4) and the next of line lane / 4, or of the
 /// transposed tile.
 template <bool Transposed>
 void ldmatrix(u32& a, u32& b, u32& c, u32& d, u32 line) {

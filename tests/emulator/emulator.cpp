@@ -104,7 +104,7 @@ struct Fiber {
     u32 seen = 0;
     const volatile u32* looked_at = nullptr;  // last
     u32 looked = 0;
-    std::vector<Copy> copies;                // of no group yet
+    std::vector<Copy> copies;               // of no group yet
     std::vector<std::vector<Copy>> groups;  // under way, and those before that have arrived
     size_t landed = 0;                      // how many of them
 };
@@ -386,7 +386,8 @@ void run(const Kernel& kernel, const void* block, Size size) {
     void* const library = kernel.library;
     auto* api = static_cast<Api*>(dlsym(library, "emulated_api"));
     const auto* declared = static_cast<const u32*>(dlsym(library, "emulated_static_shared"));
-    launch = {&kernel, block, api, size, std::min<size_t>(size.shared + kFence, kDynamic), declared};
+    launch = {&kernel, block, api, size, std::min<size_t>(size.shared + kFence, kDynamic),
+              declared};
     if (size.shared > kDynamic) broken("more shared memory than there is");
     if (size.blocks % kernel.cluster) broken("blocks that are no whole clusters");
     const std::vector<size_t> order = order_of(size.blocks / kernel.cluster);
@@ -415,8 +416,7 @@ void run(const Kernel& kernel, const void* block, Size size) {
             broken("all threads wait: " + waits_of(*running[0]));
         }
     }
-    if (*declared > kStatic)
-        broken("more static shared memory than there is");
+    if (*declared > kStatic) broken("more static shared memory than there is");
 }
 
 }  // namespace emulated

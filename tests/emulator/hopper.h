@@ -23,10 +23,8 @@ inline void barrier_cluster_arrive_release_aligned() {}
 inline void barrier_cluster_wait_acquire_aligned() { emulated_api.cluster_barrier(); }
 inline void bar_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
 inline void bar_arrive(u32 id, u32 threads) { emulated_api.barrier(id, threads, false); }
-template <class T>
-void setp_ne_b32(bool& to, T a, T b) {
-    to = a != b;
-}
+inline void setp_ne_b32(bool& to, u32 a, u32 b) { to = a != b; }
+inline void setp_ne_u32(bool& to, u32 a, u32 b) { to = a != b; }
 inline void setmaxnreg_dec_sync_aligned_u32(int) {}
 inline void setmaxnreg_inc_sync_aligned_u32(int) {}
 inline void fence_mbarrier_init_release_cluster() {}
@@ -135,9 +133,10 @@ inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 line, u32 a, u32 b, u32
 
 // ---- products of warpgroups ---------------------------------------------------------------------
 
-inline void wgmma_fence_sync_aligned() {}
-inline void wgmma_commit_group_sync_aligned() {}
-inline void wgmma_wait_group_sync_aligned(int) {}
+// The lanes of a warp come to these together.
+inline void wgmma_fence_sync_aligned() { __syncwarp(); }
+inline void wgmma_commit_group_sync_aligned() { __syncwarp(); }
+inline void wgmma_wait_group_sync_aligned(int) { __syncwarp(); }
 
 /// A tile as its descriptor says: lines of 128 bytes along k, or along the rows (`across`).
 struct Tile {
@@ -153,8 +152,9 @@ struct Tile {
           size(bytes) {}
     const char* at(u32 row, u32 k) const {
         const u32 per = 128 / size;
-        const u32 offset = across ? row / per * leading + row % per * size + k / 8 * eight + k % 8 * 128
-                                  : row / 8 * eight + row % 8 * 128 + k * size;
+        const u32 offset =
+            across ? row / per * leading + row % per * size + k / 8 * eight + k % 8 * 128
+                   : row / 8 * eight + row % 8 * 128 + k * size;
         return self().shared + permuted(begin + offset);
     }
     /// The 8 words that a row has of 32 bytes along k.

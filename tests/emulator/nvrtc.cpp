@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -120,7 +121,8 @@ std::string calls_of(const std::string& statement) {
         at = next;
     }
     text = trimmed(replaced(text, "\\n", "\n"));
-    if (text.starts_with("{\n")) text = text.substr(1, text.rfind('}') - 1);
+    if (text.starts_with("{\n") || text.starts_with("{ "))
+        text = text.substr(1, text.rfind('}') - 1);
     std::vector<std::string> operands;
     for (size_t p = 1; p < parts.size() && p < 3; p++)
         for (const std::string& one : split(parts[p], ','))
@@ -153,8 +155,8 @@ std::string shared_of(std::string declaration, bool dynamic, size_t number) {
         declaration = trimmed(declaration.substr(0, declaration.find('[')));
         const size_t name = declaration.find_last_of(" \n") + 1;
         const std::string type = declaration.substr(0, name);
-        return type + "* const " + declaration.substr(name) +
-               " = emulated::dynamic_shared<" + type + ">();";
+        return type + "* const " + declaration.substr(name) + " = emulated::dynamic_shared<" +
+               type + ">();";
     }
     const std::string head = trimmed(declaration.substr(0, declaration.find('[')));
     const std::string name = head.substr(head.find_last_of(" \n") + 1);
@@ -202,11 +204,12 @@ std::string rewritten(const std::string& text) {
                 const size_t dims = head.find(says);
                 const int cluster =
                     dims == std::string::npos ? 1 : std::atoi(head.c_str() + dims + says.size());
-                entries += "extern \"C\" __attribute__((visibility(\"default\"))) unsigned emulated_" +
-                           kernel + "_cluster() { return " + std::to_string(cluster) + "; }\n";
+                entries +=
+                    "extern \"C\" __attribute__((visibility(\"default\"))) unsigned emulated_" +
+                    kernel + "_cluster() { return " + std::to_string(cluster) + "; }\n";
                 entries += "extern \"C\" __attribute__((visibility(\"default\"))) void emulated_" +
-                           kernel + "(const void* block) { " + kernel +
-                           "(*static_cast<const " + block + "*>(block)); }\n";
+                           kernel + "(const void* block) { " + kernel + "(*static_cast<const " +
+                           block + "*>(block)); }\n";
             }
             result += word;
             at = end;
@@ -257,19 +260,24 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
     int arch = 0;
     const std::string wanted = "--gpu-architecture=sm_";
     for (int i = 0; i < count; i++)
-        if (std::string(options[i]).starts_with(wanted)) arch = std::atoi(options[i] + wanted.size());
+        if (std::string(options[i]).starts_with(wanted))
+            arch = std::atoi(options[i] + wanted.size());
     char folder[] = "/tmp/emulated.XXXXXX";
     if (!mkdtemp(folder)) return 1;
     const std::string base = folder;
     std::ofstream(base + "/kernels.cpp") << rewritten(program->text);
     const std::string command =
-        variable("EMULATOR_COMPILER") + " -std=c++20 -w -Wno-psabi -shared -fPIC -fvisibility=hidden " +
+        "LC_ALL=C " + variable("EMULATOR_COMPILER") +
+        " -std=c++20 -w -Wno-psabi -shared -fPIC -fvisibility=hidden " +
         "-fno-gnu-unique -ffp-contract=off -fno-math-errno -fno-strict-aliasing " +
         variable("EMULATOR_OPTIONS") + " -D__CUDA_ARCH__=" + std::to_string(arch * 10) + " -I" +
         variable("EMULATOR_FOLDER") + " " + base + "/kernels.cpp -o " + base + "/kernels.so 2> " +
         base + "/log";
     const int status = std::system(command.c_str());
-    program->log = contents(base + "/log");
+    // As NVRTC says it.
+    const std::regex where(R"(([^\s:]+):(\d+):\d+: )"), quote("'");
+    program->log = std::regex_replace(contents(base + "/log"), where, "$1($2): ");
+    program->log = std::regex_replace(program->log, quote, "\"");
     if (status == 0) program->image = contents(base + "/kernels.so");
     const bool keep = std::getenv("EMULATOR_KEEP") != nullptr;
     if (keep) std::fprintf(stderr, "emulator: %s\n", folder);

@@ -44,7 +44,7 @@ Handles &streams = *new Handles, &events = *new Handles, &modules = *new Handles
         &graphs = *new Handles, &execs = *new Handles;
 auto& recorded = *new std::map<CUevent, double>;           // when, in milliseconds
 auto& functions = *new std::map<CUfunction, std::string>;  // with its name
-auto& libraries = *new std::map<CUmodule, void*>;           // of kernels for the host
+auto& libraries = *new std::map<CUmodule, void*>;          // of kernels for the host
 auto& codes = *new std::map<CUfunction, emulated::Kernel>;
 auto& exec_ids = *new std::map<const void*, uint32_t>;
 uint32_t last_exec_id = 0;
@@ -297,8 +297,9 @@ CUresult cuDeviceGetName(char* name, int size, CUdevice) {
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice) {
     *value = which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR   ? number("FAKE_CUDA_MAJOR", 9)
              : which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR ? 0
-             : which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT     ? number("FAKE_CUDA_PROCESSORS", 132)
-                                                                     : 232448;
+             : which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+                 ? number("FAKE_CUDA_PROCESSORS", 132)
+                 : 232448;
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice) {

@@ -1,0 +1,84 @@
+"""A sample of the GPU's tests on the GPU that there is not (emulate.py): what kernels compute, bit
+by bit, blocks and threads in a shuffled order. All of them: see CONTRIBUTING.md."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import emulate
+import pytest
+from aicf import _core
+
+HERE = Path(__file__).parent
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(emulate.missing()), reason=emulate.missing()),
+    pytest.mark.skipif(not hasattr(_core, "cuda_info"), reason="this build has no CUDA backend"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("emulated")
+    emulate.build(folder)
+    return folder
+
+
+def run(folder, major, order, *arguments):
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    command += ["-p", "no:xdist", "-p", "no:benchmark", *map(str, arguments)]
+    environment = emulate.environment(folder, major=major, order=order)
+    done = subprocess.run(
+        command, cwd=HERE.parent, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-20000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(("major", "first"), [(8, 20), (9, 150)])
+def test_a_sample(folder, major, first):
+    out = run(folder, major, first, "--every", 199, "--first", first)
+    assert " passed" in out and " failed" not in out
+
+
+def test_warp_roles(folder):
+    """Barriers in shared memory, the copy engine, products of warpgroups, clusters."""
+    out = run(folder, 9, 5, "tests/test_attention.py", "tests/test_candidates.py", "-k",
+              "warp_roles or on_a_gpu")  # fmt: skip
+    assert "17 passed" in out
+
+
+SCRIPT = """
+import aicf
+import numpy as np
+
+x = np.random.default_rng(0).standard_normal((3, 40_000)).astype(np.float32)
+g = aicf.Graph("sums")
+g.output("y", aicf.sum(g.input("x", x.shape), 1))
+cpu, cuda = (g.compile(device=device)(x=x)["y"].numpy() for device in ("cpu", "cuda"))
+print((cpu == cuda).all())
+"""
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_missing_barrier_is_found(folder, order, tmp_path):
+    """One of the barriers of a block is left out of what the kernels find."""
+    hurt = tmp_path / "emulator"
+    hurt.mkdir()
+    for source in (HERE / "emulator").iterdir():
+        text = source.read_text()
+        whole = "inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }"
+        assert source.name != "device.h" or whole in text
+        (hurt / source.name).write_text(text.replace(whole, "inline void __syncthreads() {}"))
+    found = {}
+    for name, sources in {"whole": HERE / "emulator", "hurt": hurt}.items():
+        environment = emulate.environment(folder, order=order) | {
+            "EMULATOR_FOLDER": str(sources),
+            "AICF_CACHE_DIR": str(tmp_path / name),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, text=True, capture_output=True
+        )
+        found[name] = done.stdout.split()
+    assert found == {"whole": ["True"], "hurt": ["False"]}
