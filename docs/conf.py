@@ -60,7 +60,9 @@ myst_substitutions = {
     "resampling_functions": _directives("function", "aicf", aicf.resampling.__all__),
     "activation_functions": _directives("function", "aicf", aicf.activations.__all__),
     "loss_functions": _directives(
-        "function", "aicf", [*aicf.losses.__all__, *aicf.sequences.__all__]
+        "function",
+        "aicf",
+        [*aicf.class_losses.__all__, *aicf.losses.__all__, *aicf.sequences.__all__],
     ),
     "layer_functions": _directives(
         "function",
@@ -87,6 +89,7 @@ myst_substitutions = {
             *aicf.pools.__all__,
             *aicf.resampling.__all__,
             *aicf.activations.__all__,
+            *aicf.class_losses.__all__,
             *aicf.losses.__all__,
             *aicf.sequences.__all__,
         ]

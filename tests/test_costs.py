@@ -8,7 +8,7 @@ from aicf import _core
 MODULES = (
     *(aicf.arrays, aicf.activations, aicf.losses, aicf.convolutions, aicf.pools, aicf.resampling),
     *(aicf.indexing, aicf.sampling, aicf.numerics, aicf.assembly, aicf.sequences),
-    *(aicf.regularizers, aicf.heads),
+    *(aicf.regularizers, aicf.heads, aicf.class_losses),
 )
 
 

@@ -31,6 +31,8 @@ from .assembly import __all__ as _assembly_names
 from .batching import vmap
 from .checkpoint import *  # noqa: F403
 from .checkpoint import __all__ as _checkpoint_names
+from .class_losses import *  # noqa: F403
+from .class_losses import __all__ as _class_loss_names
 from .convolutions import *  # noqa: F403
 from .convolutions import __all__ as _convolution_names
 from .custom import *  # noqa: F403
@@ -135,6 +137,7 @@ __all__ = [
     *_array_names,
     *_assembly_names,
     *_checkpoint_names,
+    *_class_loss_names,
     *_elementary_names,
     *_convolution_names,
     *_custom_names,

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import optim
+from .class_losses import cross_entropy
 from .convolutions import conv2d
 from .graph import Graph, Value
-from .losses import cross_entropy, mse_loss
+from .losses import mse_loss
 from .movement import flatten
 from .nn_functions import layer_norm, scaled_dot_product_attention
 from .ops import gelu, mean, relu

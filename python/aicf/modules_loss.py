@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import losses, sequences
+from . import class_losses, losses, sequences
 from .graph import Value
 from .modules_simple import Simple
 
@@ -84,7 +84,7 @@ class _Labels(_Loss):
 
 class CrossEntropyLoss(
     _Labels,
-    of=losses.cross_entropy,
+    of=class_losses.cross_entropy,
     options={"weight": None, "ignore_index": -100, **_MEAN, "label_smoothing": 0.0},
     tensors=("weight",),
 ):
@@ -102,7 +102,7 @@ class CrossEntropyLoss(
 
 class NLLLoss(
     _Labels,
-    of=losses.nll_loss,
+    of=class_losses.nll_loss,
     options={"weight": None, "ignore_index": -100, **_MEAN},
     tensors=("weight",),
 ):
@@ -229,7 +229,7 @@ class TripletMarginWithDistanceLoss(
 
 class MultiMarginLoss(
     _Loss,
-    of=losses.multi_margin_loss,
+    of=class_losses.multi_margin_loss,
     options={"p": 1, "margin": 1.0, "weight": None, **_MEAN},
     tensors=("weight",),
 ):
@@ -240,7 +240,7 @@ class MultiMarginLoss(
     """
 
 
-class MultiLabelMarginLoss(_Loss, of=losses.multilabel_margin_loss, options=_MEAN):
+class MultiLabelMarginLoss(_Loss, of=class_losses.multilabel_margin_loss, options=_MEAN):
     """The margins of several labels' classes to the others, as torch.nn.MultiLabelMarginLoss.
 
     >>> aicf.nn.MultiLabelMarginLoss()(x, g.input("several", (4, 3), "int64")).shape
