@@ -776,4 +776,5 @@ row(
 
 # Their rows; they need `row` from here.
 import op_cases_layers  # noqa: E402, F401
+import op_cases_lines  # noqa: E402, F401
 import op_cases_reduce  # noqa: E402, F401
