@@ -103,16 +103,6 @@ __device__ __forceinline__ float largest(float a, float b) {
     return c;
 }
 
-template <class E>
-__device__ __forceinline__ uint32_t two_of(float low, float high) {
-    uint32_t word;
-    if constexpr (same_type<E, Half>)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-}
-
 /// sums[16][8 Count] = lines by lines of `from`, from +0.
 template <class E, int Width, int Count, bool Held>
 __device__ __forceinline__ void scores_of(float (&sums)[Count][4],
@@ -160,7 +150,7 @@ __device__ __forceinline__ void as_operand(uint32_t (&word)[Count / 2][4],
 #pragma unroll
         for (int w = 0; w < 4; w++)
             word[k][w] =
-                two_of<E>(sums[2 * k + w / 2][w % 2 * 2], sums[2 * k + w / 2][w % 2 * 2 + 1]);
+                narrow_two<E>(sums[2 * k + w / 2][w % 2 * 2], sums[2 * k + w / 2][w % 2 * 2 + 1]);
 }
 
 /// A warp's sums times a factor a row to memory; rows from `row` on, of which `rows` are there.
@@ -182,13 +172,19 @@ __device__ __forceinline__ void store_head(const float (&sums)[Count][4], float 
             const float a = sums[x][2 * high] * factor, b = sums[x][2 * high + 1] * factor;
             E* const at = to + r * At::row + c * At::col;
             if (wide) {
-                *reinterpret_cast<uint32_t*>(at) = two_of<E>(a, b);
+                *reinterpret_cast<uint32_t*>(at) = narrow_two<E>(a, b);
             } else {
                 *at = narrow<E>(a);
                 if (c + 1 < Size) at[At::col] = narrow<E>(b);
             }
         }
     }
+}
+
+/// The keys that some query before `last` sees end here.
+template <class Shape, class Index>
+__device__ __forceinline__ Index end_of(Index last) {
+    return !Shape::causal || last >= Shape::s ? Index(Shape::s) : last;
 }
 
 /// What of the score of a query and a key counts.
@@ -223,11 +219,8 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
         const E* const kp = k + Shape::K::at(batch, head / Shape::share);
         const E* const vp = v + Shape::V::at(batch, head / Shape::share);
         const bool* const seen = Shape::masked ? mask + Shape::Mask::at(batch, head) : nullptr;
-        const auto end_of = [](int64_t last) {
-            return !Shape::causal || last >= Shape::s ? int64_t(Shape::s) : last;
-        };
-        const int blocks = int((end_of(i0 + rows) + Keys - 1) / Keys);
-        const int64_t own_end = end_of(row + 16);
+        const int blocks = int((end_of<Shape>(i0 + rows) + Keys - 1) / Keys);
+        const int64_t own_end = end_of<Shape>(row + 16);
         const auto left = [](int64_t of, int64_t from, int most_lines) {
             return of - from < most_lines ? int(of - from) : most_lines;
         };
@@ -335,6 +328,19 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
     }
 }
 
+/// What makes a query's weights of its scores again, and what is subtracted from their slopes; of a
+/// query that is not there no weight and 0.
+template <class Shape, class Index>
+__device__ __forceinline__ void numbers_of(float& offset, float& mean, const float* most,
+                                           const float* sum, const float* delta, Index batch,
+                                           Index head, Index r, bool there) {
+    offset = there
+                 ? scalar::weight_offset(most[Shape::Most::at(batch, head) + r * Shape::Most::row],
+                                         sum[Shape::Sum::at(batch, head) + r * Shape::Sum::row])
+                 : scalar::from_bits(0xff800000u);
+    mean = there ? delta[Shape::Delta::at(batch, head) + r * Shape::Delta::row] : 0.0f;
+}
+
 /// dq = scale times (weights (dy v^T - delta)) k.
 template <int Warps, int Keys, class Shape, class E>
 __device__ __forceinline__ void attention_dq_mma(const Grid& grid, E* dq, const E* q, const E* k,
@@ -343,7 +349,6 @@ __device__ __forceinline__ void attention_dq_mma(const Grid& grid, E* dq, const 
                                                  float factor, float scale) {
     constexpr int rows = 16 * Warps, width = (Shape::d + 15) / 16 * 16, threads = 32 * Warps;
     constexpr int lots = Keys / 8, columns = width / 8;
-    const float none = scalar::from_bits(0xff800000u);
     typedef HeadLines<width> Lines;
     extern __shared__ __align__(128) char room[];
     const auto q_room = static_cast<uint32_t>(__cvta_generic_to_shared(room));
@@ -357,11 +362,8 @@ __device__ __forceinline__ void attention_dq_mma(const Grid& grid, E* dq, const 
         const E* const kp = k + Shape::K::at(batch, head / Shape::share);
         const E* const vp = v + Shape::V::at(batch, head / Shape::share);
         const bool* const seen = Shape::masked ? mask + Shape::Mask::at(batch, head) : nullptr;
-        const auto end_of = [](int64_t last) {
-            return !Shape::causal || last >= Shape::s ? int64_t(Shape::s) : last;
-        };
-        const int blocks = int((end_of(i0 + rows) + Keys - 1) / Keys);
-        const int64_t own_end = end_of(row + 16);
+        const int blocks = int((end_of<Shape>(i0 + rows) + Keys - 1) / Keys);
+        const int64_t own_end = end_of<Shape>(row + 16);
         const auto left = [](int64_t of, int64_t from, int most_lines) {
             return of - from < most_lines ? int(of - from) : most_lines;
         };
@@ -384,12 +386,8 @@ __device__ __forceinline__ void attention_dq_mma(const Grid& grid, E* dq, const 
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             const int64_t r = row + lane / 4 + 8 * high;
-            const bool in = r < Shape::t;
-            offset[high] = in ? scalar::weight_offset(
-                                    most[Shape::Most::at(batch, head) + r * Shape::Most::row],
-                                    sum[Shape::Sum::at(batch, head) + r * Shape::Sum::row])
-                              : none;
-            mean[high] = in ? delta[Shape::Delta::at(batch, head) + r * Shape::Delta::row] : 0.0f;
+            numbers_of<Shape>(offset[high], mean[high], most, sum, delta, batch, head, r,
+                              r < Shape::t);
         }
         WarpLines<width, width <= 64> queries, upstream;
         float acc[columns][4] = {};
@@ -441,7 +439,6 @@ __device__ __forceinline__ void attention_dkv_mma(const Grid& grid, E* dk, E* dv
                                                   const bool* mask, float factor, float scale) {
     constexpr int rows = 16 * Warps, width = (Shape::d + 15) / 16 * 16, threads = 32 * Warps;
     constexpr int lots = Queries / 8, columns = width / 8;
-    const float none = scalar::from_bits(0xff800000u);
     typedef HeadLines<width> Lines;
     extern __shared__ __align__(128) char room[];
     const auto k_room = static_cast<uint32_t>(__cvta_generic_to_shared(room));
@@ -471,15 +468,8 @@ __device__ __forceinline__ void attention_dkv_mma(const Grid& grid, E* dk, E* dv
                 to + Lines::bytes(Queries), dy + Shape::Dy::at(batch, head) + i0 * Shape::Dy::row,
                 there);
             for (int x = threadIdx.x; x < Queries; x += threads) {
-                const int64_t i = i0 + x;
-                const bool in = x < there;
-                const float offset =
-                    in ? scalar::weight_offset(
-                             most[Shape::Most::at(batch, head) + i * Shape::Most::row],
-                             sum[Shape::Sum::at(batch, head) + i * Shape::Sum::row])
-                       : none;
-                const float mean =
-                    in ? delta[Shape::Delta::at(batch, head) + i * Shape::Delta::row] : 0.0f;
+                float offset, mean;
+                numbers_of<Shape>(offset, mean, most, sum, delta, batch, head, i0 + x, x < there);
                 asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
                                  to + 2 * Lines::bytes(Queries) + 8 * x),
                              "f"(offset), "f"(mean)

@@ -3,8 +3,7 @@
 // the others, which the copy engine brings; weights and slopes never leave registers.
 #pragma once
 
-#include "attention.cuh"
-#include "wgmma.cuh"
+#include "attention_wgmma.cuh"
 
 namespace aicf {
 
@@ -69,15 +68,6 @@ __device__ __forceinline__ void multiply_weights(float (&sums)[Count],
     for (int k = 0; k < Steps; k++) Layout::values(sums, weights[k], b + k * 128, k > 0 || adds);
     commit_products();
 }
-template <class E, int Count>
-__device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
-                                           const float (&from)[Count]) {
-#pragma unroll
-    for (int k = 0; k < Count / 8; k++)
-#pragma unroll
-        for (int w = 0; w < 4; w++)
-            to[k][w] = two_of<E>(from[8 * k + 2 * w], from[8 * k + 2 * w + 1]);
-}
 template <class At, class E, int Count>
 __device__ __forceinline__ void store_sums(const float (&sums)[Count], float factor, E* to, int row,
                                            int rows) {
@@ -89,7 +79,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[Count], float fac
 #pragma unroll
         for (int x = 0; x < Count / 4; x++)
             *reinterpret_cast<uint32_t*>(to + r * int64_t(At::row) + 8 * x + lane % 4 * 2) =
-                two_of<E>(sums[4 * x + 2 * high] * factor, sums[4 * x + 2 * high + 1] * factor);
+                narrow_two<E>(sums[4 * x + 2 * high] * factor, sums[4 * x + 2 * high + 1] * factor);
     }
 }
 
@@ -180,15 +170,8 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             const int r = row + lane / 4 + 8 * high;
-            const bool in = r < Shape::t;
-            offset[high] =
-                in ? scalar::weight_offset(
-                         most[Shape::Most::at(place.batch, place.head) + r * Shape::Most::row],
-                         sum[Shape::Sum::at(place.batch, place.head) + r * Shape::Sum::row])
-                   : scalar::from_bits(0xff800000u);
-            mean[high] =
-                in ? delta[Shape::Delta::at(place.batch, place.head) + r * Shape::Delta::row]
-                   : 0.0f;
+            numbers_of<Shape>(offset[high], mean[high], most, sum, delta, place.batch, place.head,
+                              r, r < Shape::t);
         }
         // Where registers do not hold the next scores beside what these products read.
         constexpr bool waits = width / 2 + block + block / 4 > 208;
@@ -344,14 +327,9 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
 #pragma unroll 1
                     for (int x = lane; x < block; x += 32) {
                         const int i = i0 + x;
-                        float offset = scalar::from_bits(0xff800000u), mean = 0.0f;
-                        if (i < Shape::t) {
-                            offset = scalar::weight_offset(
-                                most[Shape::Most::at(place.batch, head) + i * Shape::Most::row],
-                                sum[Shape::Sum::at(place.batch, head) + i * Shape::Sum::row]);
-                            mean =
-                                delta[Shape::Delta::at(place.batch, head) + i * Shape::Delta::row];
-                        }
+                        float offset, mean;
+                        numbers_of<Shape>(offset, mean, most, sum, delta, place.batch, head, i,
+                                          i < Shape::t);
                         asm volatile(
                             "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(numbers(stage) + 8 * x),
                             "f"(offset), "f"(mean)

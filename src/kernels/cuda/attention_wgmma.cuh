@@ -26,6 +26,17 @@ struct AttentionRoom {
     static constexpr int bytes = barriers + 8 * (2 + 4 * Stages);
 };
 
+/// Sums of 64 rows as the first operand of a product along the columns.
+template <class E, int Count>
+__device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
+                                           const float (&from)[Count]) {
+#pragma unroll
+    for (int k = 0; k < Count / 8; k++)
+#pragma unroll
+        for (int w = 0; w < 4; w++)
+            to[k][w] = narrow_two<E>(from[8 * k + 2 * w], from[8 * k + 2 * w + 1]);
+}
+
 /// A row's share of a block's scores to weights: what attention.cuh does, of sums of a warpgroup.
 template <class Layout, class Shape, class E>
 __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* most, float* sum,
@@ -200,13 +211,6 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 s[x] = scalar::weight<false>(scalar::fma(s[x], factor, -used[x % 4 / 2]));
             if (edge) hide(0.0f);
         };
-        const auto pack = [&] {
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-#pragma unroll
-                for (int w = 0; w < 4; w++)
-                    weights[k][w] = two_of<E>(s[8 * k + 2 * w], s[8 * k + 2 * w + 1]);
-        };
         wait_barrier(full_q, unit_phase);
         if (needed > 0) {
             wait_barrier(full_k(stage), phase);
@@ -216,7 +220,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             hold(s);
             release(empty_k(stage));
             weigh(0);
-            pack();
+            pack_lines<E>(weights, s);
             int before = stage;
             uint32_t before_phase = phase;
             next();
@@ -239,7 +243,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
 #pragma unroll
                     for (int x = 0; x < columns; x++) acc[x] *= step[x % 4 / 2];
                 }
-                pack();
+                pack_lines<E>(weights, s);
                 before = stage;
                 before_phase = phase;
                 next();
@@ -271,8 +275,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
 #pragma unroll
             for (int x = 0; x < width / 8; x++)
                 *reinterpret_cast<uint32_t*>(to + r * Shape::O::row + 8 * x + lane % 4 * 2) =
-                    two_of<E>(acc[4 * x + 2 * high] * shares[high],
-                              acc[4 * x + 2 * high + 1] * shares[high]);
+                    narrow_two<E>(acc[4 * x + 2 * high] * shares[high],
+                                  acc[4 * x + 2 * high + 1] * shares[high]);
             if (lane % 4 == 0) {
                 most[Shape::Most::at(place.batch, place.head) + r * Shape::Most::row] = top[high];
                 sum[Shape::Sum::at(place.batch, place.head) + r * Shape::Sum::row] =

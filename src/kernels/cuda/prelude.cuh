@@ -103,6 +103,16 @@ __device__ __forceinline__ E narrow(C x) {
     else
         return static_cast<E>(x);
 }
+/// Two neighbours as they are stored. Of NaN this is narrow() for the one that sums can be.
+template <class E>
+__device__ __forceinline__ uint32_t narrow_two(float low, float high) {
+    uint32_t word;
+    if constexpr (same_type<E, Half>)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
 
 /// x as it reads once it has been stored as an E.
 template <class E, class C>

@@ -111,17 +111,6 @@ __device__ __forceinline__ void hold(float (&sums)[Count]) {
 
 // ---- results ------------------------------------------------------------------------------------
 
-/// Two neighbours as they are stored. Of NaN this is narrow() for the one that sums can be.
-template <class E>
-__device__ __forceinline__ uint32_t narrow_two(float low, float high) {
-    uint32_t word;
-    if constexpr (same_type<E, Half>)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-}
-
 /// A warp's 16 rows of sums to lines in memory of which `rows` and `columns` exist, by way of
 /// shared memory: 16 bytes a lane, of which a whole number exist of a line. (The copy engine stores
 /// lines more slowly, and loads wait for it.)
