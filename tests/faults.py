@@ -40,7 +40,8 @@ FAULTS = [
         "row_ > kCellCols", "false", ("mlp",),
     ),
     Fault(  # the last term of a chunk that is no multiple of four
-        "dropped_term", "tile.inl", "for (; {}; --k) turn(1);", "k > 0", "k > 1", ("product",),
+        "dropped_term", "tile.inl", "for (; {}; --terms) turn(1);", "terms > 0", "terms > 1",
+        ("product",),
     ),
     Fault(  # a broadcast operand is gathered for every other block alone
         "stale_block", "pointwise.inl", "}} else if (slot.mode == SlotMode::gather && {}) {{",
@@ -59,8 +60,7 @@ FAULTS = [
         "parts[r * p.groups + g]", ("reduce",),
     ),
     Fault(  # a panel of more than one chunk stores the second over the first
-        "lost_chunk", "matmul.inl", "const bool add = {};",
-        "at.p0 + q > 0", "at.p0 > 0", ("product",),
+        "lost_chunk", "tile.inl", "}}\n        add = {};\n", "true", "add", ("product",),
     ),
     Fault(  # those behind the last whole group of a row times a matrix
         "dropped_columns", "matmul.inl", "for (; {}; j += W) {{", "j < n", "j + W <= n",
@@ -104,8 +104,9 @@ def configure(folder, isa):
     """A copy of what is built, with the faults, and its build folder."""
     tree, build = folder / "tree", folder / "build"
     shutil.rmtree(tree, ignore_errors=True)
-    for name in ("src", "python"):
+    for name in ("src", "python", "include", "cmake"):
         shutil.copytree(ROOT / name, tree / name)
+    shutil.copy(ROOT / "pyproject.toml", tree)
     plant(tree)
     text = (ROOT / "CMakeLists.txt").read_text()
     assert text.count("-O3") == 1

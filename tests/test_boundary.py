@@ -87,6 +87,13 @@ def test_thresholds_stand_in_the_table():
     assert others == NO_SIZES
 
 
+@pytest.mark.slow
+def test_faults_configure(tmp_path):
+    """What is copied to be built with faults is all that a build needs."""
+    tree, build = faults.configure(tmp_path, "baseline")
+    assert (tree / "src").is_dir() and (build / "CMakeCache.txt").exists()
+
+
 def test_faults_fit():
     """Each planted fault has its place, once."""
     assert len(faults.FAULTS) >= 10

@@ -70,7 +70,7 @@ nb::object item(const Array& a, const char* asked) {
 }
 
 /// What print() shows: the contents, as NumPy writes them.
-nb::str shown(const Array& a) { return nb::str(to_numpy(a.read(), true)); }
+nb::str printed(const Array& a) { return nb::str(to_numpy(a.read(), true)); }
 
 /// A copy in host memory.
 Array host_copy(const Array& a) { return array_of(a.step ? a.read() : copy_tensor(a.tensor)); }
@@ -210,7 +210,7 @@ void bind_numpy(nb::class_<Array>& array) {
         "__format__",
         [](const Array& a, const nb::str& spec) {
             const bool one = a.type().shape.rank() == 0;
-            if (nb::len(spec) == 0) return nb::object(shown(a));
+            if (nb::len(spec) == 0) return nb::object(printed(a));
             const nb::object value =
                 one ? nb::object(item(a, "format()")) : to_numpy(a.read(), true);
             return nb::object(value.attr("__format__")(spec));
@@ -411,7 +411,7 @@ void bind_array(nb::module_& m) {
                  return cat("aicf.Array(", to_string(a.type()), ", ",
                             to_string(a.step ? a.step->device() : a.tensor.device), ")");
              })
-        .def("__str__", shown)
+        .def("__str__", printed)
         .def(
             "__dlpack__",
             [](const Array& a, const nb::args& rest, nb::handle stream, nb::handle max_version,

@@ -418,7 +418,6 @@ struct Tiling {
         const T* const from_a = pack_a ? ap : reinterpret_cast<const T*>(as);
         const T* const from_b = own_b ? bp : reinterpret_cast<const T*>(bs);
         const int64_t a_step = pack_a ? rows : (row_a ? a_row : a_col);
-        const int64_t a_next = row_a ? 1 : a_step;
         const int64_t b_step = own_b ? width : b_row;
         T* const ct = c + (at.i0 + i) * c_row + (at.j0 + j) * c_col;
         const TileFn<T> fn = kTiles<T>.at[strip][row_a][own_b][rows];
@@ -431,13 +430,15 @@ struct Tiling {
                 fetch(as + rows * a_row, a_col, a_row, kb, min(rows, at.mb - i - rows), 0, 1);
         }
         const bool whole = cols == width && c_col == 1;
-        T cut[kMaxTile / sizeof(T)];
-        for (int64_t q = 0; q < kb; q += chunk) {
-            const bool add = at.p0 + q > 0;
-            fn(min(chunk, kb - q), from_a + q * a_next, a_step, from_b + q * b_step, b_step,
-               whole ? ct : cut, whole ? c_row : width, whole && add);
-            if (!whole) merge(cut, width, ct, c_row, c_col, rows, cols, add);
+        const bool add = at.p0 > 0;
+        if (whole) {
+            fn(kb, chunk, from_a, a_step, from_b, b_step, ct, c_row, add);
+            return j + width;
         }
+        T cut[kMaxTile / sizeof(T)];
+        if (add) copy(ct, c_row, c_col, cut, width, 1, rows, cols);
+        fn(kb, chunk, from_a, a_step, from_b, b_step, cut, width, add);
+        copy(cut, width, 1, ct, c_row, c_col, rows, cols);
         return j + width;
     }
 

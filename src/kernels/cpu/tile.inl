@@ -1,5 +1,5 @@
-// The inner loop of matrix products: R rows by NV vectors of C over one chunk of k, accumulated by
-// fma from +0 in registers, then stored (first chunk) or added (later chunks).
+// The inner loop of matrix products: R rows by NV vectors of C over chunks of k, each accumulated
+// by fma from +0 in registers, then stored (first chunk) or added (later chunks).
 //
 // Included once per instruction set; see isa.cpp. No standard-library templates here.
 #if defined(__x86_64__)
@@ -65,17 +65,16 @@ AICF_HD Vec<T, Bytes> fma(Vec<T, Bytes> a, Vec<T, Bytes> b, Vec<T, Bytes> c) {
 
 // ---- the tile -----------------------------------------------------------------------------------
 
-// Merges a dense tile into C: the path of tiles cut by the edge of C and of strided C.
+// Rows by cols elements, to or from the dense tile that stands for one which the edge of C cuts, or
+// whose C is strided.
 template <class T>
-__attribute__((noinline)) void merge(const T* t, int64_t t_row, T* c, int64_t c_row, int64_t c_col,
-                                     int64_t rows, int64_t cols, bool add) {
-    for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t j = 0; j < cols; ++j) {
-            T* d = c + i * c_row + j * c_col;
-            const T v = t[i * t_row + j];
-            *d = add ? *d + v : v;
-        }
-    }
+__attribute__((noinline)) void copy(const T* from, int64_t from_row, int64_t from_col, T* to,
+                                    int64_t to_row, int64_t to_col, int64_t rows, int64_t cols) {
+    for (int64_t i = 0; i < rows; ++i, from += from_row, to += to_row)
+        if (from_col == 1 && to_col == 1)
+            for (int64_t j = 0; j < cols; ++j) to[j] = from[j];
+        else
+            for (int64_t j = 0; j < cols; ++j) to[j * to_col] = from[j * from_col];
 }
 
 // acc = fma(a, b, acc) where acc is: the compiler would move accumulators around an unrolled loop.
@@ -94,15 +93,15 @@ AICF_HD void accumulate(Vec<T, Bytes>& acc, Vec<T, Bytes> a, Vec<T, Bytes> b) {
 // RowA: A is read as a[r * a_step + p]; otherwise as a[r + p * a_step]. Packed: B's step is the
 // strip's width.
 template <class T, int Bytes, int NV, int R, bool RowA, bool Packed>
-void tile(int64_t k, const T* a, int64_t a_step, const T* b, int64_t b_step, T* c, int64_t c_row,
-          bool add) {
+void tile(int64_t k, int64_t chunk, const T* a, int64_t a_step, const T* b, int64_t b_step, T* c,
+          int64_t c_row, bool add) {
     using V = Vec<T, Bytes>;
     constexpr int L = Bytes / sizeof(T), kTurn = Packed ? 4 : 1;  // terms of k in a turn
     if constexpr (Packed) b_step = NV * L;
     // One pointer serves three rows: p, p + step and p + 2 * step are addresses of one instruction.
     const T* at[(R + 2) / 3];
     for (int g = 0; g < (R + 2) / 3; ++g) at[g] = a + 3 * g * a_step;
-    V acc[R][NV] = {};
+    V acc[R][NV];
     if (add) {
         T* d = c;
 #pragma GCC unroll 16
@@ -138,20 +137,30 @@ void tile(int64_t k, const T* a, int64_t a_step, const T* b, int64_t b_step, T* 
         }
         b += terms * b_step;
     };
-    for (; k >= kTurn; k -= kTurn) turn(kTurn);
-    if constexpr (kTurn > 1)
-        for (; k > 0; --k) turn(1);
+    do {
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r, c += c_row) {
-        asm("" : "+r"(c));
+        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-        for (int v = 0; v < NV; ++v)
-            store(c + v * L, add ? load<V>(c + v * L) + acc[r][v] : acc[r][v]);
-    }
+            for (int v = 0; v < NV; ++v) acc[r][v] = V{};
+        int64_t terms = k < chunk ? k : chunk;
+        k -= terms;
+        for (; terms >= kTurn; terms -= kTurn) turn(kTurn);
+        if constexpr (kTurn > 1)
+            for (; terms > 0; --terms) turn(1);
+        T* d = c;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r, d += c_row) {
+            asm("" : "+r"(d));
+#pragma GCC unroll 16
+            for (int v = 0; v < NV; ++v)
+                store(d + v * L, add ? load<V>(d + v * L) + acc[r][v] : acc[r][v]);
+        }
+        add = true;
+    } while (k > 0);
 }
 
 template <class T>
-using TileFn = void (*)(int64_t, const T*, int64_t, const T*, int64_t, T*, int64_t, bool);
+using TileFn = void (*)(int64_t, int64_t, const T*, int64_t, const T*, int64_t, T*, int64_t, bool);
 
 constexpr int kBytes = kWidths.vector, kMainRows = kWidths.main_rows, kSlimRows = kWidths.slim_rows;
 constexpr int kMaxTile = kBytes * 2 * 16;  // bytes
