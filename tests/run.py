@@ -36,8 +36,9 @@ def pip_install(*args: str) -> bool:
 
 def install() -> None:
     print("== install", flush=True)
-    dev = ["-C", "cmake.define.AICF_DEV=ON", "-C", "build-dir=build/test-{wheel_tag}"]
-    if not pip_install(".[test]", *dev):
+    settings = ["cmake.define.AICF_DEV=ON", "build-dir=build/test-{wheel_tag}"]
+    # Not -C, which Debian 12's pip does not know.
+    if not pip_install(".[test]", *(f"--config-settings={one}" for one in settings)):
         sys.exit("tests/run.py: the build failed")
     if importlib.util.find_spec("torch") is None and not pip_install(TORCH):
         print(f"warning: {TORCH} is not available here; the tests that need it are skipped")
