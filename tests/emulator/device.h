@@ -16,7 +16,6 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
-#define __restrict__ __restrict
 
 extern "C" float floorf(float);
 extern "C" double floor(double);
@@ -103,12 +102,6 @@ T __shfl_up_sync(emulated::u32 mask, T x, emulated::u32 by, int width = 32) {
                                   lane % width >= by ? lane - by : lane);
 }
 template <class T>
-T __shfl_down_sync(emulated::u32 mask, T x, emulated::u32 by, int width = 32) {
-    const emulated::u32 lane = emulated::lane();
-    return emulated::from_lane<T>(emulated::exchange(mask, x),
-                                  lane % width + by < width ? lane + by : lane);
-}
-template <class T>
 emulated::u32 __match_any_sync(emulated::u32 mask, T x) {
     const char* all = emulated::exchange(mask, x);
     emulated::u32 same = 0;
@@ -120,30 +113,11 @@ inline emulated::u32 __ballot_sync(emulated::u32 mask, bool x) {
     return __match_any_sync(mask, x) ^ (x ? 0 : mask);
 }
 inline bool __any_sync(emulated::u32 mask, bool x) { return __ballot_sync(mask, x) != 0; }
-inline bool __all_sync(emulated::u32 mask, bool x) { return __ballot_sync(mask, x) == mask; }
 
 template <class T, class U>
 T atomicAdd(T* at, U by) {
     const T before = *at;
     *at = static_cast<T>(before + by);
-    return before;
-}
-template <class T, class U>
-T atomicMax(T* at, U with) {
-    const T before = *at;
-    if (with > before) *at = with;
-    return before;
-}
-template <class T, class U>
-T atomicMin(T* at, U with) {
-    const T before = *at;
-    if (with < before) *at = with;
-    return before;
-}
-template <class T, class U>
-T atomicOr(T* at, U with) {
-    const T before = *at;
-    *at = before | with;
     return before;
 }
 

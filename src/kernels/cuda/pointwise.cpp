@@ -19,8 +19,8 @@ enum class Reach { uniform, dense, inner, along, each };
 
 struct Access {
     Reach reach = Reach::dense;
-    int64_t step =
-        0;  // of `inner`, 0 or 1, and `along`: vectors lie within lines, the latter's anyhow
+    /// Of `inner`, 0 or 1, and of `along`: vectors lie within lines, the latter's anyhow.
+    int64_t step = 0;
 };
 
 Access access_of(const Iteration& space, size_t k, int width) {
