@@ -792,3 +792,25 @@ def test_equal_values_of_two_types_and_names_that_meet():
     for nested in (lambda x: {"a.b": x, "a": {"b": x * 2.0}}, lambda x: {1: x, "1": x * 2.0}):
         with pytest.raises(aicf.GraphError, match="of the result is there twice"):
             aicf.function(nested, **CPU)(x)
+
+
+def test_every_form_of_a_call_is_known_from_its_second_on(monkeypatch):
+    """By position, by name and mixed: what one form has compiled the others find at once."""
+    f = aicf.function(lambda x, y: x * 2.0 + y, device="cpu")
+    x, y = np.ones((2, 3), np.float32), np.full((2, 3), 5, np.float32)
+    forms = [
+        lambda: f(x, y),
+        lambda: f(x=x, y=y),
+        lambda: f(y=y, x=x),
+        lambda: f(x, y=y),
+    ]
+    for form in forms:
+        form()
+
+    def slow(*_):
+        raise AssertionError("a call was looked at argument by argument again")
+
+    monkeypatch.setattr(aicf.Function, "_slow", slow)
+    for form in forms:
+        assert np.array_equal(form(), np.full((2, 3), 7))
+    assert len(f.cache) == 1

@@ -535,6 +535,11 @@ class Step:
         Copies the inputs in, by name or in the order in which the graph made them, runs one step and returns its outputs. stream= (of any framework, or its handle): the step comes after what the stream holds, and what the stream gets later comes after the step; nothing waits on the host.
         """
 
+    def _call_one(self, inputs: tuple, output: object, copy: bool) -> Array:
+        """
+        The output of a call with these inputs, without the Outputs that hold it.
+        """
+
     def replay(self, n: int = 1, stream: object | None = None) -> Outputs:
         """
         Runs the captured step n times on the inputs as they stand. stream: as in a call.

@@ -348,8 +348,7 @@ class Function(Kept):
             leaves = _ordered(entry.names, names, leaves)
         with self._turn:
             entry.used = next(_clock)
-            found = entry.step(*leaves)[single]
-            return found._keep() if self._copy else found
+            return entry.step._call_one(tuple(leaves), single, self._copy)
 
     def _run(self, entry: _Entry, names: Sequence[str] | None, leaves: Sequence[Any]) -> Any:
         if names is not None:
@@ -380,6 +379,7 @@ class Function(Kept):
             known = self._fast.get(key)
             if known is not None and known[0].current():
                 entry, names_there, prepare = known
+                self._remember_flat(entry, args, named, prepare)
                 return self._run(entry, names_there, prepare(leaves) if prepare else leaves)
         with self._state._lock:
             entry, inputs, prepare = self._entry(args, named)
@@ -403,7 +403,6 @@ class Function(Kept):
     def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any], Any]:
         """The step for a call, its inputs, and what makes these of the arrays, if anything."""
         found = bound(self._name, self._signature, args, named)
-        given = tuple(found.arguments)
         found.apply_defaults()
         leaves: list[Any] = []
         names: list[str] = []
@@ -432,14 +431,21 @@ class Function(Kept):
         entry = next((one for one in self._by_key.get(key, ()) if one.current()), None)
         if entry is None:
             entry = self._traced(key, names, inputs, padding)
-        flat = (*args, *named.values())
-        own = [*given[: len(args)], *named]
-        order = list(entry.names[: len(leaves)])
-        alike = own == order if prepare else sorted(own) == sorted(order)  # none is nested
-        if alike and not any(isinstance(getattr(x, "dtype", ""), str) for x in flat):
-            fast = (*named, *[(x.shape, x.dtype) for x in flat])
-            self._remember(fast, entry, (*own, *entry.names[len(leaves) :]), prepare)
+        self._remember_flat(entry, args, named, prepare)
         return entry, prepare(leaves) if prepare else leaves, prepare
+
+    def _remember_flat(self, entry: _Entry, args: Any, named: Any, prepare: Any) -> None:
+        """Calls of this kind are known too by their arrays alone, where none of them is nested."""
+        if self._places is None:
+            return
+        own = [*self._places[: len(args)], *named]
+        order = list(entry.names[: entry.arrays])
+        if own != order if prepare else sorted(own) != sorted(order):
+            return
+        leaves = (*args, *named.values())
+        if not any(isinstance(getattr(x, "dtype", ""), str) for x in leaves):
+            key = (*named, *[(x.shape, x.dtype) for x in leaves])
+            self._remember(key, entry, (*own, *entry.names[entry.arrays :]), prepare)
 
     def _remember(self, key: Any, entry: _Entry, names: tuple[str, ...], prepare: Any) -> None:
         """Calls of this kind, whose arrays come in the order of `names`, are known from now on."""

@@ -75,16 +75,6 @@ nb::str printed(const Array& a) { return nb::str(to_numpy(a.read(), true)); }
 /// A copy in host memory.
 Array host_copy(const Array& a) { return array_of(a.step ? a.read() : copy_tensor(a.tensor)); }
 
-/// A copy on the step's device, in the order of its work.
-Array kept(const Array& a) {
-    if (device_of(a).kind == Device::cpu) return host_copy(a);
-    Array result;
-    result.owner = a.owner;
-    result.step = a.step;
-    result.tensor = a.snapshot();
-    return result;
-}
-
 /// An operation of Python with a NumPy copy for the Array: what the other operand is decides as
 /// it does beside NumPy's arrays.
 nb::object with_numpy(const Array& a, nb::handle other, bool reversed,
@@ -244,16 +234,6 @@ bool has_output(const Outputs& o, nb::handle name) {
                        [&](const auto& output) { return output.name == text; });
 }
 
-Array output_array(const Outputs& o, nb::handle name) {
-    Array result;
-    result.owner = o.owner;
-    result.step = o.step;
-    result.output = name_of(name);
-    o.step->output(result.output);
-    result.generation = o.generation;
-    return result;
-}
-
 nb::list output_names(const Outputs& o) {
     nb::list names;
     for (const auto& output : o.step->plan().outputs) names.append(output.name);
@@ -270,6 +250,25 @@ Array array_of(const TensorRef& tensor) {
 
 Outputs outputs_of(nb::handle self, Step& step, uint64_t generation) {
     return {nb::borrow(self), &step, generation};
+}
+
+Array output_array(const Outputs& o, nb::handle name) {
+    Array result;
+    result.owner = o.owner;
+    result.step = o.step;
+    result.output = name_of(name);
+    o.step->output(result.output);
+    result.generation = o.generation;
+    return result;
+}
+
+Array kept(const Array& a) {
+    if (device_of(a).kind == Device::cpu) return host_copy(a);
+    Array result;
+    result.owner = a.owner;
+    result.step = a.step;
+    result.tensor = a.snapshot();
+    return result;
 }
 
 std::string name_of(nb::handle object) {

@@ -82,5 +82,8 @@ struct Outputs {
 
 Array array_of(const TensorRef& tensor);
 Outputs outputs_of(nb::handle self, Step& step, uint64_t generation);
+Array output_array(const Outputs& o, nb::handle name);
+/// A copy on the step's device, in the order of its work.
+Array kept(const Array& a);
 
 }  // namespace aicf

@@ -297,6 +297,21 @@ void bind_step(nb::module_& m) {
             "framework, or its handle): the step comes after what the stream holds, and what the "
             "stream gets later comes after the step; nothing waits on the host.")
         .def(
+            "_call_one",
+            [](nb::handle self, const nb::tuple& inputs, nb::handle output, bool copy) {
+                Step& step = object_of<Step>(self);
+                const CallArguments arguments =
+                    import_inputs(self, "step", nb::borrow<nb::args>(inputs), nb::kwargs());
+                Array one = output_array(outputs_of(self, step, 0), output);
+                {
+                    GilRelease release;
+                    one.generation = step.call(arguments.inputs, {});
+                }
+                return copy ? kept(one) : one;
+            },
+            nb::arg("inputs"), nb::arg("output"), nb::arg("copy"),
+            "The output of a call with these inputs, without the Outputs that hold it.")
+        .def(
             "replay",
             [](nb::handle self, nb::handle n, nb::handle stream) {
                 Step& step = object_of<Step>(self);
