@@ -814,3 +814,35 @@ def test_every_form_of_a_call_is_known_from_its_second_on(monkeypatch):
     for form in forms:
         assert np.array_equal(form(), np.full((2, 3), 7))
     assert len(f.cache) == 1
+
+
+def test_nested_arguments_and_numbers_are_known_from_their_second_call_on(monkeypatch):
+    """As arrays alone are; what they hold besides arrays and floats is part of what is known."""
+    f = aicf.function(
+        lambda batch, k, sign=None, twice=False: (
+            (batch["a"] * k + batch["b"][0]) * (2.0 if twice else 1.0) * (sign or 1.0)
+        ),
+        device="cpu",
+        static="sign",
+    )
+    a, b = np.ones((2, 3), np.float32), np.full((2, 3), 5, np.float32)
+    forms = {
+        lambda: f({"a": a, "b": [b]}, 3.0): 8,
+        lambda: f({"b": [b], "a": a}, k=2.0): 7,
+        lambda: f({"a": a, "b": (b,)}, 3.0, twice=True): 16,
+        lambda: f({"a": a, "b": [b]}, 3.0, twice=False): 8,
+        lambda: f(k=4.0, batch={"a": a, "b": [b]}, sign=None): 9,
+    }
+    for form, want in forms.items():
+        assert np.array_equal(form(), np.full((2, 3), want))
+    with monkeypatch.context() as patch:
+        patch.setattr(aicf.Function, "_slow", None)
+        for form, want in forms.items():
+            assert np.array_equal(form(), np.full((2, 3), want))
+    # A float that is static is part of what is compiled.
+    for sign in (-1.0, 2.0, -1.0):
+        assert np.array_equal(f({"a": a, "b": [b]}, 3.0, sign), np.full((2, 3), 8 * sign))
+    endless = []
+    endless.append(endless)
+    with pytest.raises(RecursionError):
+        f({"a": a, "b": endless}, 3.0)

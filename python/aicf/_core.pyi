@@ -644,6 +644,11 @@ def computes_indices(graph: Graph) -> bool:
     Whether a step has to compute what it takes rows by to know that it is in range.
     """
 
+def call_key(args: tuple, named: dict) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
+    """
+    What a call is recognised by, and its arrays; None where an argument is none.
+    """
+
 def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, stream: object | None, sync: str) -> str:
     """
     Runs one lowered op on the caller's tensors; aicf.op_call is its public face.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import init as initializers
-from ._core import Array, DTypeError, GraphError
+from ._core import Array, DTypeError, GraphError, call_key
 from .arguments import Path, _dtype, bound, checked
 from .attributes import Attribute, recorded
 from .buckets import Bucket, Padding, read_buckets
@@ -325,20 +325,18 @@ class Function(Kept):
         """The result of the function for these arguments, nested as it was returned."""
         if getattr(_here, "frames", None):  # inside of a function that is traced
             return self._fn(*args, **named)
+        key: Any
+        leaves: tuple[Any, ...]
+        key, leaves = call_key(args, named) or (None, ())
         try:
-            if named:
-                leaves: Sequence[Any] = (*args, *named.values())
-                key: Any = (*named, *[(x.shape, x.dtype) for x in leaves])
-            else:
-                leaves, key = args, tuple([(x.shape, x.dtype) for x in args])
             known = self._fast.get(key)
-        except (AttributeError, TypeError):  # not arrays alone
-            known = None
+        except TypeError:  # a dtype or a shape has no hash
+            known = key = None
         if known is None:
-            return self._slow(args, named)
+            return self._slow(args, named, key, leaves)
         entry, names, prepare = known
         if entry.version != changes[0] and not entry.current():
-            return self._slow(args, named)
+            return self._slow(args, named, key, leaves)
         if prepare is not None:
             leaves = prepare(leaves)
         single = entry.single
@@ -348,7 +346,7 @@ class Function(Kept):
             leaves = _ordered(entry.names, names, leaves)
         with self._turn:
             entry.used = next(_clock)
-            return entry.step._call_one(tuple(leaves), single, self._copy)
+            return entry.step._call_one(leaves, single, self._copy)
 
     def _run(self, entry: _Entry, names: Sequence[str] | None, leaves: Sequence[Any]) -> Any:
         if names is not None:
@@ -368,8 +366,8 @@ class Function(Kept):
                     made[name] = made[name].numpy()[tuple(cuts)]
         return entry.results.made(made)
 
-    def _slow(self, args: Any, named: dict[str, Any]) -> Any:
-        """A call whose arguments are nested, or no arrays, or that is the first of its kind."""
+    def _slow(self, args: Any, named: dict[str, Any], arrays: Any, flat: Any) -> Any:
+        """A call that has other arguments than arrays, or is the first of its kind."""
         leaves: list[Any] = []
         names: list[str] = []
         key: Any = None
@@ -379,14 +377,19 @@ class Function(Kept):
             known = self._fast.get(key)
             if known is not None and known[0].current():
                 entry, names_there, prepare = known
-                self._remember_flat(entry, args, named, prepare)
+                if arrays is not None and _same(leaves, flat):
+                    self._remember(arrays, *known)
                 return self._run(entry, names_there, prepare(leaves) if prepare else leaves)
         with self._state._lock:
             entry, inputs, prepare = self._entry(args, named)
         order = list(entry.names[: entry.arrays])  # more than are given, where one has a default
         alike = names == order if prepare else sorted(names) == sorted(order)
         if key is not None and alike:
-            self._remember(key, entry, (*names, *entry.names[entry.arrays :]), prepare)
+            found = (*names, *entry.names[entry.arrays :])
+            by_place = None if found == entry.names else found
+            self._remember(key, entry, by_place, prepare)
+            if arrays is not None and _same(leaves, flat):  # they are all there is to know
+                self._remember(arrays, entry, by_place, prepare)
         return self._run(entry, None, inputs)
 
     def step(self, /, *args: Any, **named: Any) -> Step:
@@ -400,7 +403,7 @@ class Function(Kept):
             return static_of(self._name, name, value)
         return flatten(self._name, name, value, leaves, names)
 
-    def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, list[Any], Any]:
+    def _entry(self, args: Any, named: dict[str, Any]) -> tuple[_Entry, Sequence[Any], Any]:
         """The step for a call, its inputs, and what makes these of the arrays, if anything."""
         found = bound(self._name, self._signature, args, named)
         found.apply_defaults()
@@ -421,39 +424,27 @@ class Function(Kept):
             None if kind.dtype == cast else cast for kind, cast in zip(kinds, casts, strict=True)
         ]
 
-        def prepared(leaves: Sequence[Any]) -> list[Any]:
+        def prepared(leaves: Sequence[Any]) -> tuple[Any, ...]:
             made = padding.padded(leaves) if padding else [*leaves]
             for at, to in enumerate(turned):
                 made[at] = made[at] if to is None else as_dtype(made[at], to)
-            return made
+            return tuple(made)
 
         prepare = prepared if padding or any(turned) else None
         entry = next((one for one in self._by_key.get(key, ()) if one.current()), None)
         if entry is None:
             entry = self._traced(key, names, inputs, padding)
-        self._remember_flat(entry, args, named, prepare)
         return entry, prepare(leaves) if prepare else leaves, prepare
 
-    def _remember_flat(self, entry: _Entry, args: Any, named: Any, prepare: Any) -> None:
-        """Calls of this kind are known too by their arrays alone, where none of them is nested."""
-        if self._places is None:
-            return
-        own = [*self._places[: len(args)], *named]
-        order = list(entry.names[: entry.arrays])
-        if own != order if prepare else sorted(own) != sorted(order):
-            return
-        leaves = (*args, *named.values())
-        if not any(isinstance(getattr(x, "dtype", ""), str) for x in leaves):
-            key = (*named, *[(x.shape, x.dtype) for x in leaves])
-            self._remember(key, entry, (*own, *entry.names[entry.arrays :]), prepare)
-
-    def _remember(self, key: Any, entry: _Entry, names: tuple[str, ...], prepare: Any) -> None:
+    def _remember(
+        self, key: Any, entry: _Entry, names: tuple[str, ...] | None, prepare: Any
+    ) -> None:
         """Calls of this kind, whose arrays come in the order of `names`, are known from now on."""
         if len(self._fast) >= _MOST_FAST:
             self._fast.clear()
             for one in self._entries:
                 one.fast.clear()
-        self._fast[key] = entry, None if names == entry.names else names, prepare
+        self._fast[key] = entry, names, prepare
         entry.fast.append(key)
 
     # ---- tracing
@@ -556,9 +547,14 @@ def _hint(spec: Branch, said: str) -> str:
     return ""
 
 
-def _ordered(wanted: Sequence[str], names: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
+def _ordered(wanted: Sequence[str], names: Sequence[str], leaves: Sequence[Any]) -> tuple[Any, ...]:
     by_name = dict(zip(names, leaves, strict=True))
-    return [by_name[name] for name in wanted]
+    return tuple([by_name[name] for name in wanted])
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether they are the same objects."""
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 def function(

@@ -91,6 +91,7 @@ void bind_array(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_step(nb::module_& m);
 void bind_watch(nb::module_& m);
+void bind_calls(nb::module_& m);
 void bind_eager(nb::module_& m);
 void bind_custom(nb::module_& m);
 void bind_cuda(nb::module_& m);

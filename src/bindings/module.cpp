@@ -120,6 +120,7 @@ NB_MODULE(_core, m) {
     aicf::bind_array(m);
     aicf::bind_step(m);
     aicf::bind_watch(m);
+    aicf::bind_calls(m);
     aicf::bind_eager(m);
     aicf::bind_custom(m);
 #ifdef AICF_CUDA
