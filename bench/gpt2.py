@@ -1,70 +1,162 @@
-"""Times the training step of GPT-2 124M on a GPU, and says what it takes.
+"""Times the training step of GPT-2 124M on a GPU beside PyTorch's compiled step in a CUDA graph.
 
-    python bench/gpt2.py [rows ...] [--json FILE]
+    python bench/gpt2.py [rows ...] [--rounds 7] [--losses 50] [--alone] [--json FILE]
 
-A batch is rows x 1024 random tokens; math is "mixed", the optimizer AdamW. Milliseconds a step are
-medians of 9 readings of `replay(3)`; launches and the peak of memory are those of the plan.
+A batch is rows x 1024 random tokens; our math is "mixed", PyTorch's is autocast to bfloat16 over
+float32 params, both with AdamW (PyTorch's fused) over the same first weights. The two take turns;
+milliseconds a step are medians of readings of three steps, launches and the peak of memory those
+of our plan, PyTorch's peak what its allocator gave out. --losses: both are first run so many steps
+on the same tokens, and the largest difference of their losses is printed.
 """
 
 import argparse
 import datetime
 import json
 import statistics
-import time
 from pathlib import Path
 
 import numpy as np
 from aicf import _core
 from compile_cuda import gpt2
+from conftest import versions
+from rows_gpu import take_turns
 
-LENGTH, LETTERS, READINGS, STEPS = 1024, 50257, 9, 3
+LENGTH, LETTERS, WIDTH, HEADS, LAYERS, STEPS = 1024, 50257, 768, 12, 12, 3
 
 
-def measured(rows):
+def loss_of(p, x, target):
+    """The model of compile_cuda.gpt2 in PyTorch's functions; p: params by name, W as [out, in]."""
+    import torch.nn.functional as functional
+
+    def dense(name, h):
+        return functional.linear(h, p[f"{name}.W"], p[f"{name}.b"])
+
+    def norm(name, h):
+        return functional.layer_norm(h, h.shape[-1:], p[f"{name}.scale"], p[f"{name}.shift"])
+
+    rows, length = x.shape
+    h = functional.embedding(x, p["tokens"]) + p["places"]
+    for i in range(LAYERS):
+        qkv = dense(f"{i}.qkv", norm(f"{i}.norm0", h)).view(rows, length, 3, HEADS, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + dense(f"{i}.out", y.transpose(1, 2).reshape(rows, length, WIDTH))
+        wide = functional.gelu(dense(f"{i}.wide", norm(f"{i}.norm1", h)), approximate="tanh")
+        h = h + dense(f"{i}.narrow", wide)
+    logits = functional.linear(norm("norm", h), p["tokens"])
+    return functional.cross_entropy(logits.view(rows * length, -1).float(), target)
+
+
+class Peer:
+    """PyTorch's step in a CUDA graph, from the step's first weights."""
+
+    def __init__(self, params, tokens, targets):
+        import torch
+
+        self.p = {name: value.cuda().requires_grad_() for name, value in params.items()}
+        self.x = torch.from_numpy(tokens).cuda().long()
+        self.target = torch.from_numpy(targets).cuda().long()
+        optimizer = torch.optim.AdamW(self.p.values(), lr=6e-4, fused=True, capturable=True)
+        compiled = torch.compile(lambda x, target: loss_of(self.p, x, target))
+        start = {name: value.detach().clone() for name, value in self.p.items()}
+
+        def step():
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = compiled(self.x, self.target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        side, self.graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self.graph, stream=side):
+                self.loss = step()
+        with torch.no_grad():
+            for name, value in start.items():
+                self.p[name].copy_(value)
+            for state in optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+        torch.cuda.synchronize()
+
+    def replay(self, times):
+        for _ in range(times):
+            self.graph.replay()
+
+
+def measured(rows, rounds, losses, alone):
     step = gpt2(rows=rows, length=LENGTH).compile(device="cuda", math="mixed")
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, LETTERS, (rows, LENGTH), np.int32)
-    step(x=tokens, next=rng.integers(0, LETTERS, rows * LENGTH, np.int32))
-    step.replay(STEPS)
-    step.synchronize()
-    times = []
-    for _ in range(READINGS):
-        start = time.perf_counter()
-        step.replay(STEPS)
-        step.synchronize()
-        times.append((time.perf_counter() - start) / STEPS)
-    middle = statistics.median(times)
-    return {
+    targets = rng.integers(0, LETTERS, rows * LENGTH, np.int32)
+    row = {
         "rows": rows,
-        "ms": 1e3 * middle,
-        "quartiles_ms": [1e3 * t for t in statistics.quantiles(times)[::2]],
-        "tokens_per_s": rows * LENGTH / middle,
         "launches": len(step.lowered),
         "peak_bytes": step.plan.peak_bytes,
     }
+    calls = {"aicf": (step.replay, step.synchronize)}
+    if not alone:
+        import torch
+
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        params = {name: torch.from_numpy(x.numpy().copy()) for name, x in step.params.items()}
+        peer = Peer(params, tokens, targets)
+        row["peer_peak_bytes"] = torch.cuda.max_memory_allocated()
+        calls["torch"] = (peer.replay, torch.cuda.synchronize)
+        apart = []
+        for _ in range(losses):
+            peer.graph.replay()
+            loss = step(x=tokens, next=targets)["loss"].item()
+            apart.append((loss, peer.loss.item()))
+        if apart:
+            row["losses"] = apart
+            worst = max(abs(a - b) for a, b in apart)
+            print(f"{losses} losses, from {apart[0][0]:.4f} to {apart[-1][0]:.4f}: "
+                  f"at most {worst:.4f} from PyTorch's", flush=True)  # fmt: skip
+    step(x=tokens, next=targets)
+    taken = take_turns(calls, rounds, most=STEPS)
+    row["ms"] = {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()}
+    row["quartiles_ms"] = {
+        name: [1e3 * t for t in statistics.quantiles(seconds)[::2]]
+        for name, seconds in taken.items()
+    }
+    row["tokens_per_s"] = {name: rows * LENGTH / ms * 1e3 for name, ms in row["ms"].items()}
+    return row
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("rows", nargs="*", type=int, default=[4, 16])
+    parser.add_argument("rows", nargs="*", type=int, default=[4, 16, 32])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--losses", type=int, default=0)
+    parser.add_argument("--alone", action="store_true", help="without PyTorch")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     results = {
         "command": "python bench/gpt2.py",
         "date": datetime.date.today().isoformat(),
         "device": _core.cuda_info()["devices"][0]["name"],
+        "versions": versions(),
+        "rounds": given.rounds,
         "rows": [],
     }
     for rows in given.rows:
-        results["rows"].append(row := measured(rows))
-        print(
-            f"{rows:3} x {LENGTH} tokens: {row['ms']:7.2f} ms, "
-            f"{row['tokens_per_s']:9.0f} tokens/s, {row['launches']} launches, "
-            f"{row['peak_bytes'] / 1e9:.2f} GB",
-            flush=True,
-        )
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
+        results["rows"].append(row := measured(rows, given.rounds, given.losses, given.alone))
+        for name, ms in row["ms"].items():
+            rate = row["tokens_per_s"][name]
+            print(f"{rows:3} x {LENGTH} tokens, {name:6}: {ms:7.2f} ms, {rate:9.0f} tokens/s")
+        peaks = [row[name] / 1e9 for name in ("peak_bytes", "peer_peak_bytes") if name in row]
+        print(f"    {row['launches']} launches, peak {' and '.join(f'{x:.2f}' for x in peaks)} GB",
+              flush=True)  # fmt: skip
+        if given.json:
+            given.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

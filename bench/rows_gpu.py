@@ -252,8 +252,9 @@ def theirs(case):
     return graph
 
 
-def take_turns(calls, rounds):
-    """{name: seconds of one call in each round}; calls: {name: (replay n times, wait)}."""
+def take_turns(calls, rounds, most=200):
+    """{name: seconds of one call in each round}; calls: {name: (replay n times, wait)}; most: of
+    calls in a reading."""
 
     def reading(name, n):
         replay, wait = calls[name]
@@ -265,7 +266,7 @@ def take_turns(calls, rounds):
     times, taken = {}, {name: [] for name in calls}
     for name in calls:
         reading(name, 2)
-        times[name] = max(2, min(200, int(READING / max(reading(name, 2), 1e-6))))
+        times[name] = max(2, min(most, int(READING / max(reading(name, 2), 1e-6))))
     for turn in range(rounds):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
             reading(name, 1)
