@@ -1,5 +1,7 @@
 """Layers with random parts, attention of several heads, convolutions of volumes in a batch."""
 
+import json
+
 import aicf
 import numpy as np
 import pytest
@@ -122,6 +124,9 @@ OPTIONS = {
     "more": {"bias": True, "add_zero_attn": True},
     "hidden": {"attn": "bool", "padding": "bool"},
     "added": {"attn": "float", "padding": "float", "need_weights": False},
+    "seen": {"attn": "bool", "padding": "bool", "need_weights": False},
+    "seen_and_more": {"attn": "bool", "bias": True, "add_zero_attn": True, "need_weights": False},
+    "padded": {"padding": "bool", "need_weights": False},
     "each_head": {"attn": "heads", "bias": True},
     "separate": {"separate": True},
 }
@@ -174,6 +179,40 @@ def test_several_heads(name, device, rng):
         np.testing.assert_allclose(
             got[key], value.detach().numpy(), rtol=1e-9, atol=1e-9, err_msg=key
         )
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["plain", "zero_attn"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_causal_heads(weights, more, rng):
+    """As with the mask that says it."""
+    arrays = heads(rng)
+    found = []
+    for hidden in (None, np.triu(np.ones((5, 6), bool), 1)):
+        g = aicf.Graph("g")
+        values = {key: g.constant(array.astype(np.float32)) for key, array in arrays.items()}
+        y, shares = aicf.multi_head_attention_forward(
+            **values, embed_dim_to_check=8, num_heads=2, bias_k=None, bias_v=None,
+            add_zero_attn=more, dropout_p=0.0, need_weights=weights,
+            attn_mask=None if hidden is None else g.constant(hidden), is_causal=hidden is None,
+        )  # fmt: skip
+        assert (shares is not None) == weights
+        g.output("y", y)
+        found.append(g.compile(device="cpu")()["y"].numpy())
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("masks", ["padding", "causal", "both"])
+def test_long_sequences_keep_no_scores(masks):
+    """With masks of bool heads go by the op of attention, as they do without a mask."""
+    layer = aicf.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    g = aicf.Graph("g")
+    x, padding = g.input("x", (2, 130, 32)), g.input("padding", (2, 130), "bool")
+    options = {"src_key_padding_mask": padding} if masks != "causal" else {}
+    if masks != "padding":
+        options["src_mask"] = g.constant(np.triu(np.ones((130, 130), bool), 1))
+    g.output("y", layer(x, **options))
+    ops = [node["op"] for node in json.loads(g.to_json())["nodes"]]
+    assert "Attention" in ops and "Softmax" not in ops
 
 
 def test_heads_that_do_not_fit():

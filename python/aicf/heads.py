@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from .arguments import checked
 from .graph import Data, Value
 from .movement import broadcast_to, concat, expand_dims, permute, reshape, squeeze, transpose
 from .nn_functions import dropout, scaled_dot_product_attention
-from .ops import add, linear, matmul, mean, mul, where
+from .ops import add, linear, logical_and, logical_not, matmul, mean, mul, where
 
 __all__ = ["multi_head_attention_forward"]
 
@@ -52,7 +53,8 @@ def multi_head_attention_forward(
         bias_k, bias_v: one more position, [1, 1, E]; add_zero_attn: one more, of zeros.
         key_padding_mask: [N, S], bool (True = hidden) or a float added to the scores; a Value or
             a NumPy array.
-        attn_mask: [L, S] or [N * heads, L, S], likewise.
+        attn_mask: [L, S] or [N * heads, L, S], likewise. Long sequences keep no scores in memory
+            where no mask is a float, as `scaled_dot_product_attention` says, and need_weights not.
         q_proj_weight, k_proj_weight, v_proj_weight: instead of in_proj_weight, with
             use_separate_proj_weight.
         is_causal: hides positions after one's own where attn_mask is None.
@@ -112,15 +114,20 @@ def multi_head_attention_forward(
         permute(reshape(x, (x.shape[0], count, heads, width // heads)), (1, 2, 0, 3))
         for x in (q, k, v)
     )
-    mask = _mask(name, q, k, attn_mask, key_padding_mask, len(more), is_causal)
+    causal = is_causal and attn_mask is None and not more and not need_weights
+    if is_causal and attn_mask is None and not causal:
+        hidden = ~np.tri(length, k.shape[2] - len(more), dtype=bool)
+        attn_mask = query.graph.constant(hidden)
+    mask = _mask(name, q, k, attn_mask, key_padding_mask, len(more))
     p = dropout_p if training else 0.0
     if not need_weights:
-        y, shares = scaled_dot_product_attention(q, k, v, mask, dropout_p=p), None
+        y, shares = scaled_dot_product_attention(q, k, v, mask, causal, dropout_p=p), None
     else:
         scores = mul(matmul(q, transpose(k)), 1 / math.sqrt(width // heads))
-        (shares,) = query.graph._emit(
-            "Softmax", [scores if mask is None else add(scores, mask)], masked=True
-        )
+        if mask is not None:
+            seen = mask.dtype == "bool"
+            scores = where(mask, scores, -math.inf) if seen else add(scores, mask)
+        (shares,) = query.graph._emit("Softmax", [scores], masked=True)
         shares = dropout(shares, p) if p else shares
         y = matmul(shares, v)
         shares = mean(shares, 1) if average_attn_weights else shares
@@ -132,45 +139,45 @@ def multi_head_attention_forward(
     return squeeze(y, 1), None if shares is None else squeeze(shares, 0)
 
 
-def _added(name: str, what: str, mask: Value, dtype: str) -> Value:
-    """What is added to scores: a bool hides where it is True."""
-    if mask.dtype == "bool":
-        g = mask.graph
-        return where(mask, g.constant(-math.inf, dtype), g.constant(0.0, dtype))
-    if mask.dtype != dtype:
-        raise GraphError(f"{name}: {what} is {mask!r}; need bool or {dtype}")
-    return mask
-
-
 def _mask(
-    name: str,
-    q: Value,
-    k: Value,
-    attn: Value | None,
-    padding: Value | None,
-    more: int,
-    causal: bool,
+    name: str, q: Value, k: Value, attn: Value | None, padding: Value | None, more: int
 ) -> Value | None:
-    """[N, heads, L, S] or what broadcasts to it; positions that were added are seen by all."""
+    """[N, heads, L, S] or what broadcasts to it: a bool, True = seen, unless one that is given is
+    a float added to the scores. Positions that were added are seen by all."""
     (count, heads, length, _), size = q.shape, k.shape[2] - more
-    g, mask = q.graph, None
+    g, masks = q.graph, {}
     if attn is not None:
         if attn.shape not in ((length, size), (count * heads, length, size)):
             raise ShapeError(
                 f"{name}: attn_mask is {attn!r}; need ({length}, {size}) or "
                 f"({count * heads}, {length}, {size})"
             )
-        mask = _added(name, "attn_mask", attn, q.dtype)
-        mask = reshape(mask, (count, heads, length, size) if attn.ndim == 3 else mask.shape)
-    elif causal:
-        hidden = g.constant(~np.tri(length, size, dtype=bool))
-        mask = _added(name, "is_causal", hidden, q.dtype)
+        whole = (count, heads, length, size) if attn.ndim == 3 else attn.shape
+        masks["attn_mask"] = reshape(attn, whole)
     if padding is not None:
         if padding.shape != (count, size):
             raise ShapeError(f"{name}: key_padding_mask is {padding!r}; need ({count}, {size})")
-        own = reshape(_added(name, "key_padding_mask", padding, q.dtype), (count, 1, 1, size))
-        mask = own if mask is None else add(mask, own)
-    if mask is not None and more:
-        seen = broadcast_to(g.constant(0.0, q.dtype), (*mask.shape[:-1], more))
-        mask = concat([mask, seen], axis=-1)
-    return mask
+        masks["key_padding_mask"] = reshape(padding, (count, 1, 1, size))
+    for what, mask in masks.items():
+        if mask.dtype not in ("bool", q.dtype):
+            given = attn if what == "attn_mask" else padding
+            raise GraphError(f"{name}: {what} is {given!r}; need bool or {q.dtype}")
+    if not masks:
+        return None
+    if all(mask.dtype == "bool" for mask in masks.values()):
+        combined = functools.reduce(logical_and, [logical_not(mask) for mask in masks.values()])
+        beside = g.constant(True, "bool")
+    else:
+        none, all_of_it = g.constant(0.0, q.dtype), g.constant(-math.inf, q.dtype)
+        combined = functools.reduce(
+            add,
+            [
+                where(mask, all_of_it, none) if mask.dtype == "bool" else mask
+                for mask in masks.values()
+            ],
+        )
+        beside = none
+    if more:
+        seen = broadcast_to(beside, (*combined.shape[:-1], more))
+        combined = concat([combined, seen], axis=-1)
+    return combined
