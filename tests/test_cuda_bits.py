@@ -4,9 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import aicf
 import exact64
+import ml_dtypes
 import numpy as np
 import pytest
-from aicf import verify
+from aicf import _core, verify
 from op_cases import CASES, SIZES
 from test_ops import as_list, draw
 
@@ -146,6 +147,45 @@ def test_bias_gradients(shape, dtype, make_rng):
             made = aicf.relu(v) * v
             g.output(f"{name}.made", aicf.cast(g.backward(y, [b], grad=made)[b], str(dy.dtype)))
         got = g.compile(device=device)(plain=dy, turned=np.ascontiguousarray(dy.T))
+        return [got[name].numpy() for name in got]
+
+    assert_same(summed("cpu"), summed("cuda"), f"{shape}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("shape", [(4096, 512), (2100, 1002), (30_000, 71), (65_600, 32)])
+def test_tall_bias_gradients(shape, dtype, make_rng):
+    """Threads take columns: side by side in one word where they lie so, of whole chunks or not."""
+    rng, (n, width) = make_rng(10), shape
+    assert n * width >= min(
+        v for *_, what, v in _core.cuda_thresholds() if what == "chain.elements"
+    )
+    stored = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    held = {
+        "dy": rng.standard_normal((n, width)).astype(stored),
+        "wide": rng.standard_normal((n, width + 4)).astype(stored),
+        "scale": rng.standard_normal((n, 1)).astype(stored),
+        "shift": rng.standard_normal((width,)).astype(stored),
+    }
+
+    def summed(device):
+        g = aicf.Graph("bias")
+        b, w = g.param("b", (width,), dtype), g.param("w", (width, 1), dtype)
+        v = {name: g.state(name, x.shape, dtype) for name, x in held.items()}
+        y = aicf.linear(v["scale"], w, b)
+        slopes = {
+            "plain": v["dy"],
+            "shifted": v["wide"][:, 1 : width + 1],  # of lines that begin within a word
+            "cut": v["wide"][:, :width],
+            "made": aicf.tanh(v["dy"]) * v["dy"] * v["scale"] + v["shift"],
+        }
+        for name, slope in slopes.items():
+            grad = g.backward(y, [b], grad=slope)[b]
+            g.output(name, aicf.cast(grad, "float64" if dtype == "float64" else "float32"))
+        step = g.compile(device=device)
+        for name, x in held.items():
+            step.state[name] = x
+        got = step()
         return [got[name].numpy() for name in got]
 
     assert_same(summed("cpu"), summed("cuda"), f"{shape}")

@@ -256,6 +256,27 @@ def test_sums_in_chains_fit_every_device(dtype):
     compiled(g, "sm_75")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_tall_sums_in_chains(dtype):
+    """Threads take columns, with all that is on its way in registers."""
+    g = aicf.Graph("tall")
+    n, width = 16384, 768
+    x, dy = g.input("x", (n, 8), dtype), g.input("dy", (n, width), dtype)
+    w, b = g.param("w", (width, 8), dtype=dtype), g.param("b", (width,), dtype=dtype)
+    y = aicf.linear(x, w, b)
+    g.output("plain", g.backward(y, [b], grad=dy)[b])
+    g.output("made", g.backward(y, [b], grad=aicf.gelu(dy) * dy)[b])
+    programs = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
+    calls = re.findall(r"reduce_tall<.*?>, (?:float|double), (.*?), \w+_Shape", "".join(programs))
+    assert len(calls) == 2
+    for call in calls:
+        chunk, v, across, teams, lot, stage = map(int, call.split(", "))
+        assert v * np.dtype("float16" if dtype == "bfloat16" else dtype).itemsize in (4, 8)
+        assert stage * across * v * (8 if dtype == "float64" else 4) <= 32 << 10
+        assert across * teams <= 256
+    assert not any(map(spilled, programs))
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_rows(dtype, arch):

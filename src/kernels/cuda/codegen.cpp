@@ -82,6 +82,26 @@ Iteration::Iteration(const Dims& full, const std::vector<Dims>& operands)
     }
 }
 
+namespace {
+
+/// How far apart elements i to i + 3 of an iteration lie, i a multiple of 4, where that is 0 or 1;
+/// else -1.
+int64_t step_of(const Dims& sizes, const Dims& steps) {
+    const int rank = sizes.rank();
+    if (rank == 0) return 0;
+    const int64_t inner = steps[rank - 1];
+    bool fours = (rank == 1 || sizes[rank - 1] % 4 == 0) && (inner == 0 || inner == 1);
+    for (int d = 0; inner == 1 && d < rank - 1; d++) fours &= steps[d] % 4 == 0;
+    return fours ? inner : -1;
+}
+
+}  // namespace
+
+int64_t place_step(const Dims& shape, const Dims& strides) {
+    const Iteration merged(shape, {strides});
+    return element_count(shape) == 0 ? 0 : step_of(merged.shape, merged.strides[0]);
+}
+
 std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides) {
     const Iteration merged(shape, {strides});
     const Dims &sizes = merged.shape, &steps = merged.strides[0];
@@ -89,11 +109,8 @@ std::string place_struct(const std::string& name, const Dims& shape, const Dims&
     if (rank == 0 || element_count(shape) == 0) return cat("struct ", name, " : Line<0> {};\n");
     if (rank == 1) return cat("struct ", name, " : Line<", steps[0], "> {};\n");
     const bool small = element_count(shape) < (int64_t{1} << 31);
-    const int64_t inner = steps[rank - 1];
-    bool fours = sizes[rank - 1] % 4 == 0 && (inner == 0 || inner == 1);
-    for (int d = 0; inner == 1 && d < rank - 1; d++) fours &= steps[d] % 4 == 0;
     std::string text =
-        cat("struct ", name, " {\n    static constexpr int step = ", fours ? inner : -1, ";\n",
+        cat("struct ", name, " {\n    static constexpr int step = ", step_of(sizes, steps), ";\n",
             "    __device__ __forceinline__ static int64_t at(int64_t i) {\n        ",
             small ? "uint32_t r = uint32_t(i);" : "uint64_t r = uint64_t(i);", " int64_t o = 0;\n");
     const char* suffix = small ? "u" : "ull";

@@ -95,6 +95,9 @@ const char* raw_type(DType dtype);  // same size, no meaning
 
 /// A struct named `name` with `at(i)`: the offset of element i of a shape in row-major order.
 std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides);
+/// Its `step`: how far apart elements i to i + 3 lie, i a multiple of 4, where that is 0 or 1; else
+/// -1.
+int64_t place_step(const Dims& shape, const Dims& strides);
 /// A text with another in the place of each `from`.
 std::string replaced(std::string text, const std::string& from, const std::string& to);
 /// The head of a body, and one with a pointer per operand: x0, x1, ... of the inputs, y0, ... of
@@ -128,10 +131,11 @@ struct Team {
 Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits);
 /// The elements of row r in terms of type `a`, as @_Make<name>{block}(r): `value`, once some steps
 /// are done that read some inputs. Of input k the row begins at @_In<k>::at(r) and its elements lie
-/// as @_Elem<k> says.
+/// as @_Elem<k> says. `across`: also an element of rows side by side, as across<V> loads and
+/// open<V> makes it.
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
-                       const std::string& value, const std::string& a);
+                       const std::string& value, const std::string& a, bool across = false);
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
 

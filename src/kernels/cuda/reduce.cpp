@@ -92,7 +92,7 @@ int64_t power_of_two_from(int64_t n) {
 
 /// The elements of row r: @_Make{block}(r), in terms of type `a`.
 std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout,
-                          const std::vector<int>& read, const std::string& a) {
+                          const std::vector<int>& read, const std::string& a, bool across) {
     std::string text;
     for (int k : read) {
         const View& view = op.inputs[static_cast<size_t>(k)];
@@ -102,7 +102,7 @@ std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLa
     const std::string value = !op.body.empty()  ? operand_text(op, op.body[r.at].inputs[0])
                               : read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])"  // mse_loss
                                                 : "a0[j]";
-    return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a);
+    return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a, across);
 }
 
 /// A sum by a count; by a power of two as a product, which has the same bits and needs no division.
@@ -161,6 +161,48 @@ bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>&
     return true;
 }
 
+/// How threads take the chunks of tall columns (reduce_tall).
+struct Tall {
+    int64_t v = 1;      // results side by side that are a thread's, 4 bytes of the narrowest input
+    int64_t width = 0;  // threads side by side; 0: columns are not tall
+    int64_t threads = 256, lot = 32, stage = 1;
+    int64_t strips = 0, pieces = 0;
+};
+
+Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& read, int64_t chunk,
+             int64_t a_size, const Limits& limits) {
+    Tall tall;
+    const int64_t chunks = chunk ? (r.n + chunk - 1) / chunk : 0;
+    if (chunks < 2 || r.rows < kWarp || r.rows * r.n < kTallWork || !in_columns(op, r, read))
+        return tall;
+    int64_t bytes = 0, least = 8, most = 1;
+    bool wide = true;
+    for (int k : read) {
+        const View& view = op.inputs[static_cast<size_t>(k)];
+        const int64_t step = place_step(r.kept_shape, strides_of(r, view, true));
+        wide &= step >= 0;
+        if (step == 0) continue;
+        least = std::min(least, dtype_size(view.dtype));
+        most = std::max(most, dtype_size(view.dtype));
+    }
+    while (wide && tall.v * least < 4 && tall.v * most < 8 && r.rows % (2 * tall.v) == 0)
+        tall.v *= 2;
+    for (int k : read) bytes += tall.v * dtype_size(op.inputs[static_cast<size_t>(k)].dtype);
+    // About 128 bytes of a thread are on their way; long bodies are not repeated often.
+    while (tall.lot > 8 && (tall.lot * bytes > 192 || r.at > 4)) tall.lot /= 2;
+    tall.width = std::clamp(power_of_two_from((r.rows + tall.v - 1) / tall.v), kWarp, kTallWidth);
+    tall.strips = (r.rows + tall.width * tall.v - 1) / (tall.width * tall.v);
+    const auto pieces = [&] { return ceil_div(chunks, tall.threads / tall.width); };
+    while (tall.threads > tall.width * tall.v &&
+           tall.strips * pieces() < 2 * int64_t{limits.processors})
+        tall.threads /= 2;
+    tall.pieces = pieces();
+    // In 32 KB of shared memory, which every device has beside what else a kernel holds.
+    tall.stage = std::min(power_of_two_from(chunks),
+                          kChainChunk * kWarp * 4 / (tall.width * tall.v * a_size));
+    return tall;
+}
+
 /// Whether all rows along an axis of stride 1 begin at one place of what is read at once.
 const char* alike(const View& view) {
     const int64_t size = dtype_size(view.dtype), line = size < 4 ? 4 : 16 / size;
@@ -176,8 +218,9 @@ bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != null
 
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
-                       const std::string& value, const std::string& a) {
+                       const std::string& value, const std::string& a, bool across) {
     std::string fields, makes, params, before, results;
+    std::string stored, together, loads, open;  // of rows side by side
     const auto list = [](std::string& to, const std::string& item) {
         to += (to.empty() ? "" : ", ") + item;
     };
@@ -193,6 +236,12 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
         list(params, cat("const ", wide, " (&a", k, ")[V]"));
         load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
         load[1] += cat("        ", wide, " a", k, "[4];\n        x", k, ".four(i, a", k, ");\n");
+        stored += cat("        Stored<", e, ", @_In", k, "::step == 0 ? 1 : V> x", k, ";\n");
+        together += cat(" && x", k, ".template together<V, @_In", k, ">()");
+        list(loads, cat("x", k, ".template across<V, @_In", k, ", Together>(i)"));
+        open +=
+            cat("        ", wide, " a", k, "[V];\n#pragma unroll\n        for (int j = 0; j < V; ",
+                "j++) a", k, "[j] = widen(some.x", k, "[@_In", k, "::step == 0 ? 0 : j]);\n");
         for (std::string& one : call) list(one, cat("a", k));
     }
     const std::string formula = body_formula(op, layout, before, steps);
@@ -211,8 +260,20 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                " v[1];\n        make<1>(", call[0],
                ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
                "four(int64_t i, ",
-               a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1],
-               ", v);\n    }\n};\nstruct @_Make", name,
+               a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1], ", v);\n    }\n",
+               !across ? ""
+                       : cat("    template <int V>\n    struct Some {\n", stored,
+                             "    };\n    template <int V>\n    __device__ __forceinline__ bool "
+                             "together() const {\n        return true",
+                             together,
+                             ";\n    }\n    template <int V, bool Together>\n    __device__ "
+                             "__forceinline__ Some<V> across(int64_t i) const {\n        return {",
+                             loads,
+                             "};\n    }\n    template <int V>\n    __device__ __forceinline__ "
+                             "void open(const Some<V>& some, ",
+                             a, " (&v)[V]) const {\n", open, "        make<V>(", call[1],
+                             ", v);\n    }\n"),
+               "};\nstruct @_Make", name,
                " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
                " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
 }
@@ -259,7 +320,9 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
 
     KernelText text;
     text.includes = {"rows.cuh"};
-    text.body = elements_text(op, r, layout, read, a) + put_text(op, r, layout, mean, a);
+    const Tall tall = limits.one_block ? Tall{} : tall_of(op, r, read, chunk, a_size, limits);
+    text.body =
+        elements_text(op, r, layout, read, a, tall.width > 0) + put_text(op, r, layout, mean, a);
     // Long bodies are not repeated for all elements of a leaf that a thread takes.
     text.body +=
         cat("struct @_Shape {\n    static constexpr int64_t rows = ", r.rows, ", n = ", r.n,
@@ -291,6 +354,18 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         return finished(chunk ? "threads" : "warps");
     }
     const bool columns = in_columns(op, r, read);
+    if (tall.width > 0) {
+        const int64_t across = tall.width * tall.v;
+        text.threads = static_cast<int>(tall.threads);
+        text.blocks = tall.strips * tall.pieces;
+        text.shared = static_cast<uint32_t>(tall.stage * across * a_size);
+        text.workspace = static_cast<uint64_t>((r.n + chunk - 1) / chunk * r.rows * a_size);
+        text.counters = static_cast<int>(tall.strips);
+        entry(cat("reduce_tall<", operation, ", ", a, ", ", chunk, ", ", tall.v, ", ", tall.width,
+                  ", ", tall.threads / tall.width, ", ", tall.lot, ", ", tall.stage,
+                  ", @_Shape>(grid, parts, counters, "));
+        return finished("tall");
+    }
     if (chunk) {
         const int64_t chunks = std::max<int64_t>((r.n + chunk - 1) / chunk, 1);
         // In 32 KB of shared memory, which every device has beside what else a kernel holds.

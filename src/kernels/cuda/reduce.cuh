@@ -26,6 +26,44 @@ using MaxOf = ReducerOf<reducers::Max, A>;
 
 // ---- what a row's elements are -----------------------------------------------------------------
 
+/// Neighbours as one word, which takes no more registers than they have bytes.
+template <int Bytes>
+struct WordOf {
+    typedef uint64_t type;
+};
+template <>
+struct WordOf<1> {
+    typedef uint8_t type;
+};
+template <>
+struct WordOf<2> {
+    typedef uint16_t type;
+};
+template <>
+struct WordOf<4> {
+    typedef uint32_t type;
+};
+template <class E, int V>
+struct Stored {
+    typedef typename WordOf<int(sizeof(E)) * V>::type Word;
+    static_assert(sizeof(Word) == sizeof(E) * V);
+    Word word;
+    template <bool Together>
+    __device__ __forceinline__ static Stored load(const E* x) {
+        if constexpr (Together || V == 1) return {*reinterpret_cast<const Word*>(x)};
+        typedef typename WordOf<sizeof(E)>::type One;
+        Word word = 0;
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            word |= Word(reinterpret_cast<const One*>(x)[j]) << (8 * int(sizeof(E)) * j % 64);
+        return {word};
+    }
+    __device__ __forceinline__ E operator[](int j) const {
+        typedef typename WordOf<sizeof(E)>::type One;
+        return scalar::bit_cast<E>(One(word >> (8 * int(sizeof(E)) * j % 64)));
+    }
+};
+
 /// Element i of a row as type A; `four` gives elements i to i + 3, i a multiple of 4. `Alike`: all
 /// rows begin at the same place of 16 bytes.
 template <class A, class E, class Elem, bool Alike>
@@ -53,6 +91,17 @@ struct RowOf {
 #pragma unroll
             for (int j = 0; j < 4; j++) a[j] = (*this)(i + j);
         }
+    }
+    /// Element i of this row and of the V - 1 behind it as they are stored, or the one that all
+    /// share: In says where rows begin. `Together`: by one load.
+    template <int V, class In, bool Together>
+    __device__ __forceinline__ Stored<E, In::step == 0 ? 1 : V> across(int64_t i) const {
+        static_assert(V == 1 || In::step >= 0);
+        return Stored < E, In::step == 0 ? 1 : V > ::template load<Together>(x + Elem::at(i));
+    }
+    template <int V, class In>
+    __device__ __forceinline__ bool together() const {
+        return V == 1 || In::step == 0 || (Alike && aligned_for<V>(x));
     }
 };
 
@@ -478,6 +527,87 @@ __device__ __forceinline__ void reduce_chain(const Grid& grid, A* parts, uint32_
             }
         }
         if (g == 0 && mine) put(r, total);
+    }
+}
+
+/// The chain of `count` elements from `begin` on of V rows side by side. Lot of them are always on
+/// their way, as they are stored, so that what is made of them takes no registers meanwhile.
+template <class Op, int V, int Lot, bool Together, class A, class Row>
+__device__ __forceinline__ void chain_across(A (&part)[V], const Row& row, int64_t begin,
+                                             int count) {
+    typedef typename Row::template Some<V> Some;
+    const auto take = [&](const Some& some, bool first) {
+        A v[V];
+        row.template open<V>(some, v);
+#pragma unroll
+        for (int j = 0; j < V; j++) part[j] = first ? v[j] : Op::join(part[j], v[j]);
+    };
+    const auto load = [&](int i) { return row.template across<V, Together>(begin + i); };
+    int at = 0;
+    if (count >= Lot) {
+        Some s[Lot];
+#pragma unroll
+        for (int q = 0; q < Lot; q++) s[q] = load(q);
+#pragma unroll 1
+        for (; at + 2 * Lot <= count; at += Lot)
+#pragma unroll
+            for (int q = 0; q < Lot; q++) {
+                take(s[q], q == 0 && at == 0);
+                s[q] = load(at + Lot + q);
+            }
+#pragma unroll
+        for (int q = 0; q < Lot; q++) take(s[q], q == 0 && at == 0);
+        at += Lot;
+    }
+#pragma unroll 1
+    for (; at < count; at++) take(load(at), at == 0);
+}
+
+/// chain(Chunk) of tall columns: a thread takes V results side by side through a chunk, straight
+/// from memory; Width threads stand side by side, teams of so many take chunks that follow each
+/// other. The block that is last to be done with these results adds their chunks, Stage at a time.
+template <class Op, class A, int64_t Chunk, int V, int Width, int Teams, int Lot, int Stage,
+          class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_tall(const Grid& grid, A* parts, uint32_t* counters,
+                                            Make make, Put put) {
+    extern __shared__ __align__(16) char shared[];
+    A* const held = reinterpret_cast<A*>(shared);  // Stage x columns
+    constexpr int columns = Width * V, threads = Width * Teams;
+    static_assert(columns <= threads);
+    constexpr int64_t n = Shape::n, chunks = (n + Chunk - 1) / Chunk,
+                      pieces = (chunks + Teams - 1) / Teams,
+                      strips = (Shape::rows + columns - 1) / columns;
+    const int own = int(threadIdx.x);
+    for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
+        const int64_t piece = u / strips, strip = u - piece * strips, first = strip * columns,
+                      r = first + own % Width * V, chunk = piece * Teams + own / Width;
+        if (r < Shape::rows && chunk < chunks) {
+            const auto row = make(r);
+            const int64_t begin = chunk * Chunk;
+            const int count = n % Chunk == 0 || n - begin >= Chunk ? int(Chunk) : int(n - begin);
+            A part[V];
+            if (row.template together<V>())
+                chain_across<Op, V, Lot, true>(part, row, begin, count);
+            else
+                chain_across<Op, V, 8, false>(part, row, begin, count);
+#pragma unroll
+            for (int j = 0; j < V; j++) parts[chunk * Shape::rows + r + j] = part[j];
+        }
+        if (!arrive_last(counters + strip, uint32_t(pieces))) continue;
+        const bool mine = own < columns && first + own < Shape::rows;
+        A total = Op::empty();
+        for (int64_t at = 0; at < chunks; at += Stage) {
+            const int count = chunks - at < Stage ? int(chunks - at) : Stage;
+#pragma unroll 8
+            for (int i = own; i < count * columns; i += threads)
+                if (first + i % columns < Shape::rows)
+                    held[i] =
+                        __ldcg(parts + (at + i / columns) * Shape::rows + first + i % columns);
+            __syncthreads();
+            if (mine) join_held<Op, columns, Stage>(total, held + own, count, at == 0);
+            __syncthreads();
+        }
+        if (mine) put(first + own, total);
     }
 }
 

@@ -31,6 +31,8 @@ constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp 
 constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block
 constexpr int64_t kGroupLeaves = 1024;  // of a row, above which a block takes them in groups
 constexpr int64_t kColumns = 8;         // results at least that columns are worth it for
+constexpr int64_t kTallWork = 1 << 21;  // elements of chains from which on threads take columns
+constexpr int64_t kTallWidth = 64;      // threads side by side then, at most
 constexpr int64_t kFewTerms = 32;       // of a column, up to which a thread takes it
 constexpr int64_t kSplitLeaves = 64;    // of a row, from which on it is cut where there are few
 constexpr int64_t kPieceLeaves = 16, kPieces = 4096;  // of a piece at least, of a row at most
