@@ -161,6 +161,10 @@ inline void max_NaN_f32(float& to, float a, float b) {
          : __builtin_signbit(a) ? b
                                 : a;
 }
+inline void min_NaN_f32(float& to, float a, float b) {
+    max_NaN_f32(to, -a, -b);
+    to = -to;
+}
 inline void max_f32(float& to, float a, float b) {
     if (a == a && b == b)
         max_NaN_f32(to, a, b);

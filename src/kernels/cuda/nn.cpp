@@ -206,9 +206,14 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
                 cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows, ", n = ", n,
                     ";\n};\n", body_head());
     if (name == "cross_entropy_grad") {
-        const int64_t threads = n < 128 ? rows * n : rows * ((n + 127) / 128) * 32;
+        const int64_t lot = n < kTreeLanes              ? 0
+                            : n < kTreeLeaf             ? 1
+                            : n < kRowWarps * kTreeLeaf ? 2
+                                                        : 4;
+        const int64_t threads = lot ? rows * ceil_div(n, kTreeLanes * lot) * 32 : rows * n;
         text.blocks = std::min<int64_t>((threads + 255) / 256, int64_t{limits.processors} * 16);
-        text.body += cat("    cross_entropy_grad<", a, ", @_Shape>(", arguments, number, ");\n}\n");
+        text.body += cat("    cross_entropy_grad<", a, ", ", lot, ", @_Shape>(", arguments, number,
+                         ");\n}\n");
         return text;
     }
     const Team team = team_of(a, n, rows, limits);

@@ -99,6 +99,25 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
     });
 }
 
+/// exp(x - most) where x is `most` at most: neither has to be kept below what overflows. Not of
+/// NaN, of which the sum is NaN where `most` is not finite.
+template <class A>
+__device__ __forceinline__ A exp_below(A x, A most) {
+    if constexpr (same_type<A, float>) {
+        const uint32_t low = scalar::bits(-104.0f), u = scalar::bits(x - most);
+        const auto v = scalar::exp_reduce(scalar::from_bits(u < low ? u : low));
+        return scalar::scale_down(scalar::exp_parts(v, 0.0f).hi, v.e);
+    } else {
+        return scalar::exp(x - most);
+    }
+}
+template <class A, class Team, class Row>
+__device__ __forceinline__ A sum_of_exps(Team& team, const Row& x, A most) {
+    const A sum =
+        team.template reduce<SumOf<A>>(team.map(x, [most](A v) { return exp_below(v, most); }));
+    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+}
+
 /// `put`: of the logits, where they are made here and stored.
 template <class A, class Team, class Shape, class Make, class Labels, class Loss, class Most,
           class Sum, class Put>
@@ -110,8 +129,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
         const auto row = make(r);
         const auto x = team.take(row);
         const A most = team.template reduce<MaxOf<A>>(x);
-        const A sum = team.template reduce<SumOf<A>>(
-            team.map(x, [most](A v) { return scalar::exp(v - most); }));
+        const A sum = sum_of_exps(team, x, most);
         if (mine && team.leads()) {
             const int64_t label = labels(r);
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
@@ -159,8 +177,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         const auto row = make(r);
         const auto x = team.take(row);
         const A most = team.template reduce<MaxOf<A>>(x);
-        const A sum = team.template reduce<SumOf<A>>(
-            team.map(x, [most](A v) { return scalar::exp(v - most); }));
+        const A sum = sum_of_exps(team, x, most);
         const int64_t label = labels(r);
         if (mine && team.leads()) {
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
@@ -178,32 +195,40 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
     });
 }
 
-/// A warp takes `Lot` elements a lane of one row, whose share is divided out once; of rows shorter
-/// than that a thread takes an element.
-template <class A, class Shape, class Make, class Labels, class Most, class Sum, class Put>
+/// A warp takes `Lot` times four elements a lane of one row, whose share is divided out once; of
+/// Lot 0, short rows, a thread takes an element.
+template <class A, int Lot, class Shape, class Make, class Labels, class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, Labels labels,
                                                    Most most, Sum sum, Put put, A scale) {
-    constexpr int Lot = Shape::n >= 128 ? 4 : 1;
-    constexpr int64_t span = Lot > 1 ? 32 * Lot : 1, units = (Shape::n + span - 1) / span;
+    constexpr int64_t n = Shape::n, span = Lot ? 128 * Lot : 1, units = (n + span - 1) / span;
+    typedef Counter<Shape::rows * units> Number;
     const int64_t thread = int64_t(grid.block) * grid.threads + grid.thread(),
                   step = int64_t(grid.blocks) * grid.threads;
-    const int lane = Lot > 1 ? threadIdx.x & 31 : 0;
-    for (int64_t u = Lot > 1 ? thread / 32 : thread; u < Shape::rows * units;
-         u += Lot > 1 ? step / 32 : step) {
-        const int64_t r = u / units, first = (u - r * units) * span + lane, label = labels(r);
-        const bool known = label >= 0 && label < Shape::n;
-        const A largest = A(most(r)), total = A(sum(r)), share = scalar::div(scale, total);
+    for (int64_t u = Lot ? thread / 32 : thread; u < Shape::rows * units;
+         u += Lot ? step / 32 : step) {
+        const int64_t r = Number(u) / Number(units),
+                      first = (u - r * units) * span + (Lot ? 4 * (threadIdx.x & 31) : 0);
         const auto row = make(r);
+        const A total = A(sum(r));
         const auto out = put(r);
-        A x[Lot];
+        const GradientRow<A, n, decltype(put(r))> grad{out, A(most(r)), total,
+                                                       scalar::div(scale, total), labels(r)};
+        if constexpr (Lot == 0) {
+            grad(first, row(first));
+        } else {
+            A x[Lot][4];
+            const auto has = [&](int k) { return first + 128 * k + 4 <= n; };
 #pragma unroll
-        for (int j = 0; j < Lot; j++) x[j] = first + 32 * j < Shape::n ? row(first + 32 * j) : A(0);
+            for (int k = 0; k < Lot; k++)
+                if (has(k)) row.four(first + 128 * k, x[k]);
 #pragma unroll
-        for (int j = 0; j < Lot; j++) {
-            const int64_t i = first + 32 * j;
-            const A grad = scalar::cross_entropy_grad_of_label(x[j], largest,
-                                                               i == label ? total : A(0), share);
-            if (i < Shape::n) out(i, known ? grad : A(0));
+            for (int k = 0; k < Lot; k++) {
+                const int64_t i = first + 128 * k;
+                if (has(k))
+                    grad.four(i, x[k]);
+                else if (n % 4 != 0)
+                    for (int j = 0; j < 3 && i + j < n; j++) grad(i + j, row(i + j));
+            }
         }
     }
 }

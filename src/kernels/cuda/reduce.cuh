@@ -11,8 +11,27 @@ namespace aicf {
 /// A reducer of elements of type A.
 template <class Op, class A>
 struct ReducerOf {
-    __device__ __forceinline__ static A largest(A a, A b) { return scalar::maximum(a, b); }
-    __device__ __forceinline__ static A smallest(A a, A b) { return scalar::minimum(a, b); }
+    // Of float32 there are instructions that say the same, but for the payload of a NaN.
+    __device__ __forceinline__ static A largest(A a, A b) {
+#if __CUDA_ARCH__ >= 800
+        if constexpr (same_type<A, float>) {
+            float most;
+            asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+            return most;
+        }
+#endif
+        return scalar::maximum(a, b);
+    }
+    __device__ __forceinline__ static A smallest(A a, A b) {
+#if __CUDA_ARCH__ >= 800
+        if constexpr (same_type<A, float>) {
+            float least;
+            asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+            return least;
+        }
+#endif
+        return scalar::minimum(a, b);
+    }
     __device__ __forceinline__ static A join(A a, A b) {
         return Op::template join<ReducerOf>(a, b);
     }
