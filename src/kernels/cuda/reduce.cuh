@@ -205,22 +205,55 @@ __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
 }
 
 /// Joins what equal subtrees come to, one after the other; the last may be less than whole.
-/// `Count`: how many there are, where that is known; else 0.
+/// `Count`: how many there are at most, where that is known; else 0. Of few each level has a
+/// register, which holds a subtree of 2^level where that bit of the count is set.
 template <class Op, class A, int64_t Count>
 struct Subtrees {
-    A part[Count == 1 ? 1 : 40];
+    static constexpr bool few = Count > 0 && Count <= 64;
+    static constexpr int levels = !few         ? 40
+                                  : Count > 32 ? 7
+                                  : Count > 16 ? 6
+                                  : Count > 8  ? 5
+                                  : Count > 4  ? 4
+                                  : Count > 2  ? 3
+                                  : Count > 1  ? 2
+                                               : 1;
+    A part[levels] = {};
     int depth = 0;
     uint64_t count = 0;
     __device__ __forceinline__ void take(A v) {
-        if constexpr (Count != 1)
+        if constexpr (few) {
+            const auto before = uint32_t(count++);
+            bool moves = true;
+#pragma unroll
+            for (int level = 0; level < levels; level++) {
+                const bool held = before >> level & 1;
+                const A both = Op::join(part[level], v);
+                part[level] = moves && !held ? v : part[level];
+                v = moves && held ? both : v;
+                moves = moves && held;
+            }
+        } else {
             for (uint64_t c = ++count; (c & 1) == 0; c >>= 1) v = Op::join(part[--depth], v);
-        part[Count == 1 ? 0 : depth++] = v;
+            part[depth++] = v;
+        }
     }
     __device__ __forceinline__ A total() {
-        if constexpr (Count == 1) return part[0];
-        A v = part[--depth];
-        while (depth > 0) v = Op::join(part[--depth], v);
-        return v;
+        if constexpr (few) {
+            A v = part[0];
+            bool has = count & 1;
+#pragma unroll
+            for (int level = 1; level < levels; level++) {
+                const bool held = count >> level & 1;
+                v = !held ? v : has ? Op::join(part[level], v) : part[level];
+                has = has || held;
+            }
+            return v;
+        } else {
+            A v = part[--depth];
+            while (depth > 0) v = Op::join(part[--depth], v);
+            return v;
+        }
     }
 };
 
@@ -445,11 +478,14 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint3
         const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * Width + c;
         const bool mine = r < Shape::rows;
         const auto row = make(mine ? r : 0);  // a thread without a result repeats another's
-        const int64_t begin = piece * Span, end = Shape::n - begin < Span ? Shape::n : begin + Span;
+        const int64_t begin = piece * Span, end = Shape::n % Span != 0 && Shape::n - begin < Span
+                                                      ? Shape::n
+                                                      : begin + Span;
         Subtrees<Op, A, leaves> subtrees;
+#pragma unroll(leaves <= 4 ? int(leaves) : 1)
         for (int64_t at = begin; at < end; at += kTreeLeaf) {
             A s[own];
-            if (end - at >= kTreeLeaf)
+            if (Shape::n % kTreeLeaf == 0 || end - at >= kTreeLeaf)
                 column_lanes<Op, Shape, true, groups>(s, row, at + g, end);
             else
                 column_lanes<Op, Shape, false, groups>(s, row, at + g, end);
