@@ -108,7 +108,9 @@ def test_long_sums(n, make_rng):
     assert_same(*results, f"n = {n}")
 
 
-@pytest.mark.parametrize("shape", [(5000, 40), (70_000, 9), (600, 300)])
+@pytest.mark.parametrize(
+    "shape", [(5000, 40), (70_000, 9), (600, 300), (2048, 600), (7168, 2500), (40_960, 70)]
+)
 def test_column_sums(shape, make_rng):
     x = make_rng(8).standard_normal(shape).astype(np.float32)
     results = []

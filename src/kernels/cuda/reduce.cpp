@@ -292,7 +292,11 @@ Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits
                 static_cast<int>(std::min<int64_t>({wanted, kHeldWarps, limits.most_warps}));
         }
         team.results = team.warps > 1 ? 2 * leaves : 0;
-        team.type = cat("HolderOf<", a, ", ", n, ", ", team.lanes, ", ", team.warps, ">");
+        // Exchanges wait for each other where few warps share a processor, else for their turn.
+        const bool soon = !limits.one_block && words == 1 && leaves == 1 &&
+                          team.units(rows) <= kSoonWarps * limits.processors;
+        team.type = cat("HolderOf<", a, ", ", n, ", ", team.lanes, ", ", team.warps,
+                        soon ? ", true>" : ">");
         return team;
     }
     const int64_t group = power_of_two_from((leaves + kGroupLeaves - 1) / kGroupLeaves);

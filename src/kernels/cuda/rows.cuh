@@ -12,8 +12,8 @@ namespace aicf {
 
 /// Elements of a row of N: those of lanes 4t to 4t + 3 of a leaf are thread t's. `Lanes`: threads
 /// of a leaf, fewer than a warp where 4 times as many hold the row; `Warps`: of the team, whose
-/// leaves go round.
-template <class A, int64_t N, int Lanes, int Warps>
+/// leaves go round; `Soon`: as join_lanes has it.
+template <class A, int64_t N, int Lanes, int Warps, bool Soon>
 struct Held {
     static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
                          turns = (leaves + Warps - 1) / Warps,
@@ -63,7 +63,7 @@ struct Held {
 #pragma unroll
                 for (int c = 0; c < 4; c++)
                     if (has(first(turn, line) + c)) s[c] = Op::join(s[c], a[turn][line][c]);
-            v[turn] = join_lanes<Op, Lanes>(s);
+            v[turn] = join_lanes<Op, Lanes, Soon>(s);
         }
     }
 };
@@ -88,9 +88,9 @@ struct RowNumber<false> {
 };
 
 /// A team that holds its rows.
-template <class A, int64_t N, int Lanes, int Warps>
+template <class A, int64_t N, int Lanes, int Warps, bool Soon = false>
 struct HolderOf {
-    typedef Held<A, N, Lanes, Warps> Row;
+    typedef Held<A, N, Lanes, Warps, Soon> Row;
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
 

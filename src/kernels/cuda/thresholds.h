@@ -28,6 +28,7 @@ constexpr int64_t kWarpLeaves = 2;      // of a row, up to which a warp takes it
 constexpr int64_t kHeldLeaves = 32;     // of a row of 4 bytes, up to which registers hold it
 constexpr int kHeldWarps = 16;          // of a block whose registers hold a row, at most
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
+constexpr int64_t kSoonWarps = 8;       // of a processor, up to which they exchange more, sooner
 constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block
 constexpr int64_t kGroupLeaves = 1024;  // of a row, above which a block takes them in groups
 constexpr int64_t kColumns = 8;         // results at least that columns are worth it for
