@@ -404,6 +404,12 @@ WITH_ROLES = [
     ((1, 1, 1, 128, 128, 128), "none"),
     ((2, 2, 1, 193, 131, 128), "causal"),
     ((1, 2, 2, 65, 390, 128), "causal"),
+    # Blocks that take several tiles one after the other, also such without queries.
+    ((3, 3, 3, 300, 300, 64), "causal"),
+    ((2, 4, 2, 449, 449, 64), "causal"),
+    ((1, 8, 8, 193, 70, 64), "none"),
+    ((1, 5, 5, 449, 449, 128), "causal"),
+    ((2, 4, 2, 190, 321, 128), "none"),
 ]
 
 

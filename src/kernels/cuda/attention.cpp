@@ -115,6 +115,56 @@ bool stores_pairs(const View& view) {
     return pairs;
 }
 
+/// How the tiles of heads are dealt to the blocks of a persistent grid, as TileTurn has it.
+struct Deal {
+    int64_t lot, blocks;
+};
+/// The deal whose busiest block has least to do. `costs`: of the tiles of a head, the longest
+/// first; `bytes`: what a head's tiles read in common.
+Deal deal(const std::vector<int64_t>& costs, int64_t heads, int64_t bytes, int processors) {
+    constexpr int64_t cached = 24 << 20, looked_at = 1 << 16;
+    const auto tiles = static_cast<int64_t>(costs.size());
+    const int64_t units = tiles * heads, all = std::max(processors, 1);
+    const int64_t most = std::clamp(cached / std::max<int64_t>(bytes, 1), int64_t{1}, heads);
+    Deal best{1, std::min(units, all)};
+    if (costs.front() == costs.back() || units > looked_at) {
+        best.lot = std::clamp(ceil_div(2 * all, tiles), int64_t{1}, most);
+        return best;
+    }
+    int64_t least = INT64_MAX;
+    for (const int64_t blocks : {all, std::max(all / tiles * tiles, all / 2)})
+        for (int64_t lot = 1; lot <= most; lot += std::max<int64_t>(lot / 8, 1)) {
+            std::vector<int64_t> loads(static_cast<size_t>(std::min(units, blocks)));
+            const auto width = static_cast<int64_t>(loads.size());
+            for (int64_t unit = 0; unit < units; unit++) {
+                const int64_t round = unit / width, at = unit % width,
+                              first = unit / (tiles * lot) * lot;
+                loads[static_cast<size_t>(round % 2 ? width - 1 - at : at)] +=
+                    costs[static_cast<size_t>(unit % (tiles * lot) / std::min(lot, heads - first))];
+            }
+            const int64_t busiest = *std::max_element(loads.begin(), loads.end());
+            if (busiest < least) {
+                least = busiest;
+                best = {lot, width};
+            }
+        }
+    return best;
+}
+
+/// What the tiles of `rows` rows of a head cost, the longest first, in blocks of `block` others.
+std::vector<int64_t> tile_costs(const LoweredOp& op, int64_t rows, int64_t block, bool of_keys) {
+    const int64_t t = op.inputs[0].shape[2], s = op.inputs[1].shape[2];
+    const bool causal = op.attrs.flag("causal");
+    std::vector<int64_t> costs;
+    if (of_keys)
+        for (int64_t j = 0; j < s; j += rows)
+            costs.push_back(1 + ceil_div(causal ? std::max<int64_t>(t - j, 0) : t, block));
+    else
+        for (int64_t i = 0; i < t; i += rows)
+            costs.insert(costs.begin(), 1 + ceil_div(causal ? std::min(i + rows, s) : s, block));
+    return costs;
+}
+
 /// The forward kernel of 9.0 of heads of 64 or 128 without a mask; false where it is none.
 bool forward_roles(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
                    const Limits& limits, const std::string& results) {
@@ -123,26 +173,33 @@ bool forward_roles(KernelText& text, const LoweredOp& op, const BlockLayout& lay
     if (limits.major != 9 || op.inputs.size() > 3 || (d != 64 && d != 128) || t < kRolesRows ||
         op.inputs[1].shape[2] < kRolesRows || !stores_pairs(op.outputs[0]))
         return false;
-    const int groups = 2, stages = 2, boxes = static_cast<int>(d / 64);
+    const bool ahead = d == 64;  // registers hold the scores of two blocks
+    const int groups = 2, stages = ahead ? 4 : 2, boxes = static_cast<int>(d / 64);
     const auto queries = head_map(op, 0, "q", 64 * groups), keys = head_map(op, 1, "k", 128),
                values = head_map(op, 2, "v", 128);
     if (!queries || !keys || !values) return false;
-    const int64_t tiles = ceil_div(t, 64 * groups) * q.shape[0] * q.shape[1];
+    const int64_t heads = q.shape[0] * q.shape[1], tiles = ceil_div(t, 64 * groups) * heads;
     if (tiles >= INT32_MAX) return false;
+    const Deal dealt = deal(tile_costs(op, 64 * groups, 128, false), heads,
+                            op.inputs[1].shape[2] * d * 4, limits.processors);
     text.name = cat("attention_wgmma_", dtype_abbrev(q.dtype));
     text.includes = {"attention_wgmma.cuh"};
     text.threads = 128 * (groups + 1);
-    text.blocks = std::min<int64_t>(tiles, std::max(limits.processors, 1));
+    text.blocks = dealt.blocks;
     text.maps = {queries->map, keys->map, values->map};
     // As AttentionRoom has it.
     const int64_t box = 128 * 128, ones = boxes == 1 ? 2048 : box,
                   value = boxes * box + (boxes == 1 ? 0 : ones);
-    text.shared = static_cast<uint32_t>(boxes * groups * 64 * 128 + stages * (boxes * box + value) +
-                                        (boxes == 1 ? ones : 0) + 8 * (2 + 4 * stages));
+    text.shared =
+        static_cast<uint32_t>(2 * boxes * groups * 64 * 128 + stages * (boxes * box + value) +
+                              (boxes == 1 ? ones : 0) + 8 * (4 + 4 * stages));
     text.body += cat("struct @_Layout {\n    static constexpr int boxes = ", boxes,
                      ", groups = ", groups, ", stages = ", stages,
-                     ", producer_registers = 24, consumer_registers = 240;\n", queries->places,
-                     keys->places, values->places, step_text("scores", 128, q.dtype, false, false),
+                     ", producer_registers = 24, consumer_registers = 240;\n"
+                     "    static constexpr uint32_t lot = ",
+                     dealt.lot, ";\n    static constexpr bool ahead = ", ahead ? "true" : "false",
+                     ", turns = ", ahead ? "false" : "true", ";\n", queries->places, keys->places,
+                     values->places, step_text("scores", 128, q.dtype, false, false),
                      step_text("values", static_cast<int>(d) + 8, q.dtype, true, true), "};\n");
     text.body += body_head();
     std::string maps;
@@ -163,28 +220,34 @@ bool gradient_roles(KernelText& text, const LoweredOp& op, const BlockLayout& la
     if (limits.major != 9 || op.inputs.size() > 7 || (d != 64 && d != 128) || t < kRolesRows ||
         s < kRolesRows || !std::all_of(op.outputs.begin(), op.outputs.end(), stores_pairs))
         return false;
-    const int rows = 128, stages = 2, boxes = static_cast<int>(d / 64);
-    const int block = of_keys || d == 128 ? 64 : 128;
+    const int rows = 128, block = 64, boxes = static_cast<int>(d / 64), stages = 5 - boxes;
+    const bool ahead = d == 64;  // as far as registers hold the next scores
     const int of_q = of_keys ? block : rows, of_k = of_keys ? rows : block;
     const auto queries = head_map(op, 0, "q", of_q), keys = head_map(op, 1, "k", of_k),
                values = head_map(op, 2, "v", of_k), upstream = head_map(op, 6, "dy", of_q);
     if (!queries || !keys || !values || !upstream) return false;
-    const int64_t tiles =
-        ceil_div(of_keys ? s : t, rows) * q.shape[0] * (of_keys ? k.shape[1] : q.shape[1]);
+    const int64_t heads = q.shape[0] * (of_keys ? k : q).shape[1],
+                  tiles = ceil_div(of_keys ? s : t, rows) * heads;
     if (tiles >= INT32_MAX) return false;
+    const Deal dealt =
+        deal(tile_costs(op, rows, block, of_keys), heads,
+             4 * d * (of_keys ? t * (q.shape[1] / k.shape[1]) : s), limits.processors);
     text.name = cat(op.def->name, "_wgmma_", dtype_abbrev(q.dtype));
     text.includes = {"attention_bwd_wgmma.cuh"};
     text.threads = 384;
-    text.blocks = std::min<int64_t>(tiles, std::max(limits.processors, 1));
+    text.blocks = dealt.blocks;
     text.maps = {queries->map, keys->map, values->map, upstream->map};
     // As GradientRoom has it.
-    text.shared = static_cast<uint32_t>(2 * boxes * rows * 128 + stages * 2 * boxes * block * 128 +
-                                        stages * 8 * block + 8 * (2 + 4 * stages));
-    text.body +=
-        cat("struct @_Layout {\n    static constexpr int boxes = ", boxes, ", block = ", block,
-            ", producer_registers = 40, consumer_registers = 232;\n", queries->places, keys->places,
-            values->places, upstream->places, step_text("scores", block, q.dtype, false, false),
-            step_text("values", static_cast<int>(d), q.dtype, true, true), "};\n");
+    text.shared = static_cast<uint32_t>(4 * boxes * rows * 128 + stages * 2 * boxes * block * 128 +
+                                        stages * 8 * block + 8 * (4 + 4 * stages));
+    text.body += cat("struct @_Layout {\n    static constexpr int boxes = ", boxes,
+                     ", block = ", block, ", stages = ", stages,
+                     ", producer_registers = 40, consumer_registers = 232;\n"
+                     "    static constexpr uint32_t lot = ",
+                     dealt.lot, ";\n    static constexpr bool ahead = ", ahead ? "true" : "false",
+                     ";\n", queries->places, keys->places, values->places, upstream->places,
+                     step_text("scores", block, q.dtype, false, false),
+                     step_text("values", static_cast<int>(d), q.dtype, true, true), "};\n");
     text.body += body_head();
     const auto number = [&](int input) {
         return cat("block.ptr<const float>(", layout.operand[static_cast<size_t>(input)], "), ");

@@ -7,16 +7,17 @@
 
 namespace aicf {
 
-/// Two operands of a block's own rows, and a ring of two of the others' with numbers of their rows.
-template <int Boxes, int Block>
+/// Two operands of a unit's own rows, of the unit at work and the next, and a ring of two of the
+/// others' with numbers of their rows.
+template <int Boxes, int Block, int Stages>
 struct GradientRoom {
-    static constexpr int rows = 128, line = 128, stages = 2;
+    static constexpr int rows = 128, line = 128, stages = Stages;
     static constexpr int own_bytes = Boxes * rows * line, other_bytes = Boxes * Block * line;
     static constexpr int number_bytes = 8 * Block;
-    static constexpr int ring = 2 * own_bytes, stage_bytes = 2 * other_bytes;
+    static constexpr int ring = 4 * own_bytes, stage_bytes = 2 * other_bytes;
     static constexpr int numbers = ring + stages * stage_bytes;
     static constexpr int barriers = numbers + stages * number_bytes;
-    static constexpr int bytes = barriers + 8 * (2 + 4 * stages);
+    static constexpr int bytes = barriers + 8 * (4 + 4 * stages);
 };
 
 /// The barriers of such a room: of the own operands, and of each stage of the first and the second
@@ -24,18 +25,20 @@ struct GradientRoom {
 template <class Room>
 struct GradientBarriers {
     uint32_t at;
-    __device__ __forceinline__ uint32_t full_own() const { return at; }
-    __device__ __forceinline__ uint32_t empty_own() const { return at + 8; }
+    __device__ __forceinline__ uint32_t full_own(uint32_t s) const { return at + 8 * s; }
+    __device__ __forceinline__ uint32_t empty_own(uint32_t s) const { return at + 16 + 8 * s; }
     __device__ __forceinline__ uint32_t full(int which, int s) const {
-        return at + 16 + 8 * (which * Room::stages + s);
+        return at + 32 + 8 * (which * Room::stages + s);
     }
     __device__ __forceinline__ uint32_t empty(int which, int s) const {
-        return at + 16 + 8 * ((2 + which) * Room::stages + s);
+        return at + 32 + 8 * ((2 + which) * Room::stages + s);
     }
     /// `writers`: threads that write numbers beside the copies of the second.
     __device__ __forceinline__ void init(int writers) const {
-        init_barrier(full_own(), 1);
-        init_barrier(empty_own(), 8);
+        for (uint32_t s = 0; s < 2; s++) {
+            init_barrier(full_own(s), 1);
+            init_barrier(empty_own(s), 8);
+        }
         for (int s = 0; s < Room::stages; s++) {
             init_barrier(full(0, s), 1 + writers);
             init_barrier(full(1, s), 1);
@@ -46,6 +49,12 @@ struct GradientBarriers {
     }
 };
 
+/// Sums that a product is to write: what was in them is nobody's.
+template <int Count>
+__device__ __forceinline__ void fresh(float (&sums)[Count]) {
+#pragma unroll
+    for (int x = 0; x < Count; x++) asm volatile("" : "=f"(sums[x])::"memory");
+}
 /// sums = 64 lines of `own` by the lines of a block, along their columns.
 template <class Layout, int OwnBox, int OtherBox, int Count>
 __device__ __forceinline__ void multiply_lines(float (&sums)[Count], uint32_t own, uint32_t other) {
@@ -90,10 +99,9 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                                                    const char* map_v, const char* map_dy,
                                                    float factor, float scale) {
     constexpr int boxes = Layout::boxes, block = Layout::block, width = 64 * boxes;
-    typedef GradientRoom<boxes, block> Room;
+    typedef GradientRoom<boxes, block, Layout::stages> Room;
     constexpr int own_box = Room::rows * Room::line, other_box = block * Room::line;
-    constexpr uint32_t tiles = uint32_t((Shape::t + Room::rows - 1) / Room::rows);
-    constexpr uint32_t units = uint32_t(tiles * Shape::heads * Shape::batches);
+    constexpr auto tiles = uint32_t((Shape::t + Room::rows - 1) / Room::rows);
     extern __shared__ __align__(1024) char room_of_all[];
     const uint32_t room = shared_address(room_of_all);
     const GradientBarriers<Room> barriers{room + Room::barriers};
@@ -105,18 +113,21 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
     __syncthreads();
     struct Place {
         int head, batch, i0, blocks;
-        __device__ __forceinline__ explicit Place(uint32_t u) {
-            const uint32_t of = u / tiles;
-            head = int(of % uint32_t(Shape::heads));
-            batch = int(of / uint32_t(Shape::heads));
-            i0 = int(tiles - 1 - u % tiles) * Room::rows;
+        bool there;
+        __device__ __forceinline__ Place(const Grid& grid, uint32_t round) {
+            const TileTurn<tiles, uint32_t(Shape::heads * Shape::batches), Layout::lot> turn(grid,
+                                                                                             round);
+            there = turn.there();
+            head = int(turn.head % uint32_t(Shape::heads));
+            batch = int(turn.head / uint32_t(Shape::heads));
+            i0 = int(tiles - 1 - turn.tile) * Room::rows;
             const int last = i0 + Room::rows;
             const int end = !Shape::causal || last >= Shape::s ? int(Shape::s) : last;
             blocks = (end + block - 1) / block;
         }
     };
     int stage = 0;
-    uint32_t phase = 0, unit_phase = 0;
+    uint32_t phase = 0;
     const auto next = [&] {
         if (++stage == Room::stages) stage = 0, phase ^= 1;
     };
@@ -126,18 +137,20 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
         if (threadIdx.x == 0) {
-            for (uint32_t u = grid.block; u < units; u += grid.blocks, unit_phase ^= 1) {
-                const Place place(u);
+            for (uint32_t round = 0;; round++) {
+                const Place place(grid, round);
+                if (!place.there) break;
                 const int group = place.head / int(Shape::share);
-                wait_barrier(barriers.empty_own(), unit_phase ^ 1);
-                arrive_expecting(barriers.full_own(), 2 * Room::own_bytes);
+                const uint32_t mine = round % 2, to = room + mine * 2 * Room::own_bytes,
+                               full = barriers.full_own(mine);
+                wait_barrier(barriers.empty_own(mine), round / 2 % 2 ^ 1);
+                arrive_expecting(full, 2 * Room::own_bytes);
                 for (int b = 0; b < boxes; b++) {
-                    copy_box<1>(room + b * own_box, map_q, Layout::q_x(place.head) + 64 * b,
-                                place.i0, Layout::q_z(place.batch, place.head),
-                                barriers.full_own());
-                    copy_box<1>(room + Room::own_bytes + b * own_box, map_dy,
+                    copy_box<1>(to + b * own_box, map_q, Layout::q_x(place.head) + 64 * b, place.i0,
+                                Layout::q_z(place.batch, place.head), full);
+                    copy_box<1>(to + Room::own_bytes + b * own_box, map_dy,
                                 Layout::dy_x(place.head) + 64 * b, place.i0,
-                                Layout::dy_z(place.batch, place.head), barriers.full_own());
+                                Layout::dy_z(place.batch, place.head), full);
                 }
                 for (int j = 0; j < place.blocks; j++, next()) {
                     wait_barrier(barriers.empty(0, stage), phase ^ 1);
@@ -158,47 +171,91 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Layout::consumer_registers));
-    const int own = warp / 4 - 1;
+    const int own = __shfl_sync(~0u, warp / 4 - 1, 0);
     const auto release = [&](uint32_t barrier) {
         if (lane == 0) arrive_at<1>(barrier, 0);
     };
-    const uint32_t queries = room + own * 64 * Room::line, upstream = queries + Room::own_bytes;
-    for (uint32_t u = grid.block; u < units; u += grid.blocks, unit_phase ^= 1) {
-        const Place place(u);
-        const int row = place.i0 + 64 * own + 16 * (warp % 4);
-        float offset[2], mean[2];
+    // Queries that are there see a key, so a unit has a block.
+    const auto row_of = [&](const Place& of) { return of.i0 + 64 * own + 16 * (warp % 4); };
+    const auto numbers = [&](float (&offsets)[2], float (&means)[2], const Place& of) {
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            const int r = row + lane / 4 + 8 * high;
-            numbers_of<Shape>(offset[high], mean[high], most, sum, delta, place.batch, place.head,
-                              r, r < Shape::t);
+            const int r = row_of(of) + lane / 4 + 8 * high;
+            numbers_of<Shape>(offsets[high], means[high], most, sum, delta, of.batch, of.head, r,
+                              r < Shape::t);
         }
-        // Where registers do not hold the next scores beside what these products read.
-        constexpr bool waits = width / 2 + block + block / 4 > 208;
-        float acc[width / 2], p[block / 2], s[block / 2];
+    };
+    const auto scores = [&](float (&p)[block / 2], uint32_t mine, int at) {
+        multiply_lines<Layout, own_box, other_box>(
+            p, room + mine * 2 * Room::own_bytes + own * 64 * Room::line, ring(at, 0));
+    };
+    const auto upstream = [&](float (&s)[block / 2], uint32_t mine, int at) {
+        multiply_lines<Layout, own_box, other_box>(
+            s, room + (mine * 2 + 1) * Room::own_bytes + own * 64 * Room::line, ring(at, 1));
+    };
+    constexpr bool both = Layout::ahead;
+    for (uint32_t round = 0;; round++) {
+        Place place(grid, round);
+        if (!place.there) break;
+        float acc[width / 2], even_p[block / 2], odd_p[block / 2], even_s[block / 2],
+            odd_s[block / 2];
         uint32_t slopes[block / 16][4];
-        wait_barrier(barriers.full_own(), unit_phase);
-        const auto begin = [&] {
-            wait_barrier(barriers.full(0, stage), phase);
-            hold(p);
-            multiply_lines<Layout, own_box, other_box>(p, queries, ring(stage, 0));
+        float offset[2], mean[2];
+        numbers(offset, mean, place);
+        bool goes_on = true;
+        float next_offset[2], next_mean[2];
+        int j = 0, row = row_of(place), now = stage, now_done = stage;
+        uint32_t now_phase = phase;
+        wait_barrier(barriers.full_own(round % 2), round / 2 % 2);
+        wait_barrier(barriers.full(0, stage), phase);
+        fresh(even_p);
+        fresh(even_s);
+        scores(even_p, round % 2, stage);
+        if constexpr (both) {
             wait_barrier(barriers.full(1, stage), phase);
-            hold(s);
-            multiply_lines<Layout, own_box, other_box>(s, upstream, ring(stage, 1));
-        };
-        if (place.blocks == 0) {
-#pragma unroll
-            for (int x = 0; x < width / 2; x++) acc[x] = 0;
+            upstream(even_s, round % 2, stage);
         }
-        int before = stage;
-#pragma unroll 1
-        for (int j = 0; j < place.blocks; j++) {
-            const int j0 = j * block;
-            begin();
-            wait_products<1>();
+        wait_products<0>();
+        hold(even_p);
+        if constexpr (both) hold(even_s);
+        next();
+        // Through one unit after the other: the products of the next block, of this unit or the
+        // next, are asked for before the slopes of this one are made. True at the last of a unit.
+        const auto one_block = [&](float (&p)[block / 2], float (&s)[block / 2],
+                                   float (&next_p)[block / 2], float (&next_s)[block / 2]) {
+            const int at = now_done = now;
+            fresh(next_p);
+            if constexpr (both) {
+                fresh(next_s);
+            } else {
+                wait_barrier(barriers.full(1, at), now_phase);
+                fresh(s);
+                upstream(s, round % 2, at);
+            }
+            const bool last = j + 1 == place.blocks;
+            goes_on = true;
+            uint32_t of = round;
+            if (last) {
+                const Place after(grid, round + 1);
+                goes_on = after.there;
+                of++;
+                if (goes_on) {
+                    numbers(next_offset, next_mean, after);
+                    wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
+                }
+            }
+            if (goes_on) {
+                wait_barrier(barriers.full(0, stage), phase);
+                if constexpr (both) wait_barrier(barriers.full(1, stage), phase);
+            }
+            now = stage;
+            now_phase = phase;
+            scores(next_p, of % 2, stage);  // where none follows, of what lies there
+            if constexpr (both) upstream(next_s, of % 2, stage);
+            wait_products<3>();
             hold(p);
-            if (j > 0) release(barriers.empty(0, before));
-            before = stage;
+            if (goes_on) next();
+            const int j0 = j * block;
 #pragma unroll
             for (int x = 0; x < block / 2; x++)
                 p[x] = scalar::weight<false>(scalar::fma(p[x], factor, offset[x % 4 / 2]));
@@ -214,26 +271,45 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                         if (x / 2 * 8 + x % 2 >= seen) p[x / 2 * 4 + 2 * high + x % 2] = 0.0f;
                 }
             }
-            wait_products<0>();
+            wait_products<both ? 2 : 1>();
             hold(s);
             hold(acc);
-            release(barriers.empty(1, stage));
+            release(barriers.empty(1, at));
+            if (last) release(barriers.empty_own(round % 2));
 #pragma unroll
             for (int x = 0; x < block / 2; x++) s[x] = p[x] * (s[x] - mean[x % 4 / 2]);
+            if (j > 0) release(barriers.empty(0, at == 0 ? Room::stages - 1 : at - 1));
             pack_lines<E>(slopes, s);
-            multiply_weights<Layout, other_box>(acc, slopes, ring(stage, 0), j > 0);
-            if constexpr (waits) {
-                wait_products<0>();
-                hold(acc);
+            multiply_weights<Layout, other_box>(acc, slopes, ring(at, 0), j > 0);
+            j++;
+            return last;
+        };
+        // The end of a unit, beside the products of the next one's first block; false of the last.
+        const auto end_unit = [&](float (&next_p)[block / 2], float (&next_s)[block / 2]) {
+            wait_products<0>();
+            hold(acc);
+            hold(next_p);
+            if constexpr (both) hold(next_s);
+            release(barriers.empty(0, now_done));
+            store_sums<typename Shape::Dq>(acc, scale, dq + Shape::Dq::at(place.batch, place.head),
+                                           row, int(Shape::t));
+            if (!goes_on) return false;
+            round++;
+            place = Place(grid, round);
+            row = row_of(place);
+            j = 0;
+#pragma unroll
+            for (int high = 0; high < 2; high++) {
+                offset[high] = next_offset[high];
+                mean[high] = next_mean[high];
             }
-            next();
+            return true;
+        };
+        for (;;) {
+            auto& other_s = both ? odd_s : even_s;
+            if (one_block(even_p, even_s, odd_p, other_s) && !end_unit(odd_p, other_s)) break;
+            if (one_block(odd_p, other_s, even_p, even_s) && !end_unit(even_p, even_s)) break;
         }
-        wait_products<0>();
-        hold(acc);
-        if (place.blocks > 0) release(barriers.empty(0, before));
-        release(barriers.empty_own());
-        store_sums<typename Shape::Dq>(acc, scale, dq + Shape::Dq::at(place.batch, place.head), row,
-                                       int(Shape::t));
     }
 }
 
@@ -244,11 +320,10 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                                                     const char* map_k, const char* map_v,
                                                     const char* map_dy, float factor, float scale) {
     constexpr int boxes = Layout::boxes, block = Layout::block, width = 64 * boxes;
-    typedef GradientRoom<boxes, block> Room;
+    typedef GradientRoom<boxes, block, Layout::stages> Room;
     constexpr int own_box = Room::rows * Room::line, other_box = block * Room::line;
-    constexpr uint32_t tiles = uint32_t((Shape::s + Room::rows - 1) / Room::rows),
-                       groups = uint32_t(Shape::heads / Shape::share);
-    constexpr uint32_t units = uint32_t(tiles * groups * Shape::batches);
+    constexpr auto tiles = uint32_t((Shape::s + Room::rows - 1) / Room::rows),
+                   groups = uint32_t(Shape::heads / Shape::share);
     constexpr int blocks = int((Shape::t + block - 1) / block);
     extern __shared__ __align__(1024) char room_of_all[];
     const uint32_t room = shared_address(room_of_all);
@@ -261,11 +336,13 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     __syncthreads();
     struct Place {
         int group, batch, j0, skipped, turns;
-        __device__ __forceinline__ explicit Place(uint32_t u) {
-            const uint32_t of = u / tiles;
-            group = int(of % groups);
-            batch = int(of / groups);
-            j0 = int(u % tiles) * Room::rows;
+        bool there;
+        __device__ __forceinline__ Place(const Grid& grid, uint32_t round) {
+            const TileTurn<tiles, groups * uint32_t(Shape::batches), Layout::lot> turn(grid, round);
+            there = turn.there();
+            group = int(turn.head % groups);
+            batch = int(turn.head / groups);
+            j0 = int(turn.tile) * Room::rows;
             // Blocks of queries from the first that sees a key on, of one head after the other.
             skipped = Shape::causal ? (j0 / block < blocks ? j0 / block : blocks) : 0;
             turns = (blocks - skipped) * int(Shape::share);
@@ -277,7 +354,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         }
     };
     int stage = 0;
-    uint32_t phase = 0, unit_phase = 0;
+    uint32_t phase = 0;
     const auto next = [&] {
         if (++stage == Room::stages) stage = 0, phase ^= 1;
     };
@@ -288,17 +365,19 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
         if (threadIdx.x == 0) {
-            for (uint32_t u = grid.block; u < units; u += grid.blocks, unit_phase ^= 1) {
-                const Place place(u);
-                wait_barrier(barriers.empty_own(), unit_phase ^ 1);
-                arrive_expecting(barriers.full_own(), 2 * Room::own_bytes);
+            for (uint32_t round = 0;; round++) {
+                const Place place(grid, round);
+                if (!place.there) break;
+                const uint32_t mine = round % 2, to = room + mine * 2 * Room::own_bytes,
+                               full = barriers.full_own(mine);
+                wait_barrier(barriers.empty_own(mine), round / 2 % 2 ^ 1);
+                arrive_expecting(full, 2 * Room::own_bytes);
                 for (int b = 0; b < boxes; b++) {
-                    copy_box<1>(room + b * own_box, map_k, Layout::k_x(place.group) + 64 * b,
-                                place.j0, Layout::k_z(place.batch, place.group),
-                                barriers.full_own());
-                    copy_box<1>(room + Room::own_bytes + b * own_box, map_v,
+                    copy_box<1>(to + b * own_box, map_k, Layout::k_x(place.group) + 64 * b,
+                                place.j0, Layout::k_z(place.batch, place.group), full);
+                    copy_box<1>(to + Room::own_bytes + b * own_box, map_v,
                                 Layout::v_x(place.group) + 64 * b, place.j0,
-                                Layout::v_z(place.batch, place.group), barriers.full_own());
+                                Layout::v_z(place.batch, place.group), full);
                 }
                 int head = place.group * int(Shape::share), i0 = place.first();
                 for (int turn = 0; turn < place.turns; turn++, next()) {
@@ -319,8 +398,9 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 }
             }
         } else if (warp == 1) {  // the numbers of the queries
-            for (uint32_t u = grid.block; u < units; u += grid.blocks) {
-                const Place place(u);
+            for (uint32_t round = 0;; round++) {
+                const Place place(grid, round);
+                if (!place.there) break;
                 int head = place.group * int(Shape::share), i0 = place.first();
                 for (int turn = 0; turn < place.turns; turn++, next()) {
                     wait_barrier(barriers.empty(0, stage), phase ^ 1);
@@ -344,101 +424,180 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Layout::consumer_registers));
-    const int own = warp / 4 - 1;
+    const int own = __shfl_sync(~0u, warp / 4 - 1, 0);
     const auto release = [&](uint32_t barrier) {
         if (lane == 0) arrive_at<1>(barrier, 0);
     };
-    const uint32_t keys = room + own * 64 * Room::line, values = keys + Room::own_bytes;
-    for (uint32_t u = grid.block; u < units; u += grid.blocks, unit_phase ^= 1) {
-        const Place place(u);
-        const int row = place.j0 + 64 * own + 16 * (warp % 4);
-        constexpr bool waits = width + block + block / 2 > 208;
-        float key_acc[width / 2], value_acc[width / 2], p[block / 2], s[block / 2];
-        uint32_t weights[block / 16][4], slopes[block / 16][4];
-        wait_barrier(barriers.full_own(), unit_phase);
-        const auto begin = [&] {
-            wait_barrier(barriers.full(0, stage), phase);
-            hold(p);
-            multiply_lines<Layout, own_box, other_box>(p, keys, ring(stage, 0));
-            wait_barrier(barriers.full(1, stage), phase);
-            hold(s);
-            multiply_lines<Layout, own_box, other_box>(s, values, ring(stage, 1));
-        };
-        if (place.turns == 0) {
+    const auto row_of = [&](const Place& of) { return of.j0 + 64 * own + 16 * (warp % 4); };
+    const auto keys_at = [&](uint32_t mine) {
+        return room + mine * 2 * Room::own_bytes + own * 64 * Room::line;
+    };
+    // Scores to weights, by the numbers of the queries.
+    const auto weigh = [&](float (&p)[block / 2], int at, int i0, int row) {
+        const uint32_t from = numbers(at) + lane % 4 * 16;
 #pragma unroll
-            for (int x = 0; x < width / 2; x++) key_acc[x] = value_acc[x] = 0;
+        for (int x = 0; x < block / 8; x++) {
+            float number[4];
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(number[0]), "=f"(number[1]), "=f"(number[2]), "=f"(number[3])
+                         : "r"(from + 64 * x)
+                         : "memory");
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                p[4 * x + y] =
+                    scalar::weight<false>(scalar::fma(p[4 * x + y], factor, number[y % 2 * 2]));
         }
-        int before = stage, i0 = place.first();
-#pragma unroll 1
-        for (int turn = 0; turn < place.turns; turn++, i0 = place.after(i0)) {
-            const uint32_t own_numbers = numbers(stage) + lane % 4 * 16;
-            begin();
-            wait_products<1>();
-            hold(p);
-            if (turn > 0) {
-                release(barriers.empty(0, before));
-                release(barriers.empty(1, before));
+        if (Shape::causal && row + 15 > i0) {
+#pragma unroll
+            for (int high = 0; high < 2; high++) {
+                const int hidden = row + lane / 4 + 8 * high - i0 - lane % 4 * 2;
+#pragma unroll
+                for (int x = 0; x < block / 4; x++)
+                    if (x / 2 * 8 + x % 2 < hidden) p[x / 2 * 4 + 2 * high + x % 2] = 0.0f;
             }
-            before = stage;
-#pragma unroll
-            for (int x = 0; x < block / 8; x++) {
-                float number[4];
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(number[0]), "=f"(number[1]), "=f"(number[2]), "=f"(number[3])
-                             : "r"(own_numbers + 64 * x)
-                             : "memory");
-#pragma unroll
-                for (int y = 0; y < 4; y++)
-                    p[4 * x + y] =
-                        scalar::weight<false>(scalar::fma(p[4 * x + y], factor, number[y % 2 * 2]));
-            }
-            if (Shape::causal && row + 15 > i0) {
-#pragma unroll
-                for (int high = 0; high < 2; high++) {
-                    const int hidden = row + lane / 4 + 8 * high - i0 - lane % 4 * 2;
-#pragma unroll
-                    for (int x = 0; x < block / 4; x++)
-                        if (x / 2 * 8 + x % 2 < hidden) p[x / 2 * 4 + 2 * high + x % 2] = 0.0f;
-                }
-            }
-            wait_products<0>();
-            hold(s);
-            hold(key_acc);
-            hold(value_acc);
-#pragma unroll
-            for (int x = 0; x < block / 8; x++) {
-                float number[4];
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(number[0]), "=f"(number[1]), "=f"(number[2]), "=f"(number[3])
-                             : "r"(own_numbers + 64 * x)
-                             : "memory");
-#pragma unroll
-                for (int y = 0; y < 4; y++)
-                    s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - number[y % 2 * 2 + 1]);
-            }
-            pack_lines<E>(weights, p);
-            multiply_weights<Layout, other_box>(value_acc, weights, ring(stage, 1), turn > 0);
-            pack_lines<E>(slopes, s);
-            multiply_weights<Layout, other_box>(key_acc, slopes, ring(stage, 0), turn > 0);
-            if constexpr (waits) {
-                wait_products<0>();
-                hold(key_acc);
-                hold(value_acc);
-            }
-            next();
         }
-        wait_products<0>();
-        hold(key_acc);
-        hold(value_acc);
-        if (place.turns > 0) {
-            release(barriers.empty(0, before));
-            release(barriers.empty(1, before));
+    };
+    const auto slope = [&](float (&s)[block / 2], const float (&p)[block / 2], int at) {
+        const uint32_t from = numbers(at) + lane % 4 * 16;
+#pragma unroll
+        for (int x = 0; x < block / 8; x++) {
+            float number[4];
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(number[0]), "=f"(number[1]), "=f"(number[2]), "=f"(number[3])
+                         : "r"(from + 64 * x)
+                         : "memory");
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - number[y % 2 * 2 + 1]);
         }
-        release(barriers.empty_own());
+    };
+    const auto store = [&](const Place& place, int row, const float (&key_acc)[width / 2],
+                           const float (&value_acc)[width / 2]) {
         store_sums<typename Shape::Dk>(key_acc, scale, dk + Shape::Dk::at(place.batch, place.group),
                                        row, int(Shape::s));
         store_sums<typename Shape::Dv>(
             value_acc, 1.0f, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
+    };
+    const auto release_both = [&](int at) {
+        release(barriers.empty(0, at));
+        release(barriers.empty(1, at));
+    };
+    for (uint32_t round = 0;; round++) {
+        Place place(grid, round);
+        if (!place.there) break;
+        int turn = 0, i0 = place.first(), row = row_of(place);
+        wait_barrier(barriers.full_own(round % 2), round / 2 % 2);
+        if (place.turns == 0) {
+            __syncwarp();
+            release(barriers.empty_own(round % 2));
+            const float zeros[width / 2] = {};
+            store(place, row, zeros, zeros);
+            continue;
+        }
+        float key_acc[width / 2], value_acc[width / 2], s[block / 2];
+        uint32_t weights[block / 16][4], slopes[block / 16][4];
+        if constexpr (Layout::ahead) {
+            float even[block / 2], odd[block / 2];
+            int now = stage;
+            uint32_t now_phase = phase;
+            wait_barrier(barriers.full(0, stage), phase);
+            hold(even);
+            multiply_lines<Layout, own_box, other_box>(even, keys_at(round % 2), ring(stage, 0));
+            wait_products<0>();
+            hold(even);
+            next();
+            // Through one unit after the other: the scores of the next block are asked for before
+            // the weights of this one are made. False at the last before the end or a unit without
+            // blocks.
+            const auto one_block = [&](float (&p)[block / 2], float (&next_p)[block / 2]) {
+                const int at = now;
+                const uint32_t at_phase = now_phase;
+                const bool last = turn + 1 == place.turns;
+                bool goes_on = true;
+                uint32_t of = round;
+                wait_barrier(barriers.full(1, at), at_phase);
+                hold(s);
+                hold(next_p);
+                multiply_lines<Layout, own_box, other_box>(s, keys_at(of % 2) + Room::own_bytes,
+                                                           ring(at, 1));
+                if (last) {
+                    const Place after(grid, round + 1);
+                    goes_on = after.there && after.turns > 0;
+                    of++;
+                    if (goes_on) wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
+                }
+                if (goes_on) wait_barrier(barriers.full(0, stage), phase);
+                now = stage;
+                now_phase = phase;
+                // Where none follows, of what lies there.
+                multiply_lines<Layout, own_box, other_box>(next_p, keys_at(of % 2), ring(stage, 0));
+                wait_products<4>();
+                hold(p);
+                if (goes_on) next();
+                weigh(p, at, i0, row);
+                wait_products<1>();
+                hold(s);
+                hold(key_acc);
+                hold(value_acc);
+                if (turn > 0) release_both(at == 0 ? Room::stages - 1 : at - 1);
+                if (last) release(barriers.empty_own(round % 2));
+                slope(s, p, at);
+                pack_lines<E>(weights, p);
+                multiply_weights<Layout, other_box>(value_acc, weights, ring(at, 1), turn > 0);
+                pack_lines<E>(slopes, s);
+                multiply_weights<Layout, other_box>(key_acc, slopes, ring(at, 0), turn > 0);
+                turn++;
+                i0 = place.after(i0);
+                if (last) {
+                    wait_products<0>();
+                    hold(key_acc);
+                    hold(value_acc);
+                    hold(next_p);
+                    release_both(at);
+                    store(place, row, key_acc, value_acc);
+                    if (!goes_on) return false;
+                    round++;
+                    place = Place(grid, round);
+                    turn = 0;
+                    i0 = place.first();
+                    row = row_of(place);
+                }
+                return true;
+            };
+#pragma unroll 1
+            while (one_block(even, odd) && one_block(odd, even)) {
+            }
+        } else {
+            float p[block / 2];
+#pragma unroll 1
+            for (; turn < place.turns; turn++, i0 = place.after(i0)) {
+                wait_barrier(barriers.full(0, stage), phase);
+                hold(p);
+                hold(s);
+                multiply_lines<Layout, own_box, other_box>(p, keys_at(round % 2), ring(stage, 0));
+                wait_barrier(barriers.full(1, stage), phase);
+                multiply_lines<Layout, own_box, other_box>(s, keys_at(round % 2) + Room::own_bytes,
+                                                           ring(stage, 1));
+                wait_products<1>();
+                hold(p);
+                weigh(p, stage, i0, row);
+                pack_lines<E>(weights, p);
+                multiply_weights<Layout, other_box>(value_acc, weights, ring(stage, 1), turn > 0);
+                wait_products<1>();
+                hold(s);
+                if (turn + 1 == place.turns) release(barriers.empty_own(round % 2));
+                slope(s, p, stage);
+                pack_lines<E>(slopes, s);
+                multiply_weights<Layout, other_box>(key_acc, slopes, ring(stage, 0), turn > 0);
+                // Registers do not hold what these read beside the next scores.
+                wait_products<0>();
+                hold(key_acc);
+                hold(value_acc);
+                release_both(stage);
+                next();
+            }
+            store(place, row, key_acc, value_acc);
+        }
     }
 }
 

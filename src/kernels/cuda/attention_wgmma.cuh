@@ -13,9 +13,10 @@ namespace aicf {
 template <int Boxes, int Groups, int Stages>
 struct AttentionRoom {
     static constexpr int keys = 128, line = 128, box = keys * line;
+    // Of two units, one of which is loaded while the other is at work.
     static constexpr int queries = 0, query_bytes = Boxes * Groups * 64 * line;
     static constexpr int key_bytes = Boxes * box;
-    static constexpr int key_stages = query_bytes;
+    static constexpr int key_stages = 2 * query_bytes;
     // Behind the columns of values come columns of ones, which add the weights: of two boxes a
     // third, of one the same lines for all steps.
     static constexpr int ones_bytes = Boxes == 1 ? 2048 : box;
@@ -23,7 +24,24 @@ struct AttentionRoom {
     static constexpr int value_stages = key_stages + Stages * key_bytes;
     static constexpr int ones = value_stages + Stages * value_bytes;
     static constexpr int barriers = ones + (Boxes == 1 ? ones_bytes : 0);
-    static constexpr int bytes = barriers + 8 * (2 + 4 * Stages);
+    static constexpr int bytes = barriers + 8 * (4 + 4 * Stages);
+};
+
+/// The tiles of all heads in the order in which blocks take them: `Lot` heads after `Lot` heads, so
+/// that their keys and values stay in the L2 cache, of these the longest tiles first. Every second
+/// round goes the other way, so that whoever had a long tile gets a short one.
+template <uint32_t Tiles, uint32_t Heads, uint32_t Lot>
+struct TileTurn {
+    uint32_t unit, head, tile;  // the tile: how many of the head are longer
+    __device__ __forceinline__ TileTurn(const Grid& grid, uint32_t round) {
+        const auto block = uint32_t(grid.block), blocks = uint32_t(grid.blocks);
+        unit = round * blocks + (round % 2 ? blocks - 1 - block : block);
+        const uint32_t first = unit / (Tiles * Lot) * Lot, at = unit % (Tiles * Lot);
+        const uint32_t count = Heads % Lot == 0 || Heads - first >= Lot ? Lot : Heads - first;
+        tile = at / count;
+        head = first + at % count;
+    }
+    __device__ __forceinline__ bool there() const { return unit < Tiles * Heads; }
 };
 
 /// Sums of 64 rows as the first operand of a product along the columns.
@@ -37,7 +55,68 @@ __device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
             to[k][w] = narrow_two<E>(from[8 * k + 2 * w], from[8 * k + 2 * w + 1]);
 }
 
-/// A row's share of a block's scores to weights: what attention.cuh does, of sums of a warpgroup.
+/// Scores of 64 queries and 128 keys to weights, what attention.cuh does, of sums of a warpgroup.
+template <class Shape>
+struct RowWeights {
+    float top[2], step[2], factor;
+    bool moves;
+    __device__ __forceinline__ explicit RowWeights(float by) : factor(by) { begin(); }
+    __device__ __forceinline__ void begin() { top[0] = top[1] = scalar::from_bits(0xff800000u); }
+    /// Of the keys from j0 on and the warp's queries from `row` on; sums are to be multiplied by
+    /// `step`, where it `moves`.
+    __device__ __forceinline__ void weigh(float (&s)[64], int j0, int row) {
+        const float none = scalar::from_bits(0xff800000u);
+        const int lane = threadIdx.x % 32;
+        const bool edge = j0 + 128 > Shape::s || (Shape::causal && j0 + 127 > row);
+        const auto hide = [&](float value) {
+            const int key = j0 + lane % 4 * 2, query = row + lane / 4;
+#pragma unroll
+            for (int high = 0; high < 2; high++) {
+                // How many keys from the lane's first on the row sees.
+                int seen = int(Shape::s) - key;
+                if (Shape::causal && query + 8 * high + 1 - key < seen)
+                    seen = query + 8 * high + 1 - key;
+#pragma unroll
+                for (int x = 0; x < 32; x++)
+                    if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
+            }
+        };
+        if (edge) hide(none);
+        moves = false;
+        float used[2];
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            float m[4];
+#pragma unroll
+            for (int x = 0; x < 64; x += 4) {
+                const float two = largest(s[x + 2 * high], s[x + 2 * high + 1]);
+                m[x / 4 % 4] = x < 16 ? two : largest(m[x / 4 % 4], two);
+            }
+            float all = largest(largest(m[0], m[1]), largest(m[2], m[3]));
+            all = largest(all, __shfl_xor_sync(~0u, all, 1));
+            all = largest(all, __shfl_xor_sync(~0u, all, 2));
+            const float next = largest(top[high], scalar::weight_top(all, factor));
+            moves |= !(next == top[high]);
+            step[high] = scalar::weight_step(top[high], next);
+            top[high] = next;
+            used[high] = next == none ? 0.0f : next;
+        }
+#pragma unroll
+        for (int x = 0; x < 64; x++)
+            s[x] = scalar::weight<false>(scalar::fma(s[x], factor, -used[x % 4 / 2]));
+        if (edge) hide(0.0f);
+    }
+    template <int Count>
+    __device__ __forceinline__ void move(float (&sums)[Count]) const {
+        if (!__any_sync(~0u, moves)) return;
+#pragma unroll
+        for (int x = 0; x < Count; x++) sums[x] *= step[x % 4 / 2];
+    }
+};
+
+/// o = weights times v. `Layout::ahead`: the scores of a block are made while the weights of the
+/// one before are; else the two warpgroups take turns at asking for products, so that while one
+/// makes weights the other's products run.
 template <class Layout, class Shape, class E>
 __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* most, float* sum,
                                                 const char* map_q, const char* map_k,
@@ -45,22 +124,24 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     constexpr int boxes = Layout::boxes, groups = Layout::groups, stages = Layout::stages;
     typedef AttentionRoom<boxes, groups, stages> Room;
     constexpr int rows = 64 * groups, width = 64 * boxes, columns = width / 2 + 4;
-    constexpr int64_t tiles = (Shape::t + rows - 1) / rows;
-    constexpr uint32_t units = uint32_t(tiles * Shape::heads * Shape::batches);
+    constexpr auto tiles = uint32_t((Shape::t + rows - 1) / rows);
     extern __shared__ __align__(1024) char room_of_all[];
     const uint32_t room = shared_address(room_of_all), barriers = room + Room::barriers;
-    const uint32_t full_q = barriers, empty_q = barriers + 8;
-    const auto full_k = [&](int s) { return barriers + 16 + 8 * s; };
-    const auto full_v = [&](int s) { return barriers + 16 + 8 * (stages + s); };
-    const auto empty_k = [&](int s) { return barriers + 16 + 8 * (2 * stages + s); };
-    const auto empty_v = [&](int s) { return barriers + 16 + 8 * (3 * stages + s); };
+    const auto full_q = [&](uint32_t s) { return barriers + 8 * s; };
+    const auto empty_q = [&](uint32_t s) { return barriers + 16 + 8 * s; };
+    const auto full_k = [&](int s) { return barriers + 32 + 8 * s; };
+    const auto full_v = [&](int s) { return barriers + 32 + 8 * (stages + s); };
+    const auto empty_k = [&](int s) { return barriers + 32 + 8 * (2 * stages + s); };
+    const auto empty_v = [&](int s) { return barriers + 32 + 8 * (3 * stages + s); };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         fetch_map(map_q);
         fetch_map(map_k);
         fetch_map(map_v);
-        init_barrier(full_q, 1);
-        init_barrier(empty_q, 4 * groups);
+        for (int s = 0; s < 2; s++) {
+            init_barrier(full_q(s), 1);
+            init_barrier(empty_q(s), 4 * groups);
+        }
         for (int s = 0; s < stages; s++) {
             init_barrier(full_k(s), 1);
             init_barrier(full_v(s), 1);
@@ -82,12 +163,14 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
 
     struct Place {
         int head, batch, i0, blocks;
-        __device__ __forceinline__ explicit Place(uint32_t u) {
-            // The tiles of a head together, those with most keys first.
-            const uint32_t of = u / uint32_t(tiles);
-            head = int(of % uint32_t(Shape::heads));
-            batch = int(of / uint32_t(Shape::heads));
-            i0 = int(uint32_t(tiles) - 1 - u % uint32_t(tiles)) * rows;
+        bool there;
+        __device__ __forceinline__ Place(const Grid& grid, uint32_t round) {
+            const TileTurn<tiles, uint32_t(Shape::heads * Shape::batches), Layout::lot> turn(grid,
+                                                                                             round);
+            there = turn.there();
+            head = int(turn.head % uint32_t(Shape::heads));
+            batch = int(turn.head / uint32_t(Shape::heads));
+            i0 = int(tiles - 1 - turn.tile) * rows;
             blocks = blocks_of(i0 + rows);
         }
         /// How many blocks of keys the queries before `last` see.
@@ -95,27 +178,34 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             const int end = !Shape::causal || last >= Shape::s ? int(Shape::s) : last;
             return (end + Room::keys - 1) / Room::keys;
         }
+        /// Of a warpgroup, none where its queries are none.
+        __device__ __forceinline__ int needed(int own) const {
+            return i0 + 64 * own < Shape::t ? blocks_of(i0 + 64 * own + 64) : 0;
+        }
     };
     int stage = 0;
-    uint32_t phase = 0, unit_phase = 0;
+    uint32_t phase = 0;
     const auto next = [&] {
         if (++stage == stages) stage = 0, phase ^= 1;
     };
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
         if (threadIdx.x == 0) {
-            for (uint32_t u = grid.block; u < units; u += grid.blocks, unit_phase ^= 1) {
-                const Place place(u);
+            for (uint32_t round = 0;; round++) {
+                const Place place(grid, round);
+                if (!place.there) break;
                 const auto copy = [&](uint32_t to, const char* map, int lot, int x, int y, int z,
                                       uint32_t barrier) {
 #pragma unroll
                     for (int b = 0; b < boxes; b++)
                         copy_box<1>(to + b * lot, map, x + 64 * b, y, z, barrier);
                 };
-                wait_barrier(empty_q, unit_phase ^ 1);
-                arrive_expecting(full_q, Room::query_bytes);
-                copy(room + Room::queries, map_q, rows * Room::line, Layout::q_x(place.head),
-                     place.i0, Layout::q_z(place.batch, place.head), full_q);
+                const uint32_t q = round % 2;
+                wait_barrier(empty_q(q), round / 2 % 2 ^ 1);
+                arrive_expecting(full_q(q), Room::query_bytes);
+                copy(room + Room::queries + q * Room::query_bytes, map_q, rows * Room::line,
+                     Layout::q_x(place.head), place.i0, Layout::q_z(place.batch, place.head),
+                     full_q(q));
                 const int group = place.head / int(Shape::share);
                 for (int j = 0; j < place.blocks; j++, next()) {
                     wait_barrier(empty_k(stage), phase ^ 1);
@@ -134,137 +224,39 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Layout::consumer_registers));
-    const float none = scalar::from_bits(0xff800000u);
-    const int own = warp / 4 - 1;
+    const int own = __shfl_sync(~0u, warp / 4 - 1, 0);
     const auto release = [&](uint32_t barrier) {
         if (lane == 0) arrive_at<1>(barrier, 0);
     };
-    for (uint32_t u = grid.block; u < units; u += grid.blocks, unit_phase ^= 1) {
-        const Place place(u);
-        const int row = place.i0 + 64 * own + 16 * (warp % 4);
-        // Of queries that are there, the blocks that some of the warpgroup's see.
-        const int needed =
-            place.i0 + 64 * own < Shape::t ? Place::blocks_of(place.i0 + 64 * own + 64) : 0;
-        float acc[columns], s[64], top[2] = {none, none}, step[2];
-        uint32_t weights[8][4];
-        bool moves;
-        const uint64_t queries = tile_descriptor(room + Room::queries + own * 64 * Room::line, 16);
-        const auto score = [&](int at) {
-            const uint64_t keys =
-                tile_descriptor(room + Room::key_stages + at * Room::key_bytes, 16);
-            begin_products();
+    float acc[columns];
+    uint32_t weights[8][4];
+    RowWeights<Shape> rows_of(factor);
+    const auto score = [&](float (&s)[64], uint32_t q, int at) {
+        const uint64_t queries = tile_descriptor(
+                           room + Room::queries + q * Room::query_bytes + own * 64 * Room::line,
+                           16),
+                       keys = tile_descriptor(room + Room::key_stages + at * Room::key_bytes, 16);
+        begin_products();
 #pragma unroll
-            for (int k = 0; k < 4 * boxes; k++)
-                Layout::scores(s, queries + k / 4 * (rows * Room::line / 16) + k % 4 * 2,
-                               keys + k / 4 * (Room::box / 16) + k % 4 * 2, k > 0);
-            commit_products();
-        };
-        const auto add = [&](int at, bool adds) {
-            const uint32_t from = room + Room::value_stages + at * Room::value_bytes;
-            const uint64_t values =
-                tile_descriptor(from, boxes == 1 ? room + Room::ones - from : Room::box);
-            // Of one box the ones lie where they are, however far the step.
-            constexpr uint64_t along = 128 - (boxes == 1 ? uint64_t(128) << 16 : 0);
-            begin_products();
+        for (int k = 0; k < 4 * boxes; k++)
+            Layout::scores(s, queries + k / 4 * (rows * Room::line / 16) + k % 4 * 2,
+                           keys + k / 4 * (Room::box / 16) + k % 4 * 2, k > 0);
+        commit_products();
+    };
+    const auto add = [&](int at, bool adds) {
+        const uint32_t from = room + Room::value_stages + at * Room::value_bytes;
+        const uint64_t values =
+            tile_descriptor(from, boxes == 1 ? room + Room::ones - from : Room::box);
+        // Of one box the ones lie where they are, however far the step.
+        constexpr uint64_t along = 128 - (boxes == 1 ? uint64_t(128) << 16 : 0);
+        begin_products();
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                Layout::values(acc, weights[k], values + k * along, k > 0 || adds);
-            commit_products();
-        };
-        // Scores to weights of type float, in their place; sums are to be multiplied by `step`.
-        const auto weigh = [&](int j) {
-            const int j0 = j * Room::keys;
-            const bool edge =
-                j0 + Room::keys > Shape::s || (Shape::causal && j0 + Room::keys - 1 > row);
-            const auto hide = [&](float value) {
-                const int key = j0 + lane % 4 * 2, query = row + lane / 4;
-#pragma unroll
-                for (int high = 0; high < 2; high++) {
-                    // How many keys from the lane's first on the row sees.
-                    int seen = int(Shape::s) - key;
-                    if (Shape::causal && query + 8 * high + 1 - key < seen)
-                        seen = query + 8 * high + 1 - key;
-#pragma unroll
-                    for (int x = 0; x < 32; x++)
-                        if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
-                }
-            };
-            if (edge) hide(none);
-            moves = false;
-            float used[2];
-#pragma unroll
-            for (int high = 0; high < 2; high++) {
-                float m = none;
-#pragma unroll
-                for (int x = 0; x < 64; x += 4)
-                    m = largest(m, largest(s[x + 2 * high], s[x + 2 * high + 1]));
-                m = largest(m, __shfl_xor_sync(~0u, m, 1));
-                m = largest(m, __shfl_xor_sync(~0u, m, 2));
-                const float next_top = largest(top[high], scalar::weight_top(m, factor));
-                moves |= !(next_top == top[high]);
-                step[high] = scalar::weight_step(top[high], next_top);
-                top[high] = next_top;
-                used[high] = next_top == none ? 0.0f : next_top;
-            }
-#pragma unroll
-            for (int x = 0; x < 64; x++)
-                s[x] = scalar::weight<false>(scalar::fma(s[x], factor, -used[x % 4 / 2]));
-            if (edge) hide(0.0f);
-        };
-        wait_barrier(full_q, unit_phase);
-        if (needed > 0) {
-            wait_barrier(full_k(stage), phase);
-            hold(s);
-            score(stage);
-            wait_products<0>();
-            hold(s);
-            release(empty_k(stage));
-            weigh(0);
-            pack_lines<E>(weights, s);
-            int before = stage;
-            uint32_t before_phase = phase;
-            next();
-#pragma unroll 1
-            for (int j = 1; j < needed; j++) {
-                wait_barrier(full_k(stage), phase);
-                hold(s);
-                score(stage);
-                wait_barrier(full_v(before), before_phase);
-                hold(acc);
-                add(before, j > 1);
-                wait_products<1>();
-                hold(s);
-                release(empty_k(stage));
-                weigh(j);
-                wait_products<0>();
-                hold(acc);
-                release(empty_v(before));
-                if (__any_sync(~0u, moves)) {
-#pragma unroll
-                    for (int x = 0; x < columns; x++) acc[x] *= step[x % 4 / 2];
-                }
-                pack_lines<E>(weights, s);
-                before = stage;
-                before_phase = phase;
-                next();
-            }
-            wait_barrier(full_v(before), before_phase);
-            hold(acc);
-            add(before, needed > 1);
-            wait_products<0>();
-            hold(acc);
-            release(empty_v(before));
-        } else {
-#pragma unroll
-            for (int x = 0; x < columns; x++) acc[x] = 0;
-        }
-        release(empty_q);
-        for (int j = needed; j < place.blocks; j++, next()) {
-            wait_barrier(full_k(stage), phase);
-            release(empty_k(stage));
-            wait_barrier(full_v(stage), phase);
-            release(empty_v(stage));
-        }
+        for (int k = 0; k < 8; k++)
+            Layout::values(acc, weights[k], values + k * along, k > 0 || adds);
+        commit_products();
+    };
+    const auto store = [&](const Place& place, int row) {
+        const float (&top)[2] = rows_of.top;
         const float shares[2] = {scalar::weight_share(top[0], acc[columns - 4]),
                                  scalar::weight_share(top[1], acc[columns - 2])};
         E* const to = o + Shape::O::at(place.batch, place.head);
@@ -283,6 +275,174 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                     acc[columns - 4 + 2 * high];
             }
         }
+    };
+    // Turns at asking for products: barrier 1 is the first warpgroup's, 2 the second's.
+    const auto take_turn = [&] {
+        if constexpr (Layout::turns) asm volatile("bar.sync %0, 256;" ::"r"(1 + own) : "memory");
+    };
+    const auto pass_turn = [&] {
+        if constexpr (Layout::turns) asm volatile("bar.arrive %0, 256;" ::"r"(2 - own) : "memory");
+    };
+    // Blocks of keys that the other warpgroup needs alone.
+    const auto pass = [&](const Place& place, int from) {
+        for (int j = from; j < place.blocks; j++, next()) {
+            take_turn();
+            pass_turn();
+            wait_barrier(full_k(stage), phase);
+            wait_barrier(full_v(stage), phase);
+            __syncwarp();  // no lane waits for what has been and gone
+            release(empty_k(stage));
+            release(empty_v(stage));
+        }
+    };
+    const auto row_of = [&](const Place& place) { return place.i0 + 64 * own + 16 * (warp % 4); };
+    if constexpr (Layout::ahead) {
+        uint32_t round = 0;
+        float even[64], odd[64];
+        for (;;) {
+            Place place(grid, round);
+            if (!place.there) break;
+            int needed = place.needed(own), j = 0, row = row_of(place);
+            wait_barrier(full_q(round % 2), round / 2 % 2);
+            if (needed == 0) {
+                __syncwarp();
+                release(empty_q(round % 2));
+                pass(place, 0);
+                round++;
+                continue;
+            }
+            // From here on through one unit after the other; the scores of the next block, of this
+            // unit or the next, are asked for before the weights of this one are made.
+            wait_barrier(full_k(stage), phase);
+            hold(even);
+            score(even, round % 2, stage);
+            wait_products<0>();
+            hold(even);
+            rows_of.begin();
+            int value_stage = stage;  // that of the block at work
+            uint32_t value_phase = phase;
+            next();
+            // Of the block whose scores are `s`; false where it was the last of all.
+            const auto block = [&](float (&s)[64], float (&following)[64]) {
+                const int at = value_stage;
+                const uint32_t at_phase = value_phase;
+                const bool last = j + 1 == needed;
+                bool goes_on = true;
+                uint32_t of = round;
+                if (last) {
+                    const Place after(grid, round + 1);
+                    goes_on = needed == place.blocks && after.there && after.needed(own) > 0;
+                    of++;
+                    if (goes_on) wait_barrier(full_q(of % 2), of / 2 % 2);
+                }
+                if (goes_on) wait_barrier(full_k(stage), phase);
+                value_stage = stage;
+                value_phase = phase;
+                hold(following);
+                score(following, of % 2, stage);  // where none follows, of what lies there
+                wait_products<2>();
+                hold(s);
+                release(empty_k(at));
+                if (last) release(empty_q(round % 2));
+                if (goes_on) next();
+                rows_of.weigh(s, j * Room::keys, row);
+                wait_products<1>();
+                hold(acc);
+                if (j > 0) {
+                    release(empty_v(at == 0 ? stages - 1 : at - 1));
+                    rows_of.move(acc);
+                }
+                pack_lines<E>(weights, s);
+                wait_barrier(full_v(at), at_phase);
+                hold(acc);
+                add(at, j > 0);
+                j++;
+                if (last) {
+                    wait_products<0>();
+                    hold(acc);
+                    hold(following);
+                    release(empty_v(at));
+                    store(place, row);
+                    if (!goes_on) return false;
+                    round++;
+                    place = Place(grid, round);
+                    needed = place.needed(own);
+                    row = row_of(place);
+                    rows_of.begin();
+                    j = 0;
+                }
+                return true;
+            };
+#pragma unroll 1
+            while (block(even, odd) && block(odd, even)) {
+            }
+            pass(place, needed);
+            round++;
+        }
+    } else {
+        static_assert(groups == 2 || !Layout::turns);
+        if (own == 1) pass_turn();
+        float s[64];
+        for (uint32_t round = 0;; round++) {
+            const Place place(grid, round);
+            if (!place.there) break;
+            const int needed = place.needed(own), row = row_of(place);
+            const uint32_t q = round % 2;
+            rows_of.begin();
+            wait_barrier(full_q(q), round / 2 % 2);
+            if (needed > 0) {
+                wait_barrier(full_k(stage), phase);
+                take_turn();
+                hold(s);
+                score(s, q, stage);
+                pass_turn();
+                wait_products<0>();
+                hold(s);
+                release(empty_k(stage));
+                if (needed == 1) release(empty_q(q));
+                rows_of.weigh(s, 0, row);
+                pack_lines<E>(weights, s);
+                int before = stage;
+                uint32_t before_phase = phase;
+                next();
+#pragma unroll 1
+                for (int j = 1; j < needed; j++) {
+                    wait_barrier(full_k(stage), phase);
+                    wait_barrier(full_v(before), before_phase);
+                    take_turn();
+                    hold(s);
+                    score(s, q, stage);
+                    hold(acc);
+                    add(before, j > 1);
+                    pass_turn();
+                    wait_products<1>();
+                    hold(s);
+                    release(empty_k(stage));
+                    if (j + 1 == needed) release(empty_q(q));
+                    rows_of.weigh(s, j * Room::keys, row);
+                    wait_products<0>();
+                    hold(acc);
+                    release(empty_v(before));
+                    rows_of.move(acc);
+                    pack_lines<E>(weights, s);
+                    before = stage;
+                    before_phase = phase;
+                    next();
+                }
+                wait_barrier(full_v(before), before_phase);
+                hold(acc);
+                add(before, needed > 1);
+                wait_products<0>();
+                hold(acc);
+                release(empty_v(before));
+                store(place, row);
+            } else {
+                __syncwarp();
+                release(empty_q(q));
+            }
+            pass(place, needed);
+        }
+        if (own == 0) take_turn();  // the second's last
     }
 }
 
