@@ -176,22 +176,45 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         if (lane == 0) arrive_at<1>(barrier, 0);
     };
     // Queries that are there see a key, so a unit has a block.
-    const auto row_of = [&](const Place& of) { return of.i0 + 64 * own + 16 * (warp % 4); };
-    const auto numbers = [&](float (&offsets)[2], float (&means)[2], const Place& of) {
+    // Every second unit the other half of the queries: of causal units the upper one has less to
+    // do.
+    const auto half_of = [&](uint32_t round) { return own ^ int(round % 2); };
+    const auto row_of = [&](const Place& of, uint32_t round) {
+        return of.i0 + 64 * half_of(round) + 16 * (warp % 4);
+    };
+    // The blocks that the half sees, where there are stages enough to run ahead of the other.
+    const auto seen_of = [&](const Place& of, uint32_t round) {
+        const int end = of.i0 + 64 * half_of(round) + 64;
+        return Shape::causal && Room::stages > 3 && end < Shape::s ? (end + block - 1) / block
+                                                                   : of.blocks;
+    };
+    const auto pass = [&](int count) {
+        for (int x = 0; x < count; x++, next()) {
+            wait_barrier(barriers.full(0, stage), phase);
+            wait_barrier(barriers.full(1, stage), phase);
+            __syncwarp();  // no lane waits for what has been and gone
+            release(barriers.empty(0, stage));
+            release(barriers.empty(1, stage));
+        }
+    };
+    const auto numbers = [&](float (&offsets)[2], float (&means)[2], const Place& of,
+                             uint32_t round) {
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            const int r = row_of(of) + lane / 4 + 8 * high;
+            const int r = row_of(of, round) + lane / 4 + 8 * high;
             numbers_of<Shape>(offsets[high], means[high], most, sum, delta, of.batch, of.head, r,
                               r < Shape::t);
         }
     };
-    const auto scores = [&](float (&p)[block / 2], uint32_t mine, int at) {
-        multiply_lines<Layout, own_box, other_box>(
-            p, room + mine * 2 * Room::own_bytes + own * 64 * Room::line, ring(at, 0));
+    const auto queries_at = [&](uint32_t round) {
+        return room + round % 2 * 2 * Room::own_bytes + half_of(round) * 64 * Room::line;
     };
-    const auto upstream = [&](float (&s)[block / 2], uint32_t mine, int at) {
-        multiply_lines<Layout, own_box, other_box>(
-            s, room + (mine * 2 + 1) * Room::own_bytes + own * 64 * Room::line, ring(at, 1));
+    const auto scores = [&](float (&p)[block / 2], uint32_t round, int at) {
+        multiply_lines<Layout, own_box, other_box>(p, queries_at(round), ring(at, 0));
+    };
+    const auto upstream = [&](float (&s)[block / 2], uint32_t round, int at) {
+        multiply_lines<Layout, own_box, other_box>(s, queries_at(round) + Room::own_bytes,
+                                                   ring(at, 1));
     };
     constexpr bool both = Layout::ahead;
     for (uint32_t round = 0;; round++) {
@@ -201,19 +224,20 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             odd_s[block / 2];
         uint32_t slopes[block / 16][4];
         float offset[2], mean[2];
-        numbers(offset, mean, place);
+        numbers(offset, mean, place, round);
         bool goes_on = true;
         float next_offset[2], next_mean[2];
-        int j = 0, row = row_of(place), now = stage, now_done = stage;
+        int j = 0, row = row_of(place, round), seen = seen_of(place, round), now = stage,
+            done = stage;
         uint32_t now_phase = phase;
         wait_barrier(barriers.full_own(round % 2), round / 2 % 2);
         wait_barrier(barriers.full(0, stage), phase);
         fresh(even_p);
         fresh(even_s);
-        scores(even_p, round % 2, stage);
+        scores(even_p, round, stage);
         if constexpr (both) {
             wait_barrier(barriers.full(1, stage), phase);
-            upstream(even_s, round % 2, stage);
+            upstream(even_s, round, stage);
         }
         wait_products<0>();
         hold(even_p);
@@ -223,16 +247,16 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         // next, are asked for before the slopes of this one are made. True at the last of a unit.
         const auto one_block = [&](float (&p)[block / 2], float (&s)[block / 2],
                                    float (&next_p)[block / 2], float (&next_s)[block / 2]) {
-            const int at = now_done = now;
+            const int at = now;
             fresh(next_p);
             if constexpr (both) {
                 fresh(next_s);
             } else {
                 wait_barrier(barriers.full(1, at), now_phase);
                 fresh(s);
-                upstream(s, round % 2, at);
+                upstream(s, round, at);
             }
-            const bool last = j + 1 == place.blocks;
+            const bool last = j + 1 == seen;
             goes_on = true;
             uint32_t of = round;
             if (last) {
@@ -240,18 +264,19 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                 goes_on = after.there;
                 of++;
                 if (goes_on) {
-                    numbers(next_offset, next_mean, after);
+                    numbers(next_offset, next_mean, after, of);
                     wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
                 }
             }
             if (goes_on) {
+                if (last) pass(place.blocks - seen);
                 wait_barrier(barriers.full(0, stage), phase);
                 if constexpr (both) wait_barrier(barriers.full(1, stage), phase);
             }
             now = stage;
             now_phase = phase;
-            scores(next_p, of % 2, stage);  // where none follows, of what lies there
-            if constexpr (both) upstream(next_s, of % 2, stage);
+            scores(next_p, of, stage);  // where none follows, of what lies there
+            if constexpr (both) upstream(next_s, of, stage);
             wait_products<3>();
             hold(p);
             if (goes_on) next();
@@ -278,7 +303,8 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             if (last) release(barriers.empty_own(round % 2));
 #pragma unroll
             for (int x = 0; x < block / 2; x++) s[x] = p[x] * (s[x] - mean[x % 4 / 2]);
-            if (j > 0) release(barriers.empty(0, at == 0 ? Room::stages - 1 : at - 1));
+            if (j > 0) release(barriers.empty(0, done));
+            done = at;
             pack_lines<E>(slopes, s);
             multiply_weights<Layout, other_box>(acc, slopes, ring(at, 0), j > 0);
             j++;
@@ -290,13 +316,14 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             hold(acc);
             hold(next_p);
             if constexpr (both) hold(next_s);
-            release(barriers.empty(0, now_done));
+            release(barriers.empty(0, done));
             store_sums<typename Shape::Dq>(acc, scale, dq + Shape::Dq::at(place.batch, place.head),
                                            row, int(Shape::t));
             if (!goes_on) return false;
             round++;
             place = Place(grid, round);
-            row = row_of(place);
+            row = row_of(place, round);
+            seen = seen_of(place, round);
             j = 0;
 #pragma unroll
             for (int high = 0; high < 2; high++) {
@@ -310,6 +337,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             if (one_block(even_p, even_s, odd_p, other_s) && !end_unit(odd_p, other_s)) break;
             if (one_block(odd_p, other_s, even_p, even_s) && !end_unit(even_p, even_s)) break;
         }
+        pass(place.blocks - seen);
     }
 }
 
@@ -346,6 +374,10 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             // Blocks of queries from the first that sees a key on, of one head after the other.
             skipped = Shape::causal ? (j0 / block < blocks ? j0 / block : blocks) : 0;
             turns = (blocks - skipped) * int(Shape::share);
+        }
+        /// The turns of a warpgroup that passes over the first `skips` blocks of every head.
+        __device__ __forceinline__ int seen(int skips) const {
+            return blocks - skipped > skips ? turns - skips * int(Shape::share) : 0;
         }
         /// The queries of a turn, and those of the next: after the last the first of another head.
         __device__ __forceinline__ int first() const { return skipped * block; }
@@ -428,9 +460,17 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     const auto release = [&](uint32_t barrier) {
         if (lane == 0) arrive_at<1>(barrier, 0);
     };
-    const auto row_of = [&](const Place& of) { return of.j0 + 64 * own + 16 * (warp % 4); };
-    const auto keys_at = [&](uint32_t mine) {
-        return room + mine * 2 * Room::own_bytes + own * 64 * Room::line;
+    // Every second unit the other half of the keys: of causal units the upper one has less to do.
+    const auto half_of = [&](uint32_t round) { return own ^ int(round % 2); };
+    const auto row_of = [&](const Place& of, uint32_t round) {
+        return of.j0 + 64 * half_of(round) + 16 * (warp % 4);
+    };
+    const auto keys_at = [&](uint32_t round) {
+        return room + round % 2 * 2 * Room::own_bytes + half_of(round) * 64 * Room::line;
+    };
+    // The first queries of a head may see no key of the upper half.
+    const auto hidden = [&](uint32_t round) {
+        return Shape::causal && block == 64 ? half_of(round) : 0;
     };
     // Scores to weights, by the numbers of the queries.
     const auto weigh = [&](float (&p)[block / 2], int at, int i0, int row) {
@@ -482,12 +522,22 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         release(barriers.empty(0, at));
         release(barriers.empty(1, at));
     };
+    const auto pass = [&](int count) {
+        for (int x = 0; x < count; x++, next()) {
+            wait_barrier(barriers.full(0, stage), phase);
+            wait_barrier(barriers.full(1, stage), phase);
+            __syncwarp();  // no lane waits for what has been and gone
+            release_both(stage);
+        }
+    };
     for (uint32_t round = 0;; round++) {
         Place place(grid, round);
         if (!place.there) break;
-        int turn = 0, i0 = place.first(), row = row_of(place);
+        int skips = hidden(round), turns = place.seen(skips), turn = 0, row = row_of(place, round),
+            i0 = place.first() + skips * block;
         wait_barrier(barriers.full_own(round % 2), round / 2 % 2);
-        if (place.turns == 0) {
+        if (turns == 0) {
+            pass(place.turns);
             __syncwarp();
             release(barriers.empty_own(round % 2));
             const float zeros[width / 2] = {};
@@ -498,39 +548,44 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         uint32_t weights[block / 16][4], slopes[block / 16][4];
         if constexpr (Layout::ahead) {
             float even[block / 2], odd[block / 2];
+            pass(skips);
             int now = stage;
             uint32_t now_phase = phase;
             wait_barrier(barriers.full(0, stage), phase);
             hold(even);
-            multiply_lines<Layout, own_box, other_box>(even, keys_at(round % 2), ring(stage, 0));
+            multiply_lines<Layout, own_box, other_box>(even, keys_at(round), ring(stage, 0));
             wait_products<0>();
             hold(even);
             next();
+            int done = stage;  // the stage of the block before
             // Through one unit after the other: the scores of the next block are asked for before
             // the weights of this one are made. False at the last before the end or a unit without
             // blocks.
             const auto one_block = [&](float (&p)[block / 2], float (&next_p)[block / 2]) {
                 const int at = now;
                 const uint32_t at_phase = now_phase;
-                const bool last = turn + 1 == place.turns;
+                const bool last = turn + 1 == turns, ends = i0 + block >= blocks * block;
                 bool goes_on = true;
                 uint32_t of = round;
                 wait_barrier(barriers.full(1, at), at_phase);
                 hold(s);
                 hold(next_p);
-                multiply_lines<Layout, own_box, other_box>(s, keys_at(of % 2) + Room::own_bytes,
+                multiply_lines<Layout, own_box, other_box>(s, keys_at(of) + Room::own_bytes,
                                                            ring(at, 1));
                 if (last) {
                     const Place after(grid, round + 1);
-                    goes_on = after.there && after.turns > 0;
                     of++;
+                    goes_on = after.there && after.seen(hidden(of)) > 0;
                     if (goes_on) wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
                 }
-                if (goes_on) wait_barrier(barriers.full(0, stage), phase);
+                if (goes_on) {
+                    if (ends) pass(hidden(of));
+                    wait_barrier(barriers.full(0, stage), phase);
+                }
                 now = stage;
                 now_phase = phase;
                 // Where none follows, of what lies there.
-                multiply_lines<Layout, own_box, other_box>(next_p, keys_at(of % 2), ring(stage, 0));
+                multiply_lines<Layout, own_box, other_box>(next_p, keys_at(of), ring(stage, 0));
                 wait_products<4>();
                 hold(p);
                 if (goes_on) next();
@@ -539,7 +594,8 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 hold(s);
                 hold(key_acc);
                 hold(value_acc);
-                if (turn > 0) release_both(at == 0 ? Room::stages - 1 : at - 1);
+                if (turn > 0) release_both(done);
+                done = at;
                 if (last) release(barriers.empty_own(round % 2));
                 slope(s, p, at);
                 pack_lines<E>(weights, p);
@@ -547,7 +603,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 pack_lines<E>(slopes, s);
                 multiply_weights<Layout, other_box>(key_acc, slopes, ring(at, 0), turn > 0);
                 turn++;
-                i0 = place.after(i0);
+                i0 = ends ? place.first() + skips * block : i0 + block;
                 if (last) {
                     wait_products<0>();
                     hold(key_acc);
@@ -558,9 +614,11 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                     if (!goes_on) return false;
                     round++;
                     place = Place(grid, round);
+                    skips = hidden(round);
+                    turns = place.seen(skips);
                     turn = 0;
-                    i0 = place.first();
-                    row = row_of(place);
+                    i0 = place.first() + skips * block;
+                    row = row_of(place, round);
                 }
                 return true;
             };
@@ -569,14 +627,19 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             }
         } else {
             float p[block / 2];
+            i0 = place.first();
 #pragma unroll 1
-            for (; turn < place.turns; turn++, i0 = place.after(i0)) {
+            for (; turn < turns; turn++, i0 = place.after(i0)) {
+                if (i0 == place.first()) {
+                    pass(skips);
+                    i0 += skips * block;
+                }
                 wait_barrier(barriers.full(0, stage), phase);
                 hold(p);
                 hold(s);
-                multiply_lines<Layout, own_box, other_box>(p, keys_at(round % 2), ring(stage, 0));
+                multiply_lines<Layout, own_box, other_box>(p, keys_at(round), ring(stage, 0));
                 wait_barrier(barriers.full(1, stage), phase);
-                multiply_lines<Layout, own_box, other_box>(s, keys_at(round % 2) + Room::own_bytes,
+                multiply_lines<Layout, own_box, other_box>(s, keys_at(round) + Room::own_bytes,
                                                            ring(stage, 1));
                 wait_products<1>();
                 hold(p);
@@ -585,7 +648,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 multiply_weights<Layout, other_box>(value_acc, weights, ring(stage, 1), turn > 0);
                 wait_products<1>();
                 hold(s);
-                if (turn + 1 == place.turns) release(barriers.empty_own(round % 2));
+                if (turn + 1 == turns) release(barriers.empty_own(round % 2));
                 slope(s, p, stage);
                 pack_lines<E>(slopes, s);
                 multiply_weights<Layout, other_box>(key_acc, slopes, ring(stage, 0), turn > 0);
