@@ -206,10 +206,10 @@ def test_long_sequences_keep_no_scores(masks):
     """With masks of bool heads go by the op of attention, as they do without a mask."""
     layer = aicf.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     g = aicf.Graph("g")
-    x, padding = g.input("x", (2, 130, 32)), g.input("padding", (2, 130), "bool")
+    x, padding = g.input("x", (2, 520, 32)), g.input("padding", (2, 520), "bool")
     options = {"src_key_padding_mask": padding} if masks != "causal" else {}
     if masks != "padding":
-        options["src_mask"] = g.constant(np.triu(np.ones((130, 130), bool), 1))
+        options["src_mask"] = g.constant(np.triu(np.ones((520, 520), bool), 1))
     g.output("y", layer(x, **options))
     ops = [node["op"] for node in json.loads(g.to_json())["nodes"]]
     assert "Attention" in ops and "Softmax" not in ops

@@ -226,9 +226,9 @@ def scaled_dot_product_attention(
     """softmax(q k^T · scale + mask) v over [..., L, E], [..., S, E], [..., S, Ev].
 
     A row whose scores are all -inf, for a mask hides everything, gives 0 and takes no gradient.
-    From 128 x 128 scores a head on, without dropout and with a mask of bool or none, of heads of
-    equal widths up to 256 in 32 or 16 bits, no scores are kept: they are made a block at a time,
-    and again for the gradient. Other calls are products around a softmax.
+    From 128 x 128 scores a head on, in float32 from 512 x 512, without dropout and with a mask of
+    bool or none, of heads of equal widths up to 256 in 32 or 16 bits, no scores are kept: they are
+    made a block at a time, and again for the gradient. Other calls are products around a softmax.
 
     Args:
         mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
@@ -262,7 +262,9 @@ def scaled_dot_product_attention(
 
 
 _WIDEST_HEAD = 256
-_FEW_SCORES = 1 << 14  # of a head: below, products and a softmax take no longer
+# Scores of a head below which products and a softmax take no longer. In float32 a GPU multiplies
+# scores that are kept twice as fast, so that they are not where they are little memory.
+_FEW_SCORES = {"float32": 1 << 18, "float16": 1 << 14, "bfloat16": 1 << 14}
 
 
 def _may_fuse(q: Value, k: Value, v: Value, mask: Value | None, scale: float, shared: bool) -> bool:
@@ -280,7 +282,7 @@ def _may_fuse(q: Value, k: Value, v: Value, mask: Value | None, scale: float, sh
     if shared and not heads_fit:
         heads_fit = k.shape[-3] > 0 and q.shape[-3] % k.shape[-3] == 0
     return (
-        q.dtype in ("float32", "float16", "bfloat16")
+        q.dtype in _FEW_SCORES
         and q.dtype == k.dtype == v.dtype
         and k.shape == v.shape
         and k.ndim == q.ndim
@@ -288,7 +290,7 @@ def _may_fuse(q: Value, k: Value, v: Value, mask: Value | None, scale: float, sh
         and heads_fit
         and k.shape[-1] == width
         and 1 <= width <= _WIDEST_HEAD
-        and length * k.shape[-2] >= _FEW_SCORES
+        and length * k.shape[-2] >= _FEW_SCORES[q.dtype]
         and 0 not in (*q.shape, *k.shape)
         and 0 < scale < math.inf
     )

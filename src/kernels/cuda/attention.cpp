@@ -333,9 +333,7 @@ KernelText attention_text(const LoweredOp& op, const Limits& limits) {
     int64_t rows;
     if (chain) {
         // Lines as ChainLines has them.
-        const int64_t enough = kChainBlocks * std::max(limits.processors, 1);
-        int lots = d > kWideHead ? 2 : 4;
-        while (lots > 1 && ceil_div(own, 16 * lots) * sides < enough) lots /= 2;
+        const int lots = d > kWideHead ? 2 : 4;
         const int64_t padded = (d + 3) / 4 * 4, pitch = padded / 4 % 2 ? padded : padded + 4;
         rows = 16 * lots;
         text.includes = {"attention_chain.cuh"};

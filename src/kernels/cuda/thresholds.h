@@ -15,8 +15,7 @@ constexpr int64_t kThinRows = 8, kThinChainRows = 4, kThinWide = 64;
 constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps may have roles
 
 constexpr int64_t kRolesRows = 64;     // of attention, from which on warps may have roles
-constexpr int64_t kRolesLength = 512;  // from which on they are the first choice
-constexpr int64_t kChainBlocks = 2;    // of a processor, below which a block takes fewer rows
+constexpr int64_t kRolesLength = 256;  // from which on they are the first choice
 constexpr int64_t kWideHead = 128;     // above which a gradient's sums are more than registers hold
 
 constexpr int64_t kSmall = 32768;       // elements below which one a thread spreads the work best
