@@ -15,7 +15,9 @@ ROW_OPS = (
 )  # fmt: skip
 REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 RANDOM = ("dropout", "random_uniform", "random_normal")
-UPDATES = ("sgd_step", "adam_step", "scaled_adam_step")
+UPDATES = (
+    "sgd_step", "adam_step", "scaled_adam_step", "guarded_sgd_step", "guarded_adam_step",
+)  # fmt: skip
 OTHERS = (
     "gemm", "copy", "mse_loss", "take", "take_bwd", "pad", "concat", "pick", "pick_bwd", "fold",
     "max_pool", "max_pool_bwd", "reduce_argmax", "cumsum", "step_inc", "bias_corr", "ring_push",

@@ -774,6 +774,40 @@ row(
     zero_sign=False,
 )
 
+
+def _guarded_sgd(p, grad, lr, scale):
+    return [np.where(scale != 0, p - lr * (grad * scale), p)]
+
+
+def _guarded_adam(p, grad, m, v, *numbers):
+    new = _scaled_adam(p, grad, m, v, *numbers)
+    return [np.where(numbers[-1] != 0, at, was) for at, was in zip(new, (p, m, v), strict=True)]
+
+
+SCALED = CASES[-1]
+for _label, _scale in {"": Arg("", 0.1, 1, NUMBER, 0), "skipped": Arg("", 0, 0, NUMBER, 0)}.items():
+    row(
+        "GuardedSgdStep",
+        (Arg("bc"), Arg("bc"), Arg("", 0.01, 0.1, NUMBER), _scale),
+        lambda g, *v: g._emit("GuardedSgdStep", list(v)),
+        _guarded_sgd,
+        ulp=1,
+        extra=lambda p, grad, lr, scale: [np.abs(p) + 4 * np.abs(lr * grad * scale)],
+        grad=EFFECT,
+        label=_label,
+    )
+    row(
+        "GuardedAdamStep",
+        (*SCALED.args[:-1], _scale),
+        lambda g, *v: g._emit("GuardedAdamStep", list(v)),
+        _guarded_adam,
+        ulp=1,
+        extra=_scaled_adam_bound,
+        grad=EFFECT,
+        zero_sign=False,
+        label=_label,
+    )
+
 # Their rows; they need `row` from here.
 import op_cases_layers  # noqa: E402, F401
 import op_cases_lines  # noqa: E402, F401

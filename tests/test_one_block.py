@@ -39,11 +39,12 @@ def net(widths, batch, optimizer="adam", loss="mse", activation="relu", dtype="f
         loss = aicf.mse_loss(h, g.input("t", h.shape, dtype))
     else:
         loss = aicf.cross_entropy(h, g.input("t", (batch,), "int64"))
-    g.minimize(loss, OPTIMIZERS[optimizer]())
+    g.minimize(loss, OPTIMIZERS[optimizer](), loss_scale=more.get("loss_scale"))
     g.output("loss", loss, keep=more.get("keep", 1))
     return g
 
 
+SCALE = aicf.optim.DynamicLossScale(2.0**127, interval=3)  # the first steps are skipped
 CASES = {
     "8-8-8": {"widths": (8, 8, 8), "batch": 64},
     "one layer": {"widths": (3, 2), "batch": 5, "optimizer": "sgd"},
@@ -56,6 +57,12 @@ CASES = {
     "dropout": {"widths": (8, 24, 8), "batch": 16, "dropout": 0.3},
     "float64": {"widths": (6, 10, 4), "batch": 24, "dtype": "float64"},
     "32-128-128-10": {"widths": (32, 128, 128, 10), "batch": 32, "loss": "labels"},
+    "scaled": {
+        "widths": (8, 20, 8),
+        "batch": 32,
+        "loss_scale": SCALE,
+    },
+    "scaled sgd": {"widths": (6, 12, 3), "batch": 9, "optimizer": "sgd", "loss_scale": SCALE},
     "64-64-64": {"widths": (64, 64, 64), "batch": 64},
 }
 

@@ -26,6 +26,7 @@ REFUSED = {
     **dict.fromkeys(("LogicalAnd", "LogicalOr", "LogicalXor", "LogicalNot"), BOOL),
     **dict.fromkeys(("RandomUniform", "RandomNormal"), RANDOM),
     **dict.fromkeys(("StepInc", "BiasCorr", "SgdStep", "AdamStep", "ScaledAdamStep"), EFFECT),
+    **dict.fromkeys(("GuardedSgdStep", "GuardedAdamStep"), EFFECT),
     **dict.fromkeys(("ArgMax", "ArgSort", "CumArg", "ScatterLast", "SearchSorted"), INDEX),
     **dict.fromkeys((f"Bitwise{name}" for name in BITS), "the result is a whole number"),
 }

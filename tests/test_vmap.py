@@ -18,6 +18,7 @@ EFFECT = "an update is of params, which examples share"
 REFUSED = {
     **dict.fromkeys(("RandomUniform", "RandomNormal", "Dropout"), RANDOM),
     **dict.fromkeys(("StepInc", "BiasCorr", "SgdStep", "AdamStep", "ScaledAdamStep"), EFFECT),
+    **dict.fromkeys(("GuardedSgdStep", "GuardedAdamStep"), EFFECT),
     "CustomOp": "its sources are written for one example",
     "HostCall": "its callback is written for one example",
     "CustomGradient": "its backward is written for one example",

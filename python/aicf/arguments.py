@@ -117,6 +117,14 @@ def _value(x: Any) -> Any:
     return x
 
 
+def _graph(x: Any) -> Any:
+    from .graph import Graph
+
+    if not isinstance(x, Graph):
+        raise TypeError
+    return x
+
+
 def _operand(x: Any) -> Any:
     if isinstance(x, np.generic):
         x = x.item()
@@ -172,6 +180,7 @@ def _values(x: Any) -> Any:
 
 _KINDS = {
     "Value": _Kind("a Value", GraphError, _value),
+    "Graph": _Kind("a Graph", GraphError, _graph),
     "Operand": _Kind("a Value, a number or a NumPy array", GraphError, _operand),
     "Data": _Kind("a Value or a NumPy array", GraphError, _data),
     "int": _Kind("an int below 2**63", ShapeError, _int),
@@ -204,7 +213,7 @@ _KINDS = {
     "Mapping[Value, Value]": _Kind("a mapping of Value to Value", GraphError, _values),
 }
 # The function itself looks at these.
-_UNCHECKED = {"Any", "Sequence[Any]", "Mapping[str, Any] | None"}
+_UNCHECKED = {"Any", "LossScale", "Sequence[Any]", "Mapping[str, Any] | None"}
 
 
 class _Argument:

@@ -21,6 +21,7 @@ from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
 from .graph import Graph, Value
 from .module import Module, _here, building
+from .optim import LossScale
 from .parameters import Held, changes
 from .step import Leaves, Step
 from .trees import (
@@ -653,6 +654,7 @@ def minimize(
     params: Any = None,
     clip_norm: float | Value | None = None,
     name: str = "opt",
+    loss_scale: LossScale = None,
 ) -> None:
     """`Graph.minimize` in the graph of the loss.
 
@@ -661,4 +663,4 @@ def minimize(
 
     >>> aicf.minimize(aicf.sum(w * w), aicf.optim.SGD(lr=0.1), name="sgd")
     """
-    loss.graph.minimize(loss, optimizer, params, clip_norm, name)
+    loss.graph.minimize(loss, optimizer, params, clip_norm, name, loss_scale)

@@ -19,6 +19,7 @@ from .value import Value as Value
 from .value import is_float as is_float
 
 if TYPE_CHECKING:
+    from .optim import LossScale
     from .selection import Params
     from .step import Step
     from .summary import Summary
@@ -285,6 +286,7 @@ class Graph:
         params: Any = None,
         clip_norm: float | Value | None = None,
         name: str = "opt",
+        loss_scale: LossScale = None,
     ) -> None:
         """Backward and optimizer as ordinary nodes.
 
@@ -297,25 +299,29 @@ class Graph:
             clip_norm: the largest norm of all gradients together.
             name: prefix of the optimizer's states: `<name>.step`, `<name>.lr`, `<name>.m.<param>`;
                 of several optimizers `<name>.<index>` is.
+            loss_scale: what the loss is multiplied with for its gradients, which are divided by it
+                again: a number, a rank-0 Value, or an `aicf.optim.DynamicLossScale`, which also
+                skips steps whose gradients are not finite.
 
         >>> decay = {"w": aicf.optim.AdamW(weight_decay=0.0), "*": aicf.optim.AdamW()}
         >>> g.minimize(aicf.sum(w), decay, name="groups")
         """
+        from .optim import _seed, _unscaled
         from .selection import chosen, minimize_groups
 
         params = None if params is None else chosen(self, params)
         if isinstance(optimizer, Mapping):
-            return minimize_groups(self, loss, optimizer, params, clip_norm, name)
+            return minimize_groups(self, loss, optimizer, params, clip_norm, name, loss_scale)
         _optimizer(optimizer, "minimize")
         for p in params or ():
             if p.role != "param":
                 raise _core.GraphError(
                     f"minimize: params hold {p!r}, a value of role {p.role}; need params"
                 )
-        grads = self.backward(loss, params)
+        grads = self.backward(loss, params, _seed(self, loss, loss_scale, name))
         if not grads:
             raise _core.GraphError("minimize: the loss reaches no float param; need at least one")
-        optimizer._apply(self, name, grads, clip_norm)
+        optimizer._apply(self, name, grads, _unscaled(self, name, grads, clip_norm, loss_scale))
 
     @checked
     def update(
@@ -324,15 +330,19 @@ class Graph:
         optimizer: Any,
         clip_norm: float | Value | None = None,
         name: str = "opt",
+        loss_scale: LossScale = None,
     ) -> None:
         """The optimizer alone, for gradients at hand: changed ones, or sums over several batches.
 
         Args:
             grads: the gradient of each param, as `backward` returns them.
             optimizer, clip_norm, name: as `minimize` takes them, patterns of names too.
+            loss_scale: what the gradients' loss was multiplied with, of a DynamicLossScale its
+                `of(graph, name)`.
 
         Raises: GraphError, ShapeError, DTypeError when a gradient is not like its param.
         """
+        from .optim import _unscaled
         from .selection import grouped, update_groups
 
         groups = optimizer if isinstance(optimizer, Mapping) else None
@@ -353,8 +363,8 @@ class Graph:
             members = grouped(self, groups, grads, "update")
             if not any(members.values()):
                 raise _core.GraphError("update: no gradient is of a group; need at least one")
-            return update_groups(self, grads, groups, members, clip_norm, name)
-        optimizer._apply(self, name, grads, clip_norm)
+            return update_groups(self, grads, groups, members, clip_norm, name, loss_scale)
+        optimizer._apply(self, name, grads, _unscaled(self, name, grads, clip_norm, loss_scale))
 
     @checked
     def ema(
@@ -400,6 +410,8 @@ class Graph:
         known = self._state(name, (), dtype)
         if known is not None:
             after = self._core.assigned(known.id)
+            if known.id in self._updates:
+                after = self._latest(known).id
             if after < 0:
                 raise _core.GraphError(
                     f'"{name}": {known!r} is never assigned; need a state that counts'
@@ -416,7 +428,13 @@ class Graph:
     @checked
     def step_count(self, name: str = "opt") -> Value:
         """int32, rank 0: how many steps were finished before this one; for schedules."""
-        return self._step_values(name)[0]
+        known = self._state(f"{name}.step", (), "int32")
+        if known is not None or self._building:
+            return self._step_values(name)[0]
+        # Assigned last: an optimizer with a loss scale does not count the steps it skips.
+        known = self.state(f"{name}.step", (), "int32")
+        self._update(known, lambda s: self._emit("StepInc", [s])[0])
+        return known
 
     def _random(self) -> tuple[Value, Value, int]:
         """A seed, a counter and a stream number of its own."""

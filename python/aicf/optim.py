@@ -7,6 +7,7 @@ are 0 (momentum, weight_decay) leave their terms out of the graph.
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Grads = Mapping["Value", "Value"]
 Limit: TypeAlias = "float | Value | _Scaled | None"
+LossScale: TypeAlias = "float | Value | DynamicLossScale | None"
 
 
 def _is_zero(number: float | Value) -> bool:
@@ -31,6 +33,8 @@ class _Scaled(NamedTuple):
     """In place of the largest norm: what gradients are multiplied with, known already."""
 
     by: Value
+    good: Value | None = None  # bool: False where the step is skipped, and `by` is 0 then
+    undoes: bool = False  # a loss scale, in float32
 
 
 class _Update:
@@ -47,15 +51,24 @@ class _Update:
         self.dtype = "float64" if dtypes == ["float64"] else "float32"
         self.grads = dict(grads)
         self.scale: Value | None = None  # what gradients are multiplied with
+        self.good: Value | None = None  # whether the step is taken; None = always
+        self.undoes = False
         if isinstance(clip_norm, _Scaled):
-            self.scale = clip_norm.by
+            self.scale, self.good, self.undoes = clip_norm
         elif clip_norm is not None:
             _check_norm("clip_norm", clip_norm)
             self.scale = _norm_scale(self.grads, self.number("clip_norm", clip_norm))
 
     def clipped(self, p: Value) -> Value:
         """The gradient of `p` as the update takes it."""
-        return self.grads[p] if self.scale is None else _scaled(self.grads[p], self.scale)
+        from .ops import cast
+
+        grad = self.grads[p]
+        if self.scale is None:
+            return grad
+        if self.undoes and grad.dtype == "bfloat16":  # the factor has more digits
+            return cast(_scaled(cast(grad, "float32"), self.scale), "bfloat16")
+        return _scaled(grad, self.scale)
 
     def number(self, name: str, value: float | Value) -> Value:
         """float64 beside float64 params, float32 beside all others."""
@@ -76,6 +89,35 @@ class _Update:
     def assign(self, targets: list[Value], sources: list[Value]) -> None:
         for target, source in zip(targets, sources, strict=True):
             self.g.assign(target, source)
+
+    def keep(self, moment: Value, after: Value) -> None:
+        """Assigns what a pointwise op made, which a skipped step does not."""
+        from .ops import where
+
+        self.g.assign(moment, after if self.good is None else where(self.good, after, moment))
+
+    def scale_number(self) -> Value | None:
+        """The scale in the dtype of the other numbers."""
+        from .ops import cast
+
+        if self.scale is None or self.scale.dtype == self.dtype:
+            return self.scale
+        return cast(self.scale, self.dtype)
+
+    def descend(self, p: Value, slope: Value, lr: Value, scale: Value | None = None) -> None:
+        """p ← p − lr·slope, of a slope that is `clipped`, or is made so by `scale` here."""
+        from .ops import cast
+
+        if self.good is None:
+            return self.assign([p], self.g._emit("SgdStep", [p, slope, lr]))
+        scale = cast(self.good, self.dtype) if scale is None else scale
+        self.assign([p], self.g._emit("GuardedSgdStep", [p, slope, lr, scale]))
+
+    def steps(self) -> list[Value]:
+        """`<name>.step` at the start of the step, and the same plus one."""
+        if self.good is None:
+            return self.g._step_values(self.name)
+        return _guarded_steps(self.g, self.name, self.good)
 
 
 def _check_norm(name: str, norm: float | Value) -> None:
@@ -101,6 +143,11 @@ def clip_grad_norm(grads: Mapping[Value, Value], max_norm: float | Value) -> dic
 
 def _norm_scale(grads: Grads, max_norm: float | Value) -> Value:
     """What `clip_grad_norm` multiplies gradients with; float64 where one of them is."""
+    return _norm_and_scale(grads, max_norm)[1]
+
+
+def _norm_and_scale(grads: Grads, max_norm: float | Value) -> tuple[Value, Value]:
+    """The square of the norm, and what gradients are multiplied with."""
     from .ops import add, cast, div, minimum, mul, sqrt, sum
 
     wide = "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
@@ -111,13 +158,218 @@ def _norm_scale(grads: Grads, max_norm: float | Value) -> Value:
     total = squares[0]
     for square in squares[1:]:
         total = add(total, square)
-    return minimum(div(max_norm, add(sqrt(total), 1e-6)), 1.0)
+    return total, minimum(div(max_norm, add(sqrt(total), 1e-6)), 1.0)
 
 
 def _scaled(grad: Value, scale: Value) -> Value:
     from .ops import cast, mul
 
     return mul(grad, scale if grad.dtype == scale.dtype else cast(scale, grad.dtype))
+
+
+def _check_names(cls: type, named: Mapping[str, Any]) -> None:
+    names = [field.name for field in fields(cls)] if is_dataclass(cls) else [*named]
+    for name in named:
+        if name not in names:
+            raise TypeError(
+                f"{cls.__name__}: there is no argument {name!r}{is_it(name, names)}; "
+                f"need {', '.join(names)} ({user_line()})"
+            )
+
+
+@dataclass(frozen=True)
+class DynamicLossScale:
+    """A loss scale that follows the gradients: for `minimize(loss_scale=)` and `update`.
+
+    Gradients are those of the loss times the scale, so that small ones are not lost in float16;
+    they are divided by it, in float32, before their norm is limited and before the update. A step
+    with an infinity or a NaN in a gradient is skipped: params, moments and `<name>.step` stay as
+    they are. Nothing of it is read on the host.
+
+    The scale is the state `<name>.scale`; `<name>.scale.good_steps` counts the steps since it
+    changed last, `<name>.scale.skipped` all that were skipped. The numbers below are states too,
+    `<name>.scale.growth` and so on.
+
+    Args:
+        initial: the scale at first.
+        growth: what it is multiplied with after `interval` steps without a skipped one, unless it
+            would be infinite.
+        backoff: what it is multiplied with in a skipped step.
+        interval: in steps.
+
+    Raises: GraphError, DTypeError for a number out of its range.
+
+    Source: torch.amp.GradScaler.
+
+    >>> scale = aicf.optim.DynamicLossScale(interval=100)
+    >>> g.minimize((w * w).sum(), aicf.optim.Adam(), loss_scale=scale, name="scaled")
+    >>> float(g.compile().state["scaled.scale"])
+    65536.0
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def __new__(cls, *_: Any, **named: Any) -> DynamicLossScale:
+        _check_names(cls, named)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        try:
+            self._check()
+        except (DTypeError, GraphError) as error:
+            placed(error)
+            raise
+
+    def _check(self) -> None:
+        for name, value in vars(self).items():
+            where = f"DynamicLossScale: {name}"
+            kinds = int if name == "interval" else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                need = "an integer" if name == "interval" else "a number"
+                raise DTypeError(f"{where} is {value!r}; need {need}")
+        for name, value, good, need in (
+            ("initial", self.initial, 0 < self.initial < 3.4e38, "a number above 0"),
+            ("growth", self.growth, 1 < self.growth < math.inf, "a number above 1"),
+            ("backoff", self.backoff, 0 < self.backoff < 1, "a number in (0, 1)"),
+            ("interval", self.interval, 0 < self.interval < 2**31, "1 step or more"),
+        ):
+            if not good:
+                raise GraphError(f"DynamicLossScale: {name} is {value}; need {need}")
+
+    @checked
+    def of(self, graph: Graph, name: str = "opt") -> Value:
+        """The scale at the start of a step, float32: for gradients that `update` is given.
+
+        Args:
+            name: as `update` is given.
+
+        >>> scale = aicf.optim.DynamicLossScale()
+        >>> grads = g.backward((w * w).sum(), grad=scale.of(g))
+        >>> g.update(grads, aicf.optim.SGD(lr=0.1), loss_scale=scale)
+        """
+        known = graph._state(f"{name}.scale", (), "float32")
+        if known is None:
+            start = ("constant", float(self.initial))
+            return graph.state(f"{name}.scale", (), "float32", start)
+        before = graph._core.initial_number(known.id)
+        if before != self.initial:
+            raise GraphError(
+                f"{name}.scale: it is {before} already, got {self.initial}; need another name="
+            )
+        return known
+
+    def _move(self, g: Graph, name: str, good: Value) -> None:
+        """The next scale, and its counts."""
+        from .arrays import isfinite
+        from .ops import greater_equal, logical_and, logical_not, where
+
+        scale = self.of(g, name)
+        if g._core.assigned(scale.id) >= 0:
+            raise GraphError(
+                f"{name}.scale: another update moves it already; need another name= for these "
+                "params"
+            )
+        growth = g._number(f"{name}.scale.growth", float(self.growth), "float32")
+        backoff = g._number(f"{name}.scale.backoff", float(self.backoff), "float32")
+        interval = g._number(f"{name}.scale.interval", self.interval, "int32")
+        good_steps = g.state(f"{name}.scale.good_steps", (), "int32")
+        skipped = g.state(f"{name}.scale.skipped", (), "int32")
+        done, grown = good_steps + 1, scale * growth
+        full = greater_equal(done, interval)
+        wider = where(logical_and(full, isfinite(grown)), grown, scale)
+        g.assign(scale, where(good, wider, scale * backoff))
+        g.assign(good_steps, where(logical_and(good, logical_not(full)), done, 0))
+        g.assign(skipped, where(good, skipped, skipped + 1))
+
+
+def _guarded_steps(g: Graph, name: str, good: Value) -> list[Value]:
+    """The counter before the step and after it; a skipped step does not count."""
+    from .ops import where
+
+    step = g.step_count(name)
+    if step.id not in g._updates:
+        raise GraphError(
+            f"{name}.step: it counts every step already; need another name= for these params"
+        )
+    after = g._latest(step)
+    g._update(step, lambda s: where(good, s, step))
+    return [step, after]
+
+
+def _check_loss_scale(where: str, loss_scale: LossScale) -> None:
+    """A number, a Value or a description."""
+    from .graph import Value
+
+    if loss_scale is None or isinstance(loss_scale, DynamicLossScale):
+        return
+    need = "need a number above 0, a rank-0 float32 Value or an aicf.optim.DynamicLossScale"
+    if isinstance(loss_scale, Value):
+        if loss_scale.shape != () or loss_scale.dtype != "float32":
+            raise DTypeError(f"{where}: loss_scale is {loss_scale!r}; {need}")
+    elif isinstance(loss_scale, bool) or not isinstance(loss_scale, (int, float)):
+        raise DTypeError(f"{where}: loss_scale is {loss_scale!r}; {need}")
+    elif not 0 < loss_scale < 3.4e38:
+        raise GraphError(f"{where}: loss_scale is {loss_scale}; {need}")
+
+
+def _scale_value(g: Graph, loss_scale: float | Value | DynamicLossScale, name: str) -> Value:
+    if isinstance(loss_scale, DynamicLossScale):
+        return loss_scale.of(g, name)
+    return g.constant(loss_scale) if isinstance(loss_scale, (int, float)) else loss_scale
+
+
+def _seed(g: Graph, loss: Value, loss_scale: LossScale, name: str) -> Value | None:
+    """What the gradient of the loss is."""
+    from .ops import cast
+
+    _check_loss_scale("minimize", loss_scale)
+    if loss_scale is None or loss.shape != ():  # backward says what a loss has to be
+        return None
+    scale = _scale_value(g, loss_scale, name)
+    return scale if loss.dtype == "float32" else cast(scale, loss.dtype)
+
+
+def _unscaled(
+    g: Graph, name: str, grads: Grads, clip_norm: float | Value | None, loss_scale: LossScale
+) -> Limit:
+    """The limit of the norm as an optimizer takes it: of gradients of the scaled loss."""
+    from .arrays import isfinite
+    from .ops import abs, cast, div, max, maximum, mul, where
+
+    _check_loss_scale("update", loss_scale)
+    if loss_scale is None:
+        return clip_norm
+    for p in grads:
+        if p.dtype == "float16":
+            raise DTypeError(
+                f"loss_scale: {p!r} is trained; need params of float32 (cast them where they are "
+                "used), for gradients divided by the scale are lost in float16"
+            )
+    wide = "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
+    scale = _scale_value(g, loss_scale, name)
+    factor = div(1.0, cast(scale, wide) if wide == "float64" else scale)
+    large: list[Value] = []  # of which one is not finite where any gradient is not
+    if clip_norm is not None:
+        _check_norm("clip_norm", clip_norm)
+        limit = g._number(f"{name}.clip_norm", clip_norm, wide)
+        plain = {
+            p: mul(grad if grad.dtype == wide else cast(grad, wide), factor)
+            for p, grad in grads.items()
+        }
+        square, part = _norm_and_scale(plain, limit)
+        large = [square]
+        factor = mul(factor, part)
+    if not isinstance(loss_scale, DynamicLossScale):
+        return _Scaled(factor, undoes=True)
+    if not large:
+        tops = [max(abs(grad)) for grad in grads.values()]
+        large = [top if top.dtype == wide else cast(top, wide) for top in tops]
+    good = isfinite(functools.reduce(maximum, large))
+    loss_scale._move(g, name, good)
+    return _Scaled(where(good, factor, 0.0), good, undoes=True)
 
 
 def _average(
@@ -190,13 +442,7 @@ class Optimizer(ABC):
                 f"{cls.__name__}: got params; need hyper-parameters alone, params go to minimize: "
                 f"aicf.minimize(loss, {cls.__name__}(lr=...), params) ({user_line()})"
             )
-        names = [field.name for field in fields(cls)] if is_dataclass(cls) else [*named]
-        for name in named:
-            if name not in names:
-                raise TypeError(
-                    f"{cls.__name__}: there is no argument {name!r}{is_it(name, names)}; "
-                    f"need {', '.join(names)} ({user_line()})"
-                )
+        _check_names(cls, named)
         return super().__new__(cls)
 
     @abstractmethod
@@ -237,8 +483,11 @@ class SGD(Optimizer):
         damp = None if _is_zero(self.dampening) else u.number("dampening", self.dampening)
         first = None
         if mu is not None and damp is not None:
-            first = g._step_values(name)[0] <= 0
+            first = u.steps()[0] <= 0
         for p in u.grads:
+            if u.good is not None and mu is None and decay is None:
+                u.descend(p, u.grads[p], lr, u.scale_number())
+                continue
             grad = u.clipped(p)
             if decay is not None:
                 grad = add(grad, mul(p, u.to(decay, p)))
@@ -248,9 +497,9 @@ class SGD(Optimizer):
                 after = add(mul(buffer, u.to(mu, p)), part)
                 if first is not None:  # PyTorch starts the buffer with the gradient itself
                     after = where(first, grad, after)
-                g.assign(buffer, after)
+                u.keep(buffer, after)
                 grad = add(grad, mul(after, u.to(mu, p))) if self.nesterov else after
-            u.assign([p], g._emit("SgdStep", [p, grad, lr]))
+            u.descend(p, grad, lr)
 
 
 def _adam(
@@ -264,14 +513,20 @@ def _adam(
     eps = u.number("eps", opt.eps)
     decay = None if _is_zero(opt.weight_decay) else u.number("weight_decay", opt.weight_decay)
     keep = sub(1.0, mul(lr, decay)) if decay is not None and decoupled else None
-    _, step = g._step_values(name)
+    _, step = u.steps()
     numbers = [*g._emit("BiasCorr", [step, beta1, beta2]), lr, beta1, beta2, eps]
-    scale = u.scale if u.scale is None or u.scale.dtype == u.dtype else cast(u.scale, u.dtype)
+    scale = u.scale_number()
     factors = [g.constant(1.0, u.dtype) if one is None else one for one in (keep, scale)]
     plain = keep is None and (scale is None or decay is not None)
     for p, grad in u.grads.items():
         moments, start = [u.moment("m", p, 0), u.moment("v", p, 1)], p
-        if p.dtype == u.dtype and not plain:
+        if u.good is not None:
+            if decay is not None and not decoupled:
+                raw, by = add(u.clipped(p), mul(p, u.to(decay, p))), cast(u.good, u.dtype)
+            else:
+                raw, by = grad, factors[1]
+            new = g._emit("GuardedAdamStep", [p, raw, *moments, *numbers, factors[0], by])
+        elif p.dtype == u.dtype and not plain:
             new = g._emit("ScaledAdamStep", [p, grad, *moments, *numbers, *factors])
         else:
             grad = u.clipped(p)
@@ -346,9 +601,8 @@ class RMSprop(Optimizer):
                 grad = add(grad, mul(p, u.to(decay, p)))
             v, a = u.moment("v", p, 0), u.to(alpha, p)
             after = add(mul(v, a), mul(mul(grad, grad), sub(1.0, a)))
-            g.assign(v, after)
-            ratio = div(grad, add(sqrt(after), u.to(eps, p)))
-            u.assign([p], g._emit("SgdStep", [p, ratio, lr]))
+            u.keep(v, after)
+            u.descend(p, div(grad, add(sqrt(after), u.to(eps, p))), lr)
 
 
 @dataclass(frozen=True)
@@ -377,9 +631,8 @@ class Adagrad(Optimizer):
                 grad = add(grad, mul(p, u.to(decay, p)))
             total = u.moment("sum", p, 0, float(self.initial_accumulator_value))
             after = add(total, mul(grad, grad))
-            g.assign(total, after)
-            ratio = div(grad, add(sqrt(after), u.to(eps, p)))
-            u.assign([p], g._emit("SgdStep", [p, ratio, lr]))
+            u.keep(total, after)
+            u.descend(p, div(grad, add(sqrt(after), u.to(eps, p))), lr)
 
 
 # ---- learning-rate schedules: rank-0 float32 Values of the number of finished steps

@@ -10,7 +10,7 @@ from ._core import GraphError
 from .arguments import is_it
 from .graph import Graph, Value, _optimizer
 from .module import Module
-from .optim import _check_norm, _norm_scale, _Scaled
+from .optim import LossScale, _check_norm, _norm_scale, _Scaled, _seed, _unscaled
 from .parameters import Held
 from .serialize import listed
 
@@ -128,6 +128,7 @@ def minimize_groups(
     params: Sequence[Value] | None,
     clip_norm: float | Value | None,
     name: str,
+    loss_scale: LossScale = None,
 ) -> None:
     """`Graph.minimize` with an optimizer, or None, for each pattern of names."""
     if params is None:
@@ -137,7 +138,8 @@ def minimize_groups(
     trained = [value for values in members.values() for value in values]
     if not trained:
         raise GraphError("minimize: the loss reaches no float param of a group; need at least one")
-    update_groups(graph, graph.backward(loss, trained), groups, members, clip_norm, name)
+    grads = graph.backward(loss, trained, _seed(graph, loss, loss_scale, name))
+    update_groups(graph, grads, groups, members, clip_norm, name, loss_scale)
 
 
 def update_groups(
@@ -147,11 +149,14 @@ def update_groups(
     members: Mapping[str, Sequence[Value]],
     clip_norm: float | Value | None,
     name: str,
+    loss_scale: LossScale = None,
 ) -> None:
     """`Graph.update` of the members of each group; the norm is that of all together."""
     grads = {value: grads[value] for values in members.values() for value in values}
     limit: Any = None
-    if clip_norm is not None:
+    if loss_scale is not None:
+        limit = _unscaled(graph, name, grads, clip_norm, loss_scale)
+    elif clip_norm is not None:
         _check_norm("clip_norm", clip_norm)
         limit = _Scaled(_norm_scale(grads, clip_norm))
     for i, (pattern, optimizer) in enumerate(groups.items()):

@@ -185,6 +185,23 @@ void scaled_adam_step(const Call& call) {
     });
 }
 
+void guarded_sgd_step(const Call& call) {
+    const bool good = number(call.in[3]) != 0;
+    each(call.out[0].shape, [&](const Dims& at) {
+        const float p = element<float>(call.in[0], at);
+        const float grad = scalar::mul(element<float>(call.in[1], at), number(call.in[3]));
+        element<float>(call.out[0], at) = good ? scalar::sgd_p(p, grad, number(call.in[2])) : p;
+    });
+}
+
+void guarded_adam_step(const Call& call) {
+    if (number(call.in[11]) != 0) return scaled_adam_step(call);
+    each(call.out[0].shape, [&](const Dims& at) {
+        for (size_t k = 0; k < 3; k++)
+            element<float>(call.out[k], at) = element<float>(call.in[k == 0 ? 0 : k + 1], at);
+    });
+}
+
 void step_inc(const Call& call) { number<int32_t>(call.out[0]) = number<int32_t>(call.in[0]) + 1; }
 
 void bias_corr(const Call& call) {
@@ -288,14 +305,16 @@ constexpr Family kFamilies[] = {
      [](const LoweredOp&, const DType&) -> Loop { return gemm; }},
     {"optim",
      [](const LoweredOp& op, const DType& dtype) {
-         return dtype == DType::f32
-                    ? is(op, {"sgd_step", "adam_step", "scaled_adam_step", "ring_push"})
-                    : is(op, {"step_inc", "bias_corr"});
+         return dtype == DType::f32 ? is(op, {"sgd_step", "adam_step", "scaled_adam_step",
+                                              "guarded_sgd_step", "guarded_adam_step", "ring_push"})
+                                    : is(op, {"step_inc", "bias_corr"});
      },
      [](const LoweredOp& op, const DType&) -> Loop {
          if (is(op, {"sgd_step"})) return sgd_step;
          if (is(op, {"adam_step"})) return adam_step;
          if (is(op, {"scaled_adam_step"})) return scaled_adam_step;
+         if (is(op, {"guarded_sgd_step"})) return guarded_sgd_step;
+         if (is(op, {"guarded_adam_step"})) return guarded_adam_step;
          if (is(op, {"step_inc"})) return step_inc;
          return is(op, {"bias_corr"}) ? bias_corr : ring_push;
      }},

@@ -109,6 +109,14 @@ void define_optim_ops() {
            {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps", "keep",
             "scale"},
            {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 17);
+    // The same, and where the scale is 0 all is kept, whatever the gradient is: a step that loss
+    // scaling skips.
+    effect("GuardedSgdStep", "guarded_sgd_step", {"p", "grad", "lr", "scale"}, {"p"}, infer_sgd,
+           {{0, 0}}, 2, 4);
+    effect("GuardedAdamStep", "guarded_adam_step",
+           {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps", "keep",
+            "scale"},
+           {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 20);
 
     // Writes x at the next place of a ring of K and advances the position (outputs kept K steps).
     LoweredDef ring;

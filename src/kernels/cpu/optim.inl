@@ -48,6 +48,29 @@ void scaled_adam_step(int64_t n, void* const* at, const Scalar*) {
     }
 }
 
+/// sgd_step of grad scale; of a scale of 0 nothing changes.
+template <class T>
+void guarded_sgd_step(int64_t n, void* const* at, const Scalar*) {
+    T* out = static_cast<T*>(at[0]);
+    const T *p = static_cast<const T*>(at[1]), *grad = static_cast<const T*>(at[2]);
+    const T lr = *static_cast<const T*>(at[3]), scale = *static_cast<const T*>(at[4]);
+    AICF_LOOP {
+        const T kept = p[i], moved = scalar::sgd_p(kept, scalar::mul(grad[i], scale), lr);
+        out[i] = scale != T(0) ? moved : kept;
+    }
+}
+
+/// scaled_adam_step; of a scale of 0 nothing changes.
+template <class T>
+void guarded_adam_step(int64_t n, void* const* at, const Scalar* numbers) {
+    if (*static_cast<const T*>(at[14]) != T(0)) return scaled_adam_step<T>(n, at, numbers);
+    for (int k = 0; k < 3; k++) {
+        T* out = static_cast<T*>(at[k]);
+        const T* kept = static_cast<const T*>(at[k == 0 ? 3 : 4 + k]);
+        AICF_LOOP out[i] = kept[i];
+    }
+}
+
 int64_t one_unit(const ArgBlock&, int phase) { return phase == 0 ? 1 : 0; }
 
 void step_inc_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
@@ -141,8 +164,8 @@ void run_batch(const ArgBlock& args, int64_t begin, int64_t end, int phase, int)
 }
 
 void register_optim(Table& table) {
-    constexpr uint16_t kAdamNumbers = 0x3f0, kScaledNumbers = 0xff0,
-                       kSgdNumbers = 0x4;  // inputs of which element 0 is read
+    constexpr uint16_t kAdamNumbers = 0x3f0, kScaledNumbers = 0xff0, kSgdNumbers = 0x4,
+                       kGuardedSgdNumbers = 0xc;  // inputs of which element 0 is read
     table.add(InstrDef{"sgd_step", DType::f32, DType::f32, 1, 3, 0, kSgdNumbers, sgd_step<float>});
     table.add(InstrDef{"sgd_step", DType::f64, DType::f64, 1, 3, 0, kSgdNumbers, sgd_step<double>});
     table.add(
@@ -153,6 +176,14 @@ void register_optim(Table& table) {
                        scaled_adam_step<float>});
     table.add(InstrDef{"scaled_adam_step", DType::f64, DType::f64, 3, 12, 0, kScaledNumbers,
                        scaled_adam_step<double>});
+    table.add(InstrDef{"guarded_sgd_step", DType::f32, DType::f32, 1, 4, 0, kGuardedSgdNumbers,
+                       guarded_sgd_step<float>});
+    table.add(InstrDef{"guarded_sgd_step", DType::f64, DType::f64, 1, 4, 0, kGuardedSgdNumbers,
+                       guarded_sgd_step<double>});
+    table.add(InstrDef{"guarded_adam_step", DType::f32, DType::f32, 3, 12, 0, kScaledNumbers,
+                       guarded_adam_step<float>});
+    table.add(InstrDef{"guarded_adam_step", DType::f64, DType::f64, 3, 12, 0, kScaledNumbers,
+                       guarded_adam_step<double>});
     table.add(InstrDef{"step_inc", DType::i32, DType::i32, 1, 1, 0, 0, step_inc});
     table.add(InstrDef{"bias_corr", DType::f32, DType::f32, 2, 3, 0, 0, bias_corr<float>});
     table.add(InstrDef{"bias_corr", DType::f64, DType::f64, 2, 3, 0, 0, bias_corr<double>});

@@ -8,7 +8,8 @@
 namespace aicf::cuda {
 
 bool is_update(const LoweredDef& def) {
-    return def.name == "sgd_step" || def.name == "adam_step" || def.name == "scaled_adam_step";
+    return def.name == "sgd_step" || def.name == "adam_step" || def.name == "scaled_adam_step" ||
+           def.name == "guarded_sgd_step" || def.name == "guarded_adam_step";
 }
 bool is_scalar_update(const LoweredDef& def) {
     return def.name == "step_inc" || def.name == "bias_corr";
@@ -24,9 +25,15 @@ std::string update_formula(const LoweredDef& def) {
                    ", r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));");
     };
     if (def.name == "adam_step") return adam("a0[j]", "a1[j]");
-    check(def.name == "scaled_adam_step", "cuda: an update without a formula");
-    return "const R g = scalar::mul(R(a1[j]), R(u11)); " +
-           adam("scalar::mul(R(a0[j]), R(u10))", "g");
+    if (def.name == "guarded_sgd_step")
+        return "r0[j] = R(u3) != R(0) ? scalar::sgd_p(R(a0[j]), scalar::mul(R(a1[j]), R(u3)), "
+               "R(u2)) : R(a0[j]);";
+    const bool guarded = def.name == "guarded_adam_step";
+    check(guarded || def.name == "scaled_adam_step", "cuda: an update without a formula");
+    const std::string scaled =
+        "const R g = scalar::mul(R(a1[j]), R(u11)); " + adam("scalar::mul(R(a0[j]), R(u10))", "g");
+    if (!guarded) return scaled;
+    return scaled + " if (R(u11) == R(0)) { r0[j] = a0[j]; r1[j] = a2[j]; r2[j] = a3[j]; }";
 }
 
 namespace {
