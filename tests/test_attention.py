@@ -220,7 +220,7 @@ def test_where_the_op_has_no_meaning_it_is_composed():
     ]:
         assert y.ndim == 4
     assert "Attention" not in ops_of(g)
-    long = g.input("long", (2, 3, 130, 8))
+    long = g.input("long", (2, 3, 520, 8))
     for y in [attention(long, long, long), attention(*3 * [long[0, 0]]), attention(*3 * [long[0]])]:
         assert y.ndim >= 2
     assert ops_of(g).count("Attention") == 3
@@ -253,11 +253,11 @@ def test_axes_in_front(shape, masked):
 def test_heads_inside_positions_cost_no_copy():
     """As a projection leaves them, and as the next one takes them."""
     g = aicf.Graph("inside")
-    x, w = g.input("x", (2, 130, 24)), g.param("w", (72, 24))
+    x, w = g.input("x", (2, 520, 24)), g.param("w", (72, 24))
     parts = aicf.split(aicf.linear(x, w), 3, -1)
-    heads = [part.reshape((2, 130, 3, 8)).permute((0, 2, 1, 3)) for part in parts]
+    heads = [part.reshape((2, 520, 3, 8)).permute((0, 2, 1, 3)) for part in parts]
     y = aicf.scaled_dot_product_attention(*heads, causal=True)
-    y = y.permute((0, 2, 1, 3)).reshape((2, 130, 24))
+    y = y.permute((0, 2, 1, 3)).reshape((2, 520, 24))
     g.output("y", aicf.linear(y, g.param("o", (24, 24))))
     ops = " ".join(entry["op"] for entry in g.compile().lowered)
     assert "attention" in ops and "copy" not in ops, ops
@@ -312,9 +312,9 @@ def test_of_a_batch():
 
 def test_mixed():
     """Operands and the result in bfloat16, the numbers of rows in float32."""
-    feed = operands((1, 2, 2, 140, 140, 16))
+    feed = operands((1, 2, 2, 520, 520, 16))
     g = aicf.Graph("mixed")
-    x = g.input("x", (1, 140, 16))
+    x = g.input("x", (1, 520, 16))
     w = g.param("w", (16, 16))
     h = aicf.linear(x, w)
     y = aicf.linear(aicf.scaled_dot_product_attention(h, h, h, causal=True), w)

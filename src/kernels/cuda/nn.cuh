@@ -99,7 +99,7 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
     });
 }
 
-/// exp(x - most) where x is `most` at most: neither has to be kept below what overflows. Not of
+/// e^(x - most) where x is `most` at most: neither has to be kept below what overflows. Not of
 /// NaN, of which the sum is NaN where `most` is not finite.
 template <class A>
 __device__ __forceinline__ A exp_below(A x, A most) {
