@@ -189,6 +189,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                                                                    : of.blocks;
     };
     const auto pass = [&](int count) {
+#pragma unroll 1
         for (int x = 0; x < count; x++, next()) {
             wait_barrier(barriers.full(0, stage), phase);
             wait_barrier(barriers.full(1, stage), phase);
@@ -523,6 +524,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         release(barriers.empty(1, at));
     };
     const auto pass = [&](int count) {
+#pragma unroll 1
         for (int x = 0; x < count; x++, next()) {
             wait_barrier(barriers.full(0, stage), phase);
             wait_barrier(barriers.full(1, stage), phase);

@@ -63,48 +63,74 @@ struct RowWeights {
     __device__ __forceinline__ explicit RowWeights(float by) : factor(by) { begin(); }
     __device__ __forceinline__ void begin() { top[0] = top[1] = scalar::from_bits(0xff800000u); }
     /// Of the keys from j0 on and the warp's queries from `row` on; sums are to be multiplied by
-    /// `step`, where it `moves`.
-    __device__ __forceinline__ void weigh(float (&s)[64], int j0, int row) {
+    /// `step`, where it `moves`. `half`: none of the last 64 keys is seen.
+    __device__ __forceinline__ void weigh(float (&s)[64], int j0, int row, bool half) {
         const float none = scalar::from_bits(0xff800000u);
-        const int lane = threadIdx.x % 32;
-        const bool edge = j0 + 128 > Shape::s || (Shape::causal && j0 + 127 > row);
-        const auto hide = [&](float value) {
-            const int key = j0 + lane % 4 * 2, query = row + lane / 4;
-#pragma unroll
-            for (int high = 0; high < 2; high++) {
-                // How many keys from the lane's first on the row sees.
-                int seen = int(Shape::s) - key;
-                if (Shape::causal && query + 8 * high + 1 - key < seen)
-                    seen = query + 8 * high + 1 - key;
-#pragma unroll
-                for (int x = 0; x < 32; x++)
-                    if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
-            }
-        };
-        if (edge) hide(none);
-        moves = false;
         float used[2];
+        if (half)
+            largest_of<64>(used, s, j0, row);
+        else
+            largest_of<128>(used, s, j0, row);
+        moves = false;
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            float m[4];
-#pragma unroll
-            for (int x = 0; x < 64; x += 4) {
-                const float two = largest(s[x + 2 * high], s[x + 2 * high + 1]);
-                m[x / 4 % 4] = x < 16 ? two : largest(m[x / 4 % 4], two);
-            }
-            float all = largest(largest(m[0], m[1]), largest(m[2], m[3]));
-            all = largest(all, __shfl_xor_sync(~0u, all, 1));
-            all = largest(all, __shfl_xor_sync(~0u, all, 2));
-            const float next = largest(top[high], scalar::weight_top(all, factor));
+            used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 1));
+            used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 2));
+            const float next = largest(top[high], scalar::weight_top(used[high], factor));
             moves |= !(next == top[high]);
             step[high] = scalar::weight_step(top[high], next);
             top[high] = next;
             used[high] = next == none ? 0.0f : next;
         }
+        if (half) {
+            weights_of<64>(s, used, j0, row);
 #pragma unroll
-        for (int x = 0; x < 64; x++)
+            for (int x = 32; x < 64; x++) s[x] = 0;
+        } else {
+            weights_of<128>(s, used, j0, row);
+        }
+    }
+    template <int Keys>
+    __device__ __forceinline__ static bool hides(int j0, int row) {
+        return j0 + Keys > Shape::s || (Shape::causal && j0 + Keys - 1 > row);
+    }
+    template <int Keys>
+    __device__ __forceinline__ static void hide(float (&s)[64], int j0, int row, float value) {
+        const int lane = threadIdx.x % 32, key = j0 + lane % 4 * 2, query = row + lane / 4;
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            // How many keys from the lane's first on the row sees.
+            int seen = int(Shape::s) - key;
+            if (Shape::causal && query + 8 * high + 1 - key < seen)
+                seen = query + 8 * high + 1 - key;
+#pragma unroll
+            for (int x = 0; x < Keys / 4; x++)
+                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
+        }
+    }
+    /// The largest scores of a lane's two rows.
+    template <int Keys>
+    __device__ __forceinline__ void largest_of(float (&of)[2], float (&s)[64], int j0,
+                                               int row) const {
+        if (hides<Keys>(j0, row)) hide<Keys>(s, j0, row, scalar::from_bits(0xff800000u));
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            float m[4];
+#pragma unroll
+            for (int x = 0; x < Keys / 2; x += 4) {
+                const float two = largest(s[x + 2 * high], s[x + 2 * high + 1]);
+                m[x / 4 % 4] = x < 16 ? two : largest(m[x / 4 % 4], two);
+            }
+            of[high] = largest(largest(m[0], m[1]), largest(m[2], m[3]));
+        }
+    }
+    template <int Keys>
+    __device__ __forceinline__ void weights_of(float (&s)[64], const float (&used)[2], int j0,
+                                               int row) const {
+#pragma unroll
+        for (int x = 0; x < Keys / 2; x++)
             s[x] = scalar::weight<false>(scalar::fma(s[x], factor, -used[x % 4 / 2]));
-        if (edge) hide(0.0f);
+        if (hides<Keys>(j0, row)) hide<Keys>(s, j0, row, 0.0f);
     }
     template <int Count>
     __device__ __forceinline__ void move(float (&sums)[Count]) const {
@@ -179,8 +205,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             return (end + Room::keys - 1) / Room::keys;
         }
         /// Of a warpgroup, none where its queries are none.
-        __device__ __forceinline__ int needed(int own) const {
-            return i0 + 64 * own < Shape::t ? blocks_of(i0 + 64 * own + 64) : 0;
+        __device__ __forceinline__ int needed(int half) const {
+            return i0 + 64 * half < Shape::t ? blocks_of(i0 + 64 * half + 64) : 0;
         }
     };
     int stage = 0;
@@ -231,10 +257,20 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     float acc[columns];
     uint32_t weights[8][4];
     RowWeights<Shape> rows_of(factor);
-    const auto score = [&](float (&s)[64], uint32_t q, int at) {
-        const uint64_t queries = tile_descriptor(
-                           room + Room::queries + q * Room::query_bytes + own * 64 * Room::line,
-                           16),
+    // Every second unit the other half of the queries: of causal units the upper one has less to
+    // do.
+    const auto half_of = [&](uint32_t round) { return groups == 2 ? own ^ int(round % 2) : own; };
+    const auto row_of = [&](const Place& place, uint32_t round) {
+        return place.i0 + 64 * half_of(round) + 16 * (warp % 4);
+    };
+    const auto sees_half = [&](int j, int row) {
+        return Shape::causal && row - 16 * (warp % 4) <= j * Room::keys;
+    };
+    const auto score = [&](float (&s)[64], uint32_t round, int at) {
+        const uint64_t queries =
+                           tile_descriptor(room + Room::queries + round % 2 * Room::query_bytes +
+                                               half_of(round) * 64 * Room::line,
+                                           16),
                        keys = tile_descriptor(room + Room::key_stages + at * Room::key_bytes, 16);
         begin_products();
 #pragma unroll
@@ -285,6 +321,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     };
     // Blocks of keys that the other warpgroup needs alone.
     const auto pass = [&](const Place& place, int from) {
+#pragma unroll 1
         for (int j = from; j < place.blocks; j++, next()) {
             take_turn();
             pass_turn();
@@ -295,14 +332,13 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             release(empty_v(stage));
         }
     };
-    const auto row_of = [&](const Place& place) { return place.i0 + 64 * own + 16 * (warp % 4); };
     if constexpr (Layout::ahead) {
         uint32_t round = 0;
         float even[64], odd[64];
         for (;;) {
             Place place(grid, round);
             if (!place.there) break;
-            int needed = place.needed(own), j = 0, row = row_of(place);
+            int needed = place.needed(half_of(round)), j = 0, row = row_of(place, round);
             wait_barrier(full_q(round % 2), round / 2 % 2);
             if (needed == 0) {
                 __syncwarp();
@@ -315,7 +351,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             // unit or the next, are asked for before the weights of this one are made.
             wait_barrier(full_k(stage), phase);
             hold(even);
-            score(even, round % 2, stage);
+            score(even, round, stage);
             wait_products<0>();
             hold(even);
             rows_of.begin();
@@ -331,7 +367,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 uint32_t of = round;
                 if (last) {
                     const Place after(grid, round + 1);
-                    goes_on = needed == place.blocks && after.there && after.needed(own) > 0;
+                    goes_on = needed == place.blocks && after.there &&
+                              after.needed(half_of(round + 1)) > 0;
                     of++;
                     if (goes_on) wait_barrier(full_q(of % 2), of / 2 % 2);
                 }
@@ -339,13 +376,13 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 value_stage = stage;
                 value_phase = phase;
                 hold(following);
-                score(following, of % 2, stage);  // where none follows, of what lies there
+                score(following, of, stage);  // where none follows, of what lies there
                 wait_products<2>();
                 hold(s);
                 release(empty_k(at));
                 if (last) release(empty_q(round % 2));
                 if (goes_on) next();
-                rows_of.weigh(s, j * Room::keys, row);
+                rows_of.weigh(s, j * Room::keys, row, sees_half(j, row));
                 wait_products<1>();
                 hold(acc);
                 if (j > 0) {
@@ -366,8 +403,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                     if (!goes_on) return false;
                     round++;
                     place = Place(grid, round);
-                    needed = place.needed(own);
-                    row = row_of(place);
+                    needed = place.needed(half_of(round));
+                    row = row_of(place, round);
                     rows_of.begin();
                     j = 0;
                 }
@@ -386,7 +423,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         for (uint32_t round = 0;; round++) {
             const Place place(grid, round);
             if (!place.there) break;
-            const int needed = place.needed(own), row = row_of(place);
+            const int needed = place.needed(half_of(round)), row = row_of(place, round);
             const uint32_t q = round % 2;
             rows_of.begin();
             wait_barrier(full_q(q), round / 2 % 2);
@@ -394,13 +431,13 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 wait_barrier(full_k(stage), phase);
                 take_turn();
                 hold(s);
-                score(s, q, stage);
+                score(s, round, stage);
                 pass_turn();
                 wait_products<0>();
                 hold(s);
                 release(empty_k(stage));
                 if (needed == 1) release(empty_q(q));
-                rows_of.weigh(s, 0, row);
+                rows_of.weigh(s, 0, row, sees_half(0, row));
                 pack_lines<E>(weights, s);
                 int before = stage;
                 uint32_t before_phase = phase;
@@ -411,7 +448,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                     wait_barrier(full_v(before), before_phase);
                     take_turn();
                     hold(s);
-                    score(s, q, stage);
+                    score(s, round, stage);
                     hold(acc);
                     add(before, j > 1);
                     pass_turn();
@@ -419,7 +456,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                     hold(s);
                     release(empty_k(stage));
                     if (j + 1 == needed) release(empty_q(q));
-                    rows_of.weigh(s, j * Room::keys, row);
+                    rows_of.weigh(s, j * Room::keys, row, sees_half(j, row));
                     wait_products<0>();
                     hold(acc);
                     release(empty_v(before));
