@@ -49,6 +49,25 @@ struct GradientBarriers {
     }
 };
 
+/// What numbers_of() makes a query's numbers of, loaded some time before it is needed and without
+/// one load waiting for another.
+template <class Shape>
+struct QueryNumbers {
+    float most, sum, delta;
+    bool there;
+    __device__ __forceinline__ void load(const float* from_most, const float* from_sum,
+                                         const float* from_delta, int batch, int head, int r) {
+        there = r < Shape::t;
+        const int64_t at = there ? r : Shape::t - 1;
+        most = from_most[Shape::Most::at(batch, head) + at * Shape::Most::row];
+        sum = from_sum[Shape::Sum::at(batch, head) + at * Shape::Sum::row];
+        delta = from_delta[Shape::Delta::at(batch, head) + at * Shape::Delta::row];
+    }
+    __device__ __forceinline__ float offset() const {
+        return there ? scalar::weight_offset(most, sum) : scalar::from_bits(0xff800000u);
+    }
+    __device__ __forceinline__ float mean() const { return there ? delta : 0.0f; }
+};
 /// Sums that a product is to write: what was in them is nobody's.
 template <int Count>
 __device__ __forceinline__ void fresh(float (&sums)[Count]) {
@@ -198,14 +217,12 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             release(barriers.empty(1, stage));
         }
     };
-    const auto numbers = [&](float (&offsets)[2], float (&means)[2], const Place& of,
-                             uint32_t round) {
+    QueryNumbers<Shape> of_rows[2];
+    const auto load_numbers = [&](const Place& of, uint32_t round) {
 #pragma unroll
-        for (int high = 0; high < 2; high++) {
-            const int r = row_of(of, round) + lane / 4 + 8 * high;
-            numbers_of<Shape>(offsets[high], means[high], most, sum, delta, of.batch, of.head, r,
-                              r < Shape::t);
-        }
+        for (int high = 0; high < 2; high++)
+            of_rows[high].load(most, sum, delta, of.batch, of.head,
+                               row_of(of, round) + lane / 4 + 8 * high);
     };
     const auto queries_at = [&](uint32_t round) {
         return room + round % 2 * 2 * Room::own_bytes + half_of(round) * 64 * Room::line;
@@ -225,9 +242,13 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             odd_s[block / 2];
         uint32_t slopes[block / 16][4];
         float offset[2], mean[2];
-        numbers(offset, mean, place, round);
+        load_numbers(place, round);
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            offset[high] = of_rows[high].offset();
+            mean[high] = of_rows[high].mean();
+        }
         bool goes_on = true;
-        float next_offset[2], next_mean[2];
         int j = 0, row = row_of(place, round), seen = seen_of(place, round), now = stage,
             done = stage;
         uint32_t now_phase = phase;
@@ -265,7 +286,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                 goes_on = after.there;
                 of++;
                 if (goes_on) {
-                    numbers(next_offset, next_mean, after, of);
+                    load_numbers(after, of);
                     wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
                 }
             }
@@ -328,8 +349,8 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             j = 0;
 #pragma unroll
             for (int high = 0; high < 2; high++) {
-                offset[high] = next_offset[high];
-                mean[high] = next_mean[high];
+                offset[high] = of_rows[high].offset();
+                mean[high] = of_rows[high].mean();
             }
             return true;
         };
@@ -435,22 +456,28 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 const Place place(grid, round);
                 if (!place.there) break;
                 int head = place.group * int(Shape::share), i0 = place.first();
-                for (int turn = 0; turn < place.turns; turn++, next()) {
-                    wait_barrier(barriers.empty(0, stage), phase ^ 1);
+                QueryNumbers<Shape> now[block / 32], following[block / 32];
+                const auto load = [&](QueryNumbers<Shape>(&to)[block / 32]) {
+#pragma unroll
+                    for (int x = 0; x < block / 32; x++)
+                        to[x].load(most, sum, delta, place.batch, head, i0 + 32 * x + lane);
+                };
+                if (place.turns > 0) load(now);
 #pragma unroll 1
-                    for (int x = lane; x < block; x += 32) {
-                        const int i = i0 + x;
-                        float offset, mean;
-                        numbers_of<Shape>(offset, mean, most, sum, delta, place.batch, head, i,
-                                          i < Shape::t);
-                        asm volatile(
-                            "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(numbers(stage) + 8 * x),
-                            "f"(offset), "f"(mean)
-                            : "memory");
-                    }
-                    arrive_at<1>(barriers.full(0, stage), 0);
+                for (int turn = 0; turn < place.turns; turn++, next()) {
                     i0 = place.after(i0);
                     head += i0 == place.first();
+                    if (turn + 1 < place.turns) load(following);
+                    wait_barrier(barriers.empty(0, stage), phase ^ 1);
+#pragma unroll
+                    for (int x = 0; x < block / 32; x++) {
+                        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(numbers(stage) +
+                                                                              8 * (32 * x + lane)),
+                                     "f"(now[x].offset()), "f"(now[x].mean())
+                                     : "memory");
+                        now[x] = following[x];
+                    }
+                    arrive_at<1>(barriers.full(0, stage), 0);
                 }
             }
         }
