@@ -133,7 +133,8 @@ Deal deal(const std::vector<int64_t>& costs, int64_t heads, int64_t bytes, int p
     }
     int64_t least = INT64_MAX;
     for (const int64_t blocks : {all, std::max(all / tiles * tiles, all / 2)})
-        for (int64_t lot = 1; lot <= most; lot += std::max<int64_t>(lot / 8, 1)) {
+        for (int64_t lot = 1, last = 0; last < most;
+             last = lot, lot = std::min(most, lot + std::max<int64_t>(lot / 8, 1))) {
             std::vector<int64_t> loads(static_cast<size_t>(std::min(units, blocks)));
             const auto width = static_cast<int64_t>(loads.size());
             for (int64_t unit = 0; unit < units; unit++) {
