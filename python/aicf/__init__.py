@@ -80,6 +80,7 @@ from .sampling import __all__ as _sampling_names
 from .sequences import *  # noqa: F403
 from .sequences import __all__ as _sequence_names
 from .step import Step, load_step
+from .tuning import tune
 
 _install_notebook()
 
@@ -131,6 +132,7 @@ __all__ = [
     "profiler",
     "set_num_threads",
     "trace",
+    "tune",
     "vmap",
     "workspace_bytes",
     *_activation_names,

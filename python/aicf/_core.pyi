@@ -519,8 +519,22 @@ class Outputs:
     def get(self, name: object | None, default: object | None = None) -> object:
         """The Array of that name, or `default`."""
 
+class Trials:
+    """The ops of a graph for which a device has several kernels."""
+
+    def __init__(self, graph: Graph, device: str, passes: Sequence[str], math: str, tensor_cores: int) -> None: ...
+
+    @property
+    def choices(self) -> list[tuple[str, str, list[str], int, float, int]]:
+        """
+        Signature, title, kernels, number of ops, operations and bytes of operands.
+        """
+
 class Step:
     """A compiled step; aicf.Step is its public face."""
+
+    @overload
+    def __init__(self, trials: Trials, signature: str, kernel: str, copies: int) -> None: ...
 
     @overload
     def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str], tensor_cores: int, check_indices: bool, held: Sequence[tuple[Step, Mapping[str, str]]]) -> None: ...
@@ -688,6 +702,12 @@ def cuda_problem() -> str:
 
 def clear_cuda_cache() -> int:
     """Removes every compiled kernel on disk; returns how many."""
+
+def load_cached(key: str) -> bytes | None:
+    """What the folder of compiled kernels holds under a key."""
+
+def store_cached(key: str, payload: str) -> None:
+    """Keeps it there, if it can be."""
 
 def hold_cuda_tracing() -> object:
     """While it lives, what profiles attach to the process stays attached."""

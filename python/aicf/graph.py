@@ -654,6 +654,7 @@ class Graph:
         checks: str = "indices",
         cast: bool = False,
         fresh: str | Sequence[str] = (),
+        tune: bool = False,
     ) -> Step:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
@@ -689,6 +690,8 @@ class Graph:
                 numbers must fit. Else another dtype is a DTypeError.
             fresh: patterns of names that begin anew though `share` is given: "*" for all that no
                 step of it has.
+            tune: on a GPU, times the kernels for its ops first, as `aicf.tune` says, or takes what
+                that found before; `candidates` go before. A CPU has nothing to choose.
 
         Returns: a Step.
         """
@@ -710,6 +713,7 @@ class Graph:
             checks=checks,
             cast=cast,
             fresh=fresh,
+            tune=tune,
         )
 
 

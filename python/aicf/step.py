@@ -153,6 +153,34 @@ class Plan:
         return self._text
 
 
+def check_modes(where: str, math: str, tensor_cores: str | None) -> None:
+    """Raises for a mode of products that there is not."""
+    if not isinstance(math, str) or math not in MATH_MODES:
+        raise _core.GraphError(
+            f"{where}: math is {math!r}{is_it(math, MATH_MODES)}; need one of {MATH_MODES}"
+        )
+    if tensor_cores is not None and not (isinstance(tensor_cores, str) and tensor_cores == "sm_90"):
+        raise _core.GraphError(
+            f'{where}: tensor_cores is {tensor_cores!r}; need "sm_90", or None for the '
+            "device's own"
+        )
+
+
+def pass_names(passes: str | Sequence[str]) -> Sequence[str]:
+    """The passes that `compile` is given, by name."""
+    known = _core.pass_names()
+    names = known if isinstance(passes, str) and passes == "default" else passes
+    if isinstance(names, (list, tuple)) and all(name in known for name in names):
+        return names
+    wrong = [passes] if isinstance(passes, str) else passes
+    wrong = wrong if isinstance(wrong, (list, tuple)) else ()
+    wrong = [name for name in wrong if name not in known]
+    near = next((said for name in wrong if (said := is_it(name, [*known, "default"]))), "")
+    raise _core.GraphError(
+        f'compile: passes is {passes!r}{near}; need "default", () or a tuple of {", ".join(known)}'
+    )
+
+
 class Step(_core.Step):
     """What `Graph.compile` returns. One sequential machine: threads that call it take turns. A call
     that raises OutOfMemory has changed no param or state.
@@ -168,6 +196,7 @@ class Step(_core.Step):
     _sharing: Sharing = Sharing((), ())
     _built: _core.GraphMark
     _cast = False  # whether inputs of another dtype are cast
+    _compiled: tuple[str, str, Sequence[str], int]  # device, math, passes, tensor cores
 
     def __init__(
         self,
@@ -187,13 +216,11 @@ class Step(_core.Step):
         checks: str = "indices",
         cast: bool = False,
         fresh: str | Sequence[str] = (),
+        tune: bool = False,
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
-        if not isinstance(math, str) or math not in MATH_MODES:
-            raise _core.GraphError(
-                f"compile: math is {math!r}{is_it(math, MATH_MODES)}; need one of {MATH_MODES}"
-            )
+        check_modes("compile", math, tensor_cores)
         if not isinstance(deterministic, bool):
             raise _core.GraphError(f"compile: deterministic is {deterministic!r}; need a bool")
         if not isinstance(capture, bool):
@@ -208,17 +235,9 @@ class Step(_core.Step):
             raise _core.GraphError(f"compile: cast is {cast!r}; need a bool")
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
-        known = _core.pass_names()
-        names = known if isinstance(passes, str) and passes == "default" else passes
-        if not isinstance(names, (list, tuple)) or any(name not in known for name in names):
-            wrong = [passes] if isinstance(passes, str) else passes
-            wrong = wrong if isinstance(wrong, (list, tuple)) else ()
-            wrong = [name for name in wrong if name not in known]
-            near = next((said for name in wrong if (said := is_it(name, [*known, "default"]))), "")
-            raise _core.GraphError(
-                f'compile: passes is {passes!r}{near}; need "default", () or a tuple of '
-                f"{', '.join(known)}"
-            )
+        if not isinstance(tune, bool):
+            raise _core.GraphError(f"compile: tune is {tune!r}; need a bool")
+        names = pass_names(passes)
         others = _steps("compile", share)
         chosen = {} if candidates is None else candidates
         if not isinstance(chosen, Mapping) or not all(
@@ -226,13 +245,6 @@ class Step(_core.Step):
         ):
             raise _core.GraphError(
                 f"compile: candidates is {candidates!r}; need kernel names by op signature"
-            )
-        if tensor_cores is not None and not (
-            isinstance(tensor_cores, str) and tensor_cores == "sm_90"
-        ):
-            raise _core.GraphError(
-                f'compile: tensor_cores is {tensor_cores!r}; need "sm_90", or None for the '
-                "device's own"
             )
         from .parameters import contents_of
 
@@ -244,9 +256,16 @@ class Step(_core.Step):
         graph._settle()
         self._graph, self._built = graph._core, graph._core.mark()
         self._cast = cast
+        device, cores = resolve_device(device), 9 if tensor_cores else 0
+        self._compiled = device, math, names, cores
+        if tune:
+            from .tuning import tuned
+
+            found = tuned(graph._core, graph.name, device, names, math, cores)
+            chosen = {**found.candidates, **chosen}
         super().__init__(
             graph._core,
-            resolve_device(device),
+            device,
             seed,
             capture,
             others,
@@ -254,7 +273,7 @@ class Step(_core.Step):
             math,
             deterministic,
             dict(chosen),
-            9 if tensor_cores else 0,
+            cores,
             checks == "indices" and not check,  # a trap sees them too
             own.homes,
         )

@@ -2,6 +2,7 @@
 #ifdef AICF_CUDA
 #include "bindings/bindings.h"
 #include "core/base/aside.h"
+#include "core/base/disk_cache.h"
 #include "core/base/float_mode.h"
 #include "core/compile/compile.h"
 #include "kernels/cuda/backend.h"
@@ -71,6 +72,21 @@ void bind_cuda(nb::module_& m) {
           "Why no CUDA device can be used here; empty where one can.");
     m.def("clear_cuda_cache", &clear_cuda_cache,
           "Removes every compiled kernel on disk; returns how many.");
+    m.def(
+        "load_cached",
+        [](const std::string& key) -> nb::object {
+            std::optional<std::string> found;
+            {
+                const GilRelease release;
+                found = load_cached(key);
+            }
+            if (!found) return nb::none();
+            return nb::bytes(found->data(), found->size());
+        },
+        nb::arg("key"), nb::sig("def load_cached(key: str) -> bytes | None"),
+        "What the folder of compiled kernels holds under a key.");
+    m.def("store_cached", &store_cached, nb::arg("key"), nb::arg("payload"),
+          nb::call_guard<GilRelease>(), "Keeps it there, if it can be.");
     m.def(
         "hold_cuda_tracing",
         [] {

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "bindings/array.h"
+#include "core/compile/trial.h"
 
 namespace aicf {
 
@@ -200,6 +201,15 @@ void refuse_rest(const char* function, const char* takes, const nb::args& rest,
             cat(function, ": got ", count, " arguments too many; it takes ", takes).c_str());
 }
 
+/// A graph as a device would run it, before kernels are chosen.
+struct Trials {
+    Trials(Graph graph, Device device, const CompileOptions& options)
+        : backend(open_backend(device)),
+          lowered(rewrite(std::move(graph), backend->target(), options)) {}
+    std::unique_ptr<Backend> backend;
+    Lowered lowered;
+};
+
 std::optional<intptr_t> stream_of(nb::handle object) {
     if (object.is_none()) return std::nullopt;
     nb::object number = nb::borrow(object);
@@ -218,7 +228,47 @@ std::optional<intptr_t> stream_of(nb::handle object) {
 
 void bind_step(nb::module_& m) {
     watch_exit();
+    nb::class_<Trials>(m, "Trials", "The ops of a graph for which a device has several kernels.")
+        .def(
+            "__init__",
+            [](Trials* self, const Graph& graph, const std::string& device,
+               const std::vector<std::string>& passes, const std::string& math, int tensor_cores) {
+                CompileOptions options;
+                options.passes = passes;
+                options.math = math;
+                options.tensor_cores = tensor_cores;
+                Graph copy = graph;
+                const GilRelease release;
+                const Signals signals;
+                new (self) Trials(std::move(copy), parse_device(device), options);
+            },
+            nb::arg("graph"), nb::arg("device"), nb::arg("passes"), nb::arg("math"),
+            nb::arg("tensor_cores"))
+        .def_prop_ro(
+            "choices",
+            [](const Trials& trials) {
+                nb::list all;
+                for (const Choice& one : choices_of(trials.lowered, trials.backend->target()))
+                    all.append(nb::make_tuple(one.signature, one.title, one.names, one.ops,
+                                              one.cost.flops, one.operand_bytes));
+                return all;
+            },
+            nb::sig("def choices(self) -> list[tuple[str, str, list[str], int, float, int]]"),
+            "Signature, title, kernels, number of ops, operations and bytes of operands.");
     nb::class_<Step>(m, "Step", "A compiled step; aicf.Step is its public face.")
+        .def(
+            "__init__",
+            [](Step* self, const Trials& trials, const std::string& signature,
+               const std::string& kernel, int copies) {
+                const GilRelease release;
+                const Signals signals;
+                Step::Options options;
+                options.device = trials.backend->device();
+                new (self) Step(
+                    trial_plan(trials.lowered, signature, kernel, copies, trials.backend->target()),
+                    options);
+            },
+            nb::arg("trials"), nb::arg("signature"), nb::arg("kernel"), nb::arg("copies"))
         .def(
             "__init__",
             [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,

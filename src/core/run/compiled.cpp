@@ -17,6 +17,16 @@ Step::Step(Graph graph, const Options& options) : seed_(options.seed) {
     start(options, stage);
 }
 
+Step::Step(Plan plan, const Options& options) : seed_(options.seed) {
+    const FloatMode mode;
+    std::clock_t last = 0;
+    const OnStage stage = stages_from(last);
+    share_cells(options, plan.values);
+    plan_ = std::move(plan);
+    check_aligned(plan_);
+    start(options, stage);
+}
+
 std::vector<std::vector<char>> evaluate(const Graph& graph) {
     Step step(graph, {.capture = false});
     step.run({});

@@ -65,6 +65,8 @@ class Step {
         CompileOptions compile = {};
     };
     Step(Graph graph, const Options& options);
+    /// Of a plan whose kernels are built.
+    Step(Plan plan, const Options& options);
     /// Of a file; the seed and what is compiled are the file's, the other options these.
     Step(const Executable& file, const Options& options);
     ~Step();

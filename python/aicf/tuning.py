@@ -1,0 +1,242 @@
+"""Which of a GPU's kernels runs an op, by timing them on the device at hand."""
+
+from __future__ import annotations
+
+import json
+import math as numbers
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import _core
+from .device import resolve_device
+from .graph import Graph
+from .progress import Progress
+from .step import Step, check_modes, pass_names
+from .summary import html_table, text_table
+from .units import printable, time_text
+
+SPREAD = 128 << 20  # bytes of operands in a trial: more than the caches of a device hold
+SPAN = 2e-3  # seconds of a measurement
+ROUNDS = 7  # of which the median counts
+GAIN = 0.02  # what another kernel must save: less is noise
+
+
+class Choice(NamedTuple):
+    """The kernels of one kind of op, and what they took.
+
+    Args:
+        op: what people call it.
+        signature: what it computes, on which types and strides; the key of `candidates`.
+        ops: how many the graph has.
+        default: the kernel that the model of the device would take.
+        kernel: the one that is taken.
+        times: seconds by kernel, of those that were timed.
+        known: whether the times are of an earlier call, from the cache.
+    """
+
+    op: str
+    signature: str
+    ops: int
+    default: str
+    kernel: str
+    times: dict[str, float]
+    known: bool
+
+
+class Tuning(Sequence[Choice]):
+    """What `tune` found, in the order of the graph. Prints as a table, in a notebook too."""
+
+    def __init__(self, title: str, choices: Sequence[Choice]) -> None:
+        self.title = title
+        self._choices = list(choices)
+
+    @property
+    def candidates(self) -> dict[str, str]:
+        """The kernels by signature, as `compile(candidates=)` takes them."""
+        return {one.signature: one.kernel for one in self}
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._choices[index]
+
+    def __iter__(self) -> Iterator[Choice]:
+        return iter(self._choices)
+
+    def __len__(self) -> int:
+        return len(self._choices)
+
+    def __str__(self) -> str:
+        head, *body, total = self._cells()
+        return text_table(printable(self.title), head, body, 3, total)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head, *body = self._cells()
+        return html_table(self.title, head, body, 3)
+
+    def _cells(self) -> list[list[str]]:
+        table = [["op", "default", "kernel", "ops", "default takes", "kernel takes", "timed"]]
+        for one in self:
+            table.append(
+                [
+                    printable(one.op),
+                    one.default,
+                    one.kernel,
+                    str(one.ops),
+                    time_text(one.times[one.default]),
+                    time_text(one.times[one.kernel]),
+                    "before" if one.known else str(len(one.times)),
+                ]
+            )
+        default = sum(one.ops * one.times[one.default] for one in self)
+        taken = sum(one.ops * one.times[one.kernel] for one in self)
+        ops = sum(one.ops for one in self)
+        table.append(["total", "", "", str(ops), time_text(default), time_text(taken), ""])
+        return table
+
+
+def tune(
+    graph: Graph | Step,
+    *,
+    device: str = "auto",
+    math: str = "fp32",
+    passes: str | Sequence[str] = "default",
+    tensor_cores: str | None = None,
+    limit: int = 6,
+    again: bool = False,
+) -> Tuning:
+    """Times the kernels that a GPU has to choose from for each op of a graph.
+
+    They are ranked by the model that `compile` goes by; the first `limit` run on random operands
+    of the op's shapes, each captured as in a step, in turns, and another one than the first is
+    taken where its median is two percent shorter. No choice changes a bit of a result. What is
+    found is kept beside the compiled kernels (`AICF_CACHE_DIR`), for this op, device and driver.
+
+    Args:
+        graph: or a Step, whose device, math and passes are taken.
+        device, math, passes, tensor_cores: as `compile` takes them.
+        limit: how many kernels of an op are timed at most.
+        again: times also what is known.
+
+    Returns: a Tuning: a table, whose `candidates` are for `compile`. On a CPU, which has one kernel
+        an op, it is empty.
+
+    >>> len(aicf.tune(g, device="cpu"))
+    0
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise _core.GraphError(f"tune: limit is {limit!r}; need 1 kernel or more")
+    if not isinstance(again, bool):
+        raise _core.GraphError(f"tune: again is {again!r}; need a bool")
+    if isinstance(graph, Step):
+        if graph._graph is None:
+            raise _core.GraphError("tune: the step is from a file; need one that has a graph")
+        core, (device, math, names, cores) = graph._graph, graph._compiled
+        title = core.name
+    elif isinstance(getattr(graph, "_core", None), _core.Graph):
+        check_modes("tune", math, tensor_cores)
+        names, cores = pass_names(passes), 9 if tensor_cores else 0
+        with graph._settled() as core:
+            return tuned(core, graph.name, resolve_device(device), names, math, cores, limit, again)
+    else:
+        raise _core.GraphError(f"tune: graph is {graph!r}; need an aicf.Graph or a Step")
+    return tuned(core, title, device, names, math, cores, limit, again)
+
+
+def tuned(
+    core: _core.Graph,
+    title: str,
+    device: str,
+    passes: Sequence[str],
+    math: str,
+    tensor_cores: int,
+    limit: int = 6,
+    again: bool = False,
+) -> Tuning:
+    """What `tune` says, of what `Step` is given."""
+    if device == "cpu":
+        return Tuning(f"{title}: one kernel an op on a CPU", [])
+    with Progress(f"tuning {title}"):
+        trials = _core.Trials(core, device, list(passes), math, tensor_cores)
+        machine = _machine(device)
+        found = [_choice(trials, entry, machine, limit, again) for entry in trials.choices]
+    return Tuning(f"{title} on {machine['name']}", found)
+
+
+def _machine(device: str) -> dict[str, Any]:
+    info = _core.cuda_info()
+    index = int(device.partition(":")[2] or 0)
+    gpu: dict[str, Any] = info["devices"][index]
+    return {"name": gpu["name"], "arch": gpu["arch"], "driver": info["driver"]}
+
+
+def _choice(
+    trials: _core.Trials,
+    entry: tuple[str, str, list[str], int, float, int],
+    machine: Mapping[str, Any],
+    limit: int,
+    again: bool,
+) -> Choice:
+    from . import __version__
+
+    signature, title, names, ops, _, size = entry
+    names = names[:limit]
+    key = "tuned kernel\n" + json.dumps([signature, names, machine, __version__])
+    times = None if again else _times(_core.load_cached(key), names)
+    known = times is not None
+    if times is None:
+        times = _timed(trials, signature, names, size)
+        _core.store_cached(key, json.dumps(times))
+    best = min(names, key=lambda name: times[name])
+    kernel = best if times[best] < (1 - GAIN) * times[names[0]] else names[0]
+    return Choice(title, signature, ops, names[0], kernel, times, known)
+
+
+def _times(text: bytes | None, names: Sequence[str]) -> dict[str, float] | None:
+    """What an earlier call kept; None where that is not what it writes."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or set(found) != set(names):
+        return None
+    seconds = [value for value in found.values() if isinstance(value, float)]
+    if len(seconds) < len(names) or not all(0 < x < numbers.inf for x in seconds):
+        return None
+    return found
+
+
+def _timed(
+    trials: _core.Trials, signature: str, names: Sequence[str], size: int
+) -> dict[str, float]:
+    """Median seconds of the op by kernel. They take turns, so that a clock that changes meets them
+    all; each has operands of its own, several times where they are small."""
+    copies = max(1, min(16, SPREAD // max(size, 1)))
+    together = len(names) if copies * size * len(names) < 8 * SPREAD else 1
+    times: dict[str, float] = {}
+    for first in range(0, len(names), together):
+        group = names[first : first + together]
+        steps = {name: _core.Step(trials, signature, name, copies) for name in group}
+        taken: dict[str, list[float]] = {name: [] for name in group}
+        turns = {name: _turns(step) for name, step in steps.items()}
+        for _ in range(ROUNDS):
+            for name, step in steps.items():
+                taken[name].append(_seconds(step, turns[name]) / copies)
+        times.update({name: statistics.median(list) for name, list in taken.items()})
+    return times
+
+
+def _seconds(step: _core.Step, turns: int) -> float:
+    step.synchronize()
+    start = time.perf_counter()
+    step.replay(turns)
+    step.synchronize()
+    return (time.perf_counter() - start) / turns
+
+
+def _turns(step: _core.Step) -> int:
+    """How many make a measurement; the first are not timed."""
+    _seconds(step, 1)
+    return max(1, min(1000, round(SPAN / max(_seconds(step, 2), 1e-7))))

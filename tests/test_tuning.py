@@ -1,0 +1,187 @@
+"""compile(tune=True) and aicf.tune: kernels chosen by timing them; the choice changes no bit."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core, tuning
+from compare import assert_bits
+
+needs_cuda = pytest.mark.skipif(not hasattr(_core, "cuda_info"), reason="no CUDA in this build")
+
+
+@pytest.fixture
+def quick(monkeypatch, tmp_path):
+    """A folder of its own, few kernels and short measurements."""
+    monkeypatch.setenv("AICF_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuning, "SPREAD", 1 << 16)
+    monkeypatch.setattr(tuning, "SPAN", 0.0)
+    monkeypatch.setattr(tuning, "ROUNDS", 1)
+
+
+def network(batch=64, width=96):
+    g = aicf.Graph("net")
+    h = aicf.relu(g.dense("0", g.input("x", (batch, width)), 64))
+    loss = aicf.mse_loss(g.dense("1", h, 32), g.input("t", (batch, 32)))
+    g.output("loss", loss)
+    g.minimize(loss, aicf.optim.SGD(lr=0.1))
+    return g
+
+
+def feed(rng, batch=64, width=96):
+    return {
+        "x": rng.standard_normal((batch, width)).astype(np.float32),
+        "t": rng.standard_normal((batch, 32)).astype(np.float32),
+    }
+
+
+def content(step):
+    return {name: np.array(array) for name, array in step.state_dict().items()}
+
+
+def test_a_cpu_has_nothing_to_choose(rng):
+    g = network()
+    found = aicf.tune(g, device="cpu")
+    assert len(found) == 0 and found.candidates == {} and "one kernel an op" in str(found)
+    step, values = g.compile(device="cpu", tune=True), feed(rng)
+    plain = g.compile(device="cpu")
+    assert step.plan.candidates == {} and float(step(**values)["loss"]) == float(
+        plain(**values)["loss"]
+    )
+    assert len(aicf.tune(step)) == 0 and "<table" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda g: g.compile(device="cpu", tune="yes"), r"compile: tune is 'yes'; need a bool"),
+        (lambda g: aicf.tune(g, limit=0), r"tune: limit is 0; need 1 kernel or more"),
+        (lambda g: aicf.tune(g, again=1), r"tune: again is 1; need a bool"),
+        (lambda g: aicf.tune(3), r"tune: graph is 3; need an aicf.Graph or a Step"),
+        (lambda g: aicf.tune(g, passes="all"), r"passes is 'all'"),
+        (lambda g: aicf.tune(g, math="fp8"), r"tune: math is 'fp8'"),
+        (lambda g: aicf.tune(g, tensor_cores="sm_80"), r"tune: tensor_cores is 'sm_80'"),
+    ],
+)
+def test_what_is_no_tuning(call, text):
+    with pytest.raises(aicf.GraphError, match=text):
+        call(network())
+
+
+def test_a_step_of_a_file_has_no_graph(tmp_path):
+    network().compile(device="cpu").export(tmp_path / "step.aicf")
+    with pytest.raises(aicf.GraphError, match="from a file"):
+        aicf.tune(aicf.load_step(tmp_path / "step.aicf"))
+
+
+def test_what_is_kept_is_checked():
+    """Another list of kernels, damage, or numbers that are no times are timed again."""
+    good = b'{"a": 0.5, "b": 0.25}'
+    assert tuning._times(good, ["a", "b"]) == {"a": 0.5, "b": 0.25}
+    for text in (None, b"", b"\xff", b"[]", b'{"a": 0.5}',
+                 b'{"a": 0.5, "b": "x"}',
+                 b'{"a": 0.5, "b": NaN}', b'{"a": 0.5, "b": -1.0}',
+                 b'{"a": 1, "b": 0.5}'):  # fmt: skip
+        assert tuning._times(text, ["a", "b"]) is None, text
+    assert tuning._times(good, ["a", "c"]) is None
+
+
+class Clocked:
+    """Trials of two kinds of op, whose kernels take the seconds that a table says."""
+
+    choices = (
+        ("gemm one", "gemm", ["a", "b", "c"], 2, 0.0, 1 << 20),
+        ("gemm two", "gemm", ["a", "b"], 1, 0.0, 1 << 20),
+    )
+    seconds = {("gemm one", "a"): 3e-3, ("gemm one", "b"): 1e-3, ("gemm one", "c"): 2e-3,
+               ("gemm two", "a"): 1.00e-3, ("gemm two", "b"): 0.99e-3}  # fmt: skip
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    kept, timed = {}, []
+
+    class OneStep:
+        def __init__(self, trials, signature, name, copies):
+            self.taken = copies * trials.seconds[signature, name]
+            timed.append((signature, name))
+
+    monkeypatch.setattr(_core, "Step", OneStep)
+    monkeypatch.setattr(tuning, "_seconds", lambda step, turns: step.taken)
+    monkeypatch.setattr(_core, "load_cached", kept.get, raising=False)
+    monkeypatch.setattr(
+        _core, "store_cached", lambda k, v: kept.update({k: v.encode()}), raising=False
+    )
+    return kept, timed
+
+
+def test_the_quickest_is_taken_and_kept(clocked):
+    """Unless it saves less than what is noise; a second call times nothing, `again` all."""
+    kept, timed = clocked
+    machine = {"name": "GPU", "arch": "sm_90a", "driver": "13.0"}
+    trials = Clocked()
+
+    def chosen(machine=machine, limit=6, again=False):
+        timed.clear()
+        return [tuning._choice(trials, entry, machine, limit, again) for entry in trials.choices]
+
+    first = chosen()
+    assert [one.kernel for one in first] == ["b", "a"] and len(timed) == 5
+    assert [one.known for one in first] == [False, False]
+    assert first[0].times == pytest.approx({"a": 3e-3, "b": 1e-3, "c": 2e-3})
+    second = chosen()
+    assert timed == [] and all(one.known for one in second) and len(kept) == 2
+    assert [one.kernel for one in second] == ["b", "a"]
+    assert len(chosen(again=True) and timed) == 5
+    for other in ({**machine, "name": "other"}, {**machine, "driver": "13.1"}):
+        assert len(chosen(other) and timed) == 5
+    assert chosen(limit=1)[0].kernel == "a" and timed == [("gemm one", "a"), ("gemm two", "a")]
+    table = str(tuning.Tuning("two on GPU", first))
+    assert "two on GPU" in table and "total" in table and "7 ms" in table
+    assert tuning.Tuning("two", first).candidates == {"gemm one": "b", "gemm two": "a"}
+
+
+@needs_cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("math", ["fp32", "bf16", "mixed"])
+def test_a_tuned_step_has_the_bits_of_an_untuned_one(math, quick, rng):
+    g = network()
+    values = feed(rng)
+    found = aicf.tune(g, device="cuda", math=math, limit=2)
+    assert len(found) and all(len(one.times) == 2 for one in found)
+    assert all(one.default in one.times and one.kernel in one.times for one in found)
+    assert found.candidates.keys() == g.compile(device="cuda", math=math).plan.candidates.keys()
+    ends = []
+    for options in ({}, {"tune": True}, {"candidates": found.candidates}):
+        step = g.compile(device="cuda", math=math, seed=3, **options)
+        for _ in range(2):
+            step(**values)
+        ends.append(content(step))
+        if "tune" in options:
+            assert all(one.known for one in aicf.tune(step))
+    for other in ends[1:]:
+        for leaf, array in ends[0].items():
+            assert_bits(other[leaf], array, leaf)
+
+
+@needs_cuda
+@pytest.mark.gpu
+def test_the_file_of_a_step_has_its_choices(quick, rng, tmp_path):
+    g = network()
+    (signature, names), *_ = _core.cuda_candidates(g._core, _core.pass_names()).items()
+    step = g.compile(device="cuda", tune=True, candidates={signature: names[-1]}, seed=3)
+    assert step.plan.candidates[signature] == names[-1]  # what is given goes before
+    step.export(tmp_path / "step.aicf")
+    loaded = aicf.load_step(tmp_path / "step.aicf")
+    assert loaded.plan.candidates == step.plan.candidates and loaded.trace == step.trace
+
+
+@needs_cuda
+@pytest.mark.gpu
+def test_attention_is_timed(quick):
+    g = aicf.Graph("attention")
+    q = g.param("q", (1, 2, 128, 64), "bfloat16", init=aicf.init.normal())
+    g.output("y", aicf.scaled_dot_product_attention(q, q, q))
+    found = aicf.tune(g, device="cuda")
+    assert [sorted(one.times) for one in found] == [
+        sorted(names) for names in _core.cuda_candidates(g._core, _core.pass_names()).values()
+    ]
