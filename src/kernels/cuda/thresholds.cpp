@@ -41,7 +41,6 @@ std::vector<CudaThreshold> cuda_thresholds() {
         add("reduce.results", {kRowWarps});
         add("columns.terms", {kFewTerms, kTreeLanes, kTreeLeaf, 2 * kTreeLeaf, kChainChunk});
         add("columns.width", {kColumns, 2 * kColumns, kWarp, 2 * kWarp});
-        add("chain.elements", {kTallWork});
         add("rows.terms", {kTreeLanes, kTreeLeaf, kWarpLeaves * kTreeLeaf, kRowWarps * kTreeLeaf});
         for (int64_t lanes = 1; lanes < kWarp; lanes *= 2)
             for (const char* what : {"rows.terms", "reduce.terms"}) add(what, {4 * lanes});
