@@ -3,7 +3,7 @@
 import aicf
 import numpy as np
 import pytest
-from aicf import _core, tuning
+from aicf import _core, command, tuning
 from compare import assert_bits
 
 needs_cuda = pytest.mark.skipif(not hasattr(_core, "cuda_info"), reason="no CUDA in this build")
@@ -161,6 +161,18 @@ def test_a_tuned_step_has_the_bits_of_an_untuned_one(math, quick, rng):
     for other in ends[1:]:
         for leaf, array in ends[0].items():
             assert_bits(other[leaf], array, leaf)
+
+
+@needs_cuda
+def test_the_cache_lists_times(quick, capsys):
+    """Beside compiled kernels, and removes them with these."""
+    _core.store_cached("tuned kernel\n[]", '{"a": 1.0}')
+    assert _core.load_cached("tuned kernel\n[]") == b'{"a": 1.0}'
+    assert _core.load_cached("tuned kernel\n[1]") is None
+    assert command.main(["cache", "list"]) == 0
+    assert "times of kernels" in capsys.readouterr().out
+    assert command.main(["cache", "clear"]) == 0
+    assert _core.load_cached("tuned kernel\n[]") is None
 
 
 @needs_cuda

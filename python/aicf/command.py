@@ -298,10 +298,10 @@ def _cache_list(args: argparse.Namespace) -> int:
         except OSError:  # another process removed it
             continue
         name, arch = _KERNEL.search(begin), _ARCH.search(begin)
-        print(
-            f"{bytes_text(size):>9}  {arch[1].decode() if arch else '?':8}"
-            f"{name[1].decode() if name else '?'}  {entry.name[:12]}"
-        )
+        what = "times of kernels" if b"tuned kernel\n" in begin else "?"
+        what = name[1].decode() if name else what
+        machine = arch[1].decode() if arch else "?"
+        print(f"{bytes_text(size):>9}  {machine:8}{what}  {entry.name[:12]}")
     return _cache_size(args)
 
 
