@@ -168,6 +168,42 @@ def mixed_h200():
     return source(run) + "\n\n" + table(head, rows)
 
 
+def attention_h200():
+    run, peers = load("attention_h200"), ("cuDNN", "flash", "deterministic")
+    rows = [
+        (
+            f"heads of {row['head']}, {row['length']} positions, {row['pass']}",
+            *(
+                f"{row['tflop_s'][name]:.0f}" if name in row["tflop_s"] else "–"
+                for name in ("aicf", "aicf mma.sync", *peers)
+            ),
+            *(f"{row['ratio'][name][0]:.2f}" if name in row["ratio"] else "–" for name in peers),
+        )
+        for row in sorted(run["rows"], key=lambda row: (row["head"], row["length"]))
+    ]
+    head = ("TFLOP/s", "aicf", "aicf by `mma.sync`", "cuDNN", "FlashAttention", "deterministic")
+    head += ("time of cuDNN / aicf", "FlashAttention", "deterministic")
+    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+
+
+def gpt2_h200():
+    run = load("gpt2_h200")
+    rows = [
+        (
+            str(row["rows"]),
+            *(f"{row['ms'][name]:.2f}" for name in ("aicf", "torch")),
+            f"{row['later_ms']:.2f}",
+            *(f"{row['tokens_per_s'][name] / 1e3:.0f}" for name in ("aicf", "torch")),
+            f"{row['peak_bytes'] / 1e9:.2f}",
+            f"{row['peer_peak_bytes'] / 1e9:.2f}",
+        )
+        for row in run["rows"]
+    ]
+    head = ("rows of 1024 tokens", "aicf, ms", "PyTorch, ms", "aicf then, ms", "aicf, K tokens/s")
+    head += ("PyTorch, K tokens/s", "aicf, peak GB", "PyTorch, peak GB")
+    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+
+
 def small_steps_h200():
     run = load("small_steps_h200")
     rows = []
