@@ -113,6 +113,11 @@ def test_copies_of_arrays(device):
 def test_arrays_for_jax(dtype, device):
     """Copies: what a step writes later does not change them."""
     jnp = pytest.importorskip("jax.numpy")
+    if device == "cuda":
+        try:
+            pytest.importorskip("jax").devices("cuda")
+        except RuntimeError:
+            pytest.skip("JAX has no CUDA here")
     g = aicf.Graph("for_jax")
     w = g.state("w", (2,), dtype)
     g.output("y", w)
