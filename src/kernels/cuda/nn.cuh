@@ -219,8 +219,8 @@ __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, 
             A x[Lot][4];
             const auto has = [&](int k) { return first + 128 * k + 4 <= n; };
 #pragma unroll
-            for (int k = 0; k < Lot; k++)
-                if (has(k)) row.four(first + 128 * k, x[k]);
+            for (int k = 0; k < Lot; k++)  // without a branch, so that all are on their way
+                row.four(has(k) ? first + 128 * k : n / 4 * 4 - 4, x[k]);
 #pragma unroll
             for (int k = 0; k < Lot; k++) {
                 const int64_t i = first + 128 * k;
