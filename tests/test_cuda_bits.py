@@ -125,6 +125,32 @@ def test_column_sums(shape, make_rng):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("shape", [(8192, 1088), (20_300, 802), (9000, 2110), (16_384, 768)])
+def test_wide_column_sums(shape, dtype, make_rng):
+    """Threads take results side by side, of whole leaves or not, where the columns are many."""
+    rng, (n, width) = make_rng(11), shape
+    stored = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+    x, slope = rng.standard_normal((n, width + 4)), rng.standard_normal((n, width))
+
+    def summed(device):
+        g = aicf.Graph("columns")
+        v, dy = g.state("x", x.shape, dtype), g.state("dy", slope.shape, wide)
+        parts = {"cut": v[:, :width], "shifted": v[:, 1 : width + 1]}
+        for name, part in parts.items():
+            part = aicf.cast(part, wide)
+            g.output(name, aicf.sum(part, 0))
+            g.output(f"{name}.made", aicf.sum(part * dy, 0))
+            g.output(f"{name}.most", aicf.max(part, 0))
+        step = g.compile(device=device)
+        step.state["x"], step.state["dy"] = x.astype(stored), slope.astype(wide)
+        got = step()
+        return [got[name].numpy() for name in got]
+
+    assert_same(summed("cpu"), summed("cuda"), f"{shape}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize(
     "shape", [(256, 33), (257, 5), (1000, 40), (5000, 70), (66_000, 3), (300, 1), (2048, 256)]
 )

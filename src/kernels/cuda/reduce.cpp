@@ -161,6 +161,23 @@ bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>&
     return true;
 }
 
+/// How many results side by side a thread takes: those of so many bytes of the narrowest operand.
+int64_t across_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& read,
+                  int64_t bytes) {
+    int64_t least = 8, most = 1, v = 1;
+    for (int k : read) {
+        const View& view = op.inputs[static_cast<size_t>(k)];
+        const int64_t step = place_step(r.kept_shape, strides_of(r, view, true));
+        if (step < 0) return 1;
+        if (step == 0) continue;
+        least = std::min(least, dtype_size(view.dtype));
+        most = std::max(most, dtype_size(view.dtype));
+    }
+    // One word holds them, and four are what operands that lie otherwise are known to share.
+    while (v * least < bytes && v * most < 8 && v < 4 && r.rows % (2 * v) == 0) v *= 2;
+    return v;
+}
+
 /// How threads take the chunks of tall columns (reduce_tall).
 struct Tall {
     int64_t v = 1;      // results side by side that are a thread's, 4 bytes of the narrowest input
@@ -175,18 +192,8 @@ Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& re
     const int64_t chunks = chunk ? (r.n + chunk - 1) / chunk : 0;
     if (chunks < 2 || r.rows < kWarp || r.rows * r.n < kTallWork || !in_columns(op, r, read))
         return tall;
-    int64_t bytes = 0, least = 8, most = 1;
-    bool wide = true;
-    for (int k : read) {
-        const View& view = op.inputs[static_cast<size_t>(k)];
-        const int64_t step = place_step(r.kept_shape, strides_of(r, view, true));
-        wide &= step >= 0;
-        if (step == 0) continue;
-        least = std::min(least, dtype_size(view.dtype));
-        most = std::max(most, dtype_size(view.dtype));
-    }
-    while (wide && tall.v * least < 4 && tall.v * most < 8 && r.rows % (2 * tall.v) == 0)
-        tall.v *= 2;
+    int64_t bytes = 0;
+    tall.v = across_of(op, r, read, 4);
     for (int k : read) bytes += tall.v * dtype_size(op.inputs[static_cast<size_t>(k)].dtype);
     // About 128 bytes of a thread are on their way; long bodies are not repeated often.
     while (tall.lot > 8 && (tall.lot * bytes > 192 || r.at > 4)) tall.lot /= 2;
@@ -325,8 +332,15 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     KernelText text;
     text.includes = {"rows.cuh"};
     const Tall tall = limits.one_block ? Tall{} : tall_of(op, r, read, chunk, a_size, limits);
-    text.body =
-        elements_text(op, r, layout, read, a, tall.width > 0) + put_text(op, r, layout, mean, a);
+    const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
+    const int64_t enough = 4 * int64_t{limits.processors};  // blocks that fill the device
+    int64_t wide = 1;  // results side by side that a thread takes of the tree's columns
+    if (!limits.one_block && !chunk && r.n > kFewTerms && r.rows >= kWideColumns && r.at <= 4 &&
+        in_columns(op, r, read))
+        wide = across_of(op, r, read, 8);
+    while (wide > 1 && r.rows / (kWarp * wide) * leaves < enough / 2) wide /= 2;
+    text.body = elements_text(op, r, layout, read, a, tall.width > 0 || wide > 1) +
+                put_text(op, r, layout, mean, a);
     // Long bodies are not repeated for all elements of a leaf that a thread takes.
     text.body +=
         cat("struct @_Shape {\n    static constexpr int64_t rows = ", r.rows, ", n = ", r.n,
@@ -389,8 +403,6 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
                 chunks > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("chain");
     }
-    const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
-    const int64_t enough = 4 * int64_t{limits.processors};  // blocks that fill the device
     if (leaves > 0 && r.rows >= kColumns && columns && r.n <= kFewTerms) {
         const int lots = std::min<int>(lots_of(r.rows, limits.processors),
                                        static_cast<int>(std::max<int64_t>(kFewTerms / 2 / r.n, 1)));
@@ -399,18 +411,26 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         return finished("few");
     }
     if (leaves > 0 && r.rows >= kColumns && columns) {
-        const int64_t width = std::clamp<int64_t>(power_of_two_from(r.rows), kColumns, kWarp),
-                      strips = (r.rows + width - 1) / width;
+        const int64_t width = wide > 1
+                                  ? kWarp * wide
+                                  : std::clamp<int64_t>(power_of_two_from(r.rows), kColumns, kWarp);
+        const int64_t strips = (r.rows + width - 1) / width;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);
         const int64_t span = power_of_two_from((leaves + pieces - 1) / pieces) * kTreeLeaf;
         pieces = (r.n + span - 1) / span;
         text.blocks = strips * pieces;
+        if (wide > 1) text.resident = 4;  // all of them, where there are as many as are enough
+        int64_t bytes = 0;                // of neighbours; what is on its way leaves room for sums
+        for (int k : read) bytes += wide * dtype_size(op.inputs[static_cast<size_t>(k)].dtype);
+        const int lot = bytes > 4 ? 2 : 4;
         if (pieces > 1) {
             text.workspace = static_cast<uint64_t>(pieces * r.rows * a_size);
             text.counters = static_cast<int>(strips);
         }
         entry(
-            cat("reduce_columns<", operation, ", ", a, ", ", width, ", ", span, ", @_Shape>(grid, ",
+            cat(wide > 1 ? "reduce_wide_columns<" : "reduce_columns<", operation, ", ", a, ", ",
+                wide > 1 ? cat(wide, ", ", lot) : std::to_string(width), ", ", span,
+                ", @_Shape>(grid, ",
                 pieces > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("columns");
     }

@@ -517,6 +517,122 @@ __device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint3
     }
 }
 
+/// The same of V results side by side that one word holds: 32 threads and 8 groups of them. A
+/// thread takes its 16 lanes in the order in which halving needs them, Lot of them at a time, while
+/// the next are on their way as they are stored.
+template <class Op, int V, int Lot, bool Whole, bool Together, class A, class Row>
+__device__ __forceinline__ void lanes_across(A (&s)[V], const Row& row, int64_t first,
+                                             int64_t end) {
+    constexpr int groups = 8, lots = int(kTreeLanes) / groups / Lot;
+    typename Row::template Some<V> held[Lot][4];
+    // Lane q of lot i comes after as many others as its bits reversed say: what halving joins
+    // first is half of all lanes apart.
+    const auto start = [&](int i) {
+        int low = 0;
+#pragma unroll
+        for (int bit = 1; bit < lots; bit *= 2) low += i & bit ? lots / 2 / bit : 0;
+        return first + groups * low;
+    };
+    const auto step = [](int q, int j) {
+        int high = 0;
+#pragma unroll
+        for (int bit = 1; bit < Lot; bit *= 2) high += q & bit ? Lot / 2 / bit : 0;
+        return groups * lots * high + int(kTreeLanes) * j;
+    };
+    const auto load = [&](int64_t at) {
+#pragma unroll
+        for (int q = 0; q < Lot; q++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (Whole || at + step(q, j) < end)
+                    held[q][j] = row.template across<V, Together>(at + step(q, j));
+    };
+    Subtrees<Op, A, lots> halves[V];
+    int64_t at = start(0);
+    load(at);
+#pragma unroll 1  // so that loads need not wait for the sums before them
+    for (int i = 0; i < lots; i++) {
+        A v[Lot][V];
+#pragma unroll
+        for (int q = 0; q < Lot; q++) {
+#pragma unroll
+            for (int c = 0; c < V; c++) v[q][c] = Op::missing();
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (Whole || at + step(q, j) < end) {
+                    A e[V];
+                    row.template open<V>(held[q][j], e);
+#pragma unroll
+                    for (int c = 0; c < V; c++) v[q][c] = j == 0 ? e[c] : Op::join(v[q][c], e[c]);
+                }
+        }
+        if (i + 1 < lots) load(at = start(i + 1));
+#pragma unroll
+        for (int h = 1; h < Lot; h *= 2)
+#pragma unroll
+            for (int q = 0; q + h < Lot; q += 2 * h)
+#pragma unroll
+                for (int c = 0; c < V; c++) v[q][c] = Op::join(v[q][c], v[q + h][c]);
+#pragma unroll
+        for (int c = 0; c < V; c++) halves[c].take(v[0][c]);
+    }
+#pragma unroll
+    for (int c = 0; c < V; c++) s[c] = halves[c].total();
+}
+
+template <class Op, class A, int V, int Lot, int64_t Span, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_wide_columns(const Grid& grid, A* parts, uint32_t* counters,
+                                                    Make make, Put put) {
+    constexpr int groups = 8, columns = 32 * V, pieces = int((Shape::n + Span - 1) / Span);
+    __shared__ A held[2][groups][columns];  // of two leaves in turn
+    constexpr int64_t strips = (Shape::rows + columns - 1) / columns,
+                      leaves = ((pieces > 1 ? Span : Shape::n) + kTreeLeaf - 1) / kTreeLeaf;
+    const int own = int(threadIdx.x), c = own % 32 * V, g = own / 32;
+    int side = 0;
+    for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
+        const int64_t strip = u / pieces, piece = u - strip * pieces, first = strip * columns;
+        const bool mine = own < columns && first + own < Shape::rows;
+        const auto row = make(first + c < Shape::rows ? first + c : 0);
+        const bool together = row.template together<V>();
+        const int64_t begin = piece * Span, end = Shape::n % Span != 0 && Shape::n - begin < Span
+                                                      ? Shape::n
+                                                      : begin + Span;
+        Subtrees<Op, A, leaves> subtrees;
+        for (int64_t at = begin; at < end; at += kTreeLeaf) {
+            const bool whole = Shape::n % kTreeLeaf == 0 || end - at >= kTreeLeaf;
+            A s[V];
+            if (whole && together)
+                lanes_across<Op, V, Lot, true, true>(s, row, at + g, end);
+            else if (together && Shape::n % kTreeLeaf != 0)
+                lanes_across<Op, V, Lot, false, true>(s, row, at + g, end);
+            else
+                lanes_across<Op, V, 2, false, false>(s, row, at + g, end);
+            A(&here)[groups][columns] = held[side];
+            side ^= 1;
+#pragma unroll
+            for (int k = 0; k < V; k++) here[g][c + k] = s[k];
+            __syncthreads();
+            if (own < columns) {
+                A lanes[groups];
+#pragma unroll
+                for (int k = 0; k < groups; k++) lanes[k] = here[k][own];
+                subtrees.take(halved<Op>(lanes));
+            }
+        }
+        A total = A(0);
+        if (mine) total = subtrees.total();
+        if constexpr (pieces > 1) {
+            if (mine) parts[piece * Shape::rows + first + own] = total;
+            if (!arrive_last(counters + strip, pieces)) continue;
+            if (mine) {
+                const A* const column = parts + first + own;
+                total = joined<Op, pieces>([&](int p) { return __ldcg(column + p * Shape::rows); });
+            }
+        }
+        if (mine) put(first + own, total);
+    }
+}
+
 /// total takes held[0], held[Width], ... in ascending order; `begins`: it is the first itself.
 template <class Op, int Width, int Most, class A>
 __device__ __forceinline__ void join_held(A& total, const A* held, int count, bool begins) {

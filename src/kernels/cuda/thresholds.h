@@ -31,6 +31,7 @@ constexpr int64_t kSoonWarps = 8;       // of a processor, up to which they exch
 constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block
 constexpr int64_t kGroupLeaves = 1024;  // of a row, above which a block takes them in groups
 constexpr int64_t kColumns = 8;         // results at least that columns are worth it for
+constexpr int64_t kWideColumns = 64;    // results from which on threads take some side by side
 constexpr int64_t kTallWork = 1 << 21;  // elements of chains from which on threads take columns
 constexpr int64_t kTallWidth = 64;      // threads side by side then, at most
 constexpr int64_t kFewTerms = 32;       // of a column, up to which a thread takes it
