@@ -255,7 +255,7 @@ def compile_h200():
     ]
     head = ("", "launches", "nothing on disk, s", "kernels on disk, s")
     return (
-        source(run, f"; {run['cores']} cores, medians of {run['rounds']}; {run['note']}")
+        source(run, f"; {run['cores']} cores, medians of {run['rounds']}")
         + "\n\n"
         + table(head, rows)
     )
