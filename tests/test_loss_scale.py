@@ -311,3 +311,61 @@ def test_launches(feed):
             count[clip, scale is not None] = len(step.trace)
     assert count[None, True] - count[None, False] <= 4
     assert count[1.0, True] - count[1.0, False] <= 2
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_steps_that_are_skipped_without_end_leave_a_scale_to_divide_by(name, clip, feed, device):
+    step = scaled_step(device, OPTIMIZERS[name](), aicf.optim.DynamicLossScale(), clip)
+    before = content(step)
+    for _ in range(200):
+        step(**feed, k=np.float32(np.nan))
+    assert float(step.state["opt.scale"]) == np.finfo(np.float32).tiny
+    assert_bits(content(step)["0.W"], before["0.W"], "0.W")
+    step.set("opt.scale.interval", 1)
+    for _ in range(3):
+        step(**feed, k=np.float32(1))
+    assert all(np.isfinite(array).all() for array in content(step).values())
+    assert float(step.state["opt.scale"]) == np.finfo(np.float32).tiny * 8
+
+
+def test_params_without_elements(device):
+    """They have no largest gradient; where no param has one, all are finite."""
+    for shapes in ({"w": (3,), "none": (0, 4)}, {"none": (0,)}):
+        g = aicf.Graph("empty")
+        params = [g.param(name, shape, init=aicf.init.ones()) for name, shape in shapes.items()]
+        loss = sum((aicf.sum(p * p) for p in params[1:]), aicf.sum(params[0] * params[0]))
+        scale = aicf.optim.DynamicLossScale(interval=1)
+        g.minimize(loss, aicf.optim.SGD(lr=0.25), loss_scale=scale)
+        step = g.compile(device=device)
+        step()
+        assert float(step.state["opt.scale"]) == 2.0**17
+        np.testing.assert_array_equal(step.params["none"], np.ones(shapes["none"], np.float32))
+
+
+def test_numbers_of_numpy_are_numbers():
+    scale = aicf.optim.DynamicLossScale(np.float32(4), interval=np.int64(3))
+    assert scale == aicf.optim.DynamicLossScale(4.0, interval=3)
+    adam = aicf.optim.Adam(lr=np.float32(0.5), betas=(np.float32(0.5), np.float64(0.75)))
+    assert adam == aicf.optim.Adam(lr=0.5, betas=(0.5, 0.75))
+    g = aicf.Graph("numpy")
+    w = g.param("w", (3,), init=aicf.init.ones())
+    g.minimize(aicf.sum(w * w), aicf.optim.SGD(lr=np.float32(0.25)), loss_scale=np.float32(8))
+    step = g.compile(device="cpu")
+    step()
+    np.testing.assert_array_equal(step.params["w"], np.full(3, 0.5, np.float32))
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-39, 1e-46, 3.5e38, 10**60, np.inf, np.nan])
+def test_scales_that_float32_does_not_hold(number):
+    """Nor the number that one is divided by."""
+    g = aicf.Graph("limits")
+    w = g.param("w", (3,))
+    with pytest.raises(aicf.GraphError, match=r"need a number from 1.2e-38 to 3.4e38"):
+        g.minimize(aicf.sum(w * w), aicf.optim.SGD(lr=0.1), loss_scale=number)
+    with pytest.raises(aicf.GraphError, match=r"initial is .*need a number from 1.2e-38"):
+        aicf.optim.DynamicLossScale(initial=number)
+    for name in ("growth", "backoff"):
+        with pytest.raises(aicf.GraphError, match=f"{name} is .*; need a number .* in float32"):
+            near = 1 + 1e-9 if name == "growth" else 1 - 1e-9
+            aicf.optim.DynamicLossScale(**{name: near if number < 1e-38 else number})

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ._core import DTypeError, GraphError
 from .arguments import checked, is_it, placed, user_line
 
@@ -23,6 +25,29 @@ if TYPE_CHECKING:
 Grads = Mapping["Value", "Value"]
 Limit: TypeAlias = "float | Value | _Scaled | None"
 LossScale: TypeAlias = "float | Value | DynamicLossScale | None"
+
+
+# A loss scale lies between these: a smaller float32 has no reciprocal that is finite.
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+_NORMAL = "a number from 1.2e-38 to 3.4e38"
+
+
+def _plain(x: Any) -> Any:
+    """NumPy's scalars as Python's numbers, in pairs too."""
+    if isinstance(x, (tuple, list)):
+        return type(x)(map(_plain, x))
+    return x.item() if isinstance(x, np.generic) else x
+
+
+def _as_plain(description: Any) -> None:
+    """The same for the fields of a description."""
+    for name, value in vars(description).items():
+        object.__setattr__(description, name, _plain(value))
+
+
+def _in_float32(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(min(number, 1e39)))
 
 
 def _is_zero(number: float | Value) -> bool:
@@ -199,7 +224,8 @@ class DynamicLossScale:
 
     Raises: GraphError, DTypeError for a number out of its range.
 
-    Source: torch.amp.GradScaler.
+    Source: torch.amp.GradScaler. The scale stays a normal float32 here, however many steps are
+    skipped one after another: what is divided by a smaller one is no number.
 
     >>> scale = aicf.optim.DynamicLossScale(interval=100)
     >>> g.minimize((w * w).sum(), aicf.optim.Adam(), loss_scale=scale, name="scaled")
@@ -217,6 +243,7 @@ class DynamicLossScale:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        _as_plain(self)
         try:
             self._check()
         except (DTypeError, GraphError) as error:
@@ -230,11 +257,12 @@ class DynamicLossScale:
             if isinstance(value, bool) or not isinstance(value, kinds):
                 need = "an integer" if name == "interval" else "a number"
                 raise DTypeError(f"{where} is {value!r}; need {need}")
+        growth, backoff = _in_float32(self.growth), _in_float32(self.backoff)
         for name, value, good, need in (
-            ("initial", self.initial, 0 < self.initial < 3.4e38, "a number above 0"),
-            ("growth", self.growth, 1 < self.growth < math.inf, "a number above 1"),
-            ("backoff", self.backoff, 0 < self.backoff < 1, "a number in (0, 1)"),
-            ("interval", self.interval, 0 < self.interval < 2**31, "1 step or more"),
+            ("initial", self.initial, _LEAST <= self.initial <= _MOST, _NORMAL),
+            ("growth", self.growth, 1 < growth < math.inf, "a number above 1 in float32"),
+            ("backoff", self.backoff, 0 < backoff < 1, "a number in (0, 1) in float32"),
+            ("interval", self.interval, 0 < self.interval < 2**31, "a number in [1, 2**31)"),
         ):
             if not good:
                 raise GraphError(f"DynamicLossScale: {name} is {value}; need {need}")
@@ -264,7 +292,7 @@ class DynamicLossScale:
     def _move(self, g: Graph, name: str, good: Value) -> None:
         """The next scale, and its counts."""
         from .arrays import isfinite
-        from .ops import greater_equal, logical_and, logical_not, where
+        from .ops import greater_equal, logical_and, logical_not, maximum, where
 
         scale = self.of(g, name)
         if g._core.assigned(scale.id) >= 0:
@@ -280,7 +308,7 @@ class DynamicLossScale:
         done, grown = good_steps + 1, scale * growth
         full = greater_equal(done, interval)
         wider = where(logical_and(full, isfinite(grown)), grown, scale)
-        g.assign(scale, where(good, wider, scale * backoff))
+        g.assign(scale, where(good, wider, maximum(scale * backoff, _LEAST)))
         g.assign(good_steps, where(logical_and(good, logical_not(full)), done, 0))
         g.assign(skipped, where(good, skipped, skipped + 1))
 
@@ -299,20 +327,22 @@ def _guarded_steps(g: Graph, name: str, good: Value) -> list[Value]:
     return [step, after]
 
 
-def _check_loss_scale(where: str, loss_scale: LossScale) -> None:
-    """A number, a Value or a description."""
+def _known_scale(where: str, loss_scale: LossScale) -> LossScale:
+    """A number, a Value or a description, and nothing else."""
     from .graph import Value
 
+    loss_scale = _plain(loss_scale)
     if loss_scale is None or isinstance(loss_scale, DynamicLossScale):
-        return
-    need = "need a number above 0, a rank-0 float32 Value or an aicf.optim.DynamicLossScale"
+        return loss_scale
+    need = f"need {_NORMAL}, a rank-0 float32 Value or an aicf.optim.DynamicLossScale"
     if isinstance(loss_scale, Value):
         if loss_scale.shape != () or loss_scale.dtype != "float32":
             raise DTypeError(f"{where}: loss_scale is {loss_scale!r}; {need}")
     elif isinstance(loss_scale, bool) or not isinstance(loss_scale, (int, float)):
         raise DTypeError(f"{where}: loss_scale is {loss_scale!r}; {need}")
-    elif not 0 < loss_scale < 3.4e38:
+    elif not _LEAST <= loss_scale <= _MOST:
         raise GraphError(f"{where}: loss_scale is {loss_scale}; {need}")
+    return loss_scale
 
 
 def _scale_value(g: Graph, loss_scale: float | Value | DynamicLossScale, name: str) -> Value:
@@ -325,7 +355,7 @@ def _seed(g: Graph, loss: Value, loss_scale: LossScale, name: str) -> Value | No
     """What the gradient of the loss is."""
     from .ops import cast
 
-    _check_loss_scale("minimize", loss_scale)
+    loss_scale = _known_scale("minimize", loss_scale)
     if loss_scale is None or loss.shape != ():  # backward says what a loss has to be
         return None
     scale = _scale_value(g, loss_scale, name)
@@ -339,7 +369,7 @@ def _unscaled(
     from .arrays import isfinite
     from .ops import abs, cast, div, max, maximum, mul, where
 
-    _check_loss_scale("update", loss_scale)
+    loss_scale = _known_scale("update", loss_scale)
     if loss_scale is None:
         return clip_norm
     for p in grads:
@@ -365,9 +395,9 @@ def _unscaled(
     if not isinstance(loss_scale, DynamicLossScale):
         return _Scaled(factor, undoes=True)
     if not large:
-        tops = [max(abs(grad)) for grad in grads.values()]
+        tops = [max(abs(grad)) for grad in grads.values() if 0 not in grad.shape]
         large = [top if top.dtype == wide else cast(top, wide) for top in tops]
-    good = isfinite(functools.reduce(maximum, large))
+    good = isfinite(functools.reduce(maximum, large or [g.constant(0.0, wide)]))
     loss_scale._move(g, name, good)
     return _Scaled(where(good, factor, 0.0), good, undoes=True)
 
@@ -415,6 +445,7 @@ class Optimizer(ABC):
     """What `Graph.minimize` takes: hyper-parameters, each in its range."""
 
     def __post_init__(self) -> None:
+        _as_plain(self)
         try:
             self._check()
         except (DTypeError, GraphError) as error:
