@@ -70,3 +70,45 @@ def test_the_warning_names_the_attribute():
     model.factor = 4.0
     with pytest.warns(RuntimeWarning, match=r"now Scaled.factor is 4.0, was 2.0"):
         run(ones)
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = {"a": [1.0, (2.0, [3.0])]}
+        self.some, self.pair, self.own = {4.0}, ([5.0], 0.0), []
+        self.own.append(self.own)
+
+    def forward(self, x):
+        first, (second, (third,)) = self.table["a"]
+        numbers = (first, second, third, *self.some, self.pair[0][0])
+        return x * sum(numbers) if self.own else x
+
+
+def test_what_is_changed_in_place_within_others_is_seen():
+    """Lists in dicts in tuples, and sets; one that holds itself ends."""
+    model, ones = Nested(), np.ones(2, np.float32)
+    run = aicf.function(lambda x: model(x), **CPU)
+    assert run(ones).tolist() == [15, 15]
+    model.table["a"][0] = 10.0
+    assert run(ones).tolist() == [24, 24]
+    model.table["a"][1][1][0] = 0.0
+    assert run(ones).tolist() == [21, 21]
+    model.some.add(100.0)
+    assert run(ones).tolist() == [121, 121]
+    model.pair[0][0] = 0.0
+    assert run(ones).tolist() == [116, 116]
+    count = len(run.cache)
+    run(ones)
+    assert count == len(run.cache) == 5
+
+
+def test_modes_that_take_turns_are_kept_once():
+    """Nothing grows with the number of turns."""
+    model, ones = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), np.ones((1, 2), np.float32)
+    run = aicf.function(lambda x: model(x), **CPU)
+    for _ in range(20):
+        for mode in (True, False):
+            model.train(mode)
+            run(ones)
+    assert len(run.cache) == 2 and all(len(entry.fast) <= 4 for entry in run._entries)

@@ -69,6 +69,11 @@ def _bool(x: Any) -> bool:
     return bool(x)
 
 
+DTYPES = (
+    "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "int8", "int16",
+)  # fmt: skip
+
+
 def _dtype(x: Any) -> str:
     """Of a name, or of a type or dtype of NumPy, PyTorch or JAX."""
     for kind in (x, getattr(x, "dtype", None)):
@@ -258,6 +263,8 @@ _ELSEWHERE = {
     "detach": ("numpy",),
     "numel": ("size",),
     "learning_rate": ("lr",),
+    "growth_factor": ("growth",),
+    "backoff_factor": ("backoff",),
     "target": ("t",),
     "gpu": ("cuda",),
 }

@@ -12,7 +12,9 @@ from .value import Value
 if TYPE_CHECKING:
     from .module import Module
 
-_MOST = 256  # elements of a container that are looked at; a larger one is told by which it is
+# Containers in containers are looked at down to so many, and so many elements of them together;
+# others are told by which they are.
+_DEEPEST, _MOST = 16, 256
 
 
 class Reads:
@@ -81,12 +83,22 @@ class _One:
 
 def _known(value: Any) -> tuple[Any, bool]:
     """What tells a value from others, and whether it may be changed in place."""
+    return _looked_at(value, [_MOST], _DEEPEST)
+
+
+def _looked_at(value: Any, left: list[int], depth: int) -> tuple[Any, bool]:
+    """The same, of a container as long as `left` has room for its elements."""
     if value is None or isinstance(value, (bool, int, str, bytes)):
         return (type(value), value), False
     if isinstance(value, (float, complex)):
         return (type(value), repr(value)), False  # which tells -0.0 from 0.0, and NaN is NaN
-    if not isinstance(value, (tuple, list, dict)) or len(value) > _MOST:
+    container = isinstance(value, (tuple, list, dict, set, frozenset))
+    if not container or len(value) > left[0] or not depth:
         return _One(value), False
+    left[0] -= len(value)
+    if isinstance(value, (set, frozenset)):
+        return (type(value), {(type(one), one) for one in value}), isinstance(value, set)
     parts = [*value, *value.values()] if isinstance(value, dict) else value
-    known = [_One(one) if isinstance(one, (tuple, list, dict)) else _known(one)[0] for one in parts]
-    return (type(value), known), not isinstance(value, tuple)
+    found = [_looked_at(one, left, depth - 1) for one in parts]
+    in_place = not isinstance(value, tuple) or any(changes for _, changes in found)
+    return (type(value), [known for known, _ in found]), in_place

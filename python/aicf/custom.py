@@ -16,7 +16,7 @@ import numpy as np
 
 from . import _core
 from ._core import DTypeError, Error, FormatError, GraphError, ShapeError
-from .arguments import NamedDTypes, checked, user_line
+from .arguments import DTYPES, NamedDTypes, checked, user_line
 from .files import shown
 from .gradients import checked_gradients, custom_gradient, is_kept, kept_gradient
 from .graph import Graph, Value
@@ -24,9 +24,6 @@ from .movement import broadcast_to
 
 __all__ = ["CustomOp", "Spec", "custom_op"]
 
-_DTYPES = [
-    "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool", "int8", "int16",
-]  # fmt: skip
 _KINDS = {"bool": bool, "int": int, "float": float}
 _TAKEN = {"op", "digest", "types", "unit_axes", "strided", "order", "key", "call", "cost"}
 _MOST_THREADS = 1024
@@ -132,11 +129,11 @@ class CustomOp:
                 f"{sorted(_TAKEN)}"
             )
         unknown = set(self._dtypes) - set(self.inputs)
-        wrong = {dtype for taken in self._dtypes.values() for dtype in taken} - set(_DTYPES)
+        wrong = {dtype for taken in self._dtypes.values() for dtype in taken} - set(DTYPES)
         if unknown or wrong:
             raise GraphError(
                 f"{self.where}: dtypes names {sorted(unknown | wrong)}; need operands of "
-                f"{self.inputs} and dtypes of {_DTYPES}"
+                f"{self.inputs} and dtypes of {DTYPES}"
             )
         if self._threads != 1 and (self._threads % 32 or not 32 <= self._threads <= _MOST_THREADS):
             raise GraphError(
@@ -175,7 +172,7 @@ class CustomOp:
                 f"{', '.join(self.inputs)}"
             )
         for name, spec in zip(self.inputs, specs, strict=True):
-            taken = self._dtypes.get(name, _DTYPES)
+            taken = self._dtypes.get(name, DTYPES)
             if spec.dtype not in taken or (self._host and spec.dtype == "bfloat16"):
                 raise DTypeError(
                     f"{self.where}: {name} is {spec.dtype}; need one of "
@@ -186,7 +183,7 @@ class CustomOp:
         listed = said if isinstance(said, (list, tuple)) and not isinstance(said, Spec) else [said]
         results = []
         for one in listed:
-            if not isinstance(one, Spec) or one.dtype not in _DTYPES:
+            if not isinstance(one, Spec) or one.dtype not in DTYPES:
                 raise GraphError(
                     f"{self.where}: its function returned {said!r}; need an aicf.Spec for each of "
                     f"the outputs {self._outputs}"
@@ -205,7 +202,7 @@ class CustomOp:
 
     def _declared(self, results: Sequence[Spec]) -> dict[str, Any]:
         types = [number for spec in results
-                 for number in (_DTYPES.index(spec.dtype), spec.ndim, *spec.shape)]  # fmt: skip
+                 for number in (DTYPES.index(spec.dtype), spec.ndim, *spec.shape)]  # fmt: skip
         if self._host:
             return {"op": self.name, "key": self._key, "types": types}
         axes = results[0].ndim if self._unit_axes is None else self._unit_axes

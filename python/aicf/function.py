@@ -13,12 +13,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from . import init as initializers
 from ._core import Array, DTypeError, GraphError, call_key
-from .arguments import Path, _dtype, bound, checked
+from .arguments import DTYPES, Path, _dtype, bound, checked, is_it
 from .attributes import Attribute, recorded
 from .buckets import Bucket, Padding, read_buckets
 from .checkpoint import Loaded
+from .files import shown
 from .graph import Graph, Value
 from .module import Module, _here, building
 from .optim import LossScale
@@ -198,7 +201,7 @@ class _Entry:
         self._in_place = [one for one in attributes if one.in_place]
         self._seen = changes[0]
         self.version = -1 if self._in_place else self._seen  # -1: to be asked each time
-        self.fast: list[Any] = []
+        self.fast: set[Any] = set()
 
     def _now(self) -> tuple[Any, ...]:
         """All that decides what a trace gives, of the modules and what they are parts of."""
@@ -265,7 +268,13 @@ class Function(Kept):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._name = getattr(fn, "__name__", type(fn).__name__)
-        self._signature = inspect.signature(fn.forward if isinstance(fn, Module) else fn)
+        try:
+            self._signature = inspect.signature(fn.forward if isinstance(fn, Module) else fn)
+        except ValueError:
+            raise GraphError(
+                f"function: fn is {fn!r}, whose arguments Python does not tell; need a function "
+                "written in Python, as lambda x: ..."
+            ) from None
         self._static = static
         if unknown := [name for name in static if name not in self._signature.parameters]:
             raise GraphError(
@@ -415,6 +424,12 @@ class Function(Kept):
         }
         kinds = [leaf_of(x) for x in leaves]
         casts = [self._dtypes.get(kind.dtype, kind.dtype) for kind in kinds]
+        for name, kind, cast in zip(names, kinds, casts, strict=True):
+            if cast not in DTYPES:
+                raise DTypeError(
+                    f"{self._name}: {shown(name)} is {cast}{list(kind.shape)}; need one of "
+                    f"{', '.join(DTYPES)}: cast it, or have dtypes= of the function do so"
+                )
         padding = Padding(self._name, self._axes, names, kinds) if self._axes else None
         shapes = padding.shapes if padding else [kind.shape for kind in kinds]
         inputs = [Leaf(*one) for one in zip(shapes, casts, strict=True)]
@@ -446,7 +461,7 @@ class Function(Kept):
             for one in self._entries:
                 one.fast.clear()
         self._fast[key] = entry, names, prepare
-        entry.fast.append(key)
+        entry.fast.add(key)
 
     # ---- tracing
 
@@ -529,6 +544,14 @@ class Function(Kept):
             RuntimeWarning,
             stacklevel=6,
         )
+
+
+def _is_dtype(name: str) -> bool:
+    """Whether arrays may have it, those of other libraries among them."""
+    try:
+        return name in DTYPES or np.dtype(name).name == name
+    except TypeError:
+        return False
 
 
 def _hint(spec: Branch, said: str) -> str:
@@ -622,6 +645,13 @@ def function(
         raise GraphError(
             f"function: dtypes is {dtypes!r}; need a mapping of dtype to dtype"
         ) from None
+    for given, cast in casts.items():
+        if not _is_dtype(given) or cast not in DTYPES:
+            wrong = cast if _is_dtype(given) else given
+            raise DTypeError(
+                f"function: dtypes has {given!r}: {cast!r}{is_it(wrong, DTYPES)}; need a dtype of "
+                f"arrays, to one of {', '.join(DTYPES)}"
+            )
 
     def made(fn: Callable[..., Any]) -> Function:
         if not callable(fn):

@@ -86,7 +86,7 @@ def static_of(where: str, path: str, x: Any) -> Static:
     """A part of the key."""
     try:
         hash(x)
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of a memoryview
         raise GraphError(
             f"{where}: {shown(path)} is a {type(x).__name__}, no array and without a hash; "
             "need arrays, nested tuples, lists and dicts of these, or what has a hash"
@@ -98,7 +98,9 @@ def _told(x: Any) -> Any:
     """What tells values apart that are equal."""
     if isinstance(x, tuple):
         return type(x), *map(_told, x)
-    return (float, repr(x)) if type(x) is float else type(x)
+    if isinstance(x, frozenset):
+        return type(x), frozenset((one, _told(one)) for one in x)
+    return (type(x), repr(x)) if isinstance(x, (float, complex)) else type(x)
 
 
 def unflatten(spec: Any, values: Iterator[Any]) -> Any:
