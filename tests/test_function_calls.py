@@ -103,3 +103,38 @@ def test_arguments_and_dtypes_that_there_are_not():
     assert wide(np.ones(3)).dtype == "float32"
     with pytest.raises(aicf.GraphError, match="whose arguments Python does not tell"):
         aicf.function(max)
+
+
+def test_results_are_known_arguments_too(monkeypatch):
+    """An Array is told by shape and dtype as any array is, of one form with those of NumPy."""
+    f = aicf.function(lambda x, more: x * 2.0 + more["y"], **CPU)
+    x = np.ones(3, np.float32)
+    once = f(x, {"y": x})
+    f(once, {"y": once})
+    monkeypatch.setattr(aicf.Function, "_slow", None)
+    assert f(once, {"y": once}).tolist() == [9, 9, 9]
+    assert len(f.cache) == 1
+
+
+class Leaving:
+    """What takes itself out of a dict when it is asked for its dtype."""
+
+    shape = (3,)
+
+    def __init__(self, home):
+        self.home = home
+
+    @property
+    def dtype(self):
+        self.home.clear()
+        return np.dtype("float32")
+
+
+def test_an_argument_may_change_the_dict_that_it_is_in():
+    f = aicf.function(lambda d: d["x"], **CPU)
+    f({"x": np.ones(3, np.float32)})
+    for _ in range(50):
+        home = {}
+        home["x"] = Leaving(home)
+        with pytest.raises(aicf.DTypeError, match="got object"):
+            f(home)

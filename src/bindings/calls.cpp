@@ -1,5 +1,5 @@
 // What a call of an aicf.function looks like: the key under which its step is found.
-#include "bindings/bindings.h"
+#include "bindings/array.h"
 
 namespace aicf {
 
@@ -27,9 +27,10 @@ bool add_branch(nb::list& parts, nb::handle tree, nb::list& leaves) {
             if (!PyUnicode_CheckExact(key.ptr())) return false;
         if (PyList_Sort(keys.ptr()) < 0) throw nb::python_error();
         for (nb::handle key : keys) {
-            PyObject* const one = PyDict_GetItemWithError(tree.ptr(), key.ptr());
+            // Held, as what is asked of it may take it out of the dict.
+            const nb::object one = nb::borrow(PyDict_GetItemWithError(tree.ptr(), key.ptr()));
             own.append(key);
-            if (!one || !add_part(own, one, leaves)) return false;
+            if (!one.is_valid() || !add_part(own, one, leaves)) return false;
         }
     } else {
         for (nb::handle one : nb::borrow<nb::sequence>(tree))
@@ -58,7 +59,8 @@ bool add_part(nb::list& parts, nb::handle tree, nb::list& leaves) {
         return add_branch(parts, tree, leaves);
     }
     const nb::object dtype = nb::getattr(tree, "dtype", nb::object());
-    if (!dtype.is_valid() || PyUnicode_Check(dtype.ptr())) return false;  // no array, or of a graph
+    if (!dtype.is_valid()) return false;
+    if (PyUnicode_Check(dtype.ptr()) && !nb::isinstance<Array>(tree)) return false;  // of a graph
     const nb::object shape = nb::getattr(tree, "shape", nb::object());
     if (!shape.is_valid()) return false;
     parts.append(shape);
