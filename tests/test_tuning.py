@@ -140,6 +140,49 @@ def test_the_quickest_is_taken_and_kept(clocked):
     assert tuning.Tuning("two", first).candidates == {"gemm one": "b", "gemm two": "a"}
 
 
+def test_kernels_that_make_the_step_slower_are_left_out(clocked):
+    """However quick they are alone; those that do not stay, and what is found is kept."""
+    kept, _ = clocked
+    machine = {"name": "GPU", "arch": "sm_90a", "driver": "13.0"}
+
+    def entry(name, ops, default, kernel, times):
+        return tuning.Choice("gemm", name, ops, default, kernel, times, False)
+
+    found = [
+        entry("small", 1, "a", "b", {"a": 2e-3, "b": 1e-3}),
+        entry("large", 4, "a", "c", {"a": 2e-3, "c": 1e-3}),
+        entry("same", 9, "a", "a", {"a": 2e-3, "b": 2e-3}),
+    ]
+    runs = []
+
+    def seconds(kernels):
+        runs.append(dict(kernels))
+        return 10.0 + (kernels["large"] == "c") - 0.1 * (kernels["small"] == "b")
+
+    for again in (False, False, True):
+        chosen = tuning._together(found, seconds, machine, again)
+        assert [one.kernel for one in chosen] == ["b", "a", "a"]
+    assert len(runs) == 6 and len(kept) == 1
+    assert runs[:3] == [
+        {"small": "a", "large": "a", "same": "a"},
+        {"small": "a", "large": "c", "same": "a"},
+        {"small": "b", "large": "a", "same": "a"},
+    ]
+    changed = found[:2]
+    assert tuning._kept(b'["small"]', changed) == ["small"]
+    for text in (None, b"", b"\xff", b"{}", b"3", b'["same"]', b'["other"]', b"[[1]]"):
+        assert tuning._kept(text, changed) is None, text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool", "int64"])
+def test_whole_steps_are_timed_whatever_their_inputs(dtype, quick):
+    g = aicf.Graph("n")
+    h = g.dense("0", g.input("x", (4, 8)), 3)
+    g.output("loss", aicf.cross_entropy(h, g.input("t", (4,), "int32")))
+    g.output("u", aicf.flip(g.input("u", (4,), dtype), 0))
+    assert 0 < tuning._whole(g._core, ("cpu", _core.pass_names(), "fp32", 0), {}) < 1
+
+
 @needs_cuda
 @pytest.mark.gpu
 @pytest.mark.parametrize("math", ["fp32", "bf16", "mixed"])

@@ -6,8 +6,10 @@ import json
 import math as numbers
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from . import _core
 from .device import resolve_device
@@ -111,8 +113,10 @@ def tune(
 
     They are ranked by the model that `compile` goes by; the first `limit` run on random operands
     of the op's shapes, each captured as in a step, in turns, and another one than the first is
-    taken where its median is two percent shorter. No choice changes a bit of a result. What is
-    found is kept beside the compiled kernels (`AICF_CACHE_DIR`), for this op, device and driver.
+    taken where its median is two percent shorter. Then the whole graph runs with one such kernel
+    more at a time, and keeps those that do not make it slower. No choice changes a bit of a
+    result. What is found is kept beside the compiled kernels (`AICF_CACHE_DIR`), for this op,
+    device and driver.
 
     Args:
         graph: or a Step, whose device, math and passes are taken.
@@ -162,6 +166,11 @@ def tuned(
         trials = _core.Trials(core, device, list(passes), math, tensor_cores)
         machine = _machine(device)
         found = [_choice(trials, entry, machine, limit, again) for entry in trials.choices]
+
+        def seconds(kernels: dict[str, str]) -> float:
+            return _whole(core, (device, list(passes), math, tensor_cores), kernels)
+
+        found = _together(found, seconds, machine, again)
     return Tuning(f"{title} on {machine['name']}", found)
 
 
@@ -192,6 +201,64 @@ def _choice(
     best = min(names, key=lambda name: times[name])
     kernel = best if times[best] < (1 - GAIN) * times[names[0]] else names[0]
     return Choice(title, signature, ops, names[0], kernel, times, known)
+
+
+def _together(
+    found: list[Choice],
+    seconds: Callable[[dict[str, str]], float],
+    machine: Mapping[str, Any],
+    again: bool,
+) -> list[Choice]:
+    """Leaves out kernels that are quicker alone but make a whole step slower: there they find
+    other contents in the caches, and run beside other launches. `seconds` times a step."""
+    from . import __version__
+
+    changed = [one for one in found if one.kernel != one.default]
+    listed = [[one.signature, one.ops, one.default, one.kernel] for one in found]
+    key = "tuned kernel\n" + json.dumps(["together", listed, machine, __version__])
+    kept = None if again else _kept(_core.load_cached(key), changed)
+    if kept is None:
+        kernels = {one.signature: one.default for one in found}
+        least, kept = seconds(kernels) if changed else 0.0, []
+        for one in sorted(
+            changed, key=lambda one: one.ops * (one.times[one.kernel] - one.times[one.default])
+        ):
+            now = seconds({**kernels, one.signature: one.kernel})
+            if now <= least:
+                kernels[one.signature], least = one.kernel, now
+                kept.append(one.signature)
+        _core.store_cached(key, json.dumps(kept))
+    return [one if one.signature in kept else one._replace(kernel=one.default) for one in found]
+
+
+def _kept(text: bytes | None, changed: Sequence[Choice]) -> list[str] | None:
+    """The signatures that an earlier call kept; None where that is not what it writes."""
+    try:
+        found = json.loads(text or b"")
+    except ValueError:
+        return None
+    signatures = [one.signature for one in changed]
+    known = isinstance(found, list) and all(one in signatures for one in found)
+    return found if known else None
+
+
+def _whole(
+    core: _core.Graph, compiled: tuple[str, list[str], str, int], kernels: dict[str, str]
+) -> float:
+    """Median seconds of a step of its own, by these kernels, on random numbers and labels of 0."""
+    device, passes, math, cores = compiled
+    step = _core.Step(core, device, 0, True, [], passes, math, True, kernels, cores, False, [])
+    rng, inputs = np.random.default_rng(0), {}
+    for leaf in core.leaves("input"):
+        shape, dtype = core.shape(leaf), core.dtype(leaf)
+        if dtype == "bfloat16":  # NumPy has none: the step runs on zeros
+            break
+        numbers = rng.standard_normal(shape) if dtype.startswith("float") else np.zeros(shape)
+        inputs[core.value_name(leaf)] = numbers.astype(dtype)
+    else:
+        step(**inputs)
+    turns = _turns(step, 10 * SPAN)
+    return statistics.median(_seconds(step, turns) for _ in range(ROUNDS))
 
 
 def _times(text: bytes | None, names: Sequence[str]) -> dict[str, float] | None:
@@ -236,7 +303,7 @@ def _seconds(step: _core.Step, turns: int) -> float:
     return (time.perf_counter() - start) / turns
 
 
-def _turns(step: _core.Step) -> int:
+def _turns(step: _core.Step, span: float | None = None) -> int:
     """How many make a measurement; the first are not timed."""
     _seconds(step, 1)
-    return max(1, min(1000, round(SPAN / max(_seconds(step, 2), 1e-7))))
+    return max(1, min(1000, round((span or SPAN) / max(_seconds(step, 2), 1e-7))))
