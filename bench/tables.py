@@ -80,13 +80,13 @@ def compared(name, sections, threads):
     rows = []
     for case in sorted(cases, key=lambda case: sections.index(cases[case]["section"])):
         row = cases[case]
+        what = (NAMES.get(case, case), short(median(row)))  # beside the first peer that is shown
         for peer, (middle, low, high) in row["ratio"].items():
             if peer == "aicf op_call":
                 continue
             spread = f"{middle:.2f} [{low:.2f} .. {high:.2f}]"
-            first = peer == next(iter(row["ratio"]))
-            what = (NAMES.get(case, case), short(median(row))) if first else ("", "")
-            rows.append((what[0], what[1], PEERS.get(peer, peer), spread))
+            rows.append((*what, PEERS.get(peer, peer), spread))
+            what = ("", "")
     said = sorted({source(run) for run in used.values()})
     lines = "\n".join(f"- {text}" for text in said)
     return f"{lines}\n\n" + table(("", "aicf, µs", "beside", "ratio"), rows, "lrlr")

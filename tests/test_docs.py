@@ -178,6 +178,19 @@ def test_figures_are_those_of_the_results(page, monkeypatch):
     assert tables.filled(text) == text, "run: python bench/tables.py"
 
 
+def test_a_case_is_named_beside_its_first_peer(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import tables
+
+    run = tables.runs("cpu")[0]
+    cases = {row["case"]: row for row in run["rows"] if row["threads"] == 1}
+    for section in (tables.STEPS, tables.PIECES):
+        _, _, *rows = tables.compared("cpu", section, 1).split("\n\n")[1].splitlines()
+        named = [row.split("|")[1].strip() for row in rows if row.split("|")[1].strip()]
+        want = [case for case, row in cases.items() if row["section"] in section]
+        assert sorted(named) == sorted(tables.NAMES.get(case, case) for case in want)
+
+
 def test_the_picture_of_the_search_says_what_its_results_say(tmp_path):
     results, made = ROOT / "bench/results/sweep.json", tmp_path / "sweep.svg"
     command = [sys.executable, "bench/sweep.py", "--draw", results, made]
