@@ -57,14 +57,37 @@ def test_a_cpu_has_nothing_to_choose(rng):
         (lambda g: aicf.tune(g, limit=0), r"tune: limit is 0; need 1 kernel or more"),
         (lambda g: aicf.tune(g, again=1), r"tune: again is 1; need a bool"),
         (lambda g: aicf.tune(3), r"tune: graph is 3; need an aicf.Graph or a Step"),
-        (lambda g: aicf.tune(g, passes="all"), r"passes is 'all'"),
+        (lambda g: aicf.tune(g, passes="all"), r"tune: passes is 'all'"),
         (lambda g: aicf.tune(g, math="fp8"), r"tune: math is 'fp8'"),
         (lambda g: aicf.tune(g, tensor_cores="sm_80"), r"tune: tensor_cores is 'sm_80'"),
+        (
+            lambda g: aicf.tune(g.compile(device="cpu"), device="cuda"),
+            r"tune: device is 'cuda' and graph aicf.Step\(cpu.*which has its own; need the Graph",
+        ),
+        (lambda g: aicf.tune(g.compile(device="cpu"), math="bf16"), r"tune: math is 'bf16' and"),
+        (lambda g: aicf.tune(g.compile(device="cpu"), passes=()), r"tune: passes is \(\) and"),
+        (lambda g: aicf.function(lambda x: x, tune=1), r"function: tune is 1; need a bool"),
     ],
 )
 def test_what_is_no_tuning(call, text):
     with pytest.raises(aicf.GraphError, match=text):
         call(network())
+
+
+def test_a_function_tunes_what_it_compiles(monkeypatch):
+    """Each of its steps, by what compile(tune=True) takes."""
+    asked, tuned = [], tuning.tuned
+
+    def watched(core, title, device, *rest):
+        asked.append((title, device))
+        return tuned(core, title, device, *rest)
+
+    monkeypatch.setattr(tuning, "tuned", watched)
+    for tune in (False, True):
+        f = aicf.function(lambda x: x * 2.0, device="cpu", tune=tune)
+        for size in (2, 3, 2):
+            f(np.ones(size, np.float32))
+    assert asked == [("<lambda>", "cpu")] * 2
 
 
 def test_a_step_of_a_file_has_no_graph(tmp_path):

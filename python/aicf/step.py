@@ -166,7 +166,7 @@ def check_modes(where: str, math: str, tensor_cores: str | None) -> None:
         )
 
 
-def pass_names(passes: str | Sequence[str]) -> Sequence[str]:
+def pass_names(where: str, passes: str | Sequence[str]) -> Sequence[str]:
     """The passes that `compile` is given, by name."""
     known = _core.pass_names()
     names = known if isinstance(passes, str) and passes == "default" else passes
@@ -177,7 +177,7 @@ def pass_names(passes: str | Sequence[str]) -> Sequence[str]:
     wrong = [name for name in wrong if name not in known]
     near = next((said for name in wrong if (said := is_it(name, [*known, "default"]))), "")
     raise _core.GraphError(
-        f'compile: passes is {passes!r}{near}; need "default", () or a tuple of {", ".join(known)}'
+        f'{where}: passes is {passes!r}{near}; need "default", () or a tuple of {", ".join(known)}'
     )
 
 
@@ -237,7 +237,7 @@ class Step(_core.Step):
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
         if not isinstance(tune, bool):
             raise _core.GraphError(f"compile: tune is {tune!r}; need a bool")
-        names = pass_names(passes)
+        names = pass_names("compile", passes)
         others = _steps("compile", share)
         chosen = {} if candidates is None else candidates
         if not isinstance(chosen, Mapping) or not all(

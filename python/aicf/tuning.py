@@ -119,7 +119,7 @@ def tune(
     device and driver.
 
     Args:
-        graph: or a Step, whose device, math and passes are taken.
+        graph: or a Step, whose device, math and passes are taken: none of them is given then.
         device, math, passes, tensor_cores: as `compile` takes them.
         limit: how many kernels of an op are timed at most.
         again: times also what is known.
@@ -137,11 +137,19 @@ def tune(
     if isinstance(graph, Step):
         if graph._graph is None:
             raise _core.GraphError("tune: the step is from a file; need one that has a graph")
+        given = {"device": (device, "auto"), "math": (math, "fp32"),
+                 "passes": (passes, "default"), "tensor_cores": (tensor_cores, None)}  # fmt: skip
+        for name, (value, default) in given.items():
+            if value != default:
+                raise _core.GraphError(
+                    f"tune: {name} is {value!r} and graph {graph!r}, which has its own; need the "
+                    f"Graph with {name}=, or the Step alone"
+                )
         core, (device, math, names, cores) = graph._graph, graph._compiled
         title = core.name
     elif isinstance(getattr(graph, "_core", None), _core.Graph):
         check_modes("tune", math, tensor_cores)
-        names, cores = pass_names(passes), 9 if tensor_cores else 0
+        names, cores = pass_names("tune", passes), 9 if tensor_cores else 0
         with graph._settled() as core:
             return tuned(core, graph.name, resolve_device(device), names, math, cores, limit, again)
     else:
