@@ -49,6 +49,29 @@ def test_warp_roles(folder):
     assert "27 passed" in out
 
 
+PRODUCT = """
+import aicf
+import numpy as np
+
+rng = np.random.default_rng(0)
+a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((8, 33_000), (33_000, 96)))
+g = aicf.Graph("product")
+g.output("y", aicf.matmul(g.input("a", a.shape, "float16"), g.input("b", b.shape, "float16")))
+cpu, cuda = (g.compile(device=device, math="mixed")(a=a, b=b)["y"].numpy()
+             for device in ("cpu", "cuda"))
+print((cpu == cuda).all())
+"""
+
+
+def test_sums_that_are_added_in_turns(folder):
+    """A thread that reads the same count of two loops in a row does not wait for it to change."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCT], env=emulate.environment(folder, major=9), text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True"], done.stderr
+
+
 SCRIPT = """
 import aicf
 import numpy as np

@@ -164,6 +164,7 @@ void start_fiber() {
 // ---- what kernels call --------------------------------------------------------------------------
 
 void come(Barrier& at, u32 wanted, bool waits) {
+    current->looked_at = nullptr;  // what is read behind a barrier is another loop's
     if (++at.come >= wanted) {
         at.come = 0;
         at.turn++;
@@ -192,6 +193,7 @@ const char* exchange(u32 mask, const void* mine, u32 bytes) {
         meetings.back()->mask = mask;
         found = meetings.end() - 1;
     }
+    current->looked_at = nullptr;
     Meeting& at = **found;
     auto* const all = at.brought[at.turn % 2];
     std::memcpy(all[lane], mine, bytes);
