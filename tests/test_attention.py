@@ -228,6 +228,82 @@ def test_where_the_op_has_no_meaning_it_is_composed():
     assert ops_of(g).count("Attention") == 3
 
 
+@pytest.mark.parametrize("size", [12, 520])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_masks_of_minus_infinity_are_masks_of_bool(size, dtype):
+    """As PyTorch's generate_square_subsequent_mask makes them: the same op, and bits, as what
+    they stand for, whatever dtype they have."""
+    rng = np.random.default_rng(0)
+    after = aicf.nn.Transformer.generate_square_subsequent_mask(size)
+    some = np.where(rng.random((size, size)) < 0.3, -math.inf, 0).astype(np.float32)
+    padding = np.where(np.arange(size) < [[size - 3], [size]], 0, -math.inf).astype(np.float32)
+    net = aicf.nn.MultiheadAttention(16, 2, batch_first=True, dtype=dtype)
+    x = rng.standard_normal((2, size, 16)).astype(np.float32)
+
+    def made(attention):
+        g = aicf.Graph("masks")
+        v = g.input("x", x.shape, dtype)
+        y = attention(v)
+        g.output("y", y)
+        g.output("dx", g.backward(aicf.sum(y * y), [v])[v])
+        fused = [node for node in json.loads(g.to_json())["nodes"] if node["op"] == "Attention"]
+        assert bool(fused) == (size == 520)
+        out = g.compile(device="cpu", cast=True)(x=x)
+        attrs = [node["attrs"] for node in fused]
+        return (attrs, [len(n["inputs"]) for n in fused]), [out["y"].numpy(), out["dx"].numpy()]
+
+    def heads(**masks):
+        return lambda v: net(v, v, v, need_weights=False, **masks)[0]
+
+    def plain(mask=None, causal=False):
+        if mask is not None and mask.dtype != bool and dtype != "float32":
+            return lambda v: aicf.scaled_dot_product_attention(
+                v, v, v, v.graph.constant(mask.tolist(), dtype), causal=causal
+            )
+        return lambda v: aicf.scaled_dot_product_attention(v, v, v, mask, causal=causal)
+
+    lengths = {"key_padding_mask": padding}, {"key_padding_mask": padding < 0}
+    for given, meant in [
+        (heads(attn_mask=after), heads(is_causal=True)),
+        (heads(attn_mask=after < 0), heads(is_causal=True)),
+        (heads(attn_mask=after, is_causal=True), heads(is_causal=True)),
+        (heads(attn_mask=some), heads(attn_mask=some < 0)),
+        (heads(attn_mask=after, **lengths[0]), heads(is_causal=True, **lengths[1])),
+        (heads(attn_mask=some[None].repeat(4, 0)), heads(attn_mask=some[None].repeat(4, 0) < 0)),
+        (plain(after), plain(causal=True)),
+        (plain(after == 0), plain(causal=True)),
+        (plain(some), plain(some == 0)),
+        (plain(some, causal=True), plain(some == 0, causal=True)),
+    ]:
+        (op, arrays), (want_op, want) = made(given), made(meant)
+        assert op == want_op
+        for array, one in zip(arrays, want, strict=True):
+            assert_bits(array, one)
+
+
+def test_masks_that_say_more_are_added():
+    """Of numbers between, of positions in both directions, of values that are no constants."""
+    after = aicf.nn.Transformer.generate_square_subsequent_mask(520)
+    g = aicf.Graph("added")
+    x, fed = g.input("x", (2, 520, 8)), g.input("mask", (520, 520))
+    part = after.copy()
+    part[3, 1] = 0.5
+    for mask in (part, fed, np.full((520, 520), math.nan, np.float32)):
+        aicf.scaled_dot_product_attention(x, x, x, mask)
+    assert "Attention" not in ops_of(g)
+    for mask in (after.T.copy(), after[:, :1].copy(), np.zeros((1, 1), np.float32)):
+        aicf.scaled_dot_product_attention(x, x, x, mask)
+    nodes = [node for node in json.loads(g.to_json())["nodes"] if node["op"] == "Attention"]
+    assert [node["attrs"].get("causal", False) for node in nodes] == [False] * 3
+    with pytest.raises(aicf.ShapeError):
+        aicf.scaled_dot_product_attention(x, x, x, np.stack([after] * 3))
+    net = aicf.nn.MultiheadAttention(8, 2)
+    with pytest.raises(aicf.GraphError, match=r"need bool or float32"):
+        net(x, x, x, attn_mask=np.zeros((2, 2), np.int64))
+    with pytest.raises(aicf.ShapeError, match=r"attn_mask is .*; need \(2, 2\) or \(1040, 2, 2\)"):
+        net(x, x, x, attn_mask=after)
+
+
 @pytest.mark.parametrize("shape", [(20, 8), (3, 20, 8), (2, 3, 20, 8), (2, 2, 3, 20, 8)], ids=str)
 @pytest.mark.parametrize("masked", [None, (20, 20), (3, 1, 20), "full"], ids=str)
 def test_axes_in_front(shape, masked):

@@ -115,6 +115,9 @@ class Graph:
 
     def free_stream(self) -> int: ...
 
+    def content(self, id: int) -> bytes | None:
+        """The bytes of a constant, in C order; None of others."""
+
     def initial_number(self, id: int, said: bool = False) -> float | None:
         """
         What all elements begin with; `said`: none where that is the zero of nothing said.

@@ -11,7 +11,7 @@ from ._core import GraphError, ShapeError
 from .arguments import checked
 from .graph import Data, Value
 from .movement import broadcast_to, concat, expand_dims, permute, reshape, squeeze, transpose
-from .nn_functions import dropout, scaled_dot_product_attention
+from .nn_functions import dropout, scaled_dot_product_attention, shown_by, shows_earlier
 from .ops import add, linear, logical_and, logical_not, matmul, mean, mul, where
 
 __all__ = ["multi_head_attention_forward"]
@@ -54,7 +54,9 @@ def multi_head_attention_forward(
         key_padding_mask: [N, S], bool (True = hidden) or a float added to the scores; a Value or
             a NumPy array.
         attn_mask: [L, S] or [N * heads, L, S], likewise. Long sequences keep no scores in memory
-            where no mask is a float, as `scaled_dot_product_attention` says, and need_weights not.
+            where no mask is a float, as `scaled_dot_product_attention` says, and need_weights not;
+            a NumPy array of 0 and -inf alone counts as the bool mask that it stands for, of any
+            dtype of floats, and one that hides positions after one's own as is_causal.
         q_proj_weight, k_proj_weight, v_proj_weight: instead of in_proj_weight, with
             use_separate_proj_weight.
         is_causal: hides positions after one's own where attn_mask is None.
@@ -114,6 +116,15 @@ def multi_head_attention_forward(
         permute(reshape(x, (x.shape[0], count, heads, width // heads)), (1, 2, 0, 3))
         for x in (q, k, v)
     )
+    if key_padding_mask is not None:
+        key_padding_mask = _of_bool(key_padding_mask)
+    if attn_mask is not None:
+        shown = shown_by(attn_mask, hides=True)
+        whole = attn_mask.shape == (length, k.shape[2] - len(more))
+        if shown is not None and whole and shows_earlier(shown, *attn_mask.shape):
+            is_causal, attn_mask = True, None
+        else:
+            attn_mask = _of_bool(attn_mask)
     causal = is_causal and attn_mask is None and not more and not need_weights
     if is_causal and attn_mask is None and not causal:
         hidden = ~np.tri(length, k.shape[2] - len(more), dtype=bool)
@@ -137,6 +148,12 @@ def multi_head_attention_forward(
     if not single:
         return y, shares
     return squeeze(y, 1), None if shares is None else squeeze(shares, 0)
+
+
+def _of_bool(mask: Value) -> Value:
+    """A constant of 0 and -inf as bool, True = hidden; others as they are."""
+    shown = None if mask.dtype == "bool" else shown_by(mask)
+    return mask if shown is None else mask.graph.constant(~shown)
 
 
 def _mask(

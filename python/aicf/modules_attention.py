@@ -121,7 +121,8 @@ class MultiheadAttention(Module):
             query, key, value: [L, N, E], [S, N, kdim] and [S, N, vdim], or without N.
             key_padding_mask: [N, S], bool (True = hidden) or a float added to the scores; a Value
                 or a NumPy array.
-            attn_mask: [L, S] or [N * heads, L, S], likewise.
+            attn_mask: [L, S] or [N * heads, L, S], likewise; a NumPy array of 0 and -inf alone
+                counts as the bool mask that it stands for.
             is_causal: hides positions after one's own where attn_mask is None.
 
         Returns: [L, N, E], and the weights [N, L, S], or [N, heads, L, S] where they are not

@@ -11,7 +11,7 @@ from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _norm, repeat
 from .convolutions import _windows
-from .graph import Data, Value, _emit, _number
+from .graph import Data, Value, _emit, _number, is_float
 from .indexing import index_add, searchsorted
 from .movement import broadcast_to, detach, expand_dims, pad, permute, reshape, transpose
 from .ops import (
@@ -231,7 +231,9 @@ def scaled_dot_product_attention(
     made a block at a time, and again for the gradient. Other calls are products around a softmax.
 
     Args:
-        mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S].
+        mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S]. Of a
+            NumPy array of 0 and -inf alone, the form of PyTorch's masks, the bool one is taken;
+            one that hides positions after one's own is causal=True.
         causal: hides positions after one's own.
         scale: None = 1/sqrt(E).
         dropout_p: the probability with which a weight is left out, as `dropout` does.
@@ -253,6 +255,13 @@ def scaled_dot_product_attention(
             f"{where_from}: mask is {mask!r}, attn_mask {attn_mask!r}; need one of the two"
         )
     mask, causal = attn_mask if mask is None else mask, causal or is_causal
+    seen = None if mask is None else shown_by(mask)
+    if mask is not None and seen is not None:
+        fits = mask.ndim <= q.ndim and mask.shape[:-2] == (1,) * (mask.ndim - 2)
+        if fits and shows_earlier(seen, q.shape[-2], k.shape[-2]):
+            mask, causal = None, True
+        elif mask.dtype != "bool":
+            mask = mask.graph.constant(seen)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if not dropout_p and _may_fuse(q, k, v, mask, scale, enable_gqa):
         return _fused_attention(q, k, v, mask, causal, scale)
@@ -265,6 +274,33 @@ _WIDEST_HEAD = 256
 # Scores of a head below which products and a softmax take no longer. In float32 a GPU multiplies
 # scores that are kept twice as fast, so that they are not where they are little memory.
 _FEW_SCORES = {"float32": 1 << 18, "float16": 1 << 14, "bfloat16": 1 << 14}
+
+
+def shown_by(mask: Value, hides: bool = False) -> np.ndarray | None:
+    """Where a constant mask shows scores; None where it does more, or is no constant.
+
+    hides: a bool mask is True where it hides.
+    """
+    content = mask.graph._core.content(mask.id) if mask.id >= 0 else None
+    if content is None:
+        return None
+    if mask.dtype == "bool":
+        return (np.frombuffer(content, bool) != hides).reshape(mask.shape)
+    if not is_float(mask):
+        return None
+    if mask.dtype == "bfloat16":
+        numbers = (np.frombuffer(content, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        numbers = np.frombuffer(content, mask.dtype)
+    shown = numbers == 0
+    return shown.reshape(mask.shape) if (shown | (numbers == -math.inf)).all() else None
+
+
+def shows_earlier(seen: np.ndarray, length: int, size: int) -> bool:
+    """Whether a position sees itself and those before it, in every mask of these."""
+    return seen.shape[-2:] == (length, size) and bool(
+        (seen == np.tri(length, size, dtype=bool)).all()
+    )
 
 
 def _may_fuse(q: Value, k: Value, v: Value, mask: Value | None, scale: float, shared: bool) -> bool:

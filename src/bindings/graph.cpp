@@ -260,6 +260,15 @@ void bind_graph(nb::module_& m) {
         .def("assigned", &Graph::assigned)
         .def("free_stream", &Graph::free_stream)
         .def(
+            "content",
+            [](const Graph& g, ValueId id) -> std::optional<nb::bytes> {
+                const Value& value = g.value(id);
+                if (value.role != Role::constant) return std::nullopt;
+                const std::vector<char>& bytes = *value.init.bytes;
+                return nb::bytes(bytes.data(), bytes.size());
+            },
+            nb::arg("id"), "The bytes of a constant, in C order; None of others.")
+        .def(
             "initial_number",
             [](const Graph& g, ValueId id, bool said) -> std::optional<double> {
                 const Init& init = g.value(id).init;
