@@ -57,8 +57,8 @@ rng = np.random.default_rng(0)
 a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((8, 33_000), (33_000, 96)))
 g = aicf.Graph("product")
 g.output("y", aicf.matmul(g.input("a", a.shape, "float16"), g.input("b", b.shape, "float16")))
-cpu, cuda = (g.compile(device=device, math="mixed")(a=a, b=b)["y"].numpy()
-             for device in ("cpu", "cuda"))
+cpu, cuda = (g.compile(device=device, math="fp16", tensor_cores=cores)(a=a, b=b)["y"].numpy()
+             for device, cores in (("cpu", "sm_90"), ("cuda", None)))
 print((cpu == cuda).all())
 """
 
