@@ -433,7 +433,7 @@ def test_masked_softmax_is_softmax_elsewhere(shape, dtype, device, make_rng):
     more[2, 0], more[len(x) + 1, -1] = NAN, INF
 
     def build(g, x):
-        from aicf.graph import _emit
+        from aicf.operands import _emit
 
         x = aicf.cast(x, dtype)
         masked = _emit("Softmax", "softmax", x, masked=True)

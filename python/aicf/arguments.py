@@ -472,7 +472,8 @@ def _current_graph(label: str) -> Any:
 
 def _constant_of(label: str, graph: Any, array: np.ndarray, owners: list[Any]) -> Any:
     """The constant that an array stands for; float64 takes the dtype of the first float Value."""
-    from .graph import Value, _constant, is_float
+    from .graph import Value, is_float
+    from .operands import _constant
 
     floats = [x.dtype for x in owners if isinstance(x, Value) and is_float(x)]
     return _constant(label, graph, array, floats[0] if floats else "float32")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import DTypeName, checked
-from .graph import Value, _emit, _number
+from .graph import Value
 from .movement import (
     _axes,
     _axis,
@@ -23,6 +23,7 @@ from .movement import (
     permute,
     reshape,
 )
+from .operands import _emit, _number
 from .ops import (
     _as,
     _whole,

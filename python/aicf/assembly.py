@@ -12,9 +12,10 @@ import numpy as np
 from ._core import GraphError, ShapeError
 from .arguments import checked
 from .arrays import flip, moveaxis
-from .graph import Data, Operand, Value, _constant
+from .graph import Data, Operand, Value
 from .indexing import cumprod, scatter
 from .movement import _axis, broadcast_to, concat, expand_dims, reshape, transpose
+from .operands import _constant
 from .ops import cast, matmul, mul, where
 
 __all__ = [

@@ -12,10 +12,11 @@ from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _hot
 from .gradients import custom_gradient, grad, itself, later
-from .graph import Value, _emit
+from .graph import Value
 from .indexing import take_along_axis
 from .losses import _check_reduction, _operands, _positive, _reduced
 from .movement import concat, expand_dims, permute, reshape, squeeze, take
+from .operands import _emit
 from .ops import (
     _as,
     _widened,

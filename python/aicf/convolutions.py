@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from ._core import GraphError, ShapeError
 from .arguments import checked
 from .arrays import flip
-from .graph import Value, _emit
+from .graph import Value
 from .movement import expand_dims, pad, permute, reshape, squeeze
+from .operands import _emit
 from .ops import add, matmul
 
 __all__ = [

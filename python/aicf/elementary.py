@@ -6,7 +6,8 @@ Their gradients are made of ops, so that they have gradients of their own; bits 
 from __future__ import annotations
 
 from .arguments import checked
-from .graph import Operand, Value, _emit
+from .graph import Operand, Value
+from .operands import _emit
 
 __all__ = [
     "acos",

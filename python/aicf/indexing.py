@@ -16,7 +16,7 @@ import numpy as np
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import moveaxis
-from .graph import Data, Operand, Value, _constant, _emit, _number
+from .graph import Data, Operand, Value
 from .movement import (
     _axes,
     _axis,
@@ -30,6 +30,7 @@ from .movement import (
     stack,
     take,
 )
+from .operands import _constant, _emit, _number
 from .ops import (
     _as,
     _widened,

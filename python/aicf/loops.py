@@ -11,8 +11,9 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
-from .graph import Draws, Graph, Value, _number, is_float
+from .graph import Draws, Graph, Value, is_float
 from .movement import concat, detach, reshape
+from .operands import _number
 from .ops import logical_and, where
 
 __all__ = ["cond", "scan", "while_loop"]

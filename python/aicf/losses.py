@@ -14,8 +14,9 @@ import numpy as np
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _norm, broadcast_arrays
-from .graph import Value, _emit
+from .graph import Value
 from .movement import detach, expand_dims, take
+from .operands import _emit
 from .ops import (
     _as,
     _widened,

@@ -13,7 +13,8 @@ import numpy as np
 
 from ._core import GraphError, ShapeError
 from .arguments import Spread, checked
-from .graph import Data, Value, _emit
+from .graph import Data, Value
+from .operands import _emit
 
 __all__ = [
     "broadcast_to",

@@ -11,9 +11,10 @@ from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _norm, repeat
 from .convolutions import _windows
-from .graph import Data, Value, _emit, _number, is_float
+from .graph import Data, Value, is_float
 from .indexing import index_add, searchsorted
 from .movement import broadcast_to, detach, expand_dims, pad, permute, reshape, transpose
+from .operands import _emit, _number
 from .ops import (
     _as,
     _widened,

@@ -14,8 +14,9 @@ from typing import Any
 from . import movement
 from ._core import GraphError
 from .arguments import DTypeName, checked, placed
-from .graph import Operand, Value, _constant, _emit
+from .graph import Operand, Value
 from .movement import _axes, _index, detach, reshape, squeeze
+from .operands import _constant, _emit
 
 __all__ = [
     "abs",

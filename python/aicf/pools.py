@@ -12,9 +12,10 @@ from ._core import GraphError, ShapeError
 from .arguments import Sizes, checked
 from .arrays import _power, moveaxis
 from .convolutions import _AXES, _around, _sizes, _windows
-from .graph import Value, _emit, _number
+from .graph import Value
 from .indexing import scatter
 from .movement import broadcast_to, expand_dims, reshape, squeeze, take
+from .operands import _emit, _number
 from .ops import _as, _widened, add, argmax, div, matmul, mean, mul, pow, sum
 
 __all__ = [
