@@ -1,5 +1,6 @@
 // Vertical fusion: pointwise chains, and the pointwise prologues and epilogues of products,
 // reductions and ops on rows, become regions.
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -280,26 +281,101 @@ constexpr AnchorRule kReductions{[](const LoweredOp& op) { return op.def->stream
 constexpr AnchorRule kRows{[](const LoweredOp& op) { return !op.def->rows.empty(); }, row_region,
                            true, false};
 
+/// A cross entropy, or its gradient: by itself, or with what widens the logits and what narrows
+/// the gradient.
+struct LossPart {
+    const RegionStep* widens = nullptr;
+    const RegionStep* narrows = nullptr;
+    const LoweredDef* def = nullptr;
+    const Attrs* attrs = nullptr;
+    int node = -1;
+    std::vector<View> inputs, outputs;  // of the loss or the gradient itself
+    View logits, result;                // as they are stored
+};
+
+std::optional<LossPart> loss_part(const LoweredOp& op, std::string_view name) {
+    LossPart part;
+    if (op.body.empty()) {
+        if (op.def->name != name) return std::nullopt;
+        part.def = op.def;
+        part.attrs = &op.attrs;
+        part.node = op.node;
+        part.inputs = op.inputs;
+        part.outputs = op.outputs;
+        part.logits = op.inputs[0];
+        part.result = op.outputs[0];
+        return part;
+    }
+    const size_t at = anchor_step(op);
+    if (at > 1 || op.body.size() > at + 2 || op.body[at].def->name != name) return std::nullopt;
+    const RegionStep& step = op.body[at];
+    part.def = step.def;
+    part.attrs = &step.attrs;
+    part.node = step.node;
+    for (int number : step.inputs) part.inputs.push_back(op.operand(number));
+    for (int number : step.outputs) part.outputs.push_back(op.operand(number));
+    part.logits = part.inputs[0];
+    part.result = part.outputs[0];
+    const auto outer = static_cast<int>(op.inputs.size() + op.outputs.size());
+    const auto cast = [&](const RegionStep& one, int between) {
+        return one.def->name == "cast" && between >= outer;
+    };
+    if (at == 1) {
+        part.widens = &op.body[0];
+        if (!cast(*part.widens, step.inputs[0]) || part.widens->outputs[0] != step.inputs[0])
+            return std::nullopt;
+        part.logits = op.operand(part.widens->inputs[0]);
+    }
+    if (op.body.size() == at + 2) {
+        part.narrows = &op.body[at + 1];
+        if (!cast(*part.narrows, step.outputs[0]) || part.narrows->inputs[0] != step.outputs[0])
+            return std::nullopt;
+        part.result = op.operand(part.narrows->outputs[0]);
+    }
+    return part;
+}
+
 /// A cross entropy and its gradient as one op, in the place of the first. What the two alone hand
 /// to each other lies nowhere.
-LoweredOp loss_and_gradient(const LoweredOp& loss, const LoweredOp& grad,
+LoweredOp loss_and_gradient(const LossPart& loss, const LossPart& grad,
                             const std::set<ValueId>& read) {
     LoweredOp region;
     region.def = region_def();
     region.node = grad.node;
-    region.inputs = loss.inputs;
-    std::vector<View> made = loss.outputs;
-    made.push_back(grad.outputs[0]);
-    std::vector<int> numbers(made.size());
+    region.inputs = {loss.logits, loss.inputs[1]};
+    struct Made {
+        View view;
+        bool outside;
+    };
+    std::vector<Made>
+        all;  // the loss, the largest, the sum, the gradient, logits, what it is cast to
+    for (size_t k = 0; k < 3; k++)
+        all.push_back({loss.outputs[k], k == 0 || read.contains(loss.outputs[k].value)});
+    all.push_back({grad.outputs[0], grad.narrows == nullptr});
+    if (loss.widens) all.push_back({loss.inputs[0], false});
+    if (grad.narrows) all.push_back({grad.result, true});
+    std::vector<int> numbers(all.size());
     const int inputs = static_cast<int>(region.inputs.size());
     for (const bool outside : {true, false})
-        for (size_t k = 0; k < made.size(); k++) {
-            if (outside != (k == 0 || k == 3 || read.contains(made[k].value))) continue;
+        for (size_t k = 0; k < all.size(); k++) {
+            if (outside != all[k].outside) continue;
             numbers[k] = inputs + static_cast<int>(region.outputs.size() + region.inner.size());
-            (outside ? region.outputs : region.inner).push_back(made[k]);
+            (outside ? region.outputs : region.inner).push_back(all[k].view);
         }
-    region.body = {{loss.def, {0, 1}, {numbers[0], numbers[1], numbers[2]}, loss.attrs, loss.node},
-                   {grad.def, {0, 1, numbers[1], numbers[2]}, {numbers[3]}, grad.attrs, grad.node}};
+    const int logits = loss.widens ? numbers[4] : 0;
+    if (loss.widens)
+        region.body.push_back(
+            {loss.widens->def, {0}, {logits}, loss.widens->attrs, loss.widens->node});
+    region.body.push_back(
+        {loss.def, {logits, 1}, {numbers[0], numbers[1], numbers[2]}, *loss.attrs, loss.node});
+    region.body.push_back(
+        {grad.def, {logits, 1, numbers[1], numbers[2]}, {numbers[3]}, *grad.attrs, grad.node});
+    if (grad.narrows)
+        region.body.push_back({grad.narrows->def,
+                               {numbers[3]},
+                               {numbers.back()},
+                               grad.narrows->attrs,
+                               grad.narrows->node});
     return region;
 }
 
@@ -310,26 +386,29 @@ void join_losses(Lowered& lowered, const Target& target) {
         return a.value == b.value && same_layout(a, b);
     };
     for (size_t at = 0; at < ops.size(); at++) {
-        if (ops[at].def->name != "cross_entropy") continue;
-        const LoweredOp& loss = ops[at];
+        const std::optional<LossPart> loss = loss_part(ops[at], "cross_entropy");
+        if (!loss || loss->narrows) continue;
+        std::optional<LossPart> grad;
         const auto gradient = [&](const LoweredOp& op) {
-            return op.def->name == "cross_entropy_grad" && alike(op.inputs[0], loss.inputs[0]) &&
-                   alike(op.inputs[1], loss.inputs[1]) && alike(op.inputs[2], loss.outputs[1]) &&
-                   alike(op.inputs[3], loss.outputs[2]);
+            grad = loss_part(op, "cross_entropy_grad");
+            return grad && !grad->widens == !loss->widens && alike(grad->logits, loss->logits) &&
+                   alike(grad->inputs[1], loss->inputs[1]) &&
+                   alike(grad->inputs[2], loss->outputs[1]) &&
+                   alike(grad->inputs[3], loss->outputs[2]);
         };
         const auto from = ops.begin() + static_cast<ptrdiff_t>(at);
-        const auto grad = std::find_if(from, ops.end(), gradient);
-        if (grad == ops.end()) continue;
+        const auto found = std::find_if(from, ops.end(), gradient);
+        if (found == ops.end()) continue;
         std::set<ValueId> read;
         for (const LoweredOp& op : ops)
             for (const View& view : op.inputs)
-                if (&op != &*grad) read.insert(view.value);
+                if (&op != &*found) read.insert(view.value);
         for (const Lowered::Output& output : lowered.outputs) read.insert(output.value);
         for (const Assign& assign : lowered.assigns) read.insert(assign.source);
-        LoweredOp region = loss_and_gradient(loss, *grad, read);
+        LoweredOp region = loss_and_gradient(*loss, *grad, read);
         if (!loss_region(region) || !target.fits(region)) continue;
         ops[at] = std::move(region);
-        ops.erase(grad);
+        ops.erase(found);
     }
 }
 

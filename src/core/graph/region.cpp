@@ -114,15 +114,31 @@ bool plain_product(const View& a, const View& b, const Dims& result) {
 }
 
 bool loss_region(const LoweredOp& op) {
-    if (op.body.size() != 2 || op.inputs.size() != 2) return false;
-    const RegionStep &loss = op.body[0], &grad = op.body[1];
+    if (op.inputs.size() != 2 || op.body.size() < 2) return false;
+    const size_t at = op.body[0].def->name == "cast" ? 1 : 0;
+    if (at + 2 > op.body.size() || op.body.size() > at + 3) return false;
+    const int first = static_cast<int>(op.inputs.size()),
+              inner = first + static_cast<int>(op.outputs.size());
+    const RegionStep &loss = op.body[at], &grad = op.body[at + 1], &end = op.body.back();
+    const auto casts = [&](const RegionStep& step, int from, bool widens) {
+        const View &x = op.operand(step.inputs.at(0)), &y = op.operand(step.outputs.at(0));
+        const View &narrow = widens ? x : y, &wide = widens ? y : x;
+        return step.def->name == "cast" && step.inputs[0] == from && is_16_bit(narrow.dtype) &&
+               wide.dtype == DType::f32;
+    };
+    int logits = 0;
+    if (at == 1) {
+        if (!casts(op.body[0], 0, true)) return false;
+        logits = op.body[0].outputs[0];
+        if (logits < inner) return false;
+    }
     if (loss.def->name != "cross_entropy" || grad.def->name != "cross_entropy_grad" ||
-        loss.inputs != std::vector<int>{0, 1} || loss.outputs.size() != 3 ||
-        grad.inputs != std::vector<int>{0, 1, loss.outputs[1], loss.outputs[2]})
+        loss.inputs != std::vector<int>{logits, 1} || loss.outputs.size() != 3 ||
+        grad.inputs != std::vector<int>{logits, 1, loss.outputs[1], loss.outputs[2]})
         return false;
-    const int first = static_cast<int>(op.inputs.size());
-    const int gradient = grad.outputs.at(0) - first;
-    return gradient >= 0 && gradient < std::ssize(op.outputs);
+    const int made = grad.outputs.at(0), gradient = end.outputs.at(0);
+    if (&end != &grad && (made < inner || !casts(end, made, false))) return false;
+    return gradient >= first && gradient < inner;
 }
 
 bool product_region(const LoweredOp& op) {

@@ -131,11 +131,12 @@ struct Team {
 Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits);
 /// The elements of row r in terms of type `a`, as @_Make<name>{block}(r): `value`, once some steps
 /// are done that read some inputs. Of input k the row begins at @_In<k>::at(r) and its elements lie
-/// as @_Elem<k> says. `across`: also an element of rows side by side, as across<V> loads and
-/// open<V> makes it.
+/// as @_Elem<k> says. `beside`: also several elements as they are stored, as across<V> loads and
+/// open<V> makes them, those of rows side by side (@_In) or of one row (@_Elem).
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
-                       const std::string& value, const std::string& a, bool across = false);
+                       const std::string& value, const std::string& a,
+                       const std::string& beside = "");
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
 

@@ -33,7 +33,7 @@ RowOp row_op_of(const LoweredOp& op) {
         for (size_t k = 0; k < op.inputs.size() + op.outputs.size(); k++)
             row.operands.push_back(static_cast<int>(k));
     } else {
-        row.at = loss_region(op) ? 0 : anchor_step(op);
+        row.at = anchor_step(op) - (loss_region(op) ? 1 : 0);
         const RegionStep& step = op.body[row.at];
         row.def = step.def;
         row.attrs = &step.attrs;
@@ -70,9 +70,10 @@ std::string place_text(const LoweredOp& op, const RowOp& row, int number) {
     return text + place_struct(cat("@_In", number), shape, strides);
 }
 
-/// What is left to do with element i of row r of the result: @_Put{block}(r)(i, v).
+/// What is left to do with element i of row r of the result: @_Put{block}(r)(i, v). `kept`: several
+/// are stored as they come, too.
 std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& layout,
-                     const std::string& a) {
+                     const std::string& a, bool kept) {
     const auto inputs = static_cast<int>(op.inputs.size()),
                outputs = static_cast<int>(op.outputs.size());
     std::vector<int> stored;  // those that hold elements
@@ -111,6 +112,13 @@ std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& l
                                 : stored.empty() ? ""
                                                  : cat("r", stored[0] - inputs, "[j] = v[j];");
     const std::string head = "        __device__ __forceinline__ void ";
+    if (kept)
+        fields +=
+            cat("        template <int V>\n        __device__ __forceinline__ bool together() ",
+                "const {\n            return aligned_for<V>(y", stored[0] - inputs,
+                ");\n        }\n        template <int V, bool Together>\n", head,
+                "across(int64_t i, const ", a, " (&v)[V]) const {\n            ",
+                "store_across<V, Together>(y", stored[0] - inputs, " + i, v);\n        }\n");
     return cat(
         "struct @_Put {\n    static constexpr bool stores = ", stored.empty() ? "false" : "true",
         ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n", fields,
@@ -126,7 +134,7 @@ std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& l
 
 /// The functions that stand for the operands of the row op, and the call's arguments.
 std::string operands_text(const LoweredOp& op, const RowOp& row, const BlockLayout& layout,
-                          const std::string& a, std::string& arguments) {
+                          const std::string& a, bool kept, std::string& arguments) {
     const auto inputs = static_cast<int>(op.inputs.size()),
                outer = inputs + static_cast<int>(op.outputs.size());
     std::string text;
@@ -141,7 +149,7 @@ std::string operands_text(const LoweredOp& op, const RowOp& row, const BlockLayo
             const std::vector<size_t> steps = steps_for(op, 0, row.at, {number});
             text += row_struct(op, layout, std::to_string(position),
                                steps.empty() ? std::vector<int>{number} : inputs_of(op, steps),
-                               steps, operand_text(op, number), a);
+                               steps, operand_text(op, number), a, kept ? "@_Elem" : "");
             arguments += cat(", @_Make", position, "{block}");
         } else if (row.elements(position)) {
             arguments += ", @_Put{block}";
@@ -165,7 +173,20 @@ std::string operands_text(const LoweredOp& op, const RowOp& row, const BlockLayo
         }
     }
     if (!put) arguments += ", @_Put{block}";
-    return text + put_text(op, row, layout, a);
+    return text + put_text(op, row, layout, a, kept);
+}
+
+/// The warps of a block that keeps a row of logits (cross_entropy_kept); 0: it doesn't. It takes
+/// all of a processor's shared memory.
+int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
+    if (!loss_region(op) || limits.one_block || limits.most_warps < 32) return 0;
+    if (limits.major != 9 && limits.major != 10) return 0;
+    const View &x = op.inputs[0], &gradient = op.operand(op.body.back().outputs[0]);
+    const int64_t leaves = ceil_div(row.n, kTreeLeaf);
+    if (!is_16_bit(x.dtype) || x.strides[row.axis] != 1 || gradient.strides[row.axis] != 1 ||
+        row.n % 4 != 0 || leaves <= kHeldLeaves || row.n > kKeptTerms)
+        return 0;
+    return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
 }
 
 constexpr std::string_view kNames[] = {"softmax",         "softmax_bwd",       "log_softmax",
@@ -202,7 +223,8 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     text.includes = {"nn.cuh"};
     text.name = cat(kernel_stem(op), "_", dtype_abbrev(row.x->dtype));
     std::string arguments = "grid";
-    text.body = operands_text(op, row, layout, a, arguments) +
+    const int kept = kept_warps(op, row, limits);
+    text.body = operands_text(op, row, layout, a, kept > 0, arguments) +
                 cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows, ", n = ", n,
                     ";\n};\n", body_head());
     if (name == "cross_entropy_grad") {
@@ -216,6 +238,20 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
                          ");\n}\n");
         return text;
     }
+    std::string scale;  // of a loss with its gradient
+    if (loss_region(op)) {
+        scalars += 8 * static_cast<int>(row.def->attrs.size());
+        scale = cat("scalar::cast<", a, ">(block.number(", scalars, "))");
+    }
+    if (kept) {
+        text.threads = 32 * kept;
+        text.blocks = std::min<int64_t>(rows, limits.processors);
+        const int64_t leaves = ceil_div(n, kTreeLeaf);
+        text.shared = static_cast<uint32_t>(dtype_size(DType::f32) * (n + leaves + kept));
+        text.body += cat("    cross_entropy_kept<", a, ", ", kept, ", @_Shape>(", arguments, ", ",
+                         scale, ");\n}\n");
+        return text;
+    }
     const Team team = team_of(a, n, rows, limits);
     text.threads = team.warps > 1
                        ? 32 * team.warps
@@ -224,9 +260,8 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     text.shared =
         static_cast<uint32_t>(team.results * dtype_size(a == "double" ? DType::f64 : DType::f32));
     if (loss_region(op)) {
-        const auto scale = layout.scalars + 8 * static_cast<int>(op.body[0].def->attrs.size());
         text.body += cat("    cross_entropy_with_grad<", a, ", ", team.type, ", @_Shape>(",
-                         arguments, ", scalar::cast<", a, ">(block.number(", scale, ")));\n}\n");
+                         arguments, ", ", scale, ");\n}\n");
         return text;
     }
     const bool softmax = !norm && name != "cross_entropy";

@@ -102,7 +102,8 @@ std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLa
     const std::string value = !op.body.empty()  ? operand_text(op, op.body[r.at].inputs[0])
                               : read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])"  // mse_loss
                                                 : "a0[j]";
-    return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a, across);
+    return text +
+           row_struct(op, layout, "", read, steps_between(0, r.at), value, a, across ? "@_In" : "");
 }
 
 /// A sum by a count; by a power of two as a product, which has the same bits and needs no division.
@@ -225,9 +226,9 @@ bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != null
 
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
-                       const std::string& value, const std::string& a, bool across) {
+                       const std::string& value, const std::string& a, const std::string& beside) {
     std::string fields, makes, params, before, results;
-    std::string stored, together, loads, open;  // of rows side by side
+    std::string stored, together, loads, open;  // of elements side by side
     const auto list = [](std::string& to, const std::string& item) {
         to += (to.empty() ? "" : ", ") + item;
     };
@@ -243,12 +244,13 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
         list(params, cat("const ", wide, " (&a", k, ")[V]"));
         load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
         load[1] += cat("        ", wide, " a", k, "[4];\n        x", k, ".four(i, a", k, ");\n");
-        stored += cat("        Stored<", e, ", @_In", k, "::step == 0 ? 1 : V> x", k, ";\n");
-        together += cat(" && x", k, ".template together<V, @_In", k, ">()");
-        list(loads, cat("x", k, ".template across<V, @_In", k, ", Together>(i)"));
+        const std::string side = cat(beside, k);
+        stored += cat("        Stored<", e, ", ", side, "::step == 0 ? 1 : V> x", k, ";\n");
+        together += cat(" && x", k, ".template together<V, ", side, ">()");
+        list(loads, cat("x", k, ".template across<V, ", side, ", Together>(i)"));
         open +=
             cat("        ", wide, " a", k, "[V];\n#pragma unroll\n        for (int j = 0; j < V; ",
-                "j++) a", k, "[j] = widen(some.x", k, "[@_In", k, "::step == 0 ? 0 : j]);\n");
+                "j++) a", k, "[j] = widen(some.x", k, "[", side, "::step == 0 ? 0 : j]);\n");
         for (std::string& one : call) list(one, cat("a", k));
     }
     const std::string formula = body_formula(op, layout, before, steps);
@@ -257,32 +259,33 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
             k < static_cast<int>(op.outputs.size()))
             results += cat("        Wide<", cuda_type(op.outputs[static_cast<size_t>(k)].dtype),
                            "> r", k, "[V];\n");
-    return cat("struct @_Row", name, " {\n    const @_Block& block;\n", fields,
-               "    template <int V>\n    __device__ __forceinline__ void make(", params, ", ", a,
-               " (&v)[V]) const {\n", before, results,
-               "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", formula,
-               "\n            v[j] = static_cast<", a, ">(", value,
-               ");\n        }\n    }\n    __device__ __forceinline__ ", a,
-               " operator()(int64_t i) const {\n", load[0], "        ", a,
-               " v[1];\n        make<1>(", call[0],
-               ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
-               "four(int64_t i, ",
-               a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1], ", v);\n    }\n",
-               !across ? ""
-                       : cat("    template <int V>\n    struct Some {\n", stored,
-                             "    };\n    template <int V>\n    __device__ __forceinline__ bool "
-                             "together() const {\n        return true",
-                             together,
-                             ";\n    }\n    template <int V, bool Together>\n    __device__ "
-                             "__forceinline__ Some<V> across(int64_t i) const {\n        return {",
-                             loads,
-                             "};\n    }\n    template <int V>\n    __device__ __forceinline__ "
-                             "void open(const Some<V>& some, ",
-                             a, " (&v)[V]) const {\n", open, "        make<V>(", call[1],
-                             ", v);\n    }\n"),
-               "};\nstruct @_Make", name,
-               " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
-               " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
+    return cat(
+        "struct @_Row", name, " {\n    const @_Block& block;\n", fields,
+        "    template <int V>\n    __device__ __forceinline__ void make(", params, ", ", a,
+        " (&v)[V]) const {\n", before, results,
+        "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", formula,
+        "\n            v[j] = static_cast<", a, ">(", value,
+        ");\n        }\n    }\n    __device__ __forceinline__ ", a,
+        " operator()(int64_t i) const {\n", load[0], "        ", a, " v[1];\n        make<1>(",
+        call[0],
+        ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
+        "four(int64_t i, ",
+        a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1], ", v);\n    }\n",
+        beside.empty()
+            ? ""
+            : cat("    template <int V>\n    struct Some {\n", stored,
+                  "    };\n    template <int V>\n    __device__ __forceinline__ bool "
+                  "together() const {\n        return true",
+                  together,
+                  ";\n    }\n    template <int V, bool Together>\n    __device__ "
+                  "__forceinline__ Some<V> across(int64_t i) const {\n        return {",
+                  loads,
+                  "};\n    }\n    template <int V>\n    __device__ __forceinline__ "
+                  "void open(const Some<V>& some, ",
+                  a, " (&v)[V]) const {\n", open, "        make<V>(", call[1], ", v);\n    }\n"),
+        "};\nstruct @_Make", name,
+        " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
+        " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
 }
 
 Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits) {

@@ -112,7 +112,8 @@ struct RowOf {
         }
     }
     /// Element i of this row and of the V - 1 behind it as they are stored, or the one that all
-    /// share: In says where rows begin. `Together`: by one load.
+    /// share: In says where rows begin. Or of this row i to i + V - 1: then In is Elem. `Together`:
+    /// by one load.
     template <int V, class In, bool Together>
     __device__ __forceinline__ Stored<E, In::step == 0 ? 1 : V> across(int64_t i) const {
         static_assert(V == 1 || In::step >= 0);

@@ -227,7 +227,14 @@ struct StreamerOf {
     template <class Make, class Out>
     __device__ __forceinline__ static void put(const Streamed<Make>& row, const Out& out) {
         sync();  // each thread is done reading before any writes
-        for (int64_t i = rank(); i < N; i += size) out(i, row.make(i));
+        for (int64_t i = 4 * rank(); i < N; i += 4 * size)
+            if (N % 4 == 0 || i + 4 <= N) {
+                A a[4];
+                row.make.four(i, a);
+                out.four(i, a);
+            } else {
+                for (int64_t j = i; j < N; j++) out(j, row.make(j));
+            }
     }
 };
 

@@ -46,6 +46,7 @@ std::vector<CudaThreshold> cuda_thresholds() {
             for (const char* what : {"rows.terms", "reduce.terms"}) add(what, {4 * lanes});
         for (const int64_t leaves : {int64_t{kHeldWarps}, kHeldLeaves})
             add("rows.terms", {leaves * kTreeLeaf});
+        if (size == 2) add("rows.terms", {kKeptTerms});
         add("rows.rows", {kRowWarps});
         add("take_bwd.terms", {kLookedThrough, kChainChunk});
     }

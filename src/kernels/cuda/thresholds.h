@@ -23,9 +23,12 @@ constexpr int kThreads = 256;           // of a block of a program
 constexpr int64_t kMostThreads = 2048;  // of a processor
 
 constexpr int64_t kWarp = 32;
-constexpr int64_t kWarpLeaves = 2;      // of a row, up to which a warp takes it
-constexpr int64_t kHeldLeaves = 32;     // of a row of 4 bytes, up to which registers hold it
-constexpr int kHeldWarps = 16;          // of a block whose registers hold a row, at most
+constexpr int64_t kWarpLeaves = 2;   // of a row, up to which a warp takes it
+constexpr int64_t kHeldLeaves = 32;  // of a row of 4 bytes, up to which registers hold it
+constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, at most
+// A row of logits in 16 bits that a block's registers hold while its exponentials lie in shared
+// memory: leaves of a warp, warps at least, elements at most.
+constexpr int64_t kKeptTurns = 5, kKeptWarps = 20, kKeptTerms = 56 * 1024;
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
 constexpr int64_t kSoonWarps = 8;       // of a processor, up to which they exchange more, sooner
 constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block
