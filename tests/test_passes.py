@@ -224,8 +224,9 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        # "block" is for GPUs; of those that clear the way for others test_prepare draws graphs.
-        here = set(_core.pass_names()) - {"block", "shapes", "widen", "widen_once"}
+        # "block" is for GPUs, "parts" for attention (test_parts); of those that clear the way for
+        # others test_prepare draws graphs.
+        here = set(_core.pass_names()) - {"block", "shapes", "widen", "widen_once", "parts"}
         assert all(changed[name] >= IN_GROUP // 10 for name in here), changed
 
 
@@ -734,6 +735,7 @@ def test_choices_of_passes():
         "block",
         "siblings",
         "numbers",
+        "parts",
     ]
     g = aicf.Graph("g")
     x = g.input("x", (4,))

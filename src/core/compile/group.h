@@ -50,7 +50,10 @@ class Groups {
             const int at = static_cast<int>(i);
             group_.push_back(at);
             members_.push_back({at});
-            for (const View& view : ops_[i].outputs) producer_[view.value] = at;
+            for (const View& view : ops_[i].outputs)
+                if (const int before = std::exchange(producer_[view.value], at);
+                    before >= 0 && before != at)
+                    edges.emplace_back(before, at);  // who writes another part of it
             for (const View& view : ops_[i].inputs) {
                 reads.emplace_back(view.value, at);
                 if (const int from = producer_[view.value]; from >= 0) edges.emplace_back(from, at);

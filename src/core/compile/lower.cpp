@@ -136,18 +136,17 @@ std::vector<char> before_host_calls(const Lowered& lowered) {
     std::vector<char> first(count, 0);
     for (size_t i = 0; i < count; i++) first[i] = calls_host(lowered.ops[i]);
     if (std::count(first.begin(), first.end(), 0) == std::ssize(first)) return {};
-    std::vector<int> producer(lowered.values.size(), -1);
     std::vector<ValueId> target(lowered.values.size(), kNone);
-    std::vector<std::vector<size_t>> readers(lowered.values.size());
+    std::vector<std::vector<size_t>> producers(lowered.values.size()), readers = producers;
     for (const Assign& assign : lowered.assigns) target[assign.source] = assign.target;
     for (size_t i = 0; i < count; i++) {
-        for (const View& view : lowered.ops[i].outputs) producer[view.value] = static_cast<int>(i);
+        for (const View& view : lowered.ops[i].outputs) producers[view.value].push_back(i);
         for (const View& view : lowered.ops[i].inputs) readers[view.value].push_back(i);
     }
     for (size_t i = count; i-- > 0;) {  // whatever one waits for stands before it
         if (!first[i]) continue;
         for (const View& view : lowered.ops[i].inputs)
-            if (producer[view.value] >= 0) first[static_cast<size_t>(producer[view.value])] = 1;
+            for (size_t producer : producers[view.value]) first[producer] = 1;
         for (const View& view : lowered.ops[i].outputs)
             if (target[view.value] != kNone)
                 for (size_t reader : readers[target[view.value]]) first[reader] = 1;

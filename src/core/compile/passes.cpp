@@ -125,6 +125,7 @@ const std::vector<Pass>& all_passes() {
         {"block", true, nullptr, fuse_step},
         {"siblings", true, nullptr, fuse_horizontally},
         {"numbers", true, nullptr, fuse_scalars},
+        {"parts", true, nullptr, [](Lowered& lowered, const Target&) { write_parts(lowered); }},
     };
     return passes;
 }

@@ -81,6 +81,9 @@ void fuse_scalars(Lowered& lowered, const Target& target);
 /// Horizontal fusion: small ops that do not wait for each other share a launch (group.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
 
+/// What a concat joins is written where it lies in the result (parts.cpp).
+void write_parts(Lowered& lowered);
+
 /// The named passes in the given order; GraphError for a name that does not exist.
 std::vector<const Pass*> select_passes(const std::vector<std::string>& names);
 

@@ -112,7 +112,7 @@ class Planner {
         for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
             for (const View& view : lowered_.ops[i].inputs) last_[view.value] = i;
             for (const View& view : lowered_.ops[i].outputs) {
-                first_[view.value] = i;
+                first_[view.value] = std::min(first_[view.value], i);
                 last_[view.value] = std::max(last_[view.value], i);
             }
         }

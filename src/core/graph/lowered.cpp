@@ -1,4 +1,7 @@
 // Views, what a lowering rule sees, and the checks of a lowered list.
+#include <algorithm>
+#include <map>
+
 #include "core/base/interrupt.h"
 #include "core/graph/op.h"
 
@@ -132,10 +135,69 @@ void LowerContext::loop(std::shared_ptr<const Lowered> body, std::vector<View> i
 
 // ---- the list's checks -------------------------------------------------------------------------
 
+namespace {
+
+/// A part of a value that an op writes: of each of its rows of `row` elements those from `at` to
+/// `end`.
+struct Part {
+    int64_t row, at, end;
+};
+std::optional<Part> part_of(const View& view, const Type& type) {
+    const int64_t all = element_count(type.shape), count = element_count(view.shape);
+    if (view.dtype != type.dtype || view.offset < 0 || count == 0) return std::nullopt;
+    std::vector<std::pair<int64_t, int64_t>> runs;  // (stride, size), neighbours merged
+    for (int d = 0; d < view.shape.rank(); d++) {
+        if (view.strides[d] < 0) return std::nullopt;
+        if (view.shape[d] > 1) runs.emplace_back(view.strides[d], view.shape[d]);
+    }
+    std::sort(runs.begin(), runs.end());
+    std::vector<std::pair<int64_t, int64_t>> merged = {{1, 1}};
+    for (const auto& [stride, size] : runs) {
+        int64_t reach = 0;
+        if (__builtin_mul_overflow(merged.back().first, merged.back().second, &reach) ||
+            stride < reach)
+            return std::nullopt;
+        if (stride == reach)
+            merged.back().second *= size;
+        else
+            merged.emplace_back(stride, size);
+    }
+    if (merged.size() > 2) return std::nullopt;
+    const int64_t row = merged.size() == 2 ? merged[1].first : all,
+                  rows = merged.size() == 2 ? merged[1].second : 1;
+    if (all % rows != 0 || all / rows != row || view.offset > row - merged[0].second)
+        return std::nullopt;
+    return Part{row, view.offset, view.offset + merged[0].second};
+}
+
+/// The parts of a value, as they are written.
+class Written {
+  public:
+    /// False where it meets another.
+    bool add(const Part& part) {
+        if (parts_.empty()) row_ = part.row;
+        const auto behind = parts_.lower_bound(part.at);
+        if (part.row != row_ || (behind != parts_.end() && behind->first < part.end) ||
+            (behind != parts_.begin() && std::prev(behind)->second > part.at))
+            return false;
+        parts_.emplace(part.at, part.end);
+        count_ += part.end - part.at;
+        return true;
+    }
+    bool whole() const { return count_ == row_; }
+
+  private:
+    int64_t row_ = 0, count_ = 0;
+    std::map<int64_t, int64_t> parts_;  // by their begin, apart
+};
+
+}  // namespace
+
 Report verify(const Lowered& lowered) {
     Report report;
     std::vector<char> defined(lowered.values.size(), 0);
     for (const Value& value : lowered.values) defined[value.id] = value.role != Role::temp;
+    std::map<ValueId, Written> parts;
     size_t failures = 0;
     const auto fail = [&](size_t i, const std::string& text) {
         report.fail("lowered", cat("op ", i, " ", lowered.ops[i].def->name, ": ", text));
@@ -148,11 +210,22 @@ Report verify(const Lowered& lowered) {
             if (!defined[view.value])
                 fail(i, cat("reads %", view.value, " before any op wrote it"));
         for (const View& view : op.outputs) {
+            const Type& type = lowered.values[view.value].type;
             if (defined[view.value])
                 fail(i, cat("writes %", view.value, ", which has a writer or is a leaf"));
-            defined[view.value] = 1;
-            if (!view.whole(lowered.values[view.value].type))
-                fail(i, cat("writes a part of %", view.value, "; need its whole storage"));
+            if (view.whole(type)) {
+                defined[view.value] = 1;
+                if (parts.contains(view.value))
+                    fail(i, cat("writes %", view.value, ", of which another op writes a part"));
+                continue;
+            }
+            const std::optional<Part> part = part_of(view, type);
+            Written& written = parts[view.value];
+            if (!part || !written.add(*part))
+                fail(i, cat("writes elements of %", view.value, " from ", view.offset, " by ",
+                            to_string(view.strides),
+                            "; need a part of each of its rows that nobody else writes"));
+            defined[view.value] = part && written.whole();
         }
         try {
             const std::vector<Type> types = infer_lowered(op);
