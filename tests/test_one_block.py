@@ -263,7 +263,7 @@ def rows_at_odd_addresses():
 def test_copies_know_how_small_elements_are():
     """Memory of 16-bit elements need not begin at a word."""
     programs = _core.cuda_programs(rows_at_odd_addresses()._core, _core.pass_names(), arch="sm_90a")
-    (block,) = [text for text in programs if "block_of" in text]
+    (block,) = [text for text in programs if "loop_of" in text]
     assert "copy_in<8, 1, 2>" in block
     assert all(cubin[:4] == b"\x7fELF" for cubin in _core.cuda_cubins([block], "sm_90a"))
 

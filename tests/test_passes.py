@@ -12,7 +12,7 @@ from test_random_graphs import emit, random_program
 
 ALONE = [(name,) for name in _core.pass_names()]
 CHOICES = [(), *ALONE, "default"]
-APART = tuple(name for name in _core.pass_names() if name != "block")
+APART = tuple(name for name in _core.pass_names() if name not in ("loops", "block"))
 GROUPS, IN_GROUP = 25, 20  # random graphs on the CPU; a GPU takes the first ones
 DTYPES = ["float32", "float32", "float64", "float16", "bfloat16"]
 
@@ -41,7 +41,7 @@ def everything(step, feed, steps=2):
 
 def check_passes(build, feed, device, choices=CHOICES):
     """The same bytes under every choice of passes; returns those of the first, and the last step:
-    on a GPU, where the default may leave one launch, that with all passes but "block"."""
+    on a GPU, where the default may leave one launch, that without "loops" and "block"."""
     want = None
     if device == "cuda" and choices[-1] == "default":
         choices = (*choices, APART)
@@ -224,9 +224,9 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        # "block" is for GPUs, "parts" for attention (test_parts); of those that clear the way for
+        # "loops" and "block" are for GPUs, "parts" for attention (test_parts); of those that clear the way for
         # others test_prepare draws graphs.
-        here = set(_core.pass_names()) - {"block", "shapes", "widen", "widen_once", "parts"}
+        here = set(_core.pass_names()) - {"loops", "block", "shapes", "widen", "widen_once", "parts"}
         assert all(changed[name] >= IN_GROUP // 10 for name in here), changed
 
 
@@ -732,6 +732,7 @@ def test_choices_of_passes():
         "outputs",
         "optimizers",
         "widen_once",
+        "loops",
         "block",
         "siblings",
         "numbers",

@@ -25,16 +25,17 @@ def build(turns):
     g.output("slope", aicf.grad(aicf.sum(last * last) + aicf.sum(ys), w))
     return g
 
-turns, arch = {turns}, {arch!r}
+turns, arch, apart = {turns}, {arch!r}, {apart}
+passes = [name for name in _core.pass_names() if not apart or name != "loops"]
 g = build(turns)
 if arch:
-    programs = _core.cuda_programs(g._core, _core.pass_names(), 132, arch, "fp32")
+    programs = _core.cuda_programs(g._core, passes, 132, arch, "fp32")
     _core.cuda_cubins(programs, arch)
-    few = _core.cuda_programs(build(10)._core, _core.pass_names(), 132, arch, "fp32")
+    few = _core.cuda_programs(build(10)._core, passes, 132, arch, "fp32")
     print(len(programs), len(few))
 else:
     began = time.perf_counter()
-    step = g.compile(device="cuda")
+    step = g.compile(device="cuda", passes=passes)
     print("seconds", time.perf_counter() - began)
     given = dict(x=np.zeros((turns, 4, 8), np.float32), h=np.zeros((4, 8), np.float32))
     step(**given)
@@ -44,7 +45,7 @@ else:
     assert [tuple(launch) for launch in step.trace] == [
         (op["op"], op["kernel"]) for op in step.plan.ops
     ]
-    spare = build(turns).compile(device="cuda")
+    spare = build(turns).compile(device="cuda", passes=passes)
     weight = spare.params["w"].__dlpack__(max_version=(1, 0), copy=True)
     del spare
     step.bind(w=CapsuleTensor(weight))  # every turn's launches are patched
@@ -58,16 +59,20 @@ else:
 """
 
 
+@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("turns", [10, 1000])
-def test_a_loop(driver, turns):  # noqa: F811
-    """As many programs for 1,000 turns as for 10, each turn's launches among the graph's nodes, and
-    patched by a bind; the driver checks what each reads and writes against what comes before."""
+def test_a_loop(driver, turns, apart):  # noqa: F811
+    """As many programs for 1,000 turns as for 10. Each turn's launches are among the graph's nodes,
+    or the loop is one of them; a bind patches them, and the driver checks what each reads and
+    writes against what comes before."""
     cache = {**os.environ, "AICF_CACHE_DIR": str(driver / "cache"), "PYTHONPATH": str(HERE)}
-    compiling = [sys.executable, "-c", SCRIPT.format(turns=turns, arch="sm_90a")]
-    told = subprocess.run(compiling, env=cache, check=True, capture_output=True, text=True).stdout
+    script = SCRIPT.format(turns=turns, arch="sm_90a", apart=apart)
+    told = subprocess.run(
+        [sys.executable, "-c", script], env=cache, check=True, capture_output=True, text=True
+    ).stdout
     assert len(set(told.split())) == 1
-    out, counts = run(driver, SCRIPT.format(turns=turns, arch=""))
+    out, counts = run(driver, SCRIPT.format(turns=turns, arch="", apart=apart))
     words = out.split()
     assert words[0] == "seconds" and words[-1] == "done"
-    assert counts["calls"] > 10 * turns
+    assert (counts["calls"] > 10 * turns) == (apart or turns == 10)
     assert_clean(counts)

@@ -122,6 +122,7 @@ const std::vector<Pass>& all_passes() {
         {"outputs", true, nullptr, fuse_outputs},
         {"optimizers", true, nullptr, fuse_updates},
         {"widen_once", true, nullptr, [](Lowered& lowered, const Target&) { widen_once(lowered); }},
+        {"loops", true, nullptr, fuse_loops},
         {"block", true, nullptr, fuse_step},
         {"siblings", true, nullptr, fuse_horizontally},
         {"numbers", true, nullptr, fuse_scalars},

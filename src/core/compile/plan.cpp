@@ -442,7 +442,7 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
             continue;
         }
         choose(op);
-        if (op.def == sequence_def()) continue;  // its members have no kernels of their own
+        if (is_one_block(op)) continue;  // its members have no kernels of their own
         for (LoweredOp& member : op.members) choose(member);
     }
 }

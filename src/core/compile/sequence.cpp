@@ -1,4 +1,4 @@
-// A whole step as one op, where a target runs it in one block of threads.
+// A whole step as one op, or a loop, where a target runs it in one block of threads.
 #include <map>
 #include <set>
 
@@ -51,10 +51,72 @@ LoweredOp sequence_of(const Lowered& lowered) {
     return result;
 }
 
+/// The ops of a list, those that share launches one by one.
+std::vector<LoweredOp> flat_ops(const Lowered& lowered) {
+    std::vector<LoweredOp> flat;
+    for (const LoweredOp& op : lowered.ops)
+        if (op.def == sequence_def() || op.def == group_def())
+            flat.insert(flat.end(), op.members.begin(), op.members.end());
+        else
+            flat.push_back(op);
+    return flat;
+}
+
+/// A loop as an op of one launch, whose inner values are new ones of the list.
+LoweredOp block_loop_of(const LoweredOp& loop, Lowered& lowered) {
+    const Lowered& body = *loop.loop;
+    LoweredOp result;
+    result.def = block_loop_def();
+    result.node = loop.node;
+    result.inputs = loop.inputs;
+    result.outputs = loop.outputs;
+    result.attrs = loop.attrs;
+    std::map<ValueId, ValueId> own;  // by a value of the body
+    const auto add = [&](ValueId id) {
+        const Value& value = body.values[static_cast<size_t>(id)];
+        const ValueId mine = append_value(lowered, value.type, value.name);
+        own[id] = mine;
+        result.inner.push_back(whole_view(lowered.values[static_cast<size_t>(mine)]));
+    };
+    for (const ValueId id : loop_inputs(body.values)) add(id);
+    for (const Lowered::Output& output : body.outputs) add(output.value);
+    result.members = flat_ops(body);
+    for (LoweredOp& member : result.members)
+        for (auto* views : {&member.inputs, &member.outputs, &member.inner})
+            for (View& view : *views) {
+                // What steps of a region hand to each other is no value of the loop's.
+                if (!own.contains(view.value)) {
+                    if (views == &member.inner)
+                        own[view.value] =
+                            append_value(lowered, body.values[static_cast<size_t>(view.value)].type,
+                                         body.values[static_cast<size_t>(view.value)].name);
+                    else
+                        add(view.value);
+                }
+                view.value = own[view.value];
+            }
+    return result;
+}
+
+constexpr size_t kMostMembers = 64;  // of what may be worth one block
+
 }  // namespace
 
+void fuse_loops(Lowered& lowered, const Target& target) {
+    for (LoweredOp& op : lowered.ops) {
+        if (!op.loop || op.loop->ops.size() > kMostMembers) continue;
+        const size_t values = lowered.values.size();
+        LoweredOp one = block_loop_of(op, lowered);
+        if (one.members.size() <= kMostMembers && target.fits_block(one)) {
+            op = std::move(one);
+        } else {
+            lowered.values.resize(values);
+            lowered.views.resize(values);
+        }
+    }
+}
+
 void fuse_step(Lowered& lowered, const Target& target) {
-    constexpr size_t kMostMembers = 64;  // of what may be worth one block
     if (lowered.ops.size() < 2 || lowered.ops.size() > kMostMembers) return;
     LoweredOp sequence = sequence_of(lowered);
     if (sequence.outputs.empty()) return;

@@ -200,14 +200,15 @@ class Structure {
             if (view.shape.rank() != view.strides.rank())
                 fail(inner, " has strides of another rank");
         }
-        const bool sequence = &def == sequence_def();
+        const bool sequence = is_one_block(op);
         if (op.body.empty() == (&def == region_def()) ||
             op.members.empty() == (&def == group_def() || sequence))
             fail(where, " has ", op.body.size(), " steps and ", op.members.size(),
                  " members; need one of them for an op that is nothing else, none for others");
         if (op.body.empty() && !sequence && !op.inner.empty())
             fail(where, " has inner values and no steps");
-        if (sequence) check_sequence(op, where);
+        if (&def == sequence_def()) check_sequence(op, where);
+        if (&def == block_loop_def()) check_block_loop(op, where);
         if (!op.members.empty() || &def == loop_def()) return;
         if (op.body.empty())
             check_step(def, op.inputs, op.outputs, where);
@@ -222,6 +223,21 @@ class Structure {
             for (const View& view : *views)
                 if (!view.whole(value(view.value, where).type) || !known.insert(view.value).second)
                     fail(where, " names %", view.value, " in part or twice");
+        try {
+            infer_lowered(op);
+        } catch (const Error& error) {
+            fail(where, ": ", error.what());
+        }
+    }
+
+    /// What turns see and make are whole values that nothing else is.
+    void check_block_loop(const LoweredOp& op, const std::string& where) const {
+        std::set<ValueId> known;
+        for (const auto* views : {&op.inputs, &op.outputs})
+            for (const View& view : *views) known.insert(view.value);
+        for (const View& view : op.inner)
+            if (!view.whole(value(view.value, where).type) || !known.insert(view.value).second)
+                fail(where, " names %", view.value, " in part or twice");
         try {
             infer_lowered(op);
         } catch (const Error& error) {

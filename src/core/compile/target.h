@@ -53,7 +53,8 @@ class Target {
     virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
     /// Whether a region is one kernel here, and one that is worth having.
     virtual bool fits(const LoweredOp& region) const = 0;
-    /// Whether a sequence is one kernel here, of one block, and quicker than its members' launches.
+    /// Whether a sequence or block_loop is one kernel here, of one block, and quicker than its
+    /// members' launches.
     virtual bool fits_block(const LoweredOp&) const { return false; }
     /// Bytes of the argument block of an op, alone or in a group; none where there is no kernel.
     virtual std::optional<size_t> block_bytes(const LoweredOp& op) const = 0;

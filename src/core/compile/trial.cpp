@@ -15,7 +15,7 @@ void each_op(const Lowered& lowered, const Take& take) {
             continue;
         }
         take(lowered, op);
-        if (op.def == sequence_def()) continue;  // its members have no kernels of their own
+        if (is_one_block(op)) continue;  // its members have no kernels of their own
         for (const LoweredOp& member : op.members) take(lowered, member);
     }
 }

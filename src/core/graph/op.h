@@ -158,8 +158,8 @@ struct LoweredOp {
     Attrs attrs;
     int node = -1;                        // IR node it came from
     std::vector<RegionStep> body = {};    // of a region: what it computes, in order
-    std::vector<View> inner = {};         // of a region or sequence: values without storage
-    std::vector<LoweredOp> members = {};  // of a group or sequence: ops that share a launch
+    std::vector<View> inner = {};         // of a region, sequence or block_loop: no storage
+    std::vector<LoweredOp> members = {};  // of a group, sequence or block_loop: share a launch
     std::string candidate = {};           // which of a backend's kernels; empty: its own choice
     /// Of a loop: what each turn does. Its operands are the values that are inputs, in their order,
     /// and its results the outputs.
@@ -367,6 +367,17 @@ const LoweredDef* sequence_def();
 std::vector<int> stages_of(const LoweredOp& sequence);
 /// The op of every loop.
 const LoweredDef* loop_def();
+
+// A block_loop is a loop in one launch: its members are what each turn does, one after another. Its
+// inner values are, in their order, what a turn sees of each input, what it makes of each output,
+// and what members hand to each other; whole values, each once, without storage.
+
+/// The op of every loop in one launch.
+const LoweredDef* block_loop_def();
+/// A turn of it as a sequence of those inner values.
+LoweredOp turn_of(const LoweredOp& block_loop);
+/// Whether members have no kernels of their own: of a sequence or a block_loop.
+bool is_one_block(const LoweredOp& op);
 /// The definition that says what kind of op it is: its own; of a region its anchor's, or that of
 /// its first step where all are pointwise.
 const LoweredDef& anchor(const LoweredOp& op);
@@ -418,6 +429,8 @@ std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& 
 /// The same of a whole op; of a region it checks step by step, of a loop all that a turn does.
 std::vector<Type> infer_lowered(const LoweredOp& op);
 std::vector<Type> infer_loop(const LoweredOp& op);
+/// Checks what stands around the members of a block_loop.
+std::vector<Type> infer_block_loop(const LoweredOp& op);
 
 /// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.
 /// `tensor_cores`: as product_order() takes them.

@@ -389,8 +389,44 @@ std::vector<Type> infer_loop(const LoweredOp& op) {
     return types;
 }
 
+std::vector<Type> infer_block_loop(const LoweredOp& op) {
+    const LoopShape shape(op.attrs);
+    const size_t ins = op.inputs.size(), outs = op.outputs.size();
+    const auto carries = static_cast<size_t>(std::max(shape.carries, 0));
+    if (shape.turns < 1 || shape.carries < 0 || shape.slices < 0 || op.inner.size() < ins + outs ||
+        carries + static_cast<size_t>(shape.slices) > ins || carries > outs)
+        raise(ErrorKind::graph, op.def->name, ": ", shape.turns, " turns of ", ins,
+              " operands and ", outs, " results, and ", op.inner.size(),
+              " inner values; need at least one turn, and these to fit");
+    const auto need = [&](const View& view, const Type& type, const char* what, size_t i) {
+        if (!(Type{view.dtype, view.shape} == type) || !is_contiguous(view.shape, view.strides))
+            raise(ErrorKind::graph, op.def->name, ": ", what, " ", i, " is ",
+                  type_string(view.dtype, view.shape), " with strides ", to_string(view.strides),
+                  "; need ", to_string(type), " in C order");
+    };
+    const auto own = [&](size_t i) { return Type{op.inner[i].dtype, op.inner[i].shape}; };
+    const auto rows = [&](size_t i) { return rows_of(own(i), shape.turns, "block_loop"); };
+    for (size_t i = 0; i < ins; i++) {
+        const bool slice = i >= carries && i < carries + static_cast<size_t>(shape.slices);
+        need(op.inputs[i], slice ? rows(i) : own(i), "operand", i);
+    }
+    std::vector<Type> types;
+    for (size_t k = 0; k < outs; k++) {
+        if (k < carries) need(op.inner[ins + k], own(k), "what a turn leaves of carry", k);
+        const bool whole = k < carries && !shape.history[k];
+        types.push_back(whole ? own(ins + k) : rows(ins + k));
+        need(op.outputs[k], types.back(), "result", k);
+    }
+    return types;
+}
+
 const LoweredDef* loop_def() {
     static const LoweredDef* const def = find_lowered("loop");
+    return def;
+}
+
+const LoweredDef* block_loop_def() {
+    static const LoweredDef* const def = find_lowered("block_loop");
     return def;
 }
 
@@ -407,15 +443,17 @@ void define_loop_ops() {
                  .infer = infer_scan,
                  .grad = scan_grad,
                  .lower = scan_lower});
-    define(LoweredDef{.name = "loop",
-                      .inputs = {"operands*"},
-                      .outputs = {"results*"},
-                      .attrs = {{"turns", 1, true},
-                                {"carries", 0, true},
-                                {"slices", 0, true},
-                                {"reverse", false},
-                                {"histories", std::vector<int64_t>()}},
-                      .infer = no_loop});
+    for (const char* name : {"loop", "block_loop"})
+        define(LoweredDef{.name = name,
+                          .inputs = {"operands*"},
+                          .outputs = {"results*"},
+                          .attrs = {{"turns", 1, true},
+                                    {"carries", 0, true},
+                                    {"slices", 0, true},
+                                    {"reverse", false},
+                                    {"histories", std::vector<int64_t>()}},
+                          .infer = no_loop,
+                          .alone = true});
 }
 
 }  // namespace aicf

@@ -45,6 +45,25 @@ const LoweredDef* sequence_def() {
     return def;
 }
 
+LoweredOp turn_of(const LoweredOp& op) {
+    LoweredOp turn;
+    turn.def = sequence_def();
+    turn.node = op.node;
+    const auto results = op.inner.begin() + std::ssize(op.inputs);
+    const auto between = results + std::ssize(op.outputs);
+    turn.inputs.assign(op.inner.begin(), results);
+    turn.outputs.assign(results, between);
+    turn.inner.assign(between, op.inner.end());
+    turn.members = op.members;
+    turn.attrs = {{"carried", std::vector<int64_t>(op.outputs.size(), -1)},
+                  {"fed", std::vector<int64_t>()}};
+    return turn;
+}
+
+bool is_one_block(const LoweredOp& op) {
+    return op.def == sequence_def() || op.def == block_loop_def();
+}
+
 std::vector<int> stages_of(const LoweredOp& sequence) {
     const std::vector<int64_t>& carried = sequence.attrs.ints("carried");
     std::map<ValueId, ValueId> replaces;  // by a carried output: what it is written over
@@ -160,6 +179,8 @@ std::string title(const LoweredOp& op) {
     const auto name = [](const auto& part) { return part.def->name; };
     if (op.loop) return cat(op.def->name, " x ", op.attrs.integer("turns"));
     const std::string parts = op.body.empty() ? joined(op.members, name) : joined(op.body, name);
+    if (op.def == block_loop_def())
+        return cat(op.def->name, " x ", op.attrs.integer("turns"), "(", parts, ")");
     const Attr* const own = op.attrs.find("op");  // of a custom op its author's name
     if (own) return cat(op.def->name, " ", std::get<std::string>(*own));
     return op.def->name + (parts.empty() ? "" : cat("(", parts, ")"));
@@ -259,6 +280,11 @@ std::vector<Type> infer_sequence(const LoweredOp& op) {
 
 std::vector<Type> infer_lowered(const LoweredOp& op) {
     if (op.def == sequence_def()) return infer_sequence(op);
+    if (op.def == block_loop_def()) {
+        const std::vector<Type> types = infer_block_loop(op);
+        infer_sequence(turn_of(op));
+        return types;
+    }
     if (!op.members.empty()) return infer_group(op);
     if (op.loop) return infer_loop(op);
     std::vector<Type> inputs;
@@ -313,6 +339,7 @@ const View& LoweredOp::operand(int number) const {
 
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
     std::vector<std::pair<int, int>> pairs;
+    if (op.def == block_loop_def()) return pairs;
     if (op.def == sequence_def()) {
         const std::vector<int64_t>& carried = op.attrs.ints("carried");
         for (size_t k = 0; k < carried.size(); k++)
@@ -392,6 +419,10 @@ Cost cost_of(const LoweredOp& op) {
         return {cost.flops * turns, cost.bytes * turns};
     }
     for (const LoweredOp& member : op.members) cost += cost_of(member);
+    if (op.def == block_loop_def()) {
+        const auto turns = static_cast<double>(op.attrs.integer("turns"));
+        return {cost.flops * turns, cost.bytes * turns};
+    }
     for (const Cost& own : step_costs(op)) cost += own;
     if (!op.members.empty() || !op.body.empty()) return cost;
     double largest = 0;

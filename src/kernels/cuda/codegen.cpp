@@ -20,7 +20,7 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
     scalars = used;
     tail = round(static_cast<size_t>(used) + 8 * pack_scalars(op).size(), 64);
     bytes = tail + static_cast<int>(tail_bytes(op));
-    if (op.def == sequence_def()) return;  // its members' numbers stand in the text
+    if (is_one_block(op)) return;  // its members' numbers stand in the text
     for (const LoweredOp& member : op.members) {
         parts.push_back(bytes);
         bytes += BlockLayout(member).bytes;
@@ -286,10 +286,10 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
 }  // namespace
 
 KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
-    const bool sequence = op.def == sequence_def();
-    KernelText text = sequence             ? block_text(op, limits)
-                      : op.members.empty() ? body_text(op, limits)
-                                           : group_text(op, limits);
+    KernelText text = op.def == sequence_def()     ? block_text(op, limits)
+                      : op.def == block_loop_def() ? block_loop_text(op, limits)
+                      : op.members.empty()         ? body_text(op, limits)
+                                                   : group_text(op, limits);
     text.body = block_type(BlockLayout(op)) + text.body;
     text.body += cat("extern \"C\" __global__ void ",
                      text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",

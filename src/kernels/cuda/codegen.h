@@ -54,7 +54,7 @@ struct KernelText {
 struct Limits {
     int processors = 0, major = 0;  // of the compute capability
     /// For a step in one block: bodies whose blocks are warps, which wait for no other.
-    bool one_block = false;
+    bool one_block = false, turns = false;  // turns: of a loop, where products read less
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
@@ -196,6 +196,9 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits);
 KernelText reduce_text(const LoweredOp& op, const Limits& limits);
 KernelText row_text(const LoweredOp& op, const Limits& limits);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Limits& limits);
+/// Cycles of one processor for a product in a turn of a loop; the terms of its sums.
+double turn_cycles(const LoweredOp& op);
+int64_t terms_of(const LoweredOp& op);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
 /// Rows, columns and depth of the tiles of products of elements of `size` bytes, and of those whose
 /// warps have roles; blocks that share a tile count as one.
@@ -231,10 +234,11 @@ KernelText small_text(const LoweredOp& op, const Limits& limits);  // step_inc, 
 
 // A step in one block (block.cpp).
 
-/// Whether a sequence's values find room in one block's shared memory, its members have kernels of
-/// warps, and it takes less time than their launches.
-bool block_fits(const LoweredOp& sequence, const Limits& limits);
+/// Whether the values of a sequence, or of a turn of a block_loop, find room in one block's shared
+/// memory, its members have kernels of warps, and it takes less time than their launches.
+bool block_fits(const LoweredOp& op, const Limits& limits);
 KernelText block_text(const LoweredOp& sequence, const Limits& limits);
+KernelText block_loop_text(const LoweredOp& loop, const Limits& limits);
 /// Where an argument block of a sequence says how many steps a launch runs on each slice, and, 8
 /// bytes behind it, on how many slices: those of an input that is fed lie one behind the other.
 uint32_t steps_at(const LoweredOp& sequence);

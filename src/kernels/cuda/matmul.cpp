@@ -408,6 +408,40 @@ static std::array<int, 2> thread_tile(int64_t batches, int64_t m, int64_t n) {
     return best;
 }
 
+/// Cycles that one processor takes for a product by tiles of rows x columns: each four terms of k
+/// are 16 bytes a row, which all threads of a warp read alike, and as many a column, which they do
+/// not; a multiplication is an instruction of a quarter of the processor. Counted, not measured:
+/// as much again is taken for waits.
+static double tile_cycles(int64_t batches, int64_t m, int64_t n, int64_t k, int rows, int columns) {
+    const int64_t warps = ceil_div(batches * (m / rows) * (n / columns), 32);
+    const double loads = static_cast<double>(warps) * (rows + 4 * columns),
+                 sums = static_cast<double>(ceil_div(warps, 4)) * 4 * rows * columns;
+    constexpr double kLatency = 40, kStart = 200;
+    return kStart + 2.0 * static_cast<double>(ceil_div(k, 4)) * std::max({loads, sums, kLatency});
+}
+
+/// The same for a turn of a loop: the tile that takes the fewest cycles.
+static std::array<int, 2> turn_tile(int64_t batches, int64_t m, int64_t n, int64_t k) {
+    constexpr std::array<int, 2> kTiles[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {4, 1},
+                                             {4, 2}, {2, 4}, {4, 4}, {8, 2}};
+    std::array<int, 2> best = {1, 1};
+    const auto cycles = [&](const std::array<int, 2>& tile) {
+        return tile_cycles(batches, m, n, k, tile[0], tile[1]);
+    };
+    for (const auto& tile : kTiles)
+        if (m % tile[0] == 0 && n % tile[1] == 0 && cycles(tile) < cycles(best)) best = tile;
+    return best;
+}
+
+double turn_cycles(const LoweredOp& op) {
+    const Gemm gemm(op);
+    const std::array<int, 2> tile = turn_tile(gemm.batches, gemm.m, gemm.n, gemm.k);
+    return tile_cycles(gemm.batches, gemm.m, gemm.n, gemm.k, tile[0], tile[1]) *
+           (gemm.size == 8 ? 2 : 1);
+}
+
+int64_t terms_of(const LoweredOp& op) { return Gemm(op).k; }
+
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const Gemm gemm(op);
     const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, same] =
@@ -442,7 +476,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return cat(name, " + @_", name, "::at(batch) + row * int64_t(", view.strides[rank - 2],
                    ") + col * int64_t(", view.strides[rank - 1], ")");
     };
-    const std::array<int, 2> tile = thread_tile(batches, m, n);
+    const std::array<int, 2> tile =
+        limits.turns ? turn_tile(batches, m, n, k) : thread_tile(batches, m, n);
     const auto known = [&](const View& view) -> std::string {
         if (!limits.one_block) return "Row::nothing";
         bool aligned = view.strides[rank - 1] == 1 && view.offset % tile[1] == 0;
