@@ -226,7 +226,14 @@ def test_random_graphs(group, device):
     if device == "cpu":  # a pass that does nothing keeps every bit, too
         # "loops" and "block" are for GPUs, "parts" for attention (test_parts); of those that clear the way for
         # others test_prepare draws graphs.
-        here = set(_core.pass_names()) - {"loops", "block", "shapes", "widen", "widen_once", "parts"}
+        here = set(_core.pass_names()) - {
+            "loops",
+            "block",
+            "shapes",
+            "widen",
+            "widen_once",
+            "parts",
+        }
         assert all(changed[name] >= IN_GROUP // 10 for name in here), changed
 
 

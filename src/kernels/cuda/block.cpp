@@ -120,8 +120,8 @@ void Teams::share_out(const LoweredOp& op, const Times& times, const std::vector
 }
 
 Duration::Duration(const LoweredOp& op, const Times& times, const Limits& limits) {
-    constexpr double kLaunch = 1.7, kTerm = 0.008, kStage = 0.25, kRate = 60e3, kRow = 0.045,
-                     kCycles = 1755;
+    constexpr double kLaunch = 1.7, kTerm = 0.008, kStage = 0.25, kRate = 60e3, kTurnRate = 200e3,
+                     kRow = 0.045, kCycles = 1755;
     std::vector<double> terms(static_cast<size_t>(times.count), 0);  // by stage
     for (size_t m = 0; m < op.members.size(); m++) {
         const LoweredOp& member = op.members[m];
@@ -131,7 +131,7 @@ Duration::Duration(const LoweredOp& op, const Times& times, const Limits& limits
             double& longest = terms[static_cast<size_t>(times.stages[m])];
             longest = std::max(longest, static_cast<double>(terms_of(member)));
         } else {
-            block += (cost.flops + cost.bytes) / kRate;
+            block += (cost.flops + cost.bytes) / (limits.turns ? kTurnRate : kRate);
         }
         if (is_row_op(anchor(member)))
             block += kRow * static_cast<double>(row_warps(member, one_block(limits)));

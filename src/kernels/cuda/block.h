@@ -203,8 +203,8 @@ struct Teams {
 /// Measured on an H200: a launch takes 1.7 us, a barrier and the start of a stage 0.25; one
 /// processor does some 60 flops a nanosecond in tiles of threads, moves some 60 bytes, and takes
 /// 0.045 us for a warp's rows of softmax or a norm, a few hundred instructions. Of a turn, products
-/// on one processor are counted in cycles, and as launches take 8 ns more for each term of a sum,
-/// the cycles of near.cuh's tiles.
+/// on one processor are counted in cycles and other members move 200 bytes or flops a nanosecond;
+/// products in launches take 8 ns for each term of a sum, the cycles of near.cuh's tiles.
 struct Duration {
     double block = 0, launches = 0;
 
