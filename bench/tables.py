@@ -220,6 +220,17 @@ def small_steps_h200():
     return source(run) + "\n\n" + table(head, rows)
 
 
+def loops_h200():
+    run = load("loops_h200")
+    forms = ("block", "launches", "torch", "jax")
+    rows = sorted(run["rows"], key=lambda row: row["torch"]["us"] / row["block"]["us"])
+    rows = [
+        (row["case"], *(f"{row[form]['us'] / row['turns']:.2f}" for form in forms)) for row in rows
+    ]
+    head = ("µs a turn", "aicf", "aicf, launches", "PyTorch (cuDNN)", "JAX `scan`")
+    return source(run) + "\n\n" + table(head, rows)
+
+
 def products_h200():
     run = load("products_h200")
     rows = [

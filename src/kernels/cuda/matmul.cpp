@@ -411,8 +411,8 @@ static std::array<int, 2> thread_tile(int64_t batches, int64_t m, int64_t n) {
 /// Cycles that one processor takes for a product by tiles of rows x columns: each four terms of k
 /// are 16 bytes a row, which all threads of a warp read alike, and as many a column, which they do
 /// not; a multiplication is an instruction of a quarter of the processor. Few warps hide neither
-/// behind the other, so they add up, and 40 cycles are waited, as turns of recurrent layers of 32 to
-/// 128 features show on an H200.
+/// behind the other, so they add up, and 40 cycles are waited, as turns of recurrent layers of 32
+/// to 128 features show on an H200.
 static double tile_cycles(int64_t batches, int64_t m, int64_t n, int64_t k, int rows, int columns) {
     const int64_t warps = ceil_div(batches * (m / rows) * (n / columns), 32);
     const double loads = static_cast<double>(warps) * (rows + 4 * columns),
