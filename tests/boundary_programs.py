@@ -652,6 +652,8 @@ def draw_movement(rng, target):
             m, n = value + side, int(rng.integers(2, 90))
         else:
             m, n = int(rng.integers(2, 9)), value // size_of(c["dtype"]) + 16 * side
+    elif quantity == "cumsum.terms":
+        fn, m, n = "cumsum", int(rng.integers(1, 9)), value + side
     elif quantity == "random.elements":
         fn, m, n = "dropout", 1, value + side
     elif quantity.startswith("take_bwd"):
@@ -699,7 +701,7 @@ def movement(f, g, c):
     elif fn == "cut":
         y = f.concat([x[:, n // 3 :], x[:, : n // 3]], 1)
     elif fn == "cumsum":
-        y = f.cumsum(x, c["low"] % 2)
+        y = f.cumsum(f.permute(x, [1, 0]), 0) if c["low"] % 2 else f.cumsum(x, 1)
     else:
         y = f.broadcast_to(f.reshape(x, [m, 1, n]), [m, 3, n])
     y = chain(f, g, y, c["after"], dtype)
@@ -780,6 +782,6 @@ FAMILIES = {
     "groups": Family(("none",), draw_groups, rows),
     "reduce": Family(("reduce.", "columns."), draw_reduce, reduce),
     "pointwise": Family(("program.",), draw_pointwise, pointwise),
-    "movement": Family(("copy.", "random.", "take_bwd."), draw_movement, movement),
+    "movement": Family(("copy.", "random.", "take_bwd.", "cumsum."), draw_movement, movement),
     "ops": Family(("none",), draw_ops, ops, check_ops),
 }

@@ -15,12 +15,13 @@ ROW_OPS = (
 )  # fmt: skip
 REDUCTIONS = ("reduce_sum", "reduce_mean", "reduce_max", "reduce_min")
 RANDOM = ("dropout", "random_uniform", "random_normal")
+SCANS = ("cumsum", "chunk_sums", "cumsum_chunks")
 UPDATES = (
     "sgd_step", "adam_step", "scaled_adam_step", "guarded_sgd_step", "guarded_adam_step",
 )  # fmt: skip
 OTHERS = (
     "gemm", "copy", "mse_loss", "take", "take_bwd", "pad", "concat", "pick", "pick_bwd", "fold",
-    "max_pool", "max_pool_bwd", "reduce_argmax", "cumsum", "step_inc", "bias_corr", "ring_push",
+    "max_pool", "max_pool_bwd", "reduce_argmax", "step_inc", "bias_corr", "ring_push",
 )  # fmt: skip
 SIDES = (-1, 0, 1)
 # What is a product of sizes is met a little below and a little above.
@@ -190,6 +191,8 @@ def measure(op):
     elif name == "take_bwd":
         yield "take_bwd.terms", size, math.prod(op["inputs"][1]["shape"])
         yield "take_bwd.width", size, math.prod(out["shape"][1:])
+    elif name in SCANS:
+        yield "cumsum.terms", size, first["shape"][op["attrs"]["axis"]]
     elif name == "copy":
         shape, strides = _space(op)
         yield "copy.bytes", size, bytes_of(out) // max(shape[0] if shape else 1, 1)

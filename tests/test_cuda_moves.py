@@ -78,6 +78,7 @@ def along(rng, dtype, graph):
         x = graph.state(f"x{shape}", shape, dtype, init=numbers(rng, shape, dtype))
         yield f"running sum of {shape}", aicf.cumsum(x, -1)
         yield f"back of {shape}", graph.backward(aicf.cumsum(x, -1), [x], grad=x)[x]
+        yield f"running sum of {shape} along 0", aicf.cumsum(x, 0)
         for axis in range(len(shape)):
             yield f"largest of {shape} along {axis}", aicf.argmax(x, axis)
     odd = numbers(rng, (9, 3000), dtype)

@@ -20,6 +20,11 @@
 //             inside cuts of c, the last one filled with +0; a step is mma_step() of mma_step.h.
 //             The results of cuts are added in ascending order, in f32. mma16.sm80(c) and its like
 //             are the same of another family of tensor cores, whose step is its own.
+// Running sums (cumsum) add in ascending position, from the end where they are reversed. Where
+// there
+//   are few long lines (kScanLines, kScanChunk) a line is cut into chunks: a result is the running
+//   sum inside its chunk, added to the running sum of the totals of the chunks before, which is
+//   made in the same way.
 // Attention  takes the keys of a row in blocks of c, in ascending order, c of its own `order`:
 //   chain(c)  A score is a chain over the columns. A weight is 2^(score log2(e) scale - top), where
 //             top is the whole number above the largest such exponent so far; where it moves, sums
@@ -57,6 +62,8 @@ constexpr int64_t kChainChunk = 256;  // c of every chain(c) that lowering write
 // of a product of so few results that a large device takes parts of k side by side, and of so few
 // terms that one block has room for all parts.
 constexpr int64_t kShortChunk = 128, kShortResults = 1 << 17, kShortTerms = 1024;
+constexpr int64_t kScanChunk = 1024, kScanLines = 4096;  // of a running sum: of lines longer than
+// the first, fewer than the second
 constexpr int64_t kAttentionChain = 64;  // the same of attention
 constexpr int64_t kTreeLeaf = 512;
 constexpr int64_t kTreeLanes = 128;

@@ -205,6 +205,41 @@ std::vector<Type> infer_cumsum(const InferContext& c) {
     return {{c.dtype(0), c.shape(0)}};
 }
 
+int64_t chunks_of(int64_t terms) { return (terms + kScanChunk - 1) / kScanChunk; }
+
+/// chunk_sums(x; axis, reverse) -> sums: of each kScanChunk along the axis, in the order of the
+/// running sum, as wide as sums are made.
+std::vector<Type> infer_chunk_sums(const InferContext& c) {
+    const Type running = infer_cumsum(c)[0];
+    const int axis = static_cast<int>(c.attrs.integer("axis"));
+    Dims shape = running.shape;
+    shape[axis] = chunks_of(shape[axis]);
+    return {{compute_dtype(running.dtype), shape}};
+}
+
+/// cumsum_chunks(x, before; axis, reverse) -> y: running sums inside chunks, each of which but the
+/// first adds what `before`, the running sum of their totals, has for the chunk before it.
+std::vector<Type> infer_cumsum_chunks(const InferContext& c) {
+    const Type sums = infer_chunk_sums(c)[0];
+    c.need_dtype(1, sums.dtype);
+    if (!(c.shape(1) == sums.shape)) c.shape_error(c.describe_all(), "; need totals of chunks");
+    return infer_cumsum(c);
+}
+
+/// Of few long lines in chunks, whose totals have a running sum themselves.
+void lower_cumsum(LowerContext& c, const View& x, const View& y, const Attrs& attrs) {
+    const int axis = static_cast<int>(attrs.integer("axis"));
+    const int64_t terms = x.shape[axis];
+    if (terms <= kScanChunk || element_count(x.shape) / terms >= kScanLines)
+        return c.op("cumsum", {x}, {y}, attrs);
+    Type sums{compute_dtype(x.dtype), x.shape};
+    sums.shape[axis] = chunks_of(terms);
+    const View totals = c.temp(sums, "chunk_sums"), before = c.temp(sums, "before");
+    c.op("chunk_sums", {x}, {totals}, attrs);
+    lower_cumsum(c, totals, before, {{"axis", attrs.integer("axis")}, {"reverse", false}});
+    c.op("cumsum_chunks", {x, before}, {y}, attrs);
+}
+
 // Normalize(x; eps, center) -> y, rstd over the last axis: y = (x - mean) rstd, rstd = 1 /
 // sqrt(mean((x - mean)^2) + eps), of 16-bit rows in f32; without center the mean is taken as 0.
 // NormalizeBwd: dx = rstd (dy - mean(dy) - y mean(dy y)).
@@ -302,13 +337,25 @@ void define_scans_and_norms() {
                          Attrs attrs = c.attrs();
                          if (attrs.integer("axis") < 0)
                              attrs.set("axis", attrs.integer("axis") + c.out_type().shape.rank());
-                         c.op("cumsum", {c.in(0)}, {c.out()}, attrs);
+                         lower_cumsum(c, c.in(0), c.out(), attrs);
                      }});
     define(LoweredDef{.name = "cumsum",
                       .inputs = {"x"},
                       .outputs = {"y"},
                       .attrs = scan,
                       .infer = infer_cumsum,
+                      .portable = true});
+    define(LoweredDef{.name = "chunk_sums",
+                      .inputs = {"x"},
+                      .outputs = {"sums"},
+                      .attrs = scan,
+                      .infer = infer_chunk_sums,
+                      .portable = true});
+    define(LoweredDef{.name = "cumsum_chunks",
+                      .inputs = {"x", "before"},
+                      .outputs = {"y"},
+                      .attrs = scan,
+                      .infer = infer_cumsum_chunks,
                       .portable = true});
     const std::vector<AttrDef> norm = {{"eps", 1e-5}, {"center", true}};
     std::vector<AttrDef> ordered = norm;

@@ -633,28 +633,129 @@ int64_t cumsum_units(const ArgBlock& args, int) {
     return beside_units(args.in(0), static_cast<int>(args.scalar(0).i));
 }
 
+int64_t chunk_units(const ArgBlock& args, int) {
+    const Operand& x = args.in(0);
+    const int axis = static_cast<int>(args.scalar(0).i);
+    return beside_units(x, axis) * ((x.shape()[axis] + kScanChunk - 1) / kScanChunk);
+}
+
+/// A line along the axis in the order of its running sum, and its chunks.
+template <class E>
+struct ScanLine {
+    int64_t n, step;
+    E* first;
+
+    ScanLine(const ArgBlock& args, const Operand& o, int64_t line, bool reverse) {
+        const int axis = static_cast<int>(args.scalar(0).i);
+        n = o.shape()[axis];
+        step = reverse ? -o.strides()[axis] : o.strides()[axis];
+        first =
+            static_cast<E*>(o.ptr) + place_beside(o, line, axis) - (reverse ? (n - 1) * step : 0);
+    }
+    int64_t chunks() const { return (n + kScanChunk - 1) / kScanChunk; }
+    int64_t terms(int64_t chunk) const {
+        const int64_t left = n - chunk * kScanChunk;
+        return left < kScanChunk ? left : kScanChunk;
+    }
+};
+
+/// found(i, k, sum) of element i of Lines lines, their running sums from the first on; each waits
+/// for its own alone.
+template <int Lines, class A, class E, class F>
+AICF_INLINE void running_sums(const E* x, int64_t terms, int64_t step, int64_t apart, F found) {
+    A sums[Lines];
+    for (int k = 0; k < Lines; k++) {
+        sums[k] = static_cast<A>(widen(x[k * apart]));
+        found(0, k, sums[k]);
+    }
+    for (int64_t i = 1; i < terms; i++)
+        for (int k = 0; k < Lines; k++) {
+            sums[k] = static_cast<A>(sums[k] + static_cast<A>(widen(x[i * step + k * apart])));
+            found(i, k, sums[k]);
+        }
+}
+
 template <class A, class E>
 void cumsum_results(const ArgBlock& args, int64_t begin, int64_t end) {
-    const Operand &x = args.in(0), &y = args.out(0);
-    const int axis = static_cast<int>(args.scalar(0).i);
-    const int64_t n = x.shape()[axis];
     const bool reverse = args.scalar(1).i != 0;
     for (int64_t r = begin; r < end; r++) {
-        const E* from = static_cast<const E*>(x.ptr) + place_beside(x, r, axis);
-        E* to = static_cast<E*>(y.ptr) + place_beside(y, r, axis);
-        A sum = A(0);
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t k = reverse ? n - 1 - i : i;
-            const A v = static_cast<A>(widen(from[k * x.strides()[axis]]));
-            sum = i == 0 ? v : static_cast<A>(sum + v);
-            put(to + k * y.strides()[axis], sum);
-        }
+        const ScanLine<const E> x(args, args.in(0), r, reverse);
+        const ScanLine<E> y(args, args.out(0), r, reverse);
+        if (x.n == 0) return;
+        running_sums<1, A>(x.first, x.n, x.step, 0,
+                           [&](int64_t i, int, A sum) { put(y.first + i * y.step, sum); });
     }
+}
+
+template <int N>
+struct Lines {
+    static constexpr int count = N;
+};
+
+/// run(x, line, chunk, how many) over units of chunks; whole ones of a line by eights.
+template <class E, class Run>
+AICF_INLINE void each_chunk(const ArgBlock& args, int64_t begin, int64_t end, Run run) {
+    const bool reverse = args.scalar(1).i != 0;
+    for (int64_t u = begin; u < end;) {
+        const int64_t chunks = ScanLine<const E>(args, args.in(0), 0, reverse).chunks(),
+                      chunk = u % chunks;
+        const ScanLine<const E> x(args, args.in(0), u / chunks, reverse);
+        const bool eight = u + 8 <= end && (chunk + 8) * kScanChunk <= x.n;
+        eight ? run(x, u / chunks, chunk, Lines<8>()) : run(x, u / chunks, chunk, Lines<1>());
+        u += eight ? 8 : 1;
+    }
+}
+
+template <class A, class E>
+void chunk_sums_units(const ArgBlock& args, int64_t begin, int64_t end) {
+    typedef typename ComputeOf<E>::type W;
+    each_chunk<E>(args, begin, end, [&](auto x, int64_t line, int64_t chunk, auto lines) {
+        constexpr int count = decltype(lines)::count;
+        A sums[count];
+        running_sums<count, A>(x.first + chunk * kScanChunk * x.step, x.terms(chunk), x.step,
+                               kScanChunk * x.step, [&](int64_t, int k, A sum) { sums[k] = sum; });
+        const ScanLine<W> y(args, args.out(0), line, false);
+        for (int k = 0; k < count; k++) put(y.first + (chunk + k) * y.step, sums[k]);
+    });
+}
+
+template <class A, class E>
+void cumsum_chunks_units(const ArgBlock& args, int64_t begin, int64_t end) {
+    typedef typename ComputeOf<E>::type W;
+    const bool reverse = args.scalar(1).i != 0;
+    each_chunk<E>(args, begin, end, [&](auto x, int64_t line, int64_t chunk, auto lines) {
+        const ScanLine<const W> before(args, args.in(1), line, false);
+        const ScanLine<E> y(args, args.out(0), line, reverse);
+        const int64_t at = chunk * kScanChunk, apart = kScanChunk * y.step;
+        const bool first = chunk == 0;
+        constexpr int count = decltype(lines)::count;
+        A from[count];
+        for (int k = first; k < count; k++)
+            from[k] = static_cast<A>(before.first[(chunk + k - 1) * before.step]);
+        running_sums<count, A>(x.first + at * x.step, x.terms(chunk), x.step, kScanChunk * x.step,
+                               [&](int64_t i, int k, A sum) {
+                                   const A whole =
+                                       first && k == 0 ? sum : static_cast<A>(from[k] + sum);
+                                   put(y.first + (at + i) * y.step + k * apart, whole);
+                               });
+    });
 }
 
 void cumsum_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
     by_number(DType(args.in(0).dtype), [&](auto e) {
         cumsum_results<typename SumOf<decltype(e)>::type, decltype(e)>(args, begin, end);
+    });
+}
+
+void chunk_sums_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    by_number(DType(args.in(0).dtype), [&](auto e) {
+        chunk_sums_units<typename SumOf<decltype(e)>::type, decltype(e)>(args, begin, end);
+    });
+}
+
+void cumsum_chunks_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+    by_number(DType(args.in(0).dtype), [&](auto e) {
+        cumsum_chunks_units<typename SumOf<decltype(e)>::type, decltype(e)>(args, begin, end);
     });
 }
 
@@ -673,6 +774,8 @@ void register_indexed(Table& table) {
     table.add(CpuKernel{"max_pool_bwd", kFloats, max_pool_bwd_run, plane_units});
     table.add(CpuKernel{"reduce_argmax", kNumbers, argmax_run, argmax_units});
     table.add(CpuKernel{"cumsum", kNumbers, cumsum_run, cumsum_units});
+    table.add(CpuKernel{"chunk_sums", kNumbers, chunk_sums_run, chunk_units});
+    table.add(CpuKernel{"cumsum_chunks", kNumbers, cumsum_chunks_run, chunk_units});
 }
 
 }  // namespace aicf::cpu::AICF_ISA

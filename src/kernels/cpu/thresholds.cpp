@@ -58,6 +58,7 @@ void list(std::vector<Threshold>& all, const char* set, const Widths& widths, in
     add("rows.elements", {kRowGrain, kRowUnits * kRowUnit, kRowUnits * kMaxRowUnit});
     add("mse.elements", {kTreeLeaf, kMseGroup});
     add("take_bwd.terms", {kChainChunk});
+    add("cumsum.terms", {kScanChunk, 2 * kScanChunk});
     add("take_bwd.width", {kTreeLeaf});
     if (size == 4) {  // many megabytes, whatever an element's size; 16-bit sums are of f32
         add("program.elements_streamed", {kStreamed});

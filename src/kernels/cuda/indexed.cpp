@@ -304,11 +304,11 @@ void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, c
                      name == "max_pool_bwd" ? ", x2" : "", ");\n}\n");
 }
 
-void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
+void argmax(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+            const Limits& limits) {
     const View &x = op.inputs[0], &y = op.outputs[0];
-    const bool argmax = op.def->name == "reduce_argmax";
     const int rank = x.shape.rank();
-    int64_t axis = argmax ? op.attrs.ints("axes")[0] : op.attrs.integer("axis");
+    int64_t axis = op.attrs.ints("axes")[0];
     if (axis < 0) axis += rank;
     const int a = static_cast<int>(axis);
     Dims shape = x.shape, from = x.strides, to = y.strides;
@@ -316,44 +316,66 @@ void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, cons
     from.erase(a);
     if (to.rank() == rank) to.erase(a);
     const int64_t results = element_count(shape), n = x.shape[a];
-    text.blocks = (results + 255) / 256;
+    // Neighbours in memory are a warp's: elements of a result, or results.
+    const int lanes = n > 1 && x.strides[a] == 1 ? 32 : 1;
+    const int64_t strips = (results * lanes + 255) / 256;
+    const int64_t pieces = limits.one_block
+                               ? 1
+                               : std::clamp<int64_t>(4 * limits.processors / strips, 1,
+                                                     (n + lanes * kWarp - 1) / (lanes * kWarp));
+    text.blocks = std::min<int64_t>(strips * pieces, INT32_MAX);
+    if (pieces > 1) {
+        text.workspace = static_cast<uint64_t>(16 * results * pieces);
+        text.counters = static_cast<int>(strips);
+    }
     text.body =
         place_struct("@_X", shape, from) + place_struct("@_Y", shape, to) + body_head(op, layout);
-    if (argmax) {
-        // Neighbours in memory are a warp's: elements of a result, or results.
-        const int lanes = n > 1 && x.strides[a] == 1 ? 32 : 1;
-        const int64_t strips = (results * lanes + 255) / 256;
-        const int64_t pieces = limits.one_block
-                                   ? 1
-                                   : std::clamp<int64_t>(4 * limits.processors / strips, 1,
-                                                         (n + lanes * kWarp - 1) / (lanes * kWarp));
-        text.blocks = std::min<int64_t>(strips * pieces, INT32_MAX);
-        if (pieces > 1) {
-            text.workspace = static_cast<uint64_t>(16 * results * pieces);
-            text.counters = static_cast<int>(strips);
-        }
-        text.body += cat(
-            "    argmax<", lanes, ", ", pieces, ", ", results, ", ", n, ", ", x.strides[a],
+    text.body +=
+        cat("    argmax<", lanes, ", ", pieces, ", ", results, ", ", n, ", ", x.strides[a],
             ", @_X, @_Y>(grid, y0, x0, ",
             pieces > 1 ? cat("block.ptr<char>(16), block.ptr<uint32_t>(", layout.tail, "));\n}\n")
                        : "(char*)nullptr, (uint32_t*)nullptr);\n}\n");
-        return;
-    }
-    if (!limits.one_block && n >= kLineTerms && x.strides[a] == 1 && y.strides[a] == 1) {
+}
+
+/// Running sums of lines, totals of their chunks, or running sums of chunks behind those totals'.
+void scan(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
+    const View &x = op.inputs[0], &y = op.outputs[0];
+    const bool totals = op.def->name == "chunk_sums", behind = op.def->name == "cumsum_chunks";
+    const View& before = behind ? op.inputs[1] : y;
+    const int a = static_cast<int>(op.attrs.integer("axis"));
+    const auto beside = [&](Dims dims) {
+        dims.erase(a);
+        return dims;
+    };
+    const Dims shape = beside(x.shape);
+    const int64_t results = element_count(shape), n = x.shape[a],
+                  chunk = totals || behind ? kScanChunk : std::max<int64_t>(n, 1),
+                  lines = results * ((n + chunk - 1) / chunk);
+    text.body = place_struct("@_X", shape, beside(x.strides)) +
+                place_struct("@_Y", shape, beside(y.strides)) +
+                place_struct("@_B", shape, beside(before.strides)) + body_head(op, layout);
+    const std::string kind = totals   ? "kTotals"
+                             : behind ? "kChunks"
+                                      : "kWhole",
+                      rest = cat(y.strides[a], ", ", before.strides[a], ", ",
+                                 op.attrs.flag("reverse") ? "true" : "false",
+                                 ", @_X, @_Y, @_B>(grid, y0, x0, ", behind ? "x1" : "(const ",
+                                 behind ? "" : cat(wide_type(x.dtype), "*)nullptr"), ");\n}\n");
+    if (!limits.one_block && n >= kLineTerms && x.strides[a] == 1 &&
+        (totals || y.strides[a] == 1)) {
         const int64_t warps = int64_t{kLineWarps} * limits.processors;
-        const int own = results >= 32 * warps ? 32 : results >= warps ? 8 : 1;
+        const int own = lines >= 32 * warps ? 32 : lines >= warps ? 8 : 1;
         const int64_t size = std::max<int64_t>(dtype_size(x.dtype), 4);
         text.threads = 128;
         text.shared = static_cast<uint32_t>(4 * (1024 + own) * size);
-        text.blocks = std::min<int64_t>((results + 4 * own - 1) / (4 * own), INT32_MAX);
-        text.body +=
-            cat("    cumsum_lines<", sum_type(x.dtype), ", ", own, ", ", results, ", ", n, ", ",
-                op.attrs.flag("reverse") ? "true" : "false", ", @_X, @_Y>(grid, y0, x0);\n}\n");
+        text.blocks = std::min<int64_t>((lines + 4 * own - 1) / (4 * own), INT32_MAX);
+        text.body += cat("    cumsum_lines<", sum_type(x.dtype), ", ", kind, ", ", own, ", ",
+                         results, ", ", n, ", ", chunk, ", ", rest);
         return;
     }
-    text.body += cat("    cumsum<", sum_type(x.dtype), ", ", results, ", ", n, ", ", x.strides[a],
-                     ", ", y.strides[a], ", ", op.attrs.flag("reverse") ? "true" : "false",
-                     ", @_X, @_Y>(grid, y0, x0);\n}\n");
+    text.blocks = (lines + 255) / 256;
+    text.body += cat("    cumsum<", sum_type(x.dtype), ", ", kind, ", ", results, ", ", n, ", ",
+                     chunk, ", ", x.strides[a], ", ", rest);
     if (n == 0) text.blocks = 0;
 }
 
@@ -364,10 +386,19 @@ struct Writer {
                   const Limits& limits);
 };
 constexpr Writer kWriters[] = {
-    {"pad", pad},       {"concat", concat},      {"take", take},
-    {"take_bwd", take}, {"pick", pick},          {"pick_bwd", pick},
-    {"fold", windows},  {"max_pool", windows},   {"max_pool_bwd", windows},
-    {"cumsum", scan},   {"reduce_argmax", scan},
+    {"pad", pad},
+    {"concat", concat},
+    {"take", take},
+    {"take_bwd", take},
+    {"pick", pick},
+    {"pick_bwd", pick},
+    {"fold", windows},
+    {"max_pool", windows},
+    {"max_pool_bwd", windows},
+    {"cumsum", scan},
+    {"chunk_sums", scan},
+    {"cumsum_chunks", scan},
+    {"reduce_argmax", argmax},
 };
 
 const Writer* find_writer(std::string_view name) {

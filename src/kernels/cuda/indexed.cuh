@@ -326,45 +326,70 @@ __device__ __forceinline__ void argmax(const Grid& grid, int64_t* y, const E* x,
     }
 }
 
-template <class A, int64_t Results, int64_t N, int64_t From, int64_t To, bool Reverse, class X,
-          class Y, class E>
-__device__ __forceinline__ void cumsum(const Grid& grid, E* y, const E* x) {
-    AICF_EACH(r, Results) {
+/// Running sums along lines of N, cut into chunks of Chunk (N where they are not cut): of X, the
+/// operand, by the place of a line and the step along it, and of what they begin with. Lines of all
+/// results come first, then their next chunks, so that neighbours in memory are a warp's.
+enum ScanKind { kWhole, kTotals, kChunks };
+
+/// The running sum of a line's chunk before this one.
+template <ScanKind Kind, int64_t Step, class B, class A, class W>
+__device__ __forceinline__ A scan_begin(const W* before, int64_t line, int64_t chunk) {
+    if constexpr (Kind == kChunks)
+        if (chunk > 0) return static_cast<A>(before[B::at(line) + (chunk - 1) * Step]);
+    return A(0);
+}
+
+template <class A, ScanKind Kind, int64_t Results, int64_t N, int64_t Chunk, int64_t From,
+          int64_t To, int64_t Step, bool Reverse, class X, class Y, class B, class O, class E,
+          class W>
+__device__ __forceinline__ void cumsum(const Grid& grid, O* y, const E* x, const W* before) {
+    constexpr int64_t chunks = (N + Chunk - 1) / Chunk;
+    AICF_EACH(u, Results * chunks) {
+        const int64_t r = u % Results, chunk = u / Results, at = chunk * Chunk;
+        const int64_t end = at + Chunk < N ? at + Chunk : N;
+        const A begin = scan_begin<Kind, Step, B, A>(before, r, chunk);
         A sum = A(0);
-        for (int64_t i = 0; i < N; i++) {
+        for (int64_t i = at; i < end; i++) {
             const int64_t k = Reverse ? N - 1 - i : i;
             const A v = static_cast<A>(widen(x[X::at(r) + k * From]));
-            sum = i == 0 ? v : static_cast<A>(sum + v);
-            y[Y::at(r) + k * To] = narrow<E>(sum);
+            sum = i == at ? v : static_cast<A>(sum + v);
+            if (Kind != kTotals)
+                y[Y::at(r) + k * To] =
+                    narrow<O>(Kind == kChunks && chunk > 0 ? static_cast<A>(begin + sum) : sum);
         }
+        if (Kind == kTotals) y[Y::at(r) + chunk * To] = narrow<O>(sum);
     }
 }
 
-/// Element k of 32 that this lane has in lines first to first + Own - 1 from position `at` on:
-/// found(k, line, element, place).
-template <int Own, int64_t Results, int64_t N, bool Reverse, class F>
+/// Element k of 32 that this lane has in lines first to first + Own - 1 from position `at` of
+/// theirs on: found(k, line, element, place). Lines are chunks, side by side in memory.
+template <int Own, int64_t Results, int64_t N, int64_t Chunk, bool Reverse, class F>
 __device__ __forceinline__ void each_in_lines(int64_t first, int64_t at, F found) {
     constexpr int length = 1024 / Own;
+    constexpr int64_t chunks = (N + Chunk - 1) / Chunk;
 #pragma unroll
     for (int k = 0; k < 32; k++) {
         const int e = 32 * k + int(threadIdx.x % 32), row = e / length, column = e % length;
-        const int64_t line = first + row, p = at + column;
-        if (line < Results && p < N)
+        const int64_t line = (first + row) / chunks,
+                      p = (first + row) % chunks * Chunk + at + column;
+        if (line < Results && at + column < Chunk && p < N)
             found(k, line, Reverse ? N - 1 - p : p, row * (length + 1) + column);
     }
 }
 
-/// The same where elements of a line are neighbours: a warp takes Own lines, 1024 elements of
-/// theirs at a time by way of shared memory, which a lane a line adds up; the next ones are on
+/// The same where elements of a line are neighbours: a warp takes Own chunks, 1024 elements of
+/// theirs at a time by way of shared memory, which a lane a chunk adds up; the next ones are on
 /// their way.
-template <class A, int Own, int64_t Results, int64_t N, bool Reverse, class X, class Y, class E>
-__device__ __forceinline__ void cumsum_lines(const Grid& grid, E* y, const E* x) {
+template <class A, ScanKind Kind, int Own, int64_t Results, int64_t N, int64_t Chunk, int64_t To,
+          int64_t Step, bool Reverse, class X, class Y, class B, class O, class E, class W>
+__device__ __forceinline__ void cumsum_lines(const Grid& grid, O* y, const E* x, const W* before) {
     constexpr int length = 1024 / Own, pitch = length + 1;
+    constexpr int64_t chunks = (N + Chunk - 1) / Chunk, lines = Results * chunks;
     extern __shared__ __align__(16) char line_room[];
     const int lane = threadIdx.x % 32, warp = grid.thread() / 32;
     A* const room = reinterpret_cast<A*>(line_room) + warp * Own * pitch;
     const int64_t warps = int64_t(grid.blocks) * (grid.threads / 32);
-    for (int64_t u = int64_t(grid.block) * (grid.threads / 32) + warp; u * Own < Results;
+    for (int64_t u = int64_t(grid.block) * (grid.threads / 32) + warp; u * Own < lines;
          u += warps) {
         A coming[32], sum = A(0);
         const auto read = [&](int k, int64_t line, int64_t p, int) {
@@ -372,25 +397,38 @@ __device__ __forceinline__ void cumsum_lines(const Grid& grid, E* y, const E* x)
         };
         const auto keep = [&](int k, int64_t, int64_t, int place) { room[place] = coming[k]; };
         const auto write = [&](int, int64_t line, int64_t p, int place) {
-            y[Y::at(line) + p] = narrow<E>(room[place]);
+            y[Y::at(line) + p] = narrow<O>(room[place]);
         };
-        each_in_lines<Own, Results, N, Reverse>(u * Own, 0, read);
-        for (int64_t at = 0; at < N; at += length) {
-            each_in_lines<Own, Results, N, Reverse>(u * Own, at, keep);
+        const int64_t mine = u * Own + lane, line = mine / chunks, chunk = mine % chunks;
+        const bool adds = lane < Own && mine < lines;
+        const int64_t terms = N - chunk * Chunk < Chunk ? N - chunk * Chunk : Chunk;
+        A begin = A(0);
+        if (adds) begin = scan_begin<Kind, Step, B, A>(before, line, chunk);
+        each_in_lines<Own, Results, N, Chunk, Reverse>(u * Own, 0, read);
+        for (int64_t at = 0; at < Chunk; at += length) {
+            each_in_lines<Own, Results, N, Chunk, Reverse>(u * Own, at, keep);
             __syncwarp();
-            if (at + length < N)
-                each_in_lines<Own, Results, N, Reverse>(u * Own, at + length, read);
-            if (lane < Own) {
+            if (at + length < Chunk)
+                each_in_lines<Own, Results, N, Chunk, Reverse>(u * Own, at + length, read);
+            if (adds && at < terms) {
                 A* const own = room + lane * pitch;
-                const int count = N - at < length ? int(N - at) : length;
+                const int count = terms - at < length ? int(terms - at) : length;
                 if (at == 0) sum = own[0];
+                if (at == 0 && Kind == kChunks && chunk > 0) own[0] = static_cast<A>(begin + sum);
 #pragma unroll 8
-                for (int i = at == 0; i < count; i++) own[i] = sum = static_cast<A>(sum + own[i]);
+                for (int i = at == 0; i < count; i++) {
+                    sum = static_cast<A>(sum + own[i]);
+                    if (Kind != kTotals)
+                        own[i] = Kind == kChunks && chunk > 0 ? static_cast<A>(begin + sum) : sum;
+                }
             }
             __syncwarp();
-            each_in_lines<Own, Results, N, Reverse>(u * Own, at, write);
-            __syncwarp();
+            if constexpr (Kind != kTotals) {
+                each_in_lines<Own, Results, N, Chunk, Reverse>(u * Own, at, write);
+                __syncwarp();
+            }
         }
+        if (Kind == kTotals && adds) y[Y::at(line) + chunk * To] = narrow<O>(sum);
     }
 }
 

@@ -49,6 +49,7 @@ std::vector<CudaThreshold> cuda_thresholds() {
         if (size == 2) add("rows.terms", {kKeptTerms});
         add("rows.rows", {kRowWarps});
         add("take_bwd.terms", {kLookedThrough, kChainChunk});
+        add("cumsum.terms", {kLineTerms, kScanChunk, 2 * kScanChunk});
     }
     return all;
 }
