@@ -664,8 +664,9 @@ def draw_movement(rng, target):
     count = value + side if quantity == "take_bwd.terms" else int(rng.integers(1, 600))
     if count * n > 60_000 and fn == "take":
         count = 60_000 // n
+    ends = str(rng.pick("forward", "gradients"))
     return c | {
-        "ends": "gradients" if fn == "take" else str(rng.pick("forward", "gradients")),
+        "ends": {"take": "gradients", "dropout": "forward"}.get(fn, ends),
         "shape": [m, n], "fn": fn, "count": count,
         "lead": int(rng.pick(1, 1, 2, 3)) if not quantity else 1,
         "before": steps(rng, 1, "p"), "after": steps(rng, 1, "e"),
@@ -682,12 +683,12 @@ def movement(f, g, c):
         y = chain(f, g, y, c["after"], dtype)
         g.output("y", y)
         return f.mean(y * y)
-    if fn == "dropout" and c["ends"] == "forward":
+    if fn == "dropout":
         y = aicf.dropout(g.input("x", (m, n), dtype), 0.3) if f is aicf else None
         if f is aicf:
             g.output("random", y * 1.5)
         return None
-    if fn == "permute" or fn == "dropout":
+    if fn == "permute":
         # Stored turned, and wanted as an output of its own storage.
         x = g.input("x", (n, m) if c["lead"] == 1 else (c["lead"], n, m), dtype)
         y = f.permute(x, [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])

@@ -103,6 +103,8 @@ def op_lines(full):
                 lines |= dict.fromkeys(lines_of([op for op in ops if op["op"] != "loop"]))
     g = aicf.Graph("ring")
     g.output("y", g.input("x", (3, 5)) + 1.0, keep=4)
+    for axis, shape in enumerate([(2500, 3), (3, 2500)]):
+        g.output(f"running{axis}", aicf.cumsum(g.input(f"x{axis}", shape), axis))
     lines |= dict.fromkeys(lines_of(read_record(g._core.lower_json())["ops"]))
     return list(lines)
 

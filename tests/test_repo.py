@@ -64,7 +64,9 @@ def test_every_lowered_op_has_a_cpu_kernel():
     gate = aicf.Graph("gate")
     x = gate.input("x", (3, 4))
     gate.output("y", aicf.softmax(x) * x)
-    steps = [step, *(g.compile(device="cpu") for g in (norm, gate))]
+    long = aicf.Graph("long")
+    long.output("y", aicf.cumsum(long.input("x", (3, 2500)), 1))
+    steps = [step, *(g.compile(device="cpu") for g in (norm, gate, long))]
     seen = {launch.op for one in steps for launch in one.trace}
     for case in CASES:
         g = aicf.Graph("row")

@@ -365,12 +365,13 @@ g.assign(p, p + 1.0)
 step = g.compile(device="cpu")
 aicf.set_num_threads(1)
 random.seed(0)
-newest = 0.0
+newest, kills = 0.0, 0
 start = time.monotonic()
 for _ in range(4):
     step.save(path)
 took = (time.monotonic() - start) / 4
-for _ in range(times):
+while kills < times or newest <= times // 3:  # a busy machine saves less between two kills
+    kills += 1
     child = os.fork()
     if child == 0:
         while True:
@@ -391,8 +392,8 @@ print(int(newest))
 
 
 def test_save_is_atomic_under_kill(tmp_path):
-    """kill -9 at 60 random moments of saving: the file is always one whole checkpoint, and what
-    the killed had begun is swept."""
+    """kill -9 at 60 random moments of saving, or more until 20 were saved: the file is always one
+    whole checkpoint, and what the killed had begun is swept."""
     path = tmp_path / "state"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SAVER, path, "60"], capture_output=True, text=True

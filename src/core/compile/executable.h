@@ -11,7 +11,7 @@ namespace aicf {
 constexpr uint32_t kFileFormat = 5;  // how the file is laid out
 /// What ops mean, how their sums are ordered and what an argument block holds: a plan of another
 /// one might run, and give other numbers.
-constexpr uint32_t kContract = 2;
+constexpr uint32_t kContract = 3;
 
 /// How an op of a file is run; a reader refuses those it does not know.
 enum class LaunchKind : uint8_t { kernel, copy, foreign, collective, loop };
