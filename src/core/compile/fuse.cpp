@@ -1,5 +1,6 @@
 // Vertical fusion: pointwise chains, and the pointwise prologues and epilogues of products,
 // reductions and ops on rows, become regions.
+#include <climits>
 #include <optional>
 #include <set>
 #include <utility>
@@ -412,8 +413,41 @@ void join_losses(Lowered& lowered, const Target& target) {
     }
 }
 
+/// A loss and its gradient join the product that made the logits for them alone, and the one that
+/// takes the gradient to what the logits are made of.
+class LossTail : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (!loss_region(ops_[at]) || ops_[at].body.size() != 2) continue;
+            const View& logits = ops_[at].inputs[0];
+            const int from = producer_[logits.value];
+            if (from < 0 || !anchor(ops_[from]).gemm || !gives(from, logits) ||
+                merge(group_[from], group_[at], tail_region, INT_MAX) != Merge::done)
+                continue;
+            const View& grad = ops_[at].operand(ops_[at].body[1].outputs[0]);
+            for (int reader : readers_[grad.value])
+                if (const LoweredOp& op = ops_[reader];
+                    anchor(op).gemm && op.inputs[0].value == grad.value &&
+                    same_layout(op.inputs[0], grad) && members_[group_[reader]].size() == 1 &&
+                    merge(group_[at], group_[reader], tail_region, INT_MAX) == Merge::done)
+                    break;
+        }
+        emit();
+    }
+
+  private:
+    bool gives(int op, const View& view) const {
+        return std::any_of(
+            ops_[op].outputs.begin(), ops_[op].outputs.end(),
+            [&](const View& out) { return out.value == view.value && same_layout(out, view); });
+    }
+};
+
 }  // namespace
 
+void fuse_tails(Lowered& lowered, const Target& target) { LossTail(lowered, target).run(); }
 void fuse_pointwise(Lowered& lowered, const Target& target) { Pointwise(lowered, target).run(); }
 void fuse_outputs(Lowered& lowered, const Target& target) { MultiOutput(lowered, target).run(); }
 void fuse_products(Lowered& lowered, const Target& target) {

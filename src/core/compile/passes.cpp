@@ -124,6 +124,7 @@ const std::vector<Pass>& all_passes() {
         {"widen_once", true, nullptr, [](Lowered& lowered, const Target&) { widen_once(lowered); }},
         {"loops", true, nullptr, fuse_loops},
         {"block", true, nullptr, fuse_step},
+        {"tails", true, nullptr, fuse_tails},  // of what takes no block alone
         {"siblings", true, nullptr, fuse_horizontally},
         {"numbers", true, nullptr, fuse_scalars},
         {"parts", true, nullptr, [](Lowered& lowered, const Target&) { write_parts(lowered); }},

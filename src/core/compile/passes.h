@@ -75,6 +75,7 @@ void fuse_outputs(Lowered& lowered, const Target& target);
 void fuse_updates(Lowered& lowered, const Target& target);
 /// Loops that one block of threads does sooner than their turns' launches take become one launch
 /// (sequence.cpp).
+void fuse_tails(Lowered& lowered, const Target& target);
 void fuse_loops(Lowered& lowered, const Target& target);
 /// Single-block fusion: a step that one block of threads does sooner than its ops' launches take
 /// becomes one sequence (sequence.cpp).

@@ -315,7 +315,7 @@ class Structure {
             check_step(*step.def, views[0], views[1], at);
         }
         if (anchor(op).optimizer) return check_update(op, where);
-        if (loss_region(op)) return;
+        if (loss_region(op) || tail_region(op)) return;
         const size_t core = anchor_step(op);
         for (size_t i = 0; i < op.body.size(); i++)
             if (i != core && !op.body[i].def->pointwise)

@@ -175,6 +175,67 @@ bool product_region(const LoweredOp& op) {
     return true;
 }
 
+TailSteps tail_steps(const LoweredOp& op) {
+    const auto named = [](const RegionStep& step) { return step.def->name == "cross_entropy"; };
+    const auto loss = std::find_if(op.body.begin(), op.body.end(), named);
+    const auto at = static_cast<size_t>(loss - op.body.begin());
+    return {at, std::min(at + 2, op.body.size())};
+}
+
+bool tail_region(const LoweredOp& op) {
+    if (op.body.size() < 3 || !op.body[0].def->gemm || op.inputs.size() < 3) return false;
+    const auto [at, second] = tail_steps(op);
+    if (at == 0 || at + 2 > op.body.size() || op.body[0].inputs != std::vector<int>{0, 1})
+        return false;
+    const int inputs = static_cast<int>(op.inputs.size()),
+              inner = inputs + static_cast<int>(op.outputs.size());
+    const RegionStep &loss = op.body[at], &grad = op.body[at + 1];
+    const View &x = op.inputs[0], &weight = op.inputs[1];
+    const Dims& shape = op.operand(op.body[0].outputs[0]).shape;
+    if (x.dtype != DType::f32 || shape.rank() != 2 || !plain_product(x, weight, shape))
+        return false;
+    // The product, and what makes logits of it.
+    std::vector<char> made(static_cast<size_t>(inner) + op.inner.size(), 0);
+    for (size_t i = 0; i < at; i++) {
+        const RegionStep& step = op.body[i];
+        if (i > 0 && !step.def->pointwise) return false;
+        for (int number : step.inputs)
+            if (i > 0 && number < inner && (number < 2 || !(op.operand(number).shape == shape)))
+                return false;
+        for (int number : step.outputs) {
+            if (number < inner || op.operand(number).dtype != DType::f32) return false;
+            made[static_cast<size_t>(number)] = 1;
+        }
+    }
+    if (grad.def->name != "cross_entropy_grad" || loss.inputs.size() != 2 ||
+        loss.inputs[0] != op.body[at - 1].outputs[0] || loss.inputs[1] < 2 ||
+        loss.inputs[1] >= inputs || loss.outputs.size() != 3 || row_axis(loss.attrs, 2) != 1 ||
+        row_axis(grad.attrs, 2) != 1 ||
+        grad.inputs !=
+            std::vector<int>{loss.inputs[0], loss.inputs[1], loss.outputs[1], loss.outputs[2]})
+        return false;
+    if (second == op.body.size()) return true;
+    const RegionStep& product = op.body[second];
+    if (!product.def->gemm || product.inputs.size() != 2 ||
+        product.inputs[0] != grad.outputs.at(0) || product.inputs[1] >= inputs)
+        return false;
+    const View& turned = op.inputs[static_cast<size_t>(product.inputs[1])];
+    if (turned.value != weight.value || turned.offset != weight.offset ||
+        turned.shape.rank() != 2 || turned.strides[0] != weight.strides[1] ||
+        turned.strides[1] != weight.strides[0] || turned.shape[0] != weight.shape[1] ||
+        turned.shape[1] != weight.shape[0])
+        return false;
+    const Dims& result = op.operand(product.outputs[0]).shape;
+    for (size_t i = second + 1; i < op.body.size(); i++) {
+        const RegionStep& step = op.body[i];
+        if (!step.def->pointwise) return false;
+        for (int number : step.inputs)
+            if (!(op.operand(number).shape == result) || made[static_cast<size_t>(number)])
+                return false;
+    }
+    return true;
+}
+
 std::string title(const LoweredOp& op) {
     const auto name = [](const auto& part) { return part.def->name; };
     if (op.loop) return cat(op.def->name, " x ", op.attrs.integer("turns"));
@@ -406,6 +467,19 @@ std::vector<Cost> step_costs(const LoweredOp& op) {
             costs[s].flops = static_cast<double>(elements) * step.def->flops_per_element;
     }
     if (op.body.empty()) return costs;
+    if (tail_region(op)) {
+        for (size_t s = 0; s < op.body.size(); s++) {
+            const RegionStep& step = op.body[s];
+            if (!step.def->flops) continue;
+            LoweredOp alone;
+            alone.def = step.def;
+            alone.attrs = step.attrs;
+            for (int number : step.inputs) alone.inputs.push_back(op.operand(number));
+            for (int number : step.outputs) alone.outputs.push_back(op.operand(number));
+            costs[s].flops = step.def->flops(alone);
+        }
+        return costs;
+    }
     const LoweredDef& kind = anchor(op);
     if (kind.flops) costs.at(anchor_step(op)).flops = kind.flops(op);
     return costs;

@@ -89,7 +89,10 @@ bool alone(const LoweredOp& op) { return op.body.empty(); }
 using Family = KernelFamily<Bound, Table>;
 
 constexpr Family kFamilies[] = {
-    {"matmul", [](const LoweredOp& op, const Table&) { return anchor(op).gemm; },
+    {"matmul",
+     [](const LoweredOp& op, const Table&) {
+         return anchor(op).gemm && (alone(op) || !tail_region(op));
+     },
      [](const LoweredOp& op, const Table& table) {
          check_order(op);
          if (alone(op)) return of_table(op, table, "gemm");
@@ -104,7 +107,8 @@ constexpr Family kFamilies[] = {
      }},
     {"rows with programs",
      [](const LoweredOp& op, const Table&) {
-         return !alone(op) && !anchor(op).rows.empty() && !loss_region(op);
+         return !alone(op) && !anchor(op).rows.empty() && !loss_region(op) &&
+                !tail_region(op);
      },
      [](const LoweredOp& op, const Table& table) {
          return with_programs(of_table(op, table, "fused_rows"), build_rows(table, op));
@@ -159,7 +163,7 @@ Bound make_kernel(const Table& table, const LoweredOp& op) {
 bool worth_fusing(const LoweredOp& region) {
     // A row is one thread's work: what costs more than 8 flops an element is shared out among all.
     constexpr RegionLimits kLimits{16, 32, 12, 9, 8};
-    return anchor(region).optimizer || within(region, kLimits);
+    return anchor(region).optimizer || (within(region, kLimits) && !tail_region(region));
 }
 
 }  // namespace aicf::cpu

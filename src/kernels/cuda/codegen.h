@@ -196,6 +196,9 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits);
 KernelText reduce_text(const LoweredOp& op, const Limits& limits);
 KernelText row_text(const LoweredOp& op, const Limits& limits);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Limits& limits);
+/// A tail_region's (tail.cpp), and whether it is quicker than its launches.
+KernelText tail_text(const LoweredOp& op, const Limits& limits);
+bool tail_fits(const LoweredOp& op, const Limits& limits);
 /// Cycles of one processor for a product in a turn of a loop; the terms of its sums.
 double turn_cycles(const LoweredOp& op);
 int64_t terms_of(const LoweredOp& op);

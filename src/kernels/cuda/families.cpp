@@ -37,6 +37,11 @@ bool updates_only(const LoweredOp& op) {
 using Family = KernelFamily<KernelText, Limits>;
 
 constexpr Family kFamilies[] = {
+    {"tails",
+     [](const LoweredOp& op, const Limits& limits) {
+         return functions_around(op) && tail_fits(op, limits);
+     },
+     tail_text},
     {"updates", [](const LoweredOp& op, const Limits&) { return updates_only(op); }, updates_text},
     {"pointwise",
      [](const LoweredOp& op, const Limits&) {
@@ -45,7 +50,9 @@ constexpr Family kFamilies[] = {
      },
      pointwise_text},
     {"matmul",
-     [](const LoweredOp& op, const Limits&) { return functions_around(op) && anchor(op).gemm; },
+     [](const LoweredOp& op, const Limits&) {
+         return functions_around(op) && anchor(op).gemm && (alone(op) || !tail_region(op));
+     },
      gemm_text, gemm_candidates},
     {"attention",
      [](const LoweredOp& op, const Limits&) { return alone(op) && is_attention(*op.def); },
@@ -57,7 +64,7 @@ constexpr Family kFamilies[] = {
      reduce_text},
     {"rows",
      [](const LoweredOp& op, const Limits&) {
-         return functions_around(op) && is_row_op(anchor(op));
+         return functions_around(op) && is_row_op(anchor(op)) && (alone(op) || !tail_region(op));
      },
      row_text},
     {"random", [](const LoweredOp& op, const Limits&) { return alone(op) && is_random(*op.def); },

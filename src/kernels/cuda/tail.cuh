@@ -1,0 +1,152 @@
+// The end of a network of few classes in one launch: the product that makes logits, their loss and
+// its gradient, and the product that takes this back to what the logits are made of. A block takes
+// some rows at a time; the weights lie in its shared memory. Tail says where things lie and what is
+// done with an element of each product.
+#pragma once
+
+#include "matmul.cuh"
+#include "nn.cuh"
+
+namespace aicf {
+
+/// A row in shared memory.
+template <class A>
+struct RowHere {
+    const A* x;
+    __device__ __forceinline__ A operator()(int64_t i) const { return x[i]; }
+    __device__ __forceinline__ void four(int64_t i, A (&a)[4]) const {
+#pragma unroll
+        for (int c = 0; c < 4; c++) a[c] = x[i + c];
+    }
+};
+
+/// The gradient of a row's logits: kept here, and stored where the row is one.
+template <class Tail>
+struct GradientHere {
+    const Tail& tail;
+    float* here;
+    int64_t row;
+    bool stored;
+    __device__ __forceinline__ void operator()(int64_t i, float v) const {
+        here[i] = v;
+        if (stored) tail.grad(row, i, v);
+    }
+    __device__ __forceinline__ void four(int64_t i, const float (&v)[4]) const {
+#pragma unroll
+        for (int c = 0; c < 4; c++) (*this)(i + c, v[c]);
+    }
+};
+
+/// Lines of K floats, `Pitch` apart here and `step` there.
+template <int K, int Pitch, int64_t Step, int Threads>
+__device__ __forceinline__ void bring_lines(float* to, const float* from, int lines) {
+    if (K % 4 == 0 && Step % 4 == 0 && aligned16(from)) {
+        constexpr int fours = K / 4 > 0 ? K / 4 : 1;
+        for (int u = threadIdx.x; u < lines * fours; u += Threads) {
+            const int line = u / fours, e = u % fours * 4;
+            copy_async<16>(to + line * Pitch + e, from + line * Step + e);
+        }
+    } else {
+        for (int u = threadIdx.x; u < lines * K; u += Threads) {
+            const int line = u / K, e = u % K;
+            copy_async<4>(to + line * Pitch + e, from + line * Step + e);
+        }
+    }
+}
+
+/// By blocks of `Threads`, which take Rows rows at a time. Lanes: of a team that takes the loss of
+/// one.
+template <int Threads, int Rows, int Lanes, class Tail>
+__device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, const float* x,
+                                          const float* w, float scale) {
+    constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
+                  chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch),
+                  at_once = Rows < 2 ? 1 : 2;  // rows of a thread, which share what it reads of w
+    static_assert(Rows % at_once == 0 && pitch % 4 == 0 && chunk % 4 == 0);
+    extern __shared__ __align__(16) char shared[];
+    float* const ws = reinterpret_cast<float*>(shared);
+    float* const xs = ws + n * pitch;
+    float* const sums = xs + Rows * pitch;
+    float* const logits = sums + chunks * Rows * n;
+    float* const grads = logits + Rows * n;
+    bring_lines<k, pitch, Tail::w_step, Threads>(ws, w, n);
+    for (int64_t r0 = int64_t(grid.block) * Rows; r0 < Tail::m; r0 += int64_t(grid.blocks) * Rows) {
+        const int rows = Tail::m - r0 < Rows ? int(Tail::m - r0) : Rows;
+        const auto row_of = [=](int r) { return r0 + (r < rows ? r : rows - 1); };
+        bring_lines<k, pitch, Tail::x_step, Threads>(xs, x + r0 * Tail::x_step, rows);
+        commit_copies();
+        wait_copies<0>();
+        __syncthreads();
+        for (int u = threadIdx.x; u < n * chunks * (Rows / at_once); u += Threads) {
+            const int j = u % n, c = u / n % chunks, r = u / (n * chunks) * at_once;
+            const int end = (c + 1) * chunk < k ? (c + 1) * chunk : k;
+            const float *const wp = ws + j * pitch, *const xp = xs + r * pitch;
+            float acc[at_once] = {};
+            int p = c * chunk;
+#pragma unroll 8
+            for (; p + 4 <= end; p += 4) {
+                const auto b = *reinterpret_cast<const Pack<float, 4>*>(wp + p);
+#pragma unroll
+                for (int i = 0; i < at_once; i++) {
+                    const auto a = *reinterpret_cast<const Pack<float, 4>*>(xp + i * pitch + p);
+#pragma unroll
+                    for (int q = 0; q < 4; q++) acc[i] = scalar::fma(a.at[q], b.at[q], acc[i]);
+                }
+            }
+#pragma unroll 1
+            for (; p < end; p++)
+#pragma unroll
+                for (int i = 0; i < at_once; i++)
+                    acc[i] = scalar::fma(xp[i * pitch + p], wp[p], acc[i]);
+#pragma unroll
+            for (int i = 0; i < at_once; i++) sums[(c * Rows + r + i) * n + j] = acc[i];
+        }
+        __syncthreads();
+        for (int u = threadIdx.x; u < Rows * n; u += Threads) {
+            float total = sums[u];
+#pragma unroll
+            for (int c = 1; c < chunks; c++) total = total + sums[c * Rows * n + u];
+            logits[u] = tail.logit(row_of(u / n), u % n, total);
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            struct Shape {
+                static constexpr int64_t rows = Rows, n = Tail::n;
+            };
+            const auto make = [=](int64_t r) { return RowHere<float>{logits + r * n}; };
+            const auto put = [&](int64_t r) {
+                return GradientHere<Tail>{tail, grads + r * n, row_of(int(r)), r < rows};
+            };
+            cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, Shape>(
+                Grid{0, 1, 32}, make, [&](int64_t r) { return tail.label(row_of(int(r))); },
+                [&](int64_t r, float v) {
+                    if (r < rows) tail.loss(r0 + r, v);
+                },
+                [&](int64_t r, float v) {
+                    if (r < rows) tail.most(r0 + r, v);
+                },
+                [&](int64_t r, float v) {
+                    if (r < rows) tail.sum(r0 + r, v);
+                },
+                put, scale);
+        }
+        __syncthreads();
+        if constexpr (Tail::back) {
+            constexpr int side = k % 4 == 0 ? 4 : 1, across = k / side;
+            for (int u = threadIdx.x; u < rows * across; u += Threads) {
+                const int r = u / across, col = u % across * side;
+                float v[side] = {};
+#pragma unroll
+                for (int j = 0; j < n; j++) {
+                    const float g = grads[r * n + j];
+                    const auto b = *reinterpret_cast<const Pack<float, side>*>(ws + j * pitch + col);
+#pragma unroll
+                    for (int c = 0; c < side; c++) v[c] = scalar::fma(g, b.at[c], v[c]);
+                }
+                tail(0, r0 + r, col, v);
+            }
+        }
+    }
+}
+
+}  // namespace aicf
