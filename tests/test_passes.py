@@ -224,11 +224,12 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        # "loops" and "block" are for GPUs, "parts" for attention (test_parts); of those that clear
+        # "loops", "block" and "tails" are for GPUs, "parts" for attention (test_parts); of those that clear
         # the way for others test_prepare draws graphs.
         here = set(_core.pass_names()) - {
             "loops",
             "block",
+            "tails",
             "shapes",
             "widen",
             "widen_once",
@@ -741,6 +742,7 @@ def test_choices_of_passes():
         "widen_once",
         "loops",
         "block",
+        "tails",
         "siblings",
         "numbers",
         "parts",

@@ -439,9 +439,9 @@ class LossTail : Groups {
 
   private:
     bool gives(int op, const View& view) const {
-        return std::any_of(
-            ops_[op].outputs.begin(), ops_[op].outputs.end(),
-            [&](const View& out) { return out.value == view.value && same_layout(out, view); });
+        return std::any_of(ops_[op].outputs.begin(), ops_[op].outputs.end(), [&](const View& out) {
+            return out.value == view.value && same_layout(out, view);
+        });
     }
 };
 

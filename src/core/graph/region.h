@@ -15,9 +15,9 @@ bool product_region(const LoweredOp& op);
 /// of. A cast from 16 bits may come before them, one to 16 bits behind.
 bool loss_region(const LoweredOp& op);
 
-/// The end of a network whose logits are few: their product, what is pointwise behind it, their loss
-/// and its gradient, then, if it is there, the gradient's product with the same weights and what is
-/// pointwise behind that. Logits lie nowhere; all is f32, of two axes.
+/// The end of a network whose logits are few: their product, what is pointwise behind it, their
+/// loss and its gradient, then, if it is there, the gradient's product with the same weights and
+/// what is pointwise behind that. Logits lie nowhere; all is f32, of two axes.
 bool tail_region(const LoweredOp& op);
 /// The steps of such a region: of the loss, whose gradient is behind it, and of the second product,
 /// the number of steps where there is none.

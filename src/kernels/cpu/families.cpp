@@ -107,8 +107,7 @@ constexpr Family kFamilies[] = {
      }},
     {"rows with programs",
      [](const LoweredOp& op, const Table&) {
-         return !alone(op) && !anchor(op).rows.empty() && !loss_region(op) &&
-                !tail_region(op);
+         return !alone(op) && !anchor(op).rows.empty() && !loss_region(op) && !tail_region(op);
      },
      [](const LoweredOp& op, const Table& table) {
          return with_programs(of_table(op, table, "fused_rows"), build_rows(table, op));

@@ -27,7 +27,8 @@ struct Tail {
         pitch = ceil_div(k, 4) * 4;
         if (pitch % 8 == 0) pitch += 4;
         while (rows < 8 && ceil_div(m, rows) > 2 * std::max(limits.processors, 1)) rows *= 2;
-        shared = 4 * ((n + rows) * pitch + (ceil_div(k, std::max<int64_t>(chunk, 1)) + 2) * rows * n);
+        shared =
+            4 * ((n + rows) * pitch + (ceil_div(k, std::max<int64_t>(chunk, 1)) + 2) * rows * n);
     }
 };
 
@@ -73,8 +74,8 @@ KernelText tail_text(const LoweredOp& op, const Limits& limits) {
     text.includes = {"tail.cuh"};
     text.name = cat("fused_gemm_cross_entropy", back ? "_gemm" : "", "_f32");
     text.threads = kTailThreads;
-    text.blocks = std::min<int64_t>(ceil_div(tail.m, tail.rows),
-                                    int64_t{2} * std::max(limits.processors, 1));
+    text.blocks =
+        std::min<int64_t>(ceil_div(tail.m, tail.rows), int64_t{2} * std::max(limits.processors, 1));
     text.shared = static_cast<uint32_t>(tail.shared);
     text.body = cat("struct @_Tail {\n    const @_Block& block;\n", number("m", tail.m),
                     number("n", tail.n), number("k", tail.k), number("chunk", tail.chunk),
@@ -99,15 +100,14 @@ KernelText tail_text(const LoweredOp& op, const Limits& limits) {
     // What a row has one of, and its gradient.
     const View& labels = op.inputs[static_cast<size_t>(loss.inputs[1])];
     text.body += cat(device, "int64_t label(int64_t row) const {\n        return ",
-                     pointer(loss.inputs[1]), "[row * int64_t(", labels.strides[0],
-                     ")];\n    }\n");
+                     pointer(loss.inputs[1]), "[row * int64_t(", labels.strides[0], ")];\n    }\n");
     constexpr const char* names[] = {"loss", "most", "sum"};
     for (size_t y = 0; y < 3; y++) {
         const int to = loss.outputs[y];
         text.body += cat(device, "void ", names[y], "(int64_t row, float v) const {\n");
         if (to < outer)
-            text.body += cat("        ", pointer(to), "[row * int64_t(",
-                             op.operand(to).strides[0], ")] = v;\n");
+            text.body += cat("        ", pointer(to), "[row * int64_t(", op.operand(to).strides[0],
+                             ")] = v;\n");
         text.body += "    }\n";
     }
     const int to = grad.outputs[0];
@@ -150,14 +150,12 @@ KernelText tail_text(const LoweredOp& op, const Limits& limits) {
     }
     text.body += "};\n";
     int scalars = layout.scalars;
-    for (size_t i = 0; i <= at; i++)
-        scalars += 8 * static_cast<int>(op.body[i].def->attrs.size());
+    for (size_t i = 0; i <= at; i++) scalars += 8 * static_cast<int>(op.body[i].def->attrs.size());
     int64_t lanes = 1;
     while (4 * lanes < tail.n) lanes *= 2;
-    text.body += body_head() +
-                 cat("    loss_tail<", kTailThreads, ", ", tail.rows, ", ", lanes,
-                     ">(grid, @_Tail{block}, ", pointer(0), ", ", pointer(1),
-                     ", scalar::cast<float>(block.number(", scalars, ")));\n}\n");
+    text.body += body_head() + cat("    loss_tail<", kTailThreads, ", ", tail.rows, ", ", lanes,
+                                   ">(grid, @_Tail{block}, ", pointer(0), ", ", pointer(1),
+                                   ", scalar::cast<float>(block.number(", scalars, ")));\n}\n");
     return text;
 }
 

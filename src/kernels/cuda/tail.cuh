@@ -37,6 +37,11 @@ struct GradientHere {
     }
 };
 
+template <int Rows, int N>
+struct TailShape {
+    static constexpr int64_t rows = Rows, n = N;
+};
+
 /// Lines of K floats, `Pitch` apart here and `step` there.
 template <int K, int Pitch, int64_t Step, int Threads>
 __device__ __forceinline__ void bring_lines(float* to, const float* from, int lines) {
@@ -110,14 +115,11 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
         }
         __syncthreads();
         if (threadIdx.x < 32) {
-            struct Shape {
-                static constexpr int64_t rows = Rows, n = Tail::n;
-            };
             const auto make = [=](int64_t r) { return RowHere<float>{logits + r * n}; };
             const auto put = [&](int64_t r) {
                 return GradientHere<Tail>{tail, grads + r * n, row_of(int(r)), r < rows};
             };
-            cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, Shape>(
+            cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, TailShape<Rows, n>>(
                 Grid{0, 1, 32}, make, [&](int64_t r) { return tail.label(row_of(int(r))); },
                 [&](int64_t r, float v) {
                     if (r < rows) tail.loss(r0 + r, v);
@@ -139,7 +141,8 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
 #pragma unroll
                 for (int j = 0; j < n; j++) {
                     const float g = grads[r * n + j];
-                    const auto b = *reinterpret_cast<const Pack<float, side>*>(ws + j * pitch + col);
+                    const auto b =
+                        *reinterpret_cast<const Pack<float, side>*>(ws + j * pitch + col);
 #pragma unroll
                     for (int c = 0; c < side; c++) v[c] = scalar::fma(g, b.at[c], v[c]);
                 }
