@@ -45,7 +45,7 @@ bool tail_fits(const LoweredOp& op, const Limits& limits) {
     if (x.strides[1] != 1 || w.strides[0] != 1) return false;
     const Tail tail(op, limits);
     if (tail.m < 1 || tail.m > kTailRows || tail.n < 1 || tail.n > kTailClasses || tail.k < 4 ||
-        tail.chunk % 4 != 0 || tail.shared > kTailShared)
+        tail.m * tail.k > kTailFeatures || tail.chunk % 4 != 0 || tail.shared > kTailShared)
         return false;
     if (steps.product == op.body.size()) return true;
     const std::string& order = op.body[steps.product].attrs.text("order");
