@@ -224,8 +224,8 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        # "loops", "block" and "tails" are for GPUs, "parts" for attention (test_parts); of those that clear
-        # the way for others test_prepare draws graphs.
+        # "loops", "block" and "tails" are for GPUs, "parts" for attention (test_parts); of those
+        # that clear the way for others test_prepare draws graphs.
         here = set(_core.pass_names()) - {
             "loops",
             "block",
