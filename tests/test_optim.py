@@ -312,6 +312,37 @@ def test_clip_norm_is_a_number_of_the_step(device, make_rng):
         check_params(step, {k: before[k] - scale * grads[k] for k in grads})
 
 
+def test_clip_norm_of_groups_is_a_number_of_the_step(device):
+    """One limit for the norm of all groups together, as `opt.clip_norm` of one optimizer."""
+    g = aicf.Graph()
+    u, w = (g.param(n, (3,), init=aicf.init.constant(2.0)) for n in "uw")
+    groups = {"u": optim.SGD(1.0), "*": optim.SGD(0.5)}
+    g.minimize(aicf.sum(u * 3.0) + aicf.sum(w * 4.0), groups, clip_norm=1.0)
+    step = g.compile(device=device)
+    norm = math.sqrt(3 * 9 + 3 * 16)
+    wanted = {"u": np.full(3, 2.0), "w": np.full(3, 2.0)}
+    for limit in (1.0, 0.25, 1e9):
+        step.set("opt.clip_norm", limit)
+        step.replay()
+        scale = min(1.0, limit / (norm + 1e-6))
+        wanted["u"] -= scale * 3.0
+        wanted["w"] -= 0.5 * scale * 4.0
+        for name, value in wanted.items():
+            np.testing.assert_allclose(step.params[name], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("limit", [0, -1.0, math.nan])
+def test_a_limit_that_is_none_says_where(groups, limit):
+    g = aicf.Graph()
+    w = g.param("w", (3,))
+    optimizer = {"*": optim.SGD(1.0)} if groups else optim.SGD(1.0)
+    with pytest.raises(aicf.GraphError, match="^minimize: clip_norm is .*; need clip_norm > 0"):
+        g.minimize(aicf.sum(w), optimizer, clip_norm=limit)
+    with pytest.raises(aicf.GraphError, match="^clip_grad_norm: max_norm is .*; need max_norm > 0"):
+        optim.clip_grad_norm({w: w * 2.0}, limit)
+
+
 # ---- schedules
 
 

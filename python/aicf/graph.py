@@ -294,7 +294,7 @@ class Graph:
             params: what to train: Values, Parameters and Modules in a sequence, one of these, or
                 patterns of names; what is frozen is left out. None = every float param the loss
                 reaches.
-            clip_norm: the largest norm of all gradients together.
+            clip_norm: the largest norm of all gradients together, the state `<name>.clip_norm`.
             name: prefix of the optimizer's states: `<name>.step`, `<name>.lr`, `<name>.m.<param>`;
                 of several optimizers `<name>.<index>` is.
             loss_scale: what the loss is multiplied with for its gradients, which are divided by it
@@ -304,9 +304,10 @@ class Graph:
         >>> decay = {"w": aicf.optim.AdamW(weight_decay=0.0), "*": aicf.optim.AdamW()}
         >>> g.minimize(aicf.sum(w), decay, name="groups")
         """
-        from .optim import _seed, _unscaled
+        from .optim import _check_norm, _seed, _unscaled
         from .selection import chosen, minimize_groups
 
+        _check_norm("minimize", "clip_norm", clip_norm)
         params = None if params is None else chosen(self, params)
         if isinstance(optimizer, Mapping):
             return minimize_groups(self, loss, optimizer, params, clip_norm, name, loss_scale)
@@ -340,9 +341,10 @@ class Graph:
 
         Raises: GraphError, ShapeError, DTypeError when a gradient is not like its param.
         """
-        from .optim import _unscaled
+        from .optim import _check_norm, _unscaled
         from .selection import grouped, update_groups
 
+        _check_norm("update", "clip_norm", clip_norm)
         groups = optimizer if isinstance(optimizer, Mapping) else None
         if groups is None:
             _optimizer(optimizer, "update")

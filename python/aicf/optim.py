@@ -81,7 +81,6 @@ class _Update:
         if isinstance(clip_norm, _Scaled):
             self.scale, self.good, self.undoes = clip_norm
         elif clip_norm is not None:
-            _check_norm("clip_norm", clip_norm)
             self.scale = _norm_scale(self.grads, self.number("clip_norm", clip_norm))
 
     def clipped(self, p: Value) -> Value:
@@ -145,9 +144,10 @@ class _Update:
         return _guarded_steps(self.g, self.name, self.good)
 
 
-def _check_norm(name: str, norm: float | Value) -> None:
+def _check_norm(where: str, name: str, norm: float | Value | None) -> None:
+    norm = _plain(norm)
     if isinstance(norm, (int, float)) and not norm > 0:
-        raise GraphError(f"{name} is {norm}; need {name} > 0, or None for no limit")
+        raise GraphError(f"{where}: {name} is {norm}; need {name} > 0, or None for no limit")
 
 
 @checked
@@ -161,9 +161,13 @@ def clip_grad_norm(grads: Mapping[Value, Value], max_norm: float | Value) -> dic
     """
     if not grads:
         raise GraphError("clip_grad_norm: got no gradients; need at least one")
-    _check_norm("max_norm", max_norm)
+    _check_norm("clip_grad_norm", "max_norm", max_norm)
     scale = _norm_scale(grads, max_norm)
     return {p: _scaled(grad, scale) for p, grad in grads.items()}
+
+
+def _norm_dtype(grads: Grads) -> str:
+    return "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
 
 
 def _norm_scale(grads: Grads, max_norm: float | Value) -> Value:
@@ -175,7 +179,7 @@ def _norm_and_scale(grads: Grads, max_norm: float | Value) -> tuple[Value, Value
     """The square of the norm, and what gradients are multiplied with."""
     from .ops import add, cast, div, minimum, mul, sqrt, sum
 
-    wide = "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
+    wide = _norm_dtype(grads)
     squares = []
     for grad in grads.values():
         grad = grad if grad.dtype == wide else cast(grad, wide)
@@ -378,12 +382,11 @@ def _unscaled(
                 f"loss_scale: {p!r} is trained; need params of float32 (cast them where they are "
                 "used), for gradients divided by the scale are lost in float16"
             )
-    wide = "float64" if any(grad.dtype == "float64" for grad in grads.values()) else "float32"
+    wide = _norm_dtype(grads)
     scale = _scale_value(g, loss_scale, name)
     factor = div(1.0, cast(scale, wide) if wide == "float64" else scale)
     large: list[Value] = []  # of which one is not finite where any gradient is not
     if clip_norm is not None:
-        _check_norm("clip_norm", clip_norm)
         limit = g._number(f"{name}.clip_norm", clip_norm, wide)
         plain = {
             p: mul(grad if grad.dtype == wide else cast(grad, wide), factor)

@@ -10,7 +10,7 @@ from ._core import GraphError
 from .arguments import is_it
 from .graph import Graph, Value, _optimizer
 from .module import Module
-from .optim import LossScale, _check_norm, _norm_scale, _Scaled, _seed, _unscaled
+from .optim import LossScale, _norm_dtype, _norm_scale, _Scaled, _seed, _unscaled
 from .parameters import Held
 from .serialize import listed
 
@@ -157,8 +157,8 @@ def update_groups(
     if loss_scale is not None:
         limit = _unscaled(graph, name, grads, clip_norm, loss_scale)
     elif clip_norm is not None:
-        _check_norm("clip_norm", clip_norm)
-        limit = _Scaled(_norm_scale(grads, clip_norm))
+        number = graph._number(f"{name}.clip_norm", clip_norm, _norm_dtype(grads))
+        limit = _Scaled(_norm_scale(grads, number))
     for i, (pattern, optimizer) in enumerate(groups.items()):
         if members.get(pattern):
             own = {value: grads[value] for value in members[pattern]}
