@@ -4,7 +4,7 @@ namespace aicf {
 
 namespace {
 
-/// Runs the passes of one level; after each, the result is verified.
+/// Runs the passes of one level, verifying after each.
 template <class Level, class... Given>
 void run_passes(Level& level, void (*Pass::*on)(Level&, const Given&...),
                 const std::vector<const Pass*>& passes, const char* verified, const OnStage& done,
@@ -20,7 +20,7 @@ void run_passes(Level& level, void (*Pass::*on)(Level&, const Given&...),
     }
 }
 
-/// The passes of the IR inside the bodies of loops, which they never cross.
+/// IR passes run inside loop bodies, never across their boundary.
 void run_inside(Graph& graph, const std::vector<const Pass*>& passes, const OnStage& done) {
     for (Node& node : graph.nodes)
         if (const Attr* attr = node.attrs.find("body")) {
@@ -30,7 +30,7 @@ void run_inside(Graph& graph, const std::vector<const Pass*>& passes, const OnSt
             node.attrs.set("body", Body(std::make_shared<const Graph>(std::move(body))));
         }
 }
-/// And those of lowered lists.
+/// Likewise the lowered passes.
 void run_inside(Lowered& lowered, const std::vector<const Pass*>& passes, const OnStage& done,
                 const Target& target) {
     for (LoweredOp& op : lowered.ops)

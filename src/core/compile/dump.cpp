@@ -6,7 +6,7 @@ namespace aicf {
 
 namespace {
 
-/// f32[64, 8], with strides where the operand is not its value as it lies.
+/// f32[64, 8], with strides unless contiguous.
 std::string layout_text(const View& view) {
     std::string text = type_string(view.dtype, view.shape);
     if (!is_contiguous(view.shape, view.strides)) text += cat(" strides ", to_string(view.strides));
@@ -26,7 +26,7 @@ std::string op_text(const LoweredOp& op) {
                       ")", op.candidate.empty() ? "" : cat(" candidate=", op.candidate));
 }
 
-/// A line a step of a region; inner values are named as the graph names them. Of a group the ops.
+/// A line for each step of a region or member of a group.
 std::string body_text(const LoweredOp& op, const std::string& indent = "      ") {
     std::string text;
     if (op.loop)

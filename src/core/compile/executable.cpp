@@ -18,7 +18,7 @@ constexpr std::array kSections = {Section::plan, Section::kernels, Section::code
                                   Section::constants, Section::state};
 constexpr const char* kSectionNames[] = {"plan", "kernels", "code", "constants", "state"};
 
-// Files hold these by number.
+// Serialised by number: append only.
 static_assert(static_cast<int>(DType::boolean) == 7 && static_cast<int>(DType::i16) == 9);
 static_assert(kDTypes == 10);
 static_assert(static_cast<int>(Role::ring) == 5);
@@ -26,11 +26,11 @@ static_assert(static_cast<int>(Init::data) == 5);
 static_assert(static_cast<int>(Device::cuda) == 1);
 static_assert(static_cast<int>(LaunchKind::loop) == 4);
 constexpr size_t kRoles = 6, kInits = 6, kDevices = 2, kLaunchKinds = 5, kAttrTypes = 5;
-constexpr int kMostLoops = 8;  // of which one is in the other
+constexpr int kMostLoops = 8;  // nested
 
 size_t round_up(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-/// Of bytes that come in pieces, by words of 8; any one word that differs gives another sum.
+/// A streaming checksum over 8-byte words; any single changed word changes it.
 class Checksum {
   public:
     void add(std::string_view bytes) {
@@ -72,7 +72,7 @@ uint64_t checksum(std::string_view bytes) {
     return sum.sum();
 }
 
-/// What a file relies on of an op's schema.
+/// A digest of the schema of an op.
 uint64_t schema_digest(const LoweredDef& def) {
     std::string text = def.name;
     const auto names = [&](const std::vector<std::string>& list) {
@@ -99,19 +99,19 @@ uint64_t schema_digest(const LoweredDef& def) {
 
 // ---- records: each struct once, for writing and reading ----------------------------------------
 
-/// What a plan record holds beside the plan.
+/// The header of a plan record.
 struct Head {
     std::string arch;
     int32_t processors = 0;
     uint64_t seed = 0;
-    std::vector<int64_t> rooms;  // of the scratch of ops, when read
+    std::vector<int64_t> scratch_sizes;  // by op, as read
 };
 
 struct Schemas {
     std::vector<const LoweredDef*> defs;
 };
 
-/// The section that a value's initial content lies in.
+/// The file section of a value's initial content.
 Section home_of(const Value& value) {
     return value.role == Role::constant ? Section::constants : Section::state;
 }
@@ -217,15 +217,16 @@ void fields(Io& io, LoweredOp& op, Schemas& schemas, bool member = false) {
     io.list(op.body, [&](Io& each, RegionStep& step) { fields(each, step, schemas); });
     io.list(op.inner, view);
     io.text(op.candidate);
-    if (member) return;  // which has no members of its own
+    if (member) return;  // members do not nest
     io.list(op.members, [&](Io& each, LoweredOp& one) { fields(each, one, schemas, true); });
 }
 
 template <class Io>
-void lists(Io& io, Plan& plan, Schemas& schemas, std::vector<int64_t>& rooms, int depth);
+void lists(Io& io, Plan& plan, Schemas& schemas, std::vector<int64_t>& scratch_sizes, int depth);
 
 template <class Io>
-void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& rooms, int depth) {
+void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& scratch_sizes,
+            int depth) {
     auto kind = LaunchKind::kernel;
     if constexpr (!Io::kReads)
         if (planned.body) kind = LaunchKind::loop;
@@ -245,14 +246,14 @@ void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& 
     if constexpr (Io::kReads) {
         if (room < 0 || room > kMostBytes)
             io.fail("an op's scratch has ", room, " bytes; need at most ", kMostBytes);
-        rooms.push_back(room);
+        scratch_sizes.push_back(room);
     }
     io.number(planned.lane);
     io.list(planned.waits, [](Io& each, int& wait) { each.number(wait); });
     if (kind != LaunchKind::loop) return;
     Plan body;
     if constexpr (!Io::kReads) body = *planned.body;
-    lists(io, body, schemas, rooms, depth + 1);
+    lists(io, body, schemas, scratch_sizes, depth + 1);
     if constexpr (Io::kReads) planned.body = std::make_shared<const Plan>(std::move(body));
 }
 
@@ -312,16 +313,17 @@ void fields(Io& io, Head& head, Plan& plan, Schemas& schemas) {
                           " in this version of aicf; export the step again with it");
         }
     });
-    lists(io, plan, schemas, head.rooms, 0);
+    lists(io, plan, schemas, head.scratch_sizes, 0);
     io.list(plan.indices, [](Io& each, IndexUse& use) { fields(each, use); });
 }
 
-/// What a plan has, and the body of a loop.
+/// The fields that a plan and a loop body share.
 template <class Io>
-void lists(Io& io, Plan& plan, Schemas& schemas, std::vector<int64_t>& rooms, int depth) {
+void lists(Io& io, Plan& plan, Schemas& schemas, std::vector<int64_t>& scratch_sizes, int depth) {
     io.list(plan.values, [](Io& each, Value& value) { fields(each, value); });
     io.list(plan.places, [](Io& each, Place& place) { fields(each, place); });
-    io.list(plan.ops, [&](Io& each, PlannedOp& op) { fields(each, op, schemas, rooms, depth); });
+    io.list(plan.ops,
+            [&](Io& each, PlannedOp& op) { fields(each, op, schemas, scratch_sizes, depth); });
     io.list(plan.outputs, [](Io& each, Lowered::Output& output) { fields(each, output); });
     io.list(plan.assigns, [](Io& each, Assign& assign) {
         each.number(assign.target);
@@ -337,7 +339,7 @@ void lists(Io& io, Plan& plan, Schemas& schemas, std::vector<int64_t>& rooms, in
     }
 }
 
-/// Every schema that an op, a step of its body or a member names.
+/// Collects the schemas of an op, its steps and members.
 void note(Schemas& schemas, const LoweredOp& op) {
     const auto add = [&](const LoweredDef* def) {
         if (std::find(schemas.defs.begin(), schemas.defs.end(), def) == schemas.defs.end())
@@ -350,7 +352,7 @@ void note(Schemas& schemas, const LoweredOp& op) {
         for (const LoweredOp& inside : op.loop->ops) note(schemas, inside);
 }
 
-/// A plan's ops as the list they were planned from, and those of its loops.
+/// Rebuilds the lowered list from a plan, loop bodies included.
 Lowered list_of(Plan& plan) {
     Lowered lowered;
     for (PlannedOp& planned : plan.ops) {
@@ -400,7 +402,7 @@ std::vector<FilePiece> write_executable(const Plan& plan, uint64_t seed, const T
     Schemas schemas;
     for (const PlannedOp& planned : plan.ops) note(schemas, planned.op);
     for (Value& value : copy.values) {
-        // Nobody reads the content of what has no place.
+        // A value without a place is never read.
         if (copy.places[static_cast<size_t>(value.id)].storage == kNone) value.init = {};
         if (value.init.kind != Init::data) continue;
         Content& home = content(home_of(value));
@@ -465,7 +467,7 @@ std::vector<FilePiece> write_executable(const Plan& plan, uint64_t seed, const T
 
 namespace {
 
-/// Errors of checks that a graph would meet are this file's.
+/// Reports errors of graph checks as FormatError.
 template <class Act>
 auto as_format(const std::string& where, const Act& act) {
     try {
@@ -545,7 +547,7 @@ Executable::Executable(std::string_view file, std::string where) : where_(std::m
     fields(record, head, plan_, schemas);
     record.end();
     seed_ = head.seed;
-    rooms_ = std::move(head.rooms);
+    scratch_sizes_ = std::move(head.scratch_sizes);
     kernels_ = contents[1];
     code_ = contents[2];
     ByteReader data[] = {{contents[3], cat(where_, ": constants")},
@@ -573,8 +575,9 @@ Plan Executable::finish(const Target& target, const std::vector<std::string>& sh
         Plan plan = plan_;
         if (!shared.empty()) share_places(plan, shared);
         give_kernels(plan, target.read(kernel_ops(plan), kernels_, code_, where_));
-        std::span<const int64_t> rooms = rooms_;
-        if (target.kind() == Device::cpu) fit_kernels(plan, rooms);  // its kernels were chosen anew
+        std::span<const int64_t> scratch_sizes = scratch_sizes_;
+        if (target.kind() == Device::cpu)
+            fit_kernels(plan, scratch_sizes);  // its kernels were selected again
         if (const Report report = verify(plan); !report.ok())
             raise(ErrorKind::format, where_, ": the plan does not verify", report.failures());
         return plan;

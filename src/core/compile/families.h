@@ -1,19 +1,18 @@
-// The kinds of kernels that a backend has, as a list: the first family that matches an op makes its
-// kernel, and what none matches is an error.
+// Kernel selection: a backend lists its families, and the first that matches an op makes its
+// kernel.
 #pragma once
 
 #include "core/graph/op.h"
 
 namespace aicf {
 
-/// `Made`: what becomes of an op. `Machine`: what of the machine the choice rests on.
+/// `Made`: the backend's kernel type. `Machine`: the machine properties that selection depends on.
 template <class Made, class Machine>
 struct KernelFamily {
     const char* name;
     bool (*matches)(const LoweredOp& op, const Machine& machine);
     Made (*emit)(const LoweredOp& op, const Machine& machine);
-    /// Names of the kernels to choose from, the one that `emit` takes by itself first; null: there
-    /// is one.
+    /// Names of alternative kernels, the default of `emit` first; null: there is one.
     std::vector<std::string> (*candidates)(const LoweredOp& op, const Machine& machine) = nullptr;
 };
 
@@ -27,7 +26,7 @@ const KernelFamily<Made, Machine>* find_family(
     return nullptr;
 }
 
-/// Unsupported: `target` has no kernel for the op; need what would be right.
+/// Raises Unsupported: `target` has no kernel for the op. `need`: what would be right.
 [[noreturn]] void no_kernel(const LoweredOp& op, const char* target, const char* need);
 
 }  // namespace aicf

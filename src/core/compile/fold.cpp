@@ -1,4 +1,4 @@
-// Constant folding: what depends on constants alone is computed once, on the CPU.
+// Constant folding, by running the constant subgraph on the CPU.
 #include <algorithm>
 
 #include "core/compile/passes.h"
@@ -10,9 +10,9 @@ namespace {
 
 Evaluator evaluator = nullptr;
 
-constexpr double kMostFlops = 1 << 26;  // a compiler that runs an op takes less than a tenth second
+constexpr double kMostFlops = 1 << 26;  // bounds compile time to about 0.1 s an op
 
-/// The part of a graph that depends on constants alone, as a graph of its own.
+/// The constant subgraph, as a graph of its own.
 class Ahead {
   public:
     explicit Ahead(const Graph& graph)
@@ -22,7 +22,7 @@ class Ahead {
         want();
     }
 
-    /// Computes what the rest of the graph reads; (id there, its bytes).
+    /// The values that the rest of the graph reads: (id there, bytes).
     std::vector<std::pair<ValueId, std::vector<char>>> run() {
         std::vector<std::pair<ValueId, std::vector<char>>> results;
         ahead_.outputs.clear();
@@ -61,8 +61,8 @@ class Ahead {
         }
     }
 
-    /// Which nodes may be computed ahead: by what they lower to, how much work that is, and whether
-    /// the result is larger than what it is made from.
+    /// Decides which nodes may be folded: all ops they lower to are portable, the work is bounded,
+    /// and the result is no larger than its operands.
     void choose() {
         const Lowered lowered = lower(ahead_);
         std::vector<char> portable(ahead_.nodes.size(), 1);
@@ -88,7 +88,7 @@ class Ahead {
             roots.erase(std::unique(roots.begin(), roots.end()), roots.end());
             for (ValueId id : roots) reads += byte_count(lowered.values[id].type);
             for (ValueId id : node.outputs) writes += byte_count(ahead_.value(id).type);
-            // The plan gives even a number kArenaAlign bytes.
+            // Any value takes at least kArenaAlign bytes.
             may &= is_view_[node.id] || writes <= std::max(reads, kArenaAlign);
             may &= flops[node.id] <= left;
             if (may) left -= flops[node.id];
@@ -96,8 +96,8 @@ class Ahead {
         }
     }
 
-    /// The last values before the rest of the graph. A view costs nothing, so it stays a node and
-    /// what it shows is computed instead.
+    /// The constant values that other nodes read. A view costs nothing, so it stays a node and its
+    /// source is folded instead.
     void want() {
         const auto made = [&](ValueId id) {
             return there_[id] != kNone && ahead_.value(there_[id]).producer >= 0 &&
@@ -123,9 +123,9 @@ class Ahead {
 
     const Graph& graph_;
     Graph ahead_;
-    std::vector<ValueId> there_;             // by value of the graph
-    std::vector<char> is_view_;              // by node there: it lowers to nothing
-    std::vector<char> may_fold_, frontier_;  // by value there
+    std::vector<ValueId> there_;             // id in the subgraph, by value of the graph
+    std::vector<char> is_view_;              // by subgraph node: it lowers to a view
+    std::vector<char> may_fold_, frontier_;  // by subgraph value
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Ops that share a launch: an optimizer's updates as one op, small ops side by side in a group.
+// Horizontal fusion: multi-tensor optimizer updates, and groups of small independent ops.
 #include "core/compile/group.h"
 
 #include <climits>
@@ -47,8 +47,8 @@ class MultiTensorApply : Groups {
   public:
     using Groups::Groups;
     void run() {
-        // First, while there is room in the argument blocks: a gradient that lies nowhere is worth
-        // more than one launch less.
+        // First, while argument blocks have room: a gradient that is never materialised saves more
+        // than a launch.
         for (size_t at = 0; at < ops_.size(); at++) take_cast(static_cast<int>(at));
         std::map<std::string, Alike> known;
         std::vector<Alike*> alike(ops_.size(), nullptr);
@@ -62,7 +62,7 @@ class MultiTensorApply : Groups {
         for (size_t at = 0; at < ops_.size(); at++)
             if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at]);
         emit();
-        // As rows of elements the tensors take the least room in the argument block.
+        // Flattened tensors take the least room in the argument block.
         for (LoweredOp& op : ops_)
             if (!op.body.empty() && anchor(op).optimizer)
                 for (auto* views : {&op.inputs, &op.outputs, &op.inner})
@@ -189,9 +189,9 @@ bool small(const LoweredOp& op, const GroupLimits& limits) {
     return cost.bytes <= limits.bytes && cost.flops <= limits.flops;
 }
 
-/// Small ops at the same distance from the start of the step, so that none waits for another, share
-/// a launch. So do casts of params, updates, and sums that these alone wait for, of whatever size:
-/// several of them take as long together as one after the other.
+/// Small ops of one topological level, which are independent, share a launch. So do, of any size,
+/// casts of params, updates, and sums read by updates and small ops alone: fused they take no
+/// longer than apart.
 class HorizontalFusion : Groups {
   public:
     HorizontalFusion(Lowered& lowered, const Target& target) : Groups(lowered, target) {
@@ -274,10 +274,10 @@ class HorizontalFusion : Groups {
         });
     }
 
-    /// How far each op is from the start of the step. A sum that nobody waits for stands behind the
-    /// op on rows that reads the same elements, where what reads that one's results stands as well;
-    /// one of other elements with the next of these; one of a gradient, and a number, before what
-    /// waits for it.
+    /// The topological level of each op, moved later for some sums so that they share a launch: one
+    /// that reads the operand of a row op goes to the level after that op, one of other elements to
+    /// the next such level, one of a gradient, or a scalar one, to the level before its first
+    /// reader.
     std::vector<int> levels() const {
         constexpr int kNear = 4;
         const int count = static_cast<int>(ops_.size());
@@ -321,8 +321,8 @@ class HorizontalFusion : Groups {
         return behind(least);
     }
 
-    /// What a member adds to a group's argument block: its own block, and its operands once more.
-    /// 0: it has none.
+    /// Bytes a member adds to a group's argument block: its own block, and its operands once more;
+    /// 0: it has no kernel.
     size_t bytes_in_group(const LoweredOp& op) const {
         size_t bytes = machine_.block_bytes(op).value_or(0);
         for (const auto* views : {&op.inputs, &op.outputs})
@@ -330,8 +330,7 @@ class HorizontalFusion : Groups {
         return bytes;
     }
 
-    /// Whether neither an op writes a param or state that a group reads, nor the group one that the
-    /// op reads.
+    /// Whether there is no WAR hazard on a param or state between an op and a group.
     bool apart(int op, int group) const {
         const auto inside = [&](int other) { return other >= 0 && group_[other] == group; };
         for (const View& view : ops_[op].outputs)
@@ -364,7 +363,7 @@ class HorizontalFusion : Groups {
 
 void fuse_updates(Lowered& lowered, const Target& target) {
     MultiTensorApply(lowered, target).run();
-    // Where a gradient lies nowhere, the others need no places as those of the params either.
+    // If a gradient is never materialised, the segment of gradients in param order is dropped.
     std::vector<char> inner(lowered.values.size(), 0);
     for (const LoweredOp& op : lowered.ops)
         for (const View& view : op.inner) inner[view.value] = 1;

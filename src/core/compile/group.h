@@ -1,8 +1,9 @@
-// Groups of ops that become one op: what fusing and sharing a launch have in common.
+// Grouping of ops into one, for vertical and horizontal fusion.
 //
-// Groups grow where no path leaves a group and comes back. Paths follow values, and run from every
-// reader of a param or state to the op that writes its next content. What is read outside a group,
-// an output, or a next content stays an output of its op; the rest never reaches memory.
+// Invariant: groups are convex, no path of the dependence graph leaves one and comes back, so that
+// the graph of groups is acyclic. Edges are def-use pairs and WAR hazards: from readers of a param
+// or state to the writer of its next content. A value that is read outside its group, an output or
+// a next content is an output of the fused op; others are never materialised.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +18,7 @@
 
 namespace aicf {
 
-/// A list of ints for each of a range of keys, in the order of the pairs that it is made from.
+/// Adjacency lists in CSR form, in the order of the given pairs.
 class Lists {
   public:
     Lists() = default;
@@ -35,7 +36,7 @@ class Lists {
     std::vector<int> begin_, items_;
 };
 
-/// The ops of a list in groups, each to become one op.
+/// A partition of the ops into groups, each to become one op.
 class Groups {
   public:
     Groups(Lowered& lowered, const Target& target) : ops_(lowered.ops), machine_(target) {
@@ -53,7 +54,7 @@ class Groups {
             for (const View& view : ops_[i].outputs)
                 if (const int before = std::exchange(producer_[view.value], at);
                     before >= 0 && before != at)
-                    edges.emplace_back(before, at);  // who writes another part of it
+                    edges.emplace_back(before, at);  // writers of parts of a value, in order
             for (const View& view : ops_[i].inputs) {
                 reads.emplace_back(view.value, at);
                 if (const int from = producer_[view.value]; from >= 0) edges.emplace_back(from, at);
@@ -78,9 +79,9 @@ class Groups {
 
   protected:
     enum class Merge { done, forbidden, too_large };
-    /// Makes one group of two, unless the region would not mean the same, a cycle or an overwritten
-    /// operand is in the way, or it is too large for the target. `means`: whether steps may stand
-    /// together so. `last`: all ops behind it still stand alone.
+    /// Merges two groups, unless `means` finds the region illegal, it would overwrite an operand it
+    /// still reads, the target refuses it, or a cycle would arise. `last`: ops after it are still
+    /// ungrouped, which bounds the search for cycles.
     Merge merge(int a, int b, bool (*means)(const LoweredOp&), int last) {
         poll();
         if (!together(a, b)) return Merge::forbidden;
@@ -94,7 +95,7 @@ class Groups {
         join(a, b, std::move(merged));
         return Merge::done;
     }
-    /// Whether both groups stand before the calls of the host, or neither does.
+    /// Whether both groups or neither precede host calls.
     bool together(int a, int b) const {
         return before_.empty() || before_[members_[a].front()] == before_[members_[b].front()];
     }
@@ -149,7 +150,8 @@ class Groups {
     virtual LoweredOp compose(const std::vector<int>& members, int a, int b) const {
         return region(members, a, b);
     }
-    /// Whether all that group `reader` takes from group `from` are whole results.
+    /// Whether group `reader` reads results of group `from` only with the layout they were written
+    /// in.
     bool whole_reads(int reader, int from) const {
         for (int member : members_[reader])
             for (const View& view : ops_[member].inputs)
@@ -172,7 +174,7 @@ class Groups {
     std::vector<ValueId> next_of_;           // by value: its next content
 
   private:
-    /// Whether the op would write a param or state while a step still reads it.
+    /// Whether the op would write a param or state that one of its steps still reads (WAR).
     bool overwrites(const LoweredOp& op) const {
         std::optional<std::vector<std::pair<int, int>>> allowed;
         for (int out = 0; out < static_cast<int>(op.outputs.size()); out++) {
@@ -189,7 +191,7 @@ class Groups {
         return false;
     }
 
-    /// Whether a path of single ops is known to lead from one group to another.
+    /// Sufficient test for a path between two groups, by the spanning forest.
     bool known_path(int from, int to) const {
         for (int upper : members_[from])
             for (int lower : members_[to])
@@ -197,9 +199,8 @@ class Groups {
         return false;
     }
 
-    /// Whether a path leads from group a to group b through an op of neither, which would both wait
-    /// for their union and be waited for by it: looked for from both ends by turns, as one of them
-    /// may lead far.
+    /// Whether a path leads from group a to group b through a third group: merging them would
+    /// create a cycle. Bidirectional search.
     bool makes_cycle(int a, int b, int last) {
         const int from_a = ++now_, from_b = ++now_;
         std::vector<int> on = {a}, back = {b};
@@ -278,7 +279,7 @@ class Groups {
         return result;
     }
 
-    /// Steps may each have brought a cast of the same operand.
+    /// CSE of casts within a region: several members may bring the same one.
     static void share_casts(LoweredOp& region) {
         const int outer = static_cast<int>(region.inputs.size() + region.outputs.size());
         for (size_t i = 0; i < region.body.size(); i++) {
@@ -306,7 +307,7 @@ class Groups {
         }
     }
 
-    Forest known_;  // by op, below one that it comes after
+    Forest known_;  // spanning forest of the dependence graph
     std::vector<char> before_;
     std::vector<int> seen_;  // by group
     int now_ = 0;

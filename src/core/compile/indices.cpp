@@ -15,7 +15,7 @@ struct Span {
     int64_t low, high;
 };
 
-/// A number of an integer dtype at an address.
+/// Loads an integer of a dtype.
 int64_t load(DType dtype, const char* at) {
     const auto as = [&](auto number) {
         std::memcpy(&number, at, sizeof number);
@@ -60,15 +60,15 @@ class Tracing {
         View view;
         bool ignores = false;
         int64_t ignored = 0;
-        bool reordered = false;  // it shows them all, not in the order of the view
+        bool reordered = false;  // all elements, in another order
     };
 
     int64_t rows_of(const Node& node) const {
         return node.op->rows(graph_.value(node.inputs[0]).type.shape, node.attrs);
     }
 
-    /// What the turns of a loop take rows by: all that they read of an operand, or, of one that
-    /// lies as it does in a leaf, a part of it.
+    /// The index uses of a loop's body, mapped to its operands: a whole operand, or a part of one
+    /// that is contiguous in a leaf.
     void add_body(const Graph& body, const Node& loop, IndexUses& found) {
         const int64_t carries = loop.attrs.integer("carries");
         const int64_t slices = loop.attrs.integer("slices");
@@ -83,13 +83,14 @@ class Tracing {
             }
             auto elements = elements_of(id, use.rows);
             if (!elements || elements->reordered || (elements->ignores && use.ignores) ||
-                !is_contiguous(elements->view.shape, elements->view.strides) || sure(id, use.rows))
+                !is_contiguous(elements->view.shape, elements->view.strides) ||
+                in_range(id, use.rows))
                 continue;
             View& view = elements->view;
             view.offset += part.offset;
             view.shape = part.shape;
             view.strides = part.strides;
-            if (operand.id < carries + slices) {  // a row a turn
+            if (operand.id < carries + slices) {  // one slice a turn
                 view.shape.insert(0, loop.attrs.integer("length"));
                 view.strides.insert(0, element_count(operand.type.shape));
             }
@@ -98,7 +99,7 @@ class Tracing {
         }
     }
 
-    /// The view without axes along which it shows one element.
+    /// Drops axes of size 1 or stride 0.
     static View without_repeats(View view) {
         for (int axis = view.shape.rank(); axis-- > 0;)
             if (view.strides[axis] == 0 || view.shape[axis] == 1) {
@@ -108,8 +109,8 @@ class Tracing {
         return view;
     }
 
-    /// Whether no element can be out of range.
-    bool sure(ValueId id, int64_t rows) {
+    /// Whether range analysis proves all elements in range.
+    bool in_range(ValueId id, int64_t rows) {
         const auto span = span_of(id, kDeepest);
         return span && span->low >= 0 && span->high < rows;
     }
@@ -133,11 +134,11 @@ class Tracing {
         found.leaves.push_back(std::move(use));
     }
 
-    /// `node` takes rows by the elements of `id`, or what is `inside` its body does.
+    /// Records that `node`, or the use `inside` its body, indexes by the elements of `id`.
     void add(ValueId id, int64_t rows, const Node& node, const IndexUse* inside, IndexUses& found) {
         const Type& type = graph_.value(id).type;
         if (element_count(type.shape) == 0) return;
-        if (sure(id, rows)) return;
+        if (in_range(id, rows)) return;
         if (const auto elements = elements_of(id, rows)) {
             add_elements(*elements, rows, node, inside, found);
             return;
@@ -148,7 +149,7 @@ class Tracing {
             return other.inputs[static_cast<size_t>(other.op->indices)] == id &&
                    rows_of(other) == rows;
         });
-        if (!seen && !of_the_host(id)) found.computed.push_back(node.id);
+        if (!seen && !from_host_call(id)) found.computed.push_back(node.id);
     }
 
     const Node* maker(ValueId id) const {
@@ -156,7 +157,7 @@ class Tracing {
         return producer < 0 ? nullptr : &graph_.nodes[producer];
     }
 
-    /// The elements of a leaf that a value shows; empty where it holds numbers of its own.
+    /// The leaf elements of which a value is a view; empty if it is computed.
     std::optional<Elements> elements_of(ValueId id, int64_t rows) const {
         const Node* node = maker(id);
         const Value& value = graph_.value(id);
@@ -166,7 +167,7 @@ class Tracing {
         }
         if (node->op_name == "Where") return without_ignored(*node, rows);
         const bool widens = node->op_name == "Cast" && widening(node->inputs[0], id);
-        if (!node->op || !(node->op->shows || node->op->detaches || widens)) return std::nullopt;
+        if (!node->op || !(node->op->is_view || node->op->detaches || widens)) return std::nullopt;
         auto elements = elements_of(node->inputs[0], rows);
         if (!elements) return elements;
         View& view = elements->view;
@@ -193,7 +194,7 @@ class Tracing {
         return elements;
     }
 
-    /// where(x != ignored, x, a row that there is).
+    /// Matches where(x != ignored, x, a valid index).
     std::optional<Elements> without_ignored(const Node& node, int64_t rows) const {
         const Node* test = maker(node.inputs[0]);
         const auto instead = number_of(node.inputs[2]);
@@ -213,10 +214,10 @@ class Tracing {
         return is_integer(a) && is_integer(b) && held(b, span_of_all(a));
     }
 
-    /// The number that all elements of a constant are; empty where it is none.
+    /// The number that all elements of a constant equal, if there is one.
     std::optional<int64_t> number_of(ValueId id) const {
         const Node* node = maker(id);
-        if (node && node->op && (node->op->shows || node->op_name == "Cast"))
+        if (node && node->op && (node->op->is_view || node->op_name == "Cast"))
             return is_integer(graph_.value(id).type.dtype) ? number_of(node->inputs[0])
                                                            : std::nullopt;
         if (node) return std::nullopt;
@@ -239,7 +240,7 @@ class Tracing {
         return span;
     }
 
-    /// Between which numbers the elements of an integer value are, whatever the inputs hold.
+    /// Interval analysis: bounds of an integer value's elements for any inputs.
     std::optional<Span> span_of(ValueId id, int deep) {
         if (deep == 0) return std::nullopt;
         auto& known = of_value_[static_cast<size_t>(id)];
@@ -276,8 +277,8 @@ class Tracing {
         }
         if (name == "ScatterLast") return Span{-1, along(0) - 1};
         if (!is_integer(value.type.dtype)) return std::nullopt;
-        if (node->op->shows || node->op->detaches) return of(0);
-        // What has no row is 0.
+        if (node->op->is_view || node->op->detaches) return of(0);
+        // Rows without a source are 0.
         if (name == "Take" || name == "Gather") return joined(of(0), Span{0, 0});
         if (name == "Sum") return sum_span(*node, of(0), value.type.dtype);
         if (name == "Cast") {
@@ -319,7 +320,7 @@ class Tracing {
     struct Bounds {
         double low, high;
     };
-    /// Between which numbers the elements of a float value are that are no NaN.
+    /// Bounds of a float value's elements, NaN apart.
     std::optional<Bounds> bounds_of(ValueId id, int deep) {
         const Value& value = graph_.value(id);
         const Node* node = maker(id);
@@ -333,7 +334,7 @@ class Tracing {
         if (!node || !node->op) return node ? std::nullopt : float_of(value);
         const auto of = [&](size_t i) { return bounds_of(node->inputs[i], deep - 1); };
         const std::string& name = node->op_name;
-        if (node->op->shows || node->op->detaches) return of(0);
+        if (node->op->is_view || node->op->detaches) return of(0);
         if (name == "Clip") {
             const Bounds range{node->attrs.number("lo"), node->attrs.number("hi")};
             return range.low <= range.high ? std::optional(range) : std::nullopt;
@@ -350,7 +351,7 @@ class Tracing {
         return Bounds{0, std::ceil(a->high * b->high)};  // rounding does not pass a whole number
     }
 
-    /// Of a constant of one f32 or f64.
+    /// Bounds of a scalar float constant.
     static std::optional<Bounds> float_of(const Value& value) {
         if (value.role != Role::constant || value.init.kind != Init::data || !value.init.bytes ||
             element_count(value.type.shape) != 1)
@@ -369,7 +370,7 @@ class Tracing {
         return Bounds{number, number};
     }
 
-    /// As integers, of which a NaN is 0.
+    /// Bounds after a cast to an integer, where NaN becomes 0.
     static std::optional<Span> truncated(const std::optional<Bounds>& x) {
         constexpr double kMost = 1 << 24;
         if (!x || x->low < -kMost || x->high > kMost) return std::nullopt;
@@ -389,7 +390,7 @@ class Tracing {
         return sum;
     }
 
-    /// Of a % b as it is composed: where the rest has another sign than b, b is added to it.
+    /// Bounds of a % b as composed: b is added to a remainder of the other sign.
     std::optional<Span> remainder_span(const Node& where, int deep) {
         const auto made = [&](ValueId id, const char* name) {
             const Node* node = maker(id);
@@ -419,7 +420,7 @@ class Tracing {
         return Span{std::min(a->low, b->low), std::max(a->high, b->high)};
     }
 
-    /// Of the larger or the smaller of two, one of which may be any number.
+    /// Bounds of a maximum or minimum, also if only one operand is bounded.
     static Span bounded(DType dtype, const std::optional<Span>& a, const std::optional<Span>& b,
                         bool larger) {
         const Span any = span_of_all(dtype);
@@ -428,8 +429,8 @@ class Tracing {
         return {std::min(x.low, y.low), std::min(x.high, y.high)};
     }
 
-    /// Whether a callback of the host has a part in a value: to look at it would be one more call.
-    bool of_the_host(ValueId id) const {
+    /// Whether a value depends on a host callback; a check would call it once more.
+    bool from_host_call(ValueId id) const {
         std::vector<ValueId> left = {id};
         std::vector<char> seen(graph_.values.size(), 0);
         while (!left.empty()) {
@@ -443,12 +444,12 @@ class Tracing {
         return false;
     }
 
-    static constexpr int kDeepest = 64;  // makers of a span that are looked at, one behind another
+    static constexpr int kDeepest = 64;  // recursion limit of the interval analysis
     const Graph& graph_;
     std::vector<std::optional<std::optional<Span>>> of_value_;
 };
 
-/// Whether one of `count` numbers is refused; in the order of memory, without a branch for each.
+/// Whether any of `count` adjacent indices is out of range; branch-free, so it vectorises.
 template <class T>
 bool any_refused(const char* at, int64_t count, int64_t step, const IndexUse& use) {
     const auto rows = static_cast<uint64_t>(use.rows);
@@ -492,11 +493,12 @@ int64_t integer_at(const TensorRef& tensor, int64_t element) {
 IndexUses index_uses(const Graph& graph) { return Tracing(graph).uses(); }
 
 std::optional<std::vector<int64_t>> refused_element(const IndexUse& use, const TensorRef& content) {
-    if (element_count(use.view.shape) == 0) return std::nullopt;  // of a file, it may lie anywhere
+    if (element_count(use.view.shape) == 0)
+        return std::nullopt;  // from a file, its offset may be anything
     const Dims own = contiguous_strides(content.shape);
     const int64_t size = dtype_size(content.dtype);
     const auto* base = static_cast<const char*>(content.data);
-    // Where element number `element` of the leaf, in C order, lies.
+    // The address of an element of the leaf, given its C-order position.
     const auto at = [&](int64_t element) {
         int64_t offset = 0;
         for (int axis = 0; axis < own.rank(); axis++) {
@@ -510,7 +512,7 @@ std::optional<std::vector<int64_t>> refused_element(const IndexUse& use, const T
     if (packed && use.view.whole({use.view.dtype, content.shape}) &&
         !any_refused(content.dtype, base, element_count(content.shape), 1, use))
         return std::nullopt;
-    // Lines along the last axis that goes on in memory, the other axes like an odometer.
+    // Runs along the last contiguous axis; the other axes count like an odometer.
     Dims shape = use.view.shape, strides = use.view.strides;
     for (int axis = shape.rank(); axis-- > 0;)
         if (strides[axis] == 0 || shape[axis] == 1) {

@@ -4,24 +4,24 @@
 
 namespace aicf {
 
-Ways longest_ways(const std::vector<std::vector<int>>& waits) {
-    Ways ways{std::vector<int>(waits.size(), 0), std::vector<int>(waits.size(), -1)};
+LongestPaths longest_paths(const std::vector<std::vector<int>>& waits) {
+    LongestPaths paths{std::vector<int>(waits.size(), 0), std::vector<int>(waits.size(), -1)};
     for (int op = static_cast<int>(waits.size()) - 1; op >= 0; op--)
         for (int wait : waits[op])
-            if (ways.length[op] + 1 >= ways.length[wait]) {  // the first of the list among equals
-                ways.length[wait] = ways.length[op] + 1;
-                ways.next[wait] = op;
+            if (paths.length[op] + 1 >= paths.length[wait]) {  // ties: the first in the list
+                paths.length[wait] = paths.length[op] + 1;
+                paths.next[wait] = op;
             }
-    return ways;
+    return paths;
 }
 
-std::vector<bool> on_longest_way(const std::vector<std::vector<int>>& waits) {
-    const std::vector<int> ahead = longest_ways(waits).length;
-    std::vector<int> length = ahead;  // of the longest way over an op
-    std::vector<int> behind(waits.size(), 0);
+std::vector<bool> on_critical_path(const std::vector<std::vector<int>>& waits) {
+    const std::vector<int> to_end = longest_paths(waits).length;
+    std::vector<int> length = to_end;  // of the longest path through an op
+    std::vector<int> from_start(waits.size(), 0);
     for (size_t op = 0; op < waits.size(); op++) {
-        for (int wait : waits[op]) behind[op] = std::max(behind[op], behind[wait] + 1);
-        length[op] += behind[op];
+        for (int wait : waits[op]) from_start[op] = std::max(from_start[op], from_start[wait] + 1);
+        length[op] += from_start[op];
     }
     const auto longest = std::max_element(length.begin(), length.end());
     std::vector<bool> found;
@@ -31,7 +31,7 @@ std::vector<bool> on_longest_way(const std::vector<std::vector<int>>& waits) {
 
 Lanes::Lanes(const std::vector<std::vector<int>>& waits, int most)
     : most_(static_cast<size_t>(most)), lane_(waits.size()), position_(waits.size()) {
-    share_out(waits, most);
+    assign_lanes(waits, most);
     const int ops = static_cast<int>(waits.size());
     after_.resize(before_.size());
     for (int op = 0; op < ops; op++)
@@ -45,11 +45,11 @@ Lanes::Lanes(const std::vector<std::vector<int>>& waits, int most)
     }
 }
 
-/// An op continues the lane whose end comes before it and is nearest. The end of a lane is kept
-/// for the one that waits for it and has the longest way to go.
-void Lanes::share_out(const std::vector<std::vector<int>>& waits, int most) {
+/// Greedy: an op extends the lane whose last op is ordered before it, of several the latest such
+/// op. A lane whose last op has a later successor on its longest path is reserved for that one.
+void Lanes::assign_lanes(const std::vector<std::vector<int>>& waits, int most) {
     const int ops = static_cast<int>(waits.size());
-    const std::vector<int> heir = longest_ways(waits).next;
+    const std::vector<int> successor = longest_paths(waits).next;
     std::vector<int> ends;
     before_.assign(waits.size() * most_, 0);
     for (int op = 0; op < ops; op++) {
@@ -58,7 +58,7 @@ void Lanes::share_out(const std::vector<std::vector<int>>& waits, int most) {
                 before(op, lane) = std::max(before(op, lane), before(wait, lane));
         int own = -1;
         for (int lane = 0; lane < std::min(count(), most - 1); lane++)
-            if (before(op, lane) == size(lane) && heir[ends[lane]] <= op &&
+            if (before(op, lane) == size(lane) && successor[ends[lane]] <= op &&
                 (own < 0 || ends[lane] > ends[own]))
                 own = lane;
         if (own < 0) {
@@ -75,7 +75,7 @@ void Lanes::share_out(const std::vector<std::vector<int>>& waits, int most) {
     }
 }
 
-Lanes::Span Lanes::beside(int lane, int first, const std::vector<int>& ops) const {
+Lanes::Span Lanes::concurrent(int lane, int first, const std::vector<int>& ops) const {
     Span span{before_[cell(first, lane)], 0};
     if (lane_[first] == lane) span.begin = std::min(span.begin, position_[first]);
     for (int op : ops) {
@@ -85,31 +85,31 @@ Lanes::Span Lanes::beside(int lane, int first, const std::vector<int>& ops) cons
     return span;
 }
 
-LaneRoom::LaneRoom(const Lanes& lanes) : lanes_(lanes) {
+LaneAllocator::LaneAllocator(const Lanes& lanes) : lanes_(lanes) {
     for (int lane = 0; lane < lanes.count(); lane++) {
-        alive_.emplace_back(lanes.size(lane));
-        made_.emplace_back(lanes.size(lane));
+        live_.emplace_back(lanes.size(lane));
+        defs_.emplace_back(lanes.size(lane));
     }
 }
 
-// Two values may be alive at once where what makes one may run while the other is alive.
-int64_t LaneRoom::lowest(const Life& life, int64_t bytes) const {
-    std::vector<const Taken*> taken;
-    const int at = lanes_.position(life.first);
-    alive_[lanes_.lane(life.first)].find(at, at, taken);
+// Two live ranges may intersect if and only if the definition of one may run inside the other.
+int64_t LaneAllocator::first_fit_offset(const LiveRange& range, int64_t bytes) const {
+    std::vector<const RangeSet*> taken;
+    const int at = lanes_.position(range.first);
+    live_[lanes_.lane(range.first)].find(at, at, taken);
     for (int lane = 0; lane < lanes_.count(); lane++) {
-        const auto [begin, end] = lanes_.beside(lane, life.first, life.ops);
-        if (begin < end) made_[lane].find(begin, end - 1, taken);
+        const auto [begin, end] = lanes_.concurrent(lane, range.first, range.ops);
+        if (begin < end) defs_[lane].find(begin, end - 1, taken);
     }
-    return lowest_free(taken, bytes);
+    return first_fit(taken, bytes);
 }
 
-void LaneRoom::take(const Life& life, int64_t begin, int64_t end) {
-    const int at = lanes_.position(life.first);
-    made_[lanes_.lane(life.first)].take(at, at, begin, end);
+void LaneAllocator::take(const LiveRange& range, int64_t begin, int64_t end) {
+    const int at = lanes_.position(range.first);
+    defs_[lanes_.lane(range.first)].take(at, at, begin, end);
     for (int lane = 0; lane < lanes_.count(); lane++) {
-        const auto span = lanes_.beside(lane, life.first, life.ops);
-        if (span.begin < span.end) alive_[lane].take(span.begin, span.end - 1, begin, end);
+        const auto span = lanes_.concurrent(lane, range.first, range.ops);
+        if (span.begin < span.end) live_[lane].take(span.begin, span.end - 1, begin, end);
     }
 }
 

@@ -1,4 +1,4 @@
-// Ops that may run side by side, and memory for what lives while they do.
+// A chain cover of the dependence graph (lanes), and memory allocation under that partial order.
 #pragma once
 
 #include <cstddef>
@@ -9,40 +9,41 @@
 
 namespace aicf {
 
-/// By op the longest way from it to the end of the step, in ops, and the next op on that way: -1
-/// where nothing waits for it.
-struct Ways {
+/// By op, the length in edges of the longest path from it to the end of the step, and the next op
+/// on that path (-1: it has no successor).
+struct LongestPaths {
     std::vector<int> length, next;
 };
-Ways longest_ways(const std::vector<std::vector<int>>& waits);
-/// By op whether a longest way from the start of the step to its end leads over it.
-std::vector<bool> on_longest_way(const std::vector<std::vector<int>>& waits);
+LongestPaths longest_paths(const std::vector<std::vector<int>>& waits);
+/// By op, whether it lies on a critical path.
+std::vector<bool> on_critical_path(const std::vector<std::vector<int>>& waits);
 
-/// The ops of a list in lanes. In a lane each op comes after the one before it, by what they wait
-/// for; where the lanes do not suffice, the last takes the others, in the order of the list.
+/// Partitions the ops into chains of the dependence order. Each op of a lane depends, transitively,
+/// on the one before it; only in the last lane, which takes what fits in no other, is the order
+/// that of the list alone.
 class Lanes {
   public:
-    /// `waits`: by op the earlier ones it waits for.
+    /// `waits`: by op, its direct predecessors. `most`: the maximal number of lanes.
     Lanes(const std::vector<std::vector<int>>& waits, int most);
 
     int lane(int op) const { return lane_[op]; }
     int position(int op) const { return position_[op]; }
     int size(int lane) const { return sizes_[lane]; }
     int count() const { return static_cast<int>(sizes_.size()); }
-    /// Whether the one is known to come before the other.
+    /// Whether `other` depends on `op`, directly or transitively.
     bool comes_before(int op, int other) const {
         return op != other && position_[op] < before_[cell(other, lane_[op])];
     }
-    /// Positions in a lane, `end` not included.
+    /// Positions in a lane: [begin, end).
     struct Span {
         int begin, end;
     };
-    /// The ops of a lane that may run between the start of `first` and the end of all of `ops`,
-    /// which come after it or are it: those neither before the one nor after all the others.
-    Span beside(int lane, int first, const std::vector<int>& ops) const;
+    /// The ops of a lane that may run while a value is live: those that are neither ordered before
+    /// its definition `first` nor after all its uses `ops`.
+    Span concurrent(int lane, int first, const std::vector<int>& ops) const;
 
   private:
-    void share_out(const std::vector<std::vector<int>>& waits, int most);
+    void assign_lanes(const std::vector<std::vector<int>>& waits, int most);
     size_t cell(int op, int lane) const {
         return static_cast<size_t>(op) * most_ + static_cast<size_t>(lane);
     }
@@ -51,27 +52,28 @@ class Lanes {
 
     size_t most_;
     std::vector<int> lane_, position_, sizes_;
-    // By op and lane: how many ops from the lane's begin on come before it or are it; from where
-    // on in the lane all come after it or are it.
+    // By op and lane: the length of the lane's prefix that is ordered before the op or is it; the
+    // first position from which on all are ordered after the op or are it.
     std::vector<int> before_, after_;
 };
 
-/// Memory for values that live beside ops in lanes.
-class LaneRoom {
+/// First-fit allocation where live ranges are partially ordered: values that may be live at the
+/// same time in some legal schedule get disjoint bytes.
+class LaneAllocator {
   public:
-    explicit LaneRoom(const Lanes& lanes);
-    /// A value that `first` makes and `ops` touch, `first` among them.
-    struct Life {
+    explicit LaneAllocator(const Lanes& lanes);
+    /// A value: the op that defines it, and all ops that access it, `first` among them.
+    struct LiveRange {
         int first;
         std::vector<int> ops;
     };
-    /// The lowest offset where no value lies with which this one may be alive at once.
-    int64_t lowest(const Life& life, int64_t bytes) const;
-    void take(const Life& life, int64_t begin, int64_t end);
+    /// The lowest offset that overlaps no value whose live range may intersect this one's.
+    int64_t first_fit_offset(const LiveRange& range, int64_t bytes) const;
+    void take(const LiveRange& range, int64_t begin, int64_t end);
 
   private:
     const Lanes& lanes_;
-    std::vector<Room> alive_, made_;  // by lane: while what may run, and at what makes it
+    std::vector<TimeTree> live_, defs_;  // by lane, over positions: whole live ranges; definitions
 };
 
 }  // namespace aicf

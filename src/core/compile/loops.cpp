@@ -1,5 +1,4 @@
-// What a plan keeps of a loop: the plan of a turn, the room of its turns, its kernels among the
-// others.
+// Loops in a plan: the scratch layout of a body, and the flat order of kernels, bodies included.
 #include "core/compile/memory.h"
 #include "core/compile/plan.h"
 
@@ -8,7 +7,7 @@ namespace aicf {
 std::shared_ptr<const Kernel> loop_kernel(const LoweredOp& op, const Plan& body) {
     auto kernel = std::make_shared<Kernel>();
     kernel->name = "loop";
-    kernel->workspace_bytes = static_cast<uint64_t>(rooms_of(op, body).bytes);
+    kernel->workspace_bytes = static_cast<uint64_t>(loop_scratch(op, body).bytes);
     kernel->counter_bytes =
         static_cast<uint64_t>(body.segment_bytes[static_cast<int>(Segment::counters)]);
     return kernel;
@@ -57,19 +56,19 @@ void give_kernels(Plan& plan, const Kernels& kernels) {
     check(next == kernels.size(), "plan: there are more kernels than ops");
 }
 
-LoopRooms rooms_of(const LoweredOp& op, const Plan& body) {
-    LoopRooms rooms{{}, align_up(body.segment_bytes[static_cast<int>(Segment::temps)])};
+LoopScratch loop_scratch(const LoweredOp& op, const Plan& body) {
+    LoopScratch scratch{{}, align_up(body.segment_bytes[static_cast<int>(Segment::temps)])};
     const LoopShape shape(op.attrs);
     for (size_t i = 0; i < shape.history.size(); i++) {
-        rooms.carries.push_back(shape.history[i] ? -1 : rooms.bytes);
+        scratch.carries.push_back(shape.history[i] ? -1 : scratch.bytes);
         if (shape.history[i]) continue;
         const int64_t bytes = byte_count(body.values[body.outputs[i].value].type);
-        if (bytes > kMostBytes / 2 - kArenaAlign - rooms.bytes / 2)
+        if (bytes > kMostBytes / 2 - kArenaAlign - scratch.bytes / 2)
             raise(ErrorKind::out_of_memory, "plan: a loop takes more than ", kMostBytes,
                   " bytes; need smaller values");
-        rooms.bytes = rooms.bytes + 2 * align_up(bytes);
+        scratch.bytes = scratch.bytes + 2 * align_up(bytes);
     }
-    return rooms;
+    return scratch;
 }
 
 }  // namespace aicf

@@ -1,5 +1,4 @@
-// From IR nodes to the list of lowered ops: each node by its own rule; outputs and assigns become
-// plain data flow.
+// Lowering: each IR node by its op's rule; outputs and assigns become plain data flow.
 #include <algorithm>
 
 #include "core/base/interrupt.h"
@@ -14,10 +13,11 @@ LoweredOp copy_op(const View& from, const View& to) {
     return {find_lowered("copy"), {from}, {to}, {}, -1};
 }
 
-/// Gives each output a storage of its own, readable after the step.
+/// Gives each output its own storage, readable after the step.
 void lower_outputs(Lowered& lowered, const Graph& graph) {
     std::vector<char> taken(lowered.values.size(), 0);
-    std::vector<LoweredOp> early;  // reads of leaves: they mean the start of the step
+    std::vector<LoweredOp>
+        early;  // copies of leaves, which must read the content at the start of the step
     for (const GraphOutput& output : graph.outputs) {
         const View view = lowered.views[output.value];
         const Value root = lowered.values[view.value];  // a copy: append_value moves the values
@@ -43,7 +43,7 @@ void lower_outputs(Lowered& lowered, const Graph& graph) {
             lowered.assigns.push_back({result.position, position});
             result.value = result.ring;
         } else if (root.role != Role::temp || taken[view.value] || !view.whole(root.type) ||
-                   !(root.type == type)) {  // a reshaped value has its storage's type
+                   !(root.type == type)) {  // a reshape: the type is the storage's
             result.value = append_value(lowered, type, output.name);
             auto& list = root.role == Role::temp ? lowered.ops : early;
             list.push_back(copy_op(view, lowered.views[result.value]));
@@ -55,8 +55,8 @@ void lower_outputs(Lowered& lowered, const Graph& graph) {
     lowered.ops.insert(lowered.ops.begin(), early.begin(), early.end());
 }
 
-/// Makes every assign's source a value that some op writes and that nothing else claims, so that
-/// the plan can put it on the target's storage; adds copies where it is not so already.
+/// Makes the source of every assign a value that an op writes and no other assign or output claims,
+/// so that the plan can place it on the target's storage. Inserts copies where needed.
 void lower_assigns(Lowered& lowered, const Graph& graph) {
     std::vector<char> claimed(lowered.values.size(), 0);
     for (const Lowered::Output& output : lowered.outputs) claimed[output.value] = 1;
@@ -70,7 +70,8 @@ void lower_assigns(Lowered& lowered, const Graph& graph) {
             continue;
         }
         const Type type = graph.value(assign.target).type;
-        if (root.role == Role::param || root.role == Role::state) {  // read before anyone writes it
+        if (root.role == Role::param ||
+            root.role == Role::state) {  // read before it is overwritten
             const View kept = lowered.views[append_value(lowered, type, "kept")];
             early.push_back(copy_op(view, kept));
             view = kept;
@@ -84,8 +85,8 @@ void lower_assigns(Lowered& lowered, const Graph& graph) {
     lowered.ops.insert(lowered.ops.begin(), early.begin(), early.end());
 }
 
-/// Direct placement is legal when every read of the target comes before the write, or is the
-/// write's own in-place operand. Elsewhere the new value is copied into place at the end.
+/// Writing in place is legal if every read of the target precedes the write or is its in-place
+/// operand (no WAR hazard); otherwise the new value is copied over at the end.
 void settle_assigns(Lowered& lowered) {
     std::vector<LoweredOp> late;
     std::vector<int> producers(lowered.values.size(), -1);
@@ -116,7 +117,7 @@ void settle_assigns(Lowered& lowered) {
         if (legal) continue;
         const Value target = lowered.values[assign.target];
         const ValueId next = append_value(lowered, target.type, target.name);
-        View from = lowered.views[next];  // the source is whole, perhaps in another shape
+        View from = lowered.views[next];  // whole, maybe reshaped
         from.value = assign.source;
         late.push_back(copy_op(from, lowered.views[next]));
         assign.source = next;
@@ -143,7 +144,7 @@ std::vector<char> before_host_calls(const Lowered& lowered) {
         for (const View& view : lowered.ops[i].outputs) producers[view.value].push_back(i);
         for (const View& view : lowered.ops[i].inputs) readers[view.value].push_back(i);
     }
-    for (size_t i = count; i-- > 0;) {  // whatever one waits for stands before it
+    for (size_t i = count; i-- > 0;) {  // reverse topological order
         if (!first[i]) continue;
         for (const View& view : lowered.ops[i].inputs)
             for (size_t producer : producers[view.value]) first[producer] = 1;
@@ -188,7 +189,7 @@ Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
     lower_outputs(lowered, graph);
     lower_assigns(lowered, graph);
     settle_assigns(lowered);
-    for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have one mode
+    for (LoweredOp& op : lowered.ops)  // 16-bit and f64 products have no modes
         if (op.attrs.find("math") && op.inputs[0].dtype == DType::f32 && math != "mixed")
             op.attrs.set("math", math);
     for (LoweredOp& op : lowered.ops)

@@ -5,61 +5,62 @@
 
 namespace aicf {
 
-// ---- who touched it last -----------------------------------------------------------------------
+// ---- hazards -----------------------------------------------------------------------
 
-/// Makes a stretch that spans `at` two.
-void LastTouches::cut(Stretches& stretches, int64_t at) {
-    auto after = stretches.lower_bound(at);
-    if (after == stretches.begin()) return;
+/// Splits the range that contains `at` there.
+void HazardTracker::split(RangeMap& ranges, int64_t at) {
+    auto after = ranges.lower_bound(at);
+    if (after == ranges.begin()) return;
     auto& [begin, before] = *std::prev(after);
     if (before.end <= at || begin == at) return;
-    stretches.emplace_hint(after, at, before);
+    ranges.emplace_hint(after, at, before);
     before.end = at;
 }
 
-void LastTouches::note(Stretches& stretches, int op, const Touch& touch) {
-    cut(stretches, touch.begin);
-    cut(stretches, touch.end);
-    auto at = stretches.lower_bound(touch.begin);
-    if (touch.write) {
-        while (at != stretches.end() && at->first < touch.end) at = stretches.erase(at);
-        stretches.emplace_hint(at, touch.begin, Stretch{touch.end, op, {}});
+void HazardTracker::update(RangeMap& ranges, int op, const MemoryAccess& access) {
+    split(ranges, access.begin);
+    split(ranges, access.end);
+    auto at = ranges.lower_bound(access.begin);
+    if (access.write) {
+        while (at != ranges.end() && at->first < access.end) at = ranges.erase(at);
+        ranges.emplace_hint(at, access.begin, ByteRange{access.end, op, {}});
         return;
     }
-    int64_t from = touch.begin;
-    for (; at != stretches.end() && at->first < touch.end; ++at) {
-        if (from < at->first) stretches.emplace_hint(at, from, Stretch{at->first, -1, {op}});
+    int64_t from = access.begin;
+    for (; at != ranges.end() && at->first < access.end; ++at) {
+        if (from < at->first) ranges.emplace_hint(at, from, ByteRange{at->first, -1, {op}});
         at->second.readers.push_back(op);
         from = at->second.end;
     }
-    if (from < touch.end) stretches.emplace_hint(at, from, Stretch{touch.end, -1, {op}});
+    if (from < access.end) ranges.emplace_hint(at, from, ByteRange{access.end, -1, {op}});
 }
 
-std::vector<int> LastTouches::meet(int op, const std::vector<Touch>& touches) {
-    std::vector<int> met;
-    for (const Touch& touch : touches) {
-        if (touch.begin == touch.end) continue;
-        Stretches& stretches = spaces_[touch.space];
-        auto at = stretches.upper_bound(touch.begin);
-        if (at != stretches.begin() && std::prev(at)->second.end > touch.begin) --at;
-        for (; at != stretches.end() && at->first < touch.end; ++at) {
-            const Stretch& stretch = at->second;
-            if (stretch.writer >= 0) met.push_back(stretch.writer);
-            if (touch.write) met.insert(met.end(), stretch.readers.begin(), stretch.readers.end());
+std::vector<int> HazardTracker::record(int op, const std::vector<MemoryAccess>& accesses) {
+    std::vector<int> hazards;
+    for (const MemoryAccess& access : accesses) {
+        if (access.begin == access.end) continue;
+        RangeMap& ranges = spaces_[access.space];
+        auto at = ranges.upper_bound(access.begin);
+        if (at != ranges.begin() && std::prev(at)->second.end > access.begin) --at;
+        for (; at != ranges.end() && at->first < access.end; ++at) {
+            const ByteRange& range = at->second;
+            if (range.writer >= 0) hazards.push_back(range.writer);
+            if (access.write)
+                hazards.insert(hazards.end(), range.readers.begin(), range.readers.end());
         }
     }
     for (const bool write : {false, true})
-        for (const Touch& touch : touches)
-            if (touch.write == write && touch.begin != touch.end)
-                note(spaces_[touch.space], op, touch);
-    std::sort(met.begin(), met.end(), std::greater<>());
-    met.erase(std::unique(met.begin(), met.end()), met.end());
-    return met;
+        for (const MemoryAccess& access : accesses)
+            if (access.write == write && access.begin != access.end)
+                update(spaces_[access.space], op, access);
+    std::sort(hazards.begin(), hazards.end(), std::greater<>());
+    hazards.erase(std::unique(hazards.begin(), hazards.end()), hazards.end());
+    return hazards;
 }
 
-// ---- what it holds -----------------------------------------------------------------------------
+// ---- contents -----------------------------------------------------------------------------
 
-int Contents::meets(const Touch& at) const {
+int Contents::overlapping(const MemoryAccess& at) const {
     if (at.begin == at.end) return -1;
     auto after = held_.lower_bound({at.space, at.end});
     if (after == held_.begin()) return -1;
@@ -67,7 +68,7 @@ int Contents::meets(const Touch& at) const {
     return where.first == at.space && held.end > at.begin ? held.value : -1;
 }
 
-void Contents::write(const Touch& at, int value) {
+void Contents::write(const MemoryAccess& at, int value) {
     if (at.begin == at.end) return;
     auto next = held_.lower_bound({at.space, at.begin});
     if (next != held_.begin()) {
@@ -79,15 +80,15 @@ void Contents::write(const Touch& at, int value) {
     held_.emplace_hint(next, std::pair(at.space, at.begin), Held{at.end, value});
 }
 
-bool Contents::holds(const Touch& at, int value) const {
+bool Contents::holds(const MemoryAccess& at, int value) const {
     if (at.begin == at.end) return true;
     const auto held = held_.find({at.space, at.begin});
     return held != held_.end() && held->second.value == value;
 }
 
-// ---- where there is room -----------------------------------------------------------------------
+// ---- free space -----------------------------------------------------------------------
 
-void Taken::add(int64_t begin, int64_t end) {
+void RangeSet::add(int64_t begin, int64_t end) {
     const auto first =
         std::lower_bound(list_.begin(), list_.end(), begin,
                          [](const auto& one, int64_t at) { return one.second < at; });
@@ -104,41 +105,42 @@ void Taken::add(int64_t begin, int64_t end) {
     list_.erase(first + 1, last);
 }
 
-Room::Room(int moments) {
+TimeTree::TimeTree(int moments) {
     while (moments_ < moments) moments_ *= 2;
-    ranges_.resize(2 * static_cast<size_t>(moments_));
+    nodes_.resize(2 * static_cast<size_t>(moments_));
 }
 
-/// Visits the ranges that moments first..last meet, from the root; not below those they cover.
+/// Visits the nodes whose interval intersects [first, last], top down, not below those it covers.
 template <class Visit>
-void Room::walk(size_t range, int begin, int end, int first, int last, const Visit& visit) const {
+void TimeTree::walk(size_t node, int begin, int end, int first, int last,
+                    const Visit& visit) const {
     if (last < begin || end <= first) return;
     const bool covered = first <= begin && end <= last + 1;
-    visit(range, covered);
+    visit(node, covered);
     if (covered) return;
     const int middle = begin + (end - begin) / 2;
-    walk(2 * range, begin, middle, first, last, visit);
-    walk(2 * range + 1, middle, end, first, last, visit);
+    walk(2 * node, begin, middle, first, last, visit);
+    walk(2 * node + 1, middle, end, first, last, visit);
 }
 
-void Room::take(int first, int last, int64_t begin, int64_t end) {
-    walk(1, 0, moments_, first, last, [&](size_t range, bool covered) {
-        ranges_[range].within.add(begin, end);
-        if (covered) ranges_[range].through.add(begin, end);
+void TimeTree::take(int first, int last, int64_t begin, int64_t end) {
+    walk(1, 0, moments_, first, last, [&](size_t node, bool covered) {
+        nodes_[node].within.add(begin, end);
+        if (covered) nodes_[node].through.add(begin, end);
     });
 }
 
-void Room::find(int first, int last, std::vector<const Taken*>& found) const {
-    walk(1, 0, moments_, first, last, [&](size_t range, bool covered) {
-        const Taken& taken = covered ? ranges_[range].within : ranges_[range].through;
+void TimeTree::find(int first, int last, std::vector<const RangeSet*>& found) const {
+    walk(1, 0, moments_, first, last, [&](size_t node, bool covered) {
+        const RangeSet& taken = covered ? nodes_[node].within : nodes_[node].through;
         if (!taken.list().empty()) found.push_back(&taken);
     });
 }
 
-int64_t lowest_free(const std::vector<const Taken*>& lists, int64_t bytes) {
+int64_t first_fit(const std::vector<const RangeSet*>& lists, int64_t bytes) {
     using Iterator = std::vector<std::pair<int64_t, int64_t>>::const_iterator;
     std::vector<std::pair<Iterator, Iterator>> taken;
-    for (const Taken* list : lists) taken.emplace_back(list->list().begin(), list->list().end());
+    for (const RangeSet* list : lists) taken.emplace_back(list->list().begin(), list->list().end());
     int64_t offset = 0;
     for (bool moved = true; moved;) {
         moved = false;

@@ -1,4 +1,5 @@
-// Stretches of memory over the course of a step: who touched them last, and where there is room.
+// Byte ranges over the course of a step: hazards between accesses, contents, and free space over
+// live ranges.
 #pragma once
 
 #include <cstddef>
@@ -11,44 +12,43 @@ namespace aicf {
 
 constexpr int64_t kMostBytes = int64_t{1} << 58;  // of any region, so that no sum of them overflows
 
-/// A stretch of memory one op touches. Equal offsets in two spaces have nothing to do with each
-/// other.
-struct Touch {
+/// A byte range that one op reads or writes. Spaces are separate address spaces.
+struct MemoryAccess {
     int space;
     int64_t begin, end;
     bool write;
-    bool conflicts(const Touch& other) const {
+    bool conflicts(const MemoryAccess& other) const {
         return space == other.space && begin < other.end && other.begin < end &&
                (write || other.write);
     }
 };
 
-/// What touched each byte last, while ops come one after another.
-class LastTouches {
+/// The last writer of each byte and its readers since, updated op by op in list order.
+class HazardTracker {
   public:
-    /// Of the ops before that `op` conflicts with, enough that all others come before one of them
-    /// if each op waits for what it was told; descending.
-    std::vector<int> meet(int op, const std::vector<Touch>& touches);
+    /// Records the accesses of `op` and returns the earlier ops with which they form a hazard (RAW,
+    /// WAR or WAW), descending. Hazards already implied by an intervening writer may be left out.
+    std::vector<int> record(int op, const std::vector<MemoryAccess>& accesses);
 
   private:
-    struct Stretch {
+    struct ByteRange {
         int64_t end;
         int writer;                // -1: none yet
-        std::vector<int> readers;  // since it was written
+        std::vector<int> readers;  // since that write
     };
-    using Stretches = std::map<int64_t, Stretch>;  // by their begin, disjoint
-    static void cut(Stretches& stretches, int64_t at);
-    static void note(Stretches& stretches, int op, const Touch& touch);
-    std::map<int, Stretches> spaces_;
+    using RangeMap = std::map<int64_t, ByteRange>;  // by begin, disjoint
+    static void split(RangeMap& ranges, int64_t at);
+    static void update(RangeMap& ranges, int op, const MemoryAccess& access);
+    std::map<int, RangeMap> spaces_;
 };
 
-/// Which value lies in each byte.
+/// Which value each byte holds.
 class Contents {
   public:
-    void write(const Touch& at, int value);
-    bool holds(const Touch& at, int value) const;
-    /// A value that lies in some of these bytes; -1: none.
-    int meets(const Touch& at) const;
+    void write(const MemoryAccess& at, int value);
+    bool holds(const MemoryAccess& at, int value) const;
+    /// A value that some of these bytes hold; -1: none.
+    int overlapping(const MemoryAccess& at) const;
 
   private:
     struct Held {
@@ -58,8 +58,8 @@ class Contents {
     std::map<std::pair<int, int64_t>, Held> held_;  // by space and begin, disjoint
 };
 
-/// Taken stretches, ascending and apart.
-class Taken {
+/// Sorted, disjoint, coalesced byte ranges.
+class RangeSet {
   public:
     void add(int64_t begin, int64_t end);
     const std::vector<std::pair<int64_t, int64_t>>& list() const { return list_; }
@@ -67,28 +67,29 @@ class Taken {
   private:
     std::vector<std::pair<int64_t, int64_t>> list_;
 };
-/// The lowest offset at which `bytes` are free in all of the lists.
-int64_t lowest_free(const std::vector<const Taken*>& lists, int64_t bytes);
+/// The lowest offset at which `bytes` are free in all of the sets.
+int64_t first_fit(const std::vector<const RangeSet*>& lists, int64_t bytes);
 
-/// What is taken when, over a list of moments.
-class Room {
+/// A segment tree over time: which bytes are taken at which moments.
+class TimeTree {
   public:
-    explicit Room(int moments);
+    explicit TimeTree(int moments);
     void take(int first, int last, int64_t begin, int64_t end);
-    /// Adds what is taken at some moment from `first` to `last`; valid until the next take.
-    void find(int first, int last, std::vector<const Taken*>& found) const;
+    /// Appends the sets whose union is what is taken at some moment in [first, last]; valid until
+    /// the next take.
+    void find(int first, int last, std::vector<const RangeSet*>& found) const;
 
   private:
-    /// Of a range of moments: what is taken through all of it by values noted for the whole range,
-    /// and at some moment by any noted for it or a part of it.
-    struct Range {
-        Taken through, within;
+    /// A node: bytes taken over its whole interval by ranges stored at this node, and bytes taken
+    /// at any moment of it by ranges stored at it or below.
+    struct TreeNode {
+        RangeSet through, within;
     };
     template <class Visit>
-    void walk(std::size_t range, int begin, int end, int first, int last, const Visit& visit) const;
+    void walk(std::size_t node, int begin, int end, int first, int last, const Visit& visit) const;
 
-    int moments_ = 1;            // a power of two
-    std::vector<Range> ranges_;  // a binary tree, the root at 1
+    int moments_ = 1;              // a power of two
+    std::vector<TreeNode> nodes_;  // a binary tree, the root at 1
 };
 
 }  // namespace aicf

@@ -1,9 +1,9 @@
 // compile's math = "mixed": activations and gradients are stored as bfloat16.
 //
-// Products take 16-bit operands; what is moved or computed element by element from their results
-// and params alone stays 16 bits on its way to another product. Sums, losses, norms, params,
-// states, outputs, and what is made for these alone, are float32. Every change of dtype is a Cast
-// node. bfloat16 has the range of float32, so gradients need no scaling.
+// Products take 16-bit operands. Movement and pointwise ops on paths between products, fed by
+// products and params alone, compute in 16 bits. Sums, losses, norms, params, states, outputs, and
+// values only these read, are float32. Every change of dtype is a Cast node. bfloat16 has the range
+// of float32, so gradients need no scaling.
 #include <algorithm>
 #include <cstring>
 
@@ -68,22 +68,21 @@ class Narrowing {
     }
 
   private:
-    /// Where elements of one value are shown, the cast stands on the side of whoever computes: as
-    /// late as can be on the way to float32, as early on the way to 16 bits. It rounds the same
-    /// elements either way, and can join what makes or takes them.
+    /// Casts move through views: an upcast towards its consumer, a downcast towards its producer.
+    /// The rounding is the same, and the cast can be fused there.
     bool moves_narrow(const Node& node) const {
-        if (!node.op->shows || !was_wide_[node.inputs[0]]) return false;
+        if (!node.op->is_view || !was_wide_[node.inputs[0]]) return false;
         const Value& from = graph_.value(node.inputs[0]);
         if (element_count(graph_.value(node.outputs[0]).type.shape) >
             element_count(from.type.shape))
             return false;
         if (from.type.dtype == kNarrow) return true;
-        // Not of what the forward pass made: its copy would be kept for the gradient.
+        // Not across the forward pass: the cast copy would stay live until the backward pass.
         return narrow_alone_[node.outputs[0]] && from.producer >= 0 &&
                (node.forward >= 0) == (graph_.nodes[from.producer].forward >= 0);
     }
 
-    /// What products alone read, as it is or another view of it.
+    /// Whether only products read a value, directly or through views.
     void find_narrow_alone(const std::vector<char>& live) {
         narrow_alone_ = wanted_;
         for (const GraphOutput& output : graph_.outputs) narrow_alone_[output.value] = 0;
@@ -92,14 +91,14 @@ class Narrowing {
             for (ValueId id : {gradient.loss, gradient.value, gradient.grad}) narrow_alone_[id] = 0;
         for (size_t i = graph_.nodes.size(); i-- > 0;) {
             const Node& node = graph_.nodes[i];
-            if (!live[node.id] || (node.op->shows && narrow_alone_[node.outputs[0]])) continue;
+            if (!live[node.id] || (node.op->is_view && narrow_alone_[node.outputs[0]])) continue;
             for (size_t k = 0; k < node.inputs.size(); k++)
                 if (node.op->storage != Storage::product || stays_wide(node, k))
                     narrow_alone_[node.inputs[k]] = 0;
         }
     }
 
-    /// Chooses the dtype a node computes in, and what it reads and makes by that.
+    /// Chooses a node's compute dtype and casts its operands and results.
     void settle(Node& node) {
         bool any_small = false, all_small = true, rounds = true, of_params = true;
         for (ValueId id : node.inputs) {
@@ -108,7 +107,7 @@ class Narrowing {
             of_params &= of_param_[id];
             if (small_[id] || of_param_[id] || fits(id)) continue;
             all_small = false;
-            rounds &= is_number(id);  // of more digits: computes wide, the result is rounded
+            rounds &= is_number(id);  // not exact in 16 bits: compute in f32 and round the result
         }
         Storage storage = node.op->storage;
         if (storage == Storage::narrow &&
@@ -131,7 +130,7 @@ class Narrowing {
             small_[id] =
                 was_wide_[id] && (results[i].dtype == kNarrow ||
                                   (!moved && storage == Storage::narrow && any_small && rounds));
-            of_param_[id] = of_params && node.op->shows;
+            of_param_[id] = of_params && node.op->is_view;
         }
     }
 
@@ -155,20 +154,20 @@ class Narrowing {
         return x;
     }
 
-    /// A number that 16 bits hold.
+    /// A scalar that bfloat16 represents exactly.
     bool fits(ValueId id) const {
         if (!is_number(id)) return false;
         const float x = number(id);
         return bfloat_to_float(float_to_bfloat(x)) == x;
     }
 
-    /// A value of the graph as it was, in one of the two dtypes; others are left alone.
+    /// The rewritten counterpart of a value, in the wanted dtype if it is f32 or bfloat16.
     ValueId as(ValueId id, DType dtype) {
         if (!was_wide_[id] || graph_.value(id).type.dtype == dtype) return id;
         ValueId& copy = copy_[id];
         if (copy != kNone) return copy;
         if (is_number(id)) return copy = graph_.scalar(dtype, number(id));
-        // It belongs to the backward pass where what it converts does.
+        // The cast belongs to the backward pass if its operand does.
         const int producer = graph_.value(id).producer;
         graph_.differentiating = producer < 0 ? -1 : graph_.nodes[producer].forward;
         copy = graph_.emit("Cast", {id}, {{"dtype", dtype_name(dtype)}})[0];
@@ -178,15 +177,15 @@ class Narrowing {
     }
 
     Graph& graph_;
-    int given_ = -1;  // the node that is settled, in the graph as it was
-    // By value of the graph as it was.
-    std::vector<char> was_wide_;      // of the dtype that may change
+    int given_ = -1;  // the node being rewritten, in the original graph
+    // By value of the original graph.
+    std::vector<char> was_wide_;      // of dtype f32
     std::vector<char> small_;         // stored as kNarrow
-    std::vector<char> keep_wide_;     // a loss, or on the way to a state
-    std::vector<char> wanted_;        // a product reads it, or what is made of it
-    std::vector<char> narrow_alone_;  // all that read it read 16 bits
-    std::vector<char> of_param_;      // a param, perhaps in another shape
-    std::vector<ValueId> copy_;       // in the other dtype
+    std::vector<char> keep_wide_;     // a loss, or reaches a state
+    std::vector<char> wanted_;        // reaches a product
+    std::vector<char> narrow_alone_;  // all readers take 16 bits
+    std::vector<char> of_param_;      // a param or a view of one
+    std::vector<ValueId> copy_;       // its cast to the other dtype
 };
 
 }  // namespace

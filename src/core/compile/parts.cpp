@@ -1,4 +1,4 @@
-// What a concat joins is written where it lies in the result.
+// Concat elision: producers write their results directly into the concat's result.
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -10,13 +10,14 @@ namespace aicf {
 
 namespace {
 
-/// Ops that write their results in any layout at no loss: of attention, whose results are rows.
-bool writes_anywhere(const LoweredOp& op) { return op.def->attention && op.body.empty(); }
+/// Ops that store with any strides at no cost: attention, whose results are rows.
+bool writes_any_strides(const LoweredOp& op) { return op.def->attention && op.body.empty(); }
 
-/// The layout of a value's elements, seen by `view`, where rows of `width` of them begin `row`
-/// elements apart, the first at `at` of another value.
-std::optional<View> spread(const View& view, ValueId value, int64_t width, int64_t row,
-                           int64_t at) {
+/// `view` of a contiguous value, moved into `value`: the rows of `width` elements, which were
+/// adjacent, begin `row` elements apart there, the first at offset `at`. Empty where strides cannot
+/// say it.
+std::optional<View> view_inside(const View& view, ValueId value, int64_t width, int64_t row,
+                                int64_t at) {
     View result = view;
     result.value = value;
     result.offset = at;
@@ -29,9 +30,9 @@ std::optional<View> spread(const View& view, ValueId value, int64_t width, int64
     return result;
 }
 
-class Parts {
+class ConcatElision {
   public:
-    explicit Parts(Lowered& lowered)
+    explicit ConcatElision(Lowered& lowered)
         : lowered_(lowered),
           reads_(lowered.values.size(), 0),
           producer_(lowered.values.size(), nullptr) {
@@ -48,7 +49,7 @@ class Parts {
         std::vector<char> gone(lowered_.ops.size(), 0);
         for (size_t i = 0; i < lowered_.ops.size(); i++) {
             poll();
-            gone[i] = join(lowered_.ops[i]);
+            gone[i] = elide(lowered_.ops[i]);
         }
         size_t left = 0;
         for (size_t i = 0; i < gone.size(); i++)
@@ -62,38 +63,38 @@ class Parts {
   private:
     static size_t at(ValueId id) { return static_cast<size_t>(id); }
 
-    /// What the concat joins is written where it lies in the result, if all of it can be.
-    bool join(const LoweredOp& op) {
+    /// Redirects all operands' producers into the result, or none.
+    bool elide(const LoweredOp& op) {
         if (op.def->name != "concat" || op.inputs.size() < 2) return false;
         const View& out = op.outputs[0];
-        // The next content of a param takes the place of this one, which others read till then.
+        // An assigned result is stored over its target, which earlier ops may still read.
         if (assigned_.contains(out.value)) return false;
         const int axis = static_cast<int>(op.attrs.integer("axis"));
         int64_t behind = 1, from = 0;
         for (int d = axis + 1; d < out.shape.rank(); d++) behind *= out.shape[d];
-        struct Move {
+        struct Redirect {
             View* view;
             View to;
         };
-        std::vector<Move> moves;
+        std::vector<Redirect> redirects;
         for (const View& in : op.inputs) {
             const Value& value = lowered_.values[at(in.value)];
             LoweredOp* const maker = producer_[at(in.value)];
             const int64_t width = in.shape[axis] * behind;
             if (value.role != Role::temp || assigned_.contains(in.value) ||
-                reads_[at(in.value)] != 1 || !maker || !writes_anywhere(*maker) ||
+                reads_[at(in.value)] != 1 || !maker || !writes_any_strides(*maker) ||
                 !in.whole(value.type) || element_count(in.shape) == 0)
                 return false;
             const auto made =
                 std::find_if(maker->outputs.begin(), maker->outputs.end(),
                              [&](const View& view) { return view.value == in.value; });
             if (!made->whole(value.type)) return false;
-            const auto to = spread(*made, out.value, width, out.shape[axis] * behind, from);
+            const auto to = view_inside(*made, out.value, width, out.shape[axis] * behind, from);
             if (!to) return false;
-            moves.push_back({&*made, *to});
+            redirects.push_back({&*made, *to});
             from += width;
         }
-        for (const Move& move : moves) *move.view = move.to;
+        for (const Redirect& redirect : redirects) *redirect.view = redirect.to;
         return true;
     }
 
@@ -105,6 +106,6 @@ class Parts {
 
 }  // namespace
 
-void write_parts(Lowered& lowered) { Parts(lowered).run(); }
+void elide_concats(Lowered& lowered) { ConcatElision(lowered).run(); }
 
 }  // namespace aicf

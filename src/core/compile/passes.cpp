@@ -24,8 +24,8 @@ void Substitution::finish(Graph& graph) const {
         gradient.loss = (*this)[gradient.loss];
         gradient.value = (*this)[gradient.value];
         if (gradient.seed != kNone) gradient.seed = (*this)[gradient.seed];
-        // Where the forward graph computes the same number, the record stays with the node that
-        // differentiates: it is still there, and says why the two are equal.
+        // If CSE merged a gradient into a forward node, the record keeps the backward node, which
+        // names the node it differentiates.
         const ValueId grad = (*this)[gradient.grad];
         const int producer = graph.value(grad).producer;
         if (producer < 0 || graph.nodes[producer].forward >= 0 || grad == gradient.seed)
@@ -47,7 +47,7 @@ void append_bytes(std::string& key, const T& item) {
     key.append(reinterpret_cast<const char*>(&item), sizeof item);
 }
 
-/// The bytes of what a node says: its op, inputs and attributes, numbers by their bits.
+/// A node's hash key: op, inputs and attributes, numbers by their bits.
 std::string key_of(const Node& node) {
     std::string key;
     append_bytes(key, node.op);
@@ -72,8 +72,8 @@ std::string key_of(const Node& node) {
     return key;
 }
 
-/// Merges constants of the same bytes, and nodes that say the same of the same values. Effects and
-/// random nodes stay apart: no two streams are alike.
+/// Common subexpression elimination: merges equal constants and equal nodes. Nodes with effects are
+/// kept; random nodes differ by their stream.
 void merge_common(Graph& graph) {
     Substitution now(graph);
     std::unordered_map<std::string_view, std::vector<ValueId>> constants;
@@ -88,7 +88,7 @@ void merge_common(Graph& graph) {
             now.replace(value.id, *at);
     }
     std::unordered_map<std::string, const Node*> kept;
-    std::vector<int> merged(graph.nodes.size());  // by node: what computes its outputs now
+    std::vector<int> merged(graph.nodes.size());  // by node: the one it was merged into
     for (Node& node : graph.nodes) {
         merged[node.id] = node.id;
         if (node.forward >= 0) node.forward = merged[node.forward];
@@ -108,26 +108,29 @@ void merge_common(Graph& graph) {
 
 const std::vector<Pass>& all_passes() {
     static const std::vector<Pass> passes = {
-        {"fold", true, fold_constants, nullptr},             // makes constants to look for
-        {"simplify", true, simplify, nullptr},               // makes nodes alike
-        {"cse", true, merge_common, nullptr},                // makes what has one reader show
-        {"reduce_prepass", true, bare_reductions, nullptr},  // may move that one reader
+        {"fold", true, fold_constants, nullptr},  // makes constants for simplify
+        {"simplify", true, simplify, nullptr},    // makes nodes equal
+        {"cse", true, merge_common, nullptr},     // leaves true reader counts
+        {"reduce_prepass", true, simplify_reductions,
+         nullptr},  // may move a reduction's only reader
         {"shapes", true, nullptr,
-         [](Lowered& lowered, const Target&) { follow_products(lowered); }},
-        {"widen", true, nullptr, [](Lowered& lowered, const Target&) { widen_for_each(lowered); }},
+         [](Lowered& lowered, const Target&) { adopt_product_shapes(lowered); }},
+        {"widen", true, nullptr, [](Lowered& lowered, const Target&) { clone_upcasts(lowered); }},
         {"epilogue", true, nullptr, fuse_products},
-        {"reductions", true, nullptr, fuse_reductions},  // while what they read alone stands apart
+        {"reductions", true, nullptr,
+         fuse_reductions},  // before fuse merges their single-use producers
         {"rows", true, nullptr, fuse_rows},
         {"fuse", true, nullptr, fuse_pointwise},
         {"outputs", true, nullptr, fuse_outputs},
         {"optimizers", true, nullptr, fuse_updates},
-        {"widen_once", true, nullptr, [](Lowered& lowered, const Target&) { widen_once(lowered); }},
+        {"widen_once", true, nullptr,
+         [](Lowered& lowered, const Target&) { merge_upcasts(lowered); }},
         {"loops", true, nullptr, fuse_loops},
         {"block", true, nullptr, fuse_step},
-        {"tails", true, nullptr, fuse_tails},  // of what takes no block alone
+        {"tails", true, nullptr, fuse_tails},  // of steps that are no sequence
         {"siblings", true, nullptr, fuse_horizontally},
         {"numbers", true, nullptr, fuse_scalars},
-        {"parts", true, nullptr, [](Lowered& lowered, const Target&) { write_parts(lowered); }},
+        {"parts", true, nullptr, [](Lowered& lowered, const Target&) { elide_concats(lowered); }},
     };
     return passes;
 }

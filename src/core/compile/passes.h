@@ -14,7 +14,7 @@ struct Pass {
 };
 const std::vector<Pass>& all_passes();  // in the order of "default"
 
-/// What stands for what while a pass rewrites a graph. Ids stay; readers move.
+/// The replacement of each value while a pass rewrites a graph: readers are redirected, ids stay.
 class Substitution {
   public:
     explicit Substitution(const Graph& graph);
@@ -22,7 +22,7 @@ class Substitution {
         return id < static_cast<ValueId>(now_.size()) ? now_[id] : id;
     }
     void replace(ValueId from, ValueId to) { now_[from] = to; }
-    /// To be called node by node, in their order.
+    /// To be called for each node, in topological order.
     void rename(Node& node) const;
     /// Outputs, assigns and gradients, after the nodes.
     void finish(Graph& graph) const;
@@ -31,62 +31,60 @@ class Substitution {
     std::vector<ValueId> now_;
 };
 
-/// By value id: whether a gradient names it as its loss or value. A pass keeps the one dependent on
-/// the other.
+/// By value id, whether a gradient record names it as loss or value; passes must keep the loss
+/// dependent on the value.
 std::vector<char> linked_values(const Graph& graph);
 
 /// Activations and gradients become bfloat16; changes bits, so compile's math asks for it
 /// (mixed.cpp).
 void store_in_16_bits(Graph& graph);
-/// Computes what depends on constants alone (fold.cpp).
+/// Constant folding (fold.cpp).
 void fold_constants(Graph& graph);
-/// Computes a graph that reads constants alone: the bytes of its outputs, in their order. Compiling
-/// runs nothing, so whoever runs steps registers this.
+/// Evaluates a graph of constants: the bytes of its outputs, in order. Compiling cannot run ops, so
+/// the runtime registers this.
 using Evaluator = std::vector<std::vector<char>> (*)(const Graph& graph);
 void register_evaluator(Evaluator evaluator);
 
-/// Rewrites of single nodes that keep every bit (simplify.cpp).
+/// Algebraic simplification, bit for bit (simplify.cpp).
 void simplify(Graph& graph);
 /// (rewrite, why no bit changes), in the order of the table.
 std::vector<std::pair<std::string, std::string>> simplify_rules();
-/// Takes reshapes, transposes and casts away around reductions (simplify.cpp).
-void bare_reductions(Graph& graph);
+/// Removes reshapes, transposes and casts around reductions (simplify.cpp).
+void simplify_reductions(Graph& graph);
 
-/// Pointwise ops take the shape of the product whose result they read in another one (prepare.cpp).
-void follow_products(Lowered& lowered);
-/// Each reader of a cast from 16 bits to float32 that can join one gets one of its own
-/// (prepare.cpp).
-void widen_for_each(Lowered& lowered);
-/// Those that joined nobody are made once again (prepare.cpp).
-void widen_once(Lowered& lowered);
+/// Pointwise ops that read a product's result reshaped take the product's shape (prepare.cpp).
+void adopt_product_shapes(Lowered& lowered);
+/// Clones a cast from 16 bits to float32 for each reader that can fuse it (prepare.cpp).
+void clone_upcasts(Lowered& lowered);
+/// Merges the clones that were not fused (prepare.cpp).
+void merge_upcasts(Lowered& lowered);
 
 /// Epilogue fusion of products: pointwise ops join the product they follow (fuse.cpp).
 void fuse_products(Lowered& lowered, const Target& target);
-/// Prologue and epilogue fusion of reductions: pointwise ops join the reduction that reads their
-/// results alone, and the one they read (fuse.cpp).
+/// Prologue and epilogue fusion of reductions (fuse.cpp).
 void fuse_reductions(Lowered& lowered, const Target& target);
-/// The same around ops on rows, softmax and its like (fuse.cpp).
+/// Prologue and epilogue fusion of row ops, softmax and its like (fuse.cpp).
 void fuse_rows(Lowered& lowered, const Target& target);
-/// Vertical fusion: pointwise ops that feed each other become one op (fuse.cpp).
+/// Vertical fusion of pointwise producers and consumers (fuse.cpp).
 void fuse_pointwise(Lowered& lowered, const Target& target);
-/// Multi-output fusion: pointwise ops that read the same elements become one op (fuse.cpp).
+/// Multi-output fusion: pointwise ops that read the same view become one op (fuse.cpp).
 void fuse_outputs(Lowered& lowered, const Target& target);
 /// Multi-tensor apply: the updates of an optimizer become one op (group.cpp).
 void fuse_updates(Lowered& lowered, const Target& target);
-/// Loops that one block of threads does sooner than their turns' launches take become one launch
-/// (sequence.cpp).
+/// The last product, its loss and their gradients as one op (fuse.cpp).
 void fuse_tails(Lowered& lowered, const Target& target);
+/// Loops that are faster in one thread block become one launch (sequence.cpp).
 void fuse_loops(Lowered& lowered, const Target& target);
-/// Single-block fusion: a step that one block of threads does sooner than its ops' launches take
-/// becomes one sequence (sequence.cpp).
+/// Single-block fusion: a step that is faster in one thread block becomes one sequence
+/// (sequence.cpp).
 void fuse_step(Lowered& lowered, const Target& target);
-/// Scalar prologue: what makes an optimizer's numbers joins its updates (group.cpp).
+/// Scalar prologue: the ops that compute an optimizer's scalars join its updates (group.cpp).
 void fuse_scalars(Lowered& lowered, const Target& target);
-/// Horizontal fusion: small ops that do not wait for each other share a launch (group.cpp).
+/// Horizontal fusion: small independent ops share a launch (group.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
 
-/// What a concat joins is written where it lies in the result (parts.cpp).
-void write_parts(Lowered& lowered);
+/// Concat elision: producers write into the concat's result (parts.cpp).
+void elide_concats(Lowered& lowered);
 
 /// The named passes in the given order; GraphError for a name that does not exist.
 std::vector<const Pass*> select_passes(const std::vector<std::string>& names);

@@ -14,7 +14,7 @@ void Forest::add(std::span<const int> above) {
         depths_.push_back(0);
         return;
     }
-    // Where two jumps in a row are of one length, the next spans both (skew binary numbers).
+    // Two consecutive jumps of equal length are joined (skew-binary jump pointers).
     const int first = jumps_[parent], second = first < 0 ? -1 : jumps_[first];
     const bool both =
         second >= 0 && depths_[parent] - depths_[first] == depths_[first] - depths_[second];
@@ -27,63 +27,65 @@ bool Forest::above(int upper, int lower) const {
     return lower == upper;
 }
 
-Order::Order(size_t count)
+Reachability::Reachability(size_t count)
     : before_(count), after_(count), reach_(count, -1), dead_(count, -1), met_(count, 0) {}
 
-void Order::wait(int op) {
-    now_.push_back(op);
-    behind_.push_back(op);
-    std::push_heap(behind_.begin(), behind_.end());
+void Reachability::add_wait(int op) {
+    direct_.push_back(op);
+    frontier_.push_back(op);
+    std::push_heap(frontier_.begin(), frontier_.end());
     reach_[op] = at_;
 }
 
-/// Whether one of the paths at hand leads from `op` to what the next op waits for.
-bool Order::leads(int op) const {
+/// Whether the current op is reachable by what is marked, or by the forest of its latest
+/// predecessors.
+bool Reachability::reaches(int op) const {
     constexpr size_t kTries = 4;
     if (reach_[op] == at_) return true;
-    for (size_t i = 0; i < std::min(now_.size(), kTries); i++)
-        if (known_.above(op, now_[i])) return true;
+    for (size_t i = 0; i < std::min(direct_.size(), kTries); i++)
+        if (known_.above(op, direct_[i])) return true;
     return false;
 }
 
-/// From both ends by turns: on from `op`, and back from what the next op waits for, nearest first.
-bool Order::waits(int op) {
-    if (now_.empty()) return false;
-    if (leads(op)) return true;
+/// Bidirectional search, a step of each in turn: forward from `op`, backward from the current op,
+/// latest first.
+bool Reachability::ordered_after(int op) {
+    if (direct_.empty()) return false;
+    if (reaches(op)) return true;
     question_++;
-    open_.assign(1, op);
+    queue_.assign(1, op);
     for (size_t first = 0;; first++) {
-        if (first == open_.size()) {
-            for (int met : open_) dead_[met] = at_;
+        if (first == queue_.size()) {
+            for (int met : queue_) dead_[met] = at_;
             return false;
         }
-        for (int to : after_[open_[first]]) {
+        for (int to : after_[queue_[first]]) {
             if (reach_[to] == at_) return true;
-            if (to > now_.front() || dead_[to] == at_ || met_[to] == question_) continue;
-            if (leads(to)) return true;
+            if (to > direct_.front() || dead_[to] == at_ || met_[to] == question_) continue;
+            if (reaches(to)) return true;
             met_[to] = question_;
-            open_.push_back(to);
+            queue_.push_back(to);
         }
-        if (behind_.empty() || behind_.front() <= op) return reach_[op] == at_;
-        std::pop_heap(behind_.begin(), behind_.end());
-        const int last = behind_.back();
-        behind_.pop_back();
+        if (frontier_.empty() || frontier_.front() <= op) return reach_[op] == at_;
+        std::pop_heap(frontier_.begin(), frontier_.end());
+        const int last = frontier_.back();
+        frontier_.pop_back();
         for (int earlier : before_[last]) {
             if (reach_[earlier] == at_) continue;
             reach_[earlier] = at_;
-            behind_.push_back(earlier);
-            std::push_heap(behind_.begin(), behind_.end());
+            frontier_.push_back(earlier);
+            std::push_heap(frontier_.begin(), frontier_.end());
         }
         if (reach_[op] == at_) return true;
     }
 }
 
-void Order::next() {
-    for (int op : now_) after_[op].push_back(at_);
-    known_.add(now_);
-    before_[at_] = std::move(now_);
-    now_.clear();
-    behind_.clear();
+void Reachability::finish_op() {
+    for (int op : direct_) after_[op].push_back(at_);
+    known_.add(direct_);
+    before_[at_] = std::move(direct_);
+    direct_.clear();
+    frontier_.clear();
     at_++;
 }
 

@@ -1,4 +1,4 @@
-// What comes before what in a list of ops, without looking at every pair.
+// Incremental reachability in a DAG whose nodes are added in topological order.
 #pragma once
 
 #include <cstddef>
@@ -7,43 +7,45 @@
 
 namespace aicf {
 
-/// A forest over the positions of a list, every parent before its children.
+/// A spanning forest of the DAG with ancestor queries in logarithmic time. An ancestor reaches its
+/// descendants; the converse need not hold, so it is a quick sufficient test.
 class Forest {
   public:
-    /// The next position, below one of some earlier ones, the deepest; with none a root. So the
-    /// way up is the longest there is, and meets most of what lies above.
+    /// Adds the next node as a child of its deepest predecessor, which gives it the most ancestors;
+    /// without predecessors it is a root.
     void add(std::span<const int> above);
-    /// Whether `upper` is `lower` or one of its ancestors.
+    /// Whether `upper` is `lower` or an ancestor of it.
     bool above(int upper, int lower) const;
 
   private:
-    std::vector<int> parents_, jumps_, depths_;  // a jump spans many parents
+    std::vector<int> parents_, jumps_, depths_;  // a jump skips many generations
 };
 
-/// Ops in the order of a list, each with the earlier ones it waits for.
-class Order {
+/// Answers whether an op is already ordered after another, so that only the edges of the transitive
+/// reduction are kept. Predecessors of an op are given in descending order.
+class Reachability {
   public:
-    explicit Order(size_t count);
+    explicit Reachability(size_t count);
 
-    /// The next op is to wait for `op`; called in descending order.
-    void wait(int op);
-    /// Whether the next op waits for `op` by what it waits for already: that must hold all it will
-    /// wait for behind `op`. To be asked in descending order.
-    bool waits(int op);
-    /// The next op is complete.
-    void next();
+    /// Adds the edge from `op` to the current op.
+    void add_wait(int op);
+    /// Whether a path leads from `op` to the current op by the edges so far. Valid only if all
+    /// edges from ops after `op` were added, and asked in descending order.
+    bool ordered_after(int op);
+    /// Makes the next op the current one.
+    void finish_op();
 
   private:
-    bool leads(int op) const;
+    bool reaches(int op) const;
 
-    Forest known_;  // each op below one that it waits for
+    Forest known_;  // each op below a predecessor
     std::vector<std::vector<int>> before_, after_;
-    std::vector<int> now_;     // what the next op waits for
-    std::vector<int> behind_;  // a heap: what lies before those, not yet looked at
-    // By op, what it was marked for last: waited for by that op, leading to nothing that this op
-    // waits for; met by that question.
+    std::vector<int> direct_;    // direct predecessors of the current op
+    std::vector<int> frontier_;  // a max-heap: the backward search, not yet expanded
+    // By op, the op or query that marked it last: that op is reachable from it; that op is known
+    // not to be; the query's forward search visited it.
     std::vector<int> reach_, dead_, met_;
-    std::vector<int> open_;
+    std::vector<int> queue_;
     int at_ = 0, question_ = 0;
 };
 

@@ -19,13 +19,13 @@ namespace {
 constexpr const char* kSegmentNames[kSegments] = {
     "params", "grads", "moments", "state", "inputs", "outputs", "temps", "constants", "counters"};
 
-Touch scratch_of(const PlannedOp& planned) {
+MemoryAccess scratch_of(const PlannedOp& planned) {
     return {static_cast<int>(Segment::temps), planned.scratch,
             planned.scratch + static_cast<int64_t>(planned.kernel->workspace_bytes), true};
 }
 
-std::vector<Touch> touches(const Plan& plan, const PlannedOp& planned) {
-    std::vector<Touch> result;
+std::vector<MemoryAccess> accesses(const Plan& plan, const PlannedOp& planned) {
+    std::vector<MemoryAccess> result;
     auto add = [&](const View& view, bool write) {
         const Place& place = plan.places[view.value];
         const int space =
@@ -48,21 +48,20 @@ int64_t sum(int64_t a, int64_t b) {
     return a + b;
 }
 
-/// Each op waits for the nearest earlier ops whose memory it meets; what those already waited for
-/// is implied.
+/// Computes the waits: for each op, the transitive reduction of its hazards with earlier ops.
 void order_ops(Plan& plan) {
-    Order order(plan.ops.size());
-    LastTouches memory;
+    Reachability order(plan.ops.size());
+    HazardTracker memory;
     for (size_t i = 0; i < plan.ops.size(); i++) {
         poll();
         std::vector<int>& waits = plan.ops[i].waits;
         waits.clear();
-        for (int op : memory.meet(static_cast<int>(i), touches(plan, plan.ops[i]))) {
-            if (order.waits(op)) continue;
-            order.wait(op);
+        for (int op : memory.record(static_cast<int>(i), accesses(plan, plan.ops[i]))) {
+            if (order.ordered_after(op)) continue;
+            order.add_wait(op);
             waits.push_back(op);
         }
-        order.next();
+        order.finish_op();
         std::reverse(waits.begin(), waits.end());
     }
 }
@@ -91,7 +90,7 @@ class Planner {
             plan_.ops.push_back({op, loop_kernel(op, *body), 0, 0, 0, {}, body});
         }
         tell(done, "select");
-        find_lifetimes();
+        find_live_ranges();
         place_leaves();
         place_outputs();
         for (PlannedOp& op : plan_.ops) {
@@ -106,7 +105,7 @@ class Planner {
   private:
     int64_t& bytes(Segment segment) { return plan_.segment_bytes[static_cast<int>(segment)]; }
 
-    void find_lifetimes() {
+    void find_live_ranges() {
         first_.assign(lowered_.values.size(), INT_MAX);
         last_.assign(lowered_.values.size(), -1);
         for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++) {
@@ -123,14 +122,15 @@ class Planner {
     }
     void append(ValueId id, Segment segment) {
         put(id, segment, bytes(segment));
-        bytes(segment) = sum(bytes(segment), room(id));
+        bytes(segment) = sum(bytes(segment), aligned_bytes(id));
     }
-    int64_t room(ValueId id) const {
+    int64_t aligned_bytes(ValueId id) const {
         const int64_t bytes = byte_count(lowered_.values[id].type);
         if (bytes > kMostBytes) too_large();
         return align_up(bytes);
     }
-    /// Params get one layout that grads and moments repeat; everything else follows in id order.
+    /// Params get one layout, repeated by grads and each moment slot; the rest are appended in id
+    /// order.
     void place_leaves() {
         std::vector<int64_t> layout(lowered_.values.size(), -1);
         int64_t params = 0;
@@ -139,7 +139,7 @@ class Planner {
         for (const Value& value : lowered_.values) {
             if (value.role == Role::param) {
                 layout[value.id] = params;
-                params = sum(params, room(value.id));
+                params = sum(params, aligned_bytes(value.id));
                 any_own |= !shared_[value.id];
             }
             if (value.moment_of != kNone && !shared_[value.id])
@@ -186,8 +186,9 @@ class Planner {
         }
     }
 
-    /// An output takes over the storage of a temporary that its op is the last to read, where the
-    /// op's definition allows it; with lanes, where the others that touch it come before anyway.
+    /// In-place sharing: an output takes the storage of a temporary whose live range ends at its
+    /// op, where the op's definition allows it. With lanes, only if all other accesses are already
+    /// ordered before the op, so that reuse adds no edge.
     void share_in_place(const Lanes* lanes) {
         std::vector<std::vector<int>> users;
         if (lanes) users = find_users();
@@ -233,10 +234,10 @@ class Planner {
         ValueId value;  // kNone: scratch
         int64_t bytes, space;
         int first, last;  // in the list
-        LaneRoom::Life life;
+        LaneAllocator::LiveRange live;
     };
 
-    /// By storage the ops that touch it.
+    /// By storage, the ops that access it.
     std::vector<std::vector<int>> find_users() const {
         std::vector<std::vector<int>> users(lowered_.values.size());
         for (int i = 0; i < static_cast<int>(lowered_.ops.size()); i++)
@@ -259,7 +260,7 @@ class Planner {
                 continue;
             temps.push_back({id,
                              byte_count(value.type),
-                             room(id),
+                             aligned_bytes(id),
                              first_[id],
                              last_[id],
                              {first_[id], std::move(users[id])}});
@@ -277,12 +278,12 @@ class Planner {
             plan_.temps_without_reuse = sum(plan_.temps_without_reuse, temp.space);
         std::stable_sort(temps.begin(), temps.end(),
                          [](const Temp& a, const Temp& b) { return a.bytes > b.bytes; });
-        follow_storage();
+        resolve_aliases();
         return temps;
     }
 
-    /// What takes over another's storage lies where that lies.
-    void follow_storage() {
+    /// Copies the place of a storage to the values that share it in place.
+    void resolve_aliases() {
         for (Place& place : plan_.places)
             if (place.segment == Segment::temps && place.storage != kNone) {
                 const ValueId storage = place.storage;
@@ -291,38 +292,38 @@ class Planner {
             }
     }
 
-    struct Places {
+    struct Layout {
         std::vector<int64_t> offsets;  // by temporary
-        int64_t all = 0;               // bytes they take
-        bool more_waits = true;        // some lie where others may be alive
+        int64_t all = 0;               // total bytes
+        bool extra_waits = true;       // reuse may add edges to the partial order
     };
 
-    /// By the order of the list alone.
-    Places place_in_list(const std::vector<Temp>& temps) const {
-        Places result;
-        Room list(static_cast<int>(plan_.ops.size()));
+    /// First fit, with live ranges as intervals of the list.
+    Layout layout_by_list(const std::vector<Temp>& temps) const {
+        Layout result;
+        TimeTree list(static_cast<int>(plan_.ops.size()));
         for (const Temp& temp : temps) {
             poll();
-            const int64_t offset = lowest_in(list, temp);
+            const int64_t offset = first_fit_in(list, temp);
             take(list, temp, offset);
             result.offsets.push_back(offset);
             result.all = std::max(result.all, sum(offset, temp.space));
         }
         return result;
     }
-    static int64_t lowest_in(const Room& list, const Temp& temp) {
-        std::vector<const Taken*> taken;
+    static int64_t first_fit_in(const TimeTree& list, const Temp& temp) {
+        std::vector<const RangeSet*> taken;
         if (temp.space) list.find(temp.first, temp.last, taken);
-        return lowest_free(taken, temp.space);
+        return first_fit(taken, temp.space);
     }
-    static void take(Room& list, const Temp& temp, int64_t offset) {
+    static void take(TimeTree& list, const Temp& temp, int64_t offset) {
         if (temp.space) list.take(temp.first, temp.last, offset, offset + temp.space);
     }
 
-    /// Largest first, each at the lowest offset free over its whole life. On a device with lanes
-    /// that is the lowest with which no op waits for another for the sake of memory alone, as long
-    /// as the plan grows by no more than kGrowth or kFree; behind that the order of the list
-    /// decides.
+    /// First fit, largest first. With lanes, live ranges follow the partial order, so that reuse
+    /// adds no edge between ops that could run concurrently; this may cost kGrowth percent or kFree
+    /// bytes more than list order, whichever is larger. What would exceed that falls back to list
+    /// order.
     void place_temps(int most_lanes) {
         const std::vector<Place> places = plan_.places;
         const std::vector<int> last = last_;
@@ -332,10 +333,10 @@ class Planner {
         };
         share_in_place(nullptr);
         std::vector<Temp> temps = find_temps();
-        const Places found = place_in_list(temps);
+        const Layout found = layout_by_list(temps);
         const int64_t growth = std::max(kFree, (plan_.peak_bytes() + found.all) / 100 * kGrowth);
         const int64_t most = sum(found.all, growth);
-        const auto place_apart = [&](bool in_place) {
+        const auto try_lanes = [&](bool in_place) {
             restart();
             if (in_place) share_in_place(nullptr);
             temps = find_temps();
@@ -348,55 +349,57 @@ class Planner {
                 share_in_place(&lanes);
                 temps = find_temps();
             }
-            // What lies apart leaves gaps, so all of it may end behind where it was to end.
+            // Fallbacks to list order start at the limit and fill gaps badly, so the total may
+            // exceed `most`; then a lower limit for the partial order is tried.
             for (const int64_t part : {growth, growth / 2, growth / 4, int64_t{0}}) {
-                const Places apart = place_in_lanes(temps, lanes, found.all + part);
+                const Layout apart = layout_by_lanes(temps, lanes, found.all + part);
                 if (apart.all > most) continue;
-                settle(temps, apart);
+                apply(temps, apart);
                 for (size_t i = 0; i < plan_.ops.size(); i++)
                     plan_.ops[i].lane = lanes.lane(static_cast<int>(i));
-                if (apart.more_waits) order_ops(plan_);
+                if (apart.extra_waits) order_ops(plan_);
                 return true;
             }
             return false;
         };
-        if (most_lanes > 1 && !temps.empty() && (place_apart(false) || place_apart(true))) return;
+        if (most_lanes > 1 && !temps.empty() && (try_lanes(false) || try_lanes(true))) return;
         restart();
         share_in_place(nullptr);
-        settle(find_temps(), found);
+        apply(find_temps(), found);
         order_ops(plan_);
     }
 
     static constexpr int64_t kGrowth = 10, kFree = 64 << 20;  // percent of all bytes; bytes
 
-    /// By the partial order up to `most` bytes.
-    Places place_in_lanes(const std::vector<Temp>& temps, const Lanes& lanes, int64_t most) const {
-        Places result;
-        result.more_waits = false;
-        Room list(static_cast<int>(plan_.ops.size()));
-        LaneRoom apart(lanes);
+    /// First fit by the partial order; a temporary that would end beyond `most` falls back to list
+    /// order.
+    Layout layout_by_lanes(const std::vector<Temp>& temps, const Lanes& lanes, int64_t most) const {
+        Layout result;
+        result.extra_waits = false;
+        TimeTree list(static_cast<int>(plan_.ops.size()));
+        LaneAllocator apart(lanes);
         for (const Temp& temp : temps) {
             poll();
-            int64_t offset = temp.space ? apart.lowest(temp.life, temp.space) : 0;
+            int64_t offset = temp.space ? apart.first_fit_offset(temp.live, temp.space) : 0;
             if (sum(offset, temp.space) > most) {
-                offset = lowest_in(list, temp);
-                result.more_waits = true;
+                offset = first_fit_in(list, temp);
+                result.extra_waits = true;
             }
             take(list, temp, offset);
-            if (temp.space) apart.take(temp.life, offset, offset + temp.space);
+            if (temp.space) apart.take(temp.live, offset, offset + temp.space);
             result.offsets.push_back(offset);
             result.all = std::max(result.all, sum(offset, temp.space));
         }
         return result;
     }
 
-    void settle(const std::vector<Temp>& temps, const Places& places) {
+    void apply(const std::vector<Temp>& temps, const Layout& places) {
         for (size_t i = 0; i < temps.size(); i++)
             if (temps[i].value == kNone)
                 plan_.ops[temps[i].first].scratch = places.offsets[i];
             else
                 put(temps[i].value, Segment::temps, places.offsets[i]);
-        follow_storage();
+        resolve_aliases();
         bytes(Segment::temps) = places.all;
     }
 
@@ -449,8 +452,8 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
 
 namespace {
 
-/// Of each segment the most bytes that what lies in it gives reason for: its values, one beside the
-/// other; of temporaries and counters, which ops share, where the last one ends.
+/// By segment, an upper bound of its size: the sum of its values; for temporaries and counters,
+/// which are shared, the largest end.
 std::array<int64_t, kSegments> most_bytes(const Plan& plan) {
     std::array<int64_t, kSegments> most = {};
     const auto add = [](int64_t a, int64_t b) { return a > kMostBytes - b ? kMostBytes : a + b; };
@@ -458,7 +461,7 @@ std::array<int64_t, kSegments> most_bytes(const Plan& plan) {
     const auto reach = [&](Segment segment, int64_t begin, int64_t bytes) {
         of(segment) = std::max(of(segment), add(begin, align_up(bytes)));
     };
-    int64_t params = 0;  // the layout that gradients and moments repeat
+    int64_t params = 0;  // the layout that grads and moments repeat
     int slots = 0;
     for (const Value& value : plan.values) {
         const Place& place = plan.places[value.id];
@@ -470,7 +473,7 @@ std::array<int64_t, kSegments> most_bytes(const Plan& plan) {
         else
             of(place.segment) = add(of(place.segment), align_up(place.bytes));
     }
-    std::set<ValueId> elsewhere;  // outputs that an assign then gave another place
+    std::set<ValueId> elsewhere;  // outputs that an assign moved to its target's place
     for (const Lowered::Output& output : plan.outputs)
         if (const Place& place = plan.places[output.value];
             place.segment != Segment::outputs && elsewhere.insert(output.value).second)
@@ -516,18 +519,18 @@ void share_places(Plan& plan, const std::vector<std::string>& shared) {
     plan.segment_bytes[static_cast<int>(Segment::state)] = state;
 }
 
-void fit_kernels(Plan& plan, std::span<const int64_t>& rooms) {
+void fit_kernels(Plan& plan, std::span<const int64_t>& scratch_sizes) {
     int64_t &counters = plan.segment_bytes[static_cast<int>(Segment::counters)] = 0,
             &temps = plan.segment_bytes[static_cast<int>(Segment::temps)];
     const int64_t end = align_up(temps);
     bool moved = false;
     for (size_t i = 0; i < plan.ops.size(); i++) {
         PlannedOp& op = plan.ops[i];
-        const int64_t room = rooms[0];
-        rooms = rooms.subspan(1);
+        const int64_t given = scratch_sizes[0];
+        scratch_sizes = scratch_sizes.subspan(1);
         if (op.body) {
             auto body = std::make_shared<Plan>(*op.body);
-            fit_kernels(*body, rooms);
+            fit_kernels(*body, scratch_sizes);
             op.kernel = loop_kernel(op.op, *body);
             op.body = std::move(body);
         }
@@ -537,7 +540,7 @@ void fit_kernels(Plan& plan, std::span<const int64_t>& rooms) {
         const auto wanted = static_cast<int64_t>(op.kernel->workspace_bytes);
         if (wanted == 0) {
             op.scratch = 0;
-        } else if (wanted > room) {
+        } else if (wanted > given) {
             op.scratch = end;
             temps = std::max(temps, sum(end, align_up(wanted)));
             moved = true;
@@ -556,20 +559,20 @@ Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<s
 
 namespace {
 
-/// Tells of every output that lies over an input which its op still reads then.
+/// Reports every output that overlaps an input of its op other than by a permitted in-place pair.
 template <class Place, class Tell>
-void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell) {
+void check_overwrites(const LoweredOp& op, const Place& access, const Tell& tell) {
     std::vector<std::pair<int, int>> allowed;
     bool asked = false;
     Contents inputs;
-    std::vector<Touch> read;
+    std::vector<MemoryAccess> read;
     for (const View& view : op.inputs) {
-        read.push_back(touch(view.value));
+        read.push_back(access(view.value));
         inputs.write(read.back(), view.value);
     }
     for (int out = 0; out < static_cast<int>(op.outputs.size()); out++) {
-        const Touch written = touch(op.outputs[out].value);
-        if (inputs.meets(written) < 0) continue;
+        const MemoryAccess written = access(op.outputs[out].value);
+        if (inputs.overlapping(written) < 0) continue;
         if (!asked) allowed = inplace_of(op);
         asked = true;
         for (int in = 0; in < static_cast<int>(op.inputs.size()); in++)
@@ -580,8 +583,9 @@ void check_overwrites(const LoweredOp& op, const Place& touch, const Tell& tell)
     }
 }
 
-/// Each op's scratch and counters lie in their segments; false where their ends might overflow.
-bool check_rooms(const Plan& plan, Report& report) {
+/// Checks that each op's scratch and counters lie in their segments. False where computing their
+/// ends might overflow.
+bool check_private_memory(const Plan& plan, Report& report) {
     bool bounded = true;
     const auto inside = [](int64_t at, uint64_t bytes, int64_t all) {
         return at >= 0 && at % kArenaAlign == 0 && at <= all &&
@@ -611,15 +615,15 @@ bool check_rooms(const Plan& plan, Report& report) {
     return bounded;
 }
 
-/// An op's scratch lies over nothing the op reads or writes.
+/// Checks that an op's scratch overlaps none of its operands.
 template <class Place>
-void check_scratch(const Plan& plan, size_t i, const Place& touch, Report& report) {
+void check_scratch(const Plan& plan, size_t i, const Place& access, Report& report) {
     const PlannedOp& planned = plan.ops[i];
     if (!planned.kernel->workspace_bytes) return;
-    const Touch scratch = scratch_of(planned);
+    const MemoryAccess scratch = scratch_of(planned);
     for (const auto* views : {&planned.op.inputs, &planned.op.outputs})
         for (const View& view : *views)
-            if (scratch.conflicts(touch(view.value)))
+            if (scratch.conflicts(access(view.value)))
                 report.fail("plan", cat("op ", i, " ", planned.op.def->name, " has scratch at ",
                                         scratch.begin, " to ", scratch.end, ", over its own %",
                                         view.value));
@@ -629,66 +633,66 @@ void check_scratch(const Plan& plan, size_t i, const Place& touch, Report& repor
 
 Report verify(const Plan& plan) {
     Report report;
-    if (!check_rooms(plan, report)) return report;
+    if (!check_private_memory(plan, report)) return report;
     const auto most = most_bytes(plan);
     for (int r = 0; r < kSegments; r++)
         if (plan.segment_bytes[r] > most[r])
             report.fail("plan", cat("region ", segment_name(static_cast<Segment>(r)), " has ",
                                     plan.segment_bytes[r], " bytes; need at most the ", most[r],
                                     " of what lies in it"));
-    Contents memory;  // op by op: a read must find its own value there
-    const auto touch = [&](ValueId id) {
+    Contents memory;  // simulated op by op: every read must find its value
+    const auto access = [&](ValueId id) {
         const Place& place = plan.places[id];
         const int space =
             place.offset < 0 ? kSegments + place.storage : static_cast<int>(place.segment);
         const int64_t begin = std::max<int64_t>(place.offset, 0);
-        return Touch{space, begin, begin + place.bytes, true};
+        return MemoryAccess{space, begin, begin + place.bytes, true};
     };
-    const auto holds = [&](ValueId id) { return memory.holds(touch(id), id); };
+    const auto holds = [&](ValueId id) { return memory.holds(access(id), id); };
     for (const Value& value : plan.values)
         if (value.role != Role::temp && plan.places[value.id].storage != kNone) {
-            if (const ValueId other = memory.meets(touch(value.id)); other != kNone)
+            if (const ValueId other = memory.overlapping(access(value.id)); other != kNone)
                 report.fail("plan", cat("%", value.id, " and %", other, " share storage"));
-            memory.write(touch(value.id), value.id);
+            memory.write(access(value.id), value.id);
         }
     const size_t count = plan.ops.size();
-    Order order(count);
-    LastTouches last;
+    Reachability order(count);
+    HazardTracker last;
     for (size_t i = 0; i < count; i++) {
         poll();
         const PlannedOp& planned = plan.ops[i];
         const LoweredOp& op = planned.op;
         std::vector<int> waits = planned.waits;
         std::sort(waits.begin(), waits.end(), std::greater<>());
-        for (int wait : waits) order.wait(wait);
-        for (int other : last.meet(static_cast<int>(i), touches(plan, planned)))
-            if (!order.waits(other))
+        for (int wait : waits) order.add_wait(wait);
+        for (int other : last.record(static_cast<int>(i), accesses(plan, planned)))
+            if (!order.ordered_after(other))
                 report.fail("plan",
                             cat("op ", i, " ", op.def->name, " meets the memory of op ", other, " ",
                                 plan.ops[static_cast<size_t>(other)].op.def->name,
                                 " but does not wait for it"));
-        order.next();
+        order.finish_op();
         for (const View& view : op.inputs)
             if (!holds(view.value))
                 report.fail("plan", cat("op ", i, " ", op.def->name, " reads %", view.value,
                                         ", whose storage was overwritten"));
-        check_overwrites(op, touch, [&](ValueId to, ValueId from) {
+        check_overwrites(op, access, [&](ValueId to, ValueId from) {
             report.fail("plan", cat("op ", i, " ", op.def->name, " writes %", to, " over %", from,
                                     ", which it still reads"));
         });
-        check_scratch(plan, i, touch, report);
+        check_scratch(plan, i, access, report);
         if (planned.body) {
             const Report inside = verify(*planned.body);
             for (const ReportLine& line : inside.lines)
                 if (!line.ok) report.fail(line.area, cat("op ", i, " loop: ", line.text));
-            if (rooms_of(op, *planned.body).bytes >
+            if (loop_scratch(op, *planned.body).bytes >
                     static_cast<int64_t>(planned.kernel->workspace_bytes) ||
                 planned.body->segment_bytes[static_cast<int>(Segment::counters)] >
                     static_cast<int64_t>(planned.kernel->counter_bytes))
                 report.fail("plan", cat("op ", i, " loop has less scratch than a turn needs"));
         }
         memory.write(scratch_of(planned), kNone);
-        for (const View& view : op.outputs) memory.write(touch(view.value), view.value);
+        for (const View& view : op.outputs) memory.write(access(view.value), view.value);
     }
     for (int64_t next = 0; const PlannedOp& planned : plan.ops) {
         if (planned.counters < next)
@@ -725,7 +729,7 @@ Report verify(const Plan& plan) {
             report.fail("plan",
                         cat("%", value.id, " does not hold its content when the step ends"));
     for (const Assign& assign : plan.assigns)
-        if (!holds(assign.source) || !(touch(assign.source).begin == touch(assign.target).begin))
+        if (!holds(assign.source) || !(access(assign.source).begin == access(assign.target).begin))
             report.fail("plan", cat("%", assign.target, " does not hold %", assign.source,
                                     " when the step ends"));
     if (report.ok())

@@ -1,4 +1,5 @@
-// The plan: where every value lies and what every op waits for. Fixed before the first run.
+// The plan: a place for every value and the dependence edges between ops. Fixed before the first
+// run.
 #pragma once
 
 #include <functional>
@@ -11,7 +12,7 @@
 
 namespace aicf {
 
-/// Of a step's memory, in the order of its dump; dumps and files call them regions. params, grads
+/// The segments of a step's memory, in dump order; dumps and files call them regions. params, grads
 /// and each moment slot hold the same params at equal offsets, so an optimizer or an all-reduce may
 /// treat each as one array.
 enum class Segment : uint8_t {
@@ -43,17 +44,18 @@ struct PlannedOp {
     int64_t counters = 0;                  // bytes into the segment of these
     int64_t scratch = 0;     // the kernel's workspace: bytes into the segment of temporaries
     int lane = 0;            // see Lanes
-    std::vector<int> waits;  // ops that must be done before; the fewest that say it
-    std::shared_ptr<const Plan> body = {};  // of a loop: a turn
+    std::vector<int> waits;  // direct predecessors, transitively reduced
+    std::shared_ptr<const Plan> body = {};  // of a loop: the plan of one turn
 };
-/// Where the turns of a loop have what they keep, in bytes into its scratch: temporaries first,
-/// then by carry two places that they write in turn; -1 for one with a history.
-struct LoopRooms {
+/// The layout of a loop's scratch: the body's temporaries first, then two buffers for each carry,
+/// which turns write alternately. `carries`: offsets in bytes; -1 for a carry with a history, which
+/// needs none.
+struct LoopScratch {
     std::vector<int64_t> carries;
     int64_t bytes;
 };
-LoopRooms rooms_of(const LoweredOp& op, const Plan& body);
-/// What stands for the kernels of a loop.
+LoopScratch loop_scratch(const LoweredOp& op, const Plan& body);
+/// A placeholder kernel that holds the scratch and counter sizes of a loop.
 std::shared_ptr<const Kernel> loop_kernel(const LoweredOp& op, const Plan& body);
 
 struct Plan {
@@ -64,35 +66,37 @@ struct Plan {
     std::vector<PlannedOp> ops;
     std::vector<Lowered::Output> outputs;
     std::vector<Assign> assigns;
-    std::vector<IndexUse> indices;  // what a step looks at before it runs
+    std::vector<IndexUse> indices;  // index operands checked before each run
     int64_t segment_bytes[kSegments] = {};
-    int64_t peak_bytes() const;       // all segments: known before the first run, constant after
+    int64_t peak_bytes() const;       // all segments; constant over all runs
     Cost cost() const;                // of all ops
-    Kernels kernels() const;          // by op; in place of a loop those of its body
-    int64_t temps_without_reuse = 0;  // scratch is among them
+    Kernels kernels() const;          // by op; a loop is replaced by its body's
+    int64_t temps_without_reuse = 0;  // includes scratch
     std::string math = "fp32";        // as compiled
     bool deterministic = true;
 };
 
-/// Of ops by their signature, the names of backends' kernels.
+/// Kernel names by op signature.
 using Candidates = std::map<std::string, std::string>;
-/// Names the kernel of each op for which the target has more than one: that in `given`, else the
-/// first. GraphError for a name that the target does not know.
+/// Sets the candidate of each op for which the target has several kernels: that in `given`, else
+/// the target's first. GraphError for a name that the target does not know.
 void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target);
-/// Places every value and asks the target for kernels. `shared` names leaves that live elsewhere.
+/// Selects kernels, allocates every value and computes the waits. `shared` names leaves whose
+/// storage belongs to another step.
 Plan make_plan(const Lowered& lowered, const Target& target, const std::vector<std::string>& shared,
                const OnStage& done = {});
-/// Takes params and states of these names out of the segments: they live elsewhere.
+/// Removes params and states of these names from the segments: their storage belongs to another
+/// step.
 void share_places(Plan& plan, const std::vector<std::string>& shared);
 /// The ops of Plan::kernels().
 std::vector<const LoweredOp*> kernel_ops(const Plan& plan);
 /// Gives a plan its kernels, in the order of Plan::kernels().
 void give_kernels(Plan& plan, const Kernels& kernels);
-/// Gives kernels that were chosen after the plan was made their counters, and scratch behind the
-/// temporaries where they want more than the `rooms` that ops had, of which it takes its own.
-void fit_kernels(Plan& plan, std::span<const int64_t>& rooms);
-/// Recomputes from the plan alone that no two live values overlap and that waits order every
-/// hazard.
+/// Reallocates counters, and scratch that outgrew its place, for kernels selected again after
+/// planning. `scratch_sizes`: what each op had; consumes those of this plan's ops.
+void fit_kernels(Plan& plan, std::span<const int64_t>& scratch_sizes);
+/// Checks, from the plan alone, that no two live values overlap and that every hazard is ordered by
+/// waits.
 Report verify(const Plan& plan);
 std::string to_text(const Plan& plan);
 std::string to_json(const Plan& plan);

@@ -1,5 +1,5 @@
-// What lets ops join others: pointwise ops in the shape of the product before them, casts that each
-// reader makes for itself.
+// Prepares fusion: pointwise ops take the shape of the product they read, and upcasts are cloned
+// for each reader.
 #include <algorithm>
 #include <map>
 
@@ -10,21 +10,21 @@ namespace aicf {
 
 namespace {
 
-bool packed(const View& view) { return is_contiguous(view.shape, view.strides); }
+bool contiguous(const View& view) { return is_contiguous(view.shape, view.strides); }
 
-/// Elements of 16 bits as float32: no bit is lost, so it may be done as often as one likes.
-bool widens(const LoweredOp& op) {
+/// A cast from 16 bits to float32: exact and cheap, so it may be rematerialised.
+bool is_upcast(const LoweredOp& op) {
     return op.def->name == "cast" && op.body.empty() && is_16_bit(op.inputs[0].dtype) &&
            op.outputs[0].dtype == DType::f32;
 }
 
-/// Ops that make their elements of others as they go.
-bool takes_prologues(const LoweredOp& op) {
+/// Ops that can have pointwise prologues.
+bool accepts_prologue(const LoweredOp& op) {
     return op.members.empty() && !op.loop &&
            (op.def->pointwise || op.def->streams || !op.def->rows.empty() || op.def->optimizer);
 }
 
-/// The ops that read each value, in their order, each once.
+/// By value, the ops that read it, ascending, each once.
 std::vector<std::vector<int>> readers_of(const Lowered& lowered) {
     std::vector<std::vector<int>> readers(lowered.values.size());
     for (int i = 0; i < static_cast<int>(lowered.ops.size()); i++)
@@ -35,15 +35,15 @@ std::vector<std::vector<int>> readers_of(const Lowered& lowered) {
     return readers;
 }
 
-void rename(LoweredOp& op, ValueId from, ValueId to) {
+void replace_operand(LoweredOp& op, ValueId from, ValueId to) {
     for (View& view : op.inputs)
         if (view.value == from) view.value = to;
 }
 
 }  // namespace
 
-void follow_products(Lowered& lowered) {
-    std::vector<const View*> made(lowered.values.size(), nullptr);  // by a product, or behind one
+void adopt_product_shapes(Lowered& lowered) {
+    std::vector<const View*> made(lowered.values.size(), nullptr);  // by a product or its epilogue
     for (LoweredOp& op : lowered.ops) {
         if (op.def->gemm && op.body.empty()) {
             made[static_cast<size_t>(op.outputs[0].value)] = &op.outputs[0];
@@ -52,15 +52,15 @@ void follow_products(Lowered& lowered) {
         if (!op.def->pointwise || op.outputs.size() != 1 || op.def->name == "copy") continue;
         View& out = op.outputs[0];
         const View* like = nullptr;
-        bool whole = packed(out);
+        bool whole = contiguous(out);
         for (const View& view : op.inputs) {
             if (const View* from = made[static_cast<size_t>(view.value)]; from && !like)
                 like = from;
-            whole &= packed(view) && element_count(view.shape) == element_count(out.shape) &&
+            whole &= contiguous(view) && element_count(view.shape) == element_count(out.shape) &&
                      dtype_size(view.dtype) >= dtype_size(out.dtype);
         }
         if (!like) continue;
-        if (whole && !(like->shape == out.shape) && packed(*like) &&
+        if (whole && !(like->shape == out.shape) && contiguous(*like) &&
             element_count(like->shape) == element_count(out.shape)) {
             const Dims shape = like->shape, strides = like->strides;
             for (auto* views : {&op.inputs, &op.outputs})
@@ -70,37 +70,38 @@ void follow_products(Lowered& lowered) {
     }
 }
 
-void widen_for_each(Lowered& lowered) {
+void clone_upcasts(Lowered& lowered) {
     std::vector<char> kept(lowered.values.size(), 0);
     for (const Lowered::Output& output : lowered.outputs)
         kept[static_cast<size_t>(output.value)] = 1;
     for (const Assign& assign : lowered.assigns) kept[static_cast<size_t>(assign.source)] = 1;
     const auto readers = readers_of(lowered);
-    std::vector<std::vector<LoweredOp>> before(lowered.ops.size());  // by op: casts that it takes
+    std::vector<std::vector<LoweredOp>> before(lowered.ops.size());  // by op: its clones
     for (size_t i = 0; i < lowered.ops.size(); i++) {
         poll();
-        const LoweredOp op = lowered.ops[i];  // a copy: values move
-        if (!widens(op)) continue;
+        const LoweredOp op = lowered.ops[i];  // a copy: append_value moves the values
+        if (!is_upcast(op)) continue;
         const ValueId made = op.outputs[0].value;
         const std::vector<int>& all = readers[static_cast<size_t>(made)];
-        const auto able = [&](int reader) {
-            return takes_prologues(lowered.ops[static_cast<size_t>(reader)]);
+        const auto fusable = [&](int reader) {
+            return accepts_prologue(lowered.ops[static_cast<size_t>(reader)]);
         };
-        // One of them has the cast that is there: an update, for which it is the gradient's place.
+        // One reader keeps the original cast: preferably an update, since param_grads names its
+        // gradient.
         int keeper = -1;
         if (!kept[static_cast<size_t>(made)] && !all.empty() &&
-            std::all_of(all.begin(), all.end(), able)) {
+            std::all_of(all.begin(), all.end(), fusable)) {
             const auto update = std::find_if(all.begin(), all.end(), [&](int reader) {
                 return lowered.ops[static_cast<size_t>(reader)].def->optimizer;
             });
             keeper = update == all.end() ? all.front() : *update;
         }
         for (int reader : all) {
-            if (!able(reader) || reader == keeper) continue;
+            if (!fusable(reader) || reader == keeper) continue;
             LoweredOp again = op;
             again.outputs[0].value =
                 append_value(lowered, lowered.values[static_cast<size_t>(made)].type, "wide");
-            rename(lowered.ops[static_cast<size_t>(reader)], made, again.outputs[0].value);
+            replace_operand(lowered.ops[static_cast<size_t>(reader)], made, again.outputs[0].value);
             before[static_cast<size_t>(reader)].push_back(std::move(again));
         }
     }
@@ -112,9 +113,9 @@ void widen_for_each(Lowered& lowered) {
     lowered.ops = std::move(ops);
 }
 
-void widen_once(Lowered& lowered) {
+void merge_upcasts(Lowered& lowered) {
     const auto readers = readers_of(lowered);
-    std::map<ValueId, std::vector<const LoweredOp*>> known;  // by what they are made of
+    std::map<ValueId, std::vector<const LoweredOp*>> known;  // by source
     std::vector<char> kept(lowered.values.size(), 0), gone(lowered.ops.size(), 0);
     for (const Lowered::Output& output : lowered.outputs)
         kept[static_cast<size_t>(output.value)] = 1;
@@ -122,7 +123,7 @@ void widen_once(Lowered& lowered) {
     for (const auto& [param, grad] : lowered.param_grads) kept[static_cast<size_t>(grad)] = 1;
     for (size_t i = 0; i < lowered.ops.size(); i++) {
         const LoweredOp& op = lowered.ops[i];
-        if (!widens(op)) continue;
+        if (!is_upcast(op)) continue;
         auto& casts = known[op.inputs[0].value];
         const auto same = std::find_if(casts.begin(), casts.end(), [&](const LoweredOp* other) {
             View out = other->outputs[0];
@@ -136,7 +137,7 @@ void widen_once(Lowered& lowered) {
         }
         const ValueId from = op.outputs[0].value, to = (*same)->outputs[0].value;
         for (int reader : readers[static_cast<size_t>(from)])
-            rename(lowered.ops[static_cast<size_t>(reader)], from, to);
+            replace_operand(lowered.ops[static_cast<size_t>(reader)], from, to);
         gone[i] = 1;
     }
     size_t left = 0;

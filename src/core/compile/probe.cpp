@@ -8,7 +8,7 @@ namespace aicf {
 
 namespace {
 
-/// Takes away the nodes that no output reaches; values keep their ids.
+/// Dead code elimination; values keep their ids.
 void drop_dead(Graph& graph) {
     const std::vector<char> live = live_nodes(graph);
     std::vector<Node> nodes = std::move(graph.nodes);
@@ -78,7 +78,7 @@ Checks::Checks(Graph& graph, Of of)
         for (ValueId id : node.inputs) leaf(id);
         if (node.op->rows && element_count(graph_.value(node.inputs[node.op->indices]).type.shape))
             look_at_index(node);
-        if (!node.op->shows)
+        if (!node.op->is_view)
             for (ValueId id : node.outputs) look_at(id);
     }
     for (const auto& output : graph_.outputs) leaf(output.value);
@@ -87,26 +87,26 @@ Checks::Checks(Graph& graph, Of of)
     probe(graph, numbers);
 }
 
-/// The largest magnitude, rank 0 and f32: NaN where one is NaN.
+/// The largest magnitude, as an f32 of rank 0; NaN propagates.
 ValueId Checks::largest(Graph& graph, ValueId value) const {
     const Type type = graph.value(value).type;
     std::vector<int64_t> axes;
     for (int axis = 0; axis < type.shape.rank(); axis++) axes.push_back(axis);
     ValueId x = graph.emit("Abs", {value})[0];
     if (!axes.empty()) x = graph.emit("Max", {x}, {{"axes", axes}, {"keepdims", false}})[0];
-    if (type.dtype == DType::f64)  // into the range of f32
+    if (type.dtype == DType::f64)  // clamped to the range of f32
         x = graph.emit("Mul", {x, graph.scalar(DType::f64, std::ldexp(1.0, -900))})[0];
     if (type.dtype == DType::f32) return x;
     return graph.emit("Cast", {x}, {{"dtype", "float32"}})[0];
 }
 
-/// 1 where a number of a row is below 0 or not below how many there are, else 0.
+/// 1 if any index is out of range, else 0.
 ValueId Checks::outside(Graph& graph, const Node& node) const {
     const ValueId indices = node.inputs[node.op->indices];
     const Type type = graph.value(indices).type;
     const int64_t rows = node.op->rows(graph_.value(node.inputs[0]).type.shape, node.attrs);
     ValueId x = graph.emit("Lt", {indices, graph.scalar(type.dtype, 0)})[0];
-    if (holds(type.dtype, static_cast<double>(rows))) {  // else no number is that large
+    if (holds(type.dtype, static_cast<double>(rows))) {  // else no index can be out of range
         const ValueId most = graph.scalar(type.dtype, static_cast<double>(rows));
         x = graph.emit("LogicalOr", {x, graph.emit("Ge", {indices, most})[0]})[0];
     }
@@ -117,7 +117,7 @@ ValueId Checks::outside(Graph& graph, const Node& node) const {
     return graph.emit("Max", {x}, {{"axes", axes}, {"keepdims", false}})[0];
 }
 
-/// The value before it was given other shapes, which is what the user knows.
+/// The source of a chain of reshapes, which is the value the user named.
 ValueId Checks::as_given(ValueId id) const {
     for (int made = graph_.value(id).producer; made >= 0; made = graph_.value(id).producer) {
         const Node& node = graph_.nodes[made];
@@ -145,7 +145,7 @@ std::optional<Finding> Checks::find(const std::vector<float>& numbers) const {
         if (value.role == Role::temp) continue;
         Holds& now = holds[value.id];
         now.add(number(of_value_[value.id]));
-        // A state may begin with an infinity, as the best of what is to come, and a constant mask.
+        // A state may start at infinity (a running minimum), a constant may be a mask.
         const bool wide = value.role == Role::input || value.role == Role::param;
         if (now.nan && value.role != Role::constant) return Finding{Finding::nan, -1, value.id};
         if (now.infinity && wide) return Finding{Finding::infinity, -1, value.id};

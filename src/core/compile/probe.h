@@ -1,4 +1,4 @@
-// Graphs that look at the values of another graph, and have no effect.
+// Side-effect-free graphs that read values of another graph.
 #pragma once
 
 #include <optional>
@@ -7,30 +7,30 @@
 
 namespace aicf {
 
-/// Makes a graph compute these values alone: its outputs, named by their position. It writes no
-/// param and no state, and has no ring. Where one of the outputs of a node with effects is wanted,
-/// the others are outputs too, behind those.
+/// Replaces a graph's outputs by these values, named by position, and drops all assigns and rings.
+/// If one result of a node with effects is wanted, its others are appended as outputs, since each
+/// must be used.
 void probe(Graph& graph, const std::vector<ValueId>& values);
 
-/// Where the first NaN, infinity or index out of range is made.
+/// The first NaN, infinity or index out of range.
 struct Finding {
     enum Kind : uint8_t { nan, infinity, index } kind;
-    int node;       // the one that makes it or takes the index; -1: the value is an input or a leaf
+    int node;       // that computes it or reads the index; -1: the value is a leaf
     ValueId value;  // that holds it
 };
 
-/// Numbers that tell of each value of a graph whether all of it is finite, and of each node that
-/// takes rows by number whether all numbers are in range.
+/// A graph of checks: by value, whether it is finite; by indexing node, whether its indices are in
+/// range.
 class Checks {
   public:
     enum class Of : uint8_t { all, computed_indices };
-    /// Makes the graph compute these numbers alone, each an output of one f32.
+    /// Replaces the graph's outputs by the check values, one f32 each.
     explicit Checks(Graph& graph, Of of = Of::all);
     size_t numbers() const { return count_; }
-    /// The first in the order of leaves and then of nodes; a NaN or an infinity of which a node's
-    /// operands, constants and attributes have some already was made before it, or is meant.
+    /// The first in order of leaves, then nodes. A node is not blamed if an operand, constant or
+    /// attribute of it is non-finite already.
     std::optional<Finding> find(const std::vector<float>& numbers) const;
-    const Graph& graph() const { return graph_; }  // as it was
+    const Graph& graph() const { return graph_; }  // before the rewrite
 
   private:
     ValueId largest(Graph& graph, ValueId value) const;
@@ -38,7 +38,7 @@ class Checks {
     ValueId as_given(ValueId id) const;
 
     Graph graph_;
-    std::vector<int> of_value_, of_node_;  // positions among the numbers; -1: none
+    std::vector<int> of_value_, of_node_;  // positions among the check values; -1: none
     size_t count_ = 0;
 };
 

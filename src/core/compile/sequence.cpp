@@ -1,4 +1,4 @@
-// A whole step as one op, or a loop, where a target runs it in one block of threads.
+// Single-block fusion: a whole step, or a loop, as one launch of one thread block.
 #include <map>
 #include <set>
 
@@ -8,7 +8,7 @@ namespace aicf {
 
 namespace {
 
-/// All ops of a list as one sequence.
+/// All ops of the list as one sequence.
 LoweredOp sequence_of(const Lowered& lowered) {
     std::set<ValueId> kept;
     std::map<ValueId, ValueId> target;  // by the source of an assign
@@ -51,7 +51,7 @@ LoweredOp sequence_of(const Lowered& lowered) {
     return result;
 }
 
-/// The ops of a list, those that share launches one by one.
+/// The ops of a list, with groups and sequences expanded.
 std::vector<LoweredOp> flat_ops(const Lowered& lowered) {
     std::vector<LoweredOp> flat;
     for (const LoweredOp& op : lowered.ops)
@@ -62,7 +62,7 @@ std::vector<LoweredOp> flat_ops(const Lowered& lowered) {
     return flat;
 }
 
-/// A loop as an op of one launch, whose inner values are new ones of the list.
+/// A loop as a block_loop; values of its body are appended to the outer list.
 LoweredOp block_loop_of(const LoweredOp& loop, Lowered& lowered) {
     const Lowered& body = *loop.loop;
     LoweredOp result;
@@ -71,7 +71,7 @@ LoweredOp block_loop_of(const LoweredOp& loop, Lowered& lowered) {
     result.inputs = loop.inputs;
     result.outputs = loop.outputs;
     result.attrs = loop.attrs;
-    std::map<ValueId, ValueId> own;  // by a value of the body
+    std::map<ValueId, ValueId> own;  // outer value by the body's
     const auto add = [&](ValueId id) {
         const Value& value = body.values[static_cast<size_t>(id)];
         const ValueId mine = append_value(lowered, value.type, value.name);
@@ -84,7 +84,7 @@ LoweredOp block_loop_of(const LoweredOp& loop, Lowered& lowered) {
     for (LoweredOp& member : result.members)
         for (auto* views : {&member.inputs, &member.outputs, &member.inner})
             for (View& view : *views) {
-                // What steps of a region hand to each other is no value of the loop's.
+                // Inner values of a member region are not inner values of the loop.
                 if (!own.contains(view.value)) {
                     if (views == &member.inner)
                         own[view.value] =
@@ -98,7 +98,7 @@ LoweredOp block_loop_of(const LoweredOp& loop, Lowered& lowered) {
     return result;
 }
 
-constexpr size_t kMostMembers = 64;  // of what may be worth one block
+constexpr size_t kMostMembers = 64;  // more are never worth one block
 
 }  // namespace
 
@@ -121,7 +121,7 @@ void fuse_step(Lowered& lowered, const Target& target) {
     LoweredOp sequence = sequence_of(lowered);
     if (sequence.outputs.empty()) return;
     const std::vector<int64_t>& carried = sequence.attrs.ints("carried");
-    for (size_t k = 0; k < carried.size(); k++)  // a next content may have another shape
+    for (size_t k = 0; k < carried.size(); k++)  // it may have another shape
         if (carried[k] >= 0 &&
             !same_layout(sequence.outputs[k], sequence.inputs[static_cast<size_t>(carried[k])]))
             return;

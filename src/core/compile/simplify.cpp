@@ -1,8 +1,8 @@
-// Rewrites of single nodes that keep every bit, as a table with a reason for each. The reasons
-// speak of zeros of both signs, infinities, subnormals and wrapping integers; a NaN stays a NaN.
+// Bit-exact rewrites of single nodes, as a table with a proof sketch for each, over signed zeros,
+// infinities, subnormals and wrapping integers; a NaN stays a NaN.
 //
-// What is not here is not true: x + 0 and 0 - x turn -0 into +0 or back, x * 0 and x - x are not 0
-// for infinities and NaN.
+// Missing because inexact: x + 0 and 0 - x change the sign of a zero; x * 0 and x - x are not 0 for
+// infinities and NaN.
 #include <algorithm>
 #include <cstring>
 
@@ -18,7 +18,7 @@ bool is_order_free(const OpDef& op, DType dtype) {
     return !is_float(dtype) || std::none_of(def->attrs.begin(), def->attrs.end(), orders);
 }
 
-/// Sum, Mean, Max, Min: one result from all elements along `axes`.
+/// Sum, Mean, Max, Min over `axes`.
 bool is_reduction(const Node& node) {
     const LoweredDef* def = find_lowered(node.op->lowered);
     return def && def->reduction && node.attrs.find("axes") && node.attrs.find("keepdims");
@@ -30,7 +30,7 @@ std::vector<char> reduced_axes(const Node& node, const Dims& shape) {
     return reduced;
 }
 
-/// One node while a rule looks at it. Its inputs are already what earlier rewrites made of them.
+/// A node and the actions of a rule. Its inputs are already rewritten.
 class Site {
   public:
     Site(Graph& graph, Node& node, Substitution& now, const std::vector<char>& linked)
@@ -44,7 +44,7 @@ class Site {
     const Type& type(ValueId id) const { return graph_.value(id).type; }
     const Type& out() const { return type(node_.outputs[0]); }
 
-    /// The node that makes a value, if it is one of that op.
+    /// The producer of a value, if it is of that op.
     const Node* made_by(ValueId id, std::string_view op) const {
         const int producer = graph_.value(id).producer;
         return producer >= 0 && graph_.nodes[producer].op_name == op ? &graph_.nodes[producer]
@@ -55,7 +55,7 @@ class Site {
         return producer >= 0 ? &graph_.nodes[producer] : nullptr;
     }
 
-    /// Whether every element is this number, bit by bit, seen through any view of a constant.
+    /// Whether a value is a constant, or a view of one, whose elements all have these bits.
     bool all_are(ValueId id, double number) const {
         for (;;) {
             const Node* view = maker(id);
@@ -74,14 +74,14 @@ class Site {
         return true;
     }
 
-    /// Readers read that value instead, broadcast where it is smaller.
+    /// Replaces the result by a value, broadcast if smaller.
     bool becomes(ValueId id) {
         if (!(type(id).shape == out().shape))
             return becomes("BroadcastTo", {id}, {{"shape", out().shape.vector()}});
         now_.replace(node_.outputs[0], id);
         return true;
     }
-    /// The node keeps its result's id and computes it in another way.
+    /// Replaces the node by another that defines the same id.
     bool becomes(const std::string& op, std::vector<ValueId> inputs, const Attrs& attrs = {}) {
         node_.op = find_op(op);
         node_.op_name = op;
@@ -89,7 +89,7 @@ class Site {
         node_.attrs = complete_attrs(node_.op->attrs, attrs, node_.op->fn);
         return true;
     }
-    /// Readers of each result read the operand of its number.
+    /// Replaces each result by the operand of the same position.
     bool becomes_operands() {
         for (size_t i = 0; i < node_.outputs.size(); i++)
             now_.replace(node_.outputs[i], node_.inputs[i]);
@@ -107,8 +107,8 @@ class Site {
     const std::vector<char>& linked_;
 };
 
-/// Whether `to` holds every number of `from`, so that a cast there and on is one cast. -0 needs a
-/// float: an integer on the way would lose its sign, but no float casts to an integer exactly.
+/// Whether the cast is exact, so that a further cast can start from its operand. No float casts to
+/// an integer exactly (-0).
 bool holds(DType to, DType from) {
     if (to == from || from == DType::boolean) return true;
     if (is_integer(from)) {
@@ -193,7 +193,7 @@ bool by_way_of_wider(Site& s) {
     const ValueId x = inner->inputs[0];
     const DType from = s.type(x).dtype, way = s.type(s.in(0)).dtype, to = s.out().dtype;
     if (!holds(way, from)) return false;
-    // Integers wrap; by way of a float they saturate.
+    // Integers wrap, but saturate when cast through a float.
     if (is_integer(from) && is_float(way) && is_integer(to) && !holds(to, from)) return false;
     return from == to ? s.becomes(x) : s.becomes("Cast", {x}, s.attrs());
 }
@@ -245,7 +245,7 @@ bool differentiated(Site& s) { return s.becomes_operands(); }
 
 struct Rule {
     const char* name;
-    std::vector<std::string> ops;  // nodes it looks at
+    std::vector<std::string> ops;  // nodes it matches
     const char* reason;
     bool (*apply)(Site&);
 };
@@ -309,8 +309,8 @@ const std::vector<Rule>& rule_table() {
 
 // ---- reductions ---------------------------------------------------------------------------------
 
-/// The attributes with which a reduction of `shape` over the marked axes gives `wanted`; axes of
-/// size 1 may count as reduced or not. Empty where none do.
+/// Attributes of a reduction of `shape` over the marked axes whose result has the shape `wanted`;
+/// axes of size 1 may be reduced or kept. Empty if there are none.
 std::optional<Attrs> attrs_for(const Dims& shape, const std::vector<char>& reduced,
                                const Dims& wanted) {
     std::vector<int64_t> axes, every;
@@ -334,13 +334,13 @@ std::optional<Attrs> attrs_for(const Dims& shape, const std::vector<char>& reduc
     return std::nullopt;
 }
 
-/// Marks in `beneath` the axes that `reduced` means in `shown`, a reshape of it. False where an
-/// axis that is reduced and one that is kept share an axis beneath.
+/// Maps the reduced axes of a reshape `shown` to axes of its source `beneath`. False if a reduced
+/// and a kept axis share a source axis.
 bool through_reshape(const Dims& beneath, const Dims& shown, const std::vector<char>& reduced,
                      std::vector<char>& result) {
     int i = 0, j = 0;
     while (i < beneath.rank() || j < shown.rank()) {
-        // One run of axes on each side with the same product.
+        // The shortest runs of axes on both sides with equal products.
         int64_t below = 1, above = 1;
         const int from_i = i, from_j = j;
         while (i < beneath.rank() && beneath[i] == 1) i++;
@@ -362,8 +362,7 @@ bool through_reshape(const Dims& beneath, const Dims& shown, const std::vector<c
     return true;
 }
 
-/// The same for a transpose. The elements that one result adds, and the results themselves, must
-/// come in the same order.
+/// The same for a transpose. The order of summands, and of the results, must not change.
 bool through_transpose(const Dims& beneath, const std::vector<int64_t>& axes,
                        const std::vector<char>& reduced, bool order_free,
                        std::vector<char>& result) {
@@ -378,7 +377,7 @@ bool through_transpose(const Dims& beneath, const std::vector<int64_t>& axes,
     return true;
 }
 
-/// How often live nodes, outputs and assigns read each value.
+/// By value, its uses by live nodes, outputs and assigns.
 std::vector<int> readers(const Graph& graph) {
     std::vector<int> count(graph.values.size(), 0);
     const std::vector<char> live = live_nodes(graph);
@@ -390,7 +389,7 @@ std::vector<int> readers(const Graph& graph) {
     return count;
 }
 
-/// A reduction of a reshaped or transposed value reads the value itself.
+/// Folds a reshape or transpose into the reduction that reads it.
 bool reduce_beneath(Site& s) {
     const Node* view = s.maker(s.in(0));
     if (!view || (view->op_name != "Reshape" && view->op_name != "Transpose")) return false;
@@ -407,7 +406,7 @@ bool reduce_beneath(Site& s) {
     return attrs && s.becomes(s.op(), {view->inputs[0]}, *attrs);
 }
 
-/// A reshape that only adds or drops axes of size 1 of a reduction's result is the reduction's own.
+/// Folds a reshape of a reduction's result that only adds or drops axes of size 1 (keepdims).
 bool reshape_of_reduction(Site& s, const Node& reduction) {
     const Dims& shape = s.type(reduction.inputs[0]).shape;
     const std::optional<Attrs> attrs =
@@ -417,7 +416,8 @@ bool reshape_of_reduction(Site& s, const Node& reduction) {
     return attrs && s.becomes(op, {reduction.inputs[0]}, *attrs);
 }
 
-/// Reductions of 16-bit tensors compute in f32 and round once, so casts around one say the same.
+/// Reductions of 16-bit tensors accumulate in f32 and round once, so casts around them are
+/// redundant.
 bool narrow_of_wide_reduction(Site& s, const Node& reduction) {
     const Node* widened = s.made_by(reduction.inputs[0], "Cast");
     const DType narrow = s.out().dtype;
@@ -444,7 +444,7 @@ void simplify(Graph& graph) {
     for (Node& node : graph.nodes) {
         now.rename(node);
         Site site(graph, node, now, linked);
-        // A rewritten node may match once more; each turn takes a node away from above it.
+        // Repeated until nothing matches; each iteration shortens the chain of operands.
         for (bool again = true; again;) {
             again = false;
             for (const Rule& rule : rule_table()) {
@@ -458,7 +458,7 @@ void simplify(Graph& graph) {
     now.finish(graph);
 }
 
-void bare_reductions(Graph& graph) {
+void simplify_reductions(Graph& graph) {
     Substitution now(graph);
     const std::vector<int> read = readers(graph);
     const std::vector<char> linked = linked_values(graph);
@@ -470,7 +470,7 @@ void bare_reductions(Graph& graph) {
             continue;
         }
         if (node.op_name != "Reshape" && node.op_name != "Cast") continue;
-        // Another reader would still need the reduction, and it would be computed twice.
+        // With other readers the reduction would be computed twice.
         const Node* reduction = site.maker(site.in(0));
         if (!reduction || !is_reduction(*reduction) || read[site.in(0)] != 1) continue;
         if (node.op_name == "Reshape" ? reshape_of_reduction(site, *reduction)

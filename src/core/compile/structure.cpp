@@ -1,4 +1,4 @@
-// What a plan from a file must keep to that no inference sees.
+// Structural checks of a plan from an untrusted file, beyond type inference.
 #include <algorithm>
 #include <set>
 
@@ -11,7 +11,7 @@ namespace aicf {
 
 namespace {
 
-/// How the first fault ends the search.
+/// Thrown at the first fault.
 struct Problem {
     std::string text;
 };
@@ -20,7 +20,7 @@ template <class... Parts>
     throw Problem{cat(parts...)};
 }
 
-constexpr size_t kMostOperands = 255;  // of a body, which backends count in bytes
+constexpr size_t kMostOperands = 255;  // of a body; backends number them in one byte
 constexpr size_t kMostSteps = 255;
 
 void check_sizes(const Dims& shape, const std::string& what) {
@@ -141,7 +141,7 @@ class Structure {
         }
     }
 
-    /// A part of a value's storage, all of it inside.
+    /// Checks that a view stays inside its value's storage.
     void check_view(const View& view, const std::string& where) const {
         const Value& v = value(view.value, where);
         if (view.dtype != v.type.dtype || view.shape.rank() != view.strides.rank())
@@ -216,7 +216,7 @@ class Structure {
             check_body(op, where);
     }
 
-    /// Kernels take whole values in and out.
+    /// Sequences read and write whole values.
     void check_sequence(const LoweredOp& op, const std::string& where) const {
         std::set<ValueId> known;
         for (const auto* views : {&op.inputs, &op.outputs, &op.inner})
@@ -230,7 +230,7 @@ class Structure {
         }
     }
 
-    /// What turns see and make are whole values that nothing else is.
+    /// A block_loop's inner values are whole and distinct.
     void check_block_loop(const LoweredOp& op, const std::string& where) const {
         std::set<ValueId> known;
         for (const auto* views : {&op.inputs, &op.outputs})
@@ -250,8 +250,7 @@ class Structure {
             fail(where, " names %", view.value, ", which has no place");
     }
 
-    /// What is bound turn by turn: each operand and each result has a place of its own, and nothing
-    /// begins with a content.
+    /// A loop body: operands and results have distinct storage, and no value has initial content.
     void check_loop(const PlannedOp& planned, const std::string& where) const {
         const Plan& body = *planned.body;
         if (const std::string problem = structure_problem(body); !problem.empty())
@@ -273,7 +272,7 @@ class Structure {
                 fail(where, ": result %", output.value, " has no place of its own");
     }
 
-    /// What kernels rely on of an op's or a step's operands.
+    /// Preconditions of kernels on operands.
     void check_step(const LoweredDef& def, const std::vector<View>& inputs,
                     const std::vector<View>& outputs, const std::string& where) const {
         check_arity(def.inputs, inputs.size(), where);
@@ -333,7 +332,7 @@ class Structure {
             check_around(op, core, where);
     }
 
-    /// The steps are one program over a shape; so are the outputs.
+    /// A pointwise region: all steps and outputs have one shape.
     void check_shapes(const LoweredOp& op, size_t first, const Dims& shape,
                       const std::string& where) const {
         const size_t inputs = op.inputs.size();
@@ -354,7 +353,7 @@ class Structure {
             fail(where, " has a product of shape ", to_string(shape), ", unlike its factors");
     }
 
-    /// Steps before make what the one in the middle reads, those behind take what it gives.
+    /// An anchored region: prologue steps feed the anchor, epilogue steps read its results.
     void check_around(const LoweredOp& op, size_t core, const std::string& where) const {
         const RegionStep& step = op.body[core];
         const int inputs = static_cast<int>(op.inputs.size()),
@@ -370,7 +369,7 @@ class Structure {
         if (first >= step.inputs.size()) fail(where, " has no elements");
         const Dims& before = op.operand(step.inputs[first]).shape;
         const Dims& behind = streams ? op.operand(step.outputs[0]).shape : before;
-        std::set<int> made;  // by the steps before
+        std::set<int> made;  // by the prologue
         for (size_t s = 0; s < op.body.size(); s++) {
             if (s == core) continue;
             for (const auto* numbers : {&op.body[s].inputs, &op.body[s].outputs})
@@ -412,8 +411,7 @@ class Structure {
                     fail(where, ": a result that is held has another shape");
     }
 
-    /// Updates of whole tensors, casts of their gradients from 16 bits, and numbers that they
-    /// share.
+    /// An optimizer region: tensor updates, upcasts of their gradients, and shared scalar steps.
     void check_update(const LoweredOp& op, const std::string& where) const {
         const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
         std::set<int> casts;

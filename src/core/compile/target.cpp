@@ -80,7 +80,7 @@ std::vector<Scalar> pack_scalars(const LoweredOp& op) {
 
 namespace {
 
-/// Where things lie in an argument block.
+/// The offsets of an argument block.
 struct Layout {
     std::vector<const View*> views;  // inputs first
     std::vector<uint32_t> at;        // by view

@@ -1,5 +1,4 @@
-// What compiling asks of a machine: which kernels it has. A target needs no device and keeps
-// nothing between two questions.
+// The compiler's view of a machine: its kernels and limits. It needs no device and is stateless.
 #pragma once
 
 #include "core/graph/op.h"
@@ -11,20 +10,20 @@ inline int64_t align_up(int64_t bytes) {
     return (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign;
 }
 
-/// A kernel chosen for one lowered op and its operands' types and strides. Targets derive from it;
-/// nothing in it belongs to a device.
+/// A kernel specialised to one lowered op's types and strides. Targets derive from it; it owns
+/// nothing on a device.
 struct Kernel {
     virtual ~Kernel() = default;
     std::string name;              // "gemm_f32", as traces and dumps print it
     uint64_t workspace_bytes = 0;  // scratch for the call
-    uint64_t counter_bytes = 0;    // of its own: 0 before the first run, and after each
-    uint32_t tail_bytes = 0;       // room the backend wants at the end of the argument block
-    std::vector<uint32_t> align;   // by input, bytes it begins at a multiple of, beyond its element
-    /// Of a group: its members' kernels, whose argument blocks lie in the tail of its own.
+    uint64_t counter_bytes = 0;    // persistent; zero before and after each run
+    uint32_t tail_bytes = 0;       // backend-private end of the argument block
+    std::vector<uint32_t> align;   // by input, required alignment beyond its element's
+    /// Of a group: a member's kernel, whose argument block is nested in the tail of the group's.
     struct Part {
         LoweredOp op;
         std::shared_ptr<const Kernel> kernel;
-        std::vector<int> operands;  // by the member's operand: that of the group
+        std::vector<int> operands;  // by the member's operand: the group's
         uint32_t at;                // bytes into the tail
         uint64_t workspace;         // bytes into the group's workspace
         uint64_t counters;          // bytes into the group's counters
@@ -48,13 +47,13 @@ class Target {
     virtual GroupLimits group_limits() const = 0;
     /// The family of the tensor cores, as product_order() takes it.
     virtual int tensor_cores() const { return 0; }
-    /// Names of the kernels that could run an op, the one it would choose first; empty where there
-    /// is no choice. LoweredOp::candidate tells select() which.
+    /// Names of alternative kernels for an op, the default first; empty if there is no choice.
+    /// LoweredOp::candidate selects one.
     virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
-    /// Whether a region is one kernel here, and one that is worth having.
+    /// Whether a region can be one kernel here, and is profitable.
     virtual bool fits(const LoweredOp& region) const = 0;
-    /// Whether a sequence or block_loop is one kernel here, of one block, and quicker than its
-    /// members' launches.
+    /// Whether a sequence or block_loop can run in one thread block here, faster than as separate
+    /// launches.
     virtual bool fits_block(const LoweredOp&) const { return false; }
     /// Bytes of the argument block of an op, alone or in a group; none where there is no kernel.
     virtual std::optional<size_t> block_bytes(const LoweredOp& op) const = 0;
@@ -63,22 +62,22 @@ class Target {
     /// Compiles the code of all kernels, which may take seconds.
     virtual void build(const Kernels&) const {}
 
-    /// What a file says of the machine it was made for.
+    /// The machine that an exported file records.
     virtual std::string arch() const { return ""; }
     virtual int processors() const { return 0; }
-    /// What a file keeps of kernels that are built: records and code. Nothing: they are selected
-    /// again from their ops.
+    /// Serialises built kernels as records and code. Empty: a reader selects kernels again from the
+    /// ops.
     virtual void write(const Kernels&, std::string& records, std::string& code) const;
-    /// The kernels of ops, as write() said; FormatError naming `where`.
+    /// Deserialises what write() made; FormatError naming `where`.
     virtual Kernels read(const std::vector<const LoweredOp*>& ops, std::string_view records,
                          std::string_view code, const std::string& where) const;
 };
 
-/// Gives the kernel of a group its next part.
+/// Appends a member to the kernel of a group.
 void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
               std::shared_ptr<const Kernel> chosen);
 
-/// Bytes of an op's argument block with so many at its end for the backend.
+/// Bytes of an op's argument block with a backend tail of `tail_bytes`.
 size_t block_size(const LoweredOp& op, size_t tail_bytes);
 /// Packs an op's operands and attributes into a block; `addresses` gives each operand's first
 /// element.

@@ -6,7 +6,7 @@ namespace aicf {
 
 namespace {
 
-/// Calls `take(list, op)` for every op that has a kernel of its own, in loops and groups too.
+/// Calls `take(list, op)` for every op with its own kernel, in loops and groups too.
 template <class Take>
 void each_op(const Lowered& lowered, const Take& take) {
     for (const LoweredOp& op : lowered.ops) {
@@ -20,7 +20,7 @@ void each_op(const Lowered& lowered, const Take& take) {
     }
 }
 
-/// Appends `op` on values that nobody else has.
+/// Appends `op` on fresh values.
 void add_copy(Lowered& trial, const Lowered& from, const LoweredOp& op, const std::string& name) {
     LoweredOp copy = op;
     copy.node = -1;
@@ -86,7 +86,7 @@ Plan trial_plan(const Lowered& lowered, const std::string& wanted, const std::st
     choose_candidates(trial, chosen, target);
     verify(trial).require("tune");
     Plan plan = make_plan(trial, target, {});
-    for (size_t i = 0; i < plan.ops.size(); i++) {  // one after another, whatever they share
+    for (size_t i = 0; i < plan.ops.size(); i++) {  // serialise all ops
         plan.ops[i].lane = 0;
         plan.ops[i].waits.clear();
         if (i) plan.ops[i].waits.push_back(static_cast<int>(i) - 1);

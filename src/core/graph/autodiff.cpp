@@ -83,7 +83,7 @@ bool GradContext::dy_is_one(int i) const {
 }
 
 std::vector<ValueId> GradContext::own_rule() const {
-    const Attr* const name = attrs().find("op");  // of a custom op its author's
+    const Attr* const name = attrs().find("op");  // a custom op's name
     if (!graph_.own_rule)
         raise(ErrorKind::graph, "backward: ", node_.op->fn,
               name ? cat(" ", std::get<std::string>(*name)) : "", " at node ", node_.id,
@@ -115,7 +115,7 @@ namespace {
 
 using Losses = std::span<const ValueId>;
 
-/// Which values the losses depend on.
+/// By value, whether a loss depends on it.
 std::vector<char> ancestors(const Graph& graph, Losses losses) {
     std::vector<char> reached(graph.values.size(), 0);
     for (ValueId loss : losses) reached[graph.value(loss).id] = 1;
@@ -128,7 +128,7 @@ std::vector<char> ancestors(const Graph& graph, Losses losses) {
     return reached;
 }
 
-/// Takes back what a failing gradient rule appended.
+/// Removes what a failing gradient rule appended.
 class Rollback {
   public:
     explicit Rollback(Graph& graph) : graph_(graph), before_(graph.mark()) {}
@@ -143,13 +143,13 @@ class Rollback {
   private:
     Graph& graph_;
     const Graph::Mark before_;
-    // of the backward around this one, whose rule of the user's own may call for it
+    // state of the enclosing backward, if a user's rule called this one
     const int differentiating_ = graph_.differentiating;
     const ValueId seed_one_ = graph_.seed_one;
     const OwnRule* const own_rule_ = graph_.own_rule;
 };
 
-/// Why a node of these results cannot be differentiated; empty where it can.
+/// Why a node cannot be differentiated; empty: it can.
 std::string no_gradient(const Graph& graph, const Node& node) {
     std::string why = node.op->no_grad;
     for (ValueId out : node.outputs)
@@ -158,24 +158,23 @@ std::string no_gradient(const Graph& graph, const Node& node) {
     return why;
 }
 
-/// By value: whether a path of ops that all have a gradient, if only zero, leads from it to the
-/// loss, among the `nodes` that were there before this backward.
+/// By value, whether a path of differentiable ops leads from it to a loss, among the first `nodes`.
 std::vector<char> differentiable_values(const Graph& graph, Losses losses, int nodes) {
-    std::vector<char> open(graph.values.size(), 0);
-    for (ValueId loss : losses) open[loss] = 1;
+    std::vector<char> differentiable(graph.values.size(), 0);
+    for (ValueId loss : losses) differentiable[loss] = 1;
     for (int n = nodes - 1; n >= 0; n--) {
         const Node& node = graph.nodes[n];
         if (!no_gradient(graph, node).empty()) continue;
         if (std::any_of(node.outputs.begin(), node.outputs.end(),
-                        [&](ValueId out) { return open[out]; }))
-            for (ValueId in : node.inputs) open[in] = 1;
+                        [&](ValueId out) { return differentiable[out]; }))
+            for (ValueId in : node.inputs) differentiable[in] = 1;
     }
-    return open;
+    return differentiable;
 }
 
-/// By value: whether the loss depends on it other than by what gradients choose by, comparisons and
-/// positions: these are flat wherever the derivative exists.
-std::vector<char> beside_choices(const Graph& graph, Losses losses) {
+/// By value, whether a loss depends on it other than through non-float operands of gradient nodes
+/// (comparisons, indices), which are piecewise constant.
+std::vector<char> carries_slope(const Graph& graph, Losses losses) {
     std::vector<char> read(graph.values.size(), 0);
     for (ValueId loss : losses) read[loss] = 1;
     for (size_t n = graph.nodes.size(); n-- > 0;) {
@@ -188,11 +187,11 @@ std::vector<char> beside_choices(const Graph& graph, Losses losses) {
     return read;
 }
 
-/// Raises when a path from `id` to the loss meets an op that has no gradient among the nodes
-/// [first, last).
+/// Raises if a path from `id` to the loss passes a non-differentiable op among the nodes [first,
+/// last).
 void refuse_blocked(const Graph& graph, ValueId id, Losses losses, const std::vector<char>& reached,
                     int first, int last) {
-    const std::vector<char> read = beside_choices(graph, losses);
+    const std::vector<char> read = carries_slope(graph, losses);
     std::vector<char> from(graph.values.size(), 0);
     from[id] = 1;
     for (int n = 0; n < last; n++) {
@@ -237,8 +236,7 @@ void check_backward(const Graph& graph, ValueId loss, std::span<const ValueId> w
     }
 }
 
-/// By value: whether it is on a path from `wrt` to the loss; what is no float carries no
-/// derivative.
+/// By value, whether it lies on a path of float values from `wrt` to the loss.
 std::vector<char> values_between(const Graph& graph, std::span<const ValueId> wrt,
                                  const std::vector<char>& reached) {
     std::vector<char> between(graph.values.size(), 0);
@@ -253,14 +251,14 @@ std::vector<char> values_between(const Graph& graph, std::span<const ValueId> wr
     return between;
 }
 
-/// The gradients of values while the walk goes back. What several readers give to one value is
-/// added in the reverse of reading order; where these are slices that cut it into parts, their
-/// gradients are joined instead of each being padded with zeros.
+/// Accumulates gradients during the reverse walk. Contributions to a value are added in reverse
+/// order of its readers. If all readers are slices that partition it, their gradients are
+/// concatenated instead of padded and added.
 class Gradients {
   public:
     Gradients(Graph& graph) : graph_(graph), sum_(graph.values.size(), kNone) {}
 
-    /// The whole of what was given to a value; kNone: nothing.
+    /// The accumulated gradient of a value; kNone: none.
     ValueId of(ValueId id) {
         if (const auto found = parts_.find(id); found != parts_.end()) {
             const std::vector<Node> slices = std::move(found->second);
@@ -275,11 +273,11 @@ class Gradients {
         sum = sum == kNone ? grad : graph_.emit("Add", {sum, grad})[0];
     }
 
-    /// Applies the rule of a node whose results have gradients.
+    /// Applies a node's gradient rule.
     void differentiate(const Node& node, const std::vector<char>& inputs_needed) {
         for (ValueId id : node.inputs) {
             if (node.op->name == "Slice" && sum_[id] == kNone) {
-                parts_[id].push_back(node);  // once all its readers are known
+                parts_[id].push_back(node);  // deferred until all readers are known
                 return;
             }
             of(id);
@@ -299,7 +297,7 @@ class Gradients {
         graph_.differentiating = -1;
     }
 
-    /// Whether the slices, each element once, are all of the value along one axis.
+    /// Concatenates the slices' gradients if they partition the value along one axis.
     bool join(ValueId id, std::vector<Node> slices) {
         constexpr size_t kMost = 16;  // operands of an argument block
         if (slices.size() < 2 || slices.size() > kMost) return false;
@@ -338,7 +336,7 @@ class Gradients {
     Graph& graph_;
     std::vector<ValueId> sum_;  // by value
     std::map<ValueId, std::vector<Node>>
-        parts_;  // by value: the slices that alone have given to it
+        parts_;  // by value: deferred slices, its only readers so far
 };
 
 }  // namespace
@@ -376,7 +374,7 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss) {
 
 namespace {
 
-/// The walk from the losses back; `seeds` are their gradients.
+/// The reverse walk from the losses; `seeds` are their gradients.
 std::vector<ValueId> walk(Graph& graph, Losses losses, Losses seeds, std::span<const ValueId> wrt,
                           const std::vector<char>& reached) {
     const std::vector<char> between = values_between(graph, wrt, reached);

@@ -1,4 +1,4 @@
-// Bodies of loops: cut out of the graph they were built in, and put into another.
+// Outlining and inlining of loop bodies.
 #include <algorithm>
 #include <map>
 
@@ -8,14 +8,14 @@ namespace aicf {
 
 namespace {
 
-/// Appends nodes of one graph to another, under new ids.
+/// Copies nodes of one graph into another, under new ids.
 class Transfer {
   public:
     Transfer(const Graph& from, Graph& to)
         : from_(from), to_(to), now_(from.values.size(), kNone) {}
 
     void set(ValueId id, ValueId there) { now_[static_cast<size_t>(id)] = there; }
-    /// Where a value is now; constants come along when they are first asked for.
+    /// The new id of a value; constants are copied on first use.
     ValueId operator()(ValueId id) {
         ValueId& there = now_[static_cast<size_t>(id)];
         if (there != kNone) return there;

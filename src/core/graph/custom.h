@@ -1,4 +1,4 @@
-// Ops of a user's own: what of them no graph holds, and the text that their sources stand in.
+// Custom ops: their definitions, which no graph holds, and the program text around their sources.
 #pragma once
 
 #include <optional>
@@ -14,12 +14,12 @@ struct CustomOp {
     std::vector<std::string> inputs, outputs;  // names
     int threads = 1;  // of a GPU's block that share a unit; 1: each thread has units of its own
 };
-/// Makes a custom op known to this process; of one digest the first.
+/// Registers a custom op in this process; the first of one digest is kept.
 void define_custom(const std::string& digest, CustomOp op);
-/// GraphError where nobody has defined it. Lives as long as the process.
+/// GraphError if not registered. Lives as long as the process.
 const CustomOp& custom_op(const LoweredOp& op);
 
-/// How deep in calls of the host this thread is: nothing that waits for a step may run there.
+/// This thread's depth of host callbacks, in which nothing may wait for a step.
 int& in_host_call();
 /// GraphError inside a call of the host.
 void refuse_in_host_call();
@@ -27,22 +27,22 @@ void refuse_in_host_call();
 bool is_custom(const LoweredDef& def);     // by sources
 bool is_host_call(const LoweredDef& def);  // by a callback of the host
 
-/// Where its attributes lie among the scalars of an argument block.
+/// Positions of its attributes among an argument block's scalars.
 constexpr int kHostKeyScalar = 1, kUnitAxesScalar = 2 + kMaxDims;
-constexpr int kHostAttrsScalar = 4 + kMaxDims;  // those that its author has declared, from here on
-/// How many units its work consists of: the places along some first axes of the first output.
+constexpr int kHostAttrsScalar = 4 + kMaxDims;  // the first declared attribute
+/// The number of work units: the product of some leading axes of the first output.
 int64_t custom_units(const LoweredOp& op);
-/// The attributes that its author has declared, with where they lie among the scalars.
+/// The declared attributes, with their positions among the scalars.
 struct CustomAttr {
     std::string name;
     Attr value;
     int scalar;
 };
 std::vector<CustomAttr> custom_attrs(const LoweredOp& op);
-/// What sources call elements of a dtype.
+/// The name of an element type in sources.
 const char* custom_type(DType dtype);
-/// `struct Args`, and its author's text with a name for errors behind it. What the compiler meets
-/// there has the author's line numbers.
+/// The program: `struct Args`, then the user's source with #line directives, so that compiler
+/// errors have the user's line numbers.
 std::string custom_text(const LoweredOp& op, const CustomOp& custom, bool cuda);
 
 }  // namespace aicf

@@ -54,7 +54,7 @@ std::optional<Attr> as_kind(const Attr& given, const Attr& like) {
 const char* role_name(Role role) { return kRoleNames[static_cast<int>(role)]; }
 
 std::optional<Role> parse_role(std::string_view name) {
-    for (int i = 0; i < static_cast<int>(Role::ring); i++)  // no file has one
+    for (int i = 0; i < static_cast<int>(Role::ring); i++)  // never in a file
         if (name == kRoleNames[i]) return static_cast<Role>(i);
     return std::nullopt;
 }
@@ -65,7 +65,7 @@ bool is_leaf(const Value& value) {
 
 namespace {
 
-/// Of a choice that ends in "(c)", c and N stand for numbers.
+/// Matches a choice that ends in "(c)", where c stands for any number.
 bool is_choice(const std::string& text, const std::string& choice) {
     if (!choice.ends_with("(c)")) return text == choice;
     constexpr size_t kMostDigits = 15;
@@ -90,7 +90,7 @@ Attrs complete_attrs(const std::vector<AttrDef>& defs, const Attrs& given,
     for (const auto& [name, attr] : given.items()) {
         auto known = [&](const AttrDef& def) { return def.name == name; };
         if (std::none_of(defs.begin(), defs.end(), known)) {
-            if (any && attr.index() <= 2) continue;  // a flag or a number
+            if (any && attr.index() <= 2) continue;  // bool, integer or float
             std::string names;
             for (const AttrDef& def : defs) names += (names.empty() ? "" : ", ") + def.name;
             raise(ErrorKind::graph, where, ": unknown attribute \"", name, "\"; need one of {",
@@ -142,7 +142,7 @@ std::string number_key(DType dtype, const std::vector<char>& bytes) {
     return static_cast<char>(dtype) + std::string(bytes.begin(), bytes.end());
 }
 
-/// Room for more at the end, so that appending them cannot fail.
+/// Reserves capacity, so that appending cannot throw.
 template <class T>
 void make_room(std::vector<T>& list, size_t more) {
     static_assert(std::is_nothrow_move_constructible_v<T>);
@@ -150,7 +150,7 @@ void make_room(std::vector<T>& list, size_t more) {
     if (wanted > list.capacity()) list.reserve(std::max(wanted, 2 * list.capacity()));
 }
 
-/// Takes the entry of a key away if it is this one.
+/// Removes a key's entry if it has this value.
 template <class Map>
 void forget(Map& map, const typename Map::key_type& key, int entry) {
     if (const auto at = map.find(key); at != map.end() && at->second == entry) map.erase(at);
@@ -158,7 +158,7 @@ void forget(Map& map, const typename Map::key_type& key, int entry) {
 
 }  // namespace
 
-// Each makes room first and enters its index next, so that one that fails has changed nothing.
+// Strong exception guarantee: capacity first, then the index, then the non-throwing append.
 
 ValueId Graph::add_value(Value value) {
     const ValueId id = value.id = static_cast<ValueId>(values.size());
@@ -177,7 +177,7 @@ void Graph::add_node(Node node) {
 }
 
 void Graph::note_stream(const Node& node) {
-    if (const Attr* attr = node.attrs.find("stream"))  // an unknown op's may be anything
+    if (const Attr* attr = node.attrs.find("stream"))  // of an unknown op, any kind
         if (const auto* stream = std::get_if<int64_t>(attr); stream && *stream < INT64_MAX)
             index_.free_stream = std::max(index_.free_stream, *stream + 1);
     if (const Attr* attr = node.attrs.find("body"))
@@ -379,7 +379,7 @@ std::vector<ValueId> Graph::emit(const std::string& op, const std::vector<ValueI
     std::vector<ValueId> outputs_made = node.outputs;
     make_room(values, made.size());
     make_room(nodes, 1);
-    for (Value& value : made) values.push_back(std::move(value));  // from here on nothing fails
+    for (Value& value : made) values.push_back(std::move(value));  // nothing below throws
     add_node(std::move(node));
     return outputs_made;
 }

@@ -22,11 +22,11 @@ using ValueId = int32_t;
 constexpr ValueId kNone = -1;
 
 class Graph;
-/// What a loop does in each turn; nodes share it, so nobody changes it.
+/// The body of a loop; immutable, since nodes share it.
 using Body = std::shared_ptr<const Graph>;
 
-/// An attribute. Texts and lists are copied outside the variant and moved in: where the copy fails
-/// inside it, g++ 12 destroys what was never made.
+/// An attribute. Copies are made outside the variant and moved in: if a copy throws inside it, g++
+/// 12 destroys an object that was never constructed.
 struct Attr : std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, Body> {
     Attr() = default;
     Attr(bool value) : variant(value) {}
@@ -77,12 +77,13 @@ class Attrs {
 };
 std::string to_string(const Attrs& attrs);  // {"lr": 0.001, "axes": [0]} as in the dump
 
-/// A ring holds an output's last values; lowering makes it, no graph has one.
+/// ring: a buffer of an output's last values; made by lowering, in no graph.
 enum class Role : uint8_t { input, param, state, constant, temp, ring };
 const char* role_name(Role role);
 std::optional<Role> parse_role(std::string_view name);
 
-/// How a param or state begins. Random kinds depend on (seed, value name, element index) alone.
+/// The initial content of a param or state. Random kinds are functions of (seed, value name,
+/// element index).
 struct Init {
     enum Kind : uint8_t { zeros, constant, uniform, normal, seed, data } kind = zeros;
     double a = 0, b = 0;  // constant: value; uniform: low, high; normal: mean, deviation; seed: the
@@ -110,8 +111,8 @@ struct Value {
     Role role = Role::temp;
     int producer = -1;          // node id
     Init init;                  // param, state, constant
-    ValueId moment_of = kNone;  // a state that an optimizer keeps for this param ...
-    int moment_slot = 0;        // ... as its first, second, ... moment
+    ValueId moment_of = kNone;  // the param of which this state is an optimizer moment ...
+    int moment_slot = 0;        // ... its first, second, ...
 };
 bool is_leaf(const Value& value);  // an input, a param or a state
 
@@ -122,7 +123,7 @@ struct Node {
     std::vector<ValueId> inputs, outputs;
     Attrs attrs;
     int forward = -1;   // for a node made by a gradient rule: the node it differentiates
-    int given = -1;     // in a rewritten graph: the node of the graph as given that it belongs to
+    int given = -1;     // in a rewritten graph: the original node
     std::string where;  // the user's file:line
 };
 
@@ -136,11 +137,11 @@ struct Assign {
 };
 struct Gradient {  // d loss / d value
     ValueId loss = kNone, value = kNone, grad = kNone;
-    ValueId seed = kNone;  // the caller's d / d loss; none where it is 1
+    ValueId seed = kNone;  // the caller's gradient of the loss; kNone: 1
 };
 
-/// The gradients of the operands of a custom_gradient or custom_op, kNone for those of none, from
-/// its first result and the gradients of its results, kNone for those that none reaches.
+/// The user's rule of a custom_gradient or custom_op: operand gradients (kNone: none) from its
+/// first result and the gradients of its results (kNone: no gradient flows).
 using OwnRule =
     std::function<std::vector<ValueId>(ValueId result, const std::vector<ValueId>& dys)>;
 
@@ -152,7 +153,7 @@ class Graph {
     ValueId param(const std::string& value_name, const Type& type, const Init& init);
     ValueId state(const std::string& value_name, const Type& type, const Init& init);
     ValueId constant(const Type& type, std::vector<char> bytes, const std::string& value_name = "");
-    /// A rank-0 constant, one per (dtype, number); the name is a new one's.
+    /// A rank-0 constant, one per (dtype, number); `value_name` only names a new one.
     ValueId scalar(DType dtype, double number, const std::string& value_name = "");
 
     /// Appends a node: attributes get their defaults, shapes and dtypes are inferred. Raises at
@@ -165,7 +166,7 @@ class Graph {
     /// Marks `state` as an optimizer's moment of `param`, so that the plan lays them out alike.
     void mark_moment(ValueId state, ValueId param, int slot);
 
-    /// How much was built. Building only appends, so `rollback` takes back all that came since.
+    /// A checkpoint of the graph. Building only appends, so `rollback` truncates.
     struct Mark {
         size_t values, nodes, outputs, assigns, gradients;
     };
@@ -173,12 +174,12 @@ class Graph {
         return {values.size(), nodes.size(), outputs.size(), assigns.size(), gradients.size()};
     }
     void rollback(const Mark& to);
-    /// A value without producer that stands for an operand of a body while that is built.
+    /// A value without producer that stands for an operand of a body under construction.
     ValueId placeholder(const Type& type);
 
     const Value& value(ValueId id) const;
     const Value* find(std::string_view value_name) const;  // inputs, params, states
-    ValueId assigned(ValueId target) const;                // its next content; kNone: as it is
+    ValueId assigned(ValueId target) const;                // its next content; kNone: unchanged
     /// The random stream number after the largest in use.
     int64_t free_stream() const { return index_.free_stream; }
     std::string describe(ValueId id) const;  // "%3 f32[64, 128]"
@@ -189,20 +190,20 @@ class Graph {
     std::vector<GraphOutput> outputs;
     std::vector<Assign> assigns;
     std::vector<Gradient> gradients;
-    std::string where;         // the user's line, set before each call that builds
-    ValueId seed_one = kNone;  // d loss / d loss of the backward that is running, where it is 1
-    int differentiating = -1;  // the node whose gradient rule is running
-    const OwnRule* own_rule = nullptr;  // what the backward that is running asks; null: nobody
-    bool loose = false;                 // read from a file as it stood: nobody has verified it
+    std::string where;                  // the user's line, set before each call that builds
+    ValueId seed_one = kNone;           // the seed of the running backward, if it is 1
+    int differentiating = -1;           // the node whose gradient rule is running
+    const OwnRule* own_rule = nullptr;  // called by the running backward; null: none
+    bool loose = false;                 // read from a file and not verified
 
-    // These append and check nothing.
+    // These append without checks.
     ValueId add_value(Value value);  // gives it the next id
     void add_node(Node node);
     void add_output(GraphOutput output);
     void add_assign(const Assign& assign);
 
   private:
-    /// What is first looked up here: building asks once per value. Of those of one key the first.
+    /// Lookup tables of the graph, which keep building linear. On equal keys the first is kept.
     struct Index {
         std::unordered_map<std::string, ValueId> leaves;   // inputs, params, states by name
         std::unordered_map<std::string, ValueId> numbers;  // rank-0 constants by dtype and bytes
@@ -216,13 +217,13 @@ class Graph {
     ValueId leaf(Role role, const std::string& value_name, const Type& type, const Init& init);
 };
 
-/// What is wrong with the initial content of a value of that type and role; empty: nothing.
+/// Why an initial content does not fit a type and role; empty: it fits.
 std::string init_problem(const Init& init, const Type& type, Role role);
 
 /// The bytes of a number in a dtype; DTypeError where an integer type does not hold it.
 std::vector<char> number_bytes(DType dtype, double number);
 
-/// Values the step really needs: everything an output or an assign reaches. Indexed by node id.
+/// By node id, whether an output or assign depends on the node.
 std::vector<char> live_nodes(const Graph& graph);
 
 // ---- verify ------------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ struct Report {
     void pass(const std::string& area, const std::string& text) {
         lines.push_back({true, area, text});
     }
-    std::string failures() const;  // the failing lines, each after a newline; of many the first
+    std::string failures() const;  // the first failing lines, each after a newline
     /// GraphError with the failing lines unless ok.
     void require(const std::string& where) const;
     std::string text() const;  // "[OK] [ir] topo OK: ..." line by line
@@ -251,17 +252,17 @@ Report verify(const Graph& graph);
 
 // ---- autodiff ----------------------------------------------------------------------------------
 
-/// Appends the nodes that compute d loss / d wrt and returns them in the order of `wrt`. `loss` has
-/// rank 0 unless `seed` gives d / d loss. Without `record` they are values as any other, and zero
-/// for what the loss does not depend on; else it must, and they are kept in graph.gradients.
+/// Appends the nodes that compute d loss / d wrt and returns the values in the order of `wrt`.
+/// `loss` has rank 0 unless `seed` gives its gradient. With `record` the loss must depend on every
+/// `wrt` and the results are kept in graph.gradients; without, independent ones are zero.
 std::vector<ValueId> backward(Graph& graph, ValueId loss, std::span<const ValueId> wrt,
                               ValueId seed = kNone, bool record = true,
                               const OwnRule* own_rule = nullptr);
-/// The same of several results together, each with its gradient, by any `wrt`, unrecorded.
+/// Likewise for several results with a seed each, unrecorded.
 std::vector<ValueId> backward(Graph& graph, std::span<const ValueId> results,
                               std::span<const ValueId> seeds, std::span<const ValueId> wrt);
-/// The floats beside `known` that a value was made from by nodes appended since `mark`, and the
-/// leaves.
+/// The float values other than `known` on which a value depends through nodes appended since
+/// `mark`: those from before it, and leaves.
 std::vector<ValueId> sources(const Graph& graph, ValueId value, std::span<const ValueId> known,
                              const Graph::Mark& mark);
 /// The float params `loss` depends on, in the order they were made.
@@ -269,31 +270,31 @@ std::vector<ValueId> reached_params(const Graph& graph, ValueId loss);
 
 // ---- bodies ------------------------------------------------------------------------------------
 //
-// A body's operands are its first values, inputs all of them; what it gives are its outputs in
-// order. It has no params and no states; its random numbers come of a seed and a counter among its
-// operands.
+// A body is a graph whose operands are its first values, all inputs, and whose results are its
+// outputs. It has no params or states; random nodes take seed and counter as operands.
 
-/// Takes what was appended since `mark` away; what of it makes `outputs` of `inputs`, which are
-/// placeholders, becomes a body. Further operands are values from before the mark, but for numbers,
-/// which are copied, and constants made since, which stay. Errors name `where`.
+/// Outlines the nodes appended since `mark` that compute `outputs` from the placeholders `inputs`
+/// into a body, and removes the rest. Values from before the mark become further operands
+/// (`captured`); scalars are copied, and constants made since stay in the graph. Errors name
+/// `where`.
 struct Cut {
     Body body;
-    std::vector<ValueId> captured;  // those further operands
+    std::vector<ValueId> captured;  // the further operands
 };
 Cut cut_body(Graph& graph, const std::string& where, const Graph::Mark& mark,
              std::span<const ValueId> inputs, std::span<const ValueId> outputs);
-/// Appends what a body does with these operands; its results.
+/// Inlines a body with these operands; returns its results.
 std::vector<ValueId> append_body(Graph& graph, const Graph& body, std::span<const ValueId> inputs);
-/// How many operands a body has.
+/// The number of a body's operands.
 int operands_of(const Graph& body);
-/// Why a graph cannot be a body; empty where it can.
+/// Why a graph cannot be a body; empty: it can.
 std::string body_problem(const Graph& body);
 
 // ---- dumps -------------------------------------------------------------------------------------
 
 std::string to_text(const Graph& graph);
 std::string to_json(const Graph& graph);
-std::string nodes_json(const Graph& graph, size_t first);  // those from there on, of a list
+std::string nodes_json(const Graph& graph, size_t first);  // nodes from `first` on, as a list
 std::string to_dot(const Graph& graph);
 
 /// Rebuilds a graph piece by piece from a file; every call may raise FormatError.

@@ -1,4 +1,4 @@
-// Views, what a lowering rule sees, and the checks of a lowered list.
+// Views, the lowering context, and the verifier of lowered lists.
 #include <algorithm>
 #include <map>
 
@@ -49,7 +49,7 @@ std::optional<View> reshape_view(const View& view, const Dims& shape) {
     result.shape = shape;
     result.strides = contiguous_strides(shape);
     if (element_count(shape) == 0 || is_contiguous(view.shape, view.strides)) return result;
-    // Merge neighbouring axes that step as one, then cut each merged run into the new sizes.
+    // Coalesce adjacent axes, then split each coalesced axis into the new sizes.
     std::vector<std::pair<int64_t, int64_t>> runs;  // (size, stride)
     for (int i = 0; i < view.shape.rank(); i++) {
         if (view.shape[i] == 1) continue;
@@ -137,15 +137,14 @@ void LowerContext::loop(std::shared_ptr<const Lowered> body, std::vector<View> i
 
 namespace {
 
-/// A part of a value that an op writes: of each of its rows of `row` elements those from `at` to
-/// `end`.
+/// A part of a value written by one op: columns [at, end) of all rows, which have `row` elements.
 struct Part {
     int64_t row, at, end;
 };
 std::optional<Part> part_of(const View& view, const Type& type) {
     const int64_t all = element_count(type.shape), count = element_count(view.shape);
     if (view.dtype != type.dtype || view.offset < 0 || count == 0) return std::nullopt;
-    std::vector<std::pair<int64_t, int64_t>> runs;  // (stride, size), neighbours merged
+    std::vector<std::pair<int64_t, int64_t>> runs;  // (stride, size)
     for (int d = 0; d < view.shape.rank(); d++) {
         if (view.strides[d] < 0) return std::nullopt;
         if (view.shape[d] > 1) runs.emplace_back(view.strides[d], view.shape[d]);
@@ -170,10 +169,10 @@ std::optional<Part> part_of(const View& view, const Type& type) {
     return Part{row, view.offset, view.offset + merged[0].second};
 }
 
-/// The parts of a value, as they are written.
+/// The disjoint parts of a value written so far.
 class Written {
   public:
-    /// False where it meets another.
+    /// False if it overlaps another.
     bool add(const Part& part) {
         if (parts_.empty()) row_ = part.row;
         const auto behind = parts_.lower_bound(part.at);
@@ -188,7 +187,7 @@ class Written {
 
   private:
     int64_t row_ = 0, count_ = 0;
-    std::map<int64_t, int64_t> parts_;  // by their begin, apart
+    std::map<int64_t, int64_t> parts_;  // end by begin, disjoint
 };
 
 }  // namespace

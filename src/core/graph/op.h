@@ -1,6 +1,6 @@
-// What an op is. An OpDef is the whole meaning of one IR op: arity, attributes, shape and dtype
-// inference, gradient, lowering. A LoweredDef is the schema of what a backend runs. Both are
-// registered by the call list in op.cpp; one block per op, in ops_<family>.cpp.
+// Op definitions. An OpDef defines an IR op: arity, attributes, shape and dtype inference,
+// gradient, lowering. A LoweredDef is the schema of what a backend runs. Both are registered by the
+// call list in op.cpp; one block per op, in ops_<family>.cpp.
 #pragma once
 
 #include "core/graph/ir.h"
@@ -29,7 +29,7 @@ std::string operand_name(const std::vector<std::string>& names, int i);
 /// What an inference function sees: the operands' types and how errors spell them.
 class InferContext {
   public:
-    /// `ids`: of the operands, as errors spell them; none where they have no ids.
+    /// `ids`: of the operands, for errors; empty if they have none.
     InferContext(const char* where, const std::vector<std::string>& names, std::vector<Type> inputs,
                  std::span<const ValueId> ids, const Attrs& given)
         : where_(where), names_(names), inputs_(std::move(inputs)), ids_(ids), attrs(given) {}
@@ -79,7 +79,7 @@ Dims broadcast_shapes(const Dims& a, const Dims& b, const std::string& where);
 
 // ---- gradients ----------------------------------------------------------------------------------
 
-/// A value while a gradient rule writes formulas.
+/// A value in a gradient rule's formulas.
 struct Var {
     Graph* graph = nullptr;
     ValueId id = kNone;
@@ -109,12 +109,12 @@ class GradContext {
     Var in(int i) const { return {&graph_, node_.inputs[i]}; }
     Var out(int i = 0) const { return {&graph_, node_.outputs[i]}; }
     int inputs() const { return static_cast<int>(node_.inputs.size()); }
-    Var dy(int i = 0) const { return {&graph_, output_grads_[i]}; }  // empty: none reaches it
-    bool dy_is_one(int i = 0) const;  // the seed of backward(), so a product by it is dropped
+    Var dy(int i = 0) const { return {&graph_, output_grads_[i]}; }  // empty: no gradient flows
+    bool dy_is_one(int i = 0) const;  // the seed of backward(), so multiplying by it is skipped
     bool needs(int i) const { return i < inputs() && needed_[i]; }
     const Attrs& attrs() const { return node_.attrs; }
     const OpDef& op() const { return *node_.op; }
-    /// What the user's own rule of a custom_gradient or custom_op makes of the results' gradients.
+    /// Calls the user's rule of a custom_gradient or custom_op.
     std::vector<ValueId> own_rule() const;
     /// The gradient of input i; summed down to the input's shape when it was broadcast.
     void set(int i, Var grad);
@@ -157,12 +157,11 @@ struct LoweredOp {
     std::vector<View> inputs, outputs;
     Attrs attrs;
     int node = -1;                        // IR node it came from
-    std::vector<RegionStep> body = {};    // of a region: what it computes, in order
+    std::vector<RegionStep> body = {};    // of a region: its steps, in order
     std::vector<View> inner = {};         // of a region, sequence or block_loop: no storage
-    std::vector<LoweredOp> members = {};  // of a group, sequence or block_loop: share a launch
-    std::string candidate = {};           // which of a backend's kernels; empty: its own choice
-    /// Of a loop: what each turn does. Its operands are the values that are inputs, in their order,
-    /// and its results the outputs.
+    std::vector<LoweredOp> members = {};  // of a group, sequence or block_loop
+    std::string candidate = {};           // kernel by name; empty: the backend's default
+    /// Of a loop: the body. Its inputs, in order, are the loop's operands, its outputs the results.
     std::shared_ptr<const Lowered> loop = {};
     const View& operand(int number) const;
 };
@@ -173,7 +172,8 @@ struct Lowered {
     std::string name;
     std::vector<Value> values;
     std::vector<LoweredOp> ops;
-    std::vector<View> views;  // by value id: where an IR value lies (movement ops move nothing)
+    std::vector<View>
+        views;  // by value id: the IR value's storage (movement ops only change the view)
     struct Output {
         std::string name;
         ValueId value = kNone;  // the value that holds it, alone and in C order
@@ -188,7 +188,7 @@ struct Lowered {
 
 class LowerContext {
   public:
-    /// What lower() was called with, and itself, for bodies.
+    /// The arguments of lower(), and itself, to lower bodies.
     struct Mode {
         const std::string& math;
         int tensor_cores;
@@ -207,11 +207,11 @@ class LowerContext {
     const OpDef& def() const { return *node_.op; }
     View out(int i = 0) const;                             // the output's own storage
     View temp(const Type& type, const std::string& name);  // fresh storage
-    View copy_of(const View& view);                        // packed into fresh storage
+    View copy_of(const View& view);                        // contiguous, in fresh storage
     Lowered body(const Graph& graph) const;
-    /// A constant of the list.
+    /// A constant of the lowered list.
     View constant(const Value& like);
-    /// A loop whose turns are `body`, of operands that lie in C order.
+    /// Appends a loop with this body; non-contiguous operands are copied.
     void loop(std::shared_ptr<const Lowered> body, std::vector<View> inputs,
               std::vector<View> outputs, const Attrs& attrs);
     void alias(int i, const View& view) { lowered_.views[node_.outputs[i]] = view; }
@@ -226,10 +226,10 @@ class LowerContext {
     const Mode mode_;
 };
 
-/// What a loop's attributes say of its operands and results: `carries` of each come first, and what
-/// a turn leaves is what the next one begins with; then `slices` operands of which each turn takes
-/// its row, and others that all turns read whole. Results behind the carries have a row a turn, and
-/// so have carries in `histories`: what each turn leaves, its first operand being the beginning.
+/// The signature of a loop. Operands: `carries` (loop-carried values), `slices` (each turn reads
+/// its row), then invariants, which every turn reads whole. Results: the carries after the last
+/// turn, then stacked results with a row a turn. A carry in `histories` is stacked as well: it
+/// keeps its value after each turn, and its operand is the initial value.
 struct LoopShape {
     int64_t turns;
     int carries, slices;
@@ -243,7 +243,7 @@ struct LoopShape {
 std::vector<ValueId> loop_inputs(const std::vector<Value>& values);
 
 View whole_view(const Value& value);
-/// A new value of the list, with storage of its own.
+/// Appends a value with storage of its own.
 ValueId append_value(Lowered& lowered, const Type& type, const std::string& name);
 View broadcast_view(const View& view, const Dims& shape);
 View permute_view(const View& view, const std::vector<int64_t>& axes);
@@ -251,22 +251,20 @@ View transpose_view(const View& view, int a, int b);
 std::optional<View> reshape_view(const View& view, const Dims& shape);  // empty: needs a copy
 /// The nearest number of a float dtype.
 double rounded(DType dtype, double x);
-/// The largest number of the dtype that a uniform number in [low, high) may be: rounding must not
-/// reach `high`.
+/// The largest number of the dtype below `high`, to which uniform numbers in [low, high) are
+/// clamped, since rounding could reach `high`.
 double last_below(DType dtype, double low, double high);
 std::string chain_order(int64_t chunk = kChainChunk);  // "chain(256)"
-/// The order of a product's sums: of its shape and types, and of the family of tensor cores that it
-/// may use (the major of their compute capability; 0: none), alone.
+/// The summation order of a product. A function of its shape, types and the tensor-core family
+/// (major of the compute capability; 0: none) only.
 std::string product_order(const LoweredOp& op, int tensor_cores);
 std::vector<std::string> product_orders();  // all of them, as choices
-/// The same of attention, and the keys that its kernels on tensor cores take together, by the size
-/// of a head.
+/// The same for attention; and the keys per block of its tensor-core kernels, by head size.
 std::string attention_order(const LoweredOp& op, int tensor_cores);
 int64_t attention_block(int64_t size);
-/// "mma16", of tf32 "mma8", with the name of a family where it is not that of 9.0.
+/// "mma16", for tf32 "mma8", with the family's name unless it is 9.0.
 std::string tensor_order(int tensor_cores, bool tf32);
-/// Elements of an axis that one window spans: axis `axis` of operand 0 must hold `size` >= that
-/// many.
+/// Extent of a window along an axis of operand 0, checked to be at most `size`.
 int64_t window_extent(const InferContext& c, int which, int axis, int64_t size);
 
 // ---- definitions --------------------------------------------------------------------------------
@@ -275,11 +273,11 @@ using InferFn = std::vector<Type> (*)(const InferContext&);
 using GradFn = void (*)(GradContext&);
 using LowerFn = void (*)(LowerContext&);
 
-/// What math = "mixed" makes of an op of f32 operands (mixed.cpp).
+/// How math = "mixed" stores an op's f32 results (mixed.cpp).
 enum class Storage : uint8_t {
-    wide,    // stays in f32
-    narrow,  // in 16 bits where all it reads is
-    product  // in 16 bits
+    wide,    // f32
+    narrow,  // 16 bits if all operands are
+    product  // 16 bits
 };
 
 struct OpDef {
@@ -290,16 +288,15 @@ struct OpDef {
     std::vector<AttrDef> attrs = {};
     InferFn infer = nullptr;
     GradFn grad = nullptr;
-    std::string no_grad = {};  // why there is none; exactly one of grad and no_grad is given
+    std::string no_grad = {};  // why not; exactly one of grad and no_grad is given
     LowerFn lower = nullptr;
     std::string lowered = {};  // the one lowered op of a pointwise op
     bool effect = false;       // its outputs are new states: each must be assigned or read
     Storage storage = Storage::wide;
-    std::vector<int> wide = {};  // inputs that are f32 under "mixed", whatever the storage
-    bool shows = false;          // its output is elements of its one input: it makes none
-    bool detaches = false;       // no gradient passes, whatever follows
-    /// Of an op that takes rows by number: the operand that holds the numbers, and how many rows
-    /// there are.
+    std::vector<int> wide = {};  // inputs that stay f32 under "mixed"
+    bool is_view = false;        // a view: its output is elements of its one input
+    bool detaches = false;       // stops gradients
+    /// Of an indexing op: the operand that holds the indices, and their bound.
     int indices = -1;
     int64_t (*rows)(const Dims& first, const Attrs& attrs) = nullptr;  // first: operand 0's shape
 };
@@ -325,95 +322,95 @@ struct LoweredDef {
     std::vector<int> contiguous = {};               // operand positions, inputs first
     bool pointwise = false, reduction = false, gemm = false, optimizer = false;
     bool random = false;
-    bool streams = false;  // of a reduction: it takes each element of its one operand once
-    /// Of an op on the rows along one axis: which operands hold elements, inputs first; of the
-    /// others each row has one. Elements of a result depend on the row's elements alone.
+    bool streams = false;  // of a reduction: it reads each element of its one operand once
+    /// Of a row op: the operands that hold elements of rows along one axis, inputs first; the
+    /// others are row statistics, one number a row. Rows are independent.
     std::vector<int> rows = {};
-    /// The same bits on every backend and in every mode, so that a compiler may compute it: a
-    /// product's belong to its mode, random numbers to states.
+    /// Same bits on every backend and in every mode, so it can be constant-folded. Not products,
+    /// whose bits depend on the mode, nor random numbers.
     bool portable = false;
-    bool alone = false;            // shares no launch with others
-    bool attention = false;        // attention, or a gradient of it
-    int numbers = -1;              // of an optimizer: operands from this one on are rank-0 numbers
+    bool alone = false;      // never in a group
+    bool attention = false;  // attention, or a gradient of it
+    int numbers = -1;  // of an optimizer: operands from this one on are scalars; 0: a scalar step
     double flops_per_element = 1;  // of the largest operand
     double (*flops)(const LoweredOp&) = nullptr;
 };
 Cost cost_of(const LoweredOp& op);
-/// What each step of a body costs; an operand counts where it is read or written first.
+/// The cost of each step of a body; an operand is charged to the first step that accesses it.
 std::vector<Cost> step_costs(const LoweredOp& op);
 Cost cost_of(const Lowered& lowered);
-/// (output, input) pairs that may share storage. Of a region, no step after the one that writes the
-/// output may read the input, and its anchor writes over what its own schema pairs; of optimizer
-/// updates, which may run side by side, no other step may read it. A product or a reduction with a
-/// body writes while parts of it still read. In a group no other member may read the input.
+/// (output, input) pairs that may share storage. Region: no step after the one that writes the
+/// output reads the input, and the anchor's pairs are those of its schema. Optimizer updates, which
+/// run concurrently: no other step reads the input. Product or reduction with a body: none, since
+/// blocks write while others still read. Group: no other member reads the input.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 
 // ---- regions ------------------------------------------------------------------------------------
 //
-// A region is one op made of steps. Its anchor, the step that is not pointwise, says what it is; a
-// region of pointwise steps alone has none, one of an optimizer's updates has several, of one kind.
+// A region is a fused op with a body of steps. Its anchor is the step that is not pointwise; a
+// pointwise region has none, one of optimizer updates several of one kind.
 
-// A sequence is one op made of members that run one after another in one launch: its inputs and
-// outputs are whole values, each once, and its inner values, which members hand to each other, get
-// no storage. "carried" names, by output, the input whose next content it is, or -1; "fed" the
-// inputs that a caller gives, of which a launch of many steps may be given one a step.
+// A sequence is a list of members run in order by one launch of one thread block. Its inputs and
+// outputs are whole values, each once; intermediates are inner values without storage. "carried":
+// by output, the input whose next content it is, or -1. "fed": inputs given by the caller, of which
+// a launch of many steps takes a slice a step.
 
-/// The op of every region, of every group and of every sequence.
+/// The schemas of regions, groups and sequences.
 const LoweredDef* region_def();
 const LoweredDef* group_def();
 const LoweredDef* sequence_def();
-/// By member of a sequence, how many barriers come before it: it waits for what makes its operands,
-/// and for whoever reads what it is written over.
+/// By member of a sequence, its stage, the number of barriers before it: the longest path of RAW
+/// dependences, and of WAR dependences on what it overwrites.
 std::vector<int> stages_of(const LoweredOp& sequence);
-/// The op of every loop.
+/// The schema of loops.
 const LoweredDef* loop_def();
 
-// A block_loop is a loop in one launch: its members are what each turn does, one after another. Its
-// inner values are, in their order, what a turn sees of each input, what it makes of each output,
-// and what members hand to each other; whole values, each once, without storage.
+// A block_loop is a loop in one launch of one thread block; its members are the ops of a turn.
+// Inner values, in order: a turn's view of each input, its part of each output, and intermediates;
+// whole values, each once, without storage.
 
-/// The op of every loop in one launch.
+/// The schema of block_loops.
 const LoweredDef* block_loop_def();
-/// A turn of it as a sequence of those inner values.
+/// One turn as a sequence over the inner values.
 LoweredOp turn_of(const LoweredOp& block_loop);
-/// Whether members have no kernels of their own: of a sequence or a block_loop.
+/// Whether an op is a sequence or block_loop, whose members have no kernels of their own.
 bool is_one_block(const LoweredOp& op);
-/// The definition that says what kind of op it is: its own; of a region its anchor's, or that of
-/// its first step where all are pointwise.
+/// The schema that determines an op's kind: of a region its anchor's, or its first step's if all
+/// are pointwise; else its own.
 const LoweredDef& anchor(const LoweredOp& op);
-/// Where the (last) anchor of a region stands; the number of steps where all are pointwise.
+/// The index of the last anchor step; the number of steps if all are pointwise.
 size_t anchor_step(const LoweredOp& op);
 /// The attributes of an op, of a region those of its anchor.
 const Attrs& anchor_attrs(const LoweredOp& op);
-constexpr int kGradient = 1;  // which input of an optimizer's update of a tensor is its gradient
-/// What a step is for.
+constexpr int kGradient = 1;  // the input of a tensor update that is its gradient
+/// The part of a region that a step belongs to.
 enum class StepRole : uint8_t {
-    prologue,  // makes elements before the anchor; every step where there is no anchor
+    prologue,  // before the anchor; every step of a pointwise region
     anchor,
-    epilogue,  // takes results of the anchor
-    scalar     // makes numbers that an optimizer's updates read
+    epilogue,  // after the anchor
+    scalar     // computes scalars of optimizer updates
 };
 StepRole step_role(const LoweredOp& op, size_t step);
 /// The steps of a role, ascending.
 std::vector<size_t> steps_of(const LoweredOp& op, StepRole role);
-/// How people read it: "gemm", "region(gemm, relu)", "group(sum, exp)".
+/// A readable name: "gemm", "region(gemm, relu)", "group(sum, exp)".
 std::string title(const LoweredOp& op);
-/// How kernels call an op: "gemm", "fused", "fused_gemm".
+/// The stem of kernel names: "gemm", "fused", "fused_gemm".
 std::string kernel_stem(const LoweredOp& op);
 
-/// The axis along which a row op's rows lie: the attribute "axis", or else the last.
+/// A row op's axis: the attribute "axis", else the last.
 int row_axis(const Attrs& attrs, int rank);
-/// Whether output `out` may be written where input `in` lies: a pair above, element upon element.
+/// Whether output `out` may be written over input `in`: paired by inplace_of, with the same layout.
 bool may_overwrite(const LoweredOp& op, int out, int in);
 /// Bytes of a view, broadcast axes counted once.
 double view_bytes(const View& view);
-/// Whether two views step through a storage alike.
+/// Whether two views address a storage identically.
 bool same_layout(const View& a, const View& b);
-/// The axis along which the neighbours of a view lie closest; -1: they are all one element.
+/// The axis with the smallest non-zero stride; -1: there is none.
 int fast_axis(const View& view);
-/// The one that holds the most bytes.
+/// The view with the most bytes.
 const View* largest_view(const std::vector<const View*>& views);
-/// The position of a view of the same elements as the same dtype; -1: none.
+/// The position of an identical view in the list; -1: none.
 int find_view(const std::vector<View>& list, const View& view);
 
 /// Registration, called once by op.cpp's list.
@@ -426,23 +423,24 @@ const std::vector<const LoweredDef*>& all_lowered();
 /// Checks a lowered op against its schema and returns the outputs' types.
 std::vector<Type> infer_lowered(const LoweredDef& def, const std::vector<Type>& inputs,
                                 const Attrs& attrs);
-/// The same of a whole op; of a region it checks step by step, of a loop all that a turn does.
+/// Likewise for a whole op, with the steps of regions and bodies of loops.
 std::vector<Type> infer_lowered(const LoweredOp& op);
 std::vector<Type> infer_loop(const LoweredOp& op);
-/// Checks what stands around the members of a block_loop.
+/// Checks the signature of a block_loop, not its members.
 std::vector<Type> infer_block_loop(const LoweredOp& op);
 
-/// `math`: of the products of f32, one of gemm's choices; under "mixed" they are left as they are.
-/// `tensor_cores`: as product_order() takes them.
+/// `math`: gemm's attribute for f32 products; under "mixed" they stay f32. `tensor_cores`: see
+/// product_order().
 Lowered lower(const Graph& graph, const std::string& math = "fp32", int tensor_cores = 0);
-/// By op: whether it is a call of the host or one waits for it; empty where there is none.
+/// By op, whether it is a host call or one depends on it; empty if there is no host call.
 std::vector<char> before_host_calls(const Lowered& lowered);
-/// Moves those before all else, which is never fused with them: a call that raises does so
-/// before a param or a state is written, unless it reads what one becomes.
+/// Moves those ops to the front; others are never fused with them. So a host call that raises does
+/// so before params and states are written, unless it reads their next content.
 void host_calls_first(Lowered& lowered);
 /// SSA, operand types and in-place rules of a lowered list. Run after lowering and each pass.
 Report verify(const Lowered& lowered);
-/// An op by what it computes on which types and strides, without ids: "gemm {...} (f32[8, 8], ...".
+/// A key of an op by its attributes, operand types and strides, without ids: "gemm {...} (f32[8,
+/// 8], ...".
 std::string signature(const LoweredOp& op);
 std::string to_text(const Lowered& lowered);
 std::string to_json(const Lowered& lowered);

@@ -1,5 +1,5 @@
-// Attention without scores in memory: softmax(q k^T scale) v of heads, and its gradients, which
-// make the weights again from two numbers a row.
+// Attention, softmax(q k^T scale) v, whose scores are never materialised, and its gradients, which
+// recompute the weights from two row statistics.
 #include <cmath>
 #include <limits>
 
@@ -10,10 +10,10 @@ namespace aicf {
 namespace {
 
 constexpr int64_t kLargestHead = 256;
-constexpr int kMask = 3, kGradientMask = 7;  // which input is the mask
+constexpr int kMask = 3, kGradientMask = 7;  // the mask operand
 
-/// q [B, H, T, D], k and v [B, G, S, D] of G groups of heads, and a mask that broadcasts to
-/// [B, H, T, S].
+/// q [B, H, T, D]; k and v [B, G, S, D] for G groups of heads; a mask broadcastable to [B, H, T,
+/// S].
 void check_heads(const InferContext& c, int mask) {
     for (int i = 0; i < 3; i++) {
         c.need_rank(i, 4);
@@ -45,8 +45,8 @@ Type row_numbers(const InferContext& c) {
     return {DType::f32, {c.shape(0)[0], c.shape(0)[1], c.shape(0)[2]}};
 }
 
-/// A result like an operand; of a lowered op with the attribute "inside" with positions before
-/// heads.
+/// The type of a result shaped like an operand; with the attribute "inside", [B, T, H, D] instead
+/// of [B, H, T, D].
 Type result_like(const InferContext& c, int i) {
     Dims shape = c.shape(i);
     if (c.attrs.find("inside") && c.attrs.flag("inside")) std::swap(shape[1], shape[2]);
@@ -90,20 +90,20 @@ Attrs lowered_attrs(const LowerContext& c, bool inside) {
             {"inside", inside}};
 }
 
-/// Whether heads lie inside positions, as a projection leaves them: then so do results, and what
-/// follows reads whole lines of them.
+/// Whether the layout is [B, T, H, D], as projections write it. Results then have it too, so that
+/// the next projection reads contiguous rows.
 bool heads_inside(const View& view) {
     return view.shape[1] > 1 && view.shape[2] > 1 && view.strides[1] < view.strides[2];
 }
-/// Where a result goes; with heads inside positions the op writes [B, T, H, D].
+/// The storage of a result; `inside`: laid out as [B, T, H, D].
 View result(LowerContext& c, int output, bool inside) {
     if (!inside) return c.out(output);
     const Type& type = c.out_type(output);
     const Dims& shape = type.shape;
-    const View turned =
+    const View transposed =
         c.temp({type.dtype, {shape[0], shape[2], shape[1], shape[3]}}, "heads_inside");
-    c.alias(output, permute_view(turned, {0, 2, 1, 3}));
-    return turned;
+    c.alias(output, permute_view(transposed, {0, 2, 1, 3}));
+    return transposed;
 }
 
 void add_mask(LowerContext& c, std::vector<View>& inputs, int mask) {
@@ -156,19 +156,21 @@ void attention_grad(GradContext& g) {
 
 // ---- second derivatives
 
-Var turned(Var v) { return emit("Transpose", {v}, {{"axes", std::vector<int64_t>{0, 1, 3, 2}}}); }
+Var transposed(Var v) {
+    return emit("Transpose", {v}, {{"axes", std::vector<int64_t>{0, 1, 3, 2}}});
+}
 Var product(Var a, Var b) { return emit("MatMul", {a, b}); }
-/// Of y = softmax(x): y (dy - sum of y dy).
+/// The gradient of y = softmax(x): y (dy - sum(y dy)).
 Var softmax_slope(Var y, Var dy) { return emit("SoftmaxBwd", {y, dy}, {{"axis", int64_t(-1)}}); }
-/// Each group's lines for all its heads, and the sum of what its heads have.
-Var for_heads(Var v, int64_t heads) {
+/// Repeats each group for its heads; and the transpose, the sum over a group's heads.
+Var repeat_groups(Var v, int64_t heads) {
     const Dims shape = v.shape();
     if (shape[1] == heads) return v;
     const Dims split{shape[0], shape[1], heads / shape[1], shape[2], shape[3]};
     return reshape(broadcast_to(reshape(v, {shape[0], shape[1], 1, shape[2], shape[3]}), split),
                    {shape[0], heads, shape[2], shape[3]});
 }
-Var of_groups(Var v, int64_t groups) {
+Var sum_groups(Var v, int64_t groups) {
     const Dims shape = v.shape();
     if (shape[1] == groups) return v;
     const Dims split{shape[0], groups, shape[1] / groups, shape[2], shape[3]};
@@ -176,9 +178,9 @@ Var of_groups(Var v, int64_t groups) {
                 {{"axes", std::vector<int64_t>{2}}, {"keepdims", false}});
 }
 
-/// The weights of attention, with scores in memory.
+/// The attention weights, materialised.
 Var weights_of(GradContext& g, Var q, Var k, double scale) {
-    Var scores = product(q, turned(k)) * scale;
+    Var scores = product(q, transposed(k)) * scale;
     const Var hidden = number_like(scores, -std::numeric_limits<double>::infinity());
     if (g.attrs().flag("causal")) {
         const int64_t rows = scores.shape()[2], columns = scores.shape()[3];
@@ -194,28 +196,28 @@ Var weights_of(GradContext& g, Var q, Var k, double scale) {
     return emit("Softmax", {scores}, {{"axis", int64_t(-1)}, {"masked", true}});
 }
 
-/// Of dq = scale S k, dk = scale S^T q and dv = P^T dy, where P are the weights and S their slopes
-/// P (dy v^T - delta), by what reaches them. The numbers of rows and delta are functions of the
-/// others, and what reaches them is in it.
+/// The gradient of dq = scale S k, dk = scale S^T q, dv = P^T dy, where P are the weights and S = P
+/// (dy v^T - delta) the gradients of the scores. Row statistics and delta are treated as functions
+/// of the other operands, so they get no gradient of their own.
 void attention_bwd_grad(GradContext& g) {
     const double scale = g.attrs().number("scale");
     const int64_t heads = g.in(0).shape()[1], groups = g.in(1).shape()[1];
-    const Var q = g.in(0), k = for_heads(g.in(1), heads), v = for_heads(g.in(2), heads),
+    const Var q = g.in(0), k = repeat_groups(g.in(1), heads), v = repeat_groups(g.in(2), heads),
               dy = g.in(6);
-    const Var p = weights_of(g, q, k, scale), dp = product(dy, turned(v));
+    const Var p = weights_of(g, q, k, scale), dp = product(dy, transposed(v));
     const auto sum = [](Var a, Var b) { return a ? (b ? a + b : a) : b; };
-    const auto reaching = [&](int i) {  // all heads' lines of what reaches a result
-        return g.dy(i) ? for_heads(g.dy(i), heads) : Var{};
+    const auto cotangent = [&](int i) {  // the gradient of a result, for all heads
+        return g.dy(i) ? repeat_groups(g.dy(i), heads) : Var{};
     };
-    const Var uq = reaching(0), uk = reaching(1), uv = reaching(2);
+    const Var uq = cotangent(0), uk = cotangent(1), uv = cotangent(2);
     Var to_slopes{}, to_p{}, to_dp{};
-    if (uq) to_slopes = product(uq, turned(k)) * scale;
-    if (uk) to_slopes = sum(to_slopes, product(q, turned(uk)) * scale);
+    if (uq) to_slopes = product(uq, transposed(k)) * scale;
+    if (uk) to_slopes = sum(to_slopes, product(q, transposed(uk)) * scale);
     if (to_slopes) {
         to_dp = softmax_slope(p, to_slopes);
         to_p = to_slopes * (dp - summed_rows(dp * p, true)) - dp * summed_rows(to_slopes * p, true);
     }
-    if (uv) to_p = sum(to_p, product(dy, turned(uv)));
+    if (uv) to_p = sum(to_p, product(dy, transposed(uv)));
     if (!to_p) return;
     const Var to_scores = softmax_slope(p, to_p);
     const Var slopes = uq || uk ? softmax_slope(p, dp) : Var{};
@@ -225,11 +227,11 @@ void attention_bwd_grad(GradContext& g) {
         g.set(0, part);
     }
     if (g.needs(1)) {
-        Var part = product(turned(to_scores), q) * scale;
-        if (uq) part = part + product(turned(slopes), uq) * scale;
-        g.set(1, of_groups(part, groups));
+        Var part = product(transposed(to_scores), q) * scale;
+        if (uq) part = part + product(transposed(slopes), uq) * scale;
+        g.set(1, sum_groups(part, groups));
     }
-    if (g.needs(2) && to_dp) g.set(2, of_groups(product(turned(to_dp), dy), groups));
+    if (g.needs(2) && to_dp) g.set(2, sum_groups(product(transposed(to_dp), dy), groups));
     if (g.needs(6)) {
         Var part = to_dp ? product(to_dp, v) : Var{};
         if (uv) part = sum(part, product(p, uv));

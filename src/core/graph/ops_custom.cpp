@@ -1,4 +1,4 @@
-// Custom ops: by sources that its author gives, by a callback of the host.
+// Custom ops: by the user's source code or by a host callback.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -42,7 +42,7 @@ std::vector<Type> infer_custom(const InferContext& c) {
     return types;
 }
 
-/// What the author's own function makes of the gradients of the results.
+/// Calls the user's gradient function.
 void custom_grad(GradContext& g) {
     const std::vector<ValueId> grads = g.own_rule();
     check(std::ssize(grads) == g.inputs(), "custom op: one gradient an operand");
@@ -71,7 +71,7 @@ const std::vector<AttrDef> kHostAttrs = {{"op", std::string(), true},
                                          {"cost", std::string(), true},
                                          {"*", int64_t(0)}};
 
-/// Every operand of an op, whatever their number.
+/// All operands of a variadic op.
 std::vector<int> all_operands() {
     std::vector<int> all(512);
     for (int i = 0; i < 512; i++) all[static_cast<size_t>(i)] = i;
@@ -125,7 +125,8 @@ struct Known {
     std::map<std::string, std::unique_ptr<const CustomOp>> by_digest;
 };
 Known& known() {
-    static auto* const all = new Known;  // for good: kernels are made as long as the process lives
+    static auto* const all =
+        new Known;  // never destroyed: kernels may be made until the process ends
     return *all;
 }
 

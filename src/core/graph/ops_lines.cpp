@@ -1,5 +1,5 @@
-// Ops along one axis that go by position: gather and its gradient, searches, sorting, running
-// products and maxima. A line is what one axis holds at one place of the others.
+// Ops along one axis that depend on positions: gather and its gradient, search, sort, scans. A line
+// is the elements along the axis at one index of the others.
 #include "core/abi/sort.h"
 #include "core/graph/op.h"
 
@@ -22,7 +22,7 @@ void need_indices(const InferContext& c, int i) {
     if (!is_index(c.dtype(i))) c.dtype_error(c.describe(i), "; need indices as int32 or int64");
 }
 
-/// Operands a and b have lines at the same places.
+/// Checks that operands a and b agree in all axes but this one.
 void need_same_lines(const InferContext& c, int axis) {
     bool fits = c.shape(0).rank() == c.shape(1).rank();
     for (int i = 0; fits && i < c.shape(0).rank(); i++)
@@ -194,7 +194,7 @@ std::vector<Type> infer_running_at(const InferContext& c) {
     return {{DType::i64, infer_running(c)[0].shape}};
 }
 
-/// v moved by one place along the axis, the way that a walk goes; `value` comes in.
+/// v shifted by one position in scan direction; `value` fills the gap.
 Var moved(Var v, int64_t axis, bool reverse, double value) {
     const Dims shape = v.shape();
     const int at = static_cast<int>(axis < 0 ? axis + shape.rank() : axis);
@@ -230,7 +230,7 @@ Var recurrence(Var a, Var b, int64_t axis, bool reverse, bool lagged) {
     return emit("Recurrence", {a, b}, {{"axis", axis}, {"reverse", reverse}, {"lagged", lagged}});
 }
 
-/// What comes back is such a recurrence, too, the other way.
+/// The gradient is a recurrence in the other direction.
 void recurrence_grad(GradContext& g) {
     const int64_t axis = g.attrs().integer("axis");
     const bool reverse = g.attrs().flag("reverse"), lagged = g.attrs().flag("lagged");
@@ -241,8 +241,8 @@ void recurrence_grad(GradContext& g) {
                     : slopes * moved(g.out(), axis, reverse, 0));
 }
 
-/// The products before a place times the slope of those from it on, so without a division: right
-/// beside zeros, and so are the gradients of it.
+/// The prefix product before a position times the gradient of the suffix: no division, so it is
+/// right at zeros, to any order.
 void cumprod_grad(GradContext& g) {
     const int64_t axis = g.attrs().integer("axis");
     g.set(0, recurrence(g.in(0), g.dy(), axis, true, true) * moved(g.out(), axis, false, 1));

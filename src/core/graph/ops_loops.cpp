@@ -1,5 +1,5 @@
-// Loops: a body that runs once a turn. Each turn takes a row of some operands, hands its carries to
-// the next turn, and gives a row of each result.
+// Loops (scan): a body that runs once a turn, with loop-carried values, sliced operands of which
+// each turn reads a row, and stacked results of which each turn writes a row.
 #include <algorithm>
 #include <map>
 
@@ -26,10 +26,10 @@ std::vector<ValueId> loop_inputs(const std::vector<Value>& values) {
 
 namespace {
 
-/// Of a Scan: the parts of its operands and results.
+/// The signature of a Scan.
 struct Parts {
     const Graph& body;
-    int carries, slices, wholes, stacked;  // operands; results with a row a turn
+    int carries, slices, wholes, stacked;  // operands; stacked results
     int64_t length;
     bool reverse;
     explicit Parts(const Attrs& attrs)
@@ -55,8 +55,8 @@ Type rows_of(const Type& type, int64_t rows, const char* where) {
     return all;
 }
 
-// Scan: [*carries, *slices, *wholes] -> [*carries after the last turn, *rows of a turn's other
-// results, *rows of the carries after each turn].
+// Scan: [*carries, *slices, *wholes] -> [*carries after the last turn, *other results, stacked,
+// *carries after each turn, stacked].
 std::vector<Type> infer_scan(const InferContext& c) {
     const Body& body = c.attrs.get<Body>("body");
     if (!body) c.value_error("it has no body; need one");
@@ -98,7 +98,7 @@ Var row_range(Var v, int64_t first, int64_t count) {
     return emit("Slice", {v}, {{"start", start}, {"size", size}, {"step", step}});
 }
 
-/// By row what a carry was before that turn, of what it was at first and after each turn.
+/// A carry before each turn, stacked, from its initial value and its values after each turn.
 Var before_turns(Var first, Var after, const Parts& parts) {
     const Var row = reshape(first, rows_of(first.type(), 1, "scan").shape);
     if (parts.length == 1) return row;
@@ -107,28 +107,30 @@ Var before_turns(Var first, Var after, const Parts& parts) {
                 {{"axis", 0}});
 }
 
-/// The loop that a gradient is, while it is made.
-struct Back {
+/// The gradient loop under construction.
+struct Reverse {
     std::shared_ptr<Graph> body;
     std::vector<Var> operands;  // outside
     int carried = 0, sliced = 0;
     std::vector<ValueId> forward;               // operands of the forward turn, in the body
     std::vector<ValueId> carries;               // gradients of the float ones
-    std::vector<std::pair<int, ValueId>> sums;  // by operand read whole, the sum so far ...
+    std::vector<std::pair<int, ValueId>> sums;  // by invariant operand, the sum so far ...
     std::vector<std::pair<int, ValueId>> whole_grads, slice_grads;  // ... and a turn's gradient
 };
 
-/// The gradient of a weight or a bias that one linear layer of a turn alone reads.
-struct Product {
-    int operand, weight;  // of the Scan, read whole: whose gradient this is, and the weight
+/// The gradient of a loop-invariant weight or bias whose only reader is one linear layer of the
+/// body.
+struct LayerGradient {
+    int operand, weight;  // operands of the Scan: the one differentiated, and the weight
     int node;             // the LinearBwd in the body
-    size_t result;        // of it: 1 for the weight, 2 for the bias
+    size_t result;        // its result: 1 for the weight, 2 for the bias
 };
 
-/// Makes the turns back; gradients of operands in `apart` are not summed up in the loop.
-Back turns_back(GradContext& g, const Parts& parts, const std::vector<Product>& apart) {
+/// Builds the reverse body; gradients of operands in `hoisted` are not accumulated in the loop.
+Reverse reverse_body(GradContext& g, const Parts& parts,
+                     const std::vector<LayerGradient>& hoisted) {
     const int carries = parts.carries, slices = parts.slices, rows = carries + parts.stacked;
-    Back back;
+    Reverse back;
     back.body = std::make_shared<Graph>(parts.body.name + "_grad");
     Graph& body = *back.body;
     const auto input = [&](Var outer, const Type& type) {
@@ -141,12 +143,12 @@ Back turns_back(GradContext& g, const Parts& parts, const std::vector<Product>& 
         if (is_float(parts.result(i).dtype))
             given.emplace_back(i, input(g.dy(i) ? g.dy(i) : zeros_like(g.in(i)), parts.operand(i)));
     const size_t handed_on = given.size();
-    const auto is_apart = [&](int k) {
-        return std::any_of(apart.begin(), apart.end(),
-                           [&](const Product& product) { return product.operand == k; });
+    const auto is_hoisted = [&](int k) {
+        return std::any_of(hoisted.begin(), hoisted.end(),
+                           [&](const LayerGradient& product) { return product.operand == k; });
     };
     for (int k = carries + slices; k < g.inputs(); k++)
-        if (g.needs(k) && !is_apart(k))
+        if (g.needs(k) && !is_hoisted(k))
             back.sums.emplace_back(k, input(zeros_like(g.in(k)), parts.operand(k)));
     back.carried = count();
     for (int i = 0; i < carries; i++)
@@ -184,11 +186,11 @@ Back turns_back(GradContext& g, const Parts& parts, const std::vector<Product>& 
     return back;
 }
 
-std::vector<Product> products_apart(const Back& back, const Parts& parts) {
-    std::vector<Product> found;
+std::vector<LayerGradient> hoisted_products(const Reverse& back, const Parts& parts) {
+    std::vector<LayerGradient> found;
     if (parts.length == 1) return found;
     const Graph& body = *back.body;
-    const auto whole = [&](ValueId id) {  // as an operand of the Scan; -1: it is none
+    const auto whole = [&](ValueId id) {  // the invariant operand of the Scan; -1: none
         const auto first = back.forward.begin() + parts.carries + parts.slices;
         const auto at = std::find(first, back.forward.end(), id);
         return at == back.forward.end() ? -1 : static_cast<int>(at - back.forward.begin());
@@ -206,15 +208,15 @@ std::vector<Product> products_apart(const Back& back, const Parts& parts) {
     return found;
 }
 
-// The gradient is a loop over the turns from the last to the first. Each makes the forward turn
-// again from its carries, and then its gradient: those of the carries are handed on, and those of
-// what all turns read whole are added up, from +0, in the order in which the turns run back. A
-// weight or bias that one linear layer alone reads has that layer's gradient on the rows of all
-// turns, in their order: one product behind the loop.
+// The gradient is a loop over the turns in reverse. Each recomputes the forward turn from its
+// carries, then its gradient. Gradients of carries are carried; those of invariants are accumulated
+// from +0 in that order. A weight or bias with one linear layer as only reader is hoisted: its
+// gradient is one product over the stacked rows, after the loop.
 void scan_grad(GradContext& g) {
     const Parts parts(g.attrs());
-    const Back back = turns_back(g, parts, products_apart(turns_back(g, parts, {}), parts));
-    const std::vector<Product> apart = products_apart(back, parts);
+    const Reverse back =
+        reverse_body(g, parts, hoisted_products(reverse_body(g, parts, {}), parts));
+    const std::vector<LayerGradient> hoisted = hoisted_products(back, parts);
     Graph& body = *back.body;
     const auto output = [&](ValueId id) {
         body.add_output({cat("out", body.outputs.size()), id, 1});
@@ -225,12 +227,12 @@ void scan_grad(GradContext& g) {
         for (const auto& [operand, grad] : back.whole_grads)
             if (operand == k) output(body.emit("Add", {sum, grad})[0]);
     for (const auto& [j, grad] : back.slice_grads) output(grad);
-    // Rows of a value of the turns: those that the loop reads, or else gives.
+    // Stacked values of the turns: an operand of the loop, or a new result.
     std::map<ValueId, size_t> given;
     const auto is_read = [&](ValueId id) {
         return id >= back.carried && id < back.carried + back.sliced;
     };
-    for (const Product& product : apart) {
+    for (const LayerGradient& product : hoisted) {
         const std::vector<ValueId> of = body.nodes[static_cast<size_t>(product.node)].inputs;
         for (ValueId id : {of[0], of[2]})
             if (!is_read(id) && !given.contains(id)) given.emplace(id, output(id));
@@ -250,7 +252,7 @@ void scan_grad(GradContext& g) {
         return is_read(id) ? back.operands[static_cast<size_t>(id)] : made[given.at(id)];
     };
     std::map<int, std::vector<Var>> products;  // by node of the body
-    for (const Product& product : apart) {
+    for (const LayerGradient& product : hoisted) {
         const std::vector<ValueId>& of = body.nodes[static_cast<size_t>(product.node)].inputs;
         std::vector<Var>& results = products[product.node];
         if (results.empty())
@@ -267,8 +269,8 @@ Attrs loop_attrs(const Parts& parts, const std::vector<int64_t>& histories) {
             {"histories", histories}};
 }
 
-/// Kernels on tensor cores take a factor from where it is only if it begins at a multiple of 16
-/// bytes, as a row may not: a turn packs it first.
+/// Tensor-core kernels need operands aligned to 16 bytes, which a row may not be: the body copies
+/// such product operands first.
 void pack_factors(Lowered& list, const std::vector<View>& outer, const LoopShape& shape) {
     constexpr int64_t kFactorAlign = 16;
     const std::vector<ValueId> own = loop_inputs(list.values);
@@ -329,7 +331,7 @@ void scan_lower(LowerContext& c) {
     auto list = std::make_shared<Lowered>(c.body(body));
     for (int i = 0; i < c.inputs(); i++) inputs.push_back(c.in(i));
     pack_factors(*list, inputs, LoopShape(loop_attrs(parts, histories)));
-    // What is constant in a turn is so in all of them, and has its place beside the loop.
+    // Constants of the body are loop-invariant and belong to the outer list.
     std::vector<char> read(list->values.size(), 0);
     for (const LoweredOp& op : list->ops)
         for (const View& view : op.inputs) read[static_cast<size_t>(view.value)] = 1;

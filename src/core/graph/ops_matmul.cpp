@@ -30,7 +30,7 @@ std::vector<Type> infer_linear(const InferContext& c) {
     return {{c.dtype(0), shape}};
 }
 
-/// The leading axes of x as one; a copy only when strides cannot say it.
+/// Flattens the leading axes of x; copies only if strides cannot express it.
 View as_matrix(LowerContext& c, const View& view) {
     const int rank = view.shape.rank();
     int64_t rows = 1;
@@ -70,13 +70,13 @@ void lower_linear_bwd(LowerContext& c) {
     const View x = as_matrix(c, c.in(0)), dy = as_matrix(c, c.in(2));
     if (c.used(0)) c.op("gemm", {dy, c.in(1)}, {*reshape_view(c.out(0), x.shape)}, gemm_attrs());
     if (c.used(1)) c.op("gemm", {transpose_view(dy, 0, 1), x}, {c.out(1)}, gemm_attrs());
-    if (c.used(2))  // in an order of products
+    if (c.used(2))  // bias gradients have an order of products
         c.op("reduce_sum", {dy}, {c.out(2)},
              {{"axes", std::vector<int64_t>{0}}, {"keepdims", false}, {"order", chain_order()}});
 }
 
-/// Of dx = dy W, dW = dy^T x and db, by what reaches each of them: u, V and w. Again products of
-/// the same kinds: dy V for x, dy^T u for W, u W^T + x V^T + w for dy.
+/// The gradient of dx = dy W, dW = dy^T x and db from their gradients u, V and w: dy V for x, dy^T
+/// u for W, u W^T + x V^T + w for dy.
 void linear_bwd_grad(GradContext& g) {
     const Var x = g.in(0), w = g.in(1), dy = g.in(2);
     const auto products = [&](Var a, Var b) { return g.emit_all("LinearBwd", {a, b, dy}); };
@@ -168,7 +168,7 @@ void matmul_grad(GradContext& g) {
         g.set(1, without_axis(emit("MatMul", {transposed(a), dy}), b.shape(), g.in(1).shape()));
 }
 
-/// Clocks that a processor of the family sm_90 takes for a tile and 64 of k, about.
+/// Cost model: approximate clocks of an sm_90 processor per tile and 64 of k.
 struct Tile {
     int64_t m, n, clocks;
 };
@@ -191,7 +191,7 @@ int64_t cut_of(int64_t batches, int64_t m, int64_t n, int64_t k, bool tf32) {
         return best;
     };
     const int64_t fewest = up(k, most), last = std::max<int64_t>(fewest, k < 8192 ? 8 : 16);
-    const int64_t whole = cycles(1);  // a block may also take one cut after the other
+    const int64_t whole = cycles(1);  // a block may also compute its cuts serially
     const auto at_best = [&](int64_t cuts) { return std::min(whole, cycles(cuts)); };
     int64_t best = whole, chosen = fewest;
     for (int64_t cuts = fewest; cuts <= last; cuts++) best = std::min(best, at_best(cuts));
@@ -261,7 +261,7 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
     const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
     int64_t batches = 1;
     for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
-    // From some 2^17 multiplications on: below, tensor cores have nothing to offer.
+    // Below about 2^17 multiplications tensor cores gain nothing.
     if (tensor_cores < 8 || (math == "fp32" && dtype_size(a.dtype) != 2) || k < 32 || m * n < 64 ||
         m * n * k < 1 << 17)
         return chain_order(k > kShortChunk && k <= kShortTerms && batches * m * n <= kShortResults

@@ -1,5 +1,5 @@
-// Movement ops: the same elements, seen through another shape. They lower to a view; `copy` appears
-// only where no view can say it.
+// Movement ops: the same elements in another shape. They lower to views; `copy` appears only where
+// strides cannot express one.
 #include <algorithm>
 #include <numeric>
 
@@ -70,7 +70,7 @@ std::vector<Type> infer_slice(const InferContext& c) {
     return {{c.dtype(0), Dims(size)}};
 }
 
-// Pad: an output of `shape` full of `value`, with x at start + i * step of each axis.
+// Pad: an output of `shape` filled with `value`, with x at start + i * step of each axis.
 std::vector<Type> infer_pad(const InferContext& c) {
     const Dims shape = checked_shape(c);
     const auto &start = c.attrs.ints("start"), &step = c.attrs.ints("step");
@@ -187,8 +187,8 @@ void refuse_others(const GradContext& g, int first, int last) {
                   "it");
 }
 
-// CustomGradient(y, xs...) -> y. Its gradient is the user's own, of the first `count` of xs; the
-// others are what else y was made from.
+// CustomGradient(y, xs...) -> y, with the user's gradient rule for the first `count` of xs; the
+// others are further values that y depends on.
 void custom_gradient_grad(GradContext& g) {
     const int64_t count = g.attrs().integer("count");
     refuse_others(g, 1 + static_cast<int>(count), g.inputs());
@@ -198,9 +198,10 @@ void custom_gradient_grad(GradContext& g) {
         if (grads[i] != kNone) g.set(1 + i, {g.in(0).graph, grads[i]});
 }
 
-// KeptGradient(ys..., xs..., others...) -> ys. The same inside a body, where nobody can ask Python:
-// the attribute `body` makes, of the gradients of the float ys and of the last `captured` operands,
-// the gradients of the xs that `gives` lists. What lies between is what else the ys were made from.
+// KeptGradient(ys..., xs..., others...) -> ys. The same inside a body, where Python cannot be
+// called: the rule is traced into the attribute `body`, which maps the gradients of the float ys
+// and the last `captured` operands to the gradients of the xs listed in `gives`. Operands between
+// are further values that the ys depend on.
 struct Kept {
     int results, count, captured;
     const Body& body;
@@ -305,7 +306,7 @@ void define_movement_ops() {
                          c.alias(0, view);
                      },
                  .storage = Storage::narrow,
-                 .shows = true});
+                 .is_view = true});
     define(OpDef{.name = "Pad",
                  .fn = "pad",
                  .inputs = {"x"},
@@ -363,7 +364,7 @@ void define_movement_ops() {
                  .infer = [](const InferContext& c) -> std::vector<Type> {
                      return {{c.dtype(0), c.shape(0)}};
                  },
-                 .grad = [](GradContext&) {},  // that is its point
+                 .grad = [](GradContext&) {},  // stops the gradient
                  .lower = [](LowerContext& c) { c.alias(0, c.in(0)); },
                  .storage = Storage::narrow,
                  .detaches = true});
@@ -404,7 +405,7 @@ void define_movement_ops() {
                      },
                  .lower = lower_windows,
                  .storage = Storage::narrow});
-    // Fold: the sum of all window elements that show one element of x, in ascending window
+    // Fold: the sum of all window elements that are views of one element of x, in ascending window
     // position.
     std::vector<AttrDef> fold_attrs = kWindowAttrs;
     fold_attrs.push_back({"shape", Ints(), true});
@@ -444,7 +445,7 @@ void define_movement_ops() {
                          c.alias(0, *view);
                      },
                  .storage = Storage::narrow,
-                 .shows = true});
+                 .is_view = true});
     define(OpDef{
         .name = "Transpose",
         .fn = "permute",
@@ -461,7 +462,7 @@ void define_movement_ops() {
             },
         .lower = [](LowerContext& c) { c.alias(0, permute_view(c.in(0), c.attrs().ints("axes"))); },
         .storage = Storage::narrow,
-        .shows = true});
+        .is_view = true});
     define(OpDef{
         .name = "BroadcastTo",
         .fn = "broadcast_to",
@@ -472,7 +473,7 @@ void define_movement_ops() {
         .grad = [](GradContext& g) { g.set(0, g.dy()); },  // set() sums it down
         .lower = [](LowerContext& c) { c.alias(0, broadcast_view(c.in(0), c.out_type().shape)); },
         .storage = Storage::narrow,
-        .shows = true});
+        .is_view = true});
 }
 
 }  // namespace aicf

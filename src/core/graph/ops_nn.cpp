@@ -26,8 +26,8 @@ double mse_scale(const Dims& shape) {
 }
 
 // CrossEntropy(logits [N, C], labels [N]) -> loss [], and of each row its largest logit, most [N],
-// and sum [N] of exp(logit - most). These are apart, and of 16-bit logits in f32: their common
-// logarithm, most + log(sum), would lose the sum's digits to a large `most`.
+// and sum [N] of exp(logit - most). They are kept as two, in f32 for 16-bit logits: most + log(sum)
+// would lose digits of the sum to a large `most`.
 void check_classes(const InferContext& c) {
     c.need_rank(0, 2);
     c.need_float(0);
@@ -134,23 +134,24 @@ std::vector<Type> infer_pick_bwd(const InferContext& c) {
 
 // ---- second derivatives
 
-/// Which indices name one of `count` rows.
+/// Mask of the indices in [0, count).
 Var in_range(Var indices, int64_t count) {
     const Var first = emit("Ge", {indices, zeros_like(indices)});
-    if (!holds(indices.type().dtype, static_cast<double>(count))) return first;  // too few bits
+    if (!holds(indices.type().dtype, static_cast<double>(count)))
+        return first;  // all of the dtype's are
     return emit("LogicalAnd",
                 {first, emit("Lt", {indices, number_like(indices, static_cast<double>(count))})});
 }
 
-/// Rows that `inside` names, which has the first axes of v; else 0, for no gradient went there.
+/// v where `inside`, which has its leading axes, else 0.
 Var kept(Var inside, Var v) {
     Dims shape = inside.shape();
     while (shape.rank() < v.shape().rank()) shape.push(1);
     return emit("Where", {reshape(inside, shape), v, zeros_like(v)});
 }
 
-/// Of (softmax(logits) - onehot(labels)) / N by the logits; `most` and `sum` are functions of
-/// these, and what reaches them is in it.
+/// The gradient of (softmax(logits) - onehot(labels)) / N by the logits; `most` and `sum` are
+/// treated as functions of these.
 void cross_entropy_grad_grad(GradContext& g) {
     const Dims shape = g.in(0).shape();
     const Attrs axis = {{"axis", int64_t(1)}};
@@ -160,7 +161,7 @@ void cross_entropy_grad_grad(GradContext& g) {
     g.set(0, kept(in_range(g.in(1), shape[1]), grad));
 }
 
-/// The elements that the windows took, of what reaches the image.
+/// Gathers the elements that the windows selected.
 void max_pool_bwd_grad(GradContext& g) {
     if (!g.needs(2)) return;
     const Dims image = g.in(0).shape(), pooled = g.in(2).shape();

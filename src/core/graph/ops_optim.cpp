@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kEffect = "an optimizer's update is not differentiated";
 
-/// Operands [first, count) are rank-0 numbers: f64 beside an f64 param, f32 beside any other.
+/// Operands [first, count) are scalars: f64 with an f64 param, else f32.
 void check_numbers(const InferContext& c, int first) {
     for (int i = first; i < c.count(); i++) {
         c.need_rank(i, 0);
@@ -56,8 +56,8 @@ std::vector<Type> infer_adam(const InferContext& c) {
     return {type, type, type};
 }
 
-/// An op whose node and kernel are the same list of operands, each result in place of its source.
-/// Operands from `numbers` on are numbers.
+/// An op whose node and kernel have the same operands, each result in place of its source. Operands
+/// from `numbers` on are scalars.
 void effect(const std::string& name, const std::string& lowered,
             const std::vector<std::string>& inputs, const std::vector<std::string>& outputs,
             InferFn infer, std::vector<std::pair<int, int>> inplace, int numbers, double flops) {
@@ -104,13 +104,13 @@ void define_optim_ops() {
     effect("AdamStep", "adam_step",
            {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps"},
            {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 15);
-    // The same of p keep and grad scale: decay beside the gradient, and a limit of its norm.
+    // The same on p * keep and grad * scale: decoupled weight decay and norm clipping.
     effect("ScaledAdamStep", "scaled_adam_step",
            {"p", "grad", "m", "v", "bc1_inv", "bc2_inv", "lr", "beta1", "beta2", "eps", "keep",
             "scale"},
            {"p", "m", "v"}, infer_adam, {{0, 0}, {1, 2}, {2, 3}}, 4, 17);
-    // The same, and where the scale is 0 all is kept, whatever the gradient is: a step that loss
-    // scaling skips.
+    // The same, but a scale of 0 keeps everything, whatever the gradient: a step skipped by loss
+    // scaling.
     effect("GuardedSgdStep", "guarded_sgd_step", {"p", "grad", "lr", "scale"}, {"p"}, infer_sgd,
            {{0, 0}}, 2, 4);
     effect("GuardedAdamStep", "guarded_adam_step",

@@ -1,5 +1,5 @@
-// Pointwise ops: one output element from one element of each input, with broadcasting. The
-// functions themselves are in kernels/scalar.h; gradients are PyTorch's, ties included.
+// Pointwise ops, with broadcasting. The functions are in core/abi/scalar.h; gradients are
+// PyTorch's, ties included.
 #include <cmath>
 
 #include "core/graph/op.h"
@@ -133,14 +133,13 @@ void unary(const std::string& name, const std::string& lowered, GradFn grad,
     pointwise(name, lowered, {"x"}, infer_float, grad, "", options);
 }
 
-/// A derivative written as one function of (x or y, dy): accurate, and one kernel.
+/// A gradient as one pointwise op of (x or y, dy): accurate, and one kernel.
 void derivative(const std::string& name, const std::string& lowered, GradFn grad,
                 const Options& options = {}) {
     pointwise(name, lowered, {"x", "dy"}, infer_float, grad, "", options);
 }
 
-/// The gradient of a derivative f'(x) dy that has no slope of its own: it is linear in dy, its last
-/// operand.
+/// The gradient of f'(x) dy where f' is piecewise constant: linear in dy, the last operand.
 void linear_grad(GradContext& g) {
     const int last = g.inputs() - 1;
     if (!g.needs(last)) return;
@@ -150,27 +149,27 @@ void linear_grad(GradContext& g) {
     g.set(last, emit(g.op().name, inputs, g.attrs()));
 }
 
-/// The gradient of a derivative f'(x) dy whose slope f''(x) is `curve(x)`.
+/// The gradient of f'(x) dy, where f''(x) is `curve(x)`.
 template <class Curve>
 void curved_grad(GradContext& g, Curve curve) {
     linear_grad(g);
     if (g.needs(0)) g.set(0, g.dy() * g.in(1) * curve(g.in(0)));
 }
 
-/// x, no farther from 0 than `most`: beyond, the curve is 0, which its parts would not be.
+/// x clamped to [-most, most]; beyond, f'' is 0, but its factors may overflow.
 Var within(Var x, double most) { return emit("Clip", {x}, {{"lo", -most}, {"hi", most}}); }
 
-/// The slope of a sigmoid, right at both ends.
+/// The derivative of a sigmoid, accurate at both ends.
 Var sigmoid_slope(Var x) { return emit("Sigmoid", {x}) * emit("Sigmoid", {-x}); }
 
-/// Of x sigmoid(x).
+/// f'' of x sigmoid(x).
 Var silu_curve(Var x) {
     x = within(x, 1000);
     const Var s = emit("Sigmoid", {x});
     return sigmoid_slope(x) * (x * (s * -2.0 + 1.0) + 2.0);
 }
 
-/// Of x sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+/// f'' of x sigmoid(v), v = 2 sqrt(2 / pi) (x + 0.044715 x^3).
 Var gelu_tanh_curve(Var x) {
     constexpr double a = 1.5957691216057308, b = 0.071354816272600249;
     x = within(x, 20);
@@ -179,7 +178,7 @@ Var gelu_tanh_curve(Var x) {
     return slope * dv * (x * dv * bent + 2.0) + slope * (x2 * (6 * b));
 }
 
-/// Of x times the normal distribution's function.
+/// f'' of x times the normal distribution function.
 Var gelu_erf_curve(Var x) {
     x = within(x, 40);
     const Var x2 = x * x;
@@ -192,7 +191,7 @@ void use_y(GradContext& g, const char* op) { g.set(0, emit(op, {g.out(), g.dy()}
 /// 1 / sqrt(1 - x^2)
 Var slope_of_arc(Var x) { return emit("Rsqrt", {(-x + 1.0) * (x + 1.0)}); }
 
-// Slopes made of these functions, so that they have slopes of their own.
+// Derivatives composed of differentiable ops.
 void define_elementary() {
     static constexpr double ln2 = 0.6931471805599453, ln10 = 2.302585092994046;
     unary("Expm1", "expm1", [](GradContext& g) { g.set(0, g.dy() * (g.out() + 1.0)); }, {{}, 15});
@@ -227,7 +226,7 @@ void define_elementary() {
           {{}, 50});
     pointwise("Atan2", "atan2", {"y", "x"}, infer_float,
               [](GradContext& g) {
-                  // At the origin, where no derivative exists, all are 0 as in PyTorch.
+                  // At the origin, where no derivative exists, all gradients are 0, as in PyTorch.
                   const Var y = g.in(0), zero = number_like(y, 0), one = number_like(y, 1);
                   const Var origin =
                       emit("LogicalAnd", {emit("Eq", {y, zero}), emit("Eq", {g.in(1), zero})});

@@ -49,7 +49,7 @@ std::vector<Type> infer_rows(const InferContext& c) {  // softmax family: along 
     return {{c.dtype(0), c.shape(0)}};
 }
 
-/// The incoming gradient, spread back over the axes that were reduced.
+/// Broadcasts a gradient over the reduced axes.
 Var spread(GradContext& g, Var v) {
     Dims kept = g.in(0).shape();
     for (int64_t axis : g.attrs().ints("axes"))
@@ -70,8 +70,8 @@ void extremum_grad(GradContext& g) {  // ties share equally, as amax does
     g.set(0, hit * spread(g, g.dy() / ties));
 }
 
-/// dy times the product of the other elements: y / x where nothing is 0. Beside one or two zeros
-/// the slope is written in terms of them, 0 as it may be, so that it has a derivative of its own.
+/// dy times the product of the other elements: y / x if no element is 0. With one or two zeros it
+/// is written as a polynomial in them, so that the second derivative is right.
 void prod_grad(GradContext& g) {
     const Var x = g.in(0), none = zeros_like(x), one = none + 1.0, zero = emit("Eq", {x, none});
     const Attrs dtype = {{"dtype", dtype_name(x.type().dtype)}};
@@ -119,7 +119,7 @@ void reduction(const std::string& name, const std::string& fn, const std::string
     define(std::move(low));
 }
 
-/// A softmax-like op and its derivative from (y, dy), which has the gradient `second`.
+/// Defines a softmax-like op and its gradient op (y, dy), whose own gradient rule is `second`.
 void row_op(const std::string& name, const std::string& lowered, GradFn grad, GradFn second,
             const std::vector<AttrDef>& own = {}) {
     const AttrDef axis = {"axis", int64_t(-1)},
@@ -170,12 +170,12 @@ void row_op(const std::string& name, const std::string& lowered, GradFn grad, Gr
     define(std::move(op));
 }
 
-/// The sum or mean of a row, which every element of it sees.
+/// A row sum or mean, kept for broadcasting.
 Var over_row(const char* op, Var v, int64_t axis) {
     return emit(op, {std::move(v)}, {{"axes", std::vector<int64_t>{axis}}, {"keepdims", true}});
 }
 
-/// Of y (dy - sum(dy y)), whose matrix is its own transpose.
+/// The gradient of y (dy - sum(dy y)), which is self-adjoint in dy.
 void softmax_bwd_grad(GradContext& g) {
     const int64_t axis = g.attrs().integer("axis");
     const Var y = g.in(0), dy = g.in(1);
@@ -185,7 +185,7 @@ void softmax_bwd_grad(GradContext& g) {
     if (g.needs(1)) g.set(1, emit("SoftmaxBwd", {y, g.dy()}, g.attrs()));
 }
 
-/// Of dy - exp(y) sum(dy).
+/// The gradient of dy - exp(y) sum(dy).
 void log_softmax_bwd_grad(GradContext& g) {
     const int64_t axis = g.attrs().integer("axis");
     const Var part = g.dy() * emit("Exp", {g.in(0)});
@@ -207,8 +207,8 @@ std::vector<Type> infer_cumsum(const InferContext& c) {
 
 int64_t chunks_of(int64_t terms) { return (terms + kScanChunk - 1) / kScanChunk; }
 
-/// chunk_sums(x; axis, reverse) -> sums: of each kScanChunk along the axis, in the order of the
-/// running sum, as wide as sums are made.
+/// chunk_sums(x; axis, reverse) -> sums of chunks of kScanChunk along the axis, in scan order, in
+/// the accumulation dtype.
 std::vector<Type> infer_chunk_sums(const InferContext& c) {
     const Type running = infer_cumsum(c)[0];
     const int axis = static_cast<int>(c.attrs.integer("axis"));
@@ -217,8 +217,8 @@ std::vector<Type> infer_chunk_sums(const InferContext& c) {
     return {{compute_dtype(running.dtype), shape}};
 }
 
-/// cumsum_chunks(x, before; axis, reverse) -> y: running sums inside chunks, each of which but the
-/// first adds what `before`, the running sum of their totals, has for the chunk before it.
+/// cumsum_chunks(x, before; axis, reverse) -> y: running sums within chunks, plus the total of all
+/// earlier chunks from `before`, the scan of the totals.
 std::vector<Type> infer_cumsum_chunks(const InferContext& c) {
     const Type sums = infer_chunk_sums(c)[0];
     c.need_dtype(1, sums.dtype);
@@ -226,7 +226,7 @@ std::vector<Type> infer_cumsum_chunks(const InferContext& c) {
     return infer_cumsum(c);
 }
 
-/// Of few long lines in chunks, whose totals have a running sum themselves.
+/// Few long lines: a three-phase scan, recursive in the totals.
 void lower_cumsum(LowerContext& c, const View& x, const View& y, const Attrs& attrs) {
     const int axis = static_cast<int>(attrs.integer("axis"));
     const int64_t terms = x.shape[axis];
@@ -270,7 +270,7 @@ Var cast_like(Var v, Var like) {
     return v.type().dtype == dtype ? v : emit("Cast", {v}, {{"dtype", dtype_name(dtype)}});
 }
 
-/// Of y and of rstd = (var + eps)^-1/2, whose slope is -rstd^2 y / n.
+/// The gradient of y and of rstd = (var + eps)^-1/2, whose derivative is -rstd^2 y / n.
 void normalize_grad(GradContext& g) {
     const Var y = g.out(0), rstd = g.out(1);
     Var grad{};
@@ -284,7 +284,7 @@ void normalize_grad(GradContext& g) {
     if (grad) g.set(0, grad);
 }
 
-/// Of rstd (dy - mean(dy) - y mean(dy y)), which is its own transpose in dy.
+/// The gradient of rstd (dy - mean(dy) - y mean(dy y)), which is self-adjoint in dy.
 void normalize_bwd_grad(GradContext& g) {
     const Var rstd = g.in(1);
     const Var y = cast_like(g.in(0), rstd), dy = cast_like(g.in(2), rstd),
@@ -414,7 +414,7 @@ void define_reduce_ops() {
     reduction("Max", "max", "reduce_max", infer_extremum, extremum_grad, false);
     reduction("Min", "min", "reduce_min", infer_extremum, extremum_grad, false);
     reduction("Prod", "prod", "reduce_prod", infer_reduce, prod_grad, true);
-    // masked: a row of -inf alone is 0, for nothing of it is visible.
+    // masked: a row of only -inf gives 0.
     row_op("Softmax", "softmax",
            [](GradContext& g) {
                g.set(0,

@@ -1,5 +1,5 @@
-// Ops made of other ops: regions and sequences, whose parts hand values to each other, and groups,
-// whose members do not.
+// Composite ops: regions and sequences, whose parts depend on each other, and groups of independent
+// members.
 #include "core/graph/region.h"
 
 #include <algorithm>
@@ -66,12 +66,13 @@ bool is_one_block(const LoweredOp& op) {
 
 std::vector<int> stages_of(const LoweredOp& sequence) {
     const std::vector<int64_t>& carried = sequence.attrs.ints("carried");
-    std::map<ValueId, ValueId> replaces;  // by a carried output: what it is written over
+    std::map<ValueId, ValueId> replaces;  // by a carried output: the input it overwrites
     for (size_t k = 0; k < carried.size() && k < sequence.outputs.size(); k++)
         if (carried[k] >= 0 && carried[k] < static_cast<int64_t>(sequence.inputs.size()))
             replaces[sequence.outputs[k].value] =
                 sequence.inputs[static_cast<size_t>(carried[k])].value;
-    std::map<ValueId, int> written, read;  // the first stage behind it; the last that reads it
+    std::map<ValueId, int> written,
+        read;  // the first stage after its definition; the last stage that reads it
     std::vector<int> stages;
     for (const LoweredOp& member : sequence.members) {
         int stage = 0;
@@ -194,7 +195,7 @@ bool tail_region(const LoweredOp& op) {
     const Dims& shape = op.operand(op.body[0].outputs[0]).shape;
     if (x.dtype != DType::f32 || shape.rank() != 2 || !plain_product(x, weight, shape))
         return false;
-    // The product, and what makes logits of it.
+    // The product and its epilogue, which makes the logits.
     std::vector<char> made(static_cast<size_t>(inner) + op.inner.size(), 0);
     for (size_t i = 0; i < at; i++) {
         const RegionStep& step = op.body[i];
@@ -219,11 +220,11 @@ bool tail_region(const LoweredOp& op) {
     if (!product.def->gemm || product.inputs.size() != 2 ||
         product.inputs[0] != grad.outputs.at(0) || product.inputs[1] >= inputs)
         return false;
-    const View& turned = op.inputs[static_cast<size_t>(product.inputs[1])];
-    if (turned.value != weight.value || turned.offset != weight.offset ||
-        turned.shape.rank() != 2 || turned.strides[0] != weight.strides[1] ||
-        turned.strides[1] != weight.strides[0] || turned.shape[0] != weight.shape[1] ||
-        turned.shape[1] != weight.shape[0])
+    const View& transposed = op.inputs[static_cast<size_t>(product.inputs[1])];
+    if (transposed.value != weight.value || transposed.offset != weight.offset ||
+        transposed.shape.rank() != 2 || transposed.strides[0] != weight.strides[1] ||
+        transposed.strides[1] != weight.strides[0] || transposed.shape[0] != weight.shape[1] ||
+        transposed.shape[1] != weight.shape[0])
         return false;
     const Dims& result = op.operand(product.outputs[0]).shape;
     for (size_t i = second + 1; i < op.body.size(); i++) {
@@ -242,7 +243,7 @@ std::string title(const LoweredOp& op) {
     const std::string parts = op.body.empty() ? joined(op.members, name) : joined(op.body, name);
     if (op.def == block_loop_def())
         return cat(op.def->name, " x ", op.attrs.integer("turns"), "(", parts, ")");
-    const Attr* const own = op.attrs.find("op");  // of a custom op its author's name
+    const Attr* const own = op.attrs.find("op");  // a custom op's name
     if (own) return cat(op.def->name, " ", std::get<std::string>(*own));
     return op.def->name + (parts.empty() ? "" : cat("(", parts, ")"));
 }
@@ -257,7 +258,7 @@ std::string kernel_stem(const LoweredOp& op) {
 
 namespace {
 
-/// A group takes and gives what its members do, who hand nothing to each other.
+/// The operands of a group are those of its members, which are independent.
 std::vector<Type> infer_group(const LoweredOp& op) {
     std::vector<Type> outputs(op.outputs.size());
     std::vector<char> written(op.outputs.size(), 0);
@@ -282,7 +283,7 @@ std::vector<Type> infer_group(const LoweredOp& op) {
     return outputs;
 }
 
-/// Members take what the sequence does and what those before them gave.
+/// Members read inputs of the sequence and results of earlier members.
 std::vector<Type> infer_sequence(const LoweredOp& op) {
     std::set<ValueId> known;
     for (const View& view : op.inputs) known.insert(view.value);
@@ -459,11 +460,11 @@ std::vector<Cost> step_costs(const LoweredOp& op) {
             for (int number : *numbers) {
                 const auto at = static_cast<size_t>(number);
                 elements = std::max(elements, element_count(op.operand(number).shape));
-                if (at >= counted.size() || counted[at]) continue;  // inner, or another step's
+                if (at >= counted.size() || counted[at]) continue;  // inner, or counted
                 counted[at] = true;
                 costs[s].bytes += view_bytes(op.operand(number));
             }
-        if (!step.def->flops)  // else the anchor, counted below
+        if (!step.def->flops)  // the anchor is counted below
             costs[s].flops = static_cast<double>(elements) * step.def->flops_per_element;
     }
     if (op.body.empty()) return costs;

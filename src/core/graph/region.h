@@ -1,33 +1,35 @@
-// What regions must be for kernels to follow them.
+// Structural predicates of regions that kernels rely on.
 #pragma once
 
 #include "core/graph/op.h"
 
 namespace aicf {
 
-/// A product whose result lies as its own shape says.
+/// Whether a product's result has the shape of its rows and columns, not reshaped.
 bool plain_product(const View& a, const View& b, const Dims& result);
 
-/// The first step is the one product, of operands that no other step reads. It is made where the
-/// first output lies, so that must have its dtype and be written by the last step that needs it.
+/// A product with an epilogue: the first step is the only product, and no other step reads its
+/// operands. The product is accumulated in the storage of the first output, which must therefore
+/// have its dtype and be overwritten only after the last read of the product.
 bool product_region(const LoweredOp& op);
-/// Cross entropy and its gradient, of the same rows: the second takes what the first has one a row
-/// of. A cast from 16 bits may come before them, one to 16 bits behind.
+/// Cross entropy and its gradient on the same logits and labels; the gradient reads the row
+/// statistics (maximum and sum) of the loss. Optionally an upcast of the logits before, a downcast
+/// of the gradient after.
 bool loss_region(const LoweredOp& op);
 
-/// The end of a network whose logits are few: their product, what is pointwise behind it, their
-/// loss and its gradient, then, if it is there, the gradient's product with the same weights and
-/// what is pointwise behind that. Logits lie nowhere; all is f32, of two axes.
+/// The end of a network with few logits: the product that makes them and its epilogue, cross
+/// entropy and its gradient, then optionally the gradient's product with the transposed weights and
+/// its epilogue. Logits are never materialised. All f32 of rank 2.
 bool tail_region(const LoweredOp& op);
-/// The steps of such a region: of the loss, whose gradient is behind it, and of the second product,
-/// the number of steps where there is none.
+/// Step indices of such a region: of the loss (its gradient is the next), and of the second product
+/// (the number of steps if there is none).
 struct TailSteps {
     size_t loss, product;
 };
 TailSteps tail_steps(const LoweredOp& op);
 
-/// What a region may hold at most: operands and steps, with a product or without; flops of what
-/// makes an element of a row.
+/// A target's limits of a region: operands and steps, with or without a product; flops per element
+/// of a row op's prologue.
 struct RegionLimits {
     size_t operands, steps, product_operands, product_steps;
     double row_flops;

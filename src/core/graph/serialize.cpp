@@ -56,7 +56,7 @@ std::string to_string(const Attrs& attrs) {
 
 namespace {
 
-/// The attributes of a node without its body, which stands below it.
+/// A node's attributes without its body, which is printed below it.
 Attrs plain_attrs(const Attrs& attrs, Body& body) {
     Attrs plain;
     for (const auto& [key, attr] : attrs.items())
@@ -80,7 +80,7 @@ std::string indented(const std::string& text, const char* indent) {
 }  // namespace
 
 std::string to_text(const Graph& graph) {
-    std::vector<char> live(graph.nodes.size(), 1);  // without any output yet, all may come to be
+    std::vector<char> live(graph.nodes.size(), 1);  // without outputs, every node may still be used
     if (!graph.outputs.empty() || !graph.assigns.empty()) live = live_nodes(graph);
     const auto dead = std::count(live.begin(), live.end(), 0);
     std::string text =
@@ -217,7 +217,7 @@ void GraphReader::node(const std::string& op, std::vector<ValueId> inputs,
         node.attrs = node.op ? complete_attrs(node.op->attrs, attrs, op) : attrs;
     } catch (const Error& error) {
         if (strict_) raise(ErrorKind::format, at, ": ", error.what());
-        node.attrs = std::move(attrs);  // for verify to name
+        node.attrs = std::move(attrs);  // reported by verify
     }
     for (ValueId id : outputs)
         if (graph_.values[id].producer < 0) graph_.values[id].producer = node.id;

@@ -18,7 +18,7 @@ const char* dtype_name(DType dtype);    // NumPy's: "float32", "bfloat16", "bool
 const char* dtype_abbrev(DType dtype);  // the dump's: "f32", "bf16", "bool"
 bool is_float(DType dtype);
 bool is_16_bit(DType dtype);             // f16, bf16
-DType compute_dtype(DType dtype);        // what an op works in: f32 for 16 bits
+DType compute_dtype(DType dtype);        // accumulation dtype: f32 for 16 bits
 bool holds(DType dtype, double number);  // an integer type: exactly; a float type rounds any
 bool is_integer(DType dtype);
 /// The least and the largest number of an integer type or bool.
@@ -54,20 +54,19 @@ class Dims {
 
 int64_t element_count(const Dims& shape);  // 1 for rank 0; INT64_MAX for more than that
 Dims contiguous_strides(const Dims& shape);
-/// True when no two rows overlap or leave gaps: C order. Axes of size 1 and empty tensors never
-/// matter.
+/// Dense in C order; axes of size 1 and empty tensors always qualify.
 bool is_contiguous(const Dims& shape, const Dims& strides);
 std::string to_string(const Dims& shape);             // "[64, 8]"
 std::string type_string(DType dtype, const Dims& s);  // "f32[64, 8]"
 
 struct Device {
-    /// Those that files and DLPack can name; a backend may add one of its own.
+    /// The kinds that files and DLPack can name; a backend may add its own.
     enum Kind : uint8_t { cpu, cuda } kind = cpu;
     int index = 0;
     bool operator==(const Device&) const = default;
 };
 constexpr int kMostKinds = 8;
-/// A kind beyond those, which counts in this process alone. `name` must live as long.
+/// Adds a kind, in this process only. `name` must live as long.
 Device::Kind add_device_kind(const char* name);
 const char* kind_name(Device::Kind kind);  // "cpu", "cuda"
 std::string to_string(Device device);      // "cpu", "cuda:0"
@@ -80,7 +79,7 @@ struct TensorRef {
     Device device;
     bool read_only = false;
     std::shared_ptr<void> owner;  // keeps `data` alive
-    /// The device stream that the tensor's framework works on now; empty where nobody can tell.
+    /// The current stream of the tensor's framework; empty if unknown.
     std::optional<intptr_t> stream = {};
 };
 

@@ -1,5 +1,4 @@
-// Does the graph mean something? Every rule fails closed: what is not known to be right is an
-// error.
+// The IR verifier. Every rule fails closed: what is not known to be right is an error.
 #include <algorithm>
 #include <set>
 
@@ -19,7 +18,7 @@ void Report::require(const std::string& where) const {
 }
 
 std::string Report::failures() const {
-    constexpr size_t kLines = 6, kText = 300;  // so that a message holds them
+    constexpr size_t kLines = 6, kText = 300;  // to fit into a message
     std::string text;
     size_t count = 0;
     for (const ReportLine& line : lines)
@@ -65,7 +64,7 @@ class Verifier {
         failures_++;
         report_.fail("ir", cat(parts...));
     }
-    void close(const std::string& text) {  // the area's OK line, when nothing failed since the last
+    void close(const std::string& text) {  // the area's OK line, if it had no failures
         if (failures_ == 0) report_.pass("ir", text);
         failures_ = 0;
     }
@@ -156,7 +155,7 @@ class Verifier {
     void check_shapes() {
         std::set<std::string> names;
         for (size_t n = 0; n < graph_.nodes.size(); n++) {
-            poll();  // what it runs may append nodes
+            poll();  // its callback may append nodes
             const Node& node = graph_.nodes[n];
             if (!node.op) continue;
             names.insert(node.op_name);
@@ -251,7 +250,7 @@ class Verifier {
         close(cat("effects OK: ", effects, " state updates, each assigned or read"));
     }
 
-    /// By value: which of up to 64 losses depend on it, a bit for each.
+    /// By value, a bit mask of the losses, 64 at a time, that depend on it.
     std::vector<uint64_t> influence(std::span<const ValueId> losses) const {
         std::vector<uint64_t> on(graph_.values.size(), 0);
         for (size_t i = 0; i < losses.size(); i++) on[losses[i]] |= uint64_t{1} << i;
@@ -263,7 +262,7 @@ class Verifier {
         return on;
     }
 
-    /// By gradient: whether its loss depends on its value. Losses are few where gradients are many.
+    /// By gradient, whether its loss depends on its value; losses are few.
     std::vector<char> dependent() const {
         std::vector<ValueId> losses;
         for (const Gradient& g : graph_.gradients) losses.push_back(g.loss);
@@ -284,8 +283,8 @@ class Verifier {
         return result;
     }
 
-    /// A gradient belongs to a loss that really depends on its value, and comes from a node that
-    /// differentiates one, unless it is the loss's own.
+    /// A recorded gradient's loss must depend on its value, and its producer must differentiate a
+    /// node, unless it is the loss's own.
     void check_links() {
         int linked = 0;
         for (const Node& node : graph_.nodes) {
@@ -314,7 +313,7 @@ class Verifier {
                          " has no producer");
                 continue;
             }
-            if (g.grad == g.seed) continue;  // handed through
+            if (g.grad == g.seed) continue;  // the seed itself
             const Node& node = graph_.nodes[grad.producer];
             if (node.forward < 0)
                 fail("links: gradient ", graph_.describe(g.grad), " comes from ", node_text(node),

@@ -10,9 +10,9 @@ namespace {
 
 constexpr int64_t kMostLaunches = 1 << 20;  // each takes about a kilobyte on the host
 
-class Listing {
+class LaunchUnroller {
   public:
-    explicit Listing(const Plan& plan) {
+    explicit LaunchUnroller(const Plan& plan) {
         for (size_t i = 0; i < plan.ops.size(); i++) {
             const PlannedOp& planned = plan.ops[i];
             op_ = static_cast<int>(i);
@@ -37,22 +37,22 @@ class Listing {
         int64_t scratch, counters;
     };
 
-    /// Appends what an op launches; those that are done last.
+    /// Appends the launches of an op; returns its last ones, on which successors wait.
     std::vector<int> add(const PlannedOp& planned, std::vector<Source> sources, const At& at,
                          std::vector<int> waits) {
-        if (planned.body) return turns(planned, sources, at, std::move(waits));
+        if (planned.body) return unroll(planned, sources, at, std::move(waits));
         const int index = static_cast<int>(list.size());
         list.push_back({&planned, op_, kernel_++, std::move(sources), at.scratch, at.counters,
                         std::move(waits)});
         return {index};
     }
 
-    /// A turn begins when all of the one before it is done.
-    std::vector<int> turns(const PlannedOp& planned, const std::vector<Source>& outer, const At& at,
-                           std::vector<int> waits) {
+    /// Unrolls a loop. Each turn waits for all of the previous one.
+    std::vector<int> unroll(const PlannedOp& planned, const std::vector<Source>& outer,
+                            const At& at, std::vector<int> waits) {
         const Plan& body = *planned.body;
         const LoopShape shape(planned.op.attrs);
-        const LoopRooms rooms = rooms_of(planned.op, body);
+        const LoopScratch scratch = loop_scratch(planned.op, body);
         std::vector<int> input(body.values.size(), -1), result(body.values.size(), -1);
         const std::vector<ValueId> inputs = loop_inputs(body.values);
         for (size_t k = 0; k < inputs.size(); k++)
@@ -61,19 +61,19 @@ class Listing {
             result[static_cast<size_t>(body.places[body.outputs[k].value].storage)] =
                 static_cast<int>(k);
         const auto bytes_of = [&](ValueId id) { return byte_count(body.values[id].type); };
-        const auto behind = [](const Source& source, int64_t bytes) {
+        const auto offset_by = [](const Source& source, int64_t bytes) {
             return Source{source.operand, source.bytes + bytes};
         };
         const auto results = [&](int k) { return outer[inputs.size() + static_cast<size_t>(k)]; };
-        /// Where a turn leaves carry k.
+        /// The storage of carry k after a turn.
         const auto carried = [&](int k, int64_t turn) {
             const int64_t bytes = bytes_of(body.outputs[static_cast<size_t>(k)].value);
             if (shape.history[static_cast<size_t>(k)])
-                return behind(results(k), shape.row(turn) * bytes);
+                return offset_by(results(k), shape.row(turn) * bytes);
             if (turn == shape.turns - 1) return results(k);
             const int64_t second =
                 turn % 2 ? (bytes + kArenaAlign - 1) / kArenaAlign * kArenaAlign : 0;
-            return Source{-1, at.scratch + rooms.carries[static_cast<size_t>(k)] + second};
+            return Source{-1, at.scratch + scratch.carries[static_cast<size_t>(k)] + second};
         };
         const auto where = [&](ValueId id, int64_t turn) {
             const Place& place = body.places[id];
@@ -81,12 +81,13 @@ class Listing {
                 if (k < shape.carries && turn > 0) return carried(k, turn - 1);
                 const Source& source = outer[static_cast<size_t>(k)];
                 const bool slice = k >= shape.carries && k < shape.carries + shape.slices;
-                return slice ? behind(source, shape.row(turn) * bytes_of(place.storage)) : source;
+                return slice ? offset_by(source, shape.row(turn) * bytes_of(place.storage))
+                             : source;
             }
             if (const int k = result[static_cast<size_t>(place.storage)]; k >= 0)
                 return k < shape.carries
                            ? carried(k, turn)
-                           : behind(results(k), shape.row(turn) * bytes_of(place.storage));
+                           : offset_by(results(k), shape.row(turn) * bytes_of(place.storage));
             return Source{-1, at.scratch + place.offset};
         };
         const int first_kernel = kernel_;
@@ -99,8 +100,8 @@ class Listing {
                 std::vector<Source> sources;
                 for (const auto* views : {&inside.op.inputs, &inside.op.outputs})
                     for (const View& view : *views)
-                        sources.push_back(
-                            behind(where(view.value, turn), view.offset * dtype_size(view.dtype)));
+                        sources.push_back(offset_by(where(view.value, turn),
+                                                    view.offset * dtype_size(view.dtype)));
                 std::vector<int> before = inside.waits.empty() ? waits : std::vector<int>();
                 for (int wait : inside.waits) {
                     const std::vector<int>& ends = done[static_cast<size_t>(wait)];
@@ -120,7 +121,7 @@ class Listing {
         return waits;
     }
 
-    std::vector<std::vector<int>> done_;  // by op of the plan, those of its launches done last
+    std::vector<std::vector<int>> done_;  // by op of the plan, its last launches
     int op_ = 0, kernel_ = 0;
 };
 
@@ -146,7 +147,7 @@ std::vector<Launch> launches_of(const Plan& plan) {
     if (count_of(plan) > kMostLaunches)
         raise(ErrorKind::unsupported, "step: the turns of its loops launch more than ",
               kMostLaunches, " kernels; need fewer turns, or several steps");
-    return std::move(Listing(plan).list);
+    return std::move(LaunchUnroller(plan).list);
 }
 
 }  // namespace aicf

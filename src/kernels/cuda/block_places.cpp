@@ -217,14 +217,14 @@ Places::Places(const LoweredOp& op, const Times& times, int64_t room, const Turn
                 carried[out] = in;
             }
     const int count = times.count;
-    Room taken(count);
+    TimeTree taken(count);
     const auto place = [&](const View& view, int first, int last) {
-        std::vector<const Taken*> found;
+        std::vector<const RangeSet*> found;
         taken.find(first, last, found);
         const auto many = slots.find(view.value);
         const int64_t size =
                           round_up(bytes_of(view)) * (many == slots.end() ? 1 : many->second.count),
-                      at = lowest_free(found, size);
+                      at = first_fit(found, size);
         if (at + size > room) return false;
         if (size) taken.take(first, last, at, at + size);
         shared[view.value] = at;

@@ -99,7 +99,7 @@ void CapturedGraph::find_order() {
     }
     for (size_t i = 0; i < ops_.size(); i++)
         if (after[i].empty()) ends_.push_back(i);
-    urgent_ = on_longest_way(waits);
+    urgent_ = on_critical_path(waits);
     if (!std::count(urgent_.begin(), urgent_.end(), false)) urgent_.clear();
     early_.assign(ops_.size(), -1);
     if (stream_->gpu().compute_major < 9) return;
