@@ -1,4 +1,4 @@
-// The door to a device: memory, streams, launches, capture. Core knows nothing else of a device.
+// The device interface: memory, streams, launches, capture. Core knows nothing else of a device.
 #pragma once
 
 #include "core/compile/target.h"
@@ -6,78 +6,78 @@
 namespace aicf {
 
 class Backend;
-/// Fills the parts' blocks from the group's own operands.
+/// Fills the members' argument blocks from the group's operands.
 void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args, void* counters);
 
-/// One op with its addresses: the block a kernel receives.
+/// One op with its argument block.
 struct BoundOp {
     std::shared_ptr<const Kernel> kernel;
     std::string op;                  // lowered name
     std::shared_ptr<ArgBlock> args;  // 64-byte aligned
     std::vector<int> waits = {};
-    std::shared_ptr<const void> code = {};  // as load() gave it
+    std::shared_ptr<const void> code = {};  // from load()
 };
 
 /// The replayable form of a list of bound ops.
 class Captured {
   public:
     virtual ~Captured() = default;
-    /// Enqueues one run or several, at most `times`; returns how many.
+    /// Enqueues between one and `times` runs; returns how many.
     virtual int64_t launch(int64_t times) = 0;
     virtual void rebind(int op, const ArgBlock& args) = 0;
-    /// Whether it is one launch that can run many steps, each on a slice of what is fed; and such a
-    /// launch. By operand, where its slices lie, one behind the other.
+    /// Whether this is one launch that can run many steps, each on the next slice of fed operands;
+    /// and that launch. By operand, the address of its contiguous slices.
     using Operands = std::vector<std::pair<int, const void*>>;
     virtual bool loops_over() const { return false; }
     virtual void launch_over(const Operands&, int64_t) {}
     struct Launch {
         std::string op, kernel;
     };
-    virtual std::vector<Launch> trace() const = 0;  // read back from what is really held
+    virtual std::vector<Launch> trace() const = 0;  // read back from the captured form
 };
 
-/// How one launch is spread over a device.
+/// The launch configuration.
 struct LaunchSize {
-    int64_t blocks, threads;  // of a CPU: 1 block of as many threads as may share it
-    int64_t shared;           // bytes of shared memory that a block has
+    int64_t blocks, threads;  // on a CPU: 1 block of the threads that share the op
+    int64_t shared;           // bytes of shared memory a block
 };
 
 double steady_seconds();  // of the host's steady clock
 
-/// A list of bound ops that runs with each op timed.
+/// A list of bound ops run with a timer around each.
 class Timed {
   public:
     virtual ~Timed() = default;
     struct Span {
         double begin, end;  // seconds
     };
-    /// One run of the list: from when to when on the host's steady clock, and each op, from that
-    /// beginning on. Where the device did not tell, no ops.
+    /// One timed run: its interval on the host's steady clock, and each op's relative to its begin.
+    /// No ops if the device gave no times.
     struct Run {
         Span whole;
         std::vector<Span> ops;
         const char* clock;  // what timed it
     };
-    /// Runs the list once or several times, at most `times`; complete on return.
+    /// Runs the list between one and `times` times; synchronous.
     virtual std::vector<Run> run(int64_t times) = 0;
-    /// Why a better clock was not used; "" where none is known.
+    /// Why a better clock was not used; empty: unknown or none.
     virtual std::string problem() const { return ""; }
 };
 
-/// What starts a Step (load, finish_args, capture, allocate, clear) may be called
-/// while another thread runs a Step of the same machine; all else wants the machine's lock.
+/// Thread safety: load, finish_args, capture, allocate and clear may be called while another thread
+/// runs a Step of the same machine; all else requires the machine's lock.
 class Backend {
   public:
     virtual ~Backend() = default;
     virtual Device device() const = 0;
-    virtual const Target& target() const = 0;  // what it runs
-    /// Finishes before any replay what first use would do: loading, attributes. By kernel what
-    /// BoundOp::code holds.
+    virtual const Target& target() const = 0;  // the compiler's view of it
+    /// Loads kernels and sets their attributes, so that replay does no first-use work. Returns
+    /// BoundOp::code by kernel.
     virtual std::vector<std::shared_ptr<const void>> load(const Kernels& kernels) {
         return std::vector<std::shared_ptr<const void>>(kernels.size());
     }
-    /// Fills the backend's tail of a block whose pointers are set; again after a rebind.
-    /// `counters`: the kernel's, as many bytes as it says.
+    /// Fills the backend tail of a block whose addresses are set; again after a rebind. `counters`:
+    /// the kernel's counter_bytes.
     virtual void finish_args(const Kernel& kernel, ArgBlock& args, void* counters) = 0;
 
     virtual std::shared_ptr<void> allocate(uint64_t bytes) = 0;  // 256-byte aligned; OutOfMemory
@@ -86,7 +86,7 @@ class Backend {
     virtual void download(void* to, const void* from,
                           uint64_t bytes) = 0;  // device to host, complete on return
     virtual void copy(void* to, const void* from, uint64_t bytes) = 0;  // on the device
-    /// The tensor in a form that gather takes without asking for memory.
+    /// Prepares a tensor so that gather() allocates nothing for it.
     virtual TensorRef ready(TensorRef from) { return from; }
     /// Packs a tensor of any strides, on this device or the host, into C order at `to`. Host memory
     /// may be reused when the call returns, device memory after what is enqueued.
@@ -94,39 +94,39 @@ class Backend {
     struct Copy {
         char* to;
         TensorRef from;
-        int64_t room;  // bytes from `to` on that belong to this value: with its padding
+        int64_t room;  // bytes at `to` that belong to this value, padding included
     };
-    /// The same of several at once.
+    /// Likewise for several tensors.
     virtual void gather(const std::vector<Copy>& copies) {
         for (const Copy& copy : copies) gather(copy.to, copy.from);
     }
     virtual void run(const BoundOp& op) = 0;  // enqueues one op
     virtual std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) = 0;
-    /// For profiles; `ops`, and their captured form if there is one, outlive it. By itself a
-    /// backend runs each op and waits for it.
+    /// For profiling; `ops` and their captured form outlive it. By default each op is run and
+    /// waited for.
     virtual std::unique_ptr<Timed> timed(const std::vector<BoundOp>& ops, Captured* captured);
     virtual LaunchSize launch_size(const Kernel&) const { return {1, 1, 0}; }
-    /// How many steps of so many launches one captured form should hold, to launch them together.
+    /// How many steps of so many launches one captured form should hold.
     virtual int64_t steps_at_once(size_t) const { return 1; }
     virtual void synchronize() = 0;
-    /// Our work from here on comes after what `stream` holds now; and what `stream` gets from here
-    /// on comes after our work. Neither waits on the host. Streams count as DLPack's: 1 is the
-    /// legacy default, 2 the per-thread default.
+    /// Orders later work of ours after what `stream` holds now; and later work on `stream` after
+    /// ours. Both are asynchronous. Streams are numbered as in DLPack: 1 is the legacy default, 2
+    /// the per-thread default.
     virtual void order_after(intptr_t stream) = 0;
     virtual void order_before(intptr_t stream) = 0;
-    /// Memory for a reader on `stream`: ready there after our work; given back after the reader's.
+    /// Memory for a reader on `stream`: ordered after our work, freed after the reader's.
     virtual std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream) = 0;
 };
 
 /// What a call waits for before it returns.
 enum class SyncPolicy : uint8_t {
-    none,   // nothing: the work is enqueued, in the order of the stream
+    none,   // nothing: the work is enqueued in stream order
     event,  // nothing, but the caller can wait for it later
-    full,   // until the results are there
+    full,   // until the work is complete
 };
 SyncPolicy parse_sync(std::string_view name, const char* where);  // GraphError unless one of these
 
-/// Backends register a maker by device kind; a Step asks for one of its own (its own stream).
+/// Backends register a factory by device kind; each Step gets a backend with its own stream.
 using BackendMaker = std::unique_ptr<Backend> (*)(Device device);
 void register_backend(Device::Kind kind, BackendMaker maker);
 std::unique_ptr<Backend> open_backend(Device device);

@@ -1,11 +1,11 @@
-// The launches of a step with their addresses, and what a bind changes of these.
+// Argument blocks of a step's launches, and patching them after a bind.
 #include "core/run/step.h"
 #include "core/run/turn.h"
 
 namespace aicf {
 
-/// Makes the argument blocks of the addresses of one moment, whose memory it returns; what a bind
-/// changes later is followed.
+/// Builds all argument blocks from a snapshot of the cells' addresses; returns owners that keep
+/// that memory alive. Later binds are patched.
 std::vector<std::shared_ptr<void>> Step::bind_ops(std::vector<std::shared_ptr<const void>> code) {
     std::vector<std::shared_ptr<void>> held;
     std::map<ValueId, char*> data;
@@ -46,8 +46,8 @@ void* Step::counters(const Launch& launch) const {
     return base ? base + launch.counters : nullptr;
 }
 
-/// Patches the addresses that a bind(), here or in a sharing Step, has changed since. What fails
-/// half-way is taken up again at the next run.
+/// Patches addresses changed by bind(), here or in a sharing Step. After a failure the next run
+/// continues.
 void Step::follow_bindings() {
     const uint64_t now = bindings();
     if (now == seen_bindings_) return;
@@ -58,7 +58,7 @@ void Step::follow_bindings() {
         const LoweredOp& outer = plan_.ops[static_cast<size_t>(launch.op)].op;
         for (int k = 0; k < args.inputs + args.outputs; k++) {
             const Source& source = launch.sources[static_cast<size_t>(k)];
-            if (source.operand < 0) continue;  // where it always is
+            if (source.operand < 0) continue;  // scratch never moves
             const View& view = outer.operand(source.operand);
             void* at = address(view.value) + view.offset * dtype_size(view.dtype) + source.bytes;
             auto& operand = const_cast<Operand&>(args.operand(k));

@@ -1,5 +1,4 @@
-// What a step looks at before it runs: whether indices that it is given, or that stand in its
-// memory, are in range.
+// Checks before a step runs: indices in inputs and memory must be in range.
 #include "core/run/watch.h"
 
 namespace aicf {
@@ -46,8 +45,8 @@ void Step::check_constants() const {
     }
 }
 
-/// The tensor where the host can read it. One on a device is brought by a stream of its own, which
-/// waits for who makes the tensor and not for steps that still run.
+/// The tensor in host memory. A device tensor is copied on a separate stream, which waits for its
+/// producer but not for running steps.
 TensorRef Step::on_host(const TensorRef& tensor) {
     if (tensor.device.kind == Device::cpu) return tensor;
     if (!beside_) beside_ = open_backend(device());
@@ -71,7 +70,7 @@ TensorRef Step::on_host(const TensorRef& tensor) {
     return copy;
 }
 
-/// Refuses inputs that hold an index out of range, before any of them is copied in.
+/// Raises if an input has an index out of range, before any is copied in.
 void Step::check_indices(const Inputs& inputs) {
     if (plan_.indices.empty()) return;
     in_range_.resize(plan_.indices.size(), 0);
@@ -89,8 +88,8 @@ void Step::check_indices(const Inputs& inputs) {
     }
 }
 
-/// How many of these steps come before the first whose inputs hold an index out of range. Those
-/// that stand in memory of a caller's own are looked at by calls.
+/// The number of steps before the first with an input index out of range. Bound inputs are checked
+/// by call.
 int64_t Step::in_range_until(const Inputs& stacked, int64_t begin, int64_t steps) {
     in_range_.resize(plan_.indices.size(), 0);
     for (const auto& [id, tensor] : stacked)
@@ -115,8 +114,8 @@ int64_t Step::in_range_until(const Inputs& stacked, int64_t begin, int64_t steps
     return steps;
 }
 
-/// Looks at what may have changed since: inputs that are bound, params and states. Returns whether
-/// a step changes what the next one takes rows by.
+/// Checks what may have changed: bound inputs, params and states. Returns whether a step writes
+/// indices that the next one reads.
 bool Step::check_standing() {
     if (plan_.indices.empty()) return false;
     in_range_.resize(plan_.indices.size(), 0);

@@ -1,4 +1,4 @@
-// A step of a graph: all that needs the compiler.
+// Steps from graphs: the part that needs the compiler.
 #include "core/base/float_mode.h"
 #include "core/run/step.h"
 

@@ -17,14 +17,14 @@ namespace {
 
 // ---- overlap ------------------------------------------------------------------------------------
 
-/// A summand step * count with 0 <= count <= most.
+/// A term step * count with 0 <= count <= most.
 struct Term {
     int64_t step, most;
 };
 
-/// Decides whether the terms can add up to a target: a search over the steps from the largest down,
-/// which prunes by the range and the common divisor of what is left. Steps that nest, as those of
-/// slices of one array do, leave one candidate a level.
+/// Bounded subset-sum: can the terms add up to a target? Depth first over steps in descending
+/// order, pruned by range and gcd of the rest. Nested strides, as of slices of one array, leave one
+/// candidate per level.
 class Sums {
   public:
     explicit Sums(std::vector<Term> terms) {
@@ -63,17 +63,17 @@ class Sums {
     }
 
     std::vector<Term> terms_;
-    std::vector<__int128> range_;  // the largest sum of the terms from here on
+    std::vector<__int128> range_;  // suffix sums of the terms' maxima
     std::vector<int64_t> divisor_;
     int64_t budget_ = 100000;
 };
 
-/// Byte offsets of the first and the last byte of a tensor from its data pointer.
+/// The byte range of a tensor, relative to its data pointer.
 struct Extent {
     int64_t low = 0, high = 0;
 };
 
-/// Empty where the offsets of the elements do not fit 64 bits.
+/// Empty if element offsets overflow 64 bits.
 std::optional<Extent> extent_of(const TensorRef& tensor) {
     Extent extent{0, dtype_size(tensor.dtype) - 1};
     for (int i = 0; i < tensor.shape.rank(); i++) {
@@ -107,7 +107,8 @@ bool overlaps(const TensorRef& a, const TensorRef& b) {
     };
     const __int128 last_b = at(b, in_b->high), first_a = at(a, in_a->low);
     if (last_b < first_a || at(a, in_a->high) < at(b, in_b->low)) return false;
-    // A byte of a, counted up from its first, is a byte of b, counted down from its last.
+    // Byte offset from a's first byte plus offset back from b's last byte equals the distance
+    // between them.
     std::vector<Term> terms = steps_of(a, dtype_size(a.dtype));
     for (const Term& term : steps_of(b, dtype_size(b.dtype))) terms.push_back(term);
     terms.push_back({1, dtype_size(a.dtype) - 1 + dtype_size(b.dtype) - 1});
@@ -121,8 +122,7 @@ bool overlaps_itself(const TensorRef& tensor) {
     std::sort(axes.begin(), axes.end(),
               [](const Term& a, const Term& b) { return a.step > b.step; });
     for (size_t k = 0; k < axes.size(); k++) {
-        // Two elements that differ first in axis k: their distance along it is made up by the
-        // others, each of which moves either way.
+        // Two elements first differ in axis k: the other axes must cancel their distance along it.
         if (axes[k].step == 0) return true;
         __int128 others = 0;
         std::vector<Term> terms = {{axes[k].step, axes[k].most - 1}};
@@ -222,8 +222,8 @@ struct Call {
                def.inplace.end();
     }
 
-    /// Outputs are written element by element, so each needs addresses of its own. The one
-    /// exception is an input that the schema pairs with the output and that lies exactly there.
+    /// An output must not overlap itself, another output or an input, except an input that the
+    /// schema pairs with it and that has the identical layout.
     void check_memory() const {
         for (size_t o = 0; o < outputs.size(); o++) {
             const TensorRef& out = outputs[o];
@@ -267,8 +267,8 @@ std::vector<Type> types_of(const std::vector<TensorRef>& tensors) {
     return types;
 }
 
-/// A view without a value: of a product its offset says how it lies to the 16 bytes that some
-/// kernels copy at a time.
+/// A view without a value. The offset of a product's operand encodes its alignment to 16 bytes, on
+/// which kernel selection depends.
 int64_t offset_of(const LoweredDef& def, const TensorRef& tensor) {
     if (!def.gemm) return 0;
     return static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data) % 16) /
@@ -322,8 +322,8 @@ namespace {
 
 constexpr size_t kMaxPending = 64;
 
-/// What the eager calls of one device share: a stream, a workspace, counters, which each kernel
-/// leaves at zero, and the order of their lock.
+/// Shared by eager calls of one device: stream, workspace, counters (left at zero by each kernel)
+/// and lock.
 struct Desk {
     std::mutex lock;
     std::unique_ptr<Backend> backend;
@@ -333,10 +333,10 @@ struct Desk {
         BoundOp op;
         std::vector<TensorRef> tensors;
     };
-    std::vector<Pending> pending;  // enqueued, perhaps not done
+    std::vector<Pending> pending;  // enqueued, maybe incomplete
 
-    /// A call that was checked, by what of it holds no address: the next one like it asks again for
-    /// none but what depends on these.
+    /// A checked call, keyed by everything but addresses; an equal call repeats only checks of
+    /// addresses.
     struct Known {
         const LoweredDef* def;
         Attrs attrs;
@@ -346,7 +346,7 @@ struct Desk {
         std::shared_ptr<const Kernel> kernel;
         std::shared_ptr<const void> code = {};
     };
-    std::vector<Known> known;  // the last ones, in turns
+    std::vector<Known> known;  // the most recent, round robin
     size_t next = 0;
 
     const Known* find(const LoweredDef& def, const std::vector<TensorRef>& inputs,
@@ -406,8 +406,8 @@ struct Desks {
     std::map<std::pair<int, int>, std::shared_ptr<Desk>> open;
 };
 
-/// Never destroyed: at exit a device may be gone before static objects are. A forked child opens
-/// its own, for a thread of the parent may have held these.
+/// Never destroyed, since a device may be gone before static destructors run. A forked child opens
+/// its own, since a thread of the parent may have held the locks.
 Desks& desks() {
     static std::atomic<Desks*> all{nullptr};
     Desks* found = all.load();
@@ -430,14 +430,14 @@ std::shared_ptr<Desk> desk(Device device) {
     return found;
 }
 
-/// That of a device, where there was a call on it before.
+/// The shared state of a device, if it was opened.
 std::shared_ptr<Desk> opened(Device device) {
     const std::lock_guard guard(desks().lock);
     const auto found = desks().open.find({device.kind, device.index});
     return found == desks().open.end() ? nullptr : found->second;
 }
 
-/// A call that its checks let through, with its kernel.
+/// A checked call with its kernel.
 Desk::Known chosen(const Backend& backend, LoweredOp op, const std::vector<TensorRef>& inputs,
                    const std::vector<TensorRef>& outputs, const Attrs& attrs) {
     const LoweredDef& def = *op.def;
@@ -489,7 +489,7 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
     at.backend->finish_args(*bound.kernel, *bound.args, at.counters(bound.kernel->counter_bytes));
     Desk::Pending kept{std::move(bound), inputs};
     kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
-    at.pending.reserve(kMaxPending);  // nothing may fail between the first written byte and the end
+    at.pending.reserve(kMaxPending);  // nothing may throw after the first written byte
     if (stream) at.backend->order_after(*stream);
     at.backend->run(kept.op);
     at.pending.push_back(std::move(kept));

@@ -1,5 +1,5 @@
-// One lowered op on the caller's own tensors: every check first, then one launch. Nothing is
-// written when a check raises.
+// Eager execution of one lowered op on the caller's tensors: all checks, then one launch. If a
+// check raises, nothing is written.
 #pragma once
 
 #include <optional>
@@ -8,29 +8,30 @@
 
 namespace aicf {
 
-/// True when two tensors share a byte. Exact for every stride, but for layouts so irregular that
-/// deciding would take too long: those count as overlapping.
+/// Whether two tensors share a byte. Exact for any strides, except layouts too irregular to decide
+/// in time, which count as overlapping.
 bool overlaps(const TensorRef& a, const TensorRef& b);
-/// True when two elements of one tensor share an address; exact within the same limit.
+/// Whether two elements of one tensor share an address; exact within the same limit.
 bool overlaps_itself(const TensorRef& tensor);
 
-/// The call as the op a backend selects a kernel for: attributes completed, inputs of a pointwise
-/// op broadcast by stride 0. Raises GraphError, ShapeError, DTypeError, DeviceUnavailable or
-/// Unsupported, naming the op, the operand, the values and what would be right.
+/// The lowered op of the call: attributes completed, inputs of a pointwise op broadcast by stride
+/// 0. Raises GraphError, ShapeError, DTypeError, DeviceUnavailable or Unsupported, naming the op,
+/// the operand, the values and what would be right.
 LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
                      const std::vector<TensorRef>& outputs, const Attrs& attrs);
 
 /// Runs one op on tensors of one device. With `none` and `event` the tensors are kept alive until
-/// the device is next waited for. `stream`: what it holds comes before, what it gets later after.
+/// the device is next waited for. `stream`: the op is ordered after its work so far and before
+/// later work.
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
              std::optional<intptr_t> stream);
-/// Waits for every op_call on the device.
+/// Waits for all op_calls on the device.
 void eager_synchronize(Device device);
-/// Waits and gives back what eager calls hold on every device; a later call opens it anew.
+/// Waits, then frees the resources of eager calls on all devices; a later call reopens them.
 void eager_close();
 
-/// Bytes the kernel for inputs of such types, all in C order, borrows during a call.
+/// Workspace bytes of the kernel for contiguous inputs of these types.
 uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& inputs,
                          const Attrs& attrs, Device device);
 

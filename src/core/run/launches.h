@@ -1,12 +1,12 @@
-// The launches of a plan, one after another: those of a loop's body once a turn.
+// The flat launch list of a plan, with loops unrolled.
 #pragma once
 
 #include "core/compile/plan.h"
 
 namespace aicf {
 
-/// Where an operand begins: so many bytes behind an operand of a plan's op, or, where that is -1,
-/// behind the beginning of the temporaries.
+/// The address of an operand: a byte offset into an operand of a plan's op or, for -1, into the
+/// segment of temporaries.
 struct Source {
     int operand;
     int64_t bytes;
@@ -14,11 +14,11 @@ struct Source {
 
 struct Launch {
     const PlannedOp* planned;
-    int op;                       // of the plan, whose operands `sources` count
+    int op;                       // of the plan; `sources` index its operands
     int kernel;                   // in Plan::kernels()
     std::vector<Source> sources;  // inputs first
     int64_t scratch, counters;    // bytes into their segments
-    std::vector<int> waits;       // launches before
+    std::vector<int> waits;       // earlier launches
 };
 
 /// `plan` must outlive them.

@@ -1,5 +1,5 @@
-// Steps on one slice after another of inputs that have a first axis of steps: slices are brought to
-// the device many at a time, and one launch runs a step on each.
+// run_many: inputs stacked along a leading axis of steps are copied to the device many slices at a
+// time, and one launch runs a step on each slice.
 #include <algorithm>
 #include <set>
 
@@ -8,34 +8,34 @@
 
 namespace aicf {
 
-/// Memory on the device for slices of some inputs, and what runs a step on each of them.
+/// A device staging buffer for slices of inputs, and the launch that runs a step on each.
 struct Step::Feed {
     struct Part {
         ValueId id;
-        int64_t bytes, pitch;  // of a slice; from one to the next
+        int64_t bytes, pitch;  // size of a slice; distance between slices
         char* at;
     };
     std::vector<Part> parts;  // of inputs that an op reads
-    int64_t steps = 0;        // slices there is room for
+    int64_t steps = 0;        // capacity in slices
     std::shared_ptr<void> memory;
-    Captured::Operands operands;         // of the launch that runs many steps
-    std::unique_ptr<Captured> captured;  // without one: a step for each slice
-    uint64_t bindings = 0;               // as they were when it was made
+    Captured::Operands operands;         // of the multi-step launch
+    std::unique_ptr<Captured> captured;  // the unrolled steps; null: the plan's own launch
+    uint64_t bindings = 0;               // Machine::bindings when captured
 };
 
 namespace {
 
-// Of slices on the device: where a launch takes any count of them, as many as one half of a staging
-// buffer holds come while those before them are used.
+// Sizes of the staging buffer. If a launch takes any number of slices, it is double-buffered: one
+// half is filled while the other is used.
 constexpr int64_t kMostFed = 4096, kFedBytes = 2 << 20;
-constexpr int64_t kMostFedBytes = int64_t{64} << 20;  // where the count is fixed
+constexpr int64_t kMostFedBytes = int64_t{64} << 20;  // if the count is fixed
 
 const TensorRef& tensor_of(const Step::Inputs& inputs, ValueId id) {
     const auto is_it = [&](const auto& pair) { return pair.first == id; };
     return std::find_if(inputs.begin(), inputs.end(), is_it)->second;
 }
 
-/// Steps [first, first + count) of an input.
+/// Slices [first, first + count) of an input.
 TensorRef slices(const TensorRef& stacked, int64_t first, int64_t count) {
     TensorRef part = stacked;
     part.data = static_cast<char*>(part.data) + first * part.strides[0] * dtype_size(part.dtype);
@@ -66,7 +66,7 @@ uint64_t Step::call_many(const Inputs& stacked, int64_t begin, int64_t steps,
     return done;
 }
 
-/// Runs the first of the steps, as far as launches of many are made for them; returns how many.
+/// Runs as many of the first steps as multi-step launches cover; returns how many.
 int64_t Step::run_fed(const Inputs& stacked, int64_t begin, int64_t steps,
                       std::optional<intptr_t> stream) {
     Turn turn(*machine_, others_);
@@ -89,7 +89,7 @@ int64_t Step::run_fed(const Inputs& stacked, int64_t begin, int64_t steps,
     }
 }
 
-/// Whether the tensor lies where a step reads and writes, so that each sees what the last one left.
+/// Whether the tensor overlaps the step's own storage, so that a step may change later slices.
 bool Step::in_cells(const TensorRef& tensor) const {
     if (!(tensor.device == device())) return false;
     return std::any_of(cells_.begin(), cells_.end(), [&](const auto& pair) {
@@ -108,7 +108,7 @@ int64_t Step::feed_steps(const Feed& feed, const Inputs& stacked, int64_t begin,
     int64_t done = 0, last = 0;  // steps, and those of the last launch
     while (done < steps && (!feed.captured || steps - done >= feed.steps)) {
         const int64_t now = std::min(feed.steps, steps - done), first = begin + done;
-        std::vector<std::pair<char*, TensorRef>> copies;  // all there before the first is made
+        std::vector<std::pair<char*, TensorRef>> copies;  // all prepared before the first is made
         for (const Feed::Part& part : feed.parts) {
             const TensorRef& all = tensor_of(stacked, part.id);
             if (part.pitch == part.bytes)
@@ -125,7 +125,7 @@ int64_t Step::feed_steps(const Feed& feed, const Inputs& stacked, int64_t begin,
         done += last = now;
     }
     if (!done) return 0;
-    // What stands in the inputs is what the last step had.
+    // Leave the last step's slice in the inputs.
     std::set<ValueId> fed;
     for (const Feed::Part& part : feed.parts) {
         fed.insert(part.id);
@@ -140,8 +140,7 @@ int64_t Step::feed_steps(const Feed& feed, const Inputs& stacked, int64_t begin,
     return done;
 }
 
-/// What a launch of many steps takes, made when it is first wanted; null where there is none for
-/// these inputs or so few steps.
+/// The multi-step launch, made on first use; null if these inputs or so few steps have none.
 Step::Feed* Step::feed_for(const Inputs& stacked, int64_t steps) {
     std::vector<Feed::Part> parts;
     int64_t bytes = 0;
@@ -170,7 +169,7 @@ Step::Feed* Step::feed_for(const Inputs& stacked, int64_t steps) {
     feed->bindings = seen_bindings_;
     int64_t room = 0;
     for (Feed::Part& part : parts) {
-        // Kernels take 16 bytes at a time where an operand begins at a multiple of them.
+        // Kernels use 16-byte accesses for operands aligned to 16 bytes.
         if (!loops) part.pitch = (part.bytes + 15) / 16 * 16;
         room += align_up(most * part.pitch);
     }
@@ -190,8 +189,8 @@ Step::Feed* Step::feed_for(const Inputs& stacked, int64_t steps) {
     return feed_.get();
 }
 
-/// By input, its operand of the one launch that runs many steps; none where the plan is no such
-/// launch, or takes slices of other inputs too.
+/// By input, its operand of the single launch that can run many steps; empty if the plan is no such
+/// launch or has other fed inputs.
 std::vector<int> Step::looping_operands(const std::vector<ValueId>& fed) const {
     std::vector<int> operands;
     if (!captured_->loops_over()) return operands;
@@ -205,7 +204,7 @@ std::vector<int> Step::looping_operands(const std::vector<ValueId>& fed) const {
     return operands.size() == fed.size() ? operands : std::vector<int>();
 }
 
-/// The step's launches once for each slice, one time after the other.
+/// The step's launches, repeated for each slice.
 std::vector<BoundOp> Step::ops_over(const Feed& feed) const {
     const int count = static_cast<int>(ops_.size());
     std::vector<char> waited_for(ops_.size(), 0);
@@ -226,7 +225,7 @@ std::vector<BoundOp> Step::ops_over(const Feed& feed) const {
     return all;
 }
 
-/// The block of a launch for one slice; null where it reads none.
+/// The argument block of a launch for one slice; null if it reads none.
 std::shared_ptr<ArgBlock> Step::args_over(const Feed& feed, size_t number, int64_t step) const {
     const Launch& launch = launches_[number];
     const LoweredOp& outer = plan_.ops[static_cast<size_t>(launch.op)].op;

@@ -1,4 +1,4 @@
-// A step with each of its launches timed.
+// Profiling: a step with each launch timed.
 #include <algorithm>
 
 #include "core/run/step.h"
@@ -8,7 +8,7 @@ namespace aicf {
 
 namespace {
 
-/// The spans of the plan's ops, of those of its launches.
+/// The intervals of the plan's ops, from those of its launches.
 std::vector<Timed::Span> spans_by_op(const std::vector<Timed::Span>& spans,
                                      const std::vector<Launch>& launches) {
     std::vector<Timed::Span> by_op;
@@ -45,7 +45,7 @@ Step::Profiled Step::profile(int64_t times, const Inputs* inputs, std::optional<
         while (std::ssize(found.runs) < times) {
             const int64_t left = times - std::ssize(found.runs), most = check_standing() ? 1 : left;
             const int64_t unseen = watching.empty() ? most : std::min(most, look(watching, left));
-            backend.synchronize();  // what was enqueued before is no part of it
+            backend.synchronize();  // exclude earlier work
             auto some = timed->run(unseen);
             generation_ += some.size();
             for (Timed::Run& run : some) run.ops = spans_by_op(run.ops, launches_);

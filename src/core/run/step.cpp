@@ -16,7 +16,8 @@ namespace aicf {
 
 namespace {
 
-/// Held while a cell's memory is exchanged or compared with another Step's; after any machine's.
+/// Guards cells' memory across Steps, for bind and overlap checks. Lock order: after all machines'
+/// locks.
 ForkMutex binding_lock;
 
 /// What a cell was before a bind.
@@ -54,7 +55,7 @@ Step::Step(const Executable& file, const Options& options) : seed_(file.seed()) 
     check_aligned(plan_);
     stage("kernels");
     start(options, stage);
-    for (Value& value : plan_.values) value.init.bytes.reset();  // they lie in their places
+    for (Value& value : plan_.values) value.init.bytes.reset();  // uploaded already
 }
 
 std::vector<FilePiece> Step::write_file(bool state) {
@@ -83,7 +84,7 @@ std::vector<FilePiece> Step::write_file(bool state) {
     return write_executable(plan, seed_, machine_->backend->target());
 }
 
-/// Joins the machine of the Steps to share with and takes over their cells.
+/// Joins the machine of the Steps to share with, and their cells.
 void Step::share_cells(const Options& options, const std::vector<Value>& values) {
     for (const Shared& shared : options.share)
         if (!machine_) machine_ = shared.step->machine_;
@@ -122,7 +123,7 @@ void Step::share_cells(const Options& options, const std::vector<Value>& values)
     std::erase(others_, machine_);
 }
 
-/// Gives the plan its memory and its launches.
+/// Allocates memory and builds the launches.
 void Step::start(const Options& options, const OnStage& stage) {
     std::vector<char> read(plan_.values.size(), 0);
     for (const PlannedOp& planned : plan_.ops)
@@ -140,21 +141,21 @@ void Step::start(const Options& options, const OnStage& stage) {
     stage("allocate");
     auto code = machine_->backend->load(plan_.kernels());
     stage("load");
-    // What cells hold now lives until all that was made of its addresses is there.
+    // Keep the cells' current memory alive until everything built from its addresses exists.
     const std::vector<std::shared_ptr<void>> held = bind_ops(std::move(code));
     stage("bind");
-    // Nobody else knows this Step yet, so no lock is held.
+    // Not yet published, so no lock is needed.
     if (options.capture) captured_ = machine_->backend->capture(ops_);
     stage("capture");
 }
 
-/// What is bound belongs to the caller, who may reuse it as soon as it is let go.
+/// Bound memory is the caller's, who may reuse it once released; so wait for running work.
 Step::~Step() {
     const auto bound = [](const auto& cell) { return cell.second->bound.load(); };
     if (std::none_of(cells_.begin(), cells_.end(), bound)) return;
     try {
         synchronize();
-    } catch (...) {  // the device is lost: nothing runs any more
+    } catch (...) {  // the device is lost, so nothing is running
     }
 }
 
@@ -183,7 +184,7 @@ void Step::allocate() {
         const Place& place = plan_.places[id];
         auto cell = std::make_shared<Cell>();
         cell->bytes = place.bytes;
-        const bool elsewhere = place.offset < 0;  // in a Step that is not here: memory of its own
+        const bool elsewhere = place.offset < 0;  // belonged to a Step not present: allocate
         if (elsewhere && place.bytes) {
             cell->owner = backend.allocate(static_cast<uint64_t>(place.bytes));
             backend.clear(cell->owner.get(), static_cast<uint64_t>(place.bytes));
@@ -211,8 +212,7 @@ void Step::allocate() {
     join_cells();
 }
 
-/// By storage the largest multiple that some kernel wants it to begin at, and that kernel; turns of
-/// loops want it of what they read.
+/// By storage, the largest alignment that a kernel requires, and that kernel; loop bodies included.
 static std::map<ValueId, std::pair<uint32_t, const Kernel*>> wanted_alignment(const Plan& plan) {
     std::map<ValueId, std::pair<uint32_t, const Kernel*>> wanted;
     const auto note = [&](const View& view, uint32_t wants, const Kernel* kernel) {
@@ -234,8 +234,8 @@ static std::map<ValueId, std::pair<uint32_t, const Kernel*>> wanted_alignment(co
     return wanted;
 }
 
-/// Unsupported where a shared cell is bound to memory that a kernel cannot read. A bind after this
-/// meets the same check when the blocks are made.
+/// Raises Unsupported if a shared cell is bound to memory misaligned for a kernel. Later binds are
+/// checked when blocks are built.
 void Step::check_aligned(const Plan& plan) const {
     const std::lock_guard lock(binding_lock);
     for (const auto& [id, wanted] : wanted_alignment(plan)) {
@@ -250,10 +250,10 @@ void Step::check_aligned(const Plan& plan) const {
     }
 }
 
-/// Makes this Step known to its cells; GraphError where two that other Steps bound overlap.
+/// Registers this Step with its cells; GraphError if two that other Steps bound overlap.
 void Step::join_cells() {
     const std::lock_guard lock(binding_lock);
-    auto mine = std::make_shared<Cell::Fellows>();
+    auto mine = std::make_shared<Cell::StepCells>();
     std::vector<std::pair<const Cell*, ValueId>> order;
     auto aligned = wanted_alignment(plan_);
     for (const auto& [id, cell] : cells_) {
@@ -270,13 +270,14 @@ void Step::join_cells() {
                   "\" and \"", plan_.values[order[i - 1].second].name,
                   "\" are bound to memory that overlaps; need storage of its own for each");
     for (const auto& [id, cell] : cells_) {
-        std::erase_if(cell->fellows, [](const auto& fellows) { return fellows.expired(); });
-        cell->fellows.push_back(mine);
+        std::erase_if(cell->step_cells,
+                      [](const auto& step_cells) { return step_cells.expired(); });
+        cell->step_cells.push_back(mine);
     }
-    fellows_ = mine;
+    step_cells_ = mine;
 }
 
-/// Writes what values hold at first, many at a time, each part to the device as soon as it is made.
+/// Writes initial contents, in parallel, uploading each part as it is generated.
 void Step::fill(const std::vector<const Value*>& values, uint64_t seed) {
     constexpr int64_t kPart = 64 << 10;  // elements
     struct Part {
@@ -294,7 +295,7 @@ void Step::fill(const std::vector<const Value*>& values, uint64_t seed) {
         const int64_t count = element_count(value->type.shape);
         const bool zero = init.kind == Init::zeros ||
                           (init.kind == Init::constant && init.a == 0 && !std::signbit(init.a));
-        if (count == 0 || (zero && value->role != Role::constant)) continue;  // it is cleared
+        if (count == 0 || (zero && value->role != Role::constant)) continue;  // segments are zeroed
         if (init.kind == Init::data) {
             upload(address(value->id), init.bytes->data(), std::ssize(*init.bytes));
             continue;
@@ -321,7 +322,7 @@ uint64_t Step::bindings() const {
 }
 
 void Step::bind(const Inputs& tensors) {
-    std::vector<Former> formers;  // what they held is freed after the locks
+    std::vector<Former> formers;  // old memory is freed after unlocking
     std::vector<std::shared_ptr<Cell>> looked_at;
     formers.reserve(tensors.size());
     Turn turn(*machine_, others_);
@@ -348,10 +349,10 @@ void Step::bind(const Inputs& tensors) {
         throw;
     }
     machine_->bindings++;
-    for (const auto& other : others_) other->bindings++;  // whose Steps hold the same cells
+    for (const auto& other : others_) other->bindings++;  // their Steps hold the same cells
 }
 
-/// Refuses a tensor that cannot take the place of a value's storage.
+/// Raises if a tensor cannot replace a value's storage.
 void Step::check_bind(ValueId id, const TensorRef& to,
                       std::vector<std::shared_ptr<Cell>>& looked_at) const {
     const Value& value = plan_.values[id];
@@ -370,12 +371,12 @@ void Step::check_bind(ValueId id, const TensorRef& to,
               "\" is not aligned to its element; need an aligned tensor");
     const Cell& cell = *cells_.at(id);
     const auto* begin = static_cast<const char*>(to.data);
-    for (const auto& step : cell.fellows) {
-        const auto fellows = step.lock();
-        if (!fellows) continue;
-        for (const auto& [name, weak, align, reader] : fellows->cells) {
+    for (const auto& step : cell.step_cells) {
+        const auto step_cells = step.lock();
+        if (!step_cells) continue;
+        for (const auto& [name, weak, align, reader] : step_cells->cells) {
             const auto other = weak.lock();
-            looked_at.push_back(other);  // whose last owner this may be: freed after the locks
+            looked_at.push_back(other);  // maybe the last reference: freed after unlocking
             if (const auto behind = reinterpret_cast<uintptr_t>(begin) % align;
                 other.get() == &cell && behind)
                 raise(ErrorKind::unsupported, "bind: \"", value.name, "\" got memory that begins ",
@@ -385,7 +386,7 @@ void Step::check_bind(ValueId id, const TensorRef& to,
             if (other && other.get() != &cell && other->data &&
                 begin < other->data + other->bytes && other->data < begin + cell.bytes)
                 raise(ErrorKind::graph, "bind: \"", value.name, "\" got memory that \"", name,
-                      fellows == fellows_ ? "\"" : "\" of a Step that shares it",
+                      step_cells == step_cells_ ? "\"" : "\" of a Step that shares it",
                       " lies in; need storage of its own");
         }
     }
@@ -408,8 +409,8 @@ Step::Watchers Step::watchers() const {
     return all;
 }
 
-/// Lets watchers, one at least, see the step that comes next. Returns how many of `left` steps may
-/// run until they look again.
+/// Calls the watchers for the next step; there is at least one. Returns how many of `left` steps
+/// may run before the next call.
 int64_t Step::look(const Watchers& watching, int64_t left) const {
     bool every = false;
     std::optional<Watcher::Refused> refused;
@@ -448,7 +449,7 @@ void Step::replay_locked(int64_t times, const Watchers& watching) {
     }
 }
 
-/// The tensor, or a copy of it where writing value `to` would change what is still to be read.
+/// The tensor, or a copy if it overlaps the storage of `to` other than identically.
 TensorRef Step::apart(const TensorRef& from, ValueId to) {
     const TensorRef target = view_locked(to);
     if (!(from.device == target.device) || !overlaps(from, target) ||
@@ -468,7 +469,7 @@ TensorRef Step::apart(const TensorRef& from, ValueId to) {
 void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     Backend& backend = *machine_->backend;
     check_indices(inputs);
-    std::vector<Backend::Copy> copies;  // all before the first is made: a failure leaves all as is
+    std::vector<Backend::Copy> copies;  // all prepared before the first is made: all or none
     for (const auto& [id, tensor] : inputs) {
         const Cell& cell = *cells_.at(plan_.places[id].storage);
         const bool own = cell.owner == segments_[static_cast<int>(Segment::inputs)];
@@ -479,9 +480,9 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     release(inputs, stream);
 }
 
-/// Lets the caller overwrite or free tensors on a device that were copied in: the stream its
-/// framework works on waits for the copies. Where nobody names that stream, the caller's `stream`
-/// will wait for the step, and without one the host waits.
+/// Makes it safe for the caller to overwrite or free device tensors that were copied in: their
+/// framework's stream waits for the copies. If that is unknown, the caller's `stream` waits for the
+/// step; without one the host waits.
 void Step::release(const Inputs& inputs, std::optional<intptr_t> stream) {
     Backend& backend = *machine_->backend;
     std::vector<intptr_t> streams;
@@ -501,7 +502,7 @@ uint64_t Step::run(const Inputs& inputs, std::optional<intptr_t> stream, SyncPol
     return watched([&](const Watchers& watching) -> uint64_t {
         Turn turn(*machine_, others_);
         check_inputs(inputs);
-        follow_bindings();  // which may fail, before an input is written
+        follow_bindings();  // may throw, so before an input is written
         if (stream) machine_->backend->order_after(*stream);
         gather(inputs, stream);
         run_locked(watching);
@@ -576,7 +577,7 @@ void Step::check_inputs(const Inputs& inputs) const {
     }
 }
 
-/// Refuses inputs that a call cannot take, and too few of them.
+/// Checks the inputs of a call, and that none is missing.
 void Step::check_call(const Inputs& inputs) const {
     check_inputs(inputs);
     for (ValueId id : needed_inputs_) {
@@ -588,10 +589,10 @@ void Step::check_call(const Inputs& inputs) const {
     }
 }
 
-/// What a call does before it runs.
+/// Common prologue of calls.
 void Step::take(const Inputs& inputs, std::optional<intptr_t> stream) {
     check_call(inputs);
-    follow_bindings();  // which may fail, before an input is written
+    follow_bindings();  // may throw, so before an input is written
     if (stream) machine_->backend->order_after(*stream);
     gather(inputs, stream);
 }

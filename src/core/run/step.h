@@ -1,4 +1,4 @@
-// A compiled training step: the plan, its memory, and the captured form of it.
+// A compiled training step: the plan, its memory and its captured form.
 #pragma once
 
 #include <atomic>
@@ -18,38 +18,38 @@
 
 namespace aicf {
 
-/// What Steps that share storage have in common: one order of effects, one stream.
+/// Shared by Steps with common storage: one stream and one lock, hence one order of effects.
 struct Machine {
     ForkMutex lock;
     std::unique_ptr<Backend> backend;
-    uint64_t bindings = 0;  // counts bind() calls: a Step that lags patches its addresses
+    uint64_t bindings = 0;  // number of bind() calls; a Step that lags patches its addresses
 };
 
-/// The storage of one leaf value; sharing Steps hold the same cell.
+/// The storage of one leaf; sharing Steps hold the same cell.
 struct Cell {
     char* data = nullptr;
     int64_t bytes = 0;
     std::shared_ptr<void> owner;
     std::atomic<bool> bound = false;  // to a caller's tensor
     bool read_only = false;
-    /// The cells of each Step that holds this one: no two of a Step may overlap.
-    struct Fellow {
+    /// The cells of every Step that holds this one; no two cells of a Step may overlap.
+    struct StepCell {
         std::string name;
         std::weak_ptr<Cell> cell;
-        uint32_t align = 1;  // bytes that its memory begins at a multiple of
-        std::string reader;  // the kernel that wants this
+        uint32_t align = 1;  // alignment of its memory in bytes
+        std::string reader;  // the kernel that requires it
     };
-    struct Fellows {
-        std::vector<Fellow> cells;
+    struct StepCells {
+        std::vector<StepCell> cells;
     };
-    std::vector<std::weak_ptr<const Fellows>> fellows;
+    std::vector<std::weak_ptr<const StepCells>> step_cells;
 };
 
 class Step {
   public:
     using Names = std::map<std::string, std::string>;
-    /// A Step whose params and states are shared: those of equal name, or these alone, each by its
-    /// name here and there.
+    /// A Step whose params and states are shared: all of equal names, or only these, by (name here,
+    /// name there).
     struct Shared {
         const Step* step;
         std::optional<Names> names = {};
@@ -61,29 +61,29 @@ class Step {
         uint64_t seed = 0;
         bool capture = true;
         std::vector<Shared> share;
-        bool share_inputs = false;  // as well
+        bool share_inputs = false;  // inputs too
         CompileOptions compile = {};
     };
     Step(Graph graph, const Options& options);
-    /// Of a plan whose kernels are built.
+    /// From a plan whose kernels are built.
     Step(Plan plan, const Options& options);
-    /// Of a file; the seed and what is compiled are the file's, the other options these.
+    /// From a file, which determines seed and kernels; the other options are these.
     Step(const Executable& file, const Options& options);
     ~Step();
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
     using Inputs = std::vector<std::pair<ValueId, TensorRef>>;
 
-    /// Runs the captured form. `stream`: what it holds comes before, what it gets later after.
-    /// Returns the steps run so far, as call and run do.
+    /// Runs the captured form, ordered after the work so far on `stream` and before later work
+    /// there. Returns the number of steps run so far, as do call and run.
     uint64_t replay(int64_t times, std::optional<intptr_t> stream = {});
     void capture();
     void reset();  // drops the captured form
     bool captured() const;
     void synchronize();
 
-    /// The step as a file. `state`: it begins with what params and states hold now, else as its
-    /// graph says.
+    /// Exports the step. `state`: with the current params and states, else the graph's initial
+    /// ones.
     std::vector<FilePiece> write_file(bool state);
 
     const Plan& plan() const { return plan_; }
@@ -93,51 +93,51 @@ class Step {
     std::vector<const Value*> needed_inputs() const;                // those some op reads
     std::vector<Captured::Launch> trace() const;
     uint64_t generation() const { return generation_; }  // steps run so far
-    /// The parts of compiling, one after another, and the seconds a processor took for each.
+    /// The stages of compilation and the CPU seconds of each.
     const std::vector<std::pair<std::string, double>>& stages() const { return stages_; }
 
-    /// What sharing Steps have in common of a param or state.
+    /// The cell of a param or state.
     const void* storage(ValueId id) const { return cells_.at(id).get(); }
     const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
     const Lowered::Output& output(std::string_view name) const;
-    /// Copies tensors into inputs, params or states, all or (shape and dtype must be equal) none.
+    /// Copies tensors of equal shape and dtype into inputs, params or states; all or none.
     void write(const Inputs& values);
-    /// Copies the given inputs in, then runs one step under one lock. Every input that an op reads
-    /// and that is not bound must be there.
+    /// Copies the inputs in and runs one step, under one lock. Every input that an op reads must be
+    /// given or bound.
     uint64_t call(const Inputs& inputs, std::optional<intptr_t> stream = {});
-    /// As so many calls, each with the next element, from `begin` on, of inputs that have a first
-    /// axis of steps.
+    /// Equivalent to one call per slice of inputs stacked along a leading axis of steps, from
+    /// `begin` on.
     uint64_t call_many(const Inputs& stacked, int64_t begin, int64_t steps,
                        std::optional<intptr_t> stream = {});
-    /// The same op by op; inputs that are missing stay as they stand.
+    /// Runs op by op instead of the captured form; missing inputs keep their content.
     uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
                  SyncPolicy sync = SyncPolicy::none);
-    /// Steps of which each launch was timed, and why that was not done better.
+    /// Timed launches, and why no better clock was used.
     struct Profiled {
         std::vector<Timed::Run> runs;
         std::string problem;
     };
-    /// `times` steps with the effects of as many replays, each launch timed. With `inputs` as a
-    /// call, `eager` as a run, else on what stands there. Returns when all is done.
+    /// Runs `times` steps with each launch timed; synchronous. `inputs`: as call; `eager`: as run;
+    /// else as replay.
     Profiled profile(int64_t times, const Inputs* inputs, std::optional<intptr_t> stream = {},
                      bool eager = false);
-    std::vector<LaunchSize> launch_sizes() const;  // by op of the plan, of a loop the largest
-    /// Lets a watcher look, as long as somebody owns it, at each step before it runs.
+    std::vector<LaunchSize> launch_sizes() const;  // by op of the plan; of a loop the largest
+    /// Registers a watcher, weakly: it is called before each step.
     void watch(const std::shared_ptr<Watcher>& watcher);
     const CompileOptions& compiled() const { return compiled_; }  // of one that has a graph
     /// Replaces the storage of an input, output, param or state by the caller's tensor.
     void bind(ValueId id, const TensorRef& to) { bind(Inputs{{id, to}}); }
-    void bind(const Inputs& tensors);  // all of them, or none where one cannot be
+    void bind(const Inputs& tensors);  // all or none
     ValueId bindable(std::string_view name) const;
     /// The live storage of a leaf or output.
     TensorRef view(ValueId id) const;  // for a caller that holds no lock
-    /// A copy in host memory, C order. Of a ring: the last steps, oldest first.
+    /// A contiguous copy in host memory. Of a ring: the last steps, oldest first.
     TensorRef read(ValueId id);
-    std::vector<TensorRef> read(const std::vector<ValueId>& ids);  // all of one moment
+    std::vector<TensorRef> read(const std::vector<ValueId>& ids);  // of one moment
     TensorRef read_output(const Lowered::Output& output);
-    /// A copy on the device, made in the order of the step's work; of a ring as above.
+    /// A copy on the device, in stream order; of a ring as above.
     TensorRef snapshot(const Lowered::Output& output);
-    /// The same of a snapshot, and a copy of one in host memory.
+    /// Likewise for a snapshot, and its copy in host memory.
     TensorRef snapshot(const TensorRef& taken);
     TensorRef read(const TensorRef& taken);
     /// See Backend.
@@ -185,8 +185,8 @@ class Step {
     TensorRef apart(const TensorRef& from, ValueId to);
     using Watchers = std::vector<std::shared_ptr<Watcher>>;
     Watchers watchers() const;
-    /// Runs what takes the locks. They are given back before a watcher that refused a step says
-    /// why, and before the last owner of one ends it.
+    /// Runs code that takes the locks, and reports a watcher's refusal only after they are
+    /// released, as are last references to watchers.
     template <class Run>
     auto watched(const Run& run) const {
         if (!watched_) return run(Watchers());
@@ -201,7 +201,7 @@ class Step {
     int64_t look(const Watchers& watching, int64_t left) const;
     void run_locked(const Watchers& watching);
     void replay_locked(int64_t times, const Watchers& watching);
-    friend class Watcher;  // runs one without its locks
+    friend class Watcher;  // runs a twin without taking its locks
 
     Plan plan_;
     uint64_t seed_ = 0;
@@ -210,7 +210,7 @@ class Step {
     std::vector<std::shared_ptr<Machine>> others_;  // of Steps this one shares with; sorted
     std::shared_ptr<void> segments_[kSegments];
     std::map<ValueId, std::shared_ptr<Cell>> cells_;     // leaves and outputs
-    std::shared_ptr<const Cell::Fellows> fellows_;       // the same cells, for bind in other Steps
+    std::shared_ptr<const Cell::StepCells> step_cells_;  // the same cells, for bind in other Steps
     std::map<std::string, ValueId, std::less<>> names_;  // inputs, params, states
     std::map<std::string, size_t, std::less<>> output_names_;
     std::vector<std::pair<std::string, double>> stages_;
@@ -219,17 +219,17 @@ class Step {
     std::vector<Launch> launches_;
     std::vector<BoundOp> ops_;  // by launch
     std::unique_ptr<Captured> captured_;
-    std::shared_ptr<Feed> feed_;  // of the last call_many that launched many steps at once
+    std::shared_ptr<Feed> feed_;  // staging of the last call_many
     uint64_t seen_bindings_ = 0;
-    std::vector<char> stale_;     // by launch: its block is not yet bound again
-    std::vector<char> in_range_;  // by use of indices: the input that stands there was looked at
-    std::unique_ptr<Backend> beside_;  // what brings indices that lie on a device
+    std::vector<char> stale_;          // by launch: its block has outdated addresses
+    std::vector<char> in_range_;       // by index use: the current input was checked
+    std::unique_ptr<Backend> beside_;  // copies device indices to the host
     std::atomic<uint64_t> generation_ = 0;
-    std::vector<std::weak_ptr<Watcher>> watchers_;  // those that see every step first
+    std::vector<std::weak_ptr<Watcher>> watchers_;  // called before every step
     std::atomic<bool> watched_ = false;             // whether there ever was one
 };
 
-/// Of a graph that reads constants alone: the bytes of its outputs, by a Step on the CPU.
+/// The Evaluator of constant folding: runs a graph of constants as a Step on the CPU.
 std::vector<std::vector<char>> evaluate(const Graph& graph);
 
 }  // namespace aicf

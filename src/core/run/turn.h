@@ -1,4 +1,4 @@
-// The locks that whoever works on a Step holds.
+// The locks of a Step.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace aicf {
 
-/// The locks of every machine a Step touches, taken in the order of their addresses; nothing is
-/// allocated, for a Step's end takes them too.
+/// Locks all machines of a Step, in address order to avoid deadlock. Allocates nothing, since
+/// destructors use it.
 class Locks {
   public:
     using Machines = std::vector<std::shared_ptr<Machine>>;
@@ -32,7 +32,7 @@ class Locks {
     Locks& operator=(const Locks&) = delete;
 
   private:
-    /// Mine stands in its place among the others, which are sorted.
+    /// The Step's own machine in its place among the others, which are sorted.
     ForkMutex& at(ptrdiff_t i) {
         if (i == place_) return mine_.lock;
         return others_[static_cast<size_t>(i < place_ ? i : i - 1)]->lock;
@@ -47,7 +47,7 @@ class Locks {
     ptrdiff_t held_ = 0;
 };
 
-/// Holds the locks; drains the other streams before, and the Step's own after.
+/// Holds the locks; synchronizes the other machines' streams before, the Step's own after.
 class Turn {
   public:
     Turn(Machine& mine, const std::vector<std::shared_ptr<Machine>>& others)
@@ -58,7 +58,7 @@ class Turn {
         if (alone_) return;
         try {
             mine_.backend->synchronize();
-        } catch (...) {  // the next call meets it again
+        } catch (...) {  // the next call raises it again
         }
     }
 

@@ -1,4 +1,4 @@
-// The values of a step by their names: what is written into them, seen and read of them.
+// Access to values by name: writing, viewing, reading.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -83,7 +83,7 @@ void Step::write(const Inputs& values) {
     for (const auto& [id, tensor] : values) {
         if (!address(id)) continue;
         writes.emplace_back(id, tensor);
-        for (const auto& [other, _] : values)  // which is perhaps written before this one is read
+        for (const auto& [other, _] : values)  // a later write must not change an earlier source
             if (other != id && address(other)) writes.back().second = apart(tensor, other);
     }
     gather(writes, {});
@@ -110,7 +110,7 @@ TensorRef Step::view_locked(ValueId id) const {
 
 TensorRef Step::read_locked(ValueId id) { return to_host(view_locked(id)); }
 
-/// Dense memory of the device as memory of the host, once all work is done.
+/// Copies dense device memory to the host after all work.
 TensorRef Step::to_host(TensorRef ref) {
     const auto bytes = static_cast<uint64_t>(element_count(ref.shape) * dtype_size(ref.dtype));
     std::shared_ptr<char[]> host(new char[bytes + 1]);

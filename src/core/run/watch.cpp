@@ -9,7 +9,7 @@ namespace aicf {
 
 namespace {
 
-/// A Step on the cells of another, whose graph `stored` has made into one without effects.
+/// A twin Step: shares all cells, and `stored` removes the effects of its graph.
 Step::Options beside(const Step& step, std::function<void(Graph&)> stored) {
     Step::Options options;
     options.device = step.device();
@@ -45,7 +45,7 @@ double number_at(const TensorRef& tensor, int64_t i) {
     }
 }
 
-/// The first element that is what was found, of an index one that `rows` does not reach; -1: none.
+/// The position of the first element of the kind found (an index: outside [0, rows)); -1: none.
 int64_t find_element(const TensorRef& tensor, Finding::Kind kind, int64_t rows) {
     const int64_t count = element_count(tensor.shape);
     for (int64_t i = 0; i < count; i++) {
@@ -78,7 +78,7 @@ void Watcher::run(Step& twin) {
         twin.run_locked({});
 }
 
-/// All outputs in one transfer, but for those that lie elsewhere.
+/// All outputs in one transfer, except those in other segments.
 std::vector<float> Watcher::numbers(Step& twin, size_t count) {
     Backend& backend = *twin.machine_->backend;
     constexpr int kOutputs = static_cast<int>(Segment::outputs);
@@ -146,7 +146,7 @@ void Trap::explain(const Finding& finding) {
     throw described(finding, nullptr);
 }
 
-/// In terms of the graph that was compiled: math "mixed" has nodes and casts of its own.
+/// Reported in terms of the user's graph; math "mixed" adds nodes and casts.
 BadValue Trap::described(const Finding& finding, const TensorRef* content) const {
     const Graph& stored = checks_->graph();
     const Value& value = stored.value(finding.value);

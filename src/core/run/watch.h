@@ -1,5 +1,5 @@
-// Values of a step that it does not give: a second Step of the same graph without effects, on the
-// same inputs, params and states, runs before it.
+// Taps and traps: a twin Step of the same graph without effects, sharing all cells, runs before the
+// step.
 #pragma once
 
 #include "core/compile/probe.h"
@@ -7,8 +7,7 @@
 
 namespace aicf {
 
-/// Reads values of the last step that ran; of one that a trap refused, those that it would have
-/// had.
+/// A tap: reads values of the last step; of a step refused by a trap, those it would have had.
 class Tap : public Watcher {
   public:
     Tap(const Step& step, Graph graph, std::vector<ValueId> values);
@@ -24,7 +23,7 @@ class Tap : public Watcher {
     std::atomic<uint64_t> step_ = 0;
 };
 
-/// What kept a step from running.
+/// Why a trap refused a step.
 struct BadValue : Error {
     struct Fault {
         Finding::Kind kind = Finding::nan;
@@ -32,17 +31,17 @@ struct BadValue : Error {
         ValueId value = kNone;   // that holds it
         std::string op, source;  // of the node
         std::string layer, name;
-        bool found = false;          // false: other threads have changed the step since
+        bool found = false;          // false: the step's values have changed since
         std::vector<int64_t> index;  // of the first such element
-        double number = 0;           // what it holds
-        int64_t integer = 0;         // the same of an index
+        double number = 0;           // its value
+        int64_t integer = 0;         // its value, if an index
     };
     BadValue(Fault what, const std::string& text)
         : Error(ErrorKind::bad_value, text), fault(std::move(what)) {}
     Fault fault;
 };
 
-/// Keeps steps from running in which a NaN, an infinity or an index out of range would be made.
+/// A trap: refuses steps that would compute a NaN, an infinity or an index out of range.
 class Trap : public Watcher {
   public:
     /// `layers`: by node, as errors name them.

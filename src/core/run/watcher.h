@@ -1,4 +1,4 @@
-// Who looks at the steps of a Step before they run.
+// Observers of a Step that run before each step.
 #pragma once
 
 #include "core/compile/probe.h"
@@ -10,20 +10,20 @@ class Step;
 class Watcher {
   public:
     virtual ~Watcher() = default;
-    /// False: sees the last of the steps that one call runs, be it one that was refused.
+    /// False: called only for the last step of a call, or the refused one.
     virtual bool every() const = 0;
-    /// Sees the inputs and the state that step number `step` will have, while the locks are held.
-    /// Throws Refused to keep it from running.
+    /// Called with the locks held, when inputs and state are those of step `step`. Throws Refused
+    /// to prevent it.
     virtual void look(uint64_t step) = 0;
     struct Refused {
         Watcher& by;
         Finding finding;
     };
-    /// Says why, when the locks are given back.
+    /// Raises the error, after the locks are released.
     [[noreturn]] virtual void explain(const Finding& finding) = 0;
 
   protected:
-    // Of a Step of the same machine, whose locks are held.
+    // For a twin on the same machine, with the locks held.
     static void run(Step& twin);
     static std::vector<float> numbers(Step& twin, size_t count);  // its outputs, of one f32 each
 };
