@@ -36,8 +36,8 @@
 //             from one block to the next without an end; weights and slopes are rounded to the
 //             operands' type before they are multiplied, and weights are summed so rounded, times
 //             1, by the same steps. Gradients have weights of 2^(... - top - log2(sum)).
-//   Hidden keys weigh 0, so that whoever knows a block to be hidden may pass over it. (Where k, v
-//   or scores are not finite, what is hidden may show as NaN, or not, and that is not declared.)
+//   Masked keys weigh 0, so blocks of masked keys may be skipped. (If k, v or scores are not
+//   finite, whether masked keys give NaN is unspecified.)
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -58,17 +58,17 @@ using uint64_t = unsigned long long;
 namespace aicf {
 
 constexpr int kMaxDims = 8;
-constexpr int64_t kChainChunk = 256;  // c of every chain(c) that lowering writes, but that
-// of a product of so few results that a large device takes parts of k side by side, and of so few
-// terms that one block has room for all parts.
+constexpr int64_t kChainChunk = 256;  // c of every chain(c) that lowering writes, except
+// products with few results, whose chunks of k a large device computes in parallel, and few enough
+// terms that one block holds all partial sums.
 constexpr int64_t kShortChunk = 128, kShortResults = 1 << 17, kShortTerms = 1024;
-constexpr int64_t kScanChunk = 1024, kScanLines = 4096;  // of a running sum: of lines longer than
-// the first, fewer than the second
-constexpr int64_t kAttentionChain = 64;  // the same of attention
+constexpr int64_t kScanChunk = 1024, kScanLines = 4096;  // a running sum is chunked if lines are
+// longer than the first and fewer than the second
+constexpr int64_t kAttentionChain = 64;  // c of attention
 constexpr int64_t kTreeLeaf = 512;
 constexpr int64_t kTreeLanes = 128;
 constexpr uint32_t kMaxArgBytes = 4096;
-/// Of a group, whose members' blocks lie in its own. (A kernel of CUDA 12.1 or newer takes 32764.)
+/// Of a group, which nests its members' blocks. (CUDA 12.1 and newer allow 32764.)
 constexpr uint32_t kMaxGroupBytes = 16384;
 
 enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean, i8, i16 };

@@ -1,7 +1,8 @@
-// What the sources of a custom op stand on, read by the C++ compiler and by NVRTC. An author writes
+// The interface that a custom op's sources are written against, for C++ compilers and NVRTC. An
+// author writes
 //     AICF_FN void run(const Args& args, int64_t unit)
-// where Args, made for the operands of a call, has a Tensor by the name of each input and output
-// and a number by that of each attribute. It may call what scalar.h has.
+// where the generated Args has a Tensor for each input and output and a number for each attribute,
+// by their names. It may call the functions of scalar.h.
 #pragma once
 
 #include "core/abi/scalar.h"
@@ -14,7 +15,7 @@
 
 namespace aicf {
 
-/// Elements of 16 bits: read as float, rounded to the nearest even when they are written.
+/// 16-bit elements: float when read, rounded to nearest even when written.
 struct Float16 {
     uint16_t bits;
     Float16() = default;
@@ -34,9 +35,9 @@ struct Tensor {
     int64_t size;                                                      // elements
     int64_t shape[Rank > 0 ? Rank : 1], strides[Rank > 0 ? Rank : 1];  // in elements
     static constexpr int rank = Rank;
-    /// Element i in C order, of a tensor that lies so.
+    /// Element i in C order; the tensor must be contiguous.
     AICF_HD T& operator[](int64_t i) const { return data[i]; }
-    /// The element at an index for each axis.
+    /// The element at one index per axis.
     template <class... Index>
     AICF_HD T& at(Index... index) const {
         static_assert(sizeof...(index) == Rank, "one index for each axis");

@@ -1,6 +1,5 @@
-// More functions of f64 for scalar.h, within 1 ULP (docs/accuracy.md), and division with a
-// remainder of all types. Those of f32 are these of f64, rounded. A number that needs more digits
-// is a sum hi + lo, as in scalar64.h.
+// More functions of f64 for scalar.h, within 1 ULP (docs/accuracy.md), and remainders of all types.
+// Those of f32 are these, rounded. Higher precision is a double-double hi + lo, as in scalar64.h.
 #pragma once
 
 #include "core/abi/scalar64.h"
@@ -162,8 +161,8 @@ AICF_HD double tan(double x) {
     return tan_of(reduce_huge(x));
 }
 
-// atan(y/x) = hi + lo for y, x >= 0 that are not both 0: of the smaller quotient, beyond tan(pi/8)
-// of (n - d)/(n + d), whose angles are pi/2 less and pi/4 more. The fit of (atan(t) - t)/t^3 is
+// atan(y/x) = hi + lo for y, x >= 0, not both 0. The argument is reduced to the quotient <= 1 (pi/2
+// minus its angle), and above tan(pi/8) to (n - d)/(n + d) (pi/4 more). Fit of (atan(t) - t)/t^3:
 // 2^-63.
 AICF_HD Sum64 angle(Sum64 y, Sum64 x) {
     const bool steep = y.hi > x.hi;
@@ -245,8 +244,8 @@ AICF_HD double fmod(double a, double b) {
     }
     return copysign(r, a);
 }
-// floor(a / b) as Python has it, of more than 2^53 the quotient; of integers by 0 it is 0. A
-// quotient that was rounded up to a whole number leaves a rest of the other sign.
+// floor(a / b) as in Python; beyond 2^53 the quotient itself; of integers by 0 it is 0. If the
+// quotient was rounded up to an integer, the remainder has the other sign.
 AICF_HD double floor_divide(double a, double b) {
     const double plain = div(a, b), q = floor(plain), r = fma(-q, b, a);
     const bool up = (abs(q) < 0x1p53) & (r != 0.0) & ((r < 0.0) != (b < 0.0));

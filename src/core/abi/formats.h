@@ -1,5 +1,5 @@
-// Numbers of one format as another, with the same bits on any CPU and GPU: casts, and the 16-bit
-// formats, which are computed as f32.
+// Conversions between number formats, with the same bits on any CPU and GPU. 16-bit formats are
+// computed in f32.
 #pragma once
 
 #include "core/abi/ieee.h"
@@ -38,7 +38,7 @@ AICF_HD uint16_t f32_to_bfloat(float x) {
     return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : r);
 }
 
-// To the 10 bits of mantissa that tensor cores take of an f32; ties away from 0.
+// Rounds an f32 to tf32, 10 bits of mantissa; ties away from 0.
 AICF_HD float f32_to_tf32(float x) {
     const uint32_t u = bits(x);
     const uint32_t r = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : u + 0x1000u;
@@ -73,8 +73,7 @@ AICF_HD To cast(From x) {
     }
 }
 
-// A number on its way to 16 bits by way of float: rounded to odd, so that the second rounding gives
-// what one rounding of `x` would.
+// Rounds to float by round-to-odd, so that a second rounding to 16 bits equals one rounding of `x`.
 AICF_HD float narrowing(double x) {
     const float near = static_cast<float>(x);
     const double back = static_cast<double>(near);
@@ -84,7 +83,7 @@ AICF_HD float narrowing(double x) {
 }
 AICF_HD float narrowing(int32_t x) { return narrowing(static_cast<double>(x)); }
 AICF_HD float narrowing(int64_t x) {
-    const bool large = (x >= (1ll << 53)) | (x <= -(1ll << 53));  // beyond a double's digits
+    const bool large = (x >= (1ll << 53)) | (x <= -(1ll << 53));  // not exact in a double
     const int64_t odd = (x & ~0x7ffll) | ((x & 0x7ffll) != 0 ? 0x400ll : 0ll);
     return narrowing(static_cast<double>(large ? odd : x));
 }

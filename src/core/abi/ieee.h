@@ -1,7 +1,6 @@
-// The vocabulary of the scalar functions: operations of IEEE 754, each correctly rounded on every
-// machine, and bits. Nothing made of these uses libm, libdevice or the result of an approximate
-// instruction, so it has the same bits everywhere. Units that include this are compiled with
-// -ffp-contract=off or
+// The primitives of the scalar functions: correctly rounded IEEE 754 operations and bit casts.
+// Functions composed of these use no libm, libdevice or approximate instruction, so they have the
+// same bits everywhere. Units that include this are compiled with -ffp-contract=off or
 // --fmad=false.
 #pragma once
 
@@ -24,8 +23,8 @@ AICF_HD double floor(double x) { return ::floor(x); }
 AICF_HD float round(float x) { return ::rintf(x); }
 AICF_HD double round(double x) { return ::rint(x); }
 AICF_HD float div(float a, float b) { return __fdiv_rn(a, b); }
-// 1/d for d from 2^-126 to 2^125: the steps that __frcp_rn takes there, without its branch, which
-// would keep a thread's elements apart.
+// 1/d for d in [2^-126, 2^125]: the steps of __frcp_rn without its branch, which would prevent
+// interleaving a thread's elements.
 AICF_HD float reciprocal(float d) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));

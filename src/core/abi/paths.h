@@ -1,11 +1,11 @@
-// One step of the sums over paths that ctc_loss takes, for a host and a device alike.
+// One step of the forward and backward recursions of CTC, in log space.
 #pragma once
 
 #include "core/abi/scalar.h"
 
 namespace aicf {
 
-/// Elements of one time and one member of a batch, `step` apart; null: there are none.
+/// The states at one time of one batch element, `step` elements apart; null: none.
 template <class F>
 struct States {
     F* at;
@@ -13,9 +13,9 @@ struct States {
     AICF_HD F& operator[](int64_t s) const { return at[s * step]; }
 };
 
-/// The log of the sum of paths that are in state s: of those before it at s, s - 1 and, where
-/// `skip`, s - 2, in that order, times what the state says itself. `before`: none at the first
-/// time, where paths begin in states 0 and 1.
+/// The forward variable of state s: logsumexp of the previous ones at s, s - 1 and, if `skip`, s -
+/// 2, in that order, plus the emission e. `before`: null at the first time, where paths begin in
+/// states 0 and 1.
 template <class F>
 AICF_HD F ctc_path(States<const F> before, F e, bool skip, int64_t s) {
     const F none = F(scalar::from_bits(0xff800000u));
@@ -29,8 +29,8 @@ AICF_HD F ctc_path(States<const F> before, F e, bool skip, int64_t s) {
     return (most + scalar::log(sum)) + e;
 }
 
-/// What of the slopes g of the next time comes back to state s, whose paths are `alpha`. Where no
-/// path is, nothing does.
+/// The gradient of forward variable `alpha` of state s from the gradients g at the next time;
+/// unreachable states contribute nothing.
 template <class F>
 AICF_HD F ctc_slope(F dy, F alpha, States<const F> g, States<const F> e, States<const F> next,
                     States<const bool> skip, int64_t s, int64_t states) {

@@ -1,10 +1,9 @@
-// The reductions, once for every backend: a row of the table, and how two partial results join.
+// The reductions of all backends: the table of ops, and the combine functions.
 #pragma once
 
 #include "core/abi/scalar.h"
 
-// X(name, reducer, mean): of the lowered op; what joins its elements; whether their count divides
-// it.
+// X(name of the lowered op, reducer, whether the result is divided by the count).
 #define AICF_REDUCTIONS(X)    \
     X(reduce_sum, Sum, false) \
     X(reduce_mean, Sum, true) \
@@ -12,9 +11,9 @@
     X(reduce_min, Min, false) \
     X(reduce_prod, Prod, false)
 
-// Of a reducer: join(a, b), where S has largest and smallest of two V, a vector or an element;
-// missing(), which joined with a value leaves its bits; empty(), the result of no elements;
-// ordered, whether results depend on the order, and integers wrap in their unsigned type.
+// A reducer has join(a, b) (S provides largest and smallest of two V, a vector or an element);
+// missing(), the identity, bit for bit; empty(), the result of no elements; ordered, whether
+// results depend on the order. Integers wrap in their unsigned type.
 namespace aicf::reducers {
 
 template <class A>

@@ -1,9 +1,9 @@
 // The transcendental functions of f64 for scalar.h: 1 ULP, composed ones 5 (docs/accuracy.md).
 //
-// Bodies are straight-line code but for the huge arguments of sin and cos. A number that needs more
-// digits is a sum hi + lo, |lo| <= ulp(hi), whose low part carries what fma says was rounded away.
-// Coefficients: own weighted least squares at Chebyshev points, rounded to f64 one at a time from
-// the lowest degree, the rest refitted; the error of each fit stands beside it.
+// Bodies are straight-line code except for huge arguments of sin and cos. Higher precision is a
+// double-double hi + lo, |lo| <= ulp(hi), whose low part is the rounding error found by fma.
+// Coefficients: weighted least squares at Chebyshev points, rounded to f64 one at a time from the
+// lowest degree with the rest refitted; each fit states its error.
 #pragma once
 
 #include "core/abi/ieee.h"

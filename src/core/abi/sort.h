@@ -1,14 +1,14 @@
-// The order of sorted elements, once for every backend: numbers ascend, both zeros are equal, NaN
-// counts as larger than all others.
+// The sort order of all backends: both zeros are equal, NaN is the largest.
 #pragma once
 
 #include "core/abi/scalar.h"
 
 namespace aicf {
 
-constexpr int64_t kSortRun = 2048;  // elements that are sorted in one go; longer lines by merging
+constexpr int64_t kSortRun =
+    2048;  // elements sorted at once; longer lines are merged from such runs
 
-/// A number that ascends with x, or descends.
+/// An unsigned key whose order is that of x, or the reverse.
 template <class T>
 AICF_HD uint64_t sort_key(T x, bool descending) {
     using Word = scalar::BitsOf<T>;

@@ -21,7 +21,7 @@ namespace {
 struct Aside {
     std::function<void(const std::atomic<bool>&)> work;
     std::atomic<bool> given_up = false;
-    bool left = false;  // by who began it: under the lock of all
+    bool left = false;  // abandoned by its caller; guarded by the registry's lock
     std::mutex lock;
     std::condition_variable ended;
     bool done = false;
@@ -50,7 +50,7 @@ struct Asides {
     const int born = forks();
     std::mutex lock;
     bool closing = false;
-    std::vector<std::shared_ptr<Aside>> all;  // that run, or were left and are not yet joined
+    std::vector<std::shared_ptr<Aside>> all;  // running, or abandoned and not yet joined
 
     void add(const std::shared_ptr<Aside>& aside) {
         const std::lock_guard guard(lock);
@@ -74,7 +74,8 @@ struct Asides {
     }
 };
 
-/// Never destroyed, as threads may come late; a forked child, which has none of them, begins anew.
+/// Never destroyed, since threads may outlive static objects. A forked child, which has none of the
+/// threads, starts afresh.
 Asides& asides() {
     static std::atomic<Asides*> known{nullptr};
     Asides* found = known.load();
@@ -110,7 +111,7 @@ void run_aside(std::function<void(const std::atomic<bool>& given_up)> work, void
             guard.lock();
         }
     } catch (...) {
-        if (known.born != forks()) {  // the thread is not here: neither joined nor destroyed
+        if (known.born != forks()) {  // the thread is the parent's: neither joined nor destroyed
             [[maybe_unused]] const auto* const kept = new std::shared_ptr<Aside>(aside);
             throw;
         }

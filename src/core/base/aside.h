@@ -1,4 +1,4 @@
-// Long calls into a library that asks nobody, kept from the way of a signal.
+// Uninterruptible library calls on a helper thread, so that signals are handled meanwhile.
 #pragma once
 
 #include <atomic>
@@ -6,13 +6,13 @@
 
 namespace aicf {
 
-/// Does `work` on a thread of its own while this one polls; on this one where there is no other to
-/// be had. Where poll() throws, so does this: `given_up` turns true, and the work goes on to an end
-/// by itself, so it must own all that it uses. GraphError in the child of a fork meanwhile.
-/// `watch` is called every other millisecond.
+/// Runs `work` on a helper thread while this one polls; on this one if no thread can be started. If
+/// poll() throws, so does this: `given_up` becomes true and the work finishes detached, so it must
+/// own all that it uses. GraphError in a child forked meanwhile. `watch` is called about every 2
+/// ms.
 void run_aside(std::function<void(const std::atomic<bool>& given_up)> work, void (*watch)());
-/// Gives up all that runs and waits for it, whoever began it: before the process ends, for its
-/// libraries may not go. Nothing is begun any more.
+/// Abandons and joins all such work, before libraries are unloaded at exit. No work can be started
+/// afterwards.
 void finish_asides();
 
 }  // namespace aicf

@@ -1,4 +1,4 @@
-// Little-endian records: written one after another, read back by a cursor that trusts nothing.
+// Little-endian serialisation; the reader trusts nothing.
 #pragma once
 
 #include <bit>
@@ -16,8 +16,7 @@ namespace aicf {
 
 static_assert(std::endian::native == std::endian::little);
 
-/// One description of a struct, `fields(io, struct)`, serves both: a writer takes the members, a
-/// reader sets them.
+/// One function `fields(io, struct)` per struct serves both directions.
 class ByteWriter {
   public:
     static constexpr bool kReads = false;
@@ -58,7 +57,7 @@ class ByteWriter {
     std::string& to_;
 };
 
-/// Bytes at least that a UTF-8 text is wrong from; npos: it is right.
+/// The position of the first invalid UTF-8 byte; npos: valid.
 inline size_t utf8_fault(std::string_view text) {
     for (size_t at = 0; at < text.size();) {
         const auto byte = [&](size_t i) -> uint32_t {
@@ -84,7 +83,7 @@ inline size_t utf8_fault(std::string_view text) {
     return std::string_view::npos;
 }
 
-/// FormatError for whatever does not fit, before anything is allocated for it.
+/// FormatError for anything out of bounds, before allocating for it.
 class ByteReader {
   public:
     static constexpr bool kReads = true;
@@ -129,7 +128,7 @@ class ByteReader {
             fail("a text is not UTF-8 at ", at_ - size + fault);
         value = bytes;
     }
-    /// Grows as it is read: a count alone allocates nothing.
+    /// Grows while reading, so that a forged count allocates nothing.
     template <class T, class Each>
     void list(std::vector<T>& values, const Each& each) {
         uint32_t size = 0;
@@ -142,7 +141,7 @@ class ByteReader {
     [[noreturn]] void fail(const Parts&... parts) const {
         raise(ErrorKind::format, where_, ": ", parts...);
     }
-    /// Nothing may follow.
+    /// Raises if bytes remain.
     void end() const {
         if (left()) fail(left(), " bytes follow its end at ", at_);
     }

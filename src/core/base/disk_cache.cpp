@@ -26,9 +26,9 @@ constexpr char kEntryMagic[8] = {'A', 'I', 'C', 'F', 'C', 'U', 'B', '\n'};
 constexpr uint32_t kEntryFormat = 1;
 constexpr uint64_t kMostOfFolder = 512ull << 20;  // of the folder
 constexpr uint64_t kLargestEntry = 256ull << 20;
-constexpr uint64_t kBetweenTrims = 16ull << 20;  // bytes that a process writes
+constexpr uint64_t kBetweenTrims = 16ull << 20;  // bytes written by a process
 constexpr const char *kSuffix = ".cubin", *kTemporary = ".writing.";
-constexpr int64_t kAbandonedSeconds = 3600;  // a temporary this old has no writer any more
+constexpr int64_t kAbandonedSeconds = 3600;  // an older temporary has no writer
 
 // ---- SHA-256 (FIPS 180-4) ----------------------------------------------------------------------
 
@@ -94,7 +94,8 @@ std::string wanted_folder() {
     return "";
 }
 
-/// Makes the folder and its parents, then checks what was really opened: a folder of ours alone.
+/// Makes the folder and its parents, then checks the opened one: it must be ours and not writable
+/// by others.
 int open_folder(std::string& problem) {
     const std::string path = wanted_folder();
     if (path.empty()) {
@@ -151,7 +152,7 @@ void append(std::string& to, T number) {
 
 constexpr size_t kEntryDigest = 64;
 
-/// What an entry begins with; the payload and the digest of all that is before it follow.
+/// The header of an entry; payload and a digest of all before it follow.
 std::string entry_head(const std::string& key, uint64_t payload_size) {
     std::string bytes(kEntryMagic, sizeof kEntryMagic);
     append(bytes, kEntryFormat);
@@ -160,8 +161,8 @@ std::string entry_head(const std::string& key, uint64_t payload_size) {
     return bytes + key;
 }
 
-/// The payload of an open entry of this key. A file that is not ours alone, or begins otherwise, is
-/// left before anything of its size is allocated.
+/// The payload of an open entry. A foreign file or wrong header is rejected before anything of the
+/// file's size is allocated.
 std::optional<std::string> read_entry(int fd, const std::string& key) {
     struct stat status = {};
     if (fd < 0 || fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) ||
@@ -185,7 +186,7 @@ std::optional<std::string> read_entry(int fd, const std::string& key) {
 
 std::atomic<uint64_t> written_here = 0, next_trim = 0;  // bytes, by this process
 
-/// Entries of the folder, oldest use first.
+/// Entries of the folder, least recently used first.
 struct Entry {
     std::string name;
     uint64_t bytes;
@@ -275,7 +276,7 @@ void store_cached(const std::string& key, const std::string& payload) {
     if (folder.fd < 0) return warn_once(problem);
     static std::atomic<unsigned> counter = 0;
     timespec now = {};
-    clock_gettime(CLOCK_REALTIME, &now);  // a process id alone comes back after a restart
+    clock_gettime(CLOCK_REALTIME, &now);  // process ids recur after a restart
     const std::string name = sha256(key) + kSuffix;
     const std::string temporary =
         cat(kTemporary, getpid(), ".", now.tv_sec, ".", now.tv_nsec, ".", counter++);
@@ -296,7 +297,7 @@ void store_cached(const std::string& key, const std::string& payload) {
 }
 
 void trim_cache() {
-    if (written_here < next_trim) return;  // a look at each of many entries takes a while
+    if (written_here < next_trim) return;  // scanning many entries is slow
     next_trim = written_here + kBetweenTrims;
     std::string problem;
     const File folder(open_folder(problem));

@@ -1,4 +1,4 @@
-// Compiled programs on disk: one file an entry, named by the SHA-256 of its key.
+// On-disk cache of compiled programs: one file per entry, named by the SHA-256 of its key.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ struct DiskCacheInfo {
 DiskCacheInfo disk_cache_info();
 uint64_t clear_disk_cache();  // entries removed
 
-/// The payload stored under `key`; nothing on any doubt about the file.
+/// The payload stored under `key`; empty if the file is missing or suspect.
 std::optional<std::string> load_cached(const std::string& key);
-/// Best effort: a failure leaves no trace but one warning on stderr a process.
+/// Best effort: a failure only warns, once per process, on stderr.
 void store_cached(const std::string& key, const std::string& payload);
-/// Keeps the folder below its size, and removes what killed writers left: the first time in a
-/// process, then once it has written much more.
+/// Evicts to the size limit and removes temporaries of killed writers: once per process, then after
+/// every kBetweenTrims bytes written.
 void trim_cache();
 
 }  // namespace aicf

@@ -1,5 +1,5 @@
-// The typed errors a user can meet. Text: `where: what is wrong, with both values; what would be
-// right`.
+// The typed errors of the public interface. Text: `where: what is wrong, with both values; what
+// would be right`.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,7 @@
 namespace aicf {
 
 enum class ErrorKind {
-    graph,               // a graph that means nothing: two writers, values of two graphs, ...
+    graph,               // an ill-formed graph: two writers, values of two graphs, ...
     shape,               // sizes that do not fit
     dtype,               // element types that do not fit
     device_unavailable,  // no driver, no device, driver too old
@@ -16,17 +16,19 @@ enum class ErrorKind {
     out_of_memory,
     capture,       // a step that cannot be captured
     stale_output,  // an output read after a later run overwrote it
-    bad_value,     // a NaN, an infinity or an index out of range that a step was to be kept from
+    bad_value,     // a trapped NaN, infinity or index out of range
     format,        // a file that is not what it claims to be
     unsupported,   // a true limit of this backend
     internal,      // a broken invariant of ours
 };
 
-/// Text of at most 2 KB: its begin, which says where, and its end, which says what would be right.
+/// Truncates to 2 KB in the middle: the begin says where, the end what would be right.
 inline std::string abridged(const std::string& text) {
     constexpr size_t kMost = 2048, kBegin = 1400, kEnd = 500;
     if (text.size() <= kMost) return text;
-    const auto inside = [&](size_t at) { return (text[at] & 0xC0) == 0x80; };  // a UTF-8 character
+    const auto inside = [&](size_t at) {
+        return (text[at] & 0xC0) == 0x80;
+    };  // inside a UTF-8 character
     size_t begin = kBegin, end = text.size() - kEnd;
     while (inside(begin)) begin--;
     while (end < text.size() && inside(end)) end++;
@@ -34,7 +36,7 @@ inline std::string abridged(const std::string& text) {
            " characters left out) ... " + text.substr(end);
 }
 
-/// What an allocation that fails says where no text can be made.
+/// The message of a failed allocation, for which none can be built.
 constexpr const char* kNoMemory =
     "memory: an allocation on the host failed; need more memory, or a smaller graph";
 

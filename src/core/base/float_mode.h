@@ -1,4 +1,4 @@
-// The floating-point mode of a thread.
+// The floating-point environment of a thread.
 #pragma once
 
 #include <cfenv>
@@ -6,10 +6,10 @@
 
 namespace aicf {
 
-/// The mode of IEEE 754 while it lives: to nearest, with subnormals, without traps. Others leave
-/// another in a thread (torch.set_flush_denormal, a library linked with -ffast-math); they get
-/// theirs back. To a compiler the mode is no operand of arithmetic: what computes is called from
-/// where this stands.
+/// RAII: IEEE 754 defaults (round to nearest, subnormals, no traps), then the caller's mode again,
+/// which torch.set_flush_denormal or a library linked with -ffast-math may have changed. Compilers
+/// do not see arithmetic depend on the mode, so computation must be in a function called from the
+/// scope, not inlined into it.
 class FloatMode {
   public:
     FloatMode() : found_(read()) {

@@ -37,7 +37,7 @@ void ForkMutex::lock() {
 }
 
 void ForkMutex::unlock() {
-    holder_.store(kFree);  // in one order with the count of waiters that notify reads
+    holder_.store(kFree);  // sequentially consistent with the waiter count that notify reads
     holder_.notify_one();
 }
 

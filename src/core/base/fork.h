@@ -1,4 +1,4 @@
-// What a fork does to locks and threads: only the thread that forked lives on in the child.
+// Fork safety of locks and threads: only the forking thread survives in the child.
 #pragma once
 
 #include <atomic>
@@ -7,15 +7,16 @@ namespace aicf {
 
 /// Calls `act` in the child of every fork from now on.
 void at_fork(void (*act)());
-/// Makes forks() count; once, when the module is loaded.
+/// Installs the counter of forks(); once, when the module is loaded.
 void count_forks();
-/// How many forks lie between this process and the one that loaded the module.
+/// The number of forks between this process and the one that loaded the module.
 int forks();
 
-/// GraphError: what was under way stayed behind in the parent.
+/// Raises GraphError: work under way remained in the parent.
 [[noreturn]] void raise_forked();
 
-/// A mutex that throws where its holder stayed behind in the parent: no one will ever let go.
+/// A mutex whose lock() throws in a forked child if a thread of the parent held it, which can never
+/// release it.
 class ForkMutex {
   public:
     void lock();

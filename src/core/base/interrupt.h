@@ -1,4 +1,4 @@
-// How a long call is given up: who starts one says whom to ask, and its loops ask now and then.
+// Cooperative cancellation: the caller installs a callback that long loops poll.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,8 @@
 
 namespace aicf {
 
-/// While it lives, poll() on this thread asks this one, the innermost. `ask` may throw.
+/// While in scope, poll() on this thread calls `ask`, which may throw to cancel; the innermost
+/// counts.
 class Interruptible {
   public:
     explicit Interruptible(void (*ask)());
@@ -18,8 +19,8 @@ class Interruptible {
     void (*const before_)();
 };
 
-/// While it lives, poll() on this thread asks nobody: for who holds a lock that the one asked may
-/// be waiting for.
+/// While in scope, poll() on this thread does nothing: for holders of a lock that the callback may
+/// wait for.
 class Uninterrupted {
   public:
     Uninterrupted();
@@ -31,11 +32,10 @@ class Uninterrupted {
     void (*const before_)();
 };
 
-/// Asks if the last time is 20 ms ago. For loops over the parts of a graph: where it throws, all
-/// that was begun must undo itself.
+/// Calls the callback at most every 20 ms. May throw, so callers must be exception-safe.
 void poll();
 
-/// Told of each part of a long call when it is done; the parts follow each other.
+/// Called after each stage of a long call.
 using OnStage = std::function<void(const std::string&)>;
 inline void tell(const OnStage& done, const std::string& stage) {
     if (done) done(stage);

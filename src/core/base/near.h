@@ -1,4 +1,4 @@
-// What a word that is not known was most likely meant to be.
+// Suggestions for misspelt names.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace aicf {
 
-/// Letters to insert, delete, replace or exchange with their neighbour.
+/// Edit distance, with transpositions.
 inline size_t edits_between(std::string_view a, std::string_view b) {
     std::vector<size_t> before, last(b.size() + 1), now(b.size() + 1);
     for (size_t j = 0; j <= b.size(); j++) last[j] = j;
@@ -26,9 +26,9 @@ inline size_t edits_between(std::string_view a, std::string_view b) {
     return last[b.size()];
 }
 
-/// ` (is it "loss"?)` of the nearest of `known`; empty where none is near.
+/// ` (is it "loss"?)` for the nearest of `known`; empty if none is near.
 inline std::string is_it(std::string_view word, const std::vector<std::string>& known) {
-    constexpr size_t kLongest = 64;  // names longer than that are no slips of a finger
+    constexpr size_t kLongest = 64;  // longer names are not typed
     const std::string* found = nullptr;
     size_t least = std::max<size_t>(1, word.size() / 3) + 1;
     for (const std::string& other : known) {

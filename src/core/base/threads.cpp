@@ -49,10 +49,10 @@ void in_parallel(size_t count, const std::function<void(size_t)>& job) {
     auto helpers = std::make_unique<std::vector<std::thread>>();
     try {
         while (helpers->size() + 1 < most) helpers->emplace_back(work);
-    } catch (...) {  // as many as can be had
+    } catch (...) {  // as many as can be started
     }
     work();
-    if (forks() != born) {  // a signal's handler forked: the helpers stayed behind in the parent
+    if (forks() != born) {  // a signal handler forked: the helpers remain in the parent
         [[maybe_unused]] const auto* const kept = helpers.release();
         if (error) std::rethrow_exception(error);
         for (size_t i = 0; i < count; i++)

@@ -1,4 +1,4 @@
-// Long work that no step waits for in turns: shared out among threads made for it alone.
+// Parallel loops for compilation, on threads created for the call.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,12 @@
 
 namespace aicf {
 
-/// How many processors this thread may run on.
+/// The number of processors in this thread's affinity mask.
 int processors();
 
-/// Calls job(0) to job(count - 1), in no order, on that many threads at most; this is one of them.
-/// Of the errors the first is thrown here, once what was begun is over; nothing is begun after it.
-/// A job may be done again: in the child of a fork, what the others had begun.
+/// Calls job(0) to job(count - 1), unordered, on at most processors() threads, this one included.
+/// The first error cancels jobs not yet started and is rethrown when the others have finished. Jobs
+/// must be idempotent: a child forked meanwhile repeats unfinished ones.
 void in_parallel(size_t count, const std::function<void(size_t)>& job);
 
 }  // namespace aicf
