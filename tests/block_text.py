@@ -30,15 +30,21 @@ def _events(text, name, count):
     """("member", m, warps) and ("barrier", id, warps) of one turn of the loop over steps."""
     loop = text[text.index("for (int64_t step = 0") :]
     loop = loop[: loop.index("    finish_copies();\n")]
+    team = r"Grid{warp - (\d+)u, (\d+)u"
+    ahead = {
+        member: (first, size)
+        for member, first, size in re.findall(rf"{name}_(\d+)_ahead\({name}_.*{team}", text)
+    }
     found = re.finditer(
-        rf"(?:if \(([^{{;]*?)\) )?(?:{{  // node.*\n *{name}_(\d+)_body\(.*Grid{{warp - (\d+)u, "
-        r"(\d+)u|wait_for\((\d+), (\d+)\))",
+        rf"(?:if \(([^{{;]*?)\) )?(?:{{  // node.*\n *{name}_(\d+)_body\(.*(?:{team}|ahead\d+\))"
+        r"|wait_for\((\d+), (\d+)\))",
         loop,
     )
-    for condition, member, first, team, barrier, waiting in (one.groups() for one in found):
+    for condition, member, first, size, barrier, waiting in (one.groups() for one in found):
         warps = _warps(condition, count)
         if member:
-            assert warps == list(range(int(first), int(first) + int(team)))
+            first, size = (first, size) if first else ahead[member]
+            assert warps == list(range(int(first), int(first) + int(size)))
             yield "member", int(member), warps
         else:
             assert int(waiting) == 32 * len(warps), "a barrier waits for other warps than come"
@@ -62,7 +68,7 @@ class _Values:
             size[v["value"]] = math.prod(v["shape"]) * WIDTH.get(v["dtype"], 1)
         for m, member in enumerate(op["members"]):
             part = text[text.index(f"struct {name}_{m}_Block {{") :].partition("default:")[0]
-            places = re.findall(r"case \d+:\s*return (?:held_at<T>\(shared, (\d+))?", part)
+            places = re.findall(r"case \d+:\s*return (?:held_at<T>\(base, (\d+))?", part)
             views = [(v, False) for v in member["inputs"]] + [(v, True) for v in member["outputs"]]
             self.used.append([(v["value"], written) for v, written in views])
             for place, (v, _) in zip(places, views, strict=True):

@@ -97,6 +97,21 @@ def test_is_compiled(name):
         assert all(cubin[:4] == b"\x7fELF" for cubin in _core.cuda_cubins(programs, arch))
 
 
+@needs_compiler
+def test_places_are_worked_out_before_the_steps():
+    """Where no thread has more than one tile, or element of an update; a loop finds them else."""
+    found = {}
+    for name in ("8-8-8", "long batch"):
+        _, text = block_of(net(**CASES[name]))
+        before, steps = text.split("for (int64_t slice", 1)
+        made = re.findall(r" ahead(\d+) = ", before)
+        assert sorted(made) == sorted(re.findall(r", ahead(\d+)\);", steps))
+        calls = re.findall(r"gemm_threads?<", text)
+        found[name] = len(made), calls.count("gemm_thread<"), calls.count("gemm_threads<")
+    assert found["8-8-8"] == (6, 5, 0)  # five products, the updates
+    assert min(found["long batch"]) > 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_bits(name, make_rng):

@@ -80,6 +80,7 @@ T __ldcg(const T* at) {
 inline emulated::u64 __cvta_generic_to_shared(const void* at) {
     return static_cast<emulated::u64>(static_cast<const char*>(at) - emulated::self().shared);
 }
+inline void* __nv_cvta_shared_to_generic_impl(emulated::u64 at) { return emulated::self().shared + at; }
 
 inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }
 inline void __syncwarp(emulated::u32 mask = ~0u) { emulated::exchange(mask, 0); }
@@ -171,9 +172,7 @@ inline void max_f32(float& to, float a, float b) {
     else
         to = a == a ? a : b;
 }
-inline void barrier_sync(int id, int threads) {
-    emulated_api.barrier(static_cast<u32>(id), static_cast<u32>(threads), true);
-}
+inline void bar_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
 template <class T>
 void ld_acquire_gpu_global_u32(u32& seen, const T* at) {
     const auto* word = reinterpret_cast<const volatile u32*>(at);

@@ -141,20 +141,32 @@ Duration::Duration(const LoweredOp& op, const Times& times, const Limits& limits
     for (const double longest : terms) launches += kTerm * longest;
 }
 
+std::string ahead_text(const Teams& teams, const std::vector<bool>& ahead) {
+    std::string text = "    const uint32_t base = in_register(shared_address(shared));\n";
+    for (size_t m = 0; m < ahead.size(); m++)
+        if (ahead[m])
+            text += cat("    const @_", m, "_Ahead ahead", m, " = @_", m, "_ahead(@_", m,
+                        "_Block{block, 0, base}, Grid{warp - ", teams.of[m].first, "u, ",
+                        teams.of[m].second - teams.of[m].first, "u, 32u, warp * 32u});\n");
+    return text;
+}
+
 std::string stages_text(const LoweredOp& op, const Times& times, const Teams& teams,
-                        const std::string& counter) {
+                        const std::vector<bool>& ahead, const std::string& counter) {
     std::string steps;
     for (int stage = 0; stage < times.count; stage++) {
         steps += cat("        // stage ", stage, "\n");
         for (size_t m = 0; m < op.members.size(); m++) {
             if (times.stages[m] != stage) continue;
             const auto [begin, end] = teams.of[m];
+            const std::string unit =
+                ahead[m] ? cat("ahead", m)
+                         : cat("Grid{warp - ", begin, "u, ", end - begin, "u, 32u, warp * 32u}");
             steps += "        " +
                      by_warps(begin, end, teams.warps + teams.carriers,
                               cat("{  // node ", op.members[m].node, ": ", title(op.members[m]),
                                   "\n            @_", m, "_body(@_", m, "_Block{block, ", counter,
-                                  "}, Grid{warp - ", begin, "u, ", end - begin,
-                                  "u, 32u, warp * 32u});\n        }\n"));
+                                  ", base}, ", unit, ");\n        }\n"));
         }
         steps += "        " + teams.barrier(times, stage + 1);
     }
@@ -184,19 +196,21 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
     const BlockLayout layout(op);
     const std::vector<int64_t>& fed_operands = op.attrs.ints("fed");
     KernelText text;
-    add_members(text, op, places, limits, "int64_t slice", [&](size_t operand) {
+    const Teams teams(op, times, blocks);
+    const int warps = teams.warps;
+    const auto outer = [&](size_t operand) {
         const bool each = std::binary_search(fed_operands.begin(), fed_operands.end(),
                                              static_cast<int64_t>(operand));
         return cat("block.template ptr<T>(", layout.operand[operand], ") + ",
                    each ? cat("slice * ", element_count(op.inputs[operand].shape), "ll + ") : "");
-    });
-    const Teams teams(op, times, blocks);
-    const int warps = teams.warps;
+    };
+    const std::vector<bool> ahead_of =
+        add_members(text, op, places, teams, limits, "int64_t slice", outer);
     text.name = cat("block_of_", op.members.size());
     text.threads = 32 * warps;
     text.shared = static_cast<uint32_t>(places.bytes);
 
-    const std::string steps = stages_text(op, times, teams, "slice");
+    const std::string steps = stages_text(op, times, teams, ahead_of, "slice");
     Copies copies(places, warps);
     std::string in, out, ahead, next;
     for (const auto* views : {&op.inputs, &op.outputs})
@@ -240,7 +254,8 @@ KernelText block_text(const LoweredOp& op, const Limits& limits) {
     text.body +=
         body_head() + cat("    extern __shared__ __align__(16) char shared[];\n"
                           "    const uint32_t warp = threadIdx.x / 32;\n",
-                          in, "    finish_copies();\n    const int64_t steps = block.integer(",
+                          ahead_text(teams, ahead_of), in,
+                          "    finish_copies();\n    const int64_t steps = block.integer(",
                           steps_at(op), "), slices = block.integer(", steps_at(op) + 8,
                           ");\n#pragma unroll 1\n    for (int64_t slice = 0; slice < slices; "
                           "slice++) {\n",

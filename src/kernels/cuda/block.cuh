@@ -5,10 +5,10 @@
 
 namespace aicf {
 
-/// Where a value begins in shared memory.
+/// Where a value begins in shared memory, whose address is `base`.
 template <class T>
-__device__ __forceinline__ T* held_at(char* shared, int place, int64_t element) {
-    return static_cast<T*>(__builtin_assume_aligned(shared + place, 16)) + element;
+__device__ __forceinline__ T* held_at(uint32_t base, int place, int64_t element) {
+    return static_cast<T*>(__builtin_assume_aligned(near_at<T>(base + place), 16)) + element;
 }
 
 __device__ __forceinline__ bool aligned4(const void* p) {

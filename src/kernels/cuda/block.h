@@ -87,6 +87,8 @@ struct Places {
     int64_t bytes_of(const View& whole) const;
     /// A member as its operands lie.
     LoweredOp moved(LoweredOp member) const;
+    /// Whether all operands of a member lie in shared memory, in the same place at all times.
+    bool all_stay(const LoweredOp& member) const;
 
   private:
     Places(const LoweredOp& op, const Times& times, int64_t room, const Turns& turns,
@@ -109,8 +111,7 @@ std::string places_struct(const std::string& name, const LoweredOp& member, cons
             const auto slots = places.slots.find(view.value);
             const std::string turned =
                 slots == places.slots.end() ? "" : " + " + slots->second.offset(word);
-            pointers +=
-                cat("held_at<T>(shared", turned, ", ", at->second, ", ", view.offset, ");\n");
+            pointers += cat("held_at<T>(base", turned, ", ", at->second, ", ", view.offset, ");\n");
         } else {
             pointers += cat(outer(places.operand.at(view.value)), view.offset, ";\n");
         }
@@ -121,9 +122,8 @@ std::string places_struct(const std::string& name, const LoweredOp& member, cons
                        ":\n                return ", scalars[k].i, "ll;\n");
     return cat(
         "struct ", name, " {\n    const @_Block& block;\n    ", counter,
-        ";\n    template <class T>\n    "
-        "__device__ __forceinline__ T* ptr(int at) const {\n        extern __shared__ "
-        "__align__(16) char shared[];\n        switch (at) {\n",
+        ";\n    uint32_t base;\n    template <class T>\n    "
+        "__device__ __forceinline__ T* ptr(int at) const {\n        switch (at) {\n",
         pointers,
         "            default:\n                return nullptr;\n        }\n    }\n"
         "    __device__ __forceinline__ int64_t integer(int at) const {\n        switch (at) "
@@ -211,25 +211,36 @@ struct Duration {
     Duration(const LoweredOp& op, const Times& times, const Limits& limits);
 };
 
-/// The bodies of members, each with its places, and what they include.
+/// The bodies of members, each with its places, and what they include; by member whether the body
+/// takes what is worked out ahead.
 template <class Outer>
-void add_members(KernelText& text, const LoweredOp& op, const Places& places, const Limits& limits,
-                 const std::string& counter, const Outer& outer) {
+std::vector<bool> add_members(KernelText& text, const LoweredOp& op, const Places& places,
+                              const Teams& teams, const Limits& limits, const std::string& counter,
+                              const Outer& outer) {
     text.includes = {"block.cuh"};
+    std::vector<bool> ahead;
     for (size_t m = 0; m < op.members.size(); m++) {
         const LoweredOp member = places.moved(op.members[m]);
-        const KernelText part = body_text(member, one_block(limits));
+        Limits own = one_block(limits);
+        own.team = teams.of[m].second - teams.of[m].first;
+        own.near = places.all_stay(member);
+        const KernelText part = body_text(member, own);
         check(!part.workspace && !part.counters && !part.shared && part.maps.empty(),
               "cuda: an op in one block that is no kernel of warps");
         text.includes.insert(part.includes.begin(), part.includes.end());
         const std::string name = cat("@_", m);
         text.body += places_struct(name + "_Block", member, places, counter, outer) +
                      replaced(part.body, "@", name);
+        ahead.push_back(part.ahead);
     }
+    return ahead;
 }
+/// The statements before the loop of steps or turns: the address of shared memory, and what bodies
+/// take that is worked out ahead.
+std::string ahead_text(const Teams& teams, const std::vector<bool>& ahead);
 /// The statements of all stages, with the barriers behind them.
 std::string stages_text(const LoweredOp& op, const Times& times, const Teams& teams,
-                        const std::string& counter);
+                        const std::vector<bool>& ahead, const std::string& counter);
 
 /// Whether a block_loop's turns find room and take less time than their launches.
 bool block_loop_fits(const LoweredOp& loop, const Limits& limits);

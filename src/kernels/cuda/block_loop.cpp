@@ -110,15 +110,17 @@ KernelText block_loop_text(const LoweredOp& op, const Limits& limits) {
         return cat("int64_t(", shape.reverse ? cat(last, " - (", turn_text, ")") : turn_text, ")");
     };
     KernelText text;
-    add_members(text, own, places, own_limits, "int turn", [&](size_t operand) {
+    Teams teams(own, times, blocks);
+    const auto outer = [&](size_t operand) {
         const size_t result = operand - op.inputs.size();
         const bool row = operand < op.inputs.size() ? turn.is_row(operand) : turn.keeps(result);
         return cat("block.template ptr<T>(", layout.operand[operand], ") + ",
                    row ? cat(row_of("turn"), " * ",
                              element_count(own.operand(static_cast<int>(operand)).shape), "ll + ")
                        : "");
-    });
-    Teams teams(own, times, blocks);
+    };
+    const std::vector<bool> ahead_of =
+        add_members(text, own, places, teams, own_limits, "int turn", outer);
     constexpr int64_t kCarried = 4096;  // bytes of rows in a turn that are worth a warp
     int64_t rows = 0;
     std::vector<const View*> fetched, kept;
@@ -180,12 +182,14 @@ KernelText block_loop_text(const LoweredOp& op, const Limits& limits) {
         carry = cat("        if (warp >= ", teams.warps,
                     "u) {\n            const uint32_t warp = threadIdx.x / 32 - ", teams.warps,
                     "u;\n", carry, "        }\n");
-    text.body += body_head() +
-                 cat("    extern __shared__ __align__(16) char shared[];\n"
-                     "    const uint32_t warp = threadIdx.x / 32;\n",
-                     in, "    finish_copies();\n#pragma unroll 1\n    for (int turn = 0; turn < ",
-                     shape.turns, "; turn++) {\n", carry, stages_text(own, times, teams, "turn"),
-                     "    }\n    __syncthreads();\n", out, "}\n");
+    text.body +=
+        body_head() + cat("    extern __shared__ __align__(16) char shared[];\n"
+                          "    const uint32_t warp = threadIdx.x / 32;\n",
+                          ahead_text(teams, ahead_of), in,
+                          "    finish_copies();\n#pragma unroll 1\n    for (int turn = 0; turn < ",
+                          shape.turns, "; turn++) {\n", carry,
+                          stages_text(own, times, teams, ahead_of, "turn"),
+                          "    }\n    __syncthreads();\n", out, "}\n");
     return text;
 }
 

@@ -175,6 +175,14 @@ LoweredOp Places::moved(LoweredOp member) const {
     return member;
 }
 
+bool Places::all_stay(const LoweredOp& member) const {
+    const auto stays = [&](const View& view) {
+        return shared.contains(view.value) && !slots.contains(view.value);
+    };
+    return std::all_of(member.inputs.begin(), member.inputs.end(), stays) &&
+           std::all_of(member.outputs.begin(), member.outputs.end(), stays);
+}
+
 Places::Places(const LoweredOp& op, const Times& times, int64_t room, const Turns& turns,
                Paddings wanted)
     : paddings(std::move(wanted)) {

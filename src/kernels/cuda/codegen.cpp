@@ -128,8 +128,22 @@ std::string block_type(const BlockLayout& layout) {
     return cat("typedef Block<", layout.bytes, "> @_Block;\n");
 }
 
+std::string ahead_body_head() {
+    return "__device__ __forceinline__ void @_body(const @_Block& block, const @_Ahead& ahead) "
+           "{\n";
+}
+
+std::string ahead_head() {
+    return "__device__ __forceinline__ @_Ahead @_ahead(const @_Block& block, const Grid& grid) "
+           "{\n";
+}
+
 std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw) {
-    std::string text = body_head();
+    return body_head() + pointers_of(op, layout, raw);
+}
+
+std::string pointers_of(const LoweredOp& op, const BlockLayout& layout, bool raw) {
+    std::string text;
     size_t at = 0;
     for (size_t k = 0; k < op.inputs.size(); k++, at++) {
         const DType dtype = op.inputs[k].dtype;

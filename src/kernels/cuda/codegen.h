@@ -48,6 +48,9 @@ struct KernelText {
     int cluster = 1;         // neighbouring blocks that run together
     std::vector<TensorMap> maps = {};
     std::vector<KernelText> parts = {};  // of a group: its members', bodies without an entry
+    /// In one block: the body takes an @_Ahead for its Grid, which `@_ahead(block, grid)` makes
+    /// before the first step.
+    bool ahead = false;
 };
 
 /// What of a device the choice of a kernel rests on.
@@ -55,6 +58,10 @@ struct Limits {
     int processors = 0, major = 0;  // of the compute capability
     /// For a step in one block: bodies whose blocks are warps, which wait for no other.
     bool one_block = false, turns = false;  // turns: of a loop, where products read less
+    /// In one block: the warps that run the body, 0 where that is not known yet; whether its
+    /// operands stay where they are in shared memory.
+    int team = 0;
+    bool near = false;
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
@@ -103,9 +110,13 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 /// The head of a body, and one with a pointer per operand: x0, x1, ... of the inputs, y0, ... of
 /// outputs.
 std::string body_head();
+/// Those of a body that takes what is worked out ahead, and of the function that makes that.
+std::string ahead_body_head();
+std::string ahead_head();
 /// Names the type of a body's argument block, @_Block.
 std::string block_type(const BlockLayout& layout);
 std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
+std::string pointers_of(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
 
 /// The statements of some steps of a body for element j: operands a0[j], ..., results r0[j], ...,
 /// inner values t0, ..., numbers defined in `before`; the step that is not pointwise is v[j].

@@ -519,9 +519,17 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         text.name = stem + "threads";
         text.threads = 32;
         text.blocks = (batches * (m / tile_rows) * (n / tile_columns) + 31) / 32;
-        text.body += body_head(op, layout);
-        text.body += cat("    gemm_threads<", wide, ", ", tile_rows, ", ", tile_columns,
-                         ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
+        const std::string shape = cat(tile_rows, ", ", tile_columns, ", @_Shape>(");
+        text.ahead = text.blocks <= limits.team;
+        if (text.ahead)
+            text.body +=
+                cat("typedef ThreadTile @_Ahead;\n", ahead_head(), "    return thread_tile_ahead<",
+                    shape, "grid);\n}\n", ahead_body_head(), pointers_of(op, layout),
+                    "    if (ahead.any) gemm_thread<", wide, ", ", shape,
+                    "ahead, @_Put{block}, x0, x1);\n}\n");
+        else
+            text.body += cat(body_head(op, layout), "    gemm_threads<", wide, ", ", shape,
+                             "grid, @_Put{block}, x0, x1);\n}\n");
         return text;
     }
     const std::vector<Choice> choices = gemm.choices(limits);

@@ -158,51 +158,85 @@ __device__ __forceinline__ void add_chunk(A (&acc)[R][C], const E* a, const E* b
     }
 }
 
-/// A thread makes R x C results, whose operands lie near: in shared memory.
+/// R x C results of a product, which a thread makes: where they are in it, and how far from the
+/// first element of each operand its own lie.
+struct ThreadTile {
+    uint32_t a, b, batch, row, column;
+    bool any;
+};
+template <int R, int C, class Shape>
+constexpr uint32_t thread_tiles =
+    uint32_t(Shape::batches) * (uint32_t(Shape::m) / R) * (uint32_t(Shape::n) / C);
+template <int R, int C, class Shape>
+__device__ __forceinline__ ThreadTile thread_tile(uint32_t u) {
+    constexpr uint32_t rows = uint32_t(Shape::m) / R, columns = uint32_t(Shape::n) / C;
+    const uint32_t batch = Shape::batches == 1 ? 0 : u / (rows * columns),
+                   at = u - batch * (rows * columns);
+    const uint32_t i = at / columns * R, j = at % columns * (column_step<C, Shape> == 1 ? C : 1);
+    return {uint32_t(Shape::A::at(batch) + int64_t(i) * Shape::a_row),
+            uint32_t(Shape::B::at(batch) + int64_t(j) * Shape::b_col),
+            batch,
+            i,
+            j,
+            u < thread_tiles<R, C, Shape>};
+}
+/// The one of a thread that makes no more than one, worked out before a loop.
+template <int R, int C, class Shape>
+__device__ __forceinline__ ThreadTile thread_tile_ahead(const Grid& grid) {
+    const ThreadTile tile = thread_tile<R, C, Shape>(grid.block * 32 + (threadIdx.x & 31));
+    return {in_register(tile.a),
+            in_register(tile.b),
+            Shape::batches == 1 ? 0 : in_register(tile.batch),
+            in_register(tile.row),
+            in_register(tile.column),
+            tile.any};
+}
+/// Their operands lie near: in shared memory.
+template <class A, int R, int C, class Shape, class E, class Put>
+__device__ __forceinline__ void gemm_thread(const ThreadTile& tile, const Put& put, const E* a,
+                                            const E* b) {
+    constexpr int k = int(Shape::k), chunk = Shape::chunk < k ? int(Shape::chunk) : k,
+                  chunks = k ? k / chunk : 0, rest = k ? k % chunk : 0,
+                  step = column_step<C, Shape>;
+    constexpr int Lot = lot_of(chunk, R * C < 4 ? 5 : 3, R * C < 4 ? 8 : 4);
+    const int i = int(tile.row), j = int(tile.column);
+    const E* ap = a + int(tile.a);
+    const E* bp = b + int(tile.b);
+    A total[R][C] = {};
+    if constexpr (chunks > 0) add_chunk<chunk, Lot, A, R, C, Shape>(total, ap, bp);
+#pragma unroll 1
+    for (int p = 1; p < chunks + (rest > 0); p++) {
+        ap += chunk * Shape::a_col;
+        bp += chunk * Shape::b_row;
+        A acc[R][C] = {};
+        if (rest == 0 || p < chunks)
+            add_chunk<chunk, Lot, A, R, C, Shape>(acc, ap, bp);
+        else if constexpr (rest > 0)
+            add_chunk<rest, Lot, A, R, C, Shape>(acc, ap, bp);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int c = 0; c < C; c++) total[r][c] = total[r][c] + acc[r][c];
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        if constexpr (step == 1) {
+            put(tile.batch, i + r, j, total[r]);
+        } else {
+#pragma unroll
+            for (int c = 0; c < C; c++) {
+                const A one[1] = {total[r][c]};
+                put(tile.batch, i + r, j + c * step, one);
+            }
+        }
+}
 template <class A, int R, int C, class Shape, class E, class Put>
 __device__ __forceinline__ void gemm_threads(const Grid& grid, const Put& put, const E* a,
                                              const E* b) {
-    constexpr int k = int(Shape::k), chunk = Shape::chunk < k ? int(Shape::chunk) : k,
-                  chunks = k ? k / chunk : 0, rest = k ? k % chunk : 0;
-    constexpr uint32_t rows = uint32_t(Shape::m) / R, columns = uint32_t(Shape::n) / C,
-                       count = uint32_t(Shape::batches) * rows * columns;
-    constexpr int Lot = lot_of(chunk, R * C < 4 ? 5 : 3, R * C < 4 ? 8 : 4);
 #pragma unroll 1
-    for (uint32_t u = grid.block * 32 + (threadIdx.x & 31); u < count; u += grid.blocks * 32) {
-        const uint32_t batch = Shape::batches == 1 ? 0 : u / (rows * columns),
-                       at = u - batch * (rows * columns);
-        constexpr int step = column_step<C, Shape>;
-        const int i = int(at / columns) * R, j = int(at % columns) * (step == 1 ? C : 1);
-        const E* ap = a + Shape::A::at(batch) + i * Shape::a_row;
-        const E* bp = b + Shape::B::at(batch) + j * Shape::b_col;
-        A total[R][C] = {};
-        if constexpr (chunks > 0) add_chunk<chunk, Lot, A, R, C, Shape>(total, ap, bp);
-#pragma unroll 1
-        for (int p = 1; p < chunks + (rest > 0); p++) {
-            ap += chunk * Shape::a_col;
-            bp += chunk * Shape::b_row;
-            A acc[R][C] = {};
-            if (rest == 0 || p < chunks)
-                add_chunk<chunk, Lot, A, R, C, Shape>(acc, ap, bp);
-            else if constexpr (rest > 0)
-                add_chunk<rest, Lot, A, R, C, Shape>(acc, ap, bp);
-#pragma unroll
-            for (int r = 0; r < R; r++)
-#pragma unroll
-                for (int c = 0; c < C; c++) total[r][c] = total[r][c] + acc[r][c];
-        }
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            if constexpr (step == 1) {
-                put(batch, i + r, j, total[r]);
-            } else {
-#pragma unroll
-                for (int c = 0; c < C; c++) {
-                    const A one[1] = {total[r][c]};
-                    put(batch, i + r, j + c * step, one);
-                }
-            }
-    }
+    for (uint32_t u = grid.block * 32 + (threadIdx.x & 31); u < thread_tiles<R, C, Shape>;
+         u += grid.blocks * 32)
+        gemm_thread<A, R, C, Shape>(thread_tile<R, C, Shape>(u), put, a, b);
 }
 
 // ---- tiles --------------------------------------------------------------------------------------

@@ -158,17 +158,44 @@ KernelText updates_text(const LoweredOp& op, const Limits& limits) {
               "32;\n";
     check(!limits.one_block || numbers.make.empty(), "cuda: numbers of updates in one block");
     if (limits.one_block) text.threads = 32, text.blocks = warps;
-    text.body = body_head(op, layout);
-    text.body +=
-        cat("    typedef ", type, " R;\n", head, pointers, "    ",
-            limits.one_block ? "int" : "int64_t", " i = 0, n = 0;\n", choose,
-            "    const bool wide = ", wide, ";\n    if (i < n) {\n", load, "    }\n", numbers.make,
-            numbers.held ? "    __syncthreads();\n" : "", "    if (i < n) {\n");
+    std::string formula;
     for (size_t k = static_cast<size_t>(tensors); k < like.inputs.size(); k++)
-        text.body += cat("        const R u", k, " = ", Numbers::spell(op, like.inputs[k]), ";\n");
-    text.body +=
-        cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
-            update_formula(*like.def), "\n        }\n", store, "    }\n    (void)wide;\n");
+        formula += cat("        const R u", k, " = ", Numbers::spell(op, like.inputs[k]), ";\n");
+    formula += cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
+                   update_formula(*like.def), "\n        }\n");
+    text.ahead = limits.near && warps <= limits.team && width == 1 && wide_of.empty() &&
+                 dtype_size(dtype) >= 4;
+    if (text.ahead) {
+        // Of a thread's one element only the places differ from tensor to tensor.
+        std::string members, places, loads, stores;
+        const auto add = [&](const char* name, int k) {
+            members += cat(members.empty() ? "" : ", ", name, k);
+            places += cat(", in_register(shared_address(", name, k, " + i))");
+        };
+        for (int k = 0; k < tensors; k++) {
+            add("p", k);
+            loads += cat("        const R a", k, "[1] = {*near_at<const R>(ahead.p", k, ")};\n");
+        }
+        for (int k = 0; k < results; k++) {
+            add("q", k);
+            loads += cat("        R r", k, "[1];\n");
+            stores += cat("        *near_at<R>(ahead.q", k, ") = r", k, "[0];\n");
+        }
+        text.body = cat("struct @_Ahead {\n    bool any;\n    uint32_t ", members, ";\n};\n",
+                        ahead_head(), pointers_of(op, layout), "    typedef ", type,
+                        " R;\n    const int t = int(grid.block * 32 + grid.thread()), warp = t / "
+                        "32;\n",
+                        pointers, "    int i = 0, n = 0;\n", choose, "    return {i < n", places,
+                        "};\n}\n", ahead_body_head(), pointers_of(op, layout), "    typedef ", type,
+                        " R;\n    if (ahead.any) {\n", loads, formula, stores, "    }\n}\n");
+        return text;
+    }
+    text.body = body_head(op, layout);
+    text.body += cat("    typedef ", type, " R;\n", head, pointers, "    ",
+                     limits.one_block ? "int" : "int64_t", " i = 0, n = 0;\n", choose,
+                     "    const bool wide = ", wide, ";\n    if (i < n) {\n", load, "    }\n",
+                     numbers.make, numbers.held ? "    __syncthreads();\n" : "",
+                     "    if (i < n) {\n", formula, store, "    }\n    (void)wide;\n");
     if (limits.one_block) text.body += "    }\n";
     if (!numbers.store.empty()) {
         text.counters = 1;

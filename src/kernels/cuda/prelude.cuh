@@ -281,7 +281,23 @@ __device__ constexpr int lot_of(int64_t count, int least, int most) {
 
 /// Until so many threads of the block, whole warps, have come to barrier `id`.
 __device__ __forceinline__ void wait_for(int id, int threads) {
-    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// x, of which the compiler knows nothing: worked out before a loop, it stays in a register there,
+/// where it would otherwise be worked out again in each turn.
+__device__ __forceinline__ uint32_t in_register(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+/// What lies at an address in shared memory. Not by __cvta_shared_to_generic, which NVRTC links
+/// from a library of its own, and not into every program.
+template <class T>
+__device__ __forceinline__ T* near_at(uint32_t address) {
+    return static_cast<T*>(__nv_cvta_shared_to_generic_impl(address));
 }
 
 /// Waits until a word in memory has reached a count, and for what was written before each of its

@@ -7,10 +7,6 @@
 
 namespace aicf {
 
-__device__ __forceinline__ uint32_t shared_address(const void* p) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-
 // ---- barriers in shared memory ------------------------------------------------------------------
 
 __device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
