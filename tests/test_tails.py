@@ -84,8 +84,8 @@ def test_what_others_read_or_is_large_stays_apart():
 @pytest.mark.parametrize("layers", range(1, 7))
 @pytest.mark.parametrize("width", [256, 512, 784])
 def test_a_step_of_layers_has_few_launches(layers, width):
-    """Of a layer a product forward, two back and a sum; the tail takes three of them and the loss,
-    and all updates are one."""
+    """Of a layer a product forward, two back and a sum; the tail takes three of them and the loss;
+    updates are up to four launches."""
     g = aicf.Graph("dense")
     h = g.input("x", (128, width))
     for i in range(layers):
@@ -95,7 +95,8 @@ def test_a_step_of_layers_has_few_launches(layers, width):
     g.output("loss", loss)
     joined, apart = kernels(g), kernels(g, [name for name in APART if name != "block"])
     assert len(joined) < len(apart)
-    assert len(joined) <= 4 * (layers + 1)
+    updates = sum("adam_step" in name for name in joined)
+    assert len(joined) <= 4 * (layers + 1) + updates - 1 and updates <= 4
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,6 +2,7 @@
 #include "core/compile/group.h"
 
 #include <climits>
+#include <limits>
 
 namespace aicf {
 
@@ -41,8 +42,52 @@ bool updates_side_by_side(const LoweredOp& op) {
     return true;
 }
 
+/// Updates in the order in which they may begin.
+struct Waiting {
+    double ready, work;  // microseconds from the start of the step; behind the launch
+};
+
+/// Where to cut such a list into launches one behind the other, so that the last ends soonest; each
+/// launch more is to save one's time at least, and waits for no more than makes a difference.
+/// Ascending: by cut the first update behind it.
+std::vector<size_t> best_cuts(const std::vector<Waiting>& updates, double launch) {
+    constexpr size_t kMost = 4, kMany = 512;  // launches; updates
+    const size_t count = updates.size();
+    if (count < 2 || count > kMany) return {};
+    std::vector<double> work(count + 1, 0);  // of those before
+    for (size_t i = 0; i < count; i++) work[i + 1] = work[i] + updates[i].work;
+    struct Best {
+        double end = std::numeric_limits<double>::infinity();  // in microseconds
+        size_t begin = 0;                                      // of its last launch
+    };
+    std::vector<std::vector<Best>> best(kMost, std::vector<Best>(count + 1));
+    const auto try_last = [&](size_t launches, double free, size_t begin, size_t end) {
+        const double ends =
+            std::max(free, updates[end - 1].ready) + launch + work[end] - work[begin];
+        if (Best& known = best[launches][end]; ends < known.end - launch / 4) known = {ends, begin};
+    };
+    for (size_t end = 1; end <= count; end++) try_last(0, 0, 0, end);
+    for (size_t launches = 1; launches < kMost; launches++)
+        for (size_t end = launches + 1; end <= count; end++)
+            for (size_t begin = launches; begin < end; begin++)
+                if (updates[begin - 1].ready < updates[begin].ready)
+                    try_last(launches, best[launches - 1][begin].end, begin, end);
+    size_t launches = 0;
+    for (size_t more = 1; more < kMost; more++)
+        if (best[more][count].end + launch * static_cast<double>(more - launches) <
+            best[launches][count].end)
+            launches = more;
+    std::vector<size_t> cuts;
+    for (size_t end = count; launches > 0; launches--)
+        cuts.push_back(end = best[launches][end].begin);
+    std::reverse(cuts.begin(), cuts.end());
+    return cuts;
+}
+
 /// Multi-tensor apply: updates with the same numbers become one op. A cast that only makes an
-/// update's gradient from 16 bits joins it, so that the update reads those.
+/// update's gradient from 16 bits joins it, so that the update reads those. Where ops run side by
+/// side, those whose gradients are there early are an op of their own if that ends the step sooner:
+/// they run beside the products that the others wait for.
 class MultiTensorApply : Groups {
   public:
     using Groups::Groups;
@@ -50,12 +95,18 @@ class MultiTensorApply : Groups {
         // First, while argument blocks have room: a gradient that is never materialised saves more
         // than a launch.
         for (size_t at = 0; at < ops_.size(); at++) take_cast(static_cast<int>(at));
-        std::map<std::string, Alike> known;
+        std::map<std::string, std::vector<int>> families;
+        for (size_t at = 0; at < ops_.size(); at++)
+            if (tensor_update(ops_[at], machine_))
+                families[numbers_of(ops_[at])].push_back(static_cast<int>(at));
+        cut_.assign(ops_.size(), {});
+        if (const std::optional<Pace> pace = machine_.pace()) cut(families, *pace);
+        std::map<std::pair<std::string, int>, Alike> known;
         std::vector<Alike*> alike(ops_.size(), nullptr);
         std::vector<size_t> bytes(ops_.size(), 0);
         for (size_t at = 0; at < ops_.size(); at++) {
             if (!tensor_update(ops_[at], machine_)) continue;
-            alike[at] = &known[numbers_of(ops_[at])];
+            alike[at] = &known[{numbers_of(ops_[at]), cut_[at].launch}];
             bytes[at] = growth(static_cast<int>(at));
             alike[at]->least = std::min(alike[at]->least, bytes[at]);
         }
@@ -82,6 +133,48 @@ class MultiTensorApply : Groups {
         size_t least = SIZE_MAX;  // that any of them adds to a block
         std::vector<Head> heads;  // of groups that may have room for it
     };
+
+    using Families = std::map<std::string, std::vector<int>>;
+
+    /// Numbers the launches of the families that are worth several, from the time when what an
+    /// update waits for is done if nothing else is in the way.
+    void cut(const Families& families, const Pace& pace) {
+        const auto several = [](const auto& family) { return family.second.size() > 1; };
+        if (std::none_of(families.begin(), families.end(), several)) return;
+        std::vector<double> ready(ops_.size(), 0), end(ops_.size(), 0);
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            for (int from : predecessors_[at]) ready[at] = std::max(ready[at], end[from]);
+            end[at] = ready[at] + pace.launch + machine_.microseconds(ops_[at]);
+        }
+        for (const auto& [numbers, family] : families) {
+            std::vector<int> order = family;
+            std::stable_sort(order.begin(), order.end(),
+                             [&](int a, int b) { return ready[a] < ready[b]; });
+            std::vector<Waiting> updates;
+            for (int at : order) updates.push_back({ready[at], machine_.microseconds(ops_[at])});
+            int launch = 0, last = 0;
+            const std::vector<size_t> cuts = best_cuts(updates, pace.launch);
+            for (size_t i = 0; !cuts.empty() && i < order.size(); i++) {
+                if (i == 0 || std::find(cuts.begin(), cuts.end(), i) != cuts.end()) launch++;
+                for (int from : predecessors_[order[i]]) last = std::max(last, from);
+                cut_[order[i]] = {launch, last + launch};
+            }
+        }
+    }
+
+    /// One of several launches stands behind what it waits for, and behind those before it: the
+    /// first makes the numbers for all.
+    int stands_at(int group) const override {
+        int last = 0;
+        for (int member : members_[group]) last = std::max(last, cut_[member].last);
+        return last > 0 ? last : Groups::stands_at(group);
+    }
+
+    struct Cut {
+        int launch = 0;  // which of several, from 1 on; 0: the only one
+        int last = 0;    // it stands behind this op
+    };
+    std::vector<Cut> cut_;  // by op
 
     /// An update joins the latest group that takes it.
     void place(int at, size_t bytes, Alike& alike) {

@@ -105,9 +105,8 @@ class Groups {
         members_[b].clear();
     }
 
-    /// The list again, each group where its anchor or else its last member stood, unless it waits
-    /// for something there: a sum joined by a cast that stood far behind it keeps none of its
-    /// elements waiting.
+    /// The list again, each group at its place, unless it waits for something there: a sum joined
+    /// by a cast that stood far behind it keeps none of its elements waiting.
     void emit() {
         const size_t count = ops_.size();
         std::vector<std::vector<int>> next(count);
@@ -118,18 +117,11 @@ class Groups {
                     next[group_[i]].push_back(group_[to]);
                     waits[group_[to]]++;
                 }
-        const auto place = [&](int group) {
-            for (int member : members_[group])
-                if (const LoweredDef& kind = anchor(ops_[member]);
-                    kind.reduction || kind.gemm || !kind.rows.empty())
-                    return member;
-            return members_[group].back();
-        };
         using Ready = std::pair<int, int>;  // place, group
         std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready;
         for (size_t g = 0; g < count; g++)
             if (!members_[g].empty() && waits[g] == 0)
-                ready.emplace(place(static_cast<int>(g)), static_cast<int>(g));
+                ready.emplace(stands_at(static_cast<int>(g)), static_cast<int>(g));
         std::vector<LoweredOp> result;
         while (!ready.empty()) {
             const int group = ready.top().second;
@@ -138,7 +130,7 @@ class Groups {
             result.push_back(members.size() == 1 ? std::move(ops_[members[0]])
                                                  : compose(members, group, group));
             for (int to : next[group])
-                if (--waits[to] == 0) ready.emplace(place(to), to);
+                if (--waits[to] == 0) ready.emplace(stands_at(to), to);
         }
         const auto left = std::count_if(members_.begin(), members_.end(),
                                         [](const auto& members) { return !members.empty(); });
@@ -146,6 +138,14 @@ class Groups {
         ops_ = std::move(result);
     }
 
+    /// Whose place in the list a group takes: its anchor's or else its last member's.
+    virtual int stands_at(int group) const {
+        for (int member : members_[group])
+            if (const LoweredDef& kind = anchor(ops_[member]);
+                kind.reduction || kind.gemm || !kind.rows.empty())
+                return member;
+        return members_[group].back();
+    }
     /// The op of some members, all those of groups a and b: a region, if nothing else.
     virtual LoweredOp compose(const std::vector<int>& members, int a, int b) const {
         return region(members, a, b);

@@ -38,6 +38,12 @@ struct GroupLimits {
     int64_t update_elements;  // an update of fewer joins those by the same numbers
 };
 
+/// How fast launches follow each other where some run beside others.
+struct Pace {
+    double launch;  // microseconds until an op begins that waits for another
+    double bytes;   // a microsecond, from and to memory
+};
+
 class Target {
   public:
     virtual ~Target() = default;
@@ -45,6 +51,10 @@ class Target {
     /// How many ops that do not wait for each other it is worth keeping apart in memory.
     virtual int lanes() const { return 1; }
     virtual GroupLimits group_limits() const = 0;
+    /// Nothing where ops run one after the other.
+    virtual std::optional<Pace> pace() const { return std::nullopt; }
+    /// What an op takes behind its launch, by a model.
+    virtual double microseconds(const LoweredOp&) const { return 0; }
     /// The family of the tensor cores, as product_order() takes it.
     virtual int tensor_cores() const { return 0; }
     /// Names of alternative kernels for an op, the default first; empty if there is no choice.

@@ -443,6 +443,11 @@ double turn_cycles(const LoweredOp& op) {
 
 int64_t terms_of(const LoweredOp& op) { return Gemm(op).k; }
 
+double gemm_cycles(const LoweredOp& op, const Limits& limits) {
+    const std::vector<Choice> choices = Gemm(op).choices(limits);
+    return choices.empty() ? 0 : choices[0].cycles;
+}
+
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const Gemm gemm(op);
     const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, same] =

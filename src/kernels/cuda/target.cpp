@@ -43,6 +43,14 @@ void complete(CudaKernel& kernel, const LoweredOp& op) {
 // Of a family that is not known yet as well: mma.sync is an instruction of every later one.
 int CudaTarget::tensor_cores() const { return limits_.major < 8 ? 0 : limits_.major; }
 
+double CudaTarget::microseconds(const LoweredOp& op) const {
+    constexpr double cycles = 1755;  // in a microsecond
+    const double moved = cost_of(op).bytes / pace()->bytes;
+    return op.members.empty() && anchor(op).gemm
+               ? std::max(moved, gemm_cycles(op, limits_) / cycles)
+               : moved;
+}
+
 std::vector<std::string> CudaTarget::candidates(const LoweredOp& op) const {
     return cuda::candidates(op, limits_);
 }
