@@ -145,6 +145,8 @@ for i in range(3):
 g.output("y", y)
 if {tail!r} == "beside":
     g.output("z", aicf.cumsum(aicf.softmax(g.input("w", (512, 512))), 0))
+elif {tail!r} == "large":
+    g.output("z", aicf.cumsum(aicf.softmax(g.input("w", (8192, 512))), 1))
 elif {tail!r} == "fork":
     g.output("z", aicf.cumsum(y, 1))
     g.output("w", aicf.softmax(y, 0))
@@ -163,12 +165,14 @@ else:
     [
         ("", 9, 6, 6 - 1 + 6 * 10 - 1, 0),  # in the graphs of 1 and of 10 times
         ("beside", 9, 8, 6 * (1 + 8), 6 * (1 + 8)),
+        ("large", 9, 8, 5 * (1 + 8), 2 * (1 + 8)),  # two that take longer than the six
         ("fork", 9, 8, 5 * (1 + 8), 0),
         ("", 8, 6, 0, 0),
     ],
 )
 def test_the_edges_and_priorities_of_a_graph(driver, tail, major, launches, early, urgent):
-    """In a row each kernel gets ready early; beside others those on the longest way come first."""
+    """In a row each kernel gets ready early; beside others those on the way that takes longest
+    come first."""
     subprocess.run(
         [sys.executable, "-c", ORDER.format(tail=tail, arch={9: "sm_90a", 8: "sm_80"}[major])],
         env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},

@@ -15,17 +15,19 @@ LongestPaths longest_paths(const std::vector<std::vector<int>>& waits) {
     return paths;
 }
 
-std::vector<bool> on_critical_path(const std::vector<std::vector<int>>& waits) {
-    const std::vector<int> to_end = longest_paths(waits).length;
-    std::vector<int> length = to_end;  // of the longest path through an op
-    std::vector<int> from_start(waits.size(), 0);
-    for (size_t op = 0; op < waits.size(); op++) {
-        for (int wait : waits[op]) from_start[op] = std::max(from_start[op], from_start[wait] + 1);
-        length[op] += from_start[op];
-    }
+std::vector<bool> on_critical_path(const std::vector<std::vector<int>>& waits,
+                                 const std::vector<int64_t>& takes) {
+    std::vector<int64_t> from_start(waits.size(), 0), to_end(waits.size(), 0);  // without the op
+    for (size_t op = 0; op < waits.size(); op++)
+        for (int wait : waits[op]) from_start[op] = std::max(from_start[op], from_start[wait] + takes[wait]);
+    for (size_t op = waits.size(); op-- > 0;)
+        for (int wait : waits[op]) to_end[wait] = std::max(to_end[wait], to_end[op] + takes[op]);
+    std::vector<int64_t> length;  // of the longest path through an op
+    for (size_t op = 0; op < waits.size(); op++)
+        length.push_back(from_start[op] + takes[op] + to_end[op]);
     const auto longest = std::max_element(length.begin(), length.end());
     std::vector<bool> found;
-    for (int each : length) found.push_back(each == *longest);
+    for (int64_t each : length) found.push_back(each == *longest);
     return found;
 }
 

@@ -15,8 +15,9 @@ struct LongestPaths {
     std::vector<int> length, next;
 };
 LongestPaths longest_paths(const std::vector<std::vector<int>>& waits);
-/// By op, whether it lies on a critical path.
-std::vector<bool> on_critical_path(const std::vector<std::vector<int>>& waits);
+/// By op, whether it lies on a critical path, given what each op takes.
+std::vector<bool> on_critical_path(const std::vector<std::vector<int>>& waits,
+                                   const std::vector<int64_t>& takes);
 
 /// Partitions the ops into chains of the dependence order. Each op of a lane depends, transitively,
 /// on the one before it; only in the last lane, which takes what fits in no other, is the order

@@ -213,7 +213,7 @@ bool tail_fits(const LoweredOp& op, const Limits& limits);
 /// Cycles of one processor for a product in a turn of a loop; the terms of its sums.
 double turn_cycles(const LoweredOp& op);
 int64_t terms_of(const LoweredOp& op);
-/// Cycles of a product in a launch, by the kernel that is chosen first; 0 where no tiles fit.
+/// Cycles of a product in a launch, by its candidate or else the first; 0 where no tiles fit.
 double gemm_cycles(const LoweredOp& op, const Limits& limits);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
 /// Rows, columns and depth of the tiles of products of elements of `size` bytes, and of those whose

@@ -86,20 +86,23 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
 
 CapturedGraph::~CapturedGraph() { destroy(); }
 
-/// Where ops run side by side, those on a longest way through the step come first. From 9.0 on a
-/// kernel gets ready while the one that it waits for still runs (begin_kernel()), if neither waits
-/// or is waited for by others. Its blocks take room then: of what runs beside, at most half.
+/// Where ops run side by side, those on the way through the step that takes longest come first.
+/// From 9.0 on a kernel gets ready while the one that it waits for still runs (begin_kernel()), if
+/// neither waits or is waited for by others. Its blocks take room then: of what runs beside, at
+/// most half.
 void CapturedGraph::find_order() {
     std::vector<std::vector<int>> waits;
+    std::vector<int64_t> takes;
     std::vector<std::vector<size_t>> after(ops_.size());
     for (size_t i = 0; i < ops_.size(); i++) {
         waits.push_back(ops_[i].waits);
+        takes.push_back(kernel_of(ops_[i]).nanoseconds);
         if (waits[i].empty()) starts_.push_back(i);
         for (int wait : waits[i]) after[static_cast<size_t>(wait)].push_back(i);
     }
     for (size_t i = 0; i < ops_.size(); i++)
         if (after[i].empty()) ends_.push_back(i);
-    urgent_ = on_critical_path(waits);
+    urgent_ = on_critical_path(waits, takes);
     if (!std::count(urgent_.begin(), urgent_.end(), false)) urgent_.clear();
     early_.assign(ops_.size(), -1);
     if (stream_->gpu().compute_major < 9) return;

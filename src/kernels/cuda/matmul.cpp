@@ -445,7 +445,9 @@ int64_t terms_of(const LoweredOp& op) { return Gemm(op).k; }
 
 double gemm_cycles(const LoweredOp& op, const Limits& limits) {
     const std::vector<Choice> choices = Gemm(op).choices(limits);
-    return choices.empty() ? 0 : choices[0].cycles;
+    for (const Choice& choice : choices)
+        if (op.candidate.empty() || name_of(choice) == op.candidate) return choice.cycles;
+    return 0;
 }
 
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {

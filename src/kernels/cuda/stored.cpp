@@ -157,6 +157,7 @@ Kernels CudaTarget::read(const std::vector<const LoweredOp*>& ops, std::string_v
                 io.fail(kernel->name, " is launched as ", kernel->blocks, " blocks of ",
                         kernel->threads, " threads");
         }
+        kernel->nanoseconds = nanoseconds(*op);
         kernels.push_back(std::move(kernel));
     }
     io.end();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/graph/region.h"
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/sources.h"
@@ -46,9 +47,13 @@ int CudaTarget::tensor_cores() const { return limits_.major < 8 ? 0 : limits_.ma
 double CudaTarget::microseconds(const LoweredOp& op) const {
     constexpr double cycles = 1755;  // in a microsecond
     const double moved = cost_of(op).bytes / pace()->bytes;
-    return op.members.empty() && anchor(op).gemm
-               ? std::max(moved, gemm_cycles(op, limits_) / cycles)
-               : moved;
+    const bool product =
+        op.members.empty() && anchor(op).gemm && (op.body.empty() || !tail_region(op));
+    return product ? std::max(moved, gemm_cycles(op, limits_) / cycles) : moved;
+}
+
+int64_t CudaTarget::nanoseconds(const LoweredOp& op) const {
+    return static_cast<int64_t>(1e3 * (pace()->launch + microseconds(op)));
 }
 
 std::vector<std::string> CudaTarget::candidates(const LoweredOp& op) const {
@@ -70,6 +75,7 @@ std::shared_ptr<const Kernel> CudaTarget::select(const LoweredOp& op) const {
     for (size_t k = 0; k < text.parts.size(); k++)
         add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k]));
     if (text.blocks) kernel->code = kernel_code(text);
+    kernel->nanoseconds = nanoseconds(op);
     return kernel;
 }
 

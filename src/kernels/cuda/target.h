@@ -12,7 +12,8 @@ struct CudaKernel : Kernel {
     std::shared_ptr<KernelCode> code;  // null: nothing to do
     unsigned blocks = 1, threads = 1, shared = 0;
     uint32_t block_bytes = 0;
-    uint32_t steps_at = 0;  // byte of its block that holds how many steps a launch runs; 0: one
+    int64_t nanoseconds = 0;  // that it takes by the model, its launch included
+    uint32_t steps_at = 0;    // byte of its block that holds how many steps a launch runs; 0: one
     std::vector<TensorMap> maps;
 };
 
@@ -42,6 +43,8 @@ class CudaTarget : public Target {
                  std::string_view code, const std::string& where) const override;
 
   private:
+    int64_t nanoseconds(const LoweredOp& op) const;
+
     const Limits limits_;
     const std::string arch_;
 };
