@@ -58,6 +58,33 @@ def test_float32_pairs(name, device, fresh_seed):
     assert errors <= BINARY[name][1], f"{errors} ULP"
 
 
+FORMS_16 = {"gelu_tanh": 1, "gelu_erf": 1, "gelu_tanh_bwd": 2, "gelu_erf_bwd": 2}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", FORMS_16)
+def test_forms_of_16_bits(name, dtype, device, make_rng, fresh_seed):
+    """Beside the form of float32, rounded: all inputs, of a derivative with other gradients too."""
+    if numpy_dtype(dtype) is None:
+        pytest.skip("no bfloat16 here")
+    x = every_half(dtype)
+    operands = [[x]]
+    if FORMS_16[name] == 2:
+        dy = make_rng(fresh_seed).normal(size=(8, x.size)).astype(np.float32).astype(x.dtype)
+        operands = [[x, np.ones_like(x)], *([x, one] for one in dy)]
+    for arrays in operands:
+        got = run(name, arrays, dtype, device)
+        wide = run(name, [a.astype(np.float32) for a in arrays], "float32", device)
+        with np.errstate(all="ignore"):
+            errors = ulp_errors(got, wide.astype(x.dtype))
+            near = np.abs(got.astype(float) - wide) <= 2.0**-20 * np.abs(arrays[-1].astype(float))
+        # Where the terms of a slope cancel, by the larger one.
+        far = errors > np.where(near & (FORMS_16[name] == 2), 2**20, 1)
+        assert not far.any(), x[far]
+        share = np.count_nonzero(errors) / x.size
+        assert share <= (0 if (name, dtype) == ("gelu_tanh", "bfloat16") else 3e-3), share
+
+
 def test_far_from_zero(device, rng):
     """sin and cos of large numbers, where the reduction takes more digits than a float has."""
     x = np.exp(rng.uniform(np.log(1e4), np.log(3.4e38), 200_000)).astype(np.float32)
@@ -303,6 +330,12 @@ for op in sys.argv[1:]:
     aicf.op_call(op, [x], [y])
     y[np.isnan(y)] = np.nan
     print(op, hashlib.sha256(y).hexdigest())
+x = np.arange(2**16, dtype=np.uint16).view(np.float16)
+y = np.empty_like(x)
+for op in ("gelu_tanh", "gelu_erf", "gelu_tanh_bwd", "gelu_erf_bwd"):
+    aicf.op_call(op, [x, x[::-1]] if op.endswith("_bwd") else [x], [y])
+    y[np.isnan(y)] = np.nan
+    print(op, "of 16 bits", hashlib.sha256(y).hexdigest())
 print(aicf._core.cpu_isa())
 """
 

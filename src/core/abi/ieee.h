@@ -61,6 +61,23 @@ AICF_HD double copysign(double mag, double sign) {
     return from_bits((bits(mag) & ~kSign64) | (bits(sign) & kSign64));
 }
 
+// NaN stays NaN; the limit is no zero.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+AICF_HD float at_least(float x, float least) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(least));
+    return y;
+}
+AICF_HD float at_most(float x, float most) {
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
+    return y;
+}
+#else
+AICF_HD float at_least(float x, float least) { return x < least ? least : x; }
+AICF_HD float at_most(float x, float most) { return x > most ? most : x; }
+#endif
+
 template <class T>
 constexpr bool is_bool = static_cast<T>(2) == static_cast<T>(1);
 template <class T>

@@ -142,6 +142,15 @@ struct Row {
     };
 AICF_POINTWISE(AICF_ROW)
 #undef AICF_ROW
+#define AICF_ROW(fn, arity)                    \
+    struct fn##_16_fn {                        \
+        template <class... A>                  \
+        static AICF_INLINE auto call(A... a) { \
+            return scalar::fn##_16(a...);      \
+        }                                      \
+    };
+AICF_POINTWISE_16(AICF_ROW)
+#undef AICF_ROW
 
 // Two functions in two passes: a processor looks ahead over a fixed count of operations, and a long
 // chain of them for each element leaves it too few elements to work on at once. Passes are short,
@@ -580,6 +589,9 @@ void run_program(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
 void register_pointwise(Table& table) {
 #define AICF_ROW(fn, arity, kind, scalars) Row<fn##_fn, arity, scalars>{table, #fn}.kind();
     AICF_POINTWISE(AICF_ROW)
+#undef AICF_ROW
+#define AICF_ROW(fn, arity) Row<fn##_16_fn, arity, 0>{table, #fn "_16"}.template same<float>(false);
+    AICF_POINTWISE_16(AICF_ROW)
 #undef AICF_ROW
     add_casts<float>(table);
     add_casts<double>(table);

@@ -239,8 +239,9 @@ class Builder {
         const bool cast = step.name == "cast";
         const InstrDef* def = nullptr;
         if (!cast) {
-            def = find_instr(table_, step.name, compute_dtype(held_[step.inputs.back()].dtype),
-                             compute_dtype(held_[step.outputs[0]].dtype));
+            const DType in = held_[step.inputs.back()].dtype, out = held_[step.outputs[0]].dtype;
+            if (is_16_bit(out)) def = find_instr(table_, step.name + "_16", DType::f32, DType::f32);
+            if (!def) def = find_instr(table_, step.name, compute_dtype(in), compute_dtype(out));
             if (!def || def->inputs != step.inputs.size() || def->outputs != step.outputs.size())
                 return false;
         }

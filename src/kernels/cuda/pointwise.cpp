@@ -36,6 +36,16 @@ Access access_of(const Iteration& space, size_t k, int width) {
     return {step == 0 || aligned ? Reach::inner : Reach::along, step};
 }
 
+/// Whether a function has a form for operands and a result of 16 bits.
+bool has_form_16(const LoweredDef& def) {
+    static const std::set<std::string> names = {
+#define AICF_ROW(fn, arity) #fn,
+        AICF_POINTWISE_16(AICF_ROW)
+#undef AICF_ROW
+    };
+    return names.contains(def.name);
+}
+
 /// The call of scalar.h that computes one step, its operands spelt as given. `scalar_at` is where
 /// the block holds the step's numbers; `first` is how many numbers came before them.
 std::string call_text(const LoweredDef& def, const std::vector<std::string>& operands, DType in,
@@ -44,7 +54,7 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
     if (def.name == "cast" && (out == DType::f16 || out == DType::bf16))
         return cat("scalar::narrowing(", operands[0], ")");
     if (def.name == "cast") return cat("scalar::cast<", wide_type(out), ">(", operands[0], ")");
-    std::string call = cat("scalar::", def.name, "(");
+    std::string call = cat("scalar::", def.name, is_16_bit(out) && has_form_16(def) ? "_16(" : "(");
     for (size_t k = 0; k < operands.size(); k++) call += (k ? ", " : "") + operands[k];
     for (int s = 0; s < static_cast<int>(def.attrs.size()); s++) {
         before += cat("    const ", wide_type(in), " s", first + s, " = scalar::cast<",
