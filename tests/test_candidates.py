@@ -104,6 +104,51 @@ def test_on_a_gpu(dtype, rng):
         assert_bits(step(**feed)["y"].numpy(), want, name)
 
 
+def with_gelu(given, y):
+    wide = y + given("bias", y.shape[-1:])
+    return wide, aicf.gelu(wide, "tanh")
+
+
+def with_slope(given, y):
+    x = given("x", y.shape)
+    return (x.graph.backward(aicf.gelu(x, "tanh"), [x], grad=y)[x],)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("epilogue", [None, with_gelu, with_slope])
+@pytest.mark.parametrize("k", [136, 392, 776])
+def test_tiles_of_warpgroups(k, epilogue, turned, rng):
+    """Several tiles to each of a block's warpgroups, an odd one, and edges: the bits of others."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    m, n = (5 * processors + 5) // 6 * 128 + 40, 2 * 128 + 72
+    g, feed = aicf.Graph("product"), {}
+
+    def given(name, shape):
+        feed[name] = rng.standard_normal(shape, dtype=np.float32)
+        return aicf.cast(g.input(name, shape), "bfloat16")
+
+    a, b = (
+        given(name, shape[::-1]).T if name in turned else given(name, shape)
+        for name, shape in (("a", (m, k)), ("b", (k, n)))
+    )
+    y = aicf.matmul(a, b)
+    for i, value in enumerate(epilogue(given, y) if epilogue else (y,)):
+        g.output(f"y{i}", value)
+    ((signature, names),) = known(g).items()
+    own = [name for name in names if "_own" in name]
+    if k > 392 and not own:
+        pytest.skip("of so few results k has cuts")
+    assert len(own) == 2, names
+    *found, want = (
+        g.compile(device="cuda", candidates={signature: name})(**feed)
+        for name in (*own, "wgmma_128x128", "128x128")
+    )
+    for result in found:
+        for name in want:
+            assert_bits(result[name].numpy(), want[name].numpy(), name)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("sizes", "turned"), [((1, 1001, 1024), "b"), ((4, 96, 4320), "ab"), ((300, 3, 2048), "")]

@@ -231,7 +231,7 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
 struct WgmmaLayout {
     int rows, columns, depth, stages, pair;
     int64_t parts, adders, round;
-    bool holds, a_along_k, b_along_k, a_batched, b_batched;
+    bool holds, own, a_along_k, b_along_k, a_batched, b_batched;
     uint32_t shared() const;  // bytes
 };
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);

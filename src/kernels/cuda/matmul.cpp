@@ -18,6 +18,7 @@ struct Tiling {
     double share, alone;  // cycles a step of k costs: of a full processor, and at the least
     int pair = 0;         // of wgmma: blocks that share a tile of B
     double start = 0;     // cycles a unit costs beside its steps
+    bool own = false;     // of wgmma: each warpgroup has tiles of its own
 
     /// Whether a block has registers for the sum of the cuts it has done; each cut is text of its
     /// own then.
@@ -41,6 +42,8 @@ constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4
                              {128, 192, 64, 4, 64, 192, 384, 1, 13.7, 13.7, 1, 4600},
                              {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 1, 2300},
                              {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 2, 2400},
+                             {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 1, 4600, true},
+                             {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 2, 4800, true},
                              {128, 64, 64, 7, 64, 64, 384, 1, 7.5, 7.5, 1, 1400},
                              {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
                              {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
@@ -68,6 +71,7 @@ struct Problem {
     bool tensor;         // on tensor cores: a unit takes one cut of k, or all
     int64_t size;        // bytes of a sum
     int64_t copied = 0;  // bytes of operands that wgmma reads as copies
+    double after = 0;    // instructions for each result of what follows the product
 };
 
 /// What the operands are rounded to before they are multiplied.
@@ -91,6 +95,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     // Where operands are copied first: for the wait, and bytes read and written.
     constexpr double rounding = 1500, rounded = 24, rounded_far = 16;
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
+    if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
     const int64_t result = t.m * t.n * p.size;
@@ -112,11 +117,20 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                  : 0;
         const bool copies = t.pair && p.copied > 0;
         const double rate = copies ? kWgmmaTf32 : 1;
-        const auto of = [&](double share) { return depth * share * rate + t.start + seams; };
+        // What follows issues an instruction a cycle on each quarter of a processor, of one warp
+        // alone on it three in four. Of warpgroups with tiles of their own the longer half counts.
+        constexpr double lanes = 128, lone = 4.0 / 3;
+        const double leave = static_cast<double>(t.m * t.n) * p.after / lanes;
+        const auto of = [&](double share) {
+            const double steps = depth * share * rate + seams;
+            if (t.own && p.after > 0) return std::max(steps, (steps + t.start + leave * lone) / 2);
+            return steps + t.start + leave;
+        };
         if (parts > 1 && (choice.slots * result > most_bytes || t.pair > 1)) break;
         const bool queued = parts > 1 && t.pair;
         choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
                                  static_cast<double>(ceil_div(units, room)) * of(t.alone));
+        if (t.own) choice.cycles += t.start + leave * lone;  // of the last one
         if (queued) {
             const int64_t warps = t.m / 16, pieces = warps * (t.n / 64);
             choice.round = std::min(tiles, std::max(choice.blocks / parts, int64_t{1}));
@@ -219,6 +233,16 @@ struct Gemm {
         return static_cast<int64_t>(copy_bytes(first.map) + copy_bytes(second.map));
     }
 
+    /// Instructions for each result of what follows the product: those of the functions, and some
+    /// to round and to read.
+    double after() const {
+        constexpr double each = 3;
+        double sum = 0;
+        for (const RegionStep& step : op.body)
+            if (!step.def->gemm) sum += step.def->flops_per_element + each;
+        return sum;
+    }
+
     /// The side of few rows, 0 or 1, where thin.cuh reads the other straight from memory: on tensor
     /// cores up to 8; in chains up to 4, and k lies side by side.
     std::optional<int> thin_side(const Limits& limits) const {
@@ -259,7 +283,7 @@ struct Gemm {
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Limits& limits) const {
         std::vector<Choice> found;
-        const Problem problem{batches, m, n, k, chunk, tensor, size, copied()};
+        const Problem problem{batches, m, n, k, chunk, tensor, size, copied(), after()};
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
@@ -306,8 +330,8 @@ std::string name_of(const Choice& choice) {
     if (choice.groups)
         return cat("near_", t.m, "x", t.n, t.part_m > 2 ? cat("_t", t.part_m) : "",
                    choice.groups > 1 ? cat("_", choice.groups) : "");
-    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.pair > 1 ? "_pair" : "",
-               choice.parts > 1 ? cat("_", choice.parts) : "");
+    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.own ? "_own" : "",
+               t.pair > 1 ? "_pair" : "", choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
 template <size_t Count>
@@ -644,19 +668,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         text.includes = {tf32 ? "tf32.cuh" : "wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
-        const WgmmaLayout roles{t.m,
-                                t.n,
-                                tf32 ? 32 : 64,
-                                t.stages,
-                                t.pair,
-                                choice.parts,
-                                choice.adders,
-                                choice.round,
-                                t.holds(ceil_div(k, chunk)),
-                                first.along_k,
-                                second.along_k,
-                                first.batched,
-                                second.batched};
+        const WgmmaLayout roles{t.m,           t.n,           tf32 ? 32 : 64,
+                                t.stages,      t.pair,        choice.parts,
+                                choice.adders, choice.round,  t.holds(ceil_div(k, chunk)),
+                                t.own,         first.along_k, second.along_k,
+                                first.batched, second.batched};
         text.shared = roles.shared();
         text.body += layout_struct("@_Layout", roles, a.dtype);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.

@@ -67,7 +67,7 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
     std::string list, operands;
     for (int x = 0; x < sums; x++) {
         list += cat(x ? ", %" : "%", x);
-        operands += cat(x ? ", \"+f\"(d[" : "\"+f\"(d[", x, "])");
+        operands += cat(x ? ", \"+f\"(d[From + " : "\"+f\"(d[From + ", x, "])");
     }
     const bool tf32 = type == DType::f32;
     const char* kind = tf32 ? "tf32" : type == DType::f16 ? "f16" : "bf16";
@@ -80,10 +80,12 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
                number("parts", layout.parts), number("adders", layout.adders),
                number("round", layout.round), number("shared", layout.shared()),
                ";\n    static constexpr bool holds = ", flag(layout.holds),
-               ", a_along_k = ", flag(layout.a_along_k), ", b_along_k = ", flag(layout.b_along_k),
-               ", a_batched = ", flag(layout.a_batched), ", b_batched = ", flag(layout.b_batched),
-               ";\n    __device__ __forceinline__ static void step(float (&d)[", sums,
-               "], uint64_t a, uint64_t b, bool add) {\n        asm volatile(\"{\\n.reg .pred "
+               ", own = ", flag(layout.own), ", a_along_k = ", flag(layout.a_along_k),
+               ", b_along_k = ", flag(layout.b_along_k), ", a_batched = ", flag(layout.a_batched),
+               ", b_batched = ", flag(layout.b_batched),
+               ";\n    template <int From, int Count>\n    __device__ __forceinline__ static void "
+               "step(float (&d)[Count], uint64_t a, uint64_t b, bool add) {\n        asm "
+               "volatile(\"{\\n.reg .pred "
                "p;\\nsetp.ne.b32 p, %",
                sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n",
                layout.columns, tf32 ? "k8" : "k16", ".f32.", kind, ".", kind, " {", list, "}, %",

@@ -55,6 +55,15 @@ template <int Id, int Threads>
 __device__ __forceinline__ void sync_some() {
     asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
 }
+/// The same where the barrier is known when it runs; and some arrive who need not wait.
+template <int Threads>
+__device__ __forceinline__ void sync_as(uint32_t id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(Threads) : "memory");
+}
+template <int Threads>
+__device__ __forceinline__ void arrive_as(uint32_t id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(Threads) : "memory");
+}
 
 // ---- copies -------------------------------------------------------------------------------------
 
@@ -279,8 +288,8 @@ __device__ __forceinline__ void put_cells(uint32_t room, const Put& put, bool pa
     }
     put_fours<Shape>(room, put, batch, row0, col0);
 }
-/// A warp's sums of 16 rows through put().
-template <class Shape, bool Ahead, int Count, class Put>
+/// A warp's sums of 16 rows of `Columns` through put(), and of 16 rows each 64 below.
+template <class Shape, bool Ahead, int Columns, int Count, class Put>
 __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t room, const Put& put,
                                           bool packed, int64_t batch, int64_t row0, int64_t col0) {
     asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
@@ -292,6 +301,8 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
             for (int x = 0; x < 8; x++) leave_sums(&sums[(of / 8 + x) * 4], room, x);
         }
     };
+    const auto row_of = [&](int piece) { return row0 + piece / Columns * 64; };
+    const auto column_of = [&](int piece) { return col0 + piece % Columns; };
     constexpr bool ahead = Ahead && Put::few;
     if constexpr (Put::packs && ahead) {
         if (packed) {  // the operands of 8 rows come while those before go through put()
@@ -303,8 +314,9 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
                     leave(half * 32);
                     __syncwarp();
                 }
-                const Rows<2, Shape, Put> then(put, batch, row0 + next % 2 * 8,
-                                               col0 + next / 2 * 64);
+                const int piece = next / 2 * 64;
+                const Rows<2, Shape, Put> then(put, batch, row_of(piece) + next % 2 * 8,
+                                               column_of(piece));
                 now.finish(put, room, half % 2 * 8);
                 now = then;
                 if (half % 2) __syncwarp();
@@ -315,7 +327,8 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
 #pragma unroll 1
     for (int piece = 0; piece < 2 * Count; piece += 64) {
         leave(piece);
-        put_cells<Shape, false>(room, put, !ahead && packed, batch, row0, col0 + piece);
+        put_cells<Shape, false>(room, put, !ahead && packed, batch, row_of(piece),
+                                column_of(piece));
     }
 }
 
@@ -324,11 +337,13 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
 /// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
 /// columns, depth, stages, how many blocks one above the other share the tile of B (pair), the
 /// parts of k that are units of their own, whether the sum of the cuts before stays in registers
-/// (holds), how the operands lie, the bytes it asks for, and by step() the instruction.
+/// (holds), whether each warpgroup has tiles of its own (own), how the operands lie, the bytes it
+/// asks for, and by step() the instruction.
 template <class Layout>
 struct Ring {
     static constexpr int depth = Layout::depth;  // elements of a line of 128 bytes
     static constexpr int consumers = Layout::rows / 64, warps = 4 * consumers;
+    static constexpr int readers = Layout::own ? 4 : warps;  // of a stage
     static constexpr int a_bytes = Layout::rows * 128, b_bytes = Layout::columns * 128;
     static constexpr int stage_bytes = a_bytes + b_bytes;
     static constexpr int warp_bytes = 16 * 272;  // a consumer's warp's, for sums on their way out
@@ -340,8 +355,10 @@ struct Ring {
     static constexpr bool deals = consumers == 2;
     static constexpr int producer_registers = 40;
     static constexpr int consumer_registers = 232;
-    static constexpr bool staggers = consumers == 2 && Layout::columns >= 128 && Layout::parts == 1;
+    static constexpr bool staggers =
+        !Layout::own && consumers == 2 && Layout::columns >= 128 && Layout::parts == 1;
     static_assert(consumers <= 2 && Layout::columns % 64 == 0 && Layout::columns <= 256);
+    static_assert(!Layout::own || (consumers == 2 && Layout::columns <= 128));
 };
 
 /// The tile of an operand, `rows` of its own axis from i and one line of k, by its map.
@@ -417,7 +434,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     constexpr int Pair = Layout::pair, Parts = Layout::parts;
     typedef Piece<Shape, BM * Pair, BN, (Shape::n > Shape::m)> Place;
     typedef Pack<float, 4> Four;
-    constexpr int depth = R::depth, sums = BN / 2, lots = sums / 4, threads = 128 * R::consumers;
+    constexpr int depth = R::depth, heights = Layout::own ? BM / 64 : 1;
+    constexpr int sums = heights * BN / 2, lots = sums / 4, threads = 128 * R::consumers;
     constexpr int all_steps = int((Shape::k + depth - 1) / depth);
     constexpr int cut_steps = int((Shape::chunk + depth - 1) / depth);
     constexpr int cuts = (all_steps + cut_steps - 1) / cut_steps;
@@ -445,7 +463,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         fetch_map(map_b);
         for (int s = 0; s < Stages; s++) {
             init_barrier(full(s), 1);
-            init_barrier(empty(s), R::warps * Pair);
+            init_barrier(empty(s), R::readers * Pair);
         }
         for (int s = 0; split && s < 2; s++) {
             init_barrier(taken(s), 1);
@@ -526,13 +544,19 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         const auto multiply = [&](float (&to)[sums], bool adds) {
             wait_barrier(full(stage), phase);
             const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
-            const uint64_t a = tile_descriptor(as + group * 8192, Layout::a_along_k ? 16 : 8192);
+            constexpr int a_step = Layout::a_along_k ? 2 : 128,
+                          b_step = Layout::b_along_k ? 2 : 128;
+            const uint64_t a = tile_descriptor(Layout::own ? as : as + group * 8192,
+                                               Layout::a_along_k ? 16 : 8192);
             const uint64_t b = tile_descriptor(bs, Layout::b_along_k ? 16 : 8192);
             begin_products();
 #pragma unroll
-            for (int k = 0; k < 4; k++)
-                Layout::step(to, a + k * (Layout::a_along_k ? 2 : 128),
-                             b + k * (Layout::b_along_k ? 2 : 128), k > 0 || adds);
+            for (int k = 0; k < 4; k++) {
+                Layout::template step<0>(to, a + k * a_step, b + k * b_step, k > 0 || adds);
+                if constexpr (Layout::own)
+                    Layout::template step<sums / 2>(to, a + 512 + k * a_step, b + k * b_step,
+                                                    k > 0 || adds);
+            }
             commit_products();
         };
         const auto keep = [&](const float (&acc)[sums], Four* to) {
@@ -618,110 +642,161 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 for (int64_t x = mine; x < Place::tiles + 2; x += threads) counters[x] = 0;
             return;
         }
-        // A cut of many steps begins in other registers, each as text of its own: else the
-        // assembler would let products wait for each other.
-        constexpr bool alternates = cuts > 1 && Layout::holds && cut_steps >= 8;
-        float acc[sums], other[alternates ? sums : 1], total[Layout::holds ? sums : 1];
-        // The second group begins some steps behind the first and stays there: while one stores its
-        // sums the other has the tensor cores to itself.
-        const bool several = R::staggers && Place::tiles > stride;
-        bool leads = several && group == 0;
-        if (several && group == 1) sync_some<2, threads>();
-        const auto lead = [&](bool now) {
-            if (leads && now) {
-                asm volatile("bar.arrive 2, %0;" ::"n"(threads) : "memory");
-                leads = false;
-            }
-        };
-        for (uint32_t u = first; u < Place::tiles; u += stride) {
-            const Place place(u);
-            if constexpr (alternates) {
-#pragma unroll
-                for (int x = 0; x < sums; x++) total[x] = other[x] = 0;  // no cut's is -0
-                // The sums of a cut are added while the next one's first products run.
-                const auto one_cut = [&](float (&now)[sums], float (&then)[sums], int cut) {
-                    const int steps = steps_of(cut);
-                    hold(now);
-                    multiply(now, false);
-                    wait_products<1>();
-                    hold(then);
-                    if (cut > 0) release(before);
-#pragma unroll
-                    for (int x = 0; x < sums; x++) total[x] += then[x];
-                    before = stage;
-                    lead(steps == 1);
-                    next_stage();
+        if constexpr (Layout::own) {
+            // Tiles come to the warpgroups in turns: while one's results leave, the tensor cores
+            // have the other's stages. One begins when the other has all of its own: a stage is
+            // waited for in its next phase alone.
+            static_assert(cuts == 1 && heights == 2);
+            const auto pass = [&] {  // over the stages of a tile of the other
+                stage += all_steps % Stages;
+                phase ^= all_steps / Stages % 2;
+                if (stage >= Stages) stage -= Stages, phase ^= 1;
+            };
+            float acc[sums];
+            if (group == 1) pass();
+            for (uint32_t u = first + group * stride; u < Place::tiles; u += 2 * stride, pass()) {
+                hold(acc);
+                if (u != first) sync_as<threads>(2 + group);
 #pragma unroll 1
-                    for (int s = 1; s < steps; s++, next_stage()) {
-                        multiply(now, true);
+                for (int s = 0; s < all_steps; s++, next_stage()) {
+                    multiply(acc, s > 0);
+                    if (s > 0) {
                         wait_products<1>();
                         release(before);
-                        before = stage;
-                        lead(s + 1 == Stages / 2 || s + 1 == steps);
                     }
-                };
-#pragma unroll
-                for (int cut = 0; cut + 1 < cuts; cut += 2) {
-                    one_cut(acc, other, cut);
-                    one_cut(other, acc, cut + 1);
+                    before = stage;
                 }
-                if constexpr (cuts % 2) one_cut(acc, other, cuts - 1);
+                if (Place::tiles - u > stride) arrive_as<threads>(3 - group);
                 wait_products<0>();
                 hold(acc);
-                hold(other);
                 release(before);
+                const Place place(u);
+                const int64_t row0 = row_of(place, warp % 4);
+                if constexpr (Put::lines) {
+                    if (aligned16(put.line(0, 0, 0))) {
 #pragma unroll
-                for (int x = 0; x < sums; x++) acc[x] = total[x] + (cuts % 2 ? acc : other)[x];
-            } else {
-                Four* const kept =
-                    reinterpret_cast<Four*>(parts) + (grid.block * (lots * threads) + mine);
+                        for (int y = 0; y < 2; y++) {
+                            float half[sums / 2];
+#pragma unroll
+                            for (int x = 0; x < sums / 2; x++) half[x] = acc[y * sums / 2 + x];
+                            const int64_t row = row0 + 64 * y;
+                            store_lines(half, mine_room, put.line(place.batch, row, place.j0),
+                                        Put::step, Shape::m - row, Shape::n - place.j0);
+                        }
+                        continue;
+                    }
+                }
+                put_lines<Shape, R::deals, BN>(acc, mine_room, put, packed, place.batch, row0,
+                                               place.j0);
+            }
+        } else {
+            // A cut of many steps begins in other registers, each as text of its own: else the
+            // assembler would let products wait for each other.
+            constexpr bool alternates = cuts > 1 && Layout::holds && cut_steps >= 8;
+            float acc[sums], other[alternates ? sums : 1], total[Layout::holds ? sums : 1];
+            // The second group begins some steps behind the first and stays there: while one stores
+            // its sums the other has the tensor cores to itself.
+            const bool several = R::staggers && Place::tiles > stride;
+            bool leads = several && group == 0;
+            if (several && group == 1) sync_some<2, threads>();
+            const auto lead = [&](bool now) {
+                if (leads && now) {
+                    arrive_as<threads>(2);
+                    leads = false;
+                }
+            };
+            for (uint32_t u = first; u < Place::tiles; u += stride) {
+                const Place place(u);
+                if constexpr (alternates) {
+#pragma unroll
+                    for (int x = 0; x < sums; x++) total[x] = other[x] = 0;  // no cut's is -0
+                    // The sums of a cut are added while the next one's first products run.
+                    const auto one_cut = [&](float (&now)[sums], float (&then)[sums], int cut) {
+                        const int steps = steps_of(cut);
+                        hold(now);
+                        multiply(now, false);
+                        wait_products<1>();
+                        hold(then);
+                        if (cut > 0) release(before);
+#pragma unroll
+                        for (int x = 0; x < sums; x++) total[x] += then[x];
+                        before = stage;
+                        lead(steps == 1);
+                        next_stage();
 #pragma unroll 1
-                for (int cut = 0; cut < cuts; cut++) {
-                    const int steps = steps_of(cut);
-                    hold(acc);
-#pragma unroll 1
-                    for (int s = 0; s < steps; s++, next_stage()) {
-                        multiply(acc, s > 0);
-                        if (s > 0) {
+                        for (int s = 1; s < steps; s++, next_stage()) {
+                            multiply(now, true);
                             wait_products<1>();
                             release(before);
+                            before = stage;
+                            lead(s + 1 == Stages / 2 || s + 1 == steps);
                         }
-                        before = stage;
-                        lead(s + 1 == Stages / 2 || s + 1 == steps);
+                    };
+#pragma unroll
+                    for (int cut = 0; cut + 1 < cuts; cut += 2) {
+                        one_cut(acc, other, cut);
+                        one_cut(other, acc, cut + 1);
                     }
+                    if constexpr (cuts % 2) one_cut(acc, other, cuts - 1);
                     wait_products<0>();
                     hold(acc);
+                    hold(other);
                     release(before);
+#pragma unroll
+                    for (int x = 0; x < sums; x++) acc[x] = total[x] + (cuts % 2 ? acc : other)[x];
+                } else {
+                    Four* const kept =
+                        reinterpret_cast<Four*>(parts) + (grid.block * (lots * threads) + mine);
+#pragma unroll 1
+                    for (int cut = 0; cut < cuts; cut++) {
+                        const int steps = steps_of(cut);
+                        hold(acc);
+#pragma unroll 1
+                        for (int s = 0; s < steps; s++, next_stage()) {
+                            multiply(acc, s > 0);
+                            if (s > 0) {
+                                wait_products<1>();
+                                release(before);
+                            }
+                            before = stage;
+                            lead(s + 1 == Stages / 2 || s + 1 == steps);
+                        }
+                        wait_products<0>();
+                        hold(acc);
+                        release(before);
+                        if constexpr (cuts > 1 && Layout::holds) {
+#pragma unroll
+                            for (int x = 0; x < sums; x++)
+                                total[x] = (cut > 0 ? total[x] : 0) + acc[x];
+                        } else if constexpr (cuts > 1) {
+                            if (cut > 0) {
+#pragma unroll
+                                for (int lot = 0; lot < lots; lot++) {
+                                    const Four four = kept[lot * threads];
+#pragma unroll
+                                    for (int y = 0; y < 4; y++)
+                                        acc[4 * lot + y] = four.at[y] + acc[4 * lot + y];
+                                }
+                            }
+                            if (cut + 1 < cuts) keep(acc, kept);
+                        }
+                    }
                     if constexpr (cuts > 1 && Layout::holds) {
 #pragma unroll
-                        for (int x = 0; x < sums; x++) total[x] = (cut > 0 ? total[x] : 0) + acc[x];
-                    } else if constexpr (cuts > 1) {
-                        if (cut > 0) {
-#pragma unroll
-                            for (int lot = 0; lot < lots; lot++) {
-                                const Four four = kept[lot * threads];
-#pragma unroll
-                                for (int y = 0; y < 4; y++)
-                                    acc[4 * lot + y] = four.at[y] + acc[4 * lot + y];
-                            }
-                        }
-                        if (cut + 1 < cuts) keep(acc, kept);
+                        for (int x = 0; x < sums; x++) acc[x] = total[x];
                     }
                 }
-                if constexpr (cuts > 1 && Layout::holds) {
-#pragma unroll
-                    for (int x = 0; x < sums; x++) acc[x] = total[x];
+                const int64_t row0 = row_of(place, warp - 4);
+                if constexpr (Put::lines) {
+                    if (aligned16(put.line(0, 0, 0))) {
+                        store_lines(acc, mine_room, put.line(place.batch, row0, place.j0),
+                                    Put::step, Shape::m - row0, Shape::n - place.j0);
+                        continue;
+                    }
                 }
+                put_lines<Shape, R::deals, BN>(acc, mine_room, put, packed, place.batch, row0,
+                                               place.j0);
             }
-            const int64_t row0 = row_of(place, warp - 4);
-            if constexpr (Put::lines) {
-                if (aligned16(put.line(0, 0, 0))) {
-                    store_lines(acc, mine_room, put.line(place.batch, row0, place.j0), Put::step,
-                                Shape::m - row0, Shape::n - place.j0);
-                    continue;
-                }
-            }
-            put_lines<Shape, R::deals>(acc, mine_room, put, packed, place.batch, row0, place.j0);
         }
     }
     if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
