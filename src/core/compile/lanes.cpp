@@ -16,10 +16,11 @@ LongestPaths longest_paths(const std::vector<std::vector<int>>& waits) {
 }
 
 std::vector<bool> on_critical_path(const std::vector<std::vector<int>>& waits,
-                                 const std::vector<int64_t>& takes) {
+                                   const std::vector<int64_t>& takes) {
     std::vector<int64_t> from_start(waits.size(), 0), to_end(waits.size(), 0);  // without the op
     for (size_t op = 0; op < waits.size(); op++)
-        for (int wait : waits[op]) from_start[op] = std::max(from_start[op], from_start[wait] + takes[wait]);
+        for (int wait : waits[op])
+            from_start[op] = std::max(from_start[op], from_start[wait] + takes[wait]);
     for (size_t op = waits.size(); op-- > 0;)
         for (int wait : waits[op]) to_end[wait] = std::max(to_end[wait], to_end[op] + takes[op]);
     std::vector<int64_t> length;  // of the longest path through an op
