@@ -80,7 +80,9 @@ T __ldcg(const T* at) {
 inline emulated::u64 __cvta_generic_to_shared(const void* at) {
     return static_cast<emulated::u64>(static_cast<const char*>(at) - emulated::self().shared);
 }
-inline void* __nv_cvta_shared_to_generic_impl(emulated::u64 at) { return emulated::self().shared + at; }
+inline void* __nv_cvta_shared_to_generic_impl(emulated::u64 at) {
+    return emulated::self().shared + at;
+}
 
 inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }
 inline void __syncwarp(emulated::u32 mask = ~0u) { emulated::exchange(mask, 0); }

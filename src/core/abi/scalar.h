@@ -1,6 +1,6 @@
 // Every pointwise function, written once, compiled by the C++ compiler and by NVRTC: those of f32
-// and of all types here, those of f64 in scalar64.h, of 16 bits in scalar16.h, over the vocabulary of ieee.h. Each has the
-// same bits on any CPU and GPU, the payload of a NaN excepted.
+// and of all types here, those of f64 in scalar64.h, of 16 bits in scalar16.h, over the vocabulary
+// of ieee.h. Each has the same bits on any CPU and GPU, the payload of a NaN excepted.
 //
 // Bodies are straight-line code with selects, so that a loop over them vectorises; only the
 // reduction of huge arguments of sin and cos branches. Coefficients: own weighted minimax fits,
@@ -663,7 +663,8 @@ AICF_HD double bias_corr(double beta, int32_t step) {
 //   cmp     two of any dtype, bool too -> bool       logic  bool -> bool
 //   test    float dtype -> bool                      select (bool, T, T) -> T, any dtype
 //   any     any dtype, bool too, result the same     whole  integer dtypes, result the same
-// f16 and bf16 are computed as float, some in forms of their own (scalar16.h). Scalars are of the type computed in.
+// f16 and bf16 are computed as float, some in forms of their own (scalar16.h). Scalars are of the
+// type computed in.
 #define AICF_POINTWISE(X)               \
     X(copy, 1, any, 0)                  \
     X(neg, 1, num, 0)                   \
