@@ -25,8 +25,9 @@ def folder(tmp_path_factory):
 
 
 def run(folder, major, order, *arguments):
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    command += ["-p", "no:xdist", "-p", "no:benchmark", *map(str, arguments)]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow"]
+    command += ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark"]
+    command += map(str, arguments)
     environment = emulate.environment(folder, major=major, order=order)
     done = subprocess.run(
         command, cwd=HERE.parent, env=environment, text=True,
@@ -70,6 +71,33 @@ def test_sums_that_are_added_in_turns(folder):
         capture_output=True,
     )  # fmt: skip
     assert done.stdout.split() == ["True"], done.stderr
+
+
+TURNS = """
+import aicf
+import numpy as np
+from aicf import _core
+
+rng = np.random.default_rng(0)
+a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((5, 2048), (2048, 1000)))
+g = aicf.Graph("product")
+g.output("y", aicf.matmul(g.input("a", a.shape, "float16"), g.input("b", b.shape, "float16")))
+((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math="fp16").items()
+split = [name for name in names if name.startswith("wgmma") and name.endswith("_8")]
+got = {g.compile(device="cuda", math="fp16", candidates={signature: name})(a=a, b=b)["y"].numpy()
+       .tobytes() for name in ["64x64", *split]}
+print(len(split) > 3, len(got))
+"""
+
+
+@pytest.mark.parametrize("order", [7, 150])
+def test_turns_are_passed_on(folder, order):
+    """A turn's slot is filled again only when no lane still waits for it to be filled."""
+    done = subprocess.run(
+        [sys.executable, "-c", TURNS], env=emulate.environment(folder, major=9, order=order),
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "1"], done.stderr
 
 
 SCRIPT = """

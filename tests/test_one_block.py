@@ -293,6 +293,7 @@ def test_rows_at_odd_addresses():
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_a_million_replays(make_rng):
     """And a state taken half-way and put back."""
     case, values = CASES["8-8-8"], feed(CASES["8-8-8"], make_rng(0))

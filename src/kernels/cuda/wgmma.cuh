@@ -577,6 +577,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             static_assert(share <= R::warps);
             for (;; next_slot()) {
                 wait_barrier(taken(slot), slot_phase);
+                __syncwarp();  // no lane still waits when another lets the slot be filled again
                 uint32_t t = 0;
                 if (lane == 0) {
                     t = turns[slot];
