@@ -312,7 +312,9 @@ def copy_rate(n=1 << 28):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sections", nargs="*", help="some of them; default all")
-    parser.add_argument("--only", default="", help="cases whose names hold this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="cases whose names hold one of these"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--alone", action="store_true", help="without PyTorch's compiler")
     parser.add_argument("--json", type=Path)
@@ -323,7 +325,9 @@ def main():
     print(f"copy: {copy:.2f} TB/s", flush=True)
     rows = []
     for case in cases():
-        if (args.sections and case.section not in args.sections) or args.only not in case.name:
+        if args.sections and case.section not in args.sections:
+            continue
+        if not any(part in case.name for part in args.only):
             continue
         rows.append(row := measured(case, args.rounds, args.alone))
         peer = row["ratio"].get("torch.compile", [math.nan])[0]

@@ -81,6 +81,39 @@ def test_bits(n, count, dtype):
             alike(value, other[name])
 
 
+# Rows of 16 bits, as many as a lane of an H200 takes four elements of, and one more.
+WIDE = [
+    (n, 8 * 132 * 32 // min(2 ** math.ceil(math.log2(n / 4)), 32) + more)
+    for n in (8, 16, 24, 64, 120, 136, 512)
+    for more in (0, 1)
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "count"), [(n, count) for n, count in WIDE if count % 2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_bits_of_many_short_rows(n, count, dtype):
+    ends = []
+    for device, passes in (("cpu", "default"), ("cuda", "default"), ("cuda", [])):
+        step = rows_of(n, count, dtype).compile(device=device, seed=1, passes=passes)
+        ends.append({name: value.numpy() for name, value in step().items()})
+    for other in ends[1:]:
+        for name, value in ends[0].items():
+            alike(value, other[name])
+
+
+@pytest.mark.parametrize(("n", "count"), WIDE)
+def test_many_short_rows_have_lanes_of_16_bytes(n, count):
+    g = aicf.Graph("rows")
+    g.output("y", aicf.softmax(g.input("x", (count, n), "bfloat16")))
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    (team,) = re.findall(r"HolderOf<(.*?)>", program)
+    lanes = min(2 ** math.ceil(math.log2(n / 8)), 16)
+    wide = count > 8 * 132 * 32 // (2 * lanes)
+    ends = [f"{lanes}, 1, false, 8"] if wide else [f"{2 * lanes}, 1", f"{2 * lanes}, 1, true"]
+    assert team in [f"float, {n}, {end}" for end in ends]
+
+
 @pytest.mark.parametrize(("n", "count"), FULL)
 def test_many_rows_have_teams_of_half_as_many_warps(n, count):
     """From so many rows on as fill the processors."""
@@ -255,3 +288,47 @@ def test_bits_of_a_loss_with_its_gradient(n, dtype):
     for other in ends[1:]:
         for name, value in ends[0].items():
             alike(value, other[name])
+
+
+COLUMNS = [  # terms, results: a thread takes all lanes of some, or a warp several lanes
+    (33, 280_000), (64, 270_336), (65, 270_340), (128, 271_000), (1 << 19, 8),
+    ((1 << 19) + 77, 16), (270_337, 20), (270_336, 48), (290_001, 62),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "count"), COLUMNS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_of_columns(n, count, dtype):
+    """Of aligned columns, and of others; the largest, too."""
+    data = np.random.default_rng(n).standard_normal((n, count + 1), np.float32)
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("columns")
+        x = aicf.cast(g.state("x", data.shape, init=data), dtype)
+        for name, part in {"all": x, "cut": x[:, 1:]}.items():
+            g.output(name, aicf.cast(aicf.sum(part, axis=0), "float32"))
+        g.output("most", aicf.cast(aicf.max(x[:, :count], axis=0), "float32"))
+        whole = aicf.reshape(aicf.reshape(x, (-1,))[: n * count], (n, count))
+        g.output("whole", aicf.cast(aicf.sum(whole, axis=0), "float32"))
+        ends.append({k: v.numpy() for k, v in g.compile(device=device)().items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("n", "count", "kernel"),
+    [
+        (64, 4 * 512 * 132, "reduce_few_across<"), (64, 4 * 512 * 132 - 4, "reduce_wide_columns<"),
+        (129, 4 * 512 * 132, "reduce_wide_columns<"), (32, 4 * 512 * 132, "reduce_few<"),
+        (528 * 512, 16, "reduce_wide_columns<"), (527 * 512, 16, "reduce_columns<"),
+        (528 * 512, 15, "reduce_columns<"),
+    ],
+)  # fmt: skip
+def test_columns_have_the_kernel_that_fits(n, count, kernel):
+    g = aicf.Graph("columns")
+    g.output("y", aicf.sum(g.input("x", (n, count)), axis=0))
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    assert kernel in program
+    assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a")

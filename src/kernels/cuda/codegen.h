@@ -130,7 +130,7 @@ std::vector<size_t> steps_for(const LoweredOp& op, size_t first, size_t last,
 std::vector<int> inputs_of(const LoweredOp& op, const std::vector<size_t>& steps);
 /// How the statements spell an operand.
 std::string operand_text(const LoweredOp& op, int number);
-/// Who takes a row of n elements (rows.cuh).
+/// Who takes a row of n elements (rows.cuh); `narrow`: some of 16 bits lie side by side in memory.
 struct Team {
     std::string type;  // HolderOf<...> or StreamerOf<...>
     int lanes = 32, warps = 1;
@@ -139,7 +139,8 @@ struct Team {
     /// The warps that so many rows keep busy, where a row is one's at most.
     int64_t units(int64_t rows) const { return (rows * lanes + 31) / 32; }
 };
-Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits);
+Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits,
+             bool narrow = false);
 /// The elements of row r in terms of type `a`, as @_Make<name>{block}(r): `value`, once some steps
 /// are done that read some inputs. Of input k the row begins at @_In<k>::at(r) and its elements lie
 /// as @_Elem<k> says. `beside`: also several elements as they are stored, as across<V> loads and

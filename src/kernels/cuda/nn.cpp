@@ -49,6 +49,16 @@ RowOp row_op_of(const LoweredOp& op) {
     return row;
 }
 
+Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
+    const int64_t rows = element_count(row.others);
+    bool narrow = false;
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views)
+            narrow = narrow || (is_16_bit(view.dtype) && view.shape.rank() == row.x->shape.rank() &&
+                                view.strides[row.axis] == 1);
+    return team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
+}
+
 /// How the kernel spells operand `number` of an op.
 std::string pointer_text(const LoweredOp& op, const BlockLayout& layout, int number) {
     const bool input = number < static_cast<int>(op.inputs.size());
@@ -124,8 +134,7 @@ std::string put_text(const LoweredOp& op, const RowOp& row, const BlockLayout& l
         ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n", fields,
         "        template <int V>\n", head, "some(int64_t i, const ", a, " (&v)[V]) const {\n",
         before, load, "#pragma unroll\n            for (int j = 0; j < V; j++) {\n            ",
-        formula, "\n            }\n", store, "        }\n", head, "four(int64_t i, const ", a,
-        " (&v)[4]) const { some(i, v); }\n", head, "operator()(int64_t i, ", a,
+        formula, "\n            }\n", store, "        }\n", head, "operator()(int64_t i, ", a,
         " total) const {\n            const ", a,
         " v[1] = {total};\n            some(i, v);\n        }\n    };\n    __device__ "
         "__forceinline__ Row operator()(int64_t r) const {\n        return {block",
@@ -201,8 +210,7 @@ bool is_row_op(const LoweredDef& def) {
 
 int64_t row_warps(const LoweredOp& op, const Limits& limits) {
     const RowOp row = row_op_of(op);
-    const int64_t rows = element_count(row.others);
-    return team_of(wide_type(row.x->dtype), row.n, rows, limits).units(rows);
+    return row_team(op, row, limits).units(element_count(row.others));
 }
 
 KernelText row_text(const LoweredOp& op, const Limits& limits) {
@@ -227,12 +235,9 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     text.body = operands_text(op, row, layout, a, kept > 0, arguments) +
                 cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows, ", n = ", n,
                     ";\n};\n", body_head());
-    if (name == "cross_entropy_grad") {
-        const int64_t lot = n < kTreeLanes              ? 0
-                            : n < kTreeLeaf             ? 1
-                            : n < kRowWarps * kTreeLeaf ? 2
-                                                        : 4;
-        const int64_t threads = lot ? rows * ceil_div(n, kTreeLanes * lot) * 32 : rows * n;
+    if (name == "cross_entropy_grad" && n > kTreeLeaf) {
+        const int64_t lot = n < kRowWarps * kTreeLeaf ? 2 : 4;
+        const int64_t threads = rows * ceil_div(n, kTreeLanes * lot) * 32;
         text.blocks = std::min<int64_t>((threads + 255) / 256, int64_t{limits.processors} * 16);
         text.body += cat("    cross_entropy_grad<", a, ", ", lot, ", @_Shape>(", arguments, number,
                          ");\n}\n");
@@ -252,7 +257,7 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
                          scale, ");\n}\n");
         return text;
     }
-    const Team team = team_of(a, n, rows, limits);
+    const Team team = row_team(op, row, limits);
     text.threads = team.warps > 1
                        ? 32 * team.warps
                        : static_cast<int>(32 * std::clamp<int64_t>(team.units(rows), 1, kRowWarps));
@@ -262,6 +267,11 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
     if (loss_region(op)) {
         text.body += cat("    cross_entropy_with_grad<", a, ", ", team.type, ", @_Shape>(",
                          arguments, ", ", scale, ");\n}\n");
+        return text;
+    }
+    if (name == "cross_entropy_grad") {
+        text.body += cat("    cross_entropy_grad_rows<", a, ", ", team.type, ", @_Shape>(",
+                         arguments, number, ");\n}\n");
         return text;
     }
     const bool softmax = !norm && name != "cross_entropy";

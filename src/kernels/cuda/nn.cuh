@@ -15,6 +15,58 @@ struct Nowhere {
     __device__ __forceinline__ void operator()(int64_t, A) const {}
 };
 
+/// e^(x - most) where x is `most` at most: neither has to be kept below what overflows. Not of
+/// NaN, of which the sum is NaN where `most` is not finite.
+template <class A>
+__device__ __forceinline__ A exp_below(A x, A most) {
+    if constexpr (same_type<A, float>) {
+        const uint32_t low = scalar::bits(-104.0f), u = scalar::bits(x - most);
+        const auto v = scalar::exp_reduce(scalar::from_bits(u < low ? u : low));
+        return scalar::scale_down(scalar::exp_parts(v, 0.0f).hi, v.e);
+    } else {
+        return scalar::exp(x - most);
+    }
+}
+template <class A, class Team, class Row>
+__device__ __forceinline__ A sum_where(Team& team, const Row& exps, A most) {
+    const A sum = team.template reduce<SumOf<A>>(exps);
+    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+}
+template <class A, class Team, class Row>
+__device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most) {
+    return team.map(x, [most](A v) { return exp_below(v, most); });
+}
+
+/// Exponentials by their sum, 1 or more, or NaN. Where none is so small that a remainder could
+/// round, its inverse is divided out once and a quotient takes the steps of a division from there.
+template <class A, class Team, class Row>
+__device__ __forceinline__ auto shares_of(Team& team, const Row& exps, A sum) {
+    if constexpr (same_type<A, float> && Team::holds) {
+        uint32_t least = ~0u;  // of what lies above 0
+        team.visit(exps, [&](A v) {
+            const uint32_t u = scalar::bits(v) - 1;
+            least = u < least ? u : least;
+        });
+        if (least >= scalar::bits(0x1p-100f) - 1) {
+            const A inverse = scalar::reciprocal(sum);
+            return team.map(exps, [=](A v) {
+                const A q = v * inverse;
+                return scalar::fma(scalar::fma(-q, sum, v), inverse, q);
+            });
+        }
+    }
+    return team.map(exps, [sum](A v) { return scalar::div(v, sum); });
+}
+
+/// v / N; by a power of two as a product, which has the same bits.
+template <int64_t N, class A>
+__device__ __forceinline__ A by_count(A v) {
+    if constexpr (N > 0 && (N & (N - 1)) == 0)
+        return v * (A(1) / static_cast<A>(N));
+    else
+        return scalar::div(v, static_cast<A>(N));
+}
+
 /// Masked: a row of -inf alone is 0.
 template <class A, class Team, bool Log, bool Masked, class Shape, class Make, class Put>
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
@@ -24,15 +76,15 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
         const auto x = team.take(make(r));
         A most = team.template reduce<MaxOf<A>>(x);
         if constexpr (Masked) most = scalar::masked_most(most);
-        const auto exps = team.map(x, [most](A v) { return scalar::exp(v - most); });
-        A sum = team.template reduce<SumOf<A>>(exps);
+        const auto exps = exps_of(team, x, most);
+        A sum = sum_where(team, exps, most);
         if constexpr (Masked) sum = scalar::masked_sum(sum);
         if constexpr (Log) {
             const A log_sum = scalar::log(sum);
             const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
             if (mine) team.put(y, put(r));
         } else {
-            const auto y = team.map(exps, [sum](A v) { return scalar::div(v, sum); });
+            const auto y = shares_of(team, exps, sum);
             if (mine) team.put(y, put(r));
         }
     });
@@ -68,12 +120,11 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put 
     Team team{reinterpret_cast<A*>(bytes)};
     Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto x = team.take(make(r));
-        const A n = static_cast<A>(Shape::n);
         A mean = A(0);
-        if constexpr (Center) mean = scalar::div(team.template reduce<SumOf<A>>(x), n);
+        if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
         const A sum = team.template reduce<SumOf<A>>(
             team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
-        const A scale = scalar::div(A(1), scalar::sqrt(scalar::div(sum, n) + eps));
+        const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
         const auto y = team.map(x, [=](A v) { return (v - mean) * scale; });
         if (mine) team.put(y, put(r));
         if (mine && team.leads()) rstd(r, scale);
@@ -88,34 +139,15 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
     Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto v = team.take(y(r));
         const auto g = team.take(dy(r));
-        const A scale = rstd(r), n = static_cast<A>(Shape::n);
+        const A scale = rstd(r);
         A shift = A(0);
-        if constexpr (Center) shift = scalar::div(team.template reduce<SumOf<A>>(g), n);
-        const A slope = scalar::div(
-            team.template reduce<SumOf<A>>(team.combine(g, v, [](A a, A b) { return a * b; })), n);
+        if constexpr (Center) shift = by_count<Shape::n>(team.template reduce<SumOf<A>>(g));
+        const A slope = by_count<Shape::n>(
+            team.template reduce<SumOf<A>>(team.combine(g, v, [](A a, A b) { return a * b; })));
         const auto dx =
             team.combine(g, v, [=](A a, A b) { return scale * ((a - shift) - b * slope); });
         if (mine) team.put(dx, put(r));
     });
-}
-
-/// e^(x - most) where x is `most` at most: neither has to be kept below what overflows. Not of
-/// NaN, of which the sum is NaN where `most` is not finite.
-template <class A>
-__device__ __forceinline__ A exp_below(A x, A most) {
-    if constexpr (same_type<A, float>) {
-        const uint32_t low = scalar::bits(-104.0f), u = scalar::bits(x - most);
-        const auto v = scalar::exp_reduce(scalar::from_bits(u < low ? u : low));
-        return scalar::scale_down(scalar::exp_parts(v, 0.0f).hi, v.e);
-    } else {
-        return scalar::exp(x - most);
-    }
-}
-template <class A, class Team, class Row>
-__device__ __forceinline__ A sum_of_exps(Team& team, const Row& x, A most) {
-    const A sum =
-        team.template reduce<SumOf<A>>(team.map(x, [most](A v) { return exp_below(v, most); }));
-    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
 }
 
 /// `put`: of the logits, where they are made here and stored.
@@ -129,7 +161,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
         const auto row = make(r);
         const auto x = team.take(row);
         const A most = team.template reduce<MaxOf<A>>(x);
-        const A sum = sum_of_exps(team, x, most);
+        const A sum = sum_where(team, exps_of(team, x, most), most);
         if (mine && team.leads()) {
             const int64_t label = labels(r);
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
@@ -149,18 +181,26 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
 /// What becomes of the elements of a row of logits: its part of the gradient.
 template <class A, int64_t N, class Out>
 struct GradientRow {
+    typedef typename RowNumber<(N < (1 << 30))>::type Number;
     Out out;
     A most, sum, share;
-    int64_t label;
+    Number label;  // or -1
+    __device__ __forceinline__ GradientRow(const Out& out, A most, A sum, A share, int64_t label)
+        : out(out),
+          most(most),
+          sum(sum),
+          share(share),
+          label(label >= 0 && label < N ? Number(label) : Number(-1)) {}
     __device__ __forceinline__ A of(int64_t i, A v) const {
-        const A grad = scalar::cross_entropy_grad_of_label(v, most, i == label ? sum : A(0), share);
-        return label >= 0 && label < N ? grad : A(0);
+        const A grad = (exp_below(v, most) - (Number(i) == label ? sum : A(0))) * share;
+        return label >= 0 ? grad : A(0);
     }
-    __device__ __forceinline__ void four(int64_t i, const A (&v)[4]) const {
-        A grad[4];
+    template <int V>
+    __device__ __forceinline__ void some(int64_t i, const A (&v)[V]) const {
+        A grad[V];
 #pragma unroll
-        for (int j = 0; j < 4; j++) grad[j] = of(i + j, v[j]);
-        out.four(i, grad);
+        for (int j = 0; j < V; j++) grad[j] = of(i + j, v[j]);
+        out.some(i, grad);
     }
     __device__ __forceinline__ void operator()(int64_t i, A v) const { out(i, of(i, v)); }
 };
@@ -177,7 +217,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         const auto row = make(r);
         const auto x = team.take(row);
         const A most = team.template reduce<MaxOf<A>>(x);
-        const A sum = sum_of_exps(team, x, most);
+        const A sum = sum_where(team, exps_of(team, x, most), most);
         const int64_t label = labels(r);
         if (mine && team.leads()) {
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
@@ -190,8 +230,8 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         Team::sync();  // the label's element is read before its gradient takes its place
         const auto out = put(r);
         if (mine)
-            team.put(x, GradientRow<A, Shape::n, decltype(put(r))>{out, most, sum,
-                                                                   scalar::div(scale, sum), label});
+            team.put(x, GradientRow<A, Shape::n, decltype(put(r))>(out, most, sum,
+                                                                   scalar::div(scale, sum), label));
     });
 }
 
@@ -370,40 +410,49 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
     }
 }
 
-/// A warp takes `Lot` times four elements a lane of one row, whose share is divided out once; of
-/// Lot 0, short rows, a thread takes an element.
+/// Short rows, by the teams that hold them.
+template <class A, class Team, class Shape, class Make, class Labels, class Most, class Sum,
+          class Put>
+__device__ __forceinline__ void cross_entropy_grad_rows(const Grid& grid, Make make, Labels labels,
+                                                        Most most, Sum sum, Put put, A scale) {
+    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
+        const auto x = Team::take(make(r));
+        const A total = A(sum(r));
+        const auto out = put(r);
+        if (mine)
+            Team::put(x, GradientRow<A, Shape::n, decltype(put(r))>(
+                             out, A(most(r)), total, scalar::div(scale, total), labels(r)));
+    });
+}
+
+/// A warp takes `Lot` times four elements a lane of one row, whose share is divided out once.
 template <class A, int Lot, class Shape, class Make, class Labels, class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, Labels labels,
                                                    Most most, Sum sum, Put put, A scale) {
-    constexpr int64_t n = Shape::n, span = Lot ? 128 * Lot : 1, units = (n + span - 1) / span;
+    constexpr int64_t n = Shape::n, span = 128 * Lot, units = (n + span - 1) / span;
     typedef Counter<Shape::rows * units> Number;
     const int64_t thread = int64_t(grid.block) * grid.threads + grid.thread(),
                   step = int64_t(grid.blocks) * grid.threads;
-    for (int64_t u = Lot ? thread / 32 : thread; u < Shape::rows * units;
-         u += Lot ? step / 32 : step) {
+    for (int64_t u = thread / 32; u < Shape::rows * units; u += step / 32) {
         const int64_t r = Number(u) / Number(units),
-                      first = (u - r * units) * span + (Lot ? 4 * (threadIdx.x & 31) : 0);
+                      first = (u - r * units) * span + 4 * (threadIdx.x & 31);
         const auto row = make(r);
         const A total = A(sum(r));
         const auto out = put(r);
-        const GradientRow<A, n, decltype(put(r))> grad{out, A(most(r)), total,
-                                                       scalar::div(scale, total), labels(r)};
-        if constexpr (Lot == 0) {
-            grad(first, row(first));
-        } else {
-            A x[Lot][4];
-            const auto has = [&](int k) { return first + 128 * k + 4 <= n; };
+        const GradientRow<A, n, decltype(put(r))> grad(out, A(most(r)), total,
+                                                       scalar::div(scale, total), labels(r));
+        A x[Lot][4];
+        const auto has = [&](int k) { return first + 128 * k + 4 <= n; };
 #pragma unroll
-            for (int k = 0; k < Lot; k++)  // without a branch, so that all are on their way
-                row.four(has(k) ? first + 128 * k : n / 4 * 4 - 4, x[k]);
+        for (int k = 0; k < Lot; k++)  // without a branch, so that all are on their way
+            row.some(has(k) ? first + 128 * k : n / 4 * 4 - 4, x[k]);
 #pragma unroll
-            for (int k = 0; k < Lot; k++) {
-                const int64_t i = first + 128 * k;
-                if (has(k))
-                    grad.four(i, x[k]);
-                else if (n % 4 != 0)
-                    for (int j = 0; j < 3 && i + j < n; j++) grad(i + j, row(i + j));
-            }
+        for (int k = 0; k < Lot; k++) {
+            const int64_t i = first + 128 * k;
+            if (has(k))
+                grad.some(i, x[k]);
+            else if (n % 4 != 0)
+                for (int j = 0; j < 3 && i + j < n; j++) grad(i + j, row(i + j));
         }
     }
 }

@@ -77,6 +77,28 @@ std::string formula(const LoweredOp& op, const BlockLayout& layout, std::string&
                ";");
 }
 
+/// Whether all that differs between elements is one number of 16 bits, and so much is made of it
+/// that a table of its 65,536 values is sooner made and looked into (table.cuh).
+bool worth_table(const LoweredOp& op, const std::vector<Access>& access, const Limits& limits) {
+    if (limits.one_block || limits.most_warps < 32) return false;
+    if (limits.major != 9 && limits.major != 10) return false;  // its shared memory
+    const auto function = [](const LoweredDef* def) { return is_function(*def); };
+    if (op.body.empty() ? !function(op.def)
+                        : !std::all_of(op.body.begin(), op.body.end(),
+                                       [&](const RegionStep& step) { return function(step.def); }))
+        return false;
+    if (op.outputs.size() != 1 || !is_16_bit(op.outputs[0].dtype)) return false;
+    int varying = 0;
+    for (size_t k = 0; k < op.inputs.size(); k++) {
+        if (access[k].reach == Reach::uniform) continue;
+        if (access[k].reach != Reach::dense || !is_16_bit(op.inputs[k].dtype)) return false;
+        varying++;
+    }
+    const auto count = static_cast<double>(element_count(op.outputs[0].shape));
+    return varying == 1 && access.back().reach == Reach::dense &&
+           cost_of(op).flops - kTableFlops * count > kTableWork;
+}
+
 }  // namespace
 
 bool is_function(const LoweredDef& def) {
@@ -262,6 +284,28 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
     const std::string size = flat && !limits.one_block
                                  ? cat("block.count<", out.shape.rank(), ">(", shape_at, ")")
                                  : std::to_string(count);
+    if (worth_table(op, access, limits)) {
+        size_t k = 0;
+        while (access[k].reach != Reach::dense) k++;
+        text.includes = {"table.cuh"};
+        text.threads = kTableThreads;
+        text.blocks = limits.processors;
+        text.shared = text.workspace = 2 << 16;
+        text.counters = 3;
+        std::string one;
+        for (size_t i = 0; i < inputs; i++)
+            one += i == k ? cat("        const Wide<", type(i), "> a", i, "[1] = {widen(", type(i),
+                                "{static_cast<uint16_t>(bits)})};\n")
+                          : cat("        const Wide<", type(i), "> a", i, "[1] = {u", i, "};\n");
+        text.body +=
+            body_head(op, layout, raw) + before +
+            cat("    const auto value = [&](uint32_t bits) {\n        constexpr int j = 0;\n", one,
+                "        Wide<", type(inputs), "> r0[1];\n        ", compute,
+                "\n        return narrow<", type(inputs), ">(r0[0]).bits;\n    };\n",
+                "    look_up<", kTableThreads, ", 4>(grid, &y0->bits, &x", k, "->bits, ", size,
+                ", block.ptr<uint16_t>(16), block.ptr<uint32_t>(", layout.tail, "), value);\n}\n");
+        return text;
+    }
     text.bound = kThreads;
     text.body += body_head(op, layout, raw);
     if (update) text.body += cat("    typedef ", wide_type(out.dtype), " R;\n");

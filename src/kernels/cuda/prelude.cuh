@@ -103,21 +103,28 @@ __device__ __forceinline__ E narrow(C x) {
     else
         return static_cast<E>(x);
 }
-/// Two neighbours as they are stored. Of NaN this is narrow() for the one that sums can be.
+/// Two neighbours as they are stored.
 template <class E>
 __device__ __forceinline__ uint32_t narrow_two(float low, float high) {
+#if __CUDA_ARCH__ >= 800
     uint32_t word;
     if constexpr (same_type<E, Half>)
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     else
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
     return word;
+#else
+    return uint32_t{narrow<E>(high).bits} << 16 | narrow<E>(low).bits;
+#endif
 }
 
 /// x as it reads once it has been stored as an E.
 template <class E, class C>
 __device__ __forceinline__ Wide<E> rounded(C x) {
-    return widen(narrow<E>(x));
+    if constexpr (same_type<E, Brain>)  // the upper one of two reads as it stands
+        return scalar::from_bits(narrow_two<Brain>(0.0f, static_cast<float>(x)));
+    else
+        return widen(narrow<E>(x));
 }
 
 template <class T, int V>
@@ -136,6 +143,60 @@ __device__ __forceinline__ bool aligned_for(const T* p) {
     return reinterpret_cast<uint64_t>(p) % (V * sizeof(T)) == 0;
 }
 
+/// A number that the compiler does not know to be x (grids are one block deep): it branches around
+/// what it would otherwise put into the common path, an instruction for each element.
+__device__ __forceinline__ int hidden(int x) { return x * int(gridDim.z); }
+
+/// V neighbours of 16 bits, two to a word.
+template <class E>
+constexpr bool is_16_bit = same_type<E, Half> || same_type<E, Brain>;
+template <class E, int V>
+struct Words {
+    static_assert(is_16_bit<E> && V % 2 == 0);
+    Pack<uint32_t, V / 2> words;
+    /// Of x; those past `left` are 0. `wide`: all exist and may move together.
+    __device__ __forceinline__ void load(const E* x, int left, bool wide) {
+        if (wide) {
+            words = *reinterpret_cast<const Pack<uint32_t, V / 2>*>(x);
+            return;
+        }
+        left = hidden(left);
+#pragma unroll
+        for (int j = 0; j < V; j += 2)
+            words.at[j / 2] =
+                (j < left ? x[j].bits : 0u) | (j + 1 < left ? uint32_t{x[j + 1].bits} << 16 : 0u);
+    }
+    __device__ __forceinline__ void store(E* y, int left, bool wide) const {
+        if (wide) {
+            *reinterpret_cast<Pack<uint32_t, V / 2>*>(y) = words;
+            return;
+        }
+        left = hidden(left);
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            if (j < left) y[j] = E{static_cast<uint16_t>(words.at[j / 2] >> 16 * (j % 2))};
+    }
+    __device__ __forceinline__ void open(float (&a)[V]) const {
+#pragma unroll
+        for (int j = 0; j < V; j++) {
+            const uint32_t word = words.at[j / 2];
+            if constexpr (same_type<E, Brain>)
+                a[j] = scalar::from_bits(j % 2 ? word & 0xffff0000u : word << 16);
+            else
+                a[j] = widen(E{static_cast<uint16_t>(word >> 16 * (j % 2))});
+        }
+    }
+    template <class C>
+    __device__ __forceinline__ static Words of(const C (&a)[V]) {
+        Words all;
+#pragma unroll
+        for (int j = 0; j < V; j += 2)
+            all.words.at[j / 2] =
+                narrow_two<E>(static_cast<float>(a[j]), static_cast<float>(a[j + 1]));
+        return all;
+    }
+};
+
 /// Element i at offset i * Step. `step`: how far apart elements i to i + 3 lie, i a multiple of 4,
 /// where that is 0 or 1; else -1.
 template <int64_t Step>
@@ -150,6 +211,10 @@ __device__ __forceinline__ void load_dense(Wide<E> (&a)[V], const E* x, int64_t 
                                            bool wide) {
     if constexpr (V == 1) {
         a[0] = widen(x[i]);
+    } else if constexpr (is_16_bit<E>) {
+        Words<E, V> words;
+        words.load(x + i, n - i < V ? int(n - i) : V, wide && i + V <= n);
+        words.open(a);
     } else if (wide && i + V <= n) {
         const Pack<E, V> pack = *reinterpret_cast<const Pack<E, V>*>(x + i);
 #pragma unroll
@@ -183,8 +248,15 @@ __device__ __forceinline__ void load_row(Wide<E> (&a)[V], const E* x, int64_t le
         return;
     }
     if constexpr (Step == 1 && V > 1 && V * sizeof(E) <= 16) {
-        if (Known == Row::aligned ||
-            (left >= V && reinterpret_cast<uint64_t>(x) % (V * sizeof(E)) == 0)) {
+        const bool wide = Known == Row::aligned ||
+                          (left >= V && reinterpret_cast<uint64_t>(x) % (V * sizeof(E)) == 0);
+        if constexpr (is_16_bit<E>) {
+            Words<E, V> words;
+            words.load(x, Known != Row::nothing || left > V ? V : int(left), wide);
+            words.open(a);
+            return;
+        }
+        if (wide) {
             const Pack<E, V> pack = *reinterpret_cast<const Pack<E, V>*>(x);
 #pragma unroll
             for (int j = 0; j < V; j++) a[j] = widen(pack.at[j]);
@@ -198,8 +270,13 @@ __device__ __forceinline__ void load_row(Wide<E> (&a)[V], const E* x, int64_t le
 template <int V, int64_t Step, Row Known = Row::nothing, class E, class C>
 __device__ __forceinline__ void store_row(E* y, const C (&a)[V], int64_t left) {
     if constexpr (Step == 1 && V > 1 && V * sizeof(E) <= 16) {
-        if (Known == Row::aligned ||
-            (left >= V && reinterpret_cast<uint64_t>(y) % (V * sizeof(E)) == 0)) {
+        const bool wide = Known == Row::aligned ||
+                          (left >= V && reinterpret_cast<uint64_t>(y) % (V * sizeof(E)) == 0);
+        if constexpr (is_16_bit<E>) {
+            Words<E, V>::of(a).store(y, Known != Row::nothing || left > V ? V : int(left), wide);
+            return;
+        }
+        if (wide) {
             Pack<E, V> pack;
 #pragma unroll
             for (int j = 0; j < V; j++) pack.at[j] = narrow<E>(a[j]);
@@ -240,6 +317,8 @@ __device__ __forceinline__ void store_dense(E* y, const C (&a)[V], int64_t i, in
                                             bool wide) {
     if constexpr (V == 1) {
         y[i] = narrow<E>(a[0]);
+    } else if constexpr (is_16_bit<E>) {
+        Words<E, V>::of(a).store(y + i, n - i < V ? int(n - i) : V, wide && i + V <= n);
     } else if (wide && i + V <= n) {
         Pack<E, V> pack;
 #pragma unroll

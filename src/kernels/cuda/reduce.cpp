@@ -162,9 +162,10 @@ bool in_columns(const LoweredOp& op, const Reduction& r, const std::vector<int>&
     return true;
 }
 
-/// How many results side by side a thread takes: those of so many bytes of the narrowest operand.
+/// How many results side by side a thread takes: those of so many bytes of the narrowest operand,
+/// and of no more than `room` of the widest.
 int64_t across_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& read,
-                  int64_t bytes) {
+                  int64_t bytes, int64_t room = 8) {
     int64_t least = 8, most = 1, v = 1;
     for (int k : read) {
         const View& view = op.inputs[static_cast<size_t>(k)];
@@ -174,8 +175,8 @@ int64_t across_of(const LoweredOp& op, const Reduction& r, const std::vector<int
         least = std::min(least, dtype_size(view.dtype));
         most = std::max(most, dtype_size(view.dtype));
     }
-    // One word holds them, and four are what operands that lie otherwise are known to share.
-    while (v * least < bytes && v * most < 8 && v < 4 && r.rows % (2 * v) == 0) v *= 2;
+    // Four are what operands that lie otherwise are known to share.
+    while (v * least < bytes && v * most < room && v < 4 && r.rows % (2 * v) == 0) v *= 2;
     return v;
 }
 
@@ -211,13 +212,15 @@ Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& re
     return tall;
 }
 
-/// Whether all rows along an axis of stride 1 begin at one place of what is read at once.
-const char* alike(const View& view) {
-    const int64_t size = dtype_size(view.dtype), line = size < 4 ? 4 : 16 / size;
+/// Of how many elements that are read at once all rows along an axis of stride 1 begin at one
+/// place; 0: of none.
+int64_t alike(const View& view) {
+    const int64_t size = dtype_size(view.dtype);
+    int64_t line = size < 2 ? 4 : 16 / size;
     for (int d = 0; d < view.shape.rank(); d++)
-        if (view.shape[d] > 1 && view.strides[d] != 1 && view.strides[d] % line != 0)
-            return "false";
-    return "true";
+        if (view.shape[d] > 1 && view.strides[d] != 1)
+            while (line > 0 && view.strides[d] % line != 0) line = line > 4 ? line / 2 : 0;
+    return line;
 }
 
 }  // namespace
@@ -243,7 +246,7 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                         layout.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
         list(params, cat("const ", wide, " (&a", k, ")[V]"));
         load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
-        load[1] += cat("        ", wide, " a", k, "[4];\n        x", k, ".four(i, a", k, ");\n");
+        load[1] += cat("        ", wide, " a", k, "[V];\n        x", k, ".some(i, a", k, ");\n");
         const std::string side = cat(beside, k);
         stored += cat("        Stored<", e, ", ", side, "::step == 0 ? 1 : V> x", k, ";\n");
         together += cat(" && x", k, ".template together<V, ", side, ">()");
@@ -268,9 +271,9 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
         ");\n        }\n    }\n    __device__ __forceinline__ ", a,
         " operator()(int64_t i) const {\n", load[0], "        ", a, " v[1];\n        make<1>(",
         call[0],
-        ", v);\n        return v[0];\n    }\n    __device__ __forceinline__ void "
-        "four(int64_t i, ",
-        a, " (&v)[4]) const {\n", load[1], "        make<4>(", call[1], ", v);\n    }\n",
+        ", v);\n        return v[0];\n    }\n    template <int V>\n    __device__ __forceinline__ "
+        "void some(int64_t i, ",
+        a, " (&v)[V]) const {\n", load[1], "        make<V>(", call[1], ", v);\n    }\n",
         beside.empty()
             ? ""
             : cat("    template <int V>\n    struct Some {\n", stored,
@@ -288,13 +291,25 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
         " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
 }
 
-Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits) {
+Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits, bool narrow) {
     const int64_t leaves = (n + kTreeLeaf - 1) / kTreeLeaf,
                   words = a.ends_with("64_t") || a == "double" ? 2 : 1;
     Team team;
     if (n > 0 && leaves * words <= (limits.one_block ? kWarpLeaves : kHeldLeaves)) {
-        if (leaves == 1)
-            team.lanes = static_cast<int>(std::min<int64_t>(power_of_two_from((n + 3) / 4), 32));
+        if (leaves == 1) {
+            const auto lanes = [&](int64_t v) {
+                return static_cast<int>(
+                    std::min(power_of_two_from(ceil_div(n, v)), kTreeLanes / v));
+            };
+            team.lanes = lanes(4);
+            // 16 bytes of 16 bits, where there are rows enough for half as many lanes.
+            if (narrow && n % 8 == 0 && !limits.one_block &&
+                team.units(rows) > kSoonWarps * limits.processors) {
+                team.lanes = lanes(8);
+                team.type = cat("HolderOf<", a, ", ", n, ", ", team.lanes, ", 1, false, 8>");
+                return team;
+            }
+        }
         if (leaves > 1 && !limits.one_block) {
             const bool full = rows * leaves >= 2 * kFullWarps * limits.processors;
             const int64_t wanted = power_of_two_from(full ? (leaves + 1) / 2 : leaves);
@@ -338,10 +353,21 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
     const int64_t enough = 4 * int64_t{limits.processors};  // blocks that fill the device
     int64_t wide = 1;  // results side by side that a thread takes of the tree's columns
-    if (!limits.one_block && !chunk && r.n > kFewTerms && r.rows >= kWideColumns && r.at <= 4 &&
-        in_columns(op, r, read))
-        wide = across_of(op, r, read, 8);
-    while (wide > 1 && r.rows / (kWarp * wide) * leaves < enough / 2) wide /= 2;
+    bool few = false;  // and all of their lanes
+    if (!limits.one_block && !chunk && r.n > kFewTerms && r.rows >= kColumns && r.at <= 4 &&
+        in_columns(op, r, read)) {
+        const int64_t threads = kFewThreads * limits.processors;
+        wide = across_of(op, r, read, 16, 16);
+        few = r.n <= kTreeLanes && wide > 1 && r.rows / wide >= threads;
+        if (!few && r.rows >= kWideColumns) wide = across_of(op, r, read, 8);
+    }
+    const int64_t beside =  // threads that have results side by side then
+        std::min(kWarp, power_of_two_from(ceil_div(r.rows, std::max<int64_t>(wide, 1))));
+    if (r.rows < kWideColumns) {
+        if (leaves < enough) wide = 1;
+    } else if (!few) {
+        while (wide > 1 && r.rows / (kWarp * wide) * leaves < enough / 2) wide /= 2;
+    }
     text.body = elements_text(op, r, layout, read, a, tall.width > 0 || wide > 1) +
                 put_text(op, r, layout, mean, a);
     // Long bodies are not repeated for all elements of a leaf that a thread takes.
@@ -406,6 +432,7 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
                 chunks > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("chain");
     }
+    if (leaves > 0 && r.rows >= kColumns && columns) text.includes = {"columns.cuh"};
     if (leaves > 0 && r.rows >= kColumns && columns && r.n <= kFewTerms) {
         const int lots = std::min<int>(lots_of(r.rows, limits.processors),
                                        static_cast<int>(std::max<int64_t>(kFewTerms / 2 / r.n, 1)));
@@ -413,9 +440,15 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         entry(cat("reduce_few<", operation, ", ", a, ", ", lots, ", @_Shape>(grid, "));
         return finished("few");
     }
+    if (few) {
+        text.blocks = std::min<int64_t>(ceil_div(r.rows, kThreads * wide), INT32_MAX);
+        text.resident = 2;  // which leaves room for what is on its way
+        entry(cat("reduce_few_across<", operation, ", ", a, ", ", wide, ", @_Shape>(grid, "));
+        return finished("few");
+    }
     if (leaves > 0 && r.rows >= kColumns && columns) {
         const int64_t width = wide > 1
-                                  ? kWarp * wide
+                                  ? beside * wide
                                   : std::clamp<int64_t>(power_of_two_from(r.rows), kColumns, kWarp);
         const int64_t strips = (r.rows + width - 1) / width;
         int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);
@@ -425,14 +458,14 @@ KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
         if (wide > 1) text.resident = 4;  // all of them, where there are as many as are enough
         int64_t bytes = 0;                // of neighbours; what is on its way leaves room for sums
         for (int k : read) bytes += wide * dtype_size(op.inputs[static_cast<size_t>(k)].dtype);
-        const int lot = bytes > 4 ? 2 : 4;
+        const int64_t lot = std::min<int64_t>(bytes > 4 ? 2 : 4, beside / 2);
         if (pieces > 1) {
             text.workspace = static_cast<uint64_t>(pieces * r.rows * a_size);
             text.counters = static_cast<int>(strips);
         }
         entry(
             cat(wide > 1 ? "reduce_wide_columns<" : "reduce_columns<", operation, ", ", a, ", ",
-                wide > 1 ? cat(wide, ", ", lot) : std::to_string(width), ", ", span,
+                wide > 1 ? cat(wide, ", ", lot, ", ", beside) : std::to_string(width), ", ", span,
                 ", @_Shape>(grid, ",
                 pieces > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
         return finished("columns");

@@ -37,6 +37,7 @@ struct ReducerOf {
     }
     __device__ __forceinline__ static A missing() { return Op::template missing<A>(); }
     __device__ __forceinline__ static A empty() { return Op::template empty<A>(); }
+    static constexpr bool ordered = Op::ordered;
 };
 template <class A>
 using SumOf = ReducerOf<reducers::Sum, A>;
@@ -64,51 +65,57 @@ struct WordOf<4> {
 };
 template <class E, int V>
 struct Stored {
-    typedef typename WordOf<int(sizeof(E)) * V>::type Word;
-    static_assert(sizeof(Word) == sizeof(E) * V);
-    Word word;
+    static constexpr int count = sizeof(E) * V > 8 ? int(sizeof(E)) * V / 8 : 1, each = V / count;
+    typedef typename WordOf<int(sizeof(E)) * each>::type Word;
+    static_assert(sizeof(Word) * count == sizeof(E) * V);
+    Pack<Word, count> words;
     template <bool Together>
     __device__ __forceinline__ static Stored load(const E* x) {
-        if constexpr (Together || V == 1) return {*reinterpret_cast<const Word*>(x)};
+        if constexpr (Together || V == 1) return {*reinterpret_cast<const Pack<Word, count>*>(x)};
         typedef typename WordOf<sizeof(E)>::type One;
-        Word word = 0;
+        Stored all = {};
 #pragma unroll
         for (int j = 0; j < V; j++)
-            word |= Word(reinterpret_cast<const One*>(x)[j]) << (8 * int(sizeof(E)) * j % 64);
-        return {word};
+            all.words.at[j / each] |= Word(reinterpret_cast<const One*>(x)[j])
+                                      << (8 * int(sizeof(E)) * (j % each) % 64);
+        return all;
     }
     __device__ __forceinline__ E operator[](int j) const {
         typedef typename WordOf<sizeof(E)>::type One;
-        return scalar::bit_cast<E>(One(word >> (8 * int(sizeof(E)) * j % 64)));
+        return scalar::bit_cast<E>(
+            One(words.at[j / each] >> (8 * int(sizeof(E)) * (j % each) % 64)));
     }
 };
 
-/// Element i of a row as type A; `four` gives elements i to i + 3, i a multiple of 4. `Alike`: all
-/// rows begin at the same place of 16 bytes.
-template <class A, class E, class Elem, bool Alike>
+/// Element i of a row as type A; `some` gives elements i to i + V - 1, i a multiple of V. `Alike`:
+/// all rows begin at the same place of so many elements, up to 16 bytes; 0: they need not.
+template <class A, class E, class Elem, int Alike>
 struct RowOf {
     const E* x;
-    bool wide;
-    __device__ __forceinline__ explicit RowOf(const E* base)
-        : x(base),
-          wide(Elem::step == 1 && Alike &&
-               reinterpret_cast<uint64_t>(base) % (sizeof(E) < 4 ? 4 * sizeof(E) : 16) == 0) {}
+    __device__ __forceinline__ explicit RowOf(const E* base) : x(base) {}
     __device__ __forceinline__ A operator()(int64_t i) const {
         return static_cast<A>(widen(x[Elem::at(i)]));
     }
-    __device__ __forceinline__ void four(int64_t i, A (&a)[4]) const {
+    template <int V>
+    __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
         if constexpr (Elem::step == 1 && sizeof(E) >= 2) {
-            Wide<E> v[4];
-            load_dense<4, E>(v, x + Elem::at(i), 0, 4, wide);
+            constexpr int most = Alike > 0 ? Alike : 16 / int(sizeof(E)),
+                          each = V < most ? V : most;
+            const bool wide = Alike > 0 && aligned_for<each>(x);
 #pragma unroll
-            for (int j = 0; j < 4; j++) a[j] = static_cast<A>(v[j]);
+            for (int part = 0; part < V; part += each) {
+                Wide<E> v[each];
+                load_dense<each, E>(v, x + Elem::at(i + part), 0, each, wide);
+#pragma unroll
+                for (int j = 0; j < each; j++) a[part + j] = static_cast<A>(v[j]);
+            }
         } else if constexpr (Elem::step == 0) {
             const A one = (*this)(i);
 #pragma unroll
-            for (int j = 0; j < 4; j++) a[j] = one;
+            for (int j = 0; j < V; j++) a[j] = one;
         } else {
 #pragma unroll
-            for (int j = 0; j < 4; j++) a[j] = (*this)(i + j);
+            for (int j = 0; j < V; j++) a[j] = (*this)(i + j);
         }
     }
     /// Element i of this row and of the V - 1 behind it as they are stored, or the one that all
@@ -121,7 +128,7 @@ struct RowOf {
     }
     template <int V, class In>
     __device__ __forceinline__ bool together() const {
-        return V == 1 || In::step == 0 || (Alike && aligned_for<V>(x));
+        return V == 1 || In::step == 0 || (Alike % V == 0 && Alike > 0 && aligned_for<V>(x));
     }
 };
 
@@ -132,18 +139,20 @@ struct Mapped {
     Row row;
     Other other;
     __device__ __forceinline__ A operator()(int64_t i) const { return f(row(i), other(i)); }
-    __device__ __forceinline__ void four(int64_t i, A (&a)[4]) const {
-        A b[4];
-        row.four(i, a);
-        other.four(i, b);
+    template <int V>
+    __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
+        A b[V];
+        row.some(i, a);
+        other.some(i, b);
 #pragma unroll
-        for (int j = 0; j < 4; j++) a[j] = f(a[j], b[j]);
+        for (int j = 0; j < V; j++) a[j] = f(a[j], b[j]);
     }
 };
 template <class A>
 struct Nothing {
     __device__ __forceinline__ A operator()(int64_t) const { return A(0); }
-    __device__ __forceinline__ void four(int64_t, A (&)[4]) const {}
+    template <int V>
+    __device__ __forceinline__ void some(int64_t, A (&)[V]) const {}
 };
 template <class A, class F, class Row, class Other>
 __device__ __forceinline__ Mapped<A, F, Row, Other> mapped(F f, Row row, Other other) {
@@ -152,29 +161,63 @@ __device__ __forceinline__ Mapped<A, F, Row, Other> mapped(F f, Row row, Other o
 
 // ---- the tree ----------------------------------------------------------------------------------
 
-/// Joins lanes 4t to 4t + 3 of each of `Lanes` neighbouring threads t, the rest of the leaf's lanes
-/// being missing; all threads get the result. Partners share the work of the first two halvings;
-/// `Soon`: they don't, which takes two exchanges less one after the other, and 20 in all for 8.
-template <class Op, int Lanes, bool Soon = false, class A>
-__device__ __forceinline__ A join_lanes(const A (&s)[4]) {
-    const auto of_partner = [](A v, int d) { return __shfl_xor_sync(0xffffffffu, v, d); };
-    if constexpr (Lanes >= 4 && !Soon) {
-        constexpr int one = Lanes / 2, two = Lanes / 4;
-        const bool high = threadIdx.x & one, odd = threadIdx.x & two;
-        const A even = Op::join(high ? s[2] : s[0], of_partner(high ? s[0] : s[2], one)),
-                other = Op::join(high ? s[3] : s[1], of_partner(high ? s[1] : s[3], one));
-        A v = Op::join(odd ? other : even, of_partner(odd ? even : other, two));
+/// Lanes 0 to Count - 1, a power of two, halved.
+template <class Op, int Count, class A>
+__device__ __forceinline__ A halved(A (&s)[Count]) {
 #pragma unroll
-        for (int d = two / 2; d > 0; d /= 2) v = Op::join(v, of_partner(v, d));
-        v = Op::join(v, of_partner(v, one));
-        return Op::join(v, of_partner(v, two));
+    for (int h = Count / 2; h > 0; h /= 2)
+#pragma unroll
+        for (int k = 0; k < Count / 2; k++)
+            if (k < h) s[k] = Op::join(s[k], s[k + h]);
+    return s[0];
+}
+
+/// Joins lanes V t to V t + V - 1 of each of `Lanes` neighbouring threads t, the rest of the leaf's
+/// lanes being missing; all threads get the result. Partners share the work of the first halvings;
+/// `Soon`: they don't, which takes exchanges less one after the other, and more in all. Where the
+/// order is none of the result's, a thread joins its own first.
+template <class Op, int Lanes, bool Soon = false, class A, int V>
+__device__ __forceinline__ A join_lanes(const A (&s)[V]) {
+    const auto of_partner = [](A v, int d) { return __shfl_xor_sync(0xffffffffu, v, d); };
+    A v[V];
+#pragma unroll
+    for (int c = 0; c < V; c++) v[c] = s[c];
+    if constexpr (!Op::ordered) {
+        A all = halved<Op>(v);
+#pragma unroll
+        for (int d = Lanes / 2; d > 0; d /= 2) all = Op::join(all, of_partner(all, d));
+        return all;
+    } else if constexpr (Lanes >= 4 && !Soon) {
+        // A halving of threads leaves half of the elements to each of two partners, a later one of
+        // these elements finds the other half with the partner.
+        constexpr int shared = Lanes < V ? Lanes : V, left = V / shared;
+#pragma unroll
+        for (int part = 2; part <= shared; part *= 2) {
+            const bool high = threadIdx.x & Lanes / part;
+#pragma unroll
+            for (int c = 0; c < V / part; c++) {
+                const A kept = high ? v[c + V / part] : v[c], given = high ? v[c] : v[c + V / part];
+                v[c] = Op::join(kept, of_partner(given, Lanes / part));
+            }
+        }
+#pragma unroll
+        for (int d = Lanes / shared / 2; d > 0; d /= 2)
+#pragma unroll
+            for (int c = 0; c < left; c++) v[c] = Op::join(v[c], of_partner(v[c], d));
+#pragma unroll
+        for (int part = 2; part <= shared; part *= 2)
+#pragma unroll
+            for (int c = 0; c < left; c++) v[c] = Op::join(v[c], of_partner(v[c], Lanes / part));
+        A rest[left];
+#pragma unroll
+        for (int c = 0; c < left; c++) rest[c] = v[c];
+        return halved<Op>(rest);
     } else {
-        A v[4] = {s[0], s[1], s[2], s[3]};
 #pragma unroll
         for (int d = Lanes / 2; d > 0; d /= 2)
 #pragma unroll
-            for (int c = 0; c < 4; c++) v[c] = Op::join(v[c], of_partner(v[c], d));
-        return Op::join(Op::join(v[0], v[2]), Op::join(v[1], v[3]));
+            for (int c = 0; c < V; c++) v[c] = Op::join(v[c], of_partner(v[c], d));
+        return halved<Op>(v);
     }
 }
 
@@ -184,10 +227,10 @@ __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {
     const int lane = threadIdx.x & 31;
     A s[4], e[4];
     if constexpr (Whole) {
-        row.four(begin + 4 * lane, s);
+        row.some(begin + 4 * lane, s);
 #pragma unroll
         for (int j = 1; j < 4; j++) {
-            row.four(begin + 4 * lane + kTreeLanes * j, e);
+            row.some(begin + 4 * lane + kTreeLanes * j, e);
 #pragma unroll
             for (int c = 0; c < 4; c++) s[c] = Op::join(s[c], e[c]);
         }
@@ -384,253 +427,6 @@ __device__ __forceinline__ void reduce_split(const Grid& grid, A* parts, uint32_
         join_shared<Op>(held, pieces, grid.threads);
         if (threadIdx.x == 0) put(r, held[0]);
         __syncthreads();
-    }
-}
-
-/// Lanes g, g + Groups, ..., below 128, of a leaf of a column. Nothing stands between the loads of
-/// a whole leaf, so that they are all under way at once.
-template <class Op, class Shape, bool Whole, int Groups, int Own, class A, class Row>
-__device__ __forceinline__ void column_lanes(A (&s)[Own], const Row& row, int64_t first,
-                                             int64_t end) {
-#pragma unroll
-    for (int k = 0; k < Own; k++)
-        s[k] = Whole || first + Groups * k < end ? row(first + Groups * k) : Op::missing();
-#pragma unroll Shape::unroll
-    for (int j = 1; j < 4; j++)
-#pragma unroll
-        for (int k = 0; k < Own; k++) {
-            const int64_t l = first + Groups * k + kTreeLanes * j;
-            if (Whole || l < end) s[k] = Op::join(s[k], row(l));
-        }
-}
-
-/// Lanes 0 to Count - 1, a power of two, halved.
-template <class Op, int Count, class A>
-__device__ __forceinline__ A halved(A (&s)[Count]) {
-#pragma unroll
-    for (int h = Count / 2; h > 0; h /= 2)
-#pragma unroll
-        for (int k = 0; k < Count / 2; k++)
-            if (k < h) s[k] = Op::join(s[k], s[k + h]);
-    return s[0];
-}
-
-/// part(0), ..., part(Count - 1) as the tree joins them; a few are all under way at once.
-template <class Op, int Count, class Part>
-__device__ __forceinline__ auto joined(Part part) {
-    typedef decltype(part(0)) A;
-    if constexpr (Count <= 32) {
-        A v[Count];
-#pragma unroll
-        for (int p = 0; p < Count; p++) v[p] = part(p);
-#pragma unroll
-        for (int s = 1; s < Count; s *= 2)
-#pragma unroll
-            for (int p = 0; p + s < Count; p += 2 * s) v[p] = Op::join(v[p], v[p + s]);
-        return v[0];
-    } else {
-        Subtrees<Op, A, 0> all;
-#pragma unroll 8
-        for (int p = 0; p < Count; p++) all.take(part(p));
-        return all.total();
-    }
-}
-
-/// Few elements a result, which a thread joins; results side by side are neighbours', who take Lots
-/// of them each, all of whose elements are under way at once.
-template <class Op, class A, int Lots, class Shape, class Make, class Put>
-__device__ __forceinline__ void reduce_few(const Grid& grid, Make make, Put put) {
-    constexpr int n = int(Shape::n);
-    constexpr int half = n > 16 ? 16 : n > 8 ? 8 : n > 4 ? 4 : n > 2 ? 2 : 1;
-    const int64_t each = int64_t(grid.threads) * Lots;
-    for (int64_t first = grid.block * each + grid.thread(); first < Shape::rows;
-         first += grid.blocks * each) {
-        A s[Lots][n];
-#pragma unroll
-        for (int k = 0; k < Lots; k++) {
-            const int64_t r = first + int64_t(k) * grid.threads;
-            const auto row = make(Lots == 1 || r < Shape::rows ? r : first);
-#pragma unroll
-            for (int i = 0; i < n; i++) s[k][i] = row(i);
-        }
-#pragma unroll
-        for (int k = 0; k < Lots; k++) {
-#pragma unroll
-            for (int h = half; h > 0; h /= 2)
-#pragma unroll
-                for (int l = 0; l < h && l + h < n; l++) s[k][l] = Op::join(s[k][l], s[k][l + h]);
-            const int64_t r = first + int64_t(k) * grid.threads;
-            if (Lots == 1 || r < Shape::rows) put(r, s[k][0]);
-        }
-    }
-}
-
-/// Neighbouring results lie side by side: Width of them to a block of 256, whose thread (c, g)
-/// holds lanes g, g + Groups, ... of result c. Halving down to so many lanes stays inside a thread.
-template <class Op, class A, int Width, int64_t Span, class Shape, class Make, class Put>
-__device__ __forceinline__ void reduce_columns(const Grid& grid, A* parts, uint32_t* counters,
-                                               Make make, Put put) {
-    constexpr int groups = 256 / Width, own = int(kTreeLanes) / groups;
-    __shared__ A
-        held[2][groups][Width + 1];  // of two leaves in turn, so that one barrier does for each
-    constexpr int pieces = int((Shape::n + Span - 1) / Span);
-    constexpr int64_t strips = (Shape::rows + Width - 1) / Width,
-                      leaves = ((pieces > 1 ? Span : Shape::n) + kTreeLeaf - 1) / kTreeLeaf;
-    const int c = threadIdx.x % Width, g = threadIdx.x / Width;
-    int side = 0;
-    for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
-        const int64_t strip = u / pieces, piece = u - strip * pieces, r = strip * Width + c;
-        const bool mine = r < Shape::rows;
-        const auto row = make(mine ? r : 0);  // a thread without a result repeats another's
-        const int64_t begin = piece * Span, end = Shape::n % Span != 0 && Shape::n - begin < Span
-                                                      ? Shape::n
-                                                      : begin + Span;
-        Subtrees<Op, A, leaves> subtrees;
-#pragma unroll(leaves <= 4 ? int(leaves) : 1)
-        for (int64_t at = begin; at < end; at += kTreeLeaf) {
-            A s[own];
-            if (Shape::n % kTreeLeaf == 0 || end - at >= kTreeLeaf)
-                column_lanes<Op, Shape, true, groups>(s, row, at + g, end);
-            else
-                column_lanes<Op, Shape, false, groups>(s, row, at + g, end);
-            A(&here)[groups][Width + 1] = held[side];
-            side ^= 1;
-            here[g][c] = halved<Op>(s);
-            __syncthreads();
-            if (g == 0) {
-                A lanes[groups];
-#pragma unroll
-                for (int k = 0; k < groups; k++) lanes[k] = here[k][c];
-                subtrees.take(halved<Op>(lanes));
-            }
-        }
-        A total = A(0);
-        if (g == 0) total = subtrees.total();
-        if constexpr (pieces > 1) {
-            if (g == 0 && mine) parts[piece * Shape::rows + r] = total;
-            if (!arrive_last(counters + strip, pieces)) continue;
-            if (g == 0 && mine) {
-                const A* const column = parts + r;
-                total = joined<Op, pieces>([&](int p) { return __ldcg(column + p * Shape::rows); });
-            }
-        }
-        if (g == 0 && mine) put(r, total);
-    }
-}
-
-/// The same of V results side by side that one word holds: 32 threads and 8 groups of them. A
-/// thread takes its 16 lanes in the order in which halving needs them, Lot of them at a time, while
-/// the next are on their way as they are stored.
-template <class Op, int V, int Lot, bool Whole, bool Together, class A, class Row>
-__device__ __forceinline__ void lanes_across(A (&s)[V], const Row& row, int64_t first,
-                                             int64_t end) {
-    constexpr int groups = 8, lots = int(kTreeLanes) / groups / Lot;
-    typename Row::template Some<V> held[Lot][4];
-    // Lane q of lot i comes after as many others as its bits reversed say: what halving joins
-    // first is half of all lanes apart.
-    const auto start = [&](int i) {
-        int low = 0;
-#pragma unroll
-        for (int bit = 1; bit < lots; bit *= 2) low += i & bit ? lots / 2 / bit : 0;
-        return first + groups * low;
-    };
-    const auto step = [](int q, int j) {
-        int high = 0;
-#pragma unroll
-        for (int bit = 1; bit < Lot; bit *= 2) high += q & bit ? Lot / 2 / bit : 0;
-        return groups * lots * high + int(kTreeLanes) * j;
-    };
-    const auto load = [&](int64_t at) {
-#pragma unroll
-        for (int q = 0; q < Lot; q++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (Whole || at + step(q, j) < end)
-                    held[q][j] = row.template across<V, Together>(at + step(q, j));
-    };
-    Subtrees<Op, A, lots> halves[V];
-    int64_t at = start(0);
-    load(at);
-#pragma unroll 1  // so that loads need not wait for the sums before them
-    for (int i = 0; i < lots; i++) {
-        A v[Lot][V];
-#pragma unroll
-        for (int q = 0; q < Lot; q++) {
-#pragma unroll
-            for (int c = 0; c < V; c++) v[q][c] = Op::missing();
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (Whole || at + step(q, j) < end) {
-                    A e[V];
-                    row.template open<V>(held[q][j], e);
-#pragma unroll
-                    for (int c = 0; c < V; c++) v[q][c] = j == 0 ? e[c] : Op::join(v[q][c], e[c]);
-                }
-        }
-        if (i + 1 < lots) load(at = start(i + 1));
-#pragma unroll
-        for (int h = 1; h < Lot; h *= 2)
-#pragma unroll
-            for (int q = 0; q + h < Lot; q += 2 * h)
-#pragma unroll
-                for (int c = 0; c < V; c++) v[q][c] = Op::join(v[q][c], v[q + h][c]);
-#pragma unroll
-        for (int c = 0; c < V; c++) halves[c].take(v[0][c]);
-    }
-#pragma unroll
-    for (int c = 0; c < V; c++) s[c] = halves[c].total();
-}
-
-template <class Op, class A, int V, int Lot, int64_t Span, class Shape, class Make, class Put>
-__device__ __forceinline__ void reduce_wide_columns(const Grid& grid, A* parts, uint32_t* counters,
-                                                    Make make, Put put) {
-    constexpr int groups = 8, columns = 32 * V, pieces = int((Shape::n + Span - 1) / Span);
-    __shared__ A held[2][groups][columns];  // of two leaves in turn
-    constexpr int64_t strips = (Shape::rows + columns - 1) / columns,
-                      leaves = ((pieces > 1 ? Span : Shape::n) + kTreeLeaf - 1) / kTreeLeaf;
-    const int own = int(threadIdx.x), c = own % 32 * V, g = own / 32;
-    int side = 0;
-    for (int64_t u = grid.block; u < strips * pieces; u += grid.blocks) {
-        const int64_t strip = u / pieces, piece = u - strip * pieces, first = strip * columns;
-        const bool mine = own < columns && first + own < Shape::rows;
-        const auto row = make(first + c < Shape::rows ? first + c : 0);
-        const bool together = row.template together<V>();
-        const int64_t begin = piece * Span, end = Shape::n % Span != 0 && Shape::n - begin < Span
-                                                      ? Shape::n
-                                                      : begin + Span;
-        Subtrees<Op, A, leaves> subtrees;
-        for (int64_t at = begin; at < end; at += kTreeLeaf) {
-            const bool whole = Shape::n % kTreeLeaf == 0 || end - at >= kTreeLeaf;
-            A s[V];
-            if (whole && together)
-                lanes_across<Op, V, Lot, true, true>(s, row, at + g, end);
-            else if (together && Shape::n % kTreeLeaf != 0)
-                lanes_across<Op, V, Lot, false, true>(s, row, at + g, end);
-            else
-                lanes_across<Op, V, 2, false, false>(s, row, at + g, end);
-            A(&here)[groups][columns] = held[side];
-            side ^= 1;
-#pragma unroll
-            for (int k = 0; k < V; k++) here[g][c + k] = s[k];
-            __syncthreads();
-            if (own < columns) {
-                A lanes[groups];
-#pragma unroll
-                for (int k = 0; k < groups; k++) lanes[k] = here[k][own];
-                subtrees.take(halved<Op>(lanes));
-            }
-        }
-        A total = A(0);
-        if (mine) total = subtrees.total();
-        if constexpr (pieces > 1) {
-            if (mine) parts[piece * Shape::rows + first + own] = total;
-            if (!arrive_last(counters + strip, pieces)) continue;
-            if (mine) {
-                const A* const column = parts + first + own;
-                total = joined<Op, pieces>([&](int p) { return __ldcg(column + p * Shape::rows); });
-            }
-        }
-        if (mine) put(first + own, total);
     }
 }
 

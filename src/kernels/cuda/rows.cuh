@@ -10,24 +10,25 @@ namespace aicf {
 
 // ---- rows in registers --------------------------------------------------------------------------
 
-/// Elements of a row of N: those of lanes 4t to 4t + 3 of a leaf are thread t's. `Lanes`: threads
-/// of a leaf, fewer than a warp where 4 times as many hold the row; `Warps`: of the team, whose
-/// leaves go round; `Soon`: as join_lanes has it.
-template <class A, int64_t N, int Lanes, int Warps, bool Soon>
+/// Elements of a row of N: those of lanes V t to V t + V - 1 of a leaf are thread t's. `Lanes`:
+/// threads of a leaf, fewer than a warp where V times as many hold the row, or the leaf's 128
+/// lanes; `Warps`: of the team, whose leaves go round; `Soon`: as join_lanes has it.
+template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V>
 struct Held {
     static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
                          turns = (leaves + Warps - 1) / Warps,
                          lines = N >= kTreeLeaf ? 4 : int((N + kTreeLanes - 1) / kTreeLanes);
     static constexpr bool whole =  // no thread's share reaches beyond the row
-        leaves > 1 ? N % (kTreeLeaf * Warps) == 0 : N == 4 * Lanes * lines;
-    A a[turns][lines][4];
+        leaves > 1 ? N % (kTreeLeaf * Warps) == 0 : N == V * Lanes * lines;
+    static_assert(V == 4 || (leaves == 1 && N % V == 0 && Lanes * V <= kTreeLanes));
+    A a[turns][lines][V];
 
     __device__ __forceinline__ static int first(int turn, int line) {
         const int leaf = Warps == 1 ? turn : turn * Warps + int(threadIdx.x / 32);
-        return leaf * int(kTreeLeaf) + line * int(kTreeLanes) + 4 * int(threadIdx.x % Lanes);
+        return leaf * int(kTreeLeaf) + line * int(kTreeLanes) + V * int(threadIdx.x % Lanes);
     }
     __device__ __forceinline__ static bool has(int i) { return whole || i < int(N); }
-    /// some(i, a) for four elements from i on, or one(i, a) for each where fewer are left. Lanes of
+    /// some(i, a) for V elements from i on, or one(i, a) for each where fewer are left. Lanes of
     /// short rows that do not end with four take one element at a time, without a branch.
     template <class Row, class Some, class One>
     __device__ __forceinline__ static void each(Row& row, Some some, One one) {
@@ -36,13 +37,13 @@ struct Held {
 #pragma unroll
             for (int line = 0; line < lines; line++) {
                 const int i = first(turn, line);
-                if constexpr (Lanes < 32 && N % 4 != 0) {
+                if constexpr (Lanes < 32 && N % V != 0) {
 #pragma unroll
                     for (int c = 0; c < 4; c++)
                         if (has(i + c)) one(i + c, row.a[turn][line][c]);
-                } else if (N % 4 == 0 || whole ? has(i) : i + 4 <= int(N)) {
+                } else if (N % V == 0 || whole ? has(i) : i + V <= int(N)) {
                     some(i, row.a[turn][line]);
-                } else if (N % 4 != 0) {
+                } else if (N % V != 0) {
 #pragma unroll
                     for (int c = 0; c < 3; c++)
                         if (has(i + c)) one(i + c, row.a[turn][line][c]);
@@ -54,14 +55,14 @@ struct Held {
     __device__ __forceinline__ void leaf_results(A (&v)[turns]) const {
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
-            A s[4];
+            A s[V];
 #pragma unroll
-            for (int c = 0; c < 4; c++)
+            for (int c = 0; c < V; c++)
                 s[c] = has(first(turn, 0) + c) ? a[turn][0][c] : Op::missing();
 #pragma unroll
             for (int line = 1; line < lines; line++)
 #pragma unroll
-                for (int c = 0; c < 4; c++)
+                for (int c = 0; c < V; c++)
                     if (has(first(turn, line) + c)) s[c] = Op::join(s[c], a[turn][line][c]);
             v[turn] = join_lanes<Op, Lanes, Soon>(s);
         }
@@ -88,9 +89,10 @@ struct RowNumber<false> {
 };
 
 /// A team that holds its rows.
-template <class A, int64_t N, int Lanes, int Warps, bool Soon = false>
+template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4>
 struct HolderOf {
-    typedef Held<A, N, Lanes, Warps, Soon> Row;
+    typedef Held<A, N, Lanes, Warps, Soon, V> Row;
+    static constexpr bool holds = true;
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
 
@@ -122,12 +124,21 @@ struct HolderOf {
     __device__ __forceinline__ static Row take(const Make& make) {
         Row row = {};
         Row::each(
-            row, [&](int i, A(&a)[4]) { make.four(i, a); }, [&](int i, A& a) { a = make(i); });
+            row, [&](int i, A(&a)[V]) { make.some(i, a); }, [&](int i, A& a) { a = make(i); });
         return row;
     }
     template <class F>
     __device__ __forceinline__ static Row map(Row row, F f) {
         return combine(row, row, [=](A a, A) { return f(a); });
+    }
+    template <class F>
+    __device__ __forceinline__ static void visit(const Row& row, F f) {
+#pragma unroll
+        for (int turn = 0; turn < Row::turns; turn++)
+#pragma unroll
+            for (int line = 0; line < Row::lines; line++)
+#pragma unroll
+                for (int c = 0; c < V; c++) f(row.a[turn][line][c]);
     }
     template <class F>
     __device__ __forceinline__ static Row combine(Row row, const Row& other, F f) {
@@ -136,7 +147,7 @@ struct HolderOf {
 #pragma unroll
             for (int line = 0; line < Row::lines; line++)
 #pragma unroll
-                for (int c = 0; c < 4; c++)
+                for (int c = 0; c < V; c++)
                     row.a[turn][line][c] = f(row.a[turn][line][c], other.a[turn][line][c]);
         return row;
     }
@@ -171,7 +182,7 @@ struct HolderOf {
     template <class Out>
     __device__ __forceinline__ static void put(const Row& row, const Out& out) {
         Row::each(
-            row, [&](int i, const A(&a)[4]) { out.four(i, a); },
+            row, [&](int i, const A(&a)[V]) { out.some(i, a); },
             [&](int i, const A& a) { out(i, a); });
     }
 };
@@ -187,6 +198,7 @@ struct Streamed {
 /// block.
 template <class A, int64_t N, int Warps, int Group>
 struct StreamerOf {
+    static constexpr bool holds = false;
     static constexpr int size = Warps * 32;
     A* shared;
 
@@ -230,8 +242,8 @@ struct StreamerOf {
         for (int64_t i = 4 * rank(); i < N; i += 4 * size)
             if (N % 4 == 0 || i + 4 <= N) {
                 A a[4];
-                row.make.four(i, a);
-                out.four(i, a);
+                row.make.some(i, a);
+                out.some(i, a);
             } else {
                 for (int64_t j = i; j < N; j++) out(j, row.make(j));
             }

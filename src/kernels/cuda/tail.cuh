@@ -14,9 +14,10 @@ template <class A>
 struct RowHere {
     const A* x;
     __device__ __forceinline__ A operator()(int64_t i) const { return x[i]; }
-    __device__ __forceinline__ void four(int64_t i, A (&a)[4]) const {
+    template <int V>
+    __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
 #pragma unroll
-        for (int c = 0; c < 4; c++) a[c] = x[i + c];
+        for (int c = 0; c < V; c++) a[c] = x[i + c];
     }
 };
 
@@ -31,9 +32,10 @@ struct GradientHere {
         here[i] = v;
         if (stored) tail.grad(row, i, v);
     }
-    __device__ __forceinline__ void four(int64_t i, const float (&v)[4]) const {
+    template <int V>
+    __device__ __forceinline__ void some(int64_t i, const float (&v)[V]) const {
 #pragma unroll
-        for (int c = 0; c < 4; c++) (*this)(i + c, v[c]);
+        for (int c = 0; c < V; c++) (*this)(i + c, v[c]);
     }
 };
 

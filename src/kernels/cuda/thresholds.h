@@ -26,6 +26,12 @@ constexpr int64_t kSmall = 32768;       // elements below which one a thread spr
 constexpr int kThreads = 256;           // of a block of a program
 constexpr int64_t kMostThreads = 2048;  // of a processor
 
+// Of functions of 16 bits: operations of an element, about as many as a look into a table takes,
+// and of all elements those beyond that from which on the table is worth its making; a block's
+// threads.
+constexpr double kTableFlops = 8, kTableWork = 1 << 27;
+constexpr int kTableThreads = 1024;
+
 constexpr int64_t kWarp = 32;
 constexpr int64_t kWarpLeaves = 2;   // of a row, up to which a warp takes it
 constexpr int64_t kHeldLeaves = 32;  // of a row of 4 bytes, up to which registers hold it
@@ -42,6 +48,7 @@ constexpr int64_t kWideColumns = 64;    // results from which on threads take so
 constexpr int64_t kTallWork = 1 << 21;  // elements of chains from which on threads take columns
 constexpr int64_t kTallWidth = 64;      // threads side by side then, at most
 constexpr int64_t kFewTerms = 32;       // of a column, up to which a thread takes it
+constexpr int64_t kFewThreads = 512;    // of a processor, from which on it takes all lanes of some
 constexpr int64_t kSplitLeaves = 64;    // of a row, from which on it is cut where there are few
 constexpr int64_t kPieceLeaves = 16, kPieces = 4096;  // of a piece at least, of a row at most
 

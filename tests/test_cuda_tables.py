@@ -1,0 +1,82 @@
+"""Functions of one number of 16 bits, which a GPU looks up where there are many."""
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+
+needs_compiler = pytest.mark.skipif(
+    not _core.cuda_info()["nvrtc"], reason="NVRTC is not installed (aicf[cuda13])"
+)
+
+
+def chain(x, k):
+    """Of some 58 operations: worth a table from 2.7 million elements on."""
+    return aicf.tanh(aicf.sin(x * k + 0.3) * x + aicf.exp(-(x * x))) * aicf.sigmoid(x)
+
+
+def graph_of(count, dtype, data=None, cut=0):
+    g = aicf.Graph("table")
+    x = g.state("x", (count + cut,), dtype, init=data)
+    y = chain(x[cut:], g.state("k", (), dtype, init=np.float32(1.7).astype(dtype_of(dtype))))
+    g.output("y", y)
+    return g
+
+
+def dtype_of(name):
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("count", [1 << 20, 1 << 22])
+def test_many_are_looked_up(count, arch):
+    """On a device whose blocks have room for a table, where it is worth its making."""
+    g = graph_of(count, "bfloat16")
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch=arch)
+    assert ("look_up" in program) == (count > 1 << 20 and arch == "sm_90a")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda g, x: aicf.sin(x) + g.input("z", x.shape, x.dtype),
+        lambda g, x: aicf.cast(aicf.sin(x), "float32"),
+        lambda g, x: aicf.sin(aicf.transpose(x)),
+        lambda g, x: aicf.relu(x),
+        lambda g, x: aicf.sin(aicf.cast(x, "float32")),
+    ],
+    ids=["of two", "wide", "turned", "cheap", "unrounded"],
+)
+def test_others_are_computed(function):
+    g = aicf.Graph("other")
+    g.output("y", function(g, g.input("x", (1 << 13, 1 << 13), "bfloat16")))
+    for program in _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a"):
+        assert "look_up" not in program
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_registers_hold_what_is_on_its_way(dtype):
+    g = graph_of(1 << 22, dtype)
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("cut", [0, 1])
+def test_bits(dtype, cut):
+    """Of all numbers there are, as a CPU makes them; rows that begin where no eight elements do."""
+    count = (3 << 20) + 5
+    data = np.resize(np.arange(1 << 16, dtype=np.uint16), count + cut).view(dtype_of(dtype))
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = graph_of(count, dtype, data, cut).compile(device=device, checks="off")
+        step()
+        ends.append(step()["y"].numpy().astype(dtype_of(dtype)).view(np.uint16))
+    wide = ends[0].view(dtype_of(dtype)).astype(np.float32)
+    known = ~np.isnan(wide)
+    assert np.array_equal(known, ~np.isnan(ends[1].view(dtype_of(dtype)).astype(np.float32)))
+    assert np.array_equal(ends[0][known], ends[1][known])
