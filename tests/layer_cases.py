@@ -132,6 +132,29 @@ PAIR = {"y": (5, 4), "t": (5, 4)}
 SIGNED = lambda rng: {"y": rng.uniform(-2, 2, (5, 4)), "t": signs(rng, (5, 4))}  # noqa: E731
 loss_rows("mse_loss", PAIR, lambda y, t: (y - t) ** 2)
 loss_rows("l1_loss", PAIR, lambda y, t: abs(y - t))
+
+
+def weighed_rows(name, each, divided):
+    """Rows with a weight an element; the mean is divided by the sum of weights, or their number."""
+    reduced = {
+        "mean": lambda y, w: (y * w).sum() / (w.sum() if divided else w.size),
+        "sum": lambda y, w: (y * w).sum(),
+        "none": lambda y, w: y * w,
+    }
+    for how in REDUCED:
+        layer(
+            f"{name}_weight_{how}",
+            lambda rng: {k: rng.uniform(0.2, 2, (5, 4)) for k in ("y", "t", "w")},
+            lambda y, t, w, _o=how: getattr(aicf, name)(y, t, reduction=_o, weight=w),
+            lambda y, t, w, _o=how: reduced[_o](each(y - t), w),
+            lambda torch, F, /, y, t, w, _o=how: getattr(F, name)(y, t, reduction=_o, weight=w),
+            fixed=("w",),
+        )
+
+
+weighed_rows("mse_loss", lambda d: d * d, True)
+weighed_rows("l1_loss", abs, True)
+weighed_rows("huber_loss", lambda d: np.where(abs(d) <= 1, d * d / 2, abs(d) - 0.5), False)
 for _beta in (1.0, 0.4):
     loss_rows(
         "smooth_l1_loss",

@@ -89,31 +89,55 @@ def _reduced(name: str, each: Value, reduction: str, like: Value) -> Value:
 # ---- distances
 
 
-def mse_loss(y: Value, t: Value, reduction: str = "mean") -> Value:
-    """(y − t)², its mean by default.
+def _reduced_by(
+    name: str, each: Value, weight: Value | None, reduction: str, like: Value, divided: bool = True
+) -> Value:
+    """Terms times a weight each; their mean is divided by the sum of weights, or their number."""
+    if weight is None:
+        return _reduced(name, each, reduction, like)
+    if weight.shape != like.shape:
+        raise ShapeError(f"{name}: weight is {weight!r}, y is {like!r}; need a weight an element")
+    if weight.dtype != like.dtype:
+        raise DTypeError(f"{name}: weight is {weight!r}, y is {like!r}; need one dtype (cast it)")
+    wide = _widened(weight)
+    if reduction == "mean" and divided:
+        return _as(div(sum(mul(each, wide)), sum(wide)), like.dtype)
+    return _reduced(name, mul(each, wide), reduction, like)
+
+
+def mse_loss(y: Value, t: Value, reduction: str = "mean", weight: Value | None = None) -> Value:
+    """(y − t)², its mean by default, weighed where a weight an element is given.
 
     >>> aicf.mse_loss(x, y).shape
     ()
     """
-    if reduction == "mean":
+    if reduction == "mean" and weight is None:
         return _emit("MseLoss", "mse_loss", y, t)
     wide_y, wide_t = _operands("mse_loss", y, t)
     d = sub(wide_y, wide_t)
-    return _reduced("mse_loss", mul(d, d), reduction, y)
+    return _reduced_by("mse_loss", mul(d, d), weight, reduction, y)
 
 
-def l1_loss(y: Value, t: Value, reduction: str = "mean") -> Value:
-    """|y − t|, its mean by default.
+def l1_loss(y: Value, t: Value, reduction: str = "mean", weight: Value | None = None) -> Value:
+    """|y − t|, its mean by default, weighed where a weight an element is given.
 
     >>> aicf.l1_loss(x, y).shape
     ()
     """
     wide_y, wide_t = _operands("l1_loss", y, t)
-    return _reduced("l1_loss", abs(sub(wide_y, wide_t)), reduction, y)
+    return _reduced_by("l1_loss", abs(sub(wide_y, wide_t)), weight, reduction, y)
 
 
-def huber_loss(y: Value, t: Value, delta: float = 1.0, reduction: str = "mean") -> Value:
+def huber_loss(
+    y: Value,
+    t: Value,
+    delta: float = 1.0,
+    reduction: str = "mean",
+    weight: Value | None = None,
+) -> Value:
     """d²/2 where |d| <= delta, else delta·(|d| − delta/2), for d = y − t; its mean by default.
+
+    Where a weight an element is given, the terms times it, whose mean is, as PyTorch's, over all.
 
     >>> aicf.huber_loss(x, y).shape
     ()
@@ -123,7 +147,8 @@ def huber_loss(y: Value, t: Value, delta: float = 1.0, reduction: str = "mean") 
     wide_y, wide_t = _operands("huber_loss", y, t)
     d = sub(wide_y, wide_t)
     slope = clip(d, -delta, delta)  # the derivative; both branches are slope·(d − slope/2)
-    return _reduced("huber_loss", mul(slope, sub(d, mul(slope, 0.5))), reduction, y)
+    each = mul(slope, sub(d, mul(slope, 0.5)))
+    return _reduced_by("huber_loss", each, weight, reduction, y, divided=False)
 
 
 def smooth_l1_loss(y: Value, t: Value, beta: float = 1.0, reduction: str = "mean") -> Value:
