@@ -663,7 +663,10 @@ def draw_movement(rng, target):
             n = value + side
     count = value + side if quantity == "take_bwd.terms" else int(rng.integers(1, 600))
     if count * n > 60_000 and fn == "take":
-        count = 60_000 // n
+        if quantity == "take_bwd.terms":
+            n = 60_000 // count
+        else:
+            count = 60_000 // n
     ends = str(rng.pick("forward", "gradients"))
     return c | {
         "ends": {"take": "gradients", "dropout": "forward"}.get(fn, ends),

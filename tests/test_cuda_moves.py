@@ -10,11 +10,15 @@ from aicf.indexing import _emit
 needs_compiler = pytest.mark.skipif(
     not _core.cuda_info()["nvrtc"], reason="NVRTC is not installed (aicf[cuda13])"
 )
-LOOKED_THROUGH = min(v for *_, what, v in _core.cuda_thresholds() if what == "take_bwd.terms")
+TERMS = sorted({v for *_, what, v in _core.cuda_thresholds() if what == "take_bwd.terms"})
+LOOKED_THROUGH, CHUNK, TILE = TERMS  # positions that each row looks through, of a sum, of a block
 DTYPES = ("float32", "bfloat16", "float64")
 
 
 def numbers(rng, shape, dtype):
+    if "int" in dtype:
+        bounds = np.iinfo(dtype)
+        return rng.integers(bounds.min, bounds.max, shape, dtype, endpoint=True)
     return rng.standard_normal(shape).astype(
         ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     )
@@ -72,6 +76,36 @@ def scattered(rng, dtype, graph):
         yield f"shared {name}", _emit("ScatterAdd", "s", x, same, axis=axis, size=size)
 
 
+def sorted_rows(rng, dtype, graph):
+    """Positions around a chunk and a tile; rows around the digits of a pass and their number."""
+    for count in (CHUNK, CHUNK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 1):
+        for rows in (1, 2, 16, 255, 256, 257, 1025):
+            at = places(rng, (count,), rows, 0.3)
+            for kind, taken in {"few": at, "one": np.full_like(at, rows - 1)}.items():
+                x = graph.constant(numbers(rng, (count,), dtype))
+                taken = graph.constant(taken.astype(np.int32 if count % 2 else np.int64))
+                y = _emit("ScatterAdd", "s", x, taken, axis=0, size=rows)
+                yield f"{count} to {rows}, {kind}", y
+    at = graph.constant(places(rng, (TILE + 1,), 65537, 0.1))
+    x = graph.constant(numbers(rng, (TILE + 1,), dtype))
+    for rows in (65535, 65536, 65537, (1 << 20) + 1):
+        yield f"to {rows}", _emit("ScatterAdd", "s", x, at, axis=0, size=rows)
+        yield f"last of {rows}", _emit("ScatterLast", "l", at, axis=0, size=rows)
+    wide = graph.constant(numbers(rng, (TILE + 1, 5), dtype))
+    for rows, often in ((1, 0.0), (3, 0.9), (300, 0.7)):
+        at = places(rng, (TILE + 1, 1), rows, often)
+        shared = aicf.broadcast_to(graph.constant(at), wide.shape)
+        yield f"shared to {rows}", _emit("ScatterAdd", "s", wide, shared, axis=0, size=rows)
+        each = graph.constant(places(rng, (TILE + 1, 5), rows, often))
+        yield f"lines to {rows}", _emit("ScatterAdd", "s", wide, each, axis=0, size=rows)
+        outside = graph.constant(np.full((TILE + 1,), rows))
+        yield f"nothing to {rows}", _emit("ScatterAdd", "s", x, outside, axis=0, size=rows)
+        if dtype in DTYPES:
+            at = graph.constant(at[:, 0])
+            yield f"rows to {rows}", _emit("TakeBwd", "t", wide, at, rows=rows)
+            yield f"numbers to {rows}", _emit("TakeBwd", "t", x, at, rows=rows)
+
+
 def along(rng, dtype, graph):
     """Lines of a running sum and of argmax: those of a warp, some of a warp, some blocks of one."""
     for shape in ((3, 5000), (1100, 70), (34000, 65), (40, 63), (70000,)):
@@ -109,8 +143,11 @@ def graph_of(what, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("what", [joined, scattered, along, large])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "what, dtype",
+    [(what, dtype) for what in (joined, scattered, sorted_rows, along, large) for dtype in DTYPES]
+    + [(sorted_rows, dtype) for dtype in ("float16", "int8", "int16", "int32", "int64")],
+)
 def test_bits_of_both_devices(what, dtype):
     """Constants are folded away by default: nothing is left to run on the device then."""
     steps = {
@@ -144,5 +181,5 @@ def test_text_compiles(arch):
     g.output("running", aicf.cumsum(x, 1))
     g.output("largest", aicf.argmax(x, 1))
     programs = _core.cuda_programs(g._core, _core.pass_names(), arch=arch)
-    assert sum("sort_positions<" in p for p in programs) >= 3
+    assert sum("sort_positions(" in p for p in programs) >= 3
     assert all(c[:4] == b"\x7fELF" for c in _core.cuda_cubins(programs, arch))

@@ -141,6 +141,43 @@ def test_sums_of_16_bits_are_rounded_once(n, dtype, device, rng):
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(dy.dtype).astype(np.float32))
 
 
+def in_chunks(rows, index, terms, chunk=256):
+    """Sums of rows in ascending position, in chunks that start from 0, one addition at a time."""
+    sums = np.zeros((rows, *terms.shape[1:]), terms.dtype)
+    for row in range(rows):
+        own = terms[index == row]
+        parts = [np.add.accumulate(own[k : k + chunk])[-1] for k in range(0, len(own), chunk)]
+        for part in parts:
+            sums[row] = sums[row] + (part + 0)
+    return sums
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int16"])
+@pytest.mark.parametrize("n", [1, 255, 256, 257, 512, 513, 2000])
+def test_chunks_of_sums(n, dtype, device, rng):
+    """Of one place, of few, of many; the same bits along lines, of slices and as a gradient."""
+    wide = "float32" if "16" in dtype and dtype != "int16" else dtype
+    s = (rng.standard_normal((n, 3)) * 100).astype(numpy_dtype(dtype))
+    for rows in (1, 3, 300):
+        i = rng.integers(0, rows, n)
+        want = in_chunks(rows, i, s.astype(wide)).astype(s.dtype)
+
+        def build(g, x, i, s, _rows=rows):
+            each = aicf.broadcast_to(aicf.reshape(i, (n, 1)), (n, 3))
+            ys = {"shared": aicf.scatter_add(x, 0, each, s), "slices": aicf.index_add(x, 0, i, s)}
+            turned = aicf.permute(s, (1, 0))
+            ys["lines"] = aicf.scatter_add(
+                aicf.permute(x, (1, 0)), 1, aicf.permute(each, (1, 0)), turned
+            ).T
+            if dtype != "int16":
+                ys["gradient"] = g.backward(aicf.gather(x, 0, each), [x], grad=s)[x]
+            return ys
+
+        x = np.zeros((rows, 3), s.dtype)
+        for name, got in run_modes(build, {"x": x, "i": i, "s": s}, device).items():
+            assert_bits(np.ascontiguousarray(got), want.astype(got.dtype), f"{name} to {rows}")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("index", ["int32", "int64"])
 def test_out_of_range(index, dtype, device):

@@ -83,7 +83,8 @@ __all__ = [
 def take_along_axis(x: Value, indices: Data, axis: int = -1) -> Value:
     """x[..., indices[..., i, ...], ...] along `axis`; the other axes broadcast.
 
-    The gradient adds what was taken more than once, in ascending position. One launch.
+    The gradient adds what was taken more than once, in ascending position, in chunks of 256.
+    One launch.
 
     >>> aicf.take_along_axis(x, aicf.argsort(x, axis=0), axis=0).shape
     (4, 3)
@@ -129,8 +130,6 @@ def scatter(x: Value, axis: int, indices: Data, src: Operand) -> Value:
         indices: no longer than x on the other axes, nor than src on any.
         src: a Value of x's dtype, or a number.
 
-    On a GPU each place looks for its index, n·size comparisons a line.
-
     >>> aicf.scatter(x, 1, aicf.argmax(x, axis=1, keepdims=True), 0.0).shape
     (4, 3)
     """
@@ -150,12 +149,10 @@ def scatter(x: Value, axis: int, indices: Data, src: Operand) -> Value:
 def scatter_add(x: Value, axis: int, indices: Data, src: Value) -> Value:
     """x plus `src` summed at the indices along `axis`, as PyTorch's; the same bits every time.
 
-    Terms of one place are added in ascending position, then the sum to x.
+    Terms of one place are added in ascending position, in chunks of 256, then the sum to x.
 
     Args:
         indices: no longer than x on the other axes, nor than src on any.
-
-    On a GPU each place looks for its indices, n·size comparisons a line.
 
     >>> aicf.scatter_add(x, 1, aicf.argsort(x), y).shape
     (4, 3)

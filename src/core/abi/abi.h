@@ -9,8 +9,8 @@
 // Summation orders. Every reduction that rounds follows one of these orders, fixed by its lowered
 // op's `order` attribute, so that no tile, thread count, vector width or backend changes a bit.
 //   chain(c)  Elements (for a product: k) are taken in ascending index inside chunks of c; a chunk
-//             starts from its first term, a product accumulates by fma from +0, and the chunk
-//             results are added in ascending order.
+//             starts from its first term, that of a product by fma and of scatter_add by addition
+//             from +0, and the chunk results are added in ascending order.
 //   tree      The n elements, in row-major order of the reduced axes, are cut into leaves of 512.
 //             Inside a leaf, lane l of 128 adds elements l, l+128, l+256, l+384 in that order; the
 //             lanes are then halved: l += l+64, l += l+32, ... l += l+1. Leaves are joined by

@@ -48,12 +48,15 @@ void lower_line(LowerContext& c) {
     c.op(c.def().lowered, std::move(inputs), {c.out()}, attrs);
 }
 
-void define_line(OpDef op, const std::string& lowered, const char* result) {
+/// `more`: what the lowered op has beside the attributes of the op.
+void define_line(OpDef op, const std::string& lowered, const char* result,
+                 const std::vector<AttrDef>& more = {}) {
     LoweredDef low;
     low.name = lowered;
     low.inputs = op.inputs;
     low.outputs = {result};
     low.attrs = op.attrs;
+    low.attrs.insert(low.attrs.end(), more.begin(), more.end());
     low.infer = op.infer;
     low.portable = true;
     if (op.fn.empty()) op.fn = lowered;
@@ -75,8 +78,8 @@ std::vector<Type> infer_gather(const InferContext& c) {
     return {{c.dtype(0), c.shape(1)}};
 }
 
-// ScatterAdd(x, indices; axis, size) -> lines of `size`: at each place the sum, from 0, of the x
-// whose index says it, in ascending position. What lies outside is left out.
+// ScatterAdd(x, indices; axis, size) -> lines of `size`: at each place the sum of the x whose index
+// says it, in ascending position, in chunks that start from 0. What lies outside is left out.
 std::vector<Type> infer_scatter_add(const InferContext& c) {
     const int axis = axis_of(c, c.shape(0).rank());
     need_number(c, 0);
@@ -126,7 +129,7 @@ void define_by_index() {
                      },
                  .indices = 1,
                  .rows = given_size},
-                "scatter_add", "y");
+                "scatter_add", "y", {{"order", chain_order(), false, {chain_order()}}});
     define_line({.name = "ScatterLast",
                  .inputs = {"indices"},
                  .attrs = {axis, size},

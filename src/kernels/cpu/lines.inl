@@ -66,6 +66,48 @@ int64_t result_lines(const ArgBlock& args, int) {
 /// Sums that fit no element are held for so many places at a time.
 constexpr int64_t kHeldSums = 1024;
 
+/// What a place has of a line in which it may have several chunks.
+template <class A>
+struct ChunkedSum {
+    A before, sum;
+    int64_t seen;
+};
+
+/// Whether sums are in chunks: of floats, of which a place may have more than one's.
+bool sums_in_chunks(const ArgBlock& args) {
+    return (kFloats & dtype_bit(DType(args.out(0).dtype))) &&
+           args.in(0).shape()[line_axis(args)] > args.scalar(2).i;
+}
+
+uint64_t scatter_add_workspace(const ArgBlock& args, int threads) {
+    const auto size = static_cast<uint64_t>(args.out(0).shape()[line_axis(args)]);
+    return sums_in_chunks(args) ? sizeof(ChunkedSum<double>) * size * uint64_t(threads) : 0;
+}
+
+template <class A, class E>
+void scatter_add_chunks(const ArgBlock& args, int64_t begin, int64_t end, int thread) {
+    const Operand &x = args.in(0), &indices = args.in(1), &y = args.out(0);
+    const int axis = line_axis(args);
+    const int64_t n = x.shape()[axis], size = y.shape()[axis], step = y.strides()[axis],
+                  chunk = args.scalar(2).i;
+    auto* const sums = static_cast<ChunkedSum<A>*>(args.workspace) + size * thread;
+    for (int64_t line = begin; line < end; line++) {
+        const E* from = static_cast<const E*>(x.ptr) + place_beside(x, line, axis);
+        const int64_t at = place_beside(indices, line, axis);
+        E* to = static_cast<E*>(y.ptr) + place_beside(y, line, axis);
+        for (int64_t j = 0; j < size; j++) sums[j] = {A(0), A(0), 0};
+        for (int64_t i = 0; i < n; i++) {
+            const int64_t index = index_at(indices, at + i * indices.strides()[axis]);
+            if (index < 0 || index >= size) continue;
+            ChunkedSum<A>& own = sums[index];
+            if (own.seen == chunk) own = {own.before + own.sum, A(0), 0};
+            own.sum = own.sum + widen(from[i * x.strides()[axis]]);
+            own.seen++;
+        }
+        for (int64_t j = 0; j < size; j++) put(to + j * step, sums[j].before + sums[j].sum);
+    }
+}
+
 template <class A, class E>
 void scatter_add_lines(const ArgBlock& args, int64_t begin, int64_t end) {
     const Operand &x = args.in(0), &indices = args.in(1), &y = args.out(0);
@@ -101,7 +143,9 @@ void scatter_add_lines(const ArgBlock& args, int64_t begin, int64_t end) {
     }
 }
 
-void scatter_add_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
+void scatter_add_run(const ArgBlock& args, int64_t begin, int64_t end, int, int thread) {
+    if (sums_in_chunks(args))
+        AICF_BY_FLOAT(args.out(0).dtype, scatter_add_chunks, args, begin, end, thread)
     AICF_BY_SUM(args.out(0).dtype, scatter_add_lines);
 }
 
@@ -406,7 +450,8 @@ void ctc_bwd_run(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
 
 void register_lines(Table& table) {
     table.add(CpuKernel{"gather", kAnyDType, gather_run, gather_units});
-    table.add(CpuKernel{"scatter_add", kNumbers, scatter_add_run, result_lines});
+    table.add(
+        CpuKernel{"scatter_add", kNumbers, scatter_add_run, result_lines, scatter_add_workspace});
     table.add(CpuKernel{"scatter_last", kNumbers, scatter_last_run, result_lines});
     table.add(CpuKernel{"searchsorted", kNumbers, search_run, search_units});
     table.add(CpuKernel{"argsort", kAnyDType, argsort_run, argsort_units});

@@ -156,6 +156,7 @@ std::string update_formula(const LoweredDef& def);
 /// sums of `width` numbers a row in chunks, taken by `tiles` teams, of `part` bytes each.
 struct Sorted {
     int64_t lines, n, size, chunk = 0, width = 1, tiles = 1, part = 4;
+    bool zero = false;  // chunks start from +0, not from their first term
 };
 /// Whether there are enough positions for it, and few enough to be counted.
 bool worth_sorting(const Sorted& sorted, const Limits& limits);

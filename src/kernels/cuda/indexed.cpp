@@ -1,5 +1,6 @@
 // Ops that compute where to read: pad, concat, take, pick, windows, argmax, cumsum.
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/thresholds.h"
@@ -33,42 +34,49 @@ bool worth_sorting(const Sorted& sorted, const Limits& limits) {
 std::string order_struct(KernelText& text, const Sorted& sorted, const std::string& index,
                          const Limits& limits) {
     const int64_t rows = sorted.lines * sorted.size, count = sorted.lines * sorted.n;
-    const int64_t processors = std::max(limits.processors, 1);
-    // A piece a processor, as each looks through all positions of its lines.
-    int64_t piece = std::clamp<int64_t>((rows + processors - 1) / processors, 1, kPieceRows);
-    if (sorted.lines > 1 && sorted.size <= kPieceRows)
-        piece = std::max<int64_t>(piece / sorted.size, 1) * sorted.size;
+    const int64_t width = std::bit_width(static_cast<uint64_t>(rows - 1)),
+                  passes = std::max<int64_t>(ceil_div(width, kSortBits), 1),
+                  bits = std::max<int64_t>(ceil_div(width, passes), 1);
+    const int64_t digits = std::min(int64_t{1} << bits, rows), tiles = ceil_div(count, kSortTile);
     const int64_t slots = sorted.chunk ? 2 * (count / sorted.chunk) + 1 : 0;
-    std::string text_of = cat("struct @_O {\n    static constexpr int64_t lines = ", sorted.lines,
-                              ", n = ", sorted.n, ", size = ", sorted.size, ", piece = ", piece,
-                              ", chunk = ", sorted.chunk, ", tiles = ", sorted.tiles);
+    std::string text_of =
+        cat("struct @_O {\n    static constexpr int64_t lines = ", sorted.lines, ", n = ", sorted.n,
+            ", size = ", sorted.size, ", chunk = ", sorted.chunk, ", tiles = ", sorted.tiles,
+            ", tile = ", kSortTile, ", bound = ", kBoundRows);
     int64_t bytes = 0;
     const auto place = [&](const char* name, int64_t size) {
         text_of += cat(", ", name, " = ", bytes);
         bytes = (bytes + size + 15) / 16 * 16;
     };
     place("found", 8 * rows);
-    place("positions", 4 * count);
-    place("list", 8 * count);
+    place("first", 8 * count);
+    place("second", passes > 1 ? 8 * count : 0);
+    place("counts", tiles > 1 ? 4 * digits * tiles : 0);
+    place("totals", 4 * digits);
+    place("kept", 4);
     place("slots", 8 * slots);
     place("arrivals", 4 * slots * sorted.tiles);
     place("parts", slots * sorted.width * sorted.part);
     text.workspace = static_cast<uint64_t>(bytes);
-    text.counters = 4;
+    text.counters = static_cast<int>(2 + 2 * ((tiles > 1 ? 3 * passes : 1) + 1));
     text.threads = kSortThreads;
     text.resident = 2;
-    text.blocks = 2 * processors;
-    text.shared = static_cast<uint32_t>(kSortThreads / 32 * (8 * kHeldFinds + 3 * 4) + 4 * piece);
-    return text_of +
-           cat(";\n    __device__ __forceinline__ static int64_t index(int64_t p) { return ", index,
-               "; }\n};\n");
+    text.blocks = 2 * std::max(limits.processors, 1);
+    constexpr int64_t warps = kSortThreads / 32;
+    text.shared = static_cast<uint32_t>(
+        std::max(4 * (digits + warps) + 2 * (warps + 1) * digits + 2, 4 * (kBoundRows + 1)));
+    return text_of + cat(";\n    static constexpr int passes = ", passes, ", bits = ", bits,
+                         ", warps = ", warps,
+                         ";\n    static constexpr bool zero = ", sorted.zero ? "true" : "false",
+                         ";\n    __device__ __forceinline__ static int64_t index(int64_t p) { ",
+                         "return ", index, "; }\n};\n");
 }
 
 std::string order_body(const BlockLayout& layout, const std::string& keys,
                        const std::string& sums) {
     return cat("    const Order<@_O> order{block.ptr<char>(16), block.ptr<uint32_t>(", layout.tail,
-               ")};\n    sort_positions<@_O, ", kSortThreads / 32, ", ", kHeldFinds,
-               ">(grid, order, ", keys, ");\n    ", sums, "    leave(grid, order);\n}\n");
+               ")};\n    sort_positions(grid, order, ", keys, ");\n    ", sums,
+               "    leave(grid, order);\n}\n");
 }
 
 int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands,
@@ -223,8 +231,13 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, cons
                 place_struct("@_D", rest, own) + place_struct("@_E", rest, to) +
                 cat("struct @_R {\n    static constexpr int64_t step = ", y.strides[0], ";\n};\n") +
                 order_struct(text, sorted, "@_I::at(p)", limits);
-            text.body +=
-                body_head(op, layout) + order_body(layout, "x1", row_sums(a, v, lanes, width));
+            const std::string sums =
+                width == 1 ? cat("sum_numbers<", a, ", @_O, @_P, @_T>(grid, order, y0, x0);\n")
+                           : row_sums(a, v, lanes, width);
+            text.body += cat("struct @_T {\n    __device__ __forceinline__ static int64_t "
+                             "at(int64_t row) { ",
+                             "return row * ", y.strides[0], "; }\n};\n") +
+                         body_head(op, layout) + order_body(layout, "x1", sums);
             return;
         }
         text.blocks = blocks_for(rows * ((width + 255) / 256) * 32, limits.processors);

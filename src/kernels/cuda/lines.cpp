@@ -36,6 +36,9 @@ bool sorted_text(KernelText& text, const LoweredOp& op, const BlockLayout& layou
     const int64_t others = element_count(rest), n = x.shape[axis], size = y.shape[axis];
     shared &= others > 1;
     Sorted sorted{shared ? 1 : others, n, size};
+    sorted.chunk = last ? 0 : kChainChunk;
+    sorted.zero = true;
+    sorted.part = dtype_size(y.dtype) == 8 ? 8 : 4;
     int64_t v = 1, lanes = 1;
     if (shared) {
         v = vector_of(dtype_size(y.dtype), rest, {own, to}, {x.strides[axis], y.strides[axis]});
@@ -58,11 +61,20 @@ bool sorted_text(KernelText& text, const LoweredOp& op, const BlockLayout& layou
                      place_struct("@_D", rest, own) + place_struct("@_E", rest, to);
         sums = row_sums(sum_type(y.dtype), v, lanes, others);
     } else {
-        const std::string y_line = line_of(text.body, "Y", y, axis);
-        const std::string x_line = last ? "" : line_of(text.body, "A", x, axis);
-        sums = last ? cat("last_of_lines<@_O, ", y_line, ">(grid, order, y0);\n")
-                    : cat("sum_lines<", sum_type(y.dtype), ", @_O, ", x_line, ", ", y_line,
-                          ">(grid, order, y0, x0);\n");
+        const auto place_of = [&](const char* name, const char* operand, const View& view,
+                                  int64_t length) {  // of element i of all lines
+            const std::string type = line_of(text.body, operand, view, axis);
+            text.body +=
+                cat("struct ", name, " {\n    __device__ __forceinline__ static int64_t at(",
+                    "uint32_t i) { return ", type, "::at(",
+                    others == 1 ? std::string("0, i") : cat("i / ", length, "u, i % ", length, "u"),
+                    "); }\n};\n");
+        };
+        place_of("@_T", "Y", y, size);
+        if (!last) place_of("@_P", "A", x, n);
+        sums = last ? std::string("last_positions<@_O, @_T>(grid, order, y0);\n")
+                    : cat("sum_numbers<", sum_type(y.dtype),
+                          ", @_O, @_P, @_T>(grid, order, y0, x0);\n");
     }
     text.body += body_head(op, layout) + order_body(layout, last ? "x0" : "x1", sums);
     return true;
@@ -135,7 +147,8 @@ KernelText line_text(const LoweredOp& op, const Limits& limits) {
                             element_literal(y.dtype, zero ? 0.0 : __builtin_nan("")))
                             .c_str()));
     } else if (name == "scatter_add") {
-        call = cat("scatter_add<", sum_type(y.dtype), ", ", each, pass(", x0, x1"));
+        call =
+            cat("scatter_add<", sum_type(y.dtype), ", ", each, ", ", kChainChunk, pass(", x0, x1"));
     } else if (name == "scatter_last") {
         call = cat("scatter_last<", each, pass(", x0"));
     } else if (name == "searchsorted") {

@@ -67,17 +67,21 @@ __device__ __forceinline__ void gather(const Grid& grid, T* y, const T* x, const
     }
 }
 
-template <class A, class Place, int64_t Count, int64_t N, class X, class I, class Y, class E,
-          class Index>
+template <class A, class Place, int64_t Count, int64_t N, int64_t Chunk, class X, class I, class Y,
+          class E, class Index>
 __device__ __forceinline__ void scatter_add(const Grid& grid, E* y, const E* x,
                                             const Index* indices) {
     AICF_OVER(i, Count) {
         const Place p(i);
-        A sum = A(0);
-        for (int64_t k = 0; k < N; k++)
-            if (indices[I::at(p.line, k)] == p.j)
-                sum = static_cast<A>(sum + static_cast<A>(widen(x[X::at(p.line, k)])));
-        y[Y::at(p.line, p.j)] = narrow<E>(sum);
+        A sum = A(0), before = A(0);
+        int64_t seen = 0;
+        for (int64_t k = 0; k < N; k++) {
+            if (indices[I::at(p.line, k)] != p.j) continue;
+            if (seen % Chunk == 0 && seen > 0) before = static_cast<A>(before + sum), sum = A(0);
+            sum = static_cast<A>(sum + static_cast<A>(widen(x[X::at(p.line, k)])));
+            seen++;
+        }
+        y[Y::at(p.line, p.j)] = narrow<E>(static_cast<A>(before + sum));
     }
 }
 

@@ -1,7 +1,7 @@
 // Which positions each row of a result takes, in ascending order, and sums over them: what it costs
-// follows the positions and the results, not one times the other. Blocks first sort the positions,
-// a piece of the rows at a time, until no piece is left; who waits for others has taken none that
-// it did not sort, so that blocks need not run together.
+// follows the positions and the results, not one times the other, wherever the positions lead. It
+// is a stable radix sort, by some bits of the row at a time. Blocks take tasks of a phase until
+// there are none and wait for those that others have taken, so that blocks need not run together.
 #pragma once
 
 #include "prelude.cuh"
@@ -14,215 +14,395 @@ struct Found {
 };
 
 // The struct O that says what is sorted: of `lines` lines of `n` positions each, position p has the
-// key `index(p)` of [0, size); row line * size + key takes it. A piece is `piece` rows. `found`,
-// `positions`, `list`, `slots`, `arrivals`, `parts` are bytes of the workspace where these lie;
-// `chunk` of a row's positions are added up at a time, all of them where it is 0.
+// key `index(p)` of [0, size); row line * size + key takes it. A pass sorts by `bits` bits of the
+// row, of which there are `passes` times as many; a tile is `tile` positions, blocks have at most
+// `warps`, a task finds `bound` rows. `found`, `first`, `second`, `counts`, `totals`, `kept`,
+// `slots`, `arrivals`, `parts` are bytes of the workspace where these lie; `chunk` of a row's
+// positions are added up at a time, from +0 where `zero` is set, else from the first; where `chunk`
+// is 0 none are.
 
-/// The work of blocks that share counters: [0] the next piece, [1] sorted pieces, [2] slots that
-/// rows of several chunks have, [3] blocks that are done with all of it.
+/// A row and a position of it.
+struct Entry {
+    uint32_t position, row;
+};
+
+/// The work of blocks that share counters: [0] slots that rows of several chunks have, [1] blocks
+/// that are done with all of it; then two a phase: the next task, and how many are done.
 template <class O>
 struct Order {
     char* room;
     uint32_t* counters;
-    __device__ __forceinline__ Found* found() const {
-        return reinterpret_cast<Found*>(room + O::found);
+    static constexpr int64_t rows = O::lines * O::size, count = O::lines * O::n;
+    static constexpr int64_t sort_tiles = (count + O::tile - 1) / O::tile;
+    static constexpr int phases = (sort_tiles > 1 ? 3 * O::passes : 1) + 1;
+    template <class T>
+    __device__ __forceinline__ T* at(int64_t byte) const {
+        return reinterpret_cast<T*>(room + byte);
     }
-    __device__ __forceinline__ uint32_t* positions() const {
-        return reinterpret_cast<uint32_t*>(room + O::positions);
+    __device__ __forceinline__ Found* found() const { return at<Found>(O::found); }
+    /// What so many passes have sorted.
+    template <int Passes = O::passes>
+    __device__ __forceinline__ Entry* entries() const {
+        return at<Entry>(Passes % 2 ? O::first : O::second);
     }
-    __device__ __forceinline__ uint64_t* list() const {
-        return reinterpret_cast<uint64_t*>(room + O::list);
-    }
+    /// The positions of rows, sorted; how many rows have.
+    __device__ __forceinline__ uint32_t position(uint32_t h) const { return entries()[h].position; }
+    __device__ __forceinline__ uint32_t* kept() const { return at<uint32_t>(O::kept); }
+    /// Of each digit, how often it is in each tile, in those before later on; in all of them.
+    __device__ __forceinline__ uint32_t* counts() const { return at<uint32_t>(O::counts); }
+    __device__ __forceinline__ uint32_t* totals() const { return at<uint32_t>(O::totals); }
     /// Of each chunk of a row with several: the row, and which of its chunks.
-    __device__ __forceinline__ Found* slots() const {
-        return reinterpret_cast<Found*>(room + O::slots);
-    }
-    __device__ __forceinline__ uint32_t* arrivals() const {
-        return reinterpret_cast<uint32_t*>(room + O::arrivals);
+    __device__ __forceinline__ Found* slots() const { return at<Found>(O::slots); }
+    __device__ __forceinline__ uint32_t* arrivals() const { return at<uint32_t>(O::arrivals); }
+};
+
+/// The bits that a pass sorts by.
+template <class O, int Pass>
+struct DigitOf {
+    static constexpr int shift = Pass * O::bits;
+    static constexpr uint32_t count =
+        Pass + 1 < O::passes ? 1u << O::bits : uint32_t((Order<O>::rows - 1) >> shift) + 1;
+    __device__ __forceinline__ static uint32_t of(uint32_t row) {
+        return Pass + 1 < O::passes ? (row >> shift) & ((1u << O::bits) - 1) : row >> shift;
     }
 };
 
-/// Sorts positions stably: `entries` hold a row of the piece and a position each, by ascending
-/// position; cursor[row] is where the row's next one goes. By one warp.
-__device__ __forceinline__ void place_entries(uint32_t* positions, uint32_t* cursor,
-                                              const uint64_t* entries, uint32_t count) {
-    constexpr int kLots = 4;
-    const uint32_t lane = threadIdx.x & 31;
-    for (uint32_t at = 0; at < count; at += 32 * kLots) {
-        uint64_t lot[kLots];
-#pragma unroll
-        for (int k = 0; k < kLots; k++) {
-            const uint32_t i = at + 32 * k + lane;
-            lot[k] = i < count ? entries[i] : ~uint64_t(0);
-        }
-#pragma unroll
-        for (int k = 0; k < kLots; k++) {
-            if (at + 32 * k >= count) break;
-            const bool mine = at + 32 * k + lane < count;
-            const auto row = static_cast<uint32_t>(lot[k] >> 32);
-            const uint32_t alike = __match_any_sync(0xffffffffu, row);
-            const uint32_t before = __popc(alike & ((1u << lane) - 1));
-            uint32_t to = 0;
-            if (mine) to = cursor[row] + before;
-            __syncwarp();
-            if (mine && before == 0) cursor[row] += __popc(alike);
-            __syncwarp();
-            if (mine) positions[to] = static_cast<uint32_t>(lot[k]);
-        }
-    }
-}
+constexpr uint32_t kNoDigit = ~0u;
+constexpr int kSortLots = 8;  // elements that a lane has at a time
 
-/// Looks through positions [first, last) for those of rows [row0, row0 + rows): calls `hit` with
-/// how many of them were before, the entry and the row, and counts those of rows below in `below`.
-/// By a warp; returns how many there were.
-template <class O, class I, class Hit>
-__device__ __forceinline__ uint32_t look_through(const I* indices, int64_t first, int64_t last,
-                                                 int64_t row0, uint32_t rows, uint32_t& below,
-                                                 Hit hit) {
-    constexpr int kLots = 8;
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t hits = 0;
-    for (int64_t at = first; at < last; at += 32 * kLots) {
-        int64_t index[kLots];
-#pragma unroll
-        for (int k = 0; k < kLots; k++) {
-            const int64_t p = at + 32 * k + lane;
-            index[k] = p < last ? int64_t(indices[O::index(p)]) : -1;
-        }
-#pragma unroll
-        for (int k = 0; k < kLots; k++) {
-            const auto p = static_cast<uint32_t>(at + 32 * k + lane);
-            const bool inside = index[k] >= 0 && index[k] < O::size;
-            const int64_t row =
-                (O::lines == 1 ? 0 : int64_t(p / uint32_t(O::n)) * O::size) + index[k] - row0;
-            below += inside && row < 0;
-            const bool mine = inside && row >= 0 && row < rows;
-            const uint32_t all = __ballot_sync(0xffffffffu, mine);
-            if (mine)
-                hit(hits + __popc(all & ((1u << lane) - 1)), uint64_t(row) << 32 | p,
-                    static_cast<uint32_t>(row));
-            hits += __popc(all);
-        }
-    }
-    return hits;
-}
+/// Shared memory of a block that sorts: which of a tile's elements of each digit come before those
+/// of a warp, and in the last line how many there are; where the next one of each digit goes.
+template <uint32_t Digits, int Warps>
+struct SortRoom {
+    uint32_t base[Digits], scanned[Warps];
+    uint16_t before[Warps + 1][Digits];
+};
 
-template <class O, int MostWarps, int Held, class I>
-__device__ __forceinline__ void sort_piece(const Grid& grid, const Order<O>& order, int64_t piece,
-                                           const I* indices) {
+template <class Room>
+__device__ __forceinline__ Room& sort_room() {
     extern __shared__ __align__(16) char order_room[];
-    auto* const held = reinterpret_cast<uint64_t*>(order_room);  // of each warp
-    auto* const cursor = reinterpret_cast<uint32_t*>(held + MostWarps * Held);
-    uint32_t *const hits_of = cursor + O::piece, *const below_of = hits_of + MostWarps,
-                    *const scanned = below_of + MostWarps;
-    const uint32_t t = grid.thread(), lane = t & 31, warp = t / 32, warps = grid.threads / 32;
-    const int64_t row0 = piece * O::piece, row1 = row0 + O::piece < O::lines * O::size
-                                                      ? row0 + O::piece
-                                                      : O::lines * O::size;
-    const auto rows = static_cast<uint32_t>(row1 - row0);
-    const int64_t line0 = row0 / O::size, line1 = (row1 - 1) / O::size + 1;
-    const int64_t begin = line0 * O::n, end = line1 * O::n;
-    const int64_t each = (end - begin + warps * 32 - 1) / (warps * 32) * 32;
-    const int64_t first = begin + warp * each, last = first + each < end ? first + each : end;
-    for (uint32_t r = t; r < rows; r += grid.threads) cursor[r] = 0;
-    __syncthreads();
-    uint32_t below = 0, nothing = 0;
-    const uint32_t hits = look_through<O>(indices, first, last, row0, rows, below,
-                                          [&](uint32_t i, uint64_t entry, uint32_t row) {
-                                              if (i < Held) held[warp * Held + i] = entry;
-                                              atomicAdd(cursor + row, 1u);
-                                          });
-    for (int step = 16; step > 0; step /= 2) below += __shfl_xor_sync(0xffffffffu, below, step);
-    if (lane == 0) hits_of[warp] = hits, below_of[warp] = below;
-    __syncthreads();
-    auto base = static_cast<uint32_t>(begin);
-    uint32_t before = 0, total = 0, most = 0;
-    for (uint32_t w = 0; w < warps; w++) {
-        base += below_of[w];
-        before += w < warp ? hits_of[w] : 0;
-        total += hits_of[w];
-        most = hits_of[w] > most ? hits_of[w] : most;
+    return *reinterpret_cast<Room*>(order_room);
+}
+
+/// Runs tasks [0, tasks) of a phase, each by some block, and waits until all of them are done.
+template <class O, class Run>
+__device__ __forceinline__ void each_task(const Grid& grid, const Order<O>& order, int phase,
+                                          uint32_t tasks, Run run) {
+    __shared__ uint32_t taken;
+    uint32_t* const counter = order.counters + 2 + 2 * phase;
+    for (;;) {
+        if (grid.thread() == 0) taken = atomicAdd(counter, 1u);
+        __syncthreads();
+        const uint32_t task = taken;
+        if (task >= tasks) break;
+        run(task);
+        __threadfence();
+        __syncthreads();
+        if (grid.thread() == 0) atomicAdd(counter + 1, 1u);
     }
-    if (most > Held)
-        look_through<O>(
-            indices, first, last, row0, rows, nothing,
-            [&](uint32_t i, uint64_t entry, uint32_t) { order.list()[base + before + i] = entry; });
-    // Where each row begins.
-    const uint32_t share = (rows + grid.threads - 1) / grid.threads, own = t * share;
+    if (grid.thread() == 0) wait_count(counter + 1, tasks);
+    __syncthreads();
+    __threadfence();
+}
+
+/// Kept elements at h, h + 32, ... before `end`, of which a lane has kSortLots; digits of others
+/// are kNoDigit.
+template <int Pass, class O, class I>
+__device__ __forceinline__ void load_entries(const Order<O>& order, const I* indices, uint32_t h,
+                                             uint32_t step, uint32_t end, Entry (&entry)[kSortLots],
+                                             uint32_t (&digit)[kSortLots]) {
+    if constexpr (Pass == 0) {
+        int64_t index[kSortLots];
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++) {
+            const uint32_t p = h + k * step;
+            index[k] = p < end ? int64_t(indices[O::index(p)]) : -1;
+        }
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++) {
+            const uint32_t p = h + k * step, line = O::lines == 1 ? 0 : p / uint32_t(O::n);
+            const bool inside = index[k] >= 0 && index[k] < O::size;
+            entry[k] = Entry{p, line * uint32_t(O::size) + uint32_t(index[k])};
+            digit[k] = inside ? DigitOf<O, Pass>::of(entry[k].row) : kNoDigit;
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++)
+            entry[k] = h + k * step < end ? order.template entries<Pass>()[h + k * step] : Entry{};
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++)
+            digit[k] = h + k * step < end ? DigitOf<O, Pass>::of(entry[k].row) : kNoDigit;
+    }
+}
+
+/// Where the elements of a tile end.
+template <int Pass, class O>
+__device__ __forceinline__ uint32_t tile_end(const Order<O>& order, uint32_t tile) {
+    const uint32_t all = Pass == 0 ? uint32_t(Order<O>::count) : *order.kept();
+    const uint32_t end = (tile + 1) * uint32_t(O::tile);
+    return end < all ? end : all;
+}
+
+/// How many elements of a tile have each digit, in `base`.
+template <int Pass, class O, class I, class Room>
+__device__ __forceinline__ void count_digits(const Grid& grid, const Order<O>& order, uint32_t tile,
+                                             const I* indices, Room& room) {
+    constexpr uint32_t digits = DigitOf<O, Pass>::count;
+    const uint32_t t = grid.thread(), lane = t & 31, threads = grid.threads;
+    const uint32_t end = tile_end<Pass>(order, tile);
+    for (uint32_t d = t; d < digits; d += threads) room.base[d] = 0;
+    __syncthreads();
+    for (uint32_t at = tile * uint32_t(O::tile); at < end; at += kSortLots * threads) {
+        Entry entry[kSortLots];
+        uint32_t digit[kSortLots];
+        load_entries<Pass>(order, indices, at + t, threads, end, entry, digit);
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++) {
+            const uint32_t alike = __match_any_sync(0xffffffffu, digit[k]);
+            if (digit[k] != kNoDigit && (alike & ((1u << lane) - 1)) == 0)
+                atomicAdd(room.base + digit[k], uint32_t(__popc(alike)));
+        }
+    }
+    __syncthreads();
+}
+
+/// Numbers of all digits become the sums of those before; returns that of all.
+template <uint32_t Digits, class Room>
+__device__ __forceinline__ uint32_t sum_before(const Grid& grid, Room& room) {
+    const uint32_t t = grid.thread(), lane = t & 31, warp = t / 32, warps = grid.threads / 32;
+    const uint32_t share = (Digits + grid.threads - 1) / grid.threads, own = t * share;
     uint32_t sum = 0;
-    for (uint32_t r = own; r < own + share && r < rows; r++) sum += cursor[r];
+    for (uint32_t d = own; d < own + share && d < Digits; d++) sum += room.base[d];
     uint32_t upto = sum;
     for (uint32_t step = 1; step < 32; step *= 2) {
         const uint32_t other = __shfl_up_sync(0xffffffffu, upto, step);
         if (lane >= step) upto += other;
     }
-    if (lane == 31) scanned[warp] = upto;
+    if (lane == 31) room.scanned[warp] = upto;
     __syncthreads();
-    uint32_t at = base + upto - sum;
-    for (uint32_t w = 0; w < warp; w++) at += scanned[w];
-    for (uint32_t r = own; r < own + share && r < rows; r++) {
-        const uint32_t count = cursor[r];
-        order.found()[row0 + r] = Found{at, at + count};
-        cursor[r] = at;
-        at += count;
-        if constexpr (O::chunk > 0)
-            if (count > O::chunk) {
-                const auto chunks = static_cast<uint32_t>((count + O::chunk - 1) / O::chunk);
-                const uint32_t slot = atomicAdd(order.counters + 2, chunks);
-                for (uint32_t c = 0; c < chunks; c++)
-                    order.slots()[slot + c] = Found{static_cast<uint32_t>(row0 + r), c};
-                for (int64_t tile = 0; tile < O::tiles; tile++)
-                    order.arrivals()[slot * O::tiles + tile] = 0;
-            }
+    uint32_t at = upto - sum, all = 0;
+    for (uint32_t w = 0; w < warps; w++) {
+        at += w < warp ? room.scanned[w] : 0;
+        all += room.scanned[w];
+    }
+    for (uint32_t d = own; d < own + share && d < Digits; d++) {
+        const uint32_t own_count = room.base[d];
+        room.base[d] = at;
+        at += own_count;
     }
     __syncthreads();
-    if (warp == 0) {
-        if (most > Held)
-            place_entries(order.positions(), cursor, order.list() + base, total);
-        else
-            for (uint32_t w = 0; w < warps; w++)
-                place_entries(order.positions(), cursor, held + w * Held, hits_of[w]);
+    return all;
+}
+
+/// Elements of a tile to where `base` says that those of each digit go, by ascending position.
+template <int Pass, class O, class I, class Room>
+__device__ __forceinline__ void place_digits(const Grid& grid, const Order<O>& order, uint32_t tile,
+                                             const I* indices, Room& room) {
+    constexpr uint32_t digits = DigitOf<O, Pass>::count;
+    const uint32_t t = grid.thread(), lane = t & 31, warp = t / 32, warps = grid.threads / 32;
+    const uint32_t end = tile_end<Pass>(order, tile);
+    uint16_t* const own = room.before[warp];
+    for (uint32_t at = tile * uint32_t(O::tile); at < end; at += kSortLots * grid.threads) {
+        for (uint32_t d = lane; d < digits; d += 32) own[d] = 0;
+        Entry entry[kSortLots];
+        uint32_t digit[kSortLots], rank[kSortLots];
+        load_entries<Pass>(order, indices, at + warp * kSortLots * 32 + lane, 32, end, entry,
+                           digit);
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++) {
+            const bool mine = digit[k] != kNoDigit;
+            const uint32_t alike = __match_any_sync(0xffffffffu, digit[k]);
+            const uint32_t before = __popc(alike & ((1u << lane) - 1));
+            const uint32_t count = mine ? own[digit[k]] : 0;
+            rank[k] = count + before;
+            __syncwarp();
+            if (mine && before == 0) own[digit[k]] = uint16_t(count + __popc(alike));
+            __syncwarp();
+        }
+        __syncthreads();
+        for (uint32_t d = t; d < digits; d += grid.threads) {
+            uint32_t sum = 0;
+            for (uint32_t w = 0; w < warps; w++) {
+                const uint32_t count = room.before[w][d];
+                room.before[w][d] = uint16_t(sum);
+                sum += count;
+            }
+            room.before[O::warps][d] = uint16_t(sum);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++)
+            if (digit[k] != kNoDigit)
+                order.template entries<Pass + 1>()[room.base[digit[k]] + own[digit[k]] + rank[k]] =
+                    entry[k];
+        __syncthreads();
+        for (uint32_t d = t; d < digits; d += grid.threads)
+            room.base[d] += room.before[O::warps][d];
+    }
+    __syncthreads();
+}
+
+/// A pass of many tiles.
+template <int Pass, class O, class I>
+__device__ __forceinline__ void sort_pass(const Grid& grid, const Order<O>& order,
+                                          const I* indices) {
+    constexpr uint32_t digits = DigitOf<O, Pass>::count, tiles = uint32_t(Order<O>::sort_tiles);
+    auto& room = sort_room<SortRoom<digits, O::warps>>();
+    const uint32_t t = grid.thread(), lane = t & 31, warp = t / 32, warps = grid.threads / 32;
+    each_task(grid, order, 3 * Pass, tiles, [&](uint32_t tile) {
+        count_digits<Pass>(grid, order, tile, indices, room);
+        for (uint32_t d = t; d < digits; d += grid.threads)
+            order.counts()[int64_t(d) * tiles + tile] = room.base[d];
+    });
+    each_task(grid, order, 3 * Pass + 1, (digits + warps - 1) / warps, [&](uint32_t task) {
+        const uint32_t d = task * warps + warp;
+        if (d >= digits) return;
+        uint32_t* const counts = order.counts() + int64_t(d) * tiles;
+        uint32_t sum = 0;
+        for (uint32_t first = 0; first < tiles; first += 32 * kSortLots) {
+            uint32_t lot[kSortLots];
+#pragma unroll
+            for (int k = 0; k < kSortLots; k++) {
+                const uint32_t tile = first + 32 * k + lane;
+                lot[k] = tile < tiles ? counts[tile] : 0;
+            }
+#pragma unroll
+            for (int k = 0; k < kSortLots; k++) {
+                const uint32_t tile = first + 32 * k + lane;
+                uint32_t upto = lot[k];
+                for (uint32_t step = 1; step < 32; step *= 2) {
+                    const uint32_t other = __shfl_up_sync(0xffffffffu, upto, step);
+                    if (lane >= step) upto += other;
+                }
+                if (tile < tiles) counts[tile] = sum + upto - lot[k];
+                sum += __shfl_sync(0xffffffffu, upto, 31);
+            }
+        }
+        if (lane == 0) order.totals()[d] = sum;
+    });
+    each_task(grid, order, 3 * Pass + 2, tiles, [&](uint32_t tile) {
+        for (uint32_t d = t; d < digits; d += grid.threads) room.base[d] = order.totals()[d];
+        __syncthreads();
+        const uint32_t all = sum_before<digits>(grid, room);
+        if (Pass == 0 && tile == 0 && t == 0) *order.kept() = all;
+        for (uint32_t d = t; d < digits; d += grid.threads)
+            room.base[d] += order.counts()[int64_t(d) * tiles + tile];
+        __syncthreads();
+        place_digits<Pass>(grid, order, tile, indices, room);
+    });
+    if constexpr (Pass + 1 < O::passes) sort_pass<Pass + 1>(grid, order, indices);
+}
+
+/// All passes of one tile.
+template <int Pass, class O, class I>
+__device__ __forceinline__ void sort_tile(const Grid& grid, const Order<O>& order,
+                                          const I* indices) {
+    constexpr uint32_t digits = DigitOf<O, Pass>::count;
+    auto& room = sort_room<SortRoom<digits, O::warps>>();
+    count_digits<Pass>(grid, order, 0, indices, room);
+    const uint32_t all = sum_before<digits>(grid, room);
+    if (Pass == 0 && grid.thread() == 0) *order.kept() = all;
+    place_digits<Pass>(grid, order, 0, indices, room);  // which begins and ends by a barrier
+    if constexpr (Pass + 1 < O::passes) sort_tile<Pass + 1>(grid, order, indices);
+}
+
+/// The first of sorted elements [low, high) whose row is no less.
+__device__ __forceinline__ uint32_t first_of_row(const Entry* entries, uint32_t low, uint32_t high,
+                                                 int64_t row) {
+    while (low < high) {
+        const uint32_t mid = (low + high) / 2;
+        const bool less = entries[mid].row < row;
+        low = less ? mid + 1 : low;
+        high = less ? high : mid;
+    }
+    return low;
+}
+
+/// Where the elements of each row lie; slots for the chunks of those that have several.
+template <class O>
+__device__ __forceinline__ void find_rows(const Grid& grid, const Order<O>& order, uint32_t task) {
+    struct Room {
+        uint32_t begin[O::bound + 1];
+    };
+    auto& room = sort_room<Room>();
+    const uint32_t t = grid.thread(), lane = t & 31;
+    const int64_t row0 = int64_t(task) * O::bound, left = Order<O>::rows - row0;
+    const uint32_t rows = left < O::bound ? uint32_t(left) : O::bound;
+    const Entry* const entries = order.entries();
+    if (t < 2)
+        room.begin[t * rows] = first_of_row(entries, 0, *order.kept(), row0 + int64_t(t) * rows);
+    __syncthreads();
+    const uint32_t low = room.begin[0], high = room.begin[rows];
+    for (uint32_t r = t + 1; r < rows; r += grid.threads)
+        room.begin[r] = first_of_row(entries, low, high, row0 + r);
+    __syncthreads();
+    for (uint32_t r0 = 0; r0 < rows; r0 += grid.threads) {
+        const uint32_t r = r0 + t;
+        const Found own = r < rows ? Found{room.begin[r], room.begin[r + 1]} : Found{high, high};
+        if (r < rows) order.found()[row0 + r] = own;
+        if constexpr (O::chunk > 0) {
+            const uint32_t chunks =
+                uint32_t((own.end - own.begin + O::chunk - 1) / uint32_t(O::chunk));
+            uint32_t slot = 0;
+            if (chunks > 1) slot = atomicAdd(order.counters, chunks);
+            for (uint32_t rest = __ballot_sync(0xffffffffu, chunks > 1); rest != 0;
+                 rest &= rest - 1) {
+                const int owner = __ffs(rest) - 1;
+                const uint32_t first = __shfl_sync(0xffffffffu, slot, owner),
+                               count = __shfl_sync(0xffffffffu, chunks, owner),
+                               row = __shfl_sync(0xffffffffu, uint32_t(row0 + r), owner);
+                for (uint32_t c = lane; c < count; c += 32) order.slots()[first + c] = {row, c};
+                for (uint32_t tile = lane; tile < O::tiles; tile += 32)
+                    order.arrivals()[first * uint32_t(O::tiles) + tile] = 0;
+            }
+        }
     }
 }
 
-/// Sorts until all pieces are.
-template <class O, int MostWarps, int Held, class I>
+/// Sorts the positions and finds those of each row.
+template <class O, class I>
 __device__ __forceinline__ void sort_positions(const Grid& grid, const Order<O>& order,
                                                const I* indices) {
-    constexpr int64_t pieces = (O::lines * O::size + O::piece - 1) / O::piece;
-    __shared__ uint32_t taken;
-    for (;;) {
-        if (grid.thread() == 0) taken = atomicAdd(order.counters, 1u);
-        __syncthreads();
-        const int64_t piece = taken;
-        if (piece >= pieces) break;
-        sort_piece<O, MostWarps, Held>(grid, order, piece, indices);
-        __threadfence();
-        __syncthreads();
-        if (grid.thread() == 0) atomicAdd(order.counters + 1, 1u);
-    }
-    if (grid.thread() == 0) wait_count(order.counters + 1, uint32_t(pieces));
-    __syncthreads();
-    __threadfence();
+    if constexpr (Order<O>::sort_tiles > 1)
+        sort_pass<0>(grid, order, indices);
+    else
+        each_task(grid, order, 0, 1, [&](uint32_t) { sort_tile<0>(grid, order, indices); });
+    each_task(grid, order, Order<O>::phases - 1,
+              uint32_t((Order<O>::rows + O::bound - 1) / O::bound),
+              [&](uint32_t task) { find_rows(grid, order, task); });
 }
 
 /// The last block to come leaves the counters as it found them.
 template <class O>
 __device__ __forceinline__ void leave(const Grid& grid, const Order<O>& order) {
     __syncthreads();
-    if (grid.thread() != 0 || atomicAdd(order.counters + 3, 1u) != grid.blocks - 1) return;
-    for (int k = 0; k < 4; k++) order.counters[k] = 0;
+    if (grid.thread() != 0 || atomicAdd(order.counters + 1, 1u) != grid.blocks - 1) return;
+    for (int k = 0; k < 2 + 2 * Order<O>::phases; k++) order.counters[k] = 0;
+}
+
+/// What a slot stands for: elements [begin, begin + count) of a row, whose slots begin at `first`.
+struct Chunk {
+    uint32_t row, begin, count, first, chunks;
+};
+template <class O>
+__device__ __forceinline__ Chunk chunk_of(const Order<O>& order, uint32_t slot) {
+    const Found at = order.slots()[slot];  // a row, and which of its chunks
+    const Found all = order.found()[at.begin];
+    const uint32_t begin = all.begin + at.end * uint32_t(O::chunk), left = all.end - begin;
+    return {at.begin, begin, left < O::chunk ? left : uint32_t(O::chunk), slot - at.end,
+            (all.end - all.begin + uint32_t(O::chunk) - 1) / uint32_t(O::chunk)};
 }
 
 // ---- rows of a table ----------------------------------------------------------------------------
 
 /// Vectors of V elements at Lots positions from h on, of which `count` exist.
-template <int V, int Lots, class From, class E>
+template <int V, int Lots, class From, class O, class E>
 __device__ __forceinline__ void read_lots(Pack<E, V> (&lot)[Lots], const E* x,
-                                          const uint32_t* positions, uint32_t h, uint32_t count) {
+                                          const Order<O>& order, uint32_t h, uint32_t count) {
     uint32_t at[Lots];
 #pragma unroll
-    for (int k = 0; k < Lots; k++) at[k] = uint32_t(k) < count ? positions[h + k] : 0;
+    for (int k = 0; k < Lots; k++) at[k] = uint32_t(k) < count ? order.position(h + k) : 0;
 #pragma unroll
     for (int k = 0; k < Lots; k++)
         if (uint32_t(k) < count) lot[k] = *reinterpret_cast<const Pack<E, V>*>(x + From::at(at[k]));
@@ -251,16 +431,16 @@ template <class A, int V, int Lanes, int64_t Width, class O, class From, class E
           class Place, class E>
 __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order, E* y,
                                          const E* x) {
-    constexpr int run = 8, lots = 4, many = 8;
+    constexpr int words = V * int(sizeof(A)) / 4, run = 8, lots = 4, many = words > 2 ? 4 : 8,
+                  ahead = words > 2 ? 16 / words : 8;
     constexpr int64_t tiles = (Width + Lanes * V - 1) / (Lanes * V), rows = O::size;
     const Found* const found = order.found();
-    const uint32_t* const positions = order.positions();
     const uint32_t lane = grid.thread() % Lanes;
     const int64_t teams = int64_t(grid.blocks) * grid.threads / Lanes,
                   team = (int64_t(grid.block) * grid.threads + grid.thread()) / Lanes;
     // Rows of several chunks, chunk by chunk; who comes last adds these up.
     auto* const parts = reinterpret_cast<A*>(order.room + O::parts);
-    const uint32_t slots = *static_cast<const volatile uint32_t*>(order.counters + 2);
+    const uint32_t slots = *static_cast<const volatile uint32_t*>(order.counters);
     const uint32_t warp_lane = threadIdx.x & 31;
     const uint32_t mates = (Lanes == 32 ? ~0u : ((1u << (Lanes & 31)) - 1))
                            << (warp_lane / Lanes * Lanes);
@@ -268,18 +448,15 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
         const auto slot = static_cast<uint32_t>(u / tiles);
         const int64_t tile = u - slot * tiles, w = tile * Lanes * V + lane * V;
         const bool mine = w < Width;
-        const Found at = order.slots()[slot];  // a row, and which of its chunks
-        const Found all = found[at.begin];
-        const uint32_t begin = all.begin + at.end * uint32_t(O::chunk), left = all.end - begin,
-                       count = left < O::chunk ? left : uint32_t(O::chunk);
+        const Chunk own = chunk_of(order, slot);
         const E* const from = x + Elem::at(mine ? w : 0);
         A sum[V] = {};
-        for (uint32_t h = 0; h < count; h += many) {
+        for (uint32_t h = 0; h < own.count; h += many) {
             Pack<E, V> lot[many];
-            read_lots<V, many, From>(lot, from, positions + begin, h, count - h);
+            read_lots<V, many, From>(lot, from, order, own.begin + h, own.count - h);
 #pragma unroll
             for (int k = 0; k < many; k++)
-                if (h + k < count) add_vector(sum, lot[k], h + k == 0);
+                if (h + k < own.count) add_vector(sum, lot[k], !O::zero && h + k == 0);
         }
         A* const part = parts + int64_t(slot) * Width + (mine ? w : 0);
         if (mine)
@@ -287,21 +464,27 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
             for (int j = 0; j < V; j++) part[j] = sum[j];
         __threadfence();
         __syncwarp(mates);
-        const uint32_t chunks = (all.end - all.begin + uint32_t(O::chunk) - 1) / uint32_t(O::chunk),
-                       slot0 = slot - at.end;
         uint32_t come = 0;
-        if (lane == 0) come = atomicAdd(order.arrivals() + slot0 * O::tiles + tile, 1u);
+        if (lane == 0) come = atomicAdd(order.arrivals() + own.first * O::tiles + tile, 1u);
         come = __shfl_sync(mates, come, 0, Lanes);
-        if (come != chunks - 1 || !mine) continue;
+        if (come != own.chunks - 1 || !mine) continue;
         __threadfence();
-        const A* other = parts + int64_t(slot0) * Width + w;
-        for (uint32_t c = 0; c < chunks; c++, other += Width)
+        const A* other = parts + int64_t(own.first) * Width + w;
+        for (uint32_t c0 = 0; c0 < own.chunks; c0 += ahead, other += ahead * Width) {
+            A lot[ahead][V];
 #pragma unroll
-            for (int j = 0; j < V; j++) {
-                const A v = __ldcg(other + j);
-                sum[j] = c == 0 ? v : sum[j] + v;
-            }
-        store_vector(y + int64_t(at.begin) * To::step + Place::at(w), sum);
+            for (int k = 0; k < ahead; k++)
+#pragma unroll
+                for (int j = 0; j < V; j++)
+                    if (c0 + k < own.chunks) lot[k][j] = __ldcg(other + k * Width + j);
+#pragma unroll
+            for (int k = 0; k < ahead; k++)
+#pragma unroll
+                for (int j = 0; j < V; j++)
+                    if (c0 + k < own.chunks)
+                        sum[j] = c0 + k == 0 ? lot[k][j] : static_cast<A>(sum[j] + lot[k][j]);
+        }
+        store_vector(y + int64_t(own.row) * To::step + Place::at(w), sum);
     }
     // Some rows one after another; what they sum is on its way across the ends of rows.
     typedef Counter<(rows / run + 1) * tiles> N;
@@ -320,7 +503,7 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
             if (++row < stop) own = found[row];
         };
         const auto pass_chunks = [&] {
-            while (O::chunk > 0 && row < stop && own.end - own.begin > O::chunk) next();
+            while (row < stop && own.end - own.begin > O::chunk) next();
         };
         const auto finish = [&] {
             store_vector(to, sum);
@@ -333,13 +516,13 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
         uint32_t h = own.begin;
         while (row < stop && h < end) {
             Pack<E, V> lot[lots];
-            read_lots<V, lots, From>(lot, from, positions, h, end - h);
+            read_lots<V, lots, From>(lot, from, order, h, end - h);
 #pragma unroll
             for (int k = 0; k < lots; k++) {
                 if (h + k >= end) continue;
                 while (row < stop && own.end <= h + k) finish();
                 if (row < stop && own.begin <= h + k)
-                    add_vector(sum, lot[k], O::chunk > 0 && h + k == own.begin);
+                    add_vector(sum, lot[k], !O::zero && h + k == own.begin);
             }
             h += lots;
             if (row < stop && h < own.begin) h = own.begin;
@@ -348,72 +531,108 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
     }
 }
 
-// ---- lines --------------------------------------------------------------------------------------
+// ---- rows of one number -------------------------------------------------------------------------
 
-/// Sums of more are taken by a warp, whose lanes read and whose every lane adds.
+/// Sums of more are taken by a warp.
 constexpr uint32_t kLongSum = 32;
 
-/// Line l of y at j: the sum, from 0, of what the positions of row l * size + j have in x.
-template <class A, class O, class X, class Y, class E>
-__device__ __forceinline__ void sum_lines(const Grid& grid, const Order<O>& order, E* y,
-                                          const E* x) {
-    constexpr int64_t rows = O::lines * O::size;
-    typedef Counter<rows> N;
-    const uint32_t* const positions = order.positions();
+/// The sum of numbers [begin, end) in ascending order, by a warp and in each of its lanes: they
+/// read, and all of them add.
+template <bool Zero, class A, class Value>
+__device__ __forceinline__ A warp_sum(uint32_t begin, uint32_t end, Value value) {
+    constexpr int lots = 8;
     const uint32_t lane = threadIdx.x & 31;
+    A sum = A(0);
+    for (uint32_t at = begin; at < end; at += 32 * lots) {
+        A lot[lots];
+#pragma unroll
+        for (int k = 0; k < lots; k++)
+            lot[k] = at + 32 * k + lane < end ? value(at + 32 * k + lane) : A(0);
+#pragma unroll
+        for (int k = 0; k < lots; k++) {
+            const uint32_t first = at + 32 * k;
+            if (first >= end) break;
+            const uint32_t count = end - first < 32 ? end - first : 32;
+            const bool fresh = !Zero && first == begin;
+            if (fresh) sum = __shfl_sync(0xffffffffu, lot[k], 0);
+            if (count == 32 && !fresh) {
+#pragma unroll 8
+                for (int i = 0; i < 32; i++)
+                    sum = static_cast<A>(sum + __shfl_sync(0xffffffffu, lot[k], i));
+            } else {
+                for (uint32_t i = fresh; i < count; i++)
+                    sum = static_cast<A>(sum + __shfl_sync(0xffffffffu, lot[k], i));
+            }
+        }
+    }
+    return sum;
+}
+
+/// y at To::at(row) = the sum of what the row's positions have at From::at(position), in chunks
+/// that are added up in ascending order.
+template <class A, class O, class From, class To, class E>
+__device__ __forceinline__ void sum_numbers(const Grid& grid, const Order<O>& order, E* y,
+                                            const E* x) {
+    constexpr int64_t rows = Order<O>::rows;
+    const uint32_t lane = grid.thread() & 31;
+    const int64_t first = int64_t(grid.block) * grid.threads + grid.thread(),
+                  threads = int64_t(grid.blocks) * grid.threads;
     const auto value = [&](uint32_t h) {
-        const uint32_t p = positions[h];
-        const uint32_t line = O::lines == 1 ? 0 : p / uint32_t(O::n);
-        return static_cast<A>(widen(x[X::at(line, p - line * uint32_t(O::n))]));
+        return static_cast<A>(widen(x[From::at(order.position(h))]));
     };
-    const int64_t first = int64_t(grid.block) * grid.threads + grid.thread();
-    for (int64_t r = first; r - lane < rows; r += int64_t(grid.blocks) * grid.threads) {
+    auto* const parts = reinterpret_cast<A*>(order.room + O::parts);
+    const uint32_t slots = *static_cast<const volatile uint32_t*>(order.counters);
+    for (int64_t slot = first / 32; slot < slots; slot += threads / 32) {
+        const Chunk own = chunk_of(order, static_cast<uint32_t>(slot));
+        const A sum = warp_sum<O::zero, A>(own.begin, own.begin + own.count, value);
+        uint32_t come = 0;
+        if (lane == 0) {
+            parts[slot] = sum;
+            __threadfence();
+            come = atomicAdd(order.arrivals() + own.first, 1u);
+        }
+        if (__shfl_sync(0xffffffffu, come, 0) != own.chunks - 1) continue;
+        __threadfence();
+        const A total = warp_sum<false, A>(own.first, own.first + own.chunks,
+                                           [&](uint32_t c) { return __ldcg(parts + c); });
+        if (lane == 0) y[To::at(own.row)] = narrow<E>(total);
+    }
+    for (int64_t r = first; r - lane < rows; r += threads) {
         const Found own = r < rows ? order.found()[r] : Found{0, 0};
-        const bool is_long = own.end - own.begin > kLongSum;
+        const uint32_t count = own.end - own.begin;
+        const bool is_long = count > kLongSum && count <= O::chunk;
         A sum = A(0);
-        if (!is_long) {
+        if (count <= kLongSum) {
             for (uint32_t h = own.begin; h < own.end; h += 4) {
                 A lot[4];
 #pragma unroll
                 for (int k = 0; k < 4; k++) lot[k] = h + k < own.end ? value(h + k) : A(0);
 #pragma unroll
                 for (int k = 0; k < 4; k++)
-                    if (h + k < own.end) sum = static_cast<A>(sum + lot[k]);
+                    if (h + k < own.end)
+                        sum =
+                            !O::zero && h + k == own.begin ? lot[k] : static_cast<A>(sum + lot[k]);
             }
         }
         for (uint32_t rest = __ballot_sync(0xffffffffu, is_long); rest != 0; rest &= rest - 1) {
             const int owner = __ffs(rest) - 1;
-            const uint32_t begin = __shfl_sync(0xffffffffu, own.begin, owner),
-                           end = __shfl_sync(0xffffffffu, own.end, owner);
-            A total = A(0), coming = value(begin + lane);  // there are more than a warp's
-            for (uint32_t h = begin; h < end; h += 32) {
-                const A held = coming;
-                if (h + 32 + lane < end) coming = value(h + 32 + lane);
-                const uint32_t count = end - h < 32 ? end - h : 32;
-#pragma unroll 8
-                for (uint32_t k = 0; k < count; k++)
-                    total = static_cast<A>(total + __shfl_sync(0xffffffffu, held, k));
-            }
+            const A total = warp_sum<O::zero, A>(__shfl_sync(0xffffffffu, own.begin, owner),
+                                                 __shfl_sync(0xffffffffu, own.end, owner), value);
             if (int(lane) == owner) sum = total;
         }
-        if (r < rows) {
-            const N line = N(r) / N(O::size);
-            y[Y::at(line, N(r) - line * N(O::size))] = narrow<E>(sum);
-        }
+        if (r < rows && count <= O::chunk) y[To::at(r)] = narrow<E>(sum);
     }
 }
 
-/// Line l of y at j: the last position of row l * size + j, or -1.
-template <class O, class Y>
-__device__ __forceinline__ void last_of_lines(const Grid& grid, const Order<O>& order, int64_t* y) {
-    constexpr int64_t rows = O::lines * O::size;
-    typedef Counter<rows> N;
-    for (int64_t r = int64_t(grid.block) * grid.threads + grid.thread(); r < rows;
+/// y at To::at(row) = the row's last position in its line, or -1.
+template <class O, class To>
+__device__ __forceinline__ void last_positions(const Grid& grid, const Order<O>& order,
+                                               int64_t* y) {
+    for (int64_t r = int64_t(grid.block) * grid.threads + grid.thread(); r < Order<O>::rows;
          r += int64_t(grid.blocks) * grid.threads) {
         const Found own = order.found()[r];
-        const N line = N(r) / N(O::size);
-        y[Y::at(line, N(r) - line * N(O::size))] =
-            own.begin < own.end ? int64_t(order.positions()[own.end - 1] % uint32_t(O::n)) : -1;
+        y[To::at(r)] =
+            own.begin < own.end ? int64_t(order.position(own.end - 1) % uint32_t(O::n)) : -1;
     }
 }
 

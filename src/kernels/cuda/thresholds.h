@@ -56,11 +56,12 @@ constexpr int64_t kLineTerms = 64;  // of a running sum, from which on a warp br
 constexpr int kLineWarps = 8;       // of a processor, from which on a warp takes several lines
 
 // Positions that rows take are looked through by every row up to so many, sorted from there on: by
-// blocks of so many threads, pieces of at most so many rows, of which a warp's finds up to so many
-// stay in shared memory.
+// blocks of so many threads, that many positions at a time, by at most so many bits of the row;
+// where rows begin is looked for that many at a time.
 constexpr int64_t kLookedThrough = 64;
 constexpr int kSortThreads = 512;
-constexpr int64_t kPieceRows = 4096;
-constexpr int64_t kHeldFinds = 64;
+constexpr int64_t kSortTile = 4096;
+constexpr int64_t kSortBits = 10;
+constexpr int64_t kBoundRows = 1024;
 
 }  // namespace aicf::cuda
