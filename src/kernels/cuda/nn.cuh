@@ -443,9 +443,14 @@ __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, 
                                                        scalar::div(scale, total), labels(r));
         A x[Lot][4];
         const auto has = [&](int k) { return first + 128 * k + 4 <= n; };
+        // Without a branch, so that all are on their way.
+        const auto at = [&](int k) { return has(k) ? first + 128 * k : n / 4 * 4 - 4; };
+        if (row.template aligned<4>())
 #pragma unroll
-        for (int k = 0; k < Lot; k++)  // without a branch, so that all are on their way
-            row.some(has(k) ? first + 128 * k : n / 4 * 4 - 4, x[k]);
+            for (int k = 0; k < Lot; k++) row.template some<4, true>(at(k), x[k]);
+        else
+#pragma unroll
+            for (int k = 0; k < Lot; k++) row.some(at(k), x[k]);
 #pragma unroll
         for (int k = 0; k < Lot; k++) {
             const int64_t i = first + 128 * k;

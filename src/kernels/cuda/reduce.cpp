@@ -232,6 +232,7 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                        const std::string& value, const std::string& a, const std::string& beside) {
     std::string fields, makes, params, before, results;
     std::string stored, together, loads, open;  // of elements side by side
+    std::string aligned;
     const auto list = [](std::string& to, const std::string& item) {
         to += (to.empty() ? "" : ", ") + item;
     };
@@ -246,7 +247,9 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                         layout.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
         list(params, cat("const ", wide, " (&a", k, ")[V]"));
         load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
-        load[1] += cat("        ", wide, " a", k, "[V];\n        x", k, ".some(i, a", k, ");\n");
+        load[1] += cat("        ", wide, " a", k, "[V];\n        x", k,
+                       ".template some<V, Aligned>(i, a", k, ");\n");
+        aligned += cat(" && x", k, ".template aligned<V>()");
         const std::string side = cat(beside, k);
         stored += cat("        Stored<", e, ", ", side, "::step == 0 ? 1 : V> x", k, ";\n");
         together += cat(" && x", k, ".template together<V, ", side, ">()");
@@ -272,7 +275,10 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
         " operator()(int64_t i) const {\n", load[0], "        ", a, " v[1];\n        make<1>(",
         call[0],
         ", v);\n        return v[0];\n    }\n    template <int V>\n    __device__ __forceinline__ "
-        "void some(int64_t i, ",
+        "bool aligned() const {\n        return true",
+        aligned,
+        ";\n    }\n    template <int V, bool Aligned = false>\n    __device__ __forceinline__ void "
+        "some(int64_t i, ",
         a, " (&v)[V]) const {\n", load[1], "        make<V>(", call[1], ", v);\n    }\n",
         beside.empty()
             ? ""

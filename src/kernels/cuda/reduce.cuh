@@ -96,12 +96,23 @@ struct RowOf {
     __device__ __forceinline__ A operator()(int64_t i) const {
         return static_cast<A>(widen(x[Elem::at(i)]));
     }
+    static constexpr bool asks = is_16_bit<E> && Elem::step == 1 && Alike > 0;
     template <int V>
+    static constexpr int at_once = V < Alike                 ? V
+                                   : Alike > 0               ? Alike
+                                   : V < 16 / int(sizeof(E)) ? V
+                                                             : 16 / int(sizeof(E));
+    /// Whether some<V, true>() may be called.
+    template <int V>
+    __device__ __forceinline__ bool aligned() const {
+        if constexpr (asks) return aligned_for<at_once<V>>(x);
+        return true;
+    }
+    template <int V, bool Aligned = false>
     __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
         if constexpr (Elem::step == 1 && sizeof(E) >= 2) {
-            constexpr int most = Alike > 0 ? Alike : 16 / int(sizeof(E)),
-                          each = V < most ? V : most;
-            const bool wide = Alike > 0 && aligned_for<each>(x);
+            constexpr int each = at_once<V>;
+            const bool wide = (asks && Aligned) || (Alike > 0 && aligned_for<each>(x));
 #pragma unroll
             for (int part = 0; part < V; part += each) {
                 Wide<E> v[each];
@@ -140,10 +151,14 @@ struct Mapped {
     Other other;
     __device__ __forceinline__ A operator()(int64_t i) const { return f(row(i), other(i)); }
     template <int V>
+    __device__ __forceinline__ bool aligned() const {
+        return row.template aligned<V>() && other.template aligned<V>();
+    }
+    template <int V, bool Aligned = false>
     __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
         A b[V];
-        row.some(i, a);
-        other.some(i, b);
+        row.template some<V, Aligned>(i, a);
+        other.template some<V, Aligned>(i, b);
 #pragma unroll
         for (int j = 0; j < V; j++) a[j] = f(a[j], b[j]);
     }
@@ -152,6 +167,10 @@ template <class A>
 struct Nothing {
     __device__ __forceinline__ A operator()(int64_t) const { return A(0); }
     template <int V>
+    __device__ __forceinline__ bool aligned() const {
+        return true;
+    }
+    template <int V, bool Aligned = false>
     __device__ __forceinline__ void some(int64_t, A (&)[V]) const {}
 };
 template <class A, class F, class Row, class Other>
@@ -159,6 +178,16 @@ __device__ __forceinline__ Mapped<A, F, Row, Other> mapped(F f, Row row, Other o
     return {f, row, other};
 }
 
+/// A row that is aligned: asked once and not at each access, loads are under way together.
+template <class Row>
+struct AlignedRow {
+    const Row& row;
+    __device__ __forceinline__ auto operator()(int64_t i) const { return row(i); }
+    template <int V, class A>
+    __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
+        row.template some<V, true>(i, a);
+    }
+};
 // ---- the tree ----------------------------------------------------------------------------------
 
 /// Lanes 0 to Count - 1, a power of two, halved.
@@ -306,7 +335,7 @@ struct Subtrees {
 
 /// Elements [begin, end) by one warp; begin is where a subtree of at least this size begins.
 template <class Op, class A, class Row>
-__device__ __forceinline__ A warp_tree(const Row& row, int64_t begin, int64_t end) {
+__device__ __forceinline__ A subtree(const Row& row, int64_t begin, int64_t end) {
     if (end - begin < kTreeLeaf) return leaf<Op, A, false>(row, begin, end - begin);
     if (end - begin == kTreeLeaf) return leaf<Op, A, true>(row, begin, kTreeLeaf);
     Subtrees<Op, A, 0> subtrees;
@@ -314,6 +343,11 @@ __device__ __forceinline__ A warp_tree(const Row& row, int64_t begin, int64_t en
         subtrees.take(end - at < kTreeLeaf ? leaf<Op, A, false>(row, at, end - at)
                                            : leaf<Op, A, true>(row, at, kTreeLeaf));
     return subtrees.total();
+}
+template <class Op, class A, class Row>
+__device__ __forceinline__ A warp_tree(const Row& row, int64_t begin, int64_t end) {
+    if (row.template aligned<4>()) return subtree<Op, A>(AlignedRow<Row>{row}, begin, end);
+    return subtree<Op, A>(row, begin, end);
 }
 
 /// Joins v[0, count) as the tree does, by a whole block; the result stands in v[0].
@@ -327,14 +361,12 @@ __device__ __forceinline__ void join_shared(A* v, int count, int threads) {
     }
 }
 
-/// Elements [begin, end) by a whole block: each warp takes groups of `Group` leaves, a power of
-/// two. `shared` holds one value a group. Every thread gets the result; `shared` may be used again
-/// at once.
+/// What groups of `Group` leaves, a power of two, come to, of elements [begin, end), by the warps
+/// of a block.
 template <class Op, class A, int Group, class Row>
-__device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t end, A* shared,
-                                        int threads) {
+__device__ __forceinline__ void groups_of_leaves(const Row& row, int64_t begin, int64_t end,
+                                                 A* shared, int groups, int warps) {
     constexpr int64_t span = Group * kTreeLeaf;
-    const int groups = int((end - begin + span - 1) / span), warps = threads / 32;
     for (int g = threadIdx.x / 32; g < groups; g += warps) {
         const int64_t at = begin + g * span, stop = end - at < span ? end : at + span;
         A v;
@@ -342,9 +374,22 @@ __device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t e
             v = stop - at < span ? leaf<Op, A, false>(row, at, stop - at)
                                  : leaf<Op, A, true>(row, at, span);
         else
-            v = warp_tree<Op, A>(row, at, stop);
+            v = subtree<Op, A>(row, at, stop);
         if ((threadIdx.x & 31) == 0) shared[g] = v;
     }
+}
+
+/// Elements [begin, end) by a whole block. `shared` holds one value a group. Every thread gets the
+/// result; `shared` may be used again at once.
+template <class Op, class A, int Group, class Row>
+__device__ __forceinline__ A block_tree(const Row& row, int64_t begin, int64_t end, A* shared,
+                                        int threads) {
+    constexpr int64_t span = Group * kTreeLeaf;
+    const int groups = int((end - begin + span - 1) / span), warps = threads / 32;
+    if (row.template aligned<4>())
+        groups_of_leaves<Op, A, Group>(AlignedRow<Row>{row}, begin, end, shared, groups, warps);
+    else
+        groups_of_leaves<Op, A, Group>(row, begin, end, shared, groups, warps);
     join_shared<Op>(shared, groups, threads);
     const A result = shared[0];
     __syncthreads();

@@ -121,10 +121,17 @@ struct HolderOf {
     }
     __device__ __forceinline__ static void sync() { sync_warps<Warps>(); }
     template <class Make>
-    __device__ __forceinline__ static Row take(const Make& make) {
-        Row row = {};
+    __device__ __forceinline__ static void fill(Row& row, const Make& make) {
         Row::each(
             row, [&](int i, A(&a)[V]) { make.some(i, a); }, [&](int i, A& a) { a = make(i); });
+    }
+    template <class Make>
+    __device__ __forceinline__ static Row take(const Make& make) {
+        Row row = {};
+        if (make.template aligned<V>())
+            fill(row, AlignedRow<Make>{make});
+        else
+            fill(row, make);
         return row;
     }
     template <class F>
@@ -237,16 +244,23 @@ struct StreamerOf {
             return block_tree<Op, A, Group>(row.make, 0, N, shared, size);
     }
     template <class Make, class Out>
-    __device__ __forceinline__ static void put(const Streamed<Make>& row, const Out& out) {
-        sync();  // each thread is done reading before any writes
+    __device__ __forceinline__ static void move(const Make& make, const Out& out) {
         for (int64_t i = 4 * rank(); i < N; i += 4 * size)
             if (N % 4 == 0 || i + 4 <= N) {
                 A a[4];
-                row.make.some(i, a);
+                make.some(i, a);
                 out.some(i, a);
             } else {
-                for (int64_t j = i; j < N; j++) out(j, row.make(j));
+                for (int64_t j = i; j < N; j++) out(j, make(j));
             }
+    }
+    template <class Make, class Out>
+    __device__ __forceinline__ static void put(const Streamed<Make>& row, const Out& out) {
+        sync();  // each thread is done reading before any writes
+        if (row.make.template aligned<4>())
+            move(AlignedRow<Make>{row.make}, out);
+        else
+            move(row.make, out);
     }
 };
 

@@ -15,6 +15,10 @@ struct RowHere {
     const A* x;
     __device__ __forceinline__ A operator()(int64_t i) const { return x[i]; }
     template <int V>
+    __device__ __forceinline__ bool aligned() const {
+        return true;
+    }
+    template <int V, bool Aligned = false>
     __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
 #pragma unroll
         for (int c = 0; c < V; c++) a[c] = x[i + c];
