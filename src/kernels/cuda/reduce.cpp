@@ -339,183 +339,245 @@ Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits
     return team;
 }
 
-KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
-    const Reduction r = reduction_of(op);
-    const Reducer& reducer = *find_reducer(r.def->name);
-    const bool mean = reducer.mean;
-    const std::string order = reducer.ordered ? r.attrs->text("order") : "tree";
-    const int64_t chunk = order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : 0;
-    const std::string a = accumulator(r.dtype, reducer.ordered);
-    const int64_t a_size = a == "double" || a.ends_with("64_t") ? 8 : 4;
-    const std::string operation = cat("ReducerOf<reducers::", reducer.operation, ", ", a, ">");
-    const BlockLayout layout(op);
-    std::vector<int> read(op.inputs.size());
-    for (size_t k = 0; k < read.size(); k++) read[k] = static_cast<int>(k);
-    if (!op.body.empty()) read = inputs_of(op, steps_between(0, r.at + 1));
+namespace {
 
-    KernelText text;
-    text.includes = {"rows.cuh"};
-    const Tall tall = limits.one_block ? Tall{} : tall_of(op, r, read, chunk, a_size, limits);
-    const int64_t leaves = (r.n + kTreeLeaf - 1) / kTreeLeaf;
-    const int64_t enough = 4 * int64_t{limits.processors};  // blocks that fill the device
-    int64_t wide = 1;  // results side by side that a thread takes of the tree's columns
-    bool few = false;  // and all of their lanes
-    if (!limits.one_block && !chunk && r.n > kFewTerms && r.rows >= kColumns && r.at <= 4 &&
-        in_columns(op, r, read)) {
-        const int64_t threads = kFewThreads * limits.processors;
-        wide = across_of(op, r, read, 16, 16);
-        few = r.n <= kTreeLanes && wide > 1 && r.rows / wide >= threads;
-        if (!few && r.rows >= kWideColumns) wide = across_of(op, r, read, 8);
-    }
-    const int64_t beside =  // threads that have results side by side then
-        std::min(kWarp, power_of_two_from(ceil_div(r.rows, std::max<int64_t>(wide, 1))));
-    if (r.rows < kWideColumns) {
-        if (leaves < enough) wide = 1;
-    } else if (!few) {
-        while (wide > 1 && r.rows / (kWarp * wide) * leaves < enough / 2) wide /= 2;
-    }
-    text.body = elements_text(op, r, layout, read, a, tall.width > 0 || wide > 1) +
-                put_text(op, r, layout, mean, a);
-    // Long bodies are not repeated for all elements of a leaf that a thread takes.
-    text.body +=
-        cat("struct @_Shape {\n    static constexpr int64_t rows = ", r.rows, ", n = ", r.n,
-            ";\n    static constexpr int unroll = ", r.at > 4 ? 1 : 3, ";\n};\n");
-    const auto entry = [&](const std::string& call) {
-        text.body += body_head();
-        if (text.workspace) text.body += cat("    auto* parts = block.ptr<", a, ">(16);\n");
-        if (text.counters)
-            text.body += cat("    auto* counters = block.ptr<uint32_t>(", layout.tail, ");\n");
-        text.body += cat("    ", call, "@_Make{block}, @_Put{block});\n}\n");
-    };
-    const auto finished = [&](const char* shape) {
-        text.name = cat(kernel_stem(op), "_", dtype_abbrev(r.dtype), "_", shape);
-        if (r.rows == 0) text.blocks = 0;
-        return text;
-    };
-
-    const Team team = team_of(a, r.n, r.rows, limits);
-    const auto rows_by = [&](const std::string& type) {
-        entry(cat("reduce_rows<", operation, ", ", a, ", ", type, ", @_Shape>(grid, "));
-    };
-    if (limits.one_block) {
-        text.threads = 32;
-        text.blocks = chunk ? (r.rows + 31) / 32 : team.units(r.rows);
-        if (chunk)
-            entry(cat("reduce_threads<", operation, ", ", a, ", ", chunk, ", @_Shape>(grid, "));
+/// The kernel of a reduction: text() chooses a form by the shape, each form sets its launch.
+class ReduceText {
+  public:
+    ReduceText(const LoweredOp& op, const Limits& limits)
+        : op_(op),
+          limits_(limits),
+          r_(reduction_of(op)),
+          reducer_(*find_reducer(r_.def->name)),
+          a_(accumulator(r_.dtype, reducer_.ordered)),
+          layout_(op) {
+        const std::string order = reducer_.ordered ? r_.attrs->text("order") : "tree";
+        if (order.starts_with("chain(")) chunk_ = std::atoll(order.c_str() + 6);
+        a_size_ = a_ == "double" || a_.ends_with("64_t") ? 8 : 4;
+        if (op.body.empty())
+            for (size_t k = 0; k < op.inputs.size(); k++) read_.push_back(static_cast<int>(k));
         else
-            rows_by(team.type);
-        return finished(chunk ? "threads" : "warps");
+            read_ = inputs_of(op, steps_between(0, r_.at + 1));
+        leaves_ = ceil_div(r_.n, kTreeLeaf);
+        enough_ = 4 * int64_t{limits.processors};
+        columns_ = in_columns(op, r_, read_);
     }
-    const bool columns = in_columns(op, r, read);
-    if (tall.width > 0) {
+
+    KernelText text() {
+        text_.includes = {"rows.cuh"};
+        if (limits_.one_block) {
+            describe(false);
+            return chunk_ ? threads() : warps_of_one_block();
+        }
+        if (chunk_) {
+            const Tall tall = tall_of(op_, r_, read_, chunk_, a_size_, limits_);
+            describe(tall.width > 0);
+            return tall.width > 0 ? tall_columns(tall) : chain();
+        }
+        const Wide wide = wide_columns();
+        describe(wide.results > 1);
+        if (leaves_ > 0 && r_.rows >= kColumns && columns_) {
+            text_.includes = {"columns.cuh"};
+            return r_.n <= kFewTerms ? few() : wide.few ? few_across(wide) : columns(wide);
+        }
+        const Team team = team_of(a_, r_.n, r_.rows, limits_);
+        const int lots =
+            std::min(lots_of(r_.rows * team.lanes, limits_.processors), 16 / team.lanes);
+        if (leaves_ == 1 && team.warps == 1 && lots > 1) return short_rows(team, lots);
+        if (leaves_ <= kWarpLeaves) return rows(team);
+        return r_.rows < enough_ / 2 && leaves_ >= kSplitLeaves ? split() : blocks();
+    }
+
+  private:
+    /// Threads that have results of a tree side by side.
+    struct Wide {
+        int64_t results = 1;  // of a thread
+        bool few = false;     // and all of their lanes
+        int64_t beside = 1;   // so many threads
+    };
+    Wide wide_columns() const {
+        Wide wide;
+        if (r_.n > kFewTerms && r_.rows >= kColumns && r_.at <= 4 && columns_) {
+            const int64_t threads = kFewThreads * limits_.processors;
+            wide.results = across_of(op_, r_, read_, 16, 16);
+            wide.few = r_.n <= kTreeLanes && wide.results > 1 && r_.rows / wide.results >= threads;
+            if (!wide.few && r_.rows >= kWideColumns) wide.results = across_of(op_, r_, read_, 8);
+        }
+        wide.beside = std::min(kWarp, power_of_two_from(ceil_div(r_.rows, wide.results)));
+        if (r_.rows < kWideColumns) {
+            if (leaves_ < enough_) wide.results = 1;
+        } else if (!wide.few) {
+            while (wide.results > 1 && r_.rows / (kWarp * wide.results) * leaves_ < enough_ / 2)
+                wide.results /= 2;
+        }
+        return wide;
+    }
+
+    /// What all forms share: elements, what becomes of results, the shape.
+    void describe(bool across) {
+        text_.body = elements_text(op_, r_, layout_, read_, a_, across) +
+                     put_text(op_, r_, layout_, reducer_.mean, a_);
+        // Long bodies are not repeated for all elements of a leaf that a thread takes.
+        text_.body +=
+            cat("struct @_Shape {\n    static constexpr int64_t rows = ", r_.rows, ", n = ", r_.n,
+                ";\n    static constexpr int unroll = ", r_.at > 4 ? 1 : 3, ";\n};\n");
+    }
+    /// A call of a kernel, whose first template arguments are the reducer and its type.
+    template <class... Arguments>
+    void call(const char* kernel, const char* values, const Arguments&... arguments) {
+        text_.body += body_head();
+        if (text_.workspace) text_.body += cat("    auto* parts = block.ptr<", a_, ">(16);\n");
+        if (text_.counters)
+            text_.body += cat("    auto* counters = block.ptr<uint32_t>(", layout_.tail, ");\n");
+        text_.body += cat("    ", kernel, "<ReducerOf<reducers::", reducer_.operation, ", ", a_,
+                          ">, ", a_, ", ", arguments..., ", @_Shape>(grid, ", values,
+                          "@_Make{block}, @_Put{block});\n}\n");
+    }
+    void call_rows(const std::string& team) { call("reduce_rows", "", team); }
+    KernelText named(const char* form) {
+        text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(r_.dtype), "_", form);
+        if (r_.rows == 0) text_.blocks = 0;
+        return text_;
+    }
+    /// Memory for `pieces` parts of each result, whose last block of a strip adds them.
+    void leave_parts(int64_t pieces, int64_t strips) {
+        text_.workspace = static_cast<uint64_t>(pieces * r_.rows * a_size_);
+        text_.counters = static_cast<int>(strips);
+    }
+    std::string parts(int64_t pieces) const {
+        return pieces > 1 ? "parts, counters, " : cat("(", a_, "*)nullptr, (uint32_t*)nullptr, ");
+    }
+
+    KernelText threads() {
+        text_.threads = 32;
+        text_.blocks = (r_.rows + 31) / 32;
+        call("reduce_threads", "", chunk_);
+        return named("threads");
+    }
+    KernelText warps_of_one_block() {
+        const Team team = team_of(a_, r_.n, r_.rows, limits_);
+        text_.threads = 32;
+        text_.blocks = team.units(r_.rows);
+        call_rows(team.type);
+        return named("warps");
+    }
+    KernelText tall_columns(const Tall& tall) {
         const int64_t across = tall.width * tall.v;
-        text.threads = static_cast<int>(tall.threads);
-        text.blocks = tall.strips * tall.pieces;
-        text.shared = static_cast<uint32_t>(tall.stage * across * a_size);
-        text.workspace = static_cast<uint64_t>((r.n + chunk - 1) / chunk * r.rows * a_size);
-        text.counters = static_cast<int>(tall.strips);
-        entry(cat("reduce_tall<", operation, ", ", a, ", ", chunk, ", ", tall.v, ", ", tall.width,
-                  ", ", tall.threads / tall.width, ", ", tall.lot, ", ", tall.stage,
-                  ", @_Shape>(grid, parts, counters, "));
-        return finished("tall");
+        text_.threads = static_cast<int>(tall.threads);
+        text_.blocks = tall.strips * tall.pieces;
+        text_.shared = static_cast<uint32_t>(tall.stage * across * a_size_);
+        leave_parts(ceil_div(r_.n, chunk_), tall.strips);
+        call("reduce_tall", "parts, counters, ", chunk_, ", ", tall.v, ", ", tall.width, ", ",
+             tall.threads / tall.width, ", ", tall.lot, ", ", tall.stage);
+        return named("tall");
     }
-    if (chunk) {
-        const int64_t chunks = std::max<int64_t>((r.n + chunk - 1) / chunk, 1);
+    KernelText chain() {
+        const int64_t chunks = std::max<int64_t>(ceil_div(r_.n, chunk_), 1);
         // In 32 KB of shared memory, which every device has beside what else a kernel holds.
-        const int64_t most = std::clamp<int64_t>(std::min(r.n, chunk), 1, kChainChunk * 4 / a_size);
+        const int64_t most =
+            std::clamp<int64_t>(std::min(r_.n, chunk_), 1, kChainChunk * 4 / a_size_);
         // Neighbours in memory are a warp's: results, or elements of few results.
-        const int64_t width = std::min<int64_t>(power_of_two_from(r.rows), columns ? 32 : 4);
-        const int64_t strips = (r.rows + width - 1) / width;
-        text.blocks = strips * chunks;
-        text.shared = static_cast<uint32_t>(most * width * a_size);
-        if (chunks > 1) {
-            text.workspace = static_cast<uint64_t>(chunks * r.rows * a_size);
-            text.counters = static_cast<int>(strips);
+        const int64_t width = std::min<int64_t>(power_of_two_from(r_.rows), columns_ ? 32 : 4);
+        const int64_t strips = ceil_div(r_.rows, width);
+        text_.blocks = strips * chunks;
+        text_.shared = static_cast<uint32_t>(most * width * a_size_);
+        if (chunks > 1) leave_parts(chunks, strips);
+        call("reduce_chain", parts(chunks).c_str(), chunk_, ", ", most, ", ", width);
+        return named("chain");
+    }
+    KernelText few() {
+        const int lots =
+            std::min<int>(lots_of(r_.rows, limits_.processors),
+                          static_cast<int>(std::max<int64_t>(kFewTerms / 2 / r_.n, 1)));
+        text_.blocks = std::min<int64_t>(ceil_div(r_.rows, kThreads * lots), INT32_MAX);
+        call("reduce_few", "", lots);
+        return named("few");
+    }
+    KernelText few_across(const Wide& wide) {
+        text_.blocks = std::min<int64_t>(ceil_div(r_.rows, kThreads * wide.results), INT32_MAX);
+        text_.resident = 2;  // which leaves room for what is on its way
+        call("reduce_few_across", "", wide.results);
+        return named("few");
+    }
+    KernelText columns(const Wide& wide) {
+        const int64_t width =
+            wide.results > 1 ? wide.beside * wide.results
+                             : std::clamp<int64_t>(power_of_two_from(r_.rows), kColumns, kWarp);
+        const int64_t strips = ceil_div(r_.rows, width);
+        int64_t pieces = std::clamp<int64_t>(enough_ / strips, 1, leaves_);
+        const int64_t span = power_of_two_from(ceil_div(leaves_, pieces)) * kTreeLeaf;
+        pieces = ceil_div(r_.n, span);
+        text_.blocks = strips * pieces;
+        if (pieces > 1) leave_parts(pieces, strips);
+        if (wide.results == 1) {
+            call("reduce_columns", parts(pieces).c_str(), width, ", ", span);
+            return named("columns");
         }
-        entry(
-            cat("reduce_chain<", operation, ", ", a, ", ", chunk, ", ", most, ", ", width,
-                ", @_Shape>(grid, ",
-                chunks > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
-        return finished("chain");
+        text_.resident = 4;  // all of them, where there are as many as are enough
+        int64_t bytes = 0;   // of neighbours; what is on its way leaves room for sums
+        for (int k : read_)
+            bytes += wide.results * dtype_size(op_.inputs[static_cast<size_t>(k)].dtype);
+        const int64_t lot = std::min<int64_t>(bytes > 4 ? 2 : 4, wide.beside / 2);
+        call("reduce_wide_columns", parts(pieces).c_str(), wide.results, ", ", lot, ", ",
+             wide.beside, ", ", span);
+        return named("columns");
     }
-    if (leaves > 0 && r.rows >= kColumns && columns) text.includes = {"columns.cuh"};
-    if (leaves > 0 && r.rows >= kColumns && columns && r.n <= kFewTerms) {
-        const int lots = std::min<int>(lots_of(r.rows, limits.processors),
-                                       static_cast<int>(std::max<int64_t>(kFewTerms / 2 / r.n, 1)));
-        text.blocks = std::min<int64_t>((r.rows + 256 * lots - 1) / (256 * lots), INT32_MAX);
-        entry(cat("reduce_few<", operation, ", ", a, ", ", lots, ", @_Shape>(grid, "));
-        return finished("few");
+    KernelText short_rows(const Team& team, int lots) {
+        text_.blocks =
+            std::min<int64_t>(ceil_div(r_.rows * team.lanes, kThreads * lots), INT32_MAX);
+        call("reduce_short", "", team.lanes, ", ", lots);
+        return named("short");
     }
-    if (few) {
-        text.blocks = std::min<int64_t>(ceil_div(r.rows, kThreads * wide), INT32_MAX);
-        text.resident = 2;  // which leaves room for what is on its way
-        entry(cat("reduce_few_across<", operation, ", ", a, ", ", wide, ", @_Shape>(grid, "));
-        return finished("few");
-    }
-    if (leaves > 0 && r.rows >= kColumns && columns) {
-        const int64_t width = wide > 1
-                                  ? beside * wide
-                                  : std::clamp<int64_t>(power_of_two_from(r.rows), kColumns, kWarp);
-        const int64_t strips = (r.rows + width - 1) / width;
-        int64_t pieces = std::clamp<int64_t>(enough / strips, 1, leaves);
-        const int64_t span = power_of_two_from((leaves + pieces - 1) / pieces) * kTreeLeaf;
-        pieces = (r.n + span - 1) / span;
-        text.blocks = strips * pieces;
-        if (wide > 1) text.resident = 4;  // all of them, where there are as many as are enough
-        int64_t bytes = 0;                // of neighbours; what is on its way leaves room for sums
-        for (int k : read) bytes += wide * dtype_size(op.inputs[static_cast<size_t>(k)].dtype);
-        const int64_t lot = std::min<int64_t>(bytes > 4 ? 2 : 4, beside / 2);
-        if (pieces > 1) {
-            text.workspace = static_cast<uint64_t>(pieces * r.rows * a_size);
-            text.counters = static_cast<int>(strips);
-        }
-        entry(
-            cat(wide > 1 ? "reduce_wide_columns<" : "reduce_columns<", operation, ", ", a, ", ",
-                wide > 1 ? cat(wide, ", ", lot, ", ", beside) : std::to_string(width), ", ", span,
-                ", @_Shape>(grid, ",
-                pieces > 1 ? "parts, counters, " : cat("(", a, "*)nullptr, (uint32_t*)nullptr, ")));
-        return finished("columns");
-    }
-    const int lots = std::min(lots_of(r.rows * team.lanes, limits.processors), 16 / team.lanes);
-    if (leaves == 1 && team.warps == 1 && lots > 1) {
-        text.blocks = std::min<int64_t>(
-            (r.rows * team.lanes + kThreads * lots - 1) / (kThreads * lots), INT32_MAX);
-        entry(cat("reduce_short<", operation, ", ", a, ", ", team.lanes, ", ", lots,
-                  ", @_Shape>(grid, "));
-        return finished("short");
-    }
-    if (leaves <= kWarpLeaves) {
-        const int64_t warps = team.units(r.rows);
-        text.blocks = team.warps > 1 ? r.rows : (warps + kRowWarps - 1) / kRowWarps;
-        text.threads = static_cast<int>(
+    KernelText rows(const Team& team) {
+        const int64_t warps = team.units(r_.rows);
+        text_.blocks = team.warps > 1 ? r_.rows : ceil_div(warps, kRowWarps);
+        text_.threads = static_cast<int>(
             32 * (team.warps > 1 ? team.warps : std::clamp<int64_t>(warps, 1, kRowWarps)));
-        text.shared = static_cast<uint32_t>(team.results * a_size);
-        rows_by(team.type);
-        return finished("warps");
+        text_.shared = static_cast<uint32_t>(team.results * a_size_);
+        call_rows(team.type);
+        return named("warps");
     }
-    if (r.rows < enough / 2 && leaves >= kSplitLeaves) {
+    KernelText split() {
         // Each piece is worth at least 16 leaves, and the last block joins at most 4096 of them.
-        int64_t span = power_of_two_from(
-            std::max<int64_t>({kPieceLeaves, (leaves * r.rows + 8 * enough - 1) / (8 * enough),
-                               (leaves + kPieces - 1) / kPieces}));
-        const int64_t pieces = (leaves + span - 1) / span,
+        const int64_t span = power_of_two_from(std::max<int64_t>(
+            {kPieceLeaves, ceil_div(leaves_ * r_.rows, 8 * enough_), ceil_div(leaves_, kPieces)}));
+        const int64_t pieces = ceil_div(leaves_, span),
                       group = std::max<int64_t>(span / kGroupLeaves, 1);
-        text.blocks = r.rows * pieces;
-        text.workspace = static_cast<uint64_t>(r.rows * pieces * a_size);
-        text.counters = static_cast<int>(r.rows);
-        text.shared = static_cast<uint32_t>(std::max(pieces, span / group) * a_size);
-        entry(cat("reduce_split<", operation, ", ", a, ", ", group, ", ", span * kTreeLeaf,
-                  ", @_Shape>(grid, parts, counters, "));
-        return finished("split");
+        text_.blocks = r_.rows * pieces;
+        leave_parts(pieces, r_.rows);
+        text_.shared = static_cast<uint32_t>(std::max(pieces, span / group) * a_size_);
+        call("reduce_split", "parts, counters, ", group, ", ", span * kTreeLeaf);
+        return named("split");
     }
-    const int64_t group = power_of_two_from((leaves + kGroupLeaves - 1) / kGroupLeaves);
-    text.blocks = r.rows;
-    text.threads =
-        static_cast<int>(32 * std::min<int64_t>({power_of_two_from(leaves),
-                                                 r.rows < enough ? 32 : 8, limits.most_warps}));
-    text.shared = static_cast<uint32_t>((leaves + group - 1) / group * a_size);
-    rows_by(cat("StreamerOf<", a, ", ", r.n, ", ", text.threads / 32, ", ", group, ">"));
-    return finished("blocks");
+    KernelText blocks() {
+        const int64_t group = power_of_two_from(ceil_div(leaves_, kGroupLeaves));
+        text_.blocks = r_.rows;
+        text_.threads = static_cast<int>(
+            32 * std::min<int64_t>(
+                     {power_of_two_from(leaves_), r_.rows < enough_ ? 32 : 8, limits_.most_warps}));
+        text_.shared = static_cast<uint32_t>(ceil_div(leaves_, group) * a_size_);
+        call_rows(cat("StreamerOf<", a_, ", ", r_.n, ", ", text_.threads / 32, ", ", group, ">"));
+        return named("blocks");
+    }
+
+    const LoweredOp& op_;
+    const Limits& limits_;
+    const Reduction r_;
+    const Reducer& reducer_;
+    const std::string a_;  // the type of sums
+    const BlockLayout layout_;
+    std::vector<int> read_;  // inputs of the elements
+    int64_t chunk_ = 0;      // of chain(c); 0: a tree, or no order
+    int64_t a_size_ = 0, leaves_ = 0;
+    int64_t enough_ = 0;  // blocks that fill the device
+    bool columns_ = false;
+    KernelText text_;
+};
+
+}  // namespace
+
+KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
+    return ReduceText(op, limits).text();
 }
 
 }  // namespace aicf::cuda
