@@ -182,141 +182,194 @@ std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::st
     return text;
 }
 
-KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
-    const View& out = op.outputs[0];
-    const bool update = is_update(*op.def), raw = op.def->name == "copy";
-    const int64_t count = element_count(out.shape);
-    std::vector<const View*> views;
-    std::vector<Dims> strides;
-    int64_t largest = 1;
-    for (const auto* list : {&op.inputs, &op.outputs})
-        for (const View& view : *list) {
-            views.push_back(&view);
+namespace {
+
+/// The kernel of a pointwise op: a loop over vectors of `width_` elements, or a table.
+class PointwiseText {
+  public:
+    PointwiseText(const LoweredOp& op, const Limits& limits)
+        : op_(op),
+          limits_(limits),
+          out_(op.outputs[0]),
+          update_(is_update(*op.def)),
+          raw_(op.def->name == "copy"),
+          count_(element_count(out_.shape)),
+          views_(views_of(op)),
+          space_(out_.shape, strides()),
+          layout_(op) {
+        int64_t largest = 1;
+        for (const View* view : views_) largest = std::max(largest, dtype_size(view->dtype));
+        // Wide accesses while the operands of a fused op still fit the registers.
+        const int64_t reach = views_.size() > 8 ? 4 : 8;
+        width_ = count_ < kSmall ? 1 : static_cast<int>(std::min(16 / largest, reach));
+    }
+
+    KernelText text() {
+        set_launch();
+        for (size_t k = 0; k < views_.size(); k++) add_operand(k);
+        const std::string compute = formula(op_, layout_, before_);
+        if (worth_table(op_, access_, limits_))
+            look_up(compute);
+        else
+            loop(compute);
+        return text_;
+    }
+
+  private:
+    static std::vector<const View*> views_of(const LoweredOp& op) {
+        std::vector<const View*> views;
+        for (const auto* list : {&op.inputs, &op.outputs})
+            for (const View& view : *list) views.push_back(&view);
+        return views;
+    }
+    std::vector<Dims> strides() const {
+        std::vector<Dims> strides;
+        for (const View* view : views_)
             // An optimizer's numbers have rank 0: the same one for all elements.
-            strides.push_back(update && view.shape.rank() == 0 ? Dims(out.shape.rank(), 0)
-                                                               : view.strides);
-            largest = std::max(largest, dtype_size(view.dtype));
-        }
-    const Iteration space(out.shape, strides);
-    // Wide accesses while the operands of a fused op still fit the registers.
-    const int64_t reach = views.size() > 8 ? 4 : 8;
-    const int width = count < kSmall ? 1 : static_cast<int>(std::min(16 / largest, reach));
-    const size_t inputs = op.inputs.size();
-    const BlockLayout layout(op);
-    const auto type = [&](size_t k) {
-        return std::string(raw ? raw_type(views[k]->dtype) : cuda_type(views[k]->dtype));
-    };
+            strides.push_back(update_ && view->shape.rank() == 0 ? Dims(out_.shape.rank(), 0)
+                                                                 : view->strides);
+        return strides;
+    }
+    std::string type(size_t k) const {
+        return raw_ ? raw_type(views_[k]->dtype) : cuda_type(views_[k]->dtype);
+    }
 
-    KernelText text;
-    text.name = cat(kernel_stem(op), "_",
-                    dtype_abbrev(op.inputs.empty() ? out.dtype : op.inputs.back().dtype));
-    if (op.def->name == "cast") text.name += cat("_", dtype_abbrev(out.dtype));
-    if (update) text.name = cat(op.def->name, "_", dtype_abbrev(out.dtype));
-    text.includes = {"prelude.cuh"};
-    text.threads = static_cast<int>(
-        std::min<int64_t>(kThreads, std::max<int64_t>((count + 31) / 32 * 32, 32)));
-    const Cost cost = cost_of(op);
-    text.blocks = std::min<int64_t>(
-        (count + int64_t{kThreads} * width - 1) / (int64_t{kThreads} * width),
-        cost.flops > cost.bytes ? kBlocksAProcessor * limits.processors : 1 << 30);
+    void set_launch() {
+        const DType in = op_.inputs.empty() ? out_.dtype : op_.inputs.back().dtype;
+        text_.name = update_ ? cat(op_.def->name, "_", dtype_abbrev(out_.dtype))
+                             : cat(kernel_stem(op_), "_", dtype_abbrev(in));
+        if (op_.def->name == "cast") text_.name += cat("_", dtype_abbrev(out_.dtype));
+        text_.includes = {"prelude.cuh"};
+        text_.threads = static_cast<int>(
+            std::min<int64_t>(kThreads, std::max<int64_t>(ceil_div(count_, 32) * 32, 32)));
+        const Cost cost = cost_of(op_);
+        text_.blocks = std::min<int64_t>(
+            ceil_div(count_, int64_t{kThreads} * width_),
+            cost.flops > cost.bytes ? kBlocksAProcessor * limits_.processors : 1 << 30);
+    }
 
-    std::vector<Access> access;
-    bool flat = true;
-    std::string wide = "true", load, store, before;
-    for (size_t k = 0; k < views.size(); k++) {
-        const bool output = k >= inputs;
-        Access how = access_of(space, k, width);
-        if (output && how.reach != Reach::dense && how.reach != Reach::along)
+    /// How operand k is reached. Results are stored where they are, never one for many.
+    Access access(size_t k) const {
+        Access how = access_of(space_, k, width_);
+        if (k >= op_.inputs.size() && how.reach != Reach::dense && how.reach != Reach::along)
             how.reach = how.reach == Reach::inner && how.step == 1 ? Reach::along
-                        : count > 1                                ? Reach::each
+                        : count_ > 1                               ? Reach::each
                                                                    : Reach::dense;
-        access.push_back(how);
-        const std::string index = std::to_string(output ? k - inputs : k),
+        return how;
+    }
+    /// The loads of an operand into a<k>, or what stores r<k>.
+    void add_operand(size_t k) {
+        const bool output = k >= op_.inputs.size();
+        const Access how = access(k);
+        access_.push_back(how);
+        const std::string index = std::to_string(output ? k - op_.inputs.size() : k),
                           pointer = (output ? "y" : "x") + index;
-        flat &= how.reach == Reach::dense || how.reach == Reach::uniform;
+        flat_ &= how.reach == Reach::dense || how.reach == Reach::uniform;
         if (how.reach == Reach::inner || how.reach == Reach::along || how.reach == Reach::each)
-            text.body += place_struct(cat("@_", pointer), space.shape, space.strides[k]);
-        if (width > 1 &&
+            text_.body += place_struct(cat("@_", pointer), space_.shape, space_.strides[k]);
+        if (width_ > 1 &&
             (how.reach == Reach::dense || (how.reach == Reach::inner && how.step == 1)))
-            wide += cat(" && aligned16(", pointer, ")");
-        if (output) {
-            load += cat("        Wide<", type(k), "> r", index, "[", width, "];\n");
-            if (how.reach == Reach::dense)
-                store += cat("        store_dense<", width, ">(y", index, ", r", index,
-                             ", i, n, wide);\n");
-            else if (how.reach == Reach::along)
-                store += cat("        store_row<", width, ", ", how.step, ", Row::whole>(y", index,
-                             " + @_y", index, "::at(i), r", index, ", ", width, ");\n");
-            else
-                store += cat("        store_each<", width, ", @_y", index, ">(y", index, ", r",
-                             index, ", i, n);\n");
-            continue;
-        }
-        if (how.reach == Reach::uniform)
-            before += cat("    const auto u", index, " = widen(*x", index, ");\n");
-        load += cat("        Wide<", type(k), "> a", index, "[", width, "];\n");
+            wide_ += cat(" && aligned16(", pointer, ")");
+        if (how.reach == Reach::uniform && !output)
+            before_ += cat("    const auto u", index, " = widen(*x", index, ");\n");
+        load_ +=
+            cat("        Wide<", type(k), "> ", output ? "r" : "a", index, "[", width_, "];\n");
+        if (output)
+            store_ += store_text(how, index);
+        else
+            load_ += load_text(how, index, type(k));
+    }
+    std::string load_text(Access how, const std::string& k, const std::string& type) const {
+        const std::string at = cat("x", k, " + @_x", k, "::at(i), ");
         switch (how.reach) {
             case Reach::uniform:
-                load += cat("        for (auto& a : a", index, ") a = u", index, ";\n");
-                break;
+                return cat("        for (auto& a : a", k, ") a = u", k, ";\n");
             case Reach::dense:
-                load += cat("        load_dense<", width, ", ", type(k), ">(a", index, ", x", index,
-                            ", i, n, wide);\n");
-                break;
+                return cat("        load_dense<", width_, ", ", type, ">(a", k, ", x", k,
+                           ", i, n, wide);\n");
             case Reach::inner:
-                load += cat("        load_inner<", width, ", ", how.step, ", ", type(k), ">(a",
-                            index, ", x", index, " + @_x", index, "::at(i), wide);\n");
-                break;
+                return cat("        load_inner<", width_, ", ", how.step, ", ", type, ">(a", k,
+                           ", ", at, "wide);\n");
             case Reach::along:
-                load += cat("        load_row<", width, ", ", how.step, ", ", type(k),
-                            ", Row::whole>(a", index, ", x", index, " + @_x", index, "::at(i), ",
-                            width, ");\n");
-                break;
+                return cat("        load_row<", width_, ", ", how.step, ", ", type,
+                           ", Row::whole>(a", k, ", ", at, width_, ");\n");
             case Reach::each:
-                load += cat("        load_each<", width, ", @_x", index, ", ", type(k), ">(a",
-                            index, ", x", index, ", i, n);\n");
                 break;
         }
+        return cat("        load_each<", width_, ", @_x", k, ", ", type, ">(a", k, ", x", k,
+                   ", i, n);\n");
     }
-    const std::string compute = formula(op, layout, before);
-    // Without strides the size is read from the block, and one binary serves every size.
-    const int shape_at = layout.operand[inputs] + static_cast<int>(sizeof(Operand));
-    const std::string size = flat && !limits.one_block
-                                 ? cat("block.count<", out.shape.rank(), ">(", shape_at, ")")
-                                 : std::to_string(count);
-    if (worth_table(op, access, limits)) {
+    std::string store_text(Access how, const std::string& k) const {
+        if (how.reach == Reach::dense)
+            return cat("        store_dense<", width_, ">(y", k, ", r", k, ", i, n, wide);\n");
+        if (how.reach == Reach::along)
+            return cat("        store_row<", width_, ", ", how.step, ", Row::whole>(y", k, " + @_y",
+                       k, "::at(i), r", k, ", ", width_, ");\n");
+        return cat("        store_each<", width_, ", @_y", k, ">(y", k, ", r", k, ", i, n);\n");
+    }
+
+    /// Without strides the size is read from the block, and one binary serves every size.
+    std::string size() const {
+        const int shape_at = layout_.operand[op_.inputs.size()] + static_cast<int>(sizeof(Operand));
+        return flat_ && !limits_.one_block
+                   ? cat("block.count<", out_.shape.rank(), ">(", shape_at, ")")
+                   : std::to_string(count_);
+    }
+    void look_up(const std::string& compute) {
+        const size_t inputs = op_.inputs.size();
         size_t k = 0;
-        while (access[k].reach != Reach::dense) k++;
-        text.includes = {"table.cuh"};
-        text.threads = kTableThreads;
-        text.blocks = limits.processors;
-        text.shared = text.workspace = 2 << 16;
-        text.counters = 3;
+        while (access_[k].reach != Reach::dense) k++;
+        text_.includes = {"table.cuh"};
+        text_.threads = kTableThreads;
+        text_.blocks = limits_.processors;
+        text_.shared = text_.workspace = 2 << 16;
+        text_.counters = 3;
         std::string one;
         for (size_t i = 0; i < inputs; i++)
             one += i == k ? cat("        const Wide<", type(i), "> a", i, "[1] = {widen(", type(i),
                                 "{static_cast<uint16_t>(bits)})};\n")
                           : cat("        const Wide<", type(i), "> a", i, "[1] = {u", i, "};\n");
-        text.body +=
-            body_head(op, layout, raw) + before +
+        text_.body +=
+            body_head(op_, layout_, raw_) + before_ +
             cat("    const auto value = [&](uint32_t bits) {\n        constexpr int j = 0;\n", one,
                 "        Wide<", type(inputs), "> r0[1];\n        ", compute,
                 "\n        return narrow<", type(inputs), ">(r0[0]).bits;\n    };\n",
-                "    look_up<", kTableThreads, ", 4>(grid, &y0->bits, &x", k, "->bits, ", size,
-                ", block.ptr<uint16_t>(16), block.ptr<uint32_t>(", layout.tail, "), value);\n}\n");
-        return text;
+                "    look_up<", kTableThreads, ", 4>(grid, &y0->bits, &x", k, "->bits, ", size(),
+                ", block.ptr<uint16_t>(16), block.ptr<uint32_t>(", layout_.tail, "), value);\n}\n");
     }
-    text.bound = kThreads;
-    text.body += body_head(op, layout, raw);
-    if (update) text.body += cat("    typedef ", wide_type(out.dtype), " R;\n");
-    text.body += before;
-    text.body += cat(
-        "    const int64_t n = ", size, ";\n    const bool wide = ", wide, ";\n",
-        "    const int64_t step = int64_t(grid.blocks) * grid.threads * ", width, ";\n",
-        "    for (int64_t i = (int64_t(grid.block) * grid.threads + grid.thread()) * ", width,
-        "; i < n; i += step) {\n", load, "#pragma unroll\n        for (int j = 0; j < ", width,
-        "; j++) {\n            ", compute, "\n        }\n", store, "    }\n    (void)wide;\n}\n");
-    return text;
+    void loop(const std::string& compute) {
+        text_.bound = kThreads;
+        text_.body += body_head(op_, layout_, raw_);
+        if (update_) text_.body += cat("    typedef ", wide_type(out_.dtype), " R;\n");
+        text_.body += before_;
+        text_.body +=
+            cat("    const int64_t n = ", size(), ";\n    const bool wide = ", wide_, ";\n",
+                "    const int64_t step = int64_t(grid.blocks) * grid.threads * ", width_, ";\n",
+                "    for (int64_t i = (int64_t(grid.block) * grid.threads + grid.thread()) * ",
+                width_, "; i < n; i += step) {\n", load_,
+                "#pragma unroll\n        for (int j = 0; j < ", width_, "; j++) {\n            ",
+                compute, "\n        }\n", store_, "    }\n    (void)wide;\n}\n");
+    }
+
+    const LoweredOp& op_;
+    const Limits& limits_;
+    const View& out_;
+    const bool update_, raw_;
+    const int64_t count_;
+    const std::vector<const View*> views_;
+    const Iteration space_;
+    const BlockLayout layout_;
+    int width_ = 1;
+    std::vector<Access> access_;
+    bool flat_ = true;  // no operand needs its strides
+    std::string wide_ = "true", load_, store_, before_;
+    KernelText text_;
+};
+
+}  // namespace
+
+KernelText pointwise_text(const LoweredOp& op, const Limits& limits) {
+    return PointwiseText(op, limits).text();
 }
 
 }  // namespace aicf::cuda
