@@ -40,11 +40,11 @@ namespace {
 
 /// The steps on numbers: every block makes them for itself in a form all its threads read. What
 /// others read too is stored by the block that ends last, when none reads the old step any more.
-struct Numbers {
+struct ScalarPrologue {
     std::string make, store;
     int held = 0;
 
-    Numbers(const LoweredOp& op) {
+    ScalarPrologue(const LoweredOp& op) {
         for (const RegionStep& step : op.body) {
             if (!is_scalar_update(*step.def)) continue;
             if (step.def->name == "step_inc") {
@@ -76,134 +76,191 @@ struct Numbers {
 
 }  // namespace
 
-KernelText updates_text(const LoweredOp& op, const Limits& limits) {
-    const RegionStep& like = op.body[anchor_step(op)];
-    const DType dtype = op.operand(like.outputs[0]).dtype;
-    const int tensors = like.def->numbers, results = static_cast<int>(like.outputs.size());
-    int64_t total = 0;
-    for (const RegionStep& step : op.body)
-        if (is_update(*step.def)) total += element_count(op.operand(step.outputs[0]).shape);
-    const int64_t width = total < kSmall ? 1 : 16 / dtype_size(dtype);
+namespace {
 
-    std::map<int, int> wide_of;  // by what a cast makes: what it is made of
-    for (const RegionStep& step : op.body)
-        if (step.def->name == "cast") wide_of[step.outputs[0]] = step.inputs[0];
-    // Each warp belongs to one tensor; a thread takes `width` elements of it.
-    const BlockLayout layout(op);
-    std::string choose;
-    int64_t warps = 0;
-    const int inputs = static_cast<int>(op.inputs.size());
-    for (const RegionStep& step : op.body) {
-        if (!is_update(*step.def)) continue;
-        const int64_t n = element_count(op.operand(step.outputs[0]).shape),
-                      count = (n + 32 * width - 1) / (32 * width);
-        choose +=
-            cat("    if (warp >= ", warps, " && warp < ", warps + count, ") {\n        i = (t - ",
-                32 * warps, ") * ", width, "; n = ", n, ";\n        ");
-        for (int k = 0; k < tensors; k++) {
-            const auto narrow = wide_of.find(step.inputs[k]);
-            choose += narrow == wide_of.end() ? cat("p", k, " = x", step.inputs[k], "; ")
-                                              : cat("narrow = x", narrow->second, "; ");
+/// The kernel of the updates of several tensors: each warp belongs to one of them, a thread takes
+/// `width_` neighbours of it.
+class UpdatesText {
+  public:
+    UpdatesText(const LoweredOp& op, const Limits& limits)
+        : op_(op),
+          limits_(limits),
+          like_(op.body[anchor_step(op)]),
+          dtype_(op.operand(like_.outputs[0]).dtype),
+          type_(cuda_type(dtype_)),
+          layout_(op),
+          prologue_(op),
+          inputs_(static_cast<int>(op.inputs.size())),
+          tensors_(like_.def->numbers),
+          results_(static_cast<int>(like_.outputs.size())) {
+        int64_t total = 0;
+        for (const RegionStep& step : op.body) {
+            if (is_update(*step.def)) total += element_count(op.operand(step.outputs[0]).shape);
+            if (step.def->name == "cast") wide_of_[step.outputs[0]] = step.inputs[0];
         }
-        for (int k = 0; k < results; k++)
-            choose += cat("q", k, " = y", step.outputs[k] - inputs, "; ");
-        choose += "\n    }\n";
-        warps += count;
+        width_ = total < kSmall ? 1 : 16 / dtype_size(dtype_);
+        check(!limits.one_block || prologue_.make.empty(), "cuda: numbers of updates in one block");
     }
-    const Numbers numbers(op);
-    KernelText text;
-    text.includes = {"optim.cuh"};
-    text.name = cat(kernel_stem(op), "_", dtype_abbrev(dtype));
-    text.threads = warps <= 32 ? static_cast<int>(32 * std::max<int64_t>(warps, 2)) : 256;
-    text.blocks = std::max<int64_t>((32 * warps + text.threads - 1) / text.threads,
-                                    numbers.make.empty() ? 0 : 1);
 
-    const std::string type = cuda_type(dtype);
-    // A null pointer would lie in no shared memory, and the others then as far as is known neither.
-    const auto first = [&](int number) -> std::string {
-        if (!limits.one_block || number >= inputs + static_cast<int>(op.outputs.size()))
+    KernelText text() {
+        choose_tensors();
+        declare_pointers();
+        set_launch();
+        text_.ahead = limits_.near && warps_ <= limits_.team && width_ == 1 && wide_of_.empty() &&
+                      dtype_size(dtype_) >= 4;
+        if (text_.ahead)
+            in_two_parts();
+        else
+            at_once();
+        return text_;
+    }
+
+  private:
+    /// Which tensor a warp has, and its thread's place in it.
+    void choose_tensors() {
+        for (const RegionStep& step : op_.body) {
+            if (!is_update(*step.def)) continue;
+            const int64_t n = element_count(op_.operand(step.outputs[0]).shape),
+                          count = ceil_div(n, 32 * width_);
+            choose_ += cat("    if (warp >= ", warps_, " && warp < ", warps_ + count,
+                           ") {\n        i = (t - ", 32 * warps_, ") * ", width_, "; n = ", n,
+                           ";\n        ");
+            for (int k = 0; k < tensors_; k++) {
+                const auto narrow = wide_of_.find(step.inputs[static_cast<size_t>(k)]);
+                choose_ += narrow == wide_of_.end()
+                               ? cat("p", k, " = x", step.inputs[static_cast<size_t>(k)], "; ")
+                               : cat("narrow = x", narrow->second, "; ");
+            }
+            for (int k = 0; k < results_; k++)
+                choose_ +=
+                    cat("q", k, " = y", step.outputs[static_cast<size_t>(k)] - inputs_, "; ");
+            choose_ += "\n    }\n";
+            warps_ += count;
+        }
+    }
+    /// A null pointer would lie in no shared memory, and the others then as far as is known
+    /// neither.
+    std::string start_of(int number) const {
+        if (!limits_.one_block || number >= inputs_ + static_cast<int>(op_.outputs.size()))
             return "nullptr";
-        return number < inputs ? cat("x", number) : cat("y", number - inputs);
-    };
-    std::string pointers, load, store, wide = "true";
-    for (int k = 0; k < tensors; k++) {
-        pointers += cat("    const R* p", k, " = ", first(like.inputs[static_cast<size_t>(k)]),
-                        ";\n    R a", k, "[", width, "] = {};\n");
-        load += cat(k == kGradient && !wide_of.empty() ? "        if (p1)\n    " : "",
-                    "        load_dense<", width, ", R>(a", k, ", p", k, ", i, n, wide);\n");
-        if (width > 1) wide += cat(" && aligned16(p", k, ")");
+        return number < inputs_ ? cat("x", number) : cat("y", number - inputs_);
     }
-    if (!wide_of.empty()) {
-        const char* from = cuda_type(op.operand(wide_of.begin()->second).dtype);
-        pointers += cat("    const ", from, "* narrow = nullptr;\n");
-        load +=
-            cat("        if (narrow) {\n            float wider[", width,
-                "];\n            load_dense<", width, ", ", from,
+    void declare_pointers() {
+        for (int k = 0; k < tensors_; k++) {
+            pointers_ +=
+                cat("    const R* p", k, " = ", start_of(like_.inputs[static_cast<size_t>(k)]),
+                    ";\n    R a", k, "[", width_, "] = {};\n");
+            load_ += cat(k == kGradient && !wide_of_.empty() ? "        if (p1)\n    " : "",
+                         "        load_dense<", width_, ", R>(a", k, ", p", k, ", i, n, wide);\n");
+            if (width_ > 1) wide_ += cat(" && aligned16(p", k, ")");
+        }
+        if (!wide_of_.empty()) declare_narrow();
+        for (int k = 0; k < results_; k++) {
+            pointers_ += cat("    R* q", k, " = ", start_of(like_.outputs[static_cast<size_t>(k)]),
+                             ";\n    R r", k, "[", width_, "];\n");
+            store_ += cat("        store_dense<", width_, ">(q", k, ", r", k, ", i, n, wide);\n");
+            if (width_ > 1) wide_ += cat(" && aligned16(q", k, ")");
+        }
+    }
+    /// A gradient of 16 bits, which is widened as it is read.
+    void declare_narrow() {
+        const char* from = cuda_type(op_.operand(wide_of_.begin()->second).dtype);
+        pointers_ += cat("    const ", from, "* narrow = nullptr;\n");
+        load_ +=
+            cat("        if (narrow) {\n            float wider[", width_,
+                "];\n            load_dense<", width_, ", ", from,
                 ">(wider, narrow, i, n, wide);\n#pragma unroll\n            for (int j = 0; j < ",
-                width, "; j++) a", kGradient, "[j] = wider[j];\n        }\n");
-        if (width > 1) wide += " && aligned16(narrow)";
+                width_, "; j++) a", kGradient, "[j] = wider[j];\n        }\n");
+        if (width_ > 1) wide_ += " && aligned16(narrow)";
     }
-    for (int k = 0; k < results; k++) {
-        pointers += cat("    R* q", k, " = ", first(like.outputs[static_cast<size_t>(k)]),
-                        ";\n    R r", k, "[", width, "];\n");
-        store += cat("        store_dense<", width, ">(q", k, ", r", k, ", i, n, wide);\n");
-        if (width > 1) wide += cat(" && aligned16(q", k, ")");
+    void set_launch() {
+        text_.includes = {"optim.cuh"};
+        text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(dtype_));
+        if (limits_.one_block) {
+            text_.threads = 32;
+            text_.blocks = warps_;
+            return;
+        }
+        text_.threads = warps_ <= 32 ? static_cast<int>(32 * std::max<int64_t>(warps_, 2)) : 256;
+        text_.blocks =
+            std::max<int64_t>(ceil_div(32 * warps_, text_.threads), prologue_.make.empty() ? 0 : 1);
     }
-    // As warps that stand for blocks, which may be fewer than that, they take turns.
-    const std::string head =
-        limits.one_block
-            ? cat("    for (int t = int(grid.block * 32 + grid.thread()); t < ", 32 * warps,
-                  "; t += int(grid.blocks) * 32) {\n    const int warp = t / 32;\n")
-            : "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = t / "
-              "32;\n";
-    check(!limits.one_block || numbers.make.empty(), "cuda: numbers of updates in one block");
-    if (limits.one_block) text.threads = 32, text.blocks = warps;
-    std::string formula;
-    for (size_t k = static_cast<size_t>(tensors); k < like.inputs.size(); k++)
-        formula += cat("        const R u", k, " = ", Numbers::spell(op, like.inputs[k]), ";\n");
-    formula += cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
-                   update_formula(*like.def), "\n        }\n");
-    text.ahead = limits.near && warps <= limits.team && width == 1 && wide_of.empty() &&
-                 dtype_size(dtype) >= 4;
-    if (text.ahead) {
-        // Of a thread's one element only the places differ from tensor to tensor.
+    std::string formula() const {
+        std::string text;
+        for (size_t k = static_cast<size_t>(tensors_); k < like_.inputs.size(); k++)
+            text += cat("        const R u", k, " = ", ScalarPrologue::spell(op_, like_.inputs[k]),
+                        ";\n");
+        return text + cat("#pragma unroll\n        for (int j = 0; j < ", width_,
+                          "; j++) {\n            ", update_formula(*like_.def), "\n        }\n");
+    }
+
+    /// Places before the first turn of a loop, each turn's update by them: of a thread's one
+    /// element only the places differ from tensor to tensor.
+    void in_two_parts() {
         std::string members, places, loads, stores;
         const auto add = [&](const char* name, int k) {
             members += cat(members.empty() ? "" : ", ", name, k);
             places += cat(", in_register(shared_address(", name, k, " + i))");
         };
-        for (int k = 0; k < tensors; k++) {
+        for (int k = 0; k < tensors_; k++) {
             add("p", k);
             loads += cat("        const R a", k, "[1] = {*near_at<const R>(ahead.p", k, ")};\n");
         }
-        for (int k = 0; k < results; k++) {
+        for (int k = 0; k < results_; k++) {
             add("q", k);
             loads += cat("        R r", k, "[1];\n");
             stores += cat("        *near_at<R>(ahead.q", k, ") = r", k, "[0];\n");
         }
-        text.body = cat("struct @_Ahead {\n    bool any;\n    uint32_t ", members, ";\n};\n",
-                        ahead_head(), pointers_of(op, layout), "    typedef ", type,
-                        " R;\n    const int t = int(grid.block * 32 + grid.thread()), warp = t / "
-                        "32;\n",
-                        pointers, "    int i = 0, n = 0;\n", choose, "    return {i < n", places,
-                        "};\n}\n", ahead_body_head(), pointers_of(op, layout), "    typedef ", type,
-                        " R;\n    if (ahead.any) {\n", loads, formula, stores, "    }\n}\n");
-        return text;
+        const std::string types = cat(pointers_of(op_, layout_), "    typedef ", type_, " R;\n");
+        text_.body =
+            cat("struct @_Ahead {\n    bool any;\n    uint32_t ", members, ";\n};\n", ahead_head(),
+                types, "    const int t = int(grid.block * 32 + grid.thread()), warp = t / 32;\n",
+                pointers_, "    int i = 0, n = 0;\n", choose_, "    return {i < n", places,
+                "};\n}\n", ahead_body_head(), types, "    if (ahead.any) {\n", loads, formula(),
+                stores, "    }\n}\n");
     }
-    text.body = body_head(op, layout);
-    text.body += cat("    typedef ", type, " R;\n", head, pointers, "    ",
-                     limits.one_block ? "int" : "int64_t", " i = 0, n = 0;\n", choose,
-                     "    const bool wide = ", wide, ";\n    if (i < n) {\n", load, "    }\n",
-                     numbers.make, numbers.held ? "    __syncthreads();\n" : "",
-                     "    if (i < n) {\n", formula, store, "    }\n    (void)wide;\n");
-    if (limits.one_block) text.body += "    }\n";
-    if (!numbers.store.empty()) {
-        text.counters = 1;
-        text.body += cat("    if (arrive_last(block.ptr<uint32_t>(", layout.tail,
-                         "), grid.blocks) && threadIdx.x == 0) {\n", numbers.store, "    }\n");
+    void at_once() {
+        // As warps that stand for blocks, which may be fewer than that, they take turns.
+        const std::string head =
+            limits_.one_block
+                ? cat("    for (int t = int(grid.block * 32 + grid.thread()); t < ", 32 * warps_,
+                      "; t += int(grid.blocks) * 32) {\n    const int warp = t / 32;\n")
+                : "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = "
+                  "t / 32;\n";
+        text_.body = body_head(op_, layout_);
+        text_.body += cat("    typedef ", type_, " R;\n", head, pointers_, "    ",
+                          limits_.one_block ? "int" : "int64_t", " i = 0, n = 0;\n", choose_,
+                          "    const bool wide = ", wide_, ";\n    if (i < n) {\n", load_,
+                          "    }\n", prologue_.make, prologue_.held ? "    __syncthreads();\n" : "",
+                          "    if (i < n) {\n", formula(), store_, "    }\n    (void)wide;\n");
+        if (limits_.one_block) text_.body += "    }\n";
+        if (!prologue_.store.empty()) {
+            text_.counters = 1;
+            text_.body +=
+                cat("    if (arrive_last(block.ptr<uint32_t>(", layout_.tail,
+                    "), grid.blocks) && threadIdx.x == 0) {\n", prologue_.store, "    }\n");
+        }
+        text_.body += "}\n";
     }
-    text.body += "}\n";
-    return text;
+
+    const LoweredOp& op_;
+    const Limits& limits_;
+    const RegionStep& like_;  // one of the updates, which are alike
+    const DType dtype_;
+    const std::string type_;
+    const BlockLayout layout_;
+    const ScalarPrologue prologue_;
+    const int inputs_, tensors_, results_;
+    std::map<int, int> wide_of_;  // by what a cast makes: what it is made of
+    int64_t width_ = 1, warps_ = 0;
+    std::string choose_, pointers_, load_, store_, wide_ = "true";
+    KernelText text_;
+};
+
+}  // namespace
+
+KernelText updates_text(const LoweredOp& op, const Limits& limits) {
+    return UpdatesText(op, limits).text();
 }
 
 KernelText small_text(const LoweredOp& op, const Limits& limits) {

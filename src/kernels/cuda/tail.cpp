@@ -52,111 +52,152 @@ bool tail_fits(const LoweredOp& op, const Limits& limits) {
     return std::atoll(order.c_str() + order.find('(') + 1) >= tail.n;
 }
 
-KernelText tail_text(const LoweredOp& op, const Limits& limits) {
-    const Tail tail(op, limits);
-    const BlockLayout layout(op);
-    const int inputs = static_cast<int>(op.inputs.size()),
-              outer = inputs + static_cast<int>(op.outputs.size());
-    const auto [at, second] = tail.steps;
-    const RegionStep &loss = op.body[at], &grad = op.body[at + 1];
-    const bool back = second < op.body.size();
-    const auto pointer = [&](int number) {
-        return cat("block.ptr<", number < inputs ? "const " : "",
-                   cuda_type(op.operand(number).dtype), ">(",
-                   layout.operand[static_cast<size_t>(number)], ")");
-    };
-    const auto number = [](const char* name, int64_t value) {
-        return cat("    static constexpr int64_t ", name, " = ", value, ";\n");
-    };
-    const std::string device = "    __device__ __forceinline__ ";
+namespace {
 
-    KernelText text;
-    text.includes = {"tail.cuh"};
-    text.name = cat("fused_gemm_cross_entropy", back ? "_gemm" : "", "_f32");
-    text.threads = kTailThreads;
-    text.blocks =
-        std::min<int64_t>(ceil_div(tail.m, tail.rows), int64_t{2} * std::max(limits.processors, 1));
-    text.shared = static_cast<uint32_t>(tail.shared);
-    text.body = cat("struct @_Tail {\n    const @_Block& block;\n", number("m", tail.m),
-                    number("n", tail.n), number("k", tail.k), number("chunk", tail.chunk),
-                    number("pitch", tail.pitch), number("x_step", op.inputs[0].strides[0]),
-                    number("w_step", op.inputs[1].strides[1]),
-                    "    static constexpr bool back = ", back ? "true" : "false", ";\n");
-    // An element of the logits.
-    const std::vector<size_t> before_loss = steps_between(0, at);
-    std::string load, before;
-    for (int k : inputs_of(op, steps_between(1, at))) {
-        const View& view = op.inputs[static_cast<size_t>(k)];
-        load += cat("        const Wide<", cuda_type(view.dtype), "> a", k, "[1] = {widen(",
-                    pointer(k), "[row * int64_t(", view.strides[0], ") + col * int64_t(",
-                    view.strides[1], ")])};\n");
+/// The kernel of a network's end: @_Tail says what it reads and writes of a row or an element.
+class TailText {
+  public:
+    TailText(const LoweredOp& op, const Limits& limits)
+        : op_(op),
+          limits_(limits),
+          tail_(op, limits),
+          layout_(op),
+          inputs_(static_cast<int>(op.inputs.size())),
+          outer_(inputs_ + static_cast<int>(op.outputs.size())),
+          back_(tail_.steps.product < op.body.size()) {}
+
+    KernelText text() const {
+        KernelText text;
+        text.includes = {"tail.cuh"};
+        text.name = cat("fused_gemm_cross_entropy", back_ ? "_gemm" : "", "_f32");
+        text.threads = kTailThreads;
+        text.blocks = std::min<int64_t>(ceil_div(tail_.m, tail_.rows),
+                                        int64_t{2} * std::max(limits_.processors, 1));
+        text.shared = static_cast<uint32_t>(tail_.shared);
+        text.body = cat("struct @_Tail {\n    const @_Block& block;\n", sizes(), logit(), labels(),
+                        of_a_row(), gradient(), back_ ? product() : "", "};\n", entry());
+        return text;
     }
-    std::string formula = body_formula(op, layout, before, before_loss);
-    text.body += cat(device,
-                     "float logit(int64_t row, int64_t col, float total) const {\n        const "
-                     "float v[1] = {total};\n        constexpr int j = 0;\n",
-                     before, load, "            ", formula, "\n        (void)j;\n        return ",
-                     operand_text(op, loss.inputs[0]), ";\n    }\n");
-    // What a row has one of, and its gradient.
-    const View& labels = op.inputs[static_cast<size_t>(loss.inputs[1])];
-    text.body += cat(device, "int64_t label(int64_t row) const {\n        return ",
-                     pointer(loss.inputs[1]), "[row * int64_t(", labels.strides[0], ")];\n    }\n");
-    constexpr const char* names[] = {"loss", "most", "sum"};
-    for (size_t y = 0; y < 3; y++) {
-        const int to = loss.outputs[y];
-        text.body += cat(device, "void ", names[y], "(int64_t row, float v) const {\n");
-        if (to < outer)
-            text.body += cat("        ", pointer(to), "[row * int64_t(", op.operand(to).strides[0],
-                             ")] = v;\n");
-        text.body += "    }\n";
+
+  private:
+    const RegionStep& loss() const { return op_.body[tail_.steps.loss]; }
+    std::string pointer(int number) const {
+        return cat("block.ptr<", number < inputs_ ? "const " : "",
+                   cuda_type(op_.operand(number).dtype), ">(",
+                   layout_.operand[static_cast<size_t>(number)], ")");
     }
-    const int to = grad.outputs[0];
-    text.body += cat(device, "void grad(int64_t row, int64_t i, float v) const {\n");
-    if (to < outer)
-        text.body += cat("        ", pointer(to), "[row * int64_t(", op.operand(to).strides[0],
-                         ") + i * int64_t(", op.operand(to).strides[1], ")] = v;\n");
-    text.body += "    }\n";
-    // What becomes of V neighbours of a row of the second product.
-    if (back) {
-        const std::vector<size_t> steps = steps_between(second, op.body.size());
-        std::string loads, stores, ahead;
-        const auto place = [&](const View& view) {
-            return cat(" + row * int64_t(", view.strides[0], ") + col * int64_t(", view.strides[1],
-                       ")");
+    static std::string function(const char* head, const std::string& body) {
+        return cat("    __device__ __forceinline__ ", head, " {\n", body, "    }\n");
+    }
+    static std::string place(const View& view, const char* col = "col") {
+        return cat("row * int64_t(", view.strides[0], ") + ", col, " * int64_t(", view.strides[1],
+                   ")");
+    }
+
+    std::string sizes() const {
+        const auto number = [](const char* name, int64_t value) {
+            return cat("    static constexpr int64_t ", name, " = ", value, ";\n");
         };
-        for (int k : inputs_of(op, steps_between(second + 1, op.body.size()))) {
-            const View& view = op.inputs[static_cast<size_t>(k)];
+        return number("m", tail_.m) + number("n", tail_.n) + number("k", tail_.k) +
+               number("chunk", tail_.chunk) + number("pitch", tail_.pitch) +
+               number("x_step", op_.inputs[0].strides[0]) +
+               number("w_step", op_.inputs[1].strides[1]) +
+               "    static constexpr bool back = " + (back_ ? "true" : "false") + ";\n";
+    }
+    /// An element of the logits, of the product's sum.
+    std::string logit() const {
+        std::string load, before;
+        for (int k : inputs_of(op_, steps_between(1, tail_.steps.loss))) {
+            const View& view = op_.inputs[static_cast<size_t>(k)];
+            load += cat("        const Wide<", cuda_type(view.dtype), "> a", k, "[1] = {widen(",
+                        pointer(k), "[", place(view), "])};\n");
+        }
+        const std::string formula =
+            body_formula(op_, layout_, before, steps_between(0, tail_.steps.loss));
+        return function(
+            "float logit(int64_t row, int64_t col, float total) const",
+            cat("        const float v[1] = {total};\n        constexpr int j = 0;\n", before, load,
+                "            ", formula, "\n        (void)j;\n        return ",
+                operand_text(op_, loss().inputs[0]), ";\n"));
+    }
+    std::string labels() const {
+        const int at = loss().inputs[1];
+        return function("int64_t label(int64_t row) const",
+                        cat("        return ", pointer(at), "[row * int64_t(",
+                            op_.operand(at).strides[0], ")];\n"));
+    }
+    /// What a row has one of.
+    std::string of_a_row() const {
+        constexpr const char* names[] = {"loss", "most", "sum"};
+        std::string all;
+        for (size_t y = 0; y < 3; y++) {
+            const int to = loss().outputs[y];
+            all += function(cat("void ", names[y], "(int64_t row, float v) const").c_str(),
+                            to < outer_ ? cat("        ", pointer(to), "[row * int64_t(",
+                                              op_.operand(to).strides[0], ")] = v;\n")
+                                        : "");
+        }
+        return all;
+    }
+    std::string gradient() const {
+        const int to = op_.body[tail_.steps.loss + 1].outputs[0];
+        return function(
+            "void grad(int64_t row, int64_t i, float v) const",
+            to < outer_ ? cat("        ", pointer(to), "[", place(op_.operand(to), "i"), "] = v;\n")
+                        : "");
+    }
+    /// What becomes of V neighbours of a row of the second product.
+    std::string product() const {
+        const size_t end = op_.body.size(), first = tail_.steps.product;
+        const std::vector<size_t> steps = steps_between(first, end);
+        std::string loads, stores, before;
+        for (int k : inputs_of(op_, steps_between(first + 1, end))) {
+            const View& view = op_.inputs[static_cast<size_t>(k)];
             const char* type = cuda_type(view.dtype);
             loads += cat("        Wide<", type, "> a", k, "[V];\n        load_row<V, ",
                          view.strides[1], ", ", type, ", Row::nothing>(a", k, ", ", pointer(k),
-                         place(view), ", left);\n");
+                         " + ", place(view), ", left);\n");
         }
         for (size_t i : steps)
-            for (int y : op.body[i].outputs) {
-                if (y >= outer) continue;
-                const View& view = op.operand(y);
-                const char* type = cuda_type(view.dtype);
-                loads += cat("        Wide<", type, "> r", y - inputs, "[V];\n");
+            for (int y : op_.body[i].outputs) {
+                if (y >= outer_) continue;
+                const View& view = op_.operand(y);
+                loads += cat("        Wide<", cuda_type(view.dtype), "> r", y - inputs_, "[V];\n");
                 stores += cat("        store_row<V, ", view.strides[1], ", Row::nothing>(",
-                              pointer(y), place(view), ", r", y - inputs, ", left);\n");
+                              pointer(y), " + ", place(view), ", r", y - inputs_, ", left);\n");
             }
-        formula = body_formula(op, layout, ahead, steps);
-        text.body += cat("    template <int V>\n", device,
-                         "void operator()(int64_t, int64_t row, int64_t col, const float (&v)[V]) "
-                         "const {\n        const int64_t left = ",
-                         tail.k, " - col;\n", ahead, loads,
-                         "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
-                         formula, "\n        }\n", stores, "    }\n");
+        const std::string formula = body_formula(op_, layout_, before, steps);
+        return "    template <int V>\n" +
+               function(
+                   "void operator()(int64_t, int64_t row, int64_t col, const float (&v)[V]) "
+                   "const",
+                   cat("        const int64_t left = ", tail_.k, " - col;\n", before, loads,
+                       "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
+                       formula, "\n        }\n", stores));
     }
-    text.body += "};\n";
-    int scalars = layout.scalars;
-    for (size_t i = 0; i <= at; i++) scalars += 8 * static_cast<int>(op.body[i].def->attrs.size());
-    int64_t lanes = 1;
-    while (4 * lanes < tail.n) lanes *= 2;
-    text.body += body_head() + cat("    loss_tail<", kTailThreads, ", ", tail.rows, ", ", lanes,
-                                   ">(grid, @_Tail{block}, ", pointer(0), ", ", pointer(1),
-                                   ", scalar::cast<float>(block.number(", scalars, ")));\n}\n");
-    return text;
+    std::string entry() const {
+        int scalars = layout_.scalars;  // behind those of the steps up to the loss
+        for (size_t i = 0; i <= tail_.steps.loss; i++)
+            scalars += 8 * static_cast<int>(op_.body[i].def->attrs.size());
+        int64_t lanes = 1;
+        while (4 * lanes < tail_.n) lanes *= 2;
+        return body_head() + cat("    loss_tail<", kTailThreads, ", ", tail_.rows, ", ", lanes,
+                                 ">(grid, @_Tail{block}, ", pointer(0), ", ", pointer(1),
+                                 ", scalar::cast<float>(block.number(", scalars, ")));\n}\n");
+    }
+
+    const LoweredOp& op_;
+    const Limits& limits_;
+    const Tail tail_;
+    const BlockLayout layout_;
+    const int inputs_, outer_;  // operands from outer_ on are a step's own
+    const bool back_;           // the product behind the gradient is there
+};
+
+}  // namespace
+
+KernelText tail_text(const LoweredOp& op, const Limits& limits) {
+    return TailText(op, limits).text();
 }
 
 }  // namespace aicf::cuda
