@@ -12,6 +12,7 @@ from aicf import _core
 HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1200),  # kernels are compiled by g++
     pytest.mark.skipif(bool(emulate.missing()), reason=emulate.missing()),
     pytest.mark.skipif(not hasattr(_core, "cuda_info"), reason="this build has no CUDA backend"),
 ]

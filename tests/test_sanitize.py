@@ -18,6 +18,7 @@ MISSING = sanitize.missing()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # it builds the library
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.parametrize("kind", KINDS)
 def test_harness(kind, tmp_path):

@@ -284,6 +284,7 @@ def test_random_steps_on_a_gpu(name, kind, make_rng):
 
 
 @gpu
+@pytest.mark.slow  # of an emulated GPU
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize(
     ("sizes", "layout"),

@@ -71,8 +71,9 @@ class TailText {
         text.includes = {"tail.cuh"};
         text.name = cat("fused_gemm_cross_entropy", back_ ? "_gemm" : "", "_f32");
         text.threads = kTailThreads;
+        text.resident = 2;  // no more blocks, so that registers need not be saved for others
         text.blocks = std::min<int64_t>(ceil_div(tail_.m, tail_.rows),
-                                        int64_t{2} * std::max(limits_.processors, 1));
+                                        text.resident * int64_t{std::max(limits_.processors, 1)});
         text.shared = static_cast<uint32_t>(tail_.shared);
         text.body = cat("struct @_Tail {\n    const @_Block& block;\n", sizes(), logit(), labels(),
                         of_a_row(), gradient(), back_ ? product() : "", "};\n", entry());
