@@ -193,8 +193,8 @@ def changes(build):
     changed = {b.name for a, b in pairwise(on_graph) if a.text != b.text}
     lowered = stages[len(on_graph) - 1 :]
     changed |= {b.name for a, b in pairwise(lowered) if a.ops > b.ops}
-    before, after = (s.ops for s in g._core.stages(["numbers"])[-2:])  # where none rides elsewhere
-    return changed | ({"numbers"} if after < before else set())
+    before, after = (s.ops for s in g._core.stages(["scalars"])[-2:])  # where none rides elsewhere
+    return changed | ({"scalars"} if after < before else set())
 
 
 class Recast:
@@ -224,16 +224,16 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        # "loops", "block" and "tails" are for GPUs, "parts" for attention (test_parts); of those
-        # that clear the way for others test_prepare draws graphs.
+        # "loops", "block" and "tails" are for GPUs, "concats" for attention (test_concats); of
+        # those that clear the way for others test_prepare draws graphs.
         here = set(_core.pass_names()) - {
             "loops",
             "block",
             "tails",
             "shapes",
-            "widen",
-            "widen_once",
-            "parts",
+            "clone_upcasts",
+            "merge_upcasts",
+            "concats",
         }
         assert all(changed[name] >= IN_GROUP // 10 for name in here), changed
 
@@ -731,7 +731,7 @@ def test_what_is_one_op_for_its_operands(build, count, device, rng):
 
 
 def test_choices_of_passes():
-    names = ["fold", "simplify", "cse", "reduce_prepass", "shapes", "widen", "epilogue"]
+    names = ["fold", "simplify", "cse", "reduce_prepass", "shapes", "clone_upcasts", "epilogue"]
     assert _core.pass_names() == [
         *names,
         "reductions",
@@ -739,13 +739,13 @@ def test_choices_of_passes():
         "fuse",
         "outputs",
         "optimizers",
-        "widen_once",
+        "merge_upcasts",
         "loops",
         "block",
         "tails",
-        "siblings",
-        "numbers",
-        "parts",
+        "horizontal",
+        "scalars",
+        "concats",
     ]
     g = aicf.Graph("g")
     x = g.input("x", (4,))

@@ -10,7 +10,14 @@ from aicf import _core
 from conftest import outputs_of
 from test_passes import check_passes, entries
 
-CHOICES = ((), ("shapes",), ("widen",), ("widen", "widen_once"), ("widen", "reductions"), "default")
+CHOICES = (
+    (),
+    ("shapes",),
+    ("clone_upcasts",),
+    ("clone_upcasts", "merge_upcasts"),
+    ("clone_upcasts", "reductions"),
+    "default",
+)
 
 
 def draw(rng, *shape):
@@ -74,7 +81,10 @@ def test_casts_that_join_nobody_are_one(rng):
     check_passes(build, feed, "cpu", CHOICES)
     g = aicf.Graph("casts")
     build(g)
-    dump = g._core.stages(["widen"])[-1].text, g._core.stages(["widen", "widen_once"])[-1].text
+    dump = (
+        g._core.stages(["clone_upcasts"])[-1].text,
+        g._core.stages(["clone_upcasts", "merge_upcasts"])[-1].text,
+    )
     assert [text.count('"dtype": "float32"') for text in dump] == [2, 1]
 
 
@@ -301,7 +311,7 @@ def test_a_mixed_step_trains_the_same_without_passes(rng):
         g.minimize(loss, aicf.optim.AdamW(lr=1e-2), clip_norm=1.0)
 
     want = None
-    for passes in ((), ("widen",), "default"):
+    for passes in ((), ("clone_upcasts",), "default"):
         g = aicf.Graph("mixed")
         build(g)
         step = g.compile(device="cpu", passes=passes, math="mixed")

@@ -115,7 +115,8 @@ const std::vector<Pass>& all_passes() {
          nullptr},  // may move a reduction's only reader
         {"shapes", true, nullptr,
          [](Lowered& lowered, const Target&) { adopt_product_shapes(lowered); }},
-        {"widen", true, nullptr, [](Lowered& lowered, const Target&) { clone_upcasts(lowered); }},
+        {"clone_upcasts", true, nullptr,
+         [](Lowered& lowered, const Target&) { clone_upcasts(lowered); }},
         {"epilogue", true, nullptr, fuse_products},
         {"reductions", true, nullptr,
          fuse_reductions},  // before fuse merges their single-use producers
@@ -123,14 +124,14 @@ const std::vector<Pass>& all_passes() {
         {"fuse", true, nullptr, fuse_pointwise},
         {"outputs", true, nullptr, fuse_outputs},
         {"optimizers", true, nullptr, fuse_updates},
-        {"widen_once", true, nullptr,
+        {"merge_upcasts", true, nullptr,
          [](Lowered& lowered, const Target&) { merge_upcasts(lowered); }},
         {"loops", true, nullptr, fuse_loops},
         {"block", true, nullptr, fuse_step},
         {"tails", true, nullptr, fuse_tails},  // of steps that are no sequence
-        {"siblings", true, nullptr, fuse_horizontally},
-        {"numbers", true, nullptr, fuse_scalars},
-        {"parts", true, nullptr, [](Lowered& lowered, const Target&) { elide_concats(lowered); }},
+        {"horizontal", true, nullptr, fuse_horizontally},
+        {"scalars", true, nullptr, fuse_scalars},
+        {"concats", true, nullptr, [](Lowered& lowered, const Target&) { elide_concats(lowered); }},
     };
     return passes;
 }

@@ -83,7 +83,7 @@ void fuse_scalars(Lowered& lowered, const Target& target);
 /// Horizontal fusion: small independent ops share a launch (group.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
 
-/// Concat elision: producers write into the concat's result (parts.cpp).
+/// Concat elision: producers write into the concat's result (concats.cpp).
 void elide_concats(Lowered& lowered);
 
 /// The named passes in the given order; GraphError for a name that does not exist.

@@ -109,5 +109,5 @@ def test_a_sum_may_wait_for_sums_that_come_of_it(between, device, rng):
         y = x * scale
         return {"rows": aicf.softmax(y), "sums": aicf.exp(aicf.mean(y, axis=0))}
 
-    choices = ((), ("siblings",), "default")
+    choices = ((), ("horizontal",), "default")
     one(build, {"x": draw(rng, 1024, 256)}, device, choices)

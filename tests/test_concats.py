@@ -40,7 +40,7 @@ def bits(step, feed):
 
 
 ALL = _core.pass_names()
-LEAVES = tuple(name for name in ALL if name != "parts")
+LEAVES = tuple(name for name in ALL if name != "concats")
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -68,7 +68,12 @@ def test_gradients_lie_in_the_joined_one(heads, length, size, math, device):
             assert all(3 * width in strides for _, strides in views)
     for name, value in bits(apart, feed).items():
         assert_bits(bits(g.compile(**options), feed)[name], value, name)
-    for passes in (ALL, ("parts",), ("parts", *LEAVES), ("parts", "fuse", "siblings", "outputs")):
+    for passes in (
+        ALL,
+        ("concats",),
+        ("concats", *LEAVES),
+        ("concats", "fuse", "horizontal", "outputs"),
+    ):
         other = bits(g.compile(**options, passes=tuple(passes)), feed)
         for name, value in bits(g.compile(**options, passes=()), feed).items():
             assert_bits(other[name], value, f"{name} {passes}")
