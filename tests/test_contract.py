@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from aicf.serialize import read_record
 from compare import BITS, numpy_dtype
-from hypothesis import HealthCheck, given, settings
+from conftest import FRESH
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from op_cases import CASES, SIZES
 from tensors import GUARD, Layout, Tensor
@@ -232,10 +233,10 @@ ALONE = [case for case in CASES if case.op != "Scan"]
 def test_contract(case, device):
     dtypes = [dtype for dtype in case.dtypes if numpy_dtype(dtype) is not None]
 
+    @seed(f"{FRESH} {case.id}")
     @settings(
         max_examples=EXAMPLES[device],
         deadline=None,
-        derandomize=False,
         database=None,
         print_blob=True,
         suppress_health_check=list(HealthCheck),

@@ -4,7 +4,8 @@ import aicf
 import numpy as np
 import pytest
 from compare import assert_bits, numpy_dtype
-from hypothesis import HealthCheck, given, settings
+from conftest import FRESH
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tensors import Cuda, Foreign, Layout, Tensor
 
@@ -210,6 +211,7 @@ def bytes_of(view):
     return {a + k for a in addresses(view) for k in range(view.itemsize)}
 
 
+@seed(FRESH)
 @settings(
     max_examples=600,
     deadline=None,
