@@ -557,6 +557,12 @@ def _attention(q, k, v, scale=0.5):
     return p, p @ v
 
 
+def _attention_rounding(q, k, v, scale=0.5):
+    """A score is off by about u of the sum of its terms' sizes, a weight by as much of itself."""
+    terms = scale * np.abs(q) @ np.swapaxes(np.abs(k), 2, 3)
+    return (8 + 2 * terms.max(-1, keepdims=True, initial=0)) * _attention(q, k, np.abs(v))[1]
+
+
 def _attention_grads(q, k, v, dy, scale=0.5):
     p, _ = _attention(q, k, v, scale)
     dp = dy @ np.swapaxes(v, 2, 3)
@@ -569,7 +575,7 @@ row(
     (Arg("adic"), Arg("adoc"), Arg("adoc")),
     lambda g, q, k, v: _fused_attention(q, k, v, None, False, 0.5),
     lambda q, k, v: _attention(q, k, v)[1],
-    extra=lambda q, k, v: 8.0 * _attention(q, k, np.abs(v))[1],
+    extra=_attention_rounding,
     grad=(0, 1, 2),
     torch=lambda t, q, k, v: t.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.5),
     dtypes=("float32", "float16", "bfloat16"),
