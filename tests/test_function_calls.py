@@ -68,6 +68,10 @@ def test_nested_arguments_and_numbers_are_known_from_their_second_call_on(monkey
     # A float that is static is part of what is compiled.
     for sign in (-1.0, 2.0, -1.0):
         assert np.array_equal(f({"a": a, "b": [b]}, 3.0, sign), np.full((2, 3), 8 * sign))
+    count = len(f.cache)
+    for _ in range(3):  # each a NaN of its own, unequal to the others
+        assert np.isnan(f({"a": a, "b": [b]}, 3.0, float("nan"))).all()
+    assert len(f.cache) == count + 1
     endless = []
     endless.append(endless)
     with pytest.raises(RecursionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -91,7 +92,8 @@ def static_of(where: str, path: str, x: Any) -> Static:
             f"{where}: {shown(path)} is a {type(x).__name__}, no array and without a hash; "
             "need arrays, nested tuples, lists and dicts of these, or what has a hash"
         ) from None
-    return Static(_told(x), x)
+    nan = type(x) is float and x != x  # unequal to itself: one stands for all
+    return Static(_told(x), math.nan if nan else x)
 
 
 def _told(x: Any) -> Any:
