@@ -163,6 +163,23 @@ def test_the_quickest_is_taken_and_kept(clocked):
     assert tuning.Tuning("two", first).candidates == {"gemm one": "b", "gemm two": "a"}
 
 
+def test_kernels_are_timed_one_by_one_where_there_is_no_room_for_more(clocked, monkeypatch):
+    _, timed = clocked
+    roomy, room = _core.Step, [1]
+
+    def narrow(trials, signature, name, copies):
+        if copies > room[0]:
+            raise aicf.OutOfMemory(f"no room for {copies}")
+        return roomy(trials, signature, name, copies)
+
+    monkeypatch.setattr(_core, "Step", narrow)
+    times = tuning._timed(Clocked(), "gemm one", ["a", "b"], 1 << 20)
+    assert times == pytest.approx({"a": 3e-3, "b": 1e-3}) and len(timed) == 2
+    room[0] = 0
+    with pytest.raises(aicf.OutOfMemory):
+        tuning._timed(Clocked(), "gemm one", ["a", "b"], 1 << 20)
+
+
 def test_kernels_that_make_the_step_slower_are_left_out(clocked):
     """However quick they are alone; those that do not stay, and what is found is kept."""
     kept, _ = clocked
@@ -195,6 +212,19 @@ def test_kernels_that_make_the_step_slower_are_left_out(clocked):
     assert tuning._kept(b'["small"]', changed) == ["small"]
     for text in (None, b"", b"\xff", b"{}", b"3", b'["same"]', b'["other"]', b"[[1]]"):
         assert tuning._kept(text, changed) is None, text
+
+
+def test_a_step_without_room_for_another_keeps_what_is_quicker_alone(clocked):
+    """Beside the step that is being tuned a device may have no memory for a whole one."""
+    kept, _ = clocked
+    machine = {"name": "GPU", "arch": "sm_90a", "driver": "13.0"}
+    found = [tuning.Choice("gemm", "one", 1, "a", "b", {"a": 2e-3, "b": 1e-3}, False)]
+
+    def seconds(kernels):
+        raise aicf.OutOfMemory("no room")
+
+    assert tuning._together(found, seconds, machine, False) == found
+    assert not kept  # another time there may be room
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "bool", "int64"])

@@ -115,8 +115,9 @@ def tune(
     of the op's shapes, each captured as in a step, in turns, and another one than the first is
     taken where its median is two percent shorter. Then the whole graph runs with one such kernel
     more at a time, and keeps those that do not make it slower. No choice changes a bit of a
-    result. What is found is kept beside the compiled kernels (`AICF_CACHE_DIR`), for this op,
-    device and driver.
+    result. Where the device has no room for the whole graph beside what it holds, what is quicker
+    alone is taken. What is found is kept beside the compiled kernels (`AICF_CACHE_DIR`), for this
+    op, device and driver.
 
     Args:
         graph: or a Step, whose device, math and passes are taken: none of them is given then.
@@ -227,14 +228,18 @@ def _together(
     kept = None if again else _kept(_core.load_cached(key), changed)
     if kept is None:
         kernels = {one.signature: one.default for one in found}
-        least, kept = seconds(kernels) if changed else 0.0, []
-        for one in sorted(
-            changed, key=lambda one: one.ops * (one.times[one.kernel] - one.times[one.default])
-        ):
-            now = seconds({**kernels, one.signature: one.kernel})
-            if now <= least:
-                kernels[one.signature], least = one.kernel, now
-                kept.append(one.signature)
+        kept = []
+        try:
+            least = seconds(kernels) if changed else 0.0
+            for one in sorted(
+                changed, key=lambda one: one.ops * (one.times[one.kernel] - one.times[one.default])
+            ):
+                now = seconds({**kernels, one.signature: one.kernel})
+                if now <= least:
+                    kernels[one.signature], least = one.kernel, now
+                    kept.append(one.signature)
+        except _core.OutOfMemory:  # no room for a whole step beside what is on the device
+            return found
         _core.store_cached(key, json.dumps(kept))
     return [one if one.signature in kept else one._replace(kernel=one.default) for one in found]
 
@@ -287,9 +292,21 @@ def _timed(
     trials: _core.Trials, signature: str, names: Sequence[str], size: int
 ) -> dict[str, float]:
     """Median seconds of the op by kernel. They take turns, so that a clock that changes meets them
-    all; each has operands of its own, several times where they are small."""
+    all; each has operands of its own, several times where they are small, if there is room."""
     copies = max(1, min(16, SPREAD // max(size, 1)))
     together = len(names) if copies * size * len(names) < 8 * SPREAD else 1
+    try:
+        return _medians(trials, signature, names, copies, together)
+    except _core.OutOfMemory:
+        if copies == together == 1:
+            raise
+        return _medians(trials, signature, names, 1, 1)
+
+
+def _medians(
+    trials: _core.Trials, signature: str, names: Sequence[str], copies: int, together: int
+) -> dict[str, float]:
+    """Of kernels that take turns, `together` at a time, on `copies` of the operands each."""
     times: dict[str, float] = {}
     for first in range(0, len(names), together):
         group = names[first : first + together]
