@@ -265,6 +265,12 @@ REFUSED = {
         x, 0, aicf.argsort(x)
     ),
     "index_add: src is .*; need one slice an index": lambda x, i: aicf.index_add(x, 0, i, x),
+    r"index_add: src is .*\[5, 1\].*, x is .*; need equal sizes but for axis 0": (
+        lambda x, i: aicf.index_add(x, 0, i, aicf.broadcast_to(x[:1, :1], (5, 1)))
+    ),
+    r"index_add: src is .*\[5, 2\].*, x is .*; need equal sizes": (
+        lambda x, i: aicf.index_add(aicf.argsort(x), 0, i, aicf.broadcast_to(i[0], (5, 2)))
+    ),
     "scatter_add: src is .*; need one dtype": lambda x, i: aicf.scatter_add(
         x, 0, aicf.argsort(x), aicf.argsort(x)
     ),
@@ -282,6 +288,7 @@ REFUSED = {
         aicf.argsort(x), 0, aicf.argsort(x), aicf.argsort(x), "mean"
     ),
     r"unravel_index: shape is \[2, 0\]; need": lambda x, i: aicf.unravel_index(i, (2, 0)),
+    "unravel_index: indices are .*; need integers": lambda x, i: aicf.unravel_index(x, (2, 3)),
     "median: x is .*; need floats": lambda x, i: aicf.median(i),
     "cumprod: axis 2": lambda x, i: aicf.cumprod(x, 2),
     "^cummax, cummin: x is .*bool": lambda x, i: aicf.cummin(x > 0, 0),

@@ -178,6 +178,10 @@ def index_add(x: Value, axis: int, indices: Data, src: Value) -> Value:
         raise ShapeError(
             f"index_add: src is {src!r}, indices are {indices!r}; need one slice an index"
         )
+    if builtins.any(n != src.shape[d] for d, n in enumerate(x.shape) if d != at):
+        raise ShapeError(
+            f"index_add: src is {src!r}, x is {x!r}; need equal sizes but for axis {at}"
+        )
     if not x.dtype.startswith(("float", "bfloat")):
         sizes = [1] * x.ndim
         sizes[at] = indices.shape[0]
@@ -312,12 +316,17 @@ def searchsorted(sorted: Value, values: Value, side: str = "left") -> Value:
 def unravel_index(indices: Data, shape: int | Sequence[int]) -> list[Value]:
     """The place on each axis of `shape` of positions in the flattened array, as NumPy's.
 
+    The first place is not wrapped or cut, so that an op that takes it for an index refuses it where
+    a position is outside of the array.
+
     >>> [i.shape for i in aicf.unravel_index(labels, (2, 5))]
     [(4,), (4,)]
     """
     sizes = [shape] if isinstance(shape, int) else list(shape)
     if builtins.any(n < 1 for n in sizes):
         raise ShapeError(f"unravel_index: shape is {shape}; need sizes of 1 or more")
+    if not indices.dtype.startswith(("int", "uint")):
+        raise DTypeError(f"unravel_index: indices are {indices!r}; need integers")
     places: list[Value] = []
     if not sizes:
         return places
