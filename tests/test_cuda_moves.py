@@ -88,9 +88,15 @@ def sorted_rows(rng, dtype, graph):
                 yield f"{count} to {rows}, {kind}", y
     at = graph.constant(places(rng, (TILE + 1,), 65537, 0.1))
     x = graph.constant(numbers(rng, (TILE + 1,), dtype))
-    for rows in (65535, 65536, 65537, (1 << 20) + 1):
+    for rows in (1023, 1024, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1):  # 10 bits a pass at most
         yield f"to {rows}", _emit("ScatterAdd", "s", x, at, axis=0, size=rows)
         yield f"last of {rows}", _emit("ScatterLast", "l", at, axis=0, size=rows)
+    # Counts of tiles are added by a warp's lanes, and in several turns of a block.
+    for tiles in (32, 256) if dtype == "float32" else ():
+        at = graph.constant(places(rng, (tiles * TILE + 1,), 1024, 0.1))
+        x = graph.constant(numbers(rng, (tiles * TILE + 1,), dtype))
+        yield f"{tiles} tiles", _emit("ScatterAdd", "s", x, at, axis=0, size=1024)
+    x = graph.constant(numbers(rng, (TILE + 1,), dtype))
     wide = graph.constant(numbers(rng, (TILE + 1, 5), dtype))
     for rows, often in ((1, 0.0), (3, 0.9), (300, 0.7)):
         at = places(rng, (TILE + 1, 1), rows, often)
@@ -104,6 +110,9 @@ def sorted_rows(rng, dtype, graph):
             at = graph.constant(at[:, 0])
             yield f"rows to {rows}", _emit("TakeBwd", "t", wide, at, rows=rows)
             yield f"numbers to {rows}", _emit("TakeBwd", "t", x, at, rows=rows)
+    if dtype in DTYPES:  # a row of one whole chunk
+        at = graph.constant(np.arange(TILE + 1) // CHUNK)
+        yield "whole chunks", _emit("TakeBwd", "t", wide, at, rows=TILE // CHUNK + 1)
 
 
 def along(rng, dtype, graph):
