@@ -208,6 +208,18 @@ def test_epilogues(dtype, size):
     compiled(g, "sm_90a")
 
 
+@pytest.mark.parametrize("math", ["fp32", "tf32"])
+def test_epilogues_of_numbers(math):
+    """Behind warp roles, whose results are stored 16 bytes at once."""
+    g = aicf.Graph("epilogues")
+    dtype = "bfloat16" if math == "fp32" else "float32"
+    y = g.input("a", (512, 256), dtype) @ g.input("b", (256, 512), dtype)
+    for i in range(4):
+        g.output(f"y{i}", y)
+        y = aicf.clip(aicf.leaky_relu(y, 0.1), -0.5, 0.5)
+    compiled(g, "sm_90a", math)
+
+
 @pytest.mark.parametrize("rows", [3, 5000])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_fused(dtype, rows):

@@ -365,8 +365,8 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
         const char* wide = wide_type(view.dtype);
         if (output) {
             before += cat("        ", wide, " r", k, "[V];\n");
-            stores += cat("        ", stored, " s", k, ";\n        s", k, ".narrowed(r", k,
-                          ");\n        s", k, ".store(", pointer, place, ");\n");
+            stores += cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r", k,
+                          ");\n        all", k, ".store(", pointer, place, ");\n");
         } else {
             bytes += (step ? width : 1) * dtype_size(view.dtype);
             members += cat("        ", stored, " ", name, ";\n");
