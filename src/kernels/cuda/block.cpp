@@ -22,16 +22,6 @@ bool of_warps(const LoweredOp& op) {
            is_random(kind) || is_small(kind);
 }
 
-/// What each slice brings and shared memory holds.
-std::vector<const View*> fed_views(const LoweredOp& op, const Places& places) {
-    std::vector<const View*> views;
-    for (const int64_t in : op.attrs.ints("fed")) {
-        const View& view = op.inputs[static_cast<size_t>(in)];
-        if (places.shared.contains(view.value) && bytes_of(view)) views.push_back(&view);
-    }
-    return views;
-}
-
 }  // namespace
 
 int64_t shared_bytes(const Limits& limits) {
@@ -189,81 +179,131 @@ bool block_fits(const LoweredOp& op, const Limits& limits) {
     return takes.block < takes.launches;
 }
 
-KernelText block_text(const LoweredOp& op, const Limits& limits) {
-    const std::vector<int64_t> blocks = blocks_of(op, limits);
-    const Times times(op, blocks);
-    const Places places(op, times, shared_bytes(limits));
-    const BlockLayout layout(op);
-    const std::vector<int64_t>& fed_operands = op.attrs.ints("fed");
-    KernelText text;
-    const Teams teams(op, times, blocks);
-    const int warps = teams.warps;
-    const auto outer = [&](size_t operand) {
-        const bool each = std::binary_search(fed_operands.begin(), fed_operands.end(),
-                                             static_cast<int64_t>(operand));
-        return cat("block.template ptr<T>(", layout.operand[operand], ") + ",
-                   each ? cat("slice * ", element_count(op.inputs[operand].shape), "ll + ") : "");
-    };
-    const std::vector<bool> ahead_of =
-        add_members(text, op, places, teams, limits, "int64_t slice", outer);
-    text.name = cat("block_of_", op.members.size());
-    text.threads = 32 * warps;
-    text.shared = static_cast<uint32_t>(places.bytes);
+namespace {
 
-    const std::string steps = stages_text(op, times, teams, ahead_of, "slice");
-    Copies copies(places, warps);
-    std::string in, out, ahead, next;
-    for (const auto* views : {&op.inputs, &op.outputs})
-        for (const View& view : *views) {
-            const auto at = places.shared.find(view.value);
-            if (at == places.shared.end() || bytes_of(view) == 0) continue;
-            const bool input = views == &op.inputs;
-            const std::string held = cat("shared + ", at->second),
-                              lies = cat("block.ptr<", input ? "const " : "", "char>(",
-                                         layout.operand[places.operand.at(view.value)], ")");
-            (input ? in : out) +=
-                input ? copies.in("    ", view, held, lies) : copies.out("    ", view, lies, held);
-        }
-    // The next slice of what is fed arrives beside its place while steps run on this one.
-    const std::vector<const View*> fed = fed_views(op, places);
-    int64_t beside = round_up(places.bytes);
-    for (const View* view : fed) beside += round_up(bytes_of(*view));
-    const bool room = beside <= shared_bytes(limits);
-    if (room && !fed.empty()) text.shared = static_cast<uint32_t>(beside);
-    beside = round_up(places.bytes);
-    for (const View* view : fed) {
-        const std::string held = cat("shared + ", places.shared.at(view->value)),
-                          apart = cat("shared + ", beside),
-                          lies = cat("block.ptr<const char>(",
-                                     layout.operand[places.operand.at(view->value)],
-                                     ") + (slice + 1) * ", bytes_of(*view), "ll");
-        if (room) {
-            ahead += copies.dense_in("            ", *view, apart, lies);
-            next += copies.spread("            ", *view, held, apart);
-        } else {
-            next += copies.in("            ", *view, held, lies);
-        }
-        beside += round_up(bytes_of(*view));
+/// The kernel of a step in one block: operands come to shared memory before the first slice, the
+/// members run over each slice stage by stage, results leave after the last one.
+class BlockText {
+  public:
+    BlockText(const LoweredOp& op, const Limits& limits)
+        : BlockText(op, limits, blocks_of(op, limits)) {}
+
+    KernelText text() {
+        const std::vector<bool> ahead =
+            add_members(text_, op_, places_, teams_, limits_, "int64_t slice",
+                        [&](size_t operand) { return pointer(operand); });
+        set_launch();
+        copy_operands();
+        copy_next_slice();
+        text_.body += body_head() + entry(ahead);
+        return text_;
     }
-    if (!ahead.empty())
-        ahead = cat("        if (slice + 1 < slices) {\n", ahead,
-                    "        }\n        commit_copies();\n");
-    if (!next.empty())
-        next = cat("        if (slice + 1 < slices) {\n", next, "            finish_copies();\n",
-                   "        }\n");
-    text.body +=
-        body_head() + cat("    extern __shared__ __align__(16) char shared[];\n"
-                          "    const uint32_t warp = threadIdx.x / 32;\n",
-                          ahead_text(teams, ahead_of), in,
-                          "    finish_copies();\n    const int64_t steps = block.integer(",
-                          steps_at(op), "), slices = block.integer(", steps_at(op) + 8,
-                          ");\n#pragma unroll 1\n    for (int64_t slice = 0; slice < slices; "
-                          "slice++) {\n",
-                          ahead,
-                          "#pragma unroll 1\n    for (int64_t step = 0; step < steps; "
-                          "step++) {\n",
-                          steps, "    }\n    finish_copies();\n", next, "    }\n", out, "}\n");
-    return text;
+
+  private:
+    BlockText(const LoweredOp& op, const Limits& limits, const std::vector<int64_t>& blocks)
+        : op_(op),
+          limits_(limits),
+          times_(op, blocks),
+          places_(op, times_, shared_bytes(limits)),
+          teams_(op, times_, blocks),
+          layout_(op),
+          copies_(places_, teams_.warps) {}
+
+    /// Where an operand begins in global memory, that of this slice if each slice has its own.
+    std::string pointer(size_t operand) const {
+        const std::vector<int64_t>& fed = op_.attrs.ints("fed");
+        const bool each = std::binary_search(fed.begin(), fed.end(), static_cast<int64_t>(operand));
+        return cat("block.template ptr<T>(", layout_.operand[operand], ") + ",
+                   each ? cat("slice * ", element_count(op_.inputs[operand].shape), "ll + ") : "");
+    }
+    std::string global(const View& view, const char* type) const {
+        return cat("block.ptr<", type, ">(", layout_.operand[places_.operand.at(view.value)], ")");
+    }
+    std::string shared(const View& view) const {
+        return cat("shared + ", places_.shared.at(view.value));
+    }
+    bool is_shared(const View& view) const {
+        return places_.shared.contains(view.value) && bytes_of(view);
+    }
+
+    void set_launch() {
+        text_.name = cat("block_of_", op_.members.size());
+        text_.threads = 32 * teams_.warps;
+        text_.shared = static_cast<uint32_t>(places_.bytes);
+    }
+    void copy_operands() {
+        for (const View& view : op_.inputs)
+            if (is_shared(view))
+                in_ += copies_.in("    ", view, shared(view), global(view, "const char"));
+        for (const View& view : op_.outputs)
+            if (is_shared(view))
+                out_ += copies_.out("    ", view, global(view, "char"), shared(view));
+    }
+    /// Inputs in shared memory of which each slice has its own.
+    std::vector<const View*> fed_views() const {
+        std::vector<const View*> views;
+        for (const int64_t in : op_.attrs.ints("fed"))
+            if (const View& view = op_.inputs[static_cast<size_t>(in)]; is_shared(view))
+                views.push_back(&view);
+        return views;
+    }
+    /// Where there is room, the next slice's inputs arrive in a buffer of their own while steps run
+    /// on this one's; else they are copied when those are done.
+    void copy_next_slice() {
+        const std::vector<const View*> fed = fed_views();
+        int64_t end = round_up(places_.bytes);
+        for (const View* view : fed) end += round_up(bytes_of(*view));
+        const bool room = end <= shared_bytes(limits_);
+        if (room && !fed.empty()) text_.shared = static_cast<uint32_t>(end);
+        int64_t buffer = round_up(places_.bytes);
+        for (const View* view : fed) {
+            const std::string held = shared(*view), arriving = cat("shared + ", buffer),
+                              next = cat(global(*view, "const char"), " + (slice + 1) * ",
+                                         bytes_of(*view), "ll");
+            if (room) {
+                prefetch_ += copies_.dense_in("            ", *view, arriving, next);
+                next_ += copies_.spread("            ", *view, held, arriving);
+            } else {
+                next_ += copies_.in("            ", *view, held, next);
+            }
+            buffer += round_up(bytes_of(*view));
+        }
+        if (!prefetch_.empty())
+            prefetch_ = cat("        if (slice + 1 < slices) {\n", prefetch_,
+                            "        }\n        commit_copies();\n");
+        if (!next_.empty())
+            next_ = cat("        if (slice + 1 < slices) {\n", next_,
+                        "            finish_copies();\n        }\n");
+    }
+    std::string entry(const std::vector<bool>& ahead) const {
+        return cat(
+            "    extern __shared__ __align__(16) char shared[];\n"
+            "    const uint32_t warp = threadIdx.x / 32;\n",
+            ahead_text(teams_, ahead), in_,
+            "    finish_copies();\n    const int64_t steps = block.integer(", steps_at(op_),
+            "), slices = block.integer(", steps_at(op_) + 8,
+            ");\n#pragma unroll 1\n    for (int64_t slice = 0; slice < slices; "
+            "slice++) {\n",
+            prefetch_, "#pragma unroll 1\n    for (int64_t step = 0; step < steps; step++) {\n",
+            stages_text(op_, times_, teams_, ahead, "slice"), "    }\n    finish_copies();\n",
+            next_, "    }\n", out_, "}\n");
+    }
+
+    const LoweredOp& op_;
+    const Limits& limits_;
+    const Times times_;
+    const Places places_;
+    const Teams teams_;
+    const BlockLayout layout_;
+    Copies copies_;
+    KernelText text_;
+    std::string in_, out_, prefetch_, next_;
+};
+
+}  // namespace
+
+KernelText block_text(const LoweredOp& op, const Limits& limits) {
+    return BlockText(op, limits).text();
 }
 
 }  // namespace aicf::cuda

@@ -92,6 +92,148 @@ struct Turn {
     }
 };
 
+/// The kernel of a loop in one block: while the members run a turn stage by stage, the carriers,
+/// warps of their own, fetch rows of later turns and store those of the turn before.
+class LoopText {
+  public:
+    LoopText(const LoweredOp& loop, const Limits& limits)
+        : layout_(loop),
+          turn_(loop, limits),
+          last_(turn_.shape.turns - 1),
+          fetched_(fetched_rows()),
+          stored_(stored_rows()),
+          teams_(teams()),
+          by_all_(turn_.places, teams_.warps + teams_.carriers),
+          by_carriers_(turn_.places, std::max(teams_.carriers, 1)) {}
+
+    KernelText text() {
+        KernelText text;
+        const std::vector<bool> ahead =
+            add_members(text, turn_.op, turn_.places, teams_, turn_.limits, "int turn",
+                        [&](size_t operand) { return pointer(operand); });
+        text.name = cat("loop_of_", turn_.op.members.size());
+        text.threads = 32 * (teams_.warps + teams_.carriers);
+        text.shared = static_cast<uint32_t>(turn_.places.bytes);
+        const std::string in = first_copies(), out = last_copies();
+        text.body += body_head() +
+                     cat("    extern __shared__ __align__(16) char shared[];\n"
+                         "    const uint32_t warp = threadIdx.x / 32;\n",
+                         ahead_text(teams_, ahead), in,
+                         "    finish_copies();\n#pragma unroll 1\n    for (int turn = 0; turn < ",
+                         turn_.shape.turns, "; turn++) {\n", carriers_part(),
+                         stages_text(turn_.op, turn_.times, teams_, ahead, "turn"),
+                         "    }\n    __syncthreads();\n", out, "}\n");
+        return text;
+    }
+
+  private:
+    bool is_shared(const View& view) const {
+        return turn_.places.shared.contains(view.value) && bytes_of(view);
+    }
+    std::vector<const View*> fetched_rows() const {
+        std::vector<const View*> rows;
+        for (const View& view : turn_.op.inputs)
+            if (turn_.turns.rows.contains(view.value) && is_shared(view)) rows.push_back(&view);
+        return rows;
+    }
+    std::vector<const View*> stored_rows() const {
+        std::vector<const View*> rows;
+        for (size_t k = 0; k < turn_.op.outputs.size(); k++)
+            if (const View& view = turn_.op.outputs[k]; turn_.keeps(k) && is_shared(view))
+                rows.push_back(&view);
+        return rows;
+    }
+    Teams teams() const {
+        constexpr int64_t kCarried = 4096;  // bytes of rows in a turn that are worth a warp
+        Teams teams(turn_.op, turn_.times, turn_.blocks);
+        int64_t bytes = 0;
+        for (const auto* rows : {&fetched_, &stored_})
+            for (const View* view : *rows) bytes += bytes_of(*view);
+        if (bytes) teams.carriers = static_cast<int>(std::clamp<int64_t>(bytes / kCarried, 1, 4));
+        return teams;
+    }
+
+    std::string row_number(const std::string& turn) const {
+        return cat("int64_t(", turn_.shape.reverse ? cat(last_, " - (", turn, ")") : turn, ")");
+    }
+    /// Where an operand begins in global memory, this turn's row if each turn has its own.
+    std::string pointer(size_t operand) const {
+        const size_t inputs = turn_.op.inputs.size();
+        const bool row = operand < inputs ? turn_.is_row(operand) : turn_.keeps(operand - inputs);
+        return cat(
+            "block.template ptr<T>(", layout_.operand[operand], ") + ",
+            row ? cat(row_number("turn"), " * ",
+                      element_count(turn_.op.operand(static_cast<int>(operand)).shape), "ll + ")
+                : "");
+    }
+    std::string global(const View& view, const char* type) const {
+        return cat("block.ptr<", type, ">(", layout_.operand[turn_.places.operand.at(view.value)],
+                   ")");
+    }
+    std::string global_row(const View& view, const char* type, const std::string& turn) const {
+        return cat(global(view, type), " + ", row_number(turn), " * ", bytes_of(view), "ll");
+    }
+    std::string shared(const View& view, const std::string& turn) const {
+        const auto slots = turn_.places.slots.find(view.value);
+        return cat("shared + ", turn_.places.shared.at(view.value),
+                   slots == turn_.places.slots.end() ? "" : " + " + slots->second.offset(turn));
+    }
+
+    /// Turns whose rows are under way or there while one runs.
+    int ahead() const { return turn_.turns.ahead - 1; }
+    /// Before the first turn: all that no turn has a row of, and the rows of the first turns.
+    std::string first_copies() {
+        std::string in;
+        for (size_t i = 0; i < turn_.op.inputs.size(); i++)
+            if (const View& view = turn_.op.inputs[i]; !turn_.is_row(i) && is_shared(view))
+                in += by_all_.in("    ", view, shared(view, "0"), global(view, "const char"));
+        for (int at = 0; at < ahead() && at <= last_; at++)
+            for (const View* view : fetched_)
+                in += by_all_.in("    ", *view, shared(*view, cat(at)),
+                                 global_row(*view, "const char", cat(at)));
+        return in;
+    }
+    /// In a turn, on the carriers: the rows of a later one, and of the one before.
+    std::string carriers_part() {
+        std::string fetch, store, part;
+        for (const View* view : fetched_)
+            fetch += by_carriers_.in("                ", *view,
+                                     shared(*view, cat("(turn + ", ahead(), ")")),
+                                     global_row(*view, "const char", cat("turn + ", ahead())));
+        for (const View* view : stored_)
+            store +=
+                by_carriers_.out("                ", *view, global_row(*view, "char", "turn - 1"),
+                                 shared(*view, "(turn - 1)"));
+        if (!fetch.empty())
+            part += cat("            if (turn + ", ahead(), " < ", turn_.shape.turns, ") {\n",
+                        fetch, "            }\n            commit_copies();\n");
+        if (!store.empty()) part += cat("            if (turn > 0) {\n", store, "            }\n");
+        if (!fetch.empty()) part += cat("            wait_copies<", ahead() - 1, ">();\n");
+        if (part.empty()) return part;
+        return cat("        if (warp >= ", teams_.warps,
+                   "u) {\n            const uint32_t warp = threadIdx.x / 32 - ", teams_.warps,
+                   "u;\n", part, "        }\n");
+    }
+    /// After the last turn: its rows, and the carries that it leaves.
+    std::string last_copies() {
+        std::string out;
+        for (const View* view : stored_)
+            out += by_all_.out("    ", *view, global_row(*view, "char", cat(last_)),
+                               shared(*view, cat(last_)));
+        for (size_t k = 0; k < static_cast<size_t>(turn_.shape.carries); k++)
+            if (const View& view = turn_.op.outputs[k]; !turn_.keeps(k) && bytes_of(view))
+                out += by_all_.out("    ", view, global(view, "char"), shared(view, cat(last_)));
+        return out;
+    }
+
+    const BlockLayout layout_;
+    const Turn turn_;
+    const int64_t last_;                               // turn
+    const std::vector<const View*> fetched_, stored_;  // rows in shared memory, of each turn
+    const Teams teams_;
+    Copies by_all_, by_carriers_;
+};
+
 }  // namespace
 
 bool block_loop_fits(const LoweredOp& loop, const Limits& limits) {
@@ -102,95 +244,7 @@ bool block_loop_fits(const LoweredOp& loop, const Limits& limits) {
 }
 
 KernelText block_loop_text(const LoweredOp& op, const Limits& limits) {
-    const Turn turn(op, limits);
-    const auto& [own_limits, shape, own, blocks, times, turns, places] = turn;
-    const BlockLayout layout(op);
-    const int64_t last = shape.turns - 1;
-    const auto row_of = [&](const std::string& turn_text) {
-        return cat("int64_t(", shape.reverse ? cat(last, " - (", turn_text, ")") : turn_text, ")");
-    };
-    KernelText text;
-    Teams teams(own, times, blocks);
-    const auto outer = [&](size_t operand) {
-        const size_t result = operand - op.inputs.size();
-        const bool row = operand < op.inputs.size() ? turn.is_row(operand) : turn.keeps(result);
-        return cat("block.template ptr<T>(", layout.operand[operand], ") + ",
-                   row ? cat(row_of("turn"), " * ",
-                             element_count(own.operand(static_cast<int>(operand)).shape), "ll + ")
-                       : "");
-    };
-    const std::vector<bool> ahead_of =
-        add_members(text, own, places, teams, own_limits, "int turn", outer);
-    constexpr int64_t kCarried = 4096;  // bytes of rows in a turn that are worth a warp
-    int64_t rows = 0;
-    std::vector<const View*> fetched, kept;
-    for (const View& view : own.inputs)
-        if (turns.rows.contains(view.value) && places.shared.contains(view.value) && bytes_of(view))
-            fetched.push_back(&view), rows += bytes_of(view);
-    for (size_t k = 0; k < own.outputs.size(); k++)
-        if (const View& view = own.outputs[k];
-            turn.keeps(k) && places.shared.contains(view.value) && bytes_of(view))
-            kept.push_back(&view), rows += bytes_of(view);
-    if (rows) teams.carriers = static_cast<int>(std::clamp<int64_t>(rows / kCarried, 1, 4));
-    const int warps = teams.warps + teams.carriers;
-    text.name = cat("loop_of_", own.members.size());
-    text.threads = 32 * warps;
-    text.shared = static_cast<uint32_t>(places.bytes);
-
-    const auto slot_of = [&](const View& view, const std::string& turn_text) {
-        const auto slots = places.slots.find(view.value);
-        return cat("shared + ", places.shared.at(view.value),
-                   slots == places.slots.end() ? "" : " + " + slots->second.offset(turn_text));
-    };
-    const auto lies = [&](const View& view, bool input) {
-        return cat("block.ptr<", input ? "const " : "", "char>(",
-                   layout.operand[places.operand.at(view.value)], ")");
-    };
-    const auto row_at = [&](const View& view, bool input, const std::string& turn_text) {
-        return cat(lies(view, input), " + ", row_of(turn_text), " * ", bytes_of(view), "ll");
-    };
-    Copies all(places, warps), carried(places, std::max(teams.carriers, 1));
-    std::string in, fetch, keep, out;
-    for (size_t i = 0; i < own.inputs.size(); i++) {
-        const View& view = own.inputs[i];
-        if (!turn.is_row(i) && places.shared.contains(view.value) && bytes_of(view))
-            in += all.in("    ", view, slot_of(view, "0"), lies(view, true));
-    }
-    const int ahead = turns.ahead - 1;
-    for (int at = 0; at < ahead && at <= last; at++)
-        for (const View* view : fetched)
-            in += all.in("    ", *view, slot_of(*view, cat(at)), row_at(*view, true, cat(at)));
-    for (const View* view : fetched)
-        fetch += carried.in("                ", *view, slot_of(*view, cat("(turn + ", ahead, ")")),
-                            row_at(*view, true, cat("turn + ", ahead)));
-    for (const View* view : kept) {
-        keep += carried.out("                ", *view, row_at(*view, false, "turn - 1"),
-                            slot_of(*view, "(turn - 1)"));
-        out += all.out("    ", *view, row_at(*view, false, cat(last)), slot_of(*view, cat(last)));
-    }
-    for (size_t k = 0; k < static_cast<size_t>(shape.carries); k++)
-        if (const View& view = own.outputs[k]; !turn.keeps(k) && bytes_of(view))
-            out += all.out("    ", view, lies(view, false), slot_of(view, cat(last)));
-    // Rows of the turns to come arrive while this one runs; what the one before made leaves.
-    std::string carry;
-    if (!fetch.empty())
-        carry += cat("            if (turn + ", ahead, " < ", shape.turns, ") {\n", fetch,
-                     "            }\n            commit_copies();\n");
-    if (!keep.empty()) carry += cat("            if (turn > 0) {\n", keep, "            }\n");
-    if (!fetch.empty()) carry += cat("            wait_copies<", ahead - 1, ">();\n");
-    if (!carry.empty())
-        carry = cat("        if (warp >= ", teams.warps,
-                    "u) {\n            const uint32_t warp = threadIdx.x / 32 - ", teams.warps,
-                    "u;\n", carry, "        }\n");
-    text.body +=
-        body_head() + cat("    extern __shared__ __align__(16) char shared[];\n"
-                          "    const uint32_t warp = threadIdx.x / 32;\n",
-                          ahead_text(teams, ahead_of), in,
-                          "    finish_copies();\n#pragma unroll 1\n    for (int turn = 0; turn < ",
-                          shape.turns, "; turn++) {\n", carry,
-                          stages_text(own, times, teams, ahead_of, "turn"),
-                          "    }\n    __syncthreads();\n", out, "}\n");
-    return text;
+    return LoopText(op, limits).text();
 }
 
 }  // namespace aicf::cuda
