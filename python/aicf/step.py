@@ -166,6 +166,13 @@ def check_modes(where: str, math: str, tensor_cores: str | None) -> None:
         )
 
 
+def check_flags(where: str, **flags: object) -> None:
+    """Raises for an argument that is no bool."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise _core.GraphError(f"{where}: {name} is {flag!r}; need a bool")
+
+
 def pass_names(where: str, passes: str | Sequence[str]) -> Sequence[str]:
     """The passes that `compile` is given, by name."""
     known = _core.pass_names()
@@ -221,22 +228,20 @@ class Step(_core.Step):
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
         check_modes("compile", math, tensor_cores)
-        if not isinstance(deterministic, bool):
-            raise _core.GraphError(f"compile: deterministic is {deterministic!r}; need a bool")
-        if not isinstance(capture, bool):
-            raise _core.GraphError(f"compile: capture is {capture!r}; need a bool")
-        if not isinstance(check, bool):
-            raise _core.GraphError(f"compile: check is {check!r}; need a bool")
+        check_flags(
+            "compile",
+            deterministic=deterministic,
+            capture=capture,
+            check=check,
+            cast=cast,
+            tune=tune,
+        )
         if not isinstance(checks, str) or checks not in CHECKS:
             raise _core.GraphError(
                 f"compile: checks is {checks!r}{is_it(checks, CHECKS)}; need one of {CHECKS}"
             )
-        if not isinstance(cast, bool):
-            raise _core.GraphError(f"compile: cast is {cast!r}; need a bool")
         if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise _core.GraphError(f"compile: seed is {seed!r}; need an int in [0, 2**64)")
-        if not isinstance(tune, bool):
-            raise _core.GraphError(f"compile: tune is {tune!r}; need a bool")
         names = pass_names("compile", passes)
         others = _steps("compile", share)
         chosen = {} if candidates is None else candidates
