@@ -113,30 +113,9 @@ def _sequence(
     return hashes, moved
 
 
-def _check_case(log: Log, name: str, device: str, replays: int, seed: int, dump: bool) -> None:
-    case = CASES[name]
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal((case.batch, case.inputs)).astype(np.float32)
-    t = rng.standard_normal((case.batch, case.outputs)).astype(np.float32)
-    graph = build(name, case)
-    step = graph.compile(device=device, seed=seed)
-    start = step.state_dict()
-    wide = {key: value.astype(np.float64) for key, value in start.items()}
-
-    log.write(f"--- {name}: batch {case.batch}, {case.inputs}-{case.hidden}-{case.outputs}")
-    first_loss = reference_step(wide, x.astype(np.float64), t.astype(np.float64))
-    log.check(np.isfinite(first_loss), f"reference forward loss = {first_loss:.9f} (NumPy float64)")
-    log.check(step.device.startswith(device.split(":")[0]), f"backend: {step.device}")
-    for param in PARAMS:
-        log.write(f"[param] {param} {start[param].shape} {start[param].dtype} {step.device}")
-    if dump:
-        log.write("=== IR DUMP ===")
-        log.write(graph.to_json().rstrip())
-    for ok, text in graph.verify().lines:
-        log.check(ok, text)
-
+def _check_plan(log: Log, step: Step, lowered: list[dict[str, Any]]) -> None:
+    """The lowered list, the plan, and what the backend holds of it."""
     log.write("=== LOWERED OPS ===")
-    lowered = graph.lower()
     for index, op in enumerate(lowered):
         ids = " ".join(
             f"({', '.join('%' + str(view['value']) for view in op[side])})"
@@ -165,8 +144,11 @@ def _check_case(log: Log, name: str, device: str, replays: int, seed: int, dump:
         "[lowering] match: forward slice OK, backward OK, optim slice OK (adam_step x4)",
     )
 
-    # One step, against the float64 step and against Adam's own size.
-    step(x=x, t=t)
+
+def _check_first_step(
+    log: Log, step: Step, start: dict[str, np.ndarray], reference_loss: float
+) -> None:
+    """After one step: against the float64 step and against Adam's own size."""
     first = step.state_dict()
     change = max(float(np.abs(first[p] - start[p]).max()) for p in PARAMS)
     largest = {
@@ -181,13 +163,19 @@ def _check_case(log: Log, name: str, device: str, replays: int, seed: int, dump:
         abs(change - LR) < 0.05 * LR, f"[adam] first step moves a parameter by about lr={LR:g}"
     )
     loss = float(step.outputs["loss"])
-    error = abs(loss - first_loss) / abs(first_loss)
+    error = abs(loss - reference_loss) / abs(reference_loss)
     log.check(error < 1e-5, f"[loss] {loss:.9f}, float64 relative error {error:.1e}")
+
+
+def _check_steps(
+    log: Log, step: Step, replays: int, wide: dict[str, np.ndarray], advance: Callable[[], Any]
+) -> None:
+    """After one step: all states against those in float64, which `advance` takes a step further."""
     worst = 0.0
     for index in range(replays):
         if index:
             step.replay()
-            reference_step(wide, x.astype(np.float64), t.astype(np.float64))
+            advance()
         now = step.state_dict()
         worst = max(
             worst, *(float(np.abs(now[key] - wide[key]).max()) for key in now if key in wide)
@@ -196,6 +184,9 @@ def _check_case(log: Log, name: str, device: str, replays: int, seed: int, dump:
         worst < 1e-5, f"[float64] {replays} steps: every state within {worst:.1e} of the reference"
     )
 
+
+def _check_determinism(log: Log, step: Step, start: dict[str, np.ndarray], replays: int) -> None:
+    """Replayed twice, run op by op, and replayed in one call: the same bytes."""
     a_hashes, a_moved = _sequence(step, start, replays, step.replay)
     for index, moved in enumerate(a_moved):
         log.write(f"[A {index:02}] stepdiff={moved:.6e} state={a_hashes[index][:16]}")
@@ -215,6 +206,37 @@ def _check_case(log: Log, name: str, device: str, replays: int, seed: int, dump:
     log.check(
         state_hash(step) == a_hashes[-1], f"replay({replays}) in one call ends on the same bytes"
     )
+
+
+def _check_case(log: Log, name: str, device: str, replays: int, seed: int, dump: bool) -> None:
+    case = CASES[name]
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((case.batch, case.inputs)).astype(np.float32)
+    t = rng.standard_normal((case.batch, case.outputs)).astype(np.float32)
+    graph = build(name, case)
+    step = graph.compile(device=device, seed=seed)
+    start = step.state_dict()
+    wide = {key: value.astype(np.float64) for key, value in start.items()}
+
+    def reference() -> float:
+        return reference_step(wide, x.astype(np.float64), t.astype(np.float64))
+
+    log.write(f"--- {name}: batch {case.batch}, {case.inputs}-{case.hidden}-{case.outputs}")
+    first_loss = reference()
+    log.check(np.isfinite(first_loss), f"reference forward loss = {first_loss:.9f} (NumPy float64)")
+    log.check(step.device.startswith(device.split(":")[0]), f"backend: {step.device}")
+    for param in PARAMS:
+        log.write(f"[param] {param} {start[param].shape} {start[param].dtype} {step.device}")
+    if dump:
+        log.write("=== IR DUMP ===")
+        log.write(graph.to_json().rstrip())
+    for ok, text in graph.verify().lines:
+        log.check(ok, text)
+    _check_plan(log, step, graph.lower())
+    step(x=x, t=t)
+    _check_first_step(log, step, start, first_loss)
+    _check_steps(log, step, replays, wide, reference)
+    _check_determinism(log, step, start, replays)
 
 
 def run(
