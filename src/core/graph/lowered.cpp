@@ -190,66 +190,88 @@ class Written {
     std::map<int64_t, int64_t> parts_;  // end by begin, disjoint
 };
 
-}  // namespace
+class LoweredVerifier {
+  public:
+    explicit LoweredVerifier(const Lowered& lowered)
+        : lowered_(lowered), defined_(lowered.values.size(), 0) {
+        for (const Value& value : lowered.values) defined_[value.id] = value.role != Role::temp;
+    }
 
-Report verify(const Lowered& lowered) {
-    Report report;
-    std::vector<char> defined(lowered.values.size(), 0);
-    for (const Value& value : lowered.values) defined[value.id] = value.role != Role::temp;
-    std::map<ValueId, Written> parts;
-    size_t failures = 0;
-    const auto fail = [&](size_t i, const std::string& text) {
-        report.fail("lowered", cat("op ", i, " ", lowered.ops[i].def->name, ": ", text));
-        failures++;
-    };
-    for (size_t i = 0; i < lowered.ops.size(); i++) {
-        poll();
-        const LoweredOp& op = lowered.ops[i];
-        for (const View& view : op.inputs)
-            if (!defined[view.value])
-                fail(i, cat("reads %", view.value, " before any op wrote it"));
-        for (const View& view : op.outputs) {
-            const Type& type = lowered.values[view.value].type;
-            if (defined[view.value])
-                fail(i, cat("writes %", view.value, ", which has a writer or is a leaf"));
-            if (view.whole(type)) {
-                defined[view.value] = 1;
-                if (parts.contains(view.value))
-                    fail(i, cat("writes %", view.value, ", of which another op writes a part"));
-                continue;
-            }
-            const std::optional<Part> part = part_of(view, type);
-            Written& written = parts[view.value];
-            if (!part || !written.add(*part))
-                fail(i, cat("writes elements of %", view.value, " from ", view.offset, " by ",
-                            to_string(view.strides),
-                            "; need a part of each of its rows that nobody else writes"));
-            defined[view.value] = part && written.whole();
+    Report report() {
+        for (at_ = 0; at_ < lowered_.ops.size(); at_++) {
+            poll();
+            const LoweredOp& op = lowered_.ops[at_];
+            check_reads(op);
+            for (const View& view : op.outputs) check_write(view);
+            check_types(op);
         }
+        check_ends();
+        if (report_.ok())
+            report_.pass("lowered", cat("list OK: ", lowered_.ops.size(),
+                                        " ops, single writer, use after define, types"));
+        return std::move(report_);
+    }
+
+  private:
+    void fail(const std::string& text) {
+        report_.fail("lowered", cat("op ", at_, " ", lowered_.ops[at_].def->name, ": ", text));
+    }
+    void check_reads(const LoweredOp& op) {
+        for (const View& view : op.inputs)
+            if (!defined_[view.value]) fail(cat("reads %", view.value, " before any op wrote it"));
+    }
+    /// A value is written whole by one op, or in disjoint parts by several.
+    void check_write(const View& view) {
+        const Type& type = lowered_.values[view.value].type;
+        if (defined_[view.value])
+            fail(cat("writes %", view.value, ", which has a writer or is a leaf"));
+        if (view.whole(type)) {
+            defined_[view.value] = 1;
+            if (parts_.contains(view.value))
+                fail(cat("writes %", view.value, ", of which another op writes a part"));
+            return;
+        }
+        const std::optional<Part> part = part_of(view, type);
+        Written& written = parts_[view.value];
+        if (!part || !written.add(*part))
+            fail(cat("writes elements of %", view.value, " from ", view.offset, " by ",
+                     to_string(view.strides),
+                     "; need a part of each of its rows that nobody else writes"));
+        defined_[view.value] = part && written.whole();
+    }
+    void check_types(const LoweredOp& op) {
         try {
             const std::vector<Type> types = infer_lowered(op);
             for (size_t k = 0; k < op.outputs.size(); k++)
                 if (k >= types.size() || types[k].dtype != op.outputs[k].dtype ||
                     element_count(types[k].shape) != element_count(op.outputs[k].shape))
-                    fail(i, cat("output ", k, " is ",
-                                type_string(op.outputs[k].dtype, op.outputs[k].shape), "; need ",
-                                k < types.size() ? to_string(types[k]) : "no such output"));
+                    fail(cat("output ", k, " is ",
+                             type_string(op.outputs[k].dtype, op.outputs[k].shape), "; need ",
+                             k < types.size() ? to_string(types[k]) : "no such output"));
         } catch (const Error& error) {
-            fail(i, error.what());
+            fail(error.what());
         }
     }
-    for (const Assign& assign : lowered.assigns)
-        if (!defined[assign.source])
-            report.fail("lowered", cat("assign %", assign.target, " = %", assign.source,
-                                       ": nothing writes the source"));
-    for (const Lowered::Output& output : lowered.outputs)
-        if (!defined[output.value])
-            report.fail("lowered", cat("output \"", output.name, "\" is %", output.value,
-                                       ", which nothing writes"));
-    if (failures == 0 && report.ok())
-        report.pass("lowered", cat("list OK: ", lowered.ops.size(),
-                                   " ops, single writer, use after define, types"));
-    return report;
-}
+    void check_ends() {
+        for (const Assign& assign : lowered_.assigns)
+            if (!defined_[assign.source])
+                report_.fail("lowered", cat("assign %", assign.target, " = %", assign.source,
+                                            ": nothing writes the source"));
+        for (const Lowered::Output& output : lowered_.outputs)
+            if (!defined_[output.value])
+                report_.fail("lowered", cat("output \"", output.name, "\" is %", output.value,
+                                            ", which nothing writes"));
+    }
+
+    const Lowered& lowered_;
+    Report report_;
+    size_t at_ = 0;              // the op that is checked
+    std::vector<char> defined_;  // by value, whether all of it is written
+    std::map<ValueId, Written> parts_;
+};
+
+}  // namespace
+
+Report verify(const Lowered& lowered) { return LoweredVerifier(lowered).report(); }
 
 }  // namespace aicf
