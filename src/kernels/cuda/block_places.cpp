@@ -36,72 +36,207 @@ std::optional<View> padded(const View& view, const Padding& padding, bool whole)
     return result;
 }
 
-/// Values of rows of 16, 32, ... words, as far as all members can read them so. Those that an
-/// update takes element by element are padded alike or not at all.
-Paddings find_paddings(const LoweredOp& op, const Turns& turns) {
-    Paddings result;
-    std::vector<std::pair<ValueId, ValueId>> alike_pairs = turns.next;  // one place, two values
-    for (size_t k = 0; k < op.outputs.size(); k++)
-        if (const int64_t in = op.attrs.ints("carried")[k]; in >= 0)
-            alike_pairs.emplace_back(op.outputs[k].value, op.inputs[static_cast<size_t>(in)].value);
-    for (const auto* views : {&op.inputs, &op.outputs, &op.inner})
-        for (const View& view : *views)
-            if (!turns.outside.contains(view.value) && view.shape.rank() == 2 &&
-                view.shape[0] > 1 && view.shape[1] % 16 == 0 && view.shape[1] > 0 &&
-                dtype_size(view.dtype) == 4)
-                result[view.value] = {view.shape[0], view.shape[1], view.shape[1] + 4};
-    for (bool again = true; again;) {
-        again = false;
-        for (const auto& [to, from] : alike_pairs) {
-            if (result.contains(from) != result.contains(to) ||
-                (result.contains(from) && !(result[from] == result[to]))) {
-                result.erase(from);
-                result.erase(to);
-                again = true;
+/// Finds the values to pad: those of rows of 16, 32, ... words, as far as all members can read them
+/// so. Operands that an update goes through element by element are padded alike or not at all.
+class PaddingSearch {
+  public:
+    PaddingSearch(const LoweredOp& op, const Turns& turns) : op_(op), turns_(turns) {}
+
+    Paddings find() {
+        add_candidates();
+        do {
+            changed_ = false;
+            drop_unequal_pairs();
+            for (const LoweredOp& member : op_.members) {
+                drop_unreadable(member);
+                if (is_update(anchor(member))) drop_unequal_operands(member);
             }
+        } while (changed_);
+        return result_;
+    }
+
+  private:
+    void add_candidates() {
+        for (const auto* views : {&op_.inputs, &op_.outputs, &op_.inner})
+            for (const View& view : *views)
+                if (!turns_.outside.contains(view.value) && view.shape.rank() == 2 &&
+                    view.shape[0] > 1 && view.shape[1] % 16 == 0 && view.shape[1] > 0 &&
+                    dtype_size(view.dtype) == 4)
+                    result_[view.value] = {view.shape[0], view.shape[1], view.shape[1] + 4};
+    }
+    void drop(ValueId id) { changed_ |= result_.erase(id) > 0; }
+    std::optional<Padding> padding(ValueId id) const {
+        const auto at = result_.find(id);
+        return at == result_.end() ? std::nullopt : std::optional(at->second);
+    }
+    void drop_unequal(const std::vector<ValueId>& ids) {
+        const auto alike = [&](ValueId id) { return padding(id) == padding(ids[0]); };
+        if (std::all_of(ids.begin(), ids.end(), alike)) return;
+        for (const ValueId id : ids) drop(id);
+    }
+
+    /// Of values that follow each other in one place.
+    void drop_unequal_pairs() {
+        for (const auto& [to, from] : turns_.next) drop_unequal({to, from});
+        for (size_t k = 0; k < op_.outputs.size(); k++)
+            if (const int64_t in = op_.attrs.ints("carried")[k]; in >= 0)
+                drop_unequal({op_.outputs[k].value, op_.inputs[static_cast<size_t>(in)].value});
+    }
+    void drop_unreadable(const LoweredOp& member) {
+        const bool update = is_update(anchor(member));
+        for (const auto* views : {&member.inputs, &member.outputs})
+            for (const View& view : *views)
+                if (const auto found = padding(view.value); found && !padded(view, *found, update))
+                    drop(view.value);
+    }
+    /// Of the tensors of each update.
+    void drop_unequal_operands(const LoweredOp& member) {
+        const auto tensors = static_cast<size_t>(anchor(member).numbers);
+        if (member.body.empty()) {
+            std::vector<ValueId> ids;
+            for (size_t k = 0; k < std::min(tensors, member.inputs.size()); k++)
+                ids.push_back(member.inputs[k].value);
+            for (const View& view : member.outputs) ids.push_back(view.value);
+            drop_unequal(ids);
         }
-        for (const LoweredOp& member : op.members) {
-            const bool update = is_update(anchor(member));
-            std::vector<std::vector<const View*>> alike;  // by update step
-            const auto note = [&](const View& view) {
-                const auto at = result.find(view.value);
-                if (at == result.end() || padded(view, at->second, update)) return;
-                result.erase(at);
-                again = true;
-            };
-            for (const View& view : member.inputs) note(view);
-            for (const View& view : member.outputs) note(view);
-            if (!update) continue;
-            const auto add = [&](const std::vector<int>& numbers, size_t count) {
-                for (size_t k = 0; k < std::min(count, numbers.size()); k++)
-                    alike.back().push_back(&member.operand(numbers[k]));
-            };
-            const auto numbers = static_cast<size_t>(anchor(member).numbers);
-            if (member.body.empty()) {
-                alike.emplace_back();
-                for (size_t k = 0; k < member.inputs.size() && k < numbers; k++)
-                    alike.back().push_back(&member.inputs[k]);
-                for (const View& view : member.outputs) alike.back().push_back(&view);
-            }
-            for (const RegionStep& step : member.body) {
-                alike.emplace_back();
-                add(step.inputs, numbers);
-                add(step.outputs, step.outputs.size());
-            }
-            for (const auto& views : alike) {
-                const auto of = [&](const View* view) {
-                    const auto at = result.find(view->value);
-                    return at == result.end() ? Padding{0, 0, 0} : at->second;
-                };
-                if (std::all_of(views.begin(), views.end(),
-                                [&](const View* view) { return of(view) == of(views[0]); }))
-                    continue;
-                for (const View* view : views) again |= result.erase(view->value) > 0;
-            }
+        for (const RegionStep& step : member.body) {
+            std::vector<ValueId> ids;
+            for (size_t k = 0; k < std::min(tensors, step.inputs.size()); k++)
+                ids.push_back(member.operand(step.inputs[k]).value);
+            for (const int number : step.outputs) ids.push_back(member.operand(number).value);
+            drop_unequal(ids);
         }
     }
-    return result;
-}
+
+    const LoweredOp& op_;
+    const Turns& turns_;
+    Paddings result_;
+    bool changed_ = false;
+};
+
+/// Finds room in shared memory for the values of a sequence, the largest first: operands for all
+/// its stages, inner values from their first use to their last.
+class Placement {
+  public:
+    Placement(Places& places, const LoweredOp& op, const Times& times, int64_t room,
+              const Turns& turns)
+        : places_(places),
+          op_(op),
+          times_(times),
+          room_(room),
+          turns_(turns),
+          taken_(times.count) {}
+
+    /// False where a value finds no room that cannot stay in global memory.
+    bool run() {
+        number_operands();
+        find_uses();
+        add_slots();
+        sort_values();
+        for (const View* view : required_)
+            if (!place(*view)) return false;
+        for (const View* view : optional_) place(*view);
+        for (auto [out, in] : places_.carried)
+            if (const auto at = places_.shared.find(in); at != places_.shared.end())
+                places_.shared[out] = at->second;
+        return true;
+    }
+
+  private:
+    struct Use {
+        int first, last;           // stages
+        bool only_updates = true;  // no op but updates and rings touches it
+    };
+    Use use_of(ValueId id) const {
+        const auto at = uses_.find(id);
+        return at == uses_.end() ? Use{0, times_.count - 1} : at->second;
+    }
+
+    void number_operands() {
+        const std::vector<int64_t>& carried = op_.attrs.ints("carried");
+        for (size_t k = 0; k < op_.inputs.size(); k++) places_.operand[op_.inputs[k].value] = k;
+        for (size_t k = 0; k < op_.outputs.size(); k++) {
+            const ValueId out = op_.outputs[k].value;
+            places_.operand[out] = op_.inputs.size() + k;
+            if (carried[k] >= 0)
+                places_.carried[out] = op_.inputs[static_cast<size_t>(carried[k])].value;
+        }
+    }
+    void find_uses() {
+        for (size_t m = 0; m < op_.members.size(); m++) {
+            const LoweredOp& member = op_.members[m];
+            const bool update = is_update(anchor(member)) || is_small(anchor(member));
+            for (const auto* views : {&member.inputs, &member.outputs})
+                for (const View& view : *views) {
+                    const int last = times_.ends[m] - 1;
+                    Use& use = uses_.emplace(view.value, Use{times_.stages[m], last}).first->second;
+                    use.last = std::max(use.last, last);
+                    use.only_updates &= update;
+                }
+        }
+        for (auto [out, in] : places_.carried)  // one place, two values
+            if (uses_.contains(out) && uses_.contains(in))
+                uses_[in].only_updates &= uses_[out].only_updates;
+    }
+    /// Of rows, and of the two contents of a carry.
+    void add_slots() {
+        const auto add = [&](ValueId id, const View& view, int count, int phase) {
+            places_.slots[id] = {round_up(places_.bytes_of(view)), count, phase};
+        };
+        for (const View& view : op_.inputs)
+            if (turns_.rows.contains(view.value)) add(view.value, view, turns_.ahead, 0);
+        for (const View& view : op_.outputs)
+            if (turns_.kept.contains(view.value)) add(view.value, view, 2, 1);
+        for (const View& view : op_.inputs)
+            for (auto [out, in] : turns_.next)
+                if (in == view.value) {
+                    add(in, view, 2, 0);
+                    add(out, view, 2, 1);
+                    places_.carried[out] = in;
+                }
+    }
+    void sort_values() {
+        std::set<ValueId> handed_on;
+        for (auto [out, in] : places_.carried) handed_on.insert(in);
+        for (const View& view : op_.inner) required_.push_back(&view);
+        for (const auto* views : {&op_.inputs, &op_.outputs})
+            for (const View& view : *views) {
+                const ValueId id = view.value;
+                if (places_.carried.contains(id) || turns_.outside.contains(id) ||
+                    (turns_.loop && !uses_.contains(id) && !handed_on.contains(id)))
+                    continue;
+                (use_of(id).only_updates && !turns_.loop ? optional_ : required_).push_back(&view);
+            }
+        const auto larger = [&](const View* a, const View* b) {
+            return places_.bytes_of(*a) > places_.bytes_of(*b);
+        };
+        std::stable_sort(required_.begin(), required_.end(), larger);
+        std::stable_sort(optional_.rbegin(), optional_.rend(), larger);  // most of them find room
+    }
+    bool place(const View& view) {
+        const bool inner = !places_.operand.contains(view.value);
+        const Use use = inner ? use_of(view.value) : Use{0, times_.count - 1};
+        std::vector<const RangeSet*> found;
+        taken_.find(use.first, use.last, found);
+        const auto slots = places_.slots.find(view.value);
+        const int count = slots == places_.slots.end() ? 1 : slots->second.count;
+        const int64_t size = round_up(places_.bytes_of(view)) * count, at = first_fit(found, size);
+        if (at + size > room_) return false;
+        if (size) taken_.take(use.first, use.last, at, at + size);
+        places_.shared[view.value] = at;
+        places_.bytes = std::max(places_.bytes, at + size);
+        return true;
+    }
+
+    Places& places_;
+    const LoweredOp& op_;
+    const Times& times_;
+    const int64_t room_;
+    const Turns& turns_;
+    std::map<ValueId, Use> uses_;
+    std::vector<const View*> required_, optional_;  // in shared memory, in the order of placing
+    TimeTree taken_;                                // bytes, by stage
+};
 
 }  // namespace
 
@@ -154,7 +289,7 @@ int Times::needed_at(const LoweredOp& op, size_t member) const {
 }
 
 Places::Places(const LoweredOp& op, const Times& times, int64_t room, const Turns& turns)
-    : Places(op, times, room, turns, find_paddings(op, turns)) {
+    : Places(op, times, room, turns, PaddingSearch(op, turns).find()) {
     const auto lies_here = [&](const auto& one) { return shared.contains(one.first); };
     if (!fits || !std::all_of(paddings.begin(), paddings.end(), lies_here))
         *this = Places(op, times, room, turns, {});
@@ -186,84 +321,7 @@ bool Places::all_stay(const LoweredOp& member) const {
 Places::Places(const LoweredOp& op, const Times& times, int64_t room, const Turns& turns,
                Paddings wanted)
     : paddings(std::move(wanted)) {
-    const std::vector<int64_t>& to = op.attrs.ints("carried");
-    for (size_t k = 0; k < op.inputs.size(); k++) operand[op.inputs[k].value] = k;
-    for (size_t k = 0; k < op.outputs.size(); k++) {
-        operand[op.outputs[k].value] = op.inputs.size() + k;
-        if (to[k] >= 0) carried[op.outputs[k].value] = op.inputs[static_cast<size_t>(to[k])].value;
-    }
-    struct Use {
-        int first, last;     // stages
-        bool by_far = true;  // no op but updates and rings touches it
-    };
-    std::map<ValueId, Use> uses;
-    for (size_t m = 0; m < op.members.size(); m++) {
-        const LoweredDef& kind = anchor(op.members[m]);
-        for (const auto* views : {&op.members[m].inputs, &op.members[m].outputs})
-            for (const View& view : *views) {
-                const int last = times.ends[m] - 1;
-                Use& use = uses.emplace(view.value, Use{times.stages[m], last}).first->second;
-                use.last = std::max(use.last, last);
-                use.by_far &= !turns.loop && (is_update(kind) || is_small(kind));
-            }
-    }
-    for (auto [out, in] : carried)  // one place, two values
-        if (uses.contains(out) && uses.contains(in))
-            uses[in].by_far = uses[in].by_far && uses[out].by_far;
-    const auto turning = [&](ValueId id, const View& view, int many, int phase) {
-        slots[id] = {round_up(bytes_of(view)), many, phase};
-    };
-    for (const View& view : op.inputs)
-        if (turns.rows.contains(view.value)) turning(view.value, view, turns.ahead, 0);
-    for (const View& view : op.outputs)
-        if (turns.kept.contains(view.value)) turning(view.value, view, 2, 1);
-    for (const View& view : op.inputs)
-        for (auto [out, in] : turns.next)
-            if (in == view.value) {
-                turning(in, view, 2, 0);
-                turning(out, view, 2, 1);
-                carried[out] = in;
-            }
-    const int count = times.count;
-    TimeTree taken(count);
-    const auto place = [&](const View& view, int first, int last) {
-        std::vector<const RangeSet*> found;
-        taken.find(first, last, found);
-        const auto many = slots.find(view.value);
-        const int64_t size =
-                          round_up(bytes_of(view)) * (many == slots.end() ? 1 : many->second.count),
-                      at = first_fit(found, size);
-        if (at + size > room) return false;
-        if (size) taken.take(first, last, at, at + size);
-        shared[view.value] = at;
-        bytes = std::max(bytes, at + size);
-        return true;
-    };
-    std::vector<const View*> near, far;
-    const auto use_of = [&](const View* view) {
-        const auto at = uses.find(view->value);
-        return at == uses.end() ? Use{0, count - 1} : at->second;
-    };
-    std::set<ValueId> handed_on;
-    for (auto [out, in] : carried) handed_on.insert(in);
-    for (const View& view : op.inner) near.push_back(&view);
-    for (const auto* views : {&op.inputs, &op.outputs})
-        for (const View& view : *views)
-            if (!carried.contains(view.value) && !turns.outside.contains(view.value) &&
-                (!turns.loop || uses.contains(view.value) || handed_on.contains(view.value)))
-                (use_of(&view).by_far && !turns.loop ? far : near).push_back(&view);
-    const auto larger = [&](const View* a, const View* b) { return bytes_of(*a) > bytes_of(*b); };
-    std::stable_sort(near.begin(), near.end(), larger);
-    std::stable_sort(far.rbegin(), far.rend(), larger);
-    for (const View* view : near) {
-        const bool inner = !operand.contains(view->value);
-        if (!place(*view, inner ? use_of(view).first : 0, inner ? use_of(view).last : count - 1))
-            return;
-    }
-    for (const View* view : far) place(*view, 0, count - 1);
-    for (auto [out, in] : carried)
-        if (const auto at = shared.find(in); at != shared.end()) shared[out] = at->second;
-    fits = true;
+    fits = Placement(*this, op, times, room, turns).run();
 }
 
 }  // namespace aicf::cuda
