@@ -30,7 +30,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def pytest_addoption(parser):
-    parser.addoption("--boundary-graphs", type=int, default=720, help="graphs drawn for a GPU")
+    graphs = "graphs drawn for a GPU; as many as meet every threshold, where no number is given"
+    parser.addoption("--boundary-graphs", type=int, help=graphs)
     parser.addoption("--every", type=int, default=1, help="take one of so many tests")
     parser.addoption("--first", type=int, default=0, help="which of them is the first")
     parser.addoption("--no-passes", action="store_true", help="compile without passes by default")

@@ -8,6 +8,8 @@ from pathlib import Path
 import emulate
 import pytest
 from aicf import _core
+from boundary_programs import FAMILIES
+from test_cuda_boundary import SHARDS
 
 HERE = Path(__file__).parent
 pytestmark = [
@@ -40,7 +42,8 @@ def run(folder, major, order, *arguments):
 
 @pytest.mark.parametrize(("major", "first"), [(8, 20), (9, 150)])
 def test_a_sample(folder, major, first):
-    out = run(folder, major, first, "--every", 199, "--first", first)
+    few = ["--boundary-graphs", SHARDS * len(FAMILIES), "--timeout", 600]
+    out = run(folder, major, first, "--every", 199, "--first", first, *few)
     assert " passed" in out and " failed" not in out
 
 
