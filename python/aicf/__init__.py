@@ -2,6 +2,7 @@
 
 from . import _core as _core  # before NumPy: its refusal of another interpreter is ours
 from . import init, nn, optim
+from . import subscripts as subscripts
 from ._core import (
     Array,
     BadValue,

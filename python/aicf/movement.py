@@ -151,7 +151,7 @@ def _index(x: Value, key: Any) -> Value:
         except (TypeError, ValueError):
             raise GraphError(
                 f"index: got {reprlib.repr(k)} for axis {axis} of {x!r}; need ints, slices of ints "
-                "with a step that is not 0, ... or None (take() for arrays)"
+                "with a step that is not 0, ..., None, or arrays, lists or Values of ints"
             ) from None
         if isinstance(k, builtins.slice):
             count = len(range(begin, end, stride))

@@ -15,7 +15,7 @@ from . import movement
 from ._core import GraphError
 from .arguments import DTypeName, checked, placed
 from .graph import Operand, Value
-from .movement import _axes, _index, detach, reshape, squeeze
+from .movement import _axes, detach, reshape, squeeze
 from .operands import _constant, _emit
 
 __all__ = [
@@ -730,7 +730,6 @@ def _add_operators() -> None:
         "__pos__": lambda self: self,
         "__abs__": abs,
         "__round__": round,
-        "__getitem__": _index,
         "T": property(movement.transpose),
     }
     functions = {name: globals()[name] for name in __all__ if name not in _NOT_METHODS}
