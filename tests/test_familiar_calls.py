@@ -363,3 +363,56 @@ def test_metadata_takes_arrays_of_rank_0(tmp_path):
     for wrong in (numbers(2), np.float32(np.nan), np.zeros(1)):
         with pytest.raises(aicf.GraphError, match="need what JSON holds"):
             train.save(path, metadata={"loss": wrong})
+
+
+# ---- errors name the function that was called
+
+NAMED = {
+    "aicf.argmin(x[:0], 0)": "argmin: argmax: x is",
+    "aicf.softmin(x, 5)": "softmin: softmax: axis 5 is out of range",
+    "aicf.max_pool1d(aicf.cast(x, 'int64'), 2)": "max_pool1d: max_pool2d: x is .*; need a float",
+    "aicf.conv1d(x[None], aicf.reshape(x, (2, 2, 6)), None)": "conv1d: ",
+    "aicf.grad(x, x)": "grad: backward: loss is",
+    "aicf.minimize(x, aicf.optim.SGD(0.1))": "minimize: ",
+    "aicf.cast(x, 'int64') + 1.5": r"add: 1\.5\d* is not a whole number; the other .* is int64",
+    "(x > 0) * 2.0": "mul: 2 does not fit bool",
+    "aicf.cast(x, 'uint8') - (-1)": "sub: -1 does not fit uint8",
+    "x % (x > 0)": "remainder: fmod: b is .*; need a number dtype",
+    "aicf.sum(x[0, 0], -1)": "sum: axis -1 is out of range: .*; need rank >= 1: it has no",
+    "aicf.cumprod(x[0, 0], 0)": "cumprod: axis 0 of .*; need rank >= 1: it has no axes",
+    "x.reshape(-1, -1)": r"reshape: shape is \[-1, -1\], .*; need one -1 at most",
+    "aicf.cross_entropy(x, x[:, 0] > 0, reduction='none')": "cross_entropy: .*labels",
+    "(x > 0) and (x < 1)": "bool of value .*, or & and | to combine",
+    "aicf.full_like(aicf.cast(x, 'int64'), 1.5)": r"full_like: 1\.5\d* is not a whole number",
+}
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_errors_name_the_function_that_was_called(text):
+    g = aicf.Graph()
+    x = g.input("x", (4, 6))
+    with pytest.raises(aicf.Error, match=f"^{NAMED[text]}"):
+        eval(text, {"aicf": aicf, "x": x})
+
+
+def test_errors_of_ones_own_functions_are_told_as_they_are():
+    """Where a function runs the user's, the error is that of the line inside."""
+    x = aicf.Graph().input("x", (3, 2))
+    with pytest.raises(aicf.DTypeError, match="^add: dtypes differ"):
+        aicf.scan(lambda c, row: (c + aicf.cast(row, "float64"), None), x[0], x)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_bits_of_whole_numbers_and_a_bool(dtype):
+    """As NumPy's, where True is 1 beside a whole number."""
+    x = np.array([0, 1, 2, 3]).astype(dtype)
+    for fn in (lambda a: a & True, lambda a: a | True, lambda a: True ^ a, lambda a: False | a):
+        got = aicf.function(fn)(x).numpy()
+        np.testing.assert_array_equal(got, fn(x), strict=True)
+
+
+def test_flatten_counts_axes_from_the_end():
+    x = numbers(2, 3, 4)
+    assert aicf.function(lambda x: aicf.flatten(x, -2))(x).shape == (2, 12)
+    with pytest.raises(aicf.ShapeError, match=r"flatten: start_axis -4 of .*; need \[-3, 3\]"):
+        aicf.function(lambda x: aicf.flatten(x, -4))(x)

@@ -319,6 +319,15 @@ def placed(error: Exception) -> Exception:
     return error
 
 
+def named_after(label: str, error: Exception) -> None:
+    """Puts the function that was called in front of what refuses inside of it."""
+    told = getattr(error, "told", str(error))
+    error.told = told  # type: ignore[attr-defined]
+    of_another = re.match(r"(\w+): ", told)
+    if of_another and of_another[1] != label and not label.startswith("_"):
+        error.__init__(f"{label}: {told}")  # type: ignore[misc]
+
+
 def not_elements() -> Exception:
     return placed(
         GraphError(
@@ -384,6 +393,8 @@ def checked(fn: Function) -> Function:
     carriers = [p.name for p in plain if re.search("Value|Operand|Data", p.annotation)]
     data = [p.name for p in plain if "Data" in p.annotation]
     bare = not (owner or carriers or data)
+    # What a function of the user's raises is told as it is.
+    runs = any("Callable" in str(p.annotation) for p in plain)
 
     def given_as(key: str, args: Sequence[Any], named: dict[str, Any]) -> Any:
         at = places.get(key, len(args))
@@ -445,6 +456,8 @@ def checked(fn: Function) -> Function:
                 graph._rollback(mark)
             if builds and isinstance(error, (GraphError, ShapeError, DTypeError)):
                 placed(error)
+                if not runs:
+                    named_after(label, error)
             raise
 
     return call  # type: ignore[return-value]

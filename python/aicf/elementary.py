@@ -5,6 +5,8 @@ Their gradients are made of ops, so that they have gradients of their own; bits 
 
 from __future__ import annotations
 
+import numpy as np
+
 from .arguments import checked
 from .graph import Operand, Value
 from .operands import _emit
@@ -178,7 +180,7 @@ def bitwise_and(a: Operand, b: Operand) -> Value:
     >>> (labels & 3).dtype
     'int64'
     """
-    if _bool(a) or _bool(b):
+    if _of_bools(a, b):
         return _emit("LogicalAnd", "logical_and", a, b)
     return _emit("BitwiseAnd", "bitwise_and", a, b)
 
@@ -189,7 +191,7 @@ def bitwise_or(a: Operand, b: Operand) -> Value:
     >>> (labels | 3).dtype
     'int64'
     """
-    if _bool(a) or _bool(b):
+    if _of_bools(a, b):
         return _emit("LogicalOr", "logical_or", a, b)
     return _emit("BitwiseOr", "bitwise_or", a, b)
 
@@ -200,7 +202,7 @@ def bitwise_xor(a: Operand, b: Operand) -> Value:
     >>> (labels ^ 3).dtype
     'int64'
     """
-    if _bool(a) or _bool(b):
+    if _of_bools(a, b):
         return _emit("LogicalXor", "logical_xor", a, b)
     return _emit("BitwiseXor", "bitwise_xor", a, b)
 
@@ -235,7 +237,12 @@ def bitwise_right_shift(a: Operand, b: Operand) -> Value:
 
 
 def _bool(x: Operand) -> bool:
-    return x.dtype == "bool" if isinstance(x, Value) else isinstance(x, bool)
+    return x.dtype == "bool" if isinstance(x, (Value, np.ndarray)) else isinstance(x, bool)
+
+
+def _of_bools(a: Operand, b: Operand) -> bool:
+    """A bool that is a number is one of the other operand's dtype."""
+    return any(_bool(x) for x in (a, b) if isinstance(x, (Value, np.ndarray)))
 
 
 for _name in __all__:

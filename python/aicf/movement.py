@@ -38,7 +38,8 @@ def _axis(where: str, x: Value, axis: int, new: int = 0) -> int:
     """`axis` in [0, rank); a function that adds an axis counts it in by new=1."""
     rank = x.ndim + new
     if not -rank <= axis < rank:
-        raise ShapeError(f"{where}: axis {axis} of {x!r}; need [{-rank}, {rank})")
+        need = f"[{-rank}, {rank})" if rank else "rank >= 1: it has no axes"
+        raise ShapeError(f"{where}: axis {axis} of {x!r}; need {need}")
     return axis % rank
 
 
@@ -57,6 +58,8 @@ def reshape(x: Value, shape: Spread) -> Value:
     (2, 6)
     """
     sizes = [shape] if isinstance(shape, int) else list(shape)
+    if sizes.count(-1) > 1:
+        raise ShapeError(f"reshape: shape is {sizes}, of {x!r}; need one -1 at most")
     if sizes.count(-1) == 1:
         rest = math.prod(size for size in sizes if size != -1)
         count = math.prod(x.shape)
@@ -255,8 +258,9 @@ def flatten(x: Value, start_axis: int = 0) -> Value:
     (12,)
     """
     rank = x.ndim
-    if not 0 <= start_axis <= rank:
-        raise ShapeError(f"flatten: start_axis {start_axis} of {x!r}; need [0, {rank}]")
+    if not -rank <= start_axis <= rank:
+        raise ShapeError(f"flatten: start_axis {start_axis} of {x!r}; need [{-rank}, {rank}]")
+    start_axis += rank if start_axis < 0 else 0
     return reshape(x, [*x.shape[:start_axis], math.prod(x.shape[start_axis:])])
 
 

@@ -49,7 +49,11 @@ def _number(where: str, graph: Any, number: int | float, dtype: str) -> Value:
                 f"{where}: the int {text} does not fit {dtype}; need a smaller one"
             )
         return Value(graph, graph._here().constant(number, dtype))
-    return Value(graph, graph._here().scalar(dtype, float(number)))
+    try:
+        return Value(graph, graph._here().scalar(dtype, float(number)))
+    except _core.DTypeError as error:
+        said = str(error).removeprefix("constant: ")
+        raise _core.DTypeError(f"{where}: {said}") from None
 
 
 def _emit(op: str, where: str, *operands: Operand, **attrs: Any) -> Value:

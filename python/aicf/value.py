@@ -109,7 +109,9 @@ class Value(Methods):
             raise AttributeError(f"Value: there is no {name!r}{near}", name=name, obj=self)
 
     def __bool__(self) -> bool:
-        raise self._no_data("bool", "use aicf.where to choose by it, or aicf.equal to compare")
+        raise self._no_data(
+            "bool", "use aicf.where to choose by it, aicf.equal to compare, or & and | to combine"
+        )
 
     def __float__(self) -> float:
         raise self._no_data("float", "make it an output and read it after a step")

@@ -168,6 +168,9 @@ Dims InferContext::broadcast(int first, int last) const {
 }
 
 int64_t InferContext::axis(int64_t given, int rank) const {
+    if (rank == 0)
+        shape_error("axis ", given, " is out of range: ", describe_all(),
+                    "; need rank >= 1: it has no axes");
     if (given < -rank || given >= rank)
         shape_error("axis ", given, " is out of range: ", describe_all(), "; need an axis in [",
                     -rank, ", ", rank, ")");
