@@ -416,3 +416,85 @@ def test_flatten_counts_axes_from_the_end():
     assert aicf.function(lambda x: aicf.flatten(x, -2))(x).shape == (2, 12)
     with pytest.raises(aicf.ShapeError, match=r"flatten: start_axis -4 of .*; need \[-3, 3\]"):
         aicf.function(lambda x: aicf.flatten(x, -4))(x)
+
+
+# ---- numbers and arrays beside Values
+
+PAIRS = {
+    "fmax": np.fmax, "fmin": np.fmin, "logaddexp": np.logaddexp, "logaddexp2": np.logaddexp2,
+    "copysign": np.copysign, "isclose": np.isclose, "hypot": np.hypot, "maximum": np.maximum,
+    "xlogy": lambda x, y: x * np.log(y), "xlog1py": lambda x, y: x * np.log1p(y),
+    "lerp": lambda a, b: a + 0.25 * (b - a),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_functions_of_two_take_numbers_and_arrays(name):
+    x = np.abs(np.random.default_rng(3).standard_normal((3, 4))) + 0.1
+    more = (0.25,) if name == "lerp" else ()
+    fn, want = getattr(aicf, name), PAIRS[name]
+    for other in (0.5, 2, np.float64(0.75), x[1]):
+        for at, swapped in ((0, False), (1, True)):
+            given = (lambda x, o=other: (o, x)) if at else (lambda x, o=other: (x, o))
+            got = aicf.function(lambda x, given=given: fn(*given(x), *more))(x).numpy()
+            np.testing.assert_allclose(got, want(*given(x)), rtol=1e-14, err_msg=f"{swapped}")
+
+
+@pytest.mark.parametrize("kinds", ["values", "array and number", "number and value", "value alone"])
+def test_limits_of_clip_are_values_and_arrays(kinds):
+    """With PyTorch's gradients, also where both limits meet and where they cross."""
+    torch = pytest.importorskip("torch")
+    x = np.array([[-2.0, -1, 0, 1, 2, np.nan, 0.5], [0, 1, 2, 3, -3, 1, np.inf]])
+    low = np.array([-1.0, -1, 0.5, 1, 3, 0, 0.5])
+    high = np.array([1.0, -1, 1, 0, 2, 0, 0.5])
+    limits = {
+        "values": lambda low, high: (low, high), "array and number": lambda low, high: (LOW, 1.0),
+        "number and value": lambda low, high: (-0.5, high),
+        "value alone": lambda low, high: (None, high),
+    }[kinds]  # fmt: skip
+    LOW = low  # noqa: N806
+    g = aicf.Graph()
+    values = [g.input(n, a.shape, "float64") for n, a in (("x", x), ("low", low), ("high", high))]
+    y = aicf.clip(values[0], *limits(*values[1:]))
+    g.output("y", y)
+    factor = np.arange(1.0, 15).reshape(x.shape)
+    for i, slope in enumerate(aicf.grad(aicf.sum(y * factor), values)):
+        g.output(f"d{i}", slope)
+    out = g.compile(device="cpu")(x=x, low=low, high=high)
+    tensors = [torch.tensor(a, requires_grad=True) for a in (x, low, high)]
+    a, b = (torch.tensor(v) if isinstance(v, np.ndarray) else v for v in limits(*tensors[1:]))
+    if isinstance(b, float):
+        b = torch.tensor(b, dtype=torch.float64)
+    if isinstance(a, float):
+        a = torch.tensor(a, dtype=torch.float64)
+    want = torch.clamp(tensors[0], a, b)
+    np.testing.assert_array_equal(out["y"].numpy(), want.detach().numpy())
+    slopes = torch.autograd.grad((want * torch.tensor(factor)).nansum(), tensors, allow_unused=True)
+    for i, slope in enumerate(slopes):
+        slope = torch.zeros_like(tensors[i]) if slope is None else slope
+        kept = ~np.isnan(x) if i == 0 else slice(None)
+        np.testing.assert_array_equal(out[f"d{i}"].numpy()[kept], slope.numpy()[kept])
+
+
+def test_masks_of_where_and_masked_fill_are_numpy_arrays():
+    x, mask = numbers(3, 4), np.tri(3, 4, dtype=bool)
+    got = aicf.function(lambda x: (aicf.where(mask, x, -1.0), aicf.masked_fill(x, mask, 7)))(x)
+    np.testing.assert_array_equal(got[0].numpy(), np.where(mask, x, -1))
+    np.testing.assert_array_equal(got[1].numpy(), np.where(mask, 7, x))
+    whole = aicf.function(lambda x: aicf.full_like(x > 0.0, True))(x).numpy()
+    assert whole.dtype == bool and whole.all()
+
+
+def test_logsumexp_of_no_elements_is_minus_infinity():
+    x = np.zeros((2, 0, 3), np.float32)
+    made = aicf.function(lambda x: (aicf.logsumexp(x, 1), aicf.logsumexp(x), aicf.logsumexp(x, 0)))
+    one, all_, none = made(x)
+    assert (one.numpy() == -np.inf).all() and one.shape == (2, 3)
+    assert all_.numpy() == -np.inf and none.shape == (0, 3)
+
+
+def test_letters_of_einsum_broadcast_axes_of_one_element():
+    x, y = numbers(3, 4), numbers(1, 4)
+    for equation in ("ij,ij->ij", "ij,ij->i", "ij,ij->j", "ij,ij->", "ij,kj->ik"):
+        got = aicf.function(lambda x, y, e=equation: aicf.einsum(e, x, y))(x, y).numpy()
+        np.testing.assert_allclose(got, np.einsum(equation, x, y), rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import DTypeName, checked
-from .graph import Value
+from .graph import Operand, Value
 from .movement import (
     _axes,
     _axis,
@@ -23,7 +23,7 @@ from .movement import (
     permute,
     reshape,
 )
-from .operands import _emit, _number
+from .operands import _emit, _number, _operands
 from .ops import (
     _as,
     _whole,
@@ -197,22 +197,24 @@ def signbit(x: Value) -> Value:
     return logical_or(less(x, 0.0), less(div(1.0, where(equal(x, 0.0), x, 1.0)), 0.0))
 
 
-def copysign(a: Value, b: Value) -> Value:
+def copysign(a: Operand, b: Operand) -> Value:
     """|a| with the sign of b, of 0 and −0 too. Its gradient by b is zero.
 
     >>> aicf.copysign(x, y).shape
     (4, 3)
     """
+    a, b = _operands("copysign", a, b)
     size = abs(a)
     return where(signbit(detach(b)), neg(size), size)
 
 
-def logaddexp(a: Value, b: Value) -> Value:
+def logaddexp(a: Operand, b: Operand) -> Value:
     """log(exp(a) + exp(b)), safe for large numbers.
 
     >>> aicf.logaddexp(x, y).shape
     (4, 3)
     """
+    a, b = _operands("logaddexp", a, b)
     wide, other = _widened(a), _widened(b)
     # of two equal infinities, which have no difference; elsewhere the gradient goes through it
     infinite = logical_and(equal(wide, other), equal(abs(wide), math.inf))
@@ -222,7 +224,7 @@ def logaddexp(a: Value, b: Value) -> Value:
     return _as(add(larger, softplus(where(above, apart, neg(apart)))), a.dtype)
 
 
-def full_like(x: Value, value: float, dtype: DTypeName | None = None) -> Value:
+def full_like(x: Value, value: float | bool, dtype: DTypeName | None = None) -> Value:
     """A constant `value` in x's shape, and its dtype unless another is given.
 
     >>> aicf.full_like(x, 0.5).shape
@@ -635,8 +637,8 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[Sequence[int]] = 2) -> Va
 def einsum(equation: str, *operands: Value) -> Value:
     """Sums of products by the axes' letters: "ij,jk->ik" is the product of two matrices.
 
-    Operands are taken from left to right, two at a time. A letter stands for axes of one size;
-    given twice in an operand, for their diagonal. "..." stands for any axes, which broadcast.
+    Operands are taken from left to right, two at a time. A letter stands for axes of one size, or
+    of 1; given twice in an operand, for their diagonal. "..." stands for any axes, which broadcast.
     Without "->" the letters that stand once are kept, in their order, behind "...".
 
     Raises: GraphError for an equation that does not fit.
@@ -704,7 +706,7 @@ def _of_diagonals(
         label
         for other, of in zip(operands, every, strict=True)
         for size, label in zip(other.shape, of, strict=True)
-        if label < 0 and size != 1
+        if size != 1
     }
     kept = [d for d, label in enumerate(labels) if not (label in wide and x.shape[d] == 1)]
     if len(kept) < len(labels):

@@ -226,7 +226,7 @@ def vander(x: Value, n: int | None = None, increasing: bool = False) -> Value:
 # ---- written into
 
 
-def masked_fill(x: Value, mask: Value, value: Operand) -> Value:
+def masked_fill(x: Value, mask: Data, value: Operand) -> Value:
     """x with `value` where `mask` is true.
 
     >>> aicf.masked_fill(x, x < 0.0, 0.0).shape

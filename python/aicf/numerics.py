@@ -13,6 +13,7 @@ from .arguments import checked
 from .arrays import count_nonzero, isinf, logaddexp, moveaxis
 from .graph import Operand, Value
 from .movement import _axes, _axis, broadcast_to, concat, detach, expand_dims, reshape
+from .operands import _operands
 from .ops import (
     _as,
     _widened,
@@ -74,23 +75,25 @@ LARGEST |= {"float16": 65504.0, "bfloat16": 3.3895313892515355e38}
 # ---- elements
 
 
-def fmax(a: Value, b: Value) -> Value:
+def fmax(a: Operand, b: Operand) -> Value:
     """The larger of two elements; of a NaN and a number the number. Equal ones are a's, with the
     gradient.
 
     >>> aicf.fmax(x, y).shape
     (4, 3)
     """
+    a, b = _operands("fmax", a, b)
     return where(logical_or(greater_equal(a, b), isnan(b)), a, b)
 
 
-def fmin(a: Value, b: Value) -> Value:
+def fmin(a: Operand, b: Operand) -> Value:
     """The smaller of two elements; of a NaN and a number the number. Equal ones are a's, with the
     gradient.
 
     >>> aicf.fmin(x, y).shape
     (4, 3)
     """
+    a, b = _operands("fmin", a, b)
     return where(logical_or(less_equal(a, b), isnan(b)), a, b)
 
 
@@ -104,12 +107,13 @@ def heaviside(x: Value, at_zero: Operand) -> Value:
     return where(equal(x, 0.0), at_zero, step)
 
 
-def lerp(a: Value, b: Value, weight: Operand) -> Value:
+def lerp(a: Operand, b: Operand, weight: Operand) -> Value:
     """a + weight·(b − a).
 
     >>> aicf.lerp(x, y, 0.25).shape
     (4, 3)
     """
+    a, b = _operands("lerp", a, b)
     return add(a, mul(sub(b, a), weight))
 
 
@@ -140,34 +144,37 @@ def sinc(x: Value) -> Value:
     return _as(where(near, series, div(sin(far), far)), x.dtype)
 
 
-def xlogy(x: Value, y: Value) -> Value:
+def xlogy(x: Operand, y: Operand) -> Value:
     """x·log(y), and 0 where x is 0 and y is no NaN.
 
     >>> aicf.xlogy(x, aicf.exp(y)).shape
     (4, 3)
     """
+    x, y = _operands("xlogy", x, y)
     unbounded = logical_or(less_equal(y, 0.0), equal(y, math.inf))
     nothing = logical_and(equal(x, 0.0), unbounded)
     return mul(x, log(where(nothing, 1.0, y)))
 
 
-def xlog1py(x: Value, y: Value) -> Value:
+def xlog1py(x: Operand, y: Operand) -> Value:
     """x·log(1 + y), and 0 where x is 0 and y is no NaN.
 
     >>> aicf.xlog1py(x, aicf.exp(y)).shape
     (4, 3)
     """
+    x, y = _operands("xlog1py", x, y)
     unbounded = logical_or(less_equal(y, -1.0), equal(y, math.inf))
     nothing = logical_and(equal(x, 0.0), unbounded)
     return mul(x, log1p(where(nothing, 0.0, y)))
 
 
-def logaddexp2(a: Value, b: Value) -> Value:
+def logaddexp2(a: Operand, b: Operand) -> Value:
     """log2(2**a + 2**b), safe for large numbers.
 
     >>> aicf.logaddexp2(x, y).shape
     (4, 3)
     """
+    a, b = _operands("logaddexp2", a, b)
     two = math.log(2.0)
     wide, other = mul(_widened(a), two), mul(_widened(b), two)
     return _as(div(logaddexp(wide, other), two), a.dtype)
@@ -190,13 +197,14 @@ def nan_to_num(
 
 
 def isclose(
-    a: Value, b: Value, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+    a: Operand, b: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Value:
     """Where |a − b| <= atol + rtol·|b|, or both are one infinity.
 
     >>> aicf.isclose(x, y, atol=0.1).dtype
     'bool'
     """
+    a, b = _operands("isclose", a, b)
     near = less_equal(abs(sub(a, b)), add(mul(abs(b), rtol), atol))
     near = logical_and(near, logical_not(isinf(b)))
     close = logical_or(equal(a, b), near)

@@ -8,15 +8,15 @@ Values of two graphs, each naming the operands.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import movement
 from ._core import GraphError
 from .arguments import DTypeName, checked, placed
-from .graph import Operand, Value
+from .graph import Data, Operand, Value
 from .movement import _axes, detach, reshape, squeeze
-from .operands import _constant, _emit
+from .operands import _constant, _emit, _operands
 
 __all__ = [
     "abs",
@@ -483,19 +483,29 @@ def elu(x: Value, alpha: float = 1.0) -> Value:
     return _emit("ELU", "elu", x, alpha=alpha)
 
 
-def clip(x: Value, min: float | None = None, max: float | None = None) -> Value:
+def clip(x: Value, min: float | Data | None = None, max: float | Data | None = None) -> Value:
     """x limited to [min, max]; None = no limit on that side. The gradient passes inside.
+
+    Limits that are Values or arrays broadcast with x, and have the gradient where they are taken.
 
     >>> aicf.clip(x, -1.0, 1.0).shape
     (4, 3)
     """
-    low, high = -math.inf if min is None else min, math.inf if max is None else max
+    if isinstance(min, Value) or isinstance(max, Value):
+        x = x if min is None else _beyond("clip", x, min, less)
+        return x if max is None else _beyond("clip", x, max, greater)
+    low, high = -math.inf if min is None else float(min), math.inf if max is None else float(max)
     if math.isnan(low) or math.isnan(high):
         raise GraphError(f"clip: limits are {low} and {high}; need numbers")
     return _emit("Clip", "clip", x, lo=low, hi=high)
 
 
-def where(condition: Value, a: Operand, b: Operand) -> Value:
+def _beyond(name: str, x: Value, limit: Operand, outside: Callable[..., Value]) -> Value:
+    x, limit = _operands(name, x, limit)
+    return where(logical_or(outside(x, limit), isnan(limit)), limit, x)
+
+
+def where(condition: Data, a: Operand, b: Operand) -> Value:
     """a where the bool `condition` holds, else b.
 
     Two Python numbers make float32, as `Graph.constant` does; two bools make bool.
@@ -654,12 +664,15 @@ def cumsum(x: Value, axis: int) -> Value:
 
 
 def logsumexp(x: Value, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Value:
-    """log Σ exp(x) over `axis`, safe for large x.
+    """log Σ exp(x) over `axis`, safe for large x; −inf of no elements.
 
     >>> aicf.logsumexp(x, axis=1).shape
     (4,)
     """
     wide = _widened(x)
+    if 0 in x.shape:  # no largest element, and no sum to overflow
+        total = log(sum(exp(wide), axis, keepdims=True))
+        return _as(total if keepdims else squeeze(total, _axes(x, axis)), x.dtype)
     top = detach(max(wide, axis, keepdims=True))
     top = where(less(abs(top), math.inf), top, 0.0)
     total = _as(add(log(sum(exp(sub(wide, top)), axis, keepdims=True)), top), x.dtype)
