@@ -443,3 +443,44 @@ def test_every_module_has_a_case():
     assert classes - cases - others == set()
     missing = [name for name in classes if not hasattr(torch.nn, name)]
     assert missing == []
+
+
+NORMS = {
+    "BatchNorm1d": ((6, 4), {}),
+    "BatchNorm1d of means": ((6, 4), {"momentum": None}),
+    "BatchNorm2d": ((3, 4, 2, 5), {"momentum": 0.3}),
+    "InstanceNorm1d": ((3, 4, 5), {"affine": True, "track_running_stats": True}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_that_keep_statistics_in_every_dtype(name, dtype, device, make_rng):
+    """float64 keeps them in float64, 16 bits in float32; against PyTorch on x as it was rounded."""
+    rng = make_rng(0)
+    shape, options = NORMS[name]
+    kind = name.split()[0]
+    ours = getattr(nn, kind)(shape[1], dtype=dtype, **options)
+    theirs = getattr(torch.nn, kind)(shape[1], dtype=torch.float64, **options)
+    kept = "float64" if dtype == "float64" else "float32"
+    assert {ours.running_mean.dtype, ours.running_var.dtype} == {kept}
+    exact = dtype == "float64"
+    bounds = {"rtol": 1e-12, "atol": 1e-12} if exact else {"rtol": 2e-2, "atol": 2e-2}
+    batches = [torch.tensor(rng.uniform(-2, 2, shape)).to(getattr(torch, dtype)) for _ in range(3)]
+    for training in (True, False):
+        ours.train(training), theirs.train(training)
+        g = aicf.Graph(kind)
+        y = ours(g.input("x", shape, dtype))
+        assert y.dtype == dtype
+        g.output("y", y)
+        step = g.compile(device=device)
+        for batch in batches:
+            got = step(x=batch.numpy() if exact else batch)["y"]
+            want = theirs(batch.double()).detach().numpy()
+            np.testing.assert_allclose(got.numpy().astype(np.float64), want, **bounds)
+    for key, value in theirs.state_dict().items():
+        bound = {"rtol": 1e-12} if exact else {"rtol": 1e-6, "atol": 1e-7}
+        if "running" in key:
+            np.testing.assert_allclose(ours.state_dict()[key], value.numpy(), **bound, err_msg=key)
+    if exact:
+        ours.load_state_dict(theirs.state_dict())

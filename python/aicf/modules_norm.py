@@ -52,6 +52,7 @@ class _Running(_Affine):
     running_mean: Any
     running_var: Any
     num_batches_tracked: Any
+    _kept_in: str
 
     def __init_subclass__(cls, ranks: tuple[int, ...] = (), **named: Any) -> None:
         super().__init_subclass__(**named)
@@ -71,9 +72,10 @@ class _Running(_Affine):
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track
         self._make((num_features,), affine, bias, dtype)
+        self._kept_in = "float64" if dtype == "float64" else "float32"  # of 16 bits too
         kept = {
-            "running_mean": np.zeros(num_features, np.float32),
-            "running_var": np.ones(num_features, np.float32),
+            "running_mean": np.zeros(num_features, self._kept_in),
+            "running_var": np.ones(num_features, self._kept_in),
             "num_batches_tracked": np.int64(0),
         }
         for key, start in kept.items():
@@ -119,7 +121,7 @@ class _BatchNorm(_Running):
         if self.training and self.track_running_stats:
             self.num_batches_tracked = self.num_batches_tracked + 1
             if self.momentum is None:
-                momentum = 1.0 / cast(self.num_batches_tracked, "float32")
+                momentum = 1.0 / cast(self.num_batches_tracked, self._kept_in)
         return nn_functions.batch_norm(
             x, *self._running(), self.weight, self.bias,
             self.training or not self.track_running_stats, momentum, self.eps,

@@ -398,7 +398,8 @@ def batch_norm(
     Args:
         running_mean, running_var: [C]. Training moves these states towards the batch's mean and
             unbiased variance by `momentum`, None = there are none; otherwise they are used as they
-            stand, and any Values do.
+            stand, and any Values do. Those of x in 16 bits may be float32, in which the statistics
+            are then computed.
 
     >>> aicf.batch_norm(x, g.state("mean", (3,)), g.state("var", (3,))).shape
     (4, 3)
@@ -423,12 +424,15 @@ def batch_norm(
         )
         y = permute(y, [1, 0, *range(2, x.ndim)])
         if running_mean is not None and running_var is not None:
+            wide = _as_running(x, running_mean)
+            mu = mu if wide is x else mean(wide, axes)
             _move(running_mean, detach(mu), momentum)
-            _move(running_var, var(detach(x), axes), momentum)
+            _move(running_var, var(detach(wide), axes), momentum)
     else:
         y = _as_they_stand(x, running_mean, running_var, eps)
-    y = y if weight is None else mul(y, reshape(weight, channels))
-    return y if bias is None else add(y, reshape(bias, channels))
+    y = y if weight is None else mul(y, reshape(_as(weight, y.dtype), channels))
+    y = y if bias is None else add(y, reshape(_as(bias, y.dtype), channels))
+    return _as(y, x.dtype)
 
 
 def _need_channels(name: str, x: Value, own: dict[str, Value | None]) -> None:
@@ -446,13 +450,20 @@ def _need_both(name: str, mean: Value | None, var: Value | None, used: bool) -> 
 
 
 def _move(state: Value, now: Value, momentum: float | Value) -> None:
-    stays = sub(1.0, momentum) if isinstance(momentum, Value) else 1 - momentum
-    state.graph._update(state, lambda so_far: add(mul(so_far, stays), mul(now, momentum)))
+    by = _as(momentum, state.dtype) if isinstance(momentum, Value) else momentum
+    stays = sub(1.0, by) if isinstance(by, Value) else 1 - by
+    state.graph._update(state, lambda so_far: add(mul(so_far, stays), mul(now, by)))
+
+
+def _as_running(x: Value, running: Value) -> Value:
+    """x to compute with in what statistics are kept in, where these are wider."""
+    return _as(x, running.dtype) if x.dtype in ("float16", "bfloat16") else x
 
 
 def _as_they_stand(x: Value, mean: Value | None, var: Value | None, eps: float) -> Value:
     assert mean is not None and var is not None
     channels = [x.shape[1]] + [1] * (x.ndim - 2)
+    x = _as_running(x, mean)
     return mul(sub(x, reshape(mean, channels)), reshape(rsqrt(add(var, eps)), channels))
 
 
@@ -503,8 +514,9 @@ def instance_norm(
     y = _grouped(name, x, groups, weight, bias, eps)
     if running_mean is not None and running_var is not None:
         axes = list(range(2, x.ndim))
-        _move(running_mean, mean(mean(detach(x), axes), 0), momentum)
-        _move(running_var, mean(var(detach(x), axes), 0), momentum)
+        wide = detach(_as_running(x, running_mean))
+        _move(running_mean, mean(mean(wide, axes), 0), momentum)
+        _move(running_var, mean(var(wide, axes), 0), momentum)
     return y
 
 
@@ -521,8 +533,9 @@ def _grouped(
 def _scaled(name: str, x: Value, y: Value, weight: Value | None, bias: Value | None) -> Value:
     _need_channels(name, x, {"weight": weight, "bias": bias})
     channels = [x.shape[1]] + [1] * (x.ndim - 2)
-    y = y if weight is None else mul(y, reshape(weight, channels))
-    return y if bias is None else add(y, reshape(bias, channels))
+    y = y if weight is None else mul(y, reshape(_as(weight, y.dtype), channels))
+    y = y if bias is None else add(y, reshape(_as(bias, y.dtype), channels))
+    return _as(y, x.dtype)
 
 
 def local_response_norm(
