@@ -310,3 +310,19 @@ def test_a_gpu_gives_the_same_bits(name, dtype):
             wide, other = (np.asarray(a, np.float64) for a in (array, gpu[key]))
             same = np.isnan(wide) & np.isnan(other)
             assert_bits(np.where(same, 0, other), np.where(same, 0, wide), f"{name} {key}")
+
+
+def test_a_negative_probability_has_no_divergence(device):
+    """NaN, as PyTorch's; and 0 has none, whatever stands beside it."""
+    g = aicf.Graph()
+    y, t = g.input("y", (4,), "float64"), g.input("t", (4,), "float64")
+    loss = aicf.kl_div(y, t, "none")
+    g.output("loss", loss)
+    for name, slope in zip(("dy", "dt"), aicf.grad(aicf.sum(loss[1:]), [y, t]), strict=True):
+        g.output(name, slope)
+    data = {"y": np.array([-1.0, -np.inf, -1, -2]), "t": np.array([-0.5, 0.0, 0.25, 1.0])}
+    out = g.compile(device=device)(**data)
+    want = np.array([np.nan, 0, 0.25 * (np.log(0.25) + 1), 2])
+    np.testing.assert_allclose(out["loss"].numpy(), want, rtol=1e-14)
+    np.testing.assert_array_equal(out["dy"].numpy(), [0, 0, -0.25, -1])
+    np.testing.assert_allclose(out["dt"].numpy()[1:], [0, np.log(0.25) + 2, 3], rtol=1e-14)

@@ -297,7 +297,8 @@ def binary_cross_entropy(
 def kl_div(
     log_probabilities: Value, t: Value, reduction: str = "mean", log_target: bool = False
 ) -> Value:
-    """t·(log t − log_probabilities), 0 where t is 0; its mean over elements by default.
+    """t·(log t − log_probabilities), 0 where t is 0, NaN where it is less; its mean over elements
+    by default.
 
     Args:
         reduction: also "batchmean": the sum over the first size, which is the divergence of rows.
@@ -311,10 +312,9 @@ def kl_div(
     if log_target:
         each = mul(exp(target), sub(target, wide))
     else:
-        some = greater(target, 0.0)
-        safe = where(some, target, 1.0)
-        each = where(some, mul(target, sub(log(safe), wide)), neg(mul(target, wide)))
-        each = where(equal(target, 0.0), 0.0, each)
+        none = equal(target, 0.0)
+        apart = sub(log(where(none, 1.0, target)), where(none, 0.0, wide))
+        each = where(none, 0.0, mul(target, apart))
     if reduction == "batchmean":
         rows = log_probabilities.shape[0] if log_probabilities.ndim else 1
         return _as(div(sum(each), float(rows)), log_probabilities.dtype)
