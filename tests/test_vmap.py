@@ -21,8 +21,7 @@ REFUSED = {
     **dict.fromkeys(("GuardedSgdStep", "GuardedAdamStep"), EFFECT),
     "CustomOp": "its sources are written for one example",
     "HostCall": "its callback is written for one example",
-    "CustomGradient": "its backward is written for one example",
-    "KeptGradient": "its backward is written for one example",
+    "KeptGradient": "its backward is a body of its own",
 }
 BATCH = 3
 
@@ -255,8 +254,8 @@ def test_rows_of_a_jacobian(device):
     ("call", "error", "text"),
     [
         (lambda x, y: aicf.vmap(3), aicf.GraphError, "need a function"),
-        (lambda x, y: aicf.vmap(aicf.add)(x, 2.0), aicf.GraphError, "need a Value for each axis"),
-        (lambda x, y: aicf.vmap(aicf.add, [0])(x, x), aicf.GraphError, "need a Value for each"),
+        (lambda x, y: aicf.vmap(aicf.add)(x, np.ones(4)), aicf.GraphError, "vmap: got array"),
+        (lambda x, y: aicf.vmap(aicf.add, [0])(x, x), aicf.GraphError, "need an axis for each"),
         (lambda x, y: aicf.vmap(aicf.add)(x, y), aicf.ShapeError, "need one size >= 1"),
         (lambda x, y: aicf.vmap(aicf.neg, None)(x), aicf.ShapeError, "need one size >= 1"),
         (lambda x, y: aicf.vmap(aicf.neg, 2)(x), aicf.ShapeError, "need one of its axes"),
@@ -275,3 +274,88 @@ def test_misuse(call, error, text):
     x, y = g.input("x", (4, 3)), g.input("y", (5, 3))
     with pytest.raises(error, match=text):
         call(x, y)
+
+
+@aicf.custom_gradient
+def bent(x, w):
+    """x·w with gradients that are no derivatives, of which one reads what is beside it."""
+    return x * w, lambda dy: (dy * w * w, aicf.sum(dy * x, keepdims=True) * 3.0)
+
+
+@aicf.custom_op(gradient=lambda dy, x, out: dy * out)
+def doubled(x):
+    return x * 2.0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_ones_own(shared, device, make_rng):
+    """Inside of a batch and of its result, first and second, against one example after another."""
+    rng = make_rng(0)
+    x = rng.uniform(-2, 2, (BATCH, 4))
+    w = rng.uniform(0.5, 2, (1,) if shared else (BATCH, 1))
+    g = aicf.Graph("own")
+    a, b = g.input("x", x.shape, "float64"), g.input("w", w.shape, "float64")
+
+    def slopes(row, factor):
+        y = bent(row, factor) * aicf.sin(row) + doubled(row)
+        first = aicf.grad(aicf.sum(y), [row, factor])
+        second = aicf.grad(aicf.sum(first[0] * first[0]) + aicf.sum(first[1]), [row, factor])
+        return y, first, second
+
+    made = aicf.vmap(slopes, (0, None if shared else 0))(a, b)
+    rows = [slopes(a[i], b if shared else b[i]) for i in range(BATCH)]
+    outside = aicf.grad(aicf.sum(made[0] * made[0]), [a, b])
+    by_row = aicf.grad(sum(aicf.sum(row[0] * row[0]) for row in rows), [a, b])
+    pairs = [(made[0], aicf.stack([row[0] for row in rows])), *zip(outside, by_row, strict=True)]
+    for order in (1, 2):
+        for i in (0, 1):
+            pairs.append((made[order][i], aicf.stack([row[order][i] for row in rows])))
+    for i, pair in enumerate(pairs):
+        for name, value in zip(("got", "want"), pair, strict=True):
+            g.output(f"{name}{i}", value)
+    out = outputs_of(g.compile(device=device)(x=x, w=w))
+    for i in range(len(pairs)):
+        np.testing.assert_allclose(out[f"got{i}"], out[f"want{i}"], rtol=1e-12, err_msg=str(i))
+
+
+def test_gradients_of_ones_own_are_refused_by_what_is_beside():
+    g = aicf.Graph()
+    x, w = g.input("x", (3, 2)), g.input("w", (2,))
+    y = aicf.vmap(aicf.custom_gradient(lambda row: (row * w, lambda dy: dy)))(x)
+    aicf.grad(aicf.sum(y), x)
+    with pytest.raises(aicf.GraphError, match='also uses "w"'):
+        aicf.grad(aicf.sum(y), w)
+
+
+def test_trees_numbers_and_axes_of_results(device):
+    """As PyTorch's: dicts, tuples and numbers go in, and the batch goes where it is asked for."""
+    torch = pytest.importorskip("torch")
+    x, y = np.arange(12.0).reshape(3, 4), np.arange(6.0).reshape(2, 3)
+
+    def fn(pair, factor, power):
+        return {"twice": pair["x"] * factor, "more": [pair["y"][0] ** power, pair["x"] + 1.0]}
+
+    g = aicf.Graph("trees")
+    a, b = g.input("x", x.shape, "float64"), g.input("y", y.shape, "float64")
+    made = aicf.vmap(fn, (0, None, None))({"x": a, "y": b.T}, 2.0, 3)
+    moved = aicf.vmap(lambda r: (r * 2.0, {"s": aicf.sum(r), "r": r}), 0, (1, -1))
+    with pytest.raises(aicf.ShapeError, match=r"vmap: out_axes is 1, .*; need \[-1, 1\)"):
+        aicf.vmap(aicf.sum, 0, 1)(a)
+    first, rest = moved(a)
+    for name, value in {**made, "first": first, **rest}.items():
+        if isinstance(value, list):
+            for i, part in enumerate(value):
+                g.output(f"{name}{i}", part)
+        else:
+            g.output(name, value)
+    out = outputs_of(g.compile(device=device)(x=x, y=y))
+    s, t = torch.tensor(x), torch.tensor(y)
+    want = torch.func.vmap(fn, (0, None, None))({"x": s, "y": t.T}, 2.0, 3)
+    np.testing.assert_array_equal(out["twice"], want["twice"])
+    np.testing.assert_array_equal(out["more0"], want["more"][0])
+    np.testing.assert_array_equal(out["more1"], want["more"][1])
+    np.testing.assert_array_equal(out["first"], 2 * x.T)
+    np.testing.assert_array_equal(out["r"], x.T)
+    for put, text in (("a", "out_axes is 'a'; need an axis"), ((0,), "out_axes is .*an axis for")):
+        with pytest.raises((aicf.ShapeError, aicf.GraphError), match=text):
+            aicf.vmap(lambda r: (r, r), 0, put)(a)

@@ -16,7 +16,7 @@ from . import _core
 from ._core import GraphError, ShapeError
 from .arguments import user_line
 from .graph import Graph, Value
-from .loops import cut
+from .loops import _flatten, _rebuild, _shown, _Tree, cut
 from .movement import broadcast_to, permute, reshape
 from .ops import (
     cast,
@@ -38,21 +38,28 @@ __all__ = ["vmap"]
 _MOST_AXES = 8
 
 
-def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0) -> Any:
-    """`fn`, which is written for one example, of a batch of them; results have the batch first.
+def vmap(
+    fn: Callable[..., Any],
+    in_axes: int | None | Sequence[int | None] = 0,
+    out_axes: int | Sequence[int] = 0,
+) -> Any:
+    """`fn`, which is written for one example, of a batch of them.
 
     `fn` runs once while the graph is built. Each op it makes has a rule that makes it of the whole
     batch, so that the work is that of ops of larger operands; what does not depend on the batch is
     made once. Gradients may be taken inside, each example's own, and of the result.
 
     Args:
-        fn: takes Values and returns one, or a list or tuple of them.
+        fn: takes Values, and tuples, lists and dicts of them, and returns such. Numbers, and what
+            else is no Value, are shared.
         in_axes: the axis of each argument along which the examples lie, None for what they share;
-            one for all, or a sequence.
+            one for all, or a sequence. That of a tuple, list or dict is that of all its Values.
+        out_axes: where the batch's axis goes in the results; one for all, or one for each of those
+            in the tuple or list that `fn` returns.
 
-    Raises: GraphError naming an op that has no such rule: random numbers, custom_gradient,
-        custom ops of sources and callbacks, updates of optimizers; and where `fn` makes an output
-        or assigns to a state.
+    Raises: GraphError naming an op that has no such rule: random numbers, custom ops of sources and
+        callbacks, updates of optimizers, and a gradient of one's own in the body of a loop; and
+        where `fn` makes an output or assigns to a state.
 
     >>> one = lambda row: aicf.grad(aicf.sum(aicf.softmax(row) * row), row)
     >>> aicf.vmap(one)(x).shape
@@ -60,34 +67,57 @@ def vmap(fn: Callable[..., Any], in_axes: int | None | Sequence[int | None] = 0)
     """
     if not callable(fn):
         raise GraphError(f"vmap: fn is {fn!r}; need a function")
-    listed = isinstance(in_axes, Sequence) and not isinstance(in_axes, str)
-    each: Sequence[Any] = in_axes if listed else [in_axes]  # type: ignore[assignment]
-    try:
-        given = [None if axis is None else operator.index(axis) for axis in each]
-    except TypeError:
-        raise ShapeError(
-            f"vmap: in_axes is {in_axes!r}; need an axis or None, or a sequence of these"
-        ) from None
+    given, put = _axes_of("in_axes", in_axes, True), _axes_of("out_axes", out_axes, False)
 
     @functools.wraps(fn)
-    def call(*values: Value) -> Any:
-        axes: list[int | None] = given if listed else given * len(values)
-        if not all(isinstance(v, Value) for v in values) or len(axes) != len(values):
+    def call(*values: Any) -> Any:
+        axes = given if isinstance(given, list) else [given] * len(values)
+        if len(axes) != len(values):
             raise GraphError(
-                f"vmap: got {values!r}, in_axes {in_axes!r}; need a Value for each axis"
+                f"vmap: got {len(values)} arguments, in_axes {in_axes!r}; need an axis for each"
             )
-        sizes = {_size(v, a) for v, a in zip(values, axes, strict=True) if a is not None}
+        leaves, trees, along = _leaves(values, axes)
+        sizes = {_size(v, a) for v, a in zip(leaves, along, strict=True) if a is not None}
         if len(sizes) != 1 or 0 in sizes:
             raise ShapeError(f"vmap: batches of {sorted(sizes)} examples; need one size >= 1")
-        g = values[0].graph
+        g = next(v for v, a in zip(leaves, along, strict=True) if a is not None).graph
         mark = g._mark()
         try:
-            return _batched(g, fn, values, axes, sizes.pop())
+            return _batched(g, fn, (leaves, trees, along), sizes.pop(), put)
         except BaseException:
             g._rollback(mark)
             raise
 
     return call
+
+
+def _axes_of(name: str, axes: Any, shared: bool) -> Any:
+    """An axis, or a list of axes; None too where arguments may be `shared`."""
+    listed = isinstance(axes, Sequence) and not isinstance(axes, str)
+    try:
+        made = [
+            None if axis is None and shared else operator.index(axis)
+            for axis in (axes if listed else [axes])
+        ]
+    except TypeError:
+        need = "an axis or None" if shared else "an axis"
+        raise ShapeError(f"vmap: {name} is {axes!r}; need {need}, or a sequence of these") from None
+    return made if listed else made[0]
+
+
+def _leaves(values: Sequence[Any], axes: Sequence[int | None]) -> Any:
+    """The Values and numbers in the arguments, how each argument holds them, and their axes."""
+    leaves: list[Any] = []
+    trees, along = [], []
+    for value, axis in zip(values, axes, strict=True):
+        if axis is None and not isinstance(value, (Value, tuple, list, dict)):
+            trees.append(value)  # what is no Value
+            continue
+        own, tree = _flatten(value, "vmap")
+        trees.append(tree)
+        leaves += own
+        along += [axis if isinstance(leaf, Value) else None for leaf in own]
+    return leaves, trees, along
 
 
 def _named(node: dict[str, Any]) -> str:
@@ -106,12 +136,11 @@ def _front(value: Value, axis: int) -> Value:
     return permute(value, [at, *_without(value.ndim, at)])
 
 
-def _batched(
-    g: Graph, fn: Callable[..., Any], values: Sequence[Value], axes: Sequence[int | None], size: int
-) -> Any:
+def _batched(g: Graph, fn: Callable[..., Any], given: Any, size: int, put: Any) -> Any:
     batch = _Batch(g, size)
+    leaves, trees, along = given
     examples = []
-    for value, axis in zip(values, axes, strict=True):
+    for value, axis in zip(leaves, along, strict=True):
         if axis is None:
             examples.append(value)
             continue
@@ -119,8 +148,9 @@ def _batched(
         examples.append(reshape(whole[0:1], whole.shape[1:]))
         batch.of[examples[-1].id] = whole
     mark, moved = g._core.mark(), len(g._moved)
-    made = fn(*examples)
-    results = made if isinstance(made, (list, tuple)) else [made]
+    each = iter(examples)
+    made = fn(*(_rebuild(t, each) if isinstance(t, _Tree) else t for t in trees))
+    results, tree = _flatten(made, "vmap: the function's result")
     for result in results:
         g._id(result, "vmap: the function's result")
     after = g._core.mark()
@@ -130,10 +160,34 @@ def _batched(
             "vmap: the function makes an output or assigns to a state, of one example; need that "
             "outside, of its results"
         )
-    whole_results = [batch.full(result) for result in results]
-    if not isinstance(made, (list, tuple)):
-        return whole_results[0]
-    return getattr(made, "_make", type(made))(whole_results)  # a named tuple's takes the list
+    if isinstance(put, list) and (len(put) != len(tree.parts) or tree.kind == "dict"):
+        raise GraphError(
+            f"vmap: out_axes is {put}, the function returns {_shown(tree)}; need an axis for each"
+        )
+    axes = put if isinstance(put, list) else [put] * len(tree.parts)
+    counted = [axis for axis, part in zip(axes, tree.parts, strict=True) for _ in _count(part)]
+    wholes = [
+        _behind_axis(batch.full(result), axis)
+        for result, axis in zip(results, counted or [put] * len(results), strict=True)
+    ]
+    return _rebuild(tree, iter(wholes))
+
+
+def _count(tree: _Tree) -> list[None]:
+    """As many as there are Values in it."""
+    if tree.kind == "Value":
+        return [None]
+    return [one for part in tree.parts for one in _count(part)]
+
+
+def _behind_axis(whole: Value, axis: int) -> Value:
+    """The batch moved from the front to `axis`."""
+    if not -whole.ndim <= axis < whole.ndim:
+        raise ShapeError(
+            f"vmap: out_axes is {axis}, a result {whole!r}; need [{-whole.ndim}, {whole.ndim})"
+        )
+    at = axis % whole.ndim
+    return permute(whole, [*range(1, at + 1), 0, *range(at + 1, whole.ndim)]) if at else whole
 
 
 class _Op(NamedTuple):
@@ -410,6 +464,28 @@ def _beside(b: _Batch, op: _Op) -> list[Value]:
     return [permute(made, [1, 0, 2, 3])]
 
 
+def _custom_gradient(b: _Batch, op: _Op) -> list[Value]:
+    """Its backward too is of one example, and made anew for the batch when it is asked for."""
+    count = op.attrs["count"]
+    result, values, more = op.inputs[0], op.inputs[1 : count + 1], op.inputs[count + 1 :]
+    rule = b.g._own_rules[op.outputs[0].id]
+
+    def of_batch(dys: list[int]) -> list[int]:
+        whole = Value(b.g, dys[0])
+        one = reshape(whole[0:1], result.shape)
+        inner = _Batch(b.g, b.size)
+        inner.of = {**b.of, one.id: whole}
+        mark = b.g._core.mark()
+        made = rule([one.id])
+        inner.follow(mark)
+        return [id if id < 0 else inner.full(Value(b.g, id)).id for id in made]
+
+    inputs = [*(b.full(value) for value in (result, *values)), *(b.of.get(v.id, v) for v in more)]
+    out: Value = b.g._emit(op.name, inputs, count=count)[0]
+    b.g._own_rules[out.id] = of_batch
+    return [out]
+
+
 def _attention(b: _Batch, op: _Op) -> list[Value]:
     """Examples are more of the first axis of all operands; that of a mask may be 1."""
     size = op.inputs[0].shape[0]
@@ -425,6 +501,7 @@ def _attention(b: _Batch, op: _Op) -> list[Value]:
 
 
 RULES: dict[str, Rule] = {
+    "CustomGradient": _custom_gradient,
     **dict.fromkeys(("Attention", "AttentionBwd"), _attention),
     **dict.fromkeys(("CtcPaths", "CtcPathsBwd"), _beside),
     **dict.fromkeys(_core.pointwise_ops(), _pointwise),
