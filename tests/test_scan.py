@@ -491,3 +491,36 @@ def test_too_many_launches():
     g.output("y", aicf.scan(lambda c, _: (c + 1.0, None), g.input("x", ()), length=1 << 21)[0])
     with pytest.raises(aicf.Unsupported, match="launch more than 1048576 kernels"):
         g.compile(device="cpu")
+
+
+def test_numbers_are_of_the_dtype_beside_them():
+    """In the first carry, in what a body returns and in one branch of a choice."""
+    x = np.arange(4.0)
+    g = aicf.Graph("numbers")
+    v, i = g.input("x", (4,), "float64"), g.input("i", (4,), "int64")
+    total, sums = aicf.scan(lambda c, row: (c + row, c), 0, v)
+    pair, _ = aicf.scan(lambda c, row: ((c[0] + row, 1.0), None), (0.0, 2), v)
+    looped = aicf.while_loop(lambda c: c[1] < 3, lambda c: (c[0] * 2.0, c[1] + 1), (v, 0), 5)
+    flag = aicf.while_loop(lambda c: c[0], lambda c: (False, c[1] + 1.0), (True, v), 5)
+    chosen = [
+        aicf.cond(aicf.sum(v) > 0, lambda: aicf.sum(v), lambda: 0),
+        aicf.cond(aicf.sum(v) > 0, lambda: 2, lambda: aicf.sum(v)),
+        aicf.cond(aicf.sum(v) > 0, lambda: 2, lambda: aicf.sum(i)),
+        aicf.cond(aicf.sum(v) > 0, lambda: True, lambda: False),
+    ]
+    values = {"total": total, "sums": sums, "first": pair[0], "second": pair[1]}
+    values |= {"looped": looped[0], "turns": looped[1], "flag": flag[0], "moved": flag[1]}
+    values |= {f"chosen{n}": one for n, one in enumerate(chosen)}
+    for name, value in values.items():
+        g.output(name, value)
+    out = g.compile(device="cpu")(x=x, i=np.arange(4))
+    kinds = {name: value.dtype for name, value in values.items()}
+    assert {kinds.pop("flag"), kinds.pop("chosen3")} == {"bool"} and kinds.pop("chosen2") == "int64"
+    assert set(kinds.values()) == {"float64"}
+    got = {name: out[name].numpy().tolist() for name in values}
+    assert got["total"] == 6 and got["sums"] == [0, 0, 1, 3] and got["first"] == 6
+    assert got["second"] == 1 and got["looped"] == [0, 8, 16, 24] and got["turns"] == 3
+    assert got["flag"] is False and got["moved"] == [1, 2, 3, 4]
+    assert [got[f"chosen{n}"] for n in range(4)] == [6, 2, 2, True]
+    with pytest.raises(aicf.DTypeError, match=r"cond: 0\.5\d* is not a whole number"):
+        aicf.cond(aicf.sum(v) > 0, lambda: aicf.sum(i), lambda: 0.5)

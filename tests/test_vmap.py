@@ -21,7 +21,6 @@ REFUSED = {
     **dict.fromkeys(("GuardedSgdStep", "GuardedAdamStep"), EFFECT),
     "CustomOp": "its sources are written for one example",
     "HostCall": "its callback is written for one example",
-    "KeptGradient": "its backward is a body of its own",
 }
 BATCH = 3
 
@@ -359,3 +358,35 @@ def test_trees_numbers_and_axes_of_results(device):
     for put, text in (("a", "out_axes is 'a'; need an axis"), ((0,), "out_axes is .*an axis for")):
         with pytest.raises((aicf.ShapeError, aicf.GraphError), match=text):
             aicf.vmap(lambda r: (r, r), 0, put)(a)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_gradients_of_ones_own_in_loops(outside, device, make_rng):
+    """A batch of loops, and a loop over batches."""
+    x = make_rng(0).uniform(-2, 2, (BATCH, 4))
+    w = np.array([0.75])
+    g = aicf.Graph("loops")
+    a, b = g.input("x", x.shape, "float64"), g.input("w", (1,), "float64")
+
+    def turn(carry, one):
+        return bent(carry + one, b) + doubled(one), None
+
+    def last(row):
+        return aicf.scan(turn, row[:1], row[:, None])[0]
+
+    if outside:
+        made = aicf.vmap(last)(a)
+    else:
+        made = aicf.scan(
+            lambda c, column: (aicf.vmap(lambda c, e: turn(c, e)[0])(c, column), None),
+            a[:, :1], a.T[:, :, None],
+        )[0]  # fmt: skip
+    rows = aicf.stack([last(a[i]) for i in range(BATCH)])
+    for name, y in (("got", made), ("want", rows)):
+        first = aicf.grad(aicf.sum(aicf.sin(y)), [a, b])
+        second = aicf.grad(aicf.sum(first[0] * first[0]), [a, b])
+        for i, value in enumerate((y, *first, *second)):
+            g.output(f"{name}{i}", value)
+    out = outputs_of(g.compile(device=device)(x=x, w=w))
+    for i in range(5):
+        np.testing.assert_allclose(out[f"got{i}"], out[f"want{i}"], rtol=1e-11, err_msg=str(i))

@@ -15,8 +15,8 @@ import numpy as np
 from . import _core
 from ._core import GraphError, ShapeError
 from .arguments import user_line
-from .graph import Graph, Value
-from .loops import _flatten, _rebuild, _shown, _Tree, cut
+from .graph import Graph, Value, is_float
+from .loops import _flatten, _rebuild, _shown, _Tree, cut, cut_reading
 from .movement import broadcast_to, permute, reshape
 from .ops import (
     cast,
@@ -58,8 +58,7 @@ def vmap(
             in the tuple or list that `fn` returns.
 
     Raises: GraphError naming an op that has no such rule: random numbers, custom ops of sources and
-        callbacks, updates of optimizers, and a gradient of one's own in the body of a loop; and
-        where `fn` makes an output or assigns to a state.
+        callbacks, updates of optimizers; and where `fn` makes an output or assigns to a state.
 
     >>> one = lambda row: aicf.grad(aicf.sum(aicf.softmax(row) * row), row)
     >>> aicf.vmap(one)(x).shape
@@ -486,6 +485,38 @@ def _custom_gradient(b: _Batch, op: _Op) -> list[Value]:
     return [out]
 
 
+def _kept_gradient(b: _Batch, op: _Op) -> list[Value]:
+    """Of a gradient of one's own in a body, which is a body too."""
+    results, count = op.attrs["results"], op.attrs["count"]
+    first = len(op.inputs) - op.attrs["captured"]
+    made, values = op.inputs[:results], op.inputs[results : results + count]
+    body = read_graph(json.dumps(op.attrs["body"]), strict=True)
+    floats = [one for one in made if is_float(one)]
+
+    def build(dys: list[Value]) -> list[Value]:
+        inner = _Batch(b.g, b.size)
+        examples = []
+        wholes = [*dys, *(b.of.get(value.id) for value in op.inputs[first:])]
+        for value, whole in zip([*floats, *op.inputs[first:]], wholes, strict=True):
+            if whole is not None:
+                value = Value(b.g, b.g._core.placeholder(value.shape, value.dtype))
+                inner.of[value.id] = whole
+            examples.append(value)
+        mark = b.g._core.mark()
+        ids = b.g._core.append_body(body, [value.id for value in examples])
+        inner.follow(mark)
+        return [inner.full(Value(b.g, id)) for id in ids]
+
+    types = [((b.size, *one.shape), one.dtype) for one in floats]
+    core, read = cut_reading(b.g, "vmap", types, build)
+    inputs = [
+        *(b.full(value) for value in (*made, *values)),
+        *(b.of.get(value.id, value) for value in op.inputs[results + count : first]),
+        *read,
+    ]
+    return b.g._emit(op.name, inputs, **{**op.attrs, "captured": len(read), "body": core})
+
+
 def _attention(b: _Batch, op: _Op) -> list[Value]:
     """Examples are more of the first axis of all operands; that of a mask may be 1."""
     size = op.inputs[0].shape[0]
@@ -502,6 +533,7 @@ def _attention(b: _Batch, op: _Op) -> list[Value]:
 
 RULES: dict[str, Rule] = {
     "CustomGradient": _custom_gradient,
+    "KeptGradient": _kept_gradient,
     **dict.fromkeys(("Attention", "AttentionBwd"), _attention),
     **dict.fromkeys(("CtcPaths", "CtcPathsBwd"), _beside),
     **dict.fromkeys(_core.pointwise_ops(), _pointwise),

@@ -86,20 +86,27 @@ def _shown(tree: _Tree) -> str:
     )
 
 
-def _values(g: Graph, leaves: list[Any], where_: str, like: Sequence[Value] = ()) -> list[Value]:
-    """Numbers as constants of the dtype of what they stand for."""
+def _values(
+    g: Graph, leaves: list[Any], where_: str, like: Sequence[Value] = (), beside: Sequence[Any] = ()
+) -> list[Value]:
+    """Numbers as constants of the dtype of what they stand for, or else of the first float Value of
+    these and of those `beside` them."""
     made = []
+    floats = [x.dtype for x in (*leaves, *beside) if isinstance(x, Value) and is_float(x)]
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Value):
             g._id(leaf, where_)
         elif i < len(like):
             leaf = _number(where_, g, leaf, like[i].dtype)
         else:
-            leaf = g.constant(leaf, "bool" if isinstance(leaf, bool) else None)
+            leaf = _number(
+                where_, g, leaf, "bool" if isinstance(leaf, bool) else (floats or [_F])[0]
+            )
         made.append(leaf)
     return made
 
 
+_F = "float32"  # of numbers among which is no float
 _COUNTERS: list[tuple[tuple[int, ...], str]] = [((), "int64"), ((), "int64")]
 
 
@@ -213,7 +220,8 @@ def scan(
     Args:
         f: takes a carry and a row and returns the next carry, of the same shapes and dtypes, and
             what to keep of the turn, or None.
-        init: the first carry: a Value, or tuples, lists and dicts of Values.
+        init: the first carry: a Value, or tuples, lists and dicts of Values. A number is of the
+            dtype of the first float Value beside it, or of those of xs.
         xs: rows along axis 0, all of one length; None where f needs none.
         length: turns; needed where xs is None.
         reverse: from the last row to the first; ys have the rows of their xs.
@@ -243,7 +251,8 @@ def scan(
     g = _graph_of([*carries, *rows], "scan")
     with _all_or_nothing(g):
         return _scan(
-            g, f, _values(g, carries, "scan: init"), carry_tree, _values(g, rows, "scan: xs"),
+            g, f, _values(g, carries, "scan: init", beside=rows), carry_tree,
+            _values(g, rows, "scan: xs", beside=carries),
             row_tree, length, reverse, save,
         )  # fmt: skip
 
@@ -378,18 +387,21 @@ def _gated(x: Value, pred: Value, taken: bool) -> Value:
 
 def _branch(
     g: Graph, where_: str, pred: Value, taken: bool, fn: Callable[..., Any],
-    operands: Sequence[Value], tree: _Tree,
-) -> tuple[list[Value], _Tree]:  # fmt: skip
-    """The results of fn, whose gradient is zero where pred is not `taken`."""
+    operands: Sequence[Value], tree: _Tree, like: Sequence[Value] = (),
+) -> tuple[list[Value], _Tree, list[Any]]:  # fmt: skip
+    """The results of fn, whose gradient is zero where pred is not `taken`; how they stand, and what
+    they were. Numbers have the dtypes of `like`."""
+    given: list[Any] = []
 
     def build(stand_ins: list[Value]) -> tuple[list[Value], _Tree]:
         made, made_tree = _flatten(fn(*_rebuild(tree, iter(stand_ins))), where_)
-        return _values(g, made, where_), made_tree
+        given.extend(made)
+        return _values(g, made, where_, like if len(like) == len(made) else ()), made_tree
 
     body = _cut(g, where_, [(v.shape, v.dtype) for v in operands], build)
     inputs = [_gated(v, pred, taken) for v in (*operands, *_counters(g, body), *body.captured)]
     ids = g._here().append_body(body.core, [v.id for v in inputs])
-    return [Value(g, id) for id in ids], body.tree
+    return [Value(g, id) for id in ids], body.tree, given
 
 
 def _check_pred(pred: Value, where_: str) -> None:
@@ -410,7 +422,7 @@ def cond(
     Args:
         pred: a bool of rank 0.
         true_fn: takes the operands; may use other Values of the graph. Both return the same
-            structure of Values, of equal shapes and dtypes.
+            structure of Values, of equal shapes and dtypes; a number is of the other's dtype.
 
     >>> aicf.cond(aicf.sum(x) > 0.0, aicf.sqrt, aicf.neg, x).shape
     (4, 3)
@@ -419,14 +431,16 @@ def cond(
     g = pred.graph
     leaves, tree = _flatten(operands, "cond")
     values = _values(g, leaves, "cond")
-    yes, tree_yes = _branch(g, "cond", pred, True, true_fn, values, tree)
-    no, tree_no = _branch(g, "cond", pred, False, false_fn, values, tree)
+    yes, tree_yes, given = _branch(g, "cond", pred, True, true_fn, values, tree)
+    no, tree_no, _ = _branch(g, "cond", pred, False, false_fn, values, tree, yes)
     if _shape_of(tree_yes) != _shape_of(tree_no):
         raise GraphError(
             f"cond: the branches return {_shown(tree_yes)} and {_shown(tree_no)}; need one "
             "structure"
         )
-    for a, b in zip(yes, no, strict=True):
+    for i, (a, b) in enumerate(zip(yes, no, strict=True)):
+        if not isinstance(given[i], Value) and a.dtype != b.dtype:
+            yes[i] = a = _number("cond", g, given[i], b.dtype)
         if a.shape != b.shape:
             raise ShapeError(f"cond: the branches return {a!r} and {b!r}; need equal shapes")
         if a.dtype != b.dtype:
@@ -447,7 +461,8 @@ def while_loop(
     Args:
         cond: takes the carry and returns a bool of rank 0.
         body: takes the carry and returns the next one, of the same shapes and dtypes.
-        init: a Value, or tuples, lists and dicts of Values.
+        init: a Value, or tuples, lists and dicts of Values. A number is of the dtype of the first
+            float Value beside it.
 
     >>> aicf.while_loop(lambda c: aicf.sum(c) < 99.0, lambda c: c * 2.0, x, max_steps=20).shape
     (4, 3)
@@ -472,7 +487,9 @@ def _while(
         holds = cond(_rebuild(tree, iter(now)))
         _check_pred(holds, "while_loop")
         running = logical_and(running, holds)
-        after, after_tree = _branch(g, "while_loop", running, True, body, now, argument)
+        after, after_tree, _given = _branch(
+            g, "while_loop", running, True, body, now, argument, like=now
+        )
         if _shape_of(after_tree) != _shape_of(tree):
             raise GraphError(
                 f"while_loop: body returns {_shown(after_tree)}, init is {_shown(tree)}; need one "
