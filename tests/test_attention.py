@@ -547,3 +547,43 @@ def test_kernels_compile(dtype, arch, tmp_path, monkeypatch):
     assert all(("_chain<" in p) == chain and ("_mma<" in p) != chain for p in programs)
     cubins = _core.cuda_cubins(programs, arch)
     assert all(cubin[:4] == b"\x7fELF" for cubin in cubins)
+
+
+@pytest.mark.parametrize("given", ["value", "array"])
+@pytest.mark.parametrize("dtype, bound", [("float64", 1e-12), ("float32", 2e-5)])
+def test_masks_of_the_least_number(given, dtype, bound, device, make_rng):
+    """They hide as -inf does, but for rows that they hide wholly: those weigh all keys alike."""
+    rng = make_rng(0)
+    least = np.finfo(dtype).min
+    arrays = {
+        n: rng.uniform(-2, 2, (2, 2, m, 4)).astype(dtype)
+        for n, m in {"q": 5, "k": 6, "v": 6}.items()
+    }
+    shown = rng.random((2, 1, 5, 6)) > 0.4
+    shown[..., 0] = True
+    shown[0, 0, 1] = False
+    mask = np.where(shown, 0, least).astype(dtype)
+    g = aicf.Graph("least")
+    q, k, v = (g.input(n, a.shape, dtype) for n, a in arrays.items())
+    weights = g.constant(rng.uniform(0.5, 1.5, (2, 2, 5, 4)).astype(dtype))
+
+    def attend(mask):
+        y = aicf.scaled_dot_product_attention(q, k, v, mask)
+        return [y, *aicf.grad(aicf.sum(y * weights), [q, k, v])]
+
+    # Where all is hidden the least number takes up what is added to it: scores alike, with slopes.
+    none = g.constant(~shown.any(-1, keepdims=True))
+    everything = g.constant(shown | ~shown.any(-1, keepdims=True))
+    scores = q @ k.transpose() * 0.5
+    scores = aicf.where(none, scores - aicf.detach(scores), scores)
+    y = aicf.softmax(aicf.where(everything, scores, -np.inf)) @ v
+    want = [y, *aicf.grad(aicf.sum(y * weights), [q, k, v])]
+    got = attend(g.constant(mask) if given == "value" else mask)
+    for i, pair in enumerate(zip(got, want, strict=True)):
+        for name, value in zip(("got", "want"), pair, strict=True):
+            g.output(f"{name}{i}", value)
+    out = g.compile(device=device)(**arrays)
+    np.testing.assert_allclose(out["got0"].numpy()[0, :, 1], arrays["v"][0].mean(-2), rtol=1e-5)
+    for i in range(4):
+        got_i, want_i = (out[f"{name}{i}"].numpy() for name in ("got", "want"))
+        np.testing.assert_allclose(got_i, want_i, rtol=bound, atol=bound, err_msg=str(i))

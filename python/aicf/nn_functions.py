@@ -234,7 +234,9 @@ def scaled_dot_product_attention(
     Args:
         mask: bool (False = hidden) or a float added to the scores; broadcast to [..., L, S]. Of a
             NumPy array of 0 and -inf alone, the form of PyTorch's masks, the bool one is taken;
-            one that hides positions after one's own is causal=True.
+            one that hides positions after one's own is causal=True. One of the dtype's least
+            number in the place of -inf, as Hugging Face's, is added as any float: it hides too, but
+            a row that it hides wholly weighs all keys alike, and scores are kept.
         causal: hides positions after one's own.
         scale: None = 1/sqrt(E).
         dropout_p: the probability with which a weight is left out, as `dropout` does.
