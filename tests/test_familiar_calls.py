@@ -498,3 +498,33 @@ def test_letters_of_einsum_broadcast_axes_of_one_element():
     for equation in ("ij,ij->ij", "ij,ij->i", "ij,ij->j", "ij,ij->", "ij,kj->ik"):
         got = aicf.function(lambda x, y, e=equation: aicf.einsum(e, x, y))(x, y).numpy()
         np.testing.assert_allclose(got, np.einsum(equation, x, y), rtol=1e-5, atol=1e-6)
+
+
+WHAT_WOULD_BE_RIGHT = {
+    "aicf.einsum('ij,jk', x)": "2 operands, 1 are given; need one for each part between commas",
+    "aicf.cross_entropy(x, x, ignore_index=0)": "ignore_index is 0, .*; need classes",
+    "nn.Sequential(nn.ReLU())[3]": r"index 3 of 1 modules; need \[-1, 1\)",
+    "x + aicf.Graph().input('y', (4, 6))": "two graphs never mix: need one graph's",
+    "aicf.gradient(x, [[1.0, 2.0]], 0)": "need",
+    "g.minimize(aicf.sum(x * w), sgd, nn.Linear(2, 2))": "has none of; need params of modules",
+    "g.compile(device='cpu', params={'v': 1})": "unknown .*; need names of its params and states",
+    "[g.minimize(aicf.sum(x * w), sgd) for _ in 'ab']": "assigned once: need one minimize of the",
+    "aicf.load(torch_file, nn.Linear(2, 2))": "a zip or a pickle, .*; need a safetensors file",
+    "aicf.load(text_file, nn.Linear(2, 2))": "header of .* bytes .*; need a safetensors file",
+    "aicf.load(short_file, nn.Linear(2, 2))": "3 bytes; need a safetensors file",
+    "g.random_truncated_normal((2,), 0.0, 1.0, 60.0, 70.0)": "between; need one of them nearer",
+}
+
+
+@pytest.mark.parametrize("text", WHAT_WOULD_BE_RIGHT)
+def test_errors_say_what_would_be_right(text, tmp_path):
+    files = {"torch_file": b"PK\x03\x04" + bytes(40), "text_file": b"weights " * 9}
+    files["short_file"] = b"abc"
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    g = aicf.Graph()
+    scope = {"aicf": aicf, "nn": nn, "g": g, "sgd": aicf.optim.SGD(0.1)}
+    scope |= {"x": g.input("x", (4, 6)), "w": g.param("w", (6,))}
+    scope |= {name: tmp_path / name for name in files}
+    with pytest.raises((aicf.Error, IndexError), match=WHAT_WOULD_BE_RIGHT[text]):
+        eval(text, scope, scope)

@@ -657,7 +657,8 @@ def einsum(equation: str, *operands: Value) -> Value:
     terms = left.split(",")
     if len(terms) != len(operands) or not operands:
         raise GraphError(
-            f'einsum: "{equation}" has {len(terms)} operands, {len(operands)} are given'
+            f'einsum: "{equation}" has {len(terms)} operands, {len(operands)} are given; need '
+            "one for each part between commas"
         )
     for term in [*terms, right]:
         letters = term.replace("...", "", 1)

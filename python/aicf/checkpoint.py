@@ -64,8 +64,11 @@ class Checkpoint(Mapping[str, np.ndarray]):
         """A read-only view of the file; of a bfloat16 a copy as float32, which is exact."""
         if name not in self:
             near = difflib.get_close_matches(str(name), list(self), 1)
-            said = f"; is it {shown(near[0])}?" if near else ""
-            raise GraphError(f"{self._file.where}: there is no {shown(str(name))}{said}")
+            said = f" (is it {shown(near[0])}?)" if near else ""
+            raise GraphError(
+                f"{self._file.where}: there is no {shown(str(name))}{said}; need one of its "
+                f"{len(self)} names"
+            )
         dtype, shape = self._file.type(name)
         found = self._file.content(name)
         if dtype != "bfloat16":

@@ -108,7 +108,10 @@ def cross_entropy(
     if labels.shape != logits.shape:
         raise ShapeError(f"{name}: probabilities are {labels!r}, logits {logits!r}; need one shape")
     if ignore_index is not None:
-        raise GraphError(f"{name}: ignore_index is {ignore_index}, and labels are probabilities")
+        raise GraphError(
+            f"{name}: ignore_index is {ignore_index}, and labels are probabilities, {labels!r}; "
+            "need classes, or ignore_index=None"
+        )
     _, target = _operands(name, logits, labels)
     if label_smoothing:
         target = add(mul(target, 1 - label_smoothing), label_smoothing / classes)

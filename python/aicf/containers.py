@@ -48,7 +48,7 @@ class _Row(Module):
     def _place(self, i: int) -> str:
         n = len(self)
         if not -n <= i < n:
-            raise IndexError(f"{type(self).__name__}: index {i} of {n} modules")
+            raise IndexError(f"{type(self).__name__}: index {i} of {n} modules; need [{-n}, {n})")
         return list(self._modules)[i]
 
     def _of(self, modules: Iterable[Module]) -> Any:

@@ -25,6 +25,7 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
 }
 _TEMPORARY = re.compile(r"\.aicf-\d+-[0-9a-f]{16}\.writing")
+_ALONE = "need a file that nobody writes to meanwhile"
 _MOST_AT_ONCE = 1 << 30  # bytes of one read or write call
 _EACH = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -93,7 +94,9 @@ class Source:
             except OSError as error:
                 raise _named(error, self._doing, self._path) from None
             if got == 0:
-                raise FormatError(f"{self.where}: it has become shorter while it was read")
+                raise FormatError(
+                    f"{self.where}: it has become shorter while it was read; {_ALONE}"
+                )
             at += got
         return data
 
@@ -102,7 +105,9 @@ class Source:
         try:
             return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ)
         except ValueError:  # longer than the file is by now
-            raise FormatError(f"{self.where}: it has become shorter while it was read") from None
+            raise FormatError(
+                f"{self.where}: it has become shorter while it was read; {_ALONE}"
+            ) from None
         except OSError as error:
             raise _named(error, self._doing, self._path) from None
 
@@ -110,7 +115,7 @@ class Source:
         """FormatError when another program has written to the file since it was opened."""
         now = os.fstat(self._fd)
         if (now.st_size, now.st_mtime_ns) != (self.size, self._opened.st_mtime_ns):
-            raise FormatError(f"{self.where}: it has changed while it was read")
+            raise FormatError(f"{self.where}: it has changed while it was read; {_ALONE}")
 
 
 def read_whole(doing: str, path: str | os.PathLike[str], most: int) -> bytearray:

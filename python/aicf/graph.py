@@ -105,7 +105,7 @@ class Graph:
         if value.graph is not self:
             raise _core.GraphError(
                 f'{where}: {value!r} belongs to graph "{value.graph.name}", this is "{self.name}"; '
-                "values of two graphs never mix"
+                "values of two graphs never mix: need one graph's"
             )
         return value.id
 

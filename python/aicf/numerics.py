@@ -372,7 +372,9 @@ def _slope(x: Value, axis: int, step: float | Sequence[float], edge_order: int) 
     if n < edge_order + 1:
         raise ShapeError(f"gradient: x is {x!r}; need {edge_order + 1} points along axis {axis}")
     if isinstance(step, Sequence) and len(step) != n:
-        raise ShapeError(f"gradient: {len(step)} coordinates for {n} points of axis {axis}")
+        raise ShapeError(
+            f"gradient: {len(step)} coordinates for {n} points of axis {axis}; need one for each"
+        )
     at = np.diff(step) if isinstance(step, Sequence) else np.full(n - 1, step)
     apart = at.astype(np.float64)
     if not np.all(np.isfinite(apart)) or np.any(apart == 0):

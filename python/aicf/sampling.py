@@ -120,7 +120,7 @@ def _random_truncated_normal(
     if not a < b:
         raise GraphError(
             f"random_truncated_normal: low is {low}, high is {high}; nothing of float64's normal "
-            "distribution lies between"
+            "distribution lies between; need one of them nearer to 0"
         )
     u = g.random_uniform(shape, a, b, "float64")
     z = clip(mul(_erf_inverse(u), math.sqrt(2)), low, high)

@@ -87,7 +87,10 @@ def chosen(graph: Graph, params: Any) -> list[Value]:
                 f"minimize: params holds {one!r}; need Values, Parameters, Modules or patterns"
             )
     if not found:
-        raise GraphError(f"minimize: params is {params!r}, which this graph has none of")
+        raise GraphError(
+            f"minimize: params is {params!r}, which this graph has none of; need params of modules "
+            "that were called in it"
+        )
     return list(found)
 
 

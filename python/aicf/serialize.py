@@ -469,10 +469,16 @@ class TensorFile:
         source = self._source
         self.where, size = source.where, source.size
         if size < 8:
-            raise FormatError(f"{self.where}: {size} bytes; need a header")
-        (length,) = struct.unpack("<Q", source.read(8))
+            raise FormatError(
+                f"{self.where}: {size} bytes; need a safetensors file, with its header"
+            )
+        start = source.read(8)
+        (length,) = struct.unpack("<Q", start)
         if length > min(_MAX_HEADER, size - 8):
-            raise FormatError(f"{self.where}: header of {length} bytes in a file of {size}")
+            told = f"header of {length} bytes in a file of {size}"
+            if start.startswith((b"PK\x03\x04", b"\x80")):  # zip, pickle
+                told = "it is a zip or a pickle, as torch.save and np.savez write"
+            raise FormatError(f"{self.where}: {told}; need a safetensors file")
         self._text = JsonText(source.read(length), self.where)
         self._header = header = _Header(self._text, self.where)
         if header.bytes != size - 8 - length:

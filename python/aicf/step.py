@@ -754,7 +754,7 @@ def _initial(graph: Graph, params: Any) -> dict[str, Any]:
     if unknown:
         raise _core.GraphError(
             f"compile: params has unknown {unknown}{is_it(unknown[0], known)}; "
-            f"it has {', '.join(known) or 'none'}"
+            f"need names of its params and states: {', '.join(known) or 'it has none'}"
         )
     for name, value in params.items():
         if isinstance(value, bytes):
@@ -773,6 +773,7 @@ def _bfloat16_bytes(values: np.ndarray, name: str) -> bytes:
     bits = np.ascontiguousarray(values).view(np.uint32)
     if (bits & 0xFFFF).any():
         raise _core.DTypeError(
-            f'load_state_dict: "{name}" has float32 values that bfloat16 cannot hold'
+            f'load_state_dict: "{name}" has float32 values that bfloat16 cannot hold; need them '
+            "rounded, as torch's .bfloat16() does"
         )
     return (bits >> 16).astype(np.uint16).tobytes()

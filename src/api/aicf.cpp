@@ -239,7 +239,8 @@ void Step::read(const std::string& name, void* elements, size_t bytes) const {
         } else {
             const Lowered::Output& output = step.output(name);
             if (step.generation() == 0)
-                raise(ErrorKind::graph, "read: output \"", name, "\": no step has run yet");
+                raise(ErrorKind::graph, "read: output \"", name,
+                      "\": no step has run yet; need one before");
             now = step.read_output(output);
         }
         const auto held = static_cast<size_t>(byte_count({now.dtype, now.shape}));

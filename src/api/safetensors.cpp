@@ -316,11 +316,13 @@ std::vector<std::vector<char>> read_safetensors(Source& source,
     const auto fail = [&](const auto&... parts) {
         raise(ErrorKind::format, source.where(), ": ", parts...);
     };
-    if (source.size() < sizeof length) fail(source.size(), " bytes; need a header");
+    if (source.size() < sizeof length)
+        fail(source.size(), " bytes; need a safetensors file, with its header");
     source.read(reinterpret_cast<char*>(&length), sizeof length);
     const size_t rest = source.size() - sizeof length;
     if (length > std::min<uint64_t>(kMostHeader, rest))
-        fail("header of ", length, " bytes in a file of ", source.size());
+        fail("header of ", length, " bytes in a file of ", source.size(),
+             "; need a safetensors file");
     std::string header(length, '\0');
     source.read(header.data(), header.size());
     const auto bytes = static_cast<int64_t>(rest - header.size());

@@ -514,7 +514,7 @@ bool fill(nb::handle object, DType wanted, const Dims& shape, int axis, char*& t
         const auto [low, high] = range_of(wanted);
         if (overflow || value < low || value > high)
             raise(ErrorKind::dtype, where, ": ", str_of(object), " does not fit ",
-                  dtype_name(wanted));
+                  dtype_name(wanted), "; need ", low, " to ", high);
         switch (wanted) {
 #define AICF_PUT(dtype, type)          \
     case DType::dtype:                 \
@@ -530,7 +530,8 @@ bool fill(nb::handle object, DType wanted, const Dims& shape, int axis, char*& t
     double value = real ? PyFloat_AsDouble(o) : PyLong_AsDouble(o);
     if (PyErr_Occurred()) {
         PyErr_Clear();
-        raise(ErrorKind::dtype, where, ": an int too large for ", dtype_name(wanted));
+        raise(ErrorKind::dtype, where, ": an int too large for ", dtype_name(wanted),
+              "; need one that it holds");
     }
     if (wanted == DType::f64) put(value);
     if (wanted == DType::f32) put(static_cast<float>(value));
@@ -597,7 +598,8 @@ TensorRef numpy_like(nb::handle object, DType wanted, const char* where) {
     for (nb::object first = nb::borrow(object);
          PyList_Check(first.ptr()) || PyTuple_Check(first.ptr());) {
         if (shape.rank() == kMaxDims)
-            raise(ErrorKind::shape, where, ": lists more than ", kMaxDims, " deep");
+            raise(ErrorKind::shape, where, ": lists more than ", kMaxDims,
+                  " deep; need at most that");
         shape.push(static_cast<int64_t>(nb::len(first)));
         if (shape[shape.rank() - 1] == 0) break;
         first = first[0];

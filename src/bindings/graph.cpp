@@ -47,7 +47,9 @@ Attr to_attr(nb::handle object, const std::string& name) {
     if (nb::isinstance<nb::int_>(object)) {
         int overflow = 0;
         const long long value = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
-        if (overflow) raise(ErrorKind::graph, "attribute \"", name, "\": does not fit 64 bits");
+        if (overflow)
+            raise(ErrorKind::graph, "attribute \"", name, "\": ", repr_of(object),
+                  " does not fit 64 bits; need a smaller int");
         return static_cast<int64_t>(value);
     }
     if (nb::isinstance<nb::float_>(object)) return nb::cast<double>(object);
@@ -60,8 +62,8 @@ Attr to_attr(nb::handle object, const std::string& name) {
         for (nb::handle item : object) {
             int64_t value = 0;
             if (nb::isinstance<nb::bool_>(item) || !nb::try_cast(item, value))
-                raise(ErrorKind::graph, "attribute \"", name,
-                      "\": its list holds something else than 64-bit integers");
+                raise(ErrorKind::graph, "attribute \"", name, "\": its list holds ", repr_of(item),
+                      "; need 64-bit integers");
             list.push_back(value);
         }
         return list;

@@ -241,7 +241,8 @@ ValueId Graph::leaf(Role role, const std::string& value_name, const Type& type, 
                   " has more than 2**63 elements; need fewer");
     }
     if (count > INT64_MAX / 16)
-        raise(ErrorKind::shape, at, ": shape ", to_string(type.shape), " is too large");
+        raise(ErrorKind::shape, at, ": shape ", to_string(type.shape),
+              " is too large; need less than 2**63 bytes");
     if (init.kind == Init::data && static_cast<int64_t>(init.bytes->size()) != byte_count(type))
         raise(ErrorKind::shape, at, ": the initial value has ", init.bytes->size(), " bytes; need ",
               to_string(type));
@@ -393,7 +394,7 @@ void Graph::assign(ValueId target, ValueId source) {
               role_name(to.role), "; need a param or a state");
     if (const ValueId other = assigned(target); other != kNone)
         raise(ErrorKind::graph, where_text, ": already assigned from %", other,
-              "; a target is assigned once");
+              "; a target is assigned once: need one minimize of the losses' sum, or one value");
     if (from.type.dtype != to.type.dtype)
         raise(ErrorKind::dtype, where_text, ": source is ", describe(source), ", target is ",
               describe(target), "; need equal dtypes (cast the source)");
