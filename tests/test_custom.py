@@ -778,3 +778,29 @@ def test_callbacks_are_in_no_file_and_of_no_gpu(tmp_path):
         hosted(aicf.cast(g.input("z", (3,)), "bfloat16"))
     with pytest.raises(aicf.GraphError, match="vmap: custom_op hosted at .* has no rule"):
         aicf.vmap(hosted)(g.input("m", (3, 2)))
+
+
+LEAVES = """
+import ctypes
+import numpy as np
+import aicf
+
+@aicf.custom_op(host=lambda x: np.sort(x), gradient=None)
+def ordered(x):
+    return aicf.Spec(x.shape, x.dtype)
+
+g = aicf.Graph()
+g.output("y", ordered(g.input("x", (3,))))
+step = g.compile(device="cpu")
+step(x=np.ones(3, np.float32))
+# As where something that outlives the interpreter's clearing has a function of the module.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(aicf.custom._call_host))
+"""
+
+
+def test_ops_keep_no_step_beyond_the_end_of_the_process(tmp_path):
+    """What an op's function can see, its script's names, was reported as leaked at exit."""
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "leaked" not in done.stderr, done.stderr

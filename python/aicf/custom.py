@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import inspect
@@ -316,6 +317,13 @@ def _taken(address: int, count: int, shape: tuple[int, ...], dtype: str) -> np.n
 _lock = threading.Lock()
 _named: dict[str, CustomOp] = {}
 _by_key: dict[int, CustomOp] = {}
+
+
+@atexit.register
+def _forget() -> None:
+    """An op's function holds all names of its script, Steps among them, which end before we do."""
+    _named.clear()
+    _by_key.clear()
 
 
 def _register(op: CustomOp, replace: bool) -> None:
