@@ -379,3 +379,16 @@ def test_gumbel_noise_of_the_largest_draw(monkeypatch, device):
     g.output("share", aicf.gumbel_softmax(g.constant(np.float32([[1.0], [1.0]]))))
     out = g.compile(device=device)(u=np.float32([[0], [1 - 2.0**-24]]))
     assert out["share"].numpy().tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    "dtype, low, high",
+    [("uint8", 0, 257), ("uint8", -1, 3), ("int8", -129, 0), ("bool", 0, 3), ("int16", 0, 2**16),
+     ("float16", 0, 2**11 + 2), ("float32", -(2**24) - 1, 0), ("int32", 2**31, 2**31 + 1)],
+)  # fmt: skip
+def test_whole_numbers_that_the_dtype_does_not_hold(dtype, low, high):
+    """They were wrapped or rounded, to other numbers."""
+    g = aicf.Graph()
+    with pytest.raises(aicf.DTypeError, match=rf"random_int: .* which {dtype} does not hold; need"):
+        g.random_int((3,), low, high, dtype)
+    assert g.random_int((3,), 0, 1, dtype).dtype == dtype

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ._core import GraphError, ShapeError
+from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .arrays import _hot, moveaxis
 from .graph import Graph, Value
@@ -94,9 +94,21 @@ def _fine(g: Graph, shape: list[int]) -> Value:
     return add(high, mul(low, 2.0**-24))
 
 
+# The whole numbers that each dtype holds, of floats those below which none is missing.
+_EXACT = {n: (-(2**k), 2**k) for n, k in (("float16", 11), ("bfloat16", 8), ("float32", 24))}
+_EXACT |= {f"int{k}": (-(2 ** (k - 1)), 2 ** (k - 1) - 1) for k in (8, 16, 32, 64)}
+_EXACT |= {"uint8": (0, 255), "bool": (0, 1), "float64": (-(2**53), 2**53)}
+
+
 def _random_int(g: Graph, shape: list[int], low: int, high: int, dtype: str) -> Value:
     if not low < high or high - low > 2**32:
         raise GraphError(f"random_int: low is {low}, high is {high}; need 1 to 2**32 numbers")
+    least, most = _EXACT.get(dtype, (low, high - 1))  # what is no dtype is refused by its name
+    if low < least or high - 1 > most:
+        raise DTypeError(
+            f"random_int: low is {low}, high is {high}, which {dtype} does not hold; need numbers "
+            f"in [{least}, {most}]"
+        )
     drawn = cast(floor(mul(_fine(g, shape), float(high - low))), "int64")
     # It is never more than that; whoever takes rows by it knows so by this.
     return _as(add(clip(drawn, 0, high - low - 1), low), dtype)
