@@ -232,6 +232,10 @@ def test_optimizers_say_where_params_go(kind):
         "Adam": "; it is aicf.optim.Adam$",
         "size": "; it is aicf.Value.shape$",
         "crossentropy": r' \(is it "cross_entropy"\?\)$',
+        "chunk": r' \(is it "split"\?\)$',
+        "unique": "; its result's size would depend on data",
+        "addmm": "; it is a @ b \\+ c$",
+        "repeat_interleave": r' \(is it "repeat"\?\)$',
         "qqqqq": "$",
     }.items(),
 )
@@ -528,3 +532,20 @@ def test_errors_say_what_would_be_right(text, tmp_path):
     scope |= {name: tmp_path / name for name in files}
     with pytest.raises((aicf.Error, IndexError), match=WHAT_WOULD_BE_RIGHT[text]):
         eval(text, scope, scope)
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda x: aicf.var(x, unbiased=False), "'unbiased' .is it \"correction\""),
+        (lambda x: aicf.tril(x, diagonal=1), "'diagonal' .is it \"k\""),
+        (lambda x: aicf.scaled_dot_product_attention(query=x, key=x, value=x), 'is it "q"'),
+        (lambda x: aicf.cross_entropy(x, target=x), "'target' .is it \"labels\""),
+        (lambda x: aicf.mse_loss(input=x, t=x), "'input' .is it \"y\""),
+        (lambda x: aicf.vector_norm(x, p=1), "'p' .is it \"ord\""),
+        (lambda x: aicf.hardtanh(x, min_val=0.0), "'min_val' .is it \"min\""),
+    ],
+)
+def test_arguments_of_pytorch_are_told_by_their_names_here(call, said):
+    with pytest.raises(TypeError, match=said):
+        call(aicf.Graph().input("x", (2, 2)))

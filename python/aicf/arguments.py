@@ -255,7 +255,11 @@ _ELSEWHERE = {
     "dim": ("axis",),
     "dims": ("axis", "axes"),
     "keepdim": ("keepdims",),
-    "input": ("x",),
+    "input": ("x", "logits", "y", "a", "log_probabilities"),
+    **dict.fromkeys(("unbiased", "ddof"), ("correction",)),
+    **dict.fromkeys(("offset", "diagonal"), ("k",)),
+    **{"query": ("q",), "key": ("k",), "value": ("v",), "p": ("ord",), "num_classes": ("classes",)},
+    **{"min_val": ("min",), "max_val": ("max",), "input1": ("a",), "input2": ("b",)},
     "other": ("b", "y"),
     "weight": ("w",),
     "size": ("shape",),
@@ -265,7 +269,7 @@ _ELSEWHERE = {
     "learning_rate": ("lr",),
     "growth_factor": ("growth",),
     "backoff_factor": ("backoff",),
-    "target": ("t",),
+    "target": ("t", "labels"),
     "gpu": ("cuda",),
 }
 

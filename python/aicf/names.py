@@ -10,6 +10,8 @@ _ARRAY = "a NumPy array is a constant: beside Values it is taken as it is, Graph
 _NOT_NEEDED = "it is not needed: minimize, backward and grad alone make gradients"
 _NO_DATA = "it has no data while the graph is built: make it an output"
 _DEVICE = "the device is said where it is compiled: device= of function and Graph.compile"
+_DEVICE_OF_VALUES = "all Values of a step lie where it is compiled for: device= of Graph.compile"
+_SIZE_OF_DATA = "its result's size would depend on data: aicf.where and aicf.one_hot keep sizes"
 _UNCHANGED = "it is not needed: a Value never changes and is contiguous"
 _SEED = "seeds are said where they count: seed= of function and Graph.compile, aicf.nn.seed"
 
@@ -24,7 +26,17 @@ _MEANT = {
         "cast",
     ),
     **dict.fromkeys(("expand", "expand_as"), "broadcast_to"),
+    **dict.fromkeys(("chunk", "array_split"), "split"),
+    **dict.fromkeys(("bincount", "histc", "masked_select", "nonzero", "unique"), _SIZE_OF_DATA),
+    **dict.fromkeys(("norm", "linalg"), "vector_norm"),
     "absolute": "abs",
+    "addmm": "it is a @ b + c",
+    "baddbmm": "it is a @ b + c",
+    "allclose": "isclose",
+    "device": _DEVICE_OF_VALUES,
+    "narrow": "slice",
+    "repeat_interleave": "repeat",
+    "swapaxes": "transpose",
     "clamp": "clip",
     "dim": "ndim",
     "ravel": "flatten",
