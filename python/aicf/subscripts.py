@@ -114,13 +114,13 @@ def _adjacent(places: Sequence[int]) -> bool:
 
 
 def _refuse_unclear(x: Value, keys: Sequence[Any], key: Any) -> None:
-    """Ints are arrays of rank 0 to NumPy and go first in PyTorch, which counts where a slice or a
-    new axis stands between them and an array."""
+    """Ints and arrays of rank 0 are arrays as others to NumPy and go first in PyTorch, which counts
+    where a slice or a new axis stands between them and an array."""
     basic = [k is None or isinstance(k, builtins.slice) for k in keys]
     with_ints = [i for i, one in enumerate(basic) if not one]
-    without = [k for k in keys if k is None or isinstance(k, builtins.slice) or _is_array(k)]
+    without = [k for k, b in zip(keys, basic, strict=True) if b or (_is_array(k) and k.ndim)]
     arrays = [i for i, k in enumerate(without) if _is_array(k)]
-    if not _adjacent(with_ints) and _adjacent(arrays) and arrays[0]:
+    if arrays and not _adjacent(with_ints) and _adjacent(arrays) and arrays[0]:
         raise GraphError(
             f"index: {reprlib.repr(key)} of {x!r}: an int and an array around a slice, whose axes "
             "NumPy and PyTorch put in different places; need the ints first, as x[0][:, array]"
