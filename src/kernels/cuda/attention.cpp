@@ -119,34 +119,39 @@ bool stores_pairs(const View& view) {
 struct Deal {
     int64_t lot, blocks;
 };
-/// The deal whose busiest block has least to do. `costs`: of the tiles of a head, the longest
-/// first; `bytes`: what a head's tiles read in common.
+
+/// What the busiest block of a deal has to do. `costs`: of the tiles of a head, the longest first.
+int64_t busiest_of(const Deal& deal, const std::vector<int64_t>& costs, int64_t heads) {
+    const auto tiles = static_cast<int64_t>(costs.size());
+    std::vector<int64_t> loads(static_cast<size_t>(deal.blocks));
+    for (int64_t unit = 0; unit < tiles * heads; unit++) {
+        const int64_t round = unit / deal.blocks, at = unit % deal.blocks,
+                      first = unit / (tiles * deal.lot) * deal.lot;
+        loads[static_cast<size_t>(round % 2 ? deal.blocks - 1 - at : at)] +=
+            costs[static_cast<size_t>(unit % (tiles * deal.lot) /
+                                      std::min(deal.lot, heads - first))];
+    }
+    return *std::max_element(loads.begin(), loads.end());
+}
+
+/// The deal whose busiest block has least to do. `bytes`: what a head's tiles read in common.
 Deal deal(const std::vector<int64_t>& costs, int64_t heads, int64_t bytes, int processors) {
     constexpr int64_t cached = 24 << 20, looked_at = 1 << 16;
     const auto tiles = static_cast<int64_t>(costs.size());
     const int64_t units = tiles * heads, all = std::max(processors, 1);
     const int64_t most = std::clamp(cached / std::max<int64_t>(bytes, 1), int64_t{1}, heads);
-    Deal best{1, std::min(units, all)};
-    if (costs.front() == costs.back() || units > looked_at) {
-        best.lot = std::clamp(ceil_div(2 * all, tiles), int64_t{1}, most);
-        return best;
-    }
+    if (costs.front() == costs.back() || units > looked_at)
+        return {std::clamp(ceil_div(2 * all, tiles), int64_t{1}, most), std::min(units, all)};
+    Deal best{};
     int64_t least = INT64_MAX;
     for (const int64_t blocks : {all, std::max(all / tiles * tiles, all / 2)})
         for (int64_t lot = 1, last = 0; last < most;
              last = lot, lot = std::min(most, lot + std::max<int64_t>(lot / 8, 1))) {
-            std::vector<int64_t> loads(static_cast<size_t>(std::min(units, blocks)));
-            const auto width = static_cast<int64_t>(loads.size());
-            for (int64_t unit = 0; unit < units; unit++) {
-                const int64_t round = unit / width, at = unit % width,
-                              first = unit / (tiles * lot) * lot;
-                loads[static_cast<size_t>(round % 2 ? width - 1 - at : at)] +=
-                    costs[static_cast<size_t>(unit % (tiles * lot) / std::min(lot, heads - first))];
-            }
-            const int64_t busiest = *std::max_element(loads.begin(), loads.end());
+            const Deal one{lot, std::min(units, blocks)};
+            const int64_t busiest = busiest_of(one, costs, heads);
             if (busiest < least) {
                 least = busiest;
-                best = {lot, width};
+                best = one;
             }
         }
     return best;
@@ -166,207 +171,249 @@ std::vector<int64_t> tile_costs(const LoweredOp& op, int64_t rows, int64_t block
     return costs;
 }
 
-/// The forward kernel of 9.0 of heads of 64 or 128 without a mask; false where it is none.
-bool forward_roles(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
-                   const Limits& limits, const std::string& results) {
-    const View& q = op.inputs[0];
-    const int64_t d = q.shape[3], t = q.shape[2];
-    if (limits.major != 9 || op.inputs.size() > 3 || (d != 64 && d != 128) || t < kRolesRows ||
-        op.inputs[1].shape[2] < kRolesRows || !stores_pairs(op.outputs[0]))
-        return false;
-    const bool ahead = d == 64;  // registers hold the scores of two blocks
-    const int groups = 2, stages = ahead ? 4 : 2, boxes = static_cast<int>(d / 64);
-    const auto queries = head_map(op, 0, "q", 64 * groups), keys = head_map(op, 1, "k", 128),
-               values = head_map(op, 2, "v", 128);
-    if (!queries || !keys || !values) return false;
-    const int64_t heads = q.shape[0] * q.shape[1], tiles = ceil_div(t, 64 * groups) * heads;
-    if (tiles >= INT32_MAX) return false;
-    const Deal dealt = deal(tile_costs(op, 64 * groups, 128, false), heads,
-                            op.inputs[1].shape[2] * d * 4, limits.processors);
-    text.name = cat("attention_wgmma_", dtype_abbrev(q.dtype));
-    text.includes = {"attention_wgmma.cuh"};
-    text.threads = 128 * (groups + 1);
-    text.blocks = dealt.blocks;
-    text.maps = {queries->map, keys->map, values->map};
-    // As AttentionRoom has it.
-    const int64_t box = 128 * 128, ones = boxes == 1 ? 2048 : box,
-                  value = boxes * box + (boxes == 1 ? 0 : ones);
-    text.shared =
-        static_cast<uint32_t>(2 * boxes * groups * 64 * 128 + stages * (boxes * box + value) +
-                              (boxes == 1 ? ones : 0) + 8 * (4 + 4 * stages));
-    text.body += cat("struct @_Layout {\n    static constexpr int boxes = ", boxes,
-                     ", groups = ", groups, ", stages = ", stages,
-                     ", producer_registers = 24, consumer_registers = 240;\n"
-                     "    static constexpr uint32_t lot = ",
-                     dealt.lot, ";\n    static constexpr bool ahead = ", ahead ? "true" : "false",
-                     ", turns = ", ahead ? "false" : "true", ";\n", queries->places, keys->places,
-                     values->places, step_text("scores", 128, q.dtype, false, false),
-                     step_text("values", static_cast<int>(d) + 8, q.dtype, true, true), "};\n");
-    text.body += body_head();
-    std::string maps;
-    for (int k = 0; k < 3; k++)
-        maps += cat("block.bytes + ", layout.tail + int(kTailBytes) + k * int(kMapBytes), ", ");
-    text.body +=
-        cat("    attention_wgmma<@_Layout, @_Shape, ", cuda_type(q.dtype), ">(grid, ", results,
-            maps, "float(block.number(", layout.scalars, ") * 1.4426950408889634));\n}\n");
-    return true;
-}
+/// How the kernels of 9.0 whose warps have roles take an op.
+struct Roles {
+    static constexpr int kGroups = 2, kRows = 64 * kGroups;  // that multiply; rows of a tile
+    int block;                                               // others that these meet at a time
+    int boxes, stages;                                       // of 64 columns; of the ring of others
+    bool ahead;                 // registers hold the scores of the next block
+    std::vector<HeadMap> maps;  // of queries, keys, values and the gradient of the result
+    Deal dealt;
+};
 
-/// The same of gradients: a block has 128 rows of its own against blocks of the others.
-bool gradient_roles(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
-                    const Limits& limits, const std::string& results) {
+/// For heads of 64 or 128 without a mask; none where they take it not.
+std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits) {
+    const bool forward = op.def->name == "attention", of_keys = op.def->name == "attention_dkv";
     const View &q = op.inputs[0], &k = op.inputs[1];
     const int64_t d = q.shape[3], t = q.shape[2], s = k.shape[2];
-    const bool of_keys = op.def->name == "attention_dkv";
-    if (limits.major != 9 || op.inputs.size() > 7 || (d != 64 && d != 128) || t < kRolesRows ||
-        s < kRolesRows || !std::all_of(op.outputs.begin(), op.outputs.end(), stores_pairs))
-        return false;
-    const int rows = 128, block = 64, boxes = static_cast<int>(d / 64), stages = 5 - boxes;
-    const bool ahead = d == 64;  // as far as registers hold the next scores
-    const int of_q = of_keys ? block : rows, of_k = of_keys ? rows : block;
-    const auto queries = head_map(op, 0, "q", of_q), keys = head_map(op, 1, "k", of_k),
-               values = head_map(op, 2, "v", of_k), upstream = head_map(op, 6, "dy", of_q);
-    if (!queries || !keys || !values || !upstream) return false;
-    const int64_t heads = q.shape[0] * (of_keys ? k : q).shape[1],
-                  tiles = ceil_div(of_keys ? s : t, rows) * heads;
-    if (tiles >= INT32_MAX) return false;
-    const Deal dealt =
-        deal(tile_costs(op, rows, block, of_keys), heads,
-             4 * d * (of_keys ? t * (q.shape[1] / k.shape[1]) : s), limits.processors);
-    text.name = cat(op.def->name, "_wgmma_", dtype_abbrev(q.dtype));
-    text.includes = {"attention_bwd_wgmma.cuh"};
-    text.threads = 384;
-    text.blocks = dealt.blocks;
-    text.maps = {queries->map, keys->map, values->map, upstream->map};
-    // As GradientRoom has it.
-    text.shared = static_cast<uint32_t>(4 * boxes * rows * 128 + stages * 2 * boxes * block * 128 +
-                                        stages * 8 * block + 8 * (4 + 4 * stages));
-    text.body += cat("struct @_Layout {\n    static constexpr int boxes = ", boxes,
-                     ", block = ", block, ", stages = ", stages,
-                     ", producer_registers = 40, consumer_registers = 232;\n"
-                     "    static constexpr uint32_t lot = ",
-                     dealt.lot, ";\n    static constexpr bool ahead = ", ahead ? "true" : "false",
-                     ";\n", queries->places, keys->places, values->places, upstream->places,
-                     step_text("scores", block, q.dtype, false, false),
-                     step_text("values", static_cast<int>(d), q.dtype, true, true), "};\n");
-    text.body += body_head();
-    const auto number = [&](int input) {
-        return cat("block.ptr<const float>(", layout.operand[static_cast<size_t>(input)], "), ");
+    if (limits.major != 9 || op.inputs.size() > (forward ? 3 : 7) || (d != 64 && d != 128) ||
+        t < kRolesRows || s < kRolesRows)
+        return std::nullopt;
+    for (const View& result : op.outputs)
+        if (result.shape.rank() == 4 && !stores_pairs(result)) return std::nullopt;
+    Roles roles{};
+    roles.block = forward ? 128 : 64;
+    roles.boxes = static_cast<int>(d / 64);
+    roles.ahead = d == 64;
+    roles.stages = !forward ? 5 - roles.boxes : roles.ahead ? 4 : 2;
+    const int of_q = of_keys ? roles.block : Roles::kRows,
+              of_k = of_keys ? Roles::kRows : roles.block;
+    const auto add = [&](int input, const char* name, int box) {
+        auto map = head_map(op, input, name, box);
+        if (map) roles.maps.push_back(std::move(*map));
+        return map.has_value();
     };
-    std::string maps;
-    for (int x = 0; x < 4; x++)
-        maps += cat("block.bytes + ", layout.tail + int(kTailBytes) + x * int(kMapBytes), ", ");
-    const std::string scale = cat("block.number(", layout.scalars, ")");
-    text.body += cat("    ", op.def->name, "_wgmma<@_Layout, @_Shape, ", cuda_type(q.dtype),
-                     ">(grid, ", results, number(3), number(4), number(5), maps, "float(", scale,
-                     " * 1.4426950408889634), float(", scale, "));\n}\n");
-    return true;
+    if (!add(0, "q", of_q) || !add(1, "k", of_k) || !add(2, "v", of_k) ||
+        (!forward && !add(6, "dy", of_q)))
+        return std::nullopt;
+    const int64_t heads = q.shape[0] * (of_keys ? k : q).shape[1];
+    if (ceil_div(of_keys ? s : t, Roles::kRows) * heads >= INT32_MAX) return std::nullopt;
+    roles.dealt = deal(tile_costs(op, Roles::kRows, roles.block, of_keys), heads,
+                       4 * d * (of_keys ? t * (q.shape[1] / k.shape[1]) : s), limits.processors);
+    return roles;
 }
 
-bool with_roles(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
-                const Limits& limits, const std::string& results) {
-    return (op.def->name == "attention" ? forward_roles : gradient_roles)(text, op, layout, limits,
-                                                                          results);
-}
+/// The kernel of attention or of its gradients.
+class AttentionText {
+  public:
+    AttentionText(const LoweredOp& op, const Limits& limits)
+        : op_(op),
+          limits_(limits),
+          name_(op.def->name),
+          layout_(op),
+          type_(op.inputs[0].dtype),
+          t_(op.inputs[0].shape[2]),
+          s_(op.inputs[1].shape[2]),
+          d_(op.inputs[0].shape[3]),
+          forward_(name_ == "attention"),
+          of_keys_(name_ == "attention_dkv"),
+          chain_(op.attrs.text("order").starts_with("chain(")) {}
+
+    KernelText text() {
+        check_order();
+        operands();
+        if (!chain_ && op_.candidate == kRolesAttention)
+            if (const auto roles = roles_of(op_, limits_)) {
+                with_roles(*roles);
+                return text_;
+            }
+        text_.name = cat(name_, chain_ ? "_chain_" : "_mma_", dtype_abbrev(type_));
+        text_.body += cat(body_head(), "    const float scale = float(", number(),
+                          "), factor = float(", number(), kPerScale, ");\n");
+        const int64_t rows = chain_ ? chain() : tensor_cores();
+        text_.body += "}\n";
+        const int64_t sides = (of_keys_ ? op_.inputs[1] : op_.inputs[0]).shape[1];
+        text_.blocks = std::min<int64_t>(
+            ceil_div(of_keys_ ? s_ : t_, rows) * op_.inputs[0].shape[0] * sides, INT32_MAX);
+        if (d_ == 0) text_.blocks = 0;
+        return text_;
+    }
+
+  private:
+    static constexpr const char* kPerScale = " * 1.4426950408889634";  // log2(e)
+
+    /// Tensor cores of a device compute one order.
+    void check_order() const {
+        const std::string own = tensor_order(limits_.major, false);
+        const std::string& order = op_.attrs.text("order");
+        if (chain_ || (limits_.major >= 8 && order.starts_with(own + "("))) return;
+        raise(ErrorKind::unsupported, title(op_), ": order is \"", order,
+              "\", a device of compute capability ", limits_.major, ".x computes ",
+              limits_.major < 8 ? "none of tensor cores" : own + "(c)", "; need ",
+              limits_.major < 8 ? "" : "that, or ", "\"chain(64)\"");
+    }
+
+    std::string number() const { return cat("block.number(", layout_.scalars, ")"); }
+
+    /// How the operands lie, the op's shape, and the operands as arguments of a call.
+    void operands() {
+        const View &q = op_.inputs[0], &k = op_.inputs[1];
+        const bool masked = op_.inputs.size() > (forward_ ? 3u : 7u),
+                   inside = op_.attrs.flag("inside");
+        const int64_t heads = q.shape[1], groups = k.shape[1];
+        std::string shape = cat(
+            "struct @_Shape {\n    static constexpr int64_t batches = ", q.shape[0],
+            ", heads = ", heads, ", share = ", groups ? heads / groups : 1, ", t = ", t_,
+            ", s = ", s_, ";\n    static constexpr int d = ", d_,
+            ";\n    static constexpr bool causal = ", op_.attrs.flag("causal") ? "true" : "false",
+            ", masked = ", masked ? "true" : "false", ";\n");
+        for (const Named& one : operands_of(op_)) {
+            const bool input = one.at < op_.inputs.size();
+            text_.body +=
+                head_struct(one.type, *one.view, inside && !input && one.view->shape.rank() == 4);
+            shape += cat("    typedef @_", one.type, " ", one.type, ";\n");
+            (input ? reads_ : results_) +=
+                cat("block.ptr<", input ? "const " : "", cuda_type(one.view->dtype), ">(",
+                    layout_.operand[one.at], "), ");
+        }
+        if (!masked) {
+            reads_ += "(const bool*)nullptr, ";
+            shape += "    typedef @_Q Mask;\n";  // named, never read
+        }
+        text_.body += shape + "};\n";
+    }
+
+    /// How far the arguments of every call without roles go behind its template's own.
+    std::string call_end() const {
+        return cat("@_Shape>(grid, ", results_, reads_, "factor", forward_ ? "" : ", scale",
+                   ");\n");
+    }
+
+    /// The kernel of the order chain(c); the rows that a block takes.
+    int64_t chain() {
+        // Lines as ChainLines has them.
+        const int lots = d_ > kWideHead ? 2 : 4;
+        const int64_t padded = (d_ + 3) / 4 * 4, pitch = padded / 4 % 2 ? padded : padded + 4,
+                      rows = 16 * lots;
+        text_.includes = {"attention_chain.cuh"};
+        text_.threads = 256;
+        text_.shared =
+            static_cast<uint32_t>(4 * (((forward_ ? 1 : 2) * rows + 64) * pitch + rows * (64 + 4)));
+        text_.body += cat("    ", name_, "_chain<", lots, ", ", call_end());
+        return rows;
+    }
+
+    /// The kernel of mma.sync, without roles; the rows that a block takes.
+    int64_t tensor_cores() {
+        const int64_t width = (d_ + 15) / 16 * 16, pitch = 2 * width + 16;
+        const int warps = forward_ && d_ > 64 ? 8 : 4;
+        const int64_t other = forward_ ? attention_block(d_) : 64, rows = 16 * warps;
+        text_.includes = {"attention.cuh"};
+        text_.threads = 32 * warps;
+        text_.resident = forward_ && d_ <= 64 ? 3 : warps == 8 || d_ > kWideHead ? 1 : 2;
+        text_.shared = static_cast<uint32_t>(forward_ ? (rows + 2 * other) * pitch
+                                                      : (2 * rows + 4 * other) * pitch +
+                                                            (of_keys_ ? 2 * 8 * other : 0));
+        const auto call = [&](const char* parts) {
+            text_.body += cat("    ", name_, "_mma<", warps, ", ", other, ", ", parts, call_end());
+        };
+        if (!of_keys_) {
+            call("");
+        } else if (d_ <= kWideHead) {
+            call("true, true, ");
+        } else {  // the sums of both are more than registers hold
+            call("false, true, ");
+            call("true, false, ");
+        }
+        return rows;
+    }
+
+    void with_roles(const Roles& roles) {
+        text_.name = cat(name_, "_wgmma_", dtype_abbrev(type_));
+        text_.includes = {forward_ ? "attention_wgmma.cuh" : "attention_bwd_wgmma.cuh"};
+        text_.threads = 128 * (Roles::kGroups + 1);
+        text_.blocks = roles.dealt.blocks;
+        for (const HeadMap& one : roles.maps) text_.maps.push_back(one.map);
+        text_.shared = static_cast<uint32_t>(forward_ ? forward_room(roles) : gradient_room(roles));
+        text_.body += roles_struct(roles) + body_head();
+        std::string numbers, maps;
+        if (!forward_)
+            for (size_t input : {3, 4, 5})
+                numbers += cat("block.ptr<const float>(", layout_.operand[input], "), ");
+        for (int k = 0; k < static_cast<int>(roles.maps.size()); k++)
+            maps +=
+                cat("block.bytes + ", layout_.tail + int(kTailBytes) + k * int(kMapBytes), ", ");
+        text_.body += cat("    ", name_, "_wgmma<@_Layout, @_Shape, ", cuda_type(type_), ">(grid, ",
+                          results_, numbers, maps, "float(", number(), kPerScale, ")",
+                          forward_ ? "" : cat(", float(", number(), ")"), ");\n}\n");
+    }
+
+    /// Bytes of shared memory, as AttentionRoom has them.
+    static int64_t forward_room(const Roles& roles) {
+        const int64_t box = 128 * 128, ones = roles.boxes == 1 ? 2048 : box,
+                      value = roles.boxes * box + (roles.boxes == 1 ? 0 : ones);
+        return 2 * roles.boxes * Roles::kRows * 128 + roles.stages * (roles.boxes * box + value) +
+               (roles.boxes == 1 ? ones : 0) + 8 * (4 + 4 * roles.stages);
+    }
+    /// And as GradientRoom has them.
+    static int64_t gradient_room(const Roles& roles) {
+        return 4 * roles.boxes * Roles::kRows * 128 +
+               roles.stages * (2 * roles.boxes * roles.block * 128 + 8 * roles.block) +
+               8 * (4 + 4 * roles.stages);
+    }
+
+    /// The struct @_Layout of a kernel with roles.
+    std::string roles_struct(const Roles& roles) const {
+        const char* ahead = roles.ahead ? "true" : "false";
+        std::string text =
+            cat("struct @_Layout {\n    static constexpr int boxes = ", roles.boxes,
+                forward_ ? cat(", groups = ", Roles::kGroups) : cat(", block = ", roles.block),
+                ", stages = ", roles.stages, ", producer_registers = ", forward_ ? 24 : 40,
+                ", consumer_registers = ", forward_ ? 240 : 232,
+                ";\n    static constexpr uint32_t lot = ", roles.dealt.lot,
+                ";\n    static constexpr bool ahead = ", ahead);
+        if (forward_) text += cat(", turns = ", roles.ahead ? "false" : "true");
+        text += ";\n";
+        for (const HeadMap& one : roles.maps) text += one.places;
+        const int columns = static_cast<int>(d_) + (forward_ ? 8 : 0);
+        return text + step_text("scores", roles.block, type_, false, false) +
+               step_text("values", columns, type_, true, true) + "};\n";
+    }
+
+    const LoweredOp& op_;
+    const Limits& limits_;
+    const std::string& name_;
+    const BlockLayout layout_;
+    const DType type_;
+    const int64_t t_, s_, d_;               // rows of queries and of keys, and their columns
+    const bool forward_, of_keys_, chain_;  // of_keys: the gradient whose rows are keys
+    std::string results_, reads_;           // arguments of a call
+    KernelText text_;
+};
 
 }  // namespace
 
 bool is_attention(const LoweredDef& def) { return def.attention; }
 
 std::vector<std::string> attention_candidates(const LoweredOp& op, const Limits& limits) {
-    KernelText text;
-    if (op.attrs.text("order").starts_with("chain(") ||
-        !with_roles(text, op, BlockLayout(op), limits, ""))
-        return {};
+    if (op.attrs.text("order").starts_with("chain(") || !roles_of(op, limits)) return {};
     if (op.inputs[0].shape[2] < kRolesLength || op.inputs[1].shape[2] < kRolesLength)
         return {kPlainAttention, kRolesAttention};
     return {kRolesAttention, kPlainAttention};
 }
 
 KernelText attention_text(const LoweredOp& op, const Limits& limits) {
-    const std::string &name = op.def->name, &order = op.attrs.text("order");
-    const View &q = op.inputs[0], &k = op.inputs[1];
-    const int64_t batches = q.shape[0], heads = q.shape[1], t = q.shape[2], d = q.shape[3],
-                  groups = k.shape[1], s = k.shape[2];
-    const bool chain = order.starts_with("chain("), forward = name == "attention",
-               keys = name == "attention_dkv";
-    if (const std::string own = tensor_order(limits.major, false);
-        !chain && (limits.major < 8 || !order.starts_with(own + "(")))
-        raise(ErrorKind::unsupported, title(op), ": order is \"", order,
-              "\", a device of compute capability ", limits.major, ".x computes ",
-              limits.major < 8 ? "none of tensor cores" : own + "(c)", "; need ",
-              limits.major < 8 ? "" : "that, or ", "\"chain(64)\"");
-    const bool masked = op.inputs.size() > (forward ? 3u : 7u);
-    const BlockLayout layout(op);
-    KernelText text;
-    text.name = cat(name, chain ? "_chain_" : "_mma_", dtype_abbrev(q.dtype));
-    std::string shape =
-        cat("struct @_Shape {\n    static constexpr int64_t batches = ", batches,
-            ", heads = ", heads, ", share = ", groups ? heads / groups : 1, ", t = ", t,
-            ", s = ", s, ";\n    static constexpr int d = ", d,
-            ";\n    static constexpr bool causal = ", op.attrs.flag("causal") ? "true" : "false",
-            ", masked = ", masked ? "true" : "false", ";\n");
-    std::string results, reads;
-    const bool inside = op.attrs.flag("inside");
-    for (const Named& one : operands_of(op)) {
-        const bool input = one.at < op.inputs.size();
-        text.body +=
-            head_struct(one.type, *one.view, inside && !input && one.view->shape.rank() == 4);
-        shape += cat("    typedef @_", one.type, " ", one.type, ";\n");
-        (input ? reads : results) +=
-            cat("block.ptr<", input ? "const " : "", cuda_type(one.view->dtype), ">(",
-                layout.operand[one.at], "), ");
-    }
-    if (!masked) {
-        reads += "(const bool*)nullptr, ";
-        shape += "    typedef @_Q Mask;\n";  // named, never read
-    }
-    text.body += shape + "};\n";
-    if (!chain && op.candidate == kRolesAttention && with_roles(text, op, layout, limits, results))
-        return text;
-    text.body += body_head();
-    text.body +=
-        cat("    const float scale = float(block.number(", layout.scalars,
-            ")), factor = float(block.number(", layout.scalars, ") * 1.4426950408889634);\n");
-    const int64_t own = keys ? s : t, sides = batches * (keys ? groups : heads);
-    const std::string tail =
-        cat("@_Shape>(grid, ", results, reads, "factor", forward ? "" : ", scale", ");\n");
-    int64_t rows;
-    if (chain) {
-        // Lines as ChainLines has them.
-        const int lots = d > kWideHead ? 2 : 4;
-        const int64_t padded = (d + 3) / 4 * 4, pitch = padded / 4 % 2 ? padded : padded + 4;
-        rows = 16 * lots;
-        text.includes = {"attention_chain.cuh"};
-        text.threads = 256;
-        text.shared =
-            static_cast<uint32_t>(4 * (((forward ? 1 : 2) * rows + 64) * pitch + rows * (64 + 4)));
-        text.body += cat("    ", name, "_chain<", lots, ", ", tail);
-    } else {
-        const int64_t width = (d + 15) / 16 * 16, pitch = 2 * width + 16;
-        const int warps = forward && d > 64 ? 8 : 4;
-        const int64_t other = forward ? attention_block(d) : 64;
-        rows = 16 * warps;
-        text.includes = {"attention.cuh"};
-        text.threads = 32 * warps;
-        text.resident = forward && d <= 64 ? 3 : warps == 8 || d > kWideHead ? 1 : 2;
-        text.shared = static_cast<uint32_t>(forward ? (rows + 2 * other) * pitch
-                                                    : (2 * rows + 4 * other) * pitch +
-                                                          (keys ? 2 * 8 * other : 0));
-        const auto call = [&](const char* parts) {
-            return cat("    ", name, "_mma<", warps, ", ", other, ", ", parts, tail);
-        };
-        if (!keys)
-            text.body += call("");
-        else if (d <= kWideHead)
-            text.body += call("true, true, ");
-        else  // the sums of both are more than registers hold
-            text.body += call("false, true, ") + call("true, false, ");
-    }
-    text.body += "}\n";
-    text.blocks = std::min<int64_t>(ceil_div(own, rows) * sides, INT32_MAX);
-    if (d == 0) text.blocks = 0;
-    return text;
+    return AttentionText(op, limits).text();
 }
 
 }  // namespace aicf::cuda
