@@ -171,17 +171,20 @@ std::vector<int64_t> tile_costs(const LoweredOp& op, int64_t rows, int64_t block
     return costs;
 }
 
-/// How the kernels of 9.0 whose warps have roles take an op.
+/// How the kernels of 9.0 whose warps have roles take an op: a tile is rows of queries, or of keys
+/// for the gradient of these, and goes through the others block by block.
 struct Roles {
-    static constexpr int kGroups = 2, kRows = 64 * kGroups;  // that multiply; rows of a tile
-    int block;                                               // others that these meet at a time
-    int boxes, stages;                                       // of 64 columns; of the ring of others
-    bool ahead;                 // registers hold the scores of the next block
+    static constexpr int kGroups = 2;  // warpgroups that multiply
+    static constexpr int kRows = 64 * kGroups;
+    int block;
+    int boxes;                  // of 64 columns a row
+    int stages;                 // of the ring of blocks
+    bool ahead;                 // registers hold the scores of the next block, too
     std::vector<HeadMap> maps;  // of queries, keys, values and the gradient of the result
     Deal dealt;
 };
 
-/// For heads of 64 or 128 without a mask; none where they take it not.
+/// For heads of 64 or 128 columns without a mask; none for others.
 std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits) {
     const bool forward = op.def->name == "attention", of_keys = op.def->name == "attention_dkv";
     const View &q = op.inputs[0], &k = op.inputs[1];
@@ -293,7 +296,7 @@ class AttentionText {
         text_.body += shape + "};\n";
     }
 
-    /// How far the arguments of every call without roles go behind its template's own.
+    /// The end of a call without roles, from the template argument @_Shape on.
     std::string call_end() const {
         return cat("@_Shape>(grid, ", results_, reads_, "factor", forward_ ? "" : ", scale",
                    ");\n");

@@ -223,6 +223,111 @@ int64_t alike(const View& view) {
     return line;
 }
 
+/// The text of row_struct: @_Row<name>, whose methods make elements of a row, and @_Make<name>.
+class RowStruct {
+  public:
+    RowStruct(const LoweredOp& op, const BlockLayout& layout, const std::string& a,
+              const std::string& beside)
+        : op_(op), layout_(layout), a_(a), beside_(beside) {}
+
+    /// An input that the row's elements are made from.
+    void read(int k) {
+        const View& view = op_.inputs[static_cast<size_t>(k)];
+        const char* e = cuda_type(view.dtype);
+        const std::string wide = cat("Wide<", e, ">"),
+                          type =
+                              cat("RowOf<", wide, ", ", e, ", @_Elem", k, ", ", alike(view), ">");
+        fields_ += cat("    ", type, " x", k, ";\n");
+        list(makes_, cat(type, "(block.template ptr<const ", e, ">(",
+                         layout_.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
+        list(params_, cat("const ", wide, " (&a", k, ")[V]"));
+        list(operands_, cat("a", k));
+        load_one_ += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
+        load_some_ += cat("        ", wide, " a", k, "[V];\n        x", k,
+                          ".template some<V, Aligned>(i, a", k, ");\n");
+        aligned_ += cat(" && x", k, ".template aligned<V>()");
+        if (!beside_.empty()) read_stored(k, e, wide);
+    }
+
+    /// The two structs, once all inputs are read.
+    std::string text(const std::string& name, const std::vector<size_t>& steps,
+                     const std::string& value) const {
+        return cat("struct @_Row", name, " {\n    const @_Block& block;\n", fields_,
+                   make_text(steps, value), load_text(), beside_.empty() ? "" : stored_text(),
+                   "};\nstruct @_Make", name,
+                   " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
+                   " operator()(int64_t r) const {\n        return {block, ", makes_,
+                   "};\n    }\n};\n");
+    }
+
+  private:
+    static void list(std::string& to, const std::string& item) {
+        to += (to.empty() ? "" : ", ") + item;
+    }
+
+    void read_stored(int k, const char* e, const std::string& wide) {
+        const std::string side = cat(beside_, k);
+        stored_ += cat("        Stored<", e, ", ", side, "::step == 0 ? 1 : V> x", k, ";\n");
+        together_ += cat(" && x", k, ".template together<V, ", side, ">()");
+        list(loads_, cat("x", k, ".template across<V, ", side, ", Together>(i)"));
+        open_ +=
+            cat("        ", wide, " a", k, "[V];\n#pragma unroll\n        for (int j = 0; j < V; ",
+                "j++) a", k, "[j] = widen(some.x", k, "[", side, "::step == 0 ? 0 : j]);\n");
+    }
+
+    /// make<V>: V elements of the row from those of its inputs.
+    std::string make_text(const std::vector<size_t>& steps, const std::string& value) const {
+        std::string before, results;
+        const std::string formula = body_formula(op_, layout_, before, steps);
+        for (size_t i : steps)  // a value that is stored elsewhere, too
+            if (const int k = op_.body[i].outputs[0] - static_cast<int>(op_.inputs.size());
+                k < static_cast<int>(op_.outputs.size()))
+                results +=
+                    cat("        Wide<", cuda_type(op_.outputs[static_cast<size_t>(k)].dtype),
+                        "> r", k, "[V];\n");
+        return cat("    template <int V>\n    __device__ __forceinline__ void make(", params_, ", ",
+                   a_, " (&v)[V]) const {\n", before, results,
+                   "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", formula,
+                   "\n            v[j] = static_cast<", a_, ">(", value, ");\n        }\n    }\n");
+    }
+
+    /// Element i, and some<V>: elements from i on.
+    std::string load_text() const {
+        return cat("    __device__ __forceinline__ ", a_, " operator()(int64_t i) const {\n",
+                   load_one_, "        ", a_, " v[1];\n        make<1>(", operands_,
+                   ", v);\n        return v[0];\n    }\n    template <int V>\n    __device__ "
+                   "__forceinline__ bool aligned() const {\n        return true",
+                   aligned_,
+                   ";\n    }\n    template <int V, bool Aligned = false>\n    __device__ "
+                   "__forceinline__ void some(int64_t i, ",
+                   a_, " (&v)[V]) const {\n", load_some_, "        make<V>(", operands_,
+                   ", v);\n    }\n");
+    }
+
+    /// across<V>, which loads elements as they are stored, and open<V>, which computes with them.
+    std::string stored_text() const {
+        return cat("    template <int V>\n    struct Some {\n", stored_,
+                   "    };\n    template <int V>\n    __device__ __forceinline__ bool "
+                   "together() const {\n        return true",
+                   together_,
+                   ";\n    }\n    template <int V, bool Together>\n    __device__ "
+                   "__forceinline__ Some<V> across(int64_t i) const {\n        return {",
+                   loads_,
+                   "};\n    }\n    template <int V>\n    __device__ __forceinline__ "
+                   "void open(const Some<V>& some, ",
+                   a_, " (&v)[V]) const {\n", open_, "        make<V>(", operands_,
+                   ", v);\n    }\n");
+    }
+
+    const LoweredOp& op_;
+    const BlockLayout& layout_;
+    const std::string &a_, &beside_;
+    std::string fields_, makes_;                    // of @_Row, and what @_Make gives them
+    std::string params_, operands_;                 // of make<V>
+    std::string load_one_, load_some_, aligned_;    // statements; a condition
+    std::string stored_, together_, loads_, open_;  // the same of elements as they are stored
+};
+
 }  // namespace
 
 bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != nullptr; }
@@ -230,71 +335,9 @@ bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != null
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
                        const std::string& value, const std::string& a, const std::string& beside) {
-    std::string fields, makes, params, before, results;
-    std::string stored, together, loads, open;  // of elements side by side
-    std::string aligned;
-    const auto list = [](std::string& to, const std::string& item) {
-        to += (to.empty() ? "" : ", ") + item;
-    };
-    std::string load[2], call[2];  // of one element, and of four
-    for (int k : read) {
-        const char* e = cuda_type(op.inputs[static_cast<size_t>(k)].dtype);
-        const std::string wide = cat("Wide<", e, ">");
-        const std::string type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ", ",
-                                     alike(op.inputs[static_cast<size_t>(k)]), ">");
-        fields += cat("    ", type, " x", k, ";\n");
-        list(makes, cat(type, "(block.template ptr<const ", e, ">(",
-                        layout.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
-        list(params, cat("const ", wide, " (&a", k, ")[V]"));
-        load[0] += cat("        const ", wide, " a", k, "[1] = {x", k, "(i)};\n");
-        load[1] += cat("        ", wide, " a", k, "[V];\n        x", k,
-                       ".template some<V, Aligned>(i, a", k, ");\n");
-        aligned += cat(" && x", k, ".template aligned<V>()");
-        const std::string side = cat(beside, k);
-        stored += cat("        Stored<", e, ", ", side, "::step == 0 ? 1 : V> x", k, ";\n");
-        together += cat(" && x", k, ".template together<V, ", side, ">()");
-        list(loads, cat("x", k, ".template across<V, ", side, ", Together>(i)"));
-        open +=
-            cat("        ", wide, " a", k, "[V];\n#pragma unroll\n        for (int j = 0; j < V; ",
-                "j++) a", k, "[j] = widen(some.x", k, "[", side, "::step == 0 ? 0 : j]);\n");
-        for (std::string& one : call) list(one, cat("a", k));
-    }
-    const std::string formula = body_formula(op, layout, before, steps);
-    for (size_t i : steps)  // a value that is stored elsewhere, too
-        if (const int k = op.body[i].outputs[0] - static_cast<int>(op.inputs.size());
-            k < static_cast<int>(op.outputs.size()))
-            results += cat("        Wide<", cuda_type(op.outputs[static_cast<size_t>(k)].dtype),
-                           "> r", k, "[V];\n");
-    return cat(
-        "struct @_Row", name, " {\n    const @_Block& block;\n", fields,
-        "    template <int V>\n    __device__ __forceinline__ void make(", params, ", ", a,
-        " (&v)[V]) const {\n", before, results,
-        "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", formula,
-        "\n            v[j] = static_cast<", a, ">(", value,
-        ");\n        }\n    }\n    __device__ __forceinline__ ", a,
-        " operator()(int64_t i) const {\n", load[0], "        ", a, " v[1];\n        make<1>(",
-        call[0],
-        ", v);\n        return v[0];\n    }\n    template <int V>\n    __device__ __forceinline__ "
-        "bool aligned() const {\n        return true",
-        aligned,
-        ";\n    }\n    template <int V, bool Aligned = false>\n    __device__ __forceinline__ void "
-        "some(int64_t i, ",
-        a, " (&v)[V]) const {\n", load[1], "        make<V>(", call[1], ", v);\n    }\n",
-        beside.empty()
-            ? ""
-            : cat("    template <int V>\n    struct Some {\n", stored,
-                  "    };\n    template <int V>\n    __device__ __forceinline__ bool "
-                  "together() const {\n        return true",
-                  together,
-                  ";\n    }\n    template <int V, bool Together>\n    __device__ "
-                  "__forceinline__ Some<V> across(int64_t i) const {\n        return {",
-                  loads,
-                  "};\n    }\n    template <int V>\n    __device__ __forceinline__ "
-                  "void open(const Some<V>& some, ",
-                  a, " (&v)[V]) const {\n", open, "        make<V>(", call[1], ", v);\n    }\n"),
-        "};\nstruct @_Make", name,
-        " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
-        " operator()(int64_t r) const {\n        return {block, ", makes, "};\n    }\n};\n");
+    RowStruct row(op, layout, a, beside);
+    for (int k : read) row.read(k);
+    return row.text(name, steps, value);
 }
 
 Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits, bool narrow) {
