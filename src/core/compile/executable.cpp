@@ -17,6 +17,7 @@ enum class Section : uint32_t { plan = 1, kernels, code, constants, state };
 constexpr std::array kSections = {Section::plan, Section::kernels, Section::code,
                                   Section::constants, Section::state};
 constexpr const char* kSectionNames[] = {"plan", "kernels", "code", "constants", "state"};
+constexpr size_t index_of(Section section) { return static_cast<size_t>(section) - 1; }
 
 // Serialised by number: append only.
 static_assert(static_cast<int>(DType::boolean) == 7 && static_cast<int>(DType::i16) == 9);
@@ -98,6 +99,23 @@ uint64_t schema_digest(const LoweredDef& def) {
 }
 
 // ---- records: each struct once, for writing and reading ----------------------------------------
+
+/// What a file's header and an entry of its table of sections say.
+struct Header {
+    uint32_t format = kFileFormat, contract = kContract;
+    uint64_t bytes = 0;  // of the file
+    uint32_t sections = kSections.size(), none = 0;
+    uint64_t sum = 0;  // of the table
+};
+struct Entry {
+    uint32_t kind = 0, none = 0;
+    uint64_t offset = 0, bytes = 0, sum = 0;
+};
+
+template <class Io>
+void fields(Io& io, Entry& entry) {
+    io.numbers(entry.kind, entry.none, entry.offset, entry.bytes, entry.sum);
+}
 
 /// The header of a plan record.
 struct Head {
@@ -373,93 +391,90 @@ Lowered list_of(Plan& plan) {
 
 // ---- writing -----------------------------------------------------------------------------------
 
+namespace {
+
+FilePiece piece_of(std::string text) {
+    const auto held = std::make_shared<const std::string>(std::move(text));
+    return {held->data(), held->size(), held};
+}
+
+/// Zeros up to the next multiple of kAlign; where that is.
+size_t pad(std::vector<FilePiece>& pieces, size_t bytes) {
+    static const std::string zeros(kAlign, '\0');
+    if (const size_t more = round_up(bytes) - bytes)
+        pieces.push_back({zeros.data(), more, nullptr});
+    return round_up(bytes);
+}
+
+/// The contents of each section, in their order.
+typedef std::array<std::vector<FilePiece>, kSections.size()> SectionPieces;
+
+/// Initial contents, each from a multiple of kAlign on.
+void put_data(SectionPieces& sections, std::vector<Value>& values,
+              const std::vector<Place>& places) {
+    size_t bytes[kSections.size()] = {};
+    for (Value& value : values) {
+        // A value without a place is never read.
+        if (places[static_cast<size_t>(value.id)].storage == kNone) value.init = {};
+        if (value.init.kind != Init::data) continue;
+        const size_t home = index_of(home_of(value));
+        const auto& data = value.init.bytes;
+        bytes[home] = pad(sections[home], bytes[home]) + data->size();
+        sections[home].push_back({data->data(), data->size(), data});
+    }
+}
+
+/// The sections behind a header's room; their table, and the bytes of the file.
+std::vector<FilePiece> in_file(const SectionPieces& sections, std::string& table, size_t& end) {
+    std::vector<FilePiece> file;
+    ByteWriter entries(table);
+    end = round_up(kHeaderBytes + kEntryBytes * kSections.size());
+    for (size_t i = 0; i < kSections.size(); i++) {
+        Entry entry{static_cast<uint32_t>(kSections[i]), 0, end};
+        Checksum sum;
+        for (const FilePiece& piece : sections[i]) {
+            sum.add({piece.data, piece.bytes});
+            entry.bytes += piece.bytes;
+            file.push_back(piece);
+        }
+        entry.sum = sum.sum();
+        fields(entries, entry);
+        end = pad(file, end + entry.bytes);
+    }
+    return file;
+}
+
+}  // namespace
+
 std::vector<FilePiece> write_executable(const Plan& plan, uint64_t seed, const Target& target) {
     if (plan.device >= kDevices)
         raise(ErrorKind::unsupported, "export: the step is for ", kind_name(plan.device),
               ", which files do not know; need one for cpu or cuda");
-    struct Content {
-        std::vector<FilePiece> pieces;
-        size_t bytes = 0;
-        uint64_t sum = 0;
-    };
-    Content contents[kSections.size()];
-    const auto content = [&](Section section) -> Content& {
-        return contents[static_cast<size_t>(section) - 1];
-    };
-    static const std::string zeros(kAlign, '\0');
-    const auto put = [](std::vector<FilePiece>& pieces, std::string text) {
-        auto held = std::make_shared<const std::string>(std::move(text));
-        pieces.push_back({held->data(), held->size(), held});
-    };
-    const auto pad = [](std::vector<FilePiece>& pieces, size_t bytes) {
-        if (const size_t more = round_up(bytes) - bytes)
-            pieces.push_back({zeros.data(), more, nullptr});
-        return round_up(bytes);
-    };
-
+    SectionPieces sections;
     Plan copy = plan;
+    put_data(sections, copy.values, copy.places);
     Head head{target.arch(), target.processors(), seed, {}};
     Schemas schemas;
     for (const PlannedOp& planned : plan.ops) note(schemas, planned.op);
-    for (Value& value : copy.values) {
-        // A value without a place is never read.
-        if (copy.places[static_cast<size_t>(value.id)].storage == kNone) value.init = {};
-        if (value.init.kind != Init::data) continue;
-        Content& home = content(home_of(value));
-        home.bytes = pad(home.pieces, home.bytes);
-        const auto& bytes = value.init.bytes;
-        home.pieces.push_back({bytes->data(), bytes->size(), bytes});
-        home.bytes += bytes->size();
-    }
     std::string record, kernels, code;
     ByteWriter writer(record);
     fields(writer, head, copy, schemas);
     target.write(plan.kernels(), kernels, code);
-    put(content(Section::plan).pieces, std::move(record));
-    put(content(Section::kernels).pieces, std::move(kernels));
-    put(content(Section::code).pieces, std::move(code));
+    sections[index_of(Section::plan)].push_back(piece_of(std::move(record)));
+    sections[index_of(Section::kernels)].push_back(piece_of(std::move(kernels)));
+    sections[index_of(Section::code)].push_back(piece_of(std::move(code)));
 
-    std::string table;
-    ByteWriter entries(table);
-    size_t at = round_up(kHeaderBytes + kEntryBytes * kSections.size());
-    std::vector<FilePiece> file(1);
-    size_t end = at;
-    for (Section section : kSections) {
-        Content& one = content(section);
-        Checksum sum;
-        one.bytes = 0;
-        for (const FilePiece& piece : one.pieces) {
-            sum.add({piece.data, piece.bytes});
-            one.bytes += piece.bytes;
-        }
-        one.sum = sum.sum();
-        at = end;
-        uint32_t kind = static_cast<uint32_t>(section), none = 0;
-        uint64_t offset = at, bytes = one.bytes;
-        entries.number(kind);
-        entries.number(none);
-        entries.number(offset);
-        entries.number(bytes);
-        entries.number(one.sum);
-        file.insert(file.end(), one.pieces.begin(), one.pieces.end());
-        end = pad(file, at + one.bytes);
-    }
-    std::string header(kMagic);
-    ByteWriter first(header);
-    uint32_t format = kFileFormat, contract = kContract, sections = kSections.size(), none = 0;
-    uint64_t bytes = end, sum = checksum(table);
-    first.number(format);
-    first.number(contract);
-    first.number(bytes);
-    first.number(sections);
-    first.number(none);
-    first.number(sum);
-    header.resize(kHeaderBytes, '\0');
-    header += table;
-    header.resize(round_up(header.size()), '\0');
-    std::vector<FilePiece> begin;
-    put(begin, std::move(header));
-    file[0] = begin[0];
+    std::string table, begin(kMagic);
+    Header header;
+    std::vector<FilePiece> file = in_file(sections, table, header.bytes);
+    header.sum = checksum(table);
+    ByteWriter first(begin);
+    first.numbers(header.format, header.contract, header.bytes, header.sections, header.none,
+                  header.sum);
+    begin.resize(kHeaderBytes, '\0');
+    begin += table;
+    begin.resize(round_up(begin.size()), '\0');
+    file.insert(file.begin(), piece_of(std::move(begin)));
     return file;
 }
 
@@ -487,81 +502,91 @@ auto as_format(const std::string& where, const Act& act) {
     }
 }
 
-}  // namespace
+void need_zeros(const ByteReader& reader, std::string_view padding, size_t at) {
+    if (padding.find_first_not_of('\0') != std::string_view::npos)
+        reader.fail("bytes from ", at, " on mean nothing; need zeros");
+}
 
-Executable::Executable(std::string_view file, std::string where) : where_(std::move(where)) {
-    ByteReader header(file, where_);
+Header read_header(ByteReader& reader, std::string_view file) {
     if (file.substr(0, kMagic.size()) != kMagic)
-        header.fail("it does not begin with ", kMagic, "; need a file that Step.export wrote");
-    header.take(kMagic.size());
-    uint32_t format = 0, contract = 0, sections = 0, none = 0;
-    uint64_t bytes = 0, sum = 0;
-    header.number(format);
-    header.number(contract);
-    if (format != kFileFormat || contract != kContract)
-        header.fail("it has format ", format, " and contract ", contract, ", this version of aicf ",
-                    kFileFormat, " and ", kContract, "; export the step again with this version");
-    header.number(bytes);
-    header.number(sections);
-    header.number(none);
-    header.number(sum);
-    const auto clear = [&](std::string_view padding, size_t at) {
-        if (padding.find_first_not_of('\0') != std::string_view::npos)
-            header.fail("bytes from ", at, " on mean nothing; need zeros");
-    };
-    clear(header.take(kHeaderBytes - header.at()), header.at());
-    if (none != 0 || bytes != file.size() || sections != kSections.size())
-        header.fail("it says ", bytes, " bytes and ", sections, " sections; it has ", file.size(),
-                    " and needs ", kSections.size());
-    const std::string_view table = header.take(kEntryBytes * kSections.size());
-    if (checksum(table) != sum) header.fail("the table of sections is damaged");
-    ByteReader entries(table, where_);
-    std::string_view contents[kSections.size()];
-    size_t at = round_up(kHeaderBytes + table.size()), last = kHeaderBytes + table.size();
+        reader.fail("it does not begin with ", kMagic, "; need a file that Step.export wrote");
+    reader.take(kMagic.size());
+    Header header;
+    reader.numbers(header.format, header.contract);
+    if (header.format != kFileFormat || header.contract != kContract)
+        reader.fail("it has format ", header.format, " and contract ", header.contract,
+                    ", this version of aicf ", kFileFormat, " and ", kContract,
+                    "; export the step again with this version");
+    reader.numbers(header.bytes, header.sections, header.none, header.sum);
+    const size_t end = reader.at();
+    need_zeros(reader, reader.take(kHeaderBytes - end), end);
+    if (header.none != 0 || header.bytes != file.size() || header.sections != kSections.size())
+        reader.fail("it says ", header.bytes, " bytes and ", header.sections, " sections; it has ",
+                    file.size(), " and needs ", kSections.size());
+    return header;
+}
+
+/// The contents of the sections, once header, table, places and checksums are right.
+std::array<std::string_view, kSections.size()> read_sections(std::string_view file,
+                                                             const std::string& where) {
+    ByteReader reader(file, where);
+    const Header header = read_header(reader, file);
+    const std::string_view table = reader.take(kEntryBytes * kSections.size());
+    if (checksum(table) != header.sum) reader.fail("the table of sections is damaged");
+    ByteReader entries(table, where);
+    std::array<std::string_view, kSections.size()> contents;
+    size_t last = reader.at(), at = round_up(last);
     for (size_t i = 0; i < kSections.size(); i++) {
         const char* name = kSectionNames[i];
-        uint32_t kind = 0;
-        uint64_t offset = 0, size = 0, own = 0;
-        entries.number(kind);
-        entries.number(none);
-        entries.number(offset);
-        entries.number(size);
-        entries.number(own);
-        if (kind != static_cast<uint32_t>(kSections[i]) || none != 0)
-            header.fail("section ", i, " is of kind ", kind, "; need ", name);
-        if (at > file.size() || offset != at || size > file.size() - at)
-            header.fail("section ", name, " has ", size, " bytes at ", offset,
+        Entry entry;
+        fields(entries, entry);
+        if (entry.kind != static_cast<uint32_t>(kSections[i]) || entry.none != 0)
+            reader.fail("section ", i, " is of kind ", entry.kind, "; need ", name);
+        if (at > file.size() || entry.offset != at || entry.bytes > file.size() - at)
+            reader.fail("section ", name, " has ", entry.bytes, " bytes at ", entry.offset,
                         "; need them inside the file's ", file.size(), ", from ", at, " on");
-        clear(file.substr(last, at - last), last);
-        contents[i] = file.substr(at, size);
-        if (checksum(contents[i]) != own) header.fail("section ", name, " is damaged");
-        last = at + size;
+        need_zeros(reader, file.substr(last, at - last), last);
+        contents[i] = file.substr(at, entry.bytes);
+        if (checksum(contents[i]) != entry.sum) reader.fail("section ", name, " is damaged");
+        last = at + entry.bytes;
         at = round_up(last);
     }
-    if (at != file.size()) header.fail("it has ", file.size(), " bytes; need ", at);
-    clear(file.substr(last), last);
+    if (at != file.size()) reader.fail("it has ", file.size(), " bytes; need ", at);
+    need_zeros(reader, file.substr(last), last);
+    return contents;
+}
 
-    Head head;
-    Schemas schemas;
-    ByteReader record(contents[0], cat(where_, ": plan"));
-    fields(record, head, plan_, schemas);
-    record.end();
-    seed_ = head.seed;
-    scratch_sizes_ = std::move(head.scratch_sizes);
-    kernels_ = contents[1];
-    code_ = contents[2];
-    ByteReader data[] = {{contents[3], cat(where_, ": constants")},
-                         {contents[4], cat(where_, ": state")}};
-    for (Value& value : plan_.values) {
+/// The initial contents of values, from the sections that hold them.
+void read_data(std::vector<Value>& values, ByteReader constants, ByteReader state) {
+    for (Value& value : values) {
         if (value.init.kind != Init::data) continue;
-        ByteReader& home = data[home_of(value) == Section::state];
+        ByteReader& home = home_of(value) == Section::state ? state : constants;
         const int64_t size = byte_count(value.type);
         if (size < 0) home.fail("%", value.id, " has a negative size");
         home.take(round_up(home.at()) - home.at());
         const std::string_view given = home.take(static_cast<size_t>(size));
         value.init.bytes = std::make_shared<const std::vector<char>>(given.begin(), given.end());
     }
-    for (const ByteReader& home : data) home.end();
+    constants.end();
+    state.end();
+}
+
+}  // namespace
+
+Executable::Executable(std::string_view file, std::string where) : where_(std::move(where)) {
+    const auto contents = read_sections(file, where_);
+    const auto section = [&](Section which) { return contents[index_of(which)]; };
+    Head head;
+    Schemas schemas;
+    ByteReader record(section(Section::plan), cat(where_, ": plan"));
+    fields(record, head, plan_, schemas);
+    record.end();
+    seed_ = head.seed;
+    scratch_sizes_ = std::move(head.scratch_sizes);
+    kernels_ = section(Section::kernels);
+    code_ = section(Section::code);
+    read_data(plan_.values, {section(Section::constants), cat(where_, ": constants")},
+              {section(Section::state), cat(where_, ": state")});
     as_format(where_, [&] {
         if (const std::string problem = structure_problem(plan_); !problem.empty())
             raise(ErrorKind::format, where_, ": ", problem);
