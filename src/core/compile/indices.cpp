@@ -252,31 +252,12 @@ class Tracing {
         const Value& value = graph_.value(id);
         if (value.type.dtype == DType::boolean) return Span{0, 1};
         const Node* node = maker(id);
-        if (!node) {
-            if (const auto span = constant_span(value)) return span;
-            const bool narrow = is_integer(value.type.dtype) && dtype_size(value.type.dtype) < 4;
-            return narrow ? std::optional(span_of_all(value.type.dtype)) : std::nullopt;
-        }
+        if (!node) return leaf_span(value);
         if (!node->op) return std::nullopt;
-        const std::string& name = node->op_name;
-        const auto of = [&](int i) {
-            return span_of(node->inputs[static_cast<size_t>(i)], deep - 1);
-        };
-        const auto along = [&](int operand) {
-            const Dims& shape = graph_.value(node->inputs[static_cast<size_t>(operand)]).type.shape;
-            int64_t size = 1;
-            for (int64_t at : name == "ArgMax" ? node->attrs.ints("axes")
-                                               : std::vector{node->attrs.integer("axis")})
-                size *= shape[static_cast<int>(at < 0 ? at + shape.rank() : at)];
-            return std::max<int64_t>(size, 1);
-        };
-        if (name == "ArgMax" || name == "ArgSort" || name == "CumArg") return Span{0, along(0) - 1};
-        if (name == "SearchSorted") {
-            const Dims& lines = graph_.value(node->inputs[0]).type.shape;
-            return Span{0, lines[lines.rank() - 1]};
-        }
-        if (name == "ScatterLast") return Span{-1, along(0) - 1};
+        if (const auto span = position_span(*node)) return span;
         if (!is_integer(value.type.dtype)) return std::nullopt;
+        const std::string& name = node->op_name;
+        const auto of = [&](size_t i) { return span_of(node->inputs[i], deep - 1); };
         if (node->op->is_view || node->op->detaches) return of(0);
         // Rows without a source are 0.
         if (name == "Take" || name == "Gather") return joined(of(0), Span{0, 0});
@@ -298,23 +279,55 @@ class Tracing {
         }
         if (node->inputs.size() != 2) return std::nullopt;
         const auto a = of(0), b = of(1);
-        if (name == "Maximum" && (a || b)) return bounded(value.type.dtype, a, b, true);
-        if (name == "Minimum" && (a || b)) return bounded(value.type.dtype, a, b, false);
+        return pair_span(name, value.type.dtype, a, b);
+    }
+
+    /// Bounds of an input or a constant.
+    static std::optional<Span> leaf_span(const Value& value) {
+        if (const auto span = constant_span(value)) return span;
+        const bool narrow = is_integer(value.type.dtype) && dtype_size(value.type.dtype) < 4;
+        return narrow ? std::optional(span_of_all(value.type.dtype)) : std::nullopt;
+    }
+
+    /// Bounds of an op whose results are positions along an axis of its first operand.
+    std::optional<Span> position_span(const Node& node) const {
+        const std::string& name = node.op_name;
+        const auto along = [&](int64_t axis) {
+            const Dims& shape = graph_.value(node.inputs[0]).type.shape;
+            return shape[static_cast<int>(axis < 0 ? axis + shape.rank() : axis)];
+        };
+        if (name == "SearchSorted") return Span{0, along(-1)};
+        int64_t size = 1;
+        if (name == "ArgMax")
+            for (int64_t axis : node.attrs.ints("axes")) size *= along(axis);
+        else if (name == "ArgSort" || name == "CumArg" || name == "ScatterLast")
+            size = along(node.attrs.integer("axis"));
+        else
+            return std::nullopt;
+        return Span{name == "ScatterLast" ? -1 : 0, std::max<int64_t>(size, 1) - 1};
+    }
+
+    /// Bounds of an op of two operands, from theirs.
+    static std::optional<Span> pair_span(const std::string& name, DType dtype,
+                                         const std::optional<Span>& a,
+                                         const std::optional<Span>& b) {
+        if (name == "Maximum" && (a || b)) return bounded(dtype, a, b, true);
+        if (name == "Minimum" && (a || b)) return bounded(dtype, a, b, false);
         if (!a || !b) return std::nullopt;
-        Span sum{};
+        Span span{};
         bool over = true;
         if (name == "Add")
-            over = __builtin_add_overflow(a->low, b->low, &sum.low) ||
-                   __builtin_add_overflow(a->high, b->high, &sum.high);
+            over = __builtin_add_overflow(a->low, b->low, &span.low) ||
+                   __builtin_add_overflow(a->high, b->high, &span.high);
         else if (name == "Sub")
-            over = __builtin_sub_overflow(a->low, b->high, &sum.low) ||
-                   __builtin_sub_overflow(a->high, b->low, &sum.high);
+            over = __builtin_sub_overflow(a->low, b->high, &span.low) ||
+                   __builtin_sub_overflow(a->high, b->low, &span.high);
         else if (name == "Mul" && a->low >= 0 && b->low >= 0)
-            over = __builtin_mul_overflow(a->low, b->low, &sum.low) ||
-                   __builtin_mul_overflow(a->high, b->high, &sum.high);
+            over = __builtin_mul_overflow(a->low, b->low, &span.low) ||
+                   __builtin_mul_overflow(a->high, b->high, &span.high);
         else if (name == "FloorDivide" && a->low >= 0 && b->low > 0)
             return Span{0, a->high / b->low};
-        return !over && held(value.type.dtype, sum) ? std::optional(sum) : std::nullopt;
+        return !over && held(dtype, span) ? std::optional(span) : std::nullopt;
     }
 
     struct Bounds {
