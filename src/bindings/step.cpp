@@ -191,6 +191,39 @@ class HeldBytes {
     Py_buffer buffer_;
 };
 
+/// What a value is to hold: a tensor, or the bytes of one in C order, which `held` keeps.
+TensorRef tensor_or_bytes(const Value& value, nb::handle object, std::deque<HeldBytes>& held) {
+    if (!nb::isinstance<nb::bytes>(object) && !PyMemoryView_Check(object.ptr()))
+        return import_for(value, object);
+    const std::string_view bytes = held.emplace_back(object).bytes();
+    const auto size = static_cast<size_t>(byte_count(value.type));
+    if (bytes.size() != size)
+        raise(ErrorKind::shape, "\"", value.name, "\": got ", bytes.size(), " bytes; need ", size);
+    TensorRef tensor;
+    tensor.dtype = value.type.dtype;
+    tensor.shape = value.type.shape;
+    tensor.strides = contiguous_strides(tensor.shape);
+    tensor.data = const_cast<char*>(bytes.data());  // it is read alone
+    return tensor;
+}
+
+/// Replayed steps with each launch timed.
+nb::tuple profiled_replay(nb::handle self, nb::handle n, nb::handle stream) {
+    Step& step = object_of<Step>(self);
+    const int64_t times = times_of("profile", n);
+    const std::optional<intptr_t> ordered = stream_of(stream);
+    Step::Profiled all;
+    auto outputs = after(self, step, [&] {
+        in_pieces(times, [&](int64_t piece) {
+            auto some = step.profile(piece, nullptr, ordered);
+            std::move(some.runs.begin(), some.runs.end(), std::back_inserter(all.runs));
+            all.problem = std::move(some.problem);
+        });
+        return step.generation();
+    });
+    return times_of(nb::cast(std::move(outputs)), all, step.plan().ops.size());
+}
+
 }  // namespace
 
 void refuse_rest(const char* function, const char* takes, const nb::args& rest,
@@ -226,8 +259,9 @@ std::optional<intptr_t> stream_of(nb::handle object) {
     return stream;
 }
 
-void bind_step(nb::module_& m) {
-    watch_exit();
+namespace {
+
+void bind_trials(nb::module_& m) {
     nb::class_<Trials>(m, "Trials", "The ops of a graph for which a device has several kernels.")
         .def(
             "__init__",
@@ -255,8 +289,11 @@ void bind_step(nb::module_& m) {
             },
             nb::sig("def choices(self) -> list[tuple[str, str, list[str], int, float, int]]"),
             "Signature, title, kernels, number of ops, operations and bytes of operands.");
-    nb::class_<Step>(m, "Step", "A compiled step; aicf.Step is its public face.")
-        .def(
+}
+
+/// A step from a trial, a graph or a file, and its file.
+void bind_making(nb::class_<Step>& type) {
+    type.def(
             "__init__",
             [](Step* self, const Trials& trials, const std::string& signature,
                const std::string& kernel, int copies) {
@@ -330,8 +367,12 @@ void bind_step(nb::module_& m) {
                 }
                 return all;
             },
-            nb::arg("state"))
-        .def(
+            nb::arg("state"));
+}
+
+/// What runs it.
+void bind_calls(nb::class_<Step>& type) {
+    type.def(
             "__call__",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
                 Step& step = object_of<Step>(self);
@@ -403,8 +444,12 @@ void bind_step(nb::module_& m) {
                 });
             },
             nb::sig("def run(self, *inputs: object, **named: object) -> Outputs"),
-            "Runs the same ops one by one, without the captured form.")
-        .def("capture",
+            "Runs the same ops one by one, without the captured form.");
+}
+
+/// Its captured form, device and outputs.
+void bind_control(nb::class_<Step>& type) {
+    type.def("capture",
              bare<Step>("capture",
                         [](Step& s) {
                             const GilRelease release;
@@ -442,29 +487,17 @@ void bind_step(nb::module_& m) {
                 return outputs_of(self, step, step.generation());
             },
             "The outputs of the last step.")
-        .def_prop_ro("steps_run", &Step::generation, "Steps run so far.")
-        .def(
-            "_profile",
-            [](nb::handle self, nb::handle n, nb::handle stream) {
-                Step& step = object_of<Step>(self);
-                const int64_t times = times_of("profile", n);
-                const std::optional<intptr_t> ordered = stream_of(stream);
-                Step::Profiled all;
-                auto outputs = after(self, step, [&] {
-                    in_pieces(times, [&](int64_t piece) {
-                        auto some = step.profile(piece, nullptr, ordered);
-                        std::move(some.runs.begin(), some.runs.end(), std::back_inserter(all.runs));
-                        all.problem = std::move(some.problem);
-                    });
-                    return step.generation();
-                });
-                return times_of(nb::cast(std::move(outputs)), all, step.plan().ops.size());
-            },
-            nb::sig("def _profile(self, n: object = 1, stream: object = None) -> "
-                    "tuple[Outputs, bytes, list[str], str]"),
-            nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
-            "As replay, with each launch timed: the outputs, the times, what timed them and why "
-            "nothing better did.")
+        .def_prop_ro("steps_run", &Step::generation, "Steps run so far.");
+}
+
+/// What runs it with each launch timed.
+void bind_profiles(nb::class_<Step>& type) {
+    type.def("_profile", &profiled_replay,
+             nb::sig("def _profile(self, n: object = 1, stream: object = None) -> "
+                     "tuple[Outputs, bytes, list[str], str]"),
+             nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
+             "As replay, with each launch timed: the outputs, the times, what timed them and why "
+             "nothing better did.")
         .def(
             "_profile_call",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {
@@ -480,8 +513,12 @@ void bind_step(nb::module_& m) {
             },
             nb::sig("def _profile_run(self, *inputs: object, **named: object) -> "
                     "tuple[Outputs, bytes, list[str], str]"),
-            "As run; what it returns as _profile.")
-        .def("_launch_sizes",
+            "As run; what it returns as _profile.");
+}
+
+/// What its plan says.
+void bind_dumps(nb::class_<Step>& type) {
+    type.def("_launch_sizes",
              [](const Step& s) {
                  std::vector<std::vector<int64_t>> sizes;
                  for (const LaunchSize& size : s.launch_sizes())
@@ -509,14 +546,17 @@ void bind_step(nb::module_& m) {
             },
             nb::arg("scratch") = std::map<size_t, int64_t>(),
             "What the check says of the plan, with the scratch of ops, by number, moved.")
-        .def("_leaves",
-             [](const Step& s, const std::string& role) {
-                 std::vector<std::string> names;
-                 for (const Value& value : s.plan().values)
-                     if (role_name(value.role) == role) names.push_back(value.name);
-                 return names;
-             })
-        .def("_array",
+        .def("_leaves", [](const Step& s, const std::string& role) {
+            std::vector<std::string> names;
+            for (const Value& value : s.plan().values)
+                if (role_name(value.role) == role) names.push_back(value.name);
+            return names;
+        });
+}
+
+/// Its leaves: read, written and bound.
+void bind_contents(nb::class_<Step>& type) {
+    type.def("_array",
              [](nb::handle self, const std::string& name) {
                  Array result;
                  result.owner = nb::borrow(self);
@@ -556,21 +596,7 @@ void bind_step(nb::module_& m) {
                  std::deque<HeldBytes> held;
                  for (auto [key, object] : values) {
                      const Value& value = s.leaf(name_of(key));
-                     TensorRef tensor;
-                     if (nb::isinstance<nb::bytes>(object) || PyMemoryView_Check(object.ptr())) {
-                         const std::string_view bytes = held.emplace_back(object).bytes();
-                         const auto size = static_cast<size_t>(byte_count(value.type));
-                         if (bytes.size() != size)
-                             raise(ErrorKind::shape, "\"", value.name, "\": got ", bytes.size(),
-                                   " bytes; need ", size);
-                         tensor.dtype = value.type.dtype;
-                         tensor.shape = value.type.shape;
-                         tensor.strides = contiguous_strides(tensor.shape);
-                         tensor.data = const_cast<char*>(bytes.data());  // it is read alone
-                     } else {
-                         tensor = import_for(value, object);
-                     }
-                     writes.emplace_back(value.id, std::move(tensor));
+                     writes.emplace_back(value.id, tensor_or_bytes(value, object, held));
                  }
                  GilRelease release;
                  s.write(writes);
@@ -594,6 +620,20 @@ void bind_step(nb::module_& m) {
                 s.bind(tensors);
             },
             nb::arg("tensors"));
+}
+
+}  // namespace
+
+void bind_step(nb::module_& m) {
+    watch_exit();
+    bind_trials(m);
+    nb::class_<Step> type(m, "Step", "A compiled step; aicf.Step is its public face.");
+    bind_making(type);
+    bind_calls(type);
+    bind_control(type);
+    bind_profiles(type);
+    bind_dumps(type);
+    bind_contents(type);
 }
 
 }  // namespace aicf
