@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason="no CUDA backend in this build, or no NVRTC",
 )
 GROUP = 16
+MODES = ["tf32", "fp16", "bf16"]  # of float32 operands
 
 
 def compiled(graph, arch, math="fp32"):
@@ -208,7 +209,7 @@ def test_epilogues(dtype, size):
     compiled(g, "sm_90a")
 
 
-@pytest.mark.parametrize("math", ["fp32", "tf32"])
+@pytest.mark.parametrize("math", ["fp32", *MODES])
 def test_epilogues_of_numbers(math):
     """Behind warp roles, whose results are stored 16 bytes at once."""
     g = aicf.Graph("epilogues")
@@ -354,7 +355,7 @@ def test_products(dtype, arch):
 def product_kernels(sizes, dtype, layout, epilogue=None):
     """The programs of every kernel of a product, one each."""
     m, n, k = sizes
-    dtype, math = ("float32", "tf32") if dtype == "tf32" else (dtype, "fp32")
+    dtype, math = ("float32", dtype) if dtype in MODES else (dtype, "fp32")
     g = aicf.Graph("product")
     a = g.input("a", (k, m) if "a" in layout else (m, k), dtype)
     b = g.input("b", (n, k) if "b" in layout else (k, n), dtype)
@@ -393,6 +394,9 @@ def with_residual(g, y):
         ((264, 392, 512), "tf32", "", None),
         ((1024, 1024, 1024), "tf32", "ab", with_residual),
         ((2048, 2048, 8192), "tf32", "a", None),
+        ((264, 392, 512), "fp16", "", None),
+        ((1024, 1024, 1024), "bf16", "ab", with_residual),
+        ((2048, 2048, 8192), "fp16", "a", None),
     ],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )

@@ -336,7 +336,7 @@ MAPS = """
 import aicf
 from aicf import _core
 
-KINDS = {"fp32": "bfloat16", "tf32": "float32"}  # of operands, and of copies in the workspace
+KINDS = {"fp32": "bfloat16", "tf32": "float32", "bf16": "float32"}  # maps of operands, of copies
 
 def product(math):
     g = aicf.Graph("maps")
@@ -372,7 +372,7 @@ def use(math):
     step.replay()
     step.outputs["y"].numpy()
 
-for math in ("fp32", "tf32", "tf32"):
+for math in ("fp32", "tf32", "bf16"):
     try:
         use(math)
         print("done")

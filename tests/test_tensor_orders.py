@@ -15,6 +15,11 @@ STEPS = {
     "f16": ("float16", "fp32", 5, 10, 16),
     "tf32": ("float32", "tf32", 8, 10, 8),
 }
+# And of float32 that is rounded to 16 bits before.
+OPERANDS = STEPS | {
+    "bf16 of f32": ("float32", "bf16", 8, 7, 16),
+    "f16 of f32": ("float32", "fp16", 5, 10, 16),
+}
 
 
 def as_floats(bits, exponent, fraction):
@@ -99,7 +104,7 @@ def exact_step(acc, pairs, least):
 def call(a, b, name, order):
     """A product of a CPU whose operands need no rounding, so that its sums are seen in float32."""
     y = np.empty((a.shape[0], b.shape[1]), np.float32)
-    math = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32"}[name]
+    math = {"bf16": "bf16", "f16": "fp16", "tf32": "tf32"}[name.removesuffix(" of f32")]
     aicf.op_call("gemm", [a, b], [y], {"math": math, "order": order})
     return y
 
@@ -242,7 +247,7 @@ gpu = pytest.mark.gpu
 
 def built(a_shape, b_shape, name, layout="plain"):
     """y = a b over 16-bit storage, a or b stored transposed."""
-    dtype = STEPS[name][0]
+    dtype = OPERANDS[name][0]
     g = aicf.Graph("product")
     values = []
     for which, shape in (("a", a_shape), ("b", b_shape)):
@@ -268,10 +273,10 @@ def same_numbers(got, want, what):
 
 @gpu
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", OPERANDS)
 def test_random_steps_on_a_gpu(name, kind, make_rng):
     """2^20 sums of two to four steps, as f32 leaves the unit, against the integers."""
-    dtype, math, exponent, fraction, _ = STEPS[name]
+    dtype, math, exponent, fraction, _ = OPERANDS[name]
     a, b = operands(make_rng(13), 1024, 1024, 32, exponent, fraction, kind)
     g = aicf.Graph("product")
     g.output("y", aicf.matmul(g.input("a", a.shape), g.input("b", b.shape)))
@@ -285,7 +290,7 @@ def test_random_steps_on_a_gpu(name, kind, make_rng):
 
 @gpu
 @pytest.mark.slow  # of an emulated GPU
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize(
     ("sizes", "layout"),
     [
@@ -303,7 +308,7 @@ def test_random_steps_on_a_gpu(name, kind, make_rng):
 def test_all_candidates(sizes, name, layout, make_rng):
     """Every kernel has the bits of the first, and sampled elements those of the integers."""
     m, n, k = sizes
-    dtype, math, *_ = STEPS[name]
+    dtype, math, *_ = OPERANDS[name]
     rng = make_rng(14)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
     g, feed = built((m, k), (k, n), name, layout), fed(a, b, layout)
@@ -319,16 +324,16 @@ def test_all_candidates(sizes, name, layout, make_rng):
         for _ in range(20):
             step.replay()
             assert step.outputs["y"].numpy().tobytes() == got.tobytes(), one
-    mode = "tf32" if name == "tf32" else dtype
+    mode = math if dtype == "float32" else dtype
     rows, cols = rng.choice(m, 24, replace=False), rng.choice(n, 24, replace=False)
     x, y = product_operand(a, mode)[rows], product_operand(b, mode)[:, cols]
     want = call(np.ascontiguousarray(x), np.ascontiguousarray(y), name, order)
-    want = want if name == "tf32" else product_operand(want, mode)
+    want = want if dtype == "float32" else product_operand(want, mode)
     assert_bits(first[np.ix_(rows, cols)], want, order)
 
 
 @gpu
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
 @pytest.mark.parametrize(
     "sizes", [(5, 1000, 2048), (1, 330, 1040), (616, 8, 4096), (3, 333, 1072)], ids=str
@@ -336,58 +341,62 @@ def test_all_candidates(sizes, name, layout, make_rng):
 def test_few_rows(sizes, name, layout, make_rng):
     """By rings of warps, k or the other axis side by side, aligned or not."""
     m, n, k = sizes
-    dtype, math, *_ = STEPS[name]
+    dtype, math, *_ = OPERANDS[name]
     rng = make_rng(17)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
     g, feed = built((m, k), (k, n), name, layout), fed(a, b, layout)
     ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
     turned = layout in ("both_turned", "b_turned" if m < n else "a_turned")
     along_k = turned if m < n else not turned
-    assert ("thin" in names) == (name != "tf32" or along_k), names
+    assert ("thin" in names) == (along_k if name == "tf32" else dtype != "float32"), names
     order = next(text for text in signature.split('"') if text.startswith("mma"))
-    mode = "tf32" if name == "tf32" else dtype
+    mode = math if dtype == "float32" else dtype
     x, y = product_operand(a, mode), product_operand(b, mode)
     rows, cols = (np.arange(size)[:: 1 + size // 16] for size in (m, n))
     want = call(np.ascontiguousarray(x[rows]), np.ascontiguousarray(y[:, cols]), name, order)
     for one in names:
         step = g.compile(device="cuda", math=math, candidates={signature: one})
         got = step(**feed)["y"].numpy()
-        as_stored = want if name == "tf32" else product_operand(want, dtype)
+        as_stored = want if dtype == "float32" else product_operand(want, dtype)
         assert_bits(got[np.ix_(rows, cols)], as_stored, (one, order))
 
 
 @gpu
+@pytest.mark.parametrize("math", ["tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
-def test_words_are_rounded_as_declared(layout, make_rng):
-    """Any bits of float32 by a tf32 product, whichever kernel: ties go away from 0."""
+def test_words_are_rounded_as_declared(layout, math, make_rng):
+    """Any bits of float32, whichever kernel: ties go away from 0 in tf32, to even in 16 bits."""
     size = 256
     rng = make_rng(15)
     bits = rng.integers(0, 2**32, (size, size), np.uint32)
     ties = rng.random(bits.shape) < 0.5
-    bits = np.where(ties, bits & 0xFFFFE000 | 0x1000, bits)
+    low = {"tf32": 12, "bf16": 15, "fp16": 12}[math]
+    bits = np.where(ties, bits >> (low + 1) << (low + 1) | 1 << low, bits).astype(np.uint32)
     # A row with a number that is none, or becomes infinite, would be NaN as a whole.
     bits = np.where((bits & 0x7F000000) == 0x7F000000, bits ^ 0x20000000, bits)
+    if math == "fp16":  # of its exponents, its subnormals' and some below
+        bits = np.where(bits & 0x7F000000, bits & 0x8FFFFFFF | 0x30000000, bits)
     bits[:4, 0] = 0x7F800001, 0xFFFFFFFF, 0x7F7FF000, 0xFF800000
     a, b = bits.view(np.float32), np.eye(size, dtype=np.float32)
     for x, y in ((a, b), (b, a)):
         g, feed = built(x.shape, y.shape, "tf32", layout), fed(x, y, layout)
-        known = _core.cuda_candidates(g._core, _core.pass_names(), math="tf32")
+        known = _core.cuda_candidates(g._core, _core.pass_names(), math=math)
         ((signature, names),) = known.items()
         assert any(one.startswith("wgmma_") for one in names), names
-        want = g.compile(device="cpu", math="tf32", tensor_cores="sm_90")(**feed)["y"].numpy()
+        want = g.compile(device="cpu", math=math, tensor_cores="sm_90")(**feed)["y"].numpy()
         for one in names:
-            step = g.compile(device="cuda", math="tf32", candidates={signature: one})
+            step = g.compile(device="cuda", math=math, candidates={signature: one})
             same_numbers(step(**feed)["y"].numpy(), want, one)
 
 
 @gpu
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", OPERANDS)
 def test_results_at_odd_addresses(name, make_rng):
     """Where the copy engine cannot store them."""
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("PyTorch has no CUDA here, for the odd addresses")
-    dtype, math, *_ = STEPS[name]
+    dtype, math, *_ = OPERANDS[name]
     m, n, k = 264, 392, 512
     rng = make_rng(16)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
@@ -426,7 +435,7 @@ def behind(g, y, feed, kind):
 
 @gpu
 @pytest.mark.parametrize("kind", ["forward", "backward", "residual"])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("sizes", [(520, 776, 1000), (1032, 384, 8192), (300, 514, 256)], ids=str)
 def test_what_follows_a_product(sizes, name, kind, make_rng):
     """By each kernel the bits of the product alone with a CPU behind it, at odd addresses too."""
@@ -434,7 +443,7 @@ def test_what_follows_a_product(sizes, name, kind, make_rng):
     if not torch.cuda.is_available():
         pytest.skip("PyTorch has no CUDA here, for the odd addresses")
     m, n, k = sizes
-    dtype, math, *_ = STEPS[name]
+    dtype, math, *_ = OPERANDS[name]
     rng = make_rng(18)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
     product = built((m, k), (k, n), name, "b_turned").compile(device="cuda", math=math)

@@ -50,7 +50,7 @@ constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4
                              {64, 64, 64, 5, 64, 64, 256, 2, 4.2, 6.5, 1, 1400}};
 // Of tf32 a step of k takes as many cycles as two of 16-bit operands.
 constexpr double kWgmmaTf32 = 2;
-constexpr int64_t kRoundedBytes = int64_t{1} << 30;  // of the copies that it reads, at most
+constexpr int64_t kRoundedBytes = int64_t{1} << 30;  // of the copies that wgmma reads, at most
 constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
                             {64, 64, 32, 4, 32, 32, 128, 3, 16, 18}};
 
@@ -67,11 +67,12 @@ struct Choice {
 
 struct Problem {
     int64_t batches, m, n, k;
-    int64_t grain;       // k is cut at multiples of this
-    bool tensor;         // on tensor cores: a unit takes one cut of k, or all
-    int64_t size;        // bytes of a sum
-    int64_t copied = 0;  // bytes of operands that wgmma reads as copies
-    double after = 0;    // instructions for each result of what follows the product
+    int64_t grain;      // k is cut at multiples of this
+    bool tensor;        // on tensor cores: a unit takes one cut of k, or all
+    int64_t size;       // bytes of a sum
+    int64_t moved = 0;  // bytes read and written where wgmma reads copies of operands
+    double rate = 1;    // of wgmma: a step's cycles, in those of 16-bit operands
+    double after = 0;   // instructions for each result of what follows the product
 };
 
 /// What the operands are rounded to before they are multiplied.
@@ -80,6 +81,12 @@ std::string rounded_type(const std::string& math, DType dtype) {
            : math == "fp16" ? "Half"
            : math == "bf16" ? "Brain"
                             : cuda_type(dtype);
+}
+
+/// The type in which wgmma reads such operands, if not their own.
+std::optional<DType> read_as(const std::string& math) {
+    if (math == "fp32") return std::nullopt;
+    return math == "tf32" ? DType::f32 : math == "fp16" ? DType::f16 : DType::bf16;
 }
 
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
@@ -115,8 +122,8 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const double seams = t.pair && parts == 1 && !t.holds(grains)
                                  ? static_cast<double>(grains - 1) * between_cuts
                                  : 0;
-        const bool copies = t.pair && p.copied > 0;
-        const double rate = copies ? kWgmmaTf32 : 1;
+        const bool copies = t.pair && p.moved > 0;
+        const double rate = t.pair ? p.rate : 1;
         // What follows issues an instruction a cycle on each quarter of a processor, of one warp
         // alone on it three in four. Of warpgroups with tiles of their own the longer half counts.
         constexpr double lanes = 128, lone = 4.0 / 3;
@@ -144,8 +151,8 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                                            (choice.slots / tiles) * result) /
                                            join_bytes;
         if (copies) {
-            choice.cycles += rounding + static_cast<double>(2 * p.copied / processors) /
-                                            (2 * p.copied > cached ? rounded_far : rounded);
+            choice.cycles += rounding + static_cast<double>(p.moved / processors) /
+                                            (p.moved > cached ? rounded_far : rounded);
             choice.blocks = std::max(room / high, int64_t{1}) * high;  // all of them copy
         }
         if (kept)
@@ -187,6 +194,7 @@ struct Gemm {
     int rank;
     int64_t m, n, k, chunk, batches = 1, size;  // size: bytes of a sum
     bool tf32, tensor;                          // tensor: by the order
+    std::optional<DType> copied_as;             // what wgmma reads, where it is not the operands'
     const LoweredOp& op;
 
     explicit Gemm(const LoweredOp& of)
@@ -202,6 +210,7 @@ struct Gemm {
           size(a.dtype == DType::f64 ? 8 : 4),
           tf32(math == "tf32"),
           tensor(attrs.text("order").starts_with("mma")),
+          copied_as(read_as(math)),
           op(of) {
         const std::string& order = attrs.text("order");
         chunk = std::atoll(order.c_str() + order.find('(') + 1);
@@ -210,27 +219,34 @@ struct Gemm {
 
     /// The operands as the copy engine reads them for a tiling; none where it cannot.
     std::optional<std::pair<MappedOperand, MappedOperand>> mapped(const Tiling& t) const {
-        if (tf32) return copied() > kRoundedBytes ? std::nullopt : std::optional(copies(t));
+        if (copied_as) return copied() > kRoundedBytes ? std::nullopt : std::optional(copies(t));
         const auto first = mapped_operand(op, 0, 1, t.m);
         const auto second = mapped_operand(op, 1, 0, t.n / t.pair);
-        if (!first || !second || math != "fp32") return std::nullopt;
+        if (!first || !second) return std::nullopt;
         return std::pair{*first, *second};
     }
-    /// Their copies in tf32, in the workspace from byte `from` on.
+    /// Their copies, rounded, in the workspace from byte `from` on.
     std::pair<MappedOperand, MappedOperand> copies(const Tiling& t, uint64_t from = 0) const {
-        auto first = rounded_operand(op, 0, 1, t.m);
-        auto second = rounded_operand(op, 1, 0, t.n / t.pair);
+        auto first = rounded_operand(op, 0, 1, t.m, *copied_as);
+        auto second = rounded_operand(op, 1, 0, t.n / t.pair, *copied_as);
         first.map.from = from;
         second.map.from = from + copy_bytes(first.map);
         return {first, second};
     }
-    static uint64_t copy_bytes(const TensorMap& map) {
-        return static_cast<uint64_t>((map.batches * map.batch_step * 4 + 255) / 256 * 256);
+    static uint64_t copy_bytes(const TensorMap& map) { return (map_bytes(map) + 255) / 256 * 256; }
+    static uint64_t map_bytes(const TensorMap& map) {
+        return static_cast<uint64_t>(map.batches * map.batch_step) * dtype_size(map.dtype);
     }
     int64_t copied() const {
-        if (!tf32) return 0;
+        if (!copied_as) return 0;
         const auto [first, second] = copies(kWgmma[0]);
         return static_cast<int64_t>(copy_bytes(first.map) + copy_bytes(second.map));
+    }
+    /// Bytes that copying them reads and writes.
+    int64_t moved() const {
+        if (!copied_as) return 0;
+        const auto size_of_one = static_cast<int64_t>(dtype_size(*copied_as));
+        return copied() + copied() / size_of_one * static_cast<int64_t>(dtype_size(a.dtype));
     }
 
     /// Instructions for each result of what follows the product: those of the functions, and some
@@ -283,7 +299,8 @@ struct Gemm {
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Limits& limits) const {
         std::vector<Choice> found;
-        const Problem problem{batches, m, n, k, chunk, tensor, size, copied(), after()};
+        const Problem problem{batches, m, n, k, chunk, tensor, size, moved(), tf32 ? kWgmmaTf32 : 1,
+                              after()};
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
@@ -476,8 +493,8 @@ double gemm_cycles(const LoweredOp& op, const Limits& limits) {
 
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const Gemm gemm(op);
-    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, same] =
-        gemm;
+    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, copied_as,
+                 same] = gemm;
     const bool fused = !op.body.empty();
     const BlockLayout layout(op);
     KernelText text;
@@ -663,18 +680,20 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     if (t.pair) {
         // Copies lie behind the sums of parts.
         const uint64_t sums = (text.workspace + 255) / 256 * 256;
-        const auto mapped = tf32 ? gemm.copies(t, sums) : *gemm.mapped(t);
+        const auto mapped = copied_as ? gemm.copies(t, sums) : *gemm.mapped(t);
         const auto& [first, second] = mapped;
-        text.includes = {tf32 ? "tf32.cuh" : "wgmma.cuh"};
+        const DType type = first.map.dtype;
+        text.includes = {copied_as ? "rounded.cuh" : "wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
-        const WgmmaLayout roles{t.m,           t.n,           tf32 ? 32 : 64,
-                                t.stages,      t.pair,        choice.parts,
-                                choice.adders, choice.round,  t.holds(ceil_div(k, chunk)),
-                                t.own,         first.along_k, second.along_k,
-                                first.batched, second.batched};
+        const WgmmaLayout roles{
+            t.m,           t.n,           static_cast<int>(128 / dtype_size(type)),
+            t.stages,      t.pair,        choice.parts,
+            choice.adders, choice.round,  t.holds(ceil_div(k, chunk)),
+            t.own,         first.along_k, second.along_k,
+            first.batched, second.batched};
         text.shared = roles.shared();
-        text.body += layout_struct("@_Layout", roles, a.dtype);
+        text.body += layout_struct("@_Layout", roles, type);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
         const auto whole = static_cast<int64_t>(16 / dtype_size(c.dtype));
         bool lines = !fused && n % whole == 0 && c.strides[rank - 1] == 1;
@@ -690,9 +709,10 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     "    }\n");
         text.body += packed_text(op, layout, lines && choice.parts == 1) + "};\n";
         std::string ready = "Present{}", copy;
-        if (tf32) {
-            text.body += rounded_struct("@_CopyA", "@_A", first, a, 1);
-            text.body += rounded_struct("@_CopyB", "@_B", second, b, 0);
+        if (copied_as) {
+            const std::string as = rounded_type(math, a.dtype);
+            text.body += rounded_struct("@_CopyA", "@_A", as, first, a, 1);
+            text.body += rounded_struct("@_CopyB", "@_B", as, second, b, 0);
             const int warps = t.threads / 32, processors = std::max(limits.processors, 1);
             const std::string pieces = cat("<@_CopyA, @_CopyB, ", warps, ", ", processors, ">");
             const std::string counters =
@@ -700,12 +720,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             const auto operand = [&](int x) {
                 return cat("block.ptr<const float>(", layout.operand[static_cast<size_t>(x)], ")");
             };
-            const auto copy_at = [](const TensorMap& map) {
-                return cat("block.ptr<float>(16) + ", map.from / 4);
+            const auto copy_at = [&](const TensorMap& map) {
+                return cat("block.ptr<", as, ">(16) + ", map.from / dtype_size(type));
             };
             text.counters += 3;
-            text.workspace = second.map.from +
-                             static_cast<uint64_t>(second.map.batches * second.map.batch_step * 4);
+            text.workspace = second.map.from + Gemm::map_bytes(second.map);
             copy = cat("    round_operands", pieces, "(", operand(0), ", ", operand(1), ", ",
                        copy_at(first.map), ", ", copy_at(second.map), ", ", counters, ");\n");
             ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");

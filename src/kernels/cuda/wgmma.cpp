@@ -31,7 +31,7 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
         batched};
 }
 
-MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box) {
+MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type) {
     const View& view = op.inputs[static_cast<size_t>(input)];
     const int rank = view.shape.rank();
     const int64_t k = view.shape[rank - 2 + k_axis], own = view.shape[rank - 1 - k_axis];
@@ -39,17 +39,18 @@ MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int bo
     int64_t batches = 1;
     for (int d = 0; d < rank - 2; d++) batched = batched || view.strides[d] != 0;
     for (int d = 0; batched && d < rank - 2; d++) batches *= view.shape[d];
-    const int64_t step = (k + 3) / 4 * 4;
+    const auto unit = static_cast<int64_t>(16 / dtype_size(type));
+    const int64_t step = ceil_div(k, unit) * unit;
     return MappedOperand{
-        {TensorMap::workspace, DType::f32, k, own, batches, step, own * step, box}, true, batched};
+        {TensorMap::workspace, type, k, own, batches, step, own * step, box}, true, batched};
 }
 
-std::string rounded_struct(const std::string& name, const std::string& batch,
+std::string rounded_struct(const std::string& name, const std::string& batch, const std::string& as,
                            const MappedOperand& operand, const View& view, int k_axis) {
     const int rank = view.shape.rank();
     const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
-    return cat("struct ", name, " {\n    typedef ", batch,
-               " Batch;\n    static constexpr int64_t k = ", operand.map.inner,
+    return cat("struct ", name, " {\n    typedef ", batch, " Batch;\n    typedef ", as,
+               " As;\n    static constexpr int64_t k = ", operand.map.inner,
                number("own", operand.map.outer), number("batches", operand.map.batches),
                number("pitch", operand.map.outer_step),
                number("k_step", view.strides[rank - 2 + k_axis]),

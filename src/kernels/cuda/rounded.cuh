@@ -1,14 +1,15 @@
-// Products in tf32 by wgmma, which reads words that lie along k and drops their last 13 bits:
-// blocks first copy both operands, rounded and along k, to the workspace. Rounding a tile in shared
-// memory instead would cost more of its bandwidth than the products leave.
+// Products by wgmma of operands in f32, which it reads in another type: as words of tf32 that lie
+// along k, whose last 13 bits it drops, or in 16 bits. Blocks first copy both operands, rounded and
+// along k, to the workspace. Rounding a tile in shared memory instead would cost more of its
+// bandwidth than the products leave.
 #pragma once
 
 #include "wgmma.cuh"
 
 namespace aicf {
 
-/// How an operand is copied: a warp takes 4 rows by 128 of k, or where the rows' axis lies side by
-/// side 32 rows by 16 of k, 16 words a lane.
+/// How an operand is copied, as Of::As: a warp takes 4 rows by 128 of k, or where the rows' axis
+/// lies side by side 32 rows by 16 of k, 16 words a lane.
 template <class Of>
 struct Copied {
     static constexpr bool turned = Of::own_step == 1 && Of::k_step != 1;
@@ -28,6 +29,17 @@ __device__ __forceinline__ void read_words(uint32_t (&to)[4], const float* from,
     } else {
 #pragma unroll
         for (int y = 0; y < 4; y++) to[y] = y < count ? scalar::bits(from[y * step]) : 0;
+    }
+}
+
+/// The bits of an f32 as the instruction reads them.
+template <class As>
+__device__ __forceinline__ As as_read(uint32_t word) {
+    if constexpr (same_type<As, Tf32>) {
+        round_word(word);
+        return Tf32{word};
+    } else {
+        return narrow<As>(scalar::from_bits(word));
     }
 }
 
@@ -57,20 +69,17 @@ struct CopyTile {
                        wide);
         }
     }
-    __device__ __forceinline__ void write(uint32_t (&word)[4][4], float* to) const {
-#pragma unroll
-        for (int x = 0; x < 4; x++)
-#pragma unroll
-            for (int y = 0; y < 4; y++) round_word(word[x][y]);
-        float* const at = to + (batch * Of::own + i) * Of::pitch + k;
+    __device__ __forceinline__ void write(const uint32_t (&word)[4][4], typename Of::As* to) const {
+        typedef typename Of::As As;
+        As* const at = to + (batch * Of::own + i) * Of::pitch + k;
 #pragma unroll
         for (int x = 0; x < 4; x++) {
             if (i + x >= Of::own || k >= Of::pitch) continue;
-            Pack<float, 4> four;
+            Pack<As, 4> four;
 #pragma unroll
             for (int y = 0; y < 4; y++)
-                four.at[y] = scalar::from_bits(C::turned ? word[y][x] : word[x][y]);
-            *reinterpret_cast<Pack<float, 4>*>(at + x * Of::pitch) = four;
+                four.at[y] = as_read<As>(C::turned ? word[y][x] : word[x][y]);
+            *reinterpret_cast<Pack<As, 4>*>(at + x * Of::pitch) = four;
         }
     }
 };
@@ -78,7 +87,7 @@ struct CopyTile {
 /// Copies `Lots` tiles of one operand, from `tile` on, whose loads are all on their way before the
 /// first is waited for.
 template <class Of, int Lots>
-__device__ __forceinline__ void copy_rounded(const float* from, float* to, int64_t tile) {
+__device__ __forceinline__ void copy_rounded(const float* from, typename Of::As* to, int64_t tile) {
     uint32_t word[Lots][4][4];
 #pragma unroll
     for (int x = 0; x < Lots; x++)
@@ -118,8 +127,8 @@ struct Pieces {
 /// Copies pieces until none is left. Whoever waits for others has taken none that it did not copy,
 /// so that blocks need not run together.
 template <class A, class B, int Warps, int Blocks>
-__device__ __forceinline__ void round_operands(const float* a, const float* b, float* a_to,
-                                               float* b_to, uint32_t* counters) {
+__device__ __forceinline__ void round_operands(const float* a, const float* b, typename A::As* a_to,
+                                               typename B::As* b_to, uint32_t* counters) {
     typedef Pieces<A, B, Warps, Blocks> P;
     extern __shared__ __align__(1024) char ring_room[];
     auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring
