@@ -1,8 +1,11 @@
 """Products on the GPU: f32 has the CPU's bits in every tiling, 16 bits the accuracy of f32 sums."""
 
+import re
+
 import aicf
 import numpy as np
 import pytest
+from aicf import _core
 from compare import product_operand
 from test_cuda_bits import assert_same
 
@@ -21,6 +24,8 @@ SIZES = [
 ]
 # More tiles than a GPU holds blocks, whole and ragged.
 LARGE = [(2048, 2304, 320), (1999, 2051, 331), (1024, 1024, 1024)]
+# Around the tiles of the kernels in chains, and the depth of them, 8.
+TILED = [(128, 128, 256), (132, 260, 520), (127, 129, 293), (65, 70, 1031), (256, 96, 767)]
 LAYOUTS = ["plain", "a_turned", "b_turned", "both_turned", "cut", "stepped", "batch", "spread"]
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 SMALLEST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
@@ -103,6 +108,36 @@ def test_float32(sizes, layout, make_rng):
 @pytest.mark.parametrize("sizes", LARGE, ids=str)
 def test_large_float32(sizes, layout, make_rng):
     check_float32(sizes, layout, make_rng(2))
+
+
+def tilings(graph):
+    """The choices of candidates that run a graph's one product by each kernel that tiles it."""
+    ((signature, names),) = _core.cuda_candidates(graph._core, _core.pass_names()).items()
+    return [{signature: name} for name in names if re.match(r"\d+x\d+", name)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", TILED, ids=str)
+def test_each_tiling(sizes, layout, dtype, make_rng):
+    """Whole tiles, some rows, columns and terms more or fewer, of one chunk, several and parts of
+    them, with what follows the product."""
+    m, n, k = sizes
+    rng = make_rng(9)
+    g, arrays, values = aicf.Graph("gemm"), {}, []
+    for which, shape in (("a", (m, k)), ("b", (k, n))):
+        stored, view = placed(layout, which, shape)
+        arrays[which] = rng.standard_normal(stored).astype(dtype)
+        values.append(view(g.input(which, stored, dtype)))
+    y = aicf.matmul(*values)
+    arrays["rest"] = rng.standard_normal(y.shape).astype(dtype)
+    g.output("y", aicf.relu(y + g.input("rest", y.shape, dtype)))
+    want = g.compile(device="cpu")(**arrays)["y"].numpy()
+    choices = tilings(g)
+    assert len(choices) >= (3 if dtype == "float32" else 1) + (k > 256)
+    for choice in choices:
+        got = g.compile(device="cuda", candidates=choice)(**arrays)["y"].numpy()
+        assert_same(want, got, f"{sizes} {layout} {dtype} by {choice}")
 
 
 @pytest.mark.parametrize("dtype", HALVES)

@@ -25,15 +25,15 @@ struct Tiling {
     bool holds(int64_t cuts) const { return pair && n <= 128 && cuts <= 16; }
 };
 
-constexpr Tiling kScalar[] = {{128, 128, 16, 2, 8, 8, 256, 2, 171, 190},
-                              {64, 64, 16, 3, 8, 4, 128, 4, 49, 66},
-                              {32, 32, 32, 4, 4, 4, 64, 8, 20, 58}};
+constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 159, 165},
+                              {64, 64, 8, 2, 8, 4, 128, 4, 49, 66},
+                              {32, 32, 8, 2, 4, 4, 64, 8, 20, 58}};
 // Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
 constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
                             {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
                             {16, 32, 32, 4, 2, 2, 128, 4, 15, 13},
                             {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20}};
-constexpr Tiling kDouble[] = {{64, 64, 16, 2, 8, 4, 128, 2, 98, 120}};
+constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
                               {64, 64, 64, 4, 32, 32, 128, 3, 8, 9, 0, 2800}};
@@ -737,18 +737,15 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return text;
     }
     int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);
-    if (!tensor) {
-        shared = t.stages * t.k * (t.m + t.n + 8) * size;
-        const bool stored_totals =
-            choice.parts == 1 && k > chunk && t.part_m * t.part_n * size > 128;
-        if (stored_totals) shared += t.m * t.n * size;
-    }
+    if (!tensor)  // padded tiles, and the sum of the chunks so far
+        shared =
+            (int64_t{t.stages} * t.k * (t.m + t.n + 8) + (choice.parts == 1) * t.m * t.n) * size;
     text.shared = static_cast<uint32_t>(shared);
     text.body += body_head(op, layout);
     if (tensor) text.includes = {"mma.cuh"};
     text.body += cat("    ", tensor ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m,
-                     ", ", t.part_n, ", ", t.k, ", ", t.stages, ", ", choice.parts,
-                     ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
+                     ", ", t.part_n, ", ", t.k, ", ", tensor ? cat(t.stages, ", ") : "",
+                     choice.parts, ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
     return text;
 }
 

@@ -293,59 +293,81 @@ struct Piece {
     }
 };
 
-/// Starts the copies of one tile of an operand, Rows of its own axis by BK of k, to [k][row].
-/// `rows` and `depth` of it exist; the rest stays as it is. `wide`: four-word copies are aligned.
-template <int Rows, int BK, int Threads, bool WholeRows, bool WholeK, int64_t RowStep,
-          int64_t KStep, class E>
-__device__ __forceinline__ void fetch_tile(E* to, const E* from, int rows, int depth, bool wide) {
-    constexpr int pitch = Rows + 4, V = 16 / sizeof(E);
-    const int t = threadIdx.x;
-    const auto exists = [&](int i, int k) {
-        return (WholeRows || i < rows) && (WholeK || k < depth);
-    };
-    if constexpr (RowStep == 1 && KStep % V == 0) {
-        if (wide) {
-            constexpr int line = Rows / V;
-            static_assert(Threads % line == 0 && Rows * BK % (V * Threads) == 0);
-            const int i = t % line * V;
-#pragma unroll
-            for (int p = 0; p < Rows * BK / V / Threads; p++) {
-                const int k = t / line + p * (Threads / line);
-                if (exists(i, k)) copy_async<16>(to + k * pitch + i, from + i + k * KStep);
-            }
-            return;
-        }
-    }
-    if constexpr (KStep == 1 && RowStep != 1) {
-        // A warp takes 8 of k by 4 rows: whole sectors, and no bank of shared memory twice.
-        static_assert(Rows % (Threads / 8) == 0);
-#pragma unroll
-        for (int p = 0; p < Rows * BK / Threads; p++) {
-            const int i = t / 8 + p * (Threads / 8) % Rows;
-            const int k = t % 8 + p * (Threads / 8) / Rows * 8;
-            if (exists(i, k))
-                copy_async<sizeof(E)>(to + k * pitch + i, from + i * RowStep + k * KStep);
-        }
-    } else {
-        static_assert(Threads % Rows == 0);
-        const int i = t % Rows;
-#pragma unroll
-        for (int p = 0; p < Rows * BK / Threads; p++) {
-            const int k = t / Rows + p * (Threads / Rows);
-            if (exists(i, k))
-                copy_async<sizeof(E)>(to + k * pitch + i, from + i * RowStep + k * KStep);
-        }
-    }
-}
+/// Carries tiles of an operand, Size long, from one to the next along k: Rows of its own axis by BK
+/// of k. A thread loads its share of a tile into registers while the one before is in use, and
+/// stores it to shared memory as [k][row]: copies that pass by the registers come four bytes at a
+/// time where k lies side by side, and each takes as long as four reads of what they wrote.
+template <int Rows, int BK, int Threads, int64_t Size, int64_t RowStep, int64_t KStep, class E>
+struct Carrier {
+    static constexpr int pitch = Rows + 4, count = Rows * BK / Threads;
+    // What is loaded as one: four rows, or four terms of k.
+    static constexpr bool rows_side_by_side = RowStep == 1 && KStep % 4 == 0 && Size % 4 == 0,
+                          terms_side_by_side = KStep == 1 && RowStep % 4 == 0,
+                          fours = rows_side_by_side || terms_side_by_side;
+    // Lanes of a line along k, or along the rows; elements of each.
+    static constexpr bool lines_along_k = !rows_side_by_side && KStep == 1;
+    static constexpr int each = fours ? 4 : 1, line = (lines_along_k ? BK : Rows) / each;
+    static_assert(Threads % line == 0 && count % each == 0);
+    const E* from;  // this thread's first element of the next tile
+    int rows;       // of the operand, from its row on
+    E held[count];
 
-/// Calls visit(lot, x, z) for each group of four columns of a thread.
-template <int TM, int TN, class Visit>
-__device__ __forceinline__ void each_four(const Visit& visit) {
+    __device__ __forceinline__ Carrier(const E* tile, int64_t rows_left)
+        : from(tile + first_row() * RowStep + first_term() * KStep),
+          rows(rows_left < Rows ? int(rows_left) - first_row() : Rows),
+          held{} {}
+    __device__ __forceinline__ static int first_row() {
+        return lines_along_k ? threadIdx.x / line : threadIdx.x % line * each;
+    }
+    __device__ __forceinline__ static int first_term() {
+        return lines_along_k ? threadIdx.x % line * each : threadIdx.x / line;
+    }
+    /// Where element x of a share lies, from the first on.
+    __device__ __forceinline__ static int row(int x) {
+        return lines_along_k ? x / each * (Threads / line) : x % each;
+    }
+    __device__ __forceinline__ static int term(int x) {
+        return lines_along_k ? x % each : x / each * (Threads / line);
+    }
+    __device__ __forceinline__ bool has_row(int x) const {
+        return Size % Rows == 0 || row(x) < rows;
+    }
+    /// Whether load() may; of the operand's tile or of all that follow it.
+    __device__ __forceinline__ static bool aligned(const E* tile) {
+        return !fours || aligned_for<4>(tile);
+    }
+
+    /// Loads this thread's share of a tile whose terms all exist.
+    __device__ __forceinline__ void load() {
 #pragma unroll
-    for (int x = 0; x < TM; x++)
+        for (int x = 0; x < count; x += each)
+            if (has_row(x)) {
+                const auto some = *reinterpret_cast<const Pack<E, each>*>(from + row(x) * RowStep +
+                                                                          term(x) * KStep);
 #pragma unroll
-        for (int z = 0; z < TN; z += 4) visit((x * TN + z) / 4, x, z);
-}
+                for (int y = 0; y < each; y++) held[x + y] = some.at[y];
+            }
+    }
+    /// One by one, of a tile of which `depth` terms exist; what does not exist stays as it is.
+    __device__ __forceinline__ void load_some(int64_t depth) {
+#pragma unroll
+        for (int x = 0; x < count; x++)
+            if (has_row(x) && first_term() + term(x) < depth)
+                held[x] = from[row(x) * RowStep + term(x) * KStep];
+    }
+    __device__ __forceinline__ void store(E* tile) const {
+        E* const to = tile + first_term() * pitch + first_row();
+        if constexpr (rows_side_by_side) {
+#pragma unroll
+            for (int x = 0; x < count; x += 4)
+                *reinterpret_cast<Pack<E, 4>*>(to + term(x) * pitch) =
+                    *reinterpret_cast<const Pack<E, 4>*>(held + x);
+        } else {
+#pragma unroll
+            for (int x = 0; x < count; x++) to[term(x) * pitch + row(x)] = held[x];
+        }
+    }
+};
 
 /// to[x] = from[x * Step], in groups of four that lie together.
 template <int Step, int Count, class E>
@@ -358,191 +380,246 @@ __device__ __forceinline__ void read_fours(E (&to)[Count], const E* from) {
     }
 }
 
+/// There and back along the rows, column by column: of the two operands the instruction before had
+/// one too, which then needs no read of the registers. Three reads take two cycles.
 template <int TM, int TN, class E>
 __device__ __forceinline__ void add_products(E (&acc)[TM][TN], const E (&a)[TM], const E (&b)[TN]) {
 #pragma unroll
-    for (int x = 0; x < TM; x++)
+    for (int z = 0; z < TN; z++)
 #pragma unroll
-        for (int z = 0; z < TN; z++) acc[x][z] = scalar::fma(a[x], b[z], acc[x][z]);
+        for (int y = 0; y < TM; y++) {
+            const int x = z % 2 ? TM - 1 - y : y;
+            acc[x][z] = scalar::fma(a[x], b[z], acc[x][z]);
+        }
 }
 
-/// Leaves a chunk's sums at `to`, a group of four every Stride, and begins the next chunk.
+/// Calls visit(lot, sums) for each group of four sums of a thread that move together. They are
+/// rows of one column in the order 1, 0, 3, 2: what moves together lies in neighbouring registers,
+/// so sums of even rows are in odd ones, while a[x], read in rows 0, 1, 2, 3, is in an even one for
+/// an even row. Two reads from registers that are both even, or odd, take two cycles.
+template <int TM, int TN, class E, class Visit>
+__device__ __forceinline__ void each_four(E (&acc)[TM][TN], const Visit& visit) {
+#pragma unroll
+    for (int lot = 0; lot < TM * TN / 4; lot++) {
+        const int x = lot / TN * 4, z = lot % TN;
+        E* const sums[4] = {&acc[x + 1][z], &acc[x][z], &acc[x + 3][z], &acc[x + 2][z]};
+        visit(lot, sums);
+    }
+}
+
+/// Leaves a chunk's sums at `to`, a group of four every Stride.
 template <int Stride, int TM, int TN, class E>
 __device__ __forceinline__ void leave_chunk(Pack<E, 4>* to, E (&acc)[TM][TN]) {
-    each_four<TM, TN>([&](int lot, int x, int z) {
+    each_four(acc, [&](int lot, E* const(&sums)[4]) {
         Pack<E, 4> four;
 #pragma unroll
-        for (int y = 0; y < 4; y++) {
-            four.at[y] = acc[x][z + y];
-            acc[x][z + y] = E(0);
-        }
+        for (int y = 0; y < 4; y++) four.at[y] = *sums[y];
         to[lot * Stride] = four;
+    });
+}
+
+/// acc = what leave_chunk() left at `from` + acc.
+template <int Stride, int TM, int TN, class E>
+__device__ __forceinline__ void add_to_chunk(const Pack<E, 4>* from, E (&acc)[TM][TN]) {
+    each_four(acc, [&](int lot, E* const(&sums)[4]) {
+        const Pack<E, 4> four = from[lot * Stride];
+#pragma unroll
+        for (int y = 0; y < 4; y++) *sums[y] = four.at[y] + *sums[y];
     });
 }
 
 /// Adds what leave_chunk() left of every chunk, in ascending order.
 template <int Stride, int TM, int TN, class E, class From>
-__device__ __forceinline__ void add_chunks(E (&acc)[TM][TN], int chunks, const From& part_of) {
+__device__ __forceinline__ void add_chunks(E (&sum)[TM][TN], int chunks, const From& part_of) {
     for (int chunk = 0; chunk < chunks; chunk++) {
         const Pack<E, 4>* const from = part_of(chunk);
-        each_four<TM, TN>([&](int lot, int x, int z) {
+        each_four(sum, [&](int lot, E* const(&sums)[4]) {
             const Pack<E, 4> four = from[lot * Stride];
 #pragma unroll
-            for (int y = 0; y < 4; y++)
-                acc[x][z + y] = chunk == 0 ? four.at[y] : acc[x][z + y] + four.at[y];
+            for (int y = 0; y < 4; y++) *sums[y] = chunk == 0 ? four.at[y] : *sums[y] + four.at[y];
         });
     }
-}
-
-/// Adds a chunk's sums to the total of those before it, which is kept in registers (`held`) or, if
-/// Stored, in shared memory at `totals`; after the last chunk the total is left in `acc`.
-template <bool Stored, int Stride, int TM, int TN, int Held, class E>
-__device__ __forceinline__ void add_to_total(E (&acc)[TM][TN], E (&held)[Held][TN],
-                                             Pack<E, 4>* totals, bool first, bool last) {
-    each_four<TM, TN>([&](int lot, int x, int z) {
-        Pack<E, 4> four;
-        if constexpr (Stored) {
-            if (!first) four = totals[lot * Stride];
-        }
-#pragma unroll
-        for (int y = 0; y < 4; y++) {
-            E v = acc[x][z + y];
-            if constexpr (Stored) {
-                if (!first) v = four.at[y] + v;
-                four.at[y] = v;
-            } else {
-                if (!first) v = held[x][z + y] + v;
-                held[x][z + y] = v;
-            }
-            acc[x][z + y] = last ? v : E(0);
-        }
-        if constexpr (Stored) {
-            if (!last) totals[lot * Stride] = four;
-        }
-    });
 }
 
 /// Hands a thread's results to `put`; its first one is that of row i0, column j0.
 template <class Shape, int TM, int TN, class E, class Put>
 __device__ __forceinline__ void put_tile(const Put& put, int64_t batch, int64_t i0, int64_t j0,
-                                         const E (&acc)[TM][TN]) {
+                                         const E (&sum)[TM][TN]) {
     constexpr int V = 16 / sizeof(E);
-    each_four<TM, TN>([&](int, int x, int z) {
+#pragma unroll
+    for (int x = 0; x < TM; x++) {
         const int64_t i = i0 + x / 4 * 32 + x % 4;
 #pragma unroll
-        for (int y = 0; y < 4; y += V) {
-            const int64_t j = j0 + z * 4 + y;
+        for (int z = 0; z < TN; z += V) {
+            const int64_t j = j0 + z / 4 * 16 + z % 4;
             E some[V];
 #pragma unroll
-            for (int v = 0; v < V; v++) some[v] = acc[x][z + y + v];
+            for (int v = 0; v < V; v++) some[v] = sum[x][z + v];
             if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
         }
-    });
+    }
 }
+
+/// The tiles of both operands from which a block computes BM x BN and a thread TM x TN of it: two
+/// of each, BK deep, one in use and one being stored.
+template <int BM, int BN, int TM, int TN, int BK, class Shape, class E>
+struct TilePairs {
+    static constexpr int threads = BM / TM * (BN / TN), tile_a = BK * (BM + 4),
+                         size = BK * (BM + BN + 8);
+    typedef Carrier<BM, BK, threads, Shape::m, Shape::a_row, Shape::a_col, E> CarrierA;
+    typedef Carrier<BN, BK, threads, Shape::n, Shape::b_col, Shape::b_row, E> CarrierB;
+    CarrierA a;
+    CarrierB b;
+    bool aligned;
+    int64_t left;          // terms that are not loaded
+    const E *rows, *cols;  // what this thread reads of the tiles in use
+    E* free;               // where the next ones go
+    int turn = size;
+    E av[2][TM], bv[2][TN];
+
+    /// 16 neighbouring lanes read 8 groups of rows and 2 of columns: no bank twice.
+    __device__ __forceinline__ static int row() {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return warp % (BM / (8 * TM)) * (8 * TM) + lane / 2 % 8 * 4;
+    }
+    __device__ __forceinline__ static int col() {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return warp / (BM / (8 * TM)) * (4 * TN) + (lane / 16 * 2 + lane % 2) * 4;
+    }
+
+    /// Of operands from_a and from_b on, which have `high` rows, `wide` columns and `terms`.
+    __device__ __forceinline__ TilePairs(E* room, const E* from_a, const E* from_b, int64_t high,
+                                         int64_t wide, int64_t terms)
+        : a(from_a, high),
+          b(from_b, wide),
+          aligned(CarrierA::aligned(from_a) && CarrierB::aligned(from_b)),
+          left(terms),
+          rows(room + row()),
+          cols(room + tile_a + col()),
+          free(room + size) {
+        load();
+        store(room);
+        load();
+        __syncthreads();
+        read(0, 0);
+    }
+    __device__ __forceinline__ void load() {
+        if (aligned && left >= BK) {
+            a.load();
+            b.load();
+        } else {
+            a.load_some(left);
+            b.load_some(left);
+        }
+        left -= BK;
+        a.from += BK * Shape::a_col;
+        b.from += BK * Shape::b_row;
+    }
+    __device__ __forceinline__ void store(E* to) const {
+        a.store(to);
+        b.store(to + tile_a);
+    }
+    __device__ __forceinline__ void read(int set, int p) {
+        read_fours<8>(av[set], rows + p * (BM + 4));
+        read_fours<4>(bv[set], cols + p * (BN + 4));
+    }
+    /// Adds the products of a tile, and brings the one behind the next; the first operands of the
+    /// next are read when it returns.
+    __device__ __forceinline__ void add_tile(E (&acc)[TM][TN]) {
+#pragma unroll
+        for (int p = 0; p < BK; p++) {
+            if (p + 1 == BK) {
+                __syncthreads();
+                rows += turn;
+                cols += turn;
+                free -= turn;
+                turn = -turn;
+            }
+            read((p + 1) & 1, (p + 1) % BK);
+            if (p == 0) {
+                store(free);
+                load();
+            }
+            add_products(acc, av[p & 1], bv[p & 1]);
+        }
+    }
+    /// Of the last tile, which has but Rest terms: adding a zero could change the sign of another.
+    template <int Rest>
+    __device__ __forceinline__ void add_rest(E (&acc)[TM][TN]) {
+#pragma unroll 1
+        for (int p = 0; p < Rest; p++) {
+            read(0, p);
+            add_products(acc, av[0], bv[0]);
+        }
+    }
+};
 
 /// A block computes BM x BN, a thread TM x TN of it in groups of four, from tiles of depth BK in
 /// shared memory. With Parts > 1 a block takes a run of chunks and leaves the result of each in
 /// `parts`; the block that comes last to a tile adds them, in ascending order all the same.
-template <int BM, int BN, int TM, int TN, int BK, int Stages, int Parts, class Shape, class E,
-          class Put>
+/// Otherwise the sum of the chunks so far lies in shared memory: registers hold larger tiles then.
+template <int BM, int BN, int TM, int TN, int BK, int Parts, class Shape, class E, class Put>
 __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, const E* a, const E* b,
                                            E* parts, uint32_t* counters) {
-    constexpr int threads = BM / TM * (BN / TN), lots = TM * TN / 4, V = 16 / sizeof(E);
-    constexpr int chunks = int((Shape::k + Shape::chunk - 1) / Shape::chunk);
-    constexpr int run = (chunks + Parts - 1) / Parts, chunk_steps = int(Shape::chunk) / BK;
-    constexpr bool several = Parts == 1 && chunks > 1;
-    // Large thread tiles keep their totals in shared memory: the registers then hold two blocks.
-    constexpr bool stored_totals = several && TM * TN * sizeof(E) > 128;
-    static_assert(Shape::chunk % BK == 0 && (Parts - 1) * run < chunks);
     typedef Pack<E, 4> Four;
     typedef Piece<Shape, BM, BN> Place;
-    extern __shared__ __align__(16) char room[];
-    E* const as = reinterpret_cast<E*>(room);
-    E* const bs = as + Stages * BK * (BM + 4);
-    Four* const totals = reinterpret_cast<Four*>(bs + Stages * BK * (BN + 4)) + threadIdx.x;
-
-    // 16 neighbouring lanes read 8 groups of rows and 2 of columns: no bank twice.
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row = warp % (BM / (8 * TM)) * (8 * TM) + (lane / 2 % 8) * 4;
-    const int col = warp / (BM / (8 * TM)) * (4 * TN) + (lane / 16 * 2 + lane % 2) * 4;
-
+    typedef TilePairs<BM, BN, TM, TN, BK, Shape, E> Pairs;
+    constexpr int threads = Pairs::threads, lots = TM * TN / 4, rest = int(Shape::k % BK);
+    constexpr int chunks = int((Shape::k + Shape::chunk - 1) / Shape::chunk),
+                  run = (chunks + Parts - 1) / Parts;
+    static_assert(Shape::chunk % BK == 0 && (Parts - 1) * run < chunks);
     static_assert(Place::tiles * Parts < 1 << 30);
+    extern __shared__ __align__(16) char shared[];
+    E* const room = reinterpret_cast<E*>(shared);
+    Four* const total = reinterpret_cast<Four*>(room + 2 * Pairs::size) + threadIdx.x;
+
     for (uint32_t u = grid.block; u < Place::tiles * Parts; u += grid.blocks) {
         const Place place(u);
-        const E* const ap = a + Shape::A::at(place.batch) + place.i0 * Shape::a_row;
-        const E* const bp = b + Shape::B::at(place.batch) + place.j0 * Shape::b_col;
-        const bool a_wide = Shape::m % V == 0 && aligned16(ap);
-        const bool b_wide = Shape::n % V == 0 && aligned16(bp);
-        const int rows = Shape::m - place.i0 < BM ? int(Shape::m - place.i0) : BM;
-        const int cols = Shape::n - place.j0 < BN ? int(Shape::n - place.j0) : BN;
         const int64_t begin = int64_t(place.part) * run * Shape::chunk;
-        const int64_t end =
-            Shape::k - begin < run * Shape::chunk ? Shape::k : begin + run * Shape::chunk;
-        const int steps = int((end - begin + BK - 1) / BK);
-
-        const auto fetch = [&](int s, int stage) {
-            const int64_t k0 = begin + int64_t(s) * BK;
-            const int depth = end - k0 < BK ? int(end - k0) : BK;
-            fetch_tile<BM, BK, threads, Shape::m % BM == 0, Shape::k % BK == 0, Shape::a_row,
-                       Shape::a_col>(as + stage * BK * (BM + 4), ap + k0 * Shape::a_col, rows,
-                                     depth, a_wide);
-            fetch_tile<BN, BK, threads, Shape::n % BN == 0, Shape::k % BK == 0, Shape::b_col,
-                       Shape::b_row>(bs + stage * BK * (BN + 4), bp + k0 * Shape::b_row, cols,
-                                     depth, b_wide);
-        };
-        E acc[TM][TN] = {}, held[several && !stored_totals ? TM : 1][TN];
-        E av[2][TM], bv[2][TN];
-        const auto read = [&](int set, int stage, int p) {
-            read_fours<8>(av[set], as + (stage * BK + p) * (BM + 4) + row);
-            read_fours<4>(bv[set], bs + (stage * BK + p) * (BN + 4) + col);
-        };
+        const int64_t terms =
+            Shape::k - begin < run * Shape::chunk ? Shape::k - begin : run * Shape::chunk;
         const auto part_of = [&](int chunk) {
             return reinterpret_cast<Four*>(parts) + (place.tile * chunks + chunk) * lots * threads +
                    threadIdx.x;
         };
-
+        Pairs pairs(room,
+                    a + Shape::A::at(place.batch) + place.i0 * Shape::a_row + begin * Shape::a_col,
+                    b + Shape::B::at(place.batch) + place.j0 * Shape::b_col + begin * Shape::b_row,
+                    Shape::m - place.i0, Shape::n - place.j0, terms);
+        E acc[TM][TN];
+        const int count = int((terms + Shape::chunk - 1) / Shape::chunk);
+#pragma unroll 1
+        for (int chunk = 0; chunk < count; chunk++) {
 #pragma unroll
-        for (int s = 0; s < Stages - 1; s++) {
-            if (s < steps) fetch(s, s);
-            commit_copies();
-        }
-        int stage = 0, next = Stages - 1, until_end = chunk_steps, chunk = 0;
-        for (int s = 0; s < steps; s++) {
-            wait_copies<Stages - 2>();
-            __syncthreads();
-            if (s + Stages - 1 < steps) fetch(s + Stages - 1, next);
-            commit_copies();
-            if (Shape::k % BK == 0 || s + 1 < steps || end - begin == int64_t(steps) * BK) {
-                read(0, stage, 0);
+            for (int x = 0; x < TM; x++)
 #pragma unroll
-                for (int p = 0; p < BK; p++) {
-                    if (p + 1 < BK) read((p + 1) & 1, stage, p + 1);
-                    add_products(acc, av[p & 1], bv[p & 1]);
-                }
-            } else {  // never past k: adding a zero could change the sign of another
-                for (int p = 0; p < int(Shape::k % BK); p++) {
-                    read(0, stage, p);
-                    add_products(acc, av[0], bv[0]);
-                }
+                for (int z = 0; z < TN; z++) acc[x][z] = E(0);
+            const int64_t depth = terms - chunk * Shape::chunk;
+            const int whole = int((depth < Shape::chunk ? depth : Shape::chunk) / BK);
+#pragma unroll 1
+            for (int s = 0; s < whole; s++) pairs.add_tile(acc);
+            if constexpr (rest > 0)
+                if (depth < Shape::chunk) pairs.template add_rest<rest>(acc);
+            if constexpr (Parts > 1) {
+                leave_chunk<threads>(part_of(place.part * run + chunk), acc);
+            } else if constexpr (chunks > 1) {
+                if (chunk + 1 == count) break;
+                if (chunk > 0) add_to_chunk<threads>(total, acc);
+                leave_chunk<threads>(total, acc);
             }
-            if (--until_end == 0 || s + 1 == steps) {
-                if constexpr (Parts > 1)
-                    leave_chunk<threads>(part_of(place.part * run + chunk), acc);
-                else if constexpr (several)
-                    add_to_total<stored_totals, threads>(acc, held, totals, chunk == 0,
-                                                         s + 1 == steps);
-                chunk++;
-                until_end = chunk_steps;
-            }
-            stage = stage + 1 == Stages ? 0 : stage + 1;
-            next = next + 1 == Stages ? 0 : next + 1;
         }
         if constexpr (Parts > 1) {
             if (!arrive_last(counters + place.tile, Parts)) continue;
             add_chunks<threads>(acc, chunks, part_of);
+        } else if constexpr (chunks > 1) {
+            add_to_chunk<threads>(total, acc);
+        } else {  // stored as rows, they would lie in registers by rows
+            leave_chunk<threads>(total, acc);
+            __syncthreads();
+            add_chunks<threads>(acc, 1, [&](int) { return total; });
         }
-        put_tile<Shape>(put, place.batch, place.i0 + row, place.j0 + col, acc);
-        __syncthreads();  // the next tile's copies go where this one was read
+        put_tile<Shape>(put, place.batch, place.i0 + Pairs::row(), place.j0 + Pairs::col(), acc);
+        __syncthreads();  // the next tile goes where this one was read
     }
 }
 
