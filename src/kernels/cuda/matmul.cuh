@@ -295,8 +295,8 @@ struct Piece {
 
 /// Carries tiles of an operand, Size long, from one to the next along k: Rows of its own axis by BK
 /// of k. A thread loads its share of a tile into registers while the one before is in use, and
-/// stores it to shared memory as [k][row]: copies that pass by the registers come four bytes at a
-/// time where k lies side by side, and each takes as long as four reads of what they wrote.
+/// stores it to shared memory as [k][row]. (cp.async would copy four bytes at a time where k lies
+/// side by side.)
 template <int Rows, int BK, int Threads, int64_t Size, int64_t RowStep, int64_t KStep, class E>
 struct Carrier {
     static constexpr int pitch = Rows + 4, count = Rows * BK / Threads;
