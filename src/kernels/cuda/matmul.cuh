@@ -361,7 +361,7 @@ struct Carrier {
 #pragma unroll
             for (int x = 0; x < count; x += 4)
                 *reinterpret_cast<Pack<E, 4>*>(to + term(x) * pitch) =
-                    *reinterpret_cast<const Pack<E, 4>*>(held + x);
+                    Pack<E, 4>{held[x], held[x + 1], held[x + 2], held[x + 3]};
         } else {
 #pragma unroll
             for (int x = 0; x < count; x++) to[term(x) * pitch + row(x)] = held[x];
