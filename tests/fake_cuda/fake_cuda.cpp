@@ -6,6 +6,7 @@
 // of memory), FAKE_CUDA_CALL=name the first call of that name, and fake_cuda_arm() those that ask
 // for memory; at exit a line says what was never given back.
 #include <cuda.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -114,6 +115,25 @@ struct Report {
 } report;
 
 size_t uploaded = 0;  // bytes, by all copies from the host
+
+constexpr size_t kPage = 4096, kAlignment = 256;  // of allocations, as a driver's
+size_t pages_of(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+/// Memory up to a page that nobody may touch, so that what reads past it does not go on.
+char* allocate(size_t bytes) {
+    const size_t size = pages_of(bytes);
+    void* const pages = mmap(nullptr, size + kPage, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) broken("no memory for an allocation");
+    char* const end = static_cast<char*>(pages) + size;
+    mprotect(end, kPage, PROT_NONE);
+    return end - (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+void release(char* memory, size_t bytes) {
+    const size_t size = pages_of(bytes);
+    char* const end = memory + (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    munmap(end - size, size + kPage);
+}
 
 bool alive(uintptr_t at, size_t bytes) {
     auto block = device.upper_bound(at);
@@ -343,7 +363,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* to, size_t bytes) {
     MAY_FAIL;
     NEED_CONTEXT;
     if (bytes > size_t(number("FAKE_CUDA_LARGEST", 1 << 30))) return CUDA_ERROR_OUT_OF_MEMORY;
-    void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    char* const memory = allocate(bytes);
     std::memset(memory, 0xff, bytes);
     device[reinterpret_cast<uintptr_t>(memory)] = bytes;
     *to = reinterpret_cast<CUdeviceptr>(memory);
@@ -351,8 +371,10 @@ CUresult cuMemAlloc_v2(CUdeviceptr* to, size_t bytes) {
 }
 CUresult cuMemFree_v2(CUdeviceptr at) {
     LOCK;
-    if (!device.erase(static_cast<uintptr_t>(at))) broken("memory freed twice");
-    std::free(reinterpret_cast<void*>(at));
+    const auto block = device.find(static_cast<uintptr_t>(at));
+    if (block == device.end()) broken("memory freed twice");
+    release(reinterpret_cast<char*>(at), block->second);
+    device.erase(block);
     return CUDA_SUCCESS;
 }
 CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {

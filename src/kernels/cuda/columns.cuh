@@ -46,10 +46,10 @@ __device__ __forceinline__ auto joined(Part part) {
 }
 
 /// What pieces come to of which parts lie Step apart, one after the other for `Columns` results
-/// side by side: by a block of 256, whose first threads get a result each. `held`: 16 times as
-/// many, or 256.
+/// side by side, of which the first `there` exist: by a block of 256, whose first threads get a
+/// result each. `held`: 16 times as many, or 256.
 template <class Op, int Columns, int Pieces, int64_t Step, class A>
-__device__ __forceinline__ A join_pieces(A* held, const A* parts) {
+__device__ __forceinline__ A join_pieces(A* held, const A* parts, int64_t there) {
     constexpr int teams = Columns < 16 ? 16 : 256 / Columns;
     constexpr int share = [] {
         int each = 1;
@@ -58,14 +58,15 @@ __device__ __forceinline__ A join_pieces(A* held, const A* parts) {
     }();
     constexpr int used = (Pieces + share - 1) / share;
     const int column = threadIdx.x % Columns, team = threadIdx.x / Columns, from = team * share;
+    const bool exists = Step % Columns == 0 || column < there;
     constexpr int lot = share < 16 ? share : 16;  // on their way at once
     if (team < used) {
         Subtrees<Op, A, share / lot> all;
 #pragma unroll 1
         for (int at = from; at < from + share; at += lot)
             all.take(joined<Op, lot>([&](int p) {
-                return at + p < Pieces && column < Step ? __ldcg(parts + (at + p) * Step + column)
-                                                        : Op::missing();
+                return at + p < Pieces && exists ? __ldcg(parts + (at + p) * Step + column)
+                                                 : Op::missing();
             }));
         held[team * Columns + column] = all.total();
     }
@@ -334,7 +335,8 @@ __device__ __forceinline__ void reduce_wide_columns(const Grid& grid, A* parts, 
         if constexpr (pieces > 1) {
             if (mine) parts[piece * Shape::rows + first + own] = total;
             if (!arrive_last(counters + strip, pieces)) continue;
-            total = join_pieces<Op, columns, pieces, Shape::rows>(&held[0][0][0], parts + first);
+            total = join_pieces<Op, columns, pieces, Shape::rows>(&held[0][0][0], parts + first,
+                                                                  Shape::rows - first);
         }
         if (mine) put(first + own, total);
     }
