@@ -124,8 +124,9 @@ namespace {
 /// The loop over a result's elements: `value` computes element i of y0 from the statements before
 /// it.
 std::string each(const View& y, const std::string& statements, const std::string& value) {
-    return cat("    AICF_EACH(i, ", element_count(y.shape), ") {\n", statements,
-               "        y0[@_Y::at(i)] = ", value, ";\n    }\n}\n");
+    return cat("    for (int64_t i = grid.begin(); i < ", element_count(y.shape),
+               "; i += grid.step()) {\n", statements, "        y0[@_Y::at(i)] = ", value,
+               ";\n    }\n}\n");
 }
 
 int64_t chunks_of(int64_t vectors, int lots) {

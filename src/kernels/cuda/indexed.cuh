@@ -5,10 +5,6 @@
 
 namespace aicf {
 
-#define AICF_EACH(i, count)                                                           \
-    for (int64_t i = int64_t(grid.block) * grid.threads + grid.thread(); i < (count); \
-         i += int64_t(grid.blocks) * grid.threads)
-
 // ---- copies -------------------------------------------------------------------------------------
 
 /// Count elements from where X says to where Y says, V side by side and Lots of those a thread,
@@ -184,7 +180,7 @@ __device__ __forceinline__ int64_t largest_in(const E* window, A* value) {
 
 template <class A, class G, class E>
 __device__ __forceinline__ void max_pool(const Grid& grid, E* y, const E* x) {
-    AICF_EACH(i, PixelOf<G>::count) {
+    for (int64_t i = grid.begin(); i < PixelOf<G>::count; i += grid.step()) {
         const auto [plane, h, c] = PixelOf<G>(i);
         A value;
         largest_in<A, G>(x + G::X::at(plane) + h * G::stride0 * G::x0 + c * G::stride1 * G::x1,
@@ -224,7 +220,7 @@ __device__ __forceinline__ A over_windows(int64_t h, int64_t c, F term) {
 
 template <class A, class G, class E>
 __device__ __forceinline__ void fold(const Grid& grid, E* y, const E* w) {
-    AICF_EACH(u, PixelOf<G>::count) {
+    for (int64_t u = grid.begin(); u < PixelOf<G>::count; u += grid.step()) {
         const auto [plane, h, c] = PixelOf<G>(u);
         const E* from = w + G::X::at(plane);
         const A sum =
@@ -237,7 +233,7 @@ __device__ __forceinline__ void fold(const Grid& grid, E* y, const E* w) {
 
 template <class A, class G, class E>
 __device__ __forceinline__ void max_pool_bwd(const Grid& grid, E* dx, const E* x, const E* dy) {
-    AICF_EACH(u, PixelOf<G>::count) {
+    for (int64_t u = grid.begin(); u < PixelOf<G>::count; u += grid.step()) {
         const auto [plane, h, c] = PixelOf<G>(u);
         const E* image = x + G::X::at(plane);
         const E* grad = dy + G::D::at(plane);
@@ -344,7 +340,7 @@ template <class A, ScanKind Kind, int64_t Results, int64_t N, int64_t Chunk, int
           class W>
 __device__ __forceinline__ void cumsum(const Grid& grid, O* y, const E* x, const W* before) {
     constexpr int64_t chunks = (N + Chunk - 1) / Chunk;
-    AICF_EACH(u, Results * chunks) {
+    for (int64_t u = grid.begin(); u < Results * chunks; u += grid.step()) {
         const int64_t r = u % Results, chunk = u / Results, at = chunk * Chunk;
         const int64_t end = at + Chunk < N ? at + Chunk : N;
         const A begin = scan_begin<Kind, Step, B, A>(before, r, chunk);

@@ -8,10 +8,6 @@
 
 namespace aicf {
 
-#define AICF_OVER(i, count)                                                         \
-    for (int64_t i = int64_t(grid.block) * grid.threads + threadIdx.x; i < (count); \
-         i += int64_t(grid.blocks) * grid.threads)
-
 /// Line l of an operand begins at `At::at(l)`, its elements are `Step` apart.
 template <class At, int64_t Step>
 struct LineOf {
@@ -71,7 +67,7 @@ template <class A, class Place, int64_t Count, int64_t N, int64_t Chunk, class X
           class E, class Index>
 __device__ __forceinline__ void scatter_add(const Grid& grid, E* y, const E* x,
                                             const Index* indices) {
-    AICF_OVER(i, Count) {
+    for (int64_t i = grid.begin(); i < Count; i += grid.step()) {
         const Place p(i);
         A sum = A(0), before = A(0);
         int64_t seen = 0;
@@ -87,7 +83,7 @@ __device__ __forceinline__ void scatter_add(const Grid& grid, E* y, const E* x,
 
 template <class Place, int64_t Count, int64_t N, class I, class Y, class Index>
 __device__ __forceinline__ void scatter_last(const Grid& grid, int64_t* y, const Index* indices) {
-    AICF_OVER(i, Count) {
+    for (int64_t i = grid.begin(); i < Count; i += grid.step()) {
         const Place p(i);
         int64_t k = N - 1;
         while (k >= 0 && indices[I::at(p.line, k)] != p.j) k--;
@@ -114,7 +110,7 @@ __device__ __forceinline__ int64_t count_before(uint64_t key, int64_t n, Key key
 template <class Place, int64_t Count, int64_t N, bool Right, class S, class X, class Y, class E>
 __device__ __forceinline__ void searchsorted(const Grid& grid, int64_t* y, const E* sorted,
                                              const E* x) {
-    AICF_OVER(i, Count) {
+    for (int64_t i = grid.begin(); i < Count; i += grid.step()) {
         const Place p(i);
         y[Y::at(p.line, p.j)] = count_before<Right>(
             sort_key(widen(x[X::at(p.line, p.j)]), false), N,
@@ -164,7 +160,7 @@ template <class Place, int64_t Count, int64_t N, int64_t Run, bool Descending, c
           class Y, class E>
 __device__ __forceinline__ void argsort_merge(const Grid& grid, int64_t* y, const E* x,
                                               const int64_t* positions) {
-    AICF_OVER(i, Count) {
+    for (int64_t i = grid.begin(); i < Count; i += grid.step()) {
         const Place p(i);
         const int64_t pair = p.j / (2 * Run) * (2 * Run), middle = pair + Run;
         const bool in_left = p.j < middle;
@@ -187,7 +183,7 @@ __device__ __forceinline__ void argsort_merge(const Grid& grid, int64_t* y, cons
 
 template <class A, int64_t Lines, int64_t N, class X, class Y, class E>
 __device__ __forceinline__ void cumprod(const Grid& grid, E* y, const E* x) {
-    AICF_OVER(line, Lines) {
+    for (int64_t line = grid.begin(); line < Lines; line += grid.step()) {
         A product = A(1);
         for (int64_t i = 0; i < N; i++) {
             product = static_cast<A>(product * static_cast<A>(widen(x[X::at(line, i)])));
@@ -199,7 +195,7 @@ __device__ __forceinline__ void cumprod(const Grid& grid, E* y, const E* x) {
 template <class A, int64_t Lines, int64_t N, bool Reverse, bool Lagged, class X, class B, class Y,
           class E>
 __device__ __forceinline__ void recurrence(const Grid& grid, E* y, const E* a, const E* b) {
-    AICF_OVER(line, Lines) {
+    for (int64_t line = grid.begin(); line < Lines; line += grid.step()) {
         A h = A(0);
         for (int64_t k = 0; k < N; k++) {
             const int64_t i = Reverse ? N - 1 - k : k, before = Reverse ? i + 1 : i - 1;
@@ -217,7 +213,7 @@ __device__ __forceinline__ void recurrence(const Grid& grid, E* y, const E* a, c
 
 template <int64_t Lines, int64_t N, bool Smallest, class X, class Y, class E>
 __device__ __forceinline__ void cumarg(const Grid& grid, int64_t* y, const E* x) {
-    AICF_OVER(line, Lines) {
+    for (int64_t line = grid.begin(); line < Lines; line += grid.step()) {
         int64_t best = 0;
         for (int64_t i = 0; i < N; i++) {
             const auto v = widen(x[X::at(line, i)]), most = widen(x[X::at(line, best)]);

@@ -48,6 +48,10 @@ struct Grid {
     uint32_t block, blocks, threads;  // this block, how many there are, threads of each
     uint32_t first = 0;               // of the launched block's threads, the one that begins it
     __device__ __forceinline__ uint32_t thread() const { return threadIdx.x - first; }
+    /// Of things that all threads share out one at a time: this thread's first, and how far its
+    /// next is.
+    __device__ __forceinline__ int64_t begin() const { return int64_t(block) * threads + thread(); }
+    __device__ __forceinline__ int64_t step() const { return int64_t(blocks) * threads; }
 };
 
 struct Half {
