@@ -190,66 +190,30 @@ void concat(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
     text.body += body_head(op, layout, true) + "    int64_t chunk = grid.block;\n" + calls + "}\n";
 }
 
-void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
-    const bool backward = op.def->name == "take_bwd";
-    const View &first = op.inputs[0], &indices = op.inputs[1], &y = op.outputs[0];
-    const View& table = backward ? y : first;
-    const int64_t count = element_count(indices.shape), rows = table.shape[0];
-    const int64_t width = element_count(part(table.shape, 1, table.shape.rank()));
-    text.body = place_struct("@_I", indices.shape, indices.strides) +
-                place_struct("@_Y", y.shape, y.strides);
-    const char* index = cuda_type(indices.dtype);
-    const auto pointer = [&](size_t k, const char* type) {
-        return cat("block.ptr<", type, ">(", layout.operand[k], ")");
-    };
-    const std::string head = body_head() + "    ";
-    const std::string reads =
-        cat(", block.ptr<const ", backward ? cuda_type(y.dtype) : raw_type(y.dtype), ">(",
-            layout.operand[0], "), block.ptr<const ", index, ">(", layout.operand[1], ")");
+/// Rows of a table and what says where they are: both operands of take and of its gradient.
+struct TableRows {
+    int64_t count, rows, width;
+    Dims rest;  // of a row
+};
+TableRows table_rows(const View& table, const View& indices) {
     const Dims rest = part(table.shape, 1, table.shape.rank());
-    if (backward) {
-        const std::string order = op.attrs.text("order"), a = wide_type(y.dtype);
-        const int64_t chunk =
-            order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : kChainChunk;
-        const int lead = indices.shape.rank();
-        const Dims own = part(first.strides, lead, first.shape.rank()),
-                   to = part(y.strides, 1, y.shape.rank());
-        int64_t v = vector_of(dtype_size(y.dtype), rest, {own, to}, {y.strides[0]});
-        for (int d = 0; d < lead; d++)
-            while (first.shape[d] > 1 && first.strides[d] % v != 0) v /= 2;
-        const int64_t lanes = lanes_of(width, v);
-        const Sorted sorted{1,
-                            count,
-                            rows,
-                            chunk,
-                            width,
-                            (width + lanes - 1) / lanes,  // of one element at a time
-                            dtype_size(y.dtype) == 8 ? 8 : 4};
-        if (worth_sorting(sorted, limits)) {
-            text.includes = {"order.cuh"};
-            text.body +=
-                place_struct("@_P", part(first.shape, 0, lead), part(first.strides, 0, lead)) +
-                place_struct("@_D", rest, own) + place_struct("@_E", rest, to) +
-                cat("struct @_R {\n    static constexpr int64_t step = ", y.strides[0], ";\n};\n") +
-                order_struct(text, sorted, "@_I::at(p)", limits);
-            const std::string sums =
-                width == 1 ? cat("sum_numbers<", a, ", @_O, @_P, @_T>(grid, order, y0, x0);\n")
-                           : row_sums(a, v, lanes, width);
-            text.body += cat("struct @_T {\n    __device__ __forceinline__ static int64_t "
-                             "at(int64_t row) { ",
-                             "return row * ", y.strides[0], "; }\n};\n") +
-                         body_head(op, layout) + order_body(layout, "x1", sums);
-            return;
-        }
-        text.blocks = blocks_for(rows * ((width + 255) / 256) * 32, limits.processors);
-        text.body += place_struct("@_D", first.shape, first.strides);
-        text.body +=
-            cat(head, "take_bwd<", a, ", ", count, ", ", width, ", ", rows, ", ", chunk,
-                ", @_I, @_D, @_Y>(grid, ", pointer(2, cuda_type(y.dtype)), reads, ");\n}\n");
-        return;
-    }
+    return {element_count(indices.shape), table.shape[0], element_count(rest), rest};
+}
+
+/// `head<arguments>(grid, y0, x0, x1` of a kernel that has elements of these types.
+std::string table_call(const LoweredOp& op, const BlockLayout& layout, const std::string& kernel,
+                       const char* element) {
+    return cat(body_head(), "    ", kernel, ">(grid, block.ptr<", element, ">(", layout.operand[2],
+               "), block.ptr<const ", element, ">(", layout.operand[0], "), block.ptr<const ",
+               cuda_type(op.inputs[1].dtype), ">(", layout.operand[1], ")");
+}
+
+void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits& limits) {
+    const View &table = op.inputs[0], &indices = op.inputs[1], &y = op.outputs[0];
+    const auto [count, rows, width, rest] = table_rows(table, indices);
     const Dims steps = part(table.strides, 1, table.shape.rank());
-    text.body += place_struct("@_T", rest, steps);
+    text.body = place_struct("@_I", indices.shape, indices.strides) +
+                place_struct("@_Y", y.shape, y.strides) + place_struct("@_T", rest, steps);
     const double missing = is_float(y.dtype) ? __builtin_nan("") : 0.0;
     int v = 1;
     if (count * width >= kSmall)
@@ -257,9 +221,59 @@ void take(KernelText& text, const LoweredOp& op, const BlockLayout& layout, cons
                      vector_of(dtype_size(y.dtype), y.shape, {y.strides}, {width}));
     const int lots = lots_of(count * width / v, limits.processors);
     text.blocks = chunks_of(count * width / v, lots);
-    text.body += cat(head, "take<", v, ", ", lots, ", ", count, ", ", width, ", ", rows, ", ",
-                     table.strides[0], ", @_I, @_T, @_Y>(grid, ", pointer(2, raw_type(y.dtype)),
-                     reads, ", ", element_literal(y.dtype, missing), ");\n}\n");
+    text.body += table_call(op, layout,
+                            cat("take<", v, ", ", lots, ", ", count, ", ", width, ", ", rows, ", ",
+                                table.strides[0], ", @_I, @_T, @_Y"),
+                            raw_type(y.dtype)) +
+                 cat(", ", element_literal(y.dtype, missing), ");\n}\n");
+}
+
+/// The gradient by way of sorted positions; `v` elements of a row at once.
+void sorted_take_bwd(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+                     const Limits& limits, const Sorted& sorted, int64_t v) {
+    const View &dy = op.inputs[0], &y = op.outputs[0];
+    const int lead = op.inputs[1].shape.rank();
+    const Dims rest = part(y.shape, 1, y.shape.rank()), to = part(y.strides, 1, y.shape.rank()),
+               own = part(dy.strides, lead, dy.shape.rank());
+    const std::string a = wide_type(y.dtype), step = std::to_string(y.strides[0]);
+    text.includes = {"order.cuh"};
+    text.body += place_struct("@_P", part(dy.shape, 0, lead), part(dy.strides, 0, lead)) +
+                 place_struct("@_D", rest, own) + place_struct("@_E", rest, to) +
+                 cat("struct @_R {\n    static constexpr int64_t step = ", step, ";\n};\n") +
+                 order_struct(text, sorted, "@_I::at(p)", limits) +
+                 cat("struct @_T {\n    __device__ __forceinline__ static int64_t at(int64_t row) ",
+                     "{ return row * ", step, "; }\n};\n");
+    const std::string sums =
+        sorted.width == 1 ? cat("sum_numbers<", a, ", @_O, @_P, @_T>(grid, order, y0, x0);\n")
+                          : row_sums(a, v, lanes_of(sorted.width, v), sorted.width);
+    text.body += body_head(op, layout) + order_body(layout, "x1", sums);
+}
+
+void take_bwd(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+              const Limits& limits) {
+    const View &dy = op.inputs[0], &indices = op.inputs[1], &y = op.outputs[0];
+    const auto [count, rows, width, rest] = table_rows(y, indices);
+    const std::string order = op.attrs.text("order");
+    const int64_t chunk = order.starts_with("chain(") ? std::atoll(order.c_str() + 6) : kChainChunk;
+    const int lead = indices.shape.rank();
+    int64_t v =
+        vector_of(dtype_size(y.dtype), rest,
+                  {part(dy.strides, lead, dy.shape.rank()), part(y.strides, 1, y.shape.rank())},
+                  {y.strides[0]});
+    for (int d = 0; d < lead; d++)
+        while (dy.shape[d] > 1 && dy.strides[d] % v != 0) v /= 2;
+    const int64_t tiles = ceil_div(width, lanes_of(width, v));  // of one element at a time
+    const Sorted sorted{1, count, rows, chunk, width, tiles, dtype_size(y.dtype) == 8 ? 8 : 4};
+    text.body = place_struct("@_I", indices.shape, indices.strides) +
+                place_struct("@_Y", y.shape, y.strides);
+    if (worth_sorting(sorted, limits)) return sorted_take_bwd(text, op, layout, limits, sorted, v);
+    text.blocks = blocks_for(rows * ((width + 255) / 256) * 32, limits.processors);
+    text.body += place_struct("@_D", dy.shape, dy.strides) +
+                 table_call(op, layout,
+                            cat("take_bwd<", wide_type(y.dtype), ", ", count, ", ", width, ", ",
+                                rows, ", ", chunk, ", @_I, @_D, @_Y"),
+                            cuda_type(y.dtype)) +
+                 ");\n}\n";
 }
 
 void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits&) {
@@ -403,7 +417,7 @@ constexpr Writer kWriters[] = {
     {"pad", pad},
     {"concat", concat},
     {"take", take},
-    {"take_bwd", take},
+    {"take_bwd", take_bwd},
     {"pick", pick},
     {"pick_bwd", pick},
     {"fold", windows},
