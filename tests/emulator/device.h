@@ -86,7 +86,6 @@ inline void* __nv_cvta_shared_to_generic_impl(emulated::u64 at) {
 
 inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }
 inline void __syncwarp(emulated::u32 mask = ~0u) { emulated::exchange(mask, 0); }
-inline void __threadfence() {}
 template <class T>
 T __shfl_sync(emulated::u32 mask, T x, int from, int width = 32) {
     const emulated::u32 lane = emulated::lane(), first = lane / width * width;
@@ -175,6 +174,12 @@ inline void max_f32(float& to, float a, float b) {
         to = a == a ? a : b;
 }
 inline void bar_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
+inline void red_release_gpu_global_add_u32(u32* at, u32 by) { *at += by; }
+inline void atom_acq_rel_gpu_global_add_u32(u32& before, u32* at, u32 by) {
+    before = *at;
+    *at += by;
+}
+inline void st_relaxed_gpu_global_u32(u32* at, u32 value) { *at = value; }
 template <class T>
 void ld_acquire_gpu_global_u32(u32& seen, const T* at) {
     const auto* word = reinterpret_cast<const volatile u32*>(at);

@@ -96,13 +96,11 @@ __device__ __forceinline__ void each_task(const Grid& grid, const Order<O>& orde
         const uint32_t task = taken;
         if (task >= tasks) break;
         run(task);
-        __threadfence();
         __syncthreads();
-        if (grid.thread() == 0) atomicAdd(counter + 1, 1u);
+        if (grid.thread() == 0) add_release(counter + 1, 1u);
     }
     if (grid.thread() == 0) wait_count(counter + 1, tasks);
     __syncthreads();
-    __threadfence();
 }
 
 /// Kept elements at h, h + 32, ... before `end`, of which a lane has kSortLots; digits of others
@@ -377,8 +375,8 @@ __device__ __forceinline__ void sort_positions(const Grid& grid, const Order<O>&
 template <class O>
 __device__ __forceinline__ void leave(const Grid& grid, const Order<O>& order) {
     __syncthreads();
-    if (grid.thread() != 0 || atomicAdd(order.counters + 1, 1u) != grid.blocks - 1) return;
-    for (int k = 0; k < 2 + 2 * Order<O>::phases; k++) order.counters[k] = 0;
+    if (grid.thread() != 0 || add_acq_rel(order.counters + 1, 1u) != grid.blocks - 1) return;
+    for (int k = 0; k < 2 + 2 * Order<O>::phases; k++) clear_counter(order.counters + k);
 }
 
 /// What a slot stands for: elements [begin, begin + count) of a row, whose slots begin at `first`.
@@ -462,13 +460,12 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
         if (mine)
 #pragma unroll
             for (int j = 0; j < V; j++) part[j] = sum[j];
-        __threadfence();
         __syncwarp(mates);
         uint32_t come = 0;
-        if (lane == 0) come = atomicAdd(order.arrivals() + own.first * O::tiles + tile, 1u);
+        if (lane == 0) come = add_acq_rel(order.arrivals() + own.first * O::tiles + tile, 1u);
         come = __shfl_sync(mates, come, 0, Lanes);
+        __syncwarp(mates);
         if (come != own.chunks - 1 || !mine) continue;
-        __threadfence();
         const A* other = parts + int64_t(own.first) * Width + w;
         for (uint32_t c0 = 0; c0 < own.chunks; c0 += ahead, other += ahead * Width) {
             A lot[ahead][V];
@@ -588,11 +585,10 @@ __device__ __forceinline__ void sum_numbers(const Grid& grid, const Order<O>& or
         uint32_t come = 0;
         if (lane == 0) {
             parts[slot] = sum;
-            __threadfence();
-            come = atomicAdd(order.arrivals() + own.first, 1u);
+            come = add_acq_rel(order.arrivals() + own.first, 1u);
         }
         if (__shfl_sync(0xffffffffu, come, 0) != own.chunks - 1) continue;
-        __threadfence();
+        __syncwarp();
         const A total = warp_sum<false, A>(own.first, own.first + own.chunks,
                                            [&](uint32_t c) { return __ldcg(parts + c); });
         if (lane == 0) y[To::at(own.row)] = narrow<E>(total);

@@ -383,24 +383,48 @@ __device__ __forceinline__ T* near_at(uint32_t address) {
     return static_cast<T*>(__nv_cvta_shared_to_generic_impl(address));
 }
 
-/// Waits until a word in memory has reached a count, and for what was written before each of its
-/// steps.
-__device__ __forceinline__ void wait_count(const uint32_t* at, uint32_t count) {
-    for (uint32_t seen = 0; seen < count;)
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
+// Hand-overs between blocks, by counters in memory, as the memory model of PTX has them: what a
+// thread wrote, and what others wrote before a barrier that it has passed since, comes before its
+// release; that is seen by a thread whose acquire reads the release's count or a later one, and by
+// others behind a barrier that comes after the acquire. A shuffle is no barrier.
+
+__device__ __forceinline__ void add_release(uint32_t* counter, uint32_t by) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(by) : "memory");
+}
+/// Releases and acquires; returns what the counter was.
+__device__ __forceinline__ uint32_t add_acq_rel(uint32_t* counter, uint32_t by) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(by)
+                 : "memory");
+    return before;
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* counter) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+/// Back to 0 for the next launch, by the last block. Relaxed, since blocks come to their end by
+/// what they read in counters: none can still look at one.
+__device__ __forceinline__ void clear_counter(uint32_t* counter) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(0) : "memory");
+}
+/// Acquires, when a counter has reached a count.
+__device__ __forceinline__ void wait_count(const uint32_t* counter, uint32_t count) {
+    while (load_acquire(counter) < count) {
+    }
 }
 /// True in every thread of the block that is the last of `count` to arrive; what the others wrote
 /// before is visible to it. The counter is back at 0 afterwards.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(counter, 1u) == count - 1;
-        if (last) *counter = 0;
+        last = add_acq_rel(counter, 1u) == count - 1;
+        if (last) clear_counter(counter);
     }
     __syncthreads();
-    if (last) __threadfence();
     return last;
 }
 

@@ -108,7 +108,7 @@ struct Rounded {
         wait_count(counters + 1, uint32_t(Count));
         asm volatile("fence.proxy.async;" ::: "memory");
         if (atomicAdd(counters + 2, 1u) != blocks - 1) return;
-        for (int x = 0; x < 3; x++) counters[x] = 0;
+        for (int x = 0; x < 3; x++) clear_counter(counters + x);
     }
 };
 
@@ -146,11 +146,11 @@ __device__ __forceinline__ void round_operands(const float* a, const float* b, t
         if (threadIdx.x == 0) taken[x ^ 1] = next;
         __syncthreads();
     }
-    // What was written is read by copy engines, of other processors too.
-    __threadfence();
+    // What each thread wrote is read by copy engines, of other processors too; and where `taken`
+    // was this one's engine will write.
     asm volatile("fence.proxy.async;" ::: "memory");
     __syncthreads();
-    if (threadIdx.x == 0 && copied > 0) atomicAdd(counters + 1, copied);
+    if (threadIdx.x == 0 && copied > 0) add_release(counters + 1, copied);
 }
 
 }  // namespace aicf

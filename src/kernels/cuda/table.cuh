@@ -22,19 +22,17 @@ __device__ __forceinline__ void make_table(const Grid& grid, uint16_t* held, uin
         const uint32_t piece = taken;
         if (piece >= pieces) break;
         all[piece * Threads + t] = value(piece * Threads + t);
-        __threadfence();
         __syncthreads();
-        if (t == 0) atomicAdd(counters + 1, 1u);
+        if (t == 0) add_release(counters + 1, 1u);
     }
     if (t == 0) wait_count(counters + 1, pieces);
     __syncthreads();
-    __threadfence();
     const auto* const from = reinterpret_cast<const uint64_t*>(all);
     auto* const to = reinterpret_cast<uint64_t*>(held);
 #pragma unroll
     for (uint32_t i = 0; i < words; i += Threads) to[i + t] = __ldcg(from + i + t);
     if (t == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
-        for (int k = 0; k < 3; k++) counters[k] = 0;
+        for (int k = 0; k < 3; k++) clear_counter(counters + k);
     __syncthreads();
 }
 

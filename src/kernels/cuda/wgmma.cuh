@@ -607,9 +607,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     hold(acc);
                     release(before);
                     keep(acc, part_of(int(turn.which)) + mine);
-                    __threadfence();
                     __syncwarp();
-                    if (lane == 0) atomicAdd(counters + 2 + turn.tile, 1u);
+                    if (lane == 0) add_release(counters + 2 + turn.tile, 1u);
                     continue;
                 }
                 // A warp adds 16 rows of 64 columns, which another held.
@@ -640,7 +639,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             if (mine == 0) *last = atomicAdd(counters + 1, 1u) == grid.blocks - 1;
             sync_some<1, threads>();
             if (*last)
-                for (int64_t x = mine; x < Place::tiles + 2; x += threads) counters[x] = 0;
+                for (int64_t x = mine; x < Place::tiles + 2; x += threads)
+                    clear_counter(counters + x);
             return;
         }
         if constexpr (Layout::own) {
