@@ -178,6 +178,28 @@ def test_chunks_of_sums(n, dtype, device, rng):
             assert_bits(np.ascontiguousarray(got), want.astype(got.dtype), f"{name} to {rows}")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("n", [5, 100])  # looked through, and sorted
+def test_negative_zeros_that_nothing_is_added_to(n, dtype, device):
+    """What the docs say of x's -0.0: it stays where index_add adds -0.0, and nowhere else."""
+    i = np.minimum(np.arange(n), 2)  # to row 0 one term, to row 1 one, to row 2 the others
+    x, s = (np.full((rows, 3), -0.0).astype(numpy_dtype(dtype)) for rows in (4, n))
+    s[1] = 0
+
+    def build(g, x, i, s):
+        each = aicf.broadcast_to(aicf.reshape(i, (n, 1)), (n, 3))
+        return {
+            "shared": aicf.scatter_add(x, 0, each, s),
+            "numbers": aicf.scatter_add(x[:, 0], 0, i, s[:, 0]),
+            "slices": aicf.index_add(x, 0, i, s),
+        }
+
+    for name, got in run_modes(build, {"x": x, "i": i, "s": s}, device).items():
+        negative = np.signbit(got.astype(np.float64)).reshape(4, -1)
+        assert (negative.T == [name == "slices" and row in (0, 2) for row in range(4)]).all(), name
+        assert not got.astype(np.float64).any()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.parametrize("index", ["int32", "int64"])
 def test_out_of_range(index, dtype, device):

@@ -149,7 +149,8 @@ def scatter(x: Value, axis: int, indices: Data, src: Operand) -> Value:
 def scatter_add(x: Value, axis: int, indices: Data, src: Value) -> Value:
     """x plus `src` summed at the indices along `axis`, as PyTorch's; the same bits every time.
 
-    Terms of one place are added in ascending position, in chunks of 256, then the sum to x.
+    Terms of one place are added in ascending position, in chunks of 256, then the sum to x. Sums
+    begin with +0: -0.0 in x becomes +0.0 where nothing is added, or only zeros are.
 
     Args:
         indices: no longer than x on the other axes, nor than src on any.
@@ -167,7 +168,8 @@ def scatter_add(x: Value, axis: int, indices: Data, src: Value) -> Value:
 def index_add(x: Value, axis: int, indices: Data, src: Value) -> Value:
     """x plus the slices of `src` along `axis`, summed where the indices of one axis say.
 
-    Terms of one place are added in ascending position, in chunks of 256, then the sum to x.
+    Terms of one place are added in ascending position, in chunks of 256, then the sum to x. The sum
+    of no terms is +0: -0.0 in x becomes +0.0 where nothing is added.
 
     >>> aicf.index_add(x, 0, labels, y).shape
     (4, 3)
