@@ -445,6 +445,46 @@ def spilled(program):
     return sum(spills)
 
 
+# Bytes of spills where there are some, by the dtype of sums and the width of rows.
+SPILLED_ROWS = {("float32", 6): 8, ("float64", 6): 160, ("float64", 64): 0, ("float64", 768): 124}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [*(("float32", width) for width in (1, 2, 3, 16, 20, 64, 100, 768)), *SPILLED_ROWS],
+)
+def test_sums_by_index_do_not_spill(dtype, width):
+    """Two blocks of 512 threads share a processor: 64 registers each, for sorting and for sums."""
+    g = aicf.Graph("rows")
+    x, s = g.input("x", (5000, width), dtype), g.input("s", (9000, width), dtype)
+    g.output("y", aicf.index_add(x, 0, g.input("i", (9000,), "int64"), s))
+    (program,) = [
+        text
+        for text in _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
+        if "sort_positions" in text
+    ]
+    assert spilled(program) <= SPILLED_ROWS.get((dtype, width), 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32", "uint8"])
+def test_sorting_does_not_spill(dtype):
+    """Runs and how they are merged, what goes by sorted positions, and what gathers."""
+    g = aicf.Graph("lines")
+    x, s = g.input("x", (40, 9000), dtype), g.input("s", (40, 3000), dtype)
+    at = g.input("i", (40, 3000), "int64")
+    g.output("added", aicf.scatter_add(x, 1, at, s))
+    g.output("put", aicf.scatter(x, 1, at, s))
+    g.output("order", aicf.argsort(x, 1))
+    g.output("few", aicf.argsort(x[:, :100], 1))
+    g.output("gathered", aicf.take_along_axis(x, at, 1))
+    g.output("taken", aicf.take(x, at[0], 0))
+    programs = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
+    kernels = ("sum_numbers", "last_positions", "argsort", "argsort_merge", "gather", "take")
+    for kernel in kernels:
+        assert any(f"{kernel}<" in text for text in programs), kernel
+    assert not any(map(spilled, programs))
+
+
 # Bytes of the smallest tile of tf32 that what follows a product puts into memory, behind its loop.
 SPILLED = {("tf32", "64x64_6"): 32}
 

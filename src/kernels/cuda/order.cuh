@@ -432,34 +432,40 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
     constexpr int words = V * int(sizeof(A)) / 4, run = 8, lots = 4, many = words > 2 ? 4 : 8,
                   ahead = words > 2 ? 16 / words : 8;
     constexpr int64_t tiles = (Width + Lanes * V - 1) / (Lanes * V), rows = O::size;
+    // Of the first element that a thread takes; of pieces of work, and a step beyond.
+    typedef Counter<tiles * Lanes * V> At;
+    constexpr int64_t most_slots = 2 * (Order<O>::count / O::chunk) + 1, most_step = 1 << 24;
     const Found* const found = order.found();
     const uint32_t lane = grid.thread() % Lanes;
-    const int64_t teams = int64_t(grid.blocks) * grid.threads / Lanes,
-                  team = (int64_t(grid.block) * grid.threads + grid.thread()) / Lanes;
+    const auto teams = uint32_t(grid.step() / Lanes), team = uint32_t(grid.begin() / Lanes);
     // Rows of several chunks, chunk by chunk; who comes last adds these up.
     auto* const parts = reinterpret_cast<A*>(order.room + O::parts);
     const uint32_t slots = *static_cast<const volatile uint32_t*>(order.counters);
     const uint32_t warp_lane = threadIdx.x & 31;
     const uint32_t mates = (Lanes == 32 ? ~0u : ((1u << (Lanes & 31)) - 1))
                            << (warp_lane / Lanes * Lanes);
-    for (int64_t u = team; u < slots * tiles; u += teams) {
-        const auto slot = static_cast<uint32_t>(u / tiles);
-        const int64_t tile = u - slot * tiles, w = tile * Lanes * V + lane * V;
-        const bool mine = w < Width;
-        const Chunk own = chunk_of(order, slot);
+    typedef Counter<most_slots * tiles + most_step> S;
+    for (S u = team; u < slots * S(tiles); u += teams) {
+        const auto slot = static_cast<uint32_t>(u / S(tiles));
+        const auto tile = static_cast<uint32_t>(u - slot * S(tiles));
+        const At w = (At(tile) * Lanes + lane) * V;
+        const bool mine = Width % (Lanes * V) == 0 || w < At(Width);
         const E* const from = x + Elem::at(mine ? w : 0);
+        Chunk own = chunk_of(order, slot);
+        const uint32_t end = own.begin + own.count;
         A sum[V] = {};
-        for (uint32_t h = 0; h < own.count; h += many) {
+        for (uint32_t h = own.begin; h < end; h += many) {
             Pack<E, V> lot[many];
-            read_lots<V, many, From>(lot, from, order, own.begin + h, own.count - h);
+            read_lots<V, many, From>(lot, from, order, h, end - h);
 #pragma unroll
             for (int k = 0; k < many; k++)
-                if (h + k < own.count) add_vector(sum, lot[k], !O::zero && h + k == 0);
+                if (h + k < end) add_vector(sum, lot[k], !O::zero && h + k == own.begin);
         }
-        A* const part = parts + int64_t(slot) * Width + (mine ? w : 0);
+        A* const part = parts + int64_t(slot) * Width + w;
         if (mine)
 #pragma unroll
             for (int j = 0; j < V; j++) part[j] = sum[j];
+        own = chunk_of(order, slot);  // anew: the loop has no registers for the rest of it
         __syncwarp(mates);
         uint32_t come = 0;
         if (lane == 0) come = add_acq_rel(order.arrivals() + own.first * O::tiles + tile, 1u);
@@ -484,14 +490,14 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
         store_vector(y + int64_t(own.row) * To::step + Place::at(w), sum);
     }
     // Some rows one after another; what they sum is on its way across the ends of rows.
-    typedef Counter<(rows / run + 1) * tiles> N;
-    for (int64_t u = team; u < (rows + run - 1) / run * tiles; u += teams) {
-        const int64_t w = int64_t(N(u) % N(tiles)) * Lanes * V + lane * V;
-        if (w >= Width) continue;
-        int64_t row = int64_t(N(u) / N(tiles)) * run;
-        const int64_t stop = row + run < rows ? row + run : rows;
+    typedef Counter<(rows / run + 1) * tiles + most_step> N;
+    for (N u = team; u < N((rows + run - 1) / run * tiles); u += teams) {
+        const At w = (At(u % N(tiles)) * Lanes + lane) * V;
+        if (Width % (Lanes * V) != 0 && w >= At(Width)) continue;
+        auto row = static_cast<uint32_t>(u / N(tiles)) * run;
+        const uint32_t stop = row + run < uint32_t(rows) ? row + run : uint32_t(rows);
         const E* const from = x + Elem::at(w);
-        E* to = y + row * To::step + Place::at(w);
+        E* to = y + int64_t(row) * To::step + Place::at(w);
         const uint32_t end = found[stop - 1].end;
         Found own = found[row];
         A sum[V] = {};
