@@ -8,8 +8,8 @@
 
 namespace aicf {
 
-/// Positions [begin, end) of the sorted ones.
-struct Found {
+/// Positions [begin, end) of the sorted ones; read and written by one access.
+struct alignas(8) Found {
     uint32_t begin, end;
 };
 
@@ -21,8 +21,8 @@ struct Found {
 // positions are added up at a time, from +0 where `zero` is set, else from the first; where `chunk`
 // is 0 none are.
 
-/// A row and a position of it.
-struct Entry {
+/// A row and a position of it; read and written by one access.
+struct alignas(8) Entry {
     uint32_t position, row;
 };
 
