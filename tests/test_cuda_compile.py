@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
     reason="no CUDA backend in this build, or no NVRTC",
 )
 GROUP = 16
-MODES = ["tf32", "fp16", "bf16"]  # of float32 operands
+MODES = ["tf32", "fp16", "bf16", "fp32x"]  # of float32 operands
 
 
 def compiled(graph, arch, math="fp32"):
@@ -374,7 +374,7 @@ def product_kernels(sizes, dtype, layout, epilogue=None):
 def wgmma_kernels(*args):
     """Those with warp roles."""
     found = product_kernels(*args)
-    return {name: text for name, text in found.items() if "gemm_wgmma<" in text}
+    return {name: text for name, text in found.items() if re.search("gemm_(wgmma|limbs)<", text)}
 
 
 def with_residual(g, y):
@@ -397,6 +397,8 @@ def with_residual(g, y):
         ((264, 392, 512), "fp16", "", None),
         ((1024, 1024, 1024), "bf16", "ab", with_residual),
         ((2048, 2048, 8192), "fp16", "a", None),
+        ((264, 2056, 1000), "fp32x", "", None),
+        ((1024, 1024, 1024), "fp32x", "ab", with_residual),
     ],
     ids=lambda part: getattr(part, "__name__", str(part)),
 )

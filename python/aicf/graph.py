@@ -668,7 +668,9 @@ class Graph:
                 ("fc_1.W", "fc1.W"), a number such as "opt.lr" that is another one there, and a
                 module that holds other numbers under one of the names.
             seed: of the initial random values.
-            math: how products of float32 are computed: "fp32" by fma; "tf32", "fp16" and "bf16" of
+            math: how products of float32 are computed: "fp32" by fma; "fp32x" on Hopper's tensor
+                cores with no digit of the operands lost, where they are large enough to gain by it,
+                else as "fp32" (they lose bits below 2^-110); "tf32", "fp16" and "bf16" of
                 operands rounded to that type, with sums in float32 (on tensor cores in an order
                 of their own). "mixed" also stores activations and gradients as bfloat16; sums,
                 losses, norms, params, states, outputs and what is made for these alone stay
@@ -679,8 +681,8 @@ class Graph:
             candidates: kernels by the signature of an op, as `step.plan.candidates` of the same
                 kind of device says them; those of ops that this graph does not have are left alone.
             tensor_cores: whose order the sums of large products in 16 bits (and of the modes
-                "tf32", "fp16", "bf16") take: None for the device's own, "sm_90" for those of
-                Hopper, whose bits a CPU computes too, slowly.
+                "fp32x", "tf32", "fp16", "bf16") take: None for the device's own, "sm_90" for those
+                of Hopper, whose bits a CPU computes too, slowly.
             check: raise BadValue rather than run a step that makes a NaN or an infinity or takes
                 an index out of range, as `Step.trap` says; each step is computed twice.
             checks: "indices": a step that is given an index or label out of range raises BadValue

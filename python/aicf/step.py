@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Mapping.register(_core.Outputs)
 
 CHECKS = ("indices", "off")
-MATH_MODES = ("fp32", "tf32", "fp16", "bf16", "mixed")
+MATH_MODES = ("fp32", "fp32x", "tf32", "fp16", "bf16", "mixed")
 
 
 class Leaves(Mapping[str, _core.Array]):

@@ -20,6 +20,11 @@
 //             inside cuts of c, the last one filled with +0; a step is mma_step() of mma_step.h.
 //             The results of cuts are added in ascending order, in f32. mma16.sm80(c) and its like
 //             are the same of another family of tensor cores, whose step is its own.
+//   limbs(c)  Of products of f32 on tensor cores, c = 64: each operand is three bfloat16, its limbs
+//             (f32_to_limbs). k ascends in pieces of c, the last one filled up with +0 to a
+//             multiple of 16. In each a sum takes, from +0 and by mma_step(), the products of limbs
+//             2 0, 0 2, 1 1, 1 0, 0 1 and 0 0, one pair after the other, k ascending in steps
+//             of 16. The results of pieces are added in ascending order, in f32.
 // Running sums (cumsum) add in ascending position, from the end where they are reversed. Where
 // there
 //   are few long lines (kScanLines, kScanChunk) a line is cut into chunks: a result is the running
@@ -65,6 +70,7 @@ constexpr int64_t kShortChunk = 128, kShortResults = 1 << 17, kShortTerms = 1024
 constexpr int64_t kScanChunk = 1024, kScanLines = 4096;  // a running sum is chunked if lines are
 // longer than the first and fewer than the second
 constexpr int64_t kAttentionChain = 64;  // c of attention
+constexpr int64_t kLimbTerms = 64;       // c of limbs(c)
 constexpr int64_t kTreeLeaf = 512;
 constexpr int64_t kTreeLanes = 128;
 constexpr uint32_t kMaxArgBytes = 4096;
@@ -81,8 +87,9 @@ constexpr int kDTypes = 10;
     X(i8, int8_t)        \
     X(i16, int16_t)
 
-/// gemm's `math`: the products of f32 by fma, or of operands rounded to that type, summed in f32.
-enum class MathMode : uint8_t { fp32, tf32, fp16, bf16 };
+/// gemm's `math`: the products of f32 by fma, or of operands rounded to that type, or of all their
+/// digits on tensor cores (fp32x), summed in f32.
+enum class MathMode : uint8_t { fp32, tf32, fp16, bf16, fp32x };
 
 struct Operand {
     void* ptr;

@@ -14,6 +14,9 @@ struct MmaTerm {
     int32_t mantissa, exponent;
 };
 
+/// The pairs of limbs whose products limbs(c) adds, in its order, an operand's in each column.
+constexpr int kLimbPairs[6][2] = {{2, 0}, {0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
+
 constexpr int32_t kMmaNever = -1000, kMmaSpecial = 4000, kMmaLeast = -133, kMmaPoint = 25;
 
 /// Of the bits of a float of 1 + Exponent + Fraction bits, Fraction <= 10.

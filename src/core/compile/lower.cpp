@@ -194,7 +194,7 @@ Lowered lower(const Graph& graph, const std::string& math, int tensor_cores) {
             op.attrs.set("math", math);
     for (LoweredOp& op : lowered.ops)
         if (anchor(op).gemm)
-            op.attrs.set("order", product_order(op, tensor_cores));
+            set_product_order(op, tensor_cores);
         else if (op.def->attention)
             op.attrs.set("order", attention_order(op, tensor_cores));
     return lowered;

@@ -199,7 +199,21 @@ int64_t cut_of(int64_t batches, int64_t m, int64_t n, int64_t k, bool tf32) {
     return std::max(up(up(k, chosen), 64) * 64, least);
 }
 
-const std::vector<std::string> kMathModes = {"fp32", "tf32", "fp16", "bf16"};  // as MathMode
+const std::vector<std::string> kMathModes = {"fp32", "tf32", "fp16", "bf16",
+                                             "fp32x"};  // as MathMode
+
+/// Raises unless the order of tensor cores is one of products of these operands in this math.
+void check_order(const InferContext& c, const std::string& math, const std::string& order) {
+    if (c.dtype(0) == DType::f64 || (c.dtype(0) == DType::f32 && math == "fp32"))
+        c.dtype_error("order is \"", order, "\", ", c.describe_all(),
+                      "; need 16-bit operands or a math of tensor cores, or \"", chain_order(),
+                      "\"");
+    const std::string step = math == "tf32" ? "mma8" : math == "fp32x" ? "limbs" : "mma16";
+    if (!order.starts_with(step) || (math == "fp32x" && order != limb_order()) ||
+        std::atoll(order.c_str() + order.find('(') + 1) % 64 != 0)
+        raise(ErrorKind::graph, "gemm: order is \"", order, "\"; need ",
+              math == "fp32x" ? limb_order() : step + "(c) of a multiple of 64");
+}
 
 /// gemm: C[..., M, N] = A[..., M, K] B[..., K, N], batch axes already equal.
 std::vector<Type> infer_gemm(const InferContext& c) {
@@ -213,16 +227,7 @@ std::vector<Type> infer_gemm(const InferContext& c) {
             raise(ErrorKind::graph, "gemm: order is \"", order, "\"; need \"", chain_order(),
                   "\" or \"", chain_order(kShortChunk), "\"");
     } else {
-        const bool tf32 = c.attrs.text("math") == "tf32";
-        if (c.dtype(0) == DType::f64 ||
-            (c.dtype(0) == DType::f32 && c.attrs.text("math") == "fp32"))
-            c.dtype_error("order is \"", order, "\", ", c.describe_all(),
-                          "; need 16-bit operands or a math of tensor cores, or \"", chain_order(),
-                          "\"");
-        if (order.starts_with("mma8") != tf32 ||
-            std::atoll(order.c_str() + order.find('(') + 1) % 64 != 0)
-            raise(ErrorKind::graph, "gemm: order is \"", order, "\"; need ",
-                  tf32 ? "mma8(c)" : "mma16(c)", " of a multiple of 64");
+        check_order(c, c.attrs.text("math"), order);
     }
     const Dims &a = c.shape(0), &b = c.shape(1);
     const int rank = a.rank();
@@ -247,11 +252,21 @@ double gemm_flops(const LoweredOp& op) {
 }  // namespace
 
 std::vector<std::string> product_orders() {
-    return {"chain(c)", "mma16(c)", "mma8(c)", "mma16.smN(c)", "mma8.smN(c)"};
+    return {"chain(c)", "mma16(c)", "mma8(c)", "mma16.smN(c)", "mma8.smN(c)", "limbs(c)"};
 }
 
 std::string tensor_order(int tensor_cores, bool tf32) {
     return cat(tf32 ? "mma8" : "mma16", tensor_cores == 9 ? "" : cat(".sm", tensor_cores, "0"));
+}
+
+std::string limb_order() { return cat("limbs(", kLimbTerms, ")"); }
+
+/// Whether a product of f32 is large enough for six on tensor cores, and copies, to take less time
+/// than its own multiplications.
+static bool gains_by_limbs(int64_t batches, int64_t m, int64_t n, int64_t k) {
+    constexpr int64_t work = 1 << 26, work_of_one = 1 << 22, side = 64;
+    return m >= side && n >= side && k >= side && m * n * k >= work_of_one &&
+           batches * m * n * k >= work;
 }
 
 std::string product_order(const LoweredOp& op, int tensor_cores) {
@@ -261,15 +276,24 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
     const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
     int64_t batches = 1;
     for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+    if (math == "fp32x" && tensor_cores == 9 && gains_by_limbs(batches, m, n, k))
+        return limb_order();
     // Below about 2^17 multiplications tensor cores gain nothing.
-    if (tensor_cores < 8 || (math == "fp32" && dtype_size(a.dtype) != 2) || k < 32 || m * n < 64 ||
-        m * n * k < 1 << 17)
+    if (tensor_cores < 8 || math == "fp32x" || (math == "fp32" && dtype_size(a.dtype) != 2) ||
+        k < 32 || m * n < 64 || m * n * k < 1 << 17)
         return chain_order(k > kShortChunk && k <= kShortTerms && batches * m * n <= kShortResults
                                ? kShortChunk
                                : kChainChunk);
     const bool tf32 = math == "tf32";
     return cat(tensor_order(tensor_cores, tf32), "(",
                cut_of(std::max<int64_t>(batches, 1), m, n, k, tf32), ")");
+}
+
+void set_product_order(LoweredOp& op, int tensor_cores) {
+    const std::string order = product_order(op, tensor_cores);
+    op.attrs.set("order", order);
+    if (op.attrs.text("math") == "fp32x" && order != limb_order())
+        op.attrs.set("math", std::string("fp32"));
 }
 
 void define_matmul_ops() {

@@ -446,7 +446,7 @@ Desk::Known chosen(const Backend& backend, LoweredOp op, const std::vector<Tenso
         for (const TensorRef& tensor : *tensors)
             result.operands.push_back(placed_view(def, tensor));
     if (def.gemm && !attrs.find("order"))
-        result.op.attrs.set("order", product_order(result.op, backend.target().tensor_cores()));
+        set_product_order(result.op, backend.target().tensor_cores());
     result.kernel = backend.target().select(result.op);
     return result;
 }
@@ -538,7 +538,7 @@ uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& in
     const std::lock_guard guard(at.lock);
     LoweredOp op = as_op(def, in, out, std::move(complete));
     if (def.gemm && !attrs.find("order"))
-        op.attrs.set("order", product_order(op, at.backend->target().tensor_cores()));
+        set_product_order(op, at.backend->target().tensor_cores());
     return at.backend->target().select(op)->workspace_bytes;
 }
 

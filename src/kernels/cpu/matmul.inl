@@ -36,6 +36,9 @@ struct AsHalf {
 struct AsBrain {
     float x;
 };
+struct AsLimbs {
+    float x;
+};
 AICF_HD float widen(AsTf32 x) { return scalar::f32_to_tf32(x.x); }
 AICF_HD float widen(AsHalf x) { return scalar::half_to_f32(scalar::f32_to_half(x.x)); }
 AICF_HD float widen(AsBrain x) { return scalar::bfloat_to_f32(scalar::f32_to_bfloat(x.x)); }
@@ -578,6 +581,56 @@ void steps_of(const S* a, int64_t a_row, int64_t a_col, const S* b, int64_t b_ro
     }
 }
 
+// Lines of a tile, a piece of k each, by limbs; what is past k is +0.
+inline void decode_limbs(const AsLimbs* s, int64_t step, int64_t k_step, int64_t lines, int64_t k,
+                         int64_t padded, scalar::MmaTerm* to) {
+    for (int64_t x = 0; x < lines; ++x)
+        for (int64_t p = 0; p < padded; ++p) {
+            const scalar::Limbs limbs =
+                scalar::f32_to_limbs(p < k ? s[x * step + p * k_step].x : 0.0f);
+            for (int limb = 0; limb < 3; ++limb)
+                to[(limb * kStepTile + x) * kLimbTerms + p] = scalar::mma_bfloat(limbs.at[limb]);
+        }
+}
+
+// product() in the order limbs(kLimbTerms).
+template <class Store>
+void limbs_of(const AsLimbs* a, int64_t a_row, int64_t a_col, const AsLimbs* b, int64_t b_row,
+              int64_t b_col, int64_t m, int64_t n, int64_t k, void* workspace, const Store& put) {
+    constexpr int kDepth = 16;
+    static_assert(3 * kLimbTerms <= kStepTerms);
+    auto* const as = static_cast<scalar::MmaTerm*>(workspace);
+    auto* const bs = as + kStepTile * kStepTerms;
+    const auto line = [](const scalar::MmaTerm* of, int limb, int64_t x) {
+        return of + (limb * kStepTile + x) * kLimbTerms;
+    };
+    for (int64_t j0 = 0; j0 < n; j0 += kStepTile) {
+        const int64_t nb = min(kStepTile, n - j0);
+        for (int64_t i0 = 0; i0 < m; i0 += kStepTile) {
+            const int64_t mb = min(kStepTile, m - i0);
+            float total[kStepTile * kStepTile] = {};
+            for (int64_t p0 = 0; p0 < k; p0 += kLimbTerms) {
+                const int64_t kb = min(kLimbTerms, k - p0);
+                const int64_t padded = ceil_div(kb, kDepth) * kDepth;
+                decode_limbs(a + i0 * a_row + p0 * a_col, a_row, a_col, mb, kb, padded, as);
+                decode_limbs(b + j0 * b_col + p0 * b_row, b_col, b_row, nb, kb, padded, bs);
+                for (int64_t i = 0; i < mb; ++i)
+                    for (int64_t j = 0; j < nb; ++j) {
+                        float sum = 0;
+                        for (const auto& pair : scalar::kLimbPairs)
+                            for (int64_t p = 0; p < padded; p += kDepth)
+                                sum = scalar::mma_step<kDepth>(sum, line(as, pair[0], i) + p,
+                                                               line(bs, pair[1], j) + p);
+                        float& all = total[i * kStepTile + j];
+                        all = p0 == 0 ? sum : all + sum;
+                    }
+            }
+            for (int64_t i = 0; i < mb; ++i)
+                for (int64_t j = 0; j < nb; ++j) put(i0 + i, j0 + j, total[i * kStepTile + j]);
+        }
+    }
+}
+
 // ---- operands, units ----------------------------------------------------------------------------
 
 // Units are the cells of a grid over one C, numbered across its shorter side first, for every
@@ -624,7 +677,11 @@ void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t bat
         ap += at * as[i], bp += at * bs[i], cp += at * cs[i];
     }
     const int64_t m = i1 - i0, n = j1 - j0;
-    if constexpr (!kSame<S, T>) {
+    if constexpr (kSame<S, AsLimbs>) {
+        return limbs_of(
+            ap, as[d - 2], as[d - 1], bp, bs[d - 2], bs[d - 1], m, n, k, workspace,
+            [&](int64_t i, int64_t j, float sum) { cp[i * cs[d - 2] + j * cs[d - 1]] = sum; });
+    } else if constexpr (!kSame<S, T>) {
         if (chunk < 0)
             return steps_of(ap, as[d - 2], as[d - 1], bp, bs[d - 2], bs[d - 1], m, n, k, -chunk,
                             workspace, [&](int64_t i, int64_t j, float sum) {
@@ -635,7 +692,8 @@ void rectangle(const Operand& a, const Operand& b, const Operand& c, int64_t bat
                                     narrow(sum, to);
                             });
     }
-    if constexpr (sizeof(D) == sizeof(T)) {
+    if constexpr (kSame<S, AsLimbs>) {
+    } else if constexpr (sizeof(D) == sizeof(T)) {
         product<T, S>(ap, as[d - 2], as[d - 1], bp, bs[d - 2], bs[d - 1], cp, cs[d - 2], cs[d - 1],
                       m, n, k, chunk, workspace);
     } else {
@@ -699,8 +757,8 @@ void run(const ArgBlock& args, const CellGrid& g, int64_t begin, int64_t end, ch
 }  // namespace mm
 
 // The gemm kernel: in(0) = A [..., M, K], in(1) = B [..., K, N], out(0) = C [..., M, N] of equal
-// rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c) or -c of mma16(c) and
-// mma8(c), scalar(1).i a MathMode. 16-bit A and B give a 16-bit C.
+// rank, batch axes already broadcast by stride 0; scalar(0).i = c of chain(c) or -c of mma16(c),
+// mma8(c) and limbs(c), scalar(1).i a MathMode. 16-bit A and B give a 16-bit C.
 int64_t gemm_units(const ArgBlock& args, int phase) {
     const mm::CellGrid g = mm::cells_of(args);
     return phase == 0 && g.m > 0 && g.n > 0 ? g.batches * g.cells() : 0;
@@ -738,6 +796,11 @@ void run_gemm(const ArgBlock& args, int64_t begin, int64_t end, int thread,
                     return mm::run<float, mm::AsHalf, float>(args, g, begin, end, workspace, after);
                 case MathMode::bf16:
                     return mm::run<float, mm::AsBrain, float>(args, g, begin, end, workspace,
+                                                              after);
+                case MathMode::fp32x:
+                    if (args.scalar(0).i > 0)
+                        return mm::run<float, float, float>(args, g, begin, end, workspace, after);
+                    return mm::run<float, mm::AsLimbs, float>(args, g, begin, end, workspace,
                                                               after);
             }
             return;

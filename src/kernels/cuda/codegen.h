@@ -239,9 +239,11 @@ struct WgmmaLayout {
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);
 /// A copy of an operand, rounded to 16 bits or, in f32, to tf32, that a kernel makes in its
 /// workspace: its map, and the struct that rounded.cuh makes it by, `as` its type there.
-MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type);
+/// `planes`: how many of them lie one behind the other, as batches of the map.
+MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type,
+                              int planes);
 std::string rounded_struct(const std::string& name, const std::string& batch, const std::string& as,
-                           const MappedOperand& operand, const View& view, int k_axis);
+                           const MappedOperand& operand, int planes, const View& view, int k_axis);
 KernelText attention_text(const LoweredOp& op, const Limits& limits);  // and its gradients
 KernelText indexed_text(const LoweredOp& op, const Limits& limits);    // pad, take, windows, scans
 KernelText line_text(const LoweredOp& op, const Limits& limits);       // gather, sort, searches

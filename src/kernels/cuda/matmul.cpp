@@ -48,6 +48,13 @@ constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4
                              {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
                              {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
                              {64, 64, 64, 5, 64, 64, 256, 2, 4.2, 6.5, 1, 1400}};
+// Of limbs.cuh, whose ring holds a limb of both operands in each place.
+constexpr Tiling kLimbs[] = {{128, 128, 64, 6, 64, 128, 384, 1, 85, 85, 1, 2300},
+                             {128, 128, 64, 6, 64, 128, 384, 1, 70, 70, 2, 2400},
+                             {64, 128, 64, 8, 64, 128, 256, 1, 50, 50, 1, 1500},
+                             {64, 128, 64, 8, 64, 128, 256, 1, 45, 45, 2, 3000},
+                             {64, 64, 64, 5, 64, 64, 256, 2, 23, 34, 1, 1400},
+                             {64, 64, 64, 5, 64, 64, 256, 2, 22, 33, 2, 2800}};
 // Of tf32 a step of k takes as many cycles as two of 16-bit operands.
 constexpr double kWgmmaTf32 = 2;
 constexpr int64_t kRoundedBytes = int64_t{1} << 30;  // of the copies that wgmma reads, at most
@@ -77,15 +84,23 @@ struct Problem {
 
 /// What the operands are rounded to before they are multiplied.
 std::string rounded_type(const std::string& math, DType dtype) {
-    return math == "tf32"   ? "Tf32"
-           : math == "fp16" ? "Half"
-           : math == "bf16" ? "Brain"
-                            : cuda_type(dtype);
+    return math == "tf32"    ? "Tf32"
+           : math == "fp16"  ? "Half"
+           : math == "bf16"  ? "Brain"
+           : math == "fp32x" ? "scalar::Limbs"
+                             : cuda_type(dtype);
+}
+
+/// The attribute, but that products of "fp32x" in chains are those of "fp32".
+const std::string& math_of(const Attrs& attrs) {
+    static const std::string plain = "fp32";
+    const std::string& math = attrs.text("math");
+    return math == "fp32x" && attrs.text("order").starts_with("chain(") ? plain : math;
 }
 
 /// The type in which wgmma reads such operands, if not their own.
 std::optional<DType> read_as(const std::string& math) {
-    if (math == "fp32") return std::nullopt;
+    if (math == "fp32") return std::nullopt;  // of "fp32x" limbs are bfloat16
     return math == "tf32" ? DType::f32 : math == "fp16" ? DType::f16 : DType::bf16;
 }
 
@@ -193,7 +208,7 @@ struct Gemm {
     const std::string& math;
     int rank;
     int64_t m, n, k, chunk, batches = 1, size;  // size: bytes of a sum
-    bool tf32, tensor;                          // tensor: by the order
+    bool tf32, limbs, tensor;                   // tensor: by the order
     std::optional<DType> copied_as;             // what wgmma reads, where it is not the operands'
     const LoweredOp& op;
 
@@ -202,14 +217,15 @@ struct Gemm {
           a(of.inputs[0]),
           b(of.inputs[1]),
           c(of.outputs[0]),
-          math(attrs.text("math")),
+          math(math_of(attrs)),
           rank(c.shape.rank()),
           m(c.shape[rank - 2]),
           n(c.shape[rank - 1]),
           k(a.shape[rank - 1]),
           size(a.dtype == DType::f64 ? 8 : 4),
           tf32(math == "tf32"),
-          tensor(attrs.text("order").starts_with("mma")),
+          limbs(attrs.text("order").starts_with("limbs(")),
+          tensor(limbs || attrs.text("order").starts_with("mma")),
           copied_as(read_as(math)),
           op(of) {
         const std::string& order = attrs.text("order");
@@ -219,7 +235,8 @@ struct Gemm {
 
     /// The operands as the copy engine reads them for a tiling; none where it cannot.
     std::optional<std::pair<MappedOperand, MappedOperand>> mapped(const Tiling& t) const {
-        if (copied_as) return copied() > kRoundedBytes ? std::nullopt : std::optional(copies(t));
+        if (copied_as && !limbs && copied() > kRoundedBytes) return std::nullopt;
+        if (copied_as) return copies(t);
         const auto first = mapped_operand(op, 0, 1, t.m);
         const auto second = mapped_operand(op, 1, 0, t.n / t.pair);
         if (!first || !second) return std::nullopt;
@@ -227,12 +244,13 @@ struct Gemm {
     }
     /// Their copies, rounded, in the workspace from byte `from` on.
     std::pair<MappedOperand, MappedOperand> copies(const Tiling& t, uint64_t from = 0) const {
-        auto first = rounded_operand(op, 0, 1, t.m, *copied_as);
-        auto second = rounded_operand(op, 1, 0, t.n / t.pair, *copied_as);
+        auto first = rounded_operand(op, 0, 1, t.m, *copied_as, planes());
+        auto second = rounded_operand(op, 1, 0, t.n / t.pair, *copied_as, planes());
         first.map.from = from;
         second.map.from = from + copy_bytes(first.map);
         return {first, second};
     }
+    int planes() const { return limbs ? 3 : 1; }
     static uint64_t copy_bytes(const TensorMap& map) { return (map_bytes(map) + 255) / 256 * 256; }
     static uint64_t map_bytes(const TensorMap& map) {
         return static_cast<uint64_t>(map.batches * map.batch_step) * dtype_size(map.dtype);
@@ -245,7 +263,7 @@ struct Gemm {
     /// Bytes that copying them reads and writes.
     int64_t moved() const {
         if (!copied_as) return 0;
-        const auto size_of_one = static_cast<int64_t>(dtype_size(*copied_as));
+        const auto size_of_one = static_cast<int64_t>(dtype_size(*copied_as)) * planes();
         return copied() + copied() / size_of_one * static_cast<int64_t>(dtype_size(a.dtype));
     }
 
@@ -283,7 +301,11 @@ struct Gemm {
         if (!tensor) return;
         const std::string &order = attrs.text("order"), name = title(op);
         const std::string own = tensor_order(limits.major, tf32);
-        if (limits.major < 8 || !order.starts_with(own + "("))
+        if (limbs && limits.major != 9)
+            raise(ErrorKind::unsupported, name, ": order is \"", order,
+                  "\", a device of compute capability ", limits.major,
+                  ".x does not compute it; need 9.x, or \"", chain_order(), "\"");
+        if (limits.major < 8 || !(limbs || order.starts_with(own + "(")))
             raise(ErrorKind::unsupported, name, ": order is \"", order,
                   "\", a device of compute capability ", limits.major, ".x computes ",
                   limits.major < 8 ? "none of tensor cores" : own + "(c)", "; need ",
@@ -314,6 +336,11 @@ struct Gemm {
         if (!tensor) {
             if (tiled) size > 4 ? add(kDouble) : add(kScalar);
             if (near) add_near(problem, limits, found);
+        } else if (limbs) {
+            Problem whole = problem;
+            whole.grain = k;  // its pieces are added in registers
+            for (const Tiling& t : kLimbs)
+                if (limits.major == 9) add_choices(t, whole, limits, found);
         } else {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
@@ -493,8 +520,8 @@ double gemm_cycles(const LoweredOp& op, const Limits& limits) {
 
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const Gemm gemm(op);
-    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, tensor, copied_as,
-                 same] = gemm;
+    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, limbs, tensor,
+                 copied_as, same] = gemm;
     const bool fused = !op.body.empty();
     const BlockLayout layout(op);
     KernelText text;
@@ -683,7 +710,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const auto mapped = copied_as ? gemm.copies(t, sums) : *gemm.mapped(t);
         const auto& [first, second] = mapped;
         const DType type = first.map.dtype;
-        text.includes = {copied_as ? "rounded.cuh" : "wgmma.cuh"};
+        text.includes = {limbs ? "limbs.cuh" : copied_as ? "rounded.cuh" : "wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
         const WgmmaLayout roles{
@@ -711,8 +738,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         std::string ready = "Present{}", copy;
         if (copied_as) {
             const std::string as = rounded_type(math, a.dtype);
-            text.body += rounded_struct("@_CopyA", "@_A", as, first, a, 1);
-            text.body += rounded_struct("@_CopyB", "@_B", as, second, b, 0);
+            text.body += rounded_struct("@_CopyA", "@_A", as, first, gemm.planes(), a, 1);
+            text.body += rounded_struct("@_CopyB", "@_B", as, second, gemm.planes(), b, 0);
             const int warps = t.threads / 32, processors = std::max(limits.processors, 1);
             const std::string pieces = cat("<@_CopyA, @_CopyB, ", warps, ", ", processors, ">");
             const std::string counters =
@@ -721,7 +748,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                 return cat("block.ptr<const float>(", layout.operand[static_cast<size_t>(x)], ")");
             };
             const auto copy_at = [&](const TensorMap& map) {
-                return cat("block.ptr<", as, ">(16) + ", map.from / dtype_size(type));
+                return cat("block.ptr<", limbs ? "Brain" : as, ">(16) + ",
+                           map.from / dtype_size(type));
             };
             text.counters += 3;
             text.workspace = second.map.from + Gemm::map_bytes(second.map);
@@ -730,10 +758,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
         }
         text.body += body_head() + copy;
-        text.body +=
-            cat("    gemm_wgmma<@_Layout, @_Shape>(grid, @_Lines{{block}}, block.bytes + ",
-                layout.tail + int(kTailBytes), ", block.bytes + ",
-                layout.tail + int(kTailBytes + kMapBytes), ", ", room, ", ", ready, ");\n}\n");
+        text.body += cat("    ", limbs ? "gemm_limbs" : "gemm_wgmma", "<@_Layout, @_Shape",
+                         limbs ? ", @_CopyA, @_CopyB" : "",
+                         ">(grid, @_Lines{{block}}, block.bytes + ", layout.tail + int(kTailBytes),
+                         ", block.bytes + ", layout.tail + int(kTailBytes + kMapBytes),
+                         limbs ? "" : ", " + room, ", ", ready, ");\n}\n");
         return text;
     }
     int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);

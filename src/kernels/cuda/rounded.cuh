@@ -1,7 +1,7 @@
 // Products by wgmma of operands in f32, which it reads in another type: as words of tf32 that lie
 // along k, whose last 13 bits it drops, or in 16 bits. Blocks first copy both operands, rounded and
-// along k, to the workspace. Rounding a tile in shared memory instead would cost more of its
-// bandwidth than the products leave.
+// along k, to the workspace; of limbs a copy is three planes of bfloat16. Rounding a tile in shared
+// memory instead would cost more of its bandwidth than the products leave.
 #pragma once
 
 #include "wgmma.cuh"
@@ -32,16 +32,37 @@ __device__ __forceinline__ void read_words(uint32_t (&to)[4], const float* from,
     }
 }
 
-/// The bits of an f32 as the instruction reads them.
+/// What a copy as As consists of.
 template <class As>
-__device__ __forceinline__ As as_read(uint32_t word) {
-    if constexpr (same_type<As, Tf32>) {
-        round_word(word);
-        return Tf32{word};
-    } else {
-        return narrow<As>(scalar::from_bits(word));
+struct Planes {
+    typedef As Element;
+    static constexpr int count = 1;
+};
+template <>
+struct Planes<scalar::Limbs> {
+    typedef Brain Element;
+    static constexpr int count = 3;
+};
+template <class Of>
+using CopyElement = typename Planes<typename Of::As>::Element;
+
+/// Four neighbours of a copy, in each plane, of the bits of an f32 each.
+template <class As>
+struct FourCopies {
+    Pack<typename Planes<As>::Element, 4> plane[Planes<As>::count];
+    __device__ __forceinline__ void set(int y, uint32_t word) {
+        if constexpr (same_type<As, Tf32>) {
+            round_word(word);
+            plane[0].at[y] = Tf32{word};
+        } else if constexpr (same_type<As, scalar::Limbs>) {
+            const scalar::Limbs limbs = scalar::f32_to_limbs(scalar::from_bits(word));
+#pragma unroll
+            for (int x = 0; x < 3; x++) plane[x].at[y] = Brain{limbs.at[x]};
+        } else {
+            plane[0].at[y] = narrow<As>(scalar::from_bits(word));
+        }
     }
-}
+};
 
 /// A warp's tile of the copy of an operand.
 template <class Of>
@@ -69,17 +90,19 @@ struct CopyTile {
                        wide);
         }
     }
-    __device__ __forceinline__ void write(const uint32_t (&word)[4][4], typename Of::As* to) const {
-        typedef typename Of::As As;
-        As* const at = to + (batch * Of::own + i) * Of::pitch + k;
+    __device__ __forceinline__ void write(const uint32_t (&word)[4][4], CopyElement<Of>* to) const {
+        constexpr int64_t plane = Of::batches * Of::own * Of::pitch;
+        CopyElement<Of>* const at = to + (batch * Of::own + i) * Of::pitch + k;
 #pragma unroll
         for (int x = 0; x < 4; x++) {
             if (i + x >= Of::own || k >= Of::pitch) continue;
-            Pack<As, 4> four;
+            FourCopies<typename Of::As> four;
 #pragma unroll
-            for (int y = 0; y < 4; y++)
-                four.at[y] = as_read<As>(C::turned ? word[y][x] : word[x][y]);
-            *reinterpret_cast<Pack<As, 4>*>(at + x * Of::pitch) = four;
+            for (int y = 0; y < 4; y++) four.set(y, C::turned ? word[y][x] : word[x][y]);
+#pragma unroll
+            for (int p = 0; p < Planes<typename Of::As>::count; p++)
+                *reinterpret_cast<Pack<CopyElement<Of>, 4>*>(at + p * plane + x * Of::pitch) =
+                    four.plane[p];
         }
     }
 };
@@ -87,7 +110,7 @@ struct CopyTile {
 /// Copies `Lots` tiles of one operand, from `tile` on, whose loads are all on their way before the
 /// first is waited for.
 template <class Of, int Lots>
-__device__ __forceinline__ void copy_rounded(const float* from, typename Of::As* to, int64_t tile) {
+__device__ __forceinline__ void copy_rounded(const float* from, CopyElement<Of>* to, int64_t tile) {
     uint32_t word[Lots][4][4];
 #pragma unroll
     for (int x = 0; x < Lots; x++)
@@ -127,8 +150,8 @@ struct Pieces {
 /// Copies pieces until none is left. Whoever waits for others has taken none that it did not copy,
 /// so that blocks need not run together.
 template <class A, class B, int Warps, int Blocks>
-__device__ __forceinline__ void round_operands(const float* a, const float* b, typename A::As* a_to,
-                                               typename B::As* b_to, uint32_t* counters) {
+__device__ __forceinline__ void round_operands(const float* a, const float* b, CopyElement<A>* a_to,
+                                               CopyElement<B>* b_to, uint32_t* counters) {
     typedef Pieces<A, B, Warps, Blocks> P;
     extern __shared__ __align__(1024) char ring_room[];
     auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring

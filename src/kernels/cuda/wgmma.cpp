@@ -31,7 +31,8 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
         batched};
 }
 
-MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type) {
+MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type,
+                              int planes) {
     const View& view = op.inputs[static_cast<size_t>(input)];
     const int rank = view.shape.rank();
     const int64_t k = view.shape[rank - 2 + k_axis], own = view.shape[rank - 1 - k_axis];
@@ -42,16 +43,18 @@ MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int bo
     const auto unit = static_cast<int64_t>(16 / dtype_size(type));
     const int64_t step = ceil_div(k, unit) * unit;
     return MappedOperand{
-        {TensorMap::workspace, type, k, own, batches, step, own * step, box}, true, batched};
+        {TensorMap::workspace, type, k, own, planes * batches, step, own * step, box},
+        true,
+        batched};
 }
 
 std::string rounded_struct(const std::string& name, const std::string& batch, const std::string& as,
-                           const MappedOperand& operand, const View& view, int k_axis) {
+                           const MappedOperand& operand, int planes, const View& view, int k_axis) {
     const int rank = view.shape.rank();
     const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
     return cat("struct ", name, " {\n    typedef ", batch, " Batch;\n    typedef ", as,
                " As;\n    static constexpr int64_t k = ", operand.map.inner,
-               number("own", operand.map.outer), number("batches", operand.map.batches),
+               number("own", operand.map.outer), number("batches", operand.map.batches / planes),
                number("pitch", operand.map.outer_step),
                number("k_step", view.strides[rank - 2 + k_axis]),
                number("own_step", view.strides[rank - 1 - k_axis]), ";\n};\n");
