@@ -11,7 +11,8 @@ needs_compiler = pytest.mark.skipif(
     not _core.cuda_info()["nvrtc"], reason="NVRTC is not installed (aicf[cuda13])"
 )
 TERMS = sorted({v for *_, what, v in _core.cuda_thresholds() if what == "take_bwd.terms"})
-LOOKED_THROUGH, CHUNK, TILE = TERMS  # positions that each row looks through, of a sum, of a block
+# Positions that each row looks through, of a sum, of a block, that blocks sort by themselves.
+LOOKED_THROUGH, CHUNK, TILE, SPLIT = TERMS
 DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -77,8 +78,9 @@ def scattered(rng, dtype, graph):
 
 
 def sorted_rows(rng, dtype, graph):
-    """Positions around a chunk and a tile; rows around the digits of a pass and their number."""
-    for count in (CHUNK, CHUNK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 1):
+    """Positions around a chunk, a tile and what is sorted in passes; rows around the digits of a
+    pass and their number."""
+    for count in (CHUNK, CHUNK + 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 1, SPLIT, SPLIT + 1):
         for rows in (1, 2, 16, 255, 256, 257, 1025):
             at = places(rng, (count,), rows, 0.3)
             for kind, taken in {"few": at, "one": np.full_like(at, rows - 1)}.items():
@@ -86,8 +88,13 @@ def sorted_rows(rng, dtype, graph):
                 taken = graph.constant(taken.astype(np.int32 if count % 2 else np.int64))
                 y = _emit("ScatterAdd", "s", x, taken, axis=0, size=rows)
                 yield f"{count} to {rows}, {kind}", y
-    at = graph.constant(places(rng, (TILE + 1,), 65537, 0.1))
-    x = graph.constant(numbers(rng, (TILE + 1,), dtype))
+    # Few positions of many rows are sorted in passes again.
+    at = graph.constant(places(rng, (SPLIT // 8,), 1 << 22, 0.0))
+    few = graph.constant(numbers(rng, (SPLIT // 8,), dtype))
+    for rows in (SPLIT, 1 << 21, 1 << 22):
+        yield f"few to {rows}", _emit("ScatterAdd", "s", few, at, axis=0, size=rows)
+    at = graph.constant(places(rng, (SPLIT + 1,), 65537, 0.1))
+    x = graph.constant(numbers(rng, (SPLIT + 1,), dtype))
     for rows in (1023, 1024, 65535, 65536, 65537, 1 << 20, (1 << 20) + 1):  # 10 bits a pass at most
         yield f"to {rows}", _emit("ScatterAdd", "s", x, at, axis=0, size=rows)
         yield f"last of {rows}", _emit("ScatterLast", "l", at, axis=0, size=rows)

@@ -13,6 +13,7 @@
 #define __global__
 #define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)

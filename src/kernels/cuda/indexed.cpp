@@ -31,18 +31,36 @@ bool worth_sorting(const Sorted& sorted, const Limits& limits) {
            sorted.lines * sorted.size < kMost;
 }
 
+namespace {
+
+/// How many rows a block sorts the positions of by itself, of all positions of their lines; 0
+/// where passes of all blocks are sooner.
+int64_t split_of(const Sorted& sorted, const Limits& limits) {
+    const int64_t rows = sorted.lines * sorted.size, processors = std::max(limits.processors, 1);
+    int64_t split = std::clamp<int64_t>(ceil_div(rows, processors), 1, kBoundRows);
+    if (sorted.lines > 1 && sorted.size <= kBoundRows)
+        split = std::max<int64_t>(split / sorted.size, 1) * sorted.size;
+    const int64_t lines = std::min(sorted.lines, ceil_div(split, sorted.size) + 1),
+                  waves = ceil_div(ceil_div(rows, split), 2 * processors);
+    return lines * sorted.n * waves <= kSplitPositions ? split : 0;
+}
+
+}  // namespace
+
 std::string order_struct(KernelText& text, const Sorted& sorted, const std::string& index,
                          const Limits& limits) {
     const int64_t rows = sorted.lines * sorted.size, count = sorted.lines * sorted.n;
-    const int64_t width = std::bit_width(static_cast<uint64_t>(rows - 1)),
-                  passes = std::max<int64_t>(ceil_div(width, kSortBits), 1),
+    const int64_t split = split_of(sorted, limits);
+    const int64_t width = std::bit_width(static_cast<uint64_t>((split ? split : rows) - 1)),
+                  passes = split ? 1 : std::max<int64_t>(ceil_div(width, kSortBits), 1),
                   bits = std::max<int64_t>(ceil_div(width, passes), 1);
-    const int64_t digits = std::min(int64_t{1} << bits, rows), tiles = ceil_div(count, kSortTile);
+    const int64_t digits = split ? split : std::min(int64_t{1} << bits, rows),
+                  tiles = ceil_div(count, kSortTile);
     const int64_t slots = sorted.chunk ? 2 * (count / sorted.chunk) + 1 : 0;
     std::string text_of =
         cat("struct @_O {\n    static constexpr int64_t lines = ", sorted.lines, ", n = ", sorted.n,
             ", size = ", sorted.size, ", chunk = ", sorted.chunk, ", tiles = ", sorted.tiles,
-            ", tile = ", kSortTile, ", bound = ", kBoundRows);
+            ", tile = ", kSortTile, ", bound = ", kBoundRows, ", split = ", split);
     int64_t bytes = 0;
     const auto place = [&](const char* name, int64_t size) {
         text_of += cat(", ", name, " = ", bytes);
@@ -51,14 +69,14 @@ std::string order_struct(KernelText& text, const Sorted& sorted, const std::stri
     place("found", 8 * rows);
     place("first", 8 * count);
     place("second", passes > 1 ? 8 * count : 0);
-    place("counts", tiles > 1 ? 4 * digits * tiles : 0);
-    place("totals", 4 * digits);
+    place("counts", split ? 0 : 4 * digits * tiles);
+    place("totals", split ? 0 : 4 * digits);
     place("kept", 4);
     place("slots", 8 * slots);
     place("arrivals", 4 * slots * sorted.tiles);
     place("parts", slots * sorted.width * sorted.part);
     text.workspace = static_cast<uint64_t>(bytes);
-    text.counters = static_cast<int>(2 + 2 * ((tiles > 1 ? 3 * passes : 1) + 1));
+    text.counters = static_cast<int>(2 + 2 * ((split ? 0 : 3 * passes) + 1));
     text.threads = kSortThreads;
     text.resident = 2;
     text.blocks = 2 * std::max(limits.processors, 1);

@@ -16,7 +16,8 @@ struct alignas(8) Found {
 // The struct O that says what is sorted: of `lines` lines of `n` positions each, position p has the
 // key `index(p)` of [0, size); row line * size + key takes it. A pass sorts by `bits` bits of the
 // row, of which there are `passes` times as many; a tile is `tile` positions, blocks have at most
-// `warps`, a task finds `bound` rows. `found`, `first`, `second`, `counts`, `totals`, `kept`,
+// `warps`, a task finds `bound` rows, or sorts those of `split` rows where that is above 0: then
+// there is one pass. `found`, `first`, `second`, `counts`, `totals`, `kept`,
 // `slots`, `arrivals`, `parts` are bytes of the workspace where these lie; `chunk` of a row's
 // positions are added up at a time, from +0 where `zero` is set, else from the first; where `chunk`
 // is 0 none are.
@@ -34,7 +35,7 @@ struct Order {
     uint32_t* counters;
     static constexpr int64_t rows = O::lines * O::size, count = O::lines * O::n;
     static constexpr int64_t sort_tiles = (count + O::tile - 1) / O::tile;
-    static constexpr int phases = (sort_tiles > 1 ? 3 * O::passes : 1) + 1;
+    static constexpr int phases = (O::split > 0 ? 0 : 3 * O::passes) + 1;
     template <class T>
     __device__ __forceinline__ T* at(int64_t byte) const {
         return reinterpret_cast<T*>(room + byte);
@@ -103,8 +104,8 @@ __device__ __forceinline__ void each_task(const Grid& grid, const Order<O>& orde
     __syncthreads();
 }
 
-/// Kept elements at h, h + 32, ... before `end`, of which a lane has kSortLots; digits of others
-/// are kNoDigit.
+/// Elements at h, h + step, ... before `end`, of which a lane has kSortLots; the digits of those
+/// that no row takes are kNoDigit.
 template <int Pass, class O, class I>
 __device__ __forceinline__ void load_entries(const Order<O>& order, const I* indices, uint32_t h,
                                              uint32_t step, uint32_t end, Entry (&entry)[kSortLots],
@@ -133,27 +134,18 @@ __device__ __forceinline__ void load_entries(const Order<O>& order, const I* ind
     }
 }
 
-/// Where the elements of a tile end.
-template <int Pass, class O>
-__device__ __forceinline__ uint32_t tile_end(const Order<O>& order, uint32_t tile) {
-    const uint32_t all = Pass == 0 ? uint32_t(Order<O>::count) : *order.kept();
-    const uint32_t end = (tile + 1) * uint32_t(O::tile);
-    return end < all ? end : all;
-}
-
-/// How many elements of a tile have each digit, in `base`.
-template <int Pass, class O, class I, class Room>
-__device__ __forceinline__ void count_digits(const Grid& grid, const Order<O>& order, uint32_t tile,
-                                             const I* indices, Room& room) {
-    constexpr uint32_t digits = DigitOf<O, Pass>::count;
+/// How many elements of [first, end) have each digit, in `base`. `load(h, step, entry, digit)` says
+/// what lies at h, h + step, ...
+template <uint32_t Digits, class Room, class Load>
+__device__ __forceinline__ void count_digits(const Grid& grid, Room& room, uint32_t first,
+                                             uint32_t end, Load load) {
     const uint32_t t = grid.thread(), lane = t & 31, threads = grid.threads;
-    const uint32_t end = tile_end<Pass>(order, tile);
-    for (uint32_t d = t; d < digits; d += threads) room.base[d] = 0;
+    for (uint32_t d = t; d < Digits; d += threads) room.base[d] = 0;
     __syncthreads();
-    for (uint32_t at = tile * uint32_t(O::tile); at < end; at += kSortLots * threads) {
+    for (uint32_t at = first; at < end; at += kSortLots * threads) {
         Entry entry[kSortLots];
         uint32_t digit[kSortLots];
-        load_entries<Pass>(order, indices, at + t, threads, end, entry, digit);
+        load(at + t, threads, entry, digit);
 #pragma unroll
         for (int k = 0; k < kSortLots; k++) {
             const uint32_t alike = __match_any_sync(0xffffffffu, digit[k]);
@@ -192,20 +184,18 @@ __device__ __forceinline__ uint32_t sum_before(const Grid& grid, Room& room) {
     return all;
 }
 
-/// Elements of a tile to where `base` says that those of each digit go, by ascending position.
-template <int Pass, class O, class I, class Room>
-__device__ __forceinline__ void place_digits(const Grid& grid, const Order<O>& order, uint32_t tile,
-                                             const I* indices, Room& room) {
-    constexpr uint32_t digits = DigitOf<O, Pass>::count;
+/// Elements of [first, end) to where `base` says that those of each digit go, by ascending
+/// position.
+template <uint32_t Digits, class Room, class Load>
+__device__ __forceinline__ void place_digits(const Grid& grid, Room& room, uint32_t first,
+                                             uint32_t end, Entry* to, Load load) {
     const uint32_t t = grid.thread(), lane = t & 31, warp = t / 32, warps = grid.threads / 32;
-    const uint32_t end = tile_end<Pass>(order, tile);
     uint16_t* const own = room.before[warp];
-    for (uint32_t at = tile * uint32_t(O::tile); at < end; at += kSortLots * grid.threads) {
-        for (uint32_t d = lane; d < digits; d += 32) own[d] = 0;
+    for (uint32_t at = first; at < end; at += kSortLots * grid.threads) {
+        for (uint32_t d = lane; d < Digits; d += 32) own[d] = 0;
         Entry entry[kSortLots];
         uint32_t digit[kSortLots], rank[kSortLots];
-        load_entries<Pass>(order, indices, at + warp * kSortLots * 32 + lane, 32, end, entry,
-                           digit);
+        load(at + warp * kSortLots * 32 + lane, 32, entry, digit);
         __syncwarp();
 #pragma unroll
         for (int k = 0; k < kSortLots; k++) {
@@ -219,37 +209,45 @@ __device__ __forceinline__ void place_digits(const Grid& grid, const Order<O>& o
             __syncwarp();
         }
         __syncthreads();
-        for (uint32_t d = t; d < digits; d += grid.threads) {
+        for (uint32_t d = t; d < Digits; d += grid.threads) {
             uint32_t sum = 0;
             for (uint32_t w = 0; w < warps; w++) {
                 const uint32_t count = room.before[w][d];
                 room.before[w][d] = uint16_t(sum);
                 sum += count;
             }
-            room.before[O::warps][d] = uint16_t(sum);
+            room.before[warps][d] = uint16_t(sum);
         }
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < kSortLots; k++)
-            if (digit[k] != kNoDigit)
-                order.template entries<Pass + 1>()[room.base[digit[k]] + own[digit[k]] + rank[k]] =
-                    entry[k];
+            if (digit[k] != kNoDigit) to[room.base[digit[k]] + own[digit[k]] + rank[k]] = entry[k];
         __syncthreads();
-        for (uint32_t d = t; d < digits; d += grid.threads)
-            room.base[d] += room.before[O::warps][d];
+        for (uint32_t d = t; d < Digits; d += grid.threads) room.base[d] += room.before[warps][d];
     }
     __syncthreads();
 }
 
-/// A pass of many tiles.
+/// A pass, tile by tile.
 template <int Pass, class O, class I>
 __device__ __forceinline__ void sort_pass(const Grid& grid, const Order<O>& order,
                                           const I* indices) {
     constexpr uint32_t digits = DigitOf<O, Pass>::count, tiles = uint32_t(Order<O>::sort_tiles);
     auto& room = sort_room<SortRoom<digits, O::warps>>();
     const uint32_t t = grid.thread(), lane = t & 31, warp = t / 32, warps = grid.threads / 32;
+    const auto end_of = [&](uint32_t tile) {
+        const uint32_t all = Pass == 0 ? uint32_t(Order<O>::count) : *order.kept();
+        const uint32_t end = (tile + 1) * uint32_t(O::tile);
+        return end < all ? end : all;
+    };
+    uint32_t end = 0;
+    const auto load = [&](uint32_t h, uint32_t step, Entry(&entry)[kSortLots],
+                          uint32_t (&digit)[kSortLots]) {
+        load_entries<Pass>(order, indices, h, step, end, entry, digit);
+    };
     each_task(grid, order, 3 * Pass, tiles, [&](uint32_t tile) {
-        count_digits<Pass>(grid, order, tile, indices, room);
+        end = end_of(tile);
+        count_digits<digits>(grid, room, tile * uint32_t(O::tile), end, load);
         for (uint32_t d = t; d < digits; d += grid.threads)
             order.counts()[int64_t(d) * tiles + tile] = room.base[d];
     });
@@ -287,22 +285,11 @@ __device__ __forceinline__ void sort_pass(const Grid& grid, const Order<O>& orde
         for (uint32_t d = t; d < digits; d += grid.threads)
             room.base[d] += order.counts()[int64_t(d) * tiles + tile];
         __syncthreads();
-        place_digits<Pass>(grid, order, tile, indices, room);
+        end = end_of(tile);
+        place_digits<digits>(grid, room, tile * uint32_t(O::tile), end,
+                             order.template entries<Pass + 1>(), loads_upto(end));
     });
     if constexpr (Pass + 1 < O::passes) sort_pass<Pass + 1>(grid, order, indices);
-}
-
-/// All passes of one tile.
-template <int Pass, class O, class I>
-__device__ __forceinline__ void sort_tile(const Grid& grid, const Order<O>& order,
-                                          const I* indices) {
-    constexpr uint32_t digits = DigitOf<O, Pass>::count;
-    auto& room = sort_room<SortRoom<digits, O::warps>>();
-    count_digits<Pass>(grid, order, 0, indices, room);
-    const uint32_t all = sum_before<digits>(grid, room);
-    if (Pass == 0 && grid.thread() == 0) *order.kept() = all;
-    place_digits<Pass>(grid, order, 0, indices, room);  // which begins and ends by a barrier
-    if constexpr (Pass + 1 < O::passes) sort_tile<Pass + 1>(grid, order, indices);
 }
 
 /// The first of sorted elements [low, high) whose row is no less.
@@ -317,14 +304,37 @@ __device__ __forceinline__ uint32_t first_of_row(const Entry* entries, uint32_t 
     return low;
 }
 
-/// Where the elements of each row lie; slots for the chunks of those that have several.
+/// Where the elements of a row lie, of each thread; slots for the chunks of those that have
+/// several.
+template <class O>
+__device__ __forceinline__ void keep_found(const Order<O>& order, bool mine, int64_t row, Found own,
+                                           uint32_t lane) {
+    if (mine) order.found()[row] = own;
+    if constexpr (O::chunk > 0) {
+        const uint32_t chunks =
+            mine ? uint32_t((own.end - own.begin + O::chunk - 1) / uint32_t(O::chunk)) : 0;
+        uint32_t slot = 0;
+        if (chunks > 1) slot = atomicAdd(order.counters, chunks);
+        for (uint32_t rest = __ballot_sync(0xffffffffu, chunks > 1); rest != 0; rest &= rest - 1) {
+            const int owner = __ffs(rest) - 1;
+            const uint32_t first = __shfl_sync(0xffffffffu, slot, owner),
+                           count = __shfl_sync(0xffffffffu, chunks, owner),
+                           which = __shfl_sync(0xffffffffu, uint32_t(row), owner);
+            for (uint32_t c = lane; c < count; c += 32) order.slots()[first + c] = {which, c};
+            for (uint32_t tile = lane; tile < O::tiles; tile += 32)
+                order.arrivals()[first * uint32_t(O::tiles) + tile] = 0;
+        }
+    }
+}
+
+/// Finds the sorted elements of each row.
 template <class O>
 __device__ __forceinline__ void find_rows(const Grid& grid, const Order<O>& order, uint32_t task) {
     struct Room {
         uint32_t begin[O::bound + 1];
     };
     auto& room = sort_room<Room>();
-    const uint32_t t = grid.thread(), lane = t & 31;
+    const uint32_t t = grid.thread();
     const int64_t row0 = int64_t(task) * O::bound, left = Order<O>::rows - row0;
     const uint32_t rows = left < O::bound ? uint32_t(left) : O::bound;
     const Entry* const entries = order.entries();
@@ -338,37 +348,60 @@ __device__ __forceinline__ void find_rows(const Grid& grid, const Order<O>& orde
     for (uint32_t r0 = 0; r0 < rows; r0 += grid.threads) {
         const uint32_t r = r0 + t;
         const Found own = r < rows ? Found{room.begin[r], room.begin[r + 1]} : Found{high, high};
-        if (r < rows) order.found()[row0 + r] = own;
-        if constexpr (O::chunk > 0) {
-            const uint32_t chunks =
-                uint32_t((own.end - own.begin + O::chunk - 1) / uint32_t(O::chunk));
-            uint32_t slot = 0;
-            if (chunks > 1) slot = atomicAdd(order.counters, chunks);
-            for (uint32_t rest = __ballot_sync(0xffffffffu, chunks > 1); rest != 0;
-                 rest &= rest - 1) {
-                const int owner = __ffs(rest) - 1;
-                const uint32_t first = __shfl_sync(0xffffffffu, slot, owner),
-                               count = __shfl_sync(0xffffffffu, chunks, owner),
-                               row = __shfl_sync(0xffffffffu, uint32_t(row0 + r), owner);
-                for (uint32_t c = lane; c < count; c += 32) order.slots()[first + c] = {row, c};
-                for (uint32_t tile = lane; tile < O::tiles; tile += 32)
-                    order.arrivals()[first * uint32_t(O::tiles) + tile] = 0;
-            }
-        }
+        keep_found(order, r < rows, row0 + r, own, t & 31);
     }
+}
+
+/// Sorts the positions of some rows out of all those of their lines: where positions are few that
+/// is sooner done, by all blocks at once, than passes whose blocks wait for each other. What lies
+/// before the lines keeps its room, so that no block needs to know how many of those count.
+template <class O, class I>
+__device__ __noinline__ void split_rows(const Grid& grid, const Order<O>& order,
+                                           const I* indices, uint32_t task) {
+    constexpr uint32_t digits = O::split;
+    auto& room = sort_room<SortRoom<digits, O::warps>>();
+    __shared__ uint32_t offset;
+    const uint32_t t = grid.thread(), row0 = task * digits, left = uint32_t(Order<O>::rows) - row0,
+                   rows = left < digits ? left : digits;
+    const uint32_t first = row0 / uint32_t(O::size) * uint32_t(O::n),
+                   end = ((row0 + rows - 1) / uint32_t(O::size) + 1) * uint32_t(O::n);
+    uint32_t below = 0;
+    const auto load = [&](uint32_t h, uint32_t step, Entry(&entry)[kSortLots],
+                          uint32_t (&digit)[kSortLots]) {
+        load_entries<0>(order, indices, h, step, end, entry, digit);
+#pragma unroll
+        for (int k = 0; k < kSortLots; k++) {
+            below += digit[k] < row0;
+            digit[k] = digit[k] - row0 < rows ? digit[k] - row0 : kNoDigit;
+            entry[k] = Entry{h + k * step, row0 + digit[k]};
+        }
+    };
+    if (t == 0) offset = first;
+    count_digits<digits>(grid, room, first, end, load);
+    if (below != 0) atomicAdd(&offset, below);
+    const uint32_t kept = sum_before<digits>(grid, room);
+    for (uint32_t r0 = 0; r0 < digits; r0 += grid.threads) {
+        const uint32_t r = r0 + t;
+        const uint32_t begin = r < rows ? room.base[r] : 0,
+                       upto = r + 1 < rows ? room.base[r + 1] : kept;
+        keep_found(order, r < rows, row0 + r, Found{offset + begin, offset + upto}, t & 31);
+    }
+    place_digits<digits>(grid, room, first, end, order.entries() + offset, load);
 }
 
 /// Sorts the positions and finds those of each row.
 template <class O, class I>
 __device__ __forceinline__ void sort_positions(const Grid& grid, const Order<O>& order,
                                                const I* indices) {
-    if constexpr (Order<O>::sort_tiles > 1)
+    const auto tasks_of = [](int64_t some) { return uint32_t((Order<O>::rows + some - 1) / some); };
+    if constexpr (O::split > 0) {
+        each_task(grid, order, 0, tasks_of(O::split),
+                  [&](uint32_t task) { split_rows(grid, order, indices, task); });
+    } else {
         sort_pass<0>(grid, order, indices);
-    else
-        each_task(grid, order, 0, 1, [&](uint32_t) { sort_tile<0>(grid, order, indices); });
-    each_task(grid, order, Order<O>::phases - 1,
-              uint32_t((Order<O>::rows + O::bound - 1) / O::bound),
-              [&](uint32_t task) { find_rows(grid, order, task); });
+        each_task(grid, order, Order<O>::phases - 1, tasks_of(O::bound),
+                  [&](uint32_t task) { find_rows(grid, order, task); });
+    }
 }
 
 /// The last block to come leaves the counters as it found them.

@@ -48,7 +48,7 @@ std::vector<CudaThreshold> cuda_thresholds() {
             add("rows.terms", {leaves * kTreeLeaf});
         if (size == 2) add("rows.terms", {kKeptTerms});
         add("rows.rows", {kRowWarps});
-        add("take_bwd.terms", {kLookedThrough, kChainChunk, kSortTile});
+        add("take_bwd.terms", {kLookedThrough, kChainChunk, kSortTile, kSplitPositions});
         add("cumsum.terms", {kLineTerms, kScanChunk, 2 * kScanChunk});
     }
     return all;

@@ -57,10 +57,12 @@ constexpr int kLineWarps = 8;       // of a processor, from which on a warp take
 
 // Positions that rows take are looked through by every row up to so many, sorted from there on: by
 // blocks of so many threads, that many positions at a time, by at most so many bits of the row;
-// where rows begin is looked for that many at a time.
+// where rows begin is looked for that many at a time. Up to so many, blocks sort those of their own
+// rows, at most as many as are looked for at a time.
 constexpr int64_t kLookedThrough = 64;
 constexpr int kSortThreads = 512;
 constexpr int64_t kSortTile = 4096;
+constexpr int64_t kSplitPositions = 16384;
 constexpr int64_t kSortBits = 10;
 constexpr int64_t kBoundRows = 1024;
 
