@@ -455,11 +455,12 @@ SPILLED_ROWS = {("float64", 6): 216, ("float64", 64): 104, ("float64", 768): 168
     ("dtype", "width"),
     [*(("float32", width) for width in (1, 2, 3, 6, 16, 20, 64, 100, 768)), *SPILLED_ROWS],
 )
-def test_sums_by_index_do_not_spill(dtype, width):
+@pytest.mark.parametrize("count", [9000, 90000])  # sorted by rows, in passes
+def test_sums_by_index_do_not_spill(dtype, width, count):
     """Two blocks of 512 threads share a processor: 64 registers each, for sorting and for sums."""
     g = aicf.Graph("rows")
-    x, s = g.input("x", (5000, width), dtype), g.input("s", (9000, width), dtype)
-    g.output("y", aicf.index_add(x, 0, g.input("i", (9000,), "int64"), s))
+    x, s = g.input("x", (5000, width), dtype), g.input("s", (count, width), dtype)
+    g.output("y", aicf.index_add(x, 0, g.input("i", (count,), "int64"), s))
     (program,) = [
         text
         for text in _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")

@@ -287,7 +287,7 @@ __device__ __forceinline__ void sort_pass(const Grid& grid, const Order<O>& orde
         __syncthreads();
         end = end_of(tile);
         place_digits<digits>(grid, room, tile * uint32_t(O::tile), end,
-                             order.template entries<Pass + 1>(), loads_upto(end));
+                             order.template entries<Pass + 1>(), load);
     });
     if constexpr (Pass + 1 < O::passes) sort_pass<Pass + 1>(grid, order, indices);
 }
@@ -356,8 +356,8 @@ __device__ __forceinline__ void find_rows(const Grid& grid, const Order<O>& orde
 /// is sooner done, by all blocks at once, than passes whose blocks wait for each other. What lies
 /// before the lines keeps its room, so that no block needs to know how many of those count.
 template <class O, class I>
-__device__ __noinline__ void split_rows(const Grid& grid, const Order<O>& order,
-                                           const I* indices, uint32_t task) {
+__device__ __noinline__ void split_rows(const Grid& grid, const Order<O>& order, const I* indices,
+                                        uint32_t task) {
     constexpr uint32_t digits = O::split;
     auto& room = sort_room<SortRoom<digits, O::warps>>();
     __shared__ uint32_t offset;
