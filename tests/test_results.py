@@ -135,3 +135,24 @@ def test_arrays_for_jax(dtype, device):
         before = made.tolist()
         step.replay()
         assert made.tolist() == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+def test_dtypes_equal_those_of_other_libraries(dtype, device):
+    ml_dtypes, torch = pytest.importorskip("ml_dtypes"), pytest.importorskip("torch")
+    jnp = pytest.importorskip("jax.numpy")
+    g = aicf.Graph("g")
+    w = g.state("w", (2,), dtype)
+    g.output("w", w)
+    scalar = {"bool": np.bool_, "bfloat16": ml_dtypes.bfloat16}.get(dtype) or getattr(np, dtype)
+    same = [dtype, scalar, np.dtype(scalar), getattr(torch, dtype), jnp.dtype(scalar)]
+    same += [getattr(jnp, dtype if dtype != "bool" else "bool_")]
+    same += [{"bool": bool, "int64": int}[dtype]] if dtype in ("bool", "int64") else []
+    others = ["float16", np.float64, np.dtype("int32"), torch.int8, jnp.uint8, float, None, 1]
+    others += [np.zeros(2), object()]
+    for value in (w, g.compile(device=device)()["w"]):
+        for other in same:
+            assert value.dtype == other and other == value.dtype and not value.dtype != other
+            assert hash(value.dtype) == hash(dtype)
+        for other in others:
+            assert value.dtype != other and not value.dtype == other, other

@@ -44,7 +44,8 @@ class Value(Methods):
 
     @property
     def dtype(self) -> str:
-        """NumPy's name: "float32", "bfloat16", "bool", ..."""
+        """NumPy's name: "float32", "bfloat16", "bool", ... It equals the dtypes of NumPy, PyTorch
+        and JAX."""
         return self.graph._core.dtype(self.id)
 
     @property

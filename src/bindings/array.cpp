@@ -295,8 +295,9 @@ void bind_array(nb::module_& m) {
             "shape", [](const Array& a) { return nb::tuple(nb::cast(a.type().shape.vector())); },
             "The extent of each axis; of an output that keeps steps, how many it has first.")
         .def_prop_ro(
-            "dtype", [](const Array& a) { return dtype_name(a.type().dtype); },
-            "NumPy's name of it, or \"bfloat16\".")
+            "dtype", [](const Array& a) { return python_dtype(a.type().dtype); },
+            nb::sig("def dtype(self) -> str"),
+            "NumPy's name of it, or \"bfloat16\"; it equals the dtypes of NumPy, PyTorch and JAX.")
         .def_prop_ro(
             "device",
             [](const Array& a) { return to_string(a.step ? a.step->device() : a.tensor.device); },

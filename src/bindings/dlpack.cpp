@@ -50,7 +50,7 @@ struct Route {
 
 /// Looked up once; never freed, as the interpreter is gone before static objects are.
 struct Python {
-    nb::object ndarray, empty, asarray, dtypes[kDTypes];
+    nb::object ndarray, empty, asarray, dtypes[kDTypes], names[kDTypes];
     Route routes[kMaxRoutes];
     int count = 0;
 };
@@ -94,12 +94,20 @@ PyObject* on_exit(PyObject*, PyObject*) {
     if (forked || other_threads()) nb::set_leak_warnings(false);
     if (python_made) {
         for (Route& route : python_made->routes) route = {};  // no type may outlive its module
+        for (nb::object& name : python_made->names) name.reset();
         python_made->count = kMaxRoutes;
     }
     Py_RETURN_NONE;
 }
 
 }  // namespace
+
+nb::object python_dtype(DType dtype) {
+    nb::object& made = python().names[static_cast<int>(dtype)];
+    if (!made.is_valid())
+        made = nb::module_::import_("aicf.dtypes").attr("DType")(dtype_name(dtype));
+    return made;
+}
 
 std::string str_of(nb::handle object) {
     nb::str text(object);

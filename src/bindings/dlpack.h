@@ -126,6 +126,9 @@ void check_signals();
 /// Prepares for the end of the interpreter; called once, at import.
 void watch_exit();
 
+/// What Python sees of a dtype: a str that equals the dtypes of other libraries.
+nanobind::object python_dtype(DType dtype);
+
 /// True for what import_tensor takes: an Array of ours, or any object whose type has `__dlpack__`.
 bool is_tensor(nanobind::handle object);
 

@@ -310,7 +310,10 @@ void bind_graph(nb::module_& m) {
              [](const Graph& g, ValueId id) {
                  return nb::tuple(nb::cast(g.value(id).type.shape.vector()));
              })
-        .def("dtype", [](const Graph& g, ValueId id) { return dtype_name(g.value(id).type.dtype); })
+        .def(
+            "dtype",
+            [](const Graph& g, ValueId id) { return python_dtype(g.value(id).type.dtype); },
+            nb::sig("def dtype(self, arg: int, /) -> str"))
         .def("role", [](const Graph& g, ValueId id) { return role_name(g.value(id).role); })
         .def("value_name", [](const Graph& g, ValueId id) { return g.value(id).name; })
         .def("describe", &Graph::describe)
