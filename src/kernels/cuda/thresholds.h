@@ -62,7 +62,7 @@ constexpr int kLineWarps = 8;       // of a processor, from which on a warp take
 constexpr int64_t kLookedThrough = 64;
 constexpr int kSortThreads = 512;
 constexpr int64_t kSortTile = 4096;
-constexpr int64_t kSplitPositions = 16384;
+constexpr int64_t kSplitPositions = 32768;
 constexpr int64_t kSortBits = 10;
 constexpr int64_t kBoundRows = 1024;
 
