@@ -234,6 +234,7 @@ struct WgmmaLayout {
     int rows, columns, depth, stages, pair;
     int64_t parts, adders, round;
     bool holds, own, a_along_k, b_along_k, a_batched, b_batched;
+    int writers = 0;          // warpgroups of wgmma_writers.cuh
     uint32_t shared() const;  // bytes
 };
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);

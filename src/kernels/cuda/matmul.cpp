@@ -19,6 +19,7 @@ struct Tiling {
     int pair = 0;         // of wgmma: blocks that share a tile of B
     double start = 0;     // cycles a unit costs beside its steps
     bool own = false;     // of wgmma: each warpgroup has tiles of its own
+    int writers = 0;      // of wgmma: warpgroups that take what follows the product
 
     /// Whether a block has registers for the sum of the cuts it has done; each cut is text of its
     /// own then.
@@ -44,6 +45,9 @@ constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4
                              {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 2, 2400},
                              {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 1, 4600, true},
                              {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 2, 4800, true},
+                             {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 1, 2300, false, 2},
+                             {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 2, 2400, false, 2},
+                             {128, 192, 64, 4, 64, 192, 512, 1, 13.7, 13.7, 1, 4600, false, 1},
                              {128, 64, 64, 7, 64, 64, 384, 1, 7.5, 7.5, 1, 1400},
                              {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
                              {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
@@ -80,6 +84,7 @@ struct Problem {
     int64_t moved = 0;  // bytes read and written where wgmma reads copies of operands
     double rate = 1;    // of wgmma: a step's cycles, in those of 16-bit operands
     double after = 0;   // instructions for each result of what follows the product
+    bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
 };
 
 /// What the operands are rounded to before they are multiplied.
@@ -118,6 +123,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double rounding = 1500, rounded = 24, rounded_far = 16;
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
+    if (t.writers && (grains > 1 || !p.hands_over)) return;
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
     const int64_t result = t.m * t.n * p.size;
@@ -199,6 +205,25 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
                             (start + depth * (t.alone + t.share * groups * beside));
             choices.push_back(choice);
         }
+}
+
+constexpr int64_t kEight = 8;  // neighbours that a lane of wgmma.cuh takes together
+
+/// Whether 8 neighbours lie together, 16 bytes of all that an op with a product reads beside it and
+/// writes but for what there is one of a row.
+bool packs_eights(const LoweredOp& op) {
+    const int rank = op.outputs[0].shape.rank();
+    const auto lies = [&](const View& view, bool output) {
+        const int64_t step = view.strides[rank - 1];
+        bool packs = step == 1 || (step == 0 && !output);
+        for (int d = 0; step == 1 && d < rank - 1; d++)
+            packs = packs && (view.shape[d] == 1 || view.strides[d] % kEight == 0);
+        return packs;
+    };
+    bool packs = op.outputs[0].shape[rank - 1] % kEight == 0;
+    for (size_t x = 2; x < op.inputs.size(); x++) packs = packs && lies(op.inputs[x], false);
+    for (const View& view : op.outputs) packs = packs && lies(view, true);
+    return packs;
 }
 
 /// A product of operand shapes that gemm takes, and how it is to be computed.
@@ -322,7 +347,8 @@ struct Gemm {
     std::vector<Choice> choices(const Limits& limits) const {
         std::vector<Choice> found;
         const Problem problem{batches, m, n, k, chunk, tensor, size, moved(), tf32 ? kWgmmaTf32 : 1,
-                              after()};
+                              after(),
+                              !op.body.empty() && !copied_as && size == 4 && packs_eights(op)};
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
@@ -374,7 +400,7 @@ std::string name_of(const Choice& choice) {
     if (choice.groups)
         return cat("near_", t.m, "x", t.n, t.part_m > 2 ? cat("_t", t.part_m) : "",
                    choice.groups > 1 ? cat("_", choice.groups) : "");
-    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.own ? "_own" : "",
+    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.own ? "_own" : t.writers ? "_writers" : "",
                t.pair > 1 ? "_pair" : "", choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
@@ -387,36 +413,44 @@ void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& 
 /// and writes but for what there is one of a row. Where sizes or strides forbid it, or it has no
 /// use, that alone.
 std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless) {
-    constexpr int64_t width = 8;
     const int rank = op.outputs[0].shape.rank();
-    bool packs = !useless && op.outputs[0].shape[rank - 1] % width == 0;
+    const bool packs = !useless && packs_eights(op);
     int64_t bytes = 0;
     std::string members, loads, before, stores, aligned = "true";
     const auto add = [&](const View& view, size_t at, bool output) {
         const int64_t step = view.strides[rank - 1];
-        packs = packs && (step == 1 || (step == 0 && !output));
-        for (int d = 0; step == 1 && d < rank - 1; d++)
-            packs = packs && (view.shape[d] == 1 || view.strides[d] % width == 0);
         const char* type = cuda_type(view.dtype);
         const size_t k = output ? at - op.inputs.size() : at;
         const std::string name = cat(output ? "y" : "x", k),
                           pointer = cat("this->block.template ptr<", output ? "" : "const ", type,
                                         ">(", layout.operand[at], ")"),
-                          place = cat(" + @_", name, "::at(batch) + row * int64_t(",
-                                      view.strides[rank - 2], ") + col * int64_t(", step, ")"),
-                          stored = cat("Stored<", type, ", ", width, ", ", step, ">");
+                          type_of = view.strides[rank - 2] >= 0 && view.shape[rank - 2] *
+                                                                           view.strides[rank - 2] <
+                                                                       int64_t{1} << 31
+                                        ? "uint32_t"
+                                        : "int64_t",
+                          place = cat(" + @_", name, "::at(batch) + (", type_of, "(row) * ",
+                                      type_of, "(", view.strides[rank - 2], ") + ", type_of,
+                                      "(col) * ", type_of, "(", step, "))");
+        // Two of 16 bits to a word; of others as many as 16 bytes hold.
+        const bool words = dtype_size(view.dtype) == 2 && step == 1;
+        const std::string stored = words ? cat("Words<", type, ", ", kEight, ">")
+                                         : cat("Stored<", type, ", ", kEight, ", ", step, ">"),
+                          whole = words ? cat(", ", kEight, ", true") : "";
         if (step) aligned += cat(" && aligned16(", pointer, ")");
         const char* wide = wide_type(view.dtype);
         if (output) {
             before += cat("        ", wide, " r", k, "[V];\n");
-            stores += cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r", k,
-                          ");\n        all", k, ".store(", pointer, place, ");\n");
+            stores += words ? cat("        ", stored, "::of(r", k, ").store(")
+                            : cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r",
+                                  k, ");\n        all", k, ".store(");
+            stores += cat(pointer, place, whole, ");\n");
         } else {
-            bytes += (step ? width : 1) * dtype_size(view.dtype);
+            bytes += (step ? kEight : 1) * dtype_size(view.dtype);
             members += cat("        ", stored, " ", name, ";\n");
-            loads += cat("        all.", name, ".load(", pointer, place, ");\n");
-            before += cat("        ", wide, " a", k, "[V];\n        from.", name, ".widened(a", k,
-                          ");\n");
+            loads += cat("        all.", name, ".load(", pointer, place, whole, ");\n");
+            before += cat("        ", wide, " a", k, "[V];\n        from.", name,
+                          words ? ".open(a" : ".widened(a", k, ");\n");
         }
     };
     for (size_t x = 2; x < op.inputs.size(); x++) add(op.inputs[x], x, false);
@@ -434,9 +468,9 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
     return cat(head, "    struct Operands {\n", members,
                "    };\n    __device__ __forceinline__ Operands operands(", at,
                ") const {\n        Operands all;\n", loads,
-               "        return all;\n    }\n    __device__ __forceinline__ void finish(const "
-               "Operands& from, ",
-               at, ", const float (&v)[", width, "]) const {\n        constexpr int V = ", width,
+               "        return all;\n    }\n    template <class T>\n    __device__ __forceinline__ "
+               "void finish(const Operands& from, ",
+               at, ", const T (&v)[", kEight, "]) const {\n        constexpr int V = ", kEight,
                ";\n", before, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
                body, "\n        }\n", stores, "    }\n");
 }
@@ -710,7 +744,10 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const auto mapped = copied_as ? gemm.copies(t, sums) : *gemm.mapped(t);
         const auto& [first, second] = mapped;
         const DType type = first.map.dtype;
-        text.includes = {limbs ? "limbs.cuh" : copied_as ? "rounded.cuh" : "wgmma.cuh"};
+        text.includes = {limbs       ? "limbs.cuh"
+                         : copied_as ? "rounded.cuh"
+                         : t.writers ? "wgmma_writers.cuh"
+                                     : "wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
         const WgmmaLayout roles{
@@ -718,7 +755,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             t.stages,      t.pair,        choice.parts,
             choice.adders, choice.round,  t.holds(ceil_div(k, chunk)),
             t.own,         first.along_k, second.along_k,
-            first.batched, second.batched};
+            first.batched, second.batched, t.writers};
         text.shared = roles.shared();
         text.body += layout_struct("@_Layout", roles, type);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
@@ -758,11 +795,16 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
         }
         text.body += body_head() + copy;
-        text.body += cat("    ", limbs ? "gemm_limbs" : "gemm_wgmma", "<@_Layout, @_Shape",
+        const bool sums_in_memory = !limbs && !t.writers;
+        text.body += cat("    ",
+                         limbs       ? "gemm_limbs"
+                         : t.writers ? "gemm_wgmma_writers"
+                                     : "gemm_wgmma",
+                         "<@_Layout, @_Shape",
                          limbs ? ", @_CopyA, @_CopyB" : "",
                          ">(grid, @_Lines{{block}}, block.bytes + ", layout.tail + int(kTailBytes),
                          ", block.bytes + ", layout.tail + int(kTailBytes + kMapBytes),
-                         limbs ? "" : ", " + room, ", ", ready, ");\n}\n");
+                         sums_in_memory ? ", " + room : "", ", ", ready, ");\n}\n");
         return text;
     }
     int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);

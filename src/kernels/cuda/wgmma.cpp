@@ -62,8 +62,8 @@ std::string rounded_struct(const std::string& name, const std::string& batch, co
 
 uint32_t WgmmaLayout::shared() const {
     constexpr int warp = 16 * 272, barriers = 16, queue = 48;  // bytes: of a warp, of a stage, once
-    return static_cast<uint32_t>(stages * ((rows + columns) * 128 + barriers) + rows / 16 * warp +
-                                 queue);
+    const int once = writers ? rows * columns * 2 + 2 * barriers : rows / 16 * warp + queue;
+    return static_cast<uint32_t>(stages * ((rows + columns) * 128 + barriers) + once);
 }
 
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type) {
@@ -83,6 +83,7 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
                number("stages", layout.stages), number("pair", layout.pair),
                number("parts", layout.parts), number("adders", layout.adders),
                number("round", layout.round), number("shared", layout.shared()),
+               layout.writers ? number("writers", layout.writers) : "",
                ";\n    static constexpr bool holds = ", flag(layout.holds),
                ", own = ", flag(layout.own), ", a_along_k = ", flag(layout.a_along_k),
                ", b_along_k = ", flag(layout.b_along_k), ", a_batched = ", flag(layout.a_batched),
