@@ -109,6 +109,11 @@ def with_gelu(given, y):
     return wide, aicf.gelu(wide, "tanh")
 
 
+def with_bias_at_an_odd_place(given, y):
+    (n,) = y.shape[-1:]
+    return with_gelu(lambda name, _: given(name, (n + 8,))[3 : n + 3], y)
+
+
 def with_slope(given, y):
     x = given("x", y.shape)
     return (x.graph.backward(aicf.gelu(x, "tanh"), [x], grad=y)[x],)
@@ -116,7 +121,7 @@ def with_slope(given, y):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
-@pytest.mark.parametrize("epilogue", [None, with_gelu, with_slope])
+@pytest.mark.parametrize("epilogue", [None, with_gelu, with_bias_at_an_odd_place, with_slope])
 @pytest.mark.parametrize("k", [136, 392, 776])
 def test_tiles_of_warpgroups(k, epilogue, turned, rng):
     """Several tiles to each of a block's warpgroups, an odd one, and edges: the bits of others."""

@@ -238,6 +238,13 @@ struct WgmmaLayout {
     uint32_t shared() const;  // bytes
 };
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);
+/// Whether 8 neighbours lie together, 16 bytes of all that an op with a product reads beside it and
+/// writes but for what there is one of a row.
+bool packs_eights(const LoweredOp& op);
+/// What a Put of wgmma.cuh has for 8 neighbours that lie together, 16 bytes of all that it reads
+/// and writes but for what there is one of a row. Where sizes or strides forbid it, or it has no
+/// use, that alone.
+std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless);
 /// A copy of an operand, rounded to 16 bits or, in f32, to tf32, that a kernel makes in its
 /// workspace: its map, and the struct that rounded.cuh makes it by, `as` its type there.
 /// `planes`: how many of them lie one behind the other, as batches of the map.

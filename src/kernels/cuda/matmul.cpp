@@ -45,9 +45,9 @@ constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4
                              {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 2, 2400},
                              {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 1, 4600, true},
                              {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 2, 4800, true},
-                             {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 1, 2300, false, 2},
-                             {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 2, 2400, false, 2},
-                             {128, 192, 64, 4, 64, 192, 512, 1, 13.7, 13.7, 1, 4600, false, 1},
+                             {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 1, 1200, false, 2},
+                             {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 2, 1400, false, 2},
+                             {128, 192, 64, 4, 64, 192, 512, 1, 13.7, 13.7, 1, 700, false, 1},
                              {128, 64, 64, 7, 64, 64, 384, 1, 7.5, 7.5, 1, 1400},
                              {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
                              {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
@@ -78,12 +78,12 @@ struct Choice {
 
 struct Problem {
     int64_t batches, m, n, k;
-    int64_t grain;      // k is cut at multiples of this
-    bool tensor;        // on tensor cores: a unit takes one cut of k, or all
-    int64_t size;       // bytes of a sum
-    int64_t moved = 0;  // bytes read and written where wgmma reads copies of operands
-    double rate = 1;    // of wgmma: a step's cycles, in those of 16-bit operands
-    double after = 0;   // instructions for each result of what follows the product
+    int64_t grain;            // k is cut at multiples of this
+    bool tensor;              // on tensor cores: a unit takes one cut of k, or all
+    int64_t size;             // bytes of a sum
+    int64_t moved = 0;        // bytes read and written where wgmma reads copies of operands
+    double rate = 1;          // of wgmma: a step's cycles, in those of 16-bit operands
+    double after = 0;         // instructions for each result of what follows the product
     bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
 };
 
@@ -151,6 +151,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const double leave = static_cast<double>(t.m * t.n) * p.after / lanes;
         const auto of = [&](double share) {
             const double steps = depth * share * rate + seams;
+            if (t.writers) return std::max(steps + t.start, 2 * leave);
             if (t.own && p.after > 0) return std::max(steps, (steps + t.start + leave * lone) / 2);
             return steps + t.start + leave;
         };
@@ -158,7 +159,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const bool queued = parts > 1 && t.pair;
         choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
                                  static_cast<double>(ceil_div(units, room)) * of(t.alone));
-        if (t.own) choice.cycles += t.start + leave * lone;  // of the last one
+        if (t.own || t.writers) choice.cycles += t.start + leave * lone;  // of the last one
         if (queued) {
             const int64_t warps = t.m / 16, pieces = warps * (t.n / 64);
             choice.round = std::min(tiles, std::max(choice.blocks / parts, int64_t{1}));
@@ -205,25 +206,6 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
                             (start + depth * (t.alone + t.share * groups * beside));
             choices.push_back(choice);
         }
-}
-
-constexpr int64_t kEight = 8;  // neighbours that a lane of wgmma.cuh takes together
-
-/// Whether 8 neighbours lie together, 16 bytes of all that an op with a product reads beside it and
-/// writes but for what there is one of a row.
-bool packs_eights(const LoweredOp& op) {
-    const int rank = op.outputs[0].shape.rank();
-    const auto lies = [&](const View& view, bool output) {
-        const int64_t step = view.strides[rank - 1];
-        bool packs = step == 1 || (step == 0 && !output);
-        for (int d = 0; step == 1 && d < rank - 1; d++)
-            packs = packs && (view.shape[d] == 1 || view.strides[d] % kEight == 0);
-        return packs;
-    };
-    bool packs = op.outputs[0].shape[rank - 1] % kEight == 0;
-    for (size_t x = 2; x < op.inputs.size(); x++) packs = packs && lies(op.inputs[x], false);
-    for (const View& view : op.outputs) packs = packs && lies(view, true);
-    return packs;
 }
 
 /// A product of operand shapes that gemm takes, and how it is to be computed.
@@ -346,7 +328,15 @@ struct Gemm {
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Limits& limits) const {
         std::vector<Choice> found;
-        const Problem problem{batches, m, n, k, chunk, tensor, size, moved(), tf32 ? kWgmmaTf32 : 1,
+        const Problem problem{batches,
+                              m,
+                              n,
+                              k,
+                              chunk,
+                              tensor,
+                              size,
+                              moved(),
+                              tf32 ? kWgmmaTf32 : 1,
                               after(),
                               !op.body.empty() && !copied_as && size == 4 && packs_eights(op)};
         const auto add = [&](const auto& tilings) {
@@ -400,79 +390,16 @@ std::string name_of(const Choice& choice) {
     if (choice.groups)
         return cat("near_", t.m, "x", t.n, t.part_m > 2 ? cat("_t", t.part_m) : "",
                    choice.groups > 1 ? cat("_", choice.groups) : "");
-    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n, t.own ? "_own" : t.writers ? "_writers" : "",
+    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n,
+               t.own       ? "_own"
+               : t.writers ? "_writers"
+                           : "",
                t.pair > 1 ? "_pair" : "", choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
 template <size_t Count>
 void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& sizes) {
     for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.pair, 1), t.n, t.k});
-}
-
-/// What a Put of wgmma.cuh has for 8 neighbours that lie together, 16 bytes of all that it reads
-/// and writes but for what there is one of a row. Where sizes or strides forbid it, or it has no
-/// use, that alone.
-std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless) {
-    const int rank = op.outputs[0].shape.rank();
-    const bool packs = !useless && packs_eights(op);
-    int64_t bytes = 0;
-    std::string members, loads, before, stores, aligned = "true";
-    const auto add = [&](const View& view, size_t at, bool output) {
-        const int64_t step = view.strides[rank - 1];
-        const char* type = cuda_type(view.dtype);
-        const size_t k = output ? at - op.inputs.size() : at;
-        const std::string name = cat(output ? "y" : "x", k),
-                          pointer = cat("this->block.template ptr<", output ? "" : "const ", type,
-                                        ">(", layout.operand[at], ")"),
-                          type_of = view.strides[rank - 2] >= 0 && view.shape[rank - 2] *
-                                                                           view.strides[rank - 2] <
-                                                                       int64_t{1} << 31
-                                        ? "uint32_t"
-                                        : "int64_t",
-                          place = cat(" + @_", name, "::at(batch) + (", type_of, "(row) * ",
-                                      type_of, "(", view.strides[rank - 2], ") + ", type_of,
-                                      "(col) * ", type_of, "(", step, "))");
-        // Two of 16 bits to a word; of others as many as 16 bytes hold.
-        const bool words = dtype_size(view.dtype) == 2 && step == 1;
-        const std::string stored = words ? cat("Words<", type, ", ", kEight, ">")
-                                         : cat("Stored<", type, ", ", kEight, ", ", step, ">"),
-                          whole = words ? cat(", ", kEight, ", true") : "";
-        if (step) aligned += cat(" && aligned16(", pointer, ")");
-        const char* wide = wide_type(view.dtype);
-        if (output) {
-            before += cat("        ", wide, " r", k, "[V];\n");
-            stores += words ? cat("        ", stored, "::of(r", k, ").store(")
-                            : cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r",
-                                  k, ");\n        all", k, ".store(");
-            stores += cat(pointer, place, whole, ");\n");
-        } else {
-            bytes += (step ? kEight : 1) * dtype_size(view.dtype);
-            members += cat("        ", stored, " ", name, ";\n");
-            loads += cat("        all.", name, ".load(", pointer, place, whole, ");\n");
-            before += cat("        ", wide, " a", k, "[V];\n        from.", name,
-                          words ? ".open(a" : ".widened(a", k, ");\n");
-        }
-    };
-    for (size_t x = 2; x < op.inputs.size(); x++) add(op.inputs[x], x, false);
-    for (size_t y = 0; y < op.outputs.size(); y++) add(op.outputs[y], op.inputs.size() + y, true);
-    constexpr int64_t few = 48;  // bytes that a thread has registers for several times over
-    const std::string head = cat("    static constexpr bool packs = ", packs ? "true" : "false",
-                                 ", few = ", bytes <= few ? "true" : "false",
-                                 ";\n    __device__ __forceinline__ bool packed() const { return ",
-                                 packs ? aligned : "false", "; }\n");
-    if (!packs) return head;
-    const std::string at = "int64_t batch, int64_t row, int64_t col";
-    const std::string body =
-        op.body.empty() ? "r0[j] = v[j];"
-                        : body_formula(op, layout, before, steps_between(0, op.body.size()));
-    return cat(head, "    struct Operands {\n", members,
-               "    };\n    __device__ __forceinline__ Operands operands(", at,
-               ") const {\n        Operands all;\n", loads,
-               "        return all;\n    }\n    template <class T>\n    __device__ __forceinline__ "
-               "void finish(const Operands& from, ",
-               at, ", const T (&v)[", kEight, "]) const {\n        constexpr int V = ", kEight,
-               ";\n", before, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
-               body, "\n        }\n", stores, "    }\n");
 }
 
 }  // namespace
@@ -750,12 +677,21 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                      : "wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
-        const WgmmaLayout roles{
-            t.m,           t.n,           static_cast<int>(128 / dtype_size(type)),
-            t.stages,      t.pair,        choice.parts,
-            choice.adders, choice.round,  t.holds(ceil_div(k, chunk)),
-            t.own,         first.along_k, second.along_k,
-            first.batched, second.batched, t.writers};
+        const WgmmaLayout roles{t.m,
+                                t.n,
+                                static_cast<int>(128 / dtype_size(type)),
+                                t.stages,
+                                t.pair,
+                                choice.parts,
+                                choice.adders,
+                                choice.round,
+                                t.holds(ceil_div(k, chunk)),
+                                t.own,
+                                first.along_k,
+                                second.along_k,
+                                first.batched,
+                                second.batched,
+                                t.writers};
         text.shared = roles.shared();
         text.body += layout_struct("@_Layout", roles, type);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
@@ -800,8 +736,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                          limbs       ? "gemm_limbs"
                          : t.writers ? "gemm_wgmma_writers"
                                      : "gemm_wgmma",
-                         "<@_Layout, @_Shape",
-                         limbs ? ", @_CopyA, @_CopyB" : "",
+                         "<@_Layout, @_Shape", limbs ? ", @_CopyA, @_CopyB" : "",
                          ">(grid, @_Lines{{block}}, block.bytes + ", layout.tail + int(kTailBytes),
                          ", block.bytes + ", layout.tail + int(kTailBytes + kMapBytes),
                          sums_in_memory ? ", " + room : "", ", ", ready, ");\n}\n");

@@ -1,7 +1,12 @@
-// What wgmma.cuh is written with: which operands the copy engine can read, and the struct Layout.
+// What wgmma.cuh is written with: which operands the copy engine can read, the struct Layout, and how
+// eight results at a time are taken through a body.
 #include "kernels/cuda/codegen.h"
 
 namespace aicf::cuda {
+
+namespace {
+constexpr int64_t kEight = 8;  // neighbours that a lane takes together
+}
 
 std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box) {
     constexpr int64_t unit = 8, most = int64_t{1} << 31;  // 16 bytes; what a map counts with
@@ -78,25 +83,102 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
     const auto across = [](bool along_k) { return along_k ? ", 0" : ", 1"; };
     const auto flag = [](bool value) { return value ? "true" : "false"; };
     const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
-    return cat("struct ", name, " {\n    static constexpr int rows = ", layout.rows,
-               number("columns", layout.columns), number("depth", layout.depth),
-               number("stages", layout.stages), number("pair", layout.pair),
-               number("parts", layout.parts), number("adders", layout.adders),
-               number("round", layout.round), number("shared", layout.shared()),
-               layout.writers ? number("writers", layout.writers) : "",
-               ";\n    static constexpr bool holds = ", flag(layout.holds),
-               ", own = ", flag(layout.own), ", a_along_k = ", flag(layout.a_along_k),
-               ", b_along_k = ", flag(layout.b_along_k), ", a_batched = ", flag(layout.a_batched),
-               ", b_batched = ", flag(layout.b_batched),
-               ";\n    template <int From, int Count>\n    __device__ __forceinline__ static void "
-               "step(float (&d)[Count], uint64_t a, uint64_t b, bool add) {\n        asm "
-               "volatile(\"{\\n.reg .pred "
-               "p;\\nsetp.ne.b32 p, %",
-               sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n",
-               layout.columns, tf32 ? "k8" : "k16", ".f32.", kind, ".", kind, " {", list, "}, %",
-               sums, ", %", sums + 1, ", p, 1, 1", tf32 ? "" : across(layout.a_along_k),
-               tf32 ? "" : across(layout.b_along_k), ";\\n}\"\n            : ", operands,
-               "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
+    return cat(
+        "struct ", name, " {\n    static constexpr int rows = ", layout.rows,
+        number("columns", layout.columns), number("depth", layout.depth),
+        number("stages", layout.stages), number("pair", layout.pair), number("parts", layout.parts),
+        number("adders", layout.adders), number("round", layout.round),
+        number("shared", layout.shared()), layout.writers ? number("writers", layout.writers) : "",
+        ";\n    static constexpr bool holds = ", flag(layout.holds), ", own = ", flag(layout.own),
+        ", a_along_k = ", flag(layout.a_along_k), ", b_along_k = ", flag(layout.b_along_k),
+        ", a_batched = ", flag(layout.a_batched), ", b_batched = ", flag(layout.b_batched),
+        ";\n    template <int From, int Count>\n    __device__ __forceinline__ static void "
+        "step(float (&d)[Count], uint64_t a, uint64_t b, bool add) {\n        asm "
+        "volatile(\"{\\n.reg .pred "
+        "p;\\nsetp.ne.b32 p, %",
+        sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n", layout.columns,
+        tf32 ? "k8" : "k16", ".f32.", kind, ".", kind, " {", list, "}, %", sums, ", %", sums + 1,
+        ", p, 1, 1", tf32 ? "" : across(layout.a_along_k), tf32 ? "" : across(layout.b_along_k),
+        ";\\n}\"\n            : ", operands,
+        "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
+}
+
+bool packs_eights(const LoweredOp& op) {
+    const int rank = op.outputs[0].shape.rank();
+    const auto lies = [&](const View& view, bool output) {
+        const int64_t step = view.strides[rank - 1];
+        bool packs = step == 1 || (step == 0 && !output);
+        for (int d = 0; step == 1 && d < rank - 1; d++)
+            packs = packs && (view.shape[d] == 1 || view.strides[d] % kEight == 0);
+        return packs;
+    };
+    bool packs = op.outputs[0].shape[rank - 1] % kEight == 0;
+    for (size_t x = 2; x < op.inputs.size(); x++) packs = packs && lies(op.inputs[x], false);
+    for (const View& view : op.outputs) packs = packs && lies(view, true);
+    return packs;
+}
+
+std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless) {
+    const int rank = op.outputs[0].shape.rank();
+    const bool packs = !useless && packs_eights(op);
+    int64_t bytes = 0;
+    std::string members, loads, before, stores, aligned = "true";
+    const auto add = [&](const View& view, size_t at, bool output) {
+        const int64_t step = view.strides[rank - 1];
+        const char* type = cuda_type(view.dtype);
+        const size_t k = output ? at - op.inputs.size() : at;
+        const std::string name = cat(output ? "y" : "x", k),
+                          pointer = cat("this->block.template ptr<", output ? "" : "const ", type,
+                                        ">(", layout.operand[at], ")"),
+                          type_of = view.strides[rank - 2] >= 0 &&
+                                            view.shape[rank - 2] * view.strides[rank - 2] <
+                                                int64_t{1} << 31
+                                        ? "uint32_t"
+                                        : "int64_t",
+                          place = cat(" + @_", name, "::at(batch) + (", type_of, "(row) * ",
+                                      type_of, "(", view.strides[rank - 2], ") + ", type_of,
+                                      "(col) * ", type_of, "(", step, "))");
+        // Two of 16 bits to a word; of others as many as 16 bytes hold.
+        const bool words = dtype_size(view.dtype) == 2 && step == 1;
+        const std::string stored = words ? cat("Words<", type, ", ", kEight, ">")
+                                         : cat("Stored<", type, ", ", kEight, ", ", step, ">"),
+                          whole = words ? cat(", ", kEight, ", true") : "";
+        if (step) aligned += cat(" && aligned16(", pointer, ")");
+        const char* wide = wide_type(view.dtype);
+        if (output) {
+            before += cat("        ", wide, " r", k, "[V];\n");
+            stores += words ? cat("        ", stored, "::of(r", k, ").store(")
+                            : cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r",
+                                  k, ");\n        all", k, ".store(");
+            stores += cat(pointer, place, whole, ");\n");
+        } else {
+            bytes += (step ? kEight : 1) * dtype_size(view.dtype);
+            members += cat("        ", stored, " ", name, ";\n");
+            loads += cat("        all.", name, ".load(", pointer, place, whole, ");\n");
+            before += cat("        ", wide, " a", k, "[V];\n        from.", name,
+                          words ? ".open(a" : ".widened(a", k, ");\n");
+        }
+    };
+    for (size_t x = 2; x < op.inputs.size(); x++) add(op.inputs[x], x, false);
+    for (size_t y = 0; y < op.outputs.size(); y++) add(op.outputs[y], op.inputs.size() + y, true);
+    constexpr int64_t few = 48;  // bytes that a thread has registers for several times over
+    const std::string head = cat("    static constexpr bool packs = ", packs ? "true" : "false",
+                                 ", few = ", bytes <= few ? "true" : "false",
+                                 ";\n    __device__ __forceinline__ bool packed() const { return ",
+                                 packs ? aligned : "false", "; }\n");
+    if (!packs) return head;
+    const std::string at = "int64_t batch, int64_t row, int64_t col";
+    const std::string body =
+        op.body.empty() ? "r0[j] = v[j];"
+                        : body_formula(op, layout, before, steps_between(0, op.body.size()));
+    return cat(head, "    struct Operands {\n", members,
+               "    };\n    __device__ __forceinline__ Operands operands(", at,
+               ") const {\n        Operands all;\n", loads,
+               "        return all;\n    }\n    template <class T>\n    __device__ __forceinline__ "
+               "void finish(const Operands& from, ",
+               at, ", const T (&v)[", kEight, "]) const {\n        constexpr int V = ", kEight,
+               ";\n", before, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
+               body, "\n        }\n", stores, "    }\n");
 }
 
 }  // namespace aicf::cuda

@@ -1,6 +1,6 @@
-// C = A B by wgmma, and a long body behind it: two warpgroups multiply, and hand their sums, rounded
-// to C's 16 bits, to warps of their own that take them through put() and store, while the next
-// tile is multiplied. The order of k and the bits are those of wgmma.cuh.
+// C = A B by wgmma, and a long body behind it: two warpgroups multiply, and hand their sums,
+// rounded to C's 16 bits, to warps of their own that take them through put() and store, while the
+// next tile is multiplied. The order of k and the bits are those of wgmma.cuh.
 #pragma once
 
 #include "wgmma.cuh"
@@ -41,22 +41,12 @@ __device__ __forceinline__ float rounded(Once<E> x) {
 /// Of a warp's share of a tile `Lots` rows, 4 apart, and 8 neighbours a lane.
 struct Spot {
     int64_t batch, row, column;
-    template <class Shape>
+    template <class Shape, int Rows, int Columns>  // of whose multiples all exist
     __device__ __forceinline__ bool there(int lot) const {
-        return row + 4 * lot < Shape::m && column < Shape::n;
+        return (Shape::m % Rows == 0 || row + 4 * lot < Shape::m) &&
+               (Shape::n % Columns == 0 || column < Shape::n);
     }
 };
-template <int Lots, class Shape, class Put>
-struct Beside {
-    typename Put::Operands operands[Lots];
-    __device__ __forceinline__ void load(const Put& put, const Spot& spot) {
-#pragma unroll
-        for (int x = 0; x < Lots; x++)
-            if (spot.there<Shape>(x))
-                operands[x] = put.operands(spot.batch, spot.row + 4 * x, spot.column);
-    }
-};
-
 /// The copies of every tile's operands, by one thread.
 template <class Layout, class Shape, class Place>
 __device__ __forceinline__ void copy_tiles(uint32_t room, uint32_t first, uint32_t stride,
@@ -73,7 +63,8 @@ __device__ __forceinline__ void copy_tiles(uint32_t room, uint32_t first, uint32
                   bz = Layout::b_batched ? int(place.batch) : 0;
 #pragma unroll 1
         for (int k0 = 0; k0 < int(Shape::k); k0 += R::depth) {
-            const uint32_t as = room + stage * R::stage_bytes, full = room + R::barriers + 8 * stage;
+            const uint32_t as = room + stage * R::stage_bytes,
+                           full = room + R::barriers + 8 * stage;
             wait_barrier(full + 8 * Stages, phase);
             arrive_expecting(full, R::stage_bytes);
             copy_tile<R, Layout::rows, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full);
@@ -101,9 +92,9 @@ __device__ __forceinline__ void hand_over(const float (&sums)[Count], uint32_t h
 }
 /// Eight neighbours of row `row` of a piece of 64 columns.
 template <class E>
-__device__ __forceinline__ void taken_over(uint32_t piece, int row, Once<E> (&to)[8]) {
+__device__ __forceinline__ void take_over(uint32_t piece, int row, Once<E> (&to)[8]) {
     Words<E, 8> words;
-    uint32_t(&word)[4] = words.words.at;
+    uint32_t (&word)[4] = words.words.at;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
                  : "r"(piece + row * 128 + (threadIdx.x % 8 ^ row & 7) * 16)
@@ -114,6 +105,69 @@ __device__ __forceinline__ void taken_over(uint32_t piece, int row, Once<E> (&to
     for (int j = 0; j < 8; j++) to[j].value = wide[j];
 }
 
+/// What writers do. A warp takes 4 Lots rows of 64 columns at a time, the more the less it waits
+/// for its own results. Packed: 8 neighbours lie together in all that put() reads and writes.
+template <class Layout, class Shape, class Place, int Lots, bool Packed, class Put>
+__device__ __forceinline__ void write_tiles(const Put& put, uint32_t room, uint32_t first,
+                                            uint32_t stride, uint32_t high) {
+    typedef Handing<Layout> R;
+    constexpr int BM = Layout::rows, BN = Layout::columns, warps = 4 * R::writers;
+    constexpr int rows = 4 * Lots, high_units = 64 / rows, all = BN / 64 * high_units,
+                  units = all / warps;  // of a half, each warp's
+    static_assert(all % warps == 0);
+    const int warp = threadIdx.x / 32 - 12, lane = threadIdx.x % 32;
+    const uint32_t filled = room + R::barriers + 16 * Layout::stages, drained = filled + 16;
+    const auto row_of = [&](int q) {
+        return (warp + q % units * warps) % high_units * rows + lane / 8;
+    };
+    const auto piece_of = [&](int q) { return (warp + q % units * warps) / high_units; };
+    const auto spot_of = [&](const Place& place, int q) {
+        return Spot{place.batch, place.i0 + int64_t(high) * BM + q / units * 64 + row_of(q),
+                    place.j0 + piece_of(q) * 64 + lane % 8 * 8};
+    };
+    const auto there = [](const Spot& spot, int lot) {
+        return spot.template there<Shape, BM * Layout::pair, BN>(lot);
+    };
+    typename Put::Operands now[Lots], then[Lots];
+    const auto load = [&](typename Put::Operands(&to)[Lots], const Spot& spot) {
+#pragma unroll
+        for (int x = 0; x < Lots; x++)
+            if (there(spot, x)) to[x] = put.operands(spot.batch, spot.row + 4 * x, spot.column);
+    };
+    if (Packed && first < Place::tiles) load(now, spot_of(Place(first), 0));
+    uint32_t parity = 0;
+    for (uint32_t u = first; u < Place::tiles; u += stride, parity ^= 1) {
+        const Place place(u), after(u + stride < Place::tiles ? u + stride : u);
+#pragma unroll 1
+        for (int q = 0; q < 2 * units; q++) {
+            const int half = q / units;
+            const Spot spot = spot_of(place, q);
+            // What the next one reads beside the sums comes meanwhile.
+            if constexpr (Packed)
+                load(then, q + 1 < 2 * units ? spot_of(place, q + 1) : spot_of(after, 0));
+            if (q % units == 0) wait_barrier(filled + 8 * half, parity);
+            const uint32_t piece = room + R::staging + half * R::half_bytes + piece_of(q) * 8192;
+            Once<typename Shape::As> sums[Lots][8];
+#pragma unroll
+            for (int x = 0; x < Lots; x++) take_over(piece, row_of(q) + 4 * x, sums[x]);
+            if (q % units == units - 1) {
+                __syncwarp();
+                if (lane == 0) arrive_at<1>(drained + 8 * half, 0);
+            }
+#pragma unroll
+            for (int x = 0; x < Lots; x++) {
+                if (there(spot, x)) {
+                    if constexpr (Packed)
+                        put.finish(now[x], spot.batch, spot.row + 4 * x, spot.column, sums[x]);
+                    else
+                        put(spot.batch, spot.row + 4 * x, spot.column, sums[x]);
+                }
+                if constexpr (Packed) now[x] = then[x];
+            }
+        }
+    }
+}
+
 /// A block computes Layout::rows x Layout::columns of C, of k in one cut; Layout as in wgmma.cuh,
 /// with the warpgroups of `writers`.
 template <class Layout, class Shape, class Put, class Ready>
@@ -122,7 +176,7 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
                                                    const Ready& ready) {
     typedef Handing<Layout> R;
     typedef typename Shape::As E;
-    constexpr int BN = Layout::columns, Stages = Layout::stages, Pair = Layout::pair, Lots = 2;
+    constexpr int BN = Layout::columns, Stages = Layout::stages, Pair = Layout::pair;
     typedef Piece<Shape, Layout::rows * Pair, BN, (Shape::n > Shape::m)> Place;
     constexpr int steps = int((Shape::k + R::depth - 1) / R::depth), threads = 256;
     static_assert(Put::packs && Shape::chunk >= Shape::k && Place::tiles < 1 << 30);
@@ -180,8 +234,7 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
                               b_step = Layout::b_along_k ? 2 : 128;
                 const uint64_t a =
                     tile_descriptor(as + group * 8192, Layout::a_along_k ? 16 : 8192);
-                const uint64_t b =
-                    tile_descriptor(as + R::a_bytes, Layout::b_along_k ? 16 : 8192);
+                const uint64_t b = tile_descriptor(as + R::a_bytes, Layout::b_along_k ? 16 : 8192);
                 begin_products();
 #pragma unroll
                 for (int k = 0; k < 4; k++)
@@ -212,52 +265,11 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::writer_registers));
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::writer_registers));
-        constexpr int warps = 4 * R::writers, rows = 4 * Lots, high_units = 64 / rows,
-                      units = BN / 64 * high_units / warps;  // of a half, each warp's
-        static_assert(BN / 64 * high_units % warps == 0);
-        const bool packed = put.packed();
-        const auto unit_of = [&](int q) { return warp - 12 + q % units * warps; };
-        const auto row_of = [&](int q) { return unit_of(q) % high_units * rows + lane / 8; };
-        const auto piece_of = [&](int q) { return unit_of(q) / high_units; };
-        const auto spot_of = [&](const Place& place, int q) {
-            return Spot{place.batch,
-                        place.i0 + int64_t(high) * Layout::rows + q / units * 64 + row_of(q),
-                        place.j0 + piece_of(q) * 64 + lane % 8 * 8};
-        };
-        uint32_t parity = 0;
-        Beside<Lots, Shape, Put> now, then;
-        if (packed && first < Place::tiles) now.load(put, spot_of(Place(first), 0));
-        for (uint32_t u = first; u < Place::tiles; u += stride, parity ^= 1) {
-            const Place place(u), after(u + stride < Place::tiles ? u + stride : u);
-#pragma unroll 1
-            for (int q = 0; q < 2 * units; q++) {
-                const int half = q / units;
-                const Spot spot = spot_of(place, q);
-                // What the next one reads beside the sums comes meanwhile.
-                if (packed)
-                    then.load(put, q + 1 < 2 * units ? spot_of(place, q + 1) : spot_of(after, 0));
-                if (q % units == 0) wait_barrier(filled + 8 * half, parity);
-                const uint32_t piece =
-                    room + R::staging + half * R::half_bytes + piece_of(q) * 8192;
-                Once<E> sums[Lots][8];
-#pragma unroll
-                for (int x = 0; x < Lots; x++) taken_over<E>(piece, row_of(q) + 4 * x, sums[x]);
-                if (q % units == units - 1) {
-                    __syncwarp();
-                    if (lane == 0) arrive_at<1>(drained + 8 * half, 0);
-                }
-#pragma unroll
-                for (int x = 0; x < Lots; x++) {
-                    if (!spot.there<Shape>(x)) continue;
-                    if (packed)
-                        put.finish(now.operands[x], spot.batch, spot.row + 4 * x, spot.column,
-                                   sums[x]);
-                    else
-                        put(spot.batch, spot.row + 4 * x, spot.column, sums[x]);
-                }
-                now = then;
-            }
-        }
+        if (put.packed())
+            write_tiles<Layout, Shape, Place, R::writers == 1 ? 4 : 2, true>(put, room, first,
+                                                                             stride, high);
+        else
+            write_tiles<Layout, Shape, Place, 1, false>(put, room, first, stride, high);
     }
     if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
 }
