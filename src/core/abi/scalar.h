@@ -646,13 +646,16 @@ AICF_HD T adam_p(T p, T m, T v, T bc1_inv, T bc2_inv, T lr, T eps) {
     return fma(-lr, div(m * bc1_inv, sqrt(v * bc2_inv) + eps), p);
 }
 
-// 1 / (1 - beta^step), powered by squaring with plain products.
+// 1 / (1 - beta^step), powered by squaring with plain products; four at a time, since a branch
+// takes longer than a square that is not needed.
 AICF_HD double bias_corr(double beta, int32_t step) {
+    constexpr int lot = 4;
     double power = 1.0;
-    for (uint32_t n = step > 0 ? static_cast<uint32_t>(step) : 0u; n != 0; n >>= 1) {
-        if ((n & 1u) != 0) power = power * beta;
-        beta = beta * beta;
-    }
+    for (uint32_t n = step > 0 ? static_cast<uint32_t>(step) : 0u; n != 0; n >>= lot)
+        for (int i = 0; i < lot; i++) {
+            if ((n >> i & 1u) != 0) power = power * beta;
+            beta = beta * beta;
+        }
     return div(1.0, 1.0 - power);
 }
 

@@ -277,10 +277,11 @@ KernelText small_text(const LoweredOp& op, const Limits& limits) {
         return text;
     }
     if (name == "bias_corr") {
-        text.body = body_head(op, layout) +
-                    "    if (grid.block != 0) return;\n    if (grid.thread() == 0) bias_corr(y0, "
-                    "x1, *x0);\n"
-                    "    if (grid.thread() == 1) bias_corr(y1, x2, *x0);\n}\n";
+        text.body =
+            body_head(op, layout) +
+            "    if (grid.block != 0 || grid.thread() > 1) return;\n    const bool second = "
+            "grid.thread() == 1;\n    bias_corr(second ? y1 : y0, second ? x2 : x1, "
+            "*x0);\n}\n";
         return text;
     }
     check(name == "ring_push", "cuda: a small op without a kernel");
