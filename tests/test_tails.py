@@ -77,8 +77,19 @@ def test_what_others_read_or_is_large_stays_apart():
     ]
     for g in far:
         assert not any(name.startswith("fused_gemm_cross") for name in kernels(g))
-    g, _ = graph_of(128, 512, 10)  # by tensor cores
-    assert not any(name.startswith("fused_gemm_cross") for name in kernels(g, math="tf32"))
+    g, _ = graph_of(128, 512, 10)  # by tensor cores whose step takes its terms in halves
+    far = kernels(g, math="tf32", arch="sm_80")
+    assert not any(name.startswith("fused_gemm_cross") for name in far)
+
+
+@pytest.mark.parametrize("math", ["tf32", "bf16", "fp16"])
+@pytest.mark.parametrize(("sizes", "options"), CASES)
+def test_one_launch_takes_it_on_tensor_cores(sizes, options, math):
+    """But where the product that goes back has terms enough to be one of tensor cores itself."""
+    g, _ = graph_of(*sizes, **options)
+    back = "_gemm" if options.get("layers", 2) else ""
+    joined = any(f"fused_gemm_cross_entropy{back}_f32" in name for name in kernels(g, math=math))
+    assert joined == (sizes[2] < 32)
 
 
 @pytest.mark.parametrize("layers", range(1, 7))
@@ -110,6 +121,17 @@ def test_bits_are_those_of_launches_apart(sizes, options, device):
             assert_bits(got[name], value, f"{name} of {passes}")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("math", ["tf32", "bf16", "fp16"])
+@pytest.mark.parametrize(("sizes", "options"), CASES)
+def test_bits_of_rounded_operands(sizes, options, math):
+    g, feed = graph_of(*sizes, **options)
+    want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
+    got = bits(g.compile(device="cuda", seed=1, math=math, passes=WITHOUT_BLOCK), feed)
+    for name, value in want.items():
+        assert_bits(got[name], value, name)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_without_numbers(device):
     g, feed = graph_of(70, 40, 10)
@@ -120,11 +142,17 @@ def test_rows_without_numbers(device):
         assert np.array_equal(got[name], value, equal_nan=True), name
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_the_kernel_compiles_without_spills(arch):
+@pytest.mark.parametrize(
+    ("arch", "math"),
+    [("sm_80", "fp32"), ("sm_90a", "fp32"), ("sm_90a", "tf32"), ("sm_90a", "bf16")],
+)
+def test_the_kernel_compiles_without_spills(arch, math):
     for sizes, options in CASES:
         g, _ = graph_of(*sizes, **options)
-        programs = _core.cuda_programs(g._core, WITHOUT_BLOCK, arch=arch)
-        (program,) = [text for text in programs if "loss_tail" in text]
+        programs = _core.cuda_programs(g._core, WITHOUT_BLOCK, arch=arch, math=math)
+        found = [text for text in programs if "loss_tail" in text]
+        if math != "fp32" and not found:
+            continue
+        (program,) = found
         log = _core.cuda_log(program, arch)
         assert "0 bytes spill stores" in log and "error" not in log

@@ -333,6 +333,41 @@ def test_all_candidates(sizes, name, layout, make_rng):
 
 
 @gpu
+@pytest.mark.parametrize("math", ["tf32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("sizes", "layout"),
+    [
+        ((128, 96, 400), "b_turned"),  # cuts, of which the last one is short
+        ((72, 70, 260), "plain"),  # rows, columns and terms that fill no tile
+        ((90, 130, 201), "both_turned"),  # and lines that begin anywhere
+        ((65, 48, 128), "a_turned"),
+        ((130, 10, 300), "b_turned"),  # the logits of a network
+    ],
+    ids=str,
+)
+def test_small_tiles(sizes, layout, math, make_rng):
+    """Tiles that cuts of k share have the bits of a CPU, with what follows the product."""
+    m, n, k = sizes
+    rng = make_rng(19)
+    a, b, bias = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n), (n,)))
+    g, feed = aicf.Graph("product"), fed(a, b, layout) | {"bias": bias}
+    given = {name: g.input(name, x.shape) for name, x in feed.items()}
+    x, w = (given[one].T if given[one].shape != s else given[one]
+            for one, s in (("a", (m, k)), ("b", (k, n))))  # fmt: skip
+    y = aicf.matmul(x, w)
+    g.output("y", y)
+    g.output("z", aicf.relu(y + given["bias"]))
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+    tried = [one for one in names if one.startswith("near_")]
+    assert len(tried) >= 7, names
+    want = g.compile(device="cpu", math=math, tensor_cores="sm_90")(**feed)
+    for one in tried:
+        got = g.compile(device="cuda", math=math, candidates={signature: one})(**feed)
+        for output in ("y", "z"):
+            assert_bits(got[output].numpy(), want[output].numpy(), (one, output))
+
+
+@gpu
 @pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
 @pytest.mark.parametrize(

@@ -218,6 +218,8 @@ int64_t terms_of(const LoweredOp& op);
 /// Cycles of a product in a launch, by its candidate or else the first; 0 where no tiles fit.
 double gemm_cycles(const LoweredOp& op, const Limits& limits);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
+/// What operands of a product are rounded to before they are multiplied.
+std::string rounded_type(const std::string& math, DType dtype);
 /// Rows, columns and depth of the tiles of products of elements of `size` bytes, and of those whose
 /// warps have roles; blocks that share a tile count as one.
 std::vector<std::array<int, 3>> gemm_tiles(int64_t size);

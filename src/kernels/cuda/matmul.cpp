@@ -34,6 +34,13 @@ constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
                             {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
                             {16, 32, 32, 4, 2, 2, 128, 4, 15, 13},
                             {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20}};
+// Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a block
+// alone, `share` for each group of a processor.
+constexpr Tiling kNearMma[] = {
+    {16, 16, 32, 4, 16, 16, 32, 8, 1.2, 3.5}, {16, 32, 32, 4, 16, 32, 32, 8, 2.0, 4.5},
+    {32, 32, 32, 4, 32, 32, 32, 4, 3.2, 7},   {32, 32, 32, 4, 16, 16, 128, 4, 4, 3},
+    {32, 64, 32, 4, 32, 32, 64, 4, 6.4, 7},   {64, 32, 32, 4, 32, 32, 64, 4, 6.4, 7},
+    {64, 64, 32, 4, 32, 32, 128, 2, 12, 7}};
 constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
@@ -86,15 +93,6 @@ struct Problem {
     double after = 0;         // instructions for each result of what follows the product
     bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
 };
-
-/// What the operands are rounded to before they are multiplied.
-std::string rounded_type(const std::string& math, DType dtype) {
-    return math == "tf32"    ? "Tf32"
-           : math == "fp16"  ? "Half"
-           : math == "bf16"  ? "Brain"
-           : math == "fp32x" ? "scalar::Limbs"
-                             : cuda_type(dtype);
-}
 
 /// The attribute, but that products of "fp32x" in chains are those of "fp32".
 const std::string& math_of(const Attrs& attrs) {
@@ -204,6 +202,44 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
             const auto beside = static_cast<double>(std::min(each, resident));
             choice.cycles = static_cast<double>(ceil_div(each, resident)) *
                             (start + depth * (t.alone + t.share * groups * beside));
+            choices.push_back(choice);
+        }
+}
+
+/// Stages of near_mma.cuh's rings that shared memory has room for.
+int near_stages(const Tiling& t, int groups) {
+    constexpr int64_t room = 220 << 10;
+    const int64_t stage = 4 * (t.m + t.n) * (t.k + 8);
+    return static_cast<int>(std::min<int64_t>(t.stages, room / (groups * stage)));
+}
+
+/// The same on tensor cores, each tile with as many groups as take a run of cuts each. All operands
+/// pass the second cache, once for each tile that reads them.
+void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
+    constexpr int64_t most_cuts = 8;
+    constexpr double start = 1500, meeting = 300;  // before the first operands, and of sums
+    constexpr double pace = 22, own_pace = 48;     // bytes a cycle, of all processors and of one
+    const int64_t processors = std::max(limits.processors, 1), cuts = ceil_div(p.k, p.grain);
+    const int64_t most_threads = p.m * p.n * p.k >= kRolesWork ? 1024 : kGroupThreads;
+    for (const Tiling& t : kNearMma)
+        for (int64_t run = 1, last = 0; run <= cuts; run++) {
+            const int64_t groups = ceil_div(cuts, run);
+            if (groups == std::exchange(last, groups)) continue;
+            if (cuts > most_cuts || groups * t.threads > most_threads ||
+                near_stages(t, static_cast<int>(groups)) < 2)
+                continue;
+            Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
+            choice.blocks = choice.tiles;
+            choice.groups = static_cast<int>(groups);
+            const int64_t each = ceil_div(choice.tiles, processors);
+            const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
+                       bytes = static_cast<double>((t.m + t.n) * p.k * 4);
+            const double reading = std::max(bytes * static_cast<double>(each) / own_pace,
+                                            bytes * static_cast<double>(choice.tiles) /
+                                                (pace * static_cast<double>(processors)));
+            const double work =
+                std::max(depth * t.alone, depth * t.share * static_cast<double>(each * groups));
+            choice.cycles = start + (groups > 1 ? meeting : 0) + std::max(reading, work);
             choices.push_back(choice);
         }
 }
@@ -361,6 +397,8 @@ struct Gemm {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
             const bool large = m * n * k >= kRolesWork && limits.major == 9;
+            if (limits.major == 9 && a.dtype == DType::f32 && chunk % 64 == 0)
+                add_near_mma(problem, limits, found);
             for (const Tiling& t : kWgmma)
                 if (large && mapped(t)) add_choices(t, problem, limits, found);
         }
@@ -388,7 +426,8 @@ std::string name_of(const Choice& choice) {
     if (choice.thin) return "thin";
     const Tiling& t = *choice.tiling;
     if (choice.groups)
-        return cat("near_", t.m, "x", t.n, t.part_m > 2 ? cat("_t", t.part_m) : "",
+        return cat("near_", t.m, "x", t.n,
+                   t.part_m == 4 || (t.part_m == 16 && t.m > 16) ? cat("_t", t.part_m) : "",
                    choice.groups > 1 ? cat("_", choice.groups) : "");
     return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n,
                t.own       ? "_own"
@@ -403,6 +442,14 @@ void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& 
 }
 
 }  // namespace
+
+std::string rounded_type(const std::string& math, DType dtype) {
+    return math == "tf32"    ? "Tf32"
+           : math == "fp16"  ? "Half"
+           : math == "bf16"  ? "Brain"
+           : math == "fp32x" ? "scalar::Limbs"
+                             : cuda_type(dtype);
+}
 
 std::vector<std::array<int, 3>> gemm_tiles(int64_t size) {
     std::vector<std::array<int, 3>> sizes;
@@ -638,6 +685,26 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return text;
     }
     const Tiling& t = *choice.tiling;
+    if (choice.groups && tensor) {
+        const auto floats = [&](int side, int64_t step) {
+            return step == 1 ? t.k * (side + 4) : side * (t.k + 8);
+        };
+        const int stages = near_stages(t, choice.groups);
+        const int64_t stage = floats(t.m, a.strides[rank - 2]) + floats(t.n, b.strides[rank - 1]),
+                      cuts = ceil_div(k, chunk);
+        const bool in_place = ceil_div(cuts, choice.groups) == 1;
+        const int64_t sums = choice.groups > 1 && !in_place ? cuts * t.m * (t.n + 8) : 0;
+        text.name = stem + name_of(choice);
+        text.includes = {"near_mma.cuh"};
+        text.threads = t.threads * choice.groups;
+        text.blocks = choice.blocks;
+        text.shared = static_cast<uint32_t>(4 * (choice.groups * stages * stage + sums));
+        text.body += body_head(op, layout);
+        text.body +=
+            cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k,
+                ", ", choice.groups, ", ", stages, ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
+        return text;
+    }
     if (choice.groups) {
         const auto floats = [&](int side, int64_t step) {
             return step == 1 ? t.k * (side + 4) : side * (t.k + 4);

@@ -66,6 +66,23 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// What a lane holds of a row or column of f32 for one step: two(at) are terms 2 * (lane % 4) + at
+/// and the next. A step of 8 takes its terms in any order on 9.0, so that neighbours serve.
+template <class As, class Two>
+__device__ __forceinline__ void step_words(uint32_t& low, uint32_t& high, const Two& two) {
+    const Pack<float, 2> x = two(0);
+    if constexpr (same_type<As, Tf32>) {
+        low = scalar::bits(x.at[0]), high = scalar::bits(x.at[1]);
+        round_word(low), round_word(high);
+    } else {
+        const Pack<float, 2> y = two(8);
+        low = narrow_two<As>(x.at[0], x.at[1]), high = narrow_two<As>(y.at[0], y.at[1]);
+    }
+}
+/// Terms of k that a step takes.
+template <class As>
+constexpr int step_terms = same_type<As, Tf32> ? 8 : 16;
+
 /// How a tile of an operand, Rows of its own axis by BK of k, lies in shared memory: as in global
 /// memory, in 16-byte cells along k, or along the rows if only those are side by side. The cells of
 /// a line are permuted so that what a warp reads together meets no bank twice. Elements are E

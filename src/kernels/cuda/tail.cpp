@@ -34,14 +34,32 @@ struct Tail {
 
 }  // namespace
 
+/// How a product rounds; of chains "fp32x" does as "fp32" does.
+static std::string chain_math(const RegionStep& product) {
+    const std::string& math = product.attrs.text("math");
+    return math == "fp32x" ? "fp32" : math;
+}
+
+/// Whether the logits' product is a chain or has the step of this device's tensor cores, of which
+/// only that of 9.0 takes its terms in any order.
+static bool known_order(const RegionStep& product, const Limits& limits) {
+    const std::string &order = product.attrs.text("order"), &math = product.attrs.text("math");
+    if (order.starts_with("chain(")) return true;
+    return limits.major == 9 && math != "fp32x" &&
+           order.starts_with(tensor_order(limits.major, math == "tf32") + "(");
+}
+
 bool tail_fits(const LoweredOp& op, const Limits& limits) {
     if (op.body.empty() || !tail_region(op) || limits.one_block || limits.major < 8) return false;
     const View &x = op.inputs[0], &w = op.inputs[1];
     const TailSteps steps = tail_steps(op);
-    for (const RegionStep& step : op.body)
-        if (step.def->gemm &&
-            (!step.attrs.text("order").starts_with("chain(") || step.attrs.text("math") != "fp32"))
+    if (!known_order(op.body[0], limits)) return false;
+    if (steps.product < op.body.size()) {
+        const RegionStep& back = op.body[steps.product];
+        if (!back.attrs.text("order").starts_with("chain(") ||
+            chain_math(back) != chain_math(op.body[0]))
             return false;
+    }
     if (x.strides[1] != 1 || w.strides[0] != 1) return false;
     const Tail tail(op, limits);
     if (tail.m < 1 || tail.m > kTailRows || tail.n < 1 || tail.n > kTailClasses || tail.k < 4 ||
@@ -69,7 +87,8 @@ class TailText {
     KernelText text() const {
         KernelText text;
         text.includes = {"tail.cuh"};
-        text.name = cat("fused_gemm_cross_entropy", back_ ? "_gemm" : "", "_f32");
+        text.name = cat("fused_gemm_cross_entropy", back_ ? "_gemm" : "", "_f32",
+                        math() == "fp32" ? "" : "_" + math());
         text.threads = kTailThreads;
         text.resident = 2;  // no more blocks, so that registers need not be saved for others
         text.blocks = std::min<int64_t>(ceil_div(tail_.m, tail_.rows),
@@ -81,6 +100,8 @@ class TailText {
     }
 
   private:
+    std::string math() const { return chain_math(op_.body[0]); }
+    bool tensor() const { return !op_.body[0].attrs.text("order").starts_with("chain("); }
     const RegionStep& loss() const { return op_.body[tail_.steps.loss]; }
     std::string pointer(int number) const {
         return cat("block.ptr<", number < inputs_ ? "const " : "",
@@ -103,7 +124,9 @@ class TailText {
                number("chunk", tail_.chunk) + number("pitch", tail_.pitch) +
                number("x_step", op_.inputs[0].strides[0]) +
                number("w_step", op_.inputs[1].strides[1]) +
-               "    static constexpr bool back = " + (back_ ? "true" : "false") + ";\n";
+               "    static constexpr bool back = " + (back_ ? "true" : "false") +
+               ", tensor = " + (tensor() ? "true" : "false") + ";\n    typedef " +
+               rounded_type(math(), DType::f32) + " As;\n";
     }
     /// An element of the logits, of the product's sum.
     std::string logit() const {

@@ -4,7 +4,7 @@
 // done with an element of each product.
 #pragma once
 
-#include "matmul.cuh"
+#include "mma.cuh"
 #include "nn.cuh"
 
 namespace aicf {
@@ -65,15 +65,90 @@ __device__ __forceinline__ void bring_lines(float* to, const float* from, int li
     }
 }
 
+/// The sums of the chunks of k of each logit, in the order chain(chunk).
+template <int Threads, int Rows, class Tail>
+__device__ __forceinline__ void logits_by_chains(float* sums, const float* ws, const float* xs) {
+    typedef typename Tail::As As;
+    constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
+                  chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch),
+                  at_once = Rows < 2 ? 1 : 2;  // rows of a thread, which share what it reads of w
+    static_assert(Rows % at_once == 0 && pitch % 4 == 0 && chunk % 4 == 0);
+    for (int u = threadIdx.x; u < n * chunks * (Rows / at_once); u += Threads) {
+        const int j = u % n, c = u / n % chunks, r = u / (n * chunks) * at_once;
+        const int end = (c + 1) * chunk < k ? (c + 1) * chunk : k;
+        const float *const wp = ws + j * pitch, *const xp = xs + r * pitch;
+        float acc[at_once] = {};
+        int p = c * chunk;
+#pragma unroll 8
+        for (; p + 4 <= end; p += 4) {
+            const auto b = *reinterpret_cast<const Pack<float, 4>*>(wp + p);
+#pragma unroll
+            for (int i = 0; i < at_once; i++) {
+                const auto a = *reinterpret_cast<const Pack<float, 4>*>(xp + i * pitch + p);
+#pragma unroll
+                for (int q = 0; q < 4; q++)
+                    acc[i] = scalar::fma(operand<As>(a.at[q]), operand<As>(b.at[q]), acc[i]);
+            }
+        }
+#pragma unroll 1
+        for (; p < end; p++)
+#pragma unroll
+            for (int i = 0; i < at_once; i++)
+                acc[i] = scalar::fma(operand<As>(xp[i * pitch + p]), operand<As>(wp[p]), acc[i]);
+#pragma unroll
+        for (int i = 0; i < at_once; i++) sums[(c * Rows + r + i) * n + j] = acc[i];
+    }
+}
+
+/// The same on tensor cores of 9.0, in the order mma8(chunk) or mma16(chunk): a warp takes 16
+/// classes by 8 rows of a cut.
+template <int Threads, int Rows, class Tail>
+__device__ __forceinline__ void logits_by_tensor_cores(float* sums, const float* ws,
+                                                       const float* xs) {
+    typedef typename Tail::As As;
+    constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
+                  chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch), each = step_terms<As>,
+                  high = (n + 15) / 16, wide = (Rows + 7) / 8;
+    const int lane = threadIdx.x % 32, own = lane / 4, pair = lane % 4 * 2;
+    const auto line = [=](const float* from, int i, int lines) {
+        return from + (i < lines ? i : lines - 1) * pitch;  // what is made of others is left out
+    };
+    for (int u = threadIdx.x / 32; u < high * wide * chunks; u += Threads / 32) {
+        const int j = u % high * 16 + own, r = u / high % wide * 8, c = u / (high * wide);
+        const float *const w0 = line(ws, j, n), *const w1 = line(ws, j + 8, n),
+                           *const x0 = line(xs, r + own, Rows);
+        const int end = (c + 1) * chunk < k ? (c + 1) * chunk : k;
+        float acc[4] = {};
+#pragma unroll 4
+        for (int p = c * chunk; p < end; p += each) {
+            const auto two = [=](const float* from, int at) -> Pack<float, 2> {
+                const int first = p + pair + at;
+                if (k % each == 0 || first + 2 <= k)
+                    return *reinterpret_cast<const Pack<float, 2>*>(from + first);
+                return {{first < k ? from[first] : 0.0f, 0.0f}};
+            };
+            uint32_t a[4], b[2];
+            step_words<As>(a[0], a[2], [=](int at) { return two(w0, at); });
+            step_words<As>(a[1], a[3], [=](int at) { return two(w1, at); });
+            step_words<As>(b[0], b[1], [=](int at) { return two(x0, at); });
+            mma<As>(acc, a, b[0], b[1]);
+        }
+#pragma unroll
+        for (int y = 0; y < 4; y++) {
+            const int class_of = j + y / 2 * 8, row = r + pair + y % 2;
+            if (class_of < n && row < Rows) sums[(c * Rows + row) * n + class_of] = acc[y];
+        }
+    }
+}
+
 /// By blocks of `Threads`, which take Rows rows at a time. Lanes: of a team that takes the loss of
 /// one.
 template <int Threads, int Rows, int Lanes, class Tail>
 __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, const float* x,
                                           const float* w, float scale) {
+    typedef typename Tail::As As;
     constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
-                  chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch),
-                  at_once = Rows < 2 ? 1 : 2;  // rows of a thread, which share what it reads of w
-    static_assert(Rows % at_once == 0 && pitch % 4 == 0 && chunk % 4 == 0);
+                  chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch);
     extern __shared__ __align__(16) char shared[];
     float* const ws = reinterpret_cast<float*>(shared);
     float* const xs = ws + n * pitch;
@@ -88,30 +163,10 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
         commit_copies();
         wait_copies<0>();
         __syncthreads();
-        for (int u = threadIdx.x; u < n * chunks * (Rows / at_once); u += Threads) {
-            const int j = u % n, c = u / n % chunks, r = u / (n * chunks) * at_once;
-            const int end = (c + 1) * chunk < k ? (c + 1) * chunk : k;
-            const float *const wp = ws + j * pitch, *const xp = xs + r * pitch;
-            float acc[at_once] = {};
-            int p = c * chunk;
-#pragma unroll 8
-            for (; p + 4 <= end; p += 4) {
-                const auto b = *reinterpret_cast<const Pack<float, 4>*>(wp + p);
-#pragma unroll
-                for (int i = 0; i < at_once; i++) {
-                    const auto a = *reinterpret_cast<const Pack<float, 4>*>(xp + i * pitch + p);
-#pragma unroll
-                    for (int q = 0; q < 4; q++) acc[i] = scalar::fma(a.at[q], b.at[q], acc[i]);
-                }
-            }
-#pragma unroll 1
-            for (; p < end; p++)
-#pragma unroll
-                for (int i = 0; i < at_once; i++)
-                    acc[i] = scalar::fma(xp[i * pitch + p], wp[p], acc[i]);
-#pragma unroll
-            for (int i = 0; i < at_once; i++) sums[(c * Rows + r + i) * n + j] = acc[i];
-        }
+        if constexpr (Tail::tensor)
+            logits_by_tensor_cores<Threads, Rows, Tail>(sums, ws, xs);
+        else
+            logits_by_chains<Threads, Rows, Tail>(sums, ws, xs);
         __syncthreads();
         for (int u = threadIdx.x; u < Rows * n; u += Threads) {
             float total = sums[u];
@@ -146,11 +201,12 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
                 float v[side] = {};
 #pragma unroll
                 for (int j = 0; j < n; j++) {
-                    const float g = grads[r * n + j];
+                    const float g = operand<As>(grads[r * n + j]);
                     const auto b =
                         *reinterpret_cast<const Pack<float, side>*>(ws + j * pitch + col);
 #pragma unroll
-                    for (int c = 0; c < side; c++) v[c] = scalar::fma(g, b.at[c], v[c]);
+                    for (int c = 0; c < side; c++)
+                        v[c] = scalar::fma(g, operand<As>(b.at[c]), v[c]);
                 }
                 tail(0, r0 + r, col, v);
             }
