@@ -34,13 +34,13 @@ constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
                             {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
                             {16, 32, 32, 4, 2, 2, 128, 4, 15, 13},
                             {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20}};
-// Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a block
-// alone, `share` for each group of a processor.
+// Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a warp,
+// `share` of a processor for each group.
 constexpr Tiling kNearMma[] = {
-    {16, 16, 32, 4, 16, 16, 32, 8, 1.2, 3.5}, {16, 32, 32, 4, 16, 32, 32, 8, 2.0, 4.5},
-    {32, 32, 32, 4, 32, 32, 32, 4, 3.2, 7},   {32, 32, 32, 4, 16, 16, 128, 4, 4, 3},
-    {32, 64, 32, 4, 32, 32, 64, 4, 6.4, 7},   {64, 32, 32, 4, 32, 32, 64, 4, 6.4, 7},
-    {64, 64, 32, 4, 32, 32, 128, 2, 12, 7}};
+    {16, 16, 32, 4, 16, 16, 32, 8, 1.1, 4}, {16, 32, 32, 4, 16, 32, 32, 8, 1.5, 6},
+    {32, 32, 32, 4, 32, 32, 32, 4, 2, 8},   {32, 32, 32, 4, 16, 16, 128, 4, 4.3, 4},
+    {32, 64, 32, 4, 32, 32, 64, 4, 4, 8},   {64, 32, 32, 4, 32, 32, 64, 4, 4, 8},
+    {64, 64, 32, 4, 32, 32, 128, 2, 8, 8}};
 constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
@@ -69,8 +69,8 @@ constexpr Tiling kLimbs[] = {{128, 128, 64, 6, 64, 128, 384, 1, 85, 85, 1, 2300}
 // Of tf32 a step of k takes as many cycles as two of 16-bit operands.
 constexpr double kWgmmaTf32 = 2;
 constexpr int64_t kRoundedBytes = int64_t{1} << 30;  // of the copies that wgmma reads, at most
-constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44},
-                            {64, 64, 32, 4, 32, 32, 128, 3, 16, 18}};
+constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44, 0, 3500},
+                            {64, 64, 32, 4, 32, 32, 128, 3, 16, 18, 0, 2500}};
 
 struct Choice {
     const Tiling* tiling = nullptr;
@@ -118,7 +118,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr int64_t cached = 24 << 20;
     constexpr double between_cuts = 120;  // of a block that takes one after the other
     // Where operands are copied first: for the wait, and bytes read and written.
-    constexpr double rounding = 1500, rounded = 24, rounded_far = 16;
+    constexpr double rounding = 2500, rounded = 24, rounded_far = 16;
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
     if (t.writers && (grains > 1 || !p.hands_over)) return;
@@ -206,40 +206,40 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
         }
 }
 
-/// Stages of near_mma.cuh's rings that shared memory has room for.
-int near_stages(const Tiling& t, int groups) {
-    constexpr int64_t room = 220 << 10;
-    const int64_t stage = 4 * (t.m + t.n) * (t.k + 8);
-    return static_cast<int>(std::min<int64_t>(t.stages, room / (groups * stage)));
+/// Stages of near_mma.cuh's rings that shared memory has room for, beside sums of cuts where those
+/// do not lie where a ring was.
+int near_stages(const Tiling& t, int64_t groups, int64_t cuts) {
+    constexpr int64_t room = 224 << 10;
+    const int64_t stage = 4 * (t.m + t.n) * (t.k + 8),
+                  sums = groups > 1 && groups < cuts ? 4 * cuts * t.m * (t.n + 8) : 0;
+    return static_cast<int>(std::min<int64_t>(t.stages, (room - sums) / (groups * stage)));
 }
 
-/// The same on tensor cores, each tile with as many groups as take a run of cuts each. All operands
-/// pass the second cache, once for each tile that reads them.
+/// The same on tensor cores, each tile with as many groups as take a run of cuts each. Copies from
+/// the second cache take longest: `pace` bytes a cycle of a processor. What a ring does not hold at
+/// once is waited for.
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_cuts = 8;
-    constexpr double start = 1500, meeting = 300;  // before the first operands, and of sums
-    constexpr double pace = 22, own_pace = 48;     // bytes a cycle, of all processors and of one
+    constexpr double start = 500, pace = 24, refill = 30;
     const int64_t processors = std::max(limits.processors, 1), cuts = ceil_div(p.k, p.grain);
     const int64_t most_threads = p.m * p.n * p.k >= kRolesWork ? 1024 : kGroupThreads;
     for (const Tiling& t : kNearMma)
         for (int64_t run = 1, last = 0; run <= cuts; run++) {
             const int64_t groups = ceil_div(cuts, run);
             if (groups == std::exchange(last, groups)) continue;
-            if (cuts > most_cuts || groups * t.threads > most_threads ||
-                near_stages(t, static_cast<int>(groups)) < 2)
-                continue;
+            const int stages = near_stages(t, groups, cuts);
+            if (cuts > most_cuts || groups * t.threads > most_threads || stages < 2) continue;
             Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
             choice.blocks = choice.tiles;
             choice.groups = static_cast<int>(groups);
-            const int64_t each = ceil_div(choice.tiles, processors);
+            const double each =
+                std::max(1.0, static_cast<double>(choice.tiles) / static_cast<double>(processors));
             const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
                        bytes = static_cast<double>((t.m + t.n) * p.k * 4);
-            const double reading = std::max(bytes * static_cast<double>(each) / own_pace,
-                                            bytes * static_cast<double>(choice.tiles) /
-                                                (pace * static_cast<double>(processors)));
-            const double work =
-                std::max(depth * t.alone, depth * t.share * static_cast<double>(each * groups));
-            choice.cycles = start + (groups > 1 ? meeting : 0) + std::max(reading, work);
+            choice.cycles =
+                start + each * bytes / pace +
+                depth * std::max(t.alone, t.share * each * static_cast<double>(groups)) +
+                std::max(0.0, depth - static_cast<double>(stages * t.k)) * refill;
             choices.push_back(choice);
         }
 }
@@ -689,7 +689,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const auto floats = [&](int side, int64_t step) {
             return step == 1 ? t.k * (side + 4) : side * (t.k + 8);
         };
-        const int stages = near_stages(t, choice.groups);
+        const int stages = near_stages(t, choice.groups, ceil_div(k, chunk));
         const int64_t stage = floats(t.m, a.strides[rank - 2]) + floats(t.n, b.strides[rank - 1]),
                       cuts = ceil_div(k, chunk);
         const bool in_place = ceil_div(cuts, choice.groups) == 1;
