@@ -531,8 +531,11 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 }
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
     LOCK;
-    if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+        if (value > (number("FAKE_CUDA_MAJOR", 9) >= 9 ? 227 : 163) * 1024)
+            return CUDA_ERROR_INVALID_VALUE;
         most_shared[function] = static_cast<unsigned>(value);
+    }
     return CUDA_SUCCESS;
 }
 CUresult cuFuncLoad(CUfunction) {
