@@ -743,6 +743,7 @@ def test_choices_of_passes():
         "loops",
         "block",
         "tails",
+        "row_sums",
         "horizontal",
         "scalars",
         "concats",

@@ -275,6 +275,69 @@ class ScalarPrologue : Groups {
     }
 };
 
+/// A group of independent members, each with operands of its own.
+LoweredOp group_of(const std::vector<LoweredOp>& ops, const std::vector<int>& members) {
+    LoweredOp result;
+    result.def = group_def();
+    result.node = ops[members.back()].node;
+    for (int member : members) {
+        for (const View& view : ops[member].inputs)
+            if (find_view(result.inputs, view) < 0) result.inputs.push_back(view);
+        for (const View& view : ops[member].outputs) result.outputs.push_back(view);
+        result.members.push_back(ops[member]);
+    }
+    return result;
+}
+
+// ---- sums beside rows ---------------------------------------------------------------------------
+
+/// A row op's gradient and sums over rows of what it reads become a group, where the target has one
+/// kernel for them: the gradients of a norm's input, weight and bias.
+class RowSums : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (ops_[at].def->alone || anchor(ops_[at]).rows.empty()) continue;
+            for (const View& view : ops_[at].inputs)
+                for (int reader : readers_[view.value])
+                    if (reader != at && members_[group_[reader]].size() == 1 &&
+                        anchor(ops_[reader]).streams && beside(at, reader))
+                        merge(group_[at], group_[reader], any, INT_MAX);
+        }
+        emit();
+    }
+
+  private:
+    static bool any(const LoweredOp&) { return true; }
+
+    /// Whether the target takes the sum into the group, and neither waits for the other.
+    bool beside(int at, int sum) const {
+        std::vector<int> members = members_[group_[at]];
+        for (int member : members)
+            for (const auto& [from, to] : {std::pair(member, sum), std::pair(sum, member)})
+                for (const View& out : ops_[from].outputs)
+                    for (const View& in : ops_[to].inputs)
+                        if (in.value == out.value) return false;
+        std::erase(members, at);
+        members.insert(members.begin(), at);
+        members.push_back(sum);
+        return machine_.sums_beside(group_of(ops_, members));
+    }
+    int stands_at(int group) const override {
+        for (int member : members_[group])
+            if (!anchor(ops_[member]).rows.empty()) return member;
+        return Groups::stands_at(group);
+    }
+    /// The row op comes first.
+    LoweredOp compose(const std::vector<int>& members, int, int) const override {
+        std::vector<int> order = members;
+        std::stable_partition(order.begin(), order.end(),
+                              [&](int member) { return !anchor(ops_[member]).rows.empty(); });
+        return group_of(ops_, order);
+    }
+};
+
 // ---- horizontal fusion --------------------------------------------------------------------------
 
 bool small(const LoweredOp& op, const GroupLimits& limits) {
@@ -329,6 +392,7 @@ class HorizontalFusion : Groups {
     static constexpr size_t kKinds = 4;
     Kind kind_of(int at) const {
         const LoweredOp& op = ops_[at];
+        if (op.def == group_def()) return Kind::none;
         if (small(op, machine_.group_limits())) return Kind::small;
         if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
         if (anchor(op).optimizer && !op.body.empty()) return Kind::update;
@@ -437,16 +501,7 @@ class HorizontalFusion : Groups {
     }
 
     LoweredOp compose(const std::vector<int>& members, int, int) const override {
-        LoweredOp result;
-        result.def = group_def();
-        result.node = ops_[members.back()].node;
-        for (int member : members) {
-            for (const View& view : ops_[member].inputs)
-                if (find_view(result.inputs, view) < 0) result.inputs.push_back(view);
-            for (const View& view : ops_[member].outputs) result.outputs.push_back(view);
-            result.members.push_back(ops_[member]);
-        }
-        return result;
+        return group_of(ops_, members);
     }
 
     std::vector<char> is_param_;  // by value
@@ -464,6 +519,7 @@ void fuse_updates(Lowered& lowered, const Target& target) {
                     [&](const auto& pair) { return inner[pair.second] != 0; }))
         lowered.param_grads.clear();
 }
+void fuse_row_sums(Lowered& lowered, const Target& target) { RowSums(lowered, target).run(); }
 void fuse_horizontally(Lowered& lowered, const Target& target) {
     HorizontalFusion(lowered, target).run();
 }

@@ -81,6 +81,7 @@ void fuse_step(Lowered& lowered, const Target& target);
 /// Scalar prologue: the ops that compute an optimizer's scalars join its updates (group.cpp).
 void fuse_scalars(Lowered& lowered, const Target& target);
 /// Horizontal fusion: small independent ops share a launch (group.cpp).
+void fuse_row_sums(Lowered& lowered, const Target& target);
 void fuse_horizontally(Lowered& lowered, const Target& target);
 
 /// Concat elision: producers write into the concat's result (concats.cpp).

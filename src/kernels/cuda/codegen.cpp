@@ -303,6 +303,7 @@ KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
     KernelText text = op.def == sequence_def()     ? block_text(op, limits)
                       : op.def == block_loop_def() ? block_loop_text(op, limits)
                       : op.members.empty()         ? body_text(op, limits)
+                      : sums_beside(op, limits)    ? row_sums_text(op, limits)
                                                    : group_text(op, limits);
     text.body = block_type(BlockLayout(op)) + text.body;
     text.body += cat("extern \"C\" __global__ void ",

@@ -149,6 +149,14 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                        const std::vector<int>& read, const std::vector<size_t>& steps,
                        const std::string& value, const std::string& a,
                        const std::string& beside = "");
+/// A function `name`<V>(block, a..., v): V elements in terms of type `a`, `value` once some steps
+/// are done, from those of the inputs that they read.
+std::string terms_text(const std::string& name, const LoweredOp& op, const BlockLayout& layout,
+                       const std::vector<int>& read, const std::vector<size_t>& steps,
+                       const std::string& value, const std::string& a);
+/// Of how many elements that are read at once all rows along an axis of stride 1 begin at one
+/// place; 0: of none.
+int64_t alike(const View& view);
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
 
@@ -209,6 +217,14 @@ KernelText pointwise_text(const LoweredOp& op, const Limits& limits);
 KernelText reduce_text(const LoweredOp& op, const Limits& limits);
 KernelText row_text(const LoweredOp& op, const Limits& limits);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Limits& limits);
+/// A group of a row op's gradient and sums of columns of what it reads, in one kernel: whether
+/// there is one that is quicker than their launches, and the kernel.
+bool sums_beside(const LoweredOp& group, const Limits& limits);
+KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
+/// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
+/// the inputs that it reads, and @_Put{block}(column, total).
+std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout);
+std::vector<int> column_sum_reads(const LoweredOp& op);
 /// A tail_region's (tail.cpp), and whether it is quicker than its launches.
 KernelText tail_text(const LoweredOp& op, const Limits& limits);
 bool tail_fits(const LoweredOp& op, const Limits& limits);

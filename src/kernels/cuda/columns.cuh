@@ -46,11 +46,11 @@ __device__ __forceinline__ auto joined(Part part) {
 }
 
 /// What pieces come to of which parts lie Step apart, one after the other for `Columns` results
-/// side by side, of which the first `there` exist: by a block of 256, whose first threads get a
-/// result each. `held`: 16 times as many, or 256.
-template <class Op, int Columns, int Pieces, int64_t Step, class A>
+/// side by side, of which the first `there` exist: by a block of so many threads, whose first get a
+/// result each. `held`: 16 times as many, or one for each thread.
+template <class Op, int Columns, int Pieces, int64_t Step, int Threads = 256, class A>
 __device__ __forceinline__ A join_pieces(A* held, const A* parts, int64_t there) {
-    constexpr int teams = Columns < 16 ? 16 : 256 / Columns;
+    constexpr int teams = Columns < 16 ? 16 : Threads / Columns;
     constexpr int share = [] {
         int each = 1;
         while (each * teams < Pieces) each *= 2;

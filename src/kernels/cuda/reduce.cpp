@@ -212,17 +212,6 @@ Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& re
     return tall;
 }
 
-/// Of how many elements that are read at once all rows along an axis of stride 1 begin at one
-/// place; 0: of none.
-int64_t alike(const View& view) {
-    const int64_t size = dtype_size(view.dtype);
-    int64_t line = size < 2 ? 4 : 16 / size;
-    for (int d = 0; d < view.shape.rank(); d++)
-        if (view.shape[d] > 1 && view.strides[d] != 1)
-            while (line > 0 && view.strides[d] % line != 0) line = line > 4 ? line / 2 : 0;
-    return line;
-}
-
 /// The text of row_struct: @_Row<name>, whose methods make elements of a row, and @_Make<name>.
 class RowStruct {
   public:
@@ -330,6 +319,15 @@ class RowStruct {
 
 }  // namespace
 
+int64_t alike(const View& view) {
+    const int64_t size = dtype_size(view.dtype);
+    int64_t line = size < 2 ? 4 : 16 / size;
+    for (int d = 0; d < view.shape.rank(); d++)
+        if (view.shape[d] > 1 && view.strides[d] != 1)
+            while (line > 0 && view.strides[d] % line != 0) line = line > 4 ? line / 2 : 0;
+    return line;
+}
+
 bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != nullptr; }
 
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
@@ -338,6 +336,34 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
     RowStruct row(op, layout, a, beside);
     for (int k : read) row.read(k);
     return row.text(name, steps, value);
+}
+
+std::string terms_text(const std::string& name, const LoweredOp& op, const BlockLayout& layout,
+                       const std::vector<int>& read, const std::vector<size_t>& steps,
+                       const std::string& value, const std::string& a) {
+    std::string before, params;
+    const std::string formula = body_formula(op, layout, before, steps);
+    for (int k : read)
+        params += cat("const Wide<", cuda_type(op.inputs[static_cast<size_t>(k)].dtype), "> (&a", k,
+                      ")[V], ");
+    return cat("template <int V>\n__device__ __forceinline__ void ", name,
+               "(const @_Block& block, ", params, a, " (&v)[V]) {\n", before,
+               "#pragma unroll\n    for (int j = 0; j < V; j++) {\n            ", formula,
+               "\n        v[j] = static_cast<", a, ">(", value, ");\n    }\n}\n");
+}
+
+std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout) {
+    const Reduction r = reduction_of(op);
+    const std::string a = accumulator(r.dtype, true);
+    const std::vector<size_t> steps = steps_between(0, r.at);
+    const std::string value = op.body.empty() ? "a0[j]" : operand_text(op, op.body[r.at].inputs[0]);
+    return terms_text("@_terms", op, layout, column_sum_reads(op), steps, value, a) +
+           put_text(op, r, layout, false, a);
+}
+
+std::vector<int> column_sum_reads(const LoweredOp& op) {
+    return op.body.empty() ? std::vector<int>{0}
+                           : inputs_of(op, steps_between(0, anchor_step(op) + 1));
 }
 
 Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits, bool narrow) {

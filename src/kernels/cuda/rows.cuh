@@ -21,6 +21,7 @@ struct Held {
     static constexpr bool whole =  // no thread's share reaches beyond the row
         leaves > 1 ? N % (kTreeLeaf * Warps) == 0 : N == V * Lanes * lines;
     static_assert(V == 4 || (leaves == 1 && N % V == 0 && Lanes * V <= kTreeLanes));
+    static constexpr int side = V;
     A a[turns][lines][V];
 
     __device__ __forceinline__ static int first(int turn, int line) {
@@ -93,9 +94,14 @@ template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4
 struct HolderOf {
     typedef Held<A, N, Lanes, Warps, Soon, V> Row;
     static constexpr bool holds = true;
+    static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
 
+    /// Of a block of so many threads.
+    __device__ __forceinline__ static constexpr int count(int threads) {
+        return threads / (Warps > 1 ? 32 * Warps : Lanes);
+    }
     /// body(r, mine) for the team's rows. All threads of a warp go along; `mine`: with a row of
     /// its own, and not for company.
     template <int64_t Rows, class Body>

@@ -32,6 +32,9 @@ class CudaTarget : public Target {
     int tensor_cores() const override;
     std::vector<std::string> candidates(const LoweredOp& op) const override;
     bool fits(const LoweredOp& region) const override;
+    bool sums_beside(const LoweredOp& group) const override {
+        return cuda::sums_beside(group, limits_);
+    }
     bool fits_block(const LoweredOp& op) const override { return block_fits(op, limits_); }
     std::optional<size_t> block_bytes(const LoweredOp& op) const override;
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;

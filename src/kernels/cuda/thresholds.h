@@ -39,6 +39,10 @@ constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, a
 // A row of logits in 16 bits that a block's registers hold while its exponentials lie in shared
 // memory: leaves of a warp, warps at least, elements at most.
 constexpr int64_t kKeptTurns = 5, kKeptWarps = 20, kKeptTerms = 56 * 1024;
+// Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
+// of all rows at least; registers and bytes of shared memory of a processor that blocks share.
+constexpr int64_t kSumsTerms = 32, kSumsLeaves = 16, kSumsWork = 1 << 20;
+constexpr int64_t kSumsRegisters = 65536, kSumsShared = 224 << 10;
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
 constexpr int64_t kSoonWarps = 8;       // of a processor, up to which they exchange more, sooner
 constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block

@@ -1,0 +1,110 @@
+"""A norm's gradients in one kernel: of its input, and of weight and bias, which are sums over rows."""
+
+import re
+
+import aicf
+import ml_dtypes
+import numpy as np
+import pytest
+from aicf import _core
+
+needs_compiler = pytest.mark.skipif(
+    not hasattr(_core, "cuda_info") or not _core.cuda_info()["nvrtc"],
+    reason="no CUDA backend in this build, or no NVRTC",
+)
+
+
+def norm(shape, dtype="bfloat16", center=True, held=None, offset=0):
+    """The gradients of a norm over the last axis. `held`: dtype of the weights; `offset`: of where
+    elements of the gradient begin."""
+    n = shape[-1]
+    rng = np.random.default_rng(n)
+    g = aicf.Graph("norm")
+
+    def numbers(*sizes, of=dtype):
+        kind = ml_dtypes.bfloat16 if of == "bfloat16" else of
+        return rng.standard_normal(sizes, np.float32).astype(kind)
+
+    x = g.state("x", shape, dtype, init=numbers(*shape))
+    longer = (*shape[:-1], n + 8 * offset)
+    dy = g.state("dy", longer, dtype, init=numbers(*longer))[..., offset : offset + n]
+    names = ("w", "b")[: 1 + center]
+    params = [g.param(k, (n,), held or dtype, init=numbers(n, of=held or dtype)) for k in names]
+    given = [aicf.cast(p, dtype) if held else p for p in params]
+    y = aicf.layer_norm(x, n, *given) if center else aicf.rms_norm(x, n, *given)
+    for name, d in zip(("dx", "dw", "db"), aicf.grad(y, [x, *params], dy), strict=False):
+        g.output(name, d)
+    return g
+
+
+def kernels(g, **options):
+    """The teams and sums of kernels that make sums beside rows."""
+    programs = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a", **options)
+    found = [
+        re.search(r"normalize_bwd_sums<float, (HolderOf<.*?>), (\w+), (\d)", p) for p in programs
+    ]
+    return [match.groups() for match in found if match]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("n", "team"),
+    [(64, "64, 8, 1, false, 8"), (256, "256, 16, 1, false, 8"), (512, "512, 32, 1, false, 4"),
+     (768, "768, 32, 1"), (1600, "1600, 32, 4"), (8192, "8192, 32, 16")],
+)  # fmt: skip
+def test_sums_stand_beside_rows(n, team):
+    rows = (1 << 20) // n + 512
+    assert kernels(norm((rows, n))) == [(f"HolderOf<float, {team}>", "true", "2")]
+    assert kernels(norm((rows, n), "float16", False)) == [
+        (f"HolderOf<float, {team}>", "false", "1")
+    ]
+    assert kernels(norm((2, rows, n), held="float32")) == [
+        (f"HolderOf<float, {team}>", "true", "2")
+    ]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4096, 768), "float32"), ((300, 8192), "bfloat16"), ((1024, 16384), "bfloat16"),
+     ((600, 768), "bfloat16"), ((4096, 770), "bfloat16"), ((65536, 16), "bfloat16")],
+)  # fmt: skip
+def test_sums_stand_apart(shape, dtype):
+    """From wide elements, few rows, long, small, odd or short ones."""
+    assert kernels(norm(shape, dtype)) == []
+
+
+@needs_compiler
+def test_sums_of_something_else_stand_apart():
+    g = aicf.Graph("g")
+    shape = (4096, 768)
+    x, dy, other = (g.input(name, shape, "bfloat16") for name in ("x", "dy", "other"))
+    y = aicf.rms_norm(x, 768)
+    g.output("dx", aicf.grad(y, [x], dy)[0])
+    g.output("of another", aicf.sum(dy * other, 0))
+    g.output("of other axes", aicf.sum(dy, 1))
+    assert kernels(g) == []
+
+
+SHAPES = [
+    (1100, 1024), (600, 1760), (2048, 768), (700, 1600), (530, 2048), (512, 4096), (513, 8192),
+    (16500, 64), (8200, 128), (4100, 256), (9000, 120), (2100, 512), (3, 700, 640),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"center": False, "dtype": "float16"}, {"held": "float32"}, {"offset": 1}],
+    ids=["layer", "rms", "held", "offset"],
+)
+def test_bits(shape, options):
+    """Beside rows, apart, and of a CPU."""
+    assert len(kernels(norm(shape, **options))) == 1
+    apart = tuple(name for name in _core.pass_names() if name != "row_sums")
+    ends = []
+    for device, passes in (("cpu", "default"), ("cuda", "default"), ("cuda", apart)):
+        step = norm(shape, **options).compile(device=device, seed=1, passes=passes)
+        ends.append([{k: v.numpy().tobytes() for k, v in step().items()} for _ in range(2)])
+    assert ends[0] == ends[1] == ends[2]
