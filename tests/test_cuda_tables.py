@@ -80,3 +80,38 @@ def test_bits(dtype, cut):
     known = ~np.isnan(wide)
     assert np.array_equal(known, ~np.isnan(ends[1].view(dtype_of(dtype)).astype(np.float32)))
     assert np.array_equal(ends[0][known], ends[1][known])
+
+
+BRAIN = ("sigmoid", "silu", "tanh")
+
+
+@pytest.mark.parametrize("name", BRAIN)
+def test_short_forms_are_computed(name):
+    """Of bfloat16 there is a form that takes less than a look into a table."""
+    for dtype, form in (("bfloat16", True), ("float16", False)):
+        g = aicf.Graph("short")
+        x = g.input("x", (1 << 26,), dtype)
+        g.output("y", getattr(aicf, name)(x))
+        (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+        assert (f"scalar::{name}_brain(" in program) == form
+        assert not (form and "look_up" in program)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BRAIN)
+def test_short_forms_have_the_bits_of_the_long_ones(name):
+    """Of each of the 65,536 numbers, alone and inside a chain; a CPU has the long ones."""
+    data = np.arange(1 << 16, dtype=np.uint16).view(dtype_of("bfloat16"))
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("short")
+        x = g.state("x", data.shape, "bfloat16", init=data)
+        y = getattr(aicf, name)(x)
+        g.output("y", y)
+        g.output("chain", getattr(aicf, name)(x * 3) * y)
+        step = g.compile(device=device, checks="off")()
+        ends.append([step[k].numpy().astype(np.float32) for k in ("y", "chain")])
+    for cpu, gpu in zip(*ends, strict=True):
+        np.testing.assert_array_equal(np.isnan(cpu), np.isnan(gpu))
+        known = ~np.isnan(cpu)
+        assert cpu[known].tobytes() == gpu[known].tobytes()

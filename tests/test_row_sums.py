@@ -1,4 +1,4 @@
-"""A norm's gradients in one kernel: of its input, weight and bias; the latter are sums over rows."""
+"""A norm's gradients in one kernel: of its input, weight and bias, the latter sums over rows."""
 
 import re
 

@@ -65,7 +65,24 @@ AICF_HD float gelu_erf_bwd_16(float x, float dy) {
     return dy * (x < 0.0f ? left : 1.0f - left);
 }
 
+// Of bfloat16 alone: of each of its 65,536 numbers what scalar.h's own form is, once both are
+// rounded, which tests look through. They lie within 2^-21 of it.
+AICF_HD float sigmoid_brain(float x) {
+    const float c = at_most(at_least(x, -104.0f), 30.0f);
+    return sigmoid_sides(c * -1.44269502f).at;
+}
+AICF_HD float silu_brain(float x) { return at_least(x, -104.0f) * sigmoid_brain(x); }
+// A quotient of Pade's; from 5 on tanh is 1 to bfloat16's digits.
+AICF_HD float tanh_brain(float x) {
+    const float c = at_most(at_least(x, -5.0f), 5.0f), s = c * c;
+    const float over = horner(s, 135135.0f, 17325.0f, 378.0f, 1.0f);
+    return c * over * reciprocal(horner(s, 135135.0f, 62370.0f, 3150.0f, 28.0f));
+}
+
 }  // namespace aicf::scalar
+
+// The pointwise functions of one operand with such a form where operand and result are bfloat16.
+#define AICF_POINTWISE_BRAIN(X) X(sigmoid) X(silu) X(tanh)
 
 // The pointwise functions with such a form: X(name, arity). They take it where operands and result
 // have 16 bits, and that of scalar.h, rounded, elsewhere.

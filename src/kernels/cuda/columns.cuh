@@ -46,14 +46,14 @@ __device__ __forceinline__ auto joined(Part part) {
 }
 
 /// What pieces come to of which parts lie Step apart, one after the other for `Columns` results
-/// side by side, of which the first `there` exist: by a block of so many threads, whose first get a
-/// result each. `held`: 16 times as many, or one for each thread.
-template <class Op, int Columns, int Pieces, int64_t Step, int Threads = 256, class A>
+/// side by side, of which the first `there` exist: by `Teams` teams of a block, of a thread for
+/// each result; the first gets them. `held`: one for each thread.
+template <class Op, int Columns, int Pieces, int64_t Step,
+          int Teams = Columns < 16 ? 16 : 256 / Columns, class A>
 __device__ __forceinline__ A join_pieces(A* held, const A* parts, int64_t there) {
-    constexpr int teams = Columns < 16 ? 16 : Threads / Columns;
     constexpr int share = [] {
         int each = 1;
-        while (each * teams < Pieces) each *= 2;
+        while (each * Teams < Pieces) each *= 2;
         return each;
     }();
     constexpr int used = (Pieces + share - 1) / share;

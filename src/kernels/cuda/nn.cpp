@@ -476,22 +476,26 @@ class RowSumsText {
         const int64_t registers = each <= 8 ? 80 : each <= 16 ? 128 : 255;
         text_.resident =
             static_cast<int>(std::max<int64_t>(kSumsRegisters / (registers * text_.threads), 1));
-        for (parts_ = 1; teams * parts_ <= kTreeLanes; parts_ *= 2) {
+        double best = 0;  // the share of blocks' time that is work
+        for (int64_t parts = 1; teams * parts <= kTreeLanes; parts *= 2) {
             int64_t levels = 0;
-            while (teams * parts_ << levels < kTreeLanes) levels++;
+            while (teams * parts << levels < kTreeLanes) levels++;
             const int64_t held =
                               std::max({levels * wait, teams > 1 ? teams * sums_ * row_.n * 4 : 0,
-                                        int64_t{4} * std::max(text_.threads, 512)}),
-                          shared = held + (warps > 1 ? ceil_div(2 * leaves_, 4) * 16 : 0);
-            units_ = ceil_div(rows_, kTreeLeaf) * parts_;
+                                        int64_t{4} * text_.threads}),
+                          shared = held + (warps > 1 ? ceil_div(2 * leaves_, 4) * 16 : 0),
+                          units = ceil_div(rows_, kTreeLeaf) * parts,
+                          blocks = int64_t{limits_.processors} * text_.resident;
+            const double share =
+                static_cast<double>(units) / static_cast<double>(ceil_div(units, blocks) * blocks);
+            if (shared * text_.resident > kSumsShared || share < 1.25 * best) continue;
+            best = share;
+            parts_ = parts;
+            units_ = units;
             text_.shared = static_cast<uint32_t>(shared);
-            text_.blocks = std::min<int64_t>(units_, limits_.processors * text_.resident);
-            if (shared * text_.resident > kSumsShared) continue;
-            if (units_ >= 2 * limits_.processors * text_.resident ||
-                teams * parts_ * 2 > kTreeLanes)
-                return true;
+            text_.blocks = std::min(units, blocks);
         }
-        return false;
+        return best > 0;
     }
 
     /// A member's block, functions and structs; what its sums leave.

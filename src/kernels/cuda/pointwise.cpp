@@ -46,6 +46,16 @@ bool has_form_16(const LoweredDef& def) {
     return names.contains(def.name);
 }
 
+/// Whether a function has one for operand and result of bfloat16, with the same bits.
+bool has_form_brain(const LoweredDef& def) {
+    static const std::set<std::string> names = {
+#define AICF_ROW(fn) #fn,
+        AICF_POINTWISE_BRAIN(AICF_ROW)
+#undef AICF_ROW
+    };
+    return names.contains(def.name);
+}
+
 /// The call of scalar.h that computes one step, its operands spelt as given. `scalar_at` is where
 /// the block holds the step's numbers; `first` is how many numbers came before them.
 std::string call_text(const LoweredDef& def, const std::vector<std::string>& operands, DType in,
@@ -54,7 +64,11 @@ std::string call_text(const LoweredDef& def, const std::vector<std::string>& ope
     if (def.name == "cast" && (out == DType::f16 || out == DType::bf16))
         return cat("scalar::narrowing(", operands[0], ")");
     if (def.name == "cast") return cat("scalar::cast<", wide_type(out), ">(", operands[0], ")");
-    std::string call = cat("scalar::", def.name, is_16_bit(out) && has_form_16(def) ? "_16(" : "(");
+    const bool brain = in == DType::bf16 && out == DType::bf16 && has_form_brain(def);
+    std::string call = cat("scalar::", def.name,
+                           brain                                ? "_brain("
+                           : is_16_bit(out) && has_form_16(def) ? "_16("
+                                                                : "(");
     for (size_t k = 0; k < operands.size(); k++) call += (k ? ", " : "") + operands[k];
     for (int s = 0; s < static_cast<int>(def.attrs.size()); s++) {
         before += cat("    const ", wide_type(in), " s", first + s, " = scalar::cast<",
@@ -88,6 +102,8 @@ bool worth_table(const LoweredOp& op, const std::vector<Access>& access, const L
                                        [&](const RegionStep& step) { return function(step.def); }))
         return false;
     if (op.outputs.size() != 1 || !is_16_bit(op.outputs[0].dtype)) return false;
+    if (op.body.empty() && op.outputs[0].dtype == DType::bf16 && has_form_brain(*op.def))
+        return false;
     int varying = 0;
     for (size_t k = 0; k < op.inputs.size(); k++) {
         if (access[k].reach == Reach::uniform) continue;

@@ -109,8 +109,8 @@ __device__ __forceinline__ void end_sums(A* held, A* const (&parts)[Sums], int w
             return end_sums<Sums, Which + 1, Columns, Pieces, N, Threads>(held, parts, which, strip,
                                                                           ends);
         const int64_t first = int64_t(strip) * Columns, there = N - first;
-        const A total =
-            join_pieces<SumOf<A>, Columns, Pieces, N, Threads>(held, parts[Which] + first, there);
+        const A total = join_pieces<SumOf<A>, Columns, Pieces, N, Threads / Columns>(
+            held, parts[Which] + first, there);
         if (int(threadIdx.x) < Columns && int(threadIdx.x) < there)
             ends.template put<Which>(first + threadIdx.x, total);
     }
@@ -218,7 +218,10 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
         __syncthreads();
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
-    constexpr int columns = 32, strips = (n + columns - 1) / columns;
+    constexpr int columns = units > 1024  ? 8
+                            : units > 512 ? 16
+                                          : 32,
+                  strips = (n + columns - 1) / columns;
     if (int(grid.block) < Sums * strips) {
         if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units));
         __syncthreads();
