@@ -369,7 +369,8 @@ class RowSumsText {
 
     bool fits() {
         if (limits_.one_block || (limits_.major != 9 && limits_.major != 10)) return false;
-        if (row_.def->name != "normalize_bwd" || !is_16_bit(row_.x->dtype) || sums_ < 1)
+        if (row_.def->name != "normalize_bwd" || sums_ < 1 ||
+            wide_type(row_.x->dtype) != std::string("float"))
             return false;
         if (row_.axis != row_.x->shape.rank() - 1 || row_.n % 4 != 0 || row_.n < kSumsTerms ||
             leaves_ > kSumsLeaves || rows_ < kTreeLeaf || rows_ * row_.n < kSumsWork)
@@ -377,9 +378,10 @@ class RowSumsText {
         if (!std::all_of(group_.members.begin() + 1, group_.members.end(),
                          [&](const LoweredOp& sum) { return is_sum(sum); }))
             return false;
-        for (int k : read())
-            if (!side_by_side(op_.inputs[static_cast<size_t>(k)])) return false;
-        return choose();
+        if (!choose()) return false;
+        const std::vector<int> all = read();
+        return std::all_of(all.begin(), all.end(),
+                           [&](int k) { return side_by_side(op_.inputs[static_cast<size_t>(k)]); });
     }
 
     KernelText text() {
@@ -434,6 +436,14 @@ class RowSumsText {
         return true;
     }
 
+    /// Whether some elements have 4 bytes.
+    bool wide() const {
+        const std::vector<int> all = read();
+        return std::any_of(all.begin(), all.end(), [&](int k) {
+            return !is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype);
+        });
+    }
+
     bool side_by_side(const View& view) const {
         const int last = view.shape.rank() - 1;
         if (!(view.shape == row_.x->shape)) return false;
@@ -459,7 +469,7 @@ class RowSumsText {
     bool choose() {
         int64_t lanes = 32, warps = 1, lines = 4;
         const bool few = row_.n <= 2 * kTreeLanes;
-        side_ = few && row_.n % 8 == 0 ? 8 : 4;
+        side_ = few && row_.n % 8 == 0 && !wide() ? 8 : 4;
         if (leaves_ == 1) {
             lanes = 1;
             while (lanes * side_ < std::min(row_.n, kTreeLanes)) lanes *= 2;
@@ -473,9 +483,12 @@ class RowSumsText {
         const int64_t teams = warps > 1 ? 1 : text_.threads / lanes,
                       each = (warps > 1 ? 1 : leaves_) * lines * side_,
                       wait = sums_ * each * text_.threads * 4;  // bytes of a subtree
-        const int64_t registers = each <= 8 ? 80 : each <= 16 ? 128 : 255;
-        text_.resident =
-            static_cast<int>(std::max<int64_t>(kSumsRegisters / (registers * text_.threads), 1));
+        // What is on its way of elements of 4 bytes takes as many registers again.
+        const int64_t taken = wide() ? each * 3 / 2 : each, registers = taken <= 8    ? 80
+                                                                        : taken <= 16 ? 128
+                                                                                      : 255;
+        text_.resident = static_cast<int>(kSumsRegisters / (registers * text_.threads));
+        if (text_.resident < 1) return false;
         double best = 0;  // the share of blocks' time that is work
         for (int64_t parts = 1; teams * parts <= kTreeLanes; parts *= 2) {
             int64_t levels = 0;
