@@ -332,3 +332,41 @@ def test_columns_have_the_kernel_that_fits(n, count, kernel):
     (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
     assert kernel in program
     assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a")
+
+
+def ahead(n, count, dtype="bfloat16", offset=0):
+    """Softmax and losses of many rows of 16 bits; `offset`: of where they begin."""
+    import ml_dtypes
+
+    rng = np.random.default_rng(n)
+    longer = rng.standard_normal((count, n + 8 * offset), np.float32)
+    longer[1, : n // 2] = -np.inf
+    g = aicf.Graph("ahead")
+    init = longer.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    x = g.state("x", longer.shape, dtype, init=init)[:, offset : offset + n]
+    g.output("softmax", aicf.softmax(x))
+    g.output("log_softmax", aicf.log_softmax(x * 2))
+    g.output("loss", aicf.cross_entropy(x, g.constant(np.arange(count) % n)))
+    return g
+
+
+@pytest.mark.parametrize(("n", "count"), [(64, 1 << 18), (768, 16384), (8192, 4096)])
+def test_rows_of_16_bits_are_read_ahead(n, count):
+    for rows, found in ((count, 256), (count // 32, 0)):
+        programs = _core.cuda_programs(ahead(n, rows)._core, _core.pass_names(), 132, arch="sm_90a")
+        calls = re.findall(r"    (?:softmax|cross_entropy)_rows<float, .*", "\n".join(programs))
+        assert len(calls) == 3, calls
+        assert all((", 256, aicf" in call) == bool(found) for call in calls), calls
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("n", "count"), [(64, (1 << 17) + 3), (136, 60_001), (768, 13_001)])
+def test_bits_of_rows_that_are_read_ahead(n, count, dtype, offset):
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = ahead(n, count, dtype, offset).compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])

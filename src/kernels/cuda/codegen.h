@@ -135,6 +135,7 @@ struct Team {
     std::string type;  // HolderOf<...> or StreamerOf<...>
     int lanes = 32, warps = 1;
     int64_t results = 0;  // in the block's shared memory, of type `a`
+    int side = 0;         // elements that a thread has side by side where registers hold the row
 
     /// The warps that so many rows keep busy, where a row is one's at most.
     int64_t units(int64_t rows) const { return (rows * lanes + 31) / 32; }

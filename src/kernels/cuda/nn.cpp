@@ -89,7 +89,8 @@ class RowText {
           norm_(name_.starts_with("normalize")),
           kept_(kept_warps(op, row_, limits)),
           // An empty row of a norm has its rstd too.
-          rows_(row_.n || norm_ ? element_count(row_.others) : 0) {}
+          rows_(row_.n || norm_ ? element_count(row_.others) : 0),
+          ahead_(ahead()) {}
 
     KernelText text() {
         text_.includes = {"nn.cuh"};
@@ -184,10 +185,45 @@ class RowText {
     /// The elements of an input's rows; of one that lies in memory they are read as they are.
     void elements(int position, int number) {
         const std::vector<size_t> steps = steps_for(op_, 0, row_.at, {number});
-        text_.body += row_struct(op_, layout_, std::to_string(position),
-                                 steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps),
-                                 steps, operand_text(op_, number), a_, kept_ ? "@_Elem" : "");
+        text_.body +=
+            row_struct(op_, layout_, std::to_string(position),
+                       steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps), steps,
+                       operand_text(op_, number), a_, kept_ || ahead_ ? "@_Elem" : "");
         arguments_ += cat(", @_Make", position, "{block}");
+    }
+
+    /// Whether rows of 16 bits are read ahead, for teams that take enough of them.
+    bool ahead() const {
+        if (limits_.one_block || limits_.most_warps < 32 || loss_region(op_)) return false;
+        if (name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy") return false;
+        const Team team = row_team(op_, row_, limits_);
+        const int number = row_.operands[0];
+        if (team.side == 0 || row_.n % team.side != 0 || a_ != "float" ||
+            (number >= inputs_ && number < outer_))
+            return false;
+        for (int k : reads(0)) {
+            const View& view = op_.inputs[static_cast<size_t>(k)];
+            const int64_t step = view.strides[row_.axis];
+            if (!is_16_bit(view.dtype) || (step != 0 && step != 1) ||
+                (step == 1 && (alike(view) == 0 || alike(view) % team.side != 0)))
+                return false;
+        }
+        return rows_ >= kAheadRows * teams_of(team) * ahead_blocks(team, 1);
+    }
+    static int64_t teams_of(const Team& team) {  // of a block
+        return team.warps > 1 ? 1 : kRowWarps * 32 / team.lanes;
+    }
+    /// The blocks of a processor that registers have room for, by the elements of a thread; more
+    /// where these still take many rows each, so that none waits long for the last.
+    int64_t ahead_blocks(const Team& team, int64_t most = 4) const {
+        const int64_t each = ceil_div(row_.n, team.warps > 1 ? 32 * team.warps : team.lanes),
+                      warps = each <= 8    ? 48
+                              : each <= 16 ? 32
+                              : each <= 24 ? 24
+                                           : 16,
+                      block = team.warps > 1 ? team.warps : kRowWarps,
+                      all = std::max<int64_t>(warps / block, 1) * limits_.processors;
+        return rows_ >= 2 * most * kAheadRows * teams_of(team) * all ? most * all : all;
     }
 
     /// An operand of one number a row.
@@ -322,6 +358,7 @@ class RowText {
         text_.blocks = team.warps > 1 ? rows_ : (units + kRowWarps - 1) / kRowWarps;
         text_.shared = static_cast<uint32_t>(team.results *
                                              dtype_size(a_ == "double" ? DType::f64 : DType::f32));
+        if (ahead_) text_.blocks = std::min(text_.blocks, ahead_blocks(team));
         const std::string type = team.type + ", ";
         if (loss_region(op_)) return call("cross_entropy_with_grad", type, number_of(row_.at + 1));
         if (name_ == "cross_entropy_grad")
@@ -329,8 +366,11 @@ class RowText {
         const bool softmax = !norm_ && name_ != "cross_entropy", log = name_.starts_with("log_");
         const auto flag = [](bool set) { return set ? "true, " : "false, "; };
         std::string flags;
+        const std::string ahead = cat(ahead_ ? text_.threads : 0, ", ");
         if (softmax) flags += flag(log);
-        if (softmax && !name_.ends_with("_bwd")) flags += flag(!log && row_.attrs->flag("masked"));
+        if (softmax && !name_.ends_with("_bwd"))
+            flags += flag(!log && row_.attrs->flag("masked")) + ahead;
+        if (name_ == "cross_entropy") flags += ahead;
         if (norm_) flags += flag(row_.attrs->flag("center"));
         call((log ? name_.substr(4) : name_) + "_rows", type + flags,
              name_ == "normalize" ? number_of(row_.at) : "");
@@ -346,6 +386,7 @@ class RowText {
     const bool norm_;
     const int kept_;  // kept_warps
     const int64_t rows_;
+    const bool ahead_;             // rows are read while their team is at the one before
     std::string arguments_;        // of the call
     std::string fields_, begins_;  // of @_Put::Row, and what they are made from
     KernelText text_;

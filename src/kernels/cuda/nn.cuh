@@ -67,27 +67,38 @@ __device__ __forceinline__ A by_count(A v) {
         return scalar::div(v, static_cast<A>(N));
 }
 
-/// Masked: a row of -inf alone is 0.
-template <class A, class Team, bool Log, bool Masked, class Shape, class Make, class Put>
+template <class A, bool Log, bool Masked, class Team, class Row, class Put>
+__device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r, bool mine,
+                                            const Put& put) {
+    A most = team.template reduce<MaxOf<A>>(x);
+    if constexpr (Masked) most = scalar::masked_most(most);
+    const auto exps = exps_of(team, x, most);
+    A sum = sum_where(team, exps, most);
+    if constexpr (Masked) sum = scalar::masked_sum(sum);
+    if constexpr (Log) {
+        const A log_sum = scalar::log(sum);
+        const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
+        if (mine) team.put(y, put(r));
+    } else {
+        const auto y = shares_of(team, exps, sum);
+        if (mine) team.put(y, put(r));
+    }
+}
+/// Masked: a row of -inf alone is 0. Ahead: the threads of blocks that read a row while they are at
+/// the one before it, or 0.
+template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put>
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
-        const auto x = team.take(make(r));
-        A most = team.template reduce<MaxOf<A>>(x);
-        if constexpr (Masked) most = scalar::masked_most(most);
-        const auto exps = exps_of(team, x, most);
-        A sum = sum_where(team, exps, most);
-        if constexpr (Masked) sum = scalar::masked_sum(sum);
-        if constexpr (Log) {
-            const A log_sum = scalar::log(sum);
-            const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
-            if (mine) team.put(y, put(r));
-        } else {
-            const auto y = shares_of(team, exps, sum);
-            if (mine) team.put(y, put(r));
-        }
-    });
+    if constexpr (Ahead > 0)
+        each_ahead<Team, Shape::rows, Ahead>(
+            grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
+                softmax_row<A, Log, Masked>(team, x, r, mine, put);
+            });
+    else
+        Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
+            softmax_row<A, Log, Masked>(team, team.take(make(r)), r, mine, put);
+        });
 }
 
 template <class A, class Team, bool Log, class Shape, class Y, class Dy, class Put>
@@ -150,32 +161,46 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
     });
 }
 
+template <class A, class Shape, class Team, class Row, class Make, class Labels, class Loss,
+          class Most, class Sum>
+__device__ __forceinline__ void cross_entropy_row(Team& team, const Row& x, int64_t r, bool mine,
+                                                  const Make& make, Labels labels, Loss loss,
+                                                  Most set_most, Sum set_sum) {
+    const A most = team.template reduce<MaxOf<A>>(x);
+    const A sum = sum_where(team, exps_of(team, x, most), most);
+    if (mine && team.leads()) {
+        const int64_t label = labels(r);
+        const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
+        loss(r, label >= 0 && label < Shape::n
+                    ? scalar::cross_entropy_loss(make(r)(label), most, scalar::log(sum))
+                    : nan);
+        set_most(r, most);
+        set_sum(r, sum);
+    }
+}
 /// `put`: of the logits, where they are made here and stored.
-template <class A, class Team, class Shape, class Make, class Labels, class Loss, class Most,
-          class Sum, class Put>
+template <class A, class Team, int Ahead, class Shape, class Make, class Labels, class Loss,
+          class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, Labels labels,
                                                    Loss loss, Most set_most, Sum set_sum, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
-        const auto row = make(r);
-        const auto x = team.take(row);
-        const A most = team.template reduce<MaxOf<A>>(x);
-        const A sum = sum_where(team, exps_of(team, x, most), most);
-        if (mine && team.leads()) {
-            const int64_t label = labels(r);
-            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-            loss(r, label >= 0 && label < Shape::n
-                        ? scalar::cross_entropy_loss(row(label), most, scalar::log(sum))
-                        : nan);
-            set_most(r, most);
-            set_sum(r, sum);
-        }
-        if constexpr (Put::stores) {
-            Team::sync();  // the label's element is read before logits take the place of what it is
-            if (mine) team.put(team.map(x, [](A) { return A(0); }), put(r));
-        }
-    });
+    if constexpr (Ahead > 0) {
+        each_ahead<Team, Shape::rows, Ahead>(
+            grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
+                cross_entropy_row<A, Shape>(team, x, r, mine, make, labels, loss, set_most,
+                                            set_sum);
+            });
+    } else {
+        Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
+            const auto x = team.take(make(r));
+            cross_entropy_row<A, Shape>(team, x, r, mine, make, labels, loss, set_most, set_sum);
+            if constexpr (Put::stores) {
+                Team::sync();  // the label's element is read before logits take its place
+                if (mine) team.put(team.map(x, [](A) { return A(0); }), put(r));
+            }
+        });
+    }
 }
 
 /// What becomes of the elements of a row of logits: its part of the gradient.

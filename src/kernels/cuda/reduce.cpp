@@ -382,6 +382,7 @@ Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits
                 team.units(rows) > kSoonWarps * limits.processors) {
                 team.lanes = lanes(8);
                 team.type = cat("HolderOf<", a, ", ", n, ", ", team.lanes, ", 1, false, 8>");
+                team.side = 8;
                 return team;
             }
         }
@@ -392,6 +393,7 @@ Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits
                 static_cast<int>(std::min<int64_t>({wanted, kHeldWarps, limits.most_warps}));
         }
         team.results = team.warps > 1 ? 2 * leaves : 0;
+        team.side = 4;
         // Exchanges wait for each other where few warps share a processor, else for their turn.
         const bool soon = !limits.one_block && words == 1 && leaves == 1 &&
                           team.units(rows) <= kSoonWarps * limits.processors;

@@ -38,17 +38,6 @@ struct LanesOf {
     }
 };
 
-/// body(k, i) for the pieces of V neighbours of a row that are this thread's: the k-th begins at i.
-template <class Row, class Body>
-__device__ __forceinline__ void each_piece(const Body& body) {
-#pragma unroll
-    for (int turn = 0; turn < Row::turns; turn++)
-#pragma unroll
-        for (int line = 0; line < Row::lines; line++)
-            if (const int i = Row::first(turn, line); Row::has(i))
-                body(turn * Row::lines + line, i);
-}
-
 /// The sums of columns that a thread has elements of: of the lane that it is at, and, in shared
 /// memory, of subtrees that wait for their other half.
 template <class A, class Row, int Sums, int Threads>

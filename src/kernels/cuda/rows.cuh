@@ -200,6 +200,51 @@ struct HolderOf {
     }
 };
 
+/// body(k, i) for the pieces of V neighbours of a row that are this thread's: the k-th begins at i.
+template <class Row, class Body>
+__device__ __forceinline__ void each_piece(const Body& body) {
+#pragma unroll
+    for (int turn = 0; turn < Row::turns; turn++)
+#pragma unroll
+        for (int line = 0; line < Row::lines; line++)
+            if (const int i = Row::first(turn, line); Row::has(i))
+                body(turn * Row::lines + line, i);
+}
+
+/// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
+/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
+template <class Team, int64_t Rows, int Threads, class Make, class Body>
+__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
+    typedef typename Team::Row Row;
+    constexpr int V = Row::side, pieces = Row::turns * Row::lines, teams = Team::count(Threads);
+    constexpr int near = teams == 1 ? 1 : teams / (Threads / 32);  // a warp's at a time
+    typedef typename decltype(make(0))::template Some<V> Some;
+    typedef typename RowNumber<(Rows < (1 << 30))>::type Number;
+    constexpr auto rows = Number(Rows);
+    const Number step = Number(grid.blocks) * teams;
+    const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
+    const bool together = make(0).template together<V>();
+    Some next[pieces];
+    const auto load = [&](Number r) {
+        const auto row = make(r < rows ? r : rows - 1);
+        if (together)
+            each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
+        else
+            each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
+    };
+    Number r = Number(grid.block) * teams + own, first = r - own % near;
+    if (first < rows) load(r);
+    for (; first < rows; first += step, r += step) {
+        const bool mine = near == 1 || rows % near == 0 || r < rows;
+        const auto row = make(0);
+        Row x = {};
+        each_piece<Row>(
+            [&](int k, int) { row.open(next[k], x.a[k / Row::lines][k % Row::lines]); });
+        if (first + step < rows) load(r + step);
+        body(mine ? r : rows - 1, mine, x);
+    }
+}
+
 // ---- rows in memory -----------------------------------------------------------------------------
 
 template <class Make>

@@ -39,6 +39,7 @@ constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, a
 // A row of logits in 16 bits that a block's registers hold while its exponentials lie in shared
 // memory: leaves of a warp, warps at least, elements at most.
 constexpr int64_t kKeptTurns = 5, kKeptWarps = 20, kKeptTerms = 56 * 1024;
+constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahead
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
 // of all rows at least; registers and bytes of shared memory of a processor that blocks share.
 constexpr int64_t kSumsTerms = 32, kSumsLeaves = 16, kSumsWork = 1 << 20;
