@@ -14,9 +14,9 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def norm(shape, dtype="bfloat16", center=True, held=None, offset=0):
-    """The gradients of a norm over the last axis. `held`: dtype of the weights; `offset`: of where
-    elements of the gradient begin."""
+def norm(shape, dtype="bfloat16", center=True, held=None, offset=0, shown=False):
+    """A norm and its gradients over the last axis. `held`: dtype of the weights; `offset`: of where
+    elements of the gradient begin; `shown`: the norm without weights is an output, too."""
     n = shape[-1]
     rng = np.random.default_rng(n)
     g = aicf.Graph("norm")
@@ -32,6 +32,9 @@ def norm(shape, dtype="bfloat16", center=True, held=None, offset=0):
     params = [g.param(k, (n,), held or dtype, init=numbers(n, of=held or dtype)) for k in names]
     given = [aicf.cast(p, dtype) if held else p for p in params]
     y = aicf.layer_norm(x, n, *given) if center else aicf.rms_norm(x, n, *given)
+    g.output("y", y)
+    if shown:
+        g.output("unweighted", aicf.rms_norm(x, n))
     for name, d in zip(("dx", "dw", "db"), aicf.grad(y, [x, *params], dy), strict=False):
         g.output(name, d)
     return g
@@ -66,8 +69,9 @@ def test_sums_stand_beside_rows(n, team):
 @needs_compiler
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((4096, 768), "float64"), ((4096, 8192), "float32"), ((300, 8192), "bfloat16"), ((1024, 16384), "bfloat16"),
-     ((600, 768), "bfloat16"), ((4096, 770), "bfloat16"), ((65536, 16), "bfloat16")],
+    [((4096, 768), "float64"), ((4096, 8192), "float32"), ((300, 8192), "bfloat16"),
+     ((1024, 16384), "bfloat16"), ((600, 768), "bfloat16"), ((4096, 770), "bfloat16"),
+     ((65536, 16), "bfloat16")],
 )  # fmt: skip
 def test_sums_stand_apart(shape, dtype):
     """From wide elements, or wide and long ones, few rows, long, small, odd or short ones."""
@@ -84,6 +88,21 @@ def test_sums_of_something_else_stand_apart():
     g.output("of another", aicf.sum(dy * other, 0))
     g.output("of other axes", aicf.sum(dy, 1))
     assert kernels(g) == []
+
+
+@needs_compiler
+def test_a_norm_without_center_is_not_stored():
+    """Its gradients make it again, unless something else reads it."""
+
+    def stored(g):
+        programs = _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a")
+        (forward,) = [p for p in programs if "normalize_rows<" in p]
+        assert len(kernels(g)) == 1
+        return len(re.findall(r"Brain\* y\d;", forward))
+
+    assert stored(norm((4096, 768), center=False)) == 1
+    assert stored(norm((4096, 768))) == 2
+    assert stored(norm((4096, 768), center=False, shown=True)) == 2
 
 
 SHAPES = [

@@ -481,7 +481,8 @@ class RowSumsText {
     bool wide() const {
         const std::vector<int> all = read();
         return std::any_of(all.begin(), all.end(), [&](int k) {
-            return !is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype);
+            const View& view = op_.inputs[static_cast<size_t>(k)];
+            return !is_16_bit(view.dtype) && view.strides[row_.axis] != 0;
         });
     }
 
