@@ -22,7 +22,8 @@ namespace aicf::cuda {
 
 namespace {
 
-constexpr uint32_t kPlainShared = 48 << 10;  // bytes of shared memory a block gets unasked
+// Bytes of shared memory that a block gets unasked, and what its body may have declared of them.
+constexpr uint32_t kPlainShared = 48 << 10, kDeclaredShared = 8 << 10;
 
 std::string replaced(std::string text, const std::string& symbol) {
     for (size_t at = text.find('@'); at != std::string::npos;
@@ -281,12 +282,12 @@ CUfunction KernelCache::load(const KernelCode& code) {
     try {
         CUfunction function = nullptr;
         AICF_CU(cu, cuModuleGetFunction, &function, module, code.symbol.c_str());
-        if (code.shared > kPlainShared) {
+        if (code.shared > kPlainShared - kDeclaredShared)
             AICF_CU(cu, cuFuncSetAttribute, function,
                     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(code.shared));
+        if (code.shared > kPlainShared)
             AICF_CU(cu, cuFuncSetAttribute, function,
                     CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
-        }
         AICF_CU(cu, cuFuncLoad, function);
         return function;
     } catch (...) {
