@@ -549,8 +549,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
     NEED_CONTEXT;
     if (!functions.count(function)) broken("a launch of no function");
     const auto asked = most_shared.find(function);
+    constexpr unsigned unasked = 40 << 10;  // of 48 KiB, with what a body may declare
     if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 ||
-        shared > (asked == most_shared.end() ? 49152 : asked->second))
+        shared > (asked == most_shared.end() ? unasked : asked->second))
         broken("a launch of impossible size");
     check_block(static_cast<const char*>(parameters[0]));
     run_kernel(function, gx, bx, shared, parameters[0]);
