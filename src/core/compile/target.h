@@ -62,8 +62,8 @@ class Target {
     virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
     /// Whether a region can be one kernel here, and is profitable.
     virtual bool fits(const LoweredOp& region) const = 0;
-    /// Whether a group of a row op and sums over rows of what it reads is one kernel that reads them
-    /// once.
+    /// Whether a group of a row op and sums over rows of what it reads is one kernel that reads
+    /// them once.
     virtual bool sums_beside(const LoweredOp&) const { return false; }
     /// Whether a sequence or block_loop can run in one thread block here, faster than as separate
     /// launches.
