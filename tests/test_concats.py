@@ -53,12 +53,12 @@ def test_gradients_lie_in_the_joined_one(heads, length, size, math, device):
     options = {"device": device, "math": math, "seed": 1}
     with_parts, apart = g.compile(**options), g.compile(**options, passes=LEAVES)
     kept = names(apart).count("concat")
-    if "attention_dq" in names(apart):  # at such a length in this mode
+    if "attention_grads" in names(apart):  # at such a length in this mode
         assert kept == 2 and "concat" not in names(with_parts)
         assert len(names(with_parts)) == len(names(apart)) - 2
         made = {}
         for entry in with_parts.lowered:
-            if entry["op"] in ("attention_dq", "attention_dkv"):
+            if entry["op"] == "attention_grads":
                 for view in entry["outputs"]:
                     made.setdefault(view["value"], []).append((view["offset"], view["strides"]))
         assert len(made) == 2
@@ -143,7 +143,7 @@ def test_a_gpu_writes_the_parts(size):
     options = {"math": "mixed", "seed": 1}
     want = bits(g.compile(**options, tensor_cores=cores), feed)
     step = g.compile(**options, device="cuda")
-    assert "concat" not in names(step) and "attention_dq" in names(step)
+    assert "concat" not in names(step) and "attention_grads" in names(step)
     for name, value in bits(step, feed).items():
         assert_bits(value, want[name], name)
 
@@ -153,5 +153,5 @@ def test_a_gpu_joins_nothing_behind_attention():
     g, _ = graph_of(2, 512, 64)
     plan = json.loads(_core.cuda_plan(g._core, _core.pass_names(), math="mixed"))
     kernels = [op["kernel"] for op in plan["ops"]]
-    assert "attention_dq_wgmma_bf16" in kernels and "attention_dkv_wgmma_bf16" in kernels
+    assert "attention_grads_wgmma_bf16" in kernels
     assert not any("concat" in kernel for kernel in kernels)

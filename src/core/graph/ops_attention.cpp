@@ -124,16 +124,20 @@ void lower_attention_bwd(LowerContext& c) {
     std::vector<View> inputs;
     for (int i = 0; i < 7; i++) inputs.push_back(c.in(i));
     add_mask(c, inputs, kGradientMask);
-    if (c.used(0)) {
-        const bool inside = heads_inside(inputs[0]);
-        const View dq = result(c, 0, inside);
-        c.op("attention_dq", inputs, {dq}, lowered_attrs(c, inside));
+    const bool queries = c.used(0), keys = c.used(1) || c.used(2), inside = heads_inside(inputs[0]),
+               keys_inside = heads_inside(inputs[1]);
+    std::vector<View> results;
+    if (queries) results.push_back(result(c, 0, inside));
+    if (keys)
+        for (int output : {1, 2}) results.push_back(result(c, output, keys_inside));
+    if (queries && keys && inside == keys_inside) {
+        c.op("attention_grads", inputs, results, lowered_attrs(c, inside));
+        return;
     }
-    if (c.used(1) || c.used(2)) {
-        const bool inside = heads_inside(inputs[1]);
-        const View dk = result(c, 1, inside), dv = result(c, 2, inside);
-        c.op("attention_dkv", inputs, {dk, dv}, lowered_attrs(c, inside));
-    }
+    if (queries) c.op("attention_dq", inputs, {results[0]}, lowered_attrs(c, inside));
+    if (keys)
+        c.op("attention_dkv", inputs, {results.end()[-2], results.end()[-1]},
+             lowered_attrs(c, keys_inside));
 }
 
 Var summed_rows(Var v, bool keep) {
@@ -308,6 +312,14 @@ void define_attention_ops() {
                       .alone = true,
                       .attention = true,
                       .flops = [](const LoweredOp& op) { return score_flops(op, 4); }});
+    define(LoweredDef{.name = "attention_grads",
+                      .inputs = operands,
+                      .outputs = {"dq", "dk", "dv"},
+                      .attrs = lowered,
+                      .infer = infer_attention_bwd,
+                      .alone = true,
+                      .attention = true,
+                      .flops = [](const LoweredOp& op) { return score_flops(op, 7); }});
 }
 
 }  // namespace aicf

@@ -38,7 +38,7 @@ struct Lines {
     AICF_HD E& operator()(int64_t r, int64_t c = 0) const { return at[r * row + c * col]; }
 };
 
-enum Op { kForward, kDq, kDkv };
+enum Op { kForward, kDq, kDkv, kGrads };  // kGrads: kDq, then kDkv
 
 struct Sizes {
     int64_t batches, heads, t, d, groups, s, share;
@@ -58,6 +58,7 @@ struct Sizes {
     }
     AICF_HD int64_t tiles(Op op) const { return ceil_div(op == kDkv ? s : t, kRows); }
     AICF_HD int64_t units(Op op) const {
+        if (op == kGrads) return units(kDq) + units(kDkv);
         return batches * (op == kDkv ? groups : heads) * tiles(op);
     }
 };
@@ -271,6 +272,9 @@ struct RowNumbers {
     }
 };
 
+/// The number of dk among the outputs: behind dq where one op makes all.
+AICF_HD int first_of_keys(const ArgBlock& args) { return args.outputs > 2 ? 1 : 0; }
+
 template <class E>
 void dq_chain(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t head, int64_t i0,
               char* workspace) {
@@ -322,10 +326,10 @@ void dkv_chain(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t grou
                       room.product);
         }
     }
-    store_lines(room.acc, count, d, nullptr, z.scale, Lines<E>(args.out(0), batch, group, z.inside),
-                j0);
-    store_lines(room.more, count, d, nullptr, 1.0f, Lines<E>(args.out(1), batch, group, z.inside),
-                j0);
+    store_lines(room.acc, count, d, nullptr, z.scale,
+                Lines<E>(args.out(first_of_keys(args)), batch, group, z.inside), j0);
+    store_lines(room.more, count, d, nullptr, 1.0f,
+                Lines<E>(args.out(first_of_keys(args) + 1), batch, group, z.inside), j0);
 }
 
 // ---- steps of tensor cores ----------------------------------------------------------------------
@@ -533,10 +537,10 @@ void dkv_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t grou
             add_steps(room.slopes, room.turned, count, d, kKeys, room.acc, d);
         }
     }
-    store_lines(room.acc, count, d, nullptr, z.scale, Lines<E>(args.out(0), batch, group, z.inside),
-                j0);
+    store_lines(room.acc, count, d, nullptr, z.scale,
+                Lines<E>(args.out(first_of_keys(args)), batch, group, z.inside), j0);
     store_lines(room.acc_too, count, d, nullptr, 1.0f,
-                Lines<E>(args.out(1), batch, group, z.inside), j0);
+                Lines<E>(args.out(first_of_keys(args) + 1), batch, group, z.inside), j0);
 }
 
 // ---- units --------------------------------------------------------------------------------------
@@ -556,6 +560,13 @@ uint64_t workspace(const ArgBlock& args, int threads) {
 
 template <Op Which, class E>
 void run_units(const ArgBlock& args, const Sizes& z, int64_t begin, int64_t end, char* room) {
+    if constexpr (Which == kGrads) {
+        const int64_t queries = z.units(kDq);
+        if (begin < queries) run_units<kDq, E>(args, z, begin, min(end, queries), room);
+        if (end > queries)
+            run_units<kDkv, E>(args, z, begin > queries ? begin - queries : 0, end - queries, room);
+        return;
+    }
     const int64_t tiles = z.tiles(Which), heads = Which == kDkv ? z.groups : z.heads;
     for (int64_t u = begin; u < end; u++) {
         const int64_t batch = u / tiles / heads, head = u / tiles % heads,
@@ -606,6 +617,7 @@ void register_attention(Table& table) {
     table.add(CpuKernel{"attention", types, run<kForward>, units<kForward>, workspace<kForward>});
     table.add(CpuKernel{"attention_dq", types, run<kDq>, units<kDq>, workspace<kDq>});
     table.add(CpuKernel{"attention_dkv", types, run<kDkv>, units<kDkv>, workspace<kDkv>});
+    table.add(CpuKernel{"attention_grads", types, run<kGrads>, units<kGrads>, workspace<kGrads>});
 }
 
 }  // namespace aicf::cpu::AICF_ISA

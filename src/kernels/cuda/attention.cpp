@@ -20,26 +20,35 @@ std::string head_struct(const char* name, const View& view, bool inside) {
         view.strides[0], "ll + head * ", view.strides[inside ? 2 : 1], "ll;\n    }\n};\n");
 }
 
-/// What an op's operands are called in the kernel.
+/// What a kernel makes, or some blocks of one: of queries the gradient, of keys and values theirs.
+enum class Part { forward, queries, keys };
+std::vector<Part> parts_of(const LoweredOp& op) {
+    const std::string& name = op.def->name;
+    if (name == "attention") return {Part::forward};
+    if (name == "attention_dq") return {Part::queries};
+    if (name == "attention_dkv") return {Part::keys};
+    return {Part::queries, Part::keys};
+}
+
+/// What the operands of a part of an op are called in the kernel.
 struct Named {
     const View* view;
     size_t at;
     const char *type, *name;
 };
 
-std::vector<Named> operands_of(const LoweredOp& op) {
-    const std::string& name = op.def->name;
-    const bool forward = name == "attention";
-    std::vector<const char*> types = {"Q", "K", "V"};
-    if (!forward) types.insert(types.end(), {"Most", "Sum", "Delta", "Dy"});
+std::vector<Named> operands_of(const LoweredOp& op, Part part) {
+    std::vector<const char*> types = {"Q", "K", "V"}, results = {"O", "Most", "Sum"};
+    if (part != Part::forward) types.insert(types.end(), {"Most", "Sum", "Delta", "Dy"});
     if (op.inputs.size() > types.size()) types.push_back("Mask");
-    if (forward) types.insert(types.end(), {"O", "Most", "Sum"});
-    if (name == "attention_dq") types.push_back("Dq");
-    if (name == "attention_dkv") types.insert(types.end(), {"Dk", "Dv"});
+    if (part == Part::queries) results = {"Dq"};
+    if (part == Part::keys) results = {"Dk", "Dv"};
     std::vector<Named> all;
-    for (size_t k = 0; k < types.size(); k++)
-        all.push_back({k < op.inputs.size() ? &op.inputs[k] : &op.outputs[k - op.inputs.size()], k,
-                       types[k], types[k]});
+    for (size_t k = 0; k < types.size(); k++) all.push_back({&op.inputs[k], k, types[k], types[k]});
+    const size_t first = part == Part::keys ? op.outputs.size() - 2 : 0;
+    for (size_t k = 0; k < results.size(); k++)
+        all.push_back(
+            {&op.outputs[first + k], op.inputs.size() + first + k, results[k], results[k]});
     return all;
 }
 
@@ -181,12 +190,11 @@ struct Roles {
     int stages;                 // of the ring of blocks
     bool ahead;                 // registers hold the scores of the next block, too
     std::vector<HeadMap> maps;  // of queries, keys, values and the gradient of the result
-    Deal dealt;
 };
 
 /// For heads of 64 or 128 columns without a mask; none for others.
-std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits) {
-    const bool forward = op.def->name == "attention", of_keys = op.def->name == "attention_dkv";
+std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part part) {
+    const bool forward = part == Part::forward, of_keys = part == Part::keys;
     const View &q = op.inputs[0], &k = op.inputs[1];
     const int64_t d = q.shape[3], t = q.shape[2], s = k.shape[2];
     if (limits.major != 9 || op.inputs.size() > (forward ? 3 : 7) || (d != 64 && d != 128) ||
@@ -211,35 +219,52 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits) {
         return std::nullopt;
     const int64_t heads = q.shape[0] * (of_keys ? k : q).shape[1];
     if (ceil_div(of_keys ? s : t, Roles::kRows) * heads >= INT32_MAX) return std::nullopt;
-    roles.dealt = deal(tile_costs(op, Roles::kRows, roles.block, of_keys), heads,
-                       4 * d * (of_keys ? t * (q.shape[1] / k.shape[1]) : s), limits.processors);
     return roles;
 }
 
-/// The kernel of attention or of its gradients.
+Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& roles) {
+    const bool of_keys = part == Part::keys;
+    const View &q = op.inputs[0], &k = op.inputs[1];
+    const int64_t others = of_keys ? q.shape[2] * (q.shape[1] / k.shape[1]) : k.shape[2];
+    return deal(tile_costs(op, Roles::kRows, roles.block, of_keys),
+                q.shape[0] * (of_keys ? k : q).shape[1], 4 * q.shape[3] * others,
+                limits.processors);
+}
+
+bool may_have_roles(const LoweredOp& op, const Limits& limits) {
+    const std::vector<Part> parts = parts_of(op);
+    return std::all_of(parts.begin(), parts.end(),
+                       [&](Part part) { return roles_of(op, limits, part).has_value(); });
+}
+
+/// The kernel of attention or of its gradients, or the part of one.
 class AttentionText {
   public:
-    AttentionText(const LoweredOp& op, const Limits& limits)
+    /// `maps`: how many other parts have in the argument block.
+    AttentionText(const LoweredOp& op, const Limits& limits, Part part, size_t maps)
         : op_(op),
           limits_(limits),
-          name_(op.def->name),
+          part_(part),
+          maps_(static_cast<int>(maps)),
+          name_(part == Part::forward   ? "attention"
+                : part == Part::queries ? "attention_dq"
+                                        : "attention_dkv"),
           layout_(op),
           type_(op.inputs[0].dtype),
           t_(op.inputs[0].shape[2]),
           s_(op.inputs[1].shape[2]),
           d_(op.inputs[0].shape[3]),
-          forward_(name_ == "attention"),
-          of_keys_(name_ == "attention_dkv"),
+          forward_(part == Part::forward),
+          of_keys_(part == Part::keys),
           chain_(op.attrs.text("order").starts_with("chain(")) {}
 
     KernelText text() {
         check_order();
         operands();
-        if (!chain_ && op_.candidate == kRolesAttention)
-            if (const auto roles = roles_of(op_, limits_)) {
-                with_roles(*roles);
-                return text_;
-            }
+        if (!chain_ && op_.candidate == kRolesAttention && may_have_roles(op_, limits_)) {
+            with_roles(*roles_of(op_, limits_, part_));
+            return text_;
+        }
         text_.name = cat(name_, chain_ ? "_chain_" : "_mma_", dtype_abbrev(type_));
         text_.body += cat(body_head(), "    const float scale = float(", number(),
                           "), factor = float(", number(), kPerScale, ");\n");
@@ -280,7 +305,7 @@ class AttentionText {
             ", s = ", s_, ";\n    static constexpr int d = ", d_,
             ";\n    static constexpr bool causal = ", op_.attrs.flag("causal") ? "true" : "false",
             ", masked = ", masked ? "true" : "false", ";\n");
-        for (const Named& one : operands_of(op_)) {
+        for (const Named& one : operands_of(op_, part_)) {
             const bool input = one.at < op_.inputs.size();
             text_.body +=
                 head_struct(one.type, *one.view, inside && !input && one.view->shape.rank() == 4);
@@ -345,17 +370,18 @@ class AttentionText {
         text_.name = cat(name_, "_wgmma_", dtype_abbrev(type_));
         text_.includes = {forward_ ? "attention_wgmma.cuh" : "attention_bwd_wgmma.cuh"};
         text_.threads = 128 * (Roles::kGroups + 1);
-        text_.blocks = roles.dealt.blocks;
+        const Deal dealt = deal_of(op_, limits_, part_, roles);
+        text_.blocks = dealt.blocks;
         for (const HeadMap& one : roles.maps) text_.maps.push_back(one.map);
         text_.shared = static_cast<uint32_t>(forward_ ? forward_room(roles) : gradient_room(roles));
-        text_.body += roles_struct(roles) + body_head();
+        text_.body += roles_struct(roles, dealt.lot) + body_head();
         std::string numbers, maps;
         if (!forward_)
             for (size_t input : {3, 4, 5})
                 numbers += cat("block.ptr<const float>(", layout_.operand[input], "), ");
         for (int k = 0; k < static_cast<int>(roles.maps.size()); k++)
-            maps +=
-                cat("block.bytes + ", layout_.tail + int(kTailBytes) + k * int(kMapBytes), ", ");
+            maps += cat("block.bytes + ",
+                        layout_.tail + int(kTailBytes) + (maps_ + k) * int(kMapBytes), ", ");
         text_.body += cat("    ", name_, "_wgmma<@_Layout, @_Shape, ", cuda_type(type_), ">(grid, ",
                           results_, numbers, maps, "float(", number(), kPerScale, ")",
                           forward_ ? "" : cat(", float(", number(), ")"), ");\n}\n");
@@ -376,14 +402,14 @@ class AttentionText {
     }
 
     /// The struct @_Layout of a kernel with roles.
-    std::string roles_struct(const Roles& roles) const {
+    std::string roles_struct(const Roles& roles, int64_t lot) const {
         const char* ahead = roles.ahead ? "true" : "false";
         std::string text =
             cat("struct @_Layout {\n    static constexpr int boxes = ", roles.boxes,
                 forward_ ? cat(", groups = ", Roles::kGroups) : cat(", block = ", roles.block),
                 ", stages = ", roles.stages, ", producer_registers = ", forward_ ? 24 : 40,
                 ", consumer_registers = ", forward_ ? 240 : 232,
-                ";\n    static constexpr uint32_t lot = ", roles.dealt.lot,
+                ";\n    static constexpr uint32_t lot = ", lot,
                 ";\n    static constexpr bool ahead = ", ahead);
         if (forward_) text += cat(", turns = ", roles.ahead ? "false" : "true");
         text += ";\n";
@@ -395,7 +421,9 @@ class AttentionText {
 
     const LoweredOp& op_;
     const Limits& limits_;
-    const std::string& name_;
+    const Part part_;
+    const int maps_;
+    const std::string name_;
     const BlockLayout layout_;
     const DType type_;
     const int64_t t_, s_, d_;               // rows of queries and of keys, and their columns
@@ -404,19 +432,41 @@ class AttentionText {
     KernelText text_;
 };
 
+/// All gradients in one launch: blocks that make those of queries, and then the others, which begin
+/// where the first have ended.
+KernelText gradients_text(const LoweredOp& op, const Limits& limits) {
+    KernelText text = AttentionText(op, limits, Part::queries, 0).text();
+    const KernelText keys = AttentionText(op, limits, Part::keys, text.maps.size()).text();
+    check(text.threads == keys.threads, "cuda: parts of attention_grads have unlike threads");
+    text.name.replace(0, std::string_view("attention_dq").size(), "attention_grads");
+    text.body =
+        cat("typedef @_Block @_0_Block;\ntypedef @_Block @_1_Block;\n",
+            replaced(text.body, "@", "@_0"), replaced(keys.body, "@", "@_1"), body_head(),
+            "    if (grid.block < ", text.blocks, "u)\n        @_0_body(block, Grid{grid.block, ",
+            text.blocks, "u, grid.threads});\n    else\n        @_1_body(block, Grid{grid.block - ",
+            text.blocks, "u, ", keys.blocks, "u, grid.threads});\n}\n");
+    text.maps.insert(text.maps.end(), keys.maps.begin(), keys.maps.end());
+    text.blocks += keys.blocks;
+    text.shared = std::max(text.shared, keys.shared);
+    text.resident = std::min(text.resident, keys.resident);
+    return text;
+}
+
 }  // namespace
 
 bool is_attention(const LoweredDef& def) { return def.attention; }
 
 std::vector<std::string> attention_candidates(const LoweredOp& op, const Limits& limits) {
-    if (op.attrs.text("order").starts_with("chain(") || !roles_of(op, limits)) return {};
+    if (op.attrs.text("order").starts_with("chain(") || !may_have_roles(op, limits)) return {};
     if (op.inputs[0].shape[2] < kRolesLength || op.inputs[1].shape[2] < kRolesLength)
         return {kPlainAttention, kRolesAttention};
     return {kRolesAttention, kPlainAttention};
 }
 
 KernelText attention_text(const LoweredOp& op, const Limits& limits) {
-    return AttentionText(op, limits).text();
+    const std::vector<Part> parts = parts_of(op);
+    return parts.size() == 1 ? AttentionText(op, limits, parts[0], 0).text()
+                             : gradients_text(op, limits);
 }
 
 }  // namespace aicf::cuda

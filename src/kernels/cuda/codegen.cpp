@@ -29,9 +29,11 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
 
 uint32_t tail_bytes(const LoweredOp& op) {
     if (op.def == group_def()) return 0;
-    return kTailBytes + (op.members.empty() && anchor(op).gemm        ? 2 * kMapBytes
-                         : op.members.empty() && anchor(op).attention ? kAttentionMaps * kMapBytes
-                                                                      : 0);
+    const uint32_t parts = anchor(op).name == "attention_grads" ? 2 : 1;
+    return kTailBytes + (op.members.empty() && anchor(op).gemm ? 2 * kMapBytes
+                         : op.members.empty() && anchor(op).attention
+                             ? parts * kAttentionMaps * kMapBytes
+                             : 0);
 }
 
 const char* cuda_type(DType dtype) {

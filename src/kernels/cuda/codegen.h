@@ -83,7 +83,7 @@ LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
 constexpr uint32_t kTailBytes = 64;  // holds the address of the counters, or a number of steps
 constexpr uint32_t kMapBytes = 128;
-constexpr uint32_t kAttentionMaps = 4;
+constexpr uint32_t kAttentionMaps = 4;  // of queries, keys, values and the result's gradient
 /// The room an op's kernel has at the end of its block, of a product with two maps.
 uint32_t tail_bytes(const LoweredOp& op);
 
