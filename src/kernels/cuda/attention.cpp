@@ -188,7 +188,7 @@ struct Roles {
     int block;
     int boxes;                  // of 64 columns a row
     int stages;                 // of the ring of blocks
-    bool ahead;                 // registers hold the scores of the next block, too
+    bool ahead;                 // of gradients: registers hold the scores of the next block, too
     std::vector<HeadMap> maps;  // of queries, keys, values and the gradient of the result
 };
 
@@ -403,19 +403,18 @@ class AttentionText {
 
     /// The struct @_Layout of a kernel with roles.
     std::string roles_struct(const Roles& roles, int64_t lot) const {
-        const char* ahead = roles.ahead ? "true" : "false";
         std::string text =
             cat("struct @_Layout {\n    static constexpr int boxes = ", roles.boxes,
                 forward_ ? cat(", groups = ", Roles::kGroups) : cat(", block = ", roles.block),
                 ", stages = ", roles.stages, ", producer_registers = ", forward_ ? 24 : 40,
                 ", consumer_registers = ", forward_ ? 240 : 232,
-                ";\n    static constexpr uint32_t lot = ", lot,
-                ";\n    static constexpr bool ahead = ", ahead);
-        if (forward_) text += cat(", turns = ", roles.ahead ? "false" : "true");
-        text += ";\n";
+                ";\n    static constexpr uint32_t lot = ", lot, ";\n");
+        if (!forward_)
+            text +=
+                cat("    static constexpr bool ahead = ", roles.ahead ? "true" : "false", ";\n");
         for (const HeadMap& one : roles.maps) text += one.places;
         const int columns = static_cast<int>(d_) + (forward_ ? 8 : 0);
-        return text + step_text("scores", roles.block, type_, false, false) +
+        return text + step_text("scores", 64, type_, false, false) +
                step_text("values", columns, type_, true, true) + "};\n";
     }
 
@@ -432,23 +431,24 @@ class AttentionText {
     KernelText text_;
 };
 
-/// All gradients in one launch: blocks that make those of queries, and then the others, which begin
-/// where the first have ended.
+/// All gradients in one launch: blocks that make those of keys, and those of queries, which begin
+/// where the first have ended. (The other way round the compiler lets no two products of the first
+/// run at a time.)
 KernelText gradients_text(const LoweredOp& op, const Limits& limits) {
-    KernelText text = AttentionText(op, limits, Part::queries, 0).text();
-    const KernelText keys = AttentionText(op, limits, Part::keys, text.maps.size()).text();
-    check(text.threads == keys.threads, "cuda: parts of attention_grads have unlike threads");
-    text.name.replace(0, std::string_view("attention_dq").size(), "attention_grads");
+    KernelText text = AttentionText(op, limits, Part::keys, 0).text();
+    const KernelText queries = AttentionText(op, limits, Part::queries, text.maps.size()).text();
+    check(text.threads == queries.threads, "cuda: parts of attention_grads have unlike threads");
+    text.name.replace(0, std::string_view("attention_dkv").size(), "attention_grads");
     text.body =
         cat("typedef @_Block @_0_Block;\ntypedef @_Block @_1_Block;\n",
-            replaced(text.body, "@", "@_0"), replaced(keys.body, "@", "@_1"), body_head(),
+            replaced(text.body, "@", "@_0"), replaced(queries.body, "@", "@_1"), body_head(),
             "    if (grid.block < ", text.blocks, "u)\n        @_0_body(block, Grid{grid.block, ",
             text.blocks, "u, grid.threads});\n    else\n        @_1_body(block, Grid{grid.block - ",
-            text.blocks, "u, ", keys.blocks, "u, grid.threads});\n}\n");
-    text.maps.insert(text.maps.end(), keys.maps.begin(), keys.maps.end());
-    text.blocks += keys.blocks;
-    text.shared = std::max(text.shared, keys.shared);
-    text.resident = std::min(text.resident, keys.resident);
+            text.blocks, "u, ", queries.blocks, "u, grid.threads});\n}\n");
+    text.maps.insert(text.maps.end(), queries.maps.begin(), queries.maps.end());
+    text.blocks += queries.blocks;
+    text.shared = std::max(text.shared, queries.shared);
+    text.resident = std::min(text.resident, queries.resident);
     return text;
 }
 

@@ -55,22 +55,50 @@ __device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
             to[k][w] = narrow_two<E>(from[8 * k + 2 * w], from[8 * k + 2 * w + 1]);
 }
 
-/// Scores of 64 queries and 128 keys to weights, what attention.cuh does, of sums of a warpgroup.
+/// Scores of 64 queries to weights, what attention.cuh does, of sums of a warpgroup, 64 keys at a
+/// time.
 template <class Shape>
 struct RowWeights {
     float top[2], step[2], factor;
     bool moves;
     __device__ __forceinline__ explicit RowWeights(float by) : factor(by) { begin(); }
     __device__ __forceinline__ void begin() { top[0] = top[1] = scalar::from_bits(0xff800000u); }
-    /// Of the keys from j0 on and the warp's queries from `row` on; sums are to be multiplied by
-    /// `step`, where it `moves`. `half`: none of the last 64 keys is seen.
-    __device__ __forceinline__ void weigh(float (&s)[64], int j0, int row, bool half) {
+    __device__ __forceinline__ static bool hides(int j0, int row) {
+        return j0 + 64 > Shape::s || (Shape::causal && j0 + 63 > row);
+    }
+    __device__ __forceinline__ static void hide(float (&s)[32], int j0, int row, float value) {
+        const int lane = threadIdx.x % 32, key = j0 + lane % 4 * 2, query = row + lane / 4;
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            // How many keys from the lane's first on the row sees.
+            int seen = int(Shape::s) - key;
+            if (Shape::causal && query + 8 * high + 1 - key < seen)
+                seen = query + 8 * high + 1 - key;
+#pragma unroll
+            for (int x = 0; x < 16; x++)
+                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
+        }
+    }
+    /// The largest scores of a lane's two rows, of the keys from j0 on and the warp's queries from
+    /// `row` on.
+    __device__ __forceinline__ static void largest_of(float (&of)[2], float (&s)[32], int j0,
+                                                      int row) {
+        if (hides(j0, row)) hide(s, j0, row, scalar::from_bits(0xff800000u));
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            float m[4];
+#pragma unroll
+            for (int x = 0; x < 32; x += 4) {
+                const float two = largest(s[x + 2 * high], s[x + 2 * high + 1]);
+                m[x / 4 % 4] = x < 16 ? two : largest(m[x / 4 % 4], two);
+            }
+            of[high] = largest(largest(m[0], m[1]), largest(m[2], m[3]));
+        }
+    }
+    /// From the largest scores of lanes to what is subtracted from those of a row; sums are to be
+    /// multiplied by `step`, where it `moves`.
+    __device__ __forceinline__ void rise(float (&used)[2]) {
         const float none = scalar::from_bits(0xff800000u);
-        float used[2];
-        if (half)
-            largest_of<64>(used, s, j0, row);
-        else
-            largest_of<128>(used, s, j0, row);
         moves = false;
 #pragma unroll
         for (int high = 0; high < 2; high++) {
@@ -82,55 +110,13 @@ struct RowWeights {
             top[high] = next;
             used[high] = next == none ? 0.0f : next;
         }
-        if (half) {
-            weights_of<64>(s, used, j0, row);
-#pragma unroll
-            for (int x = 32; x < 64; x++) s[x] = 0;
-        } else {
-            weights_of<128>(s, used, j0, row);
-        }
     }
-    template <int Keys>
-    __device__ __forceinline__ static bool hides(int j0, int row) {
-        return j0 + Keys > Shape::s || (Shape::causal && j0 + Keys - 1 > row);
-    }
-    template <int Keys>
-    __device__ __forceinline__ static void hide(float (&s)[64], int j0, int row, float value) {
-        const int lane = threadIdx.x % 32, key = j0 + lane % 4 * 2, query = row + lane / 4;
-#pragma unroll
-        for (int high = 0; high < 2; high++) {
-            // How many keys from the lane's first on the row sees.
-            int seen = int(Shape::s) - key;
-            if (Shape::causal && query + 8 * high + 1 - key < seen)
-                seen = query + 8 * high + 1 - key;
-#pragma unroll
-            for (int x = 0; x < Keys / 4; x++)
-                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
-        }
-    }
-    /// The largest scores of a lane's two rows.
-    template <int Keys>
-    __device__ __forceinline__ void largest_of(float (&of)[2], float (&s)[64], int j0,
-                                               int row) const {
-        if (hides<Keys>(j0, row)) hide<Keys>(s, j0, row, scalar::from_bits(0xff800000u));
-#pragma unroll
-        for (int high = 0; high < 2; high++) {
-            float m[4];
-#pragma unroll
-            for (int x = 0; x < Keys / 2; x += 4) {
-                const float two = largest(s[x + 2 * high], s[x + 2 * high + 1]);
-                m[x / 4 % 4] = x < 16 ? two : largest(m[x / 4 % 4], two);
-            }
-            of[high] = largest(largest(m[0], m[1]), largest(m[2], m[3]));
-        }
-    }
-    template <int Keys>
-    __device__ __forceinline__ void weights_of(float (&s)[64], const float (&used)[2], int j0,
+    __device__ __forceinline__ void weights_of(float (&s)[32], const float (&used)[2], int j0,
                                                int row) const {
 #pragma unroll
-        for (int x = 0; x < Keys / 2; x++)
+        for (int x = 0; x < 32; x++)
             s[x] = scalar::weight<false>(scalar::fma(s[x], factor, -used[x % 4 / 2]));
-        if (hides<Keys>(j0, row)) hide<Keys>(s, j0, row, 0.0f);
+        if (hides(j0, row)) hide(s, j0, row, 0.0f);
     }
     template <int Count>
     __device__ __forceinline__ void move(float (&sums)[Count]) const {
@@ -140,9 +126,9 @@ struct RowWeights {
     }
 };
 
-/// o = weights times v. `Layout::ahead`: the scores of a block are made while the weights of the
-/// one before are; else the two warpgroups take turns at asking for products, so that while one
-/// makes weights the other's products run.
+/// o = weights times v. The scores of a block's first 64 keys give way to those of the next block
+/// as soon as they are weights, and so do those of the last 64; so registers hold one block's
+/// scores, and enough others to make several weights side by side.
 template <class Layout, class Shape, class E>
 __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* most, float* sum,
                                                 const char* map_q, const char* map_k,
@@ -255,7 +241,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         if (lane == 0) arrive_at<1>(barrier, 0);
     };
     float acc[columns];
-    uint32_t weights[8][4];
+    float low[32], high[32];  // scores of a block's first 64 keys and of its last
+    uint32_t low_weights[4][4], high_weights[4][4];
     RowWeights<Shape> rows_of(factor);
     // Every second unit the other half of the queries: of causal units the upper one has less to
     // do.
@@ -266,12 +253,14 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     const auto sees_half = [&](int j, int row) {
         return Shape::causal && row - 16 * (warp % 4) <= j * Room::keys;
     };
-    const auto score = [&](float (&s)[64], uint32_t round, int at) {
+    const auto score = [&](float (&s)[32], uint32_t round, int at, int half) {
         const uint64_t queries =
                            tile_descriptor(room + Room::queries + round % 2 * Room::query_bytes +
                                                half_of(round) * 64 * Room::line,
                                            16),
-                       keys = tile_descriptor(room + Room::key_stages + at * Room::key_bytes, 16);
+                       keys = tile_descriptor(room + Room::key_stages + at * Room::key_bytes +
+                                                  half * 64 * Room::line,
+                                              16);
         begin_products();
 #pragma unroll
         for (int k = 0; k < 4 * boxes; k++)
@@ -288,7 +277,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         begin_products();
 #pragma unroll
         for (int k = 0; k < 8; k++)
-            Layout::values(acc, weights[k], values + k * along, k > 0 || adds);
+            Layout::values(acc, k < 4 ? low_weights[k] : high_weights[k - 4], values + k * along,
+                           k > 0 || adds);
         commit_products();
     };
     const auto store = [&](const Place& place, int row) {
@@ -312,19 +302,10 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             }
         }
     };
-    // Turns at asking for products: barrier 1 is the first warpgroup's, 2 the second's.
-    const auto take_turn = [&] {
-        if constexpr (Layout::turns) asm volatile("bar.sync %0, 256;" ::"r"(1 + own) : "memory");
-    };
-    const auto pass_turn = [&] {
-        if constexpr (Layout::turns) asm volatile("bar.arrive %0, 256;" ::"r"(2 - own) : "memory");
-    };
     // Blocks of keys that the other warpgroup needs alone.
     const auto pass = [&](const Place& place, int from) {
 #pragma unroll 1
         for (int j = from; j < place.blocks; j++, next()) {
-            take_turn();
-            pass_turn();
             wait_barrier(full_k(stage), phase);
             wait_barrier(full_v(stage), phase);
             __syncwarp();  // no lane waits for what has been and gone
@@ -332,75 +313,93 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             release(empty_v(stage));
         }
     };
-    if constexpr (Layout::ahead) {
-        uint32_t round = 0;
-        float even[64], odd[64];
-        for (;;) {
-            Place place(grid, round);
-            if (!place.there) break;
-            int needed = place.needed(half_of(round)), j = 0, row = row_of(place, round);
-            wait_barrier(full_q(round % 2), round / 2 % 2);
-            if (needed == 0) {
-                __syncwarp();
-                release(empty_q(round % 2));
-                pass(place, 0);
-                round++;
-                continue;
+    for (uint32_t round = 0;; round++) {
+        Place place(grid, round);
+        if (!place.there) break;
+        int needed = place.needed(half_of(round)), j = 0, row = row_of(place, round);
+        wait_barrier(full_q(round % 2), round / 2 % 2);
+        if (needed == 0) {
+            __syncwarp();
+            release(empty_q(round % 2));
+            pass(place, 0);
+            continue;
+        }
+        wait_barrier(full_k(stage), phase);
+        hold(low);
+        hold(high);
+        score(low, round, stage, 0);
+        score(high, round, stage, 1);
+        commit_products();  // none, in place of the values of a block before
+        rows_of.begin();
+        int at = stage, before = stage;  // where the keys and values of the block at work lie
+        uint32_t at_phase = phase;
+        next();
+        // From here on through one unit after the other: the next scores, of this unit or the next,
+        // are asked for as soon as registers are free.
+        bool goes_on = true;
+#pragma unroll 1
+        while (goes_on) {
+            const bool last = j + 1 == needed;
+            uint32_t of = round;
+            if (last) {
+                const Place after(grid, round + 1);
+                goes_on = needed == place.blocks && after.there &&
+                          after.needed(half_of(round + 1)) > 0;
+                of++;
+                if (goes_on) wait_barrier(full_q(of % 2), of / 2 % 2);
             }
-            // From here on through one unit after the other; the scores of the next block, of this
-            // unit or the next, are asked for before the weights of this one are made.
-            wait_barrier(full_k(stage), phase);
-            hold(even);
-            score(even, round, stage);
+            const int j0 = j * Room::keys;
+            const bool half = sees_half(j, row);
+            float used[2];
+            wait_products<2>();
+            hold(low);
+            rows_of.largest_of(used, low, j0, row);
+            wait_products<1>();
+            hold(high);
+            release(empty_k(at));
+            if (last) release(empty_q(round % 2));
+            if (!half) {
+                float others[2];
+                rows_of.largest_of(others, high, j0 + 64, row);
+                for (int x = 0; x < 2; x++) used[x] = largest(used[x], others[x]);
+            }
+            rows_of.rise(used);
+            rows_of.weights_of(low, used, j0, row);
             wait_products<0>();
-            hold(even);
-            rows_of.begin();
-            int value_stage = stage;  // that of the block at work
-            uint32_t value_phase = phase;
-            next();
-            // Of the block whose scores are `s`; false where it was the last of all.
-            const auto block = [&](float (&s)[64], float (&following)[64]) {
-                const int at = value_stage;
-                const uint32_t at_phase = value_phase;
-                const bool last = j + 1 == needed;
-                bool goes_on = true;
-                uint32_t of = round;
-                if (last) {
-                    const Place after(grid, round + 1);
-                    goes_on = needed == place.blocks && after.there &&
-                              after.needed(half_of(round + 1)) > 0;
-                    of++;
-                    if (goes_on) wait_barrier(full_q(of % 2), of / 2 % 2);
-                }
-                if (goes_on) wait_barrier(full_k(stage), phase);
-                value_stage = stage;
-                value_phase = phase;
-                hold(following);
-                score(following, of, stage);  // where none follows, of what lies there
-                wait_products<2>();
-                hold(s);
-                release(empty_k(at));
-                if (last) release(empty_q(round % 2));
-                if (goes_on) next();
-                rows_of.weigh(s, j * Room::keys, row, sees_half(j, row));
-                wait_products<1>();
+            hold(acc);
+            if (j > 0) {
+                release(empty_v(before));
+                rows_of.move(acc);
+            }
+            pack_lines<E>(low_weights, low);
+            if (goes_on) wait_barrier(full_k(stage), phase);
+            hold(low);
+            score(low, of, stage, 0);  // where none follows, of what lies there
+            if (half) {
+#pragma unroll
+                for (int x = 0; x < 16; x++) high_weights[x / 4][x % 4] = 0;
+            } else {
+                rows_of.weights_of(high, used, j0 + 64, row);
+                pack_lines<E>(high_weights, high);
+            }
+            hold(high);
+            score(high, of, stage, 1);
+            wait_barrier(full_v(at), at_phase);
+            hold(acc);
+            add(at, j > 0);
+            before = at;
+            at = stage;
+            at_phase = phase;
+            if (goes_on) next();
+            j++;
+            if (last) {
+                wait_products<0>();
                 hold(acc);
-                if (j > 0) {
-                    release(empty_v(at == 0 ? stages - 1 : at - 1));
-                    rows_of.move(acc);
-                }
-                pack_lines<E>(weights, s);
-                wait_barrier(full_v(at), at_phase);
-                hold(acc);
-                add(at, j > 0);
-                j++;
-                if (last) {
-                    wait_products<0>();
-                    hold(acc);
-                    hold(following);
-                    release(empty_v(at));
-                    store(place, row);
-                    if (!goes_on) return false;
+                hold(low);
+                hold(high);
+                release(empty_v(before));
+                store(place, row);
+                if (goes_on) {
                     round++;
                     place = Place(grid, round);
                     needed = place.needed(half_of(round));
@@ -408,78 +407,9 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                     rows_of.begin();
                     j = 0;
                 }
-                return true;
-            };
-#pragma unroll 1
-            while (block(even, odd) && block(odd, even)) {
             }
-            pass(place, needed);
-            round++;
         }
-    } else {
-        static_assert(groups == 2 || !Layout::turns);
-        if (own == 1) pass_turn();
-        float s[64];
-        for (uint32_t round = 0;; round++) {
-            const Place place(grid, round);
-            if (!place.there) break;
-            const int needed = place.needed(half_of(round)), row = row_of(place, round);
-            const uint32_t q = round % 2;
-            rows_of.begin();
-            wait_barrier(full_q(q), round / 2 % 2);
-            if (needed > 0) {
-                wait_barrier(full_k(stage), phase);
-                take_turn();
-                hold(s);
-                score(s, round, stage);
-                pass_turn();
-                wait_products<0>();
-                hold(s);
-                release(empty_k(stage));
-                if (needed == 1) release(empty_q(q));
-                rows_of.weigh(s, 0, row, sees_half(0, row));
-                pack_lines<E>(weights, s);
-                int before = stage;
-                uint32_t before_phase = phase;
-                next();
-#pragma unroll 1
-                for (int j = 1; j < needed; j++) {
-                    wait_barrier(full_k(stage), phase);
-                    wait_barrier(full_v(before), before_phase);
-                    take_turn();
-                    hold(s);
-                    score(s, round, stage);
-                    hold(acc);
-                    add(before, j > 1);
-                    pass_turn();
-                    wait_products<1>();
-                    hold(s);
-                    release(empty_k(stage));
-                    if (j + 1 == needed) release(empty_q(q));
-                    rows_of.weigh(s, j * Room::keys, row, sees_half(j, row));
-                    wait_products<0>();
-                    hold(acc);
-                    release(empty_v(before));
-                    rows_of.move(acc);
-                    pack_lines<E>(weights, s);
-                    before = stage;
-                    before_phase = phase;
-                    next();
-                }
-                wait_barrier(full_v(before), before_phase);
-                hold(acc);
-                add(before, needed > 1);
-                wait_products<0>();
-                hold(acc);
-                release(empty_v(before));
-                store(place, row);
-            } else {
-                __syncwarp();
-                release(empty_q(q));
-            }
-            pass(place, needed);
-        }
-        if (own == 0) take_turn();  // the second's last
+        pass(place, needed);
     }
 }
 
