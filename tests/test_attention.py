@@ -498,7 +498,7 @@ def test_a_gpu_has_the_bits_of_a_cpu(sizes, dtype, kind):
         assert_bits(made[1][name], made[0][name], name)
 
 
-# Lengths around the tiles: 64 rows of a warpgroup, 128 of a block, 128 keys at a time.
+# Lengths around the tiles: 64 rows of a warpgroup, 128 or 192 of a block, 128 keys at a time.
 WITH_ROLES = [
     ((1, 1, 1, 64, 64, 64), "none"),
     ((2, 2, 1, 129, 257, 64), "none"),

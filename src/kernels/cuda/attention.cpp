@@ -170,12 +170,15 @@ Deal deal(const std::vector<int64_t>& costs, int64_t heads, int64_t bytes, int p
 std::vector<int64_t> tile_costs(const LoweredOp& op, int64_t rows, int64_t block, bool of_keys) {
     const int64_t t = op.inputs[0].shape[2], s = op.inputs[1].shape[2];
     const bool causal = op.attrs.flag("causal");
+    // Where not all tiles are full, the forward's first is not.
+    const int64_t first =
+        op.def->name == "attention" ? ceil_div(t, int64_t{64}) * 64 - ceil_div(t, rows) * rows : 0;
     std::vector<int64_t> costs;
     if (of_keys)
         for (int64_t j = 0; j < s; j += rows)
             costs.push_back(1 + ceil_div(causal ? std::max<int64_t>(t - j, 0) : t, block));
     else
-        for (int64_t i = 0; i < t; i += rows)
+        for (int64_t i = first; i < t; i += rows)
             costs.insert(costs.begin(), 1 + ceil_div(causal ? std::min(i + rows, s) : s, block));
     return costs;
 }
@@ -183,8 +186,8 @@ std::vector<int64_t> tile_costs(const LoweredOp& op, int64_t rows, int64_t block
 /// How the kernels of 9.0 whose warps have roles take an op: a tile is rows of queries, or of keys
 /// for the gradient of these, and goes through the others block by block.
 struct Roles {
-    static constexpr int kGroups = 2;  // warpgroups that multiply
-    static constexpr int kRows = 64 * kGroups;
+    int groups;  // warpgroups that multiply, each 64 rows of a tile
+    int rows() const { return 64 * groups; }
     int block;
     int boxes;                  // of 64 columns a row
     int stages;                 // of the ring of blocks
@@ -203,12 +206,13 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part pa
     for (const View& result : op.outputs)
         if (result.shape.rank() == 4 && !stores_pairs(result)) return std::nullopt;
     Roles roles{};
+    roles.groups = forward && d == 64 ? 3 : 2;
     roles.block = forward ? 128 : 64;
     roles.boxes = static_cast<int>(d / 64);
     roles.ahead = d == 64;
     roles.stages = !forward ? 5 - roles.boxes : roles.ahead ? 4 : 2;
-    const int of_q = of_keys ? roles.block : Roles::kRows,
-              of_k = of_keys ? Roles::kRows : roles.block;
+    const int of_q = of_keys ? roles.block : roles.rows(),
+              of_k = of_keys ? roles.rows() : roles.block;
     const auto add = [&](int input, const char* name, int box) {
         auto map = head_map(op, input, name, box);
         if (map) roles.maps.push_back(std::move(*map));
@@ -218,7 +222,7 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part pa
         (!forward && !add(6, "dy", of_q)))
         return std::nullopt;
     const int64_t heads = q.shape[0] * (of_keys ? k : q).shape[1];
-    if (ceil_div(of_keys ? s : t, Roles::kRows) * heads >= INT32_MAX) return std::nullopt;
+    if (ceil_div(of_keys ? s : t, roles.rows()) * heads >= INT32_MAX) return std::nullopt;
     return roles;
 }
 
@@ -226,7 +230,7 @@ Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& 
     const bool of_keys = part == Part::keys;
     const View &q = op.inputs[0], &k = op.inputs[1];
     const int64_t others = of_keys ? q.shape[2] * (q.shape[1] / k.shape[1]) : k.shape[2];
-    return deal(tile_costs(op, Roles::kRows, roles.block, of_keys),
+    return deal(tile_costs(op, roles.rows(), roles.block, of_keys),
                 q.shape[0] * (of_keys ? k : q).shape[1], 4 * q.shape[3] * others,
                 limits.processors);
 }
@@ -369,7 +373,7 @@ class AttentionText {
     void with_roles(const Roles& roles) {
         text_.name = cat(name_, "_wgmma_", dtype_abbrev(type_));
         text_.includes = {forward_ ? "attention_wgmma.cuh" : "attention_bwd_wgmma.cuh"};
-        text_.threads = 128 * (Roles::kGroups + 1);
+        text_.threads = 128 * (roles.groups + 1);
         const Deal dealt = deal_of(op_, limits_, part_, roles);
         text_.blocks = dealt.blocks;
         for (const HeadMap& one : roles.maps) text_.maps.push_back(one.map);
@@ -391,12 +395,12 @@ class AttentionText {
     static int64_t forward_room(const Roles& roles) {
         const int64_t box = 128 * 128, ones = roles.boxes == 1 ? 2048 : box,
                       value = roles.boxes * box + (roles.boxes == 1 ? 0 : ones);
-        return 2 * roles.boxes * Roles::kRows * 128 + roles.stages * (roles.boxes * box + value) +
+        return 2 * roles.boxes * roles.rows() * 128 + roles.stages * (roles.boxes * box + value) +
                (roles.boxes == 1 ? ones : 0) + 8 * (4 + 4 * roles.stages);
     }
     /// And as GradientRoom has them.
     static int64_t gradient_room(const Roles& roles) {
-        return 4 * roles.boxes * Roles::kRows * 128 +
+        return 4 * roles.boxes * roles.rows() * 128 +
                roles.stages * (2 * roles.boxes * roles.block * 128 + 8 * roles.block) +
                8 * (4 + 4 * roles.stages);
     }
@@ -405,9 +409,12 @@ class AttentionText {
     std::string roles_struct(const Roles& roles, int64_t lot) const {
         std::string text =
             cat("struct @_Layout {\n    static constexpr int boxes = ", roles.boxes,
-                forward_ ? cat(", groups = ", Roles::kGroups) : cat(", block = ", roles.block),
+                forward_ ? cat(", groups = ", roles.groups) : cat(", block = ", roles.block),
                 ", stages = ", roles.stages, ", producer_registers = ", forward_ ? 24 : 40,
-                ", consumer_registers = ", forward_ ? 240 : 232,
+                ", consumer_registers = ",
+                !forward_           ? 232
+                : roles.groups == 3 ? 160
+                                    : 240,
                 ";\n    static constexpr uint32_t lot = ", lot, ";\n");
         if (!forward_)
             text +=

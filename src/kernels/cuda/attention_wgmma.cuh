@@ -79,31 +79,58 @@ struct RowWeights {
                 if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
         }
     }
+    __device__ __forceinline__ static int larger(int a, int b) { return a > b ? a : b; }
     /// The largest scores of a lane's two rows, of the keys from j0 on and the warp's queries from
-    /// `row` on.
-    __device__ __forceinline__ static void largest_of(float (&of)[2], float (&s)[32], int j0,
-                                                      int row) {
+    /// `row` on, and of `of`, by their bits as integers: three at a time, where floats are compared
+    /// two at a time. Right where one is +0 or above, and of the NaN that products make; else some
+    /// number below 0.
+    __device__ __forceinline__ static void largest_bits(int (&of)[2], float (&s)[32], int j0,
+                                                        int row) {
         if (hides(j0, row)) hide(s, j0, row, scalar::from_bits(0xff800000u));
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            float m[4];
+            int m[2] = {of[high], int(scalar::bits(s[2 * high]))};
 #pragma unroll
             for (int x = 0; x < 32; x += 4) {
-                const float two = largest(s[x + 2 * high], s[x + 2 * high + 1]);
-                m[x / 4 % 4] = x < 16 ? two : largest(m[x / 4 % 4], two);
+                int& to = m[x / 4 % 2];
+                if (x > 0) to = larger(to, int(scalar::bits(s[x + 2 * high])));
+                to = larger(to, int(scalar::bits(s[x + 2 * high + 1])));
             }
-            of[high] = largest(largest(m[0], m[1]), largest(m[2], m[3]));
+            of[high] = larger(m[0], m[1]);
         }
     }
+    __device__ __forceinline__ static float largest_float(const float (&s)[32], int high) {
+        float m = largest(s[2 * high], s[2 * high + 1]);
+#pragma unroll
+        for (int x = 4; x < 32; x += 4)
+            m = largest(m, largest(s[x + 2 * high], s[x + 2 * high + 1]));
+        return m;
+    }
     /// From the largest scores of lanes to what is subtracted from those of a row; sums are to be
-    /// multiplied by `step`, where it `moves`.
-    __device__ __forceinline__ void rise(float (&used)[2]) {
+    /// multiplied by `step`, where it `moves`. `half`: the last 64 keys are not seen.
+    __device__ __forceinline__ void rise(float (&used)[2], int (&most)[2], const float (&first)[32],
+                                         const float (&last)[32], bool half) {
         const float none = scalar::from_bits(0xff800000u);
         moves = false;
+        bool known = true;
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 1));
-            used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 2));
+            most[high] = larger(most[high], __shfl_xor_sync(~0u, most[high], 1));
+            most[high] = larger(most[high], __shfl_xor_sync(~0u, most[high], 2));
+            used[high] = scalar::from_bits(uint32_t(most[high]));
+            known &= most[high] >= 0 || top[high] >= 0.0f;  // below 0, it raises no top from 0 on
+        }
+        if (__any_sync(~0u, !known)) {
+#pragma unroll
+            for (int high = 0; high < 2; high++) {
+                used[high] = largest_float(first, high);
+                if (!half) used[high] = largest(used[high], largest_float(last, high));
+                used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 1));
+                used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 2));
+            }
+        }
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
             const float next = largest(top[high], scalar::weight_top(used[high], factor));
             moves |= !(next == top[high]);
             step[high] = scalar::weight_step(top[high], next);
@@ -137,6 +164,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     typedef AttentionRoom<boxes, groups, stages> Room;
     constexpr int rows = 64 * groups, width = 64 * boxes, columns = width / 2 + 4;
     constexpr auto tiles = uint32_t((Shape::t + rows - 1) / rows);
+    // Of tiles that are not all full the first is not: of a causal head it has least to do.
+    constexpr int before_first = int(tiles) * rows - int((Shape::t + 63) / 64) * 64;
     extern __shared__ __align__(1024) char room_of_all[];
     const uint32_t room = shared_address(room_of_all), barriers = room + Room::barriers;
     const auto full_q = [&](uint32_t s) { return barriers + 8 * s; };
@@ -182,7 +211,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             there = turn.there();
             head = int(turn.head % uint32_t(Shape::heads));
             batch = int(turn.head / uint32_t(Shape::heads));
-            i0 = int(tiles - 1 - turn.tile) * rows;
+            i0 = int(tiles - 1 - turn.tile) * rows - before_first;
             blocks = blocks_of(i0 + rows);
         }
         /// How many blocks of keys the queries before `last` see.
@@ -192,7 +221,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         }
         /// Of a warpgroup, none where its queries are none.
         __device__ __forceinline__ int needed(int half) const {
-            return i0 + 64 * half < Shape::t ? blocks_of(i0 + 64 * half + 64) : 0;
+            const int first = i0 + 64 * half;
+            return first >= 0 && first < Shape::t ? blocks_of(first + 64) : 0;
         }
     };
     int stage = 0;
@@ -258,9 +288,9 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                            tile_descriptor(room + Room::queries + round % 2 * Room::query_bytes +
                                                half_of(round) * 64 * Room::line,
                                            16),
-                       keys = tile_descriptor(room + Room::key_stages + at * Room::key_bytes +
-                                                  half * 64 * Room::line,
-                                              16);
+                       keys = tile_descriptor(
+                           room + Room::key_stages + at * Room::key_bytes + half * 64 * Room::line,
+                           16);
         begin_products();
 #pragma unroll
         for (int k = 0; k < 4 * boxes; k++)
@@ -302,7 +332,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             }
         }
     };
-    // Blocks of keys that the other warpgroup needs alone.
+    // Blocks of keys that other warpgroups need alone.
     const auto pass = [&](const Place& place, int from) {
 #pragma unroll 1
         for (int j = from; j < place.blocks; j++, next()) {
@@ -343,8 +373,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             uint32_t of = round;
             if (last) {
                 const Place after(grid, round + 1);
-                goes_on = needed == place.blocks && after.there &&
-                          after.needed(half_of(round + 1)) > 0;
+                goes_on = after.there && after.needed(half_of(round + 1)) > 0 &&
+                          (needed == place.blocks || stages >= 4);
                 of++;
                 if (goes_on) wait_barrier(full_q(of % 2), of / 2 % 2);
             }
@@ -353,17 +383,14 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             float used[2];
             wait_products<2>();
             hold(low);
-            rows_of.largest_of(used, low, j0, row);
+            int most_bits[2] = {-0x7fffffff, -0x7fffffff};
+            rows_of.largest_bits(most_bits, low, j0, row);
             wait_products<1>();
             hold(high);
             release(empty_k(at));
             if (last) release(empty_q(round % 2));
-            if (!half) {
-                float others[2];
-                rows_of.largest_of(others, high, j0 + 64, row);
-                for (int x = 0; x < 2; x++) used[x] = largest(used[x], others[x]);
-            }
-            rows_of.rise(used);
+            if (!half) rows_of.largest_bits(most_bits, high, j0 + 64, row);
+            rows_of.rise(used, most_bits, low, high, half);
             rows_of.weights_of(low, used, j0, row);
             wait_products<0>();
             hold(acc);
@@ -372,7 +399,10 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 rows_of.move(acc);
             }
             pack_lines<E>(low_weights, low);
-            if (goes_on) wait_barrier(full_k(stage), phase);
+            if (goes_on) {
+                if (last && stages >= 4) pass(place, needed);
+                wait_barrier(full_k(stage), phase);
+            }
             hold(low);
             score(low, of, stage, 0);  // where none follows, of what lies there
             if (half) {
