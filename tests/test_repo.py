@@ -15,6 +15,7 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core, optim, verify
+from aicf.nn_functions import _fused_attention
 from op_cases import CASES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +67,13 @@ def test_every_lowered_op_has_a_cpu_kernel():
     gate.output("y", aicf.softmax(x) * x)
     long = aicf.Graph("long")
     long.output("y", aicf.cumsum(long.input("x", (3, 2500)), 1))
-    steps = [step, *(g.compile(device="cpu") for g in (norm, gate, long))]
+    parts = aicf.Graph("parts")  # gradients of attention that are wanted alone
+    for names in ("q", "kv"):
+        q, k, v = (parts.input(f"{names}.{name}", (1, 1, 3, 4)) for name in "qkv")
+        y = _fused_attention(q, k, v, None, False, 0.5)
+        for i, dy in enumerate(aicf.grad(aicf.sum(y), [q] if names == "q" else [k, v])):
+            parts.output(f"{names}{i}", dy)
+    steps = [step, *(g.compile(device="cpu") for g in (norm, gate, long, parts))]
     seen = {launch.op for one in steps for launch in one.trace}
     for case in CASES:
         g = aicf.Graph("row")
