@@ -440,6 +440,27 @@ def test_nothing_is_serialized_or_spilled(sizes, dtype, layout, epilogue):
         assert "setmaxnreg" not in log, (name, log)  # nor is it ignored
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [64, 128])
+def test_attention_is_neither_serialized_nor_spilled(size, causal):
+    """Forward, and all gradients in one launch, one alone and the two others."""
+    g = aicf.Graph("attention")
+    for names in ("qkv", "q", "kv"):
+        shape = (2, 3, 1100, size)
+        q, k, v, dy = (g.input(f"{names}.{x}", shape, "bfloat16") for x in ("q", "k", "v", "dy"))
+        y = aicf.scaled_dot_product_attention(q, k, v, causal=causal)
+        of = [{"q": q, "k": k, "v": v}[name] for name in names]
+        for i, value in enumerate(g.backward(y, of, grad=dy).values()):
+            g.output(f"{names}{i}", value)
+    programs = [p for p in _core.cuda_programs(g._core, ()) if "attention" in p]
+    for name in ("attention", "attention_dq", "attention_dkv", "attention_grads"):
+        assert any(f"aicf_{name}_wgmma_bf16" in p for p in programs), name
+    for program in programs:
+        log = _core.cuda_log(program, "sm_90a")
+        assert "serialized" not in log and "setmaxnreg" not in log, log
+        assert not spilled(program), log
+
+
 @pytest.mark.parametrize("layout", ["", "a", "b", "ab"])
 @pytest.mark.parametrize(
     ("sizes", "dtype"),
