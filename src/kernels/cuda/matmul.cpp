@@ -21,9 +21,10 @@ struct Tiling {
     bool own = false;     // of wgmma: each warpgroup has tiles of its own
     int writers = 0;      // of wgmma: warpgroups that take what follows the product
 
-    /// Whether a block has registers for the sum of the cuts it has done; each cut is text of its
-    /// own then.
-    bool holds(int64_t cuts) const { return pair && n <= 128 && cuts <= 16; }
+    /// Whether a block has registers for the sum of the cuts it has done.
+    bool holds(int64_t cuts) const { return pair && (alternates() ? cuts <= 16 : n <= 192); }
+    /// And for those of the next cut beside it; each cut is text of its own then.
+    bool alternates() const { return n <= 128; }
 };
 
 constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 159, 165},
@@ -138,7 +139,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                : units;
         choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
         const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
-        const double seams = t.pair && parts == 1 && !t.holds(grains)
+        const double seams = t.pair && parts == 1 && !(t.holds(grains) && t.alternates())
                                  ? static_cast<double>(grains - 1) * between_cuts
                                  : 0;
         const bool copies = t.pair && p.moved > 0;

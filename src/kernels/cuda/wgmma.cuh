@@ -692,8 +692,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             }
         } else {
             // A cut of many steps begins in other registers, each as text of its own: else the
-            // assembler would let products wait for each other.
-            constexpr bool alternates = cuts > 1 && Layout::holds && cut_steps >= 8;
+            // assembler would let products wait for each other. Of 192 columns there are too few.
+            constexpr bool alternates = cuts > 1 && Layout::holds && cut_steps >= 8 && BN <= 128;
             float acc[sums], other[alternates ? sums : 1], total[Layout::holds ? sums : 1];
             // The second group begins some steps behind the first and stays there: while one stores
             // its sums the other has the tensor cores to itself.
