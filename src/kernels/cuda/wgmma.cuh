@@ -3,90 +3,10 @@
 // host leaves in the argument block; warpgroups multiply them where they arrive.
 #pragma once
 
+#include "copy_engine.cuh"
 #include "matmul.cuh"
 
 namespace aicf {
-
-// ---- barriers in shared memory ------------------------------------------------------------------
-
-__device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-/// Waits for the end of the phase of this parity.
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra over;\nbra again;\nover:\n}" ::"r"(barrier),
-        "r"(parity)
-        : "memory");
-}
-/// Arrives, and makes the phase wait for so many bytes of copies.
-__device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-/// Arrives at the barrier that lies at the same place in block `rank` of the cluster. It publishes
-/// nothing: of a release to the cluster the fence would cost more than a stage's products.
-template <int Cluster>
-__device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
-    if constexpr (Cluster == 1)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-    else
-        asm volatile(
-            "{\n.reg .b32 there;\n"
-            "mapa.shared::cluster.u32 there, %0, %1;\n"
-            "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
-            "r"(rank)
-            : "memory");
-}
-__device__ __forceinline__ uint32_t cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-/// A barrier of all threads of a cluster: what each did before is done for those behind it.
-__device__ __forceinline__ void sync_cluster() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-/// A barrier of some threads of a block, of which id 0 is __syncthreads.
-template <int Id, int Threads>
-__device__ __forceinline__ void sync_some() {
-    asm volatile("bar.sync %0, %1;" ::"n"(Id), "n"(Threads) : "memory");
-}
-/// The same where the barrier is known when it runs; and some arrive who need not wait.
-template <int Threads>
-__device__ __forceinline__ void sync_as(uint32_t id) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(Threads) : "memory");
-}
-template <int Threads>
-__device__ __forceinline__ void arrive_as(uint32_t id) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(Threads) : "memory");
-}
-
-// ---- copies -------------------------------------------------------------------------------------
-
-/// The box of a map that begins at (x, y, z), to shared memory of every block in `mask`.
-template <int Cluster>
-__device__ __forceinline__ void copy_box(uint32_t to, const void* map, int x, int y, int z,
-                                         uint32_t barrier) {
-    if constexpr (Cluster == 1)
-        asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-            "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-            "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
-            : "memory");
-    else
-        asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-            "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t((1 << Cluster) - 1))
-            : "memory");
-}
-__device__ __forceinline__ void fetch_map(const void* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 
 // ---- products -----------------------------------------------------------------------------------
 
