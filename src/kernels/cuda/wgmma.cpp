@@ -1,5 +1,5 @@
-// What wgmma.cuh is written with: which operands the copy engine can read, the struct Layout, and how
-// eight results at a time are taken through a body.
+// What wgmma.cuh is written with: which operands the copy engine can read, the struct Layout, and
+// how eight results at a time are taken through a body.
 #include "kernels/cuda/codegen.h"
 
 namespace aicf::cuda {
