@@ -38,10 +38,10 @@ constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
 // Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a warp,
 // `share` of a processor for each group.
 constexpr Tiling kNearMma[] = {
-    {16, 16, 32, 4, 16, 16, 32, 8, 1.1, 4}, {16, 32, 32, 4, 16, 32, 32, 8, 1.5, 6},
+    {16, 16, 32, 4, 16, 16, 32, 8, 1.1, 4}, {16, 32, 32, 4, 16, 32, 32, 8, 1.5, 10},
     {32, 32, 32, 4, 32, 32, 32, 4, 2, 8},   {32, 32, 32, 4, 16, 16, 128, 4, 4.3, 4},
     {32, 64, 32, 4, 32, 32, 64, 4, 4, 8},   {64, 32, 32, 4, 32, 32, 64, 4, 4, 8},
-    {64, 64, 32, 4, 32, 32, 128, 2, 8, 8}};
+    {64, 64, 32, 4, 32, 32, 128, 2, 11, 8}};
 constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
 constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                               {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
@@ -71,7 +71,7 @@ constexpr Tiling kLimbs[] = {{128, 128, 64, 6, 64, 128, 384, 1, 85, 85, 1, 2300}
 constexpr double kWgmmaTf32 = 2;
 constexpr int64_t kRoundedBytes = int64_t{1} << 30;  // of the copies that wgmma reads, at most
 constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44, 0, 3500},
-                            {64, 64, 32, 4, 32, 32, 128, 3, 16, 18, 0, 2500}};
+                            {64, 64, 32, 4, 32, 32, 128, 3, 16, 26, 0, 1800}};
 
 struct Choice {
     const Tiling* tiling = nullptr;
@@ -93,6 +93,7 @@ struct Problem {
     double rate = 1;          // of wgmma: a step's cycles, in those of 16-bit operands
     double after = 0;         // instructions for each result of what follows the product
     bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
+    bool narrows = false;     // f32 becomes 16 bits as mma.sync's tiles load it
 };
 
 /// The attribute, but that products of "fp32x" in chains are those of "fp32".
@@ -119,7 +120,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr int64_t cached = 24 << 20;
     constexpr double between_cuts = 120;  // of a block that takes one after the other
     // Where operands are copied first: for the wait, and bytes read and written.
-    constexpr double rounding = 2500, rounded = 24, rounded_far = 16;
+    constexpr double rounding = 4000, rounded = 24, rounded_far = 16;
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
     if (t.writers && (grains > 1 || !p.hands_over)) return;
@@ -143,7 +144,8 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                  ? static_cast<double>(grains - 1) * between_cuts
                                  : 0;
         const bool copies = t.pair && p.moved > 0;
-        const double rate = t.pair ? p.rate : 1;
+        constexpr double narrowing = 5;
+        const double rate = t.pair ? p.rate : p.narrows ? narrowing : 1;
         // What follows issues an instruction a cycle on each quarter of a processor, of one warp
         // alone on it three in four. Of warpgroups with tiles of their own the longer half counts.
         constexpr double lanes = 128, lone = 4.0 / 3;
@@ -221,7 +223,7 @@ int near_stages(const Tiling& t, int64_t groups, int64_t cuts) {
 /// once is waited for.
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_cuts = 8;
-    constexpr double start = 500, pace = 24, refill = 30;
+    constexpr double start = 1000, pace = 30, refill = 15;
     const int64_t processors = std::max(limits.processors, 1), cuts = ceil_div(p.k, p.grain);
     const int64_t most_threads = p.m * p.n * p.k >= kRolesWork ? 1024 : kGroupThreads;
     for (const Tiling& t : kNearMma)
@@ -233,8 +235,7 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
             Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
             choice.blocks = choice.tiles;
             choice.groups = static_cast<int>(groups);
-            const double each =
-                std::max(1.0, static_cast<double>(choice.tiles) / static_cast<double>(processors));
+            const auto each = static_cast<double>(ceil_div(choice.tiles, processors));
             const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
                        bytes = static_cast<double>((t.m + t.n) * p.k * 4);
             choice.cycles =
@@ -375,7 +376,8 @@ struct Gemm {
                               moved(),
                               tf32 ? kWgmmaTf32 : 1,
                               after(),
-                              !op.body.empty() && !copied_as && size == 4 && packs_eights(op)};
+                              !op.body.empty() && !copied_as && size == 4 && packs_eights(op),
+                              copied_as && *copied_as != DType::f32};
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
@@ -473,8 +475,10 @@ std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limi
 }
 
 /// Of a product in one block, rows and columns that a thread makes: the most reuse with which every
-/// thread of 8 warps has some.
-static std::array<int, 2> thread_tile(int64_t batches, int64_t m, int64_t n) {
+/// thread of 8 warps has some. Of long sums two rows though fewer threads have any: loads take
+/// longer than multiplications.
+static std::array<int, 2> thread_tile(int64_t batches, int64_t m, int64_t n, int64_t k) {
+    constexpr int64_t kLong = 32;
     std::array<int, 2> best = {1, 1};
     for (int rows : {1, 2, 4})
         for (int columns : {1, 2, 4})
@@ -482,6 +486,7 @@ static std::array<int, 2> thread_tile(int64_t batches, int64_t m, int64_t n) {
                 batches * m * n >= int64_t{256} * rows * columns &&
                 rows * columns * (best[0] + best[1]) > best[0] * best[1] * (rows + columns))
                 best = {rows, columns};
+    if (best == std::array{1, 1} && m % 2 == 0 && k >= kLong) best = {2, 1};
     return best;
 }
 
@@ -562,7 +567,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                    ") + col * int64_t(", view.strides[rank - 1], ")");
     };
     const std::array<int, 2> tile =
-        limits.turns ? turn_tile(batches, m, n, k) : thread_tile(batches, m, n);
+        limits.turns ? turn_tile(batches, m, n, k) : thread_tile(batches, m, n, k);
     const auto known = [&](const View& view) -> std::string {
         if (!limits.one_block) return "Row::nothing";
         bool aligned = view.strides[rank - 1] == 1 && view.offset % tile[1] == 0;
