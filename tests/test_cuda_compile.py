@@ -570,6 +570,22 @@ def test_which_operands_the_copy_engine_reads():
         assert not found, (shapes, names)
 
 
+@pytest.mark.parametrize("math", ["tf32", "bf16", "fp16"])
+def test_small_products_have_small_tiles(math):
+    """Large ones not: what copies of operands cost is little beside them."""
+    for (m, n, k), small in [
+        ((128, 512, 784), True),
+        ((128, 1024, 1024), True),
+        ((512, 784, 128), True),
+        ((2048, 2048, 2048), False),
+    ]:
+        g = aicf.Graph("product")
+        a, b = g.input("a", (m, k)), g.input("b", (n, k))
+        g.output("y", aicf.matmul(a, aicf.permute(b, (1, 0))))
+        ((_, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+        assert names[0].startswith("near_") == small, (m, n, k, names)
+
+
 def test_products_of_no_batches():
     """Nothing to share out among tiles, and nothing to divide by."""
     g = aicf.Graph("empty")
