@@ -117,64 +117,6 @@ def memory_bound(n=1 << 28):
     return result
 
 
-def torch_product(m, n, k, dtype, math):
-    """A call that enqueues `times` products of PyTorch, and one that waits; None without it."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    a, b = (
-        torch.randn(shape, device="cuda").to(getattr(torch, dtype)) for shape in ((m, k), (k, n))
-    )
-    out = torch.empty((m, n), device="cuda", dtype=a.dtype)
-
-    def enqueue(times):
-        torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
-        for _ in range(times):
-            torch.matmul(a, b, out=out)
-
-    return enqueue, torch.cuda.synchronize
-
-
-def products():
-    """TFLOP/s of gemm, and of torch.matmul where there is one, in interleaved pairs."""
-    result = {}
-    sizes = ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 8192, 8192), (64, 4096, 4096))
-    kinds = [
-        ("float32", "fp32", "f32"),
-        ("float32", "tf32", "tf32"),
-        ("float16", "fp32", "f16"),
-        ("bfloat16", "fp32", "bf16"),
-    ]
-    for dtype, math, short in kinds:
-        for m, n, k in sizes:
-            g = aicf.Graph("gemm")
-            a, b = g.param("a", (m, k), dtype), g.param("b", (k, n), dtype)
-            g.output("y", aicf.matmul(a, b))
-            step = g.compile(device="cuda", math=math)
-            candidates = {"gemm": (step.replay, step.synchronize)}
-            if peer := torch_product(m, n, k, dtype, math):
-                candidates["torch"] = peer
-            rate = 30e12 if short == "f32" else 200e12
-            times = max(3, min(200, int(0.01 * rate / (2 * m * n * k))))
-            taken = {who: [] for who in candidates}
-            for turn in range(REPEAT + 1):  # the first is for warming up
-                for who, (enqueue, synchronize) in candidates.items():
-                    synchronize()
-                    start = time.perf_counter()
-                    enqueue(times)
-                    synchronize()
-                    if turn:
-                        taken[who].append((time.perf_counter() - start) / times)
-            for who, seconds in taken.items():
-                rate = 2 * m * n * k / statistics.median(seconds) / 1e12
-                result[f"{who}_{short}_{m}x{n}x{k}_tflops"] = rate
-            if "torch" in taken:
-                ratios = [t / s for s, t in zip(taken["gemm"], taken["torch"], strict=True)]
-                result[f"gemm_{short}_{m}x{n}x{k}_speed_to_torch"] = statistics.median(ratios)
-    return result
-
-
 def product_on_the_host(n=1024):
     """The same product of n x n float32 on this machine's CPU, all cores, beside the GPU's."""
     taken = {}
@@ -223,7 +165,7 @@ def main():
     parser.add_argument("--peers", action="store_true")
     args = parser.parse_args()
     figures = describe_device()
-    parts = [compile_figures, train_step, memory_bound, products, product_on_the_host]
+    parts = [compile_figures, train_step, memory_bound, product_on_the_host]
     for part in parts + ([torch_copy] if args.peers else []):
         figures |= part()
         print(part.__name__, flush=True)

@@ -1,13 +1,15 @@
 """Times products of a GPU beside PyTorch's, in turns, on random data.
 
     python bench/products_gpu.py [--shapes 4096x4096x4096:NT 16384x3072x768 ...]
-                                 [--math bfloat16 ...] [--candidates] [--rounds 9] [--json FILE]
+                                 [--math bfloat16 ...] [--candidates] [--rounds 5] [--json FILE]
 
 A shape is MxNxK, with the layouts to time behind a colon: N is an operand as it is multiplied, T
-one that is stored transposed. A math is bfloat16, float16, float32 or tf32, which takes float32
-operands, here and in PyTorch. A ratio is PyTorch's time over ours in the same round: above 1, ours
-is faster. Both are replayed from CUDA graphs of 16 products. --candidates times every kernel that
-can compute a product.
+one that is stored transposed. A math is float32, float16 or bfloat16, the dtype of operands and
+result; or a way to multiply float32: tf32, here and in PyTorch; fp32x, beside PyTorch's float32; or
+bf16, beside casts to bfloat16 and a product of them with a float32 result. A ratio is PyTorch's
+time over ours in the same round: above 1, ours is faster. Both are replayed from CUDA graphs of 16
+products. Without --shapes the rows of docs/performance.md are timed, of these maths or all.
+--candidates times every kernel that can compute a product.
 """
 
 import argparse
@@ -21,19 +23,44 @@ import aicf
 import torch
 from aicf import _core
 
-SHAPES = ["512x512x512", "1024x1024x1024", "2048x2048x2048", "4096x4096x4096", "8192x8192x8192"]
 NODES = 16  # products of a graph
 READING = 6e-3  # seconds, about
+MATHS = ["bfloat16", "float32", "fp32x", "tf32", "bf16"]
+ALL = "NN,NT,TN"
+CUBES = [f"{size}x{size}x{size}" for size in (512, 1024, 2048, 4096)]
+WIDE = ["8192x768x3072", "16384x3072x768"]
+THIN = "1x4096x4096:NT"
+# What docs/performance.md shows of each math. Of bfloat16: cubes, a GPT-2's products at 16 rows of
+# 1024 tokens, gradients of weights, few rows.
+TABLE = {
+    "bfloat16": [
+        *(f"{size}:{ALL}" for size in [*CUBES, "8192x8192x8192"]),
+        *(f"16384x{sizes}:NT" for sizes in ("2304x768", "50304x768")),
+        *(f"16384x{sizes}:NT,NN" for sizes in ("768x768", "3072x768", "768x3072")),
+        *(f"16384x{sizes}:NN" for sizes in ("768x2304", "768x50304")),
+        *(f"{sizes}x16384:TN" for sizes in ("768x768", "2304x768", "3072x768", "768x3072")),
+        *("50304x768x16384:TN", "4096x768x768:NT,NN", "768x768x4096:TN", "128x512x784:NT"),
+        *(f"{rows}x1024x1024:NT" for rows in (128, 256, 512)),
+        *("128x4096x4096:NT", "1x4096x4096:NT,NN", "8x4096x4096:NT"),
+    ],
+    "float32": [
+        *(f"{size}:{ALL}" for size in CUBES + WIDE),
+        *("128x512x784:NT", "64x4096x4096:NN", "768x768x4096:TN", "4096x768x768:NT", THIN),
+    ],
+    "fp32x": [f"{size}:{ALL}" for size in CUBES[1:] + WIDE],
+    "tf32": [*(f"{size}:{ALL}" for size in CUBES + WIDE), "128x512x784:NT", THIN],
+    "bf16": [f"{size}:NN,NT" for size in CUBES + WIDE],
+}
 
 
 class Product:
     """One product, ours and PyTorch's, on the same numbers."""
 
     def __init__(self, shape, kind, math):
-        dtype = "float32" if math == "tf32" else math
+        dtype = math if math in ("bfloat16", "float16") else "float32"
         self.m, self.n, self.k = (int(size) for size in shape.split("x"))
         self.case = f"{shape} {kind} {math}"
-        self.math = "tf32" if math == "tf32" else "fp32"
+        self.math = math if math in ("tf32", "fp32x", "bf16") else "fp32"
         sizes = {"a": (self.m, self.k), "b": (self.k, self.n)}
         stored = {
             name: size[::-1] if turned == "T" else size
@@ -56,10 +83,10 @@ class Product:
         ((signature, names),) = known.items()
         return signature, names
 
-    def programs(self):
-        """The texts of all its kernels."""
+    def programs(self, every):
+        """The texts of all its kernels, or of the one that is chosen."""
         signature, names = self.candidates()
-        for name in names:
+        for name in names if every else names[:1]:
             yield from _core.cuda_programs(
                 self.graph._core,
                 _core.pass_names(),
@@ -82,12 +109,20 @@ class Product:
     def theirs(self):
         torch.backends.cuda.matmul.allow_tf32 = self.math == "tf32"
         out = torch.empty(self.m, self.n, device="cuda", dtype=self.operands[0].dtype)
-        torch.mm(*self.operands, out=out)
+
+        def multiply():
+            if self.math == "bf16":
+                a, b = (operand.bfloat16() for operand in self.operands)
+                torch.mm(a, b, out_dtype=torch.float32, out=out)
+            else:
+                torch.mm(*self.operands, out=out)
+
+        multiply()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(NODES):
-                torch.mm(*self.operands, out=out)
+                multiply()
 
         def call(graphs):
             for _ in range(graphs):
@@ -151,31 +186,39 @@ def sweep(shape, kind, math, rounds):
     return row
 
 
+def cases(shapes, maths):
+    """Shape, layouts and math of each product."""
+    return [
+        (shape, kind, math)
+        for math in maths
+        for shape, _, kinds in (text.partition(":") for text in shapes or TABLE[math])
+        for kind in (kinds or ALL).split(",")
+    ]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--math", nargs="+", default=["bfloat16"])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--shapes", nargs="+")
+    parser.add_argument("--math", nargs="+", default=MATHS, choices=[*MATHS, "float16"])
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--candidates", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    cases = [
-        (shape, kind, math)
-        for math in options.math
-        for shape, _, kinds in (text.partition(":") for text in options.shapes)
-        for kind in (kinds.split(",") if kinds else ("NN", "NT", "TN"))
-    ]
-    if options.candidates:  # as many compilers at once as there are processors
-        texts = {text for case in cases for text in Product(*case).programs()}
-        _core.cuda_cubins(sorted(texts), "sm_90a")
+    if "float16" in options.math and not options.shapes:
+        parser.error("--math float16: docs/performance.md shows none of it; need --shapes")
+    chosen = cases(options.shapes, options.math)
+    # As many compilers at once as there are processors.
+    texts = {text for case in chosen for text in Product(*case).programs(options.candidates)}
+    _core.cuda_cubins(sorted(texts), "sm_90a")
     one = sweep if options.candidates else measure
-    found = [one(*case, options.rounds) for case in cases]
+    found = [one(*case, options.rounds) for case in chosen]
     if options.json:
         about = {
             "command": "python bench/products_gpu.py",
             "date": datetime.date.today().isoformat(),
             "device": torch.cuda.get_device_name(),
             "torch": torch.__version__,
+            "note": f"medians of {options.rounds} rounds",
         }
         options.json.write_text(json.dumps(about | {"rows": found}, indent=1) + "\n")
 

@@ -247,8 +247,8 @@ def rows_h200():
     return source(run, about) + "\n\n" + table(head, rows)
 
 
-def products_h200():
-    run = load("products_h200")
+def products_gpu():
+    run = load("products_gpu")
     rows = [
         (row["case"], f"{row['us']:.1f}", row["tflops"], row["torch_tflops"], f"{middle:.2f}")
         for row in sorted(run["rows"], key=lambda row: row["ratio"][0])
@@ -256,17 +256,6 @@ def products_h200():
     ]
     head = ("M×N×K, layouts, math", "aicf, µs", "TFLOP/s", "PyTorch", "PyTorch's time / aicf's")
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
-
-
-def float32_h200():
-    run = load("steps_h200")
-    rows = []
-    for kind in ("f32", "tf32"):
-        for size in ("1024x1024x1024", "4096x4096x4096", "8192x8192x8192"):
-            ours, peer = (run[f"{who}_{kind}_{size}_tflops"] for who in ("gemm", "torch"))
-            rows.append((f"{size} {kind}", short(ours), short(peer)))
-    about = f"{run['device']}; {run['date']}; `python bench/gpu.py`"
-    return about + "\n\n" + table(("", "aicf", "PyTorch"), rows)
 
 
 def compile_h200():
