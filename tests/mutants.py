@@ -26,7 +26,7 @@ MOST_BYTES = 3 << 30  # of address space: a mutant that asks for more must meet 
 MOST_TEXT = 2048  # bytes of a message
 MOST_SECONDS = 20  # of the processor: a busy machine does not fail a mutant
 MOST_FLOPS = 1e7  # a larger mutant is compiled, but not run
-MATH = ("fp32", "tf32", "fp16", "bf16", "mixed")
+MATH = ("fp32", "tf32", "fp16", "bf16", "fp32x", "mixed")
 PASSES = ("default", (), *((name,) for name in aicf._core.pass_names()))
 
 # ---- sound graphs

@@ -54,6 +54,11 @@ def test_warp_roles(folder):
     assert "27 passed" in out
 
 
+def test_limbs(folder):
+    """Three planes of a copy in the ring, whose places are free again one limb at a time."""
+    assert "3 passed" in run(folder, 9, 7, "tests/test_limbs.py", "-k", "next_to_tiles")
+
+
 PRODUCT = """
 import aicf
 import numpy as np

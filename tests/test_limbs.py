@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from aicf import _core
 from compare import assert_bits
+from tensors import Layout, Tensor
 from test_tensor_orders import KINDS, exact_step, fed, operands, same_numbers
 
 ORDER = {"math": "fp32x", "order": "limbs(64)"}
@@ -286,6 +287,21 @@ def test_kernels(sizes, layout, make_rng):
         assert_bits(got[np.ix_(rows, cols)], want, name)
         first = got if first is None else first
         assert_bits(got, first, name)
+
+
+@gpu
+@pytest.mark.parametrize("axis", range(3), ids=["rows", "columns", "terms"])
+def test_sizes_next_to_tiles(axis, make_rng):
+    """Rows and columns of tiles and pairs of them, pieces of k, one fewer and one more."""
+    rng = make_rng(31)
+    edges = [64, 128, 192, 256] if axis < 2 else [32, 48, 64, 128, 512]
+    for size in (edge + side for edge in edges for side in (-1, 0, 1) if edge + side >= 32):
+        m, n, k = (size if axis == x else int(rng.integers(64, 200)) for x in range(3))
+        a, b = (rng.standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
+        given = [Tensor("float32", Layout.c_order(x.shape), "cuda", x) for x in (a, b)]
+        y = Tensor("float32", Layout.c_order((m, n)), "cuda")
+        aicf.op_call("gemm", [x.give() for x in given], [y.give()], attrs=ORDER)
+        assert_bits(y.read(), call(a, b), (m, n, k))
 
 
 @gpu
