@@ -586,6 +586,28 @@ def test_small_products_have_small_tiles(math):
         assert names[0].startswith("near_") == small, (m, n, k, names)
 
 
+def test_which_operands_go_through_registers():
+    """A of tf32 where it lies, by whole 16 bytes from line to line; copies of both serve all."""
+
+    def known(a_shape, cut=lambda a: a, math="tf32"):
+        g = aicf.Graph("product")
+        a = cut(g.input("a", a_shape))
+        g.output("y", aicf.matmul(a, g.input("b", (a.shape[-1], 264))))
+        ((_, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+        assert any(re.fullmatch(r"wgmma_\d+x\d+(_\d+)?", name) for name in names), names
+        return any("_right" in name for name in names)
+
+    assert known((512, 516))
+    assert known((516, 512), lambda a: aicf.permute(a, (1, 0)))
+    assert known((512, 524), lambda a: a[:, 4:516])
+    assert known((3, 512, 512))
+    assert not known((512, 514))
+    assert not known((512, 514), lambda a: aicf.permute(a, (1, 0)))
+    assert not known((512, 524), lambda a: a[:, 2:514])
+    assert not known((512, 1024), lambda a: a[:, ::2])
+    assert not known((512, 512), math="bf16")
+
+
 def test_products_of_no_batches():
     """Nothing to share out among tiles, and nothing to divide by."""
     g = aicf.Graph("empty")

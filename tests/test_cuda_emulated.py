@@ -109,6 +109,38 @@ def test_turns_are_passed_on(folder, order):
     assert done.stdout.split() == ["True", "1"], done.stderr
 
 
+RIGHT = """
+import aicf
+import numpy as np
+from aicf import _core
+
+rng = np.random.default_rng(0)
+found = []
+for (m, n, k), turned in (((160, 264, 200), False), ((136, 136, 4200), True)):
+    a = rng.standard_normal((k, m) if turned else (m, k)).astype(np.float32)
+    b = rng.standard_normal((k, n)).astype(np.float32)
+    g = aicf.Graph("product")
+    x = g.input("a", a.shape)
+    g.output("y", aicf.matmul(aicf.permute(x, (1, 0)) if turned else x, g.input("b", b.shape)))
+    want = g.compile(device="cpu", math="tf32", tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
+    known = _core.cuda_candidates(g._core, _core.pass_names(), math="tf32", processors=4)
+    ((signature, names),) = known.items()
+    for name in (name for name in names if "right" in name):
+        step = g.compile(device="cuda", math="tf32", candidates={signature: name})
+        found.append(step(a=a, b=b)["y"].numpy().tobytes() == want.tobytes())
+print(len(found) >= 10, all(found))
+"""
+
+
+def test_words_of_a_go_through_registers(folder):
+    """Rounded to tf32 there, from lines along k and from lines of rows; B alone is copied."""
+    done = subprocess.run(
+        [sys.executable, "-c", RIGHT], env=emulate.environment(folder, major=9), text=True,
+        capture_output=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
 COLUMNS = """
 import sys
 

@@ -191,7 +191,7 @@ void products(float* const (&d)[N / 2], u64 a, u64 b, bool adds, int, int, int a
 /// Rows from registers, as mma has them.
 template <int N, int Kind>
 void products(float* const (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, bool adds, int, int,
-              int b_across) {
+              int b_across = 0) {
     struct Mine {
         u32 a[4];
     };

@@ -252,7 +252,7 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
 struct WgmmaLayout {
     int rows, columns, depth, stages, pair;
     int64_t parts, adders, round;
-    bool holds, own, a_along_k, b_along_k, a_batched, b_batched;
+    bool holds, own, words, a_along_k, b_along_k, a_batched, b_batched;
     int writers = 0;          // warpgroups of wgmma_writers.cuh
     uint32_t shared() const;  // bytes
 };

@@ -78,6 +78,7 @@ struct Choice {
     int64_t tiles = 0, parts = 1;
     int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
     bool thin = false;              // straight from memory
+    bool right = false;             // of operands that wgmma reads rounded, B alone is copied
     int groups = 0;                 // of threads, by near.cuh; 0: another kernel
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
@@ -112,7 +113,7 @@ std::optional<DType> read_as(const std::string& math) {
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
 /// joining them costs their bytes.
 void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
-                 std::vector<Choice>& choices) {
+                 std::vector<Choice>& choices, bool right = false) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
     // Where blocks take turns: for the turns, and of parts that the cache holds or does not hold.
@@ -121,6 +122,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double between_cuts = 120;  // of a block that takes one after the other
     // Where operands are copied first: for the wait, and bytes read and written.
     constexpr double rounding = 4000, rounded = 24, rounded_far = 16;
+    constexpr double words = 1500;  // of A through registers, before the first products
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
     if (t.writers && (grains > 1 || !p.hands_over)) return;
@@ -132,6 +134,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const int64_t run = ceil_div(grains, wanted), parts = ceil_div(grains, run);
         if (parts == std::exchange(last, parts)) continue;
         Choice choice{&t, tiles, parts};
+        choice.right = right;
         const int64_t units = tiles * parts, room = processors * t.resident;
         // The sum of the cuts so far, in memory.
         const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains);
@@ -174,8 +177,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                                            (choice.slots / tiles) * result) /
                                            join_bytes;
         if (copies) {
-            choice.cycles += rounding + static_cast<double>(p.moved / processors) /
-                                            (p.moved > cached ? rounded_far : rounded);
+            choice.cycles += rounding + (right ? words : 0) +
+                             static_cast<double>(p.moved / processors) /
+                                 (p.moved > cached ? rounded_far : rounded);
             choice.blocks = std::max(room / high, int64_t{1}) * high;  // all of them copy
         }
         if (kept)
@@ -278,21 +282,26 @@ struct Gemm {
         for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
     }
 
-    /// The operands as the copy engine reads them for a tiling; none where it cannot.
-    std::optional<std::pair<MappedOperand, MappedOperand>> mapped(const Tiling& t) const {
-        if (copied_as && !limbs && copied() > kRoundedBytes) return std::nullopt;
-        if (copied_as) return copies(t);
+    typedef std::pair<MappedOperand, MappedOperand> Operands;
+    /// The operands as the copy engine reads them for a tiling; none where it cannot. `right`: A
+    /// where it lies, of f32 that are rounded to tf32 in registers, which narrow tiles do not have.
+    std::optional<Operands> mapped(const Tiling& t, bool right = false) const {
+        if (right && (!tf32 || t.own || t.writers || t.pair > 1 || t.n < 128)) return std::nullopt;
+        if (copied_as && !limbs && copied(right) > kRoundedBytes) return std::nullopt;
+        if (copied_as && !right) return copies(t);
         const auto first = mapped_operand(op, 0, 1, t.m);
+        if (first && right) return copies(t, 0, first);
         const auto second = mapped_operand(op, 1, 0, t.n / t.pair);
         if (!first || !second) return std::nullopt;
         return std::pair{*first, *second};
     }
-    /// Their copies, rounded, in the workspace from byte `from` on.
-    std::pair<MappedOperand, MappedOperand> copies(const Tiling& t, uint64_t from = 0) const {
-        auto first = rounded_operand(op, 0, 1, t.m, *copied_as, planes());
+    /// Their copies, rounded, in the workspace from byte `from` on; of B alone beside an A.
+    Operands copies(const Tiling& t, uint64_t from = 0,
+                    const std::optional<MappedOperand>& a_there = {}) const {
+        auto first = a_there ? *a_there : rounded_operand(op, 0, 1, t.m, *copied_as, planes());
         auto second = rounded_operand(op, 1, 0, t.n / t.pair, *copied_as, planes());
-        first.map.from = from;
-        second.map.from = from + copy_bytes(first.map);
+        if (!a_there) first.map.from = from;
+        second.map.from = a_there ? from : from + copy_bytes(first.map);
         return {first, second};
     }
     int planes() const { return limbs ? 3 : 1; }
@@ -300,16 +309,17 @@ struct Gemm {
     static uint64_t map_bytes(const TensorMap& map) {
         return static_cast<uint64_t>(map.batches * map.batch_step) * dtype_size(map.dtype);
     }
-    int64_t copied() const {
+    int64_t copied(bool right = false) const {
         if (!copied_as) return 0;
         const auto [first, second] = copies(kWgmma[0]);
-        return static_cast<int64_t>(copy_bytes(first.map) + copy_bytes(second.map));
+        return static_cast<int64_t>((right ? 0 : copy_bytes(first.map)) + copy_bytes(second.map));
     }
     /// Bytes that copying them reads and writes.
-    int64_t moved() const {
+    int64_t moved(bool right = false) const {
         if (!copied_as) return 0;
         const auto size_of_one = static_cast<int64_t>(dtype_size(*copied_as)) * planes();
-        return copied() + copied() / size_of_one * static_cast<int64_t>(dtype_size(a.dtype));
+        return copied(right) +
+               copied(right) / size_of_one * static_cast<int64_t>(dtype_size(a.dtype));
     }
 
     /// Instructions for each result of what follows the product: those of the functions, and some
@@ -402,8 +412,12 @@ struct Gemm {
             const bool large = m * n * k >= kRolesWork && limits.major == 9;
             if (limits.major == 9 && a.dtype == DType::f32 && chunk % 64 == 0)
                 add_near_mma(problem, limits, found);
-            for (const Tiling& t : kWgmma)
+            Problem half = problem;
+            half.moved = moved(true);
+            for (const Tiling& t : kWgmma) {
                 if (large && mapped(t)) add_choices(t, problem, limits, found);
+                if (large && mapped(t, true)) add_choices(t, half, limits, found, true);
+            }
         }
         // No kernel is done before the operands are read; some cycles more but for one that only
         // reads them. Bytes a cycle and processor.
@@ -436,7 +450,8 @@ std::string name_of(const Choice& choice) {
                t.own       ? "_own"
                : t.writers ? "_writers"
                            : "",
-               t.pair > 1 ? "_pair" : "", choice.parts > 1 ? cat("_", choice.parts) : "");
+               t.pair > 1 ? "_pair" : "", choice.right ? "_right" : "",
+               choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
 template <size_t Count>
@@ -741,9 +756,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     if (t.pair) {
         // Copies lie behind the sums of parts.
         const uint64_t sums = (text.workspace + 255) / 256 * 256;
-        const auto mapped = copied_as ? gemm.copies(t, sums) : *gemm.mapped(t);
+        const auto mapped = choice.right ? gemm.copies(t, sums, mapped_operand(op, 0, 1, t.m))
+                            : copied_as  ? gemm.copies(t, sums)
+                                         : *gemm.mapped(t);
         const auto& [first, second] = mapped;
-        const DType type = first.map.dtype;
+        const DType type = second.map.dtype;
         text.includes = {limbs       ? "limbs.cuh"
                          : copied_as ? "rounded.cuh"
                          : t.writers ? "wgmma_writers.cuh"
@@ -760,6 +777,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                 choice.round,
                                 t.holds(ceil_div(k, chunk)),
                                 t.own,
+                                choice.right,
                                 first.along_k,
                                 second.along_k,
                                 first.batched,
@@ -784,7 +802,9 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         std::string ready = "Present{}", copy;
         if (copied_as) {
             const std::string as = rounded_type(math, a.dtype);
-            text.body += rounded_struct("@_CopyA", "@_A", as, first, gemm.planes(), a, 1);
+            text.body += choice.right
+                             ? "typedef Uncopied @_CopyA;\n"
+                             : rounded_struct("@_CopyA", "@_A", as, first, gemm.planes(), a, 1);
             text.body += rounded_struct("@_CopyB", "@_B", as, second, gemm.planes(), b, 0);
             const int warps = t.threads / 32, processors = std::max(limits.processors, 1);
             const std::string pieces = cat("<@_CopyA, @_CopyB, ", warps, ", ", processors, ">");
@@ -800,7 +820,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             text.counters += 3;
             text.workspace = second.map.from + Gemm::map_bytes(second.map);
             copy = cat("    round_operands", pieces, "(", operand(0), ", ", operand(1), ", ",
-                       copy_at(first.map), ", ", copy_at(second.map), ", ", counters, ");\n");
+                       choice.right ? cat("(", as, "*)nullptr") : copy_at(first.map), ", ",
+                       copy_at(second.map), ", ", counters, ");\n");
             ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
         }
         text.body += body_head() + copy;

@@ -111,14 +111,25 @@ struct CopyTile {
 /// first is waited for.
 template <class Of, int Lots>
 __device__ __forceinline__ void copy_rounded(const float* from, CopyElement<Of>* to, int64_t tile) {
-    uint32_t word[Lots][4][4];
+    if constexpr (Copied<Of>::tiles > 0) {
+        uint32_t word[Lots][4][4];
 #pragma unroll
-    for (int x = 0; x < Lots; x++)
-        if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).read(word[x], from);
+        for (int x = 0; x < Lots; x++)
+            if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).read(word[x], from);
 #pragma unroll
-    for (int x = 0; x < Lots; x++)
-        if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).write(word[x], to);
+        for (int x = 0; x < Lots; x++)
+            if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).write(word[x], to);
+    }
 }
+
+/// Of an operand that is read where it lies.
+struct Uncopied {
+    struct Batch {
+        __device__ __forceinline__ static int64_t at(int64_t) { return 0; }
+    };
+    typedef Tf32 As;
+    static constexpr int64_t k = 1, own = 0, batches = 1, pitch = 1, k_step = 1, own_step = 1;
+};
 
 /// Waits until all pieces are copied, for what the copy engine reads from then on. Of `counters`
 /// the first is the next piece, the second how many are copied, the third how many blocks know it;

@@ -9,8 +9,9 @@ constexpr int64_t kEight = 8;  // neighbours that a lane takes together
 }
 
 std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box) {
-    constexpr int64_t unit = 8, most = int64_t{1} << 31;  // 16 bytes; what a map counts with
+    constexpr int64_t most = int64_t{1} << 31;  // what a map counts with
     const View& view = op.inputs[static_cast<size_t>(input)];
+    const auto size = static_cast<int64_t>(dtype_size(view.dtype)), unit = 16 / size;
     const int rank = view.shape.rank(), k = rank - 2 + k_axis, own = rank - 1 - k_axis;
     Dims shape, strides;
     for (int d = 0; d < rank - 2; d++) {
@@ -21,8 +22,7 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
     const bool along_k = view.strides[k] == 1;
     const int inner = along_k ? k : own, outer = along_k ? own : k;
     const int64_t batch_step = batch.shape.rank() ? batch.strides[0][0] : 0;
-    if (dtype_size(view.dtype) != 2 || batch.shape.rank() > 1 || view.strides[inner] != 1)
-        return std::nullopt;
+    if (size > 4 || batch.shape.rank() > 1 || view.strides[inner] != 1) return std::nullopt;
     for (int64_t step : {view.strides[outer], batch_step, view.offset})
         if (step < 0 || step % unit != 0 || step >= most) return std::nullopt;
     if (view.strides[outer] < view.shape[inner] || view.shape[inner] >= most ||
@@ -31,7 +31,8 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
     const bool batched = batch_step != 0;
     return MappedOperand{
         {input, view.dtype, view.shape[inner], view.shape[outer], batched ? batch.shape[0] : 1,
-         view.strides[outer], batched ? batch_step : view.strides[outer], along_k ? box : 64},
+         view.strides[outer], batched ? batch_step : view.strides[outer],
+         along_k ? box : static_cast<int>(128 / size)},
         along_k,
         batched};
 }
@@ -79,6 +80,10 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
         operands += cat(x ? ", \"+f\"(d[From + " : "\"+f\"(d[From + ", x, "])");
     }
     const bool tf32 = type == DType::f32;
+    const std::string first =  // a descriptor, or the words of a lane
+        layout.words ? cat("{%", sums, ", %", sums + 1, ", %", sums + 2, ", %", sums + 3, "}")
+                     : cat("%", sums);
+    const int second = layout.words ? sums + 4 : sums + 1;
     const char* kind = tf32 ? "tf32" : type == DType::f16 ? "f16" : "bf16";
     const auto across = [](bool along_k) { return along_k ? ", 0" : ", 1"; };
     const auto flag = [](bool value) { return value ? "true" : "false"; };
@@ -90,17 +95,21 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
         number("adders", layout.adders), number("round", layout.round),
         number("shared", layout.shared()), layout.writers ? number("writers", layout.writers) : "",
         ";\n    static constexpr bool holds = ", flag(layout.holds), ", own = ", flag(layout.own),
-        ", a_along_k = ", flag(layout.a_along_k), ", b_along_k = ", flag(layout.b_along_k),
-        ", a_batched = ", flag(layout.a_batched), ", b_batched = ", flag(layout.b_batched),
+        ", words = ", flag(layout.words), ", a_along_k = ", flag(layout.a_along_k),
+        ", b_along_k = ", flag(layout.b_along_k), ", a_batched = ", flag(layout.a_batched),
+        ", b_batched = ", flag(layout.b_batched),
         ";\n    template <int From, int Count>\n    __device__ __forceinline__ static void "
-        "step(float (&d)[Count], uint64_t a, uint64_t b, bool add) {\n        asm "
-        "volatile(\"{\\n.reg .pred "
+        "step(float (&d)[Count], ",
+        layout.words ? "const uint32_t (&a)[4]" : "uint64_t a",
+        ", uint64_t b, bool add) {\n        asm volatile(\"{\\n.reg .pred "
         "p;\\nsetp.ne.b32 p, %",
-        sums + 2, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n", layout.columns,
-        tf32 ? "k8" : "k16", ".f32.", kind, ".", kind, " {", list, "}, %", sums, ", %", sums + 1,
-        ", p, 1, 1", tf32 ? "" : across(layout.a_along_k), tf32 ? "" : across(layout.b_along_k),
-        ";\\n}\"\n            : ", operands,
-        "\n            : \"l\"(a), \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
+        second + 1, ", 0;\\n\"\n            \"wgmma.mma_async.sync.aligned.m64n", layout.columns,
+        tf32 ? "k8" : "k16", ".f32.", kind, ".", kind, " {", list, "}, ", first, ", %", second,
+        ", p, 1, 1", tf32 || layout.words ? "" : across(layout.a_along_k),
+        tf32 ? "" : across(layout.b_along_k), ";\\n}\"\n            : ", operands,
+        "\n            : ",
+        layout.words ? "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])" : "\"l\"(a)",
+        ", \"l\"(b), \"r\"(int(add)));\n    }\n};\n");
 }
 
 bool packs_eights(const LoweredOp& op) {

@@ -257,8 +257,9 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
 /// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
 /// columns, depth, stages, how many blocks one above the other share the tile of B (pair), the
 /// parts of k that are units of their own, whether the sum of the cuts before stays in registers
-/// (holds), whether each warpgroup has tiles of its own (own), how the operands lie, the bytes it
-/// asks for, and by step() the instruction.
+/// (holds), whether each warpgroup has tiles of its own (own), whether A is words of f32 that go
+/// through registers, rounded there (words), how the operands lie, the bytes it asks for, and by
+/// step() the instruction.
 template <class Layout>
 struct Ring {
     static constexpr int depth = Layout::depth;  // elements of a line of 128 bytes
@@ -277,8 +278,9 @@ struct Ring {
     static constexpr int consumer_registers = 232;
     static constexpr bool staggers =
         !Layout::own && consumers == 2 && Layout::columns >= 128 && Layout::parts == 1;
+    static constexpr int word_steps = Layout::columns <= 192 ? 4 : 2;  // of words of A at a time
     static_assert(consumers <= 2 && Layout::columns % 64 == 0 && Layout::columns <= 256);
-    static_assert(!Layout::own || (consumers == 2 && Layout::columns <= 128));
+    static_assert(!Layout::own || (consumers == 2 && Layout::columns <= 128 && !Layout::words));
 };
 
 /// The tile of an operand, `rows` of its own axis from i and one line of k, by its map.
@@ -292,6 +294,39 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, i
         for (int x = 0; x < Rows; x += R::depth)
             copy_box<Blocks>(to + x * 128, map, i + x, k, batch, barrier);
     }
+}
+
+/// A stage's words of A as a lane holds them for `Steps` of its four steps, rounded to tf32, from a
+/// warpgroup's 64 lines of k, or lines of 32 rows.
+template <class Layout, int Steps>
+__device__ __forceinline__ void read_rounded(uint32_t (&a)[Steps][4], uint32_t tile, int begin) {
+    uint32_t thread = threadIdx.x;
+    if constexpr (Steps < 4) asm volatile("" : "+r"(thread));  // no address is kept, but made anew
+    const uint32_t lane = thread % 32, first = thread / 32 % 4 * 16;
+#pragma unroll
+    for (int y = 0; y < Steps; y++) {
+        const uint32_t step = begin + y;
+        if constexpr (Layout::a_along_k) {  // 8 rows of 4 words at a time, from each lane's line
+            const uint32_t i = first + lane % 16, cell = 2 * step + lane / 16;
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(a[y][0]), "=r"(a[y][1]), "=r"(a[y][2]), "=r"(a[y][3])
+                         : "r"(tile + i * 128 + (cell ^ i % 8) * 16)
+                         : "memory");
+        } else {
+#pragma unroll
+            for (uint32_t x = 0; x < 4; x++) {
+                const uint32_t i = first + lane / 4 + x % 2 * 8,
+                               k = step * 8 + x / 2 * 4 + lane % 4;
+                asm volatile(
+                    "ld.shared.b32 %0, [%1];"
+                    : "=r"(a[y][x])
+                    : "r"(tile + i / 32 * 4096 + k * 128 + (i % 32 / 4 ^ k % 8) * 16 + i % 4 * 4)
+                    : "memory");
+            }
+        }
+    }
+#pragma unroll
+    for (int x = 0; x < 4 * Steps; x++) round_word(a[x / 4][x % 4]);
 }
 
 /// Turn t of a kernel whose parts of k are units of their own: one part of one tile is multiplied,
@@ -466,16 +501,37 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
             constexpr int a_step = Layout::a_along_k ? 2 : 128,
                           b_step = Layout::b_along_k ? 2 : 128;
-            const uint64_t a = tile_descriptor(Layout::own ? as : as + group * 8192,
-                                               Layout::a_along_k ? 16 : 8192);
             const uint64_t b = tile_descriptor(bs, Layout::b_along_k ? 16 : 8192);
-            begin_products();
+            if constexpr (Layout::words) {
+                // In other registers than the products before, which still read theirs: beside the
+                // most sums there are some for half a stage, whose products are waited for.
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                Layout::template step<0>(to, a + k * a_step, b + k * b_step, k > 0 || adds);
-                if constexpr (Layout::own)
-                    Layout::template step<sums / 2>(to, a + 512 + k * a_step, b + k * b_step,
-                                                    k > 0 || adds);
+                for (int begin = 0; begin < 4; begin += R::word_steps) {
+                    uint32_t a[R::word_steps][4];
+                    read_rounded<Layout>(a, as + group * 8192, begin);
+                    begin_products();
+#pragma unroll
+                    for (int y = 0; y < R::word_steps; y++) {
+                        const int k = begin + y;
+                        Layout::template step<0>(to, a[y], b + k * b_step, k > 0 || adds);
+                    }
+                    if constexpr (R::word_steps < 4) {
+                        commit_products();
+                        wait_products<1>();
+                    }
+                }
+                if constexpr (R::word_steps < 4) return;
+            } else {
+                const uint64_t a = tile_descriptor(Layout::own ? as : as + group * 8192,
+                                                   Layout::a_along_k ? 16 : 8192);
+                begin_products();
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    Layout::template step<0>(to, a + k * a_step, b + k * b_step, k > 0 || adds);
+                    if constexpr (Layout::own)
+                        Layout::template step<sums / 2>(to, a + 512 + k * a_step, b + k * b_step,
+                                                        k > 0 || adds);
+                }
             }
             commit_products();
         };
@@ -514,7 +570,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     const int steps = steps_of(int(turn.which));
                     float acc[sums];
                     hold(acc);
-#pragma unroll 1
+#pragma unroll(Layout::words&& R::word_steps == 4 ? 2 : 1)
                     for (int s = 0; s < steps; s++, next_stage()) {
                         multiply(acc, s > 0);
                         if (s > 0) {
@@ -613,7 +669,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         } else {
             // A cut of many steps begins in other registers, each as text of its own: else the
             // assembler would let products wait for each other. Of 192 columns there are too few.
-            constexpr bool alternates = cuts > 1 && Layout::holds && cut_steps >= 8 && BN <= 128;
+            constexpr bool alternates =
+                cuts > 1 && Layout::holds && cut_steps >= 8 && BN <= 128 && !Layout::words;
             float acc[sums], other[alternates ? sums : 1], total[Layout::holds ? sums : 1];
             // The second group begins some steps behind the first and stays there: while one stores
             // its sums the other has the tensor cores to itself.
@@ -672,7 +729,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     for (int cut = 0; cut < cuts; cut++) {
                         const int steps = steps_of(cut);
                         hold(acc);
-#pragma unroll 1
+#pragma unroll(Layout::words&& R::word_steps == 4 ? 2 : 1)
                         for (int s = 0; s < steps; s++, next_stage()) {
                             multiply(acc, s > 0);
                             if (s > 0) {
