@@ -27,9 +27,10 @@ struct Tiling {
     bool alternates() const { return n <= 128; }
 };
 
-constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 159, 165},
-                              {64, 64, 8, 2, 8, 4, 128, 4, 49, 66},
-                              {32, 32, 8, 2, 4, 4, 64, 8, 20, 58}};
+constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 145, 165, 0, 9000},
+                              {64, 128, 16, 2, 8, 8, 128, 3, 75, 88, 0, 1000},
+                              {64, 64, 8, 2, 8, 4, 128, 4, 44, 54},
+                              {32, 32, 8, 2, 4, 4, 64, 8, 16.4, 44}};
 // Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
 constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
                             {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
@@ -61,12 +62,12 @@ constexpr Tiling kWgmma[] = {{128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4
                              {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
                              {64, 64, 64, 5, 64, 64, 256, 2, 4.2, 6.5, 1, 1400}};
 // Of limbs.cuh, whose ring holds a limb of both operands in each place.
-constexpr Tiling kLimbs[] = {{128, 128, 64, 6, 64, 128, 384, 1, 85, 85, 1, 2300},
-                             {128, 128, 64, 6, 64, 128, 384, 1, 70, 70, 2, 2400},
-                             {64, 128, 64, 8, 64, 128, 256, 1, 50, 50, 1, 1500},
-                             {64, 128, 64, 8, 64, 128, 256, 1, 45, 45, 2, 3000},
-                             {64, 64, 64, 5, 64, 64, 256, 2, 23, 34, 1, 1400},
-                             {64, 64, 64, 5, 64, 64, 256, 2, 22, 33, 2, 2800}};
+constexpr Tiling kLimbs[] = {{128, 128, 64, 6, 64, 128, 384, 1, 62, 62, 1, 2300},
+                             {128, 128, 64, 6, 64, 128, 384, 1, 61.5, 61.5, 2, 4000},
+                             {64, 128, 64, 8, 64, 128, 256, 1, 40.5, 40.5, 1, 1500},
+                             {64, 128, 64, 8, 64, 128, 256, 1, 41, 41, 2, 3000},
+                             {64, 64, 64, 5, 64, 64, 256, 2, 19.5, 36, 1, 1400},
+                             {64, 64, 64, 5, 64, 64, 256, 2, 19.5, 36, 2, 2800}};
 // Of tf32 a step of k takes as many cycles as two of 16-bit operands.
 constexpr double kWgmmaTf32 = 2;
 constexpr int64_t kRoundedBytes = int64_t{1} << 30;  // of the copies that wgmma reads, at most
@@ -110,6 +111,19 @@ std::optional<DType> read_as(const std::string& math) {
     return math == "tf32" ? DType::f32 : math == "fp16" ? DType::f16 : DType::bf16;
 }
 
+/// Cycles of blocks that each make one unit: `share` of a full processor, at least `alone`. The
+/// first are spread over all processors; of those behind the last full wave a processor that is
+/// done early takes as many as it holds, so half a wave takes about as long as a whole one.
+double in_waves(int64_t units, int64_t processors, int resident, double share, double alone) {
+    const int64_t room = processors * resident, waves = units / room, rest = units % room;
+    const double full = resident * share;
+    if (rest == 0) return static_cast<double>(waves) * full;
+    const double last =
+        waves > 0 ? full * std::min(1.0, 2 * static_cast<double>(rest) / static_cast<double>(room))
+                  : static_cast<double>(ceil_div(rest, processors)) * share;
+    return static_cast<double>(waves) * full + std::max(last, alone);
+}
+
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
 /// joining them costs their bytes.
 void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
@@ -129,8 +143,11 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
     const int64_t result = t.m * t.n * p.size;
-    for (int64_t wanted = 1, last = 0; wanted <= std::min<int64_t>(grains, p.tensor ? grains : 64);
-         wanted = p.tensor ? std::max<int64_t>(grains, wanted + 1) : 2 * wanted) {
+    const int64_t most = p.tensor ? grains : std::min<int64_t>(grains, 64);
+    const auto more = [&](int64_t wanted) {  // twice as many parts, then one a cut
+        return std::max(std::min(p.tensor ? grains : 2 * wanted, grains), wanted + 1);
+    };
+    for (int64_t wanted = 1, last = 0; wanted <= most; wanted = more(wanted)) {
         const int64_t run = ceil_div(grains, wanted), parts = ceil_div(grains, run);
         if (parts == std::exchange(last, parts)) continue;
         Choice choice{&t, tiles, parts};
@@ -161,8 +178,11 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         };
         if (parts > 1 && (choice.slots * result > most_bytes || t.pair > 1)) break;
         const bool queued = parts > 1 && t.pair;
-        choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
-                                 static_cast<double>(ceil_div(units, room)) * of(t.alone));
+        if (p.tensor)
+            choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
+                                     static_cast<double>(ceil_div(units, room)) * of(t.alone));
+        else
+            choice.cycles = in_waves(units, processors, t.resident, of(t.share), of(t.alone));
         if (t.own || t.writers) choice.cycles += t.start + leave * lone;  // of the last one
         if (queued) {
             const int64_t warps = t.m / 16, pieces = warps * (t.n / 64);
