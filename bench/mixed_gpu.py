@@ -1,6 +1,6 @@
 """Mixed-precision training steps of an MLP with GELU on a GPU, beside PyTorch's, by turns.
 
-    python bench/mixed_gpu.py [4096x4 64x4] [--json bench/results/mixed_h200.json] [--launches]
+    python bench/mixed_gpu.py [4096x4 64x4] [--json bench/results/mixed_gpu.json] [--launches]
 
 Forward, MSE, backward, Adam, on random data that lie on the device: ours with math="mixed", and
 PyTorch's whole step under autocast in bfloat16, compiled, with a capturable Adam, in a CUDA graph.

@@ -133,8 +133,8 @@ def functions_epyc():
     return functions(load("functions"))
 
 
-def functions_h200():
-    return functions(load("functions_h200"))
+def functions_gpu():
+    return functions(load("functions_gpu"))
 
 
 def gpu_rows():
@@ -158,8 +158,8 @@ def steps_h200():
     return source(run) + "\n\n" + table(("µs a step", NAMES[SMALL], NAMES[LARGE]), rows)
 
 
-def mixed_h200():
-    run = load("mixed_h200")
+def mixed_gpu():
+    run = load("mixed_gpu")
     rows = [
         (row["config"], f"{row['ours_us']:.0f}", f"{row['torch_us']:.0f}", f"{row['ratio']:.2f}")
         for row in run["rows"]
@@ -168,8 +168,8 @@ def mixed_h200():
     return source(run) + "\n\n" + table(head, rows)
 
 
-def attention_h200():
-    run, peers = load("attention_h200"), ("cuDNN", "flash", "deterministic")
+def attention_gpu():
+    run, peers = load("attention_gpu"), ("cuDNN", "flash", "deterministic")
     rows = [
         (
             f"heads of {row['head']}, {row['length']} positions, {row['pass']}",
@@ -186,8 +186,8 @@ def attention_h200():
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
 
 
-def gpt2_h200():
-    run = load("gpt2_h200")
+def gpt2_gpu():
+    run = load("gpt2_gpu")
     rows = [
         (
             str(row["rows"]),
@@ -203,8 +203,8 @@ def gpt2_h200():
     return source(run) + "\n\n" + table(head, rows)
 
 
-def small_steps_h200():
-    run = load("small_steps_h200")
+def small_steps_gpu():
+    run = load("small_steps_gpu")
     rows = []
     for row in run["rows"]:
         alone = row["ops"]["block"] == 1
@@ -231,8 +231,8 @@ def loops_h200():
     return source(run) + "\n\n" + table(head, rows)
 
 
-def rows_h200():
-    run, peer = load("rows_h200"), "torch.compile"
+def rows_gpu():
+    run, peer = load("rows_gpu"), "torch.compile"
     rows = [
         (
             row["case"].replace("|", "\\|"),

@@ -69,7 +69,8 @@ AICF_HD float gelu_erf_bwd_16(float x, float dy) {
 // rounded, which tests look through. They lie within 2^-21 of it.
 AICF_HD float sigmoid_brain(float x) {
     const float c = at_most(at_least(x, -104.0f), 30.0f);
-    return sigmoid_sides(c * -1.44269502f).at;
+    // Plus zero: the exponential of a NaN is any number, whose bits depend on the NaN's.
+    return fma(c, 0.0f, sigmoid_sides(c * -1.44269502f).at);
 }
 AICF_HD float silu_brain(float x) { return at_least(x, -104.0f) * sigmoid_brain(x); }
 // A quotient of Pade's; from 5 on tanh is 1 to bfloat16's digits.
