@@ -183,7 +183,7 @@ def attention_gpu():
     ]
     head = ("TFLOP/s", "aicf", "aicf by `mma.sync`", "cuDNN", "FlashAttention", "deterministic")
     head += ("time of cuDNN / aicf", "FlashAttention", "deterministic")
-    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+    return source(run) + "\n\n" + table(head, rows)
 
 
 def gpt2_gpu():
@@ -231,8 +231,8 @@ def loops_h200():
     return source(run) + "\n\n" + table(head, rows)
 
 
-def rows_gpu():
-    run, peer = load("rows_gpu"), "torch.compile"
+def rows(run):
+    peer = "torch.compile"
     rows = [
         (
             row["case"].replace("|", "\\|"),
@@ -245,6 +245,14 @@ def rows_gpu():
     head = ("", "aicf, µs", "PyTorch, µs", "aicf, TB/s", "PyTorch's time / aicf's")
     about = f"; a copy moves {run['copy_tb_s']:.2f} TB/s"
     return source(run, about) + "\n\n" + table(head, rows)
+
+
+def rows_gpu():
+    return rows(load("rows_gpu"))
+
+
+def rows_h200():
+    return rows(load("rows_h200"))
 
 
 def products_gpu():

@@ -414,7 +414,8 @@ class RowSumsText {
             wide_type(row_.x->dtype) != std::string("float"))
             return false;
         if (row_.axis != row_.x->shape.rank() - 1 || row_.n % 4 != 0 || row_.n < kSumsTerms ||
-            leaves_ > kSumsLeaves || rows_ < kTreeLeaf || rows_ * row_.n < kSumsWork)
+            leaves_ > kSumsLeaves || rows_ < kTreeLeaf ||
+            rows_ * row_.n < kSumsWork * (dtype_size(row_.x->dtype) / 2))
             return false;
         if (!std::all_of(group_.members.begin() + 1, group_.members.end(),
                          [&](const LoweredOp& sum) { return is_sum(sum); }))

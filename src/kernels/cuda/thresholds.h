@@ -41,7 +41,8 @@ constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, a
 constexpr int64_t kKeptTurns = 5, kKeptWarps = 20, kKeptTerms = 56 * 1024;
 constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahead
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
-// of all rows at least; registers and bytes of shared memory of a processor that blocks share.
+// of all rows at least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and
+// bytes of shared memory of a processor that blocks share.
 constexpr int64_t kSumsTerms = 32, kSumsLeaves = 16, kSumsWork = 1 << 20;
 constexpr int64_t kSumsRegisters = 65536, kSumsShared = 224 << 10;
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
