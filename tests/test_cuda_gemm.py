@@ -186,7 +186,11 @@ def test_modes_of_special_values(sizes, math, make_rng):
 
 
 @pytest.mark.parametrize("dtype", ["float32", *HALVES, *MODES])
-@pytest.mark.parametrize("sizes", [(64, 1024, 2048), (2048, 2304, 320), (33, 40, 1025)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [(64, 1024, 2048), pytest.param((2048, 2304, 320), marks=pytest.mark.slow), (33, 40, 1025)],
+    ids=str,
+)
 def test_repeats(sizes, dtype, make_rng):
     dtype, math = ("float32", dtype) if dtype in MODES else (dtype, "fp32")
     step, arrays, _ = built(sizes, "plain", dtype, make_rng(5).standard_normal, "cuda", math)

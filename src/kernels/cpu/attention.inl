@@ -58,8 +58,8 @@ struct Sizes {
     }
     AICF_HD int64_t tiles(Op op) const { return ceil_div(op == kDkv ? s : t, kRows); }
     AICF_HD int64_t units(Op op) const {
-        if (op == kGrads) return units(kDq) + units(kDkv);
-        return batches * (op == kDkv ? groups : heads) * tiles(op);
+        const int64_t queries = batches * heads * tiles(kDq), keys = batches * groups * tiles(kDkv);
+        return op == kGrads ? queries + keys : op == kDkv ? keys : queries;
     }
 };
 

@@ -21,8 +21,11 @@ struct Tiling {
     bool own = false;     // of wgmma: each warpgroup has tiles of its own
     int writers = 0;      // of wgmma: warpgroups that take what follows the product
 
-    /// Whether a block has registers for the sum of the cuts it has done.
-    bool holds(int64_t cuts) const { return pair && (alternates() ? cuts <= 16 : n <= 192); }
+    /// Whether a block has registers for the sum of the cuts it has done; where A goes through
+    /// registers, too, 192 columns leave none.
+    bool holds(int64_t cuts, bool right) const {
+        return pair && (alternates() ? cuts <= 16 : n <= 192 && !right);
+    }
     /// And for those of the next cut beside it; each cut is text of its own then.
     bool alternates() const { return n <= 128; }
 };
@@ -154,13 +157,13 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         choice.right = right;
         const int64_t units = tiles * parts, room = processors * t.resident;
         // The sum of the cuts so far, in memory.
-        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains);
+        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains, right);
         choice.blocks = t.pair ? std::min(units, std::max(room / high, int64_t{1}) * high)
                         : kept ? std::min(units, room)
                                : units;
         choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
         const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
-        const double seams = t.pair && parts == 1 && !(t.holds(grains) && t.alternates())
+        const double seams = t.pair && parts == 1 && !(t.holds(grains, right) && t.alternates())
                                  ? static_cast<double>(grains - 1) * between_cuts
                                  : 0;
         const bool copies = t.pair && p.moved > 0;
@@ -795,7 +798,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                 choice.parts,
                                 choice.adders,
                                 choice.round,
-                                t.holds(ceil_div(k, chunk)),
+                                t.holds(ceil_div(k, chunk), choice.right),
                                 t.own,
                                 choice.right,
                                 first.along_k,
