@@ -133,6 +133,10 @@ def functions_epyc():
     return functions(load("functions"))
 
 
+def functions_xeon():
+    return functions(load("functions_xeon"))
+
+
 def functions_gpu():
     return functions(load("functions_gpu"))
 
