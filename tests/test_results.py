@@ -147,9 +147,10 @@ def test_dtypes_equal_those_of_other_libraries(dtype, device):
     scalar = {"bool": np.bool_, "bfloat16": ml_dtypes.bfloat16}.get(dtype) or getattr(np, dtype)
     same = [dtype, scalar, np.dtype(scalar), getattr(torch, dtype), jnp.dtype(scalar)]
     same += [getattr(jnp, dtype if dtype != "bool" else "bool_")]
+    same += [np.longlong] if dtype == "int64" else []
     same += [{"bool": bool, "int64": int}[dtype]] if dtype in ("bool", "int64") else []
     others = ["float16", np.float64, np.dtype("int32"), torch.int8, jnp.uint8, float, None, 1]
-    others += [np.zeros(2), object()]
+    others += [np.zeros(2), object(), np.floating]
     for value in (w, g.compile(device=device)()["w"]):
         for other in same:
             assert value.dtype == other and other == value.dtype and not value.dtype != other

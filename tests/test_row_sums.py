@@ -105,6 +105,18 @@ def test_a_norm_without_center_is_not_stored():
     assert stored(norm((4096, 768), center=False, shown=True)) == 2
 
 
+@needs_compiler
+def test_another_view_of_a_norm_is_read():
+    """What the gradients read otherwise than it was made is not made again: it stays stored."""
+    g = aicf.Graph("g")
+    x, w = g.state("x", (64, 64, 1024), "bfloat16"), g.param("w", (1024,), "bfloat16")
+    y = aicf.rms_norm(x, 1024)
+    loss = aicf.sum(y * w * aicf.permute(y, (1, 0, 2)))
+    for name, d in zip(("dx", "dw"), aicf.grad(loss, [x, w]), strict=True):
+        g.output(name, d)
+    assert len(kernels(g)) == 1  # and the graph verifies
+
+
 SHAPES = [
     (1100, 1024), (600, 1760), (2048, 768), (700, 1600), (530, 2048), (512, 4096), (513, 8192),
     (16500, 64), (8200, 128), (4100, 256), (9000, 120), (2100, 512), (3, 700, 640),

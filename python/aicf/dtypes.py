@@ -9,7 +9,8 @@ _PYTHON = {bool: "bool", int: "int64", float: "float64"}  # as NumPy takes them
 
 class DType(str):
     """A dtype's name, such as "float32". It equals the dtype of that name of NumPy, PyTorch or JAX,
-    and the scalar type too: `y.dtype == np.float32`."""
+    and the scalar type too: `y.dtype == np.float32`. Its hash is the name's, so look for it in
+    sets of names alone."""
 
     __slots__ = ()
 
@@ -18,7 +19,12 @@ class DType(str):
             return str.__eq__(self, other)
         if isinstance(other, np.dtype):
             return str.__eq__(self, other.name)
-        if isinstance(other, type):  # jax.numpy's and ml_dtypes' too
+        if isinstance(other, type) and issubclass(other, np.generic):  # several are one dtype
+            try:
+                return str.__eq__(self, np.dtype(other).name)
+            except TypeError:  # np.floating and such
+                return False
+        if isinstance(other, type):  # jax.numpy's too
             return str.__eq__(self, _PYTHON.get(other, other.__name__))
         return type(other).__name__ == "dtype" and str(other) == f"torch.{self}"
 

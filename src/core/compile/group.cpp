@@ -449,6 +449,7 @@ void remake_norms(Lowered& lowered, const Target& target) {
         const std::optional<StoredNorm> norm = stored_norm(lowered, lowered.ops[at]);
         if (!norm || find_view(lowered.ops[at].inputs, norm->from.x) >= 0) continue;
         const auto of_norm = static_cast<size_t>(norm->op - lowered.ops.data());
+        const size_t values = lowered.values.size();
         std::vector<LoweredOp> members;
         std::vector<int> all;
         for (const LoweredOp& member : lowered.ops[at].members) {
@@ -456,7 +457,12 @@ void remake_norms(Lowered& lowered, const Target& target) {
             members.push_back(remade(lowered, member, norm->from));
         }
         LoweredOp group = group_of(members, all);
-        if (!target.sums_beside(group)) continue;
+        const auto is_result = [&](const View& view) { return view.value == norm->from.y.value; };
+        if (std::any_of(group.inputs.begin(), group.inputs.end(), is_result) ||  // another view
+            !target.sums_beside(group) || !target.fits(group)) {
+            lowered.values.resize(values);
+            continue;
+        }
         lowered.ops[at] = std::move(group);
         LoweredOp& op = lowered.ops[of_norm];
         const int result = static_cast<int>(op.inputs.size() + norm->result),

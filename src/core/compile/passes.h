@@ -80,8 +80,9 @@ void fuse_loops(Lowered& lowered, const Target& target);
 void fuse_step(Lowered& lowered, const Target& target);
 /// Scalar prologue: the ops that compute an optimizer's scalars join its updates (group.cpp).
 void fuse_scalars(Lowered& lowered, const Target& target);
-/// Horizontal fusion: small independent ops share a launch (group.cpp).
+/// A norm's gradient and the sums over rows beside it become one kernel (group.cpp).
 void fuse_row_sums(Lowered& lowered, const Target& target);
+/// Horizontal fusion: small independent ops share a launch (group.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
 
 /// Concat elision: producers write into the concat's result (concats.cpp).

@@ -28,7 +28,7 @@ std::string number(const char* name, int64_t value) {
 bool worth_sorting(const Sorted& sorted, const Limits& limits) {
     constexpr int64_t kMost = int64_t{1} << 31;
     return !limits.one_block && sorted.n > kLookedThrough && sorted.lines * sorted.n < kMost &&
-           sorted.lines * sorted.size < kMost;
+           sorted.lines * sorted.size > 0 && sorted.lines * sorted.size < kMost;
 }
 
 namespace {

@@ -431,7 +431,7 @@ class RowSumsText {
         const BlockLayout layout(group_);
         text_.includes = {"row_sums.cuh"};
         text_.name = cat(kernel_stem(op_), "_sums_", dtype_abbrev(row_.x->dtype));
-        for (size_t k = 0; k < group_.members.size(); k++) part(k, layout);
+        for (size_t k = 0; k < group_.members.size(); k++) part(k);
         rows(layout);
         ends(layout);
         const std::string first = member(1, layout);
@@ -555,7 +555,7 @@ class RowSumsText {
     }
 
     /// A member's block, functions and structs; what its sums leave.
-    void part(size_t k, const BlockLayout&) {
+    void part(size_t k) {
         const LoweredOp& one = group_.members[k];
         const BlockLayout own(one);
         KernelText part;

@@ -38,15 +38,17 @@ __device__ __forceinline__ float rounded(Once<E> x) {
     return x.value;
 }
 
-/// Of a warp's share of a tile `Lots` rows, 4 apart, and 8 neighbours a lane.
+/// Where the first 8 neighbours of a lane lie; its other lots are 4 rows further each.
 struct Spot {
     int64_t batch, row, column;
-    template <class Shape, int Rows, int Columns>  // of whose multiples all exist
+    /// Whether a lot exists, of tiles of Rows x Columns.
+    template <class Shape, int Rows, int Columns>
     __device__ __forceinline__ bool there(int lot) const {
         return (Shape::m % Rows == 0 || row + 4 * lot < Shape::m) &&
                (Shape::n % Columns == 0 || column < Shape::n);
     }
 };
+
 /// The copies of every tile's operands, by one thread.
 template <class Layout, class Shape, class Place>
 __device__ __forceinline__ void copy_tiles(uint32_t room, uint32_t first, uint32_t stride,
