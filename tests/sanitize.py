@@ -24,6 +24,7 @@ from pathlib import Path
 
 import aicf
 import boundary
+from aicf.nn_functions import _fused_attention
 from aicf.serialize import read_record
 from isas import used_isas
 from op_cases import CASES, SIZES
@@ -105,6 +106,10 @@ def op_lines(full):
     g.output("y", g.input("x", (3, 5)) + 1.0, keep=4)
     for axis, shape in enumerate([(2500, 3), (3, 2500)]):
         g.output(f"running{axis}", aicf.cumsum(g.input(f"x{axis}", shape), axis))
+    q, k, v, dy = (g.input(name, (2, 3, 20, 8)) for name in ("q", "k", "v", "dy"))
+    for x in (q, v):  # of queries alone, of keys and values alone
+        y = _fused_attention(q, k, v, None, False, 0.5)
+        g.output(f"d{x.name}", g.backward(y, [x], grad=dy)[x])
     lines |= dict.fromkeys(lines_of(read_record(g._core.lower_json())["ops"]))
     return list(lines)
 
