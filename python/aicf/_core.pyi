@@ -214,7 +214,9 @@ class Array:
 
     @property
     def dtype(self) -> str:
-        """NumPy's name of it, or "bfloat16"."""
+        """
+        NumPy's name of it, or "bfloat16"; it equals the dtypes of NumPy, PyTorch and JAX.
+        """
 
     @property
     def device(self) -> str:
