@@ -1,0 +1,206 @@
+// What tiles of products take, by a model of their cycles.
+#include "kernels/cuda/tilings.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "kernels/cuda/thresholds.h"
+
+namespace aicf::cuda {
+
+/// Cycles of blocks that each make one unit: `share` of a full processor, at least `alone`. The
+/// first are spread over all processors; of those behind the last full wave a processor that is
+/// done early takes as many as it holds, so half a wave takes about as long as a whole one.
+static double in_waves(int64_t units, int64_t processors, int resident, double share,
+                       double alone) {
+    const int64_t room = processors * resident, waves = units / room, rest = units % room;
+    const double full = resident * share;
+    if (rest == 0) return static_cast<double>(waves) * full;
+    const double last =
+        waves > 0 ? full * std::min(1.0, 2 * static_cast<double>(rest) / static_cast<double>(room))
+                  : static_cast<double>(ceil_div(rest, processors)) * share;
+    return static_cast<double>(waves) * full + std::max(last, alone);
+}
+
+/// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
+/// joining them costs their bytes.
+void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
+                 std::vector<Choice>& choices, bool right) {
+    constexpr int64_t most_bytes = 64 << 20;
+    constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
+    // Where blocks take turns: for the turns, and of parts that the cache holds or does not hold.
+    constexpr double queue = 6000, moved = 30, moved_far = 10;
+    constexpr int64_t cached = 24 << 20;
+    constexpr double between_cuts = 120;  // of a block that takes one after the other
+    // Where operands are copied first: for the wait, and bytes read and written.
+    constexpr double rounding = 4000, rounded = 24, rounded_far = 16;
+    constexpr double words = 1500;  // of A through registers, before the first products
+    const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
+    if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
+    if (t.writers && (grains > 1 || !p.hands_over)) return;
+    const int64_t high = std::max(t.pair, 1);
+    const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
+    const int64_t result = t.m * t.n * p.size;
+    const int64_t most = p.tensor ? grains : std::min<int64_t>(grains, 64);
+    const auto more = [&](int64_t wanted) {  // twice as many parts, then one a cut
+        return std::max(std::min(p.tensor ? grains : 2 * wanted, grains), wanted + 1);
+    };
+    for (int64_t wanted = 1, last = 0; wanted <= most; wanted = more(wanted)) {
+        const int64_t run = ceil_div(grains, wanted), parts = ceil_div(grains, run);
+        if (parts == std::exchange(last, parts)) continue;
+        Choice choice{&t, tiles, parts};
+        choice.right = right;
+        const int64_t units = tiles * parts, room = processors * t.resident;
+        // The sum of the cuts so far, in memory.
+        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains, right);
+        choice.blocks = t.pair ? std::min(units, std::max(room / high, int64_t{1}) * high)
+                        : kept ? std::min(units, room)
+                               : units;
+        choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
+        const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
+        const double seams = t.pair && parts == 1 && !(t.holds(grains, right) && t.alternates())
+                                 ? static_cast<double>(grains - 1) * between_cuts
+                                 : 0;
+        const bool copies = t.pair && p.moved > 0;
+        constexpr double narrowing = 5;
+        const double rate = t.pair ? p.rate : p.narrows ? narrowing : 1;
+        // What follows issues an instruction a cycle on each quarter of a processor, of one warp
+        // alone on it three in four. Of warpgroups with tiles of their own the longer half counts.
+        constexpr double lanes = 128, lone = 4.0 / 3;
+        const double leave = static_cast<double>(t.m * t.n) * p.after / lanes;
+        const auto of = [&](double share) {
+            const double steps = depth * share * rate + seams;
+            if (t.writers) return std::max(steps + t.start, 2 * leave);
+            if (t.own && p.after > 0) return std::max(steps, (steps + t.start + leave * lone) / 2);
+            return steps + t.start + leave;
+        };
+        if (parts > 1 && (choice.slots * result > most_bytes || t.pair > 1)) break;
+        const bool queued = parts > 1 && t.pair;
+        if (p.tensor)
+            choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
+                                     static_cast<double>(ceil_div(units, room)) * of(t.alone));
+        else
+            choice.cycles = in_waves(units, processors, t.resident, of(t.share), of(t.alone));
+        if (t.own || t.writers) choice.cycles += t.start + leave * lone;  // of the last one
+        if (queued) {
+            const int64_t warps = t.m / 16, pieces = warps * (t.n / 64);
+            choice.round = std::min(tiles, std::max(choice.blocks / parts, int64_t{1}));
+            const int64_t share = ceil_div(pieces * choice.round, choice.blocks);
+            choice.adders = ceil_div(pieces, std::clamp<int64_t>(share, 1, warps));
+            choice.cycles += queue + static_cast<double>(ceil_div(units, processors) * result +
+                                                         ceil_div(units * result, processors)) /
+                                         (units * result > cached ? moved_far : moved);
+        } else if (parts > 1)
+            choice.cycles += arrival + static_cast<double>(ceil_div(tiles, processors) *
+                                                           (choice.slots / tiles) * result) /
+                                           join_bytes;
+        if (copies) {
+            choice.cycles += rounding + (right ? words : 0) +
+                             static_cast<double>(p.moved / processors) /
+                                 (p.moved > cached ? rounded_far : rounded);
+            choice.blocks = std::max(room / high, int64_t{1}) * high;  // all of them copy
+        }
+        if (kept)
+            choice.cycles +=
+                static_cast<double>(ceil_div(tiles, processors) * (grains - 1) * 2 * result) /
+                join_bytes;
+        choices.push_back(choice);
+    }
+}
+
+/// Tiles of near.cuh, with as many groups as take a chunk of k each, or fewer.
+void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
+    constexpr int64_t most_chunks = 16;  // whose sums lie in shared memory
+    constexpr double start = 300;        // cycles before the first operands are there
+    const int64_t processors = std::max(limits.processors, 1), chunks = ceil_div(p.k, p.grain);
+    for (const Tiling& t : kNear)
+        for (int groups = 1; groups <= std::min<int64_t>(2 * chunks - 1, 8); groups *= 2) {
+            if (groups > 1 && (chunks > most_chunks || groups * t.threads > kGroupThreads))
+                continue;
+            Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
+            choice.blocks = choice.tiles;
+            choice.groups = groups;
+            const int64_t resident = std::max(t.resident / groups, 1),
+                          each = ceil_div(choice.tiles, processors);
+            const auto depth =
+                static_cast<double>(std::min(p.k, ceil_div(chunks, groups) * p.grain));
+            const auto beside = static_cast<double>(std::min(each, resident));
+            choice.cycles = static_cast<double>(ceil_div(each, resident)) *
+                            (start + depth * (t.alone + t.share * groups * beside));
+            choices.push_back(choice);
+        }
+}
+
+/// Stages of near_mma.cuh's rings that shared memory has room for, beside sums of cuts where those
+/// do not lie where a ring was.
+int near_stages(const Tiling& t, int64_t groups, int64_t cuts) {
+    constexpr int64_t room = 224 << 10;
+    const int64_t stage = 4 * (t.m + t.n) * (t.k + 8),
+                  sums = groups > 1 && groups < cuts ? 4 * cuts * t.m * (t.n + 8) : 0;
+    return static_cast<int>(std::min<int64_t>(t.stages, (room - sums) / (groups * stage)));
+}
+
+/// The same on tensor cores, each tile with as many groups as take a run of cuts each. Copies from
+/// the second cache take longest: `pace` bytes a cycle of a processor. What a ring does not hold at
+/// once is waited for.
+void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
+    constexpr int64_t most_cuts = 8;
+    constexpr double start = 1000, pace = 30, refill = 15;
+    const int64_t processors = std::max(limits.processors, 1), cuts = ceil_div(p.k, p.grain);
+    const int64_t most_threads = p.m * p.n * p.k >= kRolesWork ? 1024 : kGroupThreads;
+    for (const Tiling& t : kNearMma)
+        for (int64_t run = 1, last = 0; run <= cuts; run++) {
+            const int64_t groups = ceil_div(cuts, run);
+            if (groups == std::exchange(last, groups)) continue;
+            const int stages = near_stages(t, groups, cuts);
+            if (cuts > most_cuts || groups * t.threads > most_threads || stages < 2) continue;
+            Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
+            choice.blocks = choice.tiles;
+            choice.groups = static_cast<int>(groups);
+            const auto each = static_cast<double>(ceil_div(choice.tiles, processors));
+            const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
+                       bytes = static_cast<double>((t.m + t.n) * p.k * 4);
+            choice.cycles =
+                start + each * bytes / pace +
+                depth * std::max(t.alone, t.share * each * static_cast<double>(groups)) +
+                std::max(0.0, depth - static_cast<double>(stages * t.k)) * refill;
+            choices.push_back(choice);
+        }
+}
+
+std::string name_of(const Choice& choice) {
+    if (choice.thin) return "thin";
+    const Tiling& t = *choice.tiling;
+    if (choice.groups)
+        return cat("near_", t.m, "x", t.n,
+                   t.part_m == 4 || (t.part_m == 16 && t.m > 16) ? cat("_t", t.part_m) : "",
+                   choice.groups > 1 ? cat("_", choice.groups) : "");
+    return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n,
+               t.own       ? "_own"
+               : t.writers ? "_writers"
+                           : "",
+               t.pair > 1 ? "_pair" : "", choice.right ? "_right" : "",
+               choice.parts > 1 ? cat("_", choice.parts) : "");
+}
+
+template <size_t Count>
+static void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& sizes) {
+    for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.pair, 1), t.n, t.k});
+}
+
+std::vector<std::array<int, 3>> gemm_tiles(int64_t size) {
+    std::vector<std::array<int, 3>> sizes;
+    if (size == 8) add_sizes(kDouble, sizes);
+    if (size == 4) add_sizes(kScalar, sizes), add_sizes(kNear, sizes);
+    if (size == 2) add_sizes(kTensor, sizes);
+    return sizes;
+}
+
+std::vector<std::array<int, 3>> roles_tiles() {
+    std::vector<std::array<int, 3>> sizes;
+    add_sizes(kWgmma, sizes);
+    return sizes;
+}
+
+}  // namespace aicf::cuda

@@ -1,0 +1,119 @@
+// Tiles of products on a GPU, and the model of their cycles that says which come first: no choice
+// changes a bit.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/codegen.h"
+
+namespace aicf::cuda {
+
+/// A tiled kernel: a block computes m x n with tiles of depth k, a thread or a warp part_m x
+/// part_n.
+struct Tiling {
+    int m, n, k, stages, part_m, part_n, threads;
+    int resident;         // blocks a processor holds
+    double share, alone;  // cycles a step of k costs: of a full processor, and at the least
+    int pair = 0;         // of wgmma: blocks that share a tile of B
+    double start = 0;     // cycles a unit costs beside its steps
+    bool own = false;     // of wgmma: each warpgroup has tiles of its own
+    int writers = 0;      // of wgmma: warpgroups that take what follows the product
+
+    /// Whether a block has registers for the sum of the cuts it has done; where A goes through
+    /// registers, too, 192 columns leave none.
+    bool holds(int64_t cuts, bool right) const {
+        return pair && (alternates() ? cuts <= 16 : n <= 192 && !right);
+    }
+    /// And for those of the next cut beside it; each cut is text of its own then.
+    bool alternates() const { return n <= 128; }
+};
+
+inline constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 145, 165, 0, 9000},
+                                     {64, 128, 16, 2, 8, 8, 128, 3, 75, 88, 0, 1000},
+                                     {64, 64, 8, 2, 8, 4, 128, 4, 44, 54},
+                                     {32, 32, 8, 2, 4, 4, 64, 8, 16.4, 44}};
+// Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
+inline constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
+                                   {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
+                                   {16, 32, 32, 4, 2, 2, 128, 4, 15, 13},
+                                   {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20}};
+// Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a warp,
+// `share` of a processor for each group.
+inline constexpr Tiling kNearMma[] = {
+    {16, 16, 32, 4, 16, 16, 32, 8, 1.1, 4}, {16, 32, 32, 4, 16, 32, 32, 8, 1.5, 10},
+    {32, 32, 32, 4, 32, 32, 32, 4, 2, 8},   {32, 32, 32, 4, 16, 16, 128, 4, 4.3, 4},
+    {32, 64, 32, 4, 32, 32, 64, 4, 4, 8},   {64, 32, 32, 4, 32, 32, 64, 4, 4, 8},
+    {64, 64, 32, 4, 32, 32, 128, 2, 11, 8}};
+inline constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
+inline constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
+                                     {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
+                                     {64, 64, 64, 4, 32, 32, 128, 3, 8, 9, 0, 2800}};
+inline constexpr Tiling kWgmma[] = {
+    {128, 256, 64, 4, 64, 256, 384, 1, 18.5, 18.5, 1, 4280},
+    {128, 256, 64, 4, 64, 256, 384, 1, 18.35, 18.35, 2, 4000},
+    {128, 192, 64, 4, 64, 192, 384, 1, 13.7, 13.7, 1, 4600},
+    {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 1, 2300},
+    {128, 128, 64, 6, 64, 128, 384, 1, 9.75, 9.75, 2, 2400},
+    {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 1, 4600, true},
+    {128, 128, 64, 6, 128, 128, 384, 1, 9.75, 9.75, 2, 4800, true},
+    {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 1, 1200, false, 2},
+    {128, 128, 64, 6, 64, 128, 640, 1, 9.75, 9.75, 2, 1400, false, 2},
+    {128, 192, 64, 4, 64, 192, 512, 1, 13.7, 13.7, 1, 700, false, 1},
+    {128, 64, 64, 7, 64, 64, 384, 1, 7.5, 7.5, 1, 1400},
+    {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 1500},
+    {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
+    {64, 64, 64, 5, 64, 64, 256, 2, 4.2, 6.5, 1, 1400}};
+// Of limbs.cuh, whose ring holds a limb of both operands in each place.
+inline constexpr Tiling kLimbs[] = {{128, 128, 64, 6, 64, 128, 384, 1, 62, 62, 1, 2300},
+                                    {128, 128, 64, 6, 64, 128, 384, 1, 61.5, 61.5, 2, 4000},
+                                    {64, 128, 64, 8, 64, 128, 256, 1, 40.5, 40.5, 1, 1500},
+                                    {64, 128, 64, 8, 64, 128, 256, 1, 41, 41, 2, 3000},
+                                    {64, 64, 64, 5, 64, 64, 256, 2, 19.5, 36, 1, 1400},
+                                    {64, 64, 64, 5, 64, 64, 256, 2, 19.5, 36, 2, 2800}};
+// Of tf32 a step of k takes as many cycles as two of 16-bit operands.
+inline constexpr double kWgmmaTf32 = 2;
+// Of the copies that wgmma reads, at most.
+inline constexpr int64_t kRoundedBytes = int64_t{1} << 30;
+inline constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44, 0, 3500},
+                                   {64, 64, 32, 4, 32, 32, 128, 3, 16, 26, 0, 1800}};
+
+/// A tiling with a cut of k, and what they take.
+struct Choice {
+    const Tiling* tiling = nullptr;
+    int64_t tiles = 0, parts = 1;
+    int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
+    bool thin = false;              // straight from memory
+    bool right = false;             // of operands that wgmma reads rounded, B alone is copied
+    int groups = 0;                 // of threads, by near.cuh; 0: another kernel
+    // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
+    int64_t adders = 0, round = 0;
+    double cycles = 0;
+};
+
+/// What the model knows of a product.
+struct Problem {
+    int64_t batches, m, n, k;
+    int64_t grain;            // k is cut at multiples of this
+    bool tensor;              // on tensor cores: a unit takes one cut of k, or all
+    int64_t size;             // bytes of a sum
+    int64_t moved = 0;        // bytes read and written where wgmma reads copies of operands
+    double rate = 1;          // of wgmma: a step's cycles, in those of 16-bit operands
+    double after = 0;         // instructions for each result of what follows the product
+    bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
+    bool narrows = false;     // f32 becomes 16 bits as mma.sync's tiles load it
+};
+
+/// Every cut of k that a tiling allows. `right`: where wgmma reads rounded operands, A is not
+/// copied.
+void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
+                 std::vector<Choice>& choices, bool right = false);
+/// Those of near.cuh and of near_mma.cuh.
+void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
+void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
+/// Stages of near_mma.cuh's rings that shared memory has room for.
+int near_stages(const Tiling& t, int64_t groups, int64_t cuts);
+/// As candidates are named.
+std::string name_of(const Choice& choice);
+
+}  // namespace aicf::cuda
