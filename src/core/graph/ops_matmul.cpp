@@ -262,9 +262,10 @@ std::string tensor_order(int tensor_cores, bool tf32) {
 std::string limb_order() { return cat("limbs(", kLimbTerms, ")"); }
 
 /// Whether a product of f32 is large enough for six on tensor cores, and copies, to take less time
-/// than its own multiplications.
+/// than its own multiplications: on an H100 512 cubed takes 14.8 us so and 11.4 in a chain, 640
+/// cubed 19.6 and 21.2.
 static bool gains_by_limbs(int64_t batches, int64_t m, int64_t n, int64_t k) {
-    constexpr int64_t work = 1 << 26, work_of_one = 1 << 22, side = 64;
+    constexpr int64_t work = 3 << 26, work_of_one = 1 << 22, side = 64;
     return m >= side && n >= side && k >= side && m * n * k >= work_of_one &&
            batches * m * n * k >= work;
 }
