@@ -29,6 +29,8 @@
 #include "kernels/cpu/random.inl"
 #include "kernels/cpu/tile.inl"
 #include "kernels/cpu/matmul.inl"
+#include "kernels/cpu/steps.inl"
+#include "kernels/cpu/gemm.inl"
 #include "kernels/cpu/attention.inl"
 // clang-format on
 
