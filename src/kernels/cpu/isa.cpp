@@ -22,6 +22,7 @@
 #include "kernels/cpu/tree.inl"
 #include "kernels/cpu/reduce_loops.inl"
 #include "kernels/cpu/reduce.inl"
+#include "kernels/cpu/rows.inl"
 #include "kernels/cpu/nn.inl"
 #include "kernels/cpu/indexed.inl"
 #include "kernels/cpu/lines.inl"

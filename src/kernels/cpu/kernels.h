@@ -20,7 +20,7 @@ constexpr int kRowOperands = 5;  // of row ops: inputs and outputs
 
 /// What a row op's kernel works on: the operands of the schema, in memory or held by a thread.
 struct RowCall {
-    const void* plan;            // RowPlan of nn.inl
+    const void* plan;            // RowPlan of rows.inl
     void* at[kRowOperands];      // the first element; null: of a result that nobody wants
     int64_t skip[kRowOperands];  // elements of the operand that lie before it
     DType dtype[kRowOperands];

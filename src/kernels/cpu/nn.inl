@@ -3,123 +3,7 @@
 
 namespace aicf::cpu::AICF_ISA {
 
-// ---- rows along one axis ------------------------------------------------------------------------
-
-struct RowPlan {
-    int64_t rows, n, grain;  // grain: rows to a unit
-    int32_t rank, operands;
-    int64_t shape[kMaxDims];
-    Walk walk[kRowOperands];
-    int64_t stride[kRowOperands][kMaxDims];
-};
-
-AICF_INLINE const RowPlan& row_plan(const ArgBlock& args) {
-    return *static_cast<const RowPlan*>(args.tail_ptr());
-}
-
-/// The rows of the first operand, along `axis`.
-void plan_rows(RowPlan& p, const Operand& x, int64_t axis) {
-    p.rows = 1;
-    p.rank = p.operands = 0;
-    for (int d = 0; d < x.rank; d++) {
-        if (d == axis) continue;
-        p.rows *= x.shape()[d];
-        p.shape[p.rank++] = x.shape()[d];
-    }
-    p.n = x.shape()[axis];
-    p.grain = p.n == 0 ? kRowGrain : p.n < kRowGrain ? (kRowGrain + p.n - 1) / p.n : 1;
-}
-
-/// Where the next operand has its rows; null: they are held, one after the other.
-void plan_row_operand(RowPlan& p, const Operand* operand, int64_t axis) {
-    const int o = p.operands++;
-    const bool one = operand && operand->rank == p.rank;  // it has no such axis
-    walk_start(p.walk[o]);
-    walk_axis(p.walk[o], p.n, !operand ? 1 : one ? 0 : operand->strides()[axis]);
-    int64_t step = p.n;
-    for (int d = p.rank - 1; d >= 0; d--) {
-        p.stride[o][d] = operand ? operand->strides()[d + (!one && d >= axis)] : step;
-        step *= p.shape[d];
-    }
-}
-
-void plan_whole(ArgBlock& args, int64_t axis) {
-    RowPlan& p = *const_cast<RowPlan*>(&row_plan(args));
-    plan_rows(p, args.in(0), axis);
-    for (int o = 0; o < args.inputs + args.outputs; o++)
-        plan_row_operand(p, &args.operand(o), axis);
-}
-
-void row_prepare(ArgBlock& args) {  // the first scalar is the axis
-    const int64_t axis = args.scalar(0).i;
-    plan_whole(args, axis < 0 ? axis + args.in(0).rank : axis);
-}
-void last_prepare(ArgBlock& args) { plan_whole(args, args.in(0).rank - 1); }
-
-int64_t row_units(const ArgBlock& args, int) {
-    const RowPlan& p = row_plan(args);
-    return (p.rows + p.grain - 1) / p.grain;  // empty rows too: normalize has a result for each
-}
-
-template <RowFn Rows>
-void run_rows(const ArgBlock& args, int64_t begin, int64_t end, int, int) {
-    const RowPlan& p = row_plan(args);
-    RowCall call{};
-    call.plan = &p;
-    call.scalars = &args.scalar(0);
-    for (int o = 0; o < p.operands; o++) {
-        call.at[o] = args.operand(o).ptr;
-        call.dtype[o] = DType(args.operand(o).dtype);
-    }
-    Rows(call, begin * p.grain, min64(end * p.grain, p.rows));
-}
-
-AICF_INLINE const RowPlan& row_plan(const RowCall& call) {
-    return *static_cast<const RowPlan*>(call.plan);
-}
-
-/// Where each of a kernel's N operands has row `row`, in elements.
-template <int N>
-AICF_INLINE void place_row(const RowCall& call, int64_t row, int64_t (&at)[N]) {
-    const RowPlan& p = row_plan(call);
-    for (int o = 0; o < N; o++) at[o] = (p.rank == 1 ? row * p.stride[o][0] : 0) - call.skip[o];
-    for (int d = p.rank == 1 ? -1 : p.rank - 1; d >= 0; d--) {
-        const int64_t next = row / p.shape[d], index = row - next * p.shape[d];
-        for (int o = 0; o < N; o++) at[o] += index * p.stride[o][d];
-        row = next;
-    }
-}
-
-/// Where they have `count` rows from `row` on; what is past them repeats the first.
-template <int N, int R>
-AICF_INLINE void place_bundle(const RowCall& call, int64_t row, int count, int64_t (&at)[N][R]) {
-    const RowPlan& p = row_plan(call);
-    if (p.rank == 1) {
-        for (int o = 0; o < N; o++) {
-            const int64_t step = p.stride[o][0], from = row * step - call.skip[o];
-            for (int i = 0; i < R; i++) at[o][i] = from + (i < count ? i * step : 0);
-        }
-        return;
-    }
-    for (int i = 0; i < R; i++) {
-        int64_t one[N];
-        place_row(call, row + (i < count ? i : 0), one);
-        for (int o = 0; o < N; o++) at[o][i] = one[o];
-    }
-}
-
-AICF_INLINE int64_t walk_step(const Walk& w) { return w.rank ? w.stride[0] : 0; }
-
-/// Stores n elements of a block at `pos` of the walk.
-template <class A, class E>
-AICF_INLINE void store_block(const Walk& w, E* base, int64_t pos, int64_t n, const A* v) {
-    const int64_t step = walk_step(w);
-    E* y = base + pos * step;
-    if (step == 1)
-        narrow_row(v, n, y);
-    else
-        for (int64_t i = 0; i < n; i++) put(y + i * step, v[i]);
-}
+// ---- softmax ------------------------------------------------------------------------------------
 
 template <class A, class E>
 A row_max(const Walk& w, const E* x, int64_t n) {
@@ -133,6 +17,19 @@ A row_max(const Walk& w, const E* x, int64_t n) {
     return most;
 }
 
+/// exp(x). That of what a mask left out is 0, and is not computed by way of numbers below the
+/// normal ones, which take a processor a hundred times as long.
+template <class A>
+AICF_INLINE A exp_of_masked(A x) {
+    if constexpr (sizeof(A) == 4) {
+        const bool none = x < -104.0f;
+        const float y = scalar::exp(none ? 0.0f : x);
+        return none ? 0.0f : y;
+    } else {
+        return scalar::exp(x);
+    }
+}
+
 /// The sum of exp(x - most); `keep`, where given, receives the terms.
 template <class A, class E>
 A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, A* keep = nullptr) {
@@ -143,10 +40,53 @@ A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, A* keep = nullptr) {
         const A* v = fetch<A>(w, x, at, m, buffer);
         A* e = keep ? keep + at : terms;
 #pragma GCC ivdep
-        for (int64_t i = 0; i < m; i++) e[i] = scalar::exp(v[i] - most);
+        for (int64_t i = 0; i < m; i++) e[i] = exp_of_masked(v[i] - most);
         tree.push(leaf<reducers::Sum>(e, m));
     }
     return tree.result();
+}
+
+/// t[i] = div(t[i], sum[i % R]) of t in [0, 1]: the correctly rounded quotient by its residuals
+/// (Markstein, 2000), which take a fifth of a division's time where fma is an instruction. q is
+/// within an ulp before the last step, whose residual is exact where nothing underflows.
+template <class A>
+__attribute__((noinline)) void divide_rows(A* t, int64_t n, const A* sum) {
+    constexpr int R = kBundle<A>;
+    int64_t done = 0;
+#if defined(__FMA__)
+    if constexpr (sizeof(A) == 4) {
+        constexpr int piece = 4 * R;
+        constexpr float least = 0x1p-96f, most = 0x1p20f;
+        alignas(64) float inverse[R];
+        bool usual = true;
+        for (int i = 0; i < R; i++) {
+            inverse[i] = scalar::div(1.0f, sum[i]);
+            usual = usual && sum[i] >= 1.0f && sum[i] <= most;
+        }
+        for (; usual && done + piece <= n; done += piece) {
+            float* const x = t + done;
+            uint32_t low = ~0u;  // 0 wraps to the largest: its quotient is 0 either way
+            for (int i = 0; i < piece; i++) {
+                const uint32_t u = scalar::bits(x[i]) - 1;
+                low = u < low ? u : low;
+            }
+            if (low < scalar::bits(least) - 1) {
+                for (int l = 0; l < piece; l += R)
+                    for (int i = 0; i < R; i++) x[l + i] = scalar::div(x[l + i], sum[i]);
+                continue;
+            }
+            for (int l = 0; l < piece; l += R)
+                for (int i = 0; i < R; i++) {
+                    const float a = x[l + i], b = sum[i], y = inverse[i], q = a * y,
+                                near = scalar::fma(scalar::fma(-q, b, a), y, q);
+                    x[l + i] = scalar::fma(scalar::fma(-near, b, a), y, near);
+                }
+        }
+    }
+#endif
+    for (; done + R <= n; done += R)
+        for (int i = 0; i < R; i++) t[done + i] = scalar::div(t[done + i], sum[i]);
+    for (int i = 0; done + i < n; i++) t[done + i] = scalar::div(t[done + i], sum[i]);
 }
 
 template <class A, class E, bool Log>
@@ -158,7 +98,9 @@ void softmax_row(const RowPlan& p, bool masked, const E* x, E* y) {
         if (p.walk[1].dense) {  // y holds the terms meanwhile
             A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, y);
             if (masked) sum = scalar::masked_sum(sum);
-            for (int64_t i = 0; i < p.n; i++) y[i] = scalar::div(y[i], sum);
+            alignas(64) A sums[kBundle<A>];
+            for (A& one : sums) one = sum;
+            divide_rows(y, p.n, sums);
             return;
         }
     }
@@ -171,7 +113,7 @@ void softmax_row(const RowPlan& p, bool masked, const E* x, E* y) {
         if constexpr (Log)
             for (int64_t i = 0; i < m; i++) out[i] = (v[i] - most) - log_sum;
         else
-            for (int64_t i = 0; i < m; i++) out[i] = scalar::div(scalar::exp(v[i] - most), sum);
+            for (int64_t i = 0; i < m; i++) out[i] = scalar::div(exp_of_masked(v[i] - most), sum);
         store_block(p.walk[1], y, at, m, out);
     }
 }
@@ -204,8 +146,7 @@ void softmax_bwd_row(const RowPlan& p, const E* y, const E* dy, E* dx) {
     }
 }
 
-// ---- short rows, in bundles: t[element][row], vectors over rows
-// ----------------------------------
+// ---- short rows, in bundles: t[element][row], vectors over rows ---------------------------------
 
 template <class A>
 AICF_INLINE void bundle_max(const A* t, int64_t n, A* most) {
@@ -224,7 +165,7 @@ AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum) {
     constexpr int R = kBundle<A>;
     alignas(64) A halves[kShortRow * R];
     for (int64_t l = 0; l < n; l++)
-        for (int i = 0; i < R; i++) t[l * R + i] = scalar::exp(t[l * R + i] - most[i]);
+        for (int i = 0; i < R; i++) t[l * R + i] = exp_of_masked(t[l * R + i] - most[i]);
     memcpy(halves, t, size_t(n) * R * sizeof(A));
     bundle_leaf<reducers::Sum>(halves, n, sum);
 }
@@ -247,8 +188,7 @@ void softmax_bundle(const RowPlan& p, bool masked, const E* x, E* y, const int64
     } else {
         bundle_exp_sum(t, p.n, most, sum);
         for (int i = 0; masked && i < R; i++) sum[i] = scalar::masked_sum(sum[i]);
-        for (int64_t l = 0; l < p.n; l++)
-            for (int i = 0; i < R; i++) t[l * R + i] = scalar::div(t[l * R + i], sum[i]);
+        divide_rows(t, p.n * R, sum);
     }
     store_bundle(t, y, to, count, walk_step(p.walk[1]), p.n);
 }
@@ -279,7 +219,8 @@ void softmax_rows(const RowCall& call, int64_t r, int64_t end) {
     const bool masked = !Log && !Bwd && call.scalars[1].i != 0;  // scalars: axis, masked, order
     const E *x = static_cast<const E*>(call.at[0]), *dy = static_cast<const E*>(call.at[1]);
     E* y = static_cast<E*>(call.at[Bwd ? 2 : 1]);
-    for (; p.n <= kShortRow && end - r >= R / 4; r += R) {
+    // A leaf of whole vectors takes less than rows that are turned.
+    for (; p.n < kShortRow && end - r >= R / 4; r += R) {
         int64_t at[N][R];
         const int count = int(min64(R, end - r));
         place_bundle(call, r, count, at);

@@ -241,8 +241,9 @@ AICF_INLINE A halve_lanes(typename Simd<A, kVectorBytes>::V (&v)[N]) {
     return halve_vector<Op, A, kVectorBytes>(v[0]);
 }
 
-/// A leaf of 512 elements; inline, so that the next one's loads go on while its lanes are halved.
-template <class Op, class A>
+/// A leaf of all lanes, `Rows` elements each; inline, so that the next one's loads go on while its
+/// lanes are halved.
+template <class Op, class A, int Rows = int(kTreeLeaf / kTreeLanes)>
 AICF_INLINE A whole_leaf(const A* x) {
     typedef Simd<A, kVectorBytes> S;
     typedef typename S::V V;
@@ -250,9 +251,10 @@ AICF_INLINE A whole_leaf(const A* x) {
     V v[N / 2];
     const auto lane = [&](int i) __attribute__((always_inline)) {
         const A* at = x + i * L;
-        V s = Op::template join<S>(S::load(at), S::load(at + kTreeLanes));
-        s = Op::template join<S>(s, S::load(at + 2 * kTreeLanes));
-        return Op::template join<S>(s, S::load(at + 3 * kTreeLanes));
+        V s = S::load(at);
+#pragma GCC unroll 4
+        for (int r = 1; r < Rows; r++) s = Op::template join<S>(s, S::load(at + r * kTreeLanes));
+        return s;
     };
 #pragma GCC unroll 32
     for (int i = 0; i < N / 2; i++) v[i] = Op::template join<S>(lane(i), lane(i + N / 2));
@@ -264,6 +266,8 @@ template <class Op, class A>
 __attribute__((noinline)) A leaf(const A* x, int64_t n) {
     typedef Simd<A, 0> One;
     if (n == kTreeLeaf) return whole_leaf<Op>(x);
+    if (n == kTreeLanes) return whole_leaf<Op, A, 1>(x);
+    if (n == 2 * kTreeLanes) return whole_leaf<Op, A, 2>(x);
     // A missing element changes nothing, so it is left out.
     alignas(64) A t[kTreeLanes];
     const int64_t lanes = min64(n, kTreeLanes);
