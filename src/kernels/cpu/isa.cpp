@@ -25,6 +25,7 @@
 #include "kernels/cpu/rows.inl"
 #include "kernels/cpu/nn.inl"
 #include "kernels/cpu/indexed.inl"
+#include "kernels/cpu/windows.inl"
 #include "kernels/cpu/lines.inl"
 #include "kernels/cpu/optim.inl"
 #include "kernels/cpu/random.inl"
@@ -43,6 +44,7 @@ void fill_table(Table& table) {
     register_reduce(table);
     register_nn(table);
     register_indexed(table);
+    register_windows(table);
     register_lines(table);
     register_optim(table);
     register_random(table);
