@@ -74,8 +74,8 @@ void check_launch(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op)
         const bool known =
             scratch || (map.input >= 0 && map.input < static_cast<int>(op.inputs.size()) &&
                         map.dtype == op.inputs[map.input].dtype);
-        if (!known || !(is_16_bit(map.dtype) || (scratch && map.dtype == DType::f32)) ||
-            map.inner < 1 || map.outer < 1 || map.batches < 1 || map.box < 1 ||
+        if (!known || !(is_16_bit(map.dtype) || map.dtype == DType::f32) || map.inner < 1 ||
+            map.outer < 1 || map.batches < 1 || map.box < 1 ||
             (scratch && !fits_workspace(map, kernel.workspace_bytes)))
             io.fail(op.def->name, " has a map of operand ", map.input, " that is none");
     }
