@@ -225,7 +225,8 @@ def test_random_graphs(group, device):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
         # "loops", "block", "tails" and "row_sums" are for GPUs, "concats" for attention
-        # (test_concats); of those that clear the way for others test_prepare draws graphs.
+        # (test_concats), "copies" for views (test_copies); of those that clear the way for
+        # others test_prepare draws graphs.
         here = set(_core.pass_names()) - {
             "loops",
             "block",
@@ -235,6 +236,7 @@ def test_random_graphs(group, device):
             "clone_upcasts",
             "merge_upcasts",
             "concats",
+            "copies",
         }
         assert all(changed[name] >= IN_GROUP // 10 for name in here), changed
 
@@ -738,6 +740,7 @@ def test_choices_of_passes():
         "reductions",
         "rows",
         "fuse",
+        "copies",
         "outputs",
         "optimizers",
         "merge_upcasts",

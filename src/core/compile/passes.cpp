@@ -122,6 +122,7 @@ const std::vector<Pass>& all_passes() {
          fuse_reductions},  // before fuse merges their single-use producers
         {"rows", true, nullptr, fuse_rows},
         {"fuse", true, nullptr, fuse_pointwise},
+        {"copies", true, nullptr, elide_copies},
         {"outputs", true, nullptr, fuse_outputs},
         {"optimizers", true, nullptr, fuse_updates},
         {"merge_upcasts", true, nullptr,

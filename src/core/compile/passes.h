@@ -85,6 +85,8 @@ void fuse_row_sums(Lowered& lowered, const Target& target);
 /// Horizontal fusion: small independent ops share a launch (group.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
 
+/// Copy elision: what is copied is made or read where the copy would be (copies.cpp).
+void elide_copies(Lowered& lowered, const Target& target);
 /// Concat elision: producers write into the concat's result (concats.cpp).
 void elide_concats(Lowered& lowered);
 
