@@ -17,6 +17,9 @@ struct Self {
     char* shared;
     char* const* cluster;
     u32 rank;  // in the cluster
+    // Products of its warpgroup under way, the oldest first, and the groups committed so far.
+    void *oldest, *newest;
+    u32 groups;
 };
 constexpr u32 kDynamic = 256 << 10;
 
@@ -40,6 +43,7 @@ struct Api {
     void (*looked)(const volatile u32* at, u32 seen);
     /// sum + a b over 8 words of two f16 (0), two bf16 (1) or a tf32 (2), as a tensor core adds.
     float (*mma)(int kind, float sum, const u32* a, const u32* b);
+    u32 order;  // what shuffles turns; 0: nothing does
 };
 
 /// What the driver writes into a tensor map: lines of sizes[0] elements of `size` bytes, `steps`

@@ -214,10 +214,12 @@ void store(u32 to, const T&... from) {
     ((__builtin_memcpy(at, &from, sizeof from), at += sizeof from), ...);
 }
 inline void ld_shared_b32(u32& to, u32 from) { load(from, to); }
+inline void ld_shared_v2_f32(float& a, float& b, u32 from) { load(from, a, b); }
 inline void ld_shared_v4_f32(float& a, float& b, float& c, float& d, u32 from) {
     load(from, a, b, c, d);
 }
 inline void st_shared_v4_b32(u32 to, u32 a, u32 b, u32 c, u32 d) { store(to, a, b, c, d); }
+inline void st_shared_f32(u32 to, float a) { store(to, a); }
 inline void st_shared_v2_f32(u32 to, float a, float b) { store(to, a, b); }
 
 /// Four tiles of 8 x 8 pairs of bytes, of whose lines 8 l to 8 l + 7 lanes 8 l and on say where

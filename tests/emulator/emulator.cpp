@@ -303,7 +303,10 @@ std::unique_ptr<Block> start_block(u32 index, const std::shared_ptr<Cluster>& cl
                       {launch.size.blocks, 1, 1},
                       block->shared,
                       cluster->shared.data(),
-                      static_cast<u32>(cluster->shared.size() - 1)};
+                      static_cast<u32>(cluster->shared.size() - 1),
+                      nullptr,
+                      nullptr,
+                      0};
         fiber.context.begin(block->stacks + kStack * t, kStack, start_fiber);
     }
     return block;
@@ -321,6 +324,7 @@ bool advance(Block& block) {
         launch.api->self = &fiber.self;
         scheduler.go_to(fiber.context);
         if (!fiber.done) continue;
+        if (fiber.self.oldest) broken("a thread ended before products that it began");
         block.left--;
         // Those that still are there are all that a barrier waits for.
         if (Barrier& all = block.barriers[0]; all.come && all.come == block.left) {
@@ -366,7 +370,17 @@ void* load(const void* image) {
     if (!library) broken(dlerror());
     files[library] = file;  // while it is open no other library has its name
     *static_cast<Api*>(dlsym(library, "emulated_api")) = {
-        nullptr, barrier, cluster_barrier, wait_for, exchange, copy, commit, arrived, looked, mma};
+        nullptr,
+        barrier,
+        cluster_barrier,
+        wait_for,
+        exchange,
+        copy,
+        commit,
+        arrived,
+        looked,
+        mma,
+        static_cast<u32>(std::strtoul(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10))};
     return library;
 }
 void unload(void* library) {

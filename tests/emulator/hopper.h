@@ -1,6 +1,7 @@
 // The instructions of 9.0 alone: clusters, barriers in shared memory, the copy engine, products of
-// warpgroups. Copies and products are done at once; a kernel that reads them too early is not found
-// out, one that waits for what does not come is.
+// warpgroups. Copies are done at once. Where turns are shuffled, half of the groups of products are
+// made as late as they may be, their sums no numbers till then: a kernel finds itself out that
+// reads sums too early, or too early changes what products read.
 #pragma once
 
 namespace ptx {
@@ -132,10 +133,79 @@ inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 line, u32 a, u32 b, u32
 
 // ---- products of warpgroups ---------------------------------------------------------------------
 
-// The lanes of a warp come to these together.
+/// One thread's part of a product that is under way.
+struct Product {
+    Product* next = nullptr;
+    u32 group = 0;
+    float** sums = nullptr;   // where they belong
+    float* values = nullptr;  // till then, of all products that are under way to them
+    u32 count = 0;
+    virtual void make() = 0;
+    virtual ~Product() {}
+};
+/// What a product is made on: of sums under way those, else a copy of what is there.
+inline void begin(Product* product, float* const* d, u32 count) {
+    Self& me = self();
+    product->group = me.groups;
+    product->count = count;
+    product->sums = new float*[count];
+    for (u32 x = 0; x < count; x++) product->sums[x] = d[x];
+    for (auto* one = static_cast<Product*>(me.oldest); one; one = one->next)
+        if (one->sums[0] == d[0]) product->values = one->values;
+    if (!product->values) {
+        product->values = new float[count];
+        for (u32 x = 0; x < count; x++) {
+            product->values[x] = *d[x];
+            *d[x] = __builtin_nanf("");
+        }
+    }
+    if (me.newest)
+        static_cast<Product*>(me.newest)->next = product;
+    else
+        me.oldest = product;
+    me.newest = product;
+}
+/// Makes the products of groups before `end`.
+inline void make_before(u32 end) {
+    Self& me = self();
+    while (me.oldest) {
+        auto* const one = static_cast<Product*>(me.oldest);
+        if (one->group >= end) return;
+        one->make();
+        bool more = false;
+        for (const Product* other = one->next; other; other = other->next)
+            more = more || other->values == one->values;
+        if (!more) {
+            for (u32 x = 0; x < one->count; x++) *one->sums[x] = one->values[x];
+            delete[] one->values;
+        }
+        me.oldest = one->next;
+        if (!me.oldest) me.newest = nullptr;
+        delete[] one->sums;
+        delete one;
+    }
+}
+inline void make_all() { make_before(~0u); }
+/// Whether products of the group at hand are made late, of all lanes alike.
+inline bool late() {
+    const Self& me = self();
+    const u32 order = emulated_api.order;
+    const u32 mixed = (me.groups + 1) * 2654435761u + me.thread.x / 128 * 40503u + order * 97u;
+    return order && (mixed ^ mixed >> 15) >> 7 & 1;
+}
+
+// The lanes of a warp come to these together, and are together when products are made.
 inline void wgmma_fence_sync_aligned() { __syncwarp(); }
-inline void wgmma_commit_group_sync_aligned() { __syncwarp(); }
-inline void wgmma_wait_group_sync_aligned(int) { __syncwarp(); }
+inline void wgmma_commit_group_sync_aligned() {
+    __syncwarp();
+    self().groups++;
+}
+inline void wgmma_wait_group_sync_aligned(int newest) {
+    __syncwarp();
+    const u32 groups = self().groups, left = static_cast<u32>(newest);
+    make_before(groups > left ? groups - left : 0);
+    __syncwarp();
+}
 
 /// A tile as its descriptor says: lines of 128 bytes along k, or along the rows (`across`).
 struct Tile {
@@ -165,7 +235,7 @@ struct Tile {
 
 /// This thread's part of 64 rows by N columns: as mma's, for every 8 columns.
 template <int N, int Kind, class Row>
-void add_products(float* const (&d)[N / 2], const Row& row_of, u64 b, bool adds, bool across) {
+void add_products(float* values, const Row& row_of, u64 b, bool adds, bool across) {
     const Tile tile(b, across, Kind == 2 ? 4 : 2);
     u32 rows[2][8];
     for (u32 high = 0; high < 2; high++) row_of(high, rows[high]);
@@ -174,35 +244,65 @@ void add_products(float* const (&d)[N / 2], const Row& row_of, u64 b, bool adds,
             u32 column[8];
             tile.row_of(8 * x + lane() % 4 * 2 + odd, column);
             for (u32 high = 0; high < 2; high++) {
-                float& sum = *d[4 * x + 2 * high + odd];
+                float& sum = values[4 * x + 2 * high + odd];
                 sum = emulated_api.mma(Kind, adds ? sum : 0.0f, rows[high], column);
             }
         }
 }
 template <int N, int Kind>
+struct TileProduct : Product {
+    u64 a, b;
+    bool adds, a_across, b_across;
+    void make() override {
+        const Tile tile(a, a_across, Kind == 2 ? 4 : 2);
+        const u32 first = self().thread.x / 32 % 4 * 16 + lane() / 4;
+        add_products<N, Kind>(
+            values, [&](u32 high, u32(&words)[8]) { tile.row_of(first + 8 * high, words); }, b,
+            adds, b_across);
+    }
+};
+/// Of rows from registers, as mma has them.
+template <int N, int Kind>
+struct HeldProduct : Product {
+    const u32* a[4];
+    u64 b;
+    bool adds, b_across;
+    void make() override {
+        struct Mine {
+            u32 a[4];
+        };
+        const char* all = exchange(~0u, Mine{{*a[0], *a[1], *a[2], *a[3]}});
+        add_products<N, Kind>(
+            values,
+            [&](u32 high, u32(&words)[8]) {
+                for (u32 w = 0; w < 8; w++)
+                    words[w] = from_lane<Mine>(all, lane() / 4 * 4 + w % 4).a[w / 4 * 2 + high];
+            },
+            b, adds, b_across);
+    }
+};
+template <int N, int Kind>
 void products(float* const (&d)[N / 2], u64 a, u64 b, bool adds, int, int, int a_across = 0,
               int b_across = 0) {
-    const Tile tile(a, a_across, Kind == 2 ? 4 : 2);
-    const u32 first = self().thread.x / 32 % 4 * 16 + lane() / 4;
-    add_products<N, Kind>(
-        d, [&](u32 high, u32(&words)[8]) { tile.row_of(first + 8 * high, words); }, b, adds,
-        b_across);
+    auto* const product = new TileProduct<N, Kind>;
+    product->a = a;
+    product->b = b;
+    product->adds = adds;
+    product->a_across = a_across;
+    product->b_across = b_across;
+    begin(product, d, N / 2);
+    if (!late()) make_all();
 }
-/// Rows from registers, as mma has them.
 template <int N, int Kind>
-void products(float* const (&d)[N / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, bool adds, int, int,
+void products(float* const (&d)[N / 2], const u32* const (&a)[4], u64 b, bool adds, int, int,
               int b_across = 0) {
-    struct Mine {
-        u32 a[4];
-    };
-    const char* all = exchange(~0u, Mine{{a0, a1, a2, a3}});
-    add_products<N, Kind>(
-        d,
-        [&](u32 high, u32(&words)[8]) {
-            for (u32 w = 0; w < 8; w++)
-                words[w] = from_lane<Mine>(all, lane() / 4 * 4 + w % 4).a[w / 4 * 2 + high];
-        },
-        b, adds, b_across);
+    auto* const product = new HeldProduct<N, Kind>;
+    for (u32 w = 0; w < 4; w++) product->a[w] = a[w];
+    product->b = b;
+    product->adds = adds;
+    product->b_across = b_across;
+    begin(product, d, N / 2);
+    if (!late()) make_all();
 }
 
 }  // namespace ptx

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdio>
 #include <cstdlib>
@@ -101,9 +102,12 @@ std::string instruction_of(const std::string& text, const std::vector<std::strin
         const int columns = std::atoi(name.c_str() + products.size());
         const int kind = name.ends_with(".tf32") ? 2 : name.ends_with(".bf16") ? 1 : 0;
         const auto sums = static_cast<size_t>(columns / 2);
+        // Rows in registers are read when the product is made, as sums are.
+        const size_t held = std::count(list.begin(), list.end(), '{') > 1 ? 4 : 0;
         return "ptx::products<" + std::to_string(columns) + ", " + std::to_string(kind) + ">({" +
                joined(operands, 0, sums, "&") + "}, " +
-               joined(operands, sums, operands.size(), "") + ");";
+               (held ? "{" + joined(operands, sums, sums + held, "&") + "}, " : "") +
+               joined(operands, sums + held, operands.size(), "") + ");";
     }
     std::string call = "ptx::";
     for (const char c : name) call += in_word(c) ? c : '_';
