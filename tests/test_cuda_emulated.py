@@ -182,24 +182,56 @@ print((cpu == cuda).all())
 """
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_a_missing_barrier_is_found(folder, order, tmp_path):
-    """One of the barriers of a block is left out of what the kernels find."""
+def outcomes(folder, tmp_path, script, source, whole, left, **options):
+    """What a script says with the emulator, and with one that lacks something in a source."""
     hurt = tmp_path / "emulator"
     hurt.mkdir()
-    for source in (HERE / "emulator").iterdir():
-        text = source.read_text()
-        whole = "inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }"
-        assert source.name != "device.h" or whole in text
-        (hurt / source.name).write_text(text.replace(whole, "inline void __syncthreads() {}"))
+    for one in (HERE / "emulator").iterdir():
+        text = one.read_text()
+        assert one.name != source or text.count(whole) == 1
+        (hurt / one.name).write_text(text.replace(whole, left) if one.name == source else text)
     found = {}
     for name, sources in {"whole": HERE / "emulator", "hurt": hurt}.items():
-        environment = emulate.environment(folder, order=order) | {
+        environment = emulate.environment(folder, **options) | {
             "EMULATOR_FOLDER": str(sources),
             "AICF_CACHE_DIR": str(tmp_path / name),
         }
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=environment, text=True, capture_output=True
+            [sys.executable, "-c", script], env=environment, text=True, capture_output=True
         )
         found[name] = done.stdout.split()
+    return found
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_missing_barrier_is_found(folder, order, tmp_path):
+    """One of the barriers of a block is left out of what the kernels find."""
+    whole = "inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }"
+    left = "inline void __syncthreads() {}"
+    found = outcomes(folder, tmp_path, SCRIPT, "device.h", whole, left, order=order)
     assert found == {"whole": ["True"], "hurt": ["False"]}
+
+
+ATTENTION = """
+import aicf
+import numpy as np
+from aicf import _core
+
+rng = np.random.default_rng(0)
+g, feed = aicf.Graph("attention"), {}
+for name in "qkv":
+    feed[name] = rng.standard_normal((1, 1, 400, 64)).astype(np.float16)
+y = aicf.scaled_dot_product_attention(*(g.input(n, feed[n].shape, "float16") for n in "qkv"))
+g.output("y", y)
+((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names()).items()
+cpu = g.compile(device="cpu", tensor_cores="sm_90")(**feed)["y"].numpy()
+cuda = g.compile(device="cuda", candidates={signature: "wgmma"})(**feed)["y"].numpy()
+print(cpu.tobytes() == cuda.tobytes())
+"""
+
+
+def test_sums_read_too_early_are_found(folder, tmp_path):
+    """A wait for all products but the newest two, say, is one for all but the newest three."""
+    whole, left = "left = static_cast<u32>(newest);", "left = static_cast<u32>(newest) + 1;"
+    found = outcomes(folder, tmp_path, ATTENTION, "hopper.h", whole, left, major=9, order=5)
+    assert found["whole"] == ["True"] and found["hurt"] != ["True"]
