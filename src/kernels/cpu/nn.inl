@@ -30,17 +30,21 @@ AICF_INLINE A exp_of_masked(A x) {
     }
 }
 
-/// The sum of exp(x - most); `keep`, where given, receives the terms.
+/// The sum of exp(x - most); `keep`, where given, receives the terms; `masked`: much may be -inf.
 template <class A, class E>
-A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, A* keep = nullptr) {
+A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, bool masked, A* keep = nullptr) {
     alignas(64) A buffer[kTreeLeaf], terms[kTreeLeaf];
     Tree<reducers::Sum, Simd<A, 0>> tree;
     for (int64_t at = 0; at < n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, n - at);
         const A* v = fetch<A>(w, x, at, m, buffer);
         A* e = keep ? keep + at : terms;
+        if (masked)
 #pragma GCC ivdep
-        for (int64_t i = 0; i < m; i++) e[i] = exp_of_masked(v[i] - most);
+            for (int64_t i = 0; i < m; i++) e[i] = exp_of_masked(v[i] - most);
+        else
+#pragma GCC ivdep
+            for (int64_t i = 0; i < m; i++) e[i] = scalar::exp(v[i] - most);
         tree.push(leaf<reducers::Sum>(e, m));
     }
     return tree.result();
@@ -96,7 +100,7 @@ void softmax_row(const RowPlan& p, bool masked, const E* x, E* y) {
     if (masked) most = scalar::masked_most(most);
     if constexpr (!Log && same_bits<E, A>) {
         if (p.walk[1].dense) {  // y holds the terms meanwhile
-            A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, y);
+            A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, masked, y);
             if (masked) sum = scalar::masked_sum(sum);
             alignas(64) A sums[kBundle<A>];
             for (A& one : sums) one = sum;
@@ -104,7 +108,7 @@ void softmax_row(const RowPlan& p, bool masked, const E* x, E* y) {
             return;
         }
     }
-    A sum = row_exp_sum<A>(p.walk[0], x, p.n, most);
+    A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, masked);
     if (masked) sum = scalar::masked_sum(sum);
     const A log_sum = Log ? scalar::log(sum) : A(0);
     for (int64_t at = 0; at < p.n; at += kTreeLeaf) {
@@ -400,7 +404,7 @@ void cross_entropy_rows(const RowCall& call, int64_t r, int64_t end) {
         int64_t at[5][1];
         place_bundle(call, r, 1, at);
         const A most = row_max<A>(p.walk[0], x + at[0][0], p.n),
-                sum = row_exp_sum<A>(p.walk[0], x + at[0][0], p.n, most);
+                sum = row_exp_sum<A>(p.walk[0], x + at[0][0], p.n, most, false);
         put_loss<A, E, 1>(call, at, 1, &most, &sum);
     }
 }
