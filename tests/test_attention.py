@@ -517,6 +517,7 @@ WITH_ROLES = [
 
 
 @pytest.mark.gpu
+@pytest.mark.hopper
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(("sizes", "kind"), WITH_ROLES, ids=str)
 def test_warp_roles_have_the_bits(sizes, kind, dtype):
@@ -527,8 +528,6 @@ def test_warp_roles_have_the_bits(sizes, kind, dtype):
     known = _core.cuda_candidates(g._core, _core.pass_names())
     chosen = {signature: "wgmma" for signature, names in known.items() if "wgmma" in names}
     assert len(chosen) == 2, known  # y, all gradients
-    if _core.cuda_info()["devices"][0]["arch"] != "sm_90a":
-        pytest.skip("needs a GPU of 9.0")
     made = [
         run(g, feed, dtype, device="cpu", tensor_cores="sm_90"),
         run(g, feed, dtype, device="cuda", candidates=chosen),

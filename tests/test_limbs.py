@@ -237,7 +237,9 @@ def test_gradients_threads_and_eager(make_rng):
 
 # ---- on a GPU -----------------------------------------------------------------------------------
 
-gpu = pytest.mark.gpu
+
+def gpu(test):
+    return pytest.mark.gpu(pytest.mark.hopper(test))
 
 
 def by_all_kernels(g, feed, output="y"):

@@ -122,6 +122,7 @@ def test_bits_are_those_of_launches_apart(sizes, options, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.hopper
 @pytest.mark.parametrize("math", ["tf32", "bf16", "fp16"])
 @pytest.mark.parametrize(("sizes", "options"), CASES)
 def test_bits_of_rounded_operands(sizes, options, math):

@@ -272,6 +272,7 @@ def same_numbers(got, want, what):
 
 
 @gpu
+@pytest.mark.hopper
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPERANDS)
 def test_random_steps_on_a_gpu(name, kind, make_rng):
