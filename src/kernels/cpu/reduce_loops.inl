@@ -274,33 +274,30 @@ __attribute__((noinline)) void column_leaf(const Strip& strip, Rows& rows, int64
             near[nears] = rows.row(nears, begin + r, begin + n);
         for (int64_t r = l + half; l + half < lanes && r < n; r += kTreeLanes, fars++)
             far[fars] = rows.row(4 + fars, begin + r, begin + n);
-        // Inlined for the usual numbers of rows, so that the loop over vectors holds no branch.
-        const auto join_rows = [&](int of_near, int of_far) __attribute__((always_inline)) {
-            for (int64_t v = 0; v < vectors; v++) {
-                V s = load(near[0], v);
-#pragma GCC unroll 4
-                for (int j = 1; j < of_near; j++) s = Op::template join<S>(s, load(near[j], v));
-                if (of_far > 0) {
+        for (int64_t v = 0; v < vectors; v++) {
+            V s = load(near[0], v);
+            if (n == kTreeLeaf) {
+                s = Op::template join<S>(s, load(near[1], v));
+                s = Op::template join<S>(s, load(near[2], v));
+                s = Op::template join<S>(s, load(near[3], v));
+                V other = Op::template join<S>(load(far[0], v), load(far[1], v));
+                other = Op::template join<S>(other, load(far[2], v));
+                s = Op::template join<S>(s, Op::template join<S>(other, load(far[3], v)));
+            } else {
+                for (int j = 1; j < nears; j++) s = Op::template join<S>(s, load(near[j], v));
+                if (fars > 0) {
                     V other = load(far[0], v);
-#pragma GCC unroll 4
-                    for (int j = 1; j < of_far; j++)
+                    for (int j = 1; j < fars; j++)
                         other = Op::template join<S>(other, load(far[j], v));
                     s = Op::template join<S>(s, other);
                 }
-                if constexpr (!Ascending) {
-                    const V* held = top + v;
-                    for (int64_t j = 0; j < joins; j++)
-                        s = Op::template join<S>(*(held -= vectors), s);
-                }
-                top[v - joins * vectors] = s;
             }
-        };
-        if (nears == 4 && fars == 4)
-            join_rows(4, 4);
-        else if (nears == 1 && fars == 1)
-            join_rows(1, 1);
-        else
-            join_rows(nears, fars);
+            if constexpr (!Ascending) {
+                const V* held = top + v;
+                for (int64_t j = 0; j < joins; j++) s = Op::template join<S>(*(held -= vectors), s);
+            }
+            top[v - joins * vectors] = s;
+        }
         top -= joins * vectors;
     }
     for (int64_t h = Ascending ? half / 2 : 0; h > 0; h /= 2)
