@@ -165,11 +165,13 @@ AICF_INLINE void bundle_max(const A* t, int64_t n, A* most) {
 
 /// t = exp(t - most), sum = each row's sum of it.
 template <class A>
-AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum) {
+AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum, bool masked = false) {
     constexpr int R = kBundle<A>;
     alignas(64) A halves[kShortRow * R];
-    for (int64_t l = 0; l < n; l++)
+    for (int64_t l = 0; masked && l < n; l++)
         for (int i = 0; i < R; i++) t[l * R + i] = exp_of_masked(t[l * R + i] - most[i]);
+    for (int64_t l = 0; !masked && l < n; l++)
+        for (int i = 0; i < R; i++) t[l * R + i] = scalar::exp(t[l * R + i] - most[i]);
     memcpy(halves, t, size_t(n) * R * sizeof(A));
     bundle_leaf<reducers::Sum>(halves, n, sum);
 }
@@ -190,9 +192,13 @@ void softmax_bundle(const RowPlan& p, bool masked, const E* x, E* y, const int64
         for (int64_t l = 0; l < p.n; l++)
             for (int i = 0; i < R; i++) t[l * R + i] = (t[l * R + i] - most[i]) - sum[i];
     } else {
-        bundle_exp_sum(t, p.n, most, sum);
+        bundle_exp_sum(t, p.n, most, sum, masked);
         for (int i = 0; masked && i < R; i++) sum[i] = scalar::masked_sum(sum[i]);
-        divide_rows(t, p.n * R, sum);
+        if (p.n >= kShortRow / 2)
+            divide_rows(t, p.n * R, sum);
+        else  // in fewer steps than a look for what is too small
+            for (int64_t l = 0; l < p.n; l++)
+                for (int i = 0; i < R; i++) t[l * R + i] = scalar::div(t[l * R + i], sum[i]);
     }
     store_bundle(t, y, to, count, walk_step(p.walk[1]), p.n);
 }
