@@ -126,7 +126,8 @@ def functions(run):
         for ratios in [row["ratio"].values()]
     ]
     head = ("", "aicf, µs", "PyTorch", "`torch.compile`")
-    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+    note = f"; {run['note']}" if run["note"] else ""
+    return source(run, note) + "\n\n" + table(head, rows)
 
 
 def functions_epyc():
