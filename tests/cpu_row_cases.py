@@ -11,7 +11,7 @@ import numpy as np
 from compare import assert_bits
 
 THREADS = (1, 2, 3, 8)
-ROWS = (1, 2, 3, 64, 65, 127, 128, 129, 255, 256, 257, 384, 512, 700)
+ROWS = (1, 2, 3, 7, 8, 9, 15, 16, 17, 64, 65, 127, 128, 129, 255, 256, 257, 384, 512, 700)
 
 
 def run(outputs, **arrays):

@@ -196,7 +196,7 @@ void softmax_bundle(const RowPlan& p, bool masked, const E* x, E* y, const int64
         for (int i = 0; masked && i < R; i++) sum[i] = scalar::masked_sum(sum[i]);
         if (p.n >= kShortRow / 2)
             divide_rows(t, p.n * R, sum);
-        else  // in fewer steps than a look for what is too small
+        else  // of few columns, which take less time than the checks before a division by fma
             for (int64_t l = 0; l < p.n; l++)
                 for (int i = 0; i < R; i++) t[l * R + i] = scalar::div(t[l * R + i], sum[i]);
     }
