@@ -459,6 +459,25 @@ def test_attention_is_neither_serialized_nor_spilled(size, causal):
         log = _core.cuda_log(program, "sm_90a")
         assert "serialized" not in log and "setmaxnreg" not in log, log
         assert not spilled(program), log
+        name = re.search(r"aicf_(attention\w*)_wgmma_bf16", program)[1]
+        assert waits_for_products(program) == WAITS[name][size == 128], name
+
+
+# What waits for products in the sources, by the size of heads. Where there is more, the assembler
+# saw sums in use that are on their way, and had a turn of the loop end before the next begins.
+WAITS = {
+    "attention": (3, 3),
+    "attention_dq": (7, 7),
+    "attention_dkv": (7, 3),
+    "attention_grads": (14, 10),
+}
+
+
+def waits_for_products(program):
+    """The instructions WARPGROUP.DEPBAR of a kernel."""
+    cubin = _core.cuda_cubins([program], "sm_90a")[0]
+    words = np.frombuffer(cubin[: len(cubin) // 16 * 16], np.uint64)[::2]
+    return int(((words & np.uint64(0xFFFFE0FFFFFFFFFF)) == np.uint64(0x8000000079C5)).sum())
 
 
 @pytest.mark.parametrize("layout", ["", "a", "b", "ab"])

@@ -311,8 +311,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                            k > 0 || adds);
         commit_products();
     };
-    const auto store = [&](const Place& place, int row) {
-        const float (&top)[2] = rows_of.top;
+    const auto store = [&](const Place& place, int row, const float (&top)[2]) {
         const float shares[2] = {scalar::weight_share(top[0], acc[columns - 4]),
                                  scalar::weight_share(top[1], acc[columns - 2])};
         E* const to = o + Shape::O::at(place.batch, place.head);
@@ -365,18 +364,22 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         uint32_t at_phase = phase;
         next();
         // From here on through one unit after the other: the next scores, of this unit or the next,
-        // are asked for as soon as registers are free.
-        bool goes_on = true;
+        // are asked for as soon as registers are free, and the sums of a unit are stored where those
+        // of a block before would be multiplied. All products are waited for on the one way round:
+        // where some end on another, the assembler lets none go on beyond the end of a turn.
+        bool ended = false, goes_on = true;  // the unit before; there is a block at work
+        float ended_top[2] = {};
 #pragma unroll 1
-        while (goes_on) {
-            const bool last = j + 1 == needed;
+        for (;;) {
+            const bool last = goes_on && j + 1 == needed;
+            bool follows = goes_on;
             uint32_t of = round;
             if (last) {
                 const Place after(grid, round + 1);
-                goes_on = after.there && after.needed(half_of(round + 1)) > 0 &&
+                follows = after.there && after.needed(half_of(round + 1)) > 0 &&
                           (needed == place.blocks || stages >= 4);
                 of++;
-                if (goes_on) wait_barrier(full_q(of % 2), of / 2 % 2);
+                if (follows) wait_barrier(full_q(of % 2), of / 2 % 2);
             }
             const int j0 = j * Room::keys;
             const bool half = sees_half(j, row);
@@ -387,19 +390,26 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             rows_of.largest_bits(most_bits, low, j0, row);
             wait_products<1>();
             hold(high);
-            release(empty_k(at));
+            if (goes_on) release(empty_k(at));
             if (last) release(empty_q(round % 2));
             if (!half) rows_of.largest_bits(most_bits, high, j0 + 64, row);
             rows_of.rise(used, most_bits, low, high, half);
             rows_of.weights_of(low, used, j0, row);
             wait_products<0>();
             hold(acc);
-            if (j > 0) {
+            if (ended) {
+                release(empty_v(before));
+                const uint32_t of_ended = goes_on ? round - 1 : round;
+                const Place was(grid, of_ended);
+                store(was, row_of(was, of_ended), ended_top);
+                if (!goes_on) break;
+                ended = false;
+            } else if (j > 0) {
                 release(empty_v(before));
                 rows_of.move(acc);
             }
             pack_lines<E>(low_weights, low);
-            if (goes_on) {
+            if (follows) {
                 if (last && stages >= 4) pass(place, needed);
                 wait_barrier(full_k(stage), phase);
             }
@@ -420,21 +430,19 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             before = at;
             at = stage;
             at_phase = phase;
-            if (goes_on) next();
+            if (follows) next();
             j++;
             if (last) {
-                wait_products<0>();
-                hold(acc);
-                hold(low);
-                hold(high);
-                release(empty_v(before));
-                store(place, row);
-                if (goes_on) {
+                ended = true;
+                goes_on = follows;
+                ended_top[0] = rows_of.top[0];
+                ended_top[1] = rows_of.top[1];
+                rows_of.begin();
+                if (follows) {
                     round++;
                     place = Place(grid, round);
                     needed = place.needed(half_of(round));
                     row = row_of(place, round);
-                    rows_of.begin();
                     j = 0;
                 }
             }
