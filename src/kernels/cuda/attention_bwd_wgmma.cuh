@@ -74,10 +74,29 @@ __device__ __forceinline__ void fresh(float (&sums)[Count]) {
 #pragma unroll
     for (int x = 0; x < Count; x++) asm volatile("" : "=f"(sums[x])::"memory");
 }
-/// sums = 64 lines of `own` by the lines of a block, along their columns.
+/// The tiles of a room: 64 lines of a unit's own operand `which`, and a block of the ring as second
+/// operand along its columns, or along its lines.
+template <class Room, int Block>
+struct GradientTiles {
+    uint64_t own_tiles, ring_tiles;
+    __device__ __forceinline__ explicit GradientTiles(uint32_t room)
+        : own_tiles(first_tile(room, 16)), ring_tiles(first_tile(room + Room::ring, 16)) {}
+    __device__ __forceinline__ uint64_t own(uint32_t round, int half) const {
+        return own_tiles +
+               (round % 2 * (Room::own_bytes / 8) + uint32_t(half) * (64 * Room::line / 16));
+    }
+    __device__ __forceinline__ uint64_t lines(int s, int which) const {
+        return ring_tiles +
+               (uint32_t(s) * (Room::stage_bytes / 16) + which * Room::other_bytes / 16);
+    }
+    __device__ __forceinline__ uint64_t across(int s, int which) const {
+        constexpr uint64_t leading = (Block * Room::line / 16 - 1) << 16;
+        return lines(s, which) + leading;
+    }
+};
+/// sums = 64 lines of `a` by the lines of a block, along their columns.
 template <class Layout, int OwnBox, int OtherBox, int Count>
-__device__ __forceinline__ void multiply_lines(float (&sums)[Count], uint32_t own, uint32_t other) {
-    const uint64_t a = tile_descriptor(own, 16), b = tile_descriptor(other, 16);
+__device__ __forceinline__ void multiply_lines(float (&sums)[Count], uint64_t a, uint64_t b) {
     begin_products();
 #pragma unroll
     for (int k = 0; k < 4 * Layout::boxes; k++)
@@ -86,11 +105,10 @@ __device__ __forceinline__ void multiply_lines(float (&sums)[Count], uint32_t ow
     commit_products();
 }
 /// sums += weights times the lines of a block.
-template <class Layout, int OtherBox, int Steps, int Count>
+template <class Layout, int Steps, int Count>
 __device__ __forceinline__ void multiply_weights(float (&sums)[Count],
-                                                 const uint32_t (&weights)[Steps][4],
-                                                 uint32_t other, bool adds) {
-    const uint64_t b = tile_descriptor(other, OtherBox);
+                                                 const uint32_t (&weights)[Steps][4], uint64_t b,
+                                                 bool adds) {
     begin_products();
 #pragma unroll
     for (int k = 0; k < Steps; k++) Layout::values(sums, weights[k], b + k * 128, k > 0 || adds);
@@ -224,15 +242,14 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             of_rows[high].load(most, sum, delta, of.batch, of.head,
                                row_of(of, round) + lane / 4 + 8 * high);
     };
-    const auto queries_at = [&](uint32_t round) {
-        return room + round % 2 * 2 * Room::own_bytes + half_of(round) * 64 * Room::line;
+    const GradientTiles<Room, block> tiles_of(room);
+    const auto queries_at = [&](uint32_t round) { return tiles_of.own(round, half_of(round)); };
+    const auto scores = [&](float (&p)[block / 2], uint64_t queries, int at) {
+        multiply_lines<Layout, own_box, other_box>(p, queries, tiles_of.lines(at, 0));
     };
-    const auto scores = [&](float (&p)[block / 2], uint32_t round, int at) {
-        multiply_lines<Layout, own_box, other_box>(p, queries_at(round), ring(at, 0));
-    };
-    const auto upstream = [&](float (&s)[block / 2], uint32_t round, int at) {
-        multiply_lines<Layout, own_box, other_box>(s, queries_at(round) + Room::own_bytes,
-                                                   ring(at, 1));
+    const auto upstream = [&](float (&s)[block / 2], uint64_t queries, int at) {
+        multiply_lines<Layout, own_box, other_box>(s, queries + Room::own_bytes / 16,
+                                                   tiles_of.lines(at, 1));
     };
     constexpr bool both = Layout::ahead;
     for (uint32_t round = 0;; round++) {
@@ -256,10 +273,11 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         wait_barrier(barriers.full(0, stage), phase);
         fresh(even_p);
         fresh(even_s);
-        scores(even_p, round, stage);
+        uint64_t queries = queries_at(round);
+        scores(even_p, queries, stage);
         if constexpr (both) {
             wait_barrier(barriers.full(1, stage), phase);
-            upstream(even_s, round, stage);
+            upstream(even_s, queries, stage);
         }
         wait_products<0>();
         hold(even_p);
@@ -276,15 +294,15 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             } else {
                 wait_barrier(barriers.full(1, at), now_phase);
                 fresh(s);
-                upstream(s, round, at);
+                upstream(s, queries, at);
             }
             const bool last = j + 1 == seen;
             goes_on = true;
-            uint32_t of = round;
             if (last) {
-                const Place after(grid, round + 1);
+                const uint32_t of = round + 1;
+                const Place after(grid, of);
                 goes_on = after.there;
-                of++;
+                queries = queries_at(of);
                 if (goes_on) {
                     load_numbers(after, of);
                     wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
@@ -297,8 +315,8 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             }
             now = stage;
             now_phase = phase;
-            scores(next_p, of, stage);  // where none follows, of what lies there
-            if constexpr (both) upstream(next_s, of, stage);
+            scores(next_p, queries, stage);  // where none follows, of what lies there
+            if constexpr (both) upstream(next_s, queries, stage);
             wait_products<3>();
             hold(p);
             if (goes_on) next();
@@ -328,7 +346,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             if (j > 0) release(barriers.empty(0, done));
             done = at;
             pack_lines<E>(slopes, s);
-            multiply_weights<Layout, other_box>(acc, slopes, ring(at, 0), j > 0);
+            multiply_weights<Layout>(acc, slopes, tiles_of.across(at, 0), j > 0);
             j++;
             return last;
         };
@@ -471,9 +489,11 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                     wait_barrier(barriers.empty(0, stage), phase ^ 1);
 #pragma unroll
                     for (int x = 0; x < block / 32; x++) {
-                        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(numbers(stage) +
-                                                                              8 * (32 * x + lane)),
-                                     "f"(now[x].offset()), "f"(now[x].mean())
+                        const uint32_t to = numbers(stage) + 4 * (32 * x + lane);
+                        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(now[x].offset())
+                                     : "memory");
+                        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + 4 * block),
+                                     "f"(now[x].mean())
                                      : "memory");
                         now[x] = following[x];
                     }
@@ -493,27 +513,29 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     const auto row_of = [&](const Place& of, uint32_t round) {
         return of.j0 + 64 * half_of(round) + 16 * (warp % 4);
     };
-    const auto keys_at = [&](uint32_t round) {
-        return room + round % 2 * 2 * Room::own_bytes + half_of(round) * 64 * Room::line;
-    };
+    const GradientTiles<Room, block> tiles_of(room);
+    const auto keys_at = [&](uint32_t round) { return tiles_of.own(round, half_of(round)); };
     // The first queries of a head may see no key of the upper half.
     const auto hidden = [&](uint32_t round) {
         return Shape::causal && block == 64 ? half_of(round) : 0;
     };
+    // What a lane needs of the queries' numbers, offsets or means, of the x-th eight of a block.
+    const auto two_numbers = [&](float (&two)[2], int at, int which, int x) {
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(two[0]), "=f"(two[1])
+                     : "r"(numbers(at) + lane % 4 * 8 + 4 * block * which + 32 * x)
+                     : "memory");
+    };
     // Scores to weights, by the numbers of the queries.
     const auto weigh = [&](float (&p)[block / 2], int at, int i0, int row) {
-        const uint32_t from = numbers(at) + lane % 4 * 16;
 #pragma unroll
         for (int x = 0; x < block / 8; x++) {
-            float number[4];
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(number[0]), "=f"(number[1]), "=f"(number[2]), "=f"(number[3])
-                         : "r"(from + 64 * x)
-                         : "memory");
+            float offset[2];
+            two_numbers(offset, at, 0, x);
 #pragma unroll
             for (int y = 0; y < 4; y++)
                 p[4 * x + y] =
-                    scalar::weight<false>(scalar::fma(p[4 * x + y], factor, number[y % 2 * 2]));
+                    scalar::weight<false>(scalar::fma(p[4 * x + y], factor, offset[y % 2]));
         }
         if (Shape::causal && row + 15 > i0) {
 #pragma unroll
@@ -526,17 +548,12 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         }
     };
     const auto slope = [&](float (&s)[block / 2], const float (&p)[block / 2], int at) {
-        const uint32_t from = numbers(at) + lane % 4 * 16;
 #pragma unroll
         for (int x = 0; x < block / 8; x++) {
-            float number[4];
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(number[0]), "=f"(number[1]), "=f"(number[2]), "=f"(number[3])
-                         : "r"(from + 64 * x)
-                         : "memory");
+            float mean[2];
+            two_numbers(mean, at, 1, x);
 #pragma unroll
-            for (int y = 0; y < 4; y++)
-                s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - number[y % 2 * 2 + 1]);
+            for (int y = 0; y < 4; y++) s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - mean[y % 2]);
         }
     };
     const auto store = [&](const Place& place, int row, const float (&key_acc)[width / 2],
@@ -582,7 +599,8 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             uint32_t now_phase = phase;
             wait_barrier(barriers.full(0, stage), phase);
             hold(even);
-            multiply_lines<Layout, own_box, other_box>(even, keys_at(round), ring(stage, 0));
+            uint64_t keys = keys_at(round);
+            multiply_lines<Layout, own_box, other_box>(even, keys, tiles_of.lines(stage, 0));
             wait_products<0>();
             hold(even);
             next();
@@ -599,11 +617,12 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 wait_barrier(barriers.full(1, at), at_phase);
                 hold(s);
                 hold(next_p);
-                multiply_lines<Layout, own_box, other_box>(s, keys_at(of) + Room::own_bytes,
-                                                           ring(at, 1));
+                multiply_lines<Layout, own_box, other_box>(s, keys + Room::own_bytes / 16,
+                                                           tiles_of.lines(at, 1));
                 if (last) {
                     const Place after(grid, round + 1);
                     of++;
+                    keys = keys_at(of);
                     goes_on = after.there && after.seen(hidden(of)) > 0;
                     if (goes_on) wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
                 }
@@ -614,7 +633,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 now = stage;
                 now_phase = phase;
                 // Where none follows, of what lies there.
-                multiply_lines<Layout, own_box, other_box>(next_p, keys_at(of), ring(stage, 0));
+                multiply_lines<Layout, own_box, other_box>(next_p, keys, tiles_of.lines(stage, 0));
                 wait_products<4>();
                 hold(p);
                 if (goes_on) next();
@@ -628,9 +647,9 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 if (last) release(barriers.empty_own(round % 2));
                 slope(s, p, at);
                 pack_lines<E>(weights, p);
-                multiply_weights<Layout, other_box>(value_acc, weights, ring(at, 1), turn > 0);
+                multiply_weights<Layout>(value_acc, weights, tiles_of.across(at, 1), turn > 0);
                 pack_lines<E>(slopes, s);
-                multiply_weights<Layout, other_box>(key_acc, slopes, ring(at, 0), turn > 0);
+                multiply_weights<Layout>(key_acc, slopes, tiles_of.across(at, 0), turn > 0);
                 turn++;
                 i0 = ends ? place.first() + skips * block : i0 + block;
                 if (last) {
@@ -656,6 +675,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             }
         } else {
             float p[block / 2];
+            const uint64_t keys = keys_at(round);
             i0 = place.first();
 #pragma unroll 1
             for (; turn < turns; turn++, i0 = place.after(i0)) {
@@ -666,21 +686,21 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 wait_barrier(barriers.full(0, stage), phase);
                 hold(p);
                 hold(s);
-                multiply_lines<Layout, own_box, other_box>(p, keys_at(round), ring(stage, 0));
+                multiply_lines<Layout, own_box, other_box>(p, keys, tiles_of.lines(stage, 0));
                 wait_barrier(barriers.full(1, stage), phase);
-                multiply_lines<Layout, own_box, other_box>(s, keys_at(round) + Room::own_bytes,
-                                                           ring(stage, 1));
+                multiply_lines<Layout, own_box, other_box>(s, keys + Room::own_bytes / 16,
+                                                           tiles_of.lines(stage, 1));
                 wait_products<1>();
                 hold(p);
                 weigh(p, stage, i0, row);
                 pack_lines<E>(weights, p);
-                multiply_weights<Layout, other_box>(value_acc, weights, ring(stage, 1), turn > 0);
+                multiply_weights<Layout>(value_acc, weights, tiles_of.across(stage, 1), turn > 0);
                 wait_products<1>();
                 hold(s);
                 if (turn + 1 == turns) release(barriers.empty_own(round % 2));
                 slope(s, p, stage);
                 pack_lines<E>(slopes, s);
-                multiply_weights<Layout, other_box>(key_acc, slopes, ring(stage, 0), turn > 0);
+                multiply_weights<Layout>(key_acc, slopes, tiles_of.across(stage, 0), turn > 0);
                 // Registers do not hold what these read beside the next scores.
                 wait_products<0>();
                 hold(key_acc);

@@ -44,6 +44,14 @@ struct TileTurn {
     __device__ __forceinline__ bool there() const { return unit < Tiles * Heads; }
 };
 
+/// The descriptor of a tile, to which others are linear: where the compiler knew its bits, it made
+/// each anew by two instructions for one addition.
+__device__ __forceinline__ uint64_t first_tile(uint32_t at, uint32_t leading) {
+    uint64_t tile = tile_descriptor(at, leading);
+    asm("" : "+l"(tile));
+    return tile;
+}
+
 /// Sums of 64 rows as the first operand of a product along the columns.
 template <class E, int Count>
 __device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
@@ -283,14 +291,18 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     const auto sees_half = [&](int j, int row) {
         return Shape::causal && row - 16 * (warp % 4) <= j * Room::keys;
     };
-    const auto score = [&](float (&s)[32], uint32_t round, int at, int half) {
-        const uint64_t queries =
-                           tile_descriptor(room + Room::queries + round % 2 * Room::query_bytes +
-                                               half_of(round) * 64 * Room::line,
-                                           16),
-                       keys = tile_descriptor(
-                           room + Room::key_stages + at * Room::key_bytes + half * 64 * Room::line,
-                           16);
+    const uint64_t first_queries = first_tile(room + Room::queries, 16),
+                   first_keys = first_tile(room + Room::key_stages, 16),
+                   first_values =
+                       first_tile(room + Room::value_stages,
+                                  boxes == 1 ? Room::ones - Room::value_stages : Room::box);
+    const auto queries_of = [&](uint32_t round) {
+        return first_queries + (round % 2 * (Room::query_bytes / 16) +
+                                uint32_t(half_of(round)) * (64 * Room::line / 16));
+    };
+    const auto score = [&](float (&s)[32], uint64_t queries, int at, int half) {
+        const uint64_t keys =
+            first_keys + (uint32_t(at) * (Room::key_bytes / 16) + half * 64 * Room::line / 16);
         begin_products();
 #pragma unroll
         for (int k = 0; k < 4 * boxes; k++)
@@ -299,11 +311,9 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         commit_products();
     };
     const auto add = [&](int at, bool adds) {
-        const uint32_t from = room + Room::value_stages + at * Room::value_bytes;
-        const uint64_t values =
-            tile_descriptor(from, boxes == 1 ? room + Room::ones - from : Room::box);
-        // Of one box the ones lie where they are, however far the step.
-        constexpr uint64_t along = 128 - (boxes == 1 ? uint64_t(128) << 16 : 0);
+        // Of one box the ones lie where they are, however far the values.
+        constexpr uint64_t line = boxes == 1 ? 1 - (uint64_t(1) << 16) : 1, along = 128 * line;
+        const uint64_t values = first_values + uint32_t(at) * (Room::value_bytes / 16 * line);
         begin_products();
 #pragma unroll
         for (int k = 0; k < 8; k++)
@@ -356,30 +366,31 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         wait_barrier(full_k(stage), phase);
         hold(low);
         hold(high);
-        score(low, round, stage, 0);
-        score(high, round, stage, 1);
+        uint64_t queries = queries_of(round);
+        score(low, queries, stage, 0);
+        score(high, queries, stage, 1);
         commit_products();  // none, in place of the values of a block before
         rows_of.begin();
         int at = stage, before = stage;  // where the keys and values of the block at work lie
         uint32_t at_phase = phase;
         next();
         // From here on through one unit after the other: the next scores, of this unit or the next,
-        // are asked for as soon as registers are free, and the sums of a unit are stored where those
-        // of a block before would be multiplied. All products are waited for on the one way round:
-        // where some end on another, the assembler lets none go on beyond the end of a turn.
+        // are asked for as soon as registers are free, and the sums of a unit are stored where
+        // those of a block before would be multiplied. All products are waited for on the one way
+        // round: where some end on another, the assembler lets none go on beyond the end of a turn.
         bool ended = false, goes_on = true;  // the unit before; there is a block at work
         float ended_top[2] = {};
 #pragma unroll 1
         for (;;) {
             const bool last = goes_on && j + 1 == needed;
             bool follows = goes_on;
-            uint32_t of = round;
             if (last) {
-                const Place after(grid, round + 1);
-                follows = after.there && after.needed(half_of(round + 1)) > 0 &&
+                const uint32_t of = round + 1;
+                const Place after(grid, of);
+                follows = after.there && after.needed(half_of(of)) > 0 &&
                           (needed == place.blocks || stages >= 4);
-                of++;
                 if (follows) wait_barrier(full_q(of % 2), of / 2 % 2);
+                queries = queries_of(of);
             }
             const int j0 = j * Room::keys;
             const bool half = sees_half(j, row);
@@ -414,7 +425,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 wait_barrier(full_k(stage), phase);
             }
             hold(low);
-            score(low, of, stage, 0);  // where none follows, of what lies there
+            score(low, queries, stage, 0);  // where none follows, of what lies there
             if (half) {
 #pragma unroll
                 for (int x = 0; x < 16; x++) high_weights[x / 4][x % 4] = 0;
@@ -423,7 +434,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 pack_lines<E>(high_weights, high);
             }
             hold(high);
-            score(high, of, stage, 1);
+            score(high, queries, stage, 1);
             wait_barrier(full_v(at), at_phase);
             hold(acc);
             add(at, j > 0);
