@@ -282,9 +282,12 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     float low[32], high[32];  // scores of a block's first 64 keys and of its last
     uint32_t low_weights[4][4], high_weights[4][4];
     RowWeights<Shape> rows_of(factor);
-    // Every second unit the other half of the queries: of causal units the upper one has less to
-    // do.
-    const auto half_of = [&](uint32_t round) { return groups == 2 ? own ^ int(round % 2) : own; };
+    // By turns another part of the queries: of causal units the upper ones have less to do.
+    const auto half_of = [&](uint32_t round) {
+        if (groups == 2) return own ^ int(round % 2);
+        const int part = own + int(round % groups);
+        return part >= groups ? part - groups : part;
+    };
     const auto row_of = [&](const Place& place, uint32_t round) {
         return place.i0 + 64 * half_of(round) + 16 * (warp % 4);
     };
