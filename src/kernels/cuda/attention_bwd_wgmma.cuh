@@ -114,21 +114,6 @@ __device__ __forceinline__ void multiply_weights(float (&sums)[Count],
     for (int k = 0; k < Steps; k++) Layout::values(sums, weights[k], b + k * 128, k > 0 || adds);
     commit_products();
 }
-template <class At, class E, int Count>
-__device__ __forceinline__ void store_sums(const float (&sums)[Count], float factor, E* to, int row,
-                                           int rows) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int high = 0; high < 2; high++) {
-        const int r = row + lane / 4 + 8 * high;
-        if (r >= rows) continue;
-#pragma unroll
-        for (int x = 0; x < Count / 4; x++)
-            *reinterpret_cast<uint32_t*>(to + r * int64_t(At::row) + 8 * x + lane % 4 * 2) =
-                narrow_two<E>(sums[4 * x + 2 * high] * factor, sums[4 * x + 2 * high + 1] * factor);
-    }
-}
-
 template <class Layout, class Shape, class E>
 __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, const float* most,
                                                    const float* sum, const float* delta,
@@ -357,8 +342,9 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             hold(next_p);
             if constexpr (both) hold(next_s);
             release(barriers.empty(0, done));
-            store_sums<typename Shape::Dq>(acc, scale, dq + Shape::Dq::at(place.batch, place.head),
-                                           row, int(Shape::t));
+            const float factors[2] = {scale, scale};
+            store_rows<typename Shape::Dq, width>(
+                acc, factors, dq + Shape::Dq::at(place.batch, place.head), row, int(Shape::t));
             if (!goes_on) return false;
             round++;
             place = Place(grid, round);
@@ -558,10 +544,11 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     };
     const auto store = [&](const Place& place, int row, const float (&key_acc)[width / 2],
                            const float (&value_acc)[width / 2]) {
-        store_sums<typename Shape::Dk>(key_acc, scale, dk + Shape::Dk::at(place.batch, place.group),
-                                       row, int(Shape::s));
-        store_sums<typename Shape::Dv>(
-            value_acc, 1.0f, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
+        const float scales[2] = {scale, scale}, ones[2] = {1.0f, 1.0f};
+        store_rows<typename Shape::Dk, width>(
+            key_acc, scales, dk + Shape::Dk::at(place.batch, place.group), row, int(Shape::s));
+        store_rows<typename Shape::Dv, width>(
+            value_acc, ones, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
     };
     const auto release_both = [&](int at) {
         release(barriers.empty(0, at));
@@ -708,7 +695,11 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 release_both(stage);
                 next();
             }
-            store(place, row, key_acc, value_acc);
+            // Made anew: registers do not hold the place beside all sums.
+            uint32_t of = round;
+            asm volatile("" : "+r"(of));
+            const Place was(grid, of);
+            store(was, row_of(was, of), key_acc, value_acc);
         }
     }
 }

@@ -63,6 +63,56 @@ __device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
             to[k][w] = narrow_two<E>(from[8 * k + 2 * w], from[8 * k + 2 * w + 1]);
 }
 
+/// Four words of each of a row's four lanes: the first lane gets the first word of each.
+__device__ __forceinline__ void turn_words(uint32_t (&word)[4], int lane) {
+#pragma unroll
+    for (int by = 1; by < 4; by *= 2) {
+        const bool upper = lane & by;
+#pragma unroll
+        for (int x = 0; x < 4; x++) {
+            if (x & by) continue;
+            const uint32_t other = __shfl_xor_sync(~0u, upper ? word[x] : word[x + by], by);
+            (upper ? word[x] : word[x + by]) = other;
+        }
+    }
+}
+/// Sums of a warp's 16 rows from `row` on, of which `rows` exist, each row times a factor, as pairs
+/// of neighbours; where rows begin at 16 bytes, as so many at a time.
+template <class At, int Columns, class E, int Count>
+__device__ __forceinline__ void store_rows(const float (&sums)[Count], const float (&factor)[2],
+                                           E* to, int row, int rows) {
+    uint32_t thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));  // nothing of this is kept while products need registers
+    const int lane = int(thread % 32);
+    const bool wide = At::row % 8 == 0 && aligned16(to);
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+        const int r = row + lane / 4 + 8 * high;
+        E* const line = to + r * int64_t(At::row);
+#pragma unroll
+        for (int x = 0; x < Columns / 8; x += 4) {
+            uint32_t word[4];
+#pragma unroll
+            for (int y = 0; y < 4; y++) {
+                const float* const two = &sums[4 * (x + y) + 2 * high];
+                word[y] = narrow_two<E>(two[0] * factor[high], two[1] * factor[high]);
+            }
+            if (wide) {
+                turn_words(word, lane);
+                if (r < rows)
+                    asm volatile(
+                        "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(line + 8 * (x + lane % 4)),
+                        "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                        : "memory");
+            } else if (r < rows) {
+#pragma unroll
+                for (int y = 0; y < 4; y++)
+                    *reinterpret_cast<uint32_t*>(line + 8 * (x + y) + lane % 4 * 2) = word[y];
+            }
+        }
+    }
+}
+
 /// Scores of 64 queries to weights, what attention.cuh does, of sums of a warpgroup, 64 keys at a
 /// time.
 template <class Shape>
@@ -327,17 +377,12 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     const auto store = [&](const Place& place, int row, const float (&top)[2]) {
         const float shares[2] = {scalar::weight_share(top[0], acc[columns - 4]),
                                  scalar::weight_share(top[1], acc[columns - 2])};
-        E* const to = o + Shape::O::at(place.batch, place.head);
+        store_rows<typename Shape::O, width>(acc, shares, o + Shape::O::at(place.batch, place.head),
+                                             row, int(Shape::t));
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             const int64_t r = row + lane / 4 + 8 * high;
-            if (r >= Shape::t) continue;
-#pragma unroll
-            for (int x = 0; x < width / 8; x++)
-                *reinterpret_cast<uint32_t*>(to + r * Shape::O::row + 8 * x + lane % 4 * 2) =
-                    narrow_two<E>(acc[4 * x + 2 * high] * shares[high],
-                                  acc[4 * x + 2 * high + 1] * shares[high]);
-            if (lane % 4 == 0) {
+            if (r < Shape::t && lane % 4 == 0) {
                 most[Shape::Most::at(place.batch, place.head) + r * Shape::Most::row] = top[high];
                 sum[Shape::Sum::at(place.batch, place.head) + r * Shape::Sum::row] =
                     acc[columns - 4 + 2 * high];
@@ -411,6 +456,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             rows_of.weights_of(low, used, j0, row);
             wait_products<0>();
             hold(acc);
+            pack_lines<E>(low_weights, low);
             if (ended) {
                 release(empty_v(before));
                 const uint32_t of_ended = goes_on ? round - 1 : round;
@@ -422,7 +468,6 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 release(empty_v(before));
                 rows_of.move(acc);
             }
-            pack_lines<E>(low_weights, low);
             if (follows) {
                 if (last && stages >= 4) pass(place, needed);
                 wait_barrier(full_k(stage), phase);
