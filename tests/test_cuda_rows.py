@@ -174,6 +174,62 @@ def loss_of(n, count, dtype="float32"):
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("n", [16385, 28800, 50304, 100_000, 130_000])
+def test_shared_memory_keeps_a_long_row(n, dtype):
+    """Of 227 KiB on 9.0, where there is room for what a row is made from; none is spilled."""
+    g = rows_of(n, 300, dtype)
+    size = 4 if dtype == "float32" else 2
+    seen = set()
+    for program in _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a"):
+        kernel = re.search(r"^    (\w+_rows)<", program, re.M)
+        if not kernel or kernel[1] == "reduce_rows":
+            continue
+        rows = 2 if "_bwd" in kernel[1] else 1
+        kept = re.search(r"KeeperOf<float, (\d+), (\d+), \w+, (\d)>", program)
+        bytes_ = rows * n * size + 4 * n / 512
+        assert bool(kept) == (bytes_ < 227 * 1024), (kernel[1], bytes_)
+        if kept:
+            two = bytes_ < 113 * 1024
+            assert kept.groups() == (str(n), "16" if two else "32", str(rows))
+            assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), kernel[1]
+        seen.add(kernel[1])
+    assert {"softmax_rows", "softmax_bwd_rows", "normalize_rows", "normalize_bwd_rows"} <= seen
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [10, 64, 200, 2048, 16388, 20001, 50304])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_of_what_lies_far_below_the_largest(n, dtype):
+    """Exponentials that are scaled in steps, or nothing; infinities and NaN."""
+    rng = np.random.default_rng(n)
+    z = rng.standard_normal((40, n)).astype("f4")
+    far = [-60, -68.5, -69, -69.25, -80, -87, -87.5, -88, -95, -103, -104, -105, -300, -np.inf]
+    for r, low in enumerate(far):
+        z[r, rng.integers(0, n, 1 + n // 7)] = low
+        z[r, 3] = 0.0
+    z[20], z[21, 5], z[22, 5], z[23] = -np.inf, np.inf, np.nan, 1e30
+    z[24:34] *= 40
+    slopes, labels = rng.standard_normal(z.shape).astype("f4"), rng.integers(-1, n, len(z))
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("far")
+        x, dy = (aicf.cast(g.constant(a), dtype) for a in (z, slopes))
+        values = {
+            "softmax": aicf.softmax(x),
+            "log_softmax": aicf.log_softmax(x),
+            "loss": aicf.cross_entropy(x, g.constant(labels), reduction="none"),
+        }
+        for name, y in values.items():
+            g.output(name, aicf.cast(y, "float32"))
+            slope = dy if name != "loss" else aicf.sum(dy, axis=-1)
+            g.output(f"d_{name}", aicf.cast(aicf.grad(y, [x], slope)[0], "float32"))
+        ends.append({k: v.numpy() for k, v in g.compile(device=device, checks="off")().items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+@needs_compiler
 @pytest.mark.parametrize("n", [10, 513, 3000, 33000])
 def test_a_loss_has_its_gradient_in_one_launch(n):
     """Which takes the place of the logits; what a row has one of lies nowhere."""

@@ -132,10 +132,12 @@ std::vector<int> inputs_of(const LoweredOp& op, const std::vector<size_t>& steps
 std::string operand_text(const LoweredOp& op, int number);
 /// Who takes a row of n elements (rows.cuh); `narrow`: some of 16 bits lie side by side in memory.
 struct Team {
-    std::string type;  // HolderOf<...> or StreamerOf<...>
+    std::string type;  // HolderOf<...>, StreamerOf<...> or KeeperOf<...>
     int lanes = 32, warps = 1;
     int64_t results = 0;  // in the block's shared memory, of type `a`
     int side = 0;         // elements that a thread has side by side where registers hold the row
+    int64_t kept = 0;     // bytes of shared memory that the block keeps rows in, all else included
+    int resident = 1;     // such blocks of a processor
 
     /// The warps that so many rows keep busy, where a row is one's at most.
     int64_t units(int64_t rows) const { return (rows * lanes + 31) / 32; }

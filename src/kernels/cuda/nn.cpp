@@ -50,6 +50,23 @@ RowOp row_op_of(const LoweredOp& op) {
     return row;
 }
 
+/// A block that streams rows keeps them where a processor's shared memory has the room, by two
+/// blocks where it has it twice: then one moves elements while the other computes.
+void keep_rows(Team& team, const RowOp& row, int64_t rows, const Limits& limits) {
+    if (limits.one_block || limits.most_warps < 32 || team.warps < kRowWarps) return;
+    if ((limits.major != 9 && limits.major != 10) || !team.type.starts_with("StreamerOf<float"))
+        return;
+    int64_t count = 0;
+    for (int position = 0; position < row.takes; position++) count += row.elements(position);
+    const int64_t bytes = kept_bytes(row.n, dtype_size(row.x->dtype), count);
+    if (bytes > kKeptShared) return;
+    team.kept = bytes;
+    team.resident = rows > limits.processors && bytes <= kHalfShared ? 2 : 1;
+    team.warps = static_cast<int>(32 / team.resident);
+    team.type = cat("KeeperOf<float, ", row.n, ", ", team.warps, ", ", cuda_type(row.x->dtype),
+                    ", ", count, ">");
+}
+
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     const int64_t rows = element_count(row.others);
     bool narrow = false;
@@ -57,7 +74,9 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
         for (const View& view : *views)
             narrow = narrow || (is_16_bit(view.dtype) && view.shape.rank() == row.x->shape.rank() &&
                                 view.strides[row.axis] == 1);
-    return team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
+    Team team = team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
+    keep_rows(team, row, rows, limits);
+    return team;
 }
 
 /// The warps of a block that keeps a row of logits (cross_entropy_kept); 0: it doesn't. It takes
@@ -359,6 +378,11 @@ class RowText {
         text_.shared = static_cast<uint32_t>(team.results *
                                              dtype_size(a_ == "double" ? DType::f64 : DType::f32));
         if (ahead_) text_.blocks = std::min(text_.blocks, ahead_blocks(team));
+        if (team.kept) {
+            text_.shared = static_cast<uint32_t>(team.kept);
+            text_.resident = team.resident;
+            text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * team.resident);
+        }
         const std::string type = team.type + ", ";
         if (loss_region(op_)) return call("cross_entropy_with_grad", type, number_of(row_.at + 1));
         if (name_ == "cross_entropy_grad")

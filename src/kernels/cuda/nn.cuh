@@ -27,35 +27,103 @@ __device__ __forceinline__ A exp_below(A x, A most) {
         return scalar::exp(x - most);
     }
 }
+/// The bits of x - most, 0 or less, of which the greatest are the least number's; what they are at
+/// most where no exponential, nor what is made of one, need be scaled down in steps.
+__device__ __forceinline__ uint32_t below(float x, float most) { return scalar::bits(x - most); }
+constexpr uint32_t kNearBits = 0xc28a0000u;  // of -69: e^-69 > 2^-100
+/// e^(x - most) where x - most is -69 or more.
+__device__ __forceinline__ float exp_near(float x, float most) {
+    const auto v = scalar::exp_reduce(x - most);
+    return scalar::from_bits(scalar::bits(scalar::exp_parts(v, 0.0f).hi) + v.e);
+}
+template <int V>
+__device__ __forceinline__ bool are_near(const float (&x)[V], float most) {
+    uint32_t furthest = 0;
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+        const uint32_t u = below(x[j], most);
+        furthest = u > furthest ? u : furthest;
+    }
+    return furthest <= kNearBits;
+}
+
 template <class A, class Team, class Row>
 __device__ __forceinline__ A sum_where(Team& team, const Row& exps, A most) {
     const A sum = team.template reduce<SumOf<A>>(exps);
     return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
 }
+template <class A>
+struct ExpsBelow {
+    A most;
+    template <int V>
+    __device__ __forceinline__ void operator()(A (&x)[V]) const {
+        if constexpr (same_type<A, float> && V > 1)
+            if (are_near(x, most)) {
+#pragma unroll
+                for (int j = 0; j < V; j++) x[j] = exp_near(x[j], most);
+                return;
+            }
+#pragma unroll
+        for (int j = 0; j < V; j++) x[j] = exp_below(x[j], most);
+    }
+};
 template <class A, class Team, class Row>
 __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most) {
-    return team.map(x, [most](A v) { return exp_below(v, most); });
+    if constexpr (!Team::holds) {
+        return team.alter(x, ExpsBelow<A>{most});
+    } else {
+        if constexpr (same_type<A, float>) {
+            uint32_t furthest = 0;
+            team.visit(x, [&](A v) {
+                const uint32_t u = below(v, most);
+                furthest = u > furthest ? u : furthest;
+            });
+            if (furthest <= kNearBits)
+                return team.map(x, [most](A v) { return exp_near(v, most); });
+        }
+        return team.map(x, [most](A v) { return exp_below(v, most); });
+    }
 }
 
-/// Exponentials by their sum, 1 or more, or NaN. Where none is so small that a remainder could
-/// round, its inverse is divided out once and a quotient takes the steps of a division from there.
-template <class A, class Team, class Row>
-__device__ __forceinline__ auto shares_of(Team& team, const Row& exps, A sum) {
-    if constexpr (same_type<A, float> && Team::holds) {
-        uint32_t least = ~0u;  // of what lies above 0
-        team.visit(exps, [&](A v) {
-            const uint32_t u = scalar::bits(v) - 1;
-            least = u < least ? u : least;
-        });
-        if (least >= scalar::bits(0x1p-100f) - 1) {
-            const A inverse = scalar::reciprocal(sum);
-            return team.map(exps, [=](A v) {
-                const A q = v * inverse;
-                return scalar::fma(scalar::fma(-q, sum, v), inverse, q);
-            });
+/// A quotient by a sum of 1 or more, or NaN, of which the inverse is divided out: where no
+/// remainder could round, by the steps of a division.
+__device__ __forceinline__ float share_near(float v, float inverse, float sum) {
+    const float q = v * inverse;
+    return scalar::fma(scalar::fma(-q, sum, v), inverse, q);
+}
+struct SharesBelow {
+    float most, sum, inverse;
+    template <int V>
+    __device__ __forceinline__ void operator()(float (&x)[V]) const {
+        if (V > 1 && are_near(x, most)) {
+#pragma unroll
+            for (int j = 0; j < V; j++) x[j] = share_near(exp_near(x[j], most), inverse, sum);
+        } else {
+#pragma unroll
+            for (int j = 0; j < V; j++) x[j] = scalar::div(exp_below(x[j], most), sum);
         }
     }
-    return team.map(exps, [sum](A v) { return scalar::div(v, sum); });
+};
+/// Exponentials of x by their sum.
+template <class A, class Team, class Row, class Exps>
+__device__ __forceinline__ auto shares_of(Team& team, const Row& x, const Exps& exps, A most,
+                                          A sum) {
+    if constexpr (same_type<A, float> && !Team::holds) {
+        return team.alter(x, SharesBelow{most, sum, scalar::reciprocal(sum)});
+    } else {
+        if constexpr (same_type<A, float>) {
+            uint32_t least = ~0u;  // of what lies above 0
+            team.visit(exps, [&](A v) {
+                const uint32_t u = scalar::bits(v) - 1;
+                least = u < least ? u : least;
+            });
+            if (least >= scalar::bits(0x1p-100f) - 1) {
+                const A inverse = scalar::reciprocal(sum);
+                return team.map(exps, [=](A v) { return share_near(v, inverse, sum); });
+            }
+        }
+        return team.map(exps, [sum](A v) { return scalar::div(v, sum); });
+    }
 }
 
 /// v / N; by a power of two as a product, which has the same bits.
@@ -80,7 +148,7 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
         const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
         if (mine) team.put(y, put(r));
     } else {
-        const auto y = shares_of(team, exps, sum);
+        const auto y = shares_of(team, x, exps, most, sum);
         if (mine) team.put(y, put(r));
     }
 }
@@ -216,18 +284,23 @@ struct GradientRow {
           sum(sum),
           share(share),
           label(label >= 0 && label < N ? Number(label) : Number(-1)) {}
-    __device__ __forceinline__ A of(int64_t i, A v) const {
-        const A grad = (exp_below(v, most) - (Number(i) == label ? sum : A(0))) * share;
+    __device__ __forceinline__ A of_exp(int64_t i, A exp) const {
+        const A grad = (exp - (Number(i) == label ? sum : A(0))) * share;
         return label >= 0 ? grad : A(0);
     }
     template <int V>
     __device__ __forceinline__ void some(int64_t i, const A (&v)[V]) const {
         A grad[V];
 #pragma unroll
-        for (int j = 0; j < V; j++) grad[j] = of(i + j, v[j]);
+        for (int j = 0; j < V; j++) grad[j] = v[j];
+        ExpsBelow<A>{most}(grad);
+#pragma unroll
+        for (int j = 0; j < V; j++) grad[j] = of_exp(i + j, grad[j]);
         out.some(i, grad);
     }
-    __device__ __forceinline__ void operator()(int64_t i, A v) const { out(i, of(i, v)); }
+    __device__ __forceinline__ void operator()(int64_t i, A v) const {
+        out(i, of_exp(i, exp_below(v, most)));
+    }
 };
 
 /// Cross entropy and its gradient, which `put` takes and which may lie where the logits do.

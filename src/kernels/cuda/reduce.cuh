@@ -163,6 +163,26 @@ struct Mapped {
         for (int j = 0; j < V; j++) a[j] = f(a[j], b[j]);
     }
 };
+/// A row after f, which alters some elements at once.
+template <class A, class F, class Row>
+struct Altered {
+    F f;
+    Row row;
+    __device__ __forceinline__ A operator()(int64_t i) const {
+        A a[1] = {row(i)};
+        f(a);
+        return a[0];
+    }
+    template <int V>
+    __device__ __forceinline__ bool aligned() const {
+        return row.template aligned<V>();
+    }
+    template <int V, bool Aligned = false>
+    __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
+        row.template some<V, Aligned>(i, a);
+        f(a);
+    }
+};
 template <class A>
 struct Nothing {
     __device__ __forceinline__ A operator()(int64_t) const { return A(0); }

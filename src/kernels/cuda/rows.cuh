@@ -1,7 +1,7 @@
 // Rows and the teams that take them: some lanes of a warp, a warp, or a block. A kernel is written
 // once, over what a team makes of a row: take() the row; map() it or combine() two, element by
 // element; reduce() it in the order of the tree; put() it. A row that fits is Held in registers, so
-// that memory is read once; a Streamed one is made anew at each use.
+// that memory is read once, or kept in shared memory; a Streamed one is made anew at each use.
 #pragma once
 
 #include "reduce.cuh"
@@ -287,6 +287,10 @@ struct StreamerOf {
                                                    const Streamed<Other>& other, F f) {
         return take(mapped<A>(f, row.make, other.make));
     }
+    template <class Make, class F>
+    __device__ __forceinline__ static auto alter(const Streamed<Make>& row, F f) {
+        return take(Altered<A, F, Make>{f, row.make});
+    }
     template <class Op, class Make>
     __device__ __forceinline__ A reduce(const Streamed<Make>& row) const {
         if constexpr (Warps == 1)
@@ -312,6 +316,151 @@ struct StreamerOf {
             move(AlignedRow<Make>{row.make}, out);
         else
             move(row.make, out);
+    }
+};
+
+// ---- rows in shared memory ----------------------------------------------------------------------
+
+/// Elements that a block keeps, as type E, which holds each of them.
+template <class A, class E>
+struct KeptRow {
+    const E* x;
+    __device__ __forceinline__ A operator()(int64_t i) const { return static_cast<A>(widen(x[i])); }
+    template <int V>
+    __device__ __forceinline__ bool aligned() const {
+        return true;
+    }
+    template <int V, bool Aligned = false>
+    __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
+        const Pack<E, V> pack = *reinterpret_cast<const Pack<E, V>*>(x + i);
+#pragma unroll
+        for (int j = 0; j < V; j++) a[j] = static_cast<A>(widen(pack.at[j]));
+    }
+};
+
+/// Elements of a type that holds them; of Brain they are what a load of them was made from.
+template <class E, class A>
+__device__ __forceinline__ Pack<E, 4> as_stored(const A (&a)[4]) {
+    if constexpr (same_type<E, Brain>) {
+        const auto both = [&](int j) {
+            return uint64_t(scalar::bits(a[j]) >> 16 | (scalar::bits(a[j + 1]) & 0xffff0000u));
+        };
+        return scalar::bit_cast<Pack<E, 4>>(both(0) | both(2) << 32);
+    } else {
+        Pack<E, 4> pack;
+#pragma unroll
+        for (int j = 0; j < 4; j++) pack.at[j] = narrow<E>(a[j]);
+        return pack;
+    }
+}
+
+/// A block that keeps the rows which it is at, `Rows` of them, in shared memory, behind what their
+/// leaves come to: each is read from memory once. A thread takes in what it will put.
+template <class A, int64_t N, int Warps, class E, int Rows>
+struct KeeperOf : StreamerOf<A, N, Warps, 1> {
+    typedef StreamerOf<A, N, Warps, 1> Streamer;
+    static constexpr int64_t leaves = (N + kTreeLeaf - 1) / kTreeLeaf,
+                             first = (leaves * int64_t(sizeof(A)) + 15) / 16 * 16,
+                             bytes = (N * int64_t(sizeof(E)) + 15) / 16 * 16;
+    int taken = 0;
+
+    template <class Make>
+    __device__ __forceinline__ auto take(const Make& make) {
+        E* const kept =
+            reinterpret_cast<E*>(reinterpret_cast<char*>(this->shared) + first + taken * bytes);
+        taken = (taken + 1) % Rows;
+        if (make.template aligned<4>())
+            keep(AlignedRow<Make>{make}, kept);
+        else
+            keep(make, kept);
+        return Streamer::take(KeptRow<A, E>{kept});
+    }
+    template <class Make>
+    __device__ __forceinline__ static void keep(const Make& make, E* kept) {
+        constexpr int n = int(N), step = 4 * Streamer::size;
+#pragma unroll 8  // loads that are on their way together
+        for (int i = 4 * Streamer::rank(); i <= n - 4; i += step) {
+            A a[4];
+            make.some(i, a);
+            *reinterpret_cast<Pack<E, 4>*>(kept + i) = as_stored<E>(a);
+        }
+        if constexpr (n % 4 != 0)
+            if (n / 4 % Streamer::size == Streamer::rank())
+                for (int i = n / 4 * 4; i < n; i++) kept[i] = narrow<E>(make(i));
+    }
+    /// One leaf, by a warp.
+    template <class Op, bool Whole, class Row>
+    __device__ __forceinline__ static A leaf_of(const Row& row, int begin) {
+        constexpr int left = int(N % kTreeLeaf);
+        if constexpr (!Whole && left % 4 != 0) return leaf<Op, A, false>(row, begin, left);
+        const int lane = 4 * (threadIdx.x & 31);
+        A s[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[c] = Op::missing();
+#pragma unroll
+        for (int line = 0; line < 4; line++) {
+            const int i = lane + line * int(kTreeLanes);
+            if (!Whole && i >= left) break;
+            A a[4];
+            row.some(begin + i, a);
+#pragma unroll
+            for (int c = 0; c < 4; c++) s[c] = line == 0 ? a[c] : Op::join(s[c], a[c]);
+        }
+        return join_lanes<Op, 32>(s);
+    }
+    /// In any order: each thread begins with what it has taken.
+    template <class Op, class Row>
+    __device__ __forceinline__ A own(const Row& row) const {
+        A s[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[c] = Op::missing();
+#pragma unroll 4
+        for (int i = 4 * Streamer::rank(); i < int(N); i += 4 * Streamer::size) {
+            A a[4];
+            row.some(i, a);
+#pragma unroll
+            for (int c = 0; c < 4; c++) s[c] = Op::join(s[c], a[c]);
+        }
+        A* const v = this->shared;
+        const int lane = threadIdx.x & 31;
+        const A of_warp = join_lanes<Op, 32>(s);
+        __syncthreads();
+        if (lane == 0) v[threadIdx.x / 32] = of_warp;
+        __syncthreads();
+        const A all[1] = {lane < Warps ? v[lane] : Op::missing()};
+        return join_lanes<Op, 32>(all);
+    }
+    template <class Op, class Make>
+    __device__ __forceinline__ A reduce(const Streamed<Make>& row) const {
+        constexpr int count = int(leaves), whole = int(N / kTreeLeaf), each = count > 128 ? 8 : 4;
+        static_assert(count <= 32 * each);
+        const AlignedRow<Make> aligned{row.make};
+        const int lane = threadIdx.x & 31;
+        A* const v = this->shared;
+        if constexpr (!Op::ordered && N % 4 == 0) return own<Op>(aligned);
+        __syncthreads();  // all have taken, and are done with what was reduced before
+        for (int l = threadIdx.x / 32; l < count; l += Warps) {
+            const A of_leaf = l < whole ? leaf_of<Op, true>(aligned, l * int(kTreeLeaf))
+                                        : leaf_of<Op, false>(aligned, l * int(kTreeLeaf));
+            if (lane == 0) v[l] = of_leaf;
+        }
+        __syncthreads();
+        A part[each];
+#pragma unroll
+        for (int c = 0; c < each; c++)
+            part[c] = each * lane + c < count ? v[each * lane + c] : Op::missing();
+#pragma unroll
+        for (int s = 1; s < each; s *= 2)
+#pragma unroll
+            for (int c = 0; c < each; c += 2 * s) part[c] = Op::join(part[c], part[c + s]);
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2)
+            part[0] = Op::join(part[0], __shfl_xor_sync(0xffffffffu, part[0], d));
+        return part[0];
+    }
+    template <class Make, class Out>
+    __device__ __forceinline__ static void put(const Streamed<Make>& row, const Out& out) {
+        Streamer::move(AlignedRow<Make>{row.make}, out);
     }
 };
 

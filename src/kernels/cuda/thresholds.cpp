@@ -5,6 +5,17 @@
 
 namespace aicf {
 
+namespace {
+
+/// The longest rows that are kept together in so many bytes.
+int64_t longest_kept(int64_t size, int64_t rows, int64_t room) {
+    int64_t n = room / (size * rows);
+    while (cuda::kept_bytes(n, size, rows) > room) n--;
+    return n;
+}
+
+}  // namespace
+
 std::vector<CudaThreshold> cuda_thresholds() {
     using namespace cuda;
     std::vector<CudaThreshold> all;
@@ -47,6 +58,9 @@ std::vector<CudaThreshold> cuda_thresholds() {
         for (const int64_t leaves : {int64_t{kHeldWarps}, kHeldLeaves})
             add("rows.terms", {leaves * kTreeLeaf});
         if (size == 2) add("rows.terms", {kKeptTerms});
+        for (int64_t rows : {1, 2})
+            for (const int64_t room : {kHalfShared, kKeptShared})
+                if (size < 8) add("rows.terms", {longest_kept(size, rows, room)});
         add("rows.rows", {kRowWarps});
         add("take_bwd.terms", {kLookedThrough, kChainChunk, kSortTile, kSplitPositions});
         add("cumsum.terms", {kLineTerms, kScanChunk, 2 * kScanChunk});
