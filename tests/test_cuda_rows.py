@@ -218,11 +218,12 @@ def test_bits_of_what_lies_far_below_the_largest(n, dtype):
         values = {
             "softmax": aicf.softmax(x),
             "log_softmax": aicf.log_softmax(x),
-            "loss": aicf.cross_entropy(x, g.constant(labels), reduction="none"),
+            "loss": aicf.cross_entropy(x, g.constant(labels)),  # NaN, unlike its gradient
+            "finite": aicf.cross_entropy(x[:13], g.constant(abs(labels[:13]))),
         }
         for name, y in values.items():
             g.output(name, aicf.cast(y, "float32"))
-            slope = dy if name != "loss" else aicf.sum(dy, axis=-1)
+            slope = dy if y.shape == x.shape else None
             g.output(f"d_{name}", aicf.cast(aicf.grad(y, [x], slope)[0], "float32"))
         ends.append({k: v.numpy() for k, v in g.compile(device=device, checks="off")().items()})
     for name, value in ends[0].items():

@@ -229,24 +229,30 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
     });
 }
 
-template <class A, class Shape, class Team, class Row, class Make, class Labels, class Loss,
-          class Most, class Sum>
-__device__ __forceinline__ void cross_entropy_row(Team& team, const Row& x, int64_t r, bool mine,
-                                                  const Make& make, Labels labels, Loss loss,
-                                                  Most set_most, Sum set_sum) {
+/// What the loss of a row is made of.
+template <class A>
+struct LossParts {
+    A most, sum;
+};
+template <class A, class Team, class Row>
+__device__ __forceinline__ LossParts<A> loss_parts(Team& team, const Row& x) {
     const A most = team.template reduce<MaxOf<A>>(x);
-    const A sum = sum_where(team, exps_of(team, x, most), most);
-    if (mine && team.leads()) {
-        const int64_t label = labels(r);
-        const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-        loss(r, label >= 0 && label < Shape::n
-                    ? scalar::cross_entropy_loss(make(r)(label), most, scalar::log(sum))
-                    : nan);
-        set_most(r, most);
-        set_sum(r, sum);
-    }
+    return {most, sum_where(team, exps_of(team, x, most), most)};
 }
-/// `put`: of the logits, where they are made here and stored.
+template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
+__device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r, const Make& make,
+                                           const Labels& labels, const Loss& loss,
+                                           const Most& set_most, const Sum& set_sum) {
+    const int64_t label = labels(r);
+    const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
+    loss(r, label >= 0 && label < Shape::n
+                ? scalar::cross_entropy_loss(make(r)(label), parts.most, scalar::log(parts.sum))
+                : nan);
+    set_most(r, parts.most);
+    set_sum(r, parts.sum);
+}
+/// `put`: of the logits, where they are made here and stored. Of rows that are read ahead the
+/// losses wait until each lane of the team has one to make.
 template <class A, class Team, int Ahead, class Shape, class Make, class Labels, class Loss,
           class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, Labels labels,
@@ -254,15 +260,29 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     if constexpr (Ahead > 0) {
+        constexpr int lanes = Team::count(Ahead) == 1 ? 32 : Ahead / Team::count(Ahead);
+        const int own = Team::count(Ahead) == 1 ? threadIdx.x : threadIdx.x % lanes;
+        LossParts<A> kept = {A(0), A(0)};
+        int64_t row = -1;
+        int turn = 0;
+        const auto store = [&] {
+            if (row >= 0) store_loss<A, Shape>(kept, row, make, labels, loss, set_most, set_sum);
+            row = -1;
+            turn = 0;
+        };
         each_ahead<Team, Shape::rows, Ahead>(
             grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
-                cross_entropy_row<A, Shape>(team, x, r, mine, make, labels, loss, set_most,
-                                            set_sum);
+                const LossParts<A> parts = loss_parts<A>(team, x);
+                if (mine && own == turn) kept = parts, row = r;
+                if (++turn == lanes) store();
             });
+        store();
     } else {
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             const auto x = team.take(make(r));
-            cross_entropy_row<A, Shape>(team, x, r, mine, make, labels, loss, set_most, set_sum);
+            const LossParts<A> parts = loss_parts<A>(team, x);
+            if (mine && team.leads())
+                store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
             if constexpr (Put::stores) {
                 Team::sync();  // the label's element is read before logits take its place
                 if (mine) team.put(team.map(x, [](A) { return A(0); }), put(r));
@@ -314,22 +334,15 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
     Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto row = make(r);
         const auto x = team.take(row);
-        const A most = team.template reduce<MaxOf<A>>(x);
-        const A sum = sum_where(team, exps_of(team, x, most), most);
+        const LossParts<A> parts = loss_parts<A>(team, x);
         const int64_t label = labels(r);
-        if (mine && team.leads()) {
-            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-            loss(r, label >= 0 && label < Shape::n
-                        ? scalar::cross_entropy_loss(row(label), most, scalar::log(sum))
-                        : nan);
-            set_most(r, most);
-            set_sum(r, sum);
-        }
+        if (mine && team.leads())
+            store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
         Team::sync();  // the label's element is read before its gradient takes its place
         const auto out = put(r);
         if (mine)
-            team.put(x, GradientRow<A, Shape::n, decltype(put(r))>(out, most, sum,
-                                                                   scalar::div(scale, sum), label));
+            team.put(x, GradientRow<A, Shape::n, decltype(put(r))>(
+                            out, parts.most, parts.sum, scalar::div(scale, parts.sum), label));
     });
 }
 
