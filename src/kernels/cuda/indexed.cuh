@@ -17,7 +17,9 @@ __device__ __forceinline__ int64_t copy_part(const Grid& grid, int64_t chunk, T*
         if (!aligned_for<V>(x) || !aligned_for<V>(y))
             return copy_part<1, Lots, Count, X, Y>(grid, chunk, y, x);
     constexpr int64_t total = Count / V;
-    const int64_t each = int64_t(grid.threads) * Lots, chunks = (total + each - 1) / each;
+    typedef Counter<total + (int64_t{1} << 20)> N;
+    const int64_t each = int64_t(grid.threads) * Lots, chunks = N(total + each - 1) / N(each);
+#pragma unroll 1  // or the turns were counted first, by a division
     for (; chunk < chunks; chunk += grid.blocks) {
         const int64_t first = chunk * each + grid.thread();
         Pack<T, V> kept[Lots];
@@ -42,6 +44,7 @@ __device__ __forceinline__ void copy_where(const Grid& grid, T* y, const T* x, T
             return copy_where<1, Lots, Count, Y>(grid, y, x, fill, find);
     constexpr int64_t total = Count / V;
     const int64_t each = int64_t(grid.threads) * Lots;
+#pragma unroll 1  // or the turns were counted first, by a division
     for (int64_t first = grid.block * each + grid.thread(); first < total;
          first += grid.blocks * each) {
         Pack<T, V> kept[Lots];
@@ -76,6 +79,7 @@ __device__ __forceinline__ void take(const Grid& grid, T* y, const T* table, con
     typedef Counter<Count * Width> N;
     constexpr int64_t across = Width / V, total = Count * across;
     const int64_t each = int64_t(grid.threads) * Lots;
+#pragma unroll 1  // or the turns were counted first, by a division
     for (int64_t first = grid.block * each + grid.thread(); first < total;
          first += grid.blocks * each) {
         int64_t row[Lots];
@@ -180,6 +184,7 @@ __device__ __forceinline__ int64_t largest_in(const E* window, A* value) {
 
 template <class A, class G, class E>
 __device__ __forceinline__ void max_pool(const Grid& grid, E* y, const E* x) {
+#pragma unroll 1
     for (int64_t i = grid.begin(); i < PixelOf<G>::count; i += grid.step()) {
         const auto [plane, h, c] = PixelOf<G>(i);
         A value;

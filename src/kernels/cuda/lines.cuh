@@ -38,6 +38,7 @@ template <class Place, int64_t Count, int64_t N, int Lots, class X, class I, cla
 __device__ __forceinline__ void gather(const Grid& grid, T* y, const T* x, const Index* indices,
                                        T missing) {
     const int64_t each = int64_t(grid.threads) * Lots;
+#pragma unroll 1  // or the turns were counted first, by a division
     for (int64_t first = grid.block * each + grid.thread(); first < Count;
          first += grid.blocks * each) {
         int64_t index[Lots];
