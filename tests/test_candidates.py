@@ -196,6 +196,49 @@ def test_tiles_of_warpgroups(k, epilogue, turned, rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", [None, with_gelu])
+@pytest.mark.parametrize("turned", ["", "ab"])
+@pytest.mark.parametrize(
+    ("sizes", "batch"),
+    [
+        ((760, 3064, 4104), ()),
+        ((760, 776, 4104), ()),  # some tiles are of three blocks
+        ((3064, 760, 8200), ()),
+        ((760, 520, 4104), (3,)),
+    ],
+)
+def test_runs_of_cuts(sizes, batch, turned, epilogue, rng):
+    """Blocks take cuts of a tile and of another and hand sums on: the bits of others."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    m, n, k = sizes if processors > 100 else (120, 392, 5000)
+    g, feed = aicf.Graph("product"), {}
+
+    def given(name, shape):
+        feed[name] = rng.standard_normal(shape, dtype=np.float32)
+        return aicf.cast(g.input(name, shape), "bfloat16")
+
+    a, b = (
+        aicf.transpose(given(name, (*batch, *shape[::-1])), -1, -2)
+        if name in turned
+        else given(name, (*batch, *shape))
+        for name, shape in (("a", (m, k)), ("b", (k, n)))
+    )
+    y = aicf.matmul(a, b)
+    for i, value in enumerate(epilogue(given, y) if epilogue else (y,)):
+        g.output(f"y{i}", value)
+    ((signature, names),) = known(g, processors=processors).items()
+    runs = [name for name in names if name.endswith("_runs")]
+    assert runs, names
+    want = g.compile(device="cuda", candidates={signature: "128x128"})(**feed)
+    for name in runs:
+        step = g.compile(device="cuda", candidates={signature: name})
+        for _ in range(3):  # counters are back at 0
+            found = step(**feed)
+            for y in want:
+                assert_bits(found[y].numpy(), want[y].numpy(), name)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("sizes", "turned"), [((1, 1001, 1024), "b"), ((4, 96, 4320), "ab"), ((300, 3, 2048), "")]
 )

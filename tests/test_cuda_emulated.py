@@ -109,6 +109,40 @@ def test_turns_are_passed_on(folder, order):
     assert done.stdout.split() == ["True", "1"], done.stderr
 
 
+RUNS = """
+import aicf
+import numpy as np
+from aicf import _core
+
+rng = np.random.default_rng(0)
+found = []
+for (m, n, k), batch, turned in (((120, 392, 5000), (), True), ((120, 392, 4104), (2,), False)):
+    a = rng.standard_normal((*batch, *((k, m) if turned else (m, k)))).astype(np.float16)
+    b = rng.standard_normal((*batch, k, n)).astype(np.float16)
+    g = aicf.Graph("product")
+    x = g.input("a", a.shape, "float16")
+    g.output("y", aicf.matmul(x.T if turned else x, g.input("b", b.shape, "float16")))
+    want = g.compile(device="cpu", math="fp16", tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
+    known = _core.cuda_candidates(g._core, _core.pass_names(), processors=12)
+    ((signature, names),) = known.items()
+    for name in (name for name in names if name.endswith("_runs")):
+        step = g.compile(device="cuda", candidates={signature: name})
+        found += [step(a=a, b=b)["y"].numpy().tobytes() == want.tobytes() for _ in range(2)]
+print(len(found) >= 8, all(found))
+"""
+
+
+@pytest.mark.parametrize("order", [7, 150])
+def test_sums_are_handed_on(folder, order):
+    """From block to block, of which some begin after those that wait for none; counters are back at
+    0 for the next launch."""
+    environment = emulate.environment(folder, major=9, processors=12, order=order)
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS], env=environment, text=True, capture_output=True
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
 RIGHT = """
 import aicf
 import numpy as np

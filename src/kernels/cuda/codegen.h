@@ -256,6 +256,7 @@ struct WgmmaLayout {
     int64_t parts, adders, round;
     bool holds, own, words, a_along_k, b_along_k, a_batched, b_batched;
     int writers = 0;          // warpgroups of wgmma_writers.cuh
+    int64_t run = 0;          // cuts of a block of wgmma_runs.cuh
     uint32_t shared() const;  // bytes
 };
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);

@@ -189,7 +189,10 @@ struct Gemm {
             Problem half = problem;
             half.moved = moved(true);
             for (const Tiling& t : kWgmma) {
-                if (large && mapped(t)) add_choices(t, problem, limits, found);
+                if (large && mapped(t)) {
+                    add_choices(t, problem, limits, found);
+                    add_runs(t, problem, limits, found);
+                }
                 if (large && mapped(t, true)) add_choices(t, half, limits, found, true);
             }
         }
@@ -489,6 +492,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     text.resident = t.resident;
     text.blocks = choice.blocks;
     text.workspace = static_cast<uint64_t>(choice.slots * t.m * t.n * size);
+    if (choice.run) text.counters = static_cast<int>(choice.blocks + 2);
     if (choice.parts > 1) text.counters = static_cast<int>(choice.tiles + (choice.adders ? 2 : 0));
     const std::string room =
         cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
@@ -501,10 +505,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                          : *gemm.mapped(t);
         const auto& [first, second] = mapped;
         const DType type = second.map.dtype;
-        text.includes = {limbs       ? "limbs.cuh"
-                         : copied_as ? "rounded.cuh"
-                         : t.writers ? "wgmma_writers.cuh"
-                                     : "wgmma.cuh"};
+        text.includes = {limbs        ? "limbs.cuh"
+                         : copied_as  ? "rounded.cuh"
+                         : t.writers  ? "wgmma_writers.cuh"
+                         : choice.run ? "wgmma_runs.cuh"
+                                      : "wgmma.cuh"};
         text.cluster = t.pair;
         text.maps = {first.map, second.map};
         const WgmmaLayout roles{t.m,
@@ -522,7 +527,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                 second.along_k,
                                 first.batched,
                                 second.batched,
-                                t.writers};
+                                t.writers,
+                                choice.run};
         text.shared = roles.shared();
         text.body += layout_struct("@_Layout", roles, type);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
@@ -567,9 +573,10 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         text.body += body_head() + copy;
         const bool sums_in_memory = !limbs && !t.writers;
         text.body += cat("    ",
-                         limbs       ? "gemm_limbs"
-                         : t.writers ? "gemm_wgmma_writers"
-                                     : "gemm_wgmma",
+                         limbs        ? "gemm_limbs"
+                         : t.writers  ? "gemm_wgmma_writers"
+                         : choice.run ? "gemm_wgmma_runs"
+                                      : "gemm_wgmma",
                          "<@_Layout, @_Shape", limbs ? ", @_CopyA, @_CopyB" : "",
                          ">(grid, @_Lines{{block}}, block.bytes + ", layout.tail + int(kTailBytes),
                          ", block.bytes + ", layout.tail + int(kTailBytes + kMapBytes),

@@ -117,6 +117,57 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     }
 }
 
+/// When the last of the blocks of wgmma_runs.cuh is done, in cuts, of lines of `cuts` each of which
+/// blocks take `run` together: each takes the first cuts of its last line first and hands their sum
+/// on; behind the first cut of a line that another began it waits for that one's.
+static double end_of_runs(int64_t units, int64_t cuts, int64_t run, double handing) {
+    double latest = 0, given = 0;  // given: when the block before has handed its sum on
+    for (int64_t begin = 0; begin < units; begin += run) {
+        double now = 0, gives = 0;
+        for (int64_t end = std::min(begin + run, units); end > begin;) {
+            const int64_t line = (end - 1) / cuts * cuts, from = std::max(begin, line);
+            now += 1;
+            if (from > line) now = std::max(now, given) + handing;
+            now += static_cast<double>(end - from - 1);
+            if (end < line + cuts) gives = now += handing;
+            end = from;
+        }
+        given = gives;
+        latest = std::max(latest, now);
+    }
+    return latest;
+}
+
+void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
+              std::vector<Choice>& choices) {
+    // Bytes a cycle of sums handed on, and cycles until they are there; cycles between cuts.
+    constexpr double handed = 30, arrival = 1000, between_cuts = 200;
+    const int64_t cuts = ceil_div(p.k, p.grain), processors = std::max(limits.processors, 1);
+    if (t.pair != 1 || t.n < 128 || t.own || t.writers || cuts == 1 || p.moved > 0 ||
+        !t.holds(cuts, false))
+        return;
+    const int64_t rows = ceil_div(p.m, t.m), columns = ceil_div(p.n, t.n),
+                  across = std::min(rows, columns), lines = p.batches * std::max(rows, columns),
+                  groups = processors / across;
+    if (groups < 2) return;
+    Choice choice{&t, lines * across};
+    const auto result = static_cast<double>(t.m * t.n);
+    const double cut = static_cast<double>(p.grain) * t.share + between_cuts,
+                 handing = (result * static_cast<double>(p.size) / handed + arrival) / cut;
+    // Longer runs than fill the device hand a tile on less often.
+    auto end = static_cast<double>(ceil_div(choice.tiles, processors) * cuts);
+    for (int64_t least = ceil_div(lines * cuts, groups), run = least; run == least || run < cuts;
+         run++) {
+        const double now = end_of_runs(lines * cuts, cuts, run, handing);
+        if (now < end) choice.run = run;
+        end = std::min(end, now);
+    }
+    if (choice.run == 0) return;
+    choice.blocks = choice.slots = ceil_div(lines * cuts, choice.run) * across;
+    choice.cycles = end * cut + 2 * t.start + result * p.after / 128;
+    choices.push_back(choice);
+}
+
 /// Tiles of near.cuh, with as many groups as take a chunk of k each, or fewer.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_chunks = 16;  // whose sums lie in shared memory
@@ -188,7 +239,7 @@ std::string name_of(const Choice& choice) {
                t.own       ? "_own"
                : t.writers ? "_writers"
                            : "",
-               t.pair > 1 ? "_pair" : "", choice.right ? "_right" : "",
+               t.pair > 1 ? "_pair" : "", choice.right ? "_right" : "", choice.run ? "_runs" : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 

@@ -88,6 +88,7 @@ struct Choice {
     int groups = 0;                 // of threads, by near.cuh; 0: another kernel
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
+    int64_t run = 0;  // cuts of a block, by wgmma_runs.cuh; 0: another kernel
     double cycles = 0;
 };
 
@@ -108,6 +109,9 @@ struct Problem {
 /// copied.
 void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                  std::vector<Choice>& choices, bool right = false);
+/// Runs of cuts by wgmma_runs.cuh, where whole tiles leave processors idle.
+void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
+              std::vector<Choice>& choices);
 /// Those of near.cuh and of near_mma.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);

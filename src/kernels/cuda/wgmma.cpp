@@ -94,6 +94,7 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
         number("stages", layout.stages), number("pair", layout.pair), number("parts", layout.parts),
         number("adders", layout.adders), number("round", layout.round),
         number("shared", layout.shared()), layout.writers ? number("writers", layout.writers) : "",
+        layout.run ? number("run", layout.run) : "",
         ";\n    static constexpr bool holds = ", flag(layout.holds), ", own = ", flag(layout.own),
         ", words = ", flag(layout.words), ", a_along_k = ", flag(layout.a_along_k),
         ", b_along_k = ", flag(layout.b_along_k), ", a_batched = ", flag(layout.a_batched),
