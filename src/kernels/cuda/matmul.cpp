@@ -161,7 +161,8 @@ struct Gemm {
                               tf32 ? kWgmmaTf32 : 1,
                               after(),
                               !op.body.empty() && !copied_as && size == 4 && packs_eights(op),
-                              copied_as && *copied_as != DType::f32};
+                              copied_as && *copied_as != DType::f32,
+                              static_cast<int64_t>(dtype_size(a.dtype))};
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
@@ -450,19 +451,20 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     }
     const Tiling& t = *choice.tiling;
     if (choice.groups && tensor) {
-        const auto floats = [&](int side, int64_t step) {
-            return step == 1 ? t.k * (side + 4) : side * (t.k + 8);
+        const auto element = static_cast<int64_t>(dtype_size(a.dtype));
+        const auto bytes = [&](int side, int64_t step) {
+            return element * (step == 1 ? t.k * (side + (element == 4 ? 4 : 8)) : side * (t.k + 8));
         };
-        const int stages = near_stages(t, choice.groups, ceil_div(k, chunk));
-        const int64_t stage = floats(t.m, a.strides[rank - 2]) + floats(t.n, b.strides[rank - 1]),
-                      cuts = ceil_div(k, chunk);
+        const int64_t cuts = ceil_div(k, chunk);
+        const int stages = near_stages(t, choice.groups, cuts, element);
+        const int64_t stage = bytes(t.m, a.strides[rank - 2]) + bytes(t.n, b.strides[rank - 1]);
         const bool in_place = ceil_div(cuts, choice.groups) == 1;
-        const int64_t sums = choice.groups > 1 && !in_place ? cuts * t.m * (t.n + 8) : 0;
+        const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
         text.name = stem + name_of(choice);
         text.includes = {"near_mma.cuh"};
         text.threads = t.threads * choice.groups;
         text.blocks = choice.blocks;
-        text.shared = static_cast<uint32_t>(4 * (choice.groups * stages * stage + sums));
+        text.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
         text.body += body_head(op, layout);
         text.body +=
             cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k,

@@ -6,12 +6,6 @@
 
 namespace aicf {
 
-/// A 16-byte copy to shared memory of which the first `bytes` exist; the rest becomes zero.
-__device__ __forceinline__ void copy_async_filled(uint32_t to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-}
-
 /// Four 8x8 matrices: lane l gives the address of row l % 8 of matrix l / 8 and receives in word q
 /// the elements (l / 4, 2 * (l % 4) + {0, 1}) of matrix q, or of its transpose.
 template <bool Transposed>
@@ -26,13 +20,6 @@ __device__ __forceinline__ void load_matrices(uint32_t (&word)[4], uint32_t from
                      : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
                      : "r"(from)
                      : "memory");
-}
-
-/// A 4-byte copy to shared memory, of 0 where it does not exist.
-__device__ __forceinline__ void copy_async_word(uint32_t to, const void* from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-                 "r"(exists ? 4 : 0)
-                 : "memory");
 }
 
 __device__ __forceinline__ uint32_t load_word(uint32_t from) {

@@ -193,9 +193,9 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
 
 /// Stages of near_mma.cuh's rings that shared memory has room for, beside sums of cuts where those
 /// do not lie where a ring was.
-int near_stages(const Tiling& t, int64_t groups, int64_t cuts) {
+int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t element) {
     constexpr int64_t room = 224 << 10;
-    const int64_t stage = 4 * (t.m + t.n) * (t.k + 8),
+    const int64_t stage = element * (t.m + t.n) * (t.k + 8),
                   sums = groups > 1 && groups < cuts ? 4 * cuts * t.m * (t.n + 8) : 0;
     return static_cast<int>(std::min<int64_t>(t.stages, (room - sums) / (groups * stage)));
 }
@@ -212,14 +212,14 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
         for (int64_t run = 1, last = 0; run <= cuts; run++) {
             const int64_t groups = ceil_div(cuts, run);
             if (groups == std::exchange(last, groups)) continue;
-            const int stages = near_stages(t, groups, cuts);
+            const int stages = near_stages(t, groups, cuts, p.element);
             if (cuts > most_cuts || groups * t.threads > most_threads || stages < 2) continue;
             Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
             choice.blocks = choice.tiles;
             choice.groups = static_cast<int>(groups);
             const auto each = static_cast<double>(ceil_div(choice.tiles, processors));
             const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
-                       bytes = static_cast<double>((t.m + t.n) * p.k * 4);
+                       bytes = static_cast<double>((t.m + t.n) * p.k * p.element);
             choice.cycles =
                 start + each * bytes / pace +
                 depth * std::max(t.alone, t.share * each * static_cast<double>(groups)) +

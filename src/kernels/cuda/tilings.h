@@ -103,6 +103,7 @@ struct Problem {
     double after = 0;         // instructions for each result of what follows the product
     bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
     bool narrows = false;     // f32 becomes 16 bits as mma.sync's tiles load it
+    int64_t element = 4;      // bytes of an operand's
 };
 
 /// Every cut of k that a tiling allows. `right`: where wgmma reads rounded operands, A is not
@@ -115,8 +116,9 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
 /// Those of near.cuh and of near_mma.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
-/// Stages of near_mma.cuh's rings that shared memory has room for.
-int near_stages(const Tiling& t, int64_t groups, int64_t cuts);
+/// Stages of near_mma.cuh's rings that shared memory has room for. `element`: bytes of an
+/// operand's.
+int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t element);
 /// As candidates are named.
 std::string name_of(const Choice& choice);
 
