@@ -185,8 +185,7 @@ struct Gemm {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
             const bool large = m * n * k >= kRolesWork && limits.major == 9;
-            if (limits.major == 9 && a.dtype == DType::f32 && chunk % 64 == 0)
-                add_near_mma(problem, limits, found);
+            if (limits.major == 9 && chunk % 64 == 0) add_near_mma(problem, limits, found);
             Problem half = problem;
             half.moved = moved(true);
             for (const Tiling& t : kWgmma) {
