@@ -15,17 +15,19 @@ APART = tuple(name for name in ALL if name != "tails")
 WITHOUT_BLOCK = tuple(name for name in ALL if name != "block")
 
 
-def graph_of(batch, hidden, classes, layers=2, bias=True, act=aicf.relu, keep=False):
+def graph_of(batch, hidden, classes, layers=2, bias=True, act=aicf.relu, keep=False, linear=False):
     rng = np.random.default_rng(batch + hidden)
     g = aicf.Graph("tail")
     h = g.input("x", (batch, 24))
     for i in range(layers):
         w = rng.standard_normal((hidden, h.shape[1])).astype("f4") / np.float32(5)
-        h = act(h @ g.param(f"w{i}", w.shape, init=w).T)
+        w = g.param(f"w{i}", w.shape, init=w)
+        h = act(aicf.linear(h, w) if linear else h @ w.T)
     w = rng.standard_normal((classes, hidden)).astype("f4") / np.float32(hidden**0.5)
-    y = h @ g.param("w", w.shape, init=w).T
+    w, b = g.param("w", w.shape, init=w), None
     if bias:
-        y = y + g.param("b", (classes,), init=rng.standard_normal(classes).astype("f4"))
+        b = g.param("b", (classes,), init=rng.standard_normal(classes).astype("f4"))
+    y = aicf.linear(h, w, b) if linear else h @ w.T if b is None else h @ w.T + b
     loss = aicf.cross_entropy(y, g.input("t", (batch,), "int64"))
     g.minimize(loss, aicf.optim.Adam(lr=1e-2))
     g.output("loss", loss)
@@ -92,6 +94,16 @@ def test_one_launch_takes_it_on_tensor_cores(sizes, options, math):
     assert joined == (sizes[2] < 32)
 
 
+@pytest.mark.parametrize(("sizes", "options"), CASES)
+def test_one_launch_takes_it_in_16_bits(sizes, options):
+    """Logits become float32 behind their product, the gradient bfloat16 before its own; casts of
+    one class move."""
+    g, _ = graph_of(*sizes, **options, linear=True)
+    back = "_gemm" if options.get("layers", 2) else ""
+    joined = f"fused_gemm_cross_entropy{back}_bf16"
+    assert any(joined in name for name in kernels(g, math="mixed")) == (1 < sizes[2] < 32)
+
+
 @pytest.mark.parametrize("layers", range(1, 7))
 @pytest.mark.parametrize("width", [256, 512, 784])
 def test_a_step_of_layers_has_few_launches(layers, width):
@@ -133,6 +145,18 @@ def test_bits_of_rounded_operands(sizes, options, math):
         assert_bits(got[name], value, name)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("sizes", "options"), CASES)
+def test_bits_in_16_bits(sizes, options):
+    """Those of a CPU, and of launches apart."""
+    g, feed = graph_of(*sizes, **options, linear=True)
+    want = bits(g.compile(device="cpu", seed=1, math="mixed", tensor_cores="sm_90"), feed)
+    for passes in (WITHOUT_BLOCK, APART):
+        got = bits(g.compile(device="cuda", seed=1, math="mixed", passes=passes), feed)
+        for name, value in want.items():
+            assert_bits(got[name], value, f"{name} of {passes}")
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_rows_without_numbers(device):
     g, feed = graph_of(70, 40, 10)
@@ -145,11 +169,17 @@ def test_rows_without_numbers(device):
 
 @pytest.mark.parametrize(
     ("arch", "math"),
-    [("sm_80", "fp32"), ("sm_90a", "fp32"), ("sm_90a", "tf32"), ("sm_90a", "bf16")],
+    [
+        ("sm_80", "fp32"),
+        ("sm_90a", "fp32"),
+        ("sm_90a", "tf32"),
+        ("sm_90a", "bf16"),
+        ("sm_90a", "mixed"),
+    ],
 )
 def test_the_kernel_compiles_without_spills(arch, math):
     for sizes, options in CASES:
-        g, _ = graph_of(*sizes, **options)
+        g, _ = graph_of(*sizes, **options, linear=math == "mixed")
         programs = _core.cuda_programs(g._core, WITHOUT_BLOCK, arch=arch, math=math)
         found = [text for text in programs if "loss_tail" in text]
         if math != "fp32" and not found:

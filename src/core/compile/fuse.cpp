@@ -422,13 +422,13 @@ class NetworkTail : Groups {
     using Groups::Groups;
     void run() {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
-            if (!loss_region(ops_[at]) || ops_[at].body.size() != 2) continue;
+            if (!loss_region(ops_[at])) continue;
             const View& logits = ops_[at].inputs[0];
             const int from = producer_[logits.value];
             if (from < 0 || !anchor(ops_[from]).gemm || !writes(from, logits) ||
                 merge(group_[from], group_[at], tail_region, INT_MAX) != Merge::done)
                 continue;
-            const View& grad = ops_[at].operand(ops_[at].body[1].outputs[0]);
+            const View& grad = ops_[at].operand(ops_[at].body.back().outputs[0]);
             for (int reader : readers_[grad.value])
                 if (const LoweredOp& op = ops_[reader];
                     anchor(op).gemm && op.inputs[0].value == grad.value &&

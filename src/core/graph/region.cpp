@@ -180,45 +180,70 @@ TailSteps tail_steps(const LoweredOp& op) {
     const auto named = [](const RegionStep& step) { return step.def->name == "cross_entropy"; };
     const auto loss = std::find_if(op.body.begin(), op.body.end(), named);
     const auto at = static_cast<size_t>(loss - op.body.begin());
-    return {at, std::min(at + 2, op.body.size())};
+    const bool casts = at + 2 < op.body.size() && op.body[at + 2].def->name == "cast" &&
+                       op.body[at + 2].inputs == op.body[at + 1].outputs;
+    const size_t gradient = casts ? at + 2 : at + 1;
+    return {at, gradient, std::min(gradient + 1, op.body.size())};
 }
 
-bool tail_region(const LoweredOp& op) {
-    if (op.body.size() < 3 || !op.body[0].def->gemm || op.inputs.size() < 3) return false;
-    const auto [at, second] = tail_steps(op);
-    if (at == 0 || at + 2 > op.body.size() || op.body[0].inputs != std::vector<int>{0, 1})
-        return false;
-    const int inputs = static_cast<int>(op.inputs.size()),
-              inner = inputs + static_cast<int>(op.outputs.size());
-    const RegionStep &loss = op.body[at], &grad = op.body[at + 1];
-    const View &x = op.inputs[0], &weight = op.inputs[1];
-    const Dims& shape = op.operand(op.body[0].outputs[0]).shape;
-    if (x.dtype != DType::f32 || shape.rank() != 2 || !plain_product(x, weight, shape))
-        return false;
-    // The product and its epilogue, which makes the logits.
-    std::vector<char> made(static_cast<size_t>(inner) + op.inner.size(), 0);
-    for (size_t i = 0; i < at; i++) {
+/// Whether the steps before the loss are a product and functions of it, which make the logits.
+/// Marks what they make.
+static bool makes_logits(const LoweredOp& op, size_t loss, const Dims& shape,
+                         std::vector<char>& made) {
+    const int inner = static_cast<int>(op.inputs.size() + op.outputs.size());
+    const DType dtype = op.inputs[0].dtype;
+    for (size_t i = 0; i < loss; i++) {
         const RegionStep& step = op.body[i];
         if (i > 0 && !step.def->pointwise) return false;
         for (int number : step.inputs)
             if (i > 0 && number < inner && (number < 2 || !(op.operand(number).shape == shape)))
                 return false;
         for (int number : step.outputs) {
-            if (number < inner || op.operand(number).dtype != DType::f32) return false;
+            const DType own = op.operand(number).dtype;
+            if (number < inner || (own != DType::f32 && own != dtype)) return false;
             made[static_cast<size_t>(number)] = 1;
         }
     }
-    if (grad.def->name != "cross_entropy_grad" || loss.inputs.size() != 2 ||
-        loss.inputs[0] != op.body[at - 1].outputs[0] || loss.inputs[1] < 2 ||
-        loss.inputs[1] >= inputs || loss.outputs.size() != 3 || row_axis(loss.attrs, 2) != 1 ||
-        row_axis(grad.attrs, 2) != 1 ||
-        grad.inputs !=
-            std::vector<int>{loss.inputs[0], loss.inputs[1], loss.outputs[1], loss.outputs[2]})
+    return op.operand(op.body[loss].inputs.at(0)).dtype == DType::f32;
+}
+
+/// Whether the loss and its gradient are those of rows of the same logits and labels; a gradient in
+/// f32 is not kept beside its cast.
+static bool takes_losses(const LoweredOp& op, const TailSteps& steps) {
+    const int inputs = static_cast<int>(op.inputs.size()),
+              inner = inputs + static_cast<int>(op.outputs.size());
+    const RegionStep &loss = op.body[steps.loss], &grad = op.body[steps.loss + 1],
+                     &end = op.body[steps.gradient];
+    if (&end != &grad &&
+        (grad.outputs.at(0) < inner || op.operand(end.outputs.at(0)).dtype != op.inputs[0].dtype))
         return false;
-    if (second == op.body.size()) return true;
-    const RegionStep& product = op.body[second];
+    return grad.def->name == "cross_entropy_grad" && loss.inputs.size() == 2 &&
+           loss.inputs[0] == op.body[steps.loss - 1].outputs[0] && loss.inputs[1] >= 2 &&
+           loss.inputs[1] < inputs && loss.outputs.size() == 3 && row_axis(loss.attrs, 2) == 1 &&
+           row_axis(grad.attrs, 2) == 1 &&
+           grad.inputs ==
+               std::vector<int>{loss.inputs[0], loss.inputs[1], loss.outputs[1], loss.outputs[2]};
+}
+
+bool tail_region(const LoweredOp& op) {
+    if (op.body.size() < 3 || !op.body[0].def->gemm || op.inputs.size() < 3) return false;
+    const TailSteps steps = tail_steps(op);
+    if (steps.loss == 0 || steps.loss + 2 > op.body.size() ||
+        op.body[0].inputs != std::vector<int>{0, 1})
+        return false;
+    const int inputs = static_cast<int>(op.inputs.size()),
+              inner = inputs + static_cast<int>(op.outputs.size());
+    const View &x = op.inputs[0], &weight = op.inputs[1];
+    const Dims& shape = op.operand(op.body[0].outputs[0]).shape;
+    if ((x.dtype != DType::f32 && !is_16_bit(x.dtype)) || weight.dtype != x.dtype ||
+        shape.rank() != 2 || !plain_product(x, weight, shape))
+        return false;
+    std::vector<char> made(static_cast<size_t>(inner) + op.inner.size(), 0);
+    if (!makes_logits(op, steps.loss, shape, made) || !takes_losses(op, steps)) return false;
+    if (steps.product == op.body.size()) return true;
+    const RegionStep& product = op.body[steps.product];
     if (!product.def->gemm || product.inputs.size() != 2 ||
-        product.inputs[0] != grad.outputs.at(0) || product.inputs[1] >= inputs)
+        product.inputs[0] != op.body[steps.gradient].outputs.at(0) || product.inputs[1] >= inputs)
         return false;
     const View& transposed = op.inputs[static_cast<size_t>(product.inputs[1])];
     if (transposed.value != weight.value || transposed.offset != weight.offset ||
@@ -227,7 +252,7 @@ bool tail_region(const LoweredOp& op) {
         transposed.shape[1] != weight.shape[0])
         return false;
     const Dims& result = op.operand(product.outputs[0]).shape;
-    for (size_t i = second + 1; i < op.body.size(); i++) {
+    for (size_t i = steps.product + 1; i < op.body.size(); i++) {
         const RegionStep& step = op.body[i];
         if (!step.def->pointwise) return false;
         for (int number : step.inputs)

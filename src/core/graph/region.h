@@ -19,12 +19,13 @@ bool loss_region(const LoweredOp& op);
 
 /// The end of a network with few logits: the product that makes them and its epilogue, cross
 /// entropy and its gradient, then optionally the gradient's product with the transposed weights and
-/// its epilogue. Logits are never materialised. All f32 of rank 2.
+/// its epilogue. Logits are never materialised. All of rank 2, in f32, or products in 16 bits and
+/// casts around the loss.
 bool tail_region(const LoweredOp& op);
-/// Step indices of such a region: of the loss (its gradient is the next), and of the second product
-/// (the number of steps if there is none).
+/// Step indices of such a region: of the loss, of what makes the gradient that leaves it (its own
+/// or a cast's), and of the second product (the number of steps if there is none).
 struct TailSteps {
-    size_t loss, product;
+    size_t loss, gradient, product;
 };
 TailSteps tail_steps(const LoweredOp& op);
 

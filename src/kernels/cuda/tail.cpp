@@ -87,8 +87,8 @@ class TailText {
     KernelText text() const {
         KernelText text;
         text.includes = {"tail.cuh"};
-        text.name = cat("fused_gemm_cross_entropy", back_ ? "_gemm" : "", "_f32",
-                        math() == "fp32" ? "" : "_" + math());
+        text.name = cat("fused_gemm_cross_entropy", back_ ? "_gemm" : "", "_",
+                        dtype_abbrev(op_.inputs[0].dtype), math() == "fp32" ? "" : "_" + math());
         text.threads = kTailThreads;
         text.resident = 2;  // no more blocks, so that registers need not be saved for others
         text.blocks = std::min<int64_t>(ceil_div(tail_.m, tail_.rows),
@@ -126,7 +126,7 @@ class TailText {
                number("w_step", op_.inputs[1].strides[1]) +
                "    static constexpr bool back = " + (back_ ? "true" : "false") +
                ", tensor = " + (tensor() ? "true" : "false") + ";\n    typedef " +
-               rounded_type(math(), DType::f32) + " As;\n";
+               rounded_type(math(), op_.inputs[0].dtype) + " As;\n";
     }
     /// An element of the logits, of the product's sum.
     std::string logit() const {
@@ -163,12 +163,17 @@ class TailText {
         }
         return all;
     }
+    /// As it is kept, and where it is stored.
     std::string gradient() const {
-        const int to = op_.body[tail_.steps.loss + 1].outputs[0];
+        const int to = op_.body[tail_.steps.gradient].outputs[0];
         return function(
-            "void grad(int64_t row, int64_t i, float v) const",
-            to < outer_ ? cat("        ", pointer(to), "[", place(op_.operand(to), "i"), "] = v;\n")
-                        : "");
+                   "static float kept(float v)",
+                   cat("        return rounded<", cuda_type(op_.operand(to).dtype), ">(v);\n")) +
+               function("void grad(int64_t row, int64_t i, float v) const",
+                        to < outer_
+                            ? cat("        ", pointer(to), "[", place(op_.operand(to), "i"),
+                                  "] = narrow<", cuda_type(op_.operand(to).dtype), ">(v);\n")
+                            : "");
     }
     /// What becomes of V neighbours of a row of the second product.
     std::string product() const {

@@ -25,7 +25,8 @@ struct RowHere {
     }
 };
 
-/// The gradient of a row's logits: kept here, and stored where the row is one.
+/// The gradient of a row's logits: kept here as the second product reads it, and stored where the
+/// row is one.
 template <class Tail>
 struct GradientHere {
     const Tail& tail;
@@ -33,7 +34,7 @@ struct GradientHere {
     int64_t row;
     bool stored;
     __device__ __forceinline__ void operator()(int64_t i, float v) const {
-        here[i] = v;
+        here[i] = v = tail.kept(v);
         if (stored) tail.grad(row, i, v);
     }
     template <int V>
@@ -48,19 +49,34 @@ struct TailShape {
     static constexpr int64_t rows = Rows, n = N;
 };
 
-/// Lines of K floats, `Pitch` apart here and `step` there.
-template <int K, int Pitch, int64_t Step, int Threads>
-__device__ __forceinline__ void bring_lines(float* to, const float* from, int lines) {
-    if (K % 4 == 0 && Step % 4 == 0 && aligned16(from)) {
-        constexpr int fours = K / 4 > 0 ? K / 4 : 1;
-        for (int u = threadIdx.x; u < lines * fours; u += Threads) {
-            const int line = u / fours, e = u % fours * 4;
-            copy_async<16>(to + line * Pitch + e, from + line * Step + e);
+/// Lines of K numbers, `Pitch` floats apart here and `Step` there; 16 bits become floats.
+template <int K, int Pitch, int64_t Step, int Threads, class E>
+__device__ __forceinline__ void bring_lines(float* to, const E* from, int lines) {
+    constexpr int pack = 16 / sizeof(E), packs = K / pack > 0 ? K / pack : 1;
+    if (K % pack == 0 && Step % pack == 0 && aligned16(from)) {
+#pragma unroll 4
+        for (int u = threadIdx.x; u < lines * packs; u += Threads) {
+            const int line = u / packs, e = u % packs * pack;
+            float* const y = to + line * Pitch + e;
+            const E* const x = from + line * Step + e;
+            if constexpr (sizeof(E) == 4) {
+                copy_async<16>(y, x);
+            } else {
+                float a[pack];
+                load_dense<pack, E>(a, x, 0, pack, true);
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    *reinterpret_cast<Pack<float, 4>*>(y + 4 * half) = {
+                        {a[4 * half], a[4 * half + 1], a[4 * half + 2], a[4 * half + 3]}};
+            }
         }
     } else {
         for (int u = threadIdx.x; u < lines * K; u += Threads) {
             const int line = u / K, e = u % K;
-            copy_async<4>(to + line * Pitch + e, from + line * Step + e);
+            if constexpr (sizeof(E) == 4)
+                copy_async<4>(to + line * Pitch + e, from + line * Step + e);
+            else
+                to[line * Pitch + e] = widen(from[line * Step + e]);
         }
     }
 }
@@ -143,9 +159,9 @@ __device__ __forceinline__ void logits_by_tensor_cores(float* sums, const float*
 
 /// By blocks of `Threads`, which take Rows rows at a time. Lanes: of a team that takes the loss of
 /// one.
-template <int Threads, int Rows, int Lanes, class Tail>
-__device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, const float* x,
-                                          const float* w, float scale) {
+template <int Threads, int Rows, int Lanes, class Tail, class E>
+__device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, const E* x,
+                                          const E* w, float scale) {
     typedef typename Tail::As As;
     constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
                   chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch);
