@@ -224,13 +224,14 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        # "loops", "block", "tails" and "row_sums" are for GPUs, "concats" for attention
+        # "loops", "block", "tails", "chains" and "row_sums" are for GPUs, "concats" for attention
         # (test_concats), "copies" for views (test_copies); of those that clear the way for
         # others test_prepare draws graphs.
         here = set(_core.pass_names()) - {
             "loops",
             "block",
             "tails",
+            "chains",
             "row_sums",
             "shapes",
             "clone_upcasts",
@@ -747,6 +748,7 @@ def test_choices_of_passes():
         "loops",
         "block",
         "tails",
+        "chains",
         "row_sums",
         "horizontal",
         "scalars",

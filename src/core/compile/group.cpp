@@ -531,7 +531,7 @@ class HorizontalFusion : Groups {
     static constexpr size_t kKinds = 4;
     Kind kind_of(int at) const {
         const LoweredOp& op = ops_[at];
-        if (op.def == group_def()) return Kind::none;
+        if (op.def == group_def() || op.def == chain_def()) return Kind::none;
         if (small(op, machine_.group_limits())) return Kind::small;
         if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
         if (anchor(op).optimizer && !op.body.empty()) return Kind::update;

@@ -130,6 +130,7 @@ const std::vector<Pass>& all_passes() {
         {"loops", true, nullptr, fuse_loops},
         {"block", true, nullptr, fuse_step},
         {"tails", true, nullptr, fuse_tails},  // of steps that are no sequence
+        {"chains", true, nullptr, fuse_chains},
         {"row_sums", true, nullptr, fuse_row_sums},
         {"horizontal", true, nullptr, fuse_horizontally},
         {"scalars", true, nullptr, fuse_scalars},

@@ -78,6 +78,8 @@ void fuse_loops(Lowered& lowered, const Target& target);
 /// Single-block fusion: a step that is faster in one thread block becomes one sequence
 /// (sequence.cpp).
 void fuse_step(Lowered& lowered, const Target& target);
+/// Products of the same rows, each of the one before it, become one launch (chains.cpp).
+void fuse_chains(Lowered& lowered, const Target& target);
 /// Scalar prologue: the ops that compute an optimizer's scalars join its updates (group.cpp).
 void fuse_scalars(Lowered& lowered, const Target& target);
 /// A norm's gradient and the sums over rows beside it become one kernel (group.cpp).

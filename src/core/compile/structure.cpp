@@ -202,13 +202,15 @@ class Structure {
         }
         const bool sequence = is_one_block(op);
         if (op.body.empty() == (&def == region_def()) ||
-            op.members.empty() == (&def == group_def() || sequence))
+            op.members.empty() == (&def == group_def() || &def == chain_def() || sequence))
             fail(where, " has ", op.body.size(), " steps and ", op.members.size(),
                  " members; need one of them for an op that is nothing else, none for others");
         if (op.body.empty() && !sequence && !op.inner.empty())
             fail(where, " has inner values and no steps");
         if (&def == sequence_def()) check_sequence(op, where);
         if (&def == block_loop_def()) check_block_loop(op, where);
+        if (&def == chain_def() && !row_chain(op))
+            fail(where, " has members that are no products of the same rows; need those alone");
         if (!op.members.empty() || &def == loop_def()) return;
         if (op.body.empty())
             check_step(def, op.inputs, op.outputs, where);
@@ -301,7 +303,8 @@ class Structure {
         if (op.def != region_def()) fail(where, " has a body; need a region");
         for (const RegionStep& step : op.body) {
             const std::string at = cat(where, ": step ", step.def->name);
-            if (step.def == region_def() || step.def == group_def() || step.def == sequence_def())
+            if (step.def == region_def() || step.def == group_def() || step.def == chain_def() ||
+                step.def == sequence_def())
                 fail(at, " has no body; need another op");
             check_attrs(*step.def, step.attrs, at);
             std::vector<View> views[2];

@@ -148,7 +148,10 @@ void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
                       kernel.workspace_bytes,
                       kernel.counter_bytes};
     const auto inputs = static_cast<int>(group.inputs.size());
-    for (const View& view : member.inputs) part.operands.push_back(find_view(group.inputs, view));
+    for (const View& view : member.inputs) {
+        const int in = find_view(group.inputs, view);  // or made by a member before it
+        part.operands.push_back(in >= 0 ? in : inputs + find_view(group.outputs, view));
+    }
     for (const View& view : member.outputs)
         part.operands.push_back(inputs + find_view(group.outputs, view));
     const std::vector<void*> none(part.operands.size(), nullptr);

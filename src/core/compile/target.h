@@ -65,6 +65,9 @@ class Target {
     /// Whether a group of a row op and sums over rows of what it reads is one kernel that reads
     /// them once.
     virtual bool sums_beside(const LoweredOp&) const { return false; }
+    /// Whether each block of one launch can take its rows through all products of a chain here,
+    /// faster than as separate launches; asked of one product, too.
+    virtual bool fits_chain(const LoweredOp&) const { return false; }
     /// Whether a sequence or block_loop can run in one thread block here, faster than as separate
     /// launches.
     virtual bool fits_block(const LoweredOp&) const { return false; }

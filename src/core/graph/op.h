@@ -358,9 +358,13 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 // by output, the input whose next content it is, or -1. "fed": inputs given by the caller, of which
 // a launch of many steps takes a slice a step.
 
-/// The schemas of regions, groups and sequences.
+// A chain is a list of members run in order by one launch, each of whose blocks takes the same rows
+// of all: a member reads no other rows of what members before it made. All results leave it.
+
+/// The schemas of regions, groups, chains and sequences.
 const LoweredDef* region_def();
 const LoweredDef* group_def();
+const LoweredDef* chain_def();
 const LoweredDef* sequence_def();
 /// By member of a sequence, its stage, the number of barriers before it: the longest path of RAW
 /// dependences, and of WAR dependences on what it overwrites.

@@ -22,6 +22,7 @@ void define_regions() {
     define(
         LoweredDef{.name = "region", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
     define(LoweredDef{.name = "group", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
+    define(LoweredDef{.name = "chain", .inputs = {"xs*"}, .outputs = {"ys*"}, .infer = infer_body});
     define(
         LoweredDef{.name = "sequence",
                    .inputs = {"xs*"},
@@ -37,6 +38,11 @@ const LoweredDef* region_def() {
 
 const LoweredDef* group_def() {
     static const LoweredDef* const def = find_lowered("group");
+    return def;
+}
+
+const LoweredDef* chain_def() {
+    static const LoweredDef* const def = find_lowered("chain");
     return def;
 }
 
@@ -176,6 +182,28 @@ bool product_region(const LoweredOp& op) {
     return true;
 }
 
+bool row_chain(const LoweredOp& op) {
+    if (op.def != chain_def() || op.members.size() < 2) return false;
+    const auto rows_of = [](const View& view) {
+        return view.shape.rank() == 2 ? view.shape[0] : -1;
+    };
+    std::vector<View> made;
+    const int64_t rows = rows_of(op.members[0].outputs[0]);
+    for (const LoweredOp& member : op.members) {
+        if (!anchor(member).gemm || (!member.body.empty() && !product_region(member))) return false;
+        for (size_t k = 0; k < member.inputs.size(); k++)
+            for (const View& before : made)
+                if (before.value == member.inputs[k].value &&
+                    (k == 1 || !same_layout(before, member.inputs[k])))
+                    return false;
+        for (const View& out : member.outputs) {
+            if (rows_of(out) != rows || rows < 1) return false;
+            made.push_back(out);
+        }
+    }
+    return true;
+}
+
 TailSteps tail_steps(const LoweredOp& op) {
     const auto named = [](const RegionStep& step) { return step.def->name == "cross_entropy"; };
     const auto loss = std::find_if(op.body.begin(), op.body.end(), named);
@@ -283,22 +311,25 @@ std::string kernel_stem(const LoweredOp& op) {
 
 namespace {
 
-/// The operands of a group are those of its members, which are independent.
+/// The operands of a group are those of its members, which are independent; of a chain they read
+/// results of those before them, too.
 std::vector<Type> infer_group(const LoweredOp& op) {
     std::vector<Type> outputs(op.outputs.size());
     std::vector<char> written(op.outputs.size(), 0);
     for (const LoweredOp& member : op.members) {
         const std::string where = cat(op.def->name, ": member ", member.def->name);
-        for (const View& view : member.inputs)
-            if (find_view(op.inputs, view) < 0)
+        for (const View& view : member.inputs) {
+            const int made = op.def == chain_def() ? find_view(op.outputs, view) : -1;
+            if (find_view(op.inputs, view) < 0 && (made < 0 || !written[made]))
                 raise(ErrorKind::graph, where, " reads %", view.value,
-                      ", which is no operand of the group; need one that is");
+                      ", which is no operand of the ", op.def->name, "; need one that is");
+        }
         const std::vector<Type> types = infer_lowered(member);
         for (size_t k = 0; k < member.outputs.size(); k++) {
             const int at = find_view(op.outputs, member.outputs[k]);
             if (at < 0 || written[at] || k >= types.size())
                 raise(ErrorKind::graph, where, " writes %", member.outputs[k].value,
-                      "; need a result of the group, written once");
+                      "; need a result of the ", op.def->name, ", written once");
             written[at] = 1;
             outputs[at] = types[k];
         }

@@ -17,6 +17,10 @@ bool product_region(const LoweredOp& op);
 /// of the gradient after.
 bool loss_region(const LoweredOp& op);
 
+/// Whether the members of a chain are products with epilogues, of the same rows, which read no
+/// other rows of each other's results.
+bool row_chain(const LoweredOp& op);
+
 /// The end of a network with few logits: the product that makes them and its epilogue, cross
 /// entropy and its gradient, then optionally the gradient's product with the transposed weights and
 /// its epilogue. Logits are never materialised. All of rank 2, in f32, or products in 16 bits and

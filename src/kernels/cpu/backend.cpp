@@ -255,7 +255,7 @@ class CpuTarget : public Target {
 
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override {
         if (op.members.empty()) return finish(op, make_kernel(chosen().table, op));
-        if (is_one_block(op))  // which only a file can ask for
+        if (is_one_block(op) || op.def == chain_def())  // which only a file can ask for
             raise(ErrorKind::format, title(op),
                   ": the cpu has no kernel for it; need a file for cuda");
         auto kernel = std::make_shared<BoundKernel>();

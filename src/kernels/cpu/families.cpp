@@ -162,7 +162,8 @@ Bound make_kernel(const Table& table, const LoweredOp& op) {
 bool worth_fusing(const LoweredOp& region) {
     // A row is one thread's work: what costs more than 8 flops an element is shared out among all.
     constexpr RegionLimits kLimits{16, 32, 12, 9, 8};
-    return anchor(region).optimizer || (within(region, kLimits) && !tail_region(region));
+    return anchor(region).optimizer ||
+           (region.members.empty() && within(region, kLimits) && !tail_region(region));
 }
 
 }  // namespace aicf::cpu

@@ -28,7 +28,7 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
 }
 
 uint32_t tail_bytes(const LoweredOp& op) {
-    if (op.def == group_def()) return 0;
+    if (op.def == group_def() || op.def == chain_def()) return 0;
     const uint32_t parts = anchor(op).name == "attention_grads" ? 2 : 1;
     return kTailBytes + (op.members.empty() && anchor(op).gemm ? 2 * kMapBytes
                          : op.members.empty() && anchor(op).attention
@@ -304,6 +304,7 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
 KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
     KernelText text = op.def == sequence_def()     ? block_text(op, limits)
                       : op.def == block_loop_def() ? block_loop_text(op, limits)
+                      : op.def == chain_def()      ? chain_text(op, limits)
                       : op.members.empty()         ? body_text(op, limits)
                       : sums_beside(op, limits)    ? row_sums_text(op, limits)
                                                    : group_text(op, limits);

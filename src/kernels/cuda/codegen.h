@@ -62,6 +62,8 @@ struct Limits {
     /// operands stay where they are in shared memory.
     int team = 0;
     bool near = false;
+    /// A product as a member of a chain: in tiles of all columns.
+    bool chain = false;
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
@@ -223,6 +225,9 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits);
 /// A group of a row op's gradient and sums of columns of what it reads, in one kernel: whether
 /// there is one that is quicker than their launches, and the kernel.
 bool sums_beside(const LoweredOp& group, const Limits& limits);
+/// Whether a product can be a member of a chain; whether a chain can run (chain.cpp).
+bool chain_fits(const LoweredOp& op, const Limits& limits);
+KernelText chain_text(const LoweredOp& op, const Limits& limits);
 KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
 /// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
 /// the inputs that it reads, and @_Put{block}(column, total).

@@ -290,6 +290,35 @@ double gemm_cycles(const LoweredOp& op, const Limits& limits) {
     return 0;
 }
 
+/// Adds the kernel of near_mma.cuh. `staged`: what follows the product takes the sums from shared
+/// memory, 8 neighbours at a time.
+static void add_near_mma(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+                         const Choice& choice, bool staged) {
+    const Gemm gemm(op);
+    const Tiling& t = *choice.tiling;
+    const auto element = static_cast<int64_t>(dtype_size(gemm.a.dtype));
+    const auto bytes = [&](int side, int64_t step) {
+        return element * (step == 1 ? t.k * (side + (element == 4 ? 4 : 8)) : side * (t.k + 8));
+    };
+    const int64_t cuts = ceil_div(gemm.k, gemm.chunk);
+    const int stages = near_stages(t, choice.groups, cuts, element);
+    const int64_t stage =
+        bytes(t.m, gemm.a.strides[gemm.rank - 2]) + bytes(t.n, gemm.b.strides[gemm.rank - 1]);
+    const bool in_place = ceil_div(cuts, choice.groups) == 1;
+    const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
+    text.includes = {"near_mma.cuh"};
+    text.threads = t.threads * choice.groups;
+    text.blocks = choice.blocks;
+    text.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
+    if (staged)
+        text.body += cat("struct @_Staged : @_Put {\n", packed_text(op, layout, false), "};\n");
+    text.body += body_head(op, layout);
+    text.body += cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ",
+                     t.k, ", ", choice.groups, ", ", stages, ", @_Shape, ",
+                     staged ? "true>(grid, @_Staged{{block}}" : "false>(grid, @_Put{block}",
+                     ", x0, x1);\n}\n");
+}
+
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     const Gemm gemm(op);
     const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, limbs, tensor,
@@ -379,6 +408,15 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                              "grid, @_Put{block}, x0, x1);\n}\n");
         return text;
     }
+    if (limits.chain) {
+        Choice whole{&kChainTile, ceil_div(m, kChainTile.m)};
+        whole.blocks = whole.tiles;
+        whole.groups = 1;
+        add_near_mma(text, op, layout, whole, true);
+        text.resident = kChainTile.resident;
+        text.name = stem + name_of(whole);
+        return text;
+    }
     const std::vector<Choice> choices = gemm.choices(limits);
     gemm.check_order(limits, !choices.empty());
     if (choices.empty()) {
@@ -450,24 +488,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     }
     const Tiling& t = *choice.tiling;
     if (choice.groups && tensor) {
-        const auto element = static_cast<int64_t>(dtype_size(a.dtype));
-        const auto bytes = [&](int side, int64_t step) {
-            return element * (step == 1 ? t.k * (side + (element == 4 ? 4 : 8)) : side * (t.k + 8));
-        };
-        const int64_t cuts = ceil_div(k, chunk);
-        const int stages = near_stages(t, choice.groups, cuts, element);
-        const int64_t stage = bytes(t.m, a.strides[rank - 2]) + bytes(t.n, b.strides[rank - 1]);
-        const bool in_place = ceil_div(cuts, choice.groups) == 1;
-        const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
+        add_near_mma(text, op, layout, choice, false);
         text.name = stem + name_of(choice);
-        text.includes = {"near_mma.cuh"};
-        text.threads = t.threads * choice.groups;
-        text.blocks = choice.blocks;
-        text.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
-        text.body += body_head(op, layout);
-        text.body +=
-            cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k,
-                ", ", choice.groups, ", ", stages, ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
         return text;
     }
     if (choice.groups) {

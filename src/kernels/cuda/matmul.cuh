@@ -35,6 +35,31 @@ __device__ __forceinline__ Wide<E> operand(E x) {
     return widen(rounded_to<As>(x));
 }
 
+/// V neighbours as they are stored, 16 bytes at a time, or one for all of them (Step 0).
+template <class E, int V, int Step>
+struct Neighbours {
+    static constexpr int count = Step ? V : 1,
+                         per = count * int(sizeof(E)) < 16 ? count : 16 / int(sizeof(E));
+    Pack<E, per> part[count / per];
+    __device__ __forceinline__ void load(const E* from) {
+#pragma unroll
+        for (int x = 0; x < count / per; x++)
+            part[x] = reinterpret_cast<const Pack<E, per>*>(from)[x];
+    }
+    __device__ __forceinline__ void store(E* to) const {
+#pragma unroll
+        for (int x = 0; x < count / per; x++) reinterpret_cast<Pack<E, per>*>(to)[x] = part[x];
+    }
+    __device__ __forceinline__ void widened(Wide<E> (&to)[V]) const {
+#pragma unroll
+        for (int j = 0; j < V; j++) to[j] = widen(part[Step * j / per].at[Step * j % per]);
+    }
+    __device__ __forceinline__ void narrowed(const Wide<E> (&from)[V]) {
+#pragma unroll
+        for (int j = 0; j < V; j++) part[j / per].at[j % per] = narrow<E>(from[j]);
+    }
+};
+
 /// acc takes `Lot` terms. Nothing stands between the loads, so that they are all under way at once.
 /// That the pointers are restricted changes no instruction, but halves the optimizer's time.
 template <int Lot, class Shape, class A, class E>

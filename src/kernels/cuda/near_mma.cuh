@@ -42,10 +42,72 @@ struct MmaTile : NearLines<E, Wide, Depth, Step, Next, 8, sizeof(E) == 4 ? 4 : 8
     }
 };
 
+template <bool Staged, class Put>
+constexpr bool packs_of = false;
+template <class Put>
+constexpr bool packs_of<true, Put> = Put::packs;
+template <bool Packs, class Put>
+struct OperandsOf {
+    struct type {};
+};
+template <class Put>
+struct OperandsOf<true, Put> {
+    typedef typename Put::Operands type;
+};
+
+/// What follows a tile's sums, which lie in shared memory: 8 neighbours at a time. The text stands
+/// there once; what the next ones need is on its way meanwhile, of the first ones while k runs.
+template <int BM, int BN, int Threads, bool Packs, class Put>
+struct NearCells {
+    typename OperandsOf<Packs, Put>::type next = {};
+    bool packed = false;
+
+    template <class Run>
+    __device__ __forceinline__ void load(const Put& put, const Run& at, int cell) {
+        if constexpr (Packs) {
+            const int i = cell / (BN / 8), j = cell % (BN / 8) * 8;
+            if (packed && i < at.rows && j < at.cols)
+                next = put.operands(at.batch, at.row + i, at.col + j);
+        }
+    }
+    template <class Run>
+    __device__ __forceinline__ void begin(const Put& put, const Run& at, int t) {
+        if constexpr (Packs) packed = put.packed();
+        load(put, at, t);
+    }
+    template <class Run>
+    __device__ __forceinline__ void finish(const Put& put, const Run& at, int t, const float* sums,
+                                           int pitch) {
+#pragma unroll 1
+        for (int cell = t; cell < BM * BN / 8; cell += Threads) {
+            const auto now = next;
+            load(put, at, cell + Threads);
+            const int i = cell / (BN / 8), j = cell % (BN / 8) * 8;
+            if (i >= at.rows || j >= at.cols) continue;
+            float v[8];
+#pragma unroll
+            for (int y = 0; y < 8; y += 4) {
+                const auto four =
+                    *reinterpret_cast<const Pack<float, 4>*>(sums + i * pitch + j + y);
+#pragma unroll
+                for (int z = 0; z < 4; z++) v[y + z] = four.at[z];
+            }
+            if constexpr (Packs)
+                if (packed) {
+                    put.finish(now, at.batch, at.row + i, at.col + j, v);
+                    continue;
+                }
+            (void)now;
+            put(at.batch, at.row + i, at.col + j, v);
+        }
+    }
+};
+
 /// A block makes BM x BN, a warp WM x WN of it. Each of `Groups` groups of warps takes a run of
 /// cuts; with several their sums meet in shared memory, where they are added in ascending order.
-template <int BM, int BN, int WM, int WN, int BK, int Groups, int Stages, class Shape, class Put,
-          class E>
+/// Staged: what follows takes the sums from shared memory, 8 neighbours at a time.
+template <int BM, int BN, int WM, int WN, int BK, int Groups, int Stages, class Shape, bool Staged,
+          class Put, class E>
 __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, const E* a,
                                               const E* b) {
     typedef typename Shape::As As;
@@ -60,7 +122,8 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
     static_assert(cut % BK == 0 || cuts == 1);
     constexpr int ring = Stages * Run::stage, pitch = BN + 8;  // of sums: rows in other banks
     constexpr bool in_place = run == 1;  // sums lie where the cut's operands did
-    static_assert(!in_place || BM * pitch * sizeof(float) <= ring * sizeof(E));
+    static_assert(!(in_place || Staged) || BM * pitch * sizeof(float) <= ring * sizeof(E));
+    static_assert(!Staged || Groups == 1);
     extern __shared__ __align__(128) char room[];
     const int group = Groups == 1 ? 0 : threadIdx.x / threads, t = threadIdx.x % threads;
     const int lane = t % 32, warp = t / 32;
@@ -88,6 +151,8 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
             if (s < steps) fetch(s);
             commit_copies();
         }
+        NearCells<BM, BN, threads, packs_of<Staged, Put>, Put> cells;
+        if constexpr (Staged) cells.begin(put, at, t);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<ahead - 1>();
@@ -145,6 +210,20 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
                 }
                 if (i < at.rows && j < at.cols) put(at.batch, at.row + i, at.col + j, v.at);
             }
+        } else if constexpr (Staged) {
+            __syncthreads();  // the sums lie where operands did
+            float* const sums = reinterpret_cast<float*>(room);
+#pragma unroll
+            for (int x = 0; x < WM / 16; x++)
+#pragma unroll
+                for (int high = 0; high < 2; high++)
+#pragma unroll
+                    for (int z = 0; z < WN / 8; z++)
+                        *reinterpret_cast<Pack<float, 2>*>(
+                            sums + (own_row + 16 * x + 8 * high) * pitch + own_col +
+                            8 * z) = {{total[x][z][2 * high], total[x][z][2 * high + 1]}};
+            __syncthreads();
+            cells.finish(put, at, t, sums, pitch);
         } else {
 #pragma unroll
             for (int x = 0; x < WM / 16; x++)

@@ -145,7 +145,8 @@ Kernels CudaTarget::read(const std::vector<const LoweredOp*>& ops, std::string_v
     for (const LoweredOp* op : ops) {
         auto kernel = read_kernel(io, *op);
         for (const LoweredOp& member : op->members)
-            if (op->def == group_def()) add_part(*kernel, *op, member, read_kernel(io, member));
+            if (op->def == group_def() || op->def == chain_def())
+                add_part(*kernel, *op, member, read_kernel(io, member));
         int32_t number = kNoCode;
         io.number(number);
         if (number < kNoCode || number >= static_cast<int32_t>(codes.size()))

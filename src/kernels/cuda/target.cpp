@@ -61,6 +61,8 @@ std::vector<std::string> CudaTarget::candidates(const LoweredOp& op) const {
 }
 
 bool CudaTarget::fits(const LoweredOp& region) const {
+    if (region.def == chain_def())
+        return block_bytes(region).value_or(SIZE_MAX) <= size_t{kMaxGroupBytes};
     return worth_fusing(region) && block_bytes(region).value_or(SIZE_MAX) <= kMaxArgBytes;
 }
 

@@ -35,6 +35,7 @@ class CudaTarget : public Target {
     bool sums_beside(const LoweredOp& group) const override {
         return cuda::sums_beside(group, limits_);
     }
+    bool fits_chain(const LoweredOp& op) const override { return chain_fits(op, limits_); }
     bool fits_block(const LoweredOp& op) const override { return block_fits(op, limits_); }
     std::optional<size_t> block_bytes(const LoweredOp& op) const override;
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;

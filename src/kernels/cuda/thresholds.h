@@ -16,6 +16,10 @@ constexpr int64_t kThinRows = 8, kThinChainRows = 4, kThinWide = 64;
 // 2^20 features it takes 8 us more than its launches do on an H200.
 constexpr int64_t kTailClasses = 32, kTailRows = 2048, kTailFeatures = 1 << 19,
                   kTailShared = 96 << 10;
+// Of a chain: rows, and of each product terms and columns at most.
+constexpr int64_t kChainRows = 1024, kMostChainRows = 1 << 16, kChainTerms = 256,
+                  kChainColumns = 64;
+constexpr int64_t kChainMembers = 16;
 constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps may have roles
 
 constexpr int64_t kRolesRows = 64;     // of attention, from which on warps may have roles

@@ -205,7 +205,7 @@ int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t element) 
 /// once is waited for.
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_cuts = 8;
-    constexpr double start = 1000, pace = 30, refill = 15;
+    constexpr double start = 1000, pace = 30, refill = 15, follow = 64;
     const int64_t processors = std::max(limits.processors, 1), cuts = ceil_div(p.k, p.grain);
     const int64_t most_threads = p.m * p.n * p.k >= kRolesWork ? 1024 : kGroupThreads;
     for (const Tiling& t : kNearMma)
@@ -220,8 +220,10 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
             const auto each = static_cast<double>(ceil_div(choice.tiles, processors));
             const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
                        bytes = static_cast<double>((t.m + t.n) * p.k * p.element);
+            // What follows waits for its operands, two neighbours at a time.
+            const double leave = each * static_cast<double>(t.m * t.n) * p.after / follow;
             choice.cycles =
-                start + each * bytes / pace +
+                start + each * bytes / pace + leave +
                 depth * std::max(t.alone, t.share * each * static_cast<double>(groups)) +
                 std::max(0.0, depth - static_cast<double>(stages * t.k)) * refill;
             choices.push_back(choice);

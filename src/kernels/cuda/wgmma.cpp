@@ -151,7 +151,7 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
         // Two of 16 bits to a word; of others as many as 16 bytes hold.
         const bool words = dtype_size(view.dtype) == 2 && step == 1;
         const std::string stored = words ? cat("Words<", type, ", ", kEight, ">")
-                                         : cat("Stored<", type, ", ", kEight, ", ", step, ">"),
+                                         : cat("Neighbours<", type, ", ", kEight, ", ", step, ">"),
                           whole = words ? cat(", ", kEight, ", true") : "";
         if (step) aligned += cat(" && aligned16(", pointer, ")");
         const char* wide = wide_type(view.dtype);

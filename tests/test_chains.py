@@ -1,0 +1,104 @@
+"""Narrow layers over many rows in one launch, each block of which takes its rows through all."""
+
+import json
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from compare import assert_bits
+
+ALL = _core.pass_names()
+WITHOUT = tuple(name for name in ALL if name != "chains")
+MODES = ["mixed", "tf32", "bf16", "fp16"]
+
+
+def graph_of(rows, widths, act=aicf.gelu, loss="mse"):
+    rng = np.random.default_rng(rows)
+    g = aicf.Graph("chain")
+    h = g.input("x", (rows, widths[0]))
+    for i, width in enumerate(widths[1:]):
+        h = g.dense(str(i), act(h) if i else h, width)
+    feed = {"x": rng.standard_normal((rows, widths[0]), dtype=np.float32)}
+    if loss == "mse":
+        feed["t"] = rng.standard_normal((rows, widths[-1]), dtype=np.float32)
+        value = aicf.mse_loss(h, g.input("t", h.shape))
+    else:
+        feed["t"] = rng.integers(0, widths[-1], rows)
+        value = aicf.cross_entropy(h, g.input("t", (rows,), "int64"))
+    g.minimize(value, aicf.optim.Adam(lr=1e-2))
+    g.output("loss", value)
+    return g, feed
+
+
+def plan_of(g, math, passes=ALL, arch="sm_90a"):
+    return json.loads(_core.cuda_plan(g._core, passes, 132, arch, math=math))["ops"]
+
+
+def chains(g, math, **options):
+    ops = plan_of(g, math, **options)
+    return [len(op["members"]) for op in ops if op["op"] == "chain"]
+
+
+CASES = [
+    ((1024, (64, 64, 64, 64)), {}),
+    ((1100, (24, 64, 40, 8)), {"act": aicf.relu}),  # rows that fill no tile, columns that fill none
+    ((2050, (63, 33, 33, 33)), {"act": aicf.tanh}),  # lines that begin anywhere
+    ((1500, (200, 48, 48, 10)), {"loss": "labels"}),
+]
+
+
+@pytest.mark.parametrize("math", MODES)
+def test_what_shares_a_launch(math):
+    """Forward, the gradient of the loss, and all the way back; fewer launches by as many."""
+    g, _ = graph_of(16384, (64,) * 5)
+    whole = chains(g, math)
+    assert whole == [7]
+    assert len(plan_of(g, math)) <= len(plan_of(g, math, WITHOUT)) - 6
+
+
+def test_what_stays_apart():
+    for rows, widths, math in (
+        (16384, (64,) * 5, "fp32"),  # by no tensor cores
+        (512, (64,) * 5, "mixed"),
+        (16384, (65,) * 5, "mixed"),
+        (1 << 17, (64,) * 5, "mixed"),
+    ):
+        assert chains(graph_of(rows, widths)[0], math) == []
+    g, _ = graph_of(16384, (64,) * 5)
+    assert chains(g, "mixed", arch="sm_80") == []
+    g, _ = graph_of(16384, (64, 64, 512, 64, 64))  # a wide layer between two narrow ones
+    assert chains(g, "mixed") == [2]
+
+
+def bits(step, feed):
+    for _ in range(3):
+        loss = step(**feed)["loss"].numpy()
+    return {"loss": loss, **{name: param.numpy() for name, param in step.params.items()}}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("math", MODES)
+@pytest.mark.parametrize(("sizes", "options"), CASES, ids=str)
+def test_bits_are_those_of_launches_apart(sizes, options, math):
+    g, feed = graph_of(*sizes, **options)
+    assert chains(g, math)
+    want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
+    for passes in (ALL, WITHOUT):
+        got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
+        for name, value in want.items():
+            assert_bits(got[name], value, f"{name} of {passes}")
+
+
+@pytest.mark.parametrize("math", MODES)
+def test_the_kernel_compiles_without_spills(math):
+    for sizes, options in CASES:
+        g, _ = graph_of(*sizes, **options)
+        programs = _core.cuda_programs(g._core, ALL, arch="sm_90a", math=math)
+        found = [
+            text for text in programs if "chain_" in text and "unroll 1\n    for (int i" in text
+        ]
+        assert found
+        for program in found:
+            log = _core.cuda_log(program, "sm_90a")
+            assert "0 bytes spill stores" in log and "error" not in log
