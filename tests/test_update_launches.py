@@ -150,3 +150,18 @@ def test_bits_are_those_of_updates_apart(widths, batch, device):
         got = bits(g.compile(device=device, seed=1, passes=passes))
         for name, value in want.items():
             assert_bits(got[name], value, f"{name} of {passes}")
+
+
+def sums(plan):
+    """How many launches sum the gradients of biases alone, and what the plan takes."""
+    kinds = [[m.get("anchor", m["op"]) for m in op.get("members", [op])] for op in plan["ops"]]
+    return sum(set(kind) == {"reduce_sum"} for kind in kinds), plan["peak_bytes"]
+
+
+@pytest.mark.parametrize("layers", [2, 6, 9])
+def test_sums_wait_for_each_other_where_memory_has_room(layers):
+    """Each would read its gradient while that is there; a launch takes those up to an update's."""
+    g = net((512,) * (layers + 1), 4096, loss_of=aicf.mse_loss)
+    apart = tuple(name for name in ALL if name != "horizontal")
+    (few, peak), (many, most) = (sums(plan_of(g, passes)) for passes in (ALL, apart))
+    assert many == layers and few <= max(layers // 2, 1) and peak <= most

@@ -608,13 +608,81 @@ class HorizontalFusion : Groups {
             else
                 others.push_back(at);
         }
-        for (int at : others)
+        std::erase_if(others, [&](int at) {
             for (int level = first[at]; level <= std::min(first[at] + kNear, count); level++)
                 if (taken[static_cast<size_t>(level)]) {
                     least[at] = level;
-                    break;
+                    return true;
                 }
+            return false;
+        });
+        if (machine_.pace()) gather(others, first, least);
         return behind(least);
+    }
+
+    /// What values take on each level, from the one that writes them to the last that reads them.
+    class Room {
+      public:
+        Room(const std::vector<LoweredOp>& ops, const std::vector<int>& producer,
+             const std::vector<int>& level)
+            : from_(producer.size(), INT_MAX), last_(producer.size(), -1), bytes_(producer.size()) {
+            for (size_t at = 0; at < ops.size(); at++)
+                for (const auto* views : {&ops[at].inputs, &ops[at].outputs})
+                    for (const View& view : *views) {
+                        if (producer[view.value] < 0) continue;
+                        from_[view.value] = std::min(from_[view.value], level[at]);
+                        last_[view.value] = std::max(last_[view.value], level[at]);
+                        bytes_[view.value] = std::max(bytes_[view.value], view_bytes(view));
+                    }
+            for (const int l : level) taken_.resize(std::max(taken_.size(), size_t(l) + 1));
+            for (size_t value = 0; value < from_.size(); value++) add(value, from_[value]);
+            most_ = taken_.empty() ? 0 : *std::max_element(taken_.begin(), taken_.end());
+        }
+        /// Keeps a value up to a level, unless more would be taken at a time than now.
+        bool keep(ValueId value, int level) {
+            const int first = last_[value] + 1;
+            if (last_[value] < 0 || first > level) return true;
+            for (int l = first; l <= level; l++)
+                if (taken_[static_cast<size_t>(l)] + bytes_[value] > most_) return false;
+            last_[value] = level;
+            add(static_cast<size_t>(value), first);
+            return true;
+        }
+
+      private:
+        void add(size_t value, int first) {
+            for (int l = first; l <= last_[value]; l++)
+                taken_[static_cast<size_t>(l)] += bytes_[value];
+        }
+        std::vector<int> from_, last_;       // by value: levels
+        std::vector<double> bytes_, taken_;  // by value; by level
+        double most_ = 0;
+    };
+
+    /// Sums wait for those behind them, until something reads them, where what they read has room
+    /// so long.
+    void gather(std::vector<int> sums, const std::vector<int>& first,
+                std::vector<int>& least) const {
+        Room room(ops_, producer_, first);
+        std::stable_sort(sums.begin(), sums.end(),
+                         [&](int a, int b) { return first[a] < first[b]; });
+        std::vector<int> waiting;
+        int until = INT_MAX;
+        const auto keeps = [&](int sum, int level) {
+            return std::all_of(ops_[sum].inputs.begin(), ops_[sum].inputs.end(),
+                               [&](const View& view) { return room.keep(view.value, level); });
+        };
+        for (int at : sums) {
+            const int level = first[at];
+            if (level > until || !std::all_of(waiting.begin(), waiting.end(),
+                                              [&](int sum) { return keeps(sum, level); })) {
+                waiting.clear();
+                until = INT_MAX;
+            }
+            waiting.push_back(at);
+            for (int next : successors_[at]) until = std::min(until, first[next] - 1);
+            for (int sum : waiting) least[sum] = level;
+        }
     }
 
     /// Bytes a member adds to a group's argument block: its own block, and its operands once more;
