@@ -74,7 +74,8 @@ constexpr int64_t kLimbTerms = 64;       // c of limbs(c)
 constexpr int64_t kTreeLeaf = 512;
 constexpr int64_t kTreeLanes = 128;
 constexpr uint32_t kMaxArgBytes = 4096;
-/// Of a group, which nests its members' blocks. (CUDA 12.1 and newer allow 32764.)
+/// Of a group, which nests its members' blocks, and of the updates of several tensors. (CUDA 12.1
+/// and newer allow 32764.)
 constexpr uint32_t kMaxGroupBytes = 16384;
 
 enum class DType : uint8_t { f32, f64, f16, bf16, i32, i64, u8, boolean, i8, i16 };

@@ -20,9 +20,6 @@ template <class... Parts>
     throw Problem{cat(parts...)};
 }
 
-constexpr size_t kMostOperands = 255;  // of a body; backends number them in one byte
-constexpr size_t kMostSteps = 255;
-
 void check_sizes(const Dims& shape, const std::string& what) {
     int64_t bytes = 16;
     for (int64_t size : shape)

@@ -107,10 +107,14 @@ struct Layout {
 
 size_t block_size(const LoweredOp& op, size_t tail_bytes) { return Layout(op, tail_bytes).total; }
 
+uint32_t most_block_bytes(const LoweredOp& op) {
+    return op.members.empty() && !anchor(op).optimizer ? kMaxArgBytes : kMaxGroupBytes;
+}
+
 std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,
                                     const std::vector<void*>& addresses, void* workspace) {
     const auto [views, at, scalars, scalars_at, tail_at, total] = Layout(op, kernel.tail_bytes);
-    const uint32_t most = op.members.empty() ? kMaxArgBytes : kMaxGroupBytes;
+    const uint32_t most = most_block_bytes(op);
     if (total > most)
         raise(ErrorKind::unsupported, op.def->name, ": its argument block takes ", total,
               " bytes; at most ", most, " fit, use fewer operands");

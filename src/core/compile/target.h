@@ -93,8 +93,9 @@ class Target {
 void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
               std::shared_ptr<const Kernel> chosen);
 
-/// Bytes of an op's argument block with a backend tail of `tail_bytes`.
+/// Bytes of an op's argument block with a backend tail of `tail_bytes`; at most.
 size_t block_size(const LoweredOp& op, size_t tail_bytes);
+uint32_t most_block_bytes(const LoweredOp& op);
 /// Packs an op's operands and attributes into a block; `addresses` gives each operand's first
 /// element.
 std::shared_ptr<ArgBlock> pack_args(const LoweredOp& op, const Kernel& kernel,

@@ -33,6 +33,8 @@ struct TailSteps {
 };
 TailSteps tail_steps(const LoweredOp& op);
 
+/// Operands and steps of a region at most: backends number them in one byte.
+constexpr size_t kMostOperands = 255, kMostSteps = 255;
 /// A target's limits of a region: operands and steps, with or without a product; flops per element
 /// of a row op's prologue.
 struct RegionLimits {

@@ -116,27 +116,47 @@ class UpdatesText {
     }
 
   private:
+    /// A tensor's warps, and what a thread of theirs has of it.
+    struct Share {
+        int64_t first, end;
+        std::string text;
+    };
     /// Which tensor a warp has, and its thread's place in it.
     void choose_tensors() {
+        std::vector<Share> shares;
         for (const RegionStep& step : op_.body) {
             if (!is_update(*step.def)) continue;
             const int64_t n = element_count(op_.operand(step.outputs[0]).shape),
                           count = ceil_div(n, 32 * width_);
-            choose_ += cat("    if (warp >= ", warps_, " && warp < ", warps_ + count,
-                           ") {\n        i = (t - ", 32 * warps_, ") * ", width_, "; n = ", n,
-                           ";\n        ");
+            std::string text =
+                cat("i = (t - ", 32 * warps_, ") * ", width_, "; n = ", n, ";\n        ");
             for (int k = 0; k < tensors_; k++) {
                 const auto narrow = wide_of_.find(step.inputs[static_cast<size_t>(k)]);
-                choose_ += narrow == wide_of_.end()
-                               ? cat("p", k, " = x", step.inputs[static_cast<size_t>(k)], "; ")
-                               : cat("narrow = x", narrow->second, "; ");
+                text += narrow == wide_of_.end()
+                            ? cat("p", k, " = x", step.inputs[static_cast<size_t>(k)], "; ")
+                            : cat("narrow = x", narrow->second, "; ");
             }
             for (int k = 0; k < results_; k++)
-                choose_ +=
-                    cat("q", k, " = y", step.outputs[static_cast<size_t>(k)] - inputs_, "; ");
-            choose_ += "\n    }\n";
+                text += cat("q", k, " = y", step.outputs[static_cast<size_t>(k)] - inputs_, "; ");
+            shares.push_back({warps_, warps_ + count, std::move(text)});
             warps_ += count;
         }
+        choose_ = choice(shares, 0, shares.size());
+    }
+    /// Few tensors are tried one after the other, many by halving.
+    static std::string choice(const std::vector<Share>& shares, size_t begin, size_t end) {
+        constexpr size_t kFew = 16;
+        std::string text;
+        if (end - begin > kFew) {
+            const size_t middle = begin + (end - begin) / 2;
+            return cat("    if (warp < ", shares[middle].first, ") {\n",
+                       choice(shares, begin, middle), "    } else {\n", choice(shares, middle, end),
+                       "    }\n");
+        }
+        for (size_t k = begin; k < end; k++)
+            text += cat("    if (warp >= ", shares[k].first, " && warp < ", shares[k].end,
+                        ") {\n        ", shares[k].text, "\n    }\n");
+        return text;
     }
     /// A null pointer would lie in no shared memory, and the others then as far as is known
     /// neither.

@@ -63,7 +63,11 @@ std::vector<std::string> CudaTarget::candidates(const LoweredOp& op) const {
 bool CudaTarget::fits(const LoweredOp& region) const {
     if (region.def == chain_def())
         return block_bytes(region).value_or(SIZE_MAX) <= size_t{kMaxGroupBytes};
-    return worth_fusing(region) && block_bytes(region).value_or(SIZE_MAX) <= kMaxArgBytes;
+    // Updates, whose tensors are many, name more.
+    const size_t operands = region.inputs.size() + region.outputs.size() + region.inner.size();
+    return worth_fusing(region) && operands <= kMostOperands && region.body.size() <= kMostSteps &&
+           block_bytes(region).value_or(SIZE_MAX) <=
+               (region.members.empty() ? most_block_bytes(region) : kMaxArgBytes);
 }
 
 std::optional<size_t> CudaTarget::block_bytes(const LoweredOp& op) const {
