@@ -165,3 +165,23 @@ def test_sums_wait_for_each_other_where_memory_has_room(layers):
     apart = tuple(name for name in ALL if name != "horizontal")
     (few, peak), (many, most) = (sums(plan_of(g, passes)) for passes in (ALL, apart))
     assert many == layers and few <= max(layers // 2, 1) and peak <= most
+
+
+@pytest.mark.gpu
+def test_bits_of_many_tensors_in_one_launch():
+    """So many that warps find theirs by halving."""
+    g = aicf.Graph("many")
+    params = [g.param(f"p{i}", (60 + 37 * i, 3), init=aicf.init.uniform(-1, 1)) for i in range(30)]
+    loss = sum(aicf.sum(p * p * (i + 1.0)) for i, p in enumerate(params))
+    g.minimize(loss, aicf.optim.AdamW(lr=0.1))
+    g.output("loss", loss)
+    passes = tuple(name for name in ALL if name not in ("block", "horizontal"))
+    names = [name for op in plan_of(g, passes)["ops"] for name in members(op)]
+    assert names.count("scaled_adam_step") == len(params)
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = g.compile(device=device, seed=1, passes=passes)
+        for _ in range(2):
+            step()
+        ends.append([step.params[f"p{i}"].numpy().tobytes() for i in range(len(params))])
+    assert ends[0] == ends[1]
