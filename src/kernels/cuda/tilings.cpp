@@ -11,15 +11,21 @@ namespace aicf::cuda {
 
 /// Cycles of blocks that each make one unit: `share` of a full processor, at least `alone`. The
 /// first are spread over all processors; of those behind the last full wave a processor that is
-/// done early takes as many as it holds, so half a wave takes about as long as a whole one.
-static double in_waves(int64_t units, int64_t processors, int resident, double share,
-                       double alone) {
+/// done early takes as many as it holds, so half a wave takes about as long as a whole one. Of
+/// parts that are joined, two or three to a processor, most end before the last ones.
+static double in_waves(int64_t units, int64_t processors, int resident, double share, double alone,
+                       bool joined) {
     const int64_t room = processors * resident, waves = units / room, rest = units % room;
     const double full = resident * share;
     if (rest == 0) return static_cast<double>(waves) * full;
+    const auto most = static_cast<double>(ceil_div(rest, processors));
+    const double each =
+        joined && most <= 3
+            ? (most + static_cast<double>(rest) / static_cast<double>(processors)) / 2
+            : most;
     const double last =
         waves > 0 ? full * std::min(1.0, 2 * static_cast<double>(rest) / static_cast<double>(room))
-                  : static_cast<double>(ceil_div(rest, processors)) * share;
+                  : each * share;
     return static_cast<double>(waves) * full + std::max(last, alone);
 }
 
@@ -89,7 +95,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                      static_cast<double>(ceil_div(units, room)) * of(t.alone));
         else
             choice.cycles = in_waves(units, processors, t.resident, of(t.share),
-                                     of(t.alone + (passes && parts == 1 ? far : 0)));
+                                     of(t.alone + (passes && parts == 1 ? far : 0)), parts > 1);
         if (t.own || t.writers) choice.cycles += t.start + leave * lone;  // of the last one
         if (queued) {
             const int64_t warps = t.m / 16, pieces = warps * (t.n / 64);
@@ -140,11 +146,13 @@ static double end_of_runs(int64_t units, int64_t cuts, int64_t run, double handi
 
 void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
               std::vector<Choice>& choices) {
-    // Bytes a cycle of sums handed on, and cycles until they are there; cycles between cuts.
-    constexpr double handed = 30, arrival = 1000, between_cuts = 200;
+    // Bytes a cycle of sums handed on, and cycles until they are there; cycles between cuts. Steps
+    // take longer than those of whole tiles, which leave processors, and power, unused.
+    constexpr double handed = 80, arrival = 500, between_cuts = 200, longer = 1.13;
+    constexpr int64_t least_terms = 4096;  // of fewer, sums are handed on for too few steps
     const int64_t cuts = ceil_div(p.k, p.grain), processors = std::max(limits.processors, 1);
-    if (t.pair != 1 || t.n < 128 || t.own || t.writers || cuts == 1 || p.moved > 0 ||
-        !t.holds(cuts, false))
+    if (p.k < least_terms || t.pair != 1 || t.n < 128 || t.own || t.writers || cuts == 1 ||
+        p.moved > 0 || !t.holds(cuts, false))
         return;
     const int64_t rows = ceil_div(p.m, t.m), columns = ceil_div(p.n, t.n),
                   across = std::min(rows, columns), lines = p.batches * std::max(rows, columns),
@@ -152,7 +160,7 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
     if (groups < 2) return;
     Choice choice{&t, lines * across};
     const auto result = static_cast<double>(t.m * t.n);
-    const double cut = static_cast<double>(p.grain) * t.share + between_cuts,
+    const double cut = static_cast<double>(p.grain) * t.share * longer + between_cuts,
                  handing = (result * static_cast<double>(p.size) / handed + arrival) / cut;
     // Longer runs than fill the device hand a tile on less often.
     auto end = static_cast<double>(ceil_div(choice.tiles, processors) * cuts);
@@ -164,7 +172,7 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
     }
     if (choice.run == 0) return;
     choice.blocks = choice.slots = ceil_div(lines * cuts, choice.run) * across;
-    choice.cycles = end * cut + 2 * t.start + result * p.after / 128;
+    choice.cycles = end * cut + t.start + result * p.after / 128;
     choices.push_back(choice);
 }
 
@@ -172,6 +180,7 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_chunks = 16;  // whose sums lie in shared memory
     constexpr double start = 300;        // cycles before the first operands are there
+    constexpr double lone = 45;          // of a k of a warp that has a quarter of a processor
     const int64_t processors = std::max(limits.processors, 1), chunks = ceil_div(p.k, p.grain);
     for (const Tiling& t : kNear)
         for (int groups = 1; groups <= std::min<int64_t>(2 * chunks - 1, 8); groups *= 2) {
@@ -186,7 +195,8 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
                 static_cast<double>(std::min(p.k, ceil_div(chunks, groups) * p.grain));
             const auto beside = static_cast<double>(std::min(each, resident));
             choice.cycles = static_cast<double>(ceil_div(each, resident)) *
-                            (start + depth * (t.alone + t.share * groups * beside));
+                            (start + depth * std::max(t.alone + t.share * groups * beside,
+                                                      t.part_m == 4 ? lone : 0));
             choices.push_back(choice);
         }
 }
