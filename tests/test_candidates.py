@@ -216,10 +216,14 @@ def test_tiles_of_warpgroups(k, epilogue, turned, rng):
         ((760, 776, 4104), ()),  # some tiles are of three blocks
         ((3064, 760, 8200), ()),
         ((760, 520, 4104), (3,)),
+        ((760, 760, 4104), ()),  # clusters of three
+        ((1016, 1000, 8200), ()),  # of two
+        ((120, 136, 5000), ()),
     ],
 )
-def test_runs_of_cuts(sizes, batch, turned, epilogue, rng):
-    """Blocks take cuts of a tile and of another and hand sums on: the bits of others."""
+def test_shared_cuts(sizes, batch, turned, epilogue, rng):
+    """Blocks take runs of cuts, or those of a cluster the cuts of one tile, and hand sums on: the
+    bits of others."""
     processors = _core.cuda_info()["devices"][0]["multiprocessors"]
     m, n, k = sizes if processors > 100 else (120, 392, 5000)
     g, feed = aicf.Graph("product"), {}
@@ -238,10 +242,10 @@ def test_runs_of_cuts(sizes, batch, turned, epilogue, rng):
     for i, value in enumerate(epilogue(given, y) if epilogue else (y,)):
         g.output(f"y{i}", value)
     ((signature, names),) = known(g, processors=processors).items()
-    runs = [name for name in names if name.endswith("_runs")]
-    assert runs, names
+    shared = [name for name in names if name.endswith("_runs") or "_cluster_" in name]
+    assert shared, names
     want = g.compile(device="cuda", candidates={signature: "128x128"})(**feed)
-    for name in runs:
+    for name in shared:
         step = g.compile(device="cuda", candidates={signature: name})
         for _ in range(3):  # counters are back at 0
             found = step(**feed)

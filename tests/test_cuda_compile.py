@@ -371,7 +371,7 @@ def product_kernels(sizes, dtype, layout, epilogue=None):
     return found
 
 
-WARP_ROLES = "gemm_(wgmma|wgmma_writers|wgmma_runs|limbs)<"
+WARP_ROLES = "gemm_(wgmma|wgmma_writers|wgmma_runs|wgmma_cluster|limbs)<"
 
 
 def wgmma_kernels(*args):

@@ -92,7 +92,7 @@ a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((5, 2048), (
 g = aicf.Graph("product")
 g.output("y", aicf.matmul(g.input("a", a.shape, "float16"), g.input("b", b.shape, "float16")))
 ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math="fp16").items()
-split = [name for name in names if name.startswith("wgmma") and name.endswith("_8")]
+split = [x for x in names if x.startswith("wgmma") and x.endswith("_8") and "cluster" not in x]
 got = {g.compile(device="cuda", math="fp16", candidates={signature: name})(a=a, b=b)["y"].numpy()
        .tobytes() for name in ["64x64", *split]}
 print(len(split) > 3, len(got))
@@ -141,6 +141,41 @@ def test_sums_are_handed_on(folder, order):
         [sys.executable, "-c", RUNS], env=environment, text=True, capture_output=True
     )
     assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+CLUSTERS = """
+import aicf
+import numpy as np
+from aicf import _core
+
+rng = np.random.default_rng(0)
+found = []
+for (m, n, k), batch, turned in (((120, 136, 5000), (), True), ((136, 72, 4104), (2,), False)):
+    a = rng.standard_normal((*batch, *((k, m) if turned else (m, k)))).astype(np.float16)
+    b = rng.standard_normal((*batch, k, n)).astype(np.float16)
+    g = aicf.Graph("product")
+    x, y = g.input("a", a.shape, "float16"), g.input("b", b.shape, "float16")
+    y = aicf.matmul(x.T if turned else x, y)
+    g.output("y", y if turned else aicf.relu(y + g.input("c", (n,), "float16")))
+    c = {} if turned else {"c": rng.standard_normal(n).astype(np.float16)}
+    want = g.compile(device="cpu", math="fp16", tensor_cores="sm_90")(a=a, b=b, **c)["y"].numpy()
+    known = _core.cuda_candidates(g._core, _core.pass_names(), processors=12)
+    ((signature, names),) = known.items()
+    for name in (name for name in names if "_cluster_" in name):
+        step = g.compile(device="cuda", candidates={signature: name})
+        found += [step(a=a, b=b, **c)["y"].numpy().tobytes() == want.tobytes() for _ in range(2)]
+print(len(found), all(found))
+"""
+
+
+@pytest.mark.parametrize("order", [7, 150])
+def test_a_cluster_shares_cuts(folder, order):
+    """The sum goes from block to block, in ascending order of cuts."""
+    environment = emulate.environment(folder, major=9, processors=12, order=order)
+    done = subprocess.run(
+        [sys.executable, "-c", CLUSTERS], env=environment, text=True, capture_output=True
+    )
+    assert done.stdout.split() == ["4", "True"], done.stderr
 
 
 RIGHT = """

@@ -71,6 +71,17 @@ inline void mbarrier_try_wait_parity_shared__cta_b64(bool& done, u32 barrier, u3
     }
     done = true;
 }
+inline void mbarrier_try_wait_parity_acquire_cluster_shared__cta_b64(bool& done, u32 barrier,
+                                                                     u32 parity) {
+    mbarrier_try_wait_parity_shared__cta_b64(done, barrier, parity);
+}
+inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v4_f32(u32 to, float a, float b,
+                                                                         float c, float d,
+                                                                         u32 barrier) {
+    const float four[] = {a, b, c, d};
+    __builtin_memcpy(cluster_at(to), four, 16);
+    phases_at(barrier).land(16);
+}
 
 // ---- copies -------------------------------------------------------------------------------------
 

@@ -268,6 +268,7 @@ struct WgmmaLayout {
     bool holds, own, words, a_along_k, b_along_k, a_batched, b_batched;
     int writers = 0;          // warpgroups of wgmma_writers.cuh
     int64_t run = 0;          // cuts of a block of wgmma_runs.cuh
+    int64_t cluster = 0;      // blocks that share a tile's cuts, of wgmma_cluster.cuh
     uint32_t shared() const;  // bytes
 };
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);

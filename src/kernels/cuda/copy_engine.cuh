@@ -20,6 +20,15 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) 
         "r"(parity)
         : "memory");
 }
+/// The same of a barrier that another block of the cluster completes.
+__device__ __forceinline__ void wait_barrier_of_cluster(uint32_t barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\nbra again;\nover:\n}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
 /// Arrives, and makes the phase wait for so many bytes of copies.
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -43,6 +52,12 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
+}
+/// Where in block `rank` of the cluster lies what this one has at an address of shared memory.
+__device__ __forceinline__ uint32_t address_in(uint32_t at, uint32_t rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
 }
 /// A barrier of all threads of a cluster: what each did before is done for those behind it.
 __device__ __forceinline__ void sync_cluster() {

@@ -192,6 +192,7 @@ struct Gemm {
                 if (large && mapped(t)) {
                     add_choices(t, problem, limits, found);
                     add_runs(t, problem, limits, found);
+                    add_clusters(t, problem, limits, found);
                 }
                 if (large && mapped(t, true)) add_choices(t, half, limits, found, true);
             }
@@ -528,17 +529,18 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                          : *gemm.mapped(t);
         const auto& [first, second] = mapped;
         const DType type = second.map.dtype;
-        text.includes = {limbs        ? "limbs.cuh"
-                         : copied_as  ? "rounded.cuh"
-                         : t.writers  ? "wgmma_writers.cuh"
-                         : choice.run ? "wgmma_runs.cuh"
-                                      : "wgmma.cuh"};
-        text.cluster = t.pair;
+        text.includes = {limbs            ? "limbs.cuh"
+                         : copied_as      ? "rounded.cuh"
+                         : t.writers      ? "wgmma_writers.cuh"
+                         : choice.run     ? "wgmma_runs.cuh"
+                         : choice.cluster ? "wgmma_cluster.cuh"
+                                          : "wgmma.cuh"};
+        text.cluster = choice.cluster ? static_cast<int>(choice.cluster) : t.pair;
         text.maps = {first.map, second.map};
         const WgmmaLayout roles{t.m,
                                 t.n,
                                 static_cast<int>(128 / dtype_size(type)),
-                                t.stages,
+                                t.stages - (choice.cluster ? 1 : 0),  // sums arrive there
                                 t.pair,
                                 choice.parts,
                                 choice.adders,
@@ -551,7 +553,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                 first.batched,
                                 second.batched,
                                 t.writers,
-                                choice.run};
+                                choice.run,
+                                choice.cluster};
         text.shared = roles.shared();
         text.body += layout_struct("@_Layout", roles, type);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
@@ -594,12 +597,13 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
         }
         text.body += body_head() + copy;
-        const bool sums_in_memory = !limbs && !t.writers;
+        const bool sums_in_memory = !limbs && !t.writers && !choice.cluster;
         text.body += cat("    ",
-                         limbs        ? "gemm_limbs"
-                         : t.writers  ? "gemm_wgmma_writers"
-                         : choice.run ? "gemm_wgmma_runs"
-                                      : "gemm_wgmma",
+                         limbs            ? "gemm_limbs"
+                         : t.writers      ? "gemm_wgmma_writers"
+                         : choice.run     ? "gemm_wgmma_runs"
+                         : choice.cluster ? "gemm_wgmma_cluster"
+                                          : "gemm_wgmma",
                          "<@_Layout, @_Shape", limbs ? ", @_CopyA, @_CopyB" : "",
                          ">(grid, @_Lines{{block}}, block.bytes + ", layout.tail + int(kTailBytes),
                          ", block.bytes + ", layout.tail + int(kTailBytes + kMapBytes),

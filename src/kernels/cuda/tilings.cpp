@@ -176,6 +176,37 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
     choices.push_back(choice);
 }
 
+void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
+                  std::vector<Choice>& choices) {
+    // What blocks lie close enough to be a cluster; cycles until sums are there, and all of them.
+    constexpr int64_t neighbours = 16, most_blocks = 8, most_cuts = 3;
+    constexpr double handing = 700, handed = 2500;
+    const int64_t cuts = ceil_div(p.k, p.grain), processors = std::max(limits.processors, 1),
+                  tiles = p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n);
+    if (t.pair != 1 || t.m != 128 || t.n != 128 || t.own || t.writers || p.moved > 0 ||
+        p.grain % t.k != 0)
+        return;
+    for (int64_t blocks = std::min(cuts, most_blocks); blocks > 1; blocks--) {
+        const int64_t room = std::max<int64_t>(processors / neighbours, 1) *
+                             (std::min(processors, neighbours) / blocks);
+        if (tiles > room || ceil_div(cuts, blocks) > most_cuts) continue;
+        Choice choice{&t, tiles};
+        choice.cluster = blocks;
+        choice.blocks = tiles * blocks;
+        double end = 0;  // of the block before
+        for (int64_t rank = 0; rank < blocks; rank++) {
+            const int64_t from = rank * cuts / blocks * p.grain,
+                          to = std::min((rank + 1) * cuts / blocks * p.grain, p.k);
+            end = std::max(static_cast<double>(to - from) * t.share, rank ? end + handing : 0);
+        }
+        constexpr double untimed = 1e9;  // taken by name alone until a GPU has timed them
+        choice.cycles =
+            untimed + end + handed + t.start + static_cast<double>(t.m * t.n) * p.after / 128;
+        choices.push_back(choice);
+        return;
+    }
+}
+
 /// Tiles of near.cuh, with as many groups as take a chunk of k each, or fewer.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_chunks = 16;  // whose sums lie in shared memory
@@ -252,6 +283,7 @@ std::string name_of(const Choice& choice) {
                : t.writers ? "_writers"
                            : "",
                t.pair > 1 ? "_pair" : "", choice.right ? "_right" : "", choice.run ? "_runs" : "",
+               choice.cluster ? cat("_cluster_", choice.cluster) : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 

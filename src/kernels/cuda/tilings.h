@@ -89,7 +89,8 @@ struct Choice {
     int groups = 0;                 // of threads, by near.cuh; 0: another kernel
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
-    int64_t run = 0;  // cuts of a block, by wgmma_runs.cuh; 0: another kernel
+    int64_t run = 0;      // cuts of a block, by wgmma_runs.cuh; 0: another kernel
+    int64_t cluster = 0;  // blocks that share a tile's cuts, by wgmma_cluster.cuh; 0: another
     double cycles = 0;
 };
 
@@ -114,6 +115,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
 /// Runs of cuts by wgmma_runs.cuh, where whole tiles leave processors idle.
 void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
               std::vector<Choice>& choices);
+/// Clusters that share the cuts of a tile by wgmma_cluster.cuh, where tiles are few.
+void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
+                  std::vector<Choice>& choices);
 /// Those of near.cuh and of near_mma.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);

@@ -68,7 +68,9 @@ std::string rounded_struct(const std::string& name, const std::string& batch, co
 
 uint32_t WgmmaLayout::shared() const {
     constexpr int warp = 16 * 272, barriers = 16, queue = 48;  // bytes: of a warp, of a stage, once
-    const int once = writers ? rows * columns * 2 + 2 * barriers : rows / 16 * warp + queue;
+    const int once = cluster   ? rows * columns * 4 + rows / 16 * columns / 32 * 8
+                     : writers ? rows * columns * 2 + 2 * barriers
+                               : rows / 16 * warp + queue;
     return static_cast<uint32_t>(stages * ((rows + columns) * 128 + barriers) + once);
 }
 
@@ -95,6 +97,7 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
         number("adders", layout.adders), number("round", layout.round),
         number("shared", layout.shared()), layout.writers ? number("writers", layout.writers) : "",
         layout.run ? number("run", layout.run) : "",
+        layout.cluster ? number("cluster", layout.cluster) : "",
         ";\n    static constexpr bool holds = ", flag(layout.holds), ", own = ", flag(layout.own),
         ", words = ", flag(layout.words), ", a_along_k = ", flag(layout.a_along_k),
         ", b_along_k = ", flag(layout.b_along_k), ", a_batched = ", flag(layout.a_batched),
