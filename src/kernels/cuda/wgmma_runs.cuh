@@ -135,7 +135,11 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers));
         const uint32_t mine = threadIdx.x - 128, group = mine / 128;
         const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
-        const bool packed = put.packed();
+        constexpr bool spare = BN <= 128;  // registers
+        float total[sums], acc[sums];
+        Mine run(said[0]);
+        int cut = run.from, left = int(run.end - run.begin), before = 0;
+        bool owed = false;  // whether sums that others wait for are on their way to memory
         const auto release = [&](int s) {
             if (lane == 0) arrive_at<1>(empty + 8 * s, 0);
         };
@@ -145,43 +149,35 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
             asm volatile("" : "+r"(at));
             return reinterpret_cast<Four*>(parts) + at;
         };
-        int before = 0;
-        for (Mine run(said[0]); run.any(); run.next()) {
-            float total[sums], acc[sums];
+        const auto settle = [&] {
+            if (!owed) return;
+            if (lane == 0) add_release(counters + 2 + said[0], 1u);
+            owed = false;
+        };
+        // The sums of a cut to those before, which are waited for one cut late if there is another.
+        const auto add = [&](const float (&now)[sums]) {
+            const int late = spare && run.from + 1 < run.to;
+            if (run.from > 0 && cut == run.from + late) {
+                const uint32_t giver = said[0] - Mine::across;
+                if (lane == 0) wait_count(counters + 2 + giver, R::warps);
+                __syncwarp();
+                const Four* const from = handed_by(giver);
 #pragma unroll
-            for (int x = 0; x < sums; x++) total[x] = acc[x] = 0;  // no cut's is -0
-#pragma unroll 1
-            for (int cut = run.from; cut < run.to; cut++) {
-                const int steps = run.steps_before(cut + 1) - run.steps_before(cut);
-                hold(acc);
-#pragma unroll 1
-                for (int s = 0; s < steps; s++, next_stage()) {
-                    wait_barrier(full + 8 * stage, phase);
-                    multiply_stage<Layout>(acc, room + stage * R::stage_bytes, group, s > 0);
-                    if (s > 0) {
-                        wait_products<1>();
-                        release(before);
-                    }
-                    before = stage;
+                for (int lot = 0; lot < lots; lot++) {
+                    const Four four = from[lot * threads];
+#pragma unroll
+                    for (int y = 0; y < 4; y++)
+                        total[4 * lot + y] = (late ? four.at[y] + total[4 * lot + y] : four.at[y]) +
+                                             now[4 * lot + y];
                 }
-                wait_products<0>();
-                hold(acc);
-                release(before);
-                if (cut > 0 && cut == run.from) {
-                    const uint32_t giver = said[0] - Mine::across;
-                    if (lane == 0) wait_count(counters + 2 + giver, R::warps);
-                    __syncwarp();
-                    const Four* const from = handed_by(giver);
+            } else {
 #pragma unroll
-                    for (int lot = 0; lot < lots; lot++) {
-                        const Four four = from[lot * threads];
-#pragma unroll
-                        for (int y = 0; y < 4; y++) total[4 * lot + y] = four.at[y];
-                    }
-                }
-#pragma unroll
-                for (int x = 0; x < sums; x++) total[x] += acc[x];
+                for (int x = 0; x < sums; x++)
+                    total[x] = (cut > run.from ? total[x] : 0) + now[x];  // no cut's is -0
             }
+        };
+        // What becomes of the sums of a line's last cut here.
+        const auto finish = [&] {
             if (run.to < Mine::cuts) {
                 Four* const to = handed_by(said[0]);
 #pragma unroll
@@ -192,8 +188,8 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
                     to[lot * threads] = four;
                 }
                 __syncwarp();
-                if (lane == 0) add_release(counters + 2 + said[0], 1u);
-                continue;
+                owed = true;
+                return;
             }
             const int64_t j0 = run.j0(),
                           row0 = run.i0() + (warp - 4) / 4 * 64 + (warp - 4) % 4 * 16;
@@ -201,12 +197,44 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
                 if (aligned16(put.line(0, 0, 0))) {
                     store_lines(total, mine_room, put.line(run.batch(), row0, j0), Put::step,
                                 Shape::m - row0, Shape::n - j0);
-                    continue;
+                    return;
                 }
             }
-            put_lines<Shape, R::deals && BN <= 128, BN>(total, mine_room, put, packed, run.batch(),
-                                                        row0, j0);
+            put_lines<Shape, R::deals && BN <= 128, BN>(total, mine_room, put, put.packed(),
+                                                        run.batch(), row0, j0);
+        };
+        const auto next_cut = [&] {
+            if (++cut < run.to) return;
+            finish();
+            run.next();
+            cut = run.from;
+        };
+        for (bool first = true; left > 0; left--, first = false) {
+            hold(acc);
+            wait_barrier(full + 8 * stage, phase);
+            multiply_stage<Layout>(acc, room + stage * R::stage_bytes, group, false);
+            if (spare && !first) next_cut();  // the line before leaves beside these products
+            before = stage;
+            next_stage();
+            const int steps = run.steps_before(cut + 1) - run.steps_before(cut);
+#pragma unroll 1
+            for (int s = 1; s < steps; s++, next_stage()) {
+                wait_barrier(full + 8 * stage, phase);
+                multiply_stage<Layout>(acc, room + stage * R::stage_bytes, group, true);
+                wait_products<1>();
+                release(before);
+                before = stage;
+                if (s == 2) settle();
+            }
+            wait_products<0>();
+            hold(acc);
+            release(before);
+            settle();
+            add(acc);
+            if (!spare && left > 1) next_cut();
         }
+        finish();
+        settle();
         // The last block leaves all counters at 0.
         sync_some<1, threads>();
         if (mine == 0) said[1] = atomicAdd(counters + 1, 1u) == Mine::blocks - 1;
