@@ -343,6 +343,7 @@ def test_all_candidates(sizes, name, layout, make_rng):
         ((90, 130, 201), "both_turned"),  # and lines that begin anywhere
         ((65, 48, 128), "a_turned"),
         ((130, 10, 300), "b_turned"),  # the logits of a network
+        ((10, 264, 128), "a_turned"),  # and the gradient of their weights
         ((66, 64, 1024), "plain"),  # many cuts, whose sums take room from rings
     ],
     ids=str,

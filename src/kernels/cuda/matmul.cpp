@@ -185,7 +185,6 @@ struct Gemm {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
             const bool large = m * n * k >= kRolesWork && limits.major == 9;
-            if (limits.major == 9 && chunk % 64 == 0) add_near_mma(problem, limits, found);
             Problem half = problem;
             half.moved = moved(true);
             for (const Tiling& t : kWgmma) {
@@ -196,6 +195,7 @@ struct Gemm {
                 }
                 if (large && mapped(t, true)) add_choices(t, half, limits, found, true);
             }
+            if (limits.major == 9 && chunk % 64 == 0) add_near_mma(problem, limits, found);
         }
         // No kernel is done before the operands are read; some cycles more but for one that only
         // reads them. Bytes a cycle and processor.
@@ -205,6 +205,7 @@ struct Gemm {
                                (rate * std::max(limits.processors, 1));
         for (Choice& choice : found)
             choice.cycles = std::max(choice.cycles, reading + choice.tiling->start + start);
+        if (tensor && problem.element == 2) put_near_behind(found);
         if (thin_side(limits)) {
             Choice choice;
             choice.thin = true;

@@ -286,10 +286,9 @@ __device__ __forceinline__ void copy_async_filled(uint32_t to, const void* from,
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
-/// A 4-byte copy to shared memory, of 0 where it does not exist.
-__device__ __forceinline__ void copy_async_word(uint32_t to, const void* from, bool exists) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-                 "r"(exists ? 4 : 0)
+/// The same of 4 bytes.
+__device__ __forceinline__ void copy_async_word(uint32_t to, const void* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void commit_copies() {

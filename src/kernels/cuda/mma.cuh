@@ -151,7 +151,7 @@ struct OperandTile {
             const int k = along_k ? t % BK : t / Rows + p * (Threads / Rows);
             const bool exists = (WholeRows || r < rows) && (WholeK || k < depth);
             copy_async_word(to + offset(r, k) + (along_k ? k : r) % per * 4,
-                            exists ? from + r * RowStep + k * KStep : from, exists);
+                            exists ? from + r * RowStep + k * KStep : from, exists ? 4 : 0);
         }
     }
 

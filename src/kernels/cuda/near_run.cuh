@@ -19,6 +19,8 @@ struct NearLines {
     static constexpr int64_t line_step = along ? Step : Next, step = along ? Next : 1;
     static constexpr int pack = 16 / sizeof(E);
     static constexpr bool packs = step == 1 && line_step % pack == 0;
+    static constexpr int per = 4 / sizeof(E);  // elements of a word
+    static constexpr bool words = per == 1 || (step == 1 && line_step % per == 0);
     static_assert(pitch % pack == 0);
 
     /// By `Threads` threads, of which this is number t; `wide` and `depth` of the tile exist, all
@@ -46,17 +48,25 @@ struct NearLines {
                                       count ? x + line * line_step : from, int(sizeof(E)) * count);
                 }
             }
+        } else if (words && (sizeof(E) == 4 || !(reinterpret_cast<uint64_t>(from) & 3))) {
+            // Copies of a word each, so that what several steps need is on its way together.
+#pragma unroll 4
+            for (int u = t; u < lines * length / per; u += Threads) {
+                const int line = u / (length / per), e = u % (length / per) * per;
+                const int there = Whole || line < some ? (Whole ? length : filled) - e : 0,
+                          count = there < 0     ? 0
+                                  : there < per ? there
+                                                : per;
+                copy_async_word(shared_address(to + line * pitch + e),
+                                count ? from + line * line_step + e * step : from,
+                                int(sizeof(E)) * count);
+            }
         } else {
 #pragma unroll 4
             for (int u = t; u < lines * length; u += Threads) {
                 const int line = u / length, e = u % length;
                 const bool exists = Whole || (line < some && e < filled);
-                const E* const x = exists ? from + line * line_step + e * step : from;
-                E* const y = to + line * pitch + e;
-                if constexpr (sizeof(E) == 4)
-                    copy_async_word(shared_address(y), x, exists);
-                else
-                    *y = exists ? *x : E{};
+                to[line * pitch + e] = exists ? from[line * line_step + e * step] : E{};
             }
         }
     }

@@ -243,10 +243,10 @@ int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t element) 
 
 /// The same on tensor cores, each tile with as many groups as take a run of cuts each. Copies from
 /// the second cache take longest: `pace` bytes a cycle of a processor. What a ring does not hold at
-/// once is waited for.
+/// once is waited for. `issue`: cycles of a thread that asks for 16 bytes.
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_cuts = 8;
-    constexpr double start = 1000, pace = 30, refill = 15, follow = 64;
+    constexpr double start = 1000, pace = 30, refill = 15, follow = 64, issue = 40;
     const int64_t processors = std::max(limits.processors, 1), cuts = ceil_div(p.k, p.grain);
     const int64_t most_threads = p.m * p.n * p.k >= kRolesWork ? 1024 : kGroupThreads;
     for (const Tiling& t : kNearMma)
@@ -260,15 +260,24 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
             choice.groups = static_cast<int>(groups);
             const auto each = static_cast<double>(ceil_div(choice.tiles, processors));
             const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
-                       bytes = static_cast<double>((t.m + t.n) * p.k * p.element);
+                       bytes = static_cast<double>((t.m + t.n) * p.k * p.element),
+                       copies = bytes / static_cast<double>(16 * t.threads * groups);
             // What follows waits for its operands, two neighbours at a time.
             const double leave = each * static_cast<double>(t.m * t.n) * p.after / follow;
             choice.cycles =
-                start + each * bytes / pace + leave +
+                start + each * std::max(bytes / pace, issue * copies) + leave +
                 depth * std::max(t.alone, t.share * each * static_cast<double>(groups)) +
                 std::max(0.0, depth - static_cast<double>(stages * t.k)) * refill;
             choices.push_back(choice);
         }
+}
+
+void put_near_behind(std::vector<Choice>& choices) {
+    double least = 0;
+    for (const Choice& choice : choices)
+        if (choice.tiling->pair) least = least > 0 ? std::min(least, choice.cycles) : choice.cycles;
+    for (Choice& choice : choices)
+        if (choice.groups) choice.cycles = std::max(choice.cycles, least);
 }
 
 std::string name_of(const Choice& choice) {
