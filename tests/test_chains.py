@@ -45,6 +45,7 @@ CASES = [
     ((1100, (24, 64, 40, 8)), {"act": aicf.relu}),  # rows that fill no tile, columns that fill none
     ((2050, (63, 33, 33, 33)), {"act": aicf.tanh}),  # lines that begin anywhere
     ((1500, (200, 48, 48, 10)), {"loss": "labels"}),
+    ((1040, (64,) * 6), {}),  # weight gradients whose cuts are blocks' share a launch, too
 ]
 
 
@@ -55,6 +56,19 @@ def test_what_shares_a_launch(math):
     whole = chains(g, math)
     assert whole == [7]
     assert len(plan_of(g, math)) <= len(plan_of(g, math, WITHOUT)) - 6
+
+
+def test_weight_gradients_share_a_launch():
+    """Of the same shape, each by a few blocks; those that fill the device do not."""
+
+    def shared(rows, widths, passes=ALL):
+        ops = plan_of(graph_of(rows, widths)[0], "mixed", passes)
+        groups = [[m["op"] for m in op["members"]] for op in ops if op["op"] == "group"]
+        return [len(group) for group in groups if set(group) == {"gemm"}]
+
+    assert shared(16384, (64,) * 5) == [4]
+    assert shared(16384, (64,) * 5, tuple(name for name in ALL if name != "horizontal")) == []
+    assert shared(4096, (1024,) * 5) == []
 
 
 def test_what_stays_apart():

@@ -283,8 +283,8 @@ bool small(const LoweredOp& op, const GroupLimits& limits) {
 }
 
 /// Small ops of one topological level, which are independent, share a launch. So do, of any size,
-/// casts of params, updates, and sums read by updates and small ops alone: fused they take no
-/// longer than apart.
+/// casts of params, updates, sums read by updates and small ops alone, and products read by updates
+/// alone that leave room for each other: fused they take no longer than apart.
 class HorizontalFusion : Groups {
   public:
     HorizontalFusion(Lowered& lowered, const Target& target) : Groups(lowered, target) {
@@ -325,15 +325,27 @@ class HorizontalFusion : Groups {
     }
 
   private:
-    enum class Kind { small, cast, sum, update, none };
-    static constexpr size_t kKinds = 4;
+    enum class Kind { small, cast, sum, update, product, none };
+    static constexpr size_t kKinds = 5;
     Kind kind_of(int at) const {
         const LoweredOp& op = ops_[at];
         if (op.def == group_def() || op.def == chain_def()) return Kind::none;
         if (small(op, machine_.group_limits())) return Kind::small;
         if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
         if (anchor(op).optimizer && !op.body.empty()) return Kind::update;
+        if (anchor(op).gemm && weight_gradient(op) && machine_.leaves_room(op))
+            return Kind::product;
         return late_sum(at) ? Kind::sum : Kind::none;
+    }
+
+    /// A product that updates alone wait for.
+    bool weight_gradient(const LoweredOp& op) const {
+        return std::all_of(op.outputs.begin(), op.outputs.end(), [&](const View& out) {
+            const auto& readers = readers_[out.value];
+            return !kept_[out.value] && !readers.empty() &&
+                   std::all_of(readers.begin(), readers.end(),
+                               [&](int reader) { return anchor(ops_[reader]).optimizer; });
+        });
     }
 
     static int64_t elements(const View& view) { return element_count(view.shape); }

@@ -69,6 +69,9 @@ class Target {
     /// Whether each block of one launch can take its rows through all products of a chain here,
     /// faster than as separate launches; asked of one product, too.
     virtual bool fits_chain(const LoweredOp&) const { return false; }
+    /// Whether a product, however large, leaves most of the device to others of its kind in the
+    /// same launch.
+    virtual bool leaves_room(const LoweredOp&) const { return false; }
     /// Whether a sequence or block_loop can run in one thread block here, faster than as separate
     /// launches.
     virtual bool fits_block(const LoweredOp&) const { return false; }

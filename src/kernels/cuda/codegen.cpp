@@ -266,7 +266,8 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         for (const View& view : op.members[k].inputs)
             check(written_view(op, view) < 0, "cuda: a member of a group waits for another");
         KernelText part = body_text(op.members[k], own_limits);
-        check(part.maps.empty(), "cuda: a kernel whose warps have roles is no member of a group");
+        check(part.maps.empty() || (part.threads <= kGroupThreads && part.cluster == 1),
+              "cuda: a kernel of more warps with roles than a member of a group has");
         if (part.threads > kGroupThreads) {  // as many threads, in more blocks
             part.blocks = (part.blocks * part.threads + kGroupThreads - 1) / kGroupThreads;
             part.threads = kGroupThreads;

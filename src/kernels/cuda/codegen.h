@@ -247,6 +247,9 @@ double turn_cycles(const LoweredOp& op);
 int64_t terms_of(const LoweredOp& op);
 /// Cycles of a product in a launch, by its candidate or else the first; 0 where no tiles fit.
 double gemm_cycles(const LoweredOp& op, const Limits& limits);
+/// Whether a product can be a member of a group, and has blocks for a quarter of the processors at
+/// most.
+bool gemm_leaves_room(const LoweredOp& op, const Limits& limits);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
 /// What operands of a product are rounded to before they are multiplied.
 std::string rounded_type(const std::string& math, DType dtype);

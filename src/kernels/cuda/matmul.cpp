@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "core/graph/region.h"
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/thresholds.h"
 #include "kernels/cuda/tilings.h"
@@ -22,6 +23,13 @@ const std::string& math_of(const Attrs& attrs) {
 std::optional<DType> read_as(const std::string& math) {
     if (math == "fp32") return std::nullopt;  // of "fp32x" limbs are bfloat16
     return math == "tf32" ? DType::f32 : math == "fp16" ? DType::f16 : DType::bf16;
+}
+
+/// Whether its blocks can be a member's of a group.
+bool fits_group(const Choice& choice) {
+    if (choice.thin) return true;
+    const Tiling& t = *choice.tiling;
+    return t.pair <= 1 && t.threads * std::max(choice.groups, 1) <= kGroupThreads;
 }
 
 /// A product of operand shapes that gemm takes, and how it is to be computed.
@@ -212,6 +220,8 @@ struct Gemm {
             choice.cycles = reading + start;
             found.push_back(choice);
         }
+        if (limits.most_warps < 32)
+            std::erase_if(found, [](const Choice& choice) { return !fits_group(choice); });
         std::stable_sort(found.begin(), found.end(),
                          [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
         return found;
@@ -290,6 +300,15 @@ double gemm_cycles(const LoweredOp& op, const Limits& limits) {
     for (const Choice& choice : choices)
         if (op.candidate.empty() || name_of(choice) == op.candidate) return choice.cycles;
     return 0;
+}
+
+bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
+    constexpr int64_t share = 4;
+    if (!op.members.empty() || !anchor(op).gemm || (!op.body.empty() && !product_region(op)))
+        return false;
+    const std::vector<Choice> choices = Gemm(op).choices(limits);
+    return !choices.empty() && !choices[0].thin && fits_group(choices[0]) &&
+           choices[0].blocks * share <= limits.processors;
 }
 
 /// Adds the kernel of near_mma.cuh. `staged`: what follows the product takes the sums from shared
@@ -434,8 +453,10 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return text;
     }
     const auto named = [&](const Choice& one) { return name_of(one) == op.candidate; };
-    const auto found = op.candidate.empty() ? choices.begin()
-                                            : std::find_if(choices.begin(), choices.end(), named);
+    auto found = op.candidate.empty() ? choices.begin()
+                                      : std::find_if(choices.begin(), choices.end(), named);
+    // One that is faster alone may be none that a member can have.
+    if (found == choices.end() && limits.most_warps < 32) found = choices.begin();
     check(found != choices.end(), "cuda: a product's kernel is none of its candidates");
     const Choice& choice = *found;
     if (choice.thin) {
