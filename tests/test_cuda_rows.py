@@ -173,37 +173,78 @@ def loss_of(n, count, dtype="float32"):
     return g
 
 
+# Of kernels with a flag: the rows that they read, and how often they would read each from memory.
+KEPT = {
+    "softmax_rows": {"false": [3], "true": [3]},  # of logarithms
+    "softmax_bwd_rows": {"false": [2, 2], "true": [1, 2]},
+    "normalize_rows": {"false": [2], "true": [3]},  # around a mean
+    "normalize_bwd_rows": {"false": [2, 2], "true": [2, 3]},
+    "cross_entropy_rows": {"0": [2]},
+    "cross_entropy_with_grad": {None: [3]},
+}
+
+
+def teams_of(g, passes):
+    """The kernels' calls, as (kernel, flag, the arguments of a KeeperOf or none, program)."""
+    for program in _core.cuda_programs(g._core, passes, 132, arch="sm_90a"):
+        call = re.search(r"^    (\w+)<float, (\w+)<(.*?)>, (?:(\w+), )?.*_Shape>\(", program, re.M)
+        if call and call[1] in KEPT:
+            yield call[1], call[4], call[3].split(", ") if call[2] == "KeeperOf" else None, program
+
+
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("n", [16385, 28800, 50304, 100_000, 130_000])
 def test_shared_memory_keeps_a_long_row(n, dtype):
-    """Of 227 KiB on 9.0, where there is room for what a row is made from; none is spilled."""
-    g = rows_of(n, 300, dtype)
+    """Of 227 KiB on 9.0, where that saves two readings of a row; none is spilled."""
     size = 4 if dtype == "float32" else 2
     seen = set()
-    for program in _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a"):
-        kernel = re.search(r"^    (\w+_rows)<", program, re.M)
-        if not kernel or kernel[1] == "reduce_rows":
-            continue
-        rows = 2 if "_bwd" in kernel[1] else 1
-        kept = re.search(r"KeeperOf<float, (\d+), (\d+), \w+, (\d)>", program)
-        bytes_ = rows * n * size + 4 * n / 512
-        assert bool(kept) == (bytes_ < 227 * 1024), (kernel[1], bytes_)
+    for kernel, flag, kept, program in teams_of(rows_of(n, 300, dtype), _core.pass_names()):
+        passes = KEPT[kernel][flag]
+        bytes_ = len(passes) * n * size + 4 * n / 512
+        saves = sum(passes) - len(passes) >= 2
+        assert bool(kept) == (saves and bytes_ < 227 * 1024), (kernel, flag, bytes_)
         if kept:
-            two = bytes_ < 113 * 1024
-            assert kept.groups() == (str(n), "16" if two else "32", str(rows))
-            assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), kernel[1]
-        seen.add(kernel[1])
-    assert {"softmax_rows", "softmax_bwd_rows", "normalize_rows", "normalize_bwd_rows"} <= seen
+            warps = "16" if bytes_ < 113 * 1024 else "32"
+            assert kept[1:3] + kept[4:] == [str(n), warps, str(len(passes))]
+            assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), kernel
+        seen.add((kernel, flag))
+    both = ("softmax_rows", "softmax_bwd_rows", "normalize_rows", "normalize_bwd_rows")
+    assert {(kernel, flag) for kernel in both for flag in ("false", "true")} <= seen
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [16385, 50304, 100_000])
+def test_a_loss_keeps_logits_that_it_stores(n):
+    """Or whose gradient it makes: they would be read three times, and twice where it does not."""
+    g = aicf.Graph("loss")
+    x, labels = g.input("x", (300, n)), g.constant(np.arange(300))
+    g.output("apart", aicf.cross_entropy(x, labels))
+    z = x * 2.0
+    g.output("stored", aicf.cross_entropy(z, labels))
+    g.output("order", aicf.argmax(aicf.cumsum(z, axis=1), axis=1))
+    kept = [bool(kept) for *_, kept, _ in teams_of(g, _core.pass_names())]
+    assert sorted(kept) == [False, n < 57_992]
+    (with_grad,) = (kept for _, flag, kept, _ in teams_of(loss_of(n, 300), _core.pass_names()))
+    assert bool(with_grad) == (n < 57_992)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n", [10, 64, 200, 2048, 16388, 20001, 50304])
+@pytest.mark.parametrize(
+    ("n", "many"),
+    [
+        *((n, False) for n in (10, 64, 200, 2048, 16388, 20001, 50304)),
+        *((n, True) for n in (10, 64, 768, 3000)),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bits_of_what_lies_far_below_the_largest(n, dtype):
-    """Exponentials that are scaled in steps, or nothing; infinities and NaN."""
+def test_bits_of_what_lies_far_below_the_largest(n, many, dtype):
+    """Exponentials that are scaled in steps, or nothing; infinities and NaN. `many`: so many that
+    teams which hold rows look first how far below they are."""
     rng = np.random.default_rng(n)
-    z = rng.standard_normal((40, n)).astype("f4")
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    count = math.ceil(32768 * processors / n) if many else 40
+    z = rng.standard_normal((count, n)).astype("f4")
     far = [-60, -68.5, -69, -69.25, -80, -87, -87.5, -88, -95, -103, -104, -105, -300, -np.inf]
     for r, low in enumerate(far):
         z[r, rng.integers(0, n, 1 + n // 7)] = low
@@ -414,6 +455,18 @@ def test_rows_of_16_bits_are_read_ahead(n, count):
         calls = re.findall(r"    (?:softmax|cross_entropy)_rows<float, .*", "\n".join(programs))
         assert len(calls) == 3, calls
         assert all((", 256, aicf" in call) == bool(found) for call in calls), calls
+
+
+@pytest.mark.parametrize(("n", "count"), [(64, 1 << 20), (768, 16384), (5000, 900), (5000, 512)])
+def test_many_rows_are_looked_at_before_their_exponentials(n, count):
+    """From 32 K elements of each of 132 processors on."""
+    g = aicf.Graph("loss")
+    x = g.input("x", (count, n))
+    g.output("softmax", aicf.softmax(x))
+    g.output("loss", aicf.cross_entropy(x, g.constant(np.arange(count) % n)))
+    text = "".join(_core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a"))
+    many = str(n * count >= 132 << 15).lower()
+    assert re.findall(r"bool many = (\w+);", text) == [many] * 2
 
 
 @pytest.mark.gpu

@@ -50,14 +50,37 @@ RowOp row_op_of(const LoweredOp& op) {
     return row;
 }
 
-/// A block that streams rows keeps them where a processor's shared memory has the room, by two
-/// blocks where it has it twice: then one moves elements while the other computes.
-void keep_rows(Team& team, const RowOp& row, int64_t rows, const Limits& limits) {
+/// The row ops, and how often their kernels read rows of elements, all operands together, where
+/// they neither hold nor keep them; of norms without a mean.
+constexpr std::pair<std::string_view, int64_t> kPasses[] = {
+    {"softmax", 3},   {"softmax_bwd", 4},   {"log_softmax", 3},   {"log_softmax_bwd", 3},
+    {"normalize", 2}, {"normalize_bwd", 4}, {"cross_entropy", 2}, {"cross_entropy_grad", 1}};
+
+int64_t passes_of(const LoweredOp& op, const RowOp& row) {
+    int64_t count = 0;
+    for (const auto& [name, passes] : kPasses)
+        if (name == row.def->name) count = passes;
+    if (row.def->name.starts_with("normalize")) return count + row.attrs->flag("center");
+    if (row.def->name != "cross_entropy") return count;
+    // Logits that are made here and stored are another pass, as is their gradient.
+    const auto results = row.operands.begin() + row.takes;
+    for (size_t k = op.inputs.size(); k < op.inputs.size() + op.outputs.size(); k++)
+        if (std::find(results, row.operands.end(), static_cast<int>(k)) == row.operands.end())
+            return count + 1;
+    return count;
+}
+
+/// A block that streams rows keeps them where that saves it kKeptSaved readings and a processor's
+/// shared memory has the room, by two blocks where it has it twice: then one moves elements while
+/// the other computes.
+void keep_rows(Team& team, const LoweredOp& op, const RowOp& row, int64_t rows,
+               const Limits& limits) {
     if (limits.one_block || limits.most_warps < 32 || team.warps < kRowWarps) return;
     if ((limits.major != 9 && limits.major != 10) || !team.type.starts_with("StreamerOf<float"))
         return;
     int64_t count = 0;
     for (int position = 0; position < row.takes; position++) count += row.elements(position);
+    if (passes_of(op, row) - count < kKeptSaved) return;
     const int64_t bytes = kept_bytes(row.n, dtype_size(row.x->dtype), count);
     if (bytes > kKeptShared) return;
     team.kept = bytes;
@@ -75,7 +98,7 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
             narrow = narrow || (is_16_bit(view.dtype) && view.shape.rank() == row.x->shape.rank() &&
                                 view.strides[row.axis] == 1);
     Team team = team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
-    keep_rows(team, row, rows, limits);
+    keep_rows(team, op, row, rows, limits);
     return team;
 }
 
@@ -117,7 +140,7 @@ class RowText {
         operands();
         put();
         text_.body += cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows_,
-                          ", n = ", row_.n, ";\n};\n", body_head());
+                          ", n = ", row_.n, ";\n", many(), "};\n", body_head());
         if (name_ == "cross_entropy_grad" && row_.n > kTreeLeaf)
             long_loss_gradient();
         else if (kept_)
@@ -209,6 +232,13 @@ class RowText {
                        steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps), steps,
                        operand_text(op_, number), a_, kept_ || ahead_ ? "@_Elem" : "");
         arguments_ += cat(", @_Make", position, "{block}");
+    }
+
+    /// Of kernels that make exponentials: whether instructions are what they wait for.
+    std::string many() const {
+        if (norm_ || name_.ends_with("_bwd")) return "";
+        const bool set = rows_ * row_.n >= kManyTerms * limits_.processors;
+        return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n");
     }
 
     /// Whether rows of 16 bits are read ahead, for teams that take enough of them.
@@ -415,10 +445,6 @@ class RowText {
     std::string fields_, begins_;  // of @_Put::Row, and what they are made from
     KernelText text_;
 };
-
-constexpr std::string_view kNames[] = {"softmax",         "softmax_bwd",       "log_softmax",
-                                       "log_softmax_bwd", "normalize",         "normalize_bwd",
-                                       "cross_entropy",   "cross_entropy_grad"};
 
 /// The kernel of a norm's gradient with sums over rows beside it (row_sums.cuh).
 class RowSumsText {
@@ -756,7 +782,8 @@ KernelText row_sums_text(const LoweredOp& group, const Limits& limits) {
 }
 
 bool is_row_op(const LoweredDef& def) {
-    return std::find(std::begin(kNames), std::end(kNames), def.name) != std::end(kNames);
+    return std::any_of(std::begin(kPasses), std::end(kPasses),
+                       [&](const auto& passes) { return passes.first == def.name; });
 }
 
 int64_t row_warps(const LoweredOp& op, const Limits& limits) {

@@ -67,12 +67,17 @@ struct ExpsBelow {
         for (int j = 0; j < V; j++) x[j] = exp_below(x[j], most);
     }
 };
-template <class A, class Team, class Row>
+/// Whether a team looks first if exponentials are near: where instructions are what it waits for.
+/// Rows that are few or read again for each pass are waited for themselves.
+template <class A, class Team, class Shape>
+constexpr bool looks = same_type<A, float> && (Team::keeps || (Team::holds && Shape::many));
+
+template <bool Looks, class A, class Team, class Row>
 __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most) {
-    if constexpr (!Team::holds) {
+    if constexpr (Looks && !Team::holds) {
         return team.alter(x, ExpsBelow<A>{most});
     } else {
-        if constexpr (same_type<A, float>) {
+        if constexpr (Looks) {
             uint32_t furthest = 0;
             team.visit(x, [&](A v) {
                 const uint32_t u = below(v, most);
@@ -105,13 +110,13 @@ struct SharesBelow {
     }
 };
 /// Exponentials of x by their sum.
-template <class A, class Team, class Row, class Exps>
+template <bool Looks, class A, class Team, class Row, class Exps>
 __device__ __forceinline__ auto shares_of(Team& team, const Row& x, const Exps& exps, A most,
                                           A sum) {
-    if constexpr (same_type<A, float> && !Team::holds) {
+    if constexpr (Looks && !Team::holds) {
         return team.alter(x, SharesBelow{most, sum, scalar::reciprocal(sum)});
     } else {
-        if constexpr (same_type<A, float>) {
+        if constexpr (same_type<A, float> && Team::holds) {
             uint32_t least = ~0u;  // of what lies above 0
             team.visit(exps, [&](A v) {
                 const uint32_t u = scalar::bits(v) - 1;
@@ -135,12 +140,12 @@ __device__ __forceinline__ A by_count(A v) {
         return scalar::div(v, static_cast<A>(N));
 }
 
-template <class A, bool Log, bool Masked, class Team, class Row, class Put>
+template <class A, bool Log, bool Masked, bool Looks, class Team, class Row, class Put>
 __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r, bool mine,
                                             const Put& put) {
     A most = team.template reduce<MaxOf<A>>(x);
     if constexpr (Masked) most = scalar::masked_most(most);
-    const auto exps = exps_of(team, x, most);
+    const auto exps = exps_of<Looks>(team, x, most);
     A sum = sum_where(team, exps, most);
     if constexpr (Masked) sum = scalar::masked_sum(sum);
     if constexpr (Log) {
@@ -148,7 +153,7 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
         const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
         if (mine) team.put(y, put(r));
     } else {
-        const auto y = shares_of(team, x, exps, most, sum);
+        const auto y = shares_of<Looks>(team, x, exps, most, sum);
         if (mine) team.put(y, put(r));
     }
 }
@@ -158,14 +163,15 @@ template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, cl
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
+    constexpr bool Looks = looks<A, Team, Shape>;
     if constexpr (Ahead > 0)
         each_ahead<Team, Shape::rows, Ahead>(
             grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
-                softmax_row<A, Log, Masked>(team, x, r, mine, put);
+                softmax_row<A, Log, Masked, Looks>(team, x, r, mine, put);
             });
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
-            softmax_row<A, Log, Masked>(team, team.take(make(r)), r, mine, put);
+            softmax_row<A, Log, Masked, Looks>(team, team.take(make(r)), r, mine, put);
         });
 }
 
@@ -234,10 +240,10 @@ template <class A>
 struct LossParts {
     A most, sum;
 };
-template <class A, class Team, class Row>
+template <class A, class Shape, class Team, class Row>
 __device__ __forceinline__ LossParts<A> loss_parts(Team& team, const Row& x) {
     const A most = team.template reduce<MaxOf<A>>(x);
-    return {most, sum_where(team, exps_of(team, x, most), most)};
+    return {most, sum_where(team, exps_of<looks<A, Team, Shape>>(team, x, most), most)};
 }
 template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
 __device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r, const Make& make,
@@ -272,7 +278,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
         };
         each_ahead<Team, Shape::rows, Ahead>(
             grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
-                const LossParts<A> parts = loss_parts<A>(team, x);
+                const LossParts<A> parts = loss_parts<A, Shape>(team, x);
                 if (mine && own == turn) kept = parts, row = r;
                 if (++turn == lanes) store();
             });
@@ -280,7 +286,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
     } else {
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             const auto x = team.take(make(r));
-            const LossParts<A> parts = loss_parts<A>(team, x);
+            const LossParts<A> parts = loss_parts<A, Shape>(team, x);
             if (mine && team.leads())
                 store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
             if constexpr (Put::stores) {
@@ -292,7 +298,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
 }
 
 /// What becomes of the elements of a row of logits: its part of the gradient.
-template <class A, int64_t N, class Out>
+template <class A, int64_t N, bool Looks, class Out>
 struct GradientRow {
     typedef typename RowNumber<(N < (1 << 30))>::type Number;
     Out out;
@@ -308,19 +314,20 @@ struct GradientRow {
         const A grad = (exp - (Number(i) == label ? sum : A(0))) * share;
         return label >= 0 ? grad : A(0);
     }
+    __device__ __forceinline__ A of(int64_t i, A v) const { return of_exp(i, exp_below(v, most)); }
     template <int V>
     __device__ __forceinline__ void some(int64_t i, const A (&v)[V]) const {
         A grad[V];
 #pragma unroll
-        for (int j = 0; j < V; j++) grad[j] = v[j];
-        ExpsBelow<A>{most}(grad);
+        for (int j = 0; j < V; j++) grad[j] = Looks ? v[j] : of(i + j, v[j]);
+        if constexpr (Looks) {
+            ExpsBelow<A>{most}(grad);
 #pragma unroll
-        for (int j = 0; j < V; j++) grad[j] = of_exp(i + j, grad[j]);
+            for (int j = 0; j < V; j++) grad[j] = of_exp(i + j, grad[j]);
+        }
         out.some(i, grad);
     }
-    __device__ __forceinline__ void operator()(int64_t i, A v) const {
-        out(i, of_exp(i, exp_below(v, most)));
-    }
+    __device__ __forceinline__ void operator()(int64_t i, A v) const { out(i, of(i, v)); }
 };
 
 /// Cross entropy and its gradient, which `put` takes and which may lie where the logits do.
@@ -334,14 +341,14 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
     Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto row = make(r);
         const auto x = team.take(row);
-        const LossParts<A> parts = loss_parts<A>(team, x);
+        const LossParts<A> parts = loss_parts<A, Shape>(team, x);
         const int64_t label = labels(r);
         if (mine && team.leads())
             store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
         Team::sync();  // the label's element is read before its gradient takes its place
         const auto out = put(r);
         if (mine)
-            team.put(x, GradientRow<A, Shape::n, decltype(put(r))>(
+            team.put(x, GradientRow<A, Shape::n, looks<A, Team, Shape>, decltype(put(r))>(
                             out, parts.most, parts.sum, scalar::div(scale, parts.sum), label));
     });
 }
@@ -531,7 +538,7 @@ __device__ __forceinline__ void cross_entropy_grad_rows(const Grid& grid, Make m
         const A total = A(sum(r));
         const auto out = put(r);
         if (mine)
-            Team::put(x, GradientRow<A, Shape::n, decltype(put(r))>(
+            Team::put(x, GradientRow<A, Shape::n, looks<A, Team, Shape>, decltype(put(r))>(
                              out, A(most(r)), total, scalar::div(scale, total), labels(r)));
     });
 }
@@ -550,8 +557,8 @@ __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, 
         const auto row = make(r);
         const A total = A(sum(r));
         const auto out = put(r);
-        const GradientRow<A, n, decltype(put(r))> grad(out, A(most(r)), total,
-                                                       scalar::div(scale, total), labels(r));
+        const GradientRow<A, n, false, decltype(put(r))> grad(out, A(most(r)), total,
+                                                              scalar::div(scale, total), labels(r));
         A x[Lot][4];
         const auto has = [&](int k) { return first + 128 * k + 4 <= n; };
         // Without a branch, so that all are on their way.

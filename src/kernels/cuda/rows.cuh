@@ -93,7 +93,7 @@ struct RowNumber<false> {
 template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4>
 struct HolderOf {
     typedef Held<A, N, Lanes, Warps, Soon, V> Row;
-    static constexpr bool holds = true;
+    static constexpr bool holds = true, keeps = false;
     static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
@@ -256,7 +256,7 @@ struct Streamed {
 /// block.
 template <class A, int64_t N, int Warps, int Group>
 struct StreamerOf {
-    static constexpr bool holds = false;
+    static constexpr bool holds = false, keeps = false;
     static constexpr int size = Warps * 32;
     A* shared;
 
@@ -359,6 +359,7 @@ __device__ __forceinline__ Pack<E, 4> as_stored(const A (&a)[4]) {
 template <class A, int64_t N, int Warps, class E, int Rows>
 struct KeeperOf : StreamerOf<A, N, Warps, 1> {
     typedef StreamerOf<A, N, Warps, 1> Streamer;
+    static constexpr bool keeps = true;
     static constexpr int64_t leaves = (N + kTreeLeaf - 1) / kTreeLeaf,
                              first = (leaves * int64_t(sizeof(A)) + 15) / 16 * 16,
                              bytes = (N * int64_t(sizeof(E)) + 15) / 16 * 16;

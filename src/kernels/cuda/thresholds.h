@@ -43,19 +43,24 @@ constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, a
 // A row of logits in 16 bits that a block's registers hold while its exponentials lie in shared
 // memory: leaves of a warp, warps at least, elements at most.
 constexpr int64_t kKeptTurns = 5, kKeptWarps = 20, kKeptTerms = 56 * 1024;
-// Bytes of shared memory that a block which keeps rows may have, and each of two of a processor;
-// of so many rows of n elements of some bytes, and what their leaves come to.
-constexpr int64_t kKeptShared = 227 << 10, kHalfShared = (228 << 10) / 2 - 1024;
+// Readings of a row that keeping it in shared memory saves at least: what one alone would read
+// again comes from the cache as fast (norms of 4096x50304 without a mean took 354 us for 320).
+// Bytes that a block which keeps rows may have, and each of two of a processor; of so many rows of
+// n elements of some bytes, and what their leaves come to.
+constexpr int64_t kKeptSaved = 2, kKeptShared = 227 << 10, kHalfShared = (228 << 10) / 2 - 1024;
 constexpr int64_t kept_bytes(int64_t n, int64_t size, int64_t rows) {
     return ((n + kTreeLeaf - 1) / kTreeLeaf * 4 + 15) / 16 * 16 + (n * size + 15) / 16 * 16 * rows;
 }
+// Elements of a processor from which on instructions are what teams that hold rows wait for.
+constexpr int64_t kManyTerms = 32 * 1024;
 constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahead
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
 // of all rows at least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and
 // bytes of shared memory of a processor that blocks share.
 constexpr int64_t kSumsTerms = 32, kSumsLeaves = 16, kSumsWork = 1 << 20;
 constexpr int64_t kSumsRegisters = 65536, kSumsShared = 224 << 10;
-// Sums that the kernel they are for makes first: rows that a team has on their way, turns of a warp.
+// Sums that the kernel they are for makes first: rows that a team has on their way, turns of a
+// warp.
 constexpr int kBeforeLots = 4;
 constexpr int64_t kBeforeTurns = 4;
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
