@@ -1,0 +1,110 @@
+#include "kernels/cuda/row_teams.h"
+
+#include <algorithm>
+
+#include "core/graph/region.h"
+#include "kernels/cuda/thresholds.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+/// The row ops, and how often their kernels read rows of elements, all operands together, where
+/// they neither hold nor keep them; of norms without a mean.
+constexpr std::pair<std::string_view, int64_t> kPasses[] = {
+    {"softmax", 3},   {"softmax_bwd", 4},   {"log_softmax", 3},   {"log_softmax_bwd", 3},
+    {"normalize", 2}, {"normalize_bwd", 4}, {"cross_entropy", 2}, {"cross_entropy_grad", 1}};
+
+int64_t passes_of(const LoweredOp& op, const RowOp& row) {
+    int64_t count = 0;
+    for (const auto& [name, passes] : kPasses)
+        if (name == row.def->name) count = passes;
+    if (row.def->name.starts_with("normalize")) return count + row.attrs->flag("center");
+    if (row.def->name != "cross_entropy") return count;
+    // Logits that are made here and stored are another pass, as is their gradient.
+    const auto results = row.operands.begin() + row.takes;
+    for (size_t k = op.inputs.size(); k < op.inputs.size() + op.outputs.size(); k++)
+        if (std::find(results, row.operands.end(), static_cast<int>(k)) == row.operands.end())
+            return count + 1;
+    return count;
+}
+
+/// A block that streams rows keeps them where that saves it kKeptSaved readings and a processor's
+/// shared memory has the room, by two blocks where it has it twice: then one moves elements while
+/// the other computes.
+void keep_rows(Team& team, const LoweredOp& op, const RowOp& row, int64_t rows,
+               const Limits& limits) {
+    if (limits.one_block || limits.most_warps < 32 || team.warps < kRowWarps) return;
+    if ((limits.major != 9 && limits.major != 10) || !team.type.starts_with("StreamerOf<float"))
+        return;
+    int64_t count = 0;
+    for (int position = 0; position < row.takes; position++) count += row.elements(position);
+    if (passes_of(op, row) - count < kKeptSaved) return;
+    const int64_t bytes = kept_bytes(row.n, dtype_size(row.x->dtype), count);
+    if (bytes > kKeptShared) return;
+    team.kept = bytes;
+    team.resident = rows > limits.processors && bytes <= kHalfShared ? 2 : 1;
+    team.warps = static_cast<int>(32 / team.resident);
+    team.type = cat("KeeperOf<float, ", row.n, ", ", team.warps, ", ", cuda_type(row.x->dtype),
+                    ", ", count, ">");
+}
+
+}  // namespace
+
+bool is_row_op(const LoweredDef& def) {
+    return std::any_of(std::begin(kPasses), std::end(kPasses),
+                       [&](const auto& passes) { return passes.first == def.name; });
+}
+
+RowOp row_op_of(const LoweredOp& op) {
+    RowOp row{op.def, &op.attrs, {}};
+    if (op.body.empty()) {
+        row.takes = static_cast<int>(op.inputs.size());
+        for (size_t k = 0; k < op.inputs.size() + op.outputs.size(); k++)
+            row.operands.push_back(static_cast<int>(k));
+    } else {
+        row.at = anchor_step(op) - (loss_region(op) ? 1 : 0);
+        const RegionStep& step = op.body[row.at];
+        row.def = step.def;
+        row.attrs = &step.attrs;
+        row.takes = static_cast<int>(step.inputs.size());
+        row.operands = step.inputs;
+        row.operands.insert(row.operands.end(), step.outputs.begin(), step.outputs.end());
+    }
+    row.x = &op.operand(row.operands[static_cast<size_t>(row.def->rows[0])]);
+    row.axis = row_axis(*row.attrs, row.x->shape.rank());
+    row.n = row.x->shape[row.axis];
+    row.others = row.x->shape;
+    row.others.erase(row.axis);
+    return row;
+}
+
+Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
+    const int64_t rows = element_count(row.others);
+    bool narrow = false;
+    for (const auto* views : {&op.inputs, &op.outputs})
+        for (const View& view : *views)
+            narrow = narrow || (is_16_bit(view.dtype) && view.shape.rank() == row.x->shape.rank() &&
+                                view.strides[row.axis] == 1);
+    Team team = team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
+    keep_rows(team, op, row, rows, limits);
+    return team;
+}
+
+int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
+    if (!loss_region(op) || limits.one_block || limits.most_warps < 32) return 0;
+    if (limits.major != 9 && limits.major != 10) return 0;
+    const View &x = op.inputs[0], &gradient = op.operand(op.body.back().outputs[0]);
+    const int64_t leaves = ceil_div(row.n, kTreeLeaf);
+    if (!is_16_bit(x.dtype) || x.strides[row.axis] != 1 || gradient.strides[row.axis] != 1 ||
+        row.n % 4 != 0 || leaves <= kHeldLeaves || row.n > kKeptTerms)
+        return 0;
+    return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
+}
+
+int64_t row_warps(const LoweredOp& op, const Limits& limits) {
+    const RowOp row = row_op_of(op);
+    return row_team(op, row, limits).units(element_count(row.others));
+}
+
+}  // namespace aicf::cuda

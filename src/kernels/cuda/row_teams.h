@@ -1,0 +1,32 @@
+// Which team takes the rows of a row op (nn.cpp).
+#pragma once
+
+#include <algorithm>
+
+#include "kernels/cuda/codegen.h"
+
+namespace aicf::cuda {
+
+/// What an op does to rows: by itself, or with a body one step of it.
+struct RowOp {
+    const LoweredDef* def;
+    const Attrs* attrs;
+    std::vector<int> operands;  // of the step, inputs first
+    int takes = 0;              // how many of them are inputs
+    size_t at = 0;              // the step
+    const View* x = nullptr;
+    int axis = 0;
+    Dims others;  // the shape of x without the axis
+    int64_t n = 0;
+
+    bool elements(int position) const {
+        return std::find(def->rows.begin(), def->rows.end(), position) != def->rows.end();
+    }
+};
+RowOp row_op_of(const LoweredOp& op);
+Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
+/// The warps of a block that keeps a row of logits (cross_entropy_kept); 0: it doesn't. It takes
+/// all of a processor's shared memory.
+int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits);
+
+}  // namespace aicf::cuda
