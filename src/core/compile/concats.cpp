@@ -63,23 +63,6 @@ class ConcatElision {
   private:
     static size_t at(ValueId id) { return static_cast<size_t>(id); }
 
-    /// The views in which an op, and of a group its member, writes a value.
-    static std::vector<View*> results_of(LoweredOp& op, ValueId value) {
-        std::vector<View*> views;
-        for (View& view : op.outputs)
-            if (view.value == value) views.push_back(&view);
-        for (LoweredOp& member : op.members)
-            for (View* view : results_of(member, value)) views.push_back(view);
-        return views;
-    }
-    /// Whether what writes it, of a group the member, may store it with any strides.
-    static bool any_strides(LoweredOp& op, ValueId value) {
-        if (op.def != group_def()) return writes_any_strides(op);
-        return std::any_of(op.members.begin(), op.members.end(), [&](LoweredOp& member) {
-            return writes_any_strides(member) && !results_of(member, value).empty();
-        });
-    }
-
     /// Redirects all operands' producers into the result, or none.
     bool elide(const LoweredOp& op) {
         if (op.def->name != "concat" || op.inputs.size() < 2) return false;
@@ -99,14 +82,16 @@ class ConcatElision {
             LoweredOp* const maker = producer_[at(in.value)];
             const int64_t width = in.shape[axis] * behind;
             if (value.role != Role::temp || assigned_.contains(in.value) ||
-                reads_[at(in.value)] != 1 || !maker || !any_strides(*maker, in.value) ||
+                reads_[at(in.value)] != 1 || !maker || !writes_any_strides(*maker) ||
                 !in.whole(value.type) || element_count(in.shape) == 0)
                 return false;
-            const std::vector<View*> made = results_of(*maker, in.value);
-            if (!made[0]->whole(value.type)) return false;
-            const auto to = view_inside(*made[0], out.value, width, out.shape[axis] * behind, from);
+            const auto made =
+                std::find_if(maker->outputs.begin(), maker->outputs.end(),
+                             [&](const View& view) { return view.value == in.value; });
+            if (!made->whole(value.type)) return false;
+            const auto to = view_inside(*made, out.value, width, out.shape[axis] * behind, from);
             if (!to) return false;
-            for (View* view : made) redirects.push_back({view, *to});
+            redirects.push_back({&*made, *to});
             from += width;
         }
         for (const Redirect& redirect : redirects) *redirect.view = redirect.to;

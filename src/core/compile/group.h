@@ -36,10 +36,6 @@ class Lists {
     std::vector<int> begin_, items_;
 };
 
-/// A group of members, each with operands of its own. What a member before it makes is no operand
-/// of the group.
-LoweredOp group_of(const std::vector<LoweredOp>& ops, const std::vector<int>& members);
-
 /// A partition of the ops into groups, each to become one op.
 class Groups {
   public:

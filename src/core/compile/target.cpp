@@ -153,17 +153,11 @@ void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
                       kernel.counter_bytes};
     const auto inputs = static_cast<int>(group.inputs.size());
     for (const View& view : member.inputs) {
-        const int in = find_view(group.inputs, view);
-        part.operands.push_back(in >= 0 ? in : inputs + written_view(group, view));
+        const int in = find_view(group.inputs, view);  // or made by a member before it
+        part.operands.push_back(in >= 0 ? in : inputs + find_view(group.outputs, view));
     }
     for (const View& view : member.outputs)
         part.operands.push_back(inputs + find_view(group.outputs, view));
-    for (size_t k = 0; k < part.kernel->align.size(); k++)
-        if (const int at = part.operands[k]; at < inputs && part.kernel->align[k] > 0) {
-            kernel.align.resize(std::max(kernel.align.size(), static_cast<size_t>(at) + 1));
-            uint32_t& align = kernel.align[static_cast<size_t>(at)];
-            align = std::max(align, part.kernel->align[k]);
-        }
     const std::vector<void*> none(part.operands.size(), nullptr);
     kernel.tail_bytes += pack_args(member, *part.kernel, none, nullptr)->bytes;
     const auto add = [](uint64_t& sum, uint64_t bytes) {

@@ -62,9 +62,8 @@ class Target {
     virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
     /// Whether a region can be one kernel here, and is profitable.
     virtual bool fits(const LoweredOp& region) const = 0;
-    /// Whether a group is one kernel whose members may wait for each other: a row op and sums over
-    /// rows of what it reads, which is read once, and of what it writes; or a sum over each row and
-    /// the gradients of attention that read it.
+    /// Whether a group of a row op and sums over rows of what it reads is one kernel that reads
+    /// them once.
     virtual bool sums_beside(const LoweredOp&) const { return false; }
     /// Whether each block of one launch can take its rows through all products of a chain here,
     /// faster than as separate launches; asked of one product, too.

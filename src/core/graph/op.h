@@ -419,8 +419,6 @@ int fast_axis(const View& view);
 const View* largest_view(const std::vector<const View*>& views);
 /// The position of an identical view in the list; -1: none.
 int find_view(const std::vector<View>& list, const View& view);
-/// The output of a group that a member's operand is a view of, from where it begins on; -1: none.
-int written_view(const LoweredOp& group, const View& view);
 
 /// Registration, called once by op.cpp's list.
 void define(OpDef def);

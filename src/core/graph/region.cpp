@@ -311,18 +311,19 @@ std::string kernel_stem(const LoweredOp& op) {
 
 namespace {
 
-/// The operands of a group are those of its members, of which some read what one before them wrote.
+/// The operands of a group are those of its members, which are independent; of a chain they read
+/// results of those before them, too.
 std::vector<Type> infer_group(const LoweredOp& op) {
     std::vector<Type> outputs(op.outputs.size());
     std::vector<char> written(op.outputs.size(), 0);
     for (const LoweredOp& member : op.members) {
         const std::string where = cat(op.def->name, ": member ", member.def->name);
-        for (const View& view : member.inputs)
-            if (const int out = written_view(op, view);
-                find_view(op.inputs, view) < 0 && (out < 0 || !written[static_cast<size_t>(out)]))
+        for (const View& view : member.inputs) {
+            const int made = op.def == chain_def() ? find_view(op.outputs, view) : -1;
+            if (find_view(op.inputs, view) < 0 && (made < 0 || !written[made]))
                 raise(ErrorKind::graph, where, " reads %", view.value,
-                      ", which is no operand of the ", op.def->name,
-                      " and no result of a member before it; ", "need one of these");
+                      ", which is no operand of the ", op.def->name, "; need one that is");
+        }
         const std::vector<Type> types = infer_lowered(member);
         for (size_t k = 0; k < member.outputs.size(); k++) {
             const int at = find_view(op.outputs, member.outputs[k]);
@@ -454,13 +455,6 @@ const View& LoweredOp::operand(int number) const {
     return at < outputs.size() ? outputs[at] : inner.at(at - outputs.size());
 }
 
-int written_view(const LoweredOp& group, const View& view) {
-    for (size_t k = 0; k < group.outputs.size(); k++)
-        if (group.outputs[k].value == view.value && group.outputs[k].offset == view.offset)
-            return static_cast<int>(k);
-    return -1;
-}
-
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
     std::vector<std::pair<int, int>> pairs;
     if (op.def == block_loop_def()) return pairs;
@@ -475,7 +469,6 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
         for (auto [out, in] : inplace_of(member)) {
             if (in >= static_cast<int>(member.inputs.size())) continue;
             const View& from = member.inputs[in];
-            if (find_view(op.inputs, from) < 0) continue;  // of another member
             const auto reads = [&](const LoweredOp& other) {
                 return &other != &member &&
                        std::any_of(other.inputs.begin(), other.inputs.end(),

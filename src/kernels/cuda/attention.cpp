@@ -463,47 +463,6 @@ KernelText gradients_text(const LoweredOp& op, const Limits& limits) {
 
 bool is_attention(const LoweredDef& def) { return def.attention; }
 
-bool sums_before(const LoweredOp& group, const Limits& limits) {
-    if (group.def != group_def() || group.members.size() != 2 || limits.one_block) return false;
-    const LoweredOp &sum = group.members[0], &grads = group.members[1];
-    if (grads.def->name != "attention_grads" || !is_reduction(anchor(sum)) ||
-        anchor(sum).name != "reduce_sum" || sum.outputs.size() != 1 ||
-        sum.outputs[0].dtype != DType::f32)
-        return false;
-    const auto waits = [&](const View& view) { return view.value == sum.outputs[0].value; };
-    return std::any_of(grads.inputs.begin(), grads.inputs.end(), waits) &&
-           std::none_of(sum.inputs.begin(), sum.inputs.end(),
-                        [&](const View& view) { return written_view(group, view) >= 0; }) &&
-           short_rows_text(sum, limits, kBeforeLots).blocks > 0;
-}
-
-KernelText sums_before_text(const LoweredOp& group, const Limits& limits) {
-    const BlockLayout layout(group), own(group.members[0]);
-    const auto member = [&](size_t k) {
-        return cat("block.template part<@_", k, "_Bytes>(", layout.parts[k], ")");
-    };
-    KernelText sum = short_rows_text(group.members[0], limits, kBeforeLots);
-    KernelText grads = body_text(group.members[1], limits), text = grads;
-    sum.counters = 3;
-    const int64_t warps = grads.threads / 32,
-                  units = std::min(sum.blocks, kBeforeTurns * warps * limits.processors);
-    text.maps.clear();  // the member's
-    text.includes.insert(sum.includes.begin(), sum.includes.end());
-    text.includes.insert("before.cuh");
-    text.name = cat(grads.name, "_sums");
-    text.body.clear();
-    for (size_t k = 0; k < 2; k++) {
-        const BlockLayout part(group.members[k]);
-        text.body += cat("constexpr int @_", k, "_Bytes = ", part.bytes, ";\n") +
-                     replaced(block_type(part) + (k == 0 ? sum : grads).body, "@", cat("@_", k));
-    }
-    text.body += cat(body_head(), "    units_before<", units, ">(grid, ", member(0),
-                     ".template ptr<uint32_t>(", own.tail, "), [&](const Grid& own) { @_0_body(",
-                     member(0), ", own); });\n    @_1_body(", member(1), ", grid);\n}\n");
-    text.parts = {std::move(sum), std::move(grads)};
-    return text;
-}
-
 std::vector<std::string> attention_candidates(const LoweredOp& op, const Limits& limits) {
     if (op.attrs.text("order").starts_with("chain(") || !may_have_roles(op, limits)) return {};
     if (op.inputs[0].shape[2] < kRolesLength || op.inputs[1].shape[2] < kRolesLength)

@@ -263,8 +263,6 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
     Limits own_limits = limits;
     own_limits.most_warps = kGroupThreads / 32;
     for (size_t k = 0; k < op.members.size(); k++) {
-        for (const View& view : op.members[k].inputs)
-            check(written_view(op, view) < 0, "cuda: a member of a group waits for another");
         KernelText part = body_text(op.members[k], own_limits);
         check(part.maps.empty() || (part.threads <= kGroupThreads && part.cluster == 1),
               "cuda: a kernel of more warps with roles than a member of a group has");
@@ -310,17 +308,12 @@ KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
                       : op.def == chain_def()      ? chain_text(op, limits)
                       : op.members.empty()         ? body_text(op, limits)
                       : sums_beside(op, limits)    ? row_sums_text(op, limits)
-                      : sums_before(op, limits)    ? sums_before_text(op, limits)
                                                    : group_text(op, limits);
-    // Whose warps have roles: they share registers out among them, whose number is to be known.
-    const auto has_roles = [](const KernelText& one) { return !one.maps.empty(); };
-    const bool roles =
-        has_roles(text) || std::any_of(text.parts.begin(), text.parts.end(), has_roles);
     text.body = block_type(BlockLayout(op)) + text.body;
     text.body += cat("extern \"C\" __global__ void ",
                      text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",
                      "__launch_bounds__(", text.bound ? text.bound : text.threads,
-                     text.resident > 1 || roles ? cat(", ", text.resident) : "",
+                     text.resident > 1 || !text.maps.empty() ? cat(", ", text.resident) : "",
                      ") @(const __grid_constant__ @_Block block) {\n    begin_kernel();\n    "
                      "@_body(block, Grid{blockIdx.x, "
                      "gridDim.x, blockDim.x});\n}\n");

@@ -229,12 +229,6 @@ bool sums_beside(const LoweredOp& group, const Limits& limits);
 bool chain_fits(const LoweredOp& op, const Limits& limits);
 KernelText chain_text(const LoweredOp& op, const Limits& limits);
 KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
-/// Likewise a group of a sum over the last axis and the gradients of attention that read it.
-bool sums_before(const LoweredOp& group, const Limits& limits);
-KernelText sums_before_text(const LoweredOp& group, const Limits& limits);
-/// A reduction by warps that each stand for a block, `lots` short rows at a time by each of their
-/// teams; without blocks where rows are not short.
-KernelText short_rows_text(const LoweredOp& op, const Limits& limits, int lots);
 /// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
 /// the inputs that it reads, and @_Put{block}(column, total).
 std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout);

@@ -351,8 +351,7 @@ class RowSumsText {
           row_(row_op_of(op_)),
           rows_(element_count(row_.others)),
           leaves_(ceil_div(row_.n, kTreeLeaf)),
-          sums_(std::count_if(group.members.begin() + 1, group.members.end(),
-                              [&](const LoweredOp& sum) { return !reads_results(sum); })) {}
+          sums_(std::ssize(group.members) - 1) {}
 
     bool fits() {
         if (limits_.one_block || (limits_.major != 9 && limits_.major != 10)) return false;
@@ -363,10 +362,10 @@ class RowSumsText {
             leaves_ > kSumsLeaves || rows_ < kTreeLeaf ||
             rows_ * row_.n < kSumsWork * (dtype_size(row_.x->dtype) / 2))
             return false;
-        if (!std::all_of(group_.members.begin() + 1, later(),
+        if (!std::all_of(group_.members.begin() + 1, group_.members.end(),
                          [&](const LoweredOp& sum) { return is_sum(sum); }))
             return false;
-        if (!choose() || !takes_later()) return false;
+        if (!choose()) return false;
         const std::vector<int> all = read();
         return std::all_of(all.begin(), all.end(),
                            [&](int k) { return side_by_side(op_.inputs[static_cast<size_t>(k)]); });
@@ -377,10 +376,9 @@ class RowSumsText {
         const BlockLayout layout(group_);
         text_.includes = {"row_sums.cuh"};
         text_.name = cat(kernel_stem(op_), "_sums_", dtype_abbrev(row_.x->dtype));
-        for (size_t k = 0; k <= static_cast<size_t>(sums_); k++) part(k);
+        for (size_t k = 0; k < group_.members.size(); k++) part(k);
         rows(layout);
         ends(layout);
-        const std::string after = sums_of_results(layout);
         const std::string first = member(1, layout);
         text_.body += body_head();
         std::string parts;
@@ -391,80 +389,15 @@ class RowSumsText {
         text_.body +=
             cat("    normalize_bwd_sums<float, ", team_, ", ",
                 row_.attrs->flag("center") ? "true" : "false", ", ", sums_, ", ", parts_, ", ",
-                text_.threads, ", ", after.empty() ? "false" : "true", ", @_0_Shape>(grid, parts, ",
-                first, ".template ptr<uint32_t>(", BlockLayout(group_.members[1]).tail,
-                "), @_Make{block}, @_0_One1{", member(0, layout), "}, @_0_Put{", member(0, layout),
-                "}, @_Ends{block});\n", after, "}\n");
+                text_.threads, ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
+                BlockLayout(group_.members[1]).tail, "), @_Make{block}, @_0_One1{",
+                member(0, layout), "}, @_0_Put{", member(0, layout), "}, @_Ends{block});\n}\n");
         return text_;
     }
 
   private:
     static std::string member(size_t k, const BlockLayout& layout) {
         return cat("block.template part<@_", k, "_Bytes>(", layout.parts[k], ")");
-    }
-
-    bool is_result(const View& view) const {
-        return std::any_of(op_.outputs.begin(), op_.outputs.end(),
-                           [&](const View& out) { return out.value == view.value; });
-    }
-    /// Whether a sum is one of what the row op writes.
-    bool reads_results(const LoweredOp& sum) const {
-        return std::any_of(sum.inputs.begin(), sum.inputs.end(),
-                           [&](const View& view) { return is_result(view); });
-    }
-    /// The members that are: the last.
-    std::vector<LoweredOp>::const_iterator later() const {
-        return group_.members.begin() + 1 + sums_;
-    }
-    /// Their kernels, by blocks of at most as many threads as there are.
-    KernelText later_text(const LoweredOp& sum) const {
-        Limits own = limits_;
-        own.most_warps = text_.threads / 32;
-        own.processors = static_cast<int>(std::max<int64_t>(text_.blocks / 4, 1));  // a turn each
-        return body_text(sum, own);
-    }
-
-    /// Whether what is left are sums of results alone, to a row at most, whose kernels have
-    /// blocks alike.
-    bool takes_later() const {
-        int threads = 0;
-        for (auto sum = later(); sum != group_.members.end(); ++sum) {
-            if (!is_reduction(anchor(*sum)) ||
-                !std::all_of(sum->inputs.begin(), sum->inputs.end(),
-                             [&](const View& view) { return is_result(view); }))
-                return false;
-            for (const View& out : sum->outputs)
-                if (element_count(out.shape) > row_.n) return false;
-            const KernelText text = later_text(*sum);
-            if (text.threads > text_.threads || (threads != 0 && text.threads != threads) ||
-                static_cast<int64_t>(text.shared) * text_.resident > kSumsShared ||
-                text.blocks == 0)
-                return false;
-            threads = text.threads;
-        }
-        return true;
-    }
-
-    /// What blocks do once all rows are written.
-    std::string sums_of_results(const BlockLayout& layout) {
-        std::string after;
-        for (auto sum = later(); sum != group_.members.end(); ++sum) {
-            const auto k = static_cast<size_t>(sum - group_.members.begin());
-            KernelText part = later_text(*sum);
-            const BlockLayout own(*sum);
-            text_.body += cat("constexpr int @_", k, "_Bytes = ", own.bytes, ";\n") +
-                          replaced(block_type(own) + part.body, "@", cat("@_", k));
-            text_.includes.insert(part.includes.begin(), part.includes.end());
-            text_.shared = std::max(text_.shared, part.shared);
-            if (after.empty() && part.threads < text_.threads)
-                after += cat("    if (threadIdx.x >= ", part.threads, ") return;\n");
-            after += cat("    for (uint32_t b = grid.block; b < ", part.blocks,
-                         "u; b += grid.blocks) {\n        __syncthreads();\n        @_", k,
-                         "_body(", member(k, layout), ", Grid{b, ", part.blocks, "u, ",
-                         part.threads, "u});\n    }\n");
-            text_.parts.push_back(std::move(part));
-        }
-        return after;
     }
 
     /// A sum over all axes but the last, of what the row op reads, in the order of the tree.
@@ -513,7 +446,7 @@ class RowSumsText {
         for (int position = 0; position < row_.takes; position++)
             if (row_.elements(position))
                 for (int k : row.reads(position)) all.insert(k);
-        for (size_t m = 1; m <= static_cast<size_t>(sums_); m++)
+        for (size_t m = 1; m < group_.members.size(); m++)
             for (const View& view : group_.members[m].inputs)
                 all.insert(find_view(op_.inputs, view));
         return {all.begin(), all.end()};
@@ -631,7 +564,7 @@ class RowSumsText {
         };
         call("terms0", 0, row.reads(0), "y");
         call("terms2", 0, row.reads(2), "dy");
-        for (size_t k = 1; k <= static_cast<size_t>(sums_); k++) {
+        for (size_t k = 1; k < group_.members.size(); k++) {
             std::vector<int> reads;
             for (int number : column_sum_reads(group_.members[k]))
                 reads.push_back(
@@ -644,7 +577,7 @@ class RowSumsText {
     /// @_Ends{block}: put<k>(column, total) of the sums.
     void ends(const BlockLayout& layout) {
         std::string text;
-        for (size_t k = 1; k <= static_cast<size_t>(sums_); k++)
+        for (size_t k = 1; k < group_.members.size(); k++)
             text += cat("        if constexpr (Which == ", k - 1, ") @_", k, "_Put{",
                         member(k, layout), "}(column, total);\n");
         text_.body +=
@@ -658,8 +591,7 @@ class RowSumsText {
     const Limits& limits_;
     const LoweredOp& op_;  // the row op
     const RowOp row_;
-    const int64_t rows_, leaves_;
-    const int64_t sums_;  // of what is read; others are of what is written
+    const int64_t rows_, leaves_, sums_;
     std::string team_;
     int64_t side_ = 4, parts_ = 1, units_ = 0;
     KernelText text_;

@@ -459,18 +459,6 @@ class ReduceText {
         return r_.rows < enough_ / 2 && leaves_ >= kSplitLeaves ? split() : blocks();
     }
 
-    KernelText short_warps(int lots) {
-        const Team team = team_of(a_, r_.n, r_.rows, limits_);
-        text_.blocks = 0;
-        if (chunk_ || columns_ || leaves_ != 1 || team.warps != 1) return text_;
-        text_.includes = {"rows.cuh"};
-        describe(false);
-        text_.threads = 32;
-        text_.blocks = ceil_div(r_.rows * team.lanes, 32 * lots);
-        call("reduce_short", "", team.lanes, ", ", lots);
-        return named("short");
-    }
-
   private:
     /// Threads that have results of a tree side by side.
     struct Wide {
@@ -661,10 +649,6 @@ class ReduceText {
 
 KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     return ReduceText(op, limits).text();
-}
-
-KernelText short_rows_text(const LoweredOp& op, const Limits& limits, int lots) {
-    return ReduceText(op, limits).short_warps(lots);
 }
 
 }  // namespace aicf::cuda

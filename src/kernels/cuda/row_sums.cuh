@@ -1,8 +1,7 @@
 // Gradients of rows together with sums over rows of what they are made from: a norm's, whose weight
 // and bias take sums of each column. Rows are read once. A block takes rows that one subtree of the
 // tree's order joins, a lane of a leaf after the other, and keeps the sums of its columns; what
-// blocks leave is joined by all of them at the end. Sums of what is written have an order of their
-// own: they are made by the kernels of their family once all rows are there.
+// blocks leave is joined by all of them at the end.
 #pragma once
 
 #include "columns.cuh"
@@ -108,9 +107,9 @@ __device__ __forceinline__ void end_sums(A* held, A* const (&parts)[Sums], int w
 
 /// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i
 /// to i + V - 1 are made from, row.open(some, y, dy, terms) makes the row's two and what is summed.
-/// A leaf's rows are Parts parts. Later: no block ends before all rows are written. Three counters.
-template <class A, class Team, bool Center, int Sums, int Parts, int Threads, bool Later,
-          class Shape, class Make, class Rstd, class Put, class Ends>
+/// A leaf's rows are Parts parts. Three counters.
+template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class Shape,
+          class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&parts)[Sums],
                                                    uint32_t* counters, Make make, Rstd rstd,
                                                    Put put, Ends ends) {
@@ -212,7 +211,7 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
                             : units > 512 ? 16
                                           : 32,
                   strips = (n + columns - 1) / columns;
-    if (Later || int(grid.block) < Sums * strips) {
+    if (int(grid.block) < Sums * strips) {
         if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units));
         __syncthreads();
         for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))

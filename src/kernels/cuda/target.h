@@ -33,7 +33,7 @@ class CudaTarget : public Target {
     std::vector<std::string> candidates(const LoweredOp& op) const override;
     bool fits(const LoweredOp& region) const override;
     bool sums_beside(const LoweredOp& group) const override {
-        return cuda::sums_beside(group, limits_) || cuda::sums_before(group, limits_);
+        return cuda::sums_beside(group, limits_);
     }
     bool fits_chain(const LoweredOp& op) const override { return chain_fits(op, limits_); }
     bool leaves_room(const LoweredOp& op) const override { return gemm_leaves_room(op, limits_); }

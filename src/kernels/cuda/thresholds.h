@@ -59,10 +59,6 @@ constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahe
 // bytes of shared memory of a processor that blocks share.
 constexpr int64_t kSumsTerms = 32, kSumsLeaves = 16, kSumsWork = 1 << 20;
 constexpr int64_t kSumsRegisters = 65536, kSumsShared = 224 << 10;
-// Sums that the kernel they are for makes first: rows that a team has on their way, turns of a
-// warp.
-constexpr int kBeforeLots = 4;
-constexpr int64_t kBeforeTurns = 4;
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
 constexpr int64_t kSoonWarps = 8;       // of a processor, up to which they exchange more, sooner
 constexpr int64_t kRowWarps = 8;        // of a block that takes a row, or rows of a block
