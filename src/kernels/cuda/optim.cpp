@@ -78,8 +78,9 @@ struct ScalarPrologue {
 
 namespace {
 
-/// The kernel of the updates of several tensors: each warp belongs to one of them, a thread takes
-/// `width_` neighbours of it.
+/// The kernel of the updates of several tensors: each warp belongs to one of them, or of many
+/// elements each block, for which all its threads take one way through the tensors. A thread takes
+/// `width_` neighbours.
 class UpdatesText {
   public:
     UpdatesText(const LoweredOp& op, const Limits& limits)
@@ -97,8 +98,12 @@ class UpdatesText {
         for (const RegionStep& step : op.body) {
             if (is_update(*step.def)) total += element_count(op.operand(step.outputs[0]).shape);
             if (step.def->name == "cast") wide_of_[step.outputs[0]] = step.inputs[0];
+            if (step.def->name != "add") continue;
+            sum_of_[step.outputs[0]] = {step.inputs[0], step.inputs[1]};
+            also_ |= !wide_of_.contains(step.inputs[0]);
         }
         width_ = total < kSmall ? 1 : 16 / dtype_size(dtype_);
+        blocks_ = width_ > 1 && !limits.one_block;
         check(!limits.one_block || prologue_.make.empty(), "cuda: numbers of updates in one block");
     }
 
@@ -106,8 +111,8 @@ class UpdatesText {
         choose_tensors();
         declare_pointers();
         set_launch();
-        text_.ahead = limits_.near && warps_ <= limits_.team && width_ == 1 && wide_of_.empty() &&
-                      dtype_size(dtype_) >= 4;
+        text_.ahead = limits_.near && units_ <= limits_.team && width_ == 1 && wide_of_.empty() &&
+                      sum_of_.empty() && dtype_size(dtype_) >= 4;
         if (text_.ahead)
             in_two_parts();
         else
@@ -116,47 +121,54 @@ class UpdatesText {
     }
 
   private:
-    /// A tensor's warps, and what a thread of theirs has of it.
+    /// A tensor's warps or blocks, and what their threads have of it.
     struct Share {
         int64_t first, end;
         std::string text;
     };
-    /// Which tensor a warp has, and its thread's place in it.
+    /// Which tensor a warp or block has, and its thread's place in it.
     void choose_tensors() {
         std::vector<Share> shares;
+        const int64_t threads = blocks_ ? kThreads : 32;
         for (const RegionStep& step : op_.body) {
             if (!is_update(*step.def)) continue;
             const int64_t n = element_count(op_.operand(step.outputs[0]).shape),
-                          count = ceil_div(n, 32 * width_);
-            std::string text =
-                cat("i = (t - ", 32 * warps_, ") * ", width_, "; n = ", n, ";\n        ");
-            for (int k = 0; k < tensors_; k++) {
-                const auto narrow = wide_of_.find(step.inputs[static_cast<size_t>(k)]);
-                text += narrow == wide_of_.end()
-                            ? cat("p", k, " = x", step.inputs[static_cast<size_t>(k)], "; ")
-                            : cat("narrow = x", narrow->second, "; ");
-            }
+                          count = ceil_div(n, threads * width_);
+            std::string text = cat(blocks_ ? cat("first = ", units_)
+                                           : cat("i = (t - ", threads * units_, ") * ", width_),
+                                   "; n = ", n, ";\n        ");
+            for (int k = 0; k < tensors_; k++) text += from(step.inputs[static_cast<size_t>(k)], k);
             for (int k = 0; k < results_; k++)
                 text += cat("q", k, " = y", step.outputs[static_cast<size_t>(k)] - inputs_, "; ");
-            shares.push_back({warps_, warps_ + count, std::move(text)});
-            warps_ += count;
+            shares.push_back({units_, units_ + count, std::move(text)});
+            units_ += count;
         }
-        choose_ = choice(shares, 0, shares.size());
+        choose_ = blocks_ ? by_halving(shares, 0, shares.size()) : one_by_one(shares);
     }
-    /// Few tensors are tried one after the other, many by halving.
-    static std::string choice(const std::vector<Share>& shares, size_t begin, size_t end) {
-        constexpr size_t kFew = 16;
-        std::string text;
-        if (end - begin > kFew) {
-            const size_t middle = begin + (end - begin) / 2;
-            return cat("    if (warp < ", shares[middle].first, ") {\n",
-                       choice(shares, begin, middle), "    } else {\n", choice(shares, middle, end),
-                       "    }\n");
+    /// Where operand k of an update is read.
+    std::string from(int number, int k) const {
+        if (const auto sum = sum_of_.find(number); sum != sum_of_.end()) {
+            const auto [first, second] = sum->second;
+            return (wide_of_.contains(first) ? from(first, k) : cat("also = x", first, "; ")) +
+                   from(second, k);
         }
-        for (size_t k = begin; k < end; k++)
-            text += cat("    if (warp >= ", shares[k].first, " && warp < ", shares[k].end,
-                        ") {\n        ", shares[k].text, "\n    }\n");
+        const auto narrow = wide_of_.find(number);
+        return narrow == wide_of_.end() ? cat("p", k, " = x", number, "; ")
+                                        : cat("narrow = x", narrow->second, "; ");
+    }
+    static std::string one_by_one(const std::vector<Share>& shares) {
+        std::string text;
+        for (const Share& share : shares)
+            text += cat("    if (warp >= ", share.first, " && warp < ", share.end, ") {\n        ",
+                        share.text, "\n    }\n");
         return text;
+    }
+    static std::string by_halving(const std::vector<Share>& shares, size_t begin, size_t end) {
+        if (end - begin == 1) return cat("        ", shares[begin].text, "\n");
+        const size_t middle = begin + (end - begin) / 2;
+        return cat("    if (grid.block < ", shares[middle].first, ") {\n",
+                   by_halving(shares, begin, middle), "    } else {\n",
+                   by_halving(shares, middle, end), "    }\n");
     }
     /// A null pointer would lie in no shared memory, and the others then as far as is known
     /// neither.
@@ -170,40 +182,63 @@ class UpdatesText {
             pointers_ +=
                 cat("    const R* p", k, " = ", start_of(like_.inputs[static_cast<size_t>(k)]),
                     ";\n    R a", k, "[", width_, "] = {};\n");
-            load_ += cat(k == kGradient && !wide_of_.empty() ? "        if (p1)\n    " : "",
-                         "        load_dense<", width_, ", R>(a", k, ", p", k, ", i, n, wide);\n");
             if (width_ > 1) wide_ += cat(" && aligned16(p", k, ")");
         }
-        if (!wide_of_.empty()) declare_narrow();
+        if (!wide_of_.empty()) {
+            pointers_ += cat("    const ", narrow_type(), "* narrow = nullptr;\n");
+            if (width_ > 1) wide_ += " && aligned16(narrow)";
+        }
+        if (also_) {
+            pointers_ += "    const R* also = nullptr;\n";
+            if (width_ > 1) wide_ += " && aligned16(also)";
+        }
         for (int k = 0; k < results_; k++) {
             pointers_ += cat("    R* q", k, " = ", start_of(like_.outputs[static_cast<size_t>(k)]),
                              ";\n    R r", k, "[", width_, "];\n");
-            store_ += cat("        store_dense<", width_, ">(q", k, ", r", k, ", i, n, wide);\n");
             if (width_ > 1) wide_ += cat(" && aligned16(q", k, ")");
         }
     }
-    /// A gradient of 16 bits, which is widened as it is read.
-    void declare_narrow() {
-        const char* from = cuda_type(op_.operand(wide_of_.begin()->second).dtype);
-        pointers_ += cat("    const ", from, "* narrow = nullptr;\n");
-        load_ +=
-            cat("        if (narrow) {\n            float wider[", width_,
-                "];\n            load_dense<", width_, ", ", from,
-                ">(wider, narrow, i, n, wide);\n#pragma unroll\n            for (int j = 0; j < ",
-                width_, "; j++) a", kGradient, "[j] = wider[j];\n        }\n");
-        if (width_ > 1) wide_ += " && aligned16(narrow)";
+    const char* narrow_type() const {
+        return cuda_type(op_.operand(wide_of_.begin()->second).dtype);
+    }
+    /// `of`: the first element, the end, and whether all of a thread may move together. A gradient
+    /// of 16 bits is widened as it is read, and added to the other part of a sum.
+    std::string load(const std::string& of) const {
+        std::string text;
+        for (int k = 0; k < tensors_; k++)
+            text += cat(k == kGradient && !wide_of_.empty() ? "        if (p1)\n    " : "",
+                        "        load_dense<", width_, ", R>(a", k, ", p", k, ", ", of, ");\n");
+        const auto first = [&](const char* type, const char* from, const char* made) {
+            text += cat("        if (", from, ") {\n            Wide<", type, "> more[", width_,
+                        "];\n            load_dense<", width_, ", ", type, ">(more, ", from, ", ",
+                        of, ");\n#pragma unroll\n            for (int j = 0; j < ", width_,
+                        "; j++) a", kGradient, "[j] = ", made, ";\n        }\n");
+        };
+        const char* const sum = "scalar::add(R(more[j]), a1[j])";
+        if (!wide_of_.empty())
+            first(narrow_type(), "narrow",
+                  sum_of_.empty() ? "more[j]" : "p1 ? scalar::add(R(more[j]), a1[j]) : R(more[j])");
+        if (also_) first("R", "also", sum);
+        return text;
+    }
+    std::string store(const std::string& of) const {
+        std::string text;
+        for (int k = 0; k < results_; k++)
+            text += cat("        store_dense<", width_, ">(q", k, ", r", k, ", ", of, ");\n");
+        return text;
     }
     void set_launch() {
         text_.includes = {"optim.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(dtype_));
         if (limits_.one_block) {
             text_.threads = 32;
-            text_.blocks = warps_;
+            text_.blocks = units_;
             return;
         }
-        text_.threads = warps_ <= 32 ? static_cast<int>(32 * std::max<int64_t>(warps_, 2)) : 256;
-        text_.blocks =
-            std::max<int64_t>(ceil_div(32 * warps_, text_.threads), prologue_.make.empty() ? 0 : 1);
+        text_.threads =
+            blocks_ || units_ > 32 ? kThreads : static_cast<int>(32 * std::max<int64_t>(units_, 2));
+        text_.blocks = std::max<int64_t>(blocks_ ? units_ : ceil_div(32 * units_, text_.threads),
+                                         prologue_.make.empty() ? 0 : 1);
     }
     std::string formula() const {
         std::string text;
@@ -240,20 +275,11 @@ class UpdatesText {
                 stores, "    }\n}\n");
     }
     void at_once() {
-        // As warps that stand for blocks, which may be fewer than that, they take turns.
-        const std::string head =
-            limits_.one_block
-                ? cat("    for (int t = int(grid.block * 32 + grid.thread()); t < ", 32 * warps_,
-                      "; t += int(grid.blocks) * 32) {\n    const int warp = t / 32;\n")
-                : "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = "
-                  "t / 32;\n";
-        text_.body = body_head(op_, layout_);
-        text_.body += cat("    typedef ", type_, " R;\n", head, pointers_, "    ",
-                          limits_.one_block ? "int" : "int64_t", " i = 0, n = 0;\n", choose_,
-                          "    const bool wide = ", wide_, ";\n    if (i < n) {\n", load_,
-                          "    }\n", prologue_.make, prologue_.held ? "    __syncthreads();\n" : "",
-                          "    if (i < n) {\n", formula(), store_, "    }\n    (void)wide;\n");
-        if (limits_.one_block) text_.body += "    }\n";
+        text_.body = body_head(op_, layout_) + cat("    typedef ", type_, " R;\n");
+        if (blocks_)
+            by_blocks();
+        else
+            by_warps();
         if (!prologue_.store.empty()) {
             text_.counters = 1;
             text_.body +=
@@ -261,6 +287,35 @@ class UpdatesText {
                     "), grid.blocks) && threadIdx.x == 0) {\n", prologue_.store, "    }\n");
         }
         text_.body += "}\n";
+    }
+    std::string numbers() const {
+        return prologue_.make + (prologue_.held ? "    __syncthreads();\n" : "");
+    }
+    void by_warps() {
+        // As warps that stand for blocks, which may be fewer than that, they take turns.
+        const std::string head =
+            limits_.one_block
+                ? cat("    for (int t = int(grid.block * 32 + grid.thread()); t < ", 32 * units_,
+                      "; t += int(grid.blocks) * 32) {\n    const int warp = t / 32;\n")
+                : "    const int64_t t = int64_t(grid.block) * grid.threads + threadIdx.x, warp = "
+                  "t / 32;\n";
+        text_.body +=
+            cat(head, pointers_, "    ", limits_.one_block ? "int" : "int64_t", " i = 0, n = 0;\n",
+                choose_, "    const bool wide = ", wide_, ";\n    if (i < n) {\n",
+                load("i, n, wide"), "    }\n", numbers(), "    if (i < n) {\n", formula(),
+                store("i, n, wide"), "    }\n    (void)wide;\n");
+        if (limits_.one_block) text_.body += "    }\n";
+    }
+    /// All but a tensor's last threads have all of their neighbours, which move together.
+    void by_blocks() {
+        const std::string all = cat("i, i + ", width_, ", true");
+        text_.body += cat(pointers_, "    uint32_t first = 0;\n    int64_t n = 0;\n", choose_,
+                          "    const int64_t i = (int64_t(grid.block - first) * ", kThreads,
+                          " + threadIdx.x) * ", width_, ";\n    const bool all = i + ", width_,
+                          " <= n && ", wide_, ";\n    if (all) {\n", load(all),
+                          "    } else if (i < n) {\n", load("i, n, false"), "    }\n", numbers(),
+                          "    if (i < n) {\n", formula(), "        if (all) {\n", store(all),
+                          "        } else {\n", store("i, n, false"), "        }\n    }\n");
     }
 
     const LoweredOp& op_;
@@ -271,9 +326,13 @@ class UpdatesText {
     const BlockLayout layout_;
     const ScalarPrologue prologue_;
     const int inputs_, tensors_, results_;
-    std::map<int, int> wide_of_;  // by what a cast makes: what it is made of
-    int64_t width_ = 1, warps_ = 0;
-    std::string choose_, pointers_, load_, store_, wide_ = "true";
+    std::map<int, int> wide_of_;                 // by what a cast makes: what it is made of
+    std::map<int, std::pair<int, int>> sum_of_;  // by what is added: the two
+    bool also_ = false;                          // the first of some two is as wide
+    int64_t width_ = 1;
+    bool blocks_ = false;  // a tensor's blocks, or else its warps
+    int64_t units_ = 0;    // of either, of all tensors
+    std::string choose_, pointers_, wide_ = "true";
     KernelText text_;
 };
 
