@@ -169,7 +169,7 @@ def test_sums_wait_for_each_other_where_memory_has_room(layers):
 
 @pytest.mark.gpu
 def test_bits_of_many_tensors_in_one_launch():
-    """So many that warps find theirs by halving."""
+    """So many that blocks find theirs by halving."""
     g = aicf.Graph("many")
     params = [g.param(f"p{i}", (60 + 37 * i, 3), init=aicf.init.uniform(-1, 1)) for i in range(30)]
     loss = sum(aicf.sum(p * p * (i + 1.0)) for i, p in enumerate(params))
@@ -184,4 +184,40 @@ def test_bits_of_many_tensors_in_one_launch():
         for _ in range(2):
             step()
         ends.append([step.params[f"p{i}"].numpy().tobytes() for i in range(len(params))])
+    assert ends[0] == ends[1]
+
+
+def parts(math, batch=5):
+    """An embedding whose gradient has two parts: it is the output layer, too, or taken twice."""
+    g = aicf.Graph("parts")
+    w = g.param("w", (8209, 513), init=aicf.init.uniform(-1, 1))
+    x, to = g.input("x", (batch,), "int32"), g.input("to", (batch,), "int32")
+    if math == "mixed":
+        loss = aicf.cross_entropy(aicf.linear(aicf.embedding(x, w), w), to)
+    else:
+        loss = aicf.mean(aicf.tanh(aicf.embedding(x, w)) * aicf.embedding(to, w))
+    g.minimize(loss, aicf.optim.Adam(lr=0.1))
+    g.output("loss", loss)
+    return g
+
+
+@pytest.mark.parametrize("math", ["fp32", "mixed"])
+def test_parts_of_a_large_gradient_are_added_by_its_update(math):
+    ((_, op),) = updates(plan_of(parts(math), math=math))
+    found = [name for name in members(op) if name in ("cast", "add")]
+    assert found == (["cast", "add"] if math == "mixed" else ["add"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("math", ["fp32", "mixed"])
+def test_bits_of_an_update_that_adds_parts_of_its_gradient(math):
+    g = parts(math)
+    rows = {"x": [3, 8208, 3, 0, 77], "to": [1, 8208, 2, 3, 0]}
+    feed = {name: np.array(row, np.int32) for name, row in rows.items()}
+    ends = []
+    for device, options in (("cpu", {"tensor_cores": "sm_90"}), ("cuda", {})):
+        step = g.compile(device=device, math=math, seed=1, **options)
+        for _ in range(2):
+            step(**feed)
+        ends.append(step.params["w"].numpy().tobytes())
     assert ends[0] == ends[1]

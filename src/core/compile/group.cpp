@@ -30,7 +30,7 @@ bool number_update(const LoweredOp& op) {
     return op.def->optimizer && op.def->numbers == 0 && op.body.empty();
 }
 
-/// Tensors are updated side by side, so a step may wait for scalar steps, and for the cast of its
+/// Tensors are updated side by side, so a step may wait for scalar steps, and for what makes its
 /// gradient, alone.
 bool updates_side_by_side(const LoweredOp& op) {
     std::vector<char> made(op.inputs.size() + op.outputs.size() + op.inner.size(), 0);
@@ -84,17 +84,17 @@ std::vector<size_t> best_cuts(const std::vector<Waiting>& updates, double launch
     return cuts;
 }
 
-/// Multi-tensor apply: updates with the same numbers become one op. A cast that only makes an
-/// update's gradient from 16 bits joins it, so that the update reads those. Where ops run side by
-/// side, those whose gradients are there early are an op of their own if that ends the step sooner:
-/// they run beside the products that the others wait for.
+/// Multi-tensor apply: updates with the same numbers become one op. What only makes an update's
+/// gradient from 16 bits, or adds its two parts, joins it, so that the update reads those. Where
+/// ops run side by side, those whose gradients are there early are an op of their own if that ends
+/// the step sooner: they run beside the products that the others wait for.
 class MultiTensorApply : Groups {
   public:
     using Groups::Groups;
     void run() {
         // First, while argument blocks have room: a gradient that is never materialised saves more
         // than a launch.
-        for (size_t at = 0; at < ops_.size(); at++) take_cast(static_cast<int>(at));
+        for (size_t at = 0; at < ops_.size(); at++) take_gradient(static_cast<int>(at));
         std::map<std::string, std::vector<int>> families;
         for (size_t at = 0; at < ops_.size(); at++)
             if (tensor_update(ops_[at], machine_))
@@ -191,17 +191,31 @@ class MultiTensorApply : Groups {
         heads.push_back({at, SIZE_MAX});
     }
 
-    void take_cast(int at) {
+    static bool packed(const View& view) { return is_contiguous(view.shape, view.strides); }
+
+    /// Whether all that it does is to widen a gradient of 16 bits, or, of a large one, to add that
+    /// or another to one of its own width.
+    bool makes_gradient(const LoweredOp& op) const {
+        if (op.outputs.size() != 1 || !std::all_of(op.inputs.begin(), op.inputs.end(), packed))
+            return false;
+        const auto is = [](const LoweredDef& def, const char* name) { return def.name == name; };
+        const View& from = op.inputs[0];
+        if (op.body.empty() && is(*op.def, "cast")) return is_16_bit(from.dtype);
+        if (element_count(op.outputs[0].shape) < machine_.group_limits().update_elements ||
+            op.inputs.size() != 2 || op.inputs[0].value == op.inputs[1].value)
+            return false;
+        if (op.body.empty()) return is(*op.def, "add");
+        return op.body.size() == 2 && is(*op.body[0].def, "cast") && is_16_bit(from.dtype) &&
+               is(*op.body[1].def, "add") && op.body[1].inputs[0] == op.body[0].outputs[0];
+    }
+
+    void take_gradient(int at) {
         const LoweredOp& op = ops_[at];
         if (!op.def->optimizer || op.def->numbers <= 0 || !op.body.empty()) return;
         const View& grad = op.inputs[kGradient];
         const int from = producer_[grad.value];
-        const auto packed = [](const View& view) {
-            return is_contiguous(view.shape, view.strides);
-        };
-        if (from < 0 || ops_[from].def->name != "cast" || members_[group_[from]].size() != 1 ||
+        if (from < 0 || !makes_gradient(ops_[from]) || members_[group_[from]].size() != 1 ||
             kept_[grad.value] || readers_[grad.value].size() != 1 ||
-            !is_16_bit(ops_[from].inputs[0].dtype) || !packed(ops_[from].inputs[0]) ||
             !same_layout(grad, ops_[from].outputs[0]) ||
             !std::all_of(op.inputs.begin(), op.inputs.end(), packed) ||
             !std::all_of(op.outputs.begin(), op.outputs.end(), packed))

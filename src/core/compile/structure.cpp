@@ -411,18 +411,31 @@ class Structure {
                     fail(where, ": a result that is held has another shape");
     }
 
-    /// An optimizer region: tensor updates, upcasts of their gradients, and shared scalar steps.
+    /// An optimizer region: tensor updates, upcasts and sums that make their gradients, and shared
+    /// scalar steps.
     void check_update(const LoweredOp& op, const std::string& where) const {
         const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
-        std::set<int> casts;
+        std::set<int> made;
+        const auto packed = [&](int number) {
+            const View& view = op.operand(number);
+            return is_contiguous(view.shape, view.strides);
+        };
         for (const RegionStep& step : op.body) {
             const std::string at = cat(where, ": step ", step.def->name);
-            if (step.def->name == "cast") {
-                const View &from = op.operand(step.inputs[0]), &to = op.operand(step.outputs[0]);
-                if (step.outputs[0] < outer || !is_16_bit(from.dtype) ||
-                    !is_contiguous(from.shape, from.strides) ||
-                    !is_contiguous(to.shape, to.strides) || !casts.insert(step.outputs[0]).second)
-                    fail(at, " is beside updates; need one of a gradient in 16 bits, in C order");
+            const bool cast = step.def->name == "cast";
+            if (cast || step.def->name == "add") {
+                const View& to = op.operand(step.outputs[0]);
+                const bool in =
+                    std::all_of(step.inputs.begin(), step.inputs.end(), [&](int number) {
+                        return packed(number) &&
+                               (number < outer || (!cast && made.contains(number))) &&
+                               element_count(op.operand(number).shape) == element_count(to.shape);
+                    });
+                if (step.outputs[0] < outer || !in || !packed(step.outputs[0]) ||
+                    (cast && !is_16_bit(op.operand(step.inputs[0]).dtype)) ||
+                    !made.insert(step.outputs[0]).second)
+                    fail(at, " is beside updates; need one of a gradient",
+                         cast ? " in 16 bits" : "", ", in C order");
                 continue;
             }
             if (!step.def->optimizer) fail(at, " is beside updates; need one of an optimizer");
@@ -432,9 +445,9 @@ class Structure {
                 const int number = k < inputs ? step.inputs[k] : step.outputs[k - inputs];
                 const View& view = op.operand(number);
                 const bool tensor = numbers > 0 && (k >= inputs || k < numbers);
-                const bool cast = k == kGradient && numbers > 0 && casts.contains(number);
+                const bool grad = k == kGradient && numbers > 0 && made.contains(number);
                 if (tensor
-                        ? (number >= outer && !cast) || !is_contiguous(view.shape, view.strides) ||
+                        ? (number >= outer && !grad) || !is_contiguous(view.shape, view.strides) ||
                               element_count(view.shape) !=
                                   element_count(op.operand(step.outputs[0]).shape)
                         : view.shape.rank() != 0)

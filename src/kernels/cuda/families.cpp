@@ -24,8 +24,10 @@ bool functions_around(const LoweredOp& op) {
 
 bool updates_only(const LoweredOp& op) {
     DType narrow = DType::f32;  // of gradients that are cast: one type, for a thread reads either
+    const int inputs = static_cast<int>(op.inputs.size());
     const auto known = [&](const RegionStep& step) {
         if (is_update(*step.def)) return !is_16_bit(op.operand(step.outputs[0]).dtype);
+        if (step.def->name == "add") return step.inputs[1] < inputs;  // to what may be cast
         if (step.def->name != "cast") return is_scalar_update(*step.def);
         const DType from = op.operand(step.inputs[0]).dtype;
         if (narrow == DType::f32) narrow = from;
