@@ -261,15 +261,30 @@ class ScalarPrologue : Groups {
   public:
     using Groups::Groups;
     void run() {
+        std::vector<int> updates;
         for (int at = 0; at < static_cast<int>(ops_.size()); at++)
             if (anchor(ops_[at]).numbers > 0 &&
                 (ops_[at].body.empty() ? tensor_update(ops_[at], machine_) : quick(ops_[at])))
-                while (joins(at)) {  // its own numbers may follow
-                }
+                updates.push_back(at);
+        // Where ops run side by side, others that read the numbers wait for the one that may begin
+        // first.
+        if (machine_.pace())
+            std::stable_sort(updates.begin(), updates.end(),
+                             [&](int a, int b) { return waits_until(a) < waits_until(b); });
+        for (int at : updates)
+            while (joins(at)) {  // its own numbers may follow
+            }
         emit();
     }
 
   private:
+    /// The last op that it waits for but for numbers.
+    int waits_until(int at) const {
+        int last = -1;
+        for (int from : predecessors_[at])
+            if (!number_update(ops_[from])) last = std::max(last, from);
+        return last;
+    }
     /// Whether others that read its numbers need not wait long for them.
     bool quick(const LoweredOp& op) const {
         return std::all_of(op.outputs.begin(), op.outputs.end(), [&](const View& view) {
