@@ -7,6 +7,7 @@ from pathlib import Path
 import aicf
 import numpy as np
 import pytest
+from aicf import _core
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, HEADS, LAYERS, LETTERS, LENGTH = 128, 2, 2, 301, 16
@@ -219,3 +220,22 @@ def test_mixed_on_a_small_model(gpt2):
     train = gpt2.trainer(gpt2.GPT2(size), 1, 30, 1e-2, device="cpu", math="mixed")
     losses = [float(train(x, following, True)) for _ in range(30)]
     assert losses[-1] < losses[0] / 2 and train.step(x, following, True).plan.math == "mixed"
+
+
+@pytest.mark.skipif(not hasattr(_core, "cuda_plan"), reason="this build has no CUDA backend")
+def test_launches_of_a_training_step():
+    """Of a layer: 14 products and attentions, four norms and the sum before attention's gradients,
+    and one more in some layers, of biases or updates."""
+    spec = importlib.util.spec_from_file_location("cuda", ROOT / "bench" / "compile_cuda.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def plan(layers, passes):
+        g = module.gpt2(16, layers=layers)
+        return json.loads(_core.cuda_plan(g._core, passes, 132, "sm_90a", math="mixed"))
+
+    for layers, launches in ((2, 52), (3, 72), (12, 249)):
+        now = plan(layers, _core.pass_names())
+        assert len(now["ops"]) == launches
+    apart = plan(12, [name for name in _core.pass_names() if name != "horizontal"])
+    assert now["peak_bytes"] <= apart["peak_bytes"]

@@ -523,6 +523,7 @@ class HorizontalFusion : Groups {
     }
     void run() {
         constexpr size_t kTries = 4;
+        find_unread();
         const std::vector<int> level = levels();
         std::vector<size_t> bytes(ops_.size(), 0);  // by the first op of a group
         const int many = level.empty() ? 0 : 1 + *std::max_element(level.begin(), level.end());
@@ -561,6 +562,7 @@ class HorizontalFusion : Groups {
     Kind kind_of(int at) const {
         const LoweredOp& op = ops_[at];
         if (op.def == group_def() || op.def == chain_def()) return Kind::none;
+        if (unread_[static_cast<size_t>(at)]) return Kind::sum;
         if (small(op, machine_.group_limits())) return Kind::small;
         if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
         if (anchor(op).optimizer && !op.body.empty()) return Kind::update;
@@ -581,9 +583,24 @@ class HorizontalFusion : Groups {
 
     static int64_t elements(const View& view) { return element_count(view.shape); }
 
-    /// A reduction to far fewer elements, for which updates and small ops alone wait.
+    /// Small reductions for which none of the step waits, a loss, go with later sums where these
+    /// are large: small ops stand beside few of those.
+    void find_unread() {
+        unread_.assign(ops_.size(), 0);
+        std::vector<int> found;
+        int sums = 0;
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            const Kind kind = kind_of(at);
+            sums += kind == Kind::sum;
+            if (kind == Kind::small && anchor(ops_[at]).streams && successors_[at].empty())
+                found.push_back(at);
+        }
+        for (int at : found) unread_[static_cast<size_t>(at)] = machine_.pace() && sums > 1;
+    }
+
+    /// A reduction to fewer elements, for which updates and small ops alone wait.
     bool late_sum(int at) const {
-        constexpr int64_t kFewer = 64;
+        constexpr int64_t kFewer = 4;
         const LoweredOp& op = ops_[at];
         if (!anchor(op).streams) return false;
         int64_t most = 0;
@@ -657,7 +674,10 @@ class HorizontalFusion : Groups {
                 }
             return false;
         });
-        if (machine_.pace()) gather(others, first, least);
+        if (machine_.pace()) {
+            wait_for_last(first, least);
+            gather(others, behind(least), least);
+        }
         return behind(least);
     }
 
@@ -726,6 +746,19 @@ class HorizontalFusion : Groups {
         }
     }
 
+    /// Updates that may begin in the last twentieth of a step wait for the last one.
+    void wait_for_last(const std::vector<int>& first, std::vector<int>& least) const {
+        int last = 0;
+        const auto each = [&](const auto& update) {
+            for (int at = 0; at < static_cast<int>(ops_.size()); at++)
+                if (kind_of(at) == Kind::update && successors_[at].empty()) update(at);
+        };
+        each([&](int at) { last = std::max(last, first[at]); });
+        each([&](int at) {
+            if (first[at] >= last - last / 20) least[at] = last;
+        });
+    }
+
     /// Bytes a member adds to a group's argument block: its own block, and its operands once more;
     /// 0: it has no kernel.
     size_t bytes_in_group(const LoweredOp& op) const {
@@ -753,6 +786,7 @@ class HorizontalFusion : Groups {
     }
 
     std::vector<char> is_param_;  // by value
+    std::vector<char> unread_;    // by op: sums
 };
 
 }  // namespace
