@@ -174,12 +174,11 @@ struct Gemm {
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
-        const bool rounds = math != "fp32" || dtype_size(a.dtype) == 2;
-        const bool tiled = k >= kTiledTerms && m * n * k >= kTiledWork,
-                   near = !tensor && a.dtype == DType::f32 && k >= kNearTerms &&
+        const bool tiled = k >= (tensor ? kTiledTerms : 1) && m * n * k >= kTiledWork,
+                   near = !tensor && a.dtype == DType::f32 && math == "fp32" && k >= kNearTerms &&
                           m * n * k >= kNearWork;
         if (batches == 0 || limits.major < 8 || chunk % 32 != 0 || m * n < kTiledResults ||
-            !(tiled || near) || (rounds && !tensor))
+            !(tiled || near))
             return found;
         if (!tensor) {
             if (tiled) size > 4 ? add(kDouble) : add(kScalar);

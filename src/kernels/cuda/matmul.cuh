@@ -330,10 +330,12 @@ struct Piece {
 
 /// Carries tiles of an operand, Size long, from one to the next along k: Rows of its own axis by BK
 /// of k. A thread loads its share of a tile into registers while the one before is in use, and
-/// stores it to shared memory as [k][row]. (cp.async would copy four bytes at a time where k lies
-/// side by side.)
-template <int Rows, int BK, int Threads, int64_t Size, int64_t RowStep, int64_t KStep, class E>
+/// stores it to shared memory as [k][row], rounded to As and as wide as sums. (cp.async would copy
+/// four bytes at a time where k lies side by side.)
+template <int Rows, int BK, int Threads, int64_t Size, int64_t RowStep, int64_t KStep, class As,
+          class E>
 struct Carrier {
+    typedef Wide<E> A;
     static constexpr int pitch = Rows + 4, count = Rows * BK / Threads;
     // What is loaded as one: four rows, or four terms of k.
     static constexpr bool rows_side_by_side = RowStep == 1 && KStep % 4 == 0 && Size % 4 == 0,
@@ -390,16 +392,17 @@ struct Carrier {
             if (has_row(x) && first_term() + term(x) < depth)
                 held[x] = from[row(x) * RowStep + term(x) * KStep];
     }
-    __device__ __forceinline__ void store(E* tile) const {
-        E* const to = tile + first_term() * pitch + first_row();
+    __device__ __forceinline__ void store(A* tile) const {
+        A* const to = tile + first_term() * pitch + first_row();
+        const auto one = [this](int x) { return operand<As>(held[x]); };
         if constexpr (rows_side_by_side) {
 #pragma unroll
             for (int x = 0; x < count; x += 4)
-                *reinterpret_cast<Pack<E, 4>*>(to + term(x) * pitch) =
-                    Pack<E, 4>{held[x], held[x + 1], held[x + 2], held[x + 3]};
+                *reinterpret_cast<Pack<A, 4>*>(to + term(x) * pitch) =
+                    Pack<A, 4>{one(x), one(x + 1), one(x + 2), one(x + 3)};
         } else {
 #pragma unroll
-            for (int x = 0; x < count; x++) to[term(x) * pitch + row(x)] = held[x];
+            for (int x = 0; x < count; x++) to[term(x) * pitch + row(x)] = one(x);
         }
     }
 };
@@ -501,16 +504,18 @@ template <int BM, int BN, int TM, int TN, int BK, class Shape, class E>
 struct TilePairs {
     static constexpr int threads = BM / TM * (BN / TN), tile_a = BK * (BM + 4),
                          size = BK * (BM + BN + 8);
-    typedef Carrier<BM, BK, threads, Shape::m, Shape::a_row, Shape::a_col, E> CarrierA;
-    typedef Carrier<BN, BK, threads, Shape::n, Shape::b_col, Shape::b_row, E> CarrierB;
+    typedef Wide<E> A;
+    typedef typename Shape::As As;
+    typedef Carrier<BM, BK, threads, Shape::m, Shape::a_row, Shape::a_col, As, E> CarrierA;
+    typedef Carrier<BN, BK, threads, Shape::n, Shape::b_col, Shape::b_row, As, E> CarrierB;
     CarrierA a;
     CarrierB b;
     bool aligned;
     int64_t left;          // terms that are not loaded
-    const E *rows, *cols;  // what this thread reads of the tiles in use
-    E* free;               // where the next ones go
+    const A *rows, *cols;  // what this thread reads of the tiles in use
+    A* free;               // where the next ones go
     int turn = size;
-    E av[2][TM], bv[2][TN];
+    A av[2][TM], bv[2][TN];
 
     /// 16 neighbouring lanes read 8 groups of rows and 2 of columns: no bank twice.
     __device__ __forceinline__ static int row() {
@@ -523,7 +528,7 @@ struct TilePairs {
     }
 
     /// Of operands from_a and from_b on, which have `high` rows, `wide` columns and `terms`.
-    __device__ __forceinline__ TilePairs(E* room, const E* from_a, const E* from_b, int64_t high,
+    __device__ __forceinline__ TilePairs(A* room, const E* from_a, const E* from_b, int64_t high,
                                          int64_t wide, int64_t terms)
         : a(from_a, high),
           b(from_b, wide),
@@ -550,7 +555,7 @@ struct TilePairs {
         a.from += BK * Shape::a_col;
         b.from += BK * Shape::b_row;
     }
-    __device__ __forceinline__ void store(E* to) const {
+    __device__ __forceinline__ void store(A* to) const {
         a.store(to);
         b.store(to + tile_a);
     }
@@ -560,7 +565,7 @@ struct TilePairs {
     }
     /// Adds the products of a tile, and brings the one behind the next; the first operands of the
     /// next are read when it returns.
-    __device__ __forceinline__ void add_tile(E (&acc)[TM][TN]) {
+    __device__ __forceinline__ void add_tile(A (&acc)[TM][TN]) {
 #pragma unroll
         for (int p = 0; p < BK; p++) {
             if (p + 1 == BK) {
@@ -580,7 +585,7 @@ struct TilePairs {
     }
     /// Of the last tile, which has but Rest terms: adding a zero could change the sign of another.
     template <int Rest>
-    __device__ __forceinline__ void add_rest(E (&acc)[TM][TN]) {
+    __device__ __forceinline__ void add_rest(A (&acc)[TM][TN]) {
 #pragma unroll 1
         for (int p = 0; p < Rest; p++) {
             read(0, p);
@@ -595,8 +600,9 @@ struct TilePairs {
 /// Otherwise the sum of the chunks so far lies in shared memory: registers hold larger tiles then.
 template <int BM, int BN, int TM, int TN, int BK, int Parts, class Shape, class E, class Put>
 __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, const E* a, const E* b,
-                                           E* parts, uint32_t* counters) {
-    typedef Pack<E, 4> Four;
+                                           Wide<E>* parts, uint32_t* counters) {
+    typedef Wide<E> A;
+    typedef Pack<A, 4> Four;
     typedef Piece<Shape, BM, BN> Place;
     typedef TilePairs<BM, BN, TM, TN, BK, Shape, E> Pairs;
     constexpr int threads = Pairs::threads, lots = TM * TN / 4, rest = int(Shape::k % BK);
@@ -605,7 +611,7 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
     static_assert(Shape::chunk % BK == 0 && (Parts - 1) * run < chunks);
     static_assert(Place::tiles * Parts < 1 << 30);
     extern __shared__ __align__(16) char shared[];
-    E* const room = reinterpret_cast<E*>(shared);
+    A* const room = reinterpret_cast<A*>(shared);
     Four* const total = reinterpret_cast<Four*>(room + 2 * Pairs::size) + threadIdx.x;
 
     for (uint32_t u = grid.block; u < Place::tiles * Parts; u += grid.blocks) {
@@ -621,14 +627,14 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
                     a + Shape::A::at(place.batch) + place.i0 * Shape::a_row + begin * Shape::a_col,
                     b + Shape::B::at(place.batch) + place.j0 * Shape::b_col + begin * Shape::b_row,
                     Shape::m - place.i0, Shape::n - place.j0, terms);
-        E acc[TM][TN];
+        A acc[TM][TN];
         const int count = int((terms + Shape::chunk - 1) / Shape::chunk);
 #pragma unroll 1
         for (int chunk = 0; chunk < count; chunk++) {
 #pragma unroll
             for (int x = 0; x < TM; x++)
 #pragma unroll
-                for (int z = 0; z < TN; z++) acc[x][z] = E(0);
+                for (int z = 0; z < TN; z++) acc[x][z] = A(0);
             const int64_t depth = terms - chunk * Shape::chunk;
             const int whole = int((depth < Shape::chunk ? depth : Shape::chunk) / BK);
 #pragma unroll 1

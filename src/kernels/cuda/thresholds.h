@@ -7,7 +7,8 @@
 
 namespace aicf::cuda {
 
-// A product with fewer terms, results or multiplications has no tiles.
+// A product with fewer results or multiplications has no tiles, nor on tensor cores one of fewer
+// terms.
 constexpr int64_t kTiledTerms = 32, kTiledResults = 64, kTiledWork = 1 << 17;
 constexpr int64_t kNearTerms = 8, kNearWork = 1 << 16;  // of f32, for near.cuh
 // Rows up to which the other side goes through rings of warps, and of that at least.
