@@ -259,7 +259,8 @@ std::string limb_order();                              // "limbs(64)"
 /// The summation order of a product. A function of its shape, types and the tensor-core family
 /// (major of the compute capability; 0: none) only.
 std::string product_order(const LoweredOp& op, int tensor_cores);
-/// Sets it; "fp32x" that tensor cores gain nothing for becomes the "fp32" that it then is.
+/// Sets it. "fp32x" becomes the "fp32" that it is where it has no limbs; "tf32" becomes "fp32", on
+/// every device, where by their sizes tensor cores gain nothing.
 void set_product_order(LoweredOp& op, int tensor_cores);
 std::vector<std::string> product_orders();  // all of them, as choices
 /// The same for attention; and the keys per block of its tensor-core kernels, by head size.

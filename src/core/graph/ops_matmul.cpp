@@ -270,18 +270,42 @@ static bool gains_by_limbs(int64_t batches, int64_t m, int64_t n, int64_t k) {
            batches * m * n * k >= work;
 }
 
+namespace {
+
+/// What an order follows from.
+struct Sizes {
+    int64_t batches = 1, m, n, k;
+    bool wide;  // operands of more than 16 bits
+
+    explicit Sizes(const LoweredOp& op) {
+        const View &a = op.inputs[0], &c = op.outputs[0];
+        const int rank = c.shape.rank();
+        m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
+        for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+        wide = dtype_size(a.dtype) != 2;
+    }
+};
+
+/// Whether tensor cores take less time than fma. Below about 2^17 multiplications they gain
+/// nothing. Nor in tf32, whose operands are rounded first, below 2^20 in all, on an H100 2.4 us for
+/// 2.2 of 64 cubed; but of many rows they may share a launch with those before and behind.
+bool gains_by_tensor_cores(const Sizes& of, const std::string& math) {
+    constexpr int64_t least = 1 << 17, least_tf32 = 1 << 20, many_rows = 1024;
+    const int64_t work = of.m * of.n * of.k;
+    return (math != "fp32" || !of.wide) && math != "fp32x" && of.k >= 32 && of.m * of.n >= 64 &&
+           work >= least &&
+           (math != "tf32" || of.m >= many_rows || of.batches * work >= least_tf32);
+}
+
+}  // namespace
+
 std::string product_order(const LoweredOp& op, int tensor_cores) {
-    const View &a = op.inputs[0], &c = op.outputs[0];
     const std::string& math = op.attrs.text("math");
-    const int rank = c.shape.rank();
-    const int64_t m = c.shape[rank - 2], n = c.shape[rank - 1], k = a.shape[rank - 1];
-    int64_t batches = 1;
-    for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
+    const Sizes of(op);
+    const auto& [batches, m, n, k, wide] = of;
     if (math == "fp32x" && tensor_cores == 9 && gains_by_limbs(batches, m, n, k))
         return limb_order();
-    // Below about 2^17 multiplications tensor cores gain nothing.
-    if (tensor_cores < 8 || math == "fp32x" || (math == "fp32" && dtype_size(a.dtype) != 2) ||
-        k < 32 || m * n < 64 || m * n * k < 1 << 17)
+    if (tensor_cores < 8 || !gains_by_tensor_cores(of, math))
         return chain_order(k > kShortChunk && k <= kShortTerms && batches * m * n <= kShortResults
                                ? kShortChunk
                                : kChainChunk);
@@ -291,9 +315,10 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
 }
 
 void set_product_order(LoweredOp& op, int tensor_cores) {
-    const std::string order = product_order(op, tensor_cores);
+    const std::string order = product_order(op, tensor_cores), math = op.attrs.text("math");
     op.attrs.set("order", order);
-    if (op.attrs.text("math") == "fp32x" && order != limb_order())
+    if ((math == "fp32x" && order != limb_order()) ||
+        (math == "tf32" && !gains_by_tensor_cores(Sizes(op), math)))
         op.attrs.set("math", std::string("fp32"));
 }
 

@@ -56,9 +56,7 @@ bool tail_fits(const LoweredOp& op, const Limits& limits) {
     if (!known_order(op.body[0], limits)) return false;
     if (steps.product < op.body.size()) {
         const RegionStep& back = op.body[steps.product];
-        if (!back.attrs.text("order").starts_with("chain(") ||
-            chain_math(back) != chain_math(op.body[0]))
-            return false;
+        if (!back.attrs.text("order").starts_with("chain(")) return false;
     }
     if (x.strides[1] != 1 || w.strides[0] != 1) return false;
     const Tail tail(op, limits);
@@ -101,6 +99,9 @@ class TailText {
 
   private:
     std::string math() const { return chain_math(op_.body[0]); }
+    std::string back_math() const {
+        return back_ ? chain_math(op_.body[tail_.steps.product]) : math();
+    }
     bool tensor() const { return !op_.body[0].attrs.text("order").starts_with("chain("); }
     const RegionStep& loss() const { return op_.body[tail_.steps.loss]; }
     std::string pointer(int number) const {
@@ -126,7 +127,8 @@ class TailText {
                number("w_step", op_.inputs[1].strides[1]) +
                "    static constexpr bool back = " + (back_ ? "true" : "false") +
                ", tensor = " + (tensor() ? "true" : "false") + ";\n    typedef " +
-               rounded_type(math(), op_.inputs[0].dtype) + " As;\n";
+               rounded_type(math(), op_.inputs[0].dtype) + " As;\n    typedef " +
+               rounded_type(back_math(), op_.inputs[0].dtype) + " BackAs;\n";
     }
     /// An element of the logits, of the product's sum.
     std::string logit() const {

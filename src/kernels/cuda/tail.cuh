@@ -162,7 +162,7 @@ __device__ __forceinline__ void logits_by_tensor_cores(float* sums, const float*
 template <int Threads, int Rows, int Lanes, class Tail, class E>
 __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, const E* x,
                                           const E* w, float scale) {
-    typedef typename Tail::As As;
+    typedef typename Tail::BackAs BackAs;  // what operands of the second product are rounded to
     constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
                   chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch);
     extern __shared__ __align__(16) char shared[];
@@ -217,12 +217,12 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
                 float v[side] = {};
 #pragma unroll
                 for (int j = 0; j < n; j++) {
-                    const float g = operand<As>(grads[r * n + j]);
+                    const float g = operand<BackAs>(grads[r * n + j]);
                     const auto b =
                         *reinterpret_cast<const Pack<float, side>*>(ws + j * pitch + col);
 #pragma unroll
                     for (int c = 0; c < side; c++)
-                        v[c] = scalar::fma(g, operand<As>(b.at[c]), v[c]);
+                        v[c] = scalar::fma(g, operand<BackAs>(b.at[c]), v[c]);
                 }
                 tail(0, r0 + r, col, v);
             }
