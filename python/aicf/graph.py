@@ -672,7 +672,8 @@ class Graph:
                 cores with no digit of the operands lost, where they are large enough to gain by it,
                 else as "fp32" (they lose bits below 2^-110); "tf32", "fp16" and "bf16" of
                 operands rounded to that type, with sums in float32 (on tensor cores in an order
-                of their own). "mixed" also stores activations and gradients as bfloat16; sums,
+                of their own), in "tf32" where they are large enough to gain by it, else as
+                "fp32". "mixed" also stores activations and gradients as bfloat16; sums,
                 losses, norms, params, states, outputs and what is made for these alone stay
                 float32.
             deterministic: False also admits kernels whose results may differ from run to run.

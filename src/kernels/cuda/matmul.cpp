@@ -210,6 +210,11 @@ struct Gemm {
         const double reading = static_cast<double>(batches * (m + n) * k) *
                                static_cast<double>(dtype_size(a.dtype)) /
                                (rate * std::max(limits.processors, 1));
+        const auto sort = [&] {
+            std::stable_sort(found.begin(), found.end(),
+                             [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
+        };
+        if (!tensor) sort();  // which is quicker where memory is what both wait for
         for (Choice& choice : found)
             choice.cycles = std::max(choice.cycles, reading + choice.tiling->start + start);
         if (tensor && problem.element == 2) put_near_behind(found);
@@ -221,8 +226,7 @@ struct Gemm {
         }
         if (limits.most_warps < 32)
             std::erase_if(found, [](const Choice& choice) { return !fits_group(choice); });
-        std::stable_sort(found.begin(), found.end(),
-                         [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
+        sort();
         return found;
     }
 };
@@ -321,7 +325,8 @@ static void add_near_mma(KernelText& text, const LoweredOp& op, const BlockLayou
         return element * (step == 1 ? t.k * (side + (element == 4 ? 4 : 8)) : side * (t.k + 8));
     };
     const int64_t cuts = ceil_div(gemm.k, gemm.chunk);
-    const int stages = near_stages(t, choice.groups, cuts, element);
+    const int64_t depth = std::min(gemm.k, ceil_div(cuts, int64_t{choice.groups}) * gemm.chunk);
+    const int stages = near_stages(t, choice.groups, cuts, depth, element);
     const int64_t stage =
         bytes(t.m, gemm.a.strides[gemm.rank - 2]) + bytes(t.n, gemm.b.strides[gemm.rank - 1]);
     const bool in_place = ceil_div(cuts, choice.groups) == 1;

@@ -234,11 +234,13 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
 
 /// Stages of near_mma.cuh's rings that shared memory has room for, beside sums of cuts where those
 /// do not lie where a ring was.
-int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t element) {
-    constexpr int64_t room = 224 << 10;
+int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t depth, int64_t element) {
+    constexpr int64_t room = 224 << 10, few = 4;
     const int64_t stage = element * (t.m + t.n) * (t.k + 8),
                   sums = groups > 1 && groups < cuts ? 4 * cuts * t.m * (t.n + 8) : 0;
-    return static_cast<int>(std::min<int64_t>(t.stages, (room - sums) / (groups * stage)));
+    const int64_t all = ceil_div(depth, t.k),
+                  wanted = all <= t.stages ? std::max(all, few) : std::min<int64_t>(t.stages, few);
+    return static_cast<int>(std::min(wanted, (room - sums) / (groups * stage)));
 }
 
 /// The same on tensor cores, each tile with as many groups as take a run of cuts each. Copies from
@@ -253,13 +255,14 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
         for (int64_t run = 1, last = 0; run <= cuts; run++) {
             const int64_t groups = ceil_div(cuts, run);
             if (groups == std::exchange(last, groups)) continue;
-            const int stages = near_stages(t, groups, cuts, p.element);
+            const int64_t terms = std::min(p.k, run * p.grain);
+            const int stages = near_stages(t, groups, cuts, terms, p.element);
             if (cuts > most_cuts || groups * t.threads > most_threads || stages < 2) continue;
             Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
             choice.blocks = choice.tiles;
             choice.groups = static_cast<int>(groups);
             const auto each = static_cast<double>(ceil_div(choice.tiles, processors));
-            const auto depth = static_cast<double>(std::min(p.k, run * p.grain)),
+            const auto depth = static_cast<double>(terms),
                        bytes = static_cast<double>((t.m + t.n) * p.k * p.element),
                        copies = bytes / static_cast<double>(16 * t.threads * groups);
             // What follows waits for its operands, two neighbours at a time.

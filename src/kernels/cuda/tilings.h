@@ -41,8 +41,8 @@ inline constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
 // Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a warp,
 // `share` of a processor for each group.
 inline constexpr Tiling kNearMma[] = {
-    {16, 16, 32, 4, 16, 16, 32, 8, 1.1, 5}, {16, 32, 32, 4, 16, 32, 32, 8, 1.5, 10},
-    {32, 32, 32, 4, 32, 32, 32, 4, 2, 8},   {32, 32, 32, 4, 16, 16, 128, 4, 4.3, 4},
+    {16, 16, 32, 8, 16, 16, 32, 8, 1.1, 5}, {16, 32, 32, 8, 16, 32, 32, 8, 1.5, 10},
+    {32, 32, 32, 8, 32, 32, 32, 4, 2, 8},   {32, 32, 32, 8, 16, 16, 128, 4, 4.3, 4},
     {32, 64, 32, 4, 32, 32, 64, 4, 4, 8},   {64, 32, 32, 4, 32, 32, 64, 4, 4, 8},
     {64, 64, 32, 4, 32, 32, 128, 2, 11, 8}};
 // Of a member of a chain, by two blocks of a processor: of 8 warps, since each waits for operands,
@@ -127,9 +127,9 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
 /// took an H200 2.1 us by wgmma, 3.2 by near_mma.cuh, 128x1024x1024 4.6 and 6.3, 512x512x128 2.2
 /// and 3.1.
 void put_near_behind(std::vector<Choice>& choices);
-/// Stages of near_mma.cuh's rings that shared memory has room for. `element`: bytes of an
-/// operand's.
-int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t element);
+/// Stages of near_mma.cuh's rings that shared memory has room for: more than four where a group's
+/// run of k, `depth`, is then on its way at once. `element`: bytes of an operand's.
+int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t depth, int64_t element);
 /// As candidates are named.
 std::string name_of(const Choice& choice);
 
