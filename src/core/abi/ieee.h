@@ -61,6 +61,18 @@ AICF_HD double copysign(double mag, double sign) {
     return from_bits((bits(mag) & ~kSign64) | (bits(sign) & kSign64));
 }
 
+// a b + c, rounded once, what is below 0 or above 1 taken as these, and NaN as 0.
+AICF_HD float saturated_fma(float a, float b, float c) {
+#ifdef __CUDACC_RTC__
+    float y;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
+    return y;
+#else
+    const float y = fma(a, b, c), low = y > 0.0f ? y : 0.0f;
+    return low < 1.0f ? low : 1.0f;
+#endif
+}
+
 // NaN stays NaN; the limit is no zero.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 AICF_HD float at_least(float x, float least) {

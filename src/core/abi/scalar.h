@@ -591,9 +591,7 @@ AICF_HD T masked_sum(T sum) {
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// 2^x of a score, x <= 1 or little more; what is below -125, and NaN, is taken as -125. Close
-// enough for weights of 16 bits, or to 1.1 ULP where `Whole`.
-template <bool Whole>
+// 2^x of a score, x <= 1 or little more; what is below -125, and NaN, is taken as -125: to 1.1 ULP.
 AICF_HD float weight(float x) {
 #ifdef __CUDACC_RTC__
     float a;
@@ -602,10 +600,23 @@ AICF_HD float weight(float x) {
     const float a = x > -125.0f ? x : -125.0f;
 #endif
     const float magic = 0x1.8p23f, big = a + magic, f = a - (big - magic);
-    const float p =
-        Whole ? horner(f, 1.0f, 0.693147242f, 0.240226552f, 0.0555027276f, 0.00961702596f,
-                       0.00134185038f, 0.000158371156f)
-              : horner(f, 0.999999285f, 0.693121433f, 0.240245908f, 0.0559209473f, 0.00957945827f);
+    const float p = horner(f, 1.0f, 0.693147242f, 0.240226552f, 0.0555027276f, 0.00961702596f,
+                           0.00134185038f, 0.000158371156f);
+    return from_bits(bits(p) + (bits(big) << 23));
+}
+// A weight of 16 bits, 2^(score factor + offset): by `scale` and `start`, made of these two, in
+// eight operations. Exactly 1 at 0; from -127 down, and of NaN, exactly 0; before it is rounded
+// within 2^-13.2 of the exact one, in Half (float16) within 2^-16.
+AICF_HD float weight_scale(float factor) { return factor * 0x1p-8f; }
+AICF_HD float weight_start(float offset) { return fma(offset, 0x1p-8f, 127.0f * 0x1p-8f); }
+template <bool Half>
+AICF_HD float weight_16(float score, float scale, float start) {
+    const float u = saturated_fma(score, scale, start);  // (exponent + 127) / 256, from 0 to 1
+    // The low bits of a sum with it are the nearest integer to 256 u, less 127.
+    const float magic = 0x1.8p15f - 127.0f * 0x1p-8f;
+    const float big = u + magic, f = u - (big - magic);
+    const float p = Half ? horner(f, 1.0f, 177.437637f, 15743.2617f, 938999.438f, 41651892.0f)
+                         : horner(f, 1.0f, 177.480423f, 15873.5371f, 922896.688f);
     return from_bits(bits(p) + (bits(big) << 23));
 }
 // The whole power of two above the largest score of a row, whose scores are `most` and below: then

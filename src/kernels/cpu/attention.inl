@@ -210,7 +210,7 @@ void forward_chain(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t 
             const float factor = z.factor;
 #pragma GCC ivdep
             for (int64_t j = 0; j < lanes; j++)
-                s[j] = scalar::weight<true>(scalar::fma(s[j], factor, -used));
+                s[j] = scalar::weight(scalar::fma(s[j], factor, -used));
             for (int64_t j = seen_keys; j < mm::max(lanes, keys); j++) s[j] = 0;
             if (z.masked)
                 for (int64_t j = 0; j < seen_keys; j++) s[j] = seen(query, j0 + j) ? s[j] : 0.0f;
@@ -247,7 +247,7 @@ AICF_INLINE void slopes_chain(const Sizes& z, const Seen& seen, const Numbers& q
                     used = top[i] == kNone ? 0.0f : top[i];
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; j++)
-            p[j] = scalar::weight<true>(scalar::fma(p[j], factor, -used)) * by;
+            p[j] = scalar::weight(scalar::fma(p[j], factor, -used)) * by;
         if (z.masked)
             for (int64_t j = 0; j < count; j++) p[j] = seen(i0 + i, j0 + j) ? p[j] : 0.0f;
         else if (z.causal)
@@ -408,6 +408,7 @@ void forward_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t 
     const Seen seen(z, args, kForward, batch, head);
     const StepRoom room(workspace, z.d);
     const int64_t rows = min(kRows, z.t - i0), d = z.d, block = -z.chain;
+    const float scale = scalar::weight_scale(z.factor);
     decode_lines(q, i0, rows, rows, d, false, room.own);
     float top[kRows], total[kRows];
     Term ones[kMostBlock];
@@ -430,13 +431,13 @@ void forward_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t 
             for (int64_t j = 0; j < block; j++)
                 if (seen(i0 + i, j0 + j)) most = scalar::maximum(most, s[j]);
             const float next = scalar::maximum(top[i], scalar::weight_top(most, z.factor)),
-                        used = next == kNone ? 0.0f : next,
+                        start = scalar::weight_start(next == kNone ? 0.0f : -next),
                         step = scalar::weight_step(top[i], next);
             top[i] = next;
             total[i] = total[i] * step;
             for (int64_t c = 0; c < d; c++) room.acc[i * d + c] = room.acc[i * d + c] * step;
             for (int64_t j = 0; j < block; j++) {
-                const float w = scalar::weight<false>(scalar::fma(s[j], z.factor, -used));
+                const float w = scalar::weight_16<kSame<E, Half>>(s[j], scale, start);
                 room.weights[i * block + j] = rounded_term<E>(seen(i0 + i, j0 + j) ? w : 0.0f);
             }
             add_steps(room.weights + i * block, ones, 1, 1, block, total + i, 1);
@@ -454,9 +455,9 @@ void forward_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t 
 /// The weights and slopes of a query's row against a key.
 template <class E>
 AICF_INLINE void slope_steps(const Sizes& z, const Seen& seen, int64_t query, int64_t key,
-                             float offset, float mean, float score, float reaching, Term* weight,
+                             float start, float mean, float score, float reaching, Term* weight,
                              Term* slope) {
-    float w = scalar::weight<false>(scalar::fma(score, z.factor, offset));
+    float w = scalar::weight_16<kSame<E, Half>>(score, scalar::weight_scale(z.factor), start);
     if (!seen(query, key)) w = 0;
     *weight = rounded_term<E>(w);
     *slope = rounded_term<E>(w * (reaching - mean));
@@ -485,11 +486,12 @@ void dq_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t head,
         add_steps(room.own, room.other, rows, kKeys, width, room.scores, kKeys);
         add_steps(room.own_too, room.other_too, rows, kKeys, width, room.more, kKeys);
         for (int64_t i = 0; i < rows; i++) {
-            const float offset = scalar::weight_offset(tops(i0 + i), sums(i0 + i)),
+            const float start = scalar::weight_start(
+                            scalar::weight_offset(tops(i0 + i), sums(i0 + i))),
                         mean = deltas(i0 + i);
             for (int64_t j = 0; j < kKeys; j++) {
                 const int64_t x = i * kKeys + j;
-                slope_steps<E>(z, seen, i0 + i, j0 + j, offset, mean, room.scores[x], room.more[x],
+                slope_steps<E>(z, seen, i0 + i, j0 + j, start, mean, room.scores[x], room.more[x],
                                room.weights + x, room.slopes + x);
             }
         }
@@ -526,10 +528,10 @@ void dkv_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t grou
                 const bool there = i < left;
                 const float offset =
                                 there ? scalar::weight_offset(tops(i0 + i), sums(i0 + i)) : kNone,
-                            mean = there ? deltas(i0 + i) : 0.0f;
+                            start = scalar::weight_start(offset), mean = there ? deltas(i0 + i) : 0.0f;
                 for (int64_t j = 0; j < count; j++) {
                     const int64_t x = j * kKeys + i;
-                    slope_steps<E>(z, seen, i0 + i, j0 + j, offset, mean, room.scores[x],
+                    slope_steps<E>(z, seen, i0 + i, j0 + j, start, mean, room.scores[x],
                                    room.more[x], room.weights + x, room.slopes + x);
                 }
             }

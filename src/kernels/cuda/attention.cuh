@@ -103,6 +103,12 @@ __device__ __forceinline__ float largest(float a, float b) {
     return c;
 }
 
+/// The weight of a score, from the numbers of its row or column.
+template <class E>
+__device__ __forceinline__ float weight_of(float score, float by, float start) {
+    return scalar::weight_16<same_type<E, Half>>(score, by, start);
+}
+
 /// sums[16][8 Count] = lines by lines of `from`, from +0.
 template <class E, int Width, int Count, bool Held>
 __device__ __forceinline__ void scores_of(float (&sums)[Count][4],
@@ -204,7 +210,7 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
     constexpr int rows = 16 * Warps, width = (Shape::d + 15) / 16 * 16, threads = 32 * Warps;
     constexpr int lots = Keys / 8, columns = width / 8;
     constexpr uint32_t one = same_type<E, Half> ? 0x3c003c00u : 0x3f803f80u;
-    const float none = scalar::from_bits(0xff800000u);
+    const float none = scalar::from_bits(0xff800000u), by = scalar::weight_scale(factor);
     typedef HeadLines<width> Lines;
     extern __shared__ __align__(128) char room[];
     const auto q_room = static_cast<uint32_t>(__cvta_generic_to_shared(room));
@@ -252,17 +258,16 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
                 scores_of<E, width>(s, queries, k_room);
                 const bool edge =
                     Shape::masked || j0 + Keys > Shape::s || (Shape::causal && j0 + Keys - 1 > row);
-                const auto hide = [&](float value) {
+                if (edge) {
 #pragma unroll
                     for (int x = 0; x < lots; x++)
 #pragma unroll
                         for (int y = 0; y < 4; y++)
                             if (!is_seen<Shape>(seen, row + lane / 4 + y / 2 * 8,
                                                 j0 + 8 * x + lane % 4 * 2 + y % 2))
-                                s[x][y] = value;
-                };
-                if (edge) hide(none);
-                float used[2];
+                                s[x][y] = none;
+                }
+                float start[2];
                 bool moves = false;
                 float step[2];
 #pragma unroll
@@ -277,7 +282,7 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
                     moves |= !(next == top[high]);
                     step[high] = scalar::weight_step(top[high], next);
                     top[high] = next;
-                    used[high] = next == none ? 0.0f : next;
+                    start[high] = scalar::weight_start(next == none ? 0.0f : -next);
                 }
                 // By 1 where it stays: sums are as they were.
                 if (__any_sync(~0u, moves)) {
@@ -296,8 +301,7 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
                 for (int x = 0; x < lots; x++)
 #pragma unroll
                     for (int y = 0; y < 4; y++)
-                        s[x][y] = scalar::weight<false>(scalar::fma(s[x][y], factor, -used[y / 2]));
-                if (edge) hide(0.0f);
+                        s[x][y] = weight_of<E>(s[x][y], by, start[y / 2]);
                 as_operand<E>(weights, s);
             }
             wait_copies<0>();
@@ -328,16 +332,16 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
     }
 }
 
-/// What makes a query's weights of its scores again, and what is subtracted from their slopes; of a
+/// Where a query's weights start, made of its scores again, and what is subtracted from their slopes; of a
 /// query that is not there no weight and 0.
 template <class Shape, class Index>
-__device__ __forceinline__ void numbers_of(float& offset, float& mean, const float* most,
+__device__ __forceinline__ void numbers_of(float& start, float& mean, const float* most,
                                            const float* sum, const float* delta, Index batch,
                                            Index head, Index r, bool there) {
-    offset = there
-                 ? scalar::weight_offset(most[Shape::Most::at(batch, head) + r * Shape::Most::row],
-                                         sum[Shape::Sum::at(batch, head) + r * Shape::Sum::row])
-                 : scalar::from_bits(0xff800000u);
+    start = scalar::weight_start(
+        there ? scalar::weight_offset(most[Shape::Most::at(batch, head) + r * Shape::Most::row],
+                                      sum[Shape::Sum::at(batch, head) + r * Shape::Sum::row])
+              : scalar::from_bits(0xff800000u));
     mean = there ? delta[Shape::Delta::at(batch, head) + r * Shape::Delta::row] : 0.0f;
 }
 
@@ -349,6 +353,7 @@ __device__ __forceinline__ void attention_dq_mma(const Grid& grid, E* dq, const 
                                                  float factor, float scale) {
     constexpr int rows = 16 * Warps, width = (Shape::d + 15) / 16 * 16, threads = 32 * Warps;
     constexpr int lots = Keys / 8, columns = width / 8;
+    const float by = scalar::weight_scale(factor);
     typedef HeadLines<width> Lines;
     extern __shared__ __align__(128) char room[];
     const auto q_room = static_cast<uint32_t>(__cvta_generic_to_shared(room));
@@ -382,11 +387,11 @@ __device__ __forceinline__ void attention_dq_mma(const Grid& grid, E* dq, const 
             dy_room, dy + Shape::Dy::at(batch, head) + i0 * Shape::Dy::row, there);
         if (blocks > 0) fetch(0);
         commit_copies();
-        float offset[2], mean[2];
+        float start[2], mean[2];
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             const int64_t r = row + lane / 4 + 8 * high;
-            numbers_of<Shape>(offset[high], mean[high], most, sum, delta, batch, head, r,
+            numbers_of<Shape>(start[high], mean[high], most, sum, delta, batch, head, r,
                               r < Shape::t);
         }
         WarpLines<width, width <= 64> queries, upstream;
@@ -414,7 +419,7 @@ __device__ __forceinline__ void attention_dq_mma(const Grid& grid, E* dq, const 
             for (int x = 0; x < lots; x++)
 #pragma unroll
                 for (int y = 0; y < 4; y++) {
-                    float w = scalar::weight<false>(scalar::fma(p[x][y], factor, offset[y / 2]));
+                    float w = weight_of<E>(p[x][y], by, start[y / 2]);
                     if (edge && !is_seen<Shape>(seen, row + lane / 4 + y / 2 * 8,
                                                 j0 + 8 * x + lane % 4 * 2 + y % 2))
                         w = 0.0f;
@@ -439,6 +444,7 @@ __device__ __forceinline__ void attention_dkv_mma(const Grid& grid, E* dk, E* dv
                                                   const bool* mask, float factor, float scale) {
     constexpr int rows = 16 * Warps, width = (Shape::d + 15) / 16 * 16, threads = 32 * Warps;
     constexpr int lots = Queries / 8, columns = width / 8;
+    const float by = scalar::weight_scale(factor);
     typedef HeadLines<width> Lines;
     extern __shared__ __align__(128) char room[];
     const auto k_room = static_cast<uint32_t>(__cvta_generic_to_shared(room));
@@ -468,11 +474,11 @@ __device__ __forceinline__ void attention_dkv_mma(const Grid& grid, E* dk, E* dv
                 to + Lines::bytes(Queries), dy + Shape::Dy::at(batch, head) + i0 * Shape::Dy::row,
                 there);
             for (int x = threadIdx.x; x < Queries; x += threads) {
-                float offset, mean;
-                numbers_of<Shape>(offset, mean, most, sum, delta, batch, head, i0 + x, x < there);
+                float start, mean;
+                numbers_of<Shape>(start, mean, most, sum, delta, batch, head, i0 + x, x < there);
                 asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
                                  to + 2 * Lines::bytes(Queries) + 8 * x),
-                             "f"(offset), "f"(mean)
+                             "f"(start), "f"(mean)
                              : "memory");
             }
         };
@@ -507,14 +513,14 @@ __device__ __forceinline__ void attention_dkv_mma(const Grid& grid, E* dk, E* dv
             const bool edge = Shape::masked || (Shape::causal && row + 15 > i0);
 #pragma unroll
             for (int x = 0; x < lots; x++) {
-                float offset[2];
+                float start[2];
                 asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(offset[0]), "=f"(mean[x][0]), "=f"(offset[1]), "=f"(mean[x][1])
+                             : "=f"(start[0]), "=f"(mean[x][0]), "=f"(start[1]), "=f"(mean[x][1])
                              : "r"(numbers + 64 * x)
                              : "memory");
 #pragma unroll
                 for (int y = 0; y < 4; y++) {
-                    p[x][y] = scalar::weight<false>(scalar::fma(p[x][y], factor, offset[y % 2]));
+                    p[x][y] = weight_of<E>(p[x][y], by, start[y % 2]);
                     const int64_t query = i0 + 8 * x + lane % 4 * 2 + y % 2,
                                   key = row + lane / 4 + y / 2 * 8;
                     if (edge && key < Shape::s && !is_seen<Shape>(seen, query, key)) p[x][y] = 0.0f;

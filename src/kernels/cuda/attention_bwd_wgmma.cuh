@@ -63,8 +63,9 @@ struct QueryNumbers {
         sum = from_sum[Shape::Sum::at(batch, head) + at * Shape::Sum::row];
         delta = from_delta[Shape::Delta::at(batch, head) + at * Shape::Delta::row];
     }
-    __device__ __forceinline__ float offset() const {
-        return there ? scalar::weight_offset(most, sum) : scalar::from_bits(0xff800000u);
+    __device__ __forceinline__ float start() const {
+        return scalar::weight_start(there ? scalar::weight_offset(most, sum)
+                                          : scalar::from_bits(0xff800000u));
     }
     __device__ __forceinline__ float mean() const { return there ? delta : 0.0f; }
 };
@@ -243,11 +244,12 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         float acc[width / 2], even_p[block / 2], odd_p[block / 2], even_s[block / 2],
             odd_s[block / 2];
         uint32_t slopes[block / 16][4];
-        float offset[2], mean[2];
+        const float by = scalar::weight_scale(factor);
+        float start[2], mean[2];
         load_numbers(place, round);
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            offset[high] = of_rows[high].offset();
+            start[high] = of_rows[high].start();
             mean[high] = of_rows[high].mean();
         }
         bool goes_on = true;
@@ -308,7 +310,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             const int j0 = j * block;
 #pragma unroll
             for (int x = 0; x < block / 2; x++)
-                p[x] = scalar::weight<false>(scalar::fma(p[x], factor, offset[x % 4 / 2]));
+                p[x] = weight_of<E>(p[x], by, start[x % 4 / 2]);
             if (j0 + block > Shape::s || (Shape::causal && j0 + block - 1 > row)) {
                 const int key = j0 + lane % 4 * 2;
 #pragma unroll
@@ -353,7 +355,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             j = 0;
 #pragma unroll
             for (int high = 0; high < 2; high++) {
-                offset[high] = of_rows[high].offset();
+                start[high] = of_rows[high].start();
                 mean[high] = of_rows[high].mean();
             }
             return true;
@@ -476,7 +478,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
 #pragma unroll
                     for (int x = 0; x < block / 32; x++) {
                         const uint32_t to = numbers(stage) + 4 * (32 * x + lane);
-                        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(now[x].offset())
+                        asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(now[x].start())
                                      : "memory");
                         asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + 4 * block),
                                      "f"(now[x].mean())
@@ -505,7 +507,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     const auto hidden = [&](uint32_t round) {
         return Shape::causal && block == 64 ? half_of(round) : 0;
     };
-    // What a lane needs of the queries' numbers, offsets or means, of the x-th eight of a block.
+    // What a lane needs of the queries' numbers, starts or means, of the x-th eight of a block.
     const auto two_numbers = [&](float (&two)[2], int at, int which, int x) {
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                      : "=f"(two[0]), "=f"(two[1])
@@ -513,15 +515,15 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                      : "memory");
     };
     // Scores to weights, by the numbers of the queries.
+    const float by = scalar::weight_scale(factor);
     const auto weigh = [&](float (&p)[block / 2], int at, int i0, int row) {
 #pragma unroll
         for (int x = 0; x < block / 8; x++) {
-            float offset[2];
-            two_numbers(offset, at, 0, x);
+            float start[2];
+            two_numbers(start, at, 0, x);
 #pragma unroll
             for (int y = 0; y < 4; y++)
-                p[4 * x + y] =
-                    scalar::weight<false>(scalar::fma(p[4 * x + y], factor, offset[y % 2]));
+                p[4 * x + y] = weight_of<E>(p[4 * x + y], by, start[y % 2]);
         }
         if (Shape::causal && row + 15 > i0) {
 #pragma unroll

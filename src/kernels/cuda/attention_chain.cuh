@@ -167,7 +167,7 @@ __device__ __forceinline__ void attention_chain(const Grid& grid, E* o, float* m
                 for (int c = 0; c < columns; c++) acc[i][c] *= step;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const float w = scalar::weight<true>(scalar::fma(s[i][j], factor, -used));
+                    const float w = scalar::weight(scalar::fma(s[i][j], factor, -used));
                     s[i][j] = in[j] ? w : 0.0f;
                     total[i] += s[i][j];
                 }
@@ -200,7 +200,7 @@ __device__ __forceinline__ void attention_chain(const Grid& grid, E* o, float* m
 
 /// The weight of a score, of a row with these numbers.
 __device__ __forceinline__ float chain_weight(float score, float factor, float top, float share) {
-    return scalar::weight<true>(scalar::fma(score, factor, -top)) * share;
+    return scalar::weight(scalar::fma(score, factor, -top)) * share;
 }
 
 template <int Lots, class Shape, class E>

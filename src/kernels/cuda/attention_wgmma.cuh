@@ -115,16 +115,19 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Count], const flo
 
 /// Scores of 64 queries to weights, what attention.cuh does, of sums of a warpgroup, 64 keys at a
 /// time.
-template <class Shape>
+template <class Shape, class E>
 struct RowWeights {
-    float top[2], step[2], factor;
+    float top[2], step[2], factor, by;
     bool moves;
-    __device__ __forceinline__ explicit RowWeights(float by) : factor(by) { begin(); }
+    __device__ __forceinline__ explicit RowWeights(float of)
+        : factor(of), by(scalar::weight_scale(of)) {
+        begin();
+    }
     __device__ __forceinline__ void begin() { top[0] = top[1] = scalar::from_bits(0xff800000u); }
     __device__ __forceinline__ static bool hides(int j0, int row) {
         return j0 + 64 > Shape::s || (Shape::causal && j0 + 63 > row);
     }
-    __device__ __forceinline__ static void hide(float (&s)[32], int j0, int row, float value) {
+    __device__ __forceinline__ static void hide(float (&s)[32], int j0, int row) {
         const int lane = threadIdx.x % 32, key = j0 + lane % 4 * 2, query = row + lane / 4;
 #pragma unroll
         for (int high = 0; high < 2; high++) {
@@ -134,7 +137,7 @@ struct RowWeights {
                 seen = query + 8 * high + 1 - key;
 #pragma unroll
             for (int x = 0; x < 16; x++)
-                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
+                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = scalar::from_bits(0xff800000u);
         }
     }
     __device__ __forceinline__ static int larger(int a, int b) { return a > b ? a : b; }
@@ -144,7 +147,7 @@ struct RowWeights {
     /// number below 0.
     __device__ __forceinline__ static void largest_bits(int (&of)[2], float (&s)[32], int j0,
                                                         int row) {
-        if (hides(j0, row)) hide(s, j0, row, scalar::from_bits(0xff800000u));
+        if (hides(j0, row)) hide(s, j0, row);
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             int m[2] = {of[high], int(scalar::bits(s[2 * high]))};
@@ -164,13 +167,14 @@ struct RowWeights {
             m = largest(m, largest(s[x + 2 * high], s[x + 2 * high + 1]));
         return m;
     }
-    /// From the largest scores of lanes to what is subtracted from those of a row; sums are to be
+    /// From the largest scores of lanes to where the weights of a row start; sums are to be
     /// multiplied by `step`, where it `moves`. `half`: the last 64 keys are not seen.
-    __device__ __forceinline__ void rise(float (&used)[2], int (&most)[2], const float (&first)[32],
+    __device__ __forceinline__ void rise(float (&start)[2], int (&most)[2], const float (&first)[32],
                                          const float (&last)[32], bool half) {
         const float none = scalar::from_bits(0xff800000u);
         moves = false;
         bool known = true;
+        float used[2];
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             most[high] = larger(most[high], __shfl_xor_sync(~0u, most[high], 1));
@@ -193,15 +197,13 @@ struct RowWeights {
             moves |= !(next == top[high]);
             step[high] = scalar::weight_step(top[high], next);
             top[high] = next;
-            used[high] = next == none ? 0.0f : next;
+            start[high] = scalar::weight_start(next == none ? 0.0f : -next);
         }
     }
-    __device__ __forceinline__ void weights_of(float (&s)[32], const float (&used)[2], int j0,
-                                               int row) const {
+    /// Of hidden scores, which are -inf, 0.
+    __device__ __forceinline__ void weights_of(float (&s)[32], const float (&start)[2]) const {
 #pragma unroll
-        for (int x = 0; x < 32; x++)
-            s[x] = scalar::weight<false>(scalar::fma(s[x], factor, -used[x % 4 / 2]));
-        if (hides(j0, row)) hide(s, j0, row, 0.0f);
+        for (int x = 0; x < 32; x++) s[x] = weight_of<E>(s[x], by, start[x % 4 / 2]);
     }
     template <int Count>
     __device__ __forceinline__ void move(float (&sums)[Count]) const {
@@ -331,7 +333,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     float acc[columns];
     float low[32], high[32];  // scores of a block's first 64 keys and of its last
     uint32_t low_weights[4][4], high_weights[4][4];
-    RowWeights<Shape> rows_of(factor);
+    RowWeights<Shape, E> rows_of(factor);
     // By turns another part of the queries: of causal units the upper ones have less to do.
     const auto half_of = [&](uint32_t round) {
         if (groups == 2) return own ^ int(round % 2);
@@ -442,7 +444,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             }
             const int j0 = j * Room::keys;
             const bool half = sees_half(j, row);
-            float used[2];
+            float start[2];
             wait_products<2>();
             hold(low);
             int most_bits[2] = {-0x7fffffff, -0x7fffffff};
@@ -452,8 +454,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             if (goes_on) release(empty_k(at));
             if (last) release(empty_q(round % 2));
             if (!half) rows_of.largest_bits(most_bits, high, j0 + 64, row);
-            rows_of.rise(used, most_bits, low, high, half);
-            rows_of.weights_of(low, used, j0, row);
+            rows_of.rise(start, most_bits, low, high, half);
+            rows_of.weights_of(low, start);
             wait_products<0>();
             hold(acc);
             pack_lines<E>(low_weights, low);
@@ -478,7 +480,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
 #pragma unroll
                 for (int x = 0; x < 16; x++) high_weights[x / 4][x % 4] = 0;
             } else {
-                rows_of.weights_of(high, used, j0 + 64, row);
+                rows_of.weights_of(high, start);
                 pack_lines<E>(high_weights, high);
             }
             hold(high);
