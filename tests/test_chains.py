@@ -93,7 +93,7 @@ def bits(step, feed):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("math", MODES)
-@pytest.mark.parametrize(("sizes", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("sizes", "options"), CASES, ids=[str(sizes) for sizes, _ in CASES])
 def test_bits_are_those_of_launches_apart(sizes, options, math):
     g, feed = graph_of(*sizes, **options)
     assert chains(g, math)

@@ -32,6 +32,43 @@ struct Alike {
     std::string body;
 };
 
+/// The output of a member that the next one takes as its rows; -1: none.
+int handed_on(const LoweredOp& op, const LoweredOp& next) {
+    const View& rows = next.inputs[0];
+    for (size_t k = 0; k < op.outputs.size(); k++)
+        if (op.outputs[k].value == rows.value && same_layout(op.outputs[k], rows) &&
+            holds_rows(next))
+            return static_cast<int>(k);
+    return -1;
+}
+
+/// Whether the last member may leave an output that nobody reads, for it to have the text of the
+/// others: where there is room as for its own rows.
+bool leaves_like(const LoweredOp& last, int kept) {
+    return kept >= 0 && kept < static_cast<int>(last.outputs.size()) &&
+           last.outputs[static_cast<size_t>(kept)].dtype == last.inputs[0].dtype &&
+           last.outputs[0].shape[1] <= last.inputs[0].shape[1];
+}
+
+/// The calls of members of one text, each of which asks for the weights of the one behind it.
+std::string calls_of(const Alike& kind, const Alike* after, int64_t rows, int64_t own) {
+    const auto weights = [&](const Alike& of, const std::string& place) {
+        return cat("@_", of.first, "_weights(block.part<", of.bytes, ">(", place, "), to);\n");
+    };
+    const std::string place = cat(kind.place, " + i * ", kind.bytes);
+    std::string next =
+        cat("            char* const to = room + ", rows, " + (", kind.first, " + i + 1) % 2 * ",
+            own, ";\n            if (i + 1 < ", kind.count, ")\n                ",
+            weights(kind, cat(kind.place, " + (i + 1) * ", kind.bytes)));
+    if (after)
+        next += cat("            else\n                ", weights(*after, cat(after->place)));
+    return cat("#pragma unroll 1\n    for (int i = 0; i < ", kind.count,
+               "; i++) {\n        const auto next = [&] {\n", next, "        };\n        held = @_",
+               kind.first, "_body(block.part<", kind.bytes, ">(", place,
+               "), grid, held && handed >> (", kind.first, " + i) & 1, room, room + ", rows, " + (",
+               kind.first, " + i) % 2 * ", own, ", next);\n    }\n");
+}
+
 }  // namespace
 
 bool chain_fits(const LoweredOp& op, const Limits& limits) {
@@ -49,7 +86,14 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     KernelText text;
     text.name = cat("chain_", dtype_abbrev(op.members[0].inputs[0].dtype), "_", op.members.size());
     std::vector<Alike> kinds;
+    LinkRoom room = {0, 0};
+    uint32_t handed = 0;  // by member, whether the one before it hands its rows on
     for (size_t k = 0; k < op.members.size(); k++) {
+        if (k + 1 < op.members.size())
+            own_limits.kept = handed_on(op.members[k], op.members[k + 1]);
+        else if (!leaves_like(op.members[k], own_limits.kept))
+            own_limits.kept = -1;
+        if (k + 1 < op.members.size() && own_limits.kept >= 0) handed |= 2u << k;
         KernelText part = body_text(op.members[k], own_limits);
         check(k == 0 || (part.blocks == text.blocks && part.threads == text.threads),
               "cuda: members of a chain of other blocks");
@@ -57,7 +101,8 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         text.blocks = part.blocks;
         text.threads = part.threads;
         text.resident = part.resident;
-        text.shared = std::max(text.shared, part.shared);
+        const LinkRoom one = link_room(op.members[k]);
+        room = {std::max(room.rows, one.rows), std::max(room.own, one.own)};
         const BlockLayout own(op.members[k]);
         const std::string body = block_type(own) + part.body;
         if (!kinds.empty() && kinds.back().body == body && kinds.back().bytes == own.bytes)
@@ -66,15 +111,18 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
             kinds.push_back({k, 1, layout.parts[k], own.bytes, body});
         text.parts.push_back(std::move(part));
     }
+    text.shared = static_cast<uint32_t>(room.rows + 2 * room.own);
     std::string calls;
-    for (const Alike& kind : kinds) {
-        text.body += replaced(kind.body, "@", cat("@_", kind.first));
-        // A member's last barrier stands before the next one reads what it wrote.
-        calls += cat("#pragma unroll 1\n    for (int i = 0; i < ", kind.count, "; i++)\n        @_",
-                     kind.first, "_body(block.part<", kind.bytes, ">(", kind.place, " + i * ",
-                     kind.bytes, "), grid);\n");
+    for (size_t k = 0; k < kinds.size(); k++) {
+        text.body += replaced(kinds[k].body, "@", cat("@_", kinds[k].first));
+        calls +=
+            calls_of(kinds[k], k + 1 < kinds.size() ? &kinds[k + 1] : nullptr, room.rows, room.own);
     }
-    text.body += body_head() + calls + "}\n";
+    text.body +=
+        cat(body_head(),
+            "    char* const room = chain_room();\n    constexpr uint32_t handed = ", handed,
+            "u;\n    bool held = false;\n    @_0_weights(block.part<", kinds[0].bytes, ">(",
+            kinds[0].place, "), room + ", room.rows, ");\n    commit_copies();\n", calls, "}\n");
     return text;
 }
 

@@ -62,8 +62,10 @@ struct Limits {
     /// operands stay where they are in shared memory.
     int team = 0;
     bool near = false;
-    /// A product as a member of a chain: in tiles of all columns.
+    /// A product as a member of a chain: in tiles of all columns. `kept`: the output that it leaves
+    /// in shared memory for the next one; -1: none.
     bool chain = false;
+    int kept = -1;
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
@@ -228,6 +230,13 @@ bool sums_beside(const LoweredOp& group, const Limits& limits);
 /// Whether a product can be a member of a chain; whether a chain can run (chain.cpp).
 bool chain_fits(const LoweredOp& op, const Limits& limits);
 KernelText chain_text(const LoweredOp& op, const Limits& limits);
+/// Bytes of shared memory that a member of a chain needs for its rows, and for its weights and the
+/// sums behind them; whether the one before it can have left its rows there.
+struct LinkRoom {
+    int64_t rows, own;
+};
+LinkRoom link_room(const LoweredOp& op);
+bool holds_rows(const LoweredOp& op);
 KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
 /// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
 /// the inputs that it reads, and @_Put{block}(column, total).
@@ -274,8 +283,9 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
 bool packs_eights(const LoweredOp& op);
 /// What a Put of wgmma.cuh has for 8 neighbours that lie together, 16 bytes of all that it reads
 /// and writes but for what there is one of a row. Where sizes or strides forbid it, or it has no
-/// use, that alone.
-std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless);
+/// use, that alone. `kept`: an output that goes to this->kept(row, col), too.
+std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless,
+                        int kept = -1);
 /// A copy of an operand, rounded to 16 bits or, in f32, to tf32, that a kernel makes in its
 /// workspace: its map, and the struct that rounded.cuh makes it by, `as` its type there.
 /// `planes`: how many of them lie one behind the other, as batches of the map.

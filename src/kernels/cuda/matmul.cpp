@@ -314,34 +314,84 @@ bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
            choices[0].blocks * share <= limits.processors;
 }
 
-/// Adds the kernel of near_mma.cuh. `staged`: what follows the product takes the sums from shared
-/// memory, 8 neighbours at a time.
+/// Bytes of a step of k of an operand in shared memory, by near_run.cuh: `side` lines of k, or
+/// lines across it.
+static int64_t step_bytes(const Tiling& t, int64_t element, int side, int64_t step) {
+    return element * (step == 1 ? t.k * (side + (element == 4 ? 4 : 8)) : side * (t.k + 8));
+}
+
+/// Adds the kernel of near_mma.cuh.
 static void add_near_mma(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
-                         const Choice& choice, bool staged) {
+                         const Choice& choice) {
     const Gemm gemm(op);
     const Tiling& t = *choice.tiling;
     const auto element = static_cast<int64_t>(dtype_size(gemm.a.dtype));
-    const auto bytes = [&](int side, int64_t step) {
-        return element * (step == 1 ? t.k * (side + (element == 4 ? 4 : 8)) : side * (t.k + 8));
-    };
     const int64_t cuts = ceil_div(gemm.k, gemm.chunk);
     const int64_t depth = std::min(gemm.k, ceil_div(cuts, int64_t{choice.groups}) * gemm.chunk);
     const int stages = near_stages(t, choice.groups, cuts, depth, element);
-    const int64_t stage =
-        bytes(t.m, gemm.a.strides[gemm.rank - 2]) + bytes(t.n, gemm.b.strides[gemm.rank - 1]);
+    const int64_t stage = step_bytes(t, element, t.m, gemm.a.strides[gemm.rank - 2]) +
+                          step_bytes(t, element, t.n, gemm.b.strides[gemm.rank - 1]);
     const bool in_place = ceil_div(cuts, choice.groups) == 1;
     const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
     text.includes = {"near_mma.cuh"};
     text.threads = t.threads * choice.groups;
     text.blocks = choice.blocks;
     text.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
-    if (staged)
-        text.body += cat("struct @_Staged : @_Put {\n", packed_text(op, layout, false), "};\n");
     text.body += body_head(op, layout);
-    text.body += cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ",
-                     t.k, ", ", choice.groups, ", ", stages, ", @_Shape, ",
-                     staged ? "true>(grid, @_Staged{{block}}" : "false>(grid, @_Put{block}",
-                     ", x0, x1);\n}\n");
+    text.body +=
+        cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k, ", ",
+            choice.groups, ", ", stages, ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
+}
+
+LinkRoom link_room(const LoweredOp& op) {
+    const Gemm gemm(op);
+    const Tiling& t = kChainTile;
+    const auto element = static_cast<int64_t>(dtype_size(gemm.a.dtype));
+    const int64_t steps = ceil_div(gemm.k, t.k);
+    return {steps * step_bytes(t, element, t.m, gemm.a.strides[0]),
+            std::max(steps * step_bytes(t, element, t.n, gemm.b.strides[1]),
+                     int64_t{4} * t.m * (t.n + 8))};
+}
+
+bool holds_rows(const LoweredOp& op) {
+    const View& a = op.inputs[0];
+    return a.shape[1] % kChainTile.k == 0 && a.strides[1] == 1 && a.strides[0] != 1;
+}
+
+/// Adds a member of a chain (chain.cuh): @_weights and @_body, which says whether it left its
+/// output `kept` for the next one.
+static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int kept) {
+    const Gemm gemm(op);
+    const Tiling& t = kChainTile;
+    text.includes = {"chain.cuh"};
+    text.threads = t.threads;
+    text.resident = t.resident;
+    text.blocks = ceil_div(gemm.m, t.m);
+    const auto own = static_cast<size_t>(std::max(kept, 0));
+    const char* type = cuda_type(op.outputs[own].dtype);
+    const int64_t line = t.k + 8;
+    text.body +=
+        cat("struct @_Link : @_Put {\n    ", type,
+            "* room;\n    __device__ __forceinline__ @_Link(const ",
+            "@_Block& block, char* room) : @_Put{block}, room(reinterpret_cast<", type,
+            "*>(room)) {}\n    static constexpr bool keeps = ",
+            kept >= 0 && packs_eights(op) ? "true" : "false", ";\n    __device__ __forceinline__ ",
+            type, "* kept(uint32_t row, uint32_t col) const {\n        return room + col / ", t.k,
+            " * ", t.m * line, " + row % ", t.m, " * ", line, " + col % ", t.k, ";\n    }\n",
+            packed_text(op, layout, false, kept), "};\n");
+    const std::string tiles = cat(t.m, ", ", t.n, ", ");
+    const std::string element = cuda_type(gemm.a.dtype);
+    text.body +=
+        cat("__device__ __forceinline__ void @_weights(const @_Block& block, char* to) {\n"
+            "    fetch_weights<",
+            tiles, t.k, ", ", t.threads, ", @_Shape>(to, block.ptr<const ", element, ">(",
+            layout.operand[1], "));\n}\n");
+    text.body += cat(
+        "template <class Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const "
+        "Grid& grid, bool held, char* rows, char* own, const Next& next) {\n    return chain_link<",
+        tiles, t.part_m, ", ", t.part_n, ", ", t.k,
+        ", @_Shape>(grid, @_Link(block, rows), block.ptr<const ", element, ">(", layout.operand[0],
+        "), held, rows, own, next);\n}\n");
 }
 
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
@@ -434,12 +484,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return text;
     }
     if (limits.chain) {
-        Choice whole{&kChainTile, ceil_div(m, kChainTile.m)};
-        whole.blocks = whole.tiles;
-        whole.groups = 1;
-        add_near_mma(text, op, layout, whole, true);
-        text.resident = kChainTile.resident;
-        text.name = stem + name_of(whole);
+        add_link(text, op, layout, limits.kept);
+        text.name = stem + "link";
         return text;
     }
     const std::vector<Choice> choices = gemm.choices(limits);
@@ -515,7 +561,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     }
     const Tiling& t = *choice.tiling;
     if (choice.groups && tensor) {
-        add_near_mma(text, op, layout, choice, false);
+        add_near_mma(text, op, layout, choice);
         text.name = stem + name_of(choice);
         return text;
     }

@@ -42,76 +42,47 @@ struct MmaTile : NearLines<E, Wide, Depth, Step, Next, 8, sizeof(E) == 4 ? 4 : 8
     }
 };
 
-template <bool Staged, class Put>
-constexpr bool packs_of = false;
-template <class Put>
-constexpr bool packs_of<true, Put> = Put::packs;
-template <bool Packs, class Put>
-struct OperandsOf {
-    struct type {};
-};
-template <class Put>
-struct OperandsOf<true, Put> {
-    typedef typename Put::Operands type;
-};
-
-/// What follows a tile's sums, which lie in shared memory: 8 neighbours at a time. The text stands
-/// there once; what the next ones need is on its way meanwhile, of the first ones while k runs.
-template <int BM, int BN, int Threads, bool Packs, class Put>
-struct NearCells {
-    typename OperandsOf<Packs, Put>::type next = {};
-    bool packed = false;
-
-    template <class Run>
-    __device__ __forceinline__ void load(const Put& put, const Run& at, int cell) {
-        if constexpr (Packs) {
-            const int i = cell / (BN / 8), j = cell % (BN / 8) * 8;
-            if (packed && i < at.rows && j < at.cols)
-                next = put.operands(at.batch, at.row + i, at.col + j);
-        }
-    }
-    template <class Run>
-    __device__ __forceinline__ void begin(const Put& put, const Run& at, int t) {
-        if constexpr (Packs) packed = put.packed();
-        load(put, at, t);
-    }
-    template <class Run>
-    __device__ __forceinline__ void finish(const Put& put, const Run& at, int t, const float* sums,
-                                           int pitch) {
-#pragma unroll 1
-        for (int cell = t; cell < BM * BN / 8; cell += Threads) {
-            const auto now = next;
-            load(put, at, cell + Threads);
-            const int i = cell / (BN / 8), j = cell % (BN / 8) * 8;
-            if (i >= at.rows || j >= at.cols) continue;
-            float v[8];
+/// BK terms of k onto a warp's sums, of tiles in shared memory from a row and a column on.
+template <class TileA, class TileB, class As, int BK, int Rows, int Columns, class E>
+__device__ __forceinline__ void near_products(float (&acc)[Rows][Columns][4], const E* as,
+                                              const E* bs, int row, int col) {
 #pragma unroll
-            for (int y = 0; y < 8; y += 4) {
-                const auto four =
-                    *reinterpret_cast<const Pack<float, 4>*>(sums + i * pitch + j + y);
+    for (int p = 0; p < BK; p += step_terms<As>) {
+        uint32_t av[Rows][4], bv[Columns / 2][4];
 #pragma unroll
-                for (int z = 0; z < 4; z++) v[y + z] = four.at[z];
+        for (int x = 0; x < Rows; x++) TileA::words(av[x], as, row + 16 * x, p);
+#pragma unroll
+        for (int z = 0; z < Columns / 2; z++) TileB::words(bv[z], bs, col + 16 * z, p);
+#pragma unroll
+        for (int x = 0; x < Rows; x++)
+#pragma unroll
+            for (int z = 0; z < Columns; z++)
+                mma<As>(acc[x][z], av[x], bv[z / 2][z % 2], bv[z / 2][z % 2 + 2]);
+    }
+}
+/// Adds a cut's sums, which begin at 0 again, to those before, if there are any.
+template <int Rows, int Columns>
+__device__ __forceinline__ void add_cut(float (&total)[Rows][Columns][4],
+                                        float (&acc)[Rows][Columns][4], bool first) {
+#pragma unroll
+    for (int x = 0; x < Rows; x++)
+#pragma unroll
+        for (int z = 0; z < Columns; z++)
+#pragma unroll
+            for (int y = 0; y < 4; y++) {
+                total[x][z][y] = first ? acc[x][z][y] : total[x][z][y] + acc[x][z][y];
+                acc[x][z][y] = 0.0f;
             }
-            if constexpr (Packs)
-                if (packed) {
-                    put.finish(now, at.batch, at.row + i, at.col + j, v);
-                    continue;
-                }
-            (void)now;
-            put(at.batch, at.row + i, at.col + j, v);
-        }
-    }
-};
+}
 
 /// A block makes BM x BN, a warp WM x WN of it. Each of `Groups` groups of warps takes a run of
 /// cuts; with several their sums meet in shared memory, where they are added in ascending order.
-/// Staged: what follows takes the sums from shared memory, 8 neighbours at a time.
-template <int BM, int BN, int WM, int WN, int BK, int Groups, int Stages, class Shape, bool Staged,
-          class Put, class E>
+template <int BM, int BN, int WM, int WN, int BK, int Groups, int Stages, class Shape, class Put,
+          class E>
 __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, const E* a,
                                               const E* b) {
     typedef typename Shape::As As;
-    constexpr int threads = 32 * (BM / WM) * (BN / WN), each = step_terms<As>;
+    constexpr int threads = 32 * (BM / WM) * (BN / WN);
     constexpr int k = int(Shape::k), cut = int(Shape::chunk), cuts = (k + cut - 1) / cut,
                   run = (cuts + Groups - 1) / Groups, cut_steps = cut / BK,
                   most_steps = (run * cut < k ? run * cut + BK - 1 : k + BK - 1) / BK,
@@ -122,8 +93,7 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
     static_assert(cut % BK == 0 || cuts == 1);
     constexpr int ring = Stages * Run::stage, pitch = BN + 8;  // of sums: rows in other banks
     constexpr bool in_place = run == 1;  // sums lie where the cut's operands did
-    static_assert(!(in_place || Staged) || BM * pitch * sizeof(float) <= ring * sizeof(E));
-    static_assert(!Staged || Groups == 1);
+    static_assert(!in_place || BM * pitch * sizeof(float) <= ring * sizeof(E));
     extern __shared__ __align__(128) char room[];
     const int group = Groups == 1 ? 0 : threadIdx.x / threads, t = threadIdx.x % threads;
     const int lane = t % 32, warp = t / 32;
@@ -151,8 +121,6 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
             if (s < steps) fetch(s);
             commit_copies();
         }
-        NearCells<BM, BN, threads, packs_of<Staged, Put>, Put> cells;
-        if constexpr (Staged) cells.begin(put, at, t);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<ahead - 1>();
@@ -160,40 +128,23 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
             if (ahead < Stages && s + ahead < steps) fetch(s + ahead);
             commit_copies();
             const E* const as = own + s % Stages * Run::stage;
-            const E* const bs = as + TileA::elements;
-#pragma unroll
-            for (int p = 0; p < BK; p += each) {
-                uint32_t av[WM / 16][4], bv[WN / 16][4];
-#pragma unroll
-                for (int x = 0; x < WM / 16; x++) TileA::words(av[x], as, row + 16 * x, p);
-#pragma unroll
-                for (int z = 0; z < WN / 16; z++) TileB::words(bv[z], bs, col + 16 * z, p);
+            near_products<TileA, TileB, As, BK>(acc, as, as + TileA::elements, row, col);
+            if ((s + 1) % cut_steps && s + 1 < steps) continue;
+            const int number = group * run + s / cut_steps;  // of the cut that is done
+            if constexpr (Groups > 1 && in_place) wait();
+            if constexpr (Groups > 1) {
+                float* const to = sums_of(number) + own_row * pitch + own_col;
 #pragma unroll
                 for (int x = 0; x < WM / 16; x++)
 #pragma unroll
                     for (int z = 0; z < WN / 8; z++)
-                        mma<As>(acc[x][z], av[x], bv[z / 2][z % 2], bv[z / 2][z % 2 + 2]);
+#pragma unroll
+                        for (int high = 0; high < 2; high++)
+                            *reinterpret_cast<Pack<float, 2>*>(to + (16 * x + 8 * high) * pitch +
+                                                               8 * z) = {
+                                {acc[x][z][2 * high], acc[x][z][2 * high + 1]}};
             }
-            if ((s + 1) % cut_steps && s + 1 < steps) continue;
-            const int number = group * run + s / cut_steps;  // of the cut that is done
-            if constexpr (Groups > 1 && in_place) wait();
-#pragma unroll
-            for (int x = 0; x < WM / 16; x++)
-#pragma unroll
-                for (int z = 0; z < WN / 8; z++) {
-                    if constexpr (Groups > 1) {
-                        float* const to =
-                            sums_of(number) + (own_row + 16 * x) * pitch + own_col + 8 * z;
-                        *reinterpret_cast<Pack<float, 2>*>(to) = {{acc[x][z][0], acc[x][z][1]}};
-                        *reinterpret_cast<Pack<float, 2>*>(to + 8 * pitch) = {
-                            {acc[x][z][2], acc[x][z][3]}};
-                    }
-#pragma unroll
-                    for (int y = 0; y < 4; y++) {
-                        total[x][z][y] = number == 0 ? acc[x][z][y] : total[x][z][y] + acc[x][z][y];
-                        acc[x][z][y] = 0.0f;
-                    }
-                }
+            add_cut(total, acc, number == 0);
         }
         if constexpr (Groups > 1) {
             __syncthreads();
@@ -210,20 +161,6 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
                 }
                 if (i < at.rows && j < at.cols) put(at.batch, at.row + i, at.col + j, v.at);
             }
-        } else if constexpr (Staged) {
-            __syncthreads();  // the sums lie where operands did
-            float* const sums = reinterpret_cast<float*>(room);
-#pragma unroll
-            for (int x = 0; x < WM / 16; x++)
-#pragma unroll
-                for (int high = 0; high < 2; high++)
-#pragma unroll
-                    for (int z = 0; z < WN / 8; z++)
-                        *reinterpret_cast<Pack<float, 2>*>(
-                            sums + (own_row + 16 * x + 8 * high) * pitch + own_col +
-                            8 * z) = {{total[x][z][2 * high], total[x][z][2 * high + 1]}};
-            __syncthreads();
-            cells.finish(put, at, t, sums, pitch);
         } else {
 #pragma unroll
             for (int x = 0; x < WM / 16; x++)

@@ -30,6 +30,7 @@ struct NearLines {
                                                  bool aligned) {
         constexpr int across = length / pack, at_once = Threads / across;
         static_assert(Threads % across == 0 && lines % at_once == 0);
+        static_assert(lines * length % (Threads * per) == 0);
         const int some = along ? wide : depth, filled = along ? depth : wide;
         if (packs && aligned) {
             const int e = t % across * pack, first = t / across;
@@ -51,20 +52,19 @@ struct NearLines {
         } else if (words && (sizeof(E) == 4 || !(reinterpret_cast<uint64_t>(from) & 3))) {
             // Copies of a word each, so that what several steps need is on its way together.
 #pragma unroll 4
-            for (int u = t; u < lines * length / per; u += Threads) {
-                const int line = u / (length / per), e = u % (length / per) * per;
-                const int there = Whole || line < some ? (Whole ? length : filled) - e : 0,
-                          count = there < 0     ? 0
-                                  : there < per ? there
-                                                : per;
+            for (int p = 0; p < lines * length / per; p += Threads) {
+                const int u = p + t, line = u / (length / per), e = u % (length / per) * per;
+                const int there = line < some ? filled - e : 0, count = Whole || there > per ? per
+                                                                        : there < 0 ? 0
+                                                                                    : there;
                 copy_async_word(shared_address(to + line * pitch + e),
                                 count ? from + line * line_step + e * step : from,
                                 int(sizeof(E)) * count);
             }
         } else {
 #pragma unroll 4
-            for (int u = t; u < lines * length; u += Threads) {
-                const int line = u / length, e = u % length;
+            for (int p = 0; p < lines * length; p += Threads) {
+                const int u = p + t, line = u / length, e = u % length;
                 const bool exists = Whole || (line < some && e < filled);
                 to[line * pitch + e] = exists ? from[line * line_step + e * step] : E{};
             }

@@ -131,7 +131,7 @@ bool packs_eights(const LoweredOp& op) {
     return packs;
 }
 
-std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless) {
+std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless, int kept) {
     const int rank = op.outputs[0].shape.rank();
     const bool packs = !useless && packs_eights(op);
     int64_t bytes = 0;
@@ -164,6 +164,10 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
                             : cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r",
                                   k, ");\n        all", k, ".store(");
             stores += cat(pointer, place, whole, ");\n");
+            if (static_cast<int>(k) == kept)
+                stores += words ? cat("        ", stored, "::of(r", k,
+                                      ").store(this->kept(row, col)", whole, ");\n")
+                                : cat("        all", k, ".store(this->kept(row, col));\n");
         } else {
             bytes += (step ? kEight : 1) * dtype_size(view.dtype);
             members += cat("        ", stored, " ", name, ";\n");
