@@ -114,6 +114,49 @@ def test_many_short_rows_have_lanes_of_16_bytes(n, count):
     assert team in [f"float, {n}, {end}" for end in ends]
 
 
+def heads(n, dtype, count=1030):
+    """Reductions of the rows of three heads, which lie side by side in memory."""
+    rng = np.random.default_rng(n)
+    g = aicf.Graph("heads")
+
+    def state(name, *shape):
+        return g.state(name, shape, init=rng.standard_normal(shape).astype(np.float32))
+
+    x, dy = (
+        aicf.permute(aicf.cast(state(name, 2, count, 3, n), dtype), (0, 2, 1, 3))
+        for name in ("x", "dy")
+    )
+    beside = state("beside", 2, 3, count, 1)
+    product = aicf.cast(x, "float32") * aicf.cast(dy, "float32")
+    g.output("sum", aicf.sum(product, axis=-1))
+    g.output("kept", aicf.sum(aicf.sin(product), axis=-1, keepdims=True) * beside)
+    g.output("most", aicf.cast(aicf.max(x, axis=-1), "float32"))
+    g.output("heads", aicf.sum(product, axis=(1, 3)))
+    return g
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [8, 36, 64, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_bits_of_rows_that_lie_in_another_order(n, dtype):
+    ends = []
+    for device in ("cpu", "cuda"):
+        ends.append({k: v.numpy() for k, v in heads(n, dtype).compile(device=device)().items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+def test_rows_are_taken_as_they_lie_in_memory():
+    """By 16 bytes, some at a time; results are stored in their own order."""
+    g = aicf.Graph("heads")
+    x, dy = (g.input(name, (16, 1024, 12, 64), "bfloat16") for name in ("x", "dy"))
+    x, dy = (aicf.cast(aicf.permute(v, (0, 2, 1, 3)), "float32") for v in (x, dy))
+    g.output("y", aicf.sum(x * dy, axis=-1))
+    (program,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    assert "HolderOf<float, 64, 8, 1, false, 8>, 8, 2," in program
+    assert all(re.search(rf"_In{k} : Line<64> ", program) for k in (0, 1))
+
+
 @pytest.mark.parametrize(("n", "count"), FULL)
 def test_many_rows_have_teams_of_half_as_many_warps(n, count):
     """From so many rows on as fill the processors."""

@@ -33,9 +33,17 @@ struct Reduction {
     DType dtype{};
     Dims from, to;           // shapes
     std::vector<char> kept;  // by axis of `from`
+    std::vector<int> order;  // its kept axes as rows count them, the last fastest
     Dims kept_shape, reduced_shape;
     int64_t rows = 1, n = 1;
 };
+
+/// The sizes of axes in some order.
+Dims in_order(const std::vector<int>& axes, const Dims& sizes) {
+    Dims result;
+    for (int axis : axes) result.push(sizes[axis]);
+    return result;
+}
 
 Reduction reduction_of(const LoweredOp& op) {
     Reduction r{op.def, &op.attrs};
@@ -58,19 +66,34 @@ Reduction reduction_of(const LoweredOp& op) {
             r.kept[static_cast<size_t>(axis < 0 ? axis + r.from.rank() : axis)] = 0;
     for (int d = 0; d < r.from.rank(); d++) {
         const bool kept = r.kept[static_cast<size_t>(d)];
-        (kept ? r.kept_shape : r.reduced_shape).push(r.from[d]);
+        if (kept)
+            r.order.push_back(d);
+        else
+            r.reduced_shape.push(r.from[d]);
         (kept ? r.rows : r.n) *= r.from[d];
     }
+    r.kept_shape = in_order(r.order, r.from);
     return r;
 }
 
 /// The strides of a view's kept or reduced axes.
 Dims strides_of(const Reduction& r, const View& view, bool kept) {
+    if (kept) return in_order(r.order, view.strides);
     Dims strides;
     for (int d = 0; d < r.from.rank(); d++)
-        if (static_cast<bool>(r.kept[static_cast<size_t>(d)]) == kept)
-            strides.push(view.strides[d]);
+        if (!r.kept[static_cast<size_t>(d)]) strides.push(view.strides[d]);
     return strides;
+}
+
+/// Rows as they lie in memory, where a row is long enough for its result to be stored anywhere.
+void order_rows(Reduction& r, const View& x) {
+    constexpr int64_t kLongRow = 64;  // bytes
+    if (r.n * dtype_size(x.dtype) < kLongRow) return;
+    for (int d : r.order)
+        if (x.strides[d] <= 0 && r.from[d] > 1) return;
+    std::stable_sort(r.order.begin(), r.order.end(),
+                     [&](int a, int b) { return x.strides[a] > x.strides[b]; });
+    r.kept_shape = in_order(r.order, r.from);
 }
 
 const char* accumulator(DType dtype, bool ordered) {
@@ -117,8 +140,13 @@ std::string mean_of(const char* total, const std::string& a, int64_t n) {
 std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout, bool mean,
                      const std::string& a) {
     std::string text, load, store;
+    std::vector<int> axes;  // of results, which may have no place for what is reduced
+    for (int d : r.order)
+        axes.push_back(r.to.rank() == r.from.rank()
+                           ? d
+                           : static_cast<int>(std::count(r.kept.begin(), r.kept.begin() + d, 1)));
     const auto at = [&](const std::string& name, const View& view) {
-        text += place_struct("@_" + name, r.to, view.strides);
+        text += place_struct("@_" + name, in_order(axes, r.to), in_order(axes, view.strides));
         return cat(name, "[@_", name, "::at(r)]");
     };
     const auto pointer = [&](const char* kind, size_t k, size_t operand, const View& view) {
@@ -446,12 +474,13 @@ class ReduceText {
             return tall.width > 0 ? tall_columns(tall) : chain();
         }
         const Wide wide = wide_columns();
+        if (leaves_ == 1 && !columns_) order_rows(r_, largest());
         describe(wide.results > 1);
         if (leaves_ > 0 && r_.rows >= kColumns && columns_) {
             text_.includes = {"columns.cuh"};
             return r_.n <= kFewTerms ? few() : wide.few ? few_across(wide) : columns(wide);
         }
-        const Team team = team_of(a_, r_.n, r_.rows, limits_);
+        const Team team = team_of(a_, r_.n, r_.rows, limits_, narrow());
         const int lots =
             std::min(lots_of(r_.rows * team.lanes, limits_.processors), 16 / team.lanes);
         if (leaves_ == 1 && team.warps == 1 && lots > 1) return short_rows(team, lots);
@@ -460,6 +489,20 @@ class ReduceText {
     }
 
   private:
+    const View& largest() const {
+        std::vector<const View*> views;
+        for (int k : read_) views.push_back(&op_.inputs[static_cast<size_t>(k)]);
+        return *largest_view(views);
+    }
+    /// Whether 16 bytes of an operand are eight neighbours of a row.
+    bool narrow() const {
+        const int fast = fast_axis(largest());
+        return fast >= 0 && !r_.kept[static_cast<size_t>(fast)] &&
+               std::any_of(read_.begin(), read_.end(), [&](int k) {
+                   const View& view = op_.inputs[static_cast<size_t>(k)];
+                   return is_16_bit(view.dtype) && view.strides[fast] == 1;
+               });
+    }
     /// Threads that have results of a tree side by side.
     struct Wide {
         int64_t results = 1;  // of a thread
@@ -596,7 +639,9 @@ class ReduceText {
     KernelText short_rows(const Team& team, int lots) {
         text_.blocks =
             std::min<int64_t>(ceil_div(r_.rows * team.lanes, kThreads * lots), INT32_MAX);
-        call("reduce_short", "", team.lanes, ", ", lots);
+        const std::string type =
+            team.side == 4 ? cat("HolderOf<", a_, ", ", r_.n, ", ", team.lanes, ", 1>") : team.type;
+        call("reduce_short", "", type, ", ", team.lanes, ", ", lots);
         return named("short");
     }
     KernelText rows(const Team& team) {
@@ -633,7 +678,7 @@ class ReduceText {
 
     const LoweredOp& op_;
     const Limits& limits_;
-    const Reduction r_;
+    Reduction r_;
     const Reducer& reducer_;
     const std::string a_;  // the type of sums
     const BlockLayout layout_;

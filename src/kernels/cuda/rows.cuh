@@ -468,18 +468,28 @@ struct KeeperOf : StreamerOf<A, N, Warps, 1> {
 // ---- reductions ---------------------------------------------------------------------------------
 
 /// Short rows, Lots of them for each team of some lanes, that are all under way at once.
-template <class Op, class A, int Lanes, int Lots, class Shape, class Make, class Put>
+template <class Op, class A, class Team, int Lanes, int Lots, class Shape, class Make, class Put>
 __device__ __forceinline__ void reduce_short(const Grid& grid, Make make, Put put) {
-    typedef HolderOf<A, Shape::n, Lanes, 1> Team;
+    constexpr int V = Team::Row::side;
     const int64_t step = int64_t(grid.blocks) * grid.threads / Lanes;
     const int64_t team = (int64_t(grid.block) * grid.threads + grid.thread()) / Lanes;
     // All lanes of a warp go along.
     for (int64_t at = team; at - int(threadIdx.x % 32) / Lanes < Shape::rows; at += Lots * step) {
-        typename Team::Row held[Lots];
-#pragma unroll
-        for (int k = 0; k < Lots; k++) {
+        typename Team::Row held[Lots] = {};
+        const auto row = [&](int k) {
             const int64_t r = at + k * step;
-            held[k] = Team::take(make(r < Shape::rows ? r : Shape::rows - 1));
+            return make(r < Shape::rows ? r : Shape::rows - 1);
+        };
+        bool aligned = true;
+#pragma unroll
+        for (int k = 0; k < Lots; k++) aligned = aligned && row(k).template aligned<V>();
+        if (aligned) {
+#pragma unroll
+            for (int k = 0; k < Lots; k++)
+                Team::fill(held[k], AlignedRow<decltype(row(k))>{row(k)});
+        } else {
+#pragma unroll
+            for (int k = 0; k < Lots; k++) Team::fill(held[k], row(k));
         }
 #pragma unroll
         for (int k = 0; k < Lots; k++) {
