@@ -308,6 +308,7 @@ class UpdatesText {
     }
     /// All but a tensor's last threads have all of their neighbours, which move together.
     void by_blocks() {
+        if (width_ == 4) text_.resident = 5;  // what they need without keeping more at hand
         const std::string all = cat("i, i + ", width_, ", true");
         text_.body += cat(pointers_, "    uint32_t first = 0;\n    int64_t n = 0;\n", choose_,
                           "    const int64_t i = (int64_t(grid.block - first) * ", kThreads,
