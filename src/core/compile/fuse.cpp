@@ -459,7 +459,9 @@ void fuse_reductions(Lowered& lowered, const Target& target) {
     AnchorFusion(lowered, target, kReductions).run();
 }
 void fuse_rows(Lowered& lowered, const Target& target) {
+    spread_rows(lowered, target);
     AnchorFusion(lowered, target, kRows).run();
+    restore_order(lowered);
     join_losses(lowered, target);
 }
 

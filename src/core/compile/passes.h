@@ -63,6 +63,10 @@ void merge_upcasts(Lowered& lowered);
 void fuse_products(Lowered& lowered, const Target& target);
 /// Prologue and epilogue fusion of reductions (fuse.cpp).
 void fuse_reductions(Lowered& lowered, const Target& target);
+/// Norms of rows that a copy brings together take them where they are (row_views.cpp). Pointwise
+/// ops around them go through their elements in the order of the rows, until restore_order.
+void spread_rows(Lowered& lowered, const Target& target);
+void restore_order(Lowered& lowered);
 /// Prologue and epilogue fusion of row ops, softmax and its like (fuse.cpp).
 void fuse_rows(Lowered& lowered, const Target& target);
 /// Vertical fusion of pointwise producers and consumers (fuse.cpp).

@@ -71,6 +71,8 @@ class Target {
     /// Whether a product, however large, leaves most of the device to others of its kind in the
     /// same launch.
     virtual bool leaves_room(const LoweredOp&) const { return false; }
+    /// Whether a norm takes rows of several axes where they lie here, faster than a copy of them.
+    virtual bool spreads(const LoweredOp&) const { return false; }
     /// Whether a sequence or block_loop can run in one thread block here, faster than as separate
     /// launches.
     virtual bool fits_block(const LoweredOp&) const { return false; }

@@ -242,12 +242,14 @@ void lower_cumsum(LowerContext& c, const View& x, const View& y, const Attrs& at
 
 // Normalize(x; eps, center) -> y, rstd over the last axis: y = (x - mean) rstd, rstd = 1 /
 // sqrt(mean((x - mean)^2) + eps), of 16-bit rows in f32; without center the mean is taken as 0.
-// NormalizeBwd: dx = rstd (dy - mean(dy) - y mean(dy y)).
+// NormalizeBwd: dx = rstd (dy - mean(dy) - y mean(dy y)). Lowered, a row may be the last row_axes.
 Dims row_shape(const InferContext& c) {
     c.need_float(0);
-    if (c.shape(0).rank() == 0) c.shape_error(c.describe(0), "; need rank >= 1");
+    const int64_t axes = c.attrs.find("row_axes") ? c.attrs.integer("row_axes") : 1;
     Dims shape = c.shape(0);
-    shape[shape.rank() - 1] = 1;
+    if (axes < 1 || shape.rank() < axes)
+        c.shape_error(c.describe(0), " and rows of ", axes, " axes; need those of 1 to its rank");
+    for (int64_t k = 1; k <= axes; k++) shape[static_cast<int>(shape.rank() - k)] = 1;
     return shape;
 }
 
@@ -380,25 +382,32 @@ void define_scans_and_norms() {
                  .lower = [](LowerContext& c) {
                      c.op("normalize_bwd", {c.in(0), c.in(1), c.in(2)}, {c.out()}, c.attrs());
                  }});
-    define(LoweredDef{.name = "normalize",
-                      .inputs = {"x"},
-                      .outputs = {"y", "rstd"},
-                      .attrs = ordered,
-                      .infer = infer_normalize,
-                      .reduction = true,
-                      .rows = {0, 1},
-                      .portable = true,
-                      .flops_per_element = 8});
-    define(LoweredDef{.name = "normalize_bwd",
-                      .inputs = {"y", "rstd", "dy"},
-                      .outputs = {"dx"},
-                      .attrs = ordered,
-                      .infer = infer_normalize_bwd,
-                      .inplace = {{0, 2}},
-                      .reduction = true,
-                      .rows = {0, 2, 3},
-                      .portable = true,
-                      .flops_per_element = 8});
+    LoweredDef forward{.name = "normalize",
+                       .inputs = {"x"},
+                       .outputs = {"y", "rstd"},
+                       .attrs = ordered,
+                       .infer = infer_normalize,
+                       .reduction = true,
+                       .rows = {0, 1},
+                       .portable = true,
+                       .flops_per_element = 8};
+    LoweredDef back{.name = "normalize_bwd",
+                    .inputs = {"y", "rstd", "dy"},
+                    .outputs = {"dx"},
+                    .attrs = ordered,
+                    .infer = infer_normalize_bwd,
+                    .inplace = {{0, 2}},
+                    .reduction = true,
+                    .rows = {0, 2, 3},
+                    .portable = true,
+                    .flops_per_element = 8};
+    for (LoweredDef* def : {&forward, &back}) {
+        define(*def);
+        def->name.insert(std::string("normalize").size(), "_axes");
+        def->attrs.push_back({"row_axes", int64_t{1}});
+        def->portable = false;
+        define(*def);
+    }
 }
 
 }  // namespace

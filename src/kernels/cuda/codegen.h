@@ -211,6 +211,7 @@ bool is_reduction(const LoweredDef& def);
 bool is_row_op(const LoweredDef& def);
 /// The warps that the rows of a row op keep busy in one block.
 int64_t row_warps(const LoweredOp& op, const Limits& limits);
+bool spreads_rows(const LoweredOp& op, const Limits& limits);  // Target::spreads
 bool is_attention(const LoweredDef& def);
 /// Candidates of attention: warps with roles, or without.
 constexpr const char *kRolesAttention = "wgmma", *kPlainAttention = "mma";

@@ -91,9 +91,16 @@ class RowText {
         const View& view = op_.operand(number);
         Dims shape = view.shape, strides = view.strides;
         if (shape.rank() == row_.x->shape.rank()) {
-            text_.body += cat("typedef Line<", strides[row_.axis], "> @_Elem", number, ";\n");
-            shape.erase(row_.axis);
-            strides.erase(row_.axis);
+            Dims sizes, steps;
+            for (int axis = row_.first(); axis <= row_.axis; axis++) {
+                sizes.push(shape[row_.first()]);
+                steps.push(strides[row_.first()]);
+                shape.erase(row_.first());
+                strides.erase(row_.first());
+            }
+            const std::string name = cat("@_Elem", number);
+            text_.body += row_.axes > 1 ? place_struct(name, sizes, steps)
+                                        : cat("typedef Line<", steps[0], "> ", name, ";\n");
         }
         text_.body += place_struct(cat("@_In", number), shape, strides);
     }
@@ -321,8 +328,11 @@ class RowText {
             flags += flag(!log && row_.attrs->flag("masked")) + ahead;
         if (name_ == "cross_entropy") flags += ahead;
         if (norm_) flags += flag(row_.attrs->flag("center"));
-        call((log ? name_.substr(4) : name_) + "_rows", type + flags,
-             name_ == "normalize" ? number_of(row_.at) : "");
+        const bool back = name_.ends_with("_bwd");
+        const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
+                                   : log ? name_.substr(4)
+                                         : name_;
+        call(kernel + "_rows", type + flags, norm_ && !back ? number_of(row_.at) : "");
     }
 
     const LoweredOp& op_;

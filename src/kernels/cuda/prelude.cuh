@@ -305,7 +305,7 @@ __device__ __forceinline__ void load_some(Wide<E> (&a)[V], const E* x, int64_t i
 template <int V, class Elem, class E, class C>
 __device__ __forceinline__ void store_some(E* y, const C (&a)[V], int64_t i) {
     if constexpr (Elem::step == 1) {
-        store_row<V, 1, Row::whole>(y + i, a, V);
+        store_row<V, 1, Row::whole>(y + Elem::at(i), a, V);
     } else {
 #pragma unroll
         for (int j = 0; j < V; j++) y[Elem::at(i + j)] = narrow<E>(a[j]);

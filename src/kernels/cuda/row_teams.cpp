@@ -12,8 +12,10 @@ namespace {
 /// The row ops, and how often their kernels read rows of elements, all operands together, where
 /// they neither hold nor keep them; of norms without a mean.
 constexpr std::pair<std::string_view, int64_t> kPasses[] = {
-    {"softmax", 3},   {"softmax_bwd", 4},   {"log_softmax", 3},   {"log_softmax_bwd", 3},
-    {"normalize", 2}, {"normalize_bwd", 4}, {"cross_entropy", 2}, {"cross_entropy_grad", 1}};
+    {"softmax", 3},           {"softmax_bwd", 4},        {"log_softmax", 3},
+    {"log_softmax_bwd", 3},   {"normalize", 2},          {"normalize_bwd", 4},
+    {"cross_entropy", 2},     {"cross_entropy_grad", 1}, {"normalize_axes", 2},
+    {"normalize_axes_bwd", 4}};
 
 int64_t passes_of(const LoweredOp& op, const RowOp& row) {
     int64_t count = 0;
@@ -73,9 +75,13 @@ RowOp row_op_of(const LoweredOp& op) {
     }
     row.x = &op.operand(row.operands[static_cast<size_t>(row.def->rows[0])]);
     row.axis = row_axis(*row.attrs, row.x->shape.rank());
-    row.n = row.x->shape[row.axis];
+    row.axes = row.attrs->find("row_axes") ? static_cast<int>(row.attrs->integer("row_axes")) : 1;
+    row.n = 1;
     row.others = row.x->shape;
-    row.others.erase(row.axis);
+    for (int axis = row.axis; axis >= row.first(); axis--) {
+        row.n *= row.x->shape[axis];
+        row.others.erase(axis);
+    }
     return row;
 }
 
@@ -84,8 +90,9 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     bool narrow = false;
     for (const auto* views : {&op.inputs, &op.outputs})
         for (const View& view : *views)
-            narrow = narrow || (is_16_bit(view.dtype) && view.shape.rank() == row.x->shape.rank() &&
-                                view.strides[row.axis] == 1);
+            narrow =
+                narrow || (is_16_bit(view.dtype) && row.axes == 1 &&
+                           view.shape.rank() == row.x->shape.rank() && view.strides[row.axis] == 1);
     Team team = team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
     keep_rows(team, op, row, rows, limits);
     return team;
@@ -100,6 +107,13 @@ int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
         row.n % 4 != 0 || leaves <= kHeldLeaves || row.n > kKeptTerms)
         return 0;
     return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
+}
+
+bool spreads_rows(const LoweredOp& op, const Limits& limits) {
+    // Blocks that stream few rows leave processors idle, which a copy has all to itself.
+    const RowOp row = row_op_of(op);
+    const Team team = row_team(op, row, limits);
+    return team.side > 0 || team.kept > 0 || element_count(row.others) >= limits.processors;
 }
 
 int64_t row_warps(const LoweredOp& op, const Limits& limits) {

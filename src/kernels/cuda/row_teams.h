@@ -15,13 +15,15 @@ struct RowOp {
     int takes = 0;              // how many of them are inputs
     size_t at = 0;              // the step
     const View* x = nullptr;
-    int axis = 0;
-    Dims others;  // the shape of x without the axis
+    int axis = 0;  // the last of a row's
+    int axes = 1;
+    Dims others;  // the shape of x without them
     int64_t n = 0;
 
     bool elements(int position) const {
         return std::find(def->rows.begin(), def->rows.end(), position) != def->rows.end();
     }
+    int first() const { return axis - axes + 1; }
 };
 RowOp row_op_of(const LoweredOp& op);
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);

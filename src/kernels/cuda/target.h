@@ -37,6 +37,7 @@ class CudaTarget : public Target {
     }
     bool fits_chain(const LoweredOp& op) const override { return chain_fits(op, limits_); }
     bool leaves_room(const LoweredOp& op) const override { return gemm_leaves_room(op, limits_); }
+    bool spreads(const LoweredOp& op) const override { return spreads_rows(op, limits_); }
     bool fits_block(const LoweredOp& op) const override { return block_fits(op, limits_); }
     std::optional<size_t> block_bytes(const LoweredOp& op) const override;
     std::shared_ptr<const Kernel> select(const LoweredOp& op) const override;
