@@ -1,8 +1,11 @@
 """Small ops that do not wait for each other share a launch, and keep every bit."""
 
+import json
+
 import aicf
 import numpy as np
 import pytest
+from aicf import _core
 from test_passes import APART, OPTIMIZERS, check_passes, draw, feed_of, one, training
 
 
@@ -111,3 +114,44 @@ def test_a_sum_may_wait_for_sums_that_come_of_it(between, device, rng):
 
     choices = ((), ("horizontal",), "default")
     one(build, {"x": draw(rng, 1024, 256)}, device, choices)
+
+
+def moved(n):
+    """The value and gradients of a concat of n numbers, which are moved alone."""
+    g = aicf.Graph("moved")
+    x, y = (g.state(name, (4, n // 8), init=aicf.init.uniform(-1, 1)) for name in "xy")
+    z = aicf.concat([x, y], 1)
+    g.output("z", z)
+    dy = g.state("dy", z.shape, init=aicf.init.uniform(-1, 1))
+    for k, d in enumerate(aicf.grad(z, [x, y], dy)):
+        g.output(f"d{k}", d)
+    return g
+
+
+def on_a_gpu(g):
+    plan = json.loads(_core.cuda_plan(g._core, _core.pass_names(), 132, "sm_90a"))
+    return sorted(op["op"] for op in plan["ops"])
+
+
+@pytest.mark.parametrize("n", [1 << 10, 1 << 21, (1 << 22) - 8])
+def test_copies_that_nothing_waits_for_share_a_launch(n):
+    assert on_a_gpu(moved(n)) == ["group"]
+
+
+def test_large_copies_and_what_a_step_makes_stay_apart():
+    """Above the size to which updates share one; a concat's parts may be written in it."""
+    assert on_a_gpu(moved(1 << 22)) == ["concat", "group"]
+    g = aicf.Graph("parts")
+    x = g.input("x", (512, 1024))
+    g.output("z", aicf.concat([aicf.exp(x), aicf.sin(x)], 0))
+    g.output("y", aicf.permute(x, [1, 0]))
+    assert on_a_gpu(g) == ["concat", "copy", "region"]
+
+
+@pytest.mark.gpu
+def test_bits_of_copies_that_share_a_launch():
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = moved(1 << 18).compile(device=device, seed=1)
+        ends.append({name: value.numpy().tobytes() for name, value in step().items()})
+    assert ends[0] == ends[1]

@@ -515,7 +515,8 @@ bool small(const LoweredOp& op, const GroupLimits& limits) {
 
 /// Small ops of one topological level, which are independent, share a launch. So do, of any size,
 /// casts of params, updates, sums read by updates and small ops alone, and products read by updates
-/// alone that leave room for each other: fused they take no longer than apart.
+/// alone that leave room for each other: fused they take no longer than apart. Copies and the like
+/// that nothing waits for do so as far as updates would.
 class HorizontalFusion : Groups {
   public:
     HorizontalFusion(Lowered& lowered, const Target& target) : Groups(lowered, target) {
@@ -557,8 +558,8 @@ class HorizontalFusion : Groups {
     }
 
   private:
-    enum class Kind { small, cast, sum, update, product, none };
-    static constexpr size_t kKinds = 5;
+    enum class Kind { small, cast, sum, update, product, move, none };
+    static constexpr size_t kKinds = 6;
     Kind kind_of(int at) const {
         const LoweredOp& op = ops_[at];
         if (op.def == group_def() || op.def == chain_def()) return Kind::none;
@@ -568,6 +569,7 @@ class HorizontalFusion : Groups {
         if (anchor(op).optimizer && !op.body.empty()) return Kind::update;
         if (anchor(op).gemm && weight_gradient(op) && machine_.leaves_room(op))
             return Kind::product;
+        if (last_move(at)) return Kind::move;
         return late_sum(at) ? Kind::sum : Kind::none;
     }
 
@@ -579,6 +581,15 @@ class HorizontalFusion : Groups {
                    std::all_of(readers.begin(), readers.end(),
                                [&](int reader) { return anchor(ops_[reader]).optimizer; });
         });
+    }
+
+    /// A copy, or a concat of what is there, whose parts nothing here could write.
+    bool last_move(int at) const {
+        const LoweredOp& op = ops_[at];
+        return machine_.pace() && op.body.empty() && successors_[at].empty() &&
+               (op.def->name == "copy" ||
+                (op.def->name == "concat" && predecessors_[at].empty())) &&
+               elements(op.outputs[0]) < machine_.group_limits().update_elements;
     }
 
     static int64_t elements(const View& view) { return element_count(view.shape); }
