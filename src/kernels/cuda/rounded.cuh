@@ -107,15 +107,20 @@ struct CopyTile {
     }
 };
 
-/// Copies `Lots` tiles of one operand, from `tile` on, whose loads are all on their way before the
-/// first is waited for.
+/// `Lots` tiles of one operand, from `tile` on, on their way through registers.
 template <class Of, int Lots>
-__device__ __forceinline__ void copy_rounded(const float* from, CopyElement<Of>* to, int64_t tile) {
+__device__ __forceinline__ void read_tiles(uint32_t (&word)[Lots][4][4], const float* from,
+                                           int64_t tile) {
     if constexpr (Copied<Of>::tiles > 0) {
-        uint32_t word[Lots][4][4];
 #pragma unroll
         for (int x = 0; x < Lots; x++)
             if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).read(word[x], from);
+    }
+}
+template <class Of, int Lots>
+__device__ __forceinline__ void write_tiles(const uint32_t (&word)[Lots][4][4], CopyElement<Of>* to,
+                                            int64_t tile) {
+    if constexpr (Copied<Of>::tiles > 0) {
 #pragma unroll
         for (int x = 0; x < Lots; x++)
             if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).write(word[x], to);
@@ -146,39 +151,72 @@ struct Rounded {
     }
 };
 
-/// How both operands are copied: a piece is some tiles of every warp, so many that loads keep the
-/// memory busy, but that there is a piece for each block. `Warps` and `Blocks` at least.
+/// How both operands are copied: a piece is a tile or two of every warp. `Warps` and `Blocks` at
+/// least.
 template <class A, class B, int Warps, int Blocks>
 struct Pieces {
     static constexpr int64_t all = Copied<A>::tiles + Copied<B>::tiles,
                              each = int64_t(Warps) * Blocks;
-    static constexpr int lots = all >= 8 * each ? 4 : all >= 3 * each ? 2 : 1;
+    static constexpr int lots = all >= 8 * each ? 2 : 1;
     static constexpr int64_t a_lots = (Copied<A>::tiles + lots - 1) / lots,
                              b_lots = (Copied<B>::tiles + lots - 1) / lots,
                              count = (a_lots + b_lots + Warps - 1) / Warps;
 };
 
-/// Copies pieces until none is left. Whoever waits for others has taken none that it did not copy,
-/// so that blocks need not run together.
+/// Copies pieces until none is left, the loads of the next one on their way before one is written.
+/// Whoever waits for others has taken none that it did not copy, so that blocks need not run
+/// together.
 template <class A, class B, int Warps, int Blocks>
 __device__ __forceinline__ void round_operands(const float* a, const float* b, CopyElement<A>* a_to,
                                                CopyElement<B>* b_to, uint32_t* counters) {
     typedef Pieces<A, B, Warps, Blocks> P;
     extern __shared__ __align__(1024) char ring_room[];
     auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring
-    if (threadIdx.x == 0) taken[0] = atomicAdd(counters, 1u);
-    __syncthreads();
-    uint32_t copied = 0;
-    for (int x = 0; taken[x] < P::count; x ^= 1, copied++) {
-        const int64_t lot = int64_t(taken[x]) * Warps + threadIdx.x / 32;
-        uint32_t next = 0;
-        if (threadIdx.x == 0) next = atomicAdd(counters, 1u);  // comes while this one is copied
+    uint32_t word[2][P::lots][4][4];
+    const auto lot_of = [&](uint32_t piece) { return int64_t(piece) * Warps + threadIdx.x / 32; };
+    const auto read = [&](uint32_t (&to)[P::lots][4][4], uint32_t piece) {
+        const int64_t lot = lot_of(piece);
         if (lot < P::a_lots)
-            copy_rounded<A, P::lots>(a, a_to, lot * P::lots);
+            read_tiles<A>(to, a, lot * P::lots);
         else if (lot < P::a_lots + P::b_lots)
-            copy_rounded<B, P::lots>(b, b_to, (lot - P::a_lots) * P::lots);
-        if (threadIdx.x == 0) taken[x ^ 1] = next;
+            read_tiles<B>(to, b, (lot - P::a_lots) * P::lots);
+    };
+    const auto write = [&](const uint32_t (&from)[P::lots][4][4], uint32_t piece) {
+        const int64_t lot = lot_of(piece);
+        if (lot < P::a_lots)
+            write_tiles<A>(from, a_to, lot * P::lots);
+        else if (lot < P::a_lots + P::b_lots)
+            write_tiles<B>(from, b_to, (lot - P::a_lots) * P::lots);
+    };
+    // A place of `taken` is read in the turn before it is written again.
+    const auto take = [&](int place) {
+        if (threadIdx.x == 0) taken[place] = atomicAdd(counters, 1u);
         __syncthreads();
+        return taken[place];
+    };
+    uint32_t now = take(0), copied = 0;
+    if (now < P::count) {
+        read(word[0], now);
+        uint32_t next = take(1);
+        int place = 2;
+        const auto turn = [&](uint32_t (&these)[P::lots][4][4], uint32_t (&those)[P::lots][4][4]) {
+            uint32_t after = 0;  // comes while these are written
+            if (threadIdx.x == 0) after = atomicAdd(counters, 1u);
+            if (next < P::count) read(those, next);
+            write(these, now);
+            if (threadIdx.x == 0) taken[place] = after;
+            __syncthreads();
+            now = next;
+            next = taken[place];
+            place = place == 2 ? 0 : place + 1;
+            copied++;
+        };
+        for (;;) {
+            turn(word[0], word[1]);
+            if (now >= P::count) break;
+            turn(word[1], word[0]);
+            if (now >= P::count) break;
+        }
     }
     // What each thread wrote is read by copy engines, of other processors too; and where `taken`
     // was this one's engine will write.
