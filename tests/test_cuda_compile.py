@@ -407,6 +407,8 @@ def with_slope(g, y):
         ((512, 512, 512), "float16", "a", with_residual),
         ((768, 3072, 16384), "bfloat16", "b", None),  # in parts, and cut after cut
         ((2048, 2048, 8192), "float16", "ab", with_residual),
+        ((768, 768, 4096), "bfloat16", "a", None),  # clusters share cuts
+        ((1024, 1024, 8192), "bfloat16", "b", None),
         ((1024, 1024, 1024), "bfloat16", "b", None),  # two cuts, in registers
         ((16384, 3072, 768), "bfloat16", "b", with_gelu),
         ((4096, 4104, 768), "float16", "a", with_gelu),
@@ -415,6 +417,8 @@ def with_slope(g, y):
         ((264, 392, 512), "tf32", "", None),
         ((1024, 1024, 1024), "tf32", "ab", with_residual),
         ((2048, 2048, 8192), "tf32", "a", None),
+        ((1024, 1024, 1056), "tf32", "", None),  # the last cut has an odd number of steps
+        ((1024, 1024, 2080), "tf32", "ab", with_residual),
         ((264, 392, 512), "fp16", "", None),
         ((1024, 1024, 1024), "bf16", "ab", with_residual),
         ((2048, 2048, 8192), "fp16", "a", None),

@@ -185,7 +185,10 @@ from aicf import _core
 
 rng = np.random.default_rng(0)
 found = []
-for (m, n, k), turned in (((160, 264, 200), False), ((136, 136, 4200), True)):
+for m, n, k, turned, most in (
+    (160, 264, 200, False, 9), (136, 136, 4200, True, 9),
+    (72, 136, 1056, False, 2),  # the last cut has an odd number of steps
+):
     a = rng.standard_normal((k, m) if turned else (m, k)).astype(np.float32)
     b = rng.standard_normal((k, n)).astype(np.float32)
     g = aicf.Graph("product")
@@ -194,7 +197,7 @@ for (m, n, k), turned in (((160, 264, 200), False), ((136, 136, 4200), True)):
     want = g.compile(device="cpu", math="tf32", tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
     known = _core.cuda_candidates(g._core, _core.pass_names(), math="tf32", processors=4)
     ((signature, names),) = known.items()
-    for name in (name for name in names if "right" in name):
+    for name in [name for name in names if "right" in name][:most]:
         step = g.compile(device="cuda", math="tf32", candidates={signature: name})
         found.append(step(a=a, b=b)["y"].numpy().tobytes() == want.tobytes())
 print(len(found) >= 10, all(found))

@@ -646,6 +646,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             // assembler would let products wait for each other. Of 192 columns there are too few.
             constexpr bool alternates =
                 cuts > 1 && Layout::holds && cut_steps >= 8 && BN <= 128 && !Layout::words;
+            constexpr bool alternate_words = Layout::words && R::word_steps == 4;
             float acc[sums], other[alternates ? sums : 1], total[Layout::holds ? sums : 1];
             // The second group begins some steps behind the first and stays there: while one stores
             // its sums the other has the tensor cores to itself.
@@ -704,8 +705,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     for (int cut = 0; cut < cuts; cut++) {
                         const int steps = steps_of(cut);
                         hold(acc);
-#pragma unroll(Layout::words&& R::word_steps == 4 ? 2 : 1)
-                        for (int s = 0; s < steps; s++, next_stage()) {
+                        const auto one_step = [&](int s) {
                             multiply(acc, s > 0);
                             if (s > 0) {
                                 wait_products<1>();
@@ -713,6 +713,26 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                             }
                             before = stage;
                             lead(s + 1 == Stages / 2 || s + 1 == steps);
+                            next_stage();
+                        };
+                        // Words of A lie in other registers from step to step. Where one of an odd
+                        // number were left over, of which the assembler does not know whether it is
+                        // there, products would wait for each other: that is the first one.
+                        int s = 0;
+                        if constexpr (alternate_words && cuts > 1) {
+                            if (steps % 2) {
+                                one_step(s++);
+                                wait_products<0>();
+                                hold(acc);
+                            }
+#pragma unroll 1
+                            for (; s < steps; s += 2) {
+                                one_step(s);
+                                one_step(s + 1);
+                            }
+                        } else {
+#pragma unroll(alternate_words ? 2 : 1)
+                            for (; s < steps; s++) one_step(s);
                         }
                         wait_products<0>();
                         hold(acc);
