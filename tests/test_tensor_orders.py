@@ -343,10 +343,11 @@ def test_all_candidates(sizes, name, layout, make_rng):
         ((128, 96, 400), "b_turned"),  # cuts, of which the last one is short
         ((72, 70, 260), "plain"),  # rows, columns and terms that fill no tile
         ((90, 130, 201), "both_turned"),  # and lines that begin anywhere
-        ((65, 48, 128), "a_turned"),
-        ((130, 10, 300), "b_turned"),  # the logits of a network
-        ((10, 264, 128), "a_turned"),  # and the gradient of their weights
+        ((171, 48, 128), "a_turned"),
+        ((362, 10, 300), "b_turned"),  # the logits of a network
+        ((10, 840, 128), "a_turned"),  # and the gradient of their weights
         ((66, 64, 1024), "plain"),  # many cuts, whose sums take room from rings
+        ((520, 72, 256), "b_turned"),  # one cut, all of which is on its way at once
     ],
     ids=str,
 )
@@ -377,7 +378,7 @@ def test_small_tiles(sizes, layout, name, make_rng):
 @pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
 @pytest.mark.parametrize(
-    "sizes", [(5, 1000, 2048), (1, 330, 1040), (616, 8, 4096), (3, 333, 1072)], ids=str
+    "sizes", [(5, 1000, 2048), (1, 1030, 1040), (616, 8, 4096), (3, 333, 1072)], ids=str
 )
 def test_few_rows(sizes, name, layout, make_rng):
     """By rings of warps, k or the other axis side by side, aligned or not."""
