@@ -145,6 +145,39 @@ def test_16_bits(sizes, kind, dtype, device):
         )
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_16_bits(dtype):
+    """In steps of tensor cores a weight is 2^x to 2^-13.2, or 2^-16 of float16: nearly always the
+    nearest number of 16 bits, in order, 1 at 0 and 0 far below."""
+    count, exponent = 8192, {"bfloat16": -20, "float16": -13}[dtype]
+    below = np.arange(count) * (2**16 // count)  # in 2^-16
+    feed = {
+        n: np.zeros((1, 1, rows, 16), np.float32)
+        for n, rows in zip("qkv", (count + 2, 2, 2), strict=True)
+    }
+    feed["q"][0, 0, :count, :3] = np.stack([np.full(count, exponent), below // 256, below % 256], 1)
+    feed["q"][0, 0, count + 1, 0] = -140
+    feed["k"][0, 0, 1, :3] = 1, -(2.0**-8), -(2.0**-16)
+    feed["v"][0, 0, 1] = 1
+    feed["dy"] = feed["q"]
+    got = run(
+        graph_of(feed, None, False, math.log(2), dtype),
+        feed,
+        dtype,
+        device="cpu",
+        tensor_cores="sm_90",
+    )
+    y = np.asarray(got["y"], np.float64)[0, 0, :, 0]  # w / (1 + w), rounded: w, where it is small
+    want = np.exp2(exponent - below / 2**16)
+    nearest = narrowed(want, dtype).double().numpy()
+    assert (y[count:] == [0.5, 0]).all()
+    assert (np.diff(y[:count]) <= 0).all()
+    digits = {"bfloat16": 8, "float16": 11}[dtype]
+    error = {"bfloat16": 2.0**-13.2, "float16": 2.0**-16}[dtype]
+    assert (np.abs(y[:count] / want - 1) <= (2.0**-digits + error)).all()
+    assert np.mean(y[:count] != nearest) < error * 2.0**digits
+
+
 @pytest.mark.parametrize("kind", ["none", "causal", "rows"])
 def test_against_torch(kind):
     torch = pytest.importorskip("torch")
@@ -164,6 +197,20 @@ def test_against_torch(kind):
             want = np.where(np.isnan(want), got[name], want)
         if name == "y" or kind != "rows":
             np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 90, 500, 16), (1, 1, 1, 300, 300, 16)], ids=str)
+def test_scores_that_grow_from_block_to_block(sizes, dtype):
+    """In steps of tensor cores: what is subtracted from them moves later than their largest."""
+    feed = {n: narrowed(x, dtype).float().numpy() for n, x in rise(operands(sizes)).items()}
+    causal = sizes[3] == sizes[4]
+    g = graph_of(feed, None, causal, 0.25, dtype)
+    got = run(g, feed, dtype, device="cpu", tensor_cores="sm_90")
+    step = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]
+    for name, want in reference(feed, None, causal, 0.25).items():
+        error = np.abs(np.asarray(got[name], np.float64) - want)
+        assert error.max() < 3 * step * np.abs(want).max(), name
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -513,7 +560,18 @@ WITH_ROLES = [
     ((1, 8, 8, 193, 70, 64), "none"),
     ((1, 5, 5, 449, 449, 128), "causal"),
     ((2, 4, 2, 190, 321, 128), "none"),
+    ((1, 2, 2, 200, 900, 64), "rising"),
+    ((1, 2, 1, 700, 700, 128), "rising"),
 ]
+
+
+def rise(feed):
+    """Scores that grow along the keys, of some queries slowly, of some fast, of some shrink: far
+    below 0 and far above, so that what is subtracted from a row's stays, moves a little or far."""
+    t, s = feed["q"].shape[2], feed["k"].shape[2]
+    feed["q"][..., 0] = np.linspace(-3, 9, t)
+    feed["k"][..., 0] = np.linspace(-40, 40, s)
+    return feed
 
 
 @pytest.mark.gpu
@@ -523,7 +581,11 @@ WITH_ROLES = [
 def test_warp_roles_have_the_bits(sizes, kind, dtype):
     """Of 9.0: the kernels whose warps load or multiply, forward and backward."""
     feed, scale = operands(sizes), 1 / math.sqrt(sizes[-1])
-    mask, causal = mask_of(kind, sizes)
+    if kind == "rising":
+        mask, causal = None, sizes[3] == sizes[4]
+        feed = rise(feed)
+    else:
+        mask, causal = mask_of(kind, sizes)
     g = graph_of(feed, mask, causal, scale, dtype)
     known = _core.cuda_candidates(g._core, _core.pass_names())
     chosen = {signature: "wgmma" for signature, names in known.items() if "wgmma" in names}

@@ -470,7 +470,7 @@ def test_attention_is_neither_serialized_nor_spilled(size, causal):
 # What waits for products in the sources, by the size of heads. Where there is more, the assembler
 # saw sums in use that are on their way, and had a turn of the loop end before the next begins.
 WAITS = {
-    "attention": (3, 3),
+    "attention": (2, 2),
     "attention_dq": (7, 7),
     "attention_dkv": (7, 3),
     "attention_grads": (14, 10),

@@ -37,10 +37,10 @@
 //             ... of each block, and are halved; to each result is added, after each block, the
 //             chain of its products. Of gradients the same: blocks of keys for dq, of queries (of
 //             one head after the other) for dk and dv, of weights times 1 / sum.
-//   mma16(c)  The same with steps of mma_step() over 16 columns, or 16 keys or queries, from +0 and
-//             from one block to the next without an end; weights and slopes are rounded to the
-//             operands' type before they are multiplied, and weights are summed so rounded, times
-//             1, by the same steps. Gradients have weights of 2^(... - top - log2(sum)).
+//   mma16(c)  The same by steps of mma_step() over 16 columns, keys or queries, from +0, one block
+//             after the other; top stays until it would rise by more than 8. Weights, weight_16(),
+//             and slopes are rounded to the operands' type before they are multiplied; the sum is
+//             of weights so rounded, by such steps. Gradients' are 2^(... - top - log2(sum)).
 //   Masked keys weigh 0, so blocks of masked keys may be skipped. (If k, v or scores are not
 //   finite, whether masked keys give NaN is unspecified.)
 #pragma once

@@ -604,9 +604,9 @@ AICF_HD float weight(float x) {
                            0.00134185038f, 0.000158371156f);
     return from_bits(bits(p) + (bits(big) << 23));
 }
-// A weight of 16 bits, 2^(score factor + offset): by `scale` and `start`, made of these two, in
-// eight operations. Exactly 1 at 0; from -127 down, and of NaN, exactly 0; before it is rounded
-// within 2^-13.2 of the exact one, in Half (float16) within 2^-16.
+// A weight of 16 bits, 2^(score factor + offset), an exponent of 9 or less: by `scale` and `start`,
+// made of these two, in eight operations. Exactly 1 at 0; from -127 down, and of NaN, exactly 0.
+// Rounded to bfloat16 later, it is exact to 2^-13.2, to float16 (Half) to 2^-16.
 AICF_HD float weight_scale(float factor) { return factor * 0x1p-8f; }
 AICF_HD float weight_start(float offset) { return fma(offset, 0x1p-8f, 127.0f * 0x1p-8f); }
 template <bool Half>
@@ -622,6 +622,12 @@ AICF_HD float weight_16(float score, float scale, float start) {
 // The whole power of two above the largest score of a row, whose scores are `most` and below: then
 // sums are moved from one to another without rounding. Of -inf, which hides all, -inf.
 AICF_HD float weight_top(float most, float factor) { return 0.0f - floor(-(most * factor)); }
+// Weights of 16 bits stay below such a power of scores before where theirs is at most 2^8 above it:
+// sums that seldom move are seldom multiplied. NaN stays.
+AICF_HD float weight_limit(float top) { return top + 8.0f; }
+AICF_HD float weight_rise(float top, float next) {
+    return next <= weight_limit(top) ? top : maximum(top, next);
+}
 // 2^(before - after) of such powers, before <= after; 0 from 2^-127 down and where one is none.
 AICF_HD float weight_step(float before, float after) {
     const float d = before - after;

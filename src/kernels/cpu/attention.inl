@@ -430,7 +430,7 @@ void forward_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t 
             float most = kNone;
             for (int64_t j = 0; j < block; j++)
                 if (seen(i0 + i, j0 + j)) most = scalar::maximum(most, s[j]);
-            const float next = scalar::maximum(top[i], scalar::weight_top(most, z.factor)),
+            const float next = scalar::weight_rise(top[i], scalar::weight_top(most, z.factor)),
                         start = scalar::weight_start(next == kNone ? 0.0f : -next),
                         step = scalar::weight_step(top[i], next);
             top[i] = next;
@@ -486,8 +486,8 @@ void dq_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t head,
         add_steps(room.own, room.other, rows, kKeys, width, room.scores, kKeys);
         add_steps(room.own_too, room.other_too, rows, kKeys, width, room.more, kKeys);
         for (int64_t i = 0; i < rows; i++) {
-            const float start = scalar::weight_start(
-                            scalar::weight_offset(tops(i0 + i), sums(i0 + i))),
+            const float start =
+                            scalar::weight_start(scalar::weight_offset(tops(i0 + i), sums(i0 + i))),
                         mean = deltas(i0 + i);
             for (int64_t j = 0; j < kKeys; j++) {
                 const int64_t x = i * kKeys + j;
@@ -528,7 +528,8 @@ void dkv_steps(const ArgBlock& args, const Sizes& z, int64_t batch, int64_t grou
                 const bool there = i < left;
                 const float offset =
                                 there ? scalar::weight_offset(tops(i0 + i), sums(i0 + i)) : kNone,
-                            start = scalar::weight_start(offset), mean = there ? deltas(i0 + i) : 0.0f;
+                            start = scalar::weight_start(offset),
+                            mean = there ? deltas(i0 + i) : 0.0f;
                 for (int64_t j = 0; j < count; j++) {
                     const int64_t x = j * kKeys + i;
                     slope_steps<E>(z, seen, i0 + i, j0 + j, start, mean, room.scores[x],

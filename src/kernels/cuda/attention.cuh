@@ -278,7 +278,8 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
                         m = largest(m, largest(s[x][2 * high], s[x][2 * high + 1]));
                     m = largest(m, __shfl_xor_sync(~0u, m, 1));
                     m = largest(m, __shfl_xor_sync(~0u, m, 2));
-                    const float next = largest(top[high], scalar::weight_top(m, factor));
+                    const float next =
+                        scalar::weight_rise(top[high], scalar::weight_top(m, factor));
                     moves |= !(next == top[high]);
                     step[high] = scalar::weight_step(top[high], next);
                     top[high] = next;
@@ -300,8 +301,7 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
 #pragma unroll
                 for (int x = 0; x < lots; x++)
 #pragma unroll
-                    for (int y = 0; y < 4; y++)
-                        s[x][y] = weight_of<E>(s[x][y], by, start[y / 2]);
+                    for (int y = 0; y < 4; y++) s[x][y] = weight_of<E>(s[x][y], by, start[y / 2]);
                 as_operand<E>(weights, s);
             }
             wait_copies<0>();
@@ -332,8 +332,8 @@ __device__ __forceinline__ void attention_mma(const Grid& grid, E* o, float* mos
     }
 }
 
-/// Where a query's weights start, made of its scores again, and what is subtracted from their slopes; of a
-/// query that is not there no weight and 0.
+/// Where a query's weights start, made of its scores again, and what is subtracted from their
+/// slopes; of a query that is not there no weight and 0.
 template <class Shape, class Index>
 __device__ __forceinline__ void numbers_of(float& start, float& mean, const float* most,
                                            const float* sum, const float* delta, Index batch,

@@ -253,6 +253,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             mean[high] = of_rows[high].mean();
         }
         bool goes_on = true;
+        uint32_t keys_there = 0, values_there = 0;  // asked of the next turn's before it
         int j = 0, row = row_of(place, round), seen = seen_of(place, round), now = stage,
             done = stage;
         uint32_t now_phase = phase;
@@ -279,7 +280,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             if constexpr (both) {
                 fresh(next_s);
             } else {
-                wait_barrier(barriers.full(1, at), now_phase);
+                wait_barrier(barriers.full(1, at), now_phase, values_there);
                 fresh(s);
                 upstream(s, queries, at);
             }
@@ -296,9 +297,12 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                 }
             }
             if (goes_on) {
-                if (last) pass(place.blocks - seen);
-                wait_barrier(barriers.full(0, stage), phase);
-                if constexpr (both) wait_barrier(barriers.full(1, stage), phase);
+                if (last && seen < place.blocks) {
+                    pass(place.blocks - seen);
+                    keys_there = values_there = 0;
+                }
+                wait_barrier(barriers.full(0, stage), phase, keys_there);
+                if constexpr (both) wait_barrier(barriers.full(1, stage), phase, values_there);
             }
             now = stage;
             now_phase = phase;
@@ -307,11 +311,14 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             wait_products<3>();
             hold(p);
             if (goes_on) next();
+            keys_there = is_over(barriers.full(0, stage), phase);
+            values_there = both ? is_over(barriers.full(1, stage), phase)
+                                : is_over(barriers.full(1, now), now_phase);
             const int j0 = j * block;
 #pragma unroll
-            for (int x = 0; x < block / 2; x++)
-                p[x] = weight_of<E>(p[x], by, start[x % 4 / 2]);
-            if (j0 + block > Shape::s || (Shape::causal && j0 + block - 1 > row)) {
+            for (int x = 0; x < block / 2; x++) p[x] = weight_of<E>(p[x], by, start[x % 4 / 2]);
+            if (__any_sync(~0u, j0 + block > Shape::s || (Shape::causal && j0 + block - 1 > row) ||
+                                    is_nan(factor))) {
                 const int key = j0 + lane % 4 * 2;
 #pragma unroll
                 for (int high = 0; high < 2; high++) {
@@ -522,13 +529,13 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             float start[2];
             two_numbers(start, at, 0, x);
 #pragma unroll
-            for (int y = 0; y < 4; y++)
-                p[4 * x + y] = weight_of<E>(p[4 * x + y], by, start[y % 2]);
+            for (int y = 0; y < 4; y++) p[4 * x + y] = weight_of<E>(p[4 * x + y], by, start[y % 2]);
         }
-        if (Shape::causal && row + 15 > i0) {
+        if (__any_sync(~0u, (Shape::causal && row + 15 > i0) || is_nan(factor))) {
 #pragma unroll
             for (int high = 0; high < 2; high++) {
-                const int hidden = row + lane / 4 + 8 * high - i0 - lane % 4 * 2;
+                const int hidden =
+                    Shape::causal ? row + lane / 4 + 8 * high - i0 - lane % 4 * 2 : block;
 #pragma unroll
                 for (int x = 0; x < block / 4; x++)
                     if (x / 2 * 8 + x % 2 < hidden) p[x / 2 * 4 + 2 * high + x % 2] = 0.0f;
@@ -593,7 +600,8 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             wait_products<0>();
             hold(even);
             next();
-            int done = stage;  // the stage of the block before
+            int done = stage;                                // the stage of the block before
+            uint32_t queries_there = 0, upstream_there = 0;  // asked of the next turn's before it
             // Through one unit after the other: the scores of the next block are asked for before
             // the weights of this one are made. False at the last before the end or a unit without
             // blocks.
@@ -603,7 +611,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 const bool last = turn + 1 == turns, ends = i0 + block >= blocks * block;
                 bool goes_on = true;
                 uint32_t of = round;
-                wait_barrier(barriers.full(1, at), at_phase);
+                wait_barrier(barriers.full(1, at), at_phase, upstream_there);
                 hold(s);
                 hold(next_p);
                 multiply_lines<Layout, own_box, other_box>(s, keys + Room::own_bytes / 16,
@@ -616,8 +624,11 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                     if (goes_on) wait_barrier(barriers.full_own(of % 2), of / 2 % 2);
                 }
                 if (goes_on) {
-                    if (ends) pass(hidden(of));
-                    wait_barrier(barriers.full(0, stage), phase);
+                    if (ends && hidden(of) > 0) {
+                        pass(hidden(of));
+                        queries_there = 0;
+                    }
+                    wait_barrier(barriers.full(0, stage), phase, queries_there);
                 }
                 now = stage;
                 now_phase = phase;
@@ -626,6 +637,8 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 wait_products<4>();
                 hold(p);
                 if (goes_on) next();
+                queries_there = is_over(barriers.full(0, stage), phase);
+                upstream_there = is_over(barriers.full(1, now), now_phase);
                 weigh(p, at, i0, row);
                 wait_products<1>();
                 hold(s);

@@ -63,6 +63,11 @@ __device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
             to[k][w] = narrow_two<E>(from[8 * k + 2 * w], from[8 * k + 2 * w + 1]);
 }
 
+/// No scale is NaN, which the assembler does not know. A branch by it that may write weights, as
+/// one by hidden keys does, keeps their making before a wait for products behind it: else the
+/// assembler waits first.
+__device__ __forceinline__ bool is_nan(float factor) { return !(factor == factor); }
+
 /// Four words of each of a row's four lanes: the first lane gets the first word of each.
 __device__ __forceinline__ void turn_words(uint32_t (&word)[4], int lane) {
 #pragma unroll
@@ -114,20 +119,23 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Count], const flo
 }
 
 /// Scores of 64 queries to weights, what attention.cuh does, of sums of a warpgroup, 64 keys at a
-/// time.
+/// time. A turn in which no row's power of two moves compares, and has nothing else to do.
 template <class Shape, class E>
 struct RowWeights {
-    float top[2], step[2], factor, by;
-    bool moves;
+    float top[2], limit[2], start[2], step[2], factor, by;
+    bool moves;  // sums are to be multiplied by `step`
     __device__ __forceinline__ explicit RowWeights(float of)
         : factor(of), by(scalar::weight_scale(of)) {
         begin();
     }
-    __device__ __forceinline__ void begin() { top[0] = top[1] = scalar::from_bits(0xff800000u); }
+    __device__ __forceinline__ void begin() {
+        top[0] = top[1] = scalar::from_bits(0xff800000u);
+        limit[0] = limit[1] = scalar::from_bits(0x7fc00000u);
+    }
     __device__ __forceinline__ static bool hides(int j0, int row) {
         return j0 + 64 > Shape::s || (Shape::causal && j0 + 63 > row);
     }
-    __device__ __forceinline__ static void hide(float (&s)[32], int j0, int row) {
+    __device__ __forceinline__ static void hide(float (&s)[32], int j0, int row, float value) {
         const int lane = threadIdx.x % 32, key = j0 + lane % 4 * 2, query = row + lane / 4;
 #pragma unroll
         for (int high = 0; high < 2; high++) {
@@ -137,17 +145,14 @@ struct RowWeights {
                 seen = query + 8 * high + 1 - key;
 #pragma unroll
             for (int x = 0; x < 16; x++)
-                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = scalar::from_bits(0xff800000u);
+                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
         }
     }
     __device__ __forceinline__ static int larger(int a, int b) { return a > b ? a : b; }
-    /// The largest scores of a lane's two rows, of the keys from j0 on and the warp's queries from
-    /// `row` on, and of `of`, by their bits as integers: three at a time, where floats are compared
-    /// two at a time. Right where one is +0 or above, and of the NaN that products make; else some
-    /// number below 0.
-    __device__ __forceinline__ static void largest_bits(int (&of)[2], float (&s)[32], int j0,
-                                                        int row) {
-        if (hides(j0, row)) hide(s, j0, row);
+    /// The largest scores of a lane's two rows and of `of`, by their bits as integers: three at a
+    /// time, where floats are compared two at a time. Right where one is +0 or above, and of the
+    /// NaN that products make; else some number below 0.
+    __device__ __forceinline__ static void largest_bits(int (&of)[2], const float (&s)[32]) {
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             int m[2] = {of[high], int(scalar::bits(s[2 * high]))};
@@ -167,47 +172,37 @@ struct RowWeights {
             m = largest(m, largest(s[x + 2 * high], s[x + 2 * high + 1]));
         return m;
     }
-    /// From the largest scores of lanes to where the weights of a row start; sums are to be
-    /// multiplied by `step`, where it `moves`. `half`: the last 64 keys are not seen.
-    __device__ __forceinline__ void rise(float (&start)[2], int (&most)[2], const float (&first)[32],
-                                         const float (&last)[32], bool half) {
+    /// Whether the warp's rows keep their powers: each lane compares its own scores. Where a limit
+    /// is below 0, whose scores are to be seen as floats, it is kept as NaN.
+    __device__ __forceinline__ bool keeps(const int (&most)[2]) const {
+        return __all_sync(~0u, scalar::from_bits(uint32_t(most[0])) * factor <= limit[0] &&
+                                   scalar::from_bits(uint32_t(most[1])) * factor <= limit[1]);
+    }
+    __device__ __forceinline__ void rise(const float (&first)[32], const float (&last)[32]) {
         const float none = scalar::from_bits(0xff800000u);
-        moves = false;
-        bool known = true;
-        float used[2];
+        bool moved = false;
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            most[high] = larger(most[high], __shfl_xor_sync(~0u, most[high], 1));
-            most[high] = larger(most[high], __shfl_xor_sync(~0u, most[high], 2));
-            used[high] = scalar::from_bits(uint32_t(most[high]));
-            known &= most[high] >= 0 || top[high] >= 0.0f;  // below 0, it raises no top from 0 on
-        }
-        if (__any_sync(~0u, !known)) {
-#pragma unroll
-            for (int high = 0; high < 2; high++) {
-                used[high] = largest_float(first, high);
-                if (!half) used[high] = largest(used[high], largest_float(last, high));
-                used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 1));
-                used[high] = largest(used[high], __shfl_xor_sync(~0u, used[high], 2));
-            }
-        }
-#pragma unroll
-        for (int high = 0; high < 2; high++) {
-            const float next = largest(top[high], scalar::weight_top(used[high], factor));
-            moves |= !(next == top[high]);
+            float m = largest(largest_float(first, high), largest_float(last, high));
+            m = largest(m, __shfl_xor_sync(~0u, m, 1));
+            m = largest(m, __shfl_xor_sync(~0u, m, 2));
+            const float next = scalar::weight_rise(top[high], scalar::weight_top(m, factor));
+            moved |= !(next == top[high]);
             step[high] = scalar::weight_step(top[high], next);
             top[high] = next;
             start[high] = scalar::weight_start(next == none ? 0.0f : -next);
+            limit[high] = scalar::weight_limit(next);
+            if (!(limit[high] >= 0.0f)) limit[high] = scalar::from_bits(0x7fc00000u);
         }
+        moves = __any_sync(~0u, moved);
     }
     /// Of hidden scores, which are -inf, 0.
-    __device__ __forceinline__ void weights_of(float (&s)[32], const float (&start)[2]) const {
+    __device__ __forceinline__ void weights_of(float (&s)[32]) const {
 #pragma unroll
         for (int x = 0; x < 32; x++) s[x] = weight_of<E>(s[x], by, start[x % 4 / 2]);
     }
     template <int Count>
     __device__ __forceinline__ void move(float (&sums)[Count]) const {
-        if (!__any_sync(~0u, moves)) return;
 #pragma unroll
         for (int x = 0; x < Count; x++) sums[x] *= step[x % 4 / 2];
     }
@@ -443,19 +438,27 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 queries = queries_of(of);
             }
             const int j0 = j * Room::keys;
-            const bool half = sees_half(j, row);
-            float start[2];
-            wait_products<2>();
-            hold(low);
-            int most_bits[2] = {-0x7fffffff, -0x7fffffff};
-            rows_of.largest_bits(most_bits, low, j0, row);
+            // Votes, of which the compiler knows that a warp goes one way.
+            const bool edge = __any_sync(~0u, RowWeights<Shape, E>::hides(j0 + 64, row));
+            const bool half = Shape::causal && __any_sync(~0u, sees_half(j, row));
+            const float none = scalar::from_bits(0xff800000u);
             wait_products<1>();
+            hold(low);
             hold(high);
             if (goes_on) release(empty_k(at));
             if (last) release(empty_q(round % 2));
-            if (!half) rows_of.largest_bits(most_bits, high, j0 + 64, row);
-            rows_of.rise(start, most_bits, low, high, half);
-            rows_of.weights_of(low, start);
+            if (edge) {
+                rows_of.hide(low, j0, row, none);
+                rows_of.hide(high, j0 + 64, row, none);
+            }
+            int most_bits[2] = {-0x7fffffff, -0x7fffffff};
+            rows_of.largest_bits(most_bits, low);
+            rows_of.largest_bits(most_bits, high);
+            rows_of.moves = false;
+            if (!rows_of.keeps(most_bits)) rows_of.rise(low, high);
+            const uint32_t keys_there = last ? 0 : is_over(full_k(stage), phase);
+            rows_of.weights_of(low);
+            if (edge || is_nan(factor)) rows_of.hide(low, j0, row, 0.0f);
             wait_products<0>();
             hold(acc);
             pack_lines<E>(low_weights, low);
@@ -468,24 +471,25 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 ended = false;
             } else if (j > 0) {
                 release(empty_v(before));
-                rows_of.move(acc);
+                if (rows_of.moves) rows_of.move(acc);
             }
             if (follows) {
                 if (last && stages >= 4) pass(place, needed);
-                wait_barrier(full_k(stage), phase);
+                wait_barrier(full_k(stage), phase, keys_there);
             }
             hold(low);
             score(low, queries, stage, 0);  // where none follows, of what lies there
+            const uint32_t values_there = is_over(full_v(at), at_phase);
             if (half) {
 #pragma unroll
                 for (int x = 0; x < 16; x++) high_weights[x / 4][x % 4] = 0;
             } else {
-                rows_of.weights_of(high, start);
+                rows_of.weights_of(high);
                 pack_lines<E>(high_weights, high);
             }
             hold(high);
             score(high, queries, stage, 1);
-            wait_barrier(full_v(at), at_phase);
+            wait_barrier(full_v(at), at_phase, values_there);
             hold(acc);
             add(at, j > 0);
             before = at;

@@ -29,6 +29,27 @@ __device__ __forceinline__ void wait_barrier_of_cluster(uint32_t barrier, uint32
         "r"(parity)
         : "memory");
 }
+/// Whether the phase is over, asked before it is needed: the answer takes some time.
+__device__ __forceinline__ uint32_t is_over(uint32_t barrier, uint32_t parity) {
+    uint32_t over;
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}"
+        : "=r"(over)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return over;
+}
+/// Waits, unless it was over when asked.
+__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity, uint32_t over) {
+    asm volatile(
+        "{\n.reg .pred done;\nsetp.ne.u32 done, %2, 0;\n@done bra over;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\nbra again;\nover:\n}" ::"r"(barrier),
+        "r"(parity), "r"(over)
+        : "memory");
+}
 /// Arrives, and makes the phase wait for so many bytes of copies.
 __device__ __forceinline__ void arrive_expecting(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
