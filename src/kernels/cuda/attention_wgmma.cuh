@@ -175,8 +175,9 @@ struct RowWeights {
     /// Whether the warp's rows keep their powers: each lane compares its own scores. Where a limit
     /// is below 0, whose scores are to be seen as floats, it is kept as NaN.
     __device__ __forceinline__ bool keeps(const int (&most)[2]) const {
-        return __all_sync(~0u, scalar::from_bits(uint32_t(most[0])) * factor <= limit[0] &&
-                                   scalar::from_bits(uint32_t(most[1])) * factor <= limit[1]);
+        const float first = scalar::from_bits(uint32_t(most[0])) * factor,
+                    second = scalar::from_bits(uint32_t(most[1])) * factor;
+        return !__any_sync(~0u, !(first <= limit[0]) || !(second <= limit[1]));
     }
     __device__ __forceinline__ void rise(const float (&first)[32], const float (&last)[32]) {
         const float none = scalar::from_bits(0xff800000u);
