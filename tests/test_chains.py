@@ -45,6 +45,7 @@ CASES = [
     ((1100, (24, 64, 40, 8)), {"act": aicf.relu}),  # rows that fill no tile, columns that fill none
     ((2050, (63, 33, 33, 33)), {"act": aicf.tanh}),  # lines that begin anywhere
     ((1500, (200, 48, 48, 10)), {"loss": "labels"}),
+    ((1100, (256, 64, 64)), {}),  # as much as shared memory has room for
     ((1040, (64,) * 6), {}),  # weight gradients whose cuts are blocks' share a launch, too
 ]
 
@@ -83,6 +84,9 @@ def test_what_stays_apart():
     assert chains(g, "mixed", arch="sm_80") == []
     g, _ = graph_of(16384, (64, 64, 512, 64, 64))  # a wide layer between two narrow ones
     assert chains(g, "mixed") == [2]
+    # Shared memory has room for rows and two layers' weights of 256 terms in 16 bits, not in 32.
+    g, _ = graph_of(16384, (256, 64, 64, 64))
+    assert (chains(g, "mixed"), chains(g, "tf32")) == ([5], [4])
 
 
 def bits(step, feed):

@@ -1,5 +1,6 @@
 // Products of narrow layers over many rows in one launch: a block takes its rows through all.
 #include "core/graph/region.h"
+#include "kernels/cuda/block.h"
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/thresholds.h"
 #include "kernels/cuda/tilings.h"
@@ -21,8 +22,11 @@ bool is_link(const LoweredOp& op, const Limits& limits) {
         return false;
     const int64_t m = c.shape[0], n = c.shape[1], k = a.shape[1],
                   chunk = std::atoll(order.c_str() + order.find('(') + 1);
-    return chunk % 64 == 0 && m >= kChainRows && m <= kMostChainRows && n <= kChainColumns &&
-           k <= kChainTerms;
+    if (chunk % 64 != 0 || m < kChainRows || m > kMostChainRows || n > kChainColumns ||
+        k > kChainTerms)
+        return false;
+    const LinkRoom room = link_room(op);
+    return room.rows + 2 * room.own <= shared_bytes(limits);
 }
 
 /// Members one behind the other whose bodies are the same text: one for all.

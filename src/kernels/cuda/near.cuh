@@ -7,10 +7,10 @@
 
 namespace aicf {
 
-/// Of one operand.
+/// Of one operand, of which only terms and results that exist are read.
 template <int Wide, int Depth, int64_t Step, int64_t Next>
-struct NearTile : NearLines<float, Wide, Depth, Step, Next, 4, 4> {
-    typedef NearLines<float, Wide, Depth, Step, Next, 4, 4> Lines;
+struct NearTile : NearLines<float, Wide, Depth, Step, Next, 4, 4, false> {
+    typedef NearLines<float, Wide, Depth, Step, Next, 4, 4, false> Lines;
     using Lines::along;
     using Lines::pitch;
     /// Terms p to p + 3 of N elements that begin at `first`, `Apart` apart.

@@ -9,8 +9,9 @@ namespace aicf {
 /// A tile of one operand: `Wide` rows or columns of a product, Depth of k. Step is how far apart
 /// two of them lie in memory, Next two neighbours along k. It lies in shared memory as in global
 /// memory, in lines of k or across it, `Along` or `Across` elements longer than what they hold, so
-/// that copies take 16 bytes.
-template <class E, int Wide, int Depth, int64_t Step, int64_t Next, int Along, int Across>
+/// that copies take 16 bytes. With Zeros what does not exist is 0, else lines of it are left out.
+template <class E, int Wide, int Depth, int64_t Step, int64_t Next, int Along, int Across,
+          bool Zeros = true>
 struct NearLines {
     typedef E Element;
     static constexpr bool along = Step != 1;  // lines are of k, unless those across it are dense
@@ -24,7 +25,7 @@ struct NearLines {
     static_assert(pitch % pack == 0);
 
     /// By `Threads` threads, of which this is number t; `wide` and `depth` of the tile exist, all
-    /// of them where it is Whole; the rest is 0. `aligned`: lines begin at multiples of 16 bytes.
+    /// of them where it is Whole. `aligned`: lines begin at multiples of 16 bytes.
     template <int Threads, bool Whole>
     __device__ __forceinline__ static void fetch(E* to, const E* from, int t, int wide, int depth,
                                                  bool aligned) {
@@ -43,7 +44,7 @@ struct NearLines {
             } else {
                 const int left = filled - e < 0 ? 0 : filled - e < pack ? filled - e : pack;
 #pragma unroll 1
-                for (int line = 0; line < lines; line += at_once) {
+                for (int line = 0; Zeros ? line < lines : first + line < some; line += at_once) {
                     const int count = first + line < some ? left : 0;
                     copy_async_filled(y + int(sizeof(E)) * line * pitch,
                                       count ? x + line * line_step : from, int(sizeof(E)) * count);
@@ -57,9 +58,10 @@ struct NearLines {
                 const int there = line < some ? filled - e : 0, count = Whole || there > per ? per
                                                                         : there < 0 ? 0
                                                                                     : there;
-                copy_async_word(shared_address(to + line * pitch + e),
-                                count ? from + line * line_step + e * step : from,
-                                int(sizeof(E)) * count);
+                if (Zeros || count)
+                    copy_async_word(shared_address(to + line * pitch + e),
+                                    count ? from + line * line_step + e * step : from,
+                                    int(sizeof(E)) * count);
             }
         } else {
 #pragma unroll 4
