@@ -22,7 +22,7 @@ struct NearLines {
     static constexpr bool packs = step == 1 && line_step % pack == 0;
     static constexpr int per = 4 / sizeof(E);  // elements of a word
     static constexpr bool words = per == 1 || (step == 1 && line_step % per == 0);
-    static_assert(pitch % pack == 0);
+    static_assert(pitch % pack == 0 && (Zeros || sizeof(E) == 4));
 
     /// By `Threads` threads, of which this is number t; `wide` and `depth` of the tile exist, all
     /// of them where it is Whole. `aligned`: lines begin at multiples of 16 bytes.
@@ -50,6 +50,14 @@ struct NearLines {
                                       count ? x + line * line_step : from, int(sizeof(E)) * count);
                 }
             }
+        } else if constexpr (!Zeros) {
+#pragma unroll 4
+            for (int u = t; u < lines * length; u += Threads) {
+                const int line = u / length, e = u % length;
+                if (Whole || (line < some && e < filled))
+                    copy_async<sizeof(E)>(to + line * pitch + e,
+                                          from + line * line_step + e * step);
+            }
         } else if (words && (sizeof(E) == 4 || !(reinterpret_cast<uint64_t>(from) & 3))) {
             // Copies of a word each, so that what several steps need is on its way together.
 #pragma unroll 4
@@ -58,10 +66,9 @@ struct NearLines {
                 const int there = line < some ? filled - e : 0, count = Whole || there > per ? per
                                                                         : there < 0 ? 0
                                                                                     : there;
-                if (Zeros || count)
-                    copy_async_word(shared_address(to + line * pitch + e),
-                                    count ? from + line * line_step + e * step : from,
-                                    int(sizeof(E)) * count);
+                copy_async_word(shared_address(to + line * pitch + e),
+                                count ? from + line * line_step + e * step : from,
+                                int(sizeof(E)) * count);
             }
         } else {
 #pragma unroll 4
