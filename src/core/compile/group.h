@@ -36,6 +36,9 @@ class Lists {
     std::vector<int> begin_, items_;
 };
 
+/// A group of independent members, each with operands of its own.
+LoweredOp group_of(const std::vector<LoweredOp>& ops, const std::vector<int>& members);
+
 /// A partition of the ops into groups, each to become one op.
 class Groups {
   public:

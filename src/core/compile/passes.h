@@ -86,7 +86,7 @@ void fuse_step(Lowered& lowered, const Target& target);
 void fuse_chains(Lowered& lowered, const Target& target);
 /// Scalar prologue: the ops that compute an optimizer's scalars join its updates (group.cpp).
 void fuse_scalars(Lowered& lowered, const Target& target);
-/// A norm's gradient and the sums over rows beside it become one kernel (group.cpp).
+/// A norm's gradient and the sums over rows beside it become one kernel (row_sums.cpp).
 void fuse_row_sums(Lowered& lowered, const Target& target);
 /// Horizontal fusion: small independent ops share a launch (group.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
