@@ -387,8 +387,9 @@ random numbers are, they stay within 2·√K·u·(|A|·|B|). Products of small i
 tile and layout.
 `tests/test_accuracy.py` asserts all of this on a sample.
 
-Attention by tensor cores rounds its weights to 16 bits. Before, they are within 2⁻¹³·² of 2^x, in
-float16 within 2⁻¹⁶: 5 and 3 percent of what the rounding may add (`tests/test_attention.py`).
+Attention on tensor cores rounds its weights, powers of two, to 16 bits. What is rounded has a
+relative error of at most 2⁻¹³·¹ for bfloat16 and 2⁻¹⁶ for float16: about 3 percent of what the
+rounding itself may add (`tests/test_attention.py`).
 
 ## Losses, norms and softmax
 

@@ -119,4 +119,4 @@ def test_the_kernel_compiles_without_spills(math):
         assert found
         for program in found:
             log = _core.cuda_log(program, "sm_90a")
-            assert "0 bytes spill stores" in log and "error" not in log
+            assert " 0 bytes spill stores" in log and "error" not in log

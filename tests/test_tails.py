@@ -188,4 +188,4 @@ def test_the_kernel_compiles_without_spills(arch, math):
             continue
         (program,) = found
         log = _core.cuda_log(program, arch)
-        assert "0 bytes spill stores" in log and "error" not in log
+        assert " 0 bytes spill stores" in log and "error" not in log

@@ -176,8 +176,8 @@ def test_bits_of_many_tensors_in_one_launch():
     g.minimize(loss, aicf.optim.AdamW(lr=0.1))
     g.output("loss", loss)
     passes = tuple(name for name in ALL if name not in ("block", "horizontal"))
-    names = [name for op in plan_of(g, passes)["ops"] for name in members(op)]
-    assert names.count("scaled_adam_step") == len(params)
+    launches = [members(op) for op in plan_of(g, passes)["ops"]]
+    assert len(params) in [names.count("scaled_adam_step") for names in launches]
     ends = []
     for device in ("cpu", "cuda"):
         step = g.compile(device=device, seed=1, passes=passes)

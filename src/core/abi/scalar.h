@@ -605,8 +605,8 @@ AICF_HD float weight(float x) {
     return from_bits(bits(p) + (bits(big) << 23));
 }
 // A weight of 16 bits, 2^(score factor + offset), an exponent of 9 or less: by `scale` and `start`,
-// made of these two, in eight operations. Exactly 1 at 0; from -127 down, and of NaN, exactly 0.
-// Rounded to bfloat16 later, it is exact to 2^-13.2, to float16 (Half) to 2^-16.
+// made of these two, in eight operations, nine for float16 (Half). Exactly 1 at 0; from -127 down,
+// and of NaN, exactly 0. Its relative error before it is rounded is at most 2^-13.1, 2^-16 of Half.
 AICF_HD float weight_scale(float factor) { return factor * 0x1p-8f; }
 AICF_HD float weight_start(float offset) { return fma(offset, 0x1p-8f, 127.0f * 0x1p-8f); }
 template <bool Half>

@@ -9,14 +9,13 @@
 
 namespace aicf {
 
-namespace {
-
-/// A view that covers its value in C order.
 bool covers(const View& view, const Type& type) {
     return view.offset == 0 && view.dtype == type.dtype &&
            is_contiguous(view.shape, view.strides) &&
            element_count(view.shape) == element_count(type.shape);
 }
+
+namespace {
 
 /// A view of a value in C order, seen as a walk through the axes of a shape that covers the value.
 /// Its axes are split where a step would carry from one of those to another.

@@ -31,6 +31,9 @@ class Substitution {
     std::vector<ValueId> now_;
 };
 
+/// Whether a view covers its value in C order (copies.cpp).
+bool covers(const View& view, const Type& type);
+
 /// By value id, whether a gradient record names it as loss or value; passes must keep the loss
 /// dependent on the value.
 std::vector<char> linked_values(const Graph& graph);

@@ -15,13 +15,6 @@ namespace aicf {
 
 namespace {
 
-/// A view that covers its value in C order.
-bool covers(const View& view, const Type& type) {
-    return view.offset == 0 && view.dtype == type.dtype &&
-           is_contiguous(view.shape, view.strides) &&
-           element_count(view.shape) == element_count(type.shape);
-}
-
 using Order = std::vector<int>;  // of axes: which one comes first, ...
 
 View in_order(const View& view, const Order& order) {

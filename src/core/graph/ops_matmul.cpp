@@ -286,10 +286,10 @@ struct Sizes {
     }
 };
 
-/// Whether tensor cores take less time than fma. Below about 2^17 multiplications they gain
-/// nothing. Nor in tf32, whose operands are rounded first, below 2^20 in all, on an H100 2.4 us for
-/// 2.2 of 64 cubed; but of many rows they may share a launch with those before and behind.
-bool gains_by_tensor_cores(const Sizes& of, const std::string& math) {
+/// Whether a product is one of tensor cores. Below about 2^17 multiplications they are no faster
+/// than fma. In tf32 operands are rounded first, so it takes 2^20 over all batches (64 cubed took
+/// an H100 2.4 us, 2.2 by fma), or rows enough to share a launch with its neighbours (chains).
+bool takes_tensor_cores(const Sizes& of, const std::string& math) {
     constexpr int64_t least = 1 << 17, least_tf32 = 1 << 20, many_rows = 1024;
     const int64_t work = of.m * of.n * of.k;
     return (math != "fp32" || !of.wide) && math != "fp32x" && of.k >= 32 && of.m * of.n >= 64 &&
@@ -305,7 +305,7 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
     const auto& [batches, m, n, k, wide] = of;
     if (math == "fp32x" && tensor_cores == 9 && gains_by_limbs(batches, m, n, k))
         return limb_order();
-    if (tensor_cores < 8 || !gains_by_tensor_cores(of, math))
+    if (tensor_cores < 8 || !takes_tensor_cores(of, math))
         return chain_order(k > kShortChunk && k <= kShortTerms && batches * m * n <= kShortResults
                                ? kShortChunk
                                : kChainChunk);
@@ -318,7 +318,7 @@ void set_product_order(LoweredOp& op, int tensor_cores) {
     const std::string order = product_order(op, tensor_cores), math = op.attrs.text("math");
     op.attrs.set("order", order);
     if ((math == "fp32x" && order != limb_order()) ||
-        (math == "tf32" && !gains_by_tensor_cores(Sizes(op), math)))
+        (math == "tf32" && !takes_tensor_cores(Sizes(op), math)))
         op.attrs.set("math", std::string("fp32"));
 }
 
