@@ -30,7 +30,7 @@ bool is_link(const LoweredOp& op, const Limits& limits) {
 }
 
 /// Members one behind the other whose bodies are the same text: one for all.
-struct Alike {
+struct RepeatedLink {
     size_t first, count;
     int place, bytes;  // of the first one's argument block, of each
     std::string body;
@@ -55,8 +55,9 @@ bool leaves_like(const LoweredOp& last, int kept) {
 }
 
 /// The calls of members of one text, each of which asks for the weights of the one behind it.
-std::string calls_of(const Alike& kind, const Alike* after, int64_t rows, int64_t own) {
-    const auto weights = [&](const Alike& of, const std::string& place) {
+std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, int64_t rows,
+                       int64_t own) {
+    const auto weights = [&](const RepeatedLink& of, const std::string& place) {
         return cat("@_", of.first, "_weights(block.part<", of.bytes, ">(", place, "), to);\n");
     };
     const std::string place = cat(kind.place, " + i * ", kind.bytes);
@@ -89,7 +90,7 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     own_limits.chain = true;
     KernelText text;
     text.name = cat("chain_", dtype_abbrev(op.members[0].inputs[0].dtype), "_", op.members.size());
-    std::vector<Alike> kinds;
+    std::vector<RepeatedLink> kinds;
     LinkRoom room = {0, 0};
     uint32_t handed = 0;  // by member, whether the one before it hands its rows on
     for (size_t k = 0; k < op.members.size(); k++) {
@@ -119,8 +120,8 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     std::string calls;
     for (size_t k = 0; k < kinds.size(); k++) {
         text.body += replaced(kinds[k].body, "@", cat("@_", kinds[k].first));
-        calls +=
-            calls_of(kinds[k], k + 1 < kinds.size() ? &kinds[k + 1] : nullptr, room.rows, room.own);
+        calls += link_calls(kinds[k], k + 1 < kinds.size() ? &kinds[k + 1] : nullptr, room.rows,
+                            room.own);
     }
     text.body +=
         cat(body_head(),
