@@ -188,7 +188,8 @@ def attention_gpu():
     ]
     head = ("TFLOP/s", "aicf", "aicf by `mma.sync`", "cuDNN", "FlashAttention", "deterministic")
     head += ("time of cuDNN / aicf", "FlashAttention", "deterministic")
-    return source(run) + "\n\n" + table(head, rows)
+    note = f"; {run['note']}" if run.get("note") else ""
+    return source(run, note) + "\n\n" + table(head, rows)
 
 
 def gpt2_gpu():

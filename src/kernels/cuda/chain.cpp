@@ -116,6 +116,8 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
             kinds.push_back({k, 1, layout.parts[k], own.bytes, body});
         text.parts.push_back(std::move(part));
     }
+    check(room.rows + 2 * room.own <= shared_bytes(limits),
+          "cuda: a chain's rows and weights have no room in shared memory");
     text.shared = static_cast<uint32_t>(room.rows + 2 * room.own);
     std::string calls;
     for (size_t k = 0; k < kinds.size(); k++) {
