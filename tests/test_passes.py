@@ -224,7 +224,7 @@ def test_random_graphs(group, device):
     for seed in range(group * IN_GROUP, group * IN_GROUP + count):
         changed.update(check_random(seed, device))
     if device == "cpu":  # a pass that does nothing keeps every bit, too
-        # "loops", "block", "tails", "chains" and "row_sums" are for GPUs, "concats" for attention
+        # "loops" to "update_epilogues" are for GPUs, "concats" for attention
         # (test_concats), "copies" for views (test_copies); of those that clear the way for
         # others test_prepare draws graphs.
         here = set(_core.pass_names()) - {
@@ -233,6 +233,7 @@ def test_random_graphs(group, device):
             "tails",
             "chains",
             "row_sums",
+            "update_epilogues",
             "shapes",
             "clone_upcasts",
             "merge_upcasts",
@@ -750,6 +751,7 @@ def test_choices_of_passes():
         "tails",
         "chains",
         "row_sums",
+        "update_epilogues",
         "horizontal",
         "scalars",
         "concats",

@@ -4,6 +4,8 @@
 #include <climits>
 #include <limits>
 
+#include "core/graph/region.h"
+
 namespace aicf {
 
 namespace {
@@ -352,6 +354,7 @@ class HorizontalFusion : Groups {
             known.push_back(at);
             bytes[at] = sizeof(ArgBlock) + 2 * 64 + own;  // the block, and what it is rounded up by
         }
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) join_product(at, level, bytes);
         emit();
     }
 
@@ -362,6 +365,7 @@ class HorizontalFusion : Groups {
         const LoweredOp& op = ops_[at];
         if (op.def == group_def() || op.def == chain_def()) return Kind::none;
         if (unread_[static_cast<size_t>(at)]) return Kind::sum;
+        if (updates_behind(op)) return Kind::update;
         if (small(op, machine_.group_limits())) return Kind::small;
         if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
         if (anchor(op).optimizer && !op.body.empty()) return Kind::update;
@@ -369,6 +373,47 @@ class HorizontalFusion : Groups {
             return Kind::product;
         if (last_move(at)) return Kind::move;
         return late_sum(at) ? Kind::sum : Kind::none;
+    }
+
+    /// What is over in a moment and on no path of a step that matters: scalars of updates, a loss.
+    bool is_minor(int at) const {
+        const LoweredOp& op = ops_[at];
+        return numbers_region(op) || (small(op, machine_.group_limits()) && anchor(op).streams &&
+                                      elements(op.outputs[0]) == 1 && successors_[at].empty());
+    }
+
+    /// A group of minor ops shares the launch of a product behind what they wait for, and before
+    /// what waits for them: as a launch of their own they would be a branch.
+    void join_product(int at, const std::vector<int>& level, std::vector<size_t>& bytes) {
+        const std::vector<int>& own = members_[at];
+        if (!machine_.pace() || own.empty() ||
+            !std::all_of(own.begin(), own.end(), [&](int member) { return is_minor(member); }))
+            return;
+        int first = 0, end = INT_MAX;  // levels
+        size_t size = 0;
+        for (int member : own) {
+            first = std::max(first, level[member]);
+            for (int next : successors_[member]) end = std::min(end, level[next]);
+            size += bytes_in_group(ops_[member]);
+        }
+        for (int host = static_cast<int>(ops_.size()); host-- > 0;) {
+            if (level[host] < first || level[host] >= end || members_[host].empty() ||
+                group_[host] == at || !machine_.takes_beside(ops_[host]) ||
+                !std::all_of(
+                    own.begin(), own.end(),
+                    [&](int member) { return apart(member, host) && together(member, host); }))
+                continue;
+            const size_t taken = members_[host].size() > 1
+                                     ? bytes[host]
+                                     : sizeof(ArgBlock) + 2 * 64 + bytes_in_group(ops_[host]);
+            if (taken + size > kMaxGroupBytes) continue;
+            bytes[host] = taken + size;
+            std::vector<int> merged;
+            std::merge(own.begin(), own.end(), members_[host].begin(), members_[host].end(),
+                       std::back_inserter(merged));
+            join(host, at, std::move(merged));
+            return;
+        }
     }
 
     /// A product that updates alone wait for.
@@ -555,7 +600,8 @@ class HorizontalFusion : Groups {
         }
     }
 
-    /// Updates that may begin in the last twentieth of a step wait for the last one.
+    /// Updates that may begin in the last twentieth of a step wait for the last one, those that are
+    /// epilogues anyhow: they are few and small.
     void wait_for_last(const std::vector<int>& first, std::vector<int>& least) const {
         int last = 0;
         const auto each = [&](const auto& update) {
@@ -564,7 +610,7 @@ class HorizontalFusion : Groups {
         };
         each([&](int at) { last = std::max(last, first[at]); });
         each([&](int at) {
-            if (first[at] >= last - last / 20) least[at] = last;
+            if (first[at] >= last - last / 20 || updates_behind(ops_[at])) least[at] = last;
         });
     }
 

@@ -132,6 +132,7 @@ const std::vector<Pass>& all_passes() {
         {"tails", true, nullptr, fuse_tails},  // of steps that are no sequence
         {"chains", true, nullptr, fuse_chains},
         {"row_sums", true, nullptr, fuse_row_sums},
+        {"update_epilogues", true, nullptr, fuse_update_epilogues},
         {"horizontal", true, nullptr, fuse_horizontally},
         {"scalars", true, nullptr, fuse_scalars},
         {"concats", true, nullptr, [](Lowered& lowered, const Target&) { elide_concats(lowered); }},

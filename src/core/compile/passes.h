@@ -91,6 +91,9 @@ void fuse_chains(Lowered& lowered, const Target& target);
 void fuse_scalars(Lowered& lowered, const Target& target);
 /// A norm's gradient and the sums over rows beside it become one kernel (row_sums.cpp).
 void fuse_row_sums(Lowered& lowered, const Target& target);
+/// Epilogue fusion of updates: of a small net each joins what makes its gradient
+/// (update_epilogues.cpp).
+void fuse_update_epilogues(Lowered& lowered, const Target& target);
 /// Horizontal fusion: small independent ops share a launch (group.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
 

@@ -317,7 +317,8 @@ class Structure {
         if (loss_region(op) || tail_region(op)) return;
         const size_t core = anchor_step(op);
         for (size_t i = 0; i < op.body.size(); i++)
-            if (i != core && !op.body[i].def->pointwise)
+            if (i != core && !op.body[i].def->pointwise &&
+                !(i + 1 == op.body.size() && update_region(op)))
                 fail(where, ": step ", op.body[i].def->name,
                      " is not pointwise; need one such step at most, of tensors");
         const LoweredDef* of = core < op.body.size() ? op.body[core].def : nullptr;
@@ -332,12 +333,21 @@ class Structure {
             check_around(op, core, where);
     }
 
-    /// A pointwise region: all steps and outputs have one shape.
+    /// Whether an operand is a number of an update behind another op.
+    static bool update_number(const LoweredOp& op, int operand) {
+        if (!updates_behind(op)) return false;
+        const std::vector<int>& inputs = op.body.back().inputs;
+        return std::find(inputs.begin() + op.body.back().def->numbers, inputs.end(), operand) !=
+               inputs.end();
+    }
+
+    /// A pointwise region: all steps and outputs have one shape, but for an update's numbers.
     void check_shapes(const LoweredOp& op, size_t first, const Dims& shape,
                       const std::string& where) const {
         const size_t inputs = op.inputs.size();
         for (size_t i = first; i < inputs + op.outputs.size() + op.inner.size(); i++)
-            if (const View& view = op.operand(static_cast<int>(i)); !(view.shape == shape))
+            if (const View& view = op.operand(static_cast<int>(i));
+                !(view.shape == shape) && !update_number(op, static_cast<int>(i)))
                 fail(where, ": operand ", i, " has shape ", to_string(view.shape), "; need ",
                      to_string(shape));
     }
@@ -374,7 +384,8 @@ class Structure {
             if (s == core) continue;
             for (const auto* numbers : {&op.body[s].inputs, &op.body[s].outputs})
                 for (int number : *numbers)
-                    if (!(op.operand(number).shape == (s < core ? before : behind)))
+                    if (!(op.operand(number).shape == (s < core ? before : behind)) &&
+                        !update_number(op, number))
                         fail(where, ": operand ", number, " has shape ",
                              to_string(op.operand(number).shape), "; need ",
                              to_string(s < core ? before : behind));

@@ -36,6 +36,10 @@ using Kernels = std::vector<std::shared_ptr<const Kernel>>;
 struct GroupLimits {
     double bytes, flops;      // of an op beside others that do not wait for it
     int64_t update_elements;  // an update of fewer joins those by the same numbers
+    /// Updates of fewer elements in all join what makes their gradients, if that takes no more
+    /// operations than these.
+    int64_t epilogue_elements;
+    double epilogue_flops;
 };
 
 /// How fast launches follow each other where some run beside others.
@@ -71,6 +75,10 @@ class Target {
     /// Whether a product, however large, leaves most of the device to others of its kind in the
     /// same launch.
     virtual bool leaves_room(const LoweredOp&) const { return false; }
+    /// Whether what makes a gradient can take the update by it as epilogue here, and in the launch
+    /// of others that do; whether a product's launch can hold small ops beside it.
+    virtual bool takes_update(const LoweredOp&) const { return false; }
+    virtual bool takes_beside(const LoweredOp&) const { return false; }
     /// Whether a norm takes rows of several axes where they lie here, faster than a copy of them.
     virtual bool spreads(const LoweredOp&) const { return false; }
     /// Whether a sequence or block_loop can run in one thread block here, faster than as separate

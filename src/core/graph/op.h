@@ -345,14 +345,16 @@ std::vector<Cost> step_costs(const LoweredOp& op);
 Cost cost_of(const Lowered& lowered);
 /// (output, input) pairs that may share storage. Region: no step after the one that writes the
 /// output reads the input, and the anchor's pairs are those of its schema. Optimizer updates, which
-/// run concurrently: no other step reads the input. Product or reduction with a body: none, since
-/// blocks write while others still read. Group: no other member reads the input.
+/// run concurrently: no other step reads the input. Product or reduction with a body: those of an
+/// update behind it alone, since blocks write while others still read. Group: no other member reads
+/// the input.
 std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 
 // ---- regions ------------------------------------------------------------------------------------
 //
 // A region is a fused op with a body of steps. Its anchor is the step that is not pointwise; a
-// pointwise region has none, one of optimizer updates several of one kind.
+// pointwise region has none, one of optimizer updates several of one kind. Behind a product or a
+// reduction that makes its gradient an update is an epilogue.
 
 // A sequence is a list of members run in order by one launch of one thread block. Its inputs and
 // outputs are whole values, each once; intermediates are inner values without storage. "carried":

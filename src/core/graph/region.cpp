@@ -100,10 +100,13 @@ std::vector<int> stages_of(const LoweredOp& sequence) {
 }
 
 size_t anchor_step(const LoweredOp& op) {
-    const auto anchors = [](const RegionStep& step) {
-        return !step.def->pointwise && step.def->numbers != 0;
+    const auto last = [&](bool (*anchors)(const RegionStep&)) {
+        return std::find_if(op.body.rbegin(), op.body.rend(), anchors);
     };
-    const auto at = std::find_if(op.body.rbegin(), op.body.rend(), anchors);
+    auto at =
+        last([](const RegionStep& step) { return !step.def->pointwise && !step.def->optimizer; });
+    if (at == op.body.rend())  // updates, which behind another op are its epilogue
+        at = last([](const RegionStep& step) { return step.def->numbers > 0; });
     return at == op.body.rend() ? op.body.size() : static_cast<size_t>(op.body.rend() - at) - 1;
 }
 
@@ -121,7 +124,7 @@ const Attrs& anchor_attrs(const LoweredOp& op) {
 StepRole step_role(const LoweredOp& op, size_t step) {
     const LoweredDef& def = *op.body[step].def;
     if (def.numbers == 0) return StepRole::scalar;
-    if (!def.pointwise) return StepRole::anchor;
+    if (!def.pointwise && (!def.optimizer || anchor(op).optimizer)) return StepRole::anchor;
     return step < anchor_step(op) ? StepRole::prologue : StepRole::epilogue;
 }
 
@@ -165,6 +168,27 @@ bool loss_region(const LoweredOp& op) {
     const int made = grad.outputs.at(0), gradient = end.outputs.at(0);
     if (&end != &grad && (made < inner || !casts(end, made, false))) return false;
     return gradient >= first && gradient < inner;
+}
+
+bool updates_behind(const LoweredOp& op) {
+    return !op.body.empty() && op.body.back().def->numbers > 0 && !anchor(op).optimizer;
+}
+
+bool update_region(const LoweredOp& op) {
+    if (!updates_behind(op)) return false;
+    const LoweredDef& kind = anchor(op);
+    const size_t at = anchor_step(op);
+    const RegionStep& update = op.body.back();
+    const int made = op.body[at].outputs[0], inputs = static_cast<int>(op.inputs.size());
+    if (at + 2 != op.body.size() || (kind.gemm ? !product_region(op) : !kind.streams)) return false;
+    for (size_t k = 0; k < update.inputs.size(); k++)
+        if (k == kGradient ? update.inputs[k] != made : update.inputs[k] >= inputs) return false;
+    return made >= inputs + static_cast<int>(op.outputs.size());
+}
+
+bool numbers_region(const LoweredOp& op) {
+    return !op.body.empty() && std::all_of(op.body.begin(), op.body.end(),
+                                           [](const auto& step) { return step.def->numbers == 0; });
 }
 
 bool product_region(const LoweredOp& op) {
@@ -481,7 +505,8 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
     if (!op.members.empty()) return pairs;
     if (op.body.empty()) return op.def->inplace;
     const LoweredDef& kind = anchor(op);
-    if (kind.gemm || kind.streams) return pairs;
+    const bool of_elements = !kind.gemm && !kind.streams;  // as its pointwise steps are
+    if (!of_elements && !updates_behind(op)) return pairs;
     const int inputs = static_cast<int>(op.inputs.size()),
               outputs = static_cast<int>(op.outputs.size()),
               steps = static_cast<int>(op.body.size());
@@ -494,7 +519,7 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op) {
         for (size_t k = 0; k < step.outputs.size(); k++) {
             const int out = step.outputs[k] - inputs;
             if (out >= outputs) continue;
-            for (int in = 0; step.def->pointwise && in < inputs; in++)
+            for (int in = 0; of_elements && step.def->pointwise && in < inputs; in++)
                 if (last[in] <= s) pairs.emplace_back(out, in);
             for (auto [to, from] : step.def->inplace)
                 if (const int in = step.inputs[from];

@@ -12,6 +12,13 @@ bool plain_product(const View& a, const View& b, const Dims& result);
 /// operands. The product is accumulated in the storage of the first output, which must therefore
 /// have its dtype and be overwritten only after the last read of the product.
 bool product_region(const LoweredOp& op);
+/// Whether an update is the last step behind an anchor of another kind.
+bool updates_behind(const LoweredOp& op);
+/// A product with an epilogue, or a reduction, whose last step is an optimizer's update by what it
+/// makes, which nothing else reads.
+bool update_region(const LoweredOp& op);
+/// Steps that make scalars of updates, alone.
+bool numbers_region(const LoweredOp& op);
 /// Cross entropy and its gradient on the same logits and labels; the gradient reads the row
 /// statistics (maximum and sum) of the loss. Optionally an upcast of the logits before, a downcast
 /// of the gradient after.

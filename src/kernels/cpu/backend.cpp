@@ -242,7 +242,7 @@ class CpuTarget : public Target {
   public:
     Device::Kind kind() const override { return Device::cpu; }
 
-    GroupLimits group_limits() const override { return {256 << 10, 1 << 20, 1 << 22}; }
+    GroupLimits group_limits() const override { return {256 << 10, 1 << 20, 1 << 22, 0, 0}; }
     bool fits(const LoweredOp& region) const override {
         return worth_fusing(region) && block_bytes(region).value_or(SIZE_MAX) <= kMaxArgBytes;
     }

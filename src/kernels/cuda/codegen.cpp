@@ -4,6 +4,7 @@
 
 #include "core/abi/scalar.h"
 #include "core/compile/target.h"
+#include "core/graph/region.h"
 
 namespace aicf::cuda {
 
@@ -254,14 +255,42 @@ std::string calls_of(const Alike& alike) {
                "    }\n");
 }
 
+/// Limits of the members of a group. Blocks of products with updates behind them are as small as
+/// the products allow: more threads were idle, and their registers in the way of other blocks.
+Limits member_limits(const LoweredOp& op, Limits limits) {
+    constexpr int kFewWarps = 4;
+    limits.most_warps = kGroupThreads / 32;
+    int most = 0;
+    for (const LoweredOp& member : op.members)
+        if (updates_behind(member) && anchor(member).gemm)
+            most = std::max(most, body_text(member, limits).threads / 32);
+    if (most > 0) limits.most_warps = std::max(most, kFewWarps);
+    return limits;
+}
+
+/// The order in which members have the blocks of a group. Where some have updates behind them those
+/// with the most to do in each block are first, and the others fill up; roughly, a byte takes as
+/// long as 16 operations.
+std::vector<size_t> order_of_blocks(const LoweredOp& op, const std::vector<KernelText>& parts) {
+    std::vector<size_t> order = steps_between(0, parts.size());
+    if (std::none_of(op.members.begin(), op.members.end(), updates_behind)) return order;
+    std::vector<double> work;
+    for (size_t k = 0; k < parts.size(); k++) {
+        const Cost cost = cost_of(op.members[k]);
+        work.push_back((cost.flops + 16 * cost.bytes) /
+                       static_cast<double>(std::max<int64_t>(parts[k].blocks, 1)));
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return work[a] > work[b]; });
+    return order;
+}
+
 /// The members' bodies, each run by blocks of its own.
 KernelText group_text(const LoweredOp& op, const Limits& limits) {
     const BlockLayout layout(op);
+    const Limits own_limits = member_limits(op, limits);
     KernelText text;
     text.blocks = text.threads = 0;
-    std::vector<Alike> kinds;
-    Limits own_limits = limits;
-    own_limits.most_warps = kGroupThreads / 32;
     for (size_t k = 0; k < op.members.size(); k++) {
         KernelText part = body_text(op.members[k], own_limits);
         check(part.maps.empty() || (part.threads <= kGroupThreads && part.cluster == 1),
@@ -271,22 +300,25 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
             part.threads = kGroupThreads;
         }
         text.name += (k ? "_" : "") + part.name;
-        if (part.blocks > 0) {
-            text.includes.insert(part.includes.begin(), part.includes.end());
-            const BlockLayout own(op.members[k]);
-            const int bytes = own.bytes;
-            part.body = block_type(own) + part.body;
-            auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const Alike& one) {
-                return one.body == part.body && one.bytes == bytes && one.threads == part.threads;
-            });
-            if (kind == kinds.end())
-                kind = kinds.insert(kind, Alike{part.body, bytes, part.threads, {}});
-            kind->members.push_back({k, text.blocks, part.blocks, layout.parts[k]});
-            text.blocks += part.blocks;
-            text.threads = std::max(text.threads, part.threads);
-            text.shared = std::max(text.shared, part.shared);
-        }
         text.parts.push_back(std::move(part));
+    }
+    std::vector<Alike> kinds;
+    for (size_t k : order_of_blocks(op, text.parts)) {
+        KernelText& part = text.parts[k];
+        if (part.blocks == 0) continue;
+        text.includes.insert(part.includes.begin(), part.includes.end());
+        const BlockLayout own(op.members[k]);
+        const int bytes = own.bytes;
+        part.body = block_type(own) + part.body;
+        auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const Alike& one) {
+            return one.body == part.body && one.bytes == bytes && one.threads == part.threads;
+        });
+        if (kind == kinds.end())
+            kind = kinds.insert(kind, Alike{part.body, bytes, part.threads, {}});
+        kind->members.push_back({k, text.blocks, part.blocks, layout.parts[k]});
+        text.blocks += part.blocks;
+        text.threads = std::max(text.threads, part.threads);
+        text.shared = std::max(text.shared, part.shared);
     }
     std::string calls;
     for (const Alike& kind : kinds) {
@@ -296,6 +328,8 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         }
         calls += calls_of(kind);
     }
+    if (limits.major == 9 && own_limits.most_warps < kGroupThreads / 32)
+        text.resident = static_cast<int>(std::max<int64_t>(1, kUpdateThreads / text.threads));
     text.body += body_head() + "    const uint32_t b = grid.block;\n" + calls + "}\n";
     return text;
 }

@@ -29,6 +29,9 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 constexpr int kGroupThreads = 256;  // of a group's blocks; the more, the fewer registers each has
 
+/// Threads of a processor, of a launch with updates behind products: 168 registers each.
+constexpr int64_t kUpdateThreads = 384;
+
 /// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The
 /// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks with no
 /// fewer threads in all; those of at most kGroupThreads, of which products on tensor cores and of
@@ -166,6 +169,9 @@ std::string terms_text(const std::string& name, const LoweredOp& op, const Block
 int64_t alike(const View& view);
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
+/// The same with operands and results spelled as given, computed in `type`.
+std::string update_formula(const LoweredDef& def, const std::string& type,
+                           const std::vector<std::string>& in, const std::vector<std::string>& out);
 
 /// What order.cuh sorts, the positions of `lines` lines of n by rows of which each line has `size`;
 /// sums of `width` numbers a row in chunks, taken by `tiles` teams, of `part` bytes each.
@@ -254,6 +260,10 @@ double gemm_cycles(const LoweredOp& op, const Limits& limits);
 /// Whether a product can be a member of a group, and has blocks for a quarter of the processors at
 /// most.
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits);
+/// Whether the kernel of a product by tiles can be a member's of a group.
+bool gemm_in_group(const LoweredOp& op, const Limits& limits);
+/// And one with an update behind it.
+bool gemm_takes_update(const LoweredOp& op, const Limits& limits);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
 /// What operands of a product are rounded to before they are multiplied.
 std::string rounded_type(const std::string& math, DType dtype);
@@ -301,6 +311,7 @@ KernelText random_text(const LoweredOp& op, const Limits& limits);
 KernelText updates_text(const LoweredOp& op, const Limits& limits);  // several of an optimizer's
 KernelText custom_text(const LoweredOp& op, const Limits& limits);   // of sources of a user's own
 KernelText small_text(const LoweredOp& op, const Limits& limits);  // step_inc, bias_corr, ring_push
+KernelText numbers_text(const LoweredOp& op, const Limits& limits);  // scalars of updates
 
 // A step in one block (block.cpp).
 

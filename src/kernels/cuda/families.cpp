@@ -44,6 +44,8 @@ constexpr Family kFamilies[] = {
          return functions_around(op) && tail_fits(op, limits);
      },
      tail_text},
+    {"numbers", [](const LoweredOp& op, const Limits&) { return numbers_region(op); },
+     numbers_text},
     {"updates", [](const LoweredOp& op, const Limits&) { return updates_only(op); }, updates_text},
     {"pointwise",
      [](const LoweredOp& op, const Limits&) {
@@ -117,7 +119,7 @@ bool worth_fusing(const LoweredOp& region) {
     // (an exponential is 10 flops).
     constexpr RegionLimits kLimits{16, 32, 12, 9, 8};
     constexpr size_t kMaxLive = 40;
-    if (anchor(region).optimizer) return true;
+    if (anchor(region).optimizer || updates_behind(region)) return true;
     if (!within(region, kLimits)) return false;
 
     const size_t operands = region.inputs.size() + region.outputs.size();

@@ -154,6 +154,24 @@ struct Gemm {
                   " multiplications at least");
     }
 
+    /// What an update behind the product takes, in which a thread waits for one element after the
+    /// other; tiles of mma.cuh would read what it needs by pairs.
+    void add_update(const Limits& limits, std::vector<Choice>& choices) const {
+        constexpr int64_t least = 128;   // threads of a block
+        constexpr double element = 420;  // cycles
+        if (tensor && limits.major == 9)
+            std::erase_if(choices, [](const Choice& choice) { return !choice.groups; });
+        for (Choice& choice : choices) {
+            const Tiling* t = choice.tiling;
+            const int64_t threads = choice.thin ? least : t->threads * std::max(choice.groups, 1),
+                          beside = std::max(kUpdateThreads / std::max(threads, least), int64_t{1}),
+                          rounds = ceil_div(choice.blocks, limits.processors * beside);
+            if (t)
+                choice.cycles +=
+                    element * static_cast<double>(rounds * ceil_div(t->m * t->n, threads));
+        }
+    }
+
     /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Limits& limits) const {
@@ -224,7 +242,8 @@ struct Gemm {
             choice.cycles = reading + start;
             found.push_back(choice);
         }
-        if (limits.most_warps < 32)
+        if (updates_behind(op)) add_update(limits, found);
+        if (limits.most_warps < 32 || updates_behind(op))
             std::erase_if(found, [](const Choice& choice) { return !fits_group(choice); });
         sort();
         return found;
@@ -305,10 +324,28 @@ double gemm_cycles(const LoweredOp& op, const Limits& limits) {
     return 0;
 }
 
+static bool is_one_product(const LoweredOp& op) {
+    return op.members.empty() && anchor(op).gemm && (op.body.empty() || product_region(op));
+}
+
+bool gemm_in_group(const LoweredOp& op, const Limits& limits) {
+    if (!is_one_product(op)) return false;
+    const std::vector<Choice> choices = Gemm(op).choices(limits);
+    return choices.empty() || (!choices[0].thin && fits_group(choices[0]));
+}
+
+bool gemm_takes_update(const LoweredOp& op, const Limits& limits) {
+    if (!gemm_in_group(op, limits)) return false;
+    const Gemm gemm(op);
+    std::vector<Choice> choices = gemm.choices(limits);
+    const bool tiles = !choices.empty();
+    gemm.add_update(limits, choices);
+    return !tiles || !choices.empty();
+}
+
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
     constexpr int64_t share = 4;
-    if (!op.members.empty() || !anchor(op).gemm || (!op.body.empty() && !product_region(op)))
-        return false;
+    if (!is_one_product(op)) return false;
     const std::vector<Choice> choices = Gemm(op).choices(limits);
     return !choices.empty() && !choices[0].thin && fits_group(choices[0]) &&
            choices[0].blocks * share <= limits.processors;
@@ -436,14 +473,31 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         for (int d = 0; d < rank - 1; d++) aligned &= view.strides[d] % tile[1] == 0;
         return aligned ? "Row::aligned" : "Row::whole";
     };
-    std::string load, store;
+    // An update's operands are many: those of several places are read before any is stored.
+    const bool updates = updates_behind(op);
+    std::string read, read_members, numbers, number_members, load, store;
     for (size_t x = 2; x < op.inputs.size(); x++) {
         const View& view = op.inputs[x];
         const char* type = cuda_type(view.dtype);
-        load += cat("        const auto* x", x, " = block.template ptr<const ", type, ">(",
-                    layout.operand[x], ");\n        Wide<", type, "> a", x,
-                    "[V];\n        load_row<V, ", view.strides[rank - 1], ", ", type, ", ",
-                    known(view), ">(a", x, ", ", at_row(cat("x", x), view), ", left);\n");
+        const std::string pointer = cat("        const auto* x", x, " = block.template ptr<const ",
+                                        type, ">(", layout.operand[x], ");\n"),
+                          declared = cat("        Wide<", type, "> a", x, "[V];\n");
+        if (view.shape.rank() == 0) {
+            numbers += pointer + cat("        of.a", x, " = widen(*x", x, ");\n");
+            number_members += cat("        Wide<", type, "> a", x, ";\n");
+            load += declared + cat("        for (auto& a : a", x, ") a = of.a", x, ";\n");
+            continue;
+        }
+        const std::string loaded =
+            cat("        load_row<V, ", view.strides[rank - 1], ", ", type, ", ", known(view), ">(",
+                updates ? "to." : "", "a", x, ", ", at_row(cat("x", x), view), ", left);\n");
+        if (updates) {
+            read += pointer + loaded;
+            read_members += declared;
+            load += cat("        const auto& a", x, " = from.a", x, ";\n");
+        } else {
+            load += pointer + declared + loaded;
+        }
     }
     for (size_t y = 0; y < op.outputs.size(); y++) {
         const View& view = op.outputs[y];
@@ -456,13 +510,26 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     }
     const std::string body =
         fused ? body_formula(op, layout, load, steps_between(0, op.body.size())) : "r0[j] = v[j];";
+    const std::string put = "(int64_t batch, int64_t row, int64_t col, const T (&v)[V]",
+                      left = cat("        const int64_t left = ", n, " - col;\n"),
+                      inlined = "    __device__ __forceinline__ void ";
     text.body +=
-        cat("struct @_Put {\n    const @_Block& block;\n",
-            "    template <int V, class T>\n    __device__ __forceinline__ void operator()(int64_t "
-            "batch, int64_t row, int64_t col, const T (&v)[V]) const {\n"
-            "        const int64_t left = ",
-            n, " - col;\n", load, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n",
-            "            ", body, "\n        }\n", store, "    }\n};\n");
+        cat("struct @_Put {\n    const @_Block& block;\n    static constexpr bool updates = ",
+            updates ? "true" : "false", ";\n");
+    if (updates)
+        text.body += cat(
+            "    struct Numbers {\n", number_members, "    };\n    template <int V>\n",
+            "    struct Read {\n", read_members, "    };\n    __device__ __forceinline__ Numbers ",
+            "numbers() const {\n        Numbers of;\n", numbers, "        return of;\n    }\n",
+            "    template <int V>\n", inlined,
+            "read(Read<V>& to, int64_t batch, int64_t row, int64_t col) const {\n", left, read,
+            "    }\n    template <int V, class T>\n", inlined, "operator()", put,
+            ") const {\n        Read<V> from;\n        read(from, batch, row, col);\n",
+            "        (*this)(batch, row, col, v, from, numbers());\n    }\n");
+    text.body += cat("    template <int V, class T>\n", inlined, "operator()", put,
+                     updates ? ", const Read<V>& from, const Numbers& of" : "", ") const {\n", left,
+                     load, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
+                     body, "\n        }\n", store, "    }\n};\n");
     const std::string stem =
         cat(kernel_stem(op), "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
     if (limits.one_block) {
@@ -684,8 +751,9 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     }
     int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);
     if (!tensor)  // padded tiles, and the sum of the chunks so far
-        shared =
-            (int64_t{t.stages} * t.k * (t.m + t.n + 8) + (choice.parts == 1) * t.m * t.n) * size;
+        shared = (int64_t{t.stages} * t.k * (t.m + t.n + 8) +
+                  (choice.parts == 1 || updates) * t.m * t.n) *
+                 size;
     text.shared = static_cast<uint32_t>(shared);
     text.body += body_head(op, layout);
     if (tensor) text.includes = {"mma.cuh"};

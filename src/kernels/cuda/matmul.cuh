@@ -498,6 +498,36 @@ __device__ __forceinline__ void put_tile(const Put& put, int64_t batch, int64_t 
     }
 }
 
+/// Hands a tile whose sums lie in shared memory to an update, whose many operands are read and
+/// written 16 bytes at a time in the order of memory: value(i, j, v) makes four of row i from
+/// column j on. What a thread reads of several such is under way before it stores any.
+template <int BM, int BN, int Threads, class T, class Put, class Value>
+__device__ __forceinline__ void put_update(const Put& put, int64_t batch, int64_t row, int64_t col,
+                                           int rows, int cols, const Value& value) {
+    constexpr int V = 4, across = BN / V, all = BM * across, each = (all + Threads - 1) / Threads,
+                  lot = each < 2 ? each : 2;
+    const auto numbers = put.numbers();
+#pragma unroll 1
+    for (int first = threadIdx.x; first < all; first += lot * Threads) {
+        typename Put::template Read<V> from[lot];
+        const auto there = [=](int x) {
+            const int u = first + x * Threads;
+            return u < all && u / across < rows && u % across * V < cols;
+        };
+#pragma unroll
+        for (int x = 0; x < lot; x++)
+            if (const int u = first + x * Threads; there(x))
+                put.read(from[x], batch, row + u / across, col + u % across * V);
+#pragma unroll
+        for (int x = 0; x < lot; x++)
+            if (const int u = first + x * Threads; there(x)) {
+                T v[V];
+                value(u / across, u % across * V, v);
+                put(batch, row + u / across, col + u % across * V, v, from[x], numbers);
+            }
+    }
+}
+
 /// The tiles of both operands from which a block computes BM x BN and a thread TM x TN of it: two
 /// of each, BK deep, one in use and one being stored.
 template <int BM, int BN, int TM, int TN, int BK, class Shape, class E>
@@ -659,7 +689,28 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
             __syncthreads();
             add_chunks<threads>(acc, 1, [&](int) { return total; });
         }
-        put_tile<Shape>(put, place.batch, place.i0 + Pairs::row(), place.j0 + Pairs::col(), acc);
+        if constexpr (Put::updates) {
+            A* const tile = reinterpret_cast<A*>(total - threadIdx.x);
+            __syncthreads();
+#pragma unroll
+            for (int x = 0; x < TM; x++)
+#pragma unroll
+                for (int z = 0; z < TN; z++)
+                    tile[(Pairs::row() + x / 4 * 32 + x % 4) * BN + Pairs::col() + z / 4 * 16 +
+                         z % 4] = acc[x][z];
+            __syncthreads();
+            const int64_t rows = Shape::m - place.i0, cols = Shape::n - place.j0;
+            put_update<BM, BN, threads, A>(put, place.batch, place.i0, place.j0,
+                                           rows < BM ? int(rows) : BM, cols < BN ? int(cols) : BN,
+                                           [=](int i, int j, A(&v)[4]) {
+#pragma unroll
+                                               for (int y = 0; y < 4; y++)
+                                                   v[y] = tile[i * BN + j + y];
+                                           });
+        } else {
+            put_tile<Shape>(put, place.batch, place.i0 + Pairs::row(), place.j0 + Pairs::col(),
+                            acc);
+        }
         __syncthreads();  // the next tile goes where this one was read
     }
 }

@@ -142,7 +142,28 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
                     acc[r][c] = 0.0f;
                 }
         }
-        if constexpr (Groups > 1) {
+        if constexpr (Put::updates) {
+            __syncthreads();
+            float* const tile = Groups > 1 ? sums : reinterpret_cast<float*>(shared);
+            if constexpr (Groups == 1) {
+#pragma unroll
+                for (int r = 0; r < R; r++)
+#pragma unroll
+                    for (int c = 0; c < C; c++)
+                        tile[(row + r) * BN + col + c * apart] = total[r][c];
+                __syncthreads();
+            }
+            put_update<BM, BN, Groups * threads, float>(
+                put, at.batch, at.row, at.col, at.rows, at.cols, [=](int i, int j, float (&v)[4]) {
+#pragma unroll
+                    for (int y = 0; y < 4; y++) v[y] = tile[i * BN + j + y];
+#pragma unroll
+                    for (int c = 1; c < (Groups > 1 ? chunks : 1); c++)
+#pragma unroll
+                        for (int y = 0; y < 4; y++)
+                            v[y] = v[y] + tile[c * (BM * BN) + i * BN + j + y];
+                });
+        } else if constexpr (Groups > 1) {
             __syncthreads();
 #pragma unroll 1
             for (int e = threadIdx.x; e < BM * BN; e += Groups * threads) {

@@ -146,7 +146,40 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
             }
             add_cut(total, acc, number == 0);
         }
-        if constexpr (Groups > 1) {
+        if constexpr (Put::updates) {
+            static_assert(BM * pitch * sizeof(float) <= ring * sizeof(E));
+            __syncthreads();
+            if constexpr (Groups == 1) {
+#pragma unroll
+                for (int x = 0; x < WM / 16; x++)
+#pragma unroll
+                    for (int high = 0; high < 2; high++)
+#pragma unroll
+                        for (int z = 0; z < WN / 8; z++)
+                            *reinterpret_cast<Pack<float, 2>*>(
+                                reinterpret_cast<float*>(room) +
+                                (own_row + 16 * x + 8 * high) * pitch + own_col +
+                                8 * z) = {{total[x][z][2 * high], total[x][z][2 * high + 1]}};
+                __syncthreads();
+            }
+            put_update<BM, BN, Groups * threads, float>(
+                put, at.batch, at.row, at.col, at.rows, at.cols, [=](int i, int j, float (&v)[4]) {
+                    const auto four = [=](int c) {
+                        const float* const tile =
+                            Groups > 1 ? sums_of(c) : reinterpret_cast<float*>(room);
+                        return *reinterpret_cast<const Pack<float, 4>*>(tile + i * pitch + j);
+                    };
+                    auto sum = four(0);
+#pragma unroll
+                    for (int c = 1; c < (Groups > 1 ? cuts : 1); c++) {
+                        const auto next = four(c);
+#pragma unroll
+                        for (int y = 0; y < 4; y++) sum.at[y] = sum.at[y] + next.at[y];
+                    }
+#pragma unroll
+                    for (int y = 0; y < 4; y++) v[y] = sum.at[y];
+                });
+        } else if constexpr (Groups > 1) {
             __syncthreads();
 #pragma unroll 1
             for (int e = threadIdx.x; e < BM * BN / 2; e += Groups * threads) {

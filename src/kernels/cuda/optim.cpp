@@ -16,24 +16,37 @@ bool is_scalar_update(const LoweredDef& def) {
 }
 bool is_small(const LoweredDef& def) { return is_scalar_update(def) || def.name == "ring_push"; }
 
-std::string update_formula(const LoweredDef& def) {
-    if (def.name == "sgd_step") return "r0[j] = scalar::sgd_p(a0[j], a1[j], R(u2));";
-    const auto adam = [](const char* p, const char* grad) {
-        return cat("r1[j] = scalar::adam_m(a2[j], ", grad,
-                   ", R(u7)); r2[j] = scalar::adam_v(a3[j], ", grad,
-                   ", R(u8)); r0[j] = scalar::adam_p(", p,
-                   ", r1[j], r2[j], R(u4), R(u5), R(u6), R(u9));");
+std::string update_formula(const LoweredDef& def, const std::string& type,
+                           const std::vector<std::string>& in,
+                           const std::vector<std::string>& out) {
+    const auto r = [&](size_t k) { return cat(type, "(", in[k], ")"); };
+    if (def.name == "sgd_step")
+        return cat(out[0], " = scalar::sgd_p(", in[0], ", ", in[1], ", ", r(2), ");");
+    const auto adam = [&](const std::string& p, const std::string& grad) {
+        return cat(out[1], " = scalar::adam_m(", in[2], ", ", grad, ", ", r(7), "); ", out[2],
+                   " = scalar::adam_v(", in[3], ", ", grad, ", ", r(8), "); ", out[0],
+                   " = scalar::adam_p(", p, ", ", out[1], ", ", out[2], ", ", r(4), ", ", r(5),
+                   ", ", r(6), ", ", r(9), ");");
     };
-    if (def.name == "adam_step") return adam("a0[j]", "a1[j]");
+    if (def.name == "adam_step") return adam(in[0], in[1]);
     if (def.name == "guarded_sgd_step")
-        return "r0[j] = R(u3) != R(0) ? scalar::sgd_p(R(a0[j]), scalar::mul(R(a1[j]), R(u3)), "
-               "R(u2)) : R(a0[j]);";
+        return cat(out[0], " = ", r(3), " != ", type, "(0) ? scalar::sgd_p(", r(0),
+                   ", scalar::mul(", r(1), ", ", r(3), "), ", r(2), ") : ", r(0), ";");
     const bool guarded = def.name == "guarded_adam_step";
     check(guarded || def.name == "scaled_adam_step", "cuda: an update without a formula");
-    const std::string scaled =
-        "const R g = scalar::mul(R(a1[j]), R(u11)); " + adam("scalar::mul(R(a0[j]), R(u10))", "g");
+    const std::string scaled = cat("const ", type, " g = scalar::mul(", r(1), ", ", r(11), "); ",
+                                   adam(cat("scalar::mul(", r(0), ", ", r(10), ")"), "g"));
     if (!guarded) return scaled;
-    return scaled + " if (R(u11) == R(0)) { r0[j] = a0[j]; r1[j] = a2[j]; r2[j] = a3[j]; }";
+    return cat(scaled, " if (", r(11), " == ", type, "(0)) { ", out[0], " = ", in[0], "; ", out[1],
+               " = ", in[2], "; ", out[2], " = ", in[3], "; }");
+}
+
+std::string update_formula(const LoweredDef& def) {
+    std::vector<std::string> in, out;
+    for (size_t k = 0; k < def.inputs.size(); k++)
+        in.push_back(static_cast<int>(k) < def.numbers ? cat("a", k, "[j]") : cat("u", k));
+    for (size_t k = 0; k < def.outputs.size(); k++) out.push_back(cat("r", k, "[j]"));
+    return update_formula(def, "R", in, out);
 }
 
 namespace {
@@ -54,10 +67,11 @@ struct ScalarPrologue {
                 check(step.def->name == "bias_corr", "cuda: a scalar update without a formula");
                 for (int i = 0; i < 2; i++) {
                     const std::string name = cat("v", step.outputs[i]);
-                    make += cat("    __shared__ R h", name, ";\n    if (threadIdx.x == ", 32 * i,
-                                ") bias_corr(&h", name, ", &", spell(op, step.inputs[1 + i]), ", ",
-                                spell(op, step.inputs[0]), ");\n    const R& ", name, " = h", name,
-                                ";\n");
+                    const char* type = cuda_type(op.operand(step.outputs[i]).dtype);
+                    make += cat("    __shared__ ", type, " h", name,
+                                ";\n    if (threadIdx.x == ", 32 * i, ") bias_corr(&h", name, ", &",
+                                spell(op, step.inputs[1 + i]), ", ", spell(op, step.inputs[0]),
+                                ");\n    const ", type, "& ", name, " = h", name, ";\n");
                 }
                 held += 2;
             }
@@ -341,6 +355,19 @@ class UpdatesText {
 
 KernelText updates_text(const LoweredOp& op, const Limits& limits) {
     return UpdatesText(op, limits).text();
+}
+
+KernelText numbers_text(const LoweredOp& op, const Limits&) {
+    const BlockLayout layout(op);
+    const ScalarPrologue numbers(op);
+    KernelText text;
+    text.includes = {"optim.cuh"};
+    text.name = "numbers";
+    text.threads = 64;
+    text.body = body_head(op, layout) + "    if (grid.block != 0) return;\n" + numbers.make +
+                "    __syncthreads();\n    if (threadIdx.x == 0) {\n" + numbers.store +
+                "    }\n}\n";
+    return text;
 }
 
 KernelText small_text(const LoweredOp& op, const Limits& limits) {

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "core/abi/scalar.h"
+#include "core/graph/region.h"
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/thresholds.h"
 
@@ -167,6 +168,15 @@ std::vector<int> inputs_of(const LoweredOp& op, const std::vector<size_t>& steps
     return list;
 }
 
+/// An update behind what makes its gradient.
+static std::string update_step(const LoweredOp& op, const RegionStep& step,
+                               const std::vector<std::string>& operands) {
+    std::vector<std::string> results;
+    for (int number : step.outputs) results.push_back(operand_text(op, number));
+    return update_formula(*step.def, cuda_type(op.operand(step.outputs[0]).dtype), operands,
+                          results);
+}
+
 std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::string& before,
                          const std::vector<size_t>& steps) {
     const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
@@ -179,6 +189,10 @@ std::string body_formula(const LoweredOp& op, const BlockLayout& layout, std::st
         if (std::find(steps.begin(), steps.end(), i) == steps.end()) continue;
         std::vector<std::string> operands;
         for (int number : step.inputs) operands.push_back(operand_text(op, number));
+        if (step.def->numbers > 0) {
+            text += "\n            " + update_step(op, step, operands);
+            continue;
+        }
         const DType from = op.operand(step.inputs.back()).dtype,
                     to = op.operand(step.outputs[0]).dtype;
         const std::string call = step.def->pointwise ? call_text(*step.def, operands, from, to,

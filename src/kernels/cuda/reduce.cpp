@@ -146,6 +146,8 @@ std::string put_text(const LoweredOp& op, const Reduction& r, const BlockLayout&
                            ? d
                            : static_cast<int>(std::count(r.kept.begin(), r.kept.begin() + d, 1)));
     const auto at = [&](const std::string& name, const View& view) {
+        if (view.shape.rank() == 0)
+            return name + "[0]";  // a number of an update, or the one result
         text += place_struct("@_" + name, in_order(axes, r.to), in_order(axes, view.strides));
         return cat(name, "[@_", name, "::at(r)]");
     };
@@ -595,8 +597,10 @@ class ReduceText {
         const int64_t strips = ceil_div(r_.rows, width);
         text_.blocks = strips * chunks;
         text_.shared = static_cast<uint32_t>(most * width * a_size_);
+        text_.threads = 32 * std::min(limits_.most_warps, kGroupThreads / 32);
         if (chunks > 1) leave_parts(chunks, strips);
-        call("reduce_chain", parts(chunks).c_str(), chunk_, ", ", most, ", ", width);
+        call("reduce_chain", parts(chunks).c_str(), chunk_, ", ", most, ", ", width, ", ",
+             text_.threads);
         return named("chain");
     }
     KernelText few() {

@@ -507,17 +507,18 @@ __device__ __forceinline__ void join_held(A& total, const A* held, int count, bo
     }
 }
 
-/// chain(Chunk): a block of 256 makes elements of a chunk for `Width` results in shared memory, all
-/// threads at once, and a thread a result adds them. The block that is last to be done with a chunk
-/// of these results adds the chunks.
-template <class Op, class A, int64_t Chunk, int Most, int Width, class Shape, class Make, class Put>
+/// chain(Chunk): a block of `Threads` makes elements of a chunk for `Width` results in shared
+/// memory, all at once, and a thread a result adds them. The block that is last to be done with a
+/// chunk of these results adds the chunks.
+template <class Op, class A, int64_t Chunk, int Most, int Width, int Threads, class Shape,
+          class Make, class Put>
 __device__ __forceinline__ void reduce_chain(const Grid& grid, A* parts, uint32_t* counters,
                                              Make make, Put put) {
     extern __shared__ __align__(16) char shared[];
     A* const held = reinterpret_cast<A*>(shared);  // Most x Width
     constexpr int64_t n = Shape::n, chunks = n > 0 ? (n + Chunk - 1) / Chunk : 1,
                       strips = (Shape::rows + Width - 1) / Width;
-    constexpr int groups = 256 / Width, turns = (Most + groups - 1) / groups,
+    constexpr int groups = Threads / Width, turns = (Most + groups - 1) / groups,
                   Lot = Shape::unroll == 1 ? 4
                         : turns < 16       ? turns
                                            : 16;

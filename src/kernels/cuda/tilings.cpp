@@ -227,7 +227,7 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
             const auto beside = static_cast<double>(std::min(each, resident));
             choice.cycles = static_cast<double>(ceil_div(each, resident)) *
                             (start + depth * std::max(t.alone + t.share * groups * beside,
-                                                      t.part_m == 4 ? lone : 0));
+                                                      t.part_m == 4 && t.threads == 32 ? lone : 0));
             choices.push_back(choice);
         }
 }

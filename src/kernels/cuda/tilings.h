@@ -34,10 +34,10 @@ inline constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 145, 165, 0
                                      {64, 64, 8, 2, 8, 4, 128, 4, 44, 54},
                                      {32, 32, 8, 2, 4, 4, 64, 8, 16.4, 44}};
 // Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
-inline constexpr Tiling kNear[] = {{8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14},
-                                   {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
-                                   {16, 32, 32, 4, 2, 2, 128, 4, 15, 13},
-                                   {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20}};
+inline constexpr Tiling kNear[] = {
+    {8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14}, {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
+    {16, 32, 32, 4, 2, 2, 128, 4, 15, 13}, {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20},
+    {32, 32, 32, 3, 4, 2, 128, 4, 18, 22}, {32, 64, 32, 3, 4, 4, 128, 3, 26, 32}};
 // Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a warp,
 // `share` of a processor for each group.
 inline constexpr Tiling kNearMma[] = {

@@ -1,0 +1,187 @@
+"""An optimizer's updates as epilogues of the products and sums that make their gradients."""
+
+import json
+import re
+
+import aicf
+import numpy as np
+import pytest
+from aicf import _core
+from compare import assert_bits
+
+ALL = _core.pass_names()
+WITHOUT = tuple(name for name in ALL if name != "update_epilogues")
+OPTIMIZERS = {
+    "sgd": aicf.optim.SGD(lr=0.05),
+    "adam": aicf.optim.Adam(lr=1e-2),
+    "adamw": aicf.optim.AdamW(lr=1e-2, weight_decay=0.1),
+}
+
+
+def graph_of(rows, widths, optimizer="adam", loss="labels", kept=False):
+    rng = np.random.default_rng(rows)
+    g = aicf.Graph("net")
+    h = g.input("x", (rows, widths[0]))
+    for i, width in enumerate(widths[1:]):
+        h = g.dense(str(i), aicf.relu(h) if i else h, width)
+    feed = {"x": rng.standard_normal((rows, widths[0]), dtype=np.float32)}
+    if loss == "labels":
+        feed["t"] = rng.integers(0, widths[-1], rows)
+        value = aicf.cross_entropy(h, g.input("t", (rows,), "int64"))
+    else:
+        feed["t"] = rng.standard_normal((rows, widths[-1]), dtype=np.float32)
+        value = aicf.mse_loss(h, g.input("t", h.shape))
+    if kept:
+        g.output("grad", g.backward(value, [g.params["0.W"]])[g.params["0.W"]])
+    g.minimize(value, OPTIMIZERS[optimizer])
+    g.output("loss", value)
+    return g, feed
+
+
+def plan_of(g, math="fp32", passes=ALL, arch="sm_90a"):
+    return json.loads(_core.cuda_plan(g._core, passes, 132, arch, math=math))["ops"]
+
+
+def with_updates(ops):
+    """What makes the gradients behind which updates stand."""
+    every = [one for op in ops for one in (op.get("members") or [op])]
+    bodies = [[step["op"] for step in one.get("body") or ()] for one in every]
+    updates = ("adam_step", "sgd_step")
+    return sorted(b[0] for b in bodies if b and b[-1].endswith(updates) and b[0] in ANCHORS)
+
+
+ANCHORS = ("gemm", "reduce_sum")
+NETS = [
+    (128, (64, 64, 64, 10)),
+    (128, (256, 256, 256, 10)),
+    (16, (1024, 1024, 1024, 10)),
+    (128, (784, 512, 512, 10)),
+    (16, (128, 128, 128, 128, 10)),
+]
+
+
+@pytest.mark.parametrize("math", ["fp32", "tf32"])
+@pytest.mark.parametrize(("rows", "widths"), NETS)
+def test_launches_of_a_net(rows, widths, math):
+    """Each layer forward, the last with the loss and its gradients; each but two back; updates."""
+    layers = len(widths) - 1
+    ops = plan_of(graph_of(rows, widths)[0], math)
+    assert len(ops) == 2 * layers - 1
+    assert with_updates(ops) == ["gemm"] * layers + ["reduce_sum"] * layers
+    assert {op["lane"] for op in ops} == {0}
+    apart = plan_of(graph_of(rows, widths)[0], math, WITHOUT)
+    assert with_updates(apart) == [] and len(apart) > len(ops)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer(optimizer):
+    g, _ = graph_of(128, (64, 96, 10), optimizer)
+    assert with_updates(plan_of(g)) == ["gemm"] * 2 + ["reduce_sum"] * 2
+    assert with_updates(plan_of(g, arch="sm_80")) == ["gemm"] * 2 + ["reduce_sum"] * 2
+
+
+def test_what_has_launches_of_its_own():
+    """Updates by gradients that leave the step; of many elements, or after long products; where a
+    product has warps with roles, or its gradient is of 16 bits."""
+    for sizes, math, options in [
+        ((128, (64, 96, 10)), "fp32", {"kept": True}),
+        ((16, (2048, 2048, 10)), "fp32", {}),
+        ((1024, (512, 512, 512, 10)), "fp32", {}),
+        ((4096, (256, 256, 256, 10)), "tf32", {}),
+        ((128, (256, 256, 256, 10)), "mixed", {}),
+    ]:
+        assert with_updates(plan_of(graph_of(*sizes, **options)[0], math)) == []
+    assert with_updates(plan_of(graph_of(16, (2030, 2030, 10))[0])) != []  # below 4 Mi elements
+
+
+def test_scalars_of_updates_and_a_loss_join_a_product():
+    """In the launch of the product back, or of the first forward where there is no other."""
+
+    def members(widths):
+        ops = plan_of(graph_of(128, widths, loss="mse")[0])
+        groups = [[m.get("anchor", m["op"]) for m in op.get("members", ())] for op in ops]
+        return [group for group in groups if "step_inc" in group]
+
+    for widths in ((64, 64, 64, 64), (64, 64)):
+        ((product, scalars),) = members(widths)
+        assert (product, scalars) == ("gemm", "step_inc")
+
+
+def compiled_text(g, math, arch="sm_90a"):
+    programs = _core.cuda_programs(g._core, ALL, arch=arch, math=math)
+    return [text for text in programs if "updates = true" in text]
+
+
+BITS = [
+    (64, (40, 33, 10)),  # rows that begin anywhere
+    (100, (130, 64, 10)),
+    (16, (128, 260, 10)),
+    (300, (64, 129, 36, 10)),  # two chunks of terms, side by side in a block
+    (1000, (70, 66, 10)),  # parts of a sum in several blocks
+    (160, (257, 130, 128, 10)),
+    (129, (512, 384, 10)),
+    (8, (1030, 516, 10)),
+]
+
+
+@pytest.mark.parametrize("math", ["fp32", "tf32"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_kernels_compile_without_spills(math, arch):
+    for rows, widths in [*BITS, *NETS]:
+        g, _ = graph_of(rows, widths)
+        texts = compiled_text(g, math, arch)
+        assert texts, (rows, widths)
+        for text in texts:
+            log = _core.cuda_log(text, arch)
+            spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
+            assert max(spilled) <= 16 and "error" not in log, (rows, widths, spilled)
+
+
+def bits(step, feed):
+    for _ in range(3):
+        loss = step(**feed)["loss"].numpy()
+    return {"loss": loss, **{name: step.state[name].numpy() for name in step.state}}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("math", ["fp32", "tf32"])
+@pytest.mark.parametrize(("rows", "widths"), [*BITS, (128, (256, 256, 256, 10))])
+def test_bits_are_those_of_launches_apart(rows, widths, math, optimizer):
+    g, feed = graph_of(rows, widths, optimizer)
+    tensor_cores = {"tensor_cores": "sm_90"} if math == "tf32" else {}
+    want = bits(g.compile(device="cpu", seed=1, math=math, **tensor_cores), feed)
+    for passes in (ALL, WITHOUT):
+        got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
+        for name, value in want.items():
+            assert_bits(got[name], value, f"{name} of {passes}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("math", ["fp32", "tf32"])
+def test_bits_of_every_kernel_of_a_gradient(math):
+    g, feed = graph_of(300, (132, 72, 10))
+    want = None
+    known = _core.cuda_candidates(g._core, ALL, math=math)
+    found = {key: names for key, names in known.items() if "adam_step" in key}
+    assert found
+    for key, names in found.items():
+        for name in names:
+            step = g.compile(device="cuda", seed=1, math=math, candidates={key: name})
+            got = bits(step, feed)
+            want = got if want is None else want
+            for part, value in want.items():
+                assert_bits(got[part], value, f"{part} by {name}")
+
+
+@pytest.mark.gpu
+def test_many_steps_in_one_launch_of_a_graph():
+    """Each step reads what the one before wrote, without a launch between."""
+    g, feed = graph_of(128, (64, 96, 10))
+    one, many = (g.compile(device="cuda", seed=1) for _ in range(2))
+    for _ in range(40):
+        one(**feed)
+    many(**feed)
+    many.replay(39)
+    for name in one.state:
+        assert_bits(many.state[name].numpy(), one.state[name].numpy(), name)
