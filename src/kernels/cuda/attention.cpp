@@ -396,7 +396,8 @@ class AttentionText {
         const int64_t box = 128 * 128, ones = roles.boxes == 1 ? 2048 : box,
                       value = roles.boxes * box + (roles.boxes == 1 ? 0 : ones);
         return 2 * roles.boxes * roles.rows() * 128 + roles.stages * (roles.boxes * box + value) +
-               (roles.boxes == 1 ? ones : 0) + 8 * (4 + 4 * roles.stages);
+               (roles.boxes == 1 ? ones : 0) + 8 * (4 + 4 * roles.stages) +
+               (roles.stages >= 4 ? 8 * 2 * roles.rows() : 0);
     }
     /// And as GradientRoom has them.
     static int64_t gradient_room(const Roles& roles) {

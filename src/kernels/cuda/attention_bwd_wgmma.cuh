@@ -7,6 +7,11 @@
 
 namespace aicf {
 
+/// No scale is NaN, which the assembler does not know. A branch by it that may write weights, as
+/// one by hidden keys does, keeps their making before a wait for products behind it: else the
+/// assembler waits first.
+__device__ __forceinline__ bool is_nan(float factor) { return !(factor == factor); }
+
 /// Two operands of a unit's own rows, of the unit at work and the next, and a ring of two of the
 /// others' with numbers of their rows.
 template <int Boxes, int Block, int Stages>

@@ -24,7 +24,11 @@ struct AttentionRoom {
     static constexpr int value_stages = key_stages + Stages * key_bytes;
     static constexpr int ones = value_stages + Stages * value_bytes;
     static constexpr int barriers = ones + (Boxes == 1 ? ones_bytes : 0);
-    static constexpr int bytes = barriers + 8 * (4 + 4 * Stages);
+    // Of many stages each has the keys and the values of a block; and two numbers a lane, which
+    // three warpgroups have no registers for.
+    static constexpr bool joint = Stages >= 4;
+    static constexpr int lanes = barriers + 8 * (4 + 4 * Stages);
+    static constexpr int bytes = lanes + (joint ? 8 * 128 * Groups : 0);
 };
 
 /// The tiles of all heads in the order in which blocks take them: `Lot` heads after `Lot` heads, so
@@ -62,11 +66,6 @@ __device__ __forceinline__ void pack_lines(uint32_t (&to)[Count / 8][4],
         for (int w = 0; w < 4; w++)
             to[k][w] = narrow_two<E>(from[8 * k + 2 * w], from[8 * k + 2 * w + 1]);
 }
-
-/// No scale is NaN, which the assembler does not know. A branch by it that may write weights, as
-/// one by hidden keys does, keeps their making before a wait for products behind it: else the
-/// assembler waits first.
-__device__ __forceinline__ bool is_nan(float factor) { return !(factor == factor); }
 
 /// Four words of each of a row's four lanes: the first lane gets the first word of each.
 __device__ __forceinline__ void turn_words(uint32_t (&word)[4], int lane) {
@@ -122,8 +121,8 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Count], const flo
 /// time. A turn in which no row's power of two moves compares, and has nothing else to do.
 template <class Shape, class E>
 struct RowWeights {
-    float top[2], limit[2], start[2], step[2], factor, by;
-    bool moves;  // sums are to be multiplied by `step`
+    float top[2], limit[2], start[2] = {}, step[2], factor, by;
+    bool moves = false;  // sums are to be multiplied by `step`
     __device__ __forceinline__ explicit RowWeights(float of)
         : factor(of), by(scalar::weight_scale(of)) {
         begin();
@@ -149,21 +148,27 @@ struct RowWeights {
         }
     }
     __device__ __forceinline__ static int larger(int a, int b) { return a > b ? a : b; }
-    /// The largest scores of a lane's two rows and of `of`, by their bits as integers: three at a
-    /// time, where floats are compared two at a time. Right where one is +0 or above, and of the
-    /// NaN that products make; else some number below 0.
-    __device__ __forceinline__ static void largest_bits(int (&of)[2], const float (&s)[32]) {
+    /// The largest scores of a lane's two rows by their bits as integers: three at a time, where
+    /// floats are compared two at a time. Right where one is +0 or above, and of the NaN that
+    /// products make; else some number of at most 0.
+    __device__ __forceinline__ static void largest_bits(int (&of)[2], const float (&first)[32],
+                                                        const float (&last)[32]) {
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            int m[2] = {of[high], int(scalar::bits(s[2 * high]))};
-#pragma unroll
-            for (int x = 0; x < 32; x += 4) {
-                int& to = m[x / 4 % 2];
-                if (x > 0) to = larger(to, int(scalar::bits(s[x + 2 * high])));
-                to = larger(to, int(scalar::bits(s[x + 2 * high + 1])));
-            }
-            of[high] = larger(m[0], m[1]);
+            of[high] = larger_bits(first, high, int(scalar::bits(first[2 * high])), 1);
+            of[high] = larger_bits(last, high, of[high], 0);
         }
+    }
+    /// And of `most`; `from`: one of the first two of `s` that is not `most`.
+    __device__ __forceinline__ static int larger_bits(const float (&s)[32], int high, int most,
+                                                      int from) {
+        int m[2] = {most, int(scalar::bits(s[2 * high + from]))};  // side by side
+#pragma unroll
+        for (int x = from + 1; x < 16; x++) {
+            int& to = m[x / 2 % 2];
+            to = larger(to, int(scalar::bits(s[x / 2 * 4 + x % 2 + 2 * high])));
+        }
+        return larger(m[0], m[1]);
     }
     __device__ __forceinline__ static float largest_float(const float (&s)[32], int high) {
         float m = largest(s[2 * high], s[2 * high + 1]);
@@ -197,10 +202,11 @@ struct RowWeights {
         }
         moves = __any_sync(~0u, moved);
     }
-    /// Of hidden scores, which are -inf, 0.
-    __device__ __forceinline__ void weights_of(float (&s)[32]) const {
+    /// Weights of the scores from `From` on; of hidden ones, which are -inf, 0.
+    template <int From, int Count>
+    __device__ __forceinline__ void weights_of(float (&w)[Count], const float (&s)[32]) const {
 #pragma unroll
-        for (int x = 0; x < 32; x++) s[x] = weight_of<E>(s[x], by, start[x % 4 / 2]);
+        for (int x = From; x < Count; x++) w[x] = weight_of<E>(s[x], by, start[x % 4 / 2]);
     }
     template <int Count>
     __device__ __forceinline__ void move(float (&sums)[Count]) const {
@@ -227,9 +233,10 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     const auto full_q = [&](uint32_t s) { return barriers + 8 * s; };
     const auto empty_q = [&](uint32_t s) { return barriers + 16 + 8 * s; };
     const auto full_k = [&](int s) { return barriers + 32 + 8 * s; };
-    const auto full_v = [&](int s) { return barriers + 32 + 8 * (stages + s); };
+    constexpr bool joint = Room::joint;
+    const auto full_v = [&](int s) { return barriers + 32 + 8 * (joint ? s : stages + s); };
     const auto empty_k = [&](int s) { return barriers + 32 + 8 * (2 * stages + s); };
-    const auto empty_v = [&](int s) { return barriers + 32 + 8 * (3 * stages + s); };
+    const auto empty_v = [&](int s) { return barriers + 32 + 8 * ((joint ? 2 : 3) * stages + s); };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         fetch_map(map_q);
@@ -241,9 +248,9 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         }
         for (int s = 0; s < stages; s++) {
             init_barrier(full_k(s), 1);
-            init_barrier(full_v(s), 1);
+            if (!joint) init_barrier(full_v(s), 1);
             init_barrier(empty_k(s), 4 * groups);
-            init_barrier(empty_v(s), 4 * groups);
+            if (!joint) init_barrier(empty_v(s), 4 * groups);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -307,12 +314,14 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 const int group = place.head / int(Shape::share);
                 for (int j = 0; j < place.blocks; j++, next()) {
                     wait_barrier(empty_k(stage), phase ^ 1);
-                    arrive_expecting(full_k(stage), Room::key_bytes);
+                    arrive_expecting(full_k(stage), (joint ? 2 : 1) * Room::key_bytes);
                     copy(room + Room::key_stages + stage * Room::key_bytes, map_k, Room::box,
                          Layout::k_x(group), j * Room::keys, Layout::k_z(place.batch, group),
                          full_k(stage));
-                    wait_barrier(empty_v(stage), phase ^ 1);
-                    arrive_expecting(full_v(stage), Room::key_bytes);
+                    if (!joint) {
+                        wait_barrier(empty_v(stage), phase ^ 1);
+                        arrive_expecting(full_v(stage), Room::key_bytes);
+                    }
                     copy(room + Room::value_stages + stage * Room::value_bytes, map_v, Room::box,
                          Layout::v_x(group), j * Room::keys, Layout::v_z(place.batch, group),
                          full_v(stage));
@@ -361,18 +370,39 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                            keys + k / 4 * (Room::box / 16) + k % 4 * 2, k > 0);
         commit_products();
     };
-    const auto add = [&](int at, bool adds) {
+    const auto add = [&](const uint32_t (&weights)[4][4], int at, int half, bool adds) {
         // Of one box the ones lie where they are, however far the values.
         constexpr uint64_t line = boxes == 1 ? 1 - (uint64_t(1) << 16) : 1, along = 128 * line;
         const uint64_t values = first_values + uint32_t(at) * (Room::value_bytes / 16 * line);
         begin_products();
 #pragma unroll
-        for (int k = 0; k < 8; k++)
-            Layout::values(acc, k < 4 ? low_weights[k] : high_weights[k - 4], values + k * along,
-                           k > 0 || adds);
+        for (int k = 0; k < 4; k++)
+            Layout::values(acc, weights[k], values + (4 * half + k) * along, k > 0 || adds);
         commit_products();
     };
-    const auto store = [&](const Place& place, int row, const float (&top)[2]) {
+    float last_top[2] = {};  // of the unit before, where they are in registers
+    const uint32_t lane_numbers = room + Room::lanes;
+    const auto keep_top = [&] {
+        if constexpr (joint)
+            asm volatile(
+                "st.shared.v2.f32 [%0], {%1, %2};" ::"r"(lane_numbers + 8 * (threadIdx.x - 128)),
+                "f"(rows_of.top[0]), "f"(rows_of.top[1])
+                : "memory");
+        else
+            last_top[0] = rows_of.top[0], last_top[1] = rows_of.top[1];
+    };
+    const auto kept_top = [&](float (&top)[2]) {
+        if constexpr (joint)
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                         : "=f"(top[0]), "=f"(top[1])
+                         : "r"(lane_numbers + 8 * (threadIdx.x - 128))
+                         : "memory");
+        else
+            top[0] = last_top[0], top[1] = last_top[1];
+    };
+    const auto store = [&](const Place& place, int row) {
+        float top[2];
+        kept_top(top);
         const float shares[2] = {scalar::weight_share(top[0], acc[columns - 4]),
                                  scalar::weight_share(top[1], acc[columns - 2])};
         store_rows<typename Shape::O, width>(acc, shares, o + Shape::O::at(place.batch, place.head),
@@ -392,9 +422,9 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
 #pragma unroll 1
         for (int j = from; j < place.blocks; j++, next()) {
             wait_barrier(full_k(stage), phase);
-            wait_barrier(full_v(stage), phase);
+            if (!joint) wait_barrier(full_v(stage), phase);
             __syncwarp();  // no lane waits for what has been and gone
-            release(empty_k(stage));
+            if (!joint) release(empty_k(stage));
             release(empty_v(stage));
         }
     };
@@ -425,7 +455,6 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         // those of a block before would be multiplied. All products are waited for on the one way
         // round: where some end on another, the assembler lets none go on beyond the end of a turn.
         bool ended = false, goes_on = true;  // the unit before; there is a block at work
-        float ended_top[2] = {};
 #pragma unroll 1
         for (;;) {
             const bool last = goes_on && j + 1 == needed;
@@ -439,35 +468,43 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 queries = queries_of(of);
             }
             const int j0 = j * Room::keys;
-            // Votes, of which the compiler knows that a warp goes one way.
-            const bool edge = __any_sync(~0u, RowWeights<Shape, E>::hides(j0 + 64, row));
+            // Votes, of which the compiler knows that a warp goes one way. Of all blocks of a unit
+            // the last alone has hidden keys.
             const bool half = Shape::causal && __any_sync(~0u, sees_half(j, row));
             const float none = scalar::from_bits(0xff800000u);
             wait_products<1>();
             hold(low);
             hold(high);
-            if (goes_on) release(empty_k(at));
-            if (last) release(empty_q(round % 2));
-            if (edge) {
+            if (!joint && goes_on) release(empty_k(at));
+            if (last && __any_sync(~0u, RowWeights<Shape, E>::hides(j0 + 64, row))) {
                 rows_of.hide(low, j0, row, none);
                 rows_of.hide(high, j0 + 64, row, none);
             }
-            int most_bits[2] = {-0x7fffffff, -0x7fffffff};
-            rows_of.largest_bits(most_bits, low);
-            rows_of.largest_bits(most_bits, high);
+            int most_bits[2];
+            rows_of.largest_bits(most_bits, low, high);
             rows_of.moves = false;
-            if (!rows_of.keeps(most_bits)) rows_of.rise(low, high);
+            // Some weights are made beside the vote, again where it says that rows rise.
+            const bool keeps = rows_of.keeps(most_bits);
+            constexpr int beside = 14;
+            float weights[beside];
+            rows_of.template weights_of<0>(weights, low);
+            if (!keeps) {
+                rows_of.rise(low, high);
+                rows_of.template weights_of<0>(weights, low);
+            }
             const uint32_t keys_there = last ? 0 : is_over(full_k(stage), phase);
-            rows_of.weights_of(low);
-            if (edge || is_nan(factor)) rows_of.hide(low, j0, row, 0.0f);
+            const uint32_t values_there = joint || is_over(full_v(at), at_phase);
+#pragma unroll
+            for (int x = 0; x < beside; x++) low[x] = weights[x];
+            rows_of.template weights_of<beside>(low, low);
+            pack_lines<E>(low_weights, low);
             wait_products<0>();
             hold(acc);
-            pack_lines<E>(low_weights, low);
             if (ended) {
                 release(empty_v(before));
                 const uint32_t of_ended = goes_on ? round - 1 : round;
                 const Place was(grid, of_ended);
-                store(was, row_of(was, of_ended), ended_top);
+                store(was, row_of(was, of_ended));
                 if (!goes_on) break;
                 ended = false;
             } else if (j > 0) {
@@ -480,19 +517,19 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             }
             hold(low);
             score(low, queries, stage, 0);  // where none follows, of what lies there
-            const uint32_t values_there = is_over(full_v(at), at_phase);
+            if (!joint) wait_barrier(full_v(at), at_phase, values_there);
+            hold(acc);
+            add(low_weights, at, 0, j > 0);
             if (half) {
 #pragma unroll
                 for (int x = 0; x < 16; x++) high_weights[x / 4][x % 4] = 0;
             } else {
-                rows_of.weights_of(high);
+                rows_of.template weights_of<0>(high, high);
                 pack_lines<E>(high_weights, high);
             }
             hold(high);
             score(high, queries, stage, 1);
-            wait_barrier(full_v(at), at_phase, values_there);
-            hold(acc);
-            add(at, j > 0);
+            add(high_weights, at, 1, true);
             before = at;
             at = stage;
             at_phase = phase;
@@ -501,8 +538,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             if (last) {
                 ended = true;
                 goes_on = follows;
-                ended_top[0] = rows_of.top[0];
-                ended_top[1] = rows_of.top[1];
+                keep_top();
+                release(empty_q(round % 2));
                 rows_of.begin();
                 if (follows) {
                     round++;
