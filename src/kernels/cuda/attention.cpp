@@ -145,7 +145,7 @@ int64_t busiest_of(const Deal& deal, const std::vector<int64_t>& costs, int64_t 
 
 /// The deal whose busiest block has least to do. `bytes`: what a head's tiles read in common.
 Deal deal(const std::vector<int64_t>& costs, int64_t heads, int64_t bytes, int processors) {
-    constexpr int64_t cached = 24 << 20, looked_at = 1 << 16;
+    constexpr int64_t cached = 24 << 20, looked_at = 1 << 16, all_lots = 1 << 20;
     const auto tiles = static_cast<int64_t>(costs.size());
     const int64_t units = tiles * heads, all = std::max(processors, 1);
     const int64_t most = std::clamp(cached / std::max<int64_t>(bytes, 1), int64_t{1}, heads);
@@ -153,9 +153,12 @@ Deal deal(const std::vector<int64_t>& costs, int64_t heads, int64_t bytes, int p
         return {std::clamp(ceil_div(2 * all, tiles), int64_t{1}, most), std::min(units, all)};
     Deal best{};
     int64_t least = INT64_MAX;
+    const auto after = [&](int64_t lot) {
+        const int64_t step = units * most > all_lots ? std::max<int64_t>(lot / 8, 1) : 1;
+        return std::min(most, lot + step);
+    };
     for (const int64_t blocks : {all, std::max(all / tiles * tiles, all / 2)})
-        for (int64_t lot = 1, last = 0; last < most;
-             last = lot, lot = std::min(most, lot + std::max<int64_t>(lot / 8, 1))) {
+        for (int64_t lot = 1, last = 0; last < most; last = lot, lot = after(lot)) {
             const Deal one{lot, std::min(units, blocks)};
             const int64_t busiest = busiest_of(one, costs, heads);
             if (busiest < least) {
