@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -638,6 +639,67 @@ def test_kernels_compile(dtype, arch, tmp_path, monkeypatch):
     assert all(("_chain<" in p) == chain and ("_mma<" in p) != chain for p in programs)
     cubins = _core.cuda_cubins(programs, arch)
     assert all(cubin[:4] == b"\x7fELF" for cubin in cubins)
+
+
+# Batch, heads, positions, columns of a head; heads of a lot forward and in the gradients, 132 SMs.
+LOTS = [
+    ((16, 32, 1024, 64), 66, 44),
+    ((16, 12, 1024, 64), 55, 22),
+    ((4, 32, 4096, 64), 22, 22),
+    ((1, 32, 16384, 64), 20, 3),
+    ((1, 8, 32768, 64), 8, 3),
+    ((16, 16, 1024, 128), 22, 22),
+    ((4, 16, 4096, 128), 11, 11),
+    ((1, 16, 16384, 128), 16, 1),
+]
+
+
+def attention_of(shape, causal):
+    g = aicf.Graph("lots")
+    b, h, t, d = shape
+    q, k, v, dy = (g.input(name, (b, h, t, d), "bfloat16") for name in ("q", "k", "v", "dy"))
+    y = _fused_attention(q, k, v, None, causal, 0.125)
+    for i, x in enumerate([y, *g.backward(y, [q, k, v], grad=dy).values()]):
+        g.output(f"r{i}", x)
+    return g._core
+
+
+def forward_and_gradients(core, processors):
+    programs = _core.cuda_programs(core, (), processors, "sm_90a")
+    return [
+        next(p for p in programs if f"aicf_{name}_wgmma_bf16" in p)
+        for name in ("attention", "attention_grads")
+    ]
+
+
+def lots_of(program):
+    return [int(lot) for lot in re.findall(r" lot = (\d+);", program)]
+
+
+@pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
+@pytest.mark.parametrize(("shape", "forward", "gradients"), LOTS, ids=str)
+def test_lots_of_heads(shape, forward, gradients):
+    """How many heads are dealt to blocks together, and that it says nothing of the order."""
+    core = attention_of(shape, causal=True)
+    programs = forward_and_gradients(core, 132)
+    assert [lots_of(p) for p in programs] == [[forward], [gradients, gradients]]
+    ops = json.loads(_core.cuda_plan(core, (), 132, "sm_90a"))["ops"]
+    orders = {op["op"]: op["attrs"]["order"] for op in ops if "attention" in op["op"]}
+    assert orders == {"attention": "mma16(128)", "attention_grads": "mma16(128)"}
+    few = forward_and_gradients(core, 24)[0]
+    assert lots_of(few) != [forward]
+    differ = r"(?<= lot = )\d+|(?<=_bf16_)[0-9a-f]{16}"
+    assert re.sub(differ, "", few) == re.sub(differ, "", programs[0])
+
+
+@pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
+@pytest.mark.parametrize(
+    ("shape", "lot"), [((4, 32, 4096, 64), 12), ((1, 32, 16384, 64), 4), ((1, 16, 16384, 128), 3)]
+)
+def test_lots_whose_tiles_cost_the_same(shape, lot):
+    """As many heads as give blocks two tiles each, and as the L2 cache has."""
+    programs = forward_and_gradients(attention_of(shape, causal=False), 132)
+    assert lots_of(programs[0]) == [lot]
 
 
 @pytest.mark.parametrize("given", ["value", "array"])
