@@ -18,6 +18,7 @@
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
 
+extern "C" float fabsf(float);
 extern "C" float floorf(float);
 extern "C" double floor(double);
 extern "C" float rintf(float);

@@ -178,13 +178,18 @@ AICF_HD ExpParts exp_parts(float x, float x_lo) { return exp_parts(exp_reduce(x)
 
 // p * 2^(e >> 23), |e >> 23| <= 250, in two factors so that only the last product rounds.
 AICF_HD float scale2(float p, uint32_t e) {
-    const uint32_t half = static_cast<uint32_t>(static_cast<int32_t>(e) >> 1) & 0xff800000u;
-    return p * from_bits(half + 0x3f800000u) * from_bits(e - half + 0x3f800000u);
+    const uint32_t half =
+        (static_cast<uint32_t>(static_cast<int32_t>(e) >> 24) << 23) + 0x3f800000u;
+    return p * from_bits(half) * from_bits(e - half + 0x7f000000u);
 }
 // The same for e >> 23 from -180 to 32, whose first factor is at hand.
 AICF_HD float scale_down(float p, uint32_t e) { return p * from_bits(e + 0x5f800000u) * 0x1p-64f; }
 AICF_HD float pow2(uint32_t e) { return from_bits(e + 0x3f800000u); }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+AICF_HD ExpReduced exp_begin(float x) { return exp_reduce(at_most(at_least(x, -104.0f), 89.0f)); }
+AICF_HD float exp_end(float, ExpReduced v) { return scale2(exp_parts(v, 0.0f).hi, v.e); }
+#else
 AICF_HD ExpReduced exp_begin(float x) {
     // Clamped as integers, which cost a vector unit less than selects: those of floats above +0
     // ascend with them, those of floats below -0 as they fall. Only NaN is lost.
@@ -196,6 +201,7 @@ AICF_HD float exp_end(float x, ExpReduced v) {
     const uint32_t nan = (bits(x) & 0x7fffffffu) > 0x7f800000u ? ~0u : 0u;
     return from_bits(bits(scale2(exp_parts(v, 0.0f).hi, v.e)) | nan);
 }
+#endif
 AICF_HD float exp(float x) { return exp_end(x, exp_begin(x)); }
 
 // e^x - 1 for x <= 88, accurate near 0.
@@ -222,8 +228,9 @@ struct Tail {
 AICF_HD Tail sigmoid_tail(float a, float a_lo) {
     const float c = a > 110.0f ? 110.0f : a;
     const ExpParts e = exp_parts(-c, a_lo);
-    const float z = scale_down(e.hi, e.e);
-    const float d = 1.0f + z, d_lo = z - (d - 1.0f);
+    // z 2^-64 is taken unrounded: below a normal number it changes neither sum.
+    const float z = e.hi * from_bits(e.e + 0x5f800000u);
+    const float d = fma(z, 0x1p-64f, 1.0f), d_lo = fma(z, 0x1p-64f, 1.0f - d);
     const float inv = reciprocal(d);
     const float q = e.hi * inv;
     const float rem = fma(-q, d, e.hi) + fma(-q, d_lo, e.lo);
@@ -284,8 +291,13 @@ AICF_HD float tanh(float x) {
     const float p = horner(s, -0.333333313f, 0.133332223f, -0.053948462f, 0.0217087511f,
                            -0.00819509756f, 0.00215765228f);
     const float small = fma(a * s, p, a);
-    const ExpParts e = exp_parts(a + a, 0.0f);
-    const float large = 1.0f - 2.0f * reciprocal(fma(e.hi, pow2(e.e), 1.0f));
+    // e^(2 a) as exp_parts has it, of half of what it reduces: every coefficient by a power of two.
+    const float magic = 0x1.8p23f, big = fma(a, 2.0f * 1.44269502f, magic), k = big - magic;
+    const float r = fma(k, 0x1.05c61p-30f, fma(k, -0x1.62e43p-2f, a));
+    const float q = horner(r, 2.0f, 2.0f, 8.0f * 0.166665331f, 16.0f * 0.0416672453f,
+                           32.0f * 0.00836762041f, 64.0f * 0.00138634886f);
+    const float power = from_bits((bits(big) << 23) + 0x3f800000u);
+    const float large = fma(-2.0f, reciprocal(fma(fma(q, r, 1.0f), power, 1.0f)), 1.0f);
     return copysign(a < 0.6f ? small : large, x);
 }
 
@@ -376,15 +388,16 @@ struct Angle {  // x = hi + lo + quarter * pi/2, |hi| <= 0.8
 };
 constexpr float kSinFastLimit = 65536.0f;
 
-// Cody-Waite in three words; the second product and its subtraction are carried exactly.
+// Cody-Waite in three words. t is a multiple of 2^-23 or of x's last place, and so of that of the
+// second product p: what t + p is rounded by is exact without asking which one is larger, and with
+// what p was rounded by one operation.
 AICF_HD Angle reduce_fast(float x) {
     const float magic = 0x1.8p23f;
     const float big = fma(x, 0.636619747f, magic);
     const float k = big - magic;
     const float t = fma(k, -0x1.921fb6p0f, x);
-    const float p = k * 0x1.777a5cp-25f, p_lo = fma(k, 0x1.777a5cp-25f, -p);
-    const float hi = t + p, back = hi - t;
-    const float lo = ((t - (hi - back)) + (p - back)) + p_lo;
+    const float hi = t + k * 0x1.777a5cp-25f;
+    const float lo = fma(k, 0x1.777a5cp-25f, -(hi - t));
     return {hi, fma(k, 0x1.ee59dap-50f, lo), bits(big)};
 }
 
@@ -428,8 +441,8 @@ AICF_HD float sin_of(Angle a, uint32_t quarter_shift) {
     const float c = horner(s, 0.0416666456f, -0.00138873013f, 2.44306648e-05f);
     const float w = fma(-0.5f, s, 1.0f), w_lo = fma(-0.5f, s, 1.0f - w);
     const float cosine = w + fma(s * s, c, fma(-a.hi, a.lo, w_lo));
-    const float y = (q & 1u) != 0 ? cosine : sine;
-    return from_bits(bits(y) ^ ((q & 2u) << 30));
+    const float w2 = from_bits(q << 30);  // +-0 or +-2
+    return from_bits(bits(w2 != 0.0f ? cosine : sine) ^ (bits(w2) & 0x80000000u));
 }
 
 // sin and cos where |x| <= kSinFastLimit, a = reduce_fast(x).
@@ -438,7 +451,6 @@ AICF_HD float sin_fast(float x, Angle a) {
     return abs(x) < 0x1p-12f ? x : y;
 }
 AICF_HD float cos_fast(float, Angle a) { return sin_of(a, 1); }
-
 AICF_HD float sin(float x) {
     if (abs(x) <= kSinFastLimit) return sin_fast(x, reduce_fast(x));
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
@@ -448,6 +460,25 @@ AICF_HD float cos(float x) {
     if (abs(x) <= kSinFastLimit) return cos_fast(x, reduce_fast(x));
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
     return sin_of(reduce_huge(x), 1);
+}
+
+// Of several numbers, without a branch for each: those that need no long reduction. `near` says
+// whether all were such ones; other types need none.
+template <class T>
+AICF_HD T sin_near(bool&, T x) {
+    return sin(x);
+}
+template <class T>
+AICF_HD T cos_near(bool&, T x) {
+    return cos(x);
+}
+AICF_HD float sin_near(bool& near, float x) {
+    near &= abs(x) <= kSinFastLimit;
+    return sin_fast(x, reduce_fast(x));
+}
+AICF_HD float cos_near(bool& near, float x) {
+    near &= abs(x) <= kSinFastLimit;
+    return cos_fast(x, reduce_fast(x));
 }
 
 // ---- pow ---------------------------------------------------------------------------------------
