@@ -51,6 +51,29 @@ def test_ops(case, sizes, dtype, make_rng):
     assert_same(cpu, outputs(case, arrays, "cuda"), case.id)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_some_large_arguments(dtype, make_rng):
+    """Of a vector whose sines and cosines need a long reduction all elements are computed again."""
+    rng, count = make_rng(9), (1 << 15) + 3
+    x = rng.standard_normal(count).astype(np.float32)
+    x[::11] *= 1e6
+    x[5:2000:3] = rng.integers(0, 2**31 - 2**23, 665, np.uint32).view(np.float32)
+    x[-4:] = 65536.0, -65537.0, np.inf, -np.inf
+    x[3000:3100], x[3200::77] = -0.0, np.nan
+    step = {}
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("sines")
+        v = g.input("x", (count,), dtype)
+        g.output("one", aicf.sin(v))
+        y = aicf.tanh(aicf.sin(v * 1.7 + 0.3) * v + aicf.exp(-(v * v))) * aicf.sigmoid(v)
+        g.output("chain", y + aicf.cos(y * 1e5) * aicf.sin(aicf.cos(v) + 2.0))
+        got = g.compile(device=device)(
+            x=x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        )
+        step[device] = [got[name].numpy() for name in got]
+    assert_same(step["cpu"], step["cuda"], dtype)
+
+
 LARGE, PARTS = 1 << 24, 6
 
 

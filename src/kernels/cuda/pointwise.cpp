@@ -367,18 +367,46 @@ class PointwiseText {
                 "    look_up<", kTableThreads, ", 4>(grid, &y0->bits, &x", k, "->bits, ", size(),
                 ", block.ptr<uint16_t>(16), block.ptr<uint32_t>(", layout_.tail, "), value);\n}\n");
     }
+    /// Of a sine or cosine of f32, what takes its argument to be one that needs no long reduction,
+    /// and says in `near` whether it was one; else nothing.
+    std::string taken_near(std::string compute) const {
+        if (wide_type(out_.dtype) != std::string("float")) return {};
+        const auto taken = compute.size();
+        for (const std::string name : {"sin", "cos"})
+            for (size_t at = 0;
+                 (at = compute.find(cat("scalar::", name, "("), at)) != std::string::npos;)
+                compute.replace(at, name.size() + 9, cat("scalar::", name, "_near(near, "));
+        return compute.size() > taken ? compute : std::string();
+    }
+    static std::string each_of(int width, const std::string& compute) {
+        return cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
+                   compute, "\n        }\n");
+    }
     void loop(const std::string& compute) {
         text_.bound = kThreads;
         text_.body += body_head(op_, layout_, raw_);
         if (update_) text_.body += cat("    typedef ", wide_type(out_.dtype), " R;\n");
         text_.body += before_;
+        text_.body += cat("    const int64_t n = ", size(), ";\n    const bool wide = ", wide_,
+                          ";\n    const int64_t step = int64_t(grid.blocks) * grid.threads * ",
+                          width_, ";\n");
+        const std::string first = cat("(int64_t(grid.block) * grid.threads + grid.thread()) * ",
+                                      width_),
+                          near = width_ > 1 ? taken_near(compute) : std::string();
+        if (near.empty()) {
+            text_.body += cat("    for (int64_t i = ", first, "; i < n; i += step) {\n", load_,
+                              each_of(width_, compute), store_, "    }\n    (void)wide;\n}\n");
+            return;
+        }
+        // Vectors with a large argument are done again, all of them by what suits any: from their
+        // loads on, or what is shared were kept in registers until then.
         text_.body +=
-            cat("    const int64_t n = ", size(), ";\n    const bool wide = ", wide_, ";\n",
-                "    const int64_t step = int64_t(grid.blocks) * grid.threads * ", width_, ";\n",
-                "    for (int64_t i = (int64_t(grid.block) * grid.threads + grid.thread()) * ",
-                width_, "; i < n; i += step) {\n", load_,
-                "#pragma unroll\n        for (int j = 0; j < ", width_, "; j++) {\n            ",
-                compute, "\n        }\n", store_, "    }\n    (void)wide;\n}\n");
+            cat("    for (int64_t i0 = ", first,
+                "; i0 < n; i0 += step) {\n        {\n        const int64_t i = i0;\n",
+                "        bool near = true;\n", load_, each_of(width_, near),
+                "        if (near) {\n", store_, "        continue;\n        }\n        }\n",
+                "        const int64_t i = i0 * hidden(1);\n", load_, each_of(width_, compute),
+                store_, "    }\n    (void)wide;\n}\n");
     }
 
     const LoweredOp& op_;
