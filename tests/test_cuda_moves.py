@@ -122,6 +122,29 @@ def sorted_rows(rng, dtype, graph):
         yield "whole chunks", _emit("TakeBwd", "t", wide, at, rows=TILE // CHUNK + 1)
 
 
+def own_rows(rng, dtype, graph):
+    """Rows of a block that have as many positions as it keeps, one more, and more than a chunk of
+    one row; some blocks of that kind, or all others without any."""
+    split, rows = 10, 2640  # of 264 blocks
+    few = [rng.integers(0, split, CHUNK), split + rng.integers(0, split, CHUNK + 1)]
+    few += [np.full(CHUNK, 3 * split + 2), np.full(CHUNK + 1, 4 * split + 1)]
+    some = [np.full(n, rng.integers(rows)) for n in (2 * CHUNK, 2 * CHUNK + 1, 700)]
+    for name, parts in {
+        "few": [*few[::2], rng.integers(0, rows, 900)],
+        "crowded": few + some,
+        "spread": [*few, *some, rng.integers(-1, rows + 1, 3000)],
+    }.items():
+        at = rng.permutation(np.concatenate(parts))
+        for width in (2, 3, 6, 64, 200) if name == "spread" else (6, 256):
+            x = graph.constant(numbers(rng, (len(at), width), dtype))
+            keys = at.astype(np.int32 if width % 3 else np.int64)
+            y = _emit("TakeBwd", "t", x, graph.constant(keys), rows=rows)
+            yield f"{name} of {width}", y
+        shared = aicf.broadcast_to(graph.constant(at[:, None]), (len(at), 5))
+        x = graph.constant(numbers(rng, (len(at), 5), dtype))
+        yield f"{name} shared", _emit("ScatterAdd", "s", x, shared, axis=0, size=rows)
+
+
 def along(rng, dtype, graph):
     """Lines of a running sum and of argmax: those of a warp, some of a warp, some blocks of one."""
     for shape in ((3, 5000), (1100, 70), (34000, 65), (40, 63), (70000,)):
@@ -161,7 +184,11 @@ def graph_of(what, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "what, dtype",
-    [(what, dtype) for what in (joined, scattered, sorted_rows, along, large) for dtype in DTYPES]
+    [
+        (what, dtype)
+        for what in (joined, scattered, sorted_rows, own_rows, along, large)
+        for dtype in DTYPES
+    ]
     + [(sorted_rows, dtype) for dtype in ("float16", "int8", "int16", "int32", "int64")],
 )
 def test_bits_of_both_devices(what, dtype):
@@ -197,5 +224,5 @@ def test_text_compiles(arch):
     g.output("running", aicf.cumsum(x, 1))
     g.output("largest", aicf.argmax(x, 1))
     programs = _core.cuda_programs(g._core, _core.pass_names(), arch=arch)
-    assert sum("sort_positions(" in p for p in programs) >= 3
+    assert sum("sort_positions(" in p or "own_rows<" in p for p in programs) >= 3
     assert all(c[:4] == b"\x7fELF" for c in _core.cuda_cubins(programs, arch))

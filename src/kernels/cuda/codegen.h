@@ -182,13 +182,16 @@ struct Sorted {
 /// Whether there are enough positions for it, and few enough to be counted.
 bool worth_sorting(const Sorted& sorted, const Limits& limits);
 /// The struct @_O, `index` being where position p's key lies, and how the kernel is launched; the
-/// statements that sort, after which `order` is what they sorted, then `sums`, of keys in `keys`.
+/// statements of its body, of which `sums` make the result.
 std::string order_struct(KernelText& text, const Sorted& sorted, const std::string& index,
                          const Limits& limits);
-std::string order_body(const BlockLayout& layout, const std::string& keys, const std::string& sums);
-/// The statement that sums rows, v elements at a time by so many lanes: positions lie at @_P and
-/// their elements at @_D, rows of the result @_R::step apart and theirs at @_E.
-std::string row_sums(const std::string& a, int64_t v, int64_t lanes, int64_t width);
+std::string order_body(const BlockLayout& layout, const std::string& sums);
+/// `sums` of `order`, once positions are sorted by what lies in `keys`.
+std::string sorted_first(const std::string& keys, const std::string& sums);
+/// Sums rows, v elements at a time by so many lanes: positions lie at @_P and their elements at
+/// @_D, rows of the result @_R::step apart and theirs at @_E.
+std::string row_sums(const Sorted& sorted, const std::string& keys, const std::string& a, int64_t v,
+                     int64_t lanes, const Limits& limits);
 int64_t lanes_of(int64_t width, int64_t v);
 /// How many elements of a shape move together: they lie side by side in all operands, whose lines
 /// and the places `at` of elements are whole such vectors.

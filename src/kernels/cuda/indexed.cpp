@@ -33,16 +33,28 @@ bool worth_sorting(const Sorted& sorted, const Limits& limits) {
 
 namespace {
 
-/// How many rows a block sorts the positions of by itself, of all positions of their lines; 0
-/// where passes of all blocks are sooner.
-int64_t split_of(const Sorted& sorted, const Limits& limits) {
+/// How many rows a block sorts the positions of by itself, of all positions of their lines, where
+/// that are so many blocks; 0 where passes of all blocks are sooner.
+int64_t split_for(const Sorted& sorted, int64_t blocks, const Limits& limits) {
     const int64_t rows = sorted.lines * sorted.size, processors = std::max(limits.processors, 1);
-    int64_t split = std::clamp<int64_t>(ceil_div(rows, processors), 1, kBoundRows);
+    int64_t split = std::clamp<int64_t>(ceil_div(rows, blocks), 1, kBoundRows);
     if (sorted.lines > 1 && sorted.size <= kBoundRows)
         split = std::max<int64_t>(split / sorted.size, 1) * sorted.size;
     const int64_t lines = std::min(sorted.lines, ceil_div(split, sorted.size) + 1),
                   waves = ceil_div(ceil_div(rows, split), 2 * processors);
     return lines * sorted.n * waves <= kSplitPositions ? split : 0;
+}
+
+/// The same where blocks also sum their rows: if they have few positions, most of them.
+int64_t own_split(const Sorted& sorted, const Limits& limits) {
+    if (sorted.lines > 1 || sorted.width == 1 || sorted.chunk < kOwnPositions) return 0;
+    const int64_t split = split_for(sorted, 2 * std::max(limits.processors, 1), limits);
+    const bool counted = (2 * (sorted.n / sorted.chunk) + 1) * sorted.tiles < int64_t{1} << 30;
+    return counted && 2 * sorted.n * split <= kOwnPositions * sorted.size ? split : 0;
+}
+int64_t split_of(const Sorted& sorted, const Limits& limits) {
+    const int64_t own = own_split(sorted, limits);
+    return own ? own : split_for(sorted, std::max(limits.processors, 1), limits);
 }
 
 }  // namespace
@@ -51,6 +63,7 @@ std::string order_struct(KernelText& text, const Sorted& sorted, const std::stri
                          const Limits& limits) {
     const int64_t rows = sorted.lines * sorted.size, count = sorted.lines * sorted.n;
     const int64_t split = split_of(sorted, limits);
+    const bool own = own_split(sorted, limits) > 0;
     const int64_t width = std::bit_width(static_cast<uint64_t>((split ? split : rows) - 1)),
                   passes = split ? 1 : std::max<int64_t>(ceil_div(width, kSortBits), 1),
                   bits = std::max<int64_t>(ceil_div(width, passes), 1);
@@ -60,7 +73,8 @@ std::string order_struct(KernelText& text, const Sorted& sorted, const std::stri
     std::string text_of =
         cat("struct @_O {\n    static constexpr int64_t lines = ", sorted.lines, ", n = ", sorted.n,
             ", size = ", sorted.size, ", chunk = ", sorted.chunk, ", tiles = ", sorted.tiles,
-            ", tile = ", kSortTile, ", bound = ", kBoundRows, ", split = ", split);
+            ", tile = ", kSortTile, ", bound = ", kBoundRows, ", split = ", split,
+            ", here = ", own ? kOwnPositions : 0);
     int64_t bytes = 0;
     const auto place = [&](const char* name, int64_t size) {
         text_of += cat(", ", name, " = ", bytes);
@@ -76,25 +90,30 @@ std::string order_struct(KernelText& text, const Sorted& sorted, const std::stri
     place("arrivals", 4 * slots * sorted.tiles);
     place("parts", slots * sorted.width * sorted.part);
     text.workspace = static_cast<uint64_t>(bytes);
-    text.counters = static_cast<int>(2 + 2 * ((split ? 0 : 3 * passes) + 1));
+    text.counters = static_cast<int>(own ? 6 : 2 + 2 * ((split ? 0 : 3 * passes) + 1));
     text.threads = kSortThreads;
     text.resident = 2;
     text.blocks = 2 * std::max(limits.processors, 1);
+    if (own) text.blocks = std::min(text.blocks, ceil_div(rows, split));
     constexpr int64_t warps = kSortThreads / 32;
     text.shared = static_cast<uint32_t>(
-        std::max(4 * (digits + warps) + 2 * (warps + 1) * digits + 2, 4 * (kBoundRows + 1)));
-    return text_of + cat(";\n    static constexpr int passes = ", passes, ", bits = ", bits,
-                         ", warps = ", warps,
-                         ";\n    static constexpr bool zero = ", sorted.zero ? "true" : "false",
-                         ";\n    __device__ __forceinline__ static int64_t index(int64_t p) { ",
-                         "return ", index, "; }\n};\n");
+        std::max(4 * (digits + warps) + 2 * (warps + 1) * digits + 2,
+                 own ? 12 * kOwnPositions + 4 * (split + 2) : 4 * (kBoundRows + 1)));
+    return text_of +
+           cat(";\n    static constexpr int passes = ", passes, ", bits = ", bits,
+               ", warps = ", warps,
+               ";\n    static constexpr bool zero = ", sorted.zero ? "true" : "false",
+               ", once = ", own && text.blocks == ceil_div(rows, split) ? "true" : "false",
+               ";\n    __device__ __forceinline__ static int64_t index(int64_t p) { ", "return ",
+               index, "; }\n};\n");
 }
 
-std::string order_body(const BlockLayout& layout, const std::string& keys,
-                       const std::string& sums) {
+std::string order_body(const BlockLayout& layout, const std::string& sums) {
     return cat("    const Order<@_O> order{block.ptr<char>(16), block.ptr<uint32_t>(", layout.tail,
-               ")};\n    sort_positions(grid, order, ", keys, ");\n    ", sums,
-               "    leave(grid, order);\n}\n");
+               ")};\n    ", sums, "    leave(grid, order);\n}\n");
+}
+std::string sorted_first(const std::string& keys, const std::string& sums) {
+    return cat("sort_positions(grid, order, ", keys, ");\n    ", sums);
 }
 
 int vector_of(int64_t size, const Dims& shape, const std::vector<Dims>& operands,
@@ -127,14 +146,19 @@ int64_t lanes_of(int64_t width, int64_t v) {
     return lanes;
 }
 
-std::string row_sums(const std::string& a, int64_t v, int64_t lanes, int64_t width) {
+std::string row_sums(const Sorted& sorted, const std::string& keys, const std::string& a, int64_t v,
+                     int64_t lanes, const Limits& limits) {
+    const bool own = own_split(sorted, limits) > 0;
     const auto sums = [&](int64_t size) {
-        return cat("sum_rows<", a, ", ", size, ", ", lanes, ", ", width,
-                   ", @_O, @_P, @_D, @_R, @_E>(grid, order, y0, x0);\n");
+        return cat(own ? "own_rows<" : "sum_rows<", a, ", ", size, ", ", lanes, ", ", sorted.width,
+                   ", @_O, @_P, @_D, @_R, @_E>(grid, order, ", own ? keys + ", " : "",
+                   "y0, x0);\n");
     };
-    if (v == 1) return sums(1);
-    return cat("if (aligned_for<", v, ">(x0) && aligned_for<", v, ">(y0))\n        ", sums(v),
-               "    else\n        ", sums(1));
+    const std::string both = v == 1
+                                 ? sums(1)
+                                 : cat("if (aligned_for<", v, ">(x0) && aligned_for<", v,
+                                       ">(y0))\n        ", sums(v), "    else\n        ", sums(1));
+    return own ? both : sorted_first(keys, both);
 }
 
 namespace {
@@ -254,7 +278,7 @@ void sorted_take_bwd(KernelText& text, const LoweredOp& op, const BlockLayout& l
     const Dims rest = part(y.shape, 1, y.shape.rank()), to = part(y.strides, 1, y.shape.rank()),
                own = part(dy.strides, lead, dy.shape.rank());
     const std::string a = wide_type(y.dtype), step = std::to_string(y.strides[0]);
-    text.includes = {"order.cuh"};
+    text.includes = {"own_rows.cuh"};
     text.body += place_struct("@_P", part(dy.shape, 0, lead), part(dy.strides, 0, lead)) +
                  place_struct("@_D", rest, own) + place_struct("@_E", rest, to) +
                  cat("struct @_R {\n    static constexpr int64_t step = ", step, ";\n};\n") +
@@ -262,9 +286,10 @@ void sorted_take_bwd(KernelText& text, const LoweredOp& op, const BlockLayout& l
                  cat("struct @_T {\n    __device__ __forceinline__ static int64_t at(int64_t row) ",
                      "{ return row * ", step, "; }\n};\n");
     const std::string sums =
-        sorted.width == 1 ? cat("sum_numbers<", a, ", @_O, @_P, @_T>(grid, order, y0, x0);\n")
-                          : row_sums(a, v, lanes_of(sorted.width, v), sorted.width);
-    text.body += body_head(op, layout) + order_body(layout, "x1", sums);
+        sorted.width == 1
+            ? sorted_first("x1", cat("sum_numbers<", a, ", @_O, @_P, @_T>(grid, order, y0, x0);\n"))
+            : row_sums(sorted, "x1", a, v, lanes_of(sorted.width, v), limits);
+    text.body += body_head(op, layout) + order_body(layout, sums);
 }
 
 void take_bwd(KernelText& text, const LoweredOp& op, const BlockLayout& layout,

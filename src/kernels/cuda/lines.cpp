@@ -56,7 +56,7 @@ class SortedScatterText {
 
     void write(KernelText& text) const {
         const BlockLayout layout(op_);
-        text.includes = {"order.cuh", "lines.cuh"};
+        text.includes = {"own_rows.cuh", "lines.cuh"};
         const std::string line = line_of(text.body, "B", op_.inputs.back(), axis_);
         const int64_t n = sorted_.n;
         const std::string index =
@@ -64,7 +64,7 @@ class SortedScatterText {
                                : cat(line, "::at(uint32_t(p) / ", n, "u, uint32_t(p) % ", n, "u)");
         text.body += order_struct(text, sorted_, index, limits_);
         const std::string sums = shared_ ? rows(text.body) : numbers(text.body);
-        text.body += body_head(op_, layout) + order_body(layout, last_ ? "x0" : "x1", sums);
+        text.body += body_head(op_, layout) + order_body(layout, sums);
     }
 
   private:
@@ -81,15 +81,16 @@ class SortedScatterText {
         text += cat("struct @_P : Line<", x_.strides[axis_], "> {};\nstruct @_R {\n    static ",
                     "constexpr int64_t step = ", y_.strides[axis_], ";\n};\n") +
                 place_struct("@_D", rest_, from_) + place_struct("@_E", rest_, to_);
-        return row_sums(sum_type(y_.dtype), vector_, lanes_, lines_);
+        return row_sums(sorted_, "x1", sum_type(y_.dtype), vector_, lanes_, limits_);
     }
 
     /// The statement that sums, or finds the last position of, each element of the result.
     std::string numbers(std::string& text) const {
         element_struct(text, "@_T", "Y", y_);
-        if (last_) return "last_positions<@_O, @_T>(grid, order, y0);\n";
+        if (last_) return sorted_first("x0", "last_positions<@_O, @_T>(grid, order, y0);\n");
         element_struct(text, "@_P", "A", x_);
-        return cat("sum_numbers<", sum_type(y_.dtype), ", @_O, @_P, @_T>(grid, order, y0, x0);\n");
+        return sorted_first("x1", cat("sum_numbers<", sum_type(y_.dtype),
+                                      ", @_O, @_P, @_T>(grid, order, y0, x0);\n"));
     }
 
     /// Where element i of all lines of an operand lies: a struct `name`.

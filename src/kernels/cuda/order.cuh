@@ -20,7 +20,8 @@ struct alignas(8) Found {
 // there is one pass. `found`, `first`, `second`, `counts`, `totals`, `kept`,
 // `slots`, `arrivals`, `parts` are bytes of the workspace where these lie; `chunk` of a row's
 // positions are added up at a time, from +0 where `zero` is set, else from the first; where `chunk`
-// is 0 none are.
+// is 0 none are. Of own_rows.cuh: how many positions a block keeps in `here`, else 0; `once` if
+// there is a block for each task.
 
 /// A row and a position of it; read and written by one access.
 struct alignas(8) Entry {
@@ -36,6 +37,9 @@ struct Order {
     static constexpr int64_t rows = O::lines * O::size, count = O::lines * O::n;
     static constexpr int64_t sort_tiles = (count + O::tile - 1) / O::tile;
     static constexpr int phases = (O::split > 0 ? 0 : 3 * O::passes) + 1;
+    static constexpr uint32_t tasks =
+        O::split > 0 ? (rows - 1) / (O::split > 0 ? O::split : 1) + 1 : 0;
+    static constexpr int used = O::here > 0 ? 6 : 2 + 2 * phases;  // counters
     template <class T>
     __device__ __forceinline__ T* at(int64_t byte) const {
         return reinterpret_cast<T*>(room + byte);
@@ -408,8 +412,9 @@ __device__ __forceinline__ void sort_positions(const Grid& grid, const Order<O>&
 template <class O>
 __device__ __forceinline__ void leave(const Grid& grid, const Order<O>& order) {
     __syncthreads();
-    if (grid.thread() != 0 || add_acq_rel(order.counters + 1, 1u) != grid.blocks - 1) return;
-    for (int k = 0; k < 2 + 2 * Order<O>::phases; k++) clear_counter(order.counters + k);
+    const uint32_t blocks = O::once ? Order<O>::tasks : grid.blocks;
+    if (grid.thread() != 0 || add_acq_rel(order.counters + 1, 1u) != blocks - 1) return;
+    for (int k = 0; k < Order<O>::used; k++) clear_counter(order.counters + k);
 }
 
 /// What a slot stands for: elements [begin, begin + count) of a row, whose slots begin at `first`.
@@ -456,14 +461,71 @@ __device__ __forceinline__ void store_vector(E* y, const A (&sum)[V]) {
     *reinterpret_cast<Pack<E, V>*>(y) = out;
 }
 
+/// The lanes of a warp that are a thread's team of Lanes.
+template <int Lanes>
+__device__ __forceinline__ uint32_t mates_of() {
+    return (Lanes == 32 ? ~0u : ((1u << (Lanes & 31)) - 1)) << ((threadIdx.x & 31) / Lanes * Lanes);
+}
+
+/// A tile of a chunk of a row that has several; who comes last adds these up.
+template <class A, int V, int Lanes, int64_t Width, class From, class Elem, class To, class Place,
+          class O, class E>
+__device__ __forceinline__ void sum_slot(const Grid& grid, const Order<O>& order, E* y, const E* x,
+                                         uint32_t slot, uint32_t tile) {
+    constexpr int words = V * int(sizeof(A)) / 4, many = words > 2 ? 4 : 8,
+                  ahead = words > 2 ? 16 / words : 8;
+    typedef Counter<(Width + Lanes * V - 1) / (Lanes * V) * Lanes * V> At;
+    auto* const parts = reinterpret_cast<A*>(order.room + O::parts);
+    const uint32_t lane = grid.thread() % Lanes, mates = mates_of<Lanes>();
+    const At w = (At(tile) * Lanes + lane) * V;
+    const bool mine = Width % (Lanes * V) == 0 || w < At(Width);
+    const E* const from = x + Elem::at(mine ? w : 0);
+    Chunk own = chunk_of(order, slot);
+    const uint32_t end = own.begin + own.count;
+    A sum[V] = {};
+    for (uint32_t h = own.begin; h < end; h += many) {
+        Pack<E, V> lot[many];
+        read_lots<V, many, From>(lot, from, order, h, end - h);
+#pragma unroll
+        for (int k = 0; k < many; k++)
+            if (h + k < end) add_vector(sum, lot[k], !O::zero && h + k == own.begin);
+    }
+    A* const part = parts + int64_t(slot) * Width + w;
+    if (mine)
+#pragma unroll
+        for (int j = 0; j < V; j++) part[j] = sum[j];
+    own = chunk_of(order, slot);  // anew: the loop has no registers for the rest of it
+    __syncwarp(mates);
+    uint32_t come = 0;
+    if (lane == 0) come = add_acq_rel(order.arrivals() + own.first * O::tiles + tile, 1u);
+    come = __shfl_sync(mates, come, 0, Lanes);
+    __syncwarp(mates);
+    if (come != own.chunks - 1 || !mine) return;
+    const A* other = parts + int64_t(own.first) * Width + w;
+    for (uint32_t c0 = 0; c0 < own.chunks; c0 += ahead, other += ahead * Width) {
+        A lot[ahead][V];
+#pragma unroll
+        for (int k = 0; k < ahead; k++)
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                if (c0 + k < own.chunks) lot[k][j] = __ldcg(other + k * Width + j);
+#pragma unroll
+        for (int k = 0; k < ahead; k++)
+#pragma unroll
+            for (int j = 0; j < V; j++)
+                if (c0 + k < own.chunks)
+                    sum[j] = c0 + k == 0 ? lot[k][j] : static_cast<A>(sum[j] + lot[k][j]);
+    }
+    store_vector(y + int64_t(own.row) * To::step + Place::at(w), sum);
+}
+
 /// y[row, w] = the sum of x[position, w] over the row's positions, in chunks that are added up in
 /// ascending order. `Lanes` threads take V elements each of some rows, or of a chunk of one.
 template <class A, int V, int Lanes, int64_t Width, class O, class From, class Elem, class To,
           class Place, class E>
 __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order, E* y,
                                          const E* x) {
-    constexpr int words = V * int(sizeof(A)) / 4, run = 8, lots = 4, many = words > 2 ? 4 : 8,
-                  ahead = words > 2 ? 16 / words : 8;
+    constexpr int run = 8, lots = 4;
     constexpr int64_t tiles = (Width + Lanes * V - 1) / (Lanes * V), rows = O::size;
     // Of the first element that a thread takes; of pieces of work, and a step beyond.
     typedef Counter<tiles * Lanes * V> At;
@@ -471,56 +533,13 @@ __device__ __forceinline__ void sum_rows(const Grid& grid, const Order<O>& order
     const Found* const found = order.found();
     const uint32_t lane = grid.thread() % Lanes;
     const auto teams = uint32_t(grid.step() / Lanes), team = uint32_t(grid.begin() / Lanes);
-    // Rows of several chunks, chunk by chunk; who comes last adds these up.
-    auto* const parts = reinterpret_cast<A*>(order.room + O::parts);
+    // Rows of several chunks, chunk by chunk.
     const uint32_t slots = *static_cast<const volatile uint32_t*>(order.counters);
-    const uint32_t warp_lane = threadIdx.x & 31;
-    const uint32_t mates = (Lanes == 32 ? ~0u : ((1u << (Lanes & 31)) - 1))
-                           << (warp_lane / Lanes * Lanes);
     typedef Counter<most_slots * tiles + most_step> S;
     for (S u = team; u < slots * S(tiles); u += teams) {
         const auto slot = static_cast<uint32_t>(u / S(tiles));
-        const auto tile = static_cast<uint32_t>(u - slot * S(tiles));
-        const At w = (At(tile) * Lanes + lane) * V;
-        const bool mine = Width % (Lanes * V) == 0 || w < At(Width);
-        const E* const from = x + Elem::at(mine ? w : 0);
-        Chunk own = chunk_of(order, slot);
-        const uint32_t end = own.begin + own.count;
-        A sum[V] = {};
-        for (uint32_t h = own.begin; h < end; h += many) {
-            Pack<E, V> lot[many];
-            read_lots<V, many, From>(lot, from, order, h, end - h);
-#pragma unroll
-            for (int k = 0; k < many; k++)
-                if (h + k < end) add_vector(sum, lot[k], !O::zero && h + k == own.begin);
-        }
-        A* const part = parts + int64_t(slot) * Width + w;
-        if (mine)
-#pragma unroll
-            for (int j = 0; j < V; j++) part[j] = sum[j];
-        own = chunk_of(order, slot);  // anew: the loop has no registers for the rest of it
-        __syncwarp(mates);
-        uint32_t come = 0;
-        if (lane == 0) come = add_acq_rel(order.arrivals() + own.first * O::tiles + tile, 1u);
-        come = __shfl_sync(mates, come, 0, Lanes);
-        __syncwarp(mates);
-        if (come != own.chunks - 1 || !mine) continue;
-        const A* other = parts + int64_t(own.first) * Width + w;
-        for (uint32_t c0 = 0; c0 < own.chunks; c0 += ahead, other += ahead * Width) {
-            A lot[ahead][V];
-#pragma unroll
-            for (int k = 0; k < ahead; k++)
-#pragma unroll
-                for (int j = 0; j < V; j++)
-                    if (c0 + k < own.chunks) lot[k][j] = __ldcg(other + k * Width + j);
-#pragma unroll
-            for (int k = 0; k < ahead; k++)
-#pragma unroll
-                for (int j = 0; j < V; j++)
-                    if (c0 + k < own.chunks)
-                        sum[j] = c0 + k == 0 ? lot[k][j] : static_cast<A>(sum[j] + lot[k][j]);
-        }
-        store_vector(y + int64_t(own.row) * To::step + Place::at(w), sum);
+        sum_slot<A, V, Lanes, Width, From, Elem, To, Place>(
+            grid, order, y, x, slot, static_cast<uint32_t>(u - slot * S(tiles)));
     }
     // Some rows one after another; what they sum is on its way across the ends of rows.
     typedef Counter<(rows / run + 1) * tiles + most_step> N;

@@ -86,5 +86,8 @@ constexpr int64_t kSortTile = 4096;
 constexpr int64_t kSplitPositions = 32768;
 constexpr int64_t kSortBits = 10;
 constexpr int64_t kBoundRows = 1024;
+// Positions that a block keeps of its rows, where these have half as many on average: no row then
+// has more than one chunk of its sum.
+constexpr int64_t kOwnPositions = 256;
 
 }  // namespace aicf::cuda
