@@ -145,6 +145,29 @@ def own_rows(rng, dtype, graph):
         yield f"{name} shared", _emit("ScatterAdd", "s", x, shared, axis=0, size=rows)
 
 
+def pooled(rng, dtype, graph):
+    """Gradients of windows side by side, of those that leave a rim, and of others; with elements
+    that are equal, and NaN."""
+    for shape, size, stride in (
+        ((3, 5, 8, 12), 2, 2),
+        ((2, 3, 9, 12), 3, 3),
+        ((7, 2, 8, 8), (1, 4), (1, 4)),
+        ((2, 2, 8, 9), (4, 3), (4, 3)),
+        ((2, 3, 9, 13), 2, 2),
+        ((2, 2, 10, 10), 5, 5),
+        ((2, 2, 8, 8), 2, 1),
+    ):
+        values = numbers(rng, shape, dtype)
+        values.flat[::7], values.flat[::3], values.flat[5::31] = 2, 2, np.nan
+        x = graph.state(f"{shape} {size} {stride}", shape, dtype, init=values)
+        for name, image in {"": x, " turned": aicf.permute(x, (0, 1, 3, 2))}.items():
+            if name and shape[2] % np.max(size):
+                continue
+            y = aicf.max_pool2d(image, size, stride)
+            dy = graph.constant(numbers(rng, y.shape, dtype))
+            yield f"pool {shape} by {size}{name}", graph.backward(y, [image], grad=dy)[image]
+
+
 def along(rng, dtype, graph):
     """Lines of a running sum and of argmax: those of a warp, some of a warp, some blocks of one."""
     for shape in ((3, 5000), (1100, 70), (34000, 65), (40, 63), (70000,)):
@@ -186,7 +209,7 @@ def graph_of(what, dtype):
     "what, dtype",
     [
         (what, dtype)
-        for what in (joined, scattered, sorted_rows, own_rows, along, large)
+        for what in (joined, scattered, sorted_rows, own_rows, pooled, along, large)
         for dtype in DTYPES
     ]
     + [(sorted_rows, dtype) for dtype in ("float16", "int8", "int16", "int32", "int64")],

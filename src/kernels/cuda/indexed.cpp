@@ -341,7 +341,29 @@ void pick(KernelText& text, const LoweredOp& op, const BlockLayout& layout, cons
                 x.strides[1], "] : ", element_literal(y.dtype, __builtin_nan(""))));
 }
 
-void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, const Limits&) {
+/// Whether windows lie side by side and show every element of an image once, few enough to be held
+/// each by a thread: then how many elements of a row of one move together, else 0.
+int64_t apart_windows(const LoweredOp& op) {
+    const View &x = op.inputs[0], &dx = op.outputs[0], &dy = op.inputs[2];
+    const int lead = dx.shape.rank() - 2;
+    int64_t terms = 1;
+    for (int d = 0; d < 2; d++) {
+        const auto axis = static_cast<size_t>(d);
+        const int64_t size = op.attrs.ints("kernel")[axis];
+        if (op.attrs.ints("stride")[axis] != size || op.attrs.ints("dilation")[axis] != 1 ||
+            dy.shape[lead + d] * size != dx.shape[lead + d] || size > 16)
+            return 0;
+        terms *= size;
+    }
+    if (terms > 16) return 0;
+    const int64_t width = op.attrs.ints("kernel")[1];
+    int64_t v = vector_of(dtype_size(dx.dtype), dx.shape, {x.strides, dx.strides});
+    while (width % v != 0) v /= 2;
+    return v;
+}
+
+void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+             const Limits& limits) {
     const std::string& name = op.def->name;
     const View &x = op.inputs[0], &y = op.outputs[0];
     const int lead = y.shape.rank() - 2;
@@ -371,6 +393,13 @@ void windows(KernelText& text, const LoweredOp& op, const BlockLayout& layout, c
     }
     g += number("planes", element_count(part(y.shape, 0, lead))) + "};\n";
     text.body += g + body_head(op, layout);
+    if (const int64_t v = name == "max_pool_bwd" ? apart_windows(op) : 0) {
+        const int64_t count = element_count(op.inputs[2].shape);
+        text.blocks = blocks_for(count, limits.processors);
+        text.body += cat("    max_pool_bwd_apart<", wide_type(y.dtype), ", @_G, ", v,
+                         ">(grid, y0, x0, x2);\n}\n");
+        return;
+    }
     text.body += cat("    ", name, "<", wide_type(y.dtype), ", @_G>(grid, y0, x0",
                      name == "max_pool_bwd" ? ", x2" : "", ");\n}\n");
 }

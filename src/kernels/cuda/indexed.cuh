@@ -253,6 +253,51 @@ __device__ __forceinline__ void max_pool_bwd(const Grid& grid, E* dx, const E* x
     }
 }
 
+/// The same of windows side by side, which show every element once: a thread takes a window, V
+/// elements of a row of it at a time.
+template <class A, class G, int V, class E>
+__device__ __forceinline__ void max_pool_bwd_apart(const Grid& grid, E* dx, const E* x,
+                                                   const E* dy) {
+    if constexpr (V > 1)
+        if (!aligned_for<V>(x) || !aligned_for<V>(dx))
+            return max_pool_bwd_apart<A, G, 1>(grid, dx, x, dy);
+    constexpr int rows = int(G::kernel0), lots = int(G::kernel1) / V;
+    constexpr int64_t count = G::planes * G::windows0 * G::windows1;
+    typedef Counter<count> N;
+    for (int64_t u = grid.begin(); u < count; u += grid.step()) {
+        const N row = N(u) / N(G::windows1), plane = row / N(G::windows0);
+        const int64_t ow = N(u) - row * N(G::windows1), oh = row - plane * N(G::windows0);
+        const E* const from = x + G::X::at(plane) + oh * rows * G::x0 + ow * G::kernel1 * G::x1;
+        E* const to = dx + G::Y::at(plane) + oh * rows * G::y0 + ow * G::kernel1 * G::y1;
+        const E arriving = dy[G::D::at(plane) + oh * G::d0 + ow * G::d1];
+        Pack<E, V> lot[rows][lots];
+#pragma unroll
+        for (int i = 0; i < rows; i++)
+#pragma unroll
+            for (int k = 0; k < lots; k++)
+                lot[i][k] = *reinterpret_cast<const Pack<E, V>*>(from + i * G::x0 + k * V * G::x1);
+        int best = 0;
+        A most = widen(lot[0][0].at[0]);
+#pragma unroll
+        for (int p = 1; p < rows * lots * V; p++) {
+            const A v = widen(lot[p / (lots * V)][p / V % lots].at[p % V]);
+            const bool larger = v > most || (v != v && most == most);
+            most = larger ? v : most;
+            best = larger ? p : best;
+        }
+        const E sum = narrow<E>(A(0) + widen(arriving)), none = narrow<E>(A(0));
+#pragma unroll
+        for (int i = 0; i < rows; i++)
+#pragma unroll
+            for (int k = 0; k < lots; k++) {
+                Pack<E, V> out;
+#pragma unroll
+                for (int j = 0; j < V; j++) out.at[j] = best == (i * lots + k) * V + j ? sum : none;
+                *reinterpret_cast<Pack<E, V>*>(to + i * G::y0 + k * V * G::y1) = out;
+            }
+    }
+}
+
 // ---- along one axis -----------------------------------------------------------------------------
 
 /// The largest element of some, and where it is; NaN is larger than all, and of equal ones the
