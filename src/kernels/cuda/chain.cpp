@@ -9,6 +9,25 @@ namespace aicf::cuda {
 
 namespace {
 
+/// A block's shared memory: its warps' rows, two members' weights, and the sums that a warp takes
+/// through what follows its product.
+struct ChainRoom {
+    static constexpr int64_t warps = kChainTile.m / kChainTile.part_m,
+                             sums_bytes = kChainTile.part_m * 40 * 4;
+    int64_t rows = 0, weights = 0;
+
+    ChainRoom() = default;
+    explicit ChainRoom(const LoweredOp& op) { add(op); }
+    void add(const LoweredOp& op) {
+        const LinkRoom one = link_room(op);
+        rows = std::max(rows, one.rows);
+        weights = std::max(weights, one.weights);
+    }
+    int64_t weights_at(int64_t which) const { return warps * rows + which * weights; }
+    int64_t sums_at() const { return weights_at(2); }
+    int64_t bytes() const { return sums_at() + warps * sums_bytes; }
+};
+
 /// Whether one tile has all columns, by tensor cores whose step takes its terms in any order.
 bool is_link(const LoweredOp& op, const Limits& limits) {
     if (limits.major != 9 || limits.one_block || !op.members.empty() || op.loop ||
@@ -25,8 +44,7 @@ bool is_link(const LoweredOp& op, const Limits& limits) {
     if (chunk % 64 != 0 || m < kChainRows || m > kMostChainRows || n > kChainColumns ||
         k > kChainTerms)
         return false;
-    const LinkRoom room = link_room(op);
-    return room.rows + 2 * room.own <= shared_bytes(limits);
+    return ChainRoom(op).bytes() <= shared_bytes(limits);
 }
 
 /// Members one behind the other whose bodies are the same text: one for all.
@@ -55,23 +73,25 @@ bool leaves_like(const LoweredOp& last, int kept) {
 }
 
 /// The calls of members of one text, each of which asks for the weights of the one behind it.
-std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, int64_t rows,
-                       int64_t own) {
+std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, const ChainRoom& room) {
     const auto weights = [&](const RepeatedLink& of, const std::string& place) {
         return cat("@_", of.first, "_weights(block.part<", of.bytes, ">(", place, "), to);\n");
     };
     const std::string place = cat(kind.place, " + i * ", kind.bytes);
-    std::string next =
-        cat("            char* const to = room + ", rows, " + (", kind.first, " + i + 1) % 2 * ",
-            own, ";\n            if (i + 1 < ", kind.count, ")\n                ",
-            weights(kind, cat(kind.place, " + (i + 1) * ", kind.bytes)));
+    const auto weights_of = [&](const char* more) {
+        return cat("room + ", room.weights_at(0), " + (", kind.first, " + i", more, ") % 2 * ",
+                   room.weights);
+    };
+    std::string next = cat("            char* const to = ", weights_of(" + 1"),
+                           ";\n            if (i + 1 < ", kind.count, ")\n                ",
+                           weights(kind, cat(kind.place, " + (i + 1) * ", kind.bytes)));
     if (after)
         next += cat("            else\n                ", weights(*after, cat(after->place)));
     return cat("#pragma unroll 1\n    for (int i = 0; i < ", kind.count,
                "; i++) {\n        const auto next = [&] {\n", next, "        };\n        held = @_",
                kind.first, "_body(block.part<", kind.bytes, ">(", place,
-               "), grid, held && handed >> (", kind.first, " + i) & 1, room, room + ", rows, " + (",
-               kind.first, " + i) % 2 * ", own, ", next);\n    }\n");
+               "), grid, held && handed >> (", kind.first, " + i) & 1, rows, ", weights_of(""),
+               ", sums, next);\n    }\n");
 }
 
 }  // namespace
@@ -91,7 +111,7 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     KernelText text;
     text.name = cat("chain_", dtype_abbrev(op.members[0].inputs[0].dtype), "_", op.members.size());
     std::vector<RepeatedLink> kinds;
-    LinkRoom room = {0, 0};
+    ChainRoom room;
     uint32_t handed = 0;  // by member, whether the one before it hands its rows on
     for (size_t k = 0; k < op.members.size(); k++) {
         if (k + 1 < op.members.size())
@@ -106,8 +126,7 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         text.blocks = part.blocks;
         text.threads = part.threads;
         text.resident = part.resident;
-        const LinkRoom one = link_room(op.members[k]);
-        room = {std::max(room.rows, one.rows), std::max(room.own, one.own)};
+        room.add(op.members[k]);
         const BlockLayout own(op.members[k]);
         const std::string body = block_type(own) + part.body;
         if (!kinds.empty() && kinds.back().body == body && kinds.back().bytes == own.bytes)
@@ -116,20 +135,22 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
             kinds.push_back({k, 1, layout.parts[k], own.bytes, body});
         text.parts.push_back(std::move(part));
     }
-    check(room.rows + 2 * room.own <= shared_bytes(limits),
+    check(room.bytes() <= shared_bytes(limits),
           "cuda: a chain's rows and weights have no room in shared memory");
-    text.shared = static_cast<uint32_t>(room.rows + 2 * room.own);
+    text.shared = static_cast<uint32_t>(room.bytes());
     std::string calls;
     for (size_t k = 0; k < kinds.size(); k++) {
         text.body += replaced(kinds[k].body, "@", cat("@_", kinds[k].first));
-        calls += link_calls(kinds[k], k + 1 < kinds.size() ? &kinds[k + 1] : nullptr, room.rows,
-                            room.own);
+        calls += link_calls(kinds[k], k + 1 < kinds.size() ? &kinds[k + 1] : nullptr, room);
     }
-    text.body +=
-        cat(body_head(),
-            "    char* const room = chain_room();\n    constexpr uint32_t handed = ", handed,
-            "u;\n    bool held = false;\n    @_0_weights(block.part<", kinds[0].bytes, ">(",
-            kinds[0].place, "), room + ", room.rows, ");\n    commit_copies();\n", calls, "}\n");
+    text.body += cat(
+        body_head(),
+        "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32;\n"
+        "    char* const rows = room + warp * ",
+        room.rows, ";\n    float* const sums = reinterpret_cast<float*>(room + ", room.sums_at(),
+        " + warp * ", ChainRoom::sums_bytes, ");\n    constexpr uint32_t handed = ", handed,
+        "u;\n    bool held = false;\n    @_0_weights(block.part<", kinds[0].bytes, ">(",
+        kinds[0].place, "), room + ", room.weights_at(0), ");\n", calls, "}\n");
     return text;
 }
 

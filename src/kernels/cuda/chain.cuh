@@ -1,6 +1,7 @@
 // Products of narrow layers over many rows, each of the one before it: a block takes its rows
-// through all of them. What a member makes for the next one stays in shared memory, too, and the
-// next one's weights come while it works.
+// through all of them, each of its warps 16, which wait for no other's but for the weights. What a
+// member makes for the next one stays in shared memory, too, and the next one's weights come while
+// it works.
 #pragma once
 
 #include "near_mma.cuh"
@@ -39,10 +40,12 @@ struct OperandsOf<true, Put> {
     typedef typename Put::Operands type;
 };
 
-/// What follows a block's sums, which lie in shared memory: 8 neighbours at a time. The text stands
-/// there once; what the next ones need is on its way meanwhile, of the first ones while k runs.
-template <int BN, int Columns, int Threads, class Put>
+/// What follows a warp's 16 rows of sums: 8 neighbours a lane, 8 rows of 32 columns at a time, by
+/// way of shared memory. The text stands there once; what the next ones need is on its way
+/// meanwhile, of the first ones while k runs.
+template <int BN, int Columns, class Put>
 struct LinkCells {
+    static constexpr int pitch = 40, turns = (Columns + 31) / 32 * 2;
     const Put& put;
     int row, rows;
     bool packed = false;
@@ -51,26 +54,56 @@ struct LinkCells {
     __device__ __forceinline__ LinkCells(const Put& put, int row, int rows)
         : put(put), row(row), rows(rows) {
         if constexpr (Put::packs) packed = put.packed();
-        load(threadIdx.x);
+        load(0);
     }
-    __device__ __forceinline__ void load(int cell) {
+    __device__ __forceinline__ static int row_of(int turn) {
+        return turn % 2 * 8 + int(threadIdx.x) % 32 / 4;
+    }
+    __device__ __forceinline__ static int column_of(int turn) {
+        return turn / 2 * 32 + int(threadIdx.x) % 4 * 8;
+    }
+    /// The halves of 8 neighbours change places in every other row, which lies in the same banks.
+    __device__ __forceinline__ static int place(int i, int j) {
+        return i * pitch + (j % 32 ^ i % 2 * 4);
+    }
+    __device__ __forceinline__ void load(int turn) {
         if constexpr (Put::packs) {
-            const int i = cell / (BN / 8), j = cell % (BN / 8) * 8;
+            const int i = row_of(turn), j = column_of(turn);
             if (packed && i < rows && j < Columns) next = put.operands(0, row + i, j);
         }
     }
-    __device__ __forceinline__ void finish(const float* sums, int pitch, int count) {
+    /// 32 columns of what the lanes hold to shared memory.
+    __device__ __forceinline__ static void leave(const float (&acc)[BN / 8][4], int piece,
+                                                 float* sums) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int of = 0; of < BN / 32; of++) {  // registers have no index
+            if (of != piece) continue;
+#pragma unroll
+            for (int z = 0; z < 4; z++)
+#pragma unroll
+                for (int high = 0; high < 2; high++)
+                    *reinterpret_cast<Pack<float, 2>*>(
+                        sums + place(8 * high + lane / 4, 8 * z + lane % 4 * 2)) = {
+                        {acc[4 * of + z][2 * high], acc[4 * of + z][2 * high + 1]}};
+        }
+    }
+    __device__ __forceinline__ void finish(const float (&acc)[BN / 8][4], float* sums) {
 #pragma unroll 1
-        for (int cell = threadIdx.x; cell < count; cell += Threads) {
+        for (int turn = 0; turn < turns; turn++) {
+            if (turn % 2 == 0) {
+                __syncwarp();
+                leave(acc, turn / 2, sums);
+                __syncwarp();
+            }
             const auto now = next;
-            load(cell + Threads);
-            const int i = cell / (BN / 8), j = cell % (BN / 8) * 8;
+            if (turn + 1 < turns) load(turn + 1);
+            const int i = row_of(turn), j = column_of(turn);
             if (i >= rows || j >= Columns) continue;
             float v[8];
 #pragma unroll
             for (int y = 0; y < 8; y += 4) {
-                const auto four =
-                    *reinterpret_cast<const Pack<float, 4>*>(sums + i * pitch + j + y);
+                const auto four = *reinterpret_cast<const Pack<float, 4>*>(sums + place(i, j + y));
 #pragma unroll
                 for (int z = 0; z < 4; z++) v[y + z] = four.at[z];
             }
@@ -85,77 +118,59 @@ struct LinkCells {
     }
 };
 
-/// A member: a block's BM rows of A times weights that were asked for, a warp WM x WN of the
-/// result. `held`: A lies in `as`, where the member before left it; whether this one has done so.
-/// `own` has the weights, and the sums behind them. next() asks for the next member's weights.
-template <int BM, int BN, int WM, int WN, int BK, class Shape, class Put, class Next, class E>
+/// A member: a warp's 16 of a block's BM rows of A times weights that were asked for. `held`: A
+/// lies in `as`, where the member before left it; whether this one has done so. `as` and `sums` are
+/// the warp's own. next() asks for the next member's weights.
+template <int BM, int BN, int BK, class Shape, class Put, class Next, class E>
 __device__ __forceinline__ bool chain_link(const Grid& grid, const Put& put, const E* a, bool held,
-                                           char* as, char* own, const Next& next) {
-    typedef LinkTiles<BM, BN, BK, Shape, E> Tiles;
+                                           E* as, const E* weights, float* sums, const Next& next) {
+    typedef LinkTiles<16, BN, BK, Shape, E> Tiles;
     typedef typename Tiles::A TileA;
     typedef typename Tiles::B TileB;
-    constexpr int threads = 32 * (BM / WM) * (BN / WN), steps = Tiles::steps, pitch = BN + 8,
-                  cut_steps = int(Shape::chunk) / BK;
-    static_assert(Shape::chunk % BK == 0);
-    const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    const int row = warp % (BM / WM) * WM, col = warp / (BM / WM) * WN;
-    static_assert(Shape::m < (1 << 30));
-    const int first = int(grid.block) * BM,
-              rows = int(Shape::m) - first < BM ? int(Shape::m) - first : BM;
-    E* const at = reinterpret_cast<E*>(as);
-    const E* const bs = reinterpret_cast<const E*>(own);
-    if (!held) {
+    constexpr int steps = Tiles::steps, cut_steps = int(Shape::chunk) / BK;
+    static_assert(Shape::chunk % BK == 0 && BM % 16 == 0 && Shape::m < (1 << 30));
+    const int first = int(grid.block) * BM + int(threadIdx.x) / 32 * 16,
+              left = int(Shape::m) - first, rows = left < 0 ? 0 : left < 16 ? left : 16;
+    if (!held && rows > 0) {
         const E* const from = a + first * Shape::a_row;
         const bool aligned = aligned16(from);
 #pragma unroll 1
         for (int s = 0; s < steps; s++)
-            TileA::template fetch<threads, Tiles::whole_a>(at + s * TileA::elements,
-                                                           from + s * BK * Shape::a_col, t, rows,
-                                                           Tiles::left(s), aligned);
+            TileA::template fetch<32, Tiles::whole_a>(as + s * TileA::elements,
+                                                      from + s * BK * Shape::a_col,
+                                                      int(threadIdx.x) % 32, rows, Tiles::left(s),
+                                                      aligned);
     }
     commit_copies();
+    LinkCells<BN, int(Shape::n), Put> cells(put, first, rows);
+    wait_copies<0>();
+    __syncthreads();  // the weights are there, and all are done with those before
     next();
     commit_copies();
-    LinkCells<BN, int(Shape::n), threads, Put> cells(put, first, rows);
-    wait_copies<1>();
-    __syncthreads();
-    float acc[WM / 16][WN / 8][4] = {};
+    float acc[1][BN / 8][4] = {};
     const auto add_steps = [&](int begin, int end) {
 #pragma unroll 1
         for (int s = begin; s < end; s++)
-            near_products<TileA, TileB, typename Shape::As, BK>(acc, at + s * TileA::elements,
-                                                                bs + s * TileB::elements, row, col);
+            near_products<TileA, TileB, typename Shape::As, BK>(acc, as + s * TileA::elements,
+                                                                weights + s * TileB::elements, 0,
+                                                                0);
     };
     if constexpr (steps <= cut_steps) {
         add_steps(0, steps);
     } else {
-        float total[WM / 16][WN / 8][4];
+        float total[1][BN / 8][4];
 #pragma unroll 1
         for (int s = 0; s < steps; s += cut_steps) {
             add_steps(s, s + cut_steps < steps ? s + cut_steps : steps);
             add_cut(total, acc, s == 0);
         }
 #pragma unroll
-        for (int x = 0; x < WM / 16; x++)
+        for (int z = 0; z < BN / 8; z++)
 #pragma unroll
-            for (int z = 0; z < WN / 8; z++)
-#pragma unroll
-                for (int y = 0; y < 4; y++) acc[x][z][y] = total[x][z][y];
+            for (int y = 0; y < 4; y++) acc[0][z][y] = total[0][z][y];
     }
-    __syncthreads();
-    float* const sums =
-        reinterpret_cast<float*>(own) + (row + lane / 4) * pitch + col + lane % 4 * 2;
-#pragma unroll
-    for (int x = 0; x < WM / 16; x++)
-#pragma unroll
-        for (int high = 0; high < 2; high++)
-#pragma unroll
-            for (int z = 0; z < WN / 8; z++)
-                *reinterpret_cast<Pack<float, 2>*>(sums + (16 * x + 8 * high) * pitch + 8 * z) = {
-                    {acc[x][z][2 * high], acc[x][z][2 * high + 1]}};
-    __syncthreads();
-    cells.finish(reinterpret_cast<const float*>(own), pitch, BM * BN / 8);
-    __syncthreads();  // the next member reads what this one wrote, and writes where it read
+    cells.finish(acc[0], sums);
+    __syncwarp();  // the next member reads what this one wrote, and writes where it read
     return Put::keeps && put.packed();
 }
 

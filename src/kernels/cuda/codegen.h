@@ -240,10 +240,10 @@ bool sums_beside(const LoweredOp& group, const Limits& limits);
 /// Whether a product can be a member of a chain; whether a chain can run (chain.cpp).
 bool chain_fits(const LoweredOp& op, const Limits& limits);
 KernelText chain_text(const LoweredOp& op, const Limits& limits);
-/// Bytes of shared memory that a member of a chain needs for its rows, and for its weights and the
-/// sums behind them; whether the one before it can have left its rows there.
+/// Bytes of shared memory that a member of a chain needs for the rows of a warp, and for its
+/// weights; whether the one before it can have left its rows there.
 struct LinkRoom {
-    int64_t rows, own;
+    int64_t rows, weights;
 };
 LinkRoom link_room(const LoweredOp& op);
 bool holds_rows(const LoweredOp& op);

@@ -385,9 +385,8 @@ LinkRoom link_room(const LoweredOp& op) {
     const Tiling& t = kChainTile;
     const auto element = static_cast<int64_t>(dtype_size(gemm.a.dtype));
     const int64_t steps = ceil_div(gemm.k, t.k);
-    return {steps * step_bytes(t, element, t.m, gemm.a.strides[0]),
-            std::max(steps * step_bytes(t, element, t.n, gemm.b.strides[1]),
-                     int64_t{4} * t.m * (t.n + 8))};
+    return {steps * step_bytes(t, element, t.part_m, gemm.a.strides[0]),
+            steps * step_bytes(t, element, t.n, gemm.b.strides[1])};
 }
 
 bool holds_rows(const LoweredOp& op) {
@@ -414,8 +413,8 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
             "*>(room)) {}\n    static constexpr bool keeps = ",
             kept >= 0 && packs_eights(op) ? "true" : "false", ";\n    __device__ __forceinline__ ",
             type, "* kept(uint32_t row, uint32_t col) const {\n        return room + col / ", t.k,
-            " * ", t.m * line, " + row % ", t.m, " * ", line, " + col % ", t.k, ";\n    }\n",
-            packed_text(op, layout, false, kept), "};\n");
+            " * ", t.part_m * line, " + row % ", t.part_m, " * ", line, " + col % ", t.k,
+            ";\n    }\n", packed_text(op, layout, false, kept), "};\n");
     const std::string tiles = cat(t.m, ", ", t.n, ", ");
     const std::string element = cuda_type(gemm.a.dtype);
     text.body +=
@@ -425,10 +424,11 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
             layout.operand[1], "));\n}\n");
     text.body += cat(
         "template <class Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const "
-        "Grid& grid, bool held, char* rows, char* own, const Next& next) {\n    return chain_link<",
-        tiles, t.part_m, ", ", t.part_n, ", ", t.k,
-        ", @_Shape>(grid, @_Link(block, rows), block.ptr<const ", element, ">(", layout.operand[0],
-        "), held, rows, own, next);\n}\n");
+        "Grid& grid, bool held, char* rows, const char* weights, float* sums, const Next& next) {\n"
+        "    return chain_link<",
+        tiles, t.k, ", @_Shape>(grid, @_Link(block, rows), block.ptr<const ", element, ">(",
+        layout.operand[0], "), held, reinterpret_cast<", element,
+        "*>(rows), reinterpret_cast<const ", element, "*>(weights), sums, next);\n}\n");
 }
 
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
