@@ -54,9 +54,9 @@ CASES = [
 def test_what_shares_a_launch(math):
     """Forward, the gradient of the loss, and all the way back; fewer launches by as many."""
     g, _ = graph_of(16384, (64,) * 5)
-    whole = chains(g, math)
-    assert whole == [7]
-    assert len(plan_of(g, math)) <= len(plan_of(g, math, WITHOUT)) - 6
+    cast = math == "mixed"  # of the rows, beside products of 16 bits
+    assert chains(g, math) == [7 + cast]
+    assert len(plan_of(g, math)) <= len(plan_of(g, math, WITHOUT)) - 6 - cast
 
 
 def test_weight_gradients_share_a_launch():
@@ -86,7 +86,7 @@ def test_what_stays_apart():
     assert chains(g, "mixed") == [2]
     # Shared memory has room for rows and two layers' weights of 256 terms in 16 bits, not in 32.
     g, _ = graph_of(16384, (256, 64, 64, 64))
-    assert (chains(g, "mixed"), chains(g, "tf32")) == ([5], [4])
+    assert (chains(g, "mixed"), chains(g, "tf32")) == ([6], [4])
 
 
 def bits(step, feed):

@@ -12,6 +12,10 @@ bool made_by(const LoweredOp& op, const View& view) {
     });
 }
 
+bool product_fits(const LoweredOp& op, const Target& target) {
+    return anchor(op).gemm && target.fits_chain(op);
+}
+
 /// A function that stands between two links, a loss's gradient above all, joins the first one's
 /// epilogue though others read that one's result, too: else the second waited for a launch.
 class Between : Groups {
@@ -23,7 +27,7 @@ class Between : Groups {
             if (!op.members.empty() || !anchor(op).pointwise || !leads_to_link(op)) continue;
             for (const View& view : op.inputs)
                 if (const int from = producer_[view.value];
-                    from >= 0 && machine_.fits_chain(ops_[from]) && made_by(ops_[from], view) &&
+                    from >= 0 && product_fits(ops_[from], machine_) && made_by(ops_[from], view) &&
                     members_[group_[from]].size() == 1 &&
                     merge(group_[from], group_[at], product_region, INT_MAX) == Merge::done)
                     break;
@@ -35,7 +39,8 @@ class Between : Groups {
     bool leads_to_link(const LoweredOp& op) const {
         for (const View& out : op.outputs)
             for (int reader : readers_[out.value])
-                if (ops_[reader].inputs[0].value == out.value && machine_.fits_chain(ops_[reader]))
+                if (ops_[reader].inputs[0].value == out.value &&
+                    product_fits(ops_[reader], machine_))
                     return true;
         return false;
     }
@@ -64,17 +69,29 @@ class Chains : Groups {
     using Groups::Groups;
     void run() {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
-            if (!machine_.fits_chain(ops_[at])) continue;
+            if (!product_fits(ops_[at], machine_)) continue;
             for (const View& view : ops_[at].inputs)
                 if (const int from = producer_[view.value];
-                    from >= 0 && group_[from] != group_[at] && machine_.fits_chain(ops_[from]) &&
+                    from >= 0 && group_[from] != group_[at] && product_fits(ops_[from], machine_) &&
                     merge(group_[from], group_[at], row_chain, INT_MAX) == Merge::done)
                     break;
         }
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) take_cast(at);
         emit();
     }
 
   private:
+    /// A cast of what a chain takes as its rows joins it.
+    void take_cast(int at) {
+        const LoweredOp& op = ops_[at];
+        if (op.def->name != "cast" || !op.body.empty() || !machine_.fits_chain(op)) return;
+        for (int reader : readers_[op.outputs[0].value])
+            if (members_[group_[reader]].size() > 1 && anchor(ops_[reader]).gemm &&
+                same_layout(ops_[reader].inputs[0], op.outputs[0]) &&
+                ops_[reader].inputs[0].value == op.outputs[0].value &&
+                merge(group_[at], group_[reader], row_chain, INT_MAX) == Merge::done)
+                return;
+    }
     LoweredOp compose(const std::vector<int>& members, int, int) const override {
         LoweredOp chain;
         chain.def = chain_def();
@@ -95,7 +112,7 @@ class Chains : Groups {
 
 void fuse_chains(Lowered& lowered, const Target& target) {
     if (std::none_of(lowered.ops.begin(), lowered.ops.end(),
-                     [&](const LoweredOp& op) { return target.fits_chain(op); }))
+                     [&](const LoweredOp& op) { return product_fits(op, target); }))
         return;
     Between(lowered, target).run();
     Chains(lowered, target).run();

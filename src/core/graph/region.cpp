@@ -214,7 +214,9 @@ bool row_chain(const LoweredOp& op) {
     std::vector<View> made;
     const int64_t rows = rows_of(op.members[0].outputs[0]);
     for (const LoweredOp& member : op.members) {
-        if (!anchor(member).gemm || (!member.body.empty() && !product_region(member))) return false;
+        const bool casts = member.body.empty() && member.def->name == "cast";
+        if (!casts && (!anchor(member).gemm || (!member.body.empty() && !product_region(member))))
+            return false;
         for (size_t k = 0; k < member.inputs.size(); k++)
             for (const View& before : made)
                 if (before.value == member.inputs[k].value &&

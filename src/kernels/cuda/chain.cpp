@@ -19,6 +19,7 @@ struct ChainRoom {
     ChainRoom() = default;
     explicit ChainRoom(const LoweredOp& op) { add(op); }
     void add(const LoweredOp& op) {
+        if (!anchor(op).gemm) return;  // its rows are those of the product behind it
         const LinkRoom one = link_room(op);
         rows = std::max(rows, one.rows);
         weights = std::max(weights, one.weights);
@@ -47,6 +48,16 @@ bool is_link(const LoweredOp& op, const Limits& limits) {
     return ChainRoom(op).bytes() <= shared_bytes(limits);
 }
 
+/// Whether a cast makes rows of 16 bits for the products behind it.
+bool is_row_cast(const LoweredOp& op, const Limits& limits) {
+    if (limits.major != 9 || limits.one_block || !op.body.empty() || op.def->name != "cast")
+        return false;
+    const View &x = op.inputs[0], &y = op.outputs[0];
+    return x.dtype == DType::f32 && is_16_bit(y.dtype) && y.shape.rank() == 2 &&
+           y.shape[0] >= kChainRows && y.shape[0] <= kMostChainRows && y.shape[1] <= kChainTerms &&
+           x.strides[1] == 1 && x.strides[0] >= x.shape[1] && is_contiguous(y.shape, y.strides);
+}
+
 /// Members one behind the other whose bodies are the same text: one for all.
 struct RepeatedLink {
     size_t first, count;
@@ -70,6 +81,28 @@ bool leaves_like(const LoweredOp& last, int kept) {
     return kept >= 0 && kept < static_cast<int>(last.outputs.size()) &&
            last.outputs[static_cast<size_t>(kept)].dtype == last.inputs[0].dtype &&
            last.outputs[0].shape[1] <= last.inputs[0].shape[1];
+}
+
+/// A cast as a member, with the functions that a product has (add_link in matmul.cpp).
+KernelText cast_text(const LoweredOp& op, int kept) {
+    const BlockLayout layout(op);
+    const View &x = op.inputs[0], &y = op.outputs[0];
+    const char* type = cuda_type(y.dtype);
+    KernelText text;
+    text.name = "cast_link";
+    text.includes = {"chain.cuh"};
+    text.threads = kChainTile.threads;
+    text.resident = kChainTile.resident;
+    text.blocks = ceil_div(y.shape[0], kChainTile.m);
+    text.body =
+        cat("__device__ __forceinline__ void @_weights(const @_Block&, char*) {}\ntemplate <class "
+            "Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const Grid& grid, "
+            "bool, char* rows, const char*, float*, const Next& next) {\n    return chain_cast<",
+            kChainTile.m, ", ", kChainTile.k, ", ", y.shape[0], ", ", y.shape[1], ", ",
+            x.strides[0], ", ", kept >= 0 ? "true" : "false", ">(grid, block.ptr<const float>(",
+            layout.operand[0], "), block.ptr<", type, ">(", layout.operand[1],
+            "), reinterpret_cast<", type, "*>(rows), next);\n}\n");
+    return text;
 }
 
 /// The calls of members of one text, each of which asks for the weights of the one behind it.
@@ -97,10 +130,14 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
 }  // namespace
 
 bool chain_fits(const LoweredOp& op, const Limits& limits) {
-    if (op.def != chain_def()) return is_link(op, limits);
+    if (op.def != chain_def()) return is_link(op, limits) || is_row_cast(op, limits);
     return std::ssize(op.members) <= kChainMembers && row_chain(op) &&
            std::all_of(op.members.begin(), op.members.end(),
-                       [&](const LoweredOp& member) { return is_link(member, limits); });
+                       [&](const LoweredOp& member) {
+                           return is_link(member, limits) || is_row_cast(member, limits);
+                       }) &&
+           std::count_if(op.members.begin(), op.members.end(),
+                         [](const LoweredOp& member) { return anchor(member).gemm; }) > 1;
 }
 
 KernelText chain_text(const LoweredOp& op, const Limits& limits) {
@@ -109,7 +146,7 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     Limits own_limits = limits;
     own_limits.chain = true;
     KernelText text;
-    text.name = cat("chain_", dtype_abbrev(op.members[0].inputs[0].dtype), "_", op.members.size());
+    text.name = cat("chain_", dtype_abbrev(op.members[0].outputs[0].dtype), "_", op.members.size());
     std::vector<RepeatedLink> kinds;
     ChainRoom room;
     uint32_t handed = 0;  // by member, whether the one before it hands its rows on
@@ -119,7 +156,8 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         else if (!leaves_like(op.members[k], own_limits.kept))
             own_limits.kept = -1;
         if (k + 1 < op.members.size() && own_limits.kept >= 0) handed |= 2u << k;
-        KernelText part = body_text(op.members[k], own_limits);
+        KernelText part = anchor(op.members[k]).gemm ? body_text(op.members[k], own_limits)
+                                                     : cast_text(op.members[k], own_limits.kept);
         check(k == 0 || (part.blocks == text.blocks && part.threads == text.threads),
               "cuda: members of a chain of other blocks");
         text.includes.insert(part.includes.begin(), part.includes.end());

@@ -174,6 +174,52 @@ __device__ __forceinline__ bool chain_link(const Grid& grid, const Put& put, con
     return Put::keeps && put.packed();
 }
 
+/// A cast as a member: a warp's 16 of a block's BM rows, for the next one in tiles of BK terms, too.
+template <int BM, int BK, int Rows, int Columns, int64_t Step, bool Keeps, class E, class Next>
+__device__ __forceinline__ bool chain_cast(const Grid& grid, const float* x, E* y, E* rows,
+                                           const Next& next) {
+    __syncthreads();
+    next();
+    commit_copies();
+    constexpr int line = Columns < 8 ? 1 : Columns / 8, lots = 4;
+    const int lane = threadIdx.x % 32, first = int(grid.block) * BM + int(threadIdx.x) / 32 * 16,
+              left = Rows - first < 16 ? Rows - first : 16;
+    const bool packed = Columns % 8 == 0 && Step % 4 == 0 && aligned16(x) && aligned16(y);
+    if (!packed) {
+        for (int u = lane; u < left * Columns; u += 32)
+            y[int64_t(first) * Columns + u] =
+                narrow<E>(x[(first + u / Columns) * Step + u % Columns]);
+        __syncwarp();
+        return false;
+    }
+#pragma unroll 1
+    for (int from = lane; from < left * line; from += 32 * lots) {
+        Pack<float, 4> read[lots][2];
+#pragma unroll
+        for (int lot = 0; lot < lots; lot++) {
+            const int cell = from + 32 * lot, i = cell / line, j = cell % line * 8;
+#pragma unroll
+            for (int half = 0; half < 2 && cell < left * line; half++)
+                read[lot][half] = *reinterpret_cast<const Pack<float, 4>*>(x + (first + i) * Step +
+                                                                           j + 4 * half);
+        }
+#pragma unroll
+        for (int lot = 0; lot < lots; lot++) {
+            const int cell = from + 32 * lot, i = cell / line, j = cell % line * 8;
+            if (cell >= left * line) continue;
+            float v[8];
+#pragma unroll
+            for (int z = 0; z < 8; z++) v[z] = read[lot][z / 4].at[z % 4];
+            const auto all = Words<E, 8>::of(v);
+            all.store(y + int64_t(first + i) * Columns + j, 8, true);
+            if constexpr (Keeps)
+                all.store(rows + j / BK * (16 * (BK + 8)) + i * (BK + 8) + j % BK, 8, true);
+        }
+    }
+    __syncwarp();
+    return Keeps;
+}
+
 /// The block's shared memory.
 __device__ __forceinline__ char* chain_room() {
     extern __shared__ __align__(128) char room[];

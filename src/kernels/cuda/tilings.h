@@ -47,7 +47,7 @@ inline constexpr Tiling kNearMma[] = {
     {64, 64, 32, 4, 32, 32, 128, 2, 11, 8}};
 // Of a member of a chain: a warp has all columns of its rows, so that warps need not wait for each
 // other.
-inline constexpr Tiling kChainTile = {64, 64, 32, 4, 16, 64, 128, 4, 11, 8};
+inline constexpr Tiling kChainTile = {64, 64, 32, 4, 16, 64, 128, 3, 11, 8};
 inline constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
 inline constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                                      {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
