@@ -45,7 +45,7 @@ struct OperandsOf<true, Put> {
 /// meanwhile, of the first ones while k runs.
 template <int BN, int Columns, class Put>
 struct LinkCells {
-    static constexpr int pitch = 40, turns = (Columns + 31) / 32 * 2;
+    static constexpr uint32_t pitch = 40, turns = (Columns + 31) / 32 * 2;
     const Put& put;
     int row, rows;
     bool packed = false;
@@ -56,41 +56,42 @@ struct LinkCells {
         if constexpr (Put::packs) packed = put.packed();
         load(0);
     }
-    __device__ __forceinline__ static int row_of(int turn) {
-        return turn % 2 * 8 + int(threadIdx.x) % 32 / 4;
+    __device__ __forceinline__ static int row_of(uint32_t turn) {
+        return int(turn % 2 * 8 + threadIdx.x % 32 / 4);
     }
-    __device__ __forceinline__ static int column_of(int turn) {
-        return turn / 2 * 32 + int(threadIdx.x) % 4 * 8;
+    __device__ __forceinline__ static int column_of(uint32_t turn) {
+        return int(turn / 2 * 32 + threadIdx.x % 4 * 8);
     }
     /// The halves of 8 neighbours change places in every other row, which lies in the same banks.
-    __device__ __forceinline__ static int place(int i, int j) {
-        return i * pitch + (j % 32 ^ i % 2 * 4);
+    __device__ __forceinline__ static uint32_t place(uint32_t i, uint32_t j) {
+        return i * pitch + (j ^ i % 2 * 4);
     }
-    __device__ __forceinline__ void load(int turn) {
+    __device__ __forceinline__ void load(uint32_t turn) {
         if constexpr (Put::packs) {
             const int i = row_of(turn), j = column_of(turn);
             if (packed && i < rows && j < Columns) next = put.operands(0, row + i, j);
         }
     }
     /// 32 columns of what the lanes hold to shared memory.
-    __device__ __forceinline__ static void leave(const float (&acc)[BN / 8][4], int piece,
+    __device__ __forceinline__ static void leave(const float (&acc)[BN / 8][4], uint32_t piece,
                                                  float* sums) {
-        const int lane = threadIdx.x % 32;
+        const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-        for (int of = 0; of < BN / 32; of++) {  // registers have no index
+        for (uint32_t of = 0; of < BN / 32; of++) {  // registers have no index
             if (of != piece) continue;
 #pragma unroll
-            for (int z = 0; z < 4; z++)
+            for (uint32_t z = 0; z < 4; z++)
 #pragma unroll
-                for (int high = 0; high < 2; high++)
+                for (uint32_t high = 0; high < 2; high++)
                     *reinterpret_cast<Pack<float, 2>*>(
                         sums + place(8 * high + lane / 4, 8 * z + lane % 4 * 2)) = {
                         {acc[4 * of + z][2 * high], acc[4 * of + z][2 * high + 1]}};
         }
     }
     __device__ __forceinline__ void finish(const float (&acc)[BN / 8][4], float* sums) {
+        const uint32_t own = place(threadIdx.x % 32 / 4, threadIdx.x % 4 * 8);
 #pragma unroll 1
-        for (int turn = 0; turn < turns; turn++) {
+        for (uint32_t turn = 0; turn < turns; turn++) {
             if (turn % 2 == 0) {
                 __syncwarp();
                 leave(acc, turn / 2, sums);
@@ -102,8 +103,9 @@ struct LinkCells {
             if (i >= rows || j >= Columns) continue;
             float v[8];
 #pragma unroll
-            for (int y = 0; y < 8; y += 4) {
-                const auto four = *reinterpret_cast<const Pack<float, 4>*>(sums + place(i, j + y));
+            for (uint32_t y = 0; y < 8; y += 4) {
+                const auto four = *reinterpret_cast<const Pack<float, 4>*>(
+                    sums + (turn % 2 * 8 * pitch + (own ^ y)));
 #pragma unroll
                 for (int z = 0; z < 4; z++) v[y + z] = four.at[z];
             }
