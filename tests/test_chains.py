@@ -59,6 +59,20 @@ def test_what_shares_a_launch(math):
     assert len(plan_of(g, math)) <= len(plan_of(g, math, WITHOUT)) - 6 - cast
 
 
+def test_what_has_no_storage():
+    """What functions of later members alone read lies in a block's shared memory."""
+
+    def results(widths, act, math="mixed"):
+        g, _ = graph_of(16384, widths, act)
+        (chain,) = (op for op in plan_of(g, math) if op["op"] == "chain")
+        made = sum(len(member["outputs"]) for member in chain["members"])
+        return made - len(chain["outputs"])
+
+    assert results((64,) * 5, aicf.gelu) == 3  # what went into each gelu
+    assert results((64,) * 5, aicf.relu) == 0  # whose gradient takes its result, as weights' does
+    assert results((64,) * 5, aicf.gelu, "tf32") == 0  # there is no room for two blocks
+
+
 def test_weight_gradients_share_a_launch():
     """Of the same shape, each by a few blocks; those that fill the device do not."""
 
@@ -106,6 +120,16 @@ def test_bits_are_those_of_launches_apart(sizes, options, math):
         got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
         for name, value in want.items():
             assert_bits(got[name], value, f"{name} of {passes}")
+
+
+@pytest.mark.gpu
+def test_a_file_has_the_same_bits(tmp_path):
+    g, feed = graph_of(1100, (64,) * 5)
+    step = g.compile(device="cuda", seed=1, math="mixed")
+    step.export(tmp_path / "step.aicf")
+    want, got = bits(step, feed), bits(aicf.load_step(tmp_path / "step.aicf"), feed)
+    for name, value in want.items():
+        assert_bits(got[name], value, name)
 
 
 @pytest.mark.parametrize("math", MODES)

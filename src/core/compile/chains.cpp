@@ -92,15 +92,32 @@ class Chains : Groups {
                 merge(group_[at], group_[reader], row_chain, INT_MAX) == Merge::done)
                 return;
     }
+    /// What only members read, but as rows, has no storage where blocks have room for it.
     LoweredOp compose(const std::vector<int>& members, int, int) const override {
+        LoweredOp chain = chain_of(members, true);
+        return chain.inner.empty() || machine_.fits(chain) ? chain : chain_of(members, false);
+    }
+
+    bool stays(const View& view, const std::vector<int>& members) const {
+        const auto& readers = readers_[view.value];
+        return !kept_[view.value] && !readers.empty() &&
+               std::all_of(readers.begin(), readers.end(), [&](int reader) {
+                   return std::find(members.begin(), members.end(), reader) != members.end() &&
+                          ops_[reader].inputs[0].value != view.value;
+               });
+    }
+
+    LoweredOp chain_of(const std::vector<int>& members, bool inner) const {
         LoweredOp chain;
         chain.def = chain_def();
         chain.node = ops_[members.back()].node;
         for (int member : members)
-            for (const View& view : ops_[member].outputs) chain.outputs.push_back(view);
+            for (const View& view : ops_[member].outputs)
+                (inner && stays(view, members) ? chain.inner : chain.outputs).push_back(view);
         for (int member : members) {
             for (const View& view : ops_[member].inputs)
-                if (find_view(chain.inputs, view) < 0 && find_view(chain.outputs, view) < 0)
+                if (find_view(chain.inputs, view) < 0 && find_view(chain.outputs, view) < 0 &&
+                    find_view(chain.inner, view) < 0)
                     chain.inputs.push_back(view);
             chain.members.push_back(ops_[member]);
         }

@@ -202,12 +202,13 @@ class Structure {
             op.members.empty() == (&def == group_def() || &def == chain_def() || sequence))
             fail(where, " has ", op.body.size(), " steps and ", op.members.size(),
                  " members; need one of them for an op that is nothing else, none for others");
-        if (op.body.empty() && !sequence && !op.inner.empty())
+        if (op.body.empty() && !sequence && &def != chain_def() && !op.inner.empty())
             fail(where, " has inner values and no steps");
         if (&def == sequence_def()) check_sequence(op, where);
         if (&def == block_loop_def()) check_block_loop(op, where);
         if (&def == chain_def() && !row_chain(op))
             fail(where, " has members that are no products of the same rows; need those alone");
+        if (&def == chain_def()) check_inferred(op, where);
         if (!op.members.empty() || &def == loop_def()) return;
         if (op.body.empty())
             check_step(def, op.inputs, op.outputs, where);
@@ -222,6 +223,9 @@ class Structure {
             for (const View& view : *views)
                 if (!view.whole(value(view.value, where).type) || !known.insert(view.value).second)
                     fail(where, " names %", view.value, " in part or twice");
+        check_inferred(op, where);
+    }
+    void check_inferred(const LoweredOp& op, const std::string& where) const {
         try {
             infer_lowered(op);
         } catch (const Error& error) {
@@ -237,11 +241,7 @@ class Structure {
         for (const View& view : op.inner)
             if (!view.whole(value(view.value, where).type) || !known.insert(view.value).second)
                 fail(where, " names %", view.value, " in part or twice");
-        try {
-            infer_lowered(op);
-        } catch (const Error& error) {
-            fail(where, ": ", error.what());
-        }
+        check_inferred(op, where);
     }
 
     void check_stored(const View& view, const std::string& where) const {

@@ -152,12 +152,15 @@ void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
                       kernel.workspace_bytes,
                       kernel.counter_bytes};
     const auto inputs = static_cast<int>(group.inputs.size());
+    const auto made = [&](const View& view) {  // -1: an inner value
+        const int out = find_view(group.outputs, view);
+        return out >= 0 ? inputs + out : -1;
+    };
     for (const View& view : member.inputs) {
         const int in = find_view(group.inputs, view);  // or made by a member before it
-        part.operands.push_back(in >= 0 ? in : inputs + find_view(group.outputs, view));
+        part.operands.push_back(in >= 0 ? in : made(view));
     }
-    for (const View& view : member.outputs)
-        part.operands.push_back(inputs + find_view(group.outputs, view));
+    for (const View& view : member.outputs) part.operands.push_back(made(view));
     const std::vector<void*> none(part.operands.size(), nullptr);
     kernel.tail_bytes += pack_args(member, *part.kernel, none, nullptr)->bytes;
     const auto add = [](uint64_t& sum, uint64_t bytes) {

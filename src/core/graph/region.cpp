@@ -338,21 +338,23 @@ std::string kernel_stem(const LoweredOp& op) {
 namespace {
 
 /// The operands of a group are those of its members, which are independent; of a chain they read
-/// results of those before them, too.
+/// results of those before them, too, some of which are inner values.
 std::vector<Type> infer_group(const LoweredOp& op) {
-    std::vector<Type> outputs(op.outputs.size());
-    std::vector<char> written(op.outputs.size(), 0);
+    std::vector<View> results = op.outputs;
+    if (op.def == chain_def()) results.insert(results.end(), op.inner.begin(), op.inner.end());
+    std::vector<Type> outputs(results.size());
+    std::vector<char> written(results.size(), 0);
     for (const LoweredOp& member : op.members) {
         const std::string where = cat(op.def->name, ": member ", member.def->name);
         for (const View& view : member.inputs) {
-            const int made = op.def == chain_def() ? find_view(op.outputs, view) : -1;
+            const int made = op.def == chain_def() ? find_view(results, view) : -1;
             if (find_view(op.inputs, view) < 0 && (made < 0 || !written[made]))
                 raise(ErrorKind::graph, where, " reads %", view.value,
                       ", which is no operand of the ", op.def->name, "; need one that is");
         }
         const std::vector<Type> types = infer_lowered(member);
         for (size_t k = 0; k < member.outputs.size(); k++) {
-            const int at = find_view(op.outputs, member.outputs[k]);
+            const int at = find_view(results, member.outputs[k]);
             if (at < 0 || written[at] || k >= types.size())
                 raise(ErrorKind::graph, where, " writes %", member.outputs[k].value,
                       "; need a result of the ", op.def->name, ", written once");
@@ -362,6 +364,7 @@ std::vector<Type> infer_group(const LoweredOp& op) {
     }
     for (size_t k = 0; k < written.size(); k++)
         if (!written[k]) raise(ErrorKind::graph, op.def->name, ": no member writes output ", k);
+    outputs.resize(op.outputs.size());
     return outputs;
 }
 
@@ -580,6 +583,12 @@ Cost cost_of(const LoweredOp& op) {
     if (op.def == block_loop_def()) {
         const auto turns = static_cast<double>(op.attrs.integer("turns"));
         return {cost.flops * turns, cost.bytes * turns};
+    }
+    if (op.def == chain_def()) {  // what one member hands to the next is not read
+        cost.bytes = 0;
+        for (const auto* views : {&op.inputs, &op.outputs})
+            for (const View& view : *views) cost.bytes += view_bytes(view);
+        return cost;
     }
     for (const Cost& own : step_costs(op)) cost += own;
     if (!op.members.empty() || !op.body.empty()) return cost;

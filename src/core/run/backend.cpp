@@ -64,7 +64,8 @@ SyncPolicy parse_sync(std::string_view name, const char* where) {
 void finish_parts(Backend& backend, const Kernel& kernel, ArgBlock& args, void* counters) {
     for (const Kernel::Part& part : kernel.parts) {
         std::vector<void*> addresses;
-        for (int operand : part.operands) addresses.push_back(args.operand(operand).ptr);
+        for (int operand : part.operands)
+            addresses.push_back(operand < 0 ? nullptr : args.operand(operand).ptr);
         const auto block = pack_args(part.op, *part.kernel, addresses,
                                      static_cast<char*>(args.workspace) + part.workspace);
         backend.finish_args(

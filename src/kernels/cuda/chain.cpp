@@ -9,15 +9,24 @@ namespace aicf::cuda {
 
 namespace {
 
-/// A block's shared memory: its warps' rows, two members' weights, and the sums that a warp takes
-/// through what follows its product.
+/// A block's shared memory: its warps' rows, two members' weights, the sums that a warp takes
+/// through what follows its product, and its inner values.
 struct ChainRoom {
     static constexpr int64_t warps = kChainTile.m / kChainTile.part_m,
                              sums_bytes = kChainTile.part_m * 40 * 4;
-    int64_t rows = 0, weights = 0;
+    int64_t rows = 0, weights = 0, inner = 0, count = 0;  // inner: each of a warp's `count` values
 
-    ChainRoom() = default;
-    explicit ChainRoom(const LoweredOp& op) { add(op); }
+    explicit ChainRoom(const LoweredOp& op) {
+        if (op.members.empty()) {
+            add(op);
+            return;
+        }
+        for (const LoweredOp& member : op.members) add(member);
+        count = std::ssize(op.inner);
+        for (const View& view : op.inner)
+            inner = std::max<int64_t>(inner, kChainTile.part_m * ceil_div(view.shape[1], 32) * 32 *
+                                                 dtype_size(view.dtype));
+    }
     void add(const LoweredOp& op) {
         if (!anchor(op).gemm) return;  // its rows are those of the product behind it
         const LinkRoom one = link_room(op);
@@ -26,7 +35,8 @@ struct ChainRoom {
     }
     int64_t weights_at(int64_t which) const { return warps * rows + which * weights; }
     int64_t sums_at() const { return weights_at(2); }
-    int64_t bytes() const { return sums_at() + warps * sums_bytes; }
+    int64_t inner_at() const { return sums_at() + warps * sums_bytes; }
+    int64_t bytes() const { return inner_at() + warps * count * inner; }
 };
 
 /// Whether one tile has all columns, by tensor cores whose step takes its terms in any order.
@@ -63,7 +73,41 @@ struct RepeatedLink {
     size_t first, count;
     int place, bytes;  // of the first one's argument block, of each
     std::string body;
+    int inner;     // the inner value that the first one writes or reads, -1: none
+    int step = 0;  // from one's to the next one's
+
+    bool goes_on(const RepeatedLink& next) {
+        if (next.body != body || next.bytes != bytes || (next.inner < 0) != (inner < 0))
+            return false;
+        if (count == 1) step = next.inner - inner;
+        return next.inner == inner + step * static_cast<int>(count);
+    }
 };
+
+/// A member's operand that is an inner value of the chain, outputs behind inputs, and which value;
+/// none where it is more than one, or not only a function behind the product reads it.
+struct InnerOperand {
+    int operand = -1, value = -1;
+};
+std::optional<InnerOperand> inner_operand(const LoweredOp& chain, const LoweredOp& member) {
+    InnerOperand found;
+    const auto inputs = static_cast<int>(member.inputs.size());
+    for (int k = 0; k < inputs + static_cast<int>(member.outputs.size()); k++) {
+        const int value = find_view(chain.inner, member.operand(k));
+        if (value < 0) continue;
+        if (found.operand >= 0 || k < 2 || !anchor(member).gemm) return std::nullopt;
+        found = {k, value};
+    }
+    return found;
+}
+
+/// Whether shared memory has room for a chain; for two blocks, where it has inner values.
+bool has_room(const LoweredOp& op, const Limits& limits) {
+    return ChainRoom(op).bytes() <= (op.inner.empty() ? shared_bytes(limits) : kHalfShared) &&
+           std::all_of(op.members.begin(), op.members.end(), [&](const LoweredOp& member) {
+               return inner_operand(op, member).has_value();
+           });
+}
 
 /// The output of a member that the next one takes as its rows; -1: none.
 int handed_on(const LoweredOp& op, const LoweredOp& next) {
@@ -94,14 +138,14 @@ KernelText cast_text(const LoweredOp& op, int kept) {
     text.threads = kChainTile.threads;
     text.resident = kChainTile.resident;
     text.blocks = ceil_div(y.shape[0], kChainTile.m);
-    text.body =
-        cat("__device__ __forceinline__ void @_weights(const @_Block&, char*) {}\ntemplate <class "
-            "Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const Grid& grid, "
-            "bool, char* rows, const char*, float*, const Next& next) {\n    return chain_cast<",
-            kChainTile.m, ", ", kChainTile.k, ", ", y.shape[0], ", ", y.shape[1], ", ",
-            x.strides[0], ", ", kept >= 0 ? "true" : "false", ">(grid, block.ptr<const float>(",
-            layout.operand[0], "), block.ptr<", type, ">(", layout.operand[1],
-            "), reinterpret_cast<", type, "*>(rows), next);\n}\n");
+    text.body = cat(
+        "__device__ __forceinline__ void @_weights(const @_Block&, char*) {}\ntemplate <class "
+        "Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const Grid& grid, "
+        "bool, char* rows, const char*, float*, char*, const Next& next) {\n    return chain_cast<",
+        kChainTile.m, ", ", kChainTile.k, ", ", y.shape[0], ", ", y.shape[1], ", ", x.strides[0],
+        ", ", kept >= 0 ? "true" : "false", ">(grid, block.ptr<const float>(", layout.operand[0],
+        "), block.ptr<", type, ">(", layout.operand[1], "), reinterpret_cast<", type,
+        "*>(rows), next);\n}\n");
     return text;
 }
 
@@ -115,6 +159,9 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
         return cat("room + ", room.weights_at(0), " + (", kind.first, " + i", more, ") % 2 * ",
                    room.weights);
     };
+    const std::string inner =
+        kind.inner < 0 ? "nullptr"
+                       : cat("inner + (", kind.inner, " + i * ", kind.step, ") * ", room.inner);
     std::string next = cat("            char* const to = ", weights_of(" + 1"),
                            ";\n            if (i + 1 < ", kind.count, ")\n                ",
                            weights(kind, cat(kind.place, " + (i + 1) * ", kind.bytes)));
@@ -124,7 +171,7 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
                "; i++) {\n        const auto next = [&] {\n", next, "        };\n        held = @_",
                kind.first, "_body(block.part<", kind.bytes, ">(", place,
                "), grid, held && handed >> (", kind.first, " + i) & 1, rows, ", weights_of(""),
-               ", sums, next);\n    }\n");
+               ", sums, ", inner, ", next);\n    }\n");
 }
 
 }  // namespace
@@ -137,7 +184,8 @@ bool chain_fits(const LoweredOp& op, const Limits& limits) {
                            return is_link(member, limits) || is_row_cast(member, limits);
                        }) &&
            std::count_if(op.members.begin(), op.members.end(),
-                         [](const LoweredOp& member) { return anchor(member).gemm; }) > 1;
+                         [](const LoweredOp& member) { return anchor(member).gemm; }) > 1 &&
+           has_room(op, limits);
 }
 
 KernelText chain_text(const LoweredOp& op, const Limits& limits) {
@@ -148,7 +196,7 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     KernelText text;
     text.name = cat("chain_", dtype_abbrev(op.members[0].outputs[0].dtype), "_", op.members.size());
     std::vector<RepeatedLink> kinds;
-    ChainRoom room;
+    const ChainRoom room(op);
     uint32_t handed = 0;  // by member, whether the one before it hands its rows on
     for (size_t k = 0; k < op.members.size(); k++) {
         if (k + 1 < op.members.size())
@@ -156,6 +204,8 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         else if (!leaves_like(op.members[k], own_limits.kept))
             own_limits.kept = -1;
         if (k + 1 < op.members.size() && own_limits.kept >= 0) handed |= 2u << k;
+        const InnerOperand inner = *inner_operand(op, op.members[k]);
+        own_limits.inner = inner.operand;
         KernelText part = anchor(op.members[k]).gemm ? body_text(op.members[k], own_limits)
                                                      : cast_text(op.members[k], own_limits.kept);
         check(k == 0 || (part.blocks == text.blocks && part.threads == text.threads),
@@ -164,31 +214,33 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         text.blocks = part.blocks;
         text.threads = part.threads;
         text.resident = part.resident;
-        room.add(op.members[k]);
         const BlockLayout own(op.members[k]);
         const std::string body = block_type(own) + part.body;
-        if (!kinds.empty() && kinds.back().body == body && kinds.back().bytes == own.bytes)
+        RepeatedLink kind{k, 1, layout.parts[k], own.bytes, body, inner.value};
+        if (!kinds.empty() && kinds.back().goes_on(kind))
             kinds.back().count++;
         else
-            kinds.push_back({k, 1, layout.parts[k], own.bytes, body});
+            kinds.push_back(std::move(kind));
         text.parts.push_back(std::move(part));
     }
-    check(room.bytes() <= shared_bytes(limits),
-          "cuda: a chain's rows and weights have no room in shared memory");
     text.shared = static_cast<uint32_t>(room.bytes());
     std::string calls;
     for (size_t k = 0; k < kinds.size(); k++) {
         text.body += replaced(kinds[k].body, "@", cat("@_", kinds[k].first));
         calls += link_calls(kinds[k], k + 1 < kinds.size() ? &kinds[k + 1] : nullptr, room);
     }
-    text.body += cat(
-        body_head(),
-        "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32;\n"
-        "    char* const rows = room + warp * ",
-        room.rows, ";\n    float* const sums = reinterpret_cast<float*>(room + ", room.sums_at(),
-        " + warp * ", ChainRoom::sums_bytes, ");\n    constexpr uint32_t handed = ", handed,
-        "u;\n    bool held = false;\n    @_0_weights(block.part<", kinds[0].bytes, ">(",
-        kinds[0].place, "), room + ", room.weights_at(0), ");\n", calls, "}\n");
+    text.body +=
+        cat(body_head(),
+            "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32;\n"
+            "    char* const rows = room + warp * ",
+            room.rows, ";\n    float* const sums = reinterpret_cast<float*>(room + ",
+            room.sums_at(), " + warp * ", ChainRoom::sums_bytes, ");\n",
+            room.count ? cat("    char* const inner = room + ", room.inner_at(), " + warp * ",
+                             room.count * room.inner, ";\n")
+                       : "",
+            "    constexpr uint32_t handed = ", handed,
+            "u;\n    bool held = false;\n    @_0_weights(block.part<", kinds[0].bytes, ">(",
+            kinds[0].place, "), room + ", room.weights_at(0), ");\n", calls, "}\n");
     return text;
 }
 

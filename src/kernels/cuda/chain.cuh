@@ -40,6 +40,11 @@ struct OperandsOf<true, Put> {
     typedef typename Put::Operands type;
 };
 
+/// Where a lane has 8 neighbours of a warp's 16 rows, each of the lanes its own.
+__device__ __forceinline__ uint32_t inner_place(uint32_t row, uint32_t col) {
+    return ((col / 32 * 2 + row / 8 % 2) * 32 + row % 8 * 4 + col / 8 % 4) * 8;
+}
+
 /// What follows a warp's 16 rows of sums: 8 neighbours a lane, 8 rows of 32 columns at a time, by
 /// way of shared memory. The text stands there once; what the next ones need is on its way
 /// meanwhile, of the first ones while k runs.

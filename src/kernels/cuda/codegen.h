@@ -69,6 +69,9 @@ struct Limits {
     /// in shared memory for the next one; -1: none.
     bool chain = false;
     int kept = -1;
+    /// The operand of such a member, outputs behind inputs, that lies in the warp's shared memory
+    /// alone, 8 neighbours of a lane together; -1: none.
+    int inner = -1;
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
@@ -247,6 +250,8 @@ struct LinkRoom {
 };
 LinkRoom link_room(const LoweredOp& op);
 bool holds_rows(const LoweredOp& op);
+/// The address of a lane's 8 neighbours of an inner value of a chain.
+std::string inner_cell(const char* type, const char* how = "");
 KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
 /// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
 /// the inputs that it reads, and @_Put{block}(column, total).
@@ -298,9 +303,9 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
 bool packs_eights(const LoweredOp& op);
 /// What a Put of wgmma.cuh has for 8 neighbours that lie together, 16 bytes of all that it reads
 /// and writes but for what there is one of a row. Where sizes or strides forbid it, or it has no
-/// use, that alone. `kept`: an output that goes to this->kept(row, col), too.
+/// use, that alone. Of a member of a chain the output `kept` goes to this->kept(row, col), too.
 std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless,
-                        int kept = -1);
+                        const Limits& limits = {});
 /// A copy of an operand, rounded to 16 bits or, in f32, to tf32, that a kernel makes in its
 /// workspace: its map, and the struct that rounded.cuh makes it by, `as` its type there.
 /// `planes`: how many of them lie one behind the other, as batches of the map.

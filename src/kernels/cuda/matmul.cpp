@@ -404,10 +404,16 @@ bool holds_rows(const LoweredOp& op) {
     return a.shape[1] % kChainTile.k == 0 && a.strides[1] == 1 && a.strides[0] != 1;
 }
 
+std::string inner_cell(const char* type, const char* how) {
+    return cat("reinterpret_cast<", how, type, "*>(this->inner) + inner_place(row, col)");
+}
+
 /// Adds a member of a chain (chain.cuh): @_weights and @_body, which says whether it left its
 /// output `kept` for the next one.
-static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& layout, int kept) {
+static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
+                     const Limits& limits) {
     const Gemm gemm(op);
+    const int kept = limits.kept;
     const Tiling& t = kChainTile;
     text.includes = {"chain.cuh"};
     text.threads = t.threads;
@@ -416,15 +422,15 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
     const auto own = static_cast<size_t>(std::max(kept, 0));
     const char* type = cuda_type(op.outputs[own].dtype);
     const int64_t line = t.k + 8;
-    text.body +=
-        cat("struct @_Link : @_Put {\n    ", type,
-            "* room;\n    __device__ __forceinline__ @_Link(const ",
-            "@_Block& block, char* room) : @_Put{block}, room(reinterpret_cast<", type,
-            "*>(room)) {}\n    static constexpr bool keeps = ",
-            kept >= 0 && packs_eights(op) ? "true" : "false", ";\n    __device__ __forceinline__ ",
-            type, "* kept(uint32_t row, uint32_t col) const {\n        return room + col / ", t.k,
-            " * ", t.part_m * line, " + row % ", t.part_m, " * ", line, " + col % ", t.k,
-            ";\n    }\n", packed_text(op, layout, false, kept), "};\n");
+    text.body += cat(
+        "struct @_Link : @_Put {\n    ", type,
+        "* room;\n    __device__ __forceinline__ @_Link(const ",
+        "@_Block& block, char* room, char* inner) : @_Put{block", limits.inner < 0 ? "" : ", inner",
+        "}, room(reinterpret_cast<", type, "*>(room)) {}\n    static constexpr bool keeps = ",
+        kept >= 0 && packs_eights(op) ? "true" : "false", ";\n    __device__ __forceinline__ ",
+        type, "* kept(uint32_t row, uint32_t col) const {\n        return room + col / ", t.k,
+        " * ", t.part_m * line, " + row % ", t.part_m, " * ", line, " + col % ", t.k, ";\n    }\n",
+        packed_text(op, layout, false, limits), "};\n");
     const std::string tiles = cat(t.m, ", ", t.n, ", ");
     const std::string element = cuda_type(gemm.a.dtype);
     text.body +=
@@ -434,9 +440,10 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
             layout.operand[1], "));\n}\n");
     text.body += cat(
         "template <class Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const "
-        "Grid& grid, bool held, char* rows, const char* weights, float* sums, const Next& next) {\n"
+        "Grid& grid, bool held, char* rows, const char* weights, float* sums, char* inner, "
+        "const Next& next) {\n"
         "    return chain_link<",
-        tiles, t.k, ", @_Shape>(grid, @_Link(block, rows), block.ptr<const ", element, ">(",
+        tiles, t.k, ", @_Shape>(grid, @_Link(block, rows, inner), block.ptr<const ", element, ">(",
         layout.operand[0], "), held, reinterpret_cast<", element,
         "*>(rows), reinterpret_cast<const ", element, "*>(weights), sums, next);\n}\n");
 }
@@ -489,8 +496,12 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     for (size_t x = 2; x < op.inputs.size(); x++) {
         const View& view = op.inputs[x];
         const char* type = cuda_type(view.dtype);
-        const std::string pointer = cat("        const auto* x", x, " = block.template ptr<const ",
-                                        type, ">(", layout.operand[x], ");\n"),
+        const bool inner = limits.inner == static_cast<int>(x);
+        const std::string pointer = cat("        const auto* x", x, " = ",
+                                        inner ? inner_cell(type, "const ")
+                                              : cat("block.template ptr<const ", type, ">(",
+                                                    layout.operand[x], ")"),
+                                        ";\n"),
                           declared = cat("        Wide<", type, "> a", x, "[V];\n");
         if (view.shape.rank() == 0) {
             numbers += pointer + cat("        of.a", x, " = widen(*x", x, ");\n");
@@ -500,7 +511,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         }
         const std::string loaded =
             cat("        load_row<V, ", view.strides[rank - 1], ", ", type, ", ", known(view), ">(",
-                updates ? "to." : "", "a", x, ", ", at_row(cat("x", x), view), ", left);\n");
+                updates ? "to." : "", "a", x, ", ", inner ? cat("x", x) : at_row(cat("x", x), view),
+                ", left);\n");
         if (updates) {
             read += pointer + loaded;
             read_members += declared;
@@ -512,20 +524,23 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     for (size_t y = 0; y < op.outputs.size(); y++) {
         const View& view = op.outputs[y];
         const char* type = cuda_type(view.dtype);
-        load += cat("        auto* y", y, " = block.template ptr<", type, ">(",
-                    layout.operand[op.inputs.size() + y], ");\n        Wide<", type, "> r", y,
-                    "[V];\n");
+        const bool inner = limits.inner == static_cast<int>(op.inputs.size() + y);
+        load += cat("        auto* y", y, " = ",
+                    inner ? inner_cell(type)
+                          : cat("block.template ptr<", type, ">(",
+                                layout.operand[op.inputs.size() + y], ")"),
+                    ";\n        Wide<", type, "> r", y, "[V];\n");
         store += cat("        store_row<V, ", view.strides[rank - 1], ", ", known(view), ">(",
-                     at_row(cat("y", y), view), ", r", y, ", left);\n");
+                     inner ? cat("y", y) : at_row(cat("y", y), view), ", r", y, ", left);\n");
     }
     const std::string body =
         fused ? body_formula(op, layout, load, steps_between(0, op.body.size())) : "r0[j] = v[j];";
     const std::string put = "(int64_t batch, int64_t row, int64_t col, const T (&v)[V]",
                       left = cat("        const int64_t left = ", n, " - col;\n"),
                       inlined = "    __device__ __forceinline__ void ";
-    text.body +=
-        cat("struct @_Put {\n    const @_Block& block;\n    static constexpr bool updates = ",
-            updates ? "true" : "false", ";\n");
+    text.body += cat("struct @_Put {\n    const @_Block& block;\n",
+                     limits.inner < 0 ? "" : "    char* inner;\n",
+                     "    static constexpr bool updates = ", updates ? "true" : "false", ";\n");
     if (updates)
         text.body += cat(
             "    struct Numbers {\n", number_members, "    };\n    template <int V>\n",
@@ -561,7 +576,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         return text;
     }
     if (limits.chain) {
-        add_link(text, op, layout, limits.kept);
+        add_link(text, op, layout, limits);
         text.name = stem + "link";
         return text;
     }

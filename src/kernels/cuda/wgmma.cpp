@@ -131,7 +131,8 @@ bool packs_eights(const LoweredOp& op) {
     return packs;
 }
 
-std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless, int kept) {
+std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool useless,
+                        const Limits& limits) {
     const int rank = op.outputs[0].shape.rank();
     const bool packs = !useless && packs_eights(op);
     int64_t bytes = 0;
@@ -140,23 +141,26 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
         const int64_t step = view.strides[rank - 1];
         const char* type = cuda_type(view.dtype);
         const size_t k = output ? at - op.inputs.size() : at;
+        const bool inner = limits.inner == static_cast<int>(at);
         const std::string name = cat(output ? "y" : "x", k),
-                          pointer = cat("this->block.template ptr<", output ? "" : "const ", type,
-                                        ">(", layout.operand[at], ")"),
+                          pointer = inner ? inner_cell(type, output ? "" : "const ")
+                                          : cat("this->block.template ptr<", output ? "" : "const ",
+                                                type, ">(", layout.operand[at], ")"),
                           type_of = view.strides[rank - 2] >= 0 &&
                                             view.shape[rank - 2] * view.strides[rank - 2] <
                                                 int64_t{1} << 31
                                         ? "uint32_t"
                                         : "int64_t",
-                          place = cat(" + @_", name, "::at(batch) + (", type_of, "(row) * ",
-                                      type_of, "(", view.strides[rank - 2], ") + ", type_of,
-                                      "(col) * ", type_of, "(", step, "))");
+                          place = inner ? ""
+                                        : cat(" + @_", name, "::at(batch) + (", type_of, "(row) * ",
+                                              type_of, "(", view.strides[rank - 2], ") + ", type_of,
+                                              "(col) * ", type_of, "(", step, "))");
         // Two of 16 bits to a word; of others as many as 16 bytes hold.
         const bool words = dtype_size(view.dtype) == 2 && step == 1;
         const std::string stored = words ? cat("Words<", type, ", ", kEight, ">")
                                          : cat("Neighbours<", type, ", ", kEight, ", ", step, ">"),
                           whole = words ? cat(", ", kEight, ", true") : "";
-        if (step) aligned += cat(" && aligned16(", pointer, ")");
+        if (step && !inner) aligned += cat(" && aligned16(", pointer, ")");
         const char* wide = wide_type(view.dtype);
         if (output) {
             before += cat("        ", wide, " r", k, "[V];\n");
@@ -164,7 +168,7 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
                             : cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r",
                                   k, ");\n        all", k, ".store(");
             stores += cat(pointer, place, whole, ");\n");
-            if (static_cast<int>(k) == kept)
+            if (static_cast<int>(k) == limits.kept)
                 stores += words ? cat("        ", stored, "::of(r", k,
                                       ").store(this->kept(row, col)", whole, ");\n")
                                 : cat("        all", k, ".store(this->kept(row, col));\n");
