@@ -12,7 +12,8 @@ from test_random_graphs import emit, random_program
 
 ALONE = [(name,) for name in _core.pass_names()]
 CHOICES = [(), *ALONE, "default"]
-APART = tuple(name for name in _core.pass_names() if name not in ("loops", "block"))
+AS_ONE = ("loops", "block", "update_epilogues")
+APART = tuple(name for name in _core.pass_names() if name not in AS_ONE)
 GROUPS, IN_GROUP = 25, 20  # random graphs on the CPU; a GPU takes the first ones
 DTYPES = ["float32", "float32", "float64", "float16", "bfloat16"]
 
@@ -41,7 +42,7 @@ def everything(step, feed, steps=2):
 
 def check_passes(build, feed, device, choices=CHOICES):
     """The same bytes under every choice of passes; returns those of the first, and the last step:
-    on a GPU, where the default may leave one launch, that without "loops" and "block"."""
+    on a GPU, where the default may leave one launch or few, that without AS_ONE."""
     want = None
     if device == "cuda" and choices[-1] == "default":
         choices = (*choices, APART)

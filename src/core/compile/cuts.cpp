@@ -54,7 +54,7 @@ class SumsOfCuts {
 
     void run() {
         for (LoweredOp& op : lowered_.ops)
-            if (!op.body.empty() && anchor(op).optimizer)
+            if (several_updates(op))
                 for (size_t i = 0; i < op.body.size(); i++)
                     if (op.body[i].def->optimizer && op.body[i].def->numbers > 0) i += take(op, i);
         // As where a gradient is never stored (fuse_updates).
@@ -65,6 +65,11 @@ class SumsOfCuts {
     }
 
   private:
+    /// Behind a sum a lone update would be an epilogue.
+    static bool several_updates(const LoweredOp& op) {
+        return std::count_if(op.body.begin(), op.body.end(),
+                             [](const RegionStep& step) { return step.def->numbers > 0; }) > 1;
+    }
     static size_t at(ValueId id) { return static_cast<size_t>(id); }
 
     /// Lets an update add the cuts of its gradient; how many steps come before it.

@@ -68,9 +68,9 @@ class UpdateEpilogues : Groups {
     bool joins(int at) {
         const View& grad = ops_[at].inputs[kGradient];
         const int from = producer_[grad.value];
-        return from >= 0 && !kept_[grad.value] && readers_[grad.value].size() == 1 &&
-               members_[group_[from]].size() == 1 && same_layout(grad, ops_[from].outputs[0]) &&
-               machine_.takes_update(ops_[from]) &&
+        return from >= 0 && !is_16_bit(grad.dtype) && !kept_[grad.value] &&
+               readers_[grad.value].size() == 1 && members_[group_[from]].size() == 1 &&
+               same_layout(grad, ops_[from].outputs[0]) && machine_.takes_update(ops_[from]) &&
                merge(group_[from], group_[at], update_region, INT_MAX) == Merge::done;
     }
     /// What makes numbers of updates and what follows from them are one small op.
