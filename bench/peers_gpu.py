@@ -1,6 +1,7 @@
 """Whole training steps on a GPU, ours and the peers', timed in one run.
 
     python bench/peers_gpu.py --out bench/results
+    python bench/peers_gpu.py --sweep --out bench/results
 
 Every row starts from random data of the same shape: forward, loss, backward, Adam. A row's figure
 is the median over repetitions of the mean wall time of a step, with a wait at both ends.
@@ -21,6 +22,9 @@ CONFIGS = {
     "8-8-8 b64 mse": ((8, 8, 8), 64, "mse"),
     "784-512-512-10 b128 ce": ((784, 512, 512, 10), 128, "ce"),
 }
+# Nets of three layers and Adam, by width and batch; and the one above.
+SWEEP = [((width,) * 3 + (10,), rows) for width in (64, 128, 256, 512, 1024) for rows in (16, 128)]
+SWEEP.append(((784, 512, 512, 10), 128))
 REPEAT = 9
 
 
@@ -122,7 +126,7 @@ def torch_rows(config):
     yield "torch compiled step in a CUDA graph", timed(graphed(compiled), wait)
 
 
-def jax_rows(config):
+def jax_rows(config, jit=True):
     import jax
     import jax.numpy as jnp
 
@@ -163,7 +167,8 @@ def jax_rows(config):
         return run, lambda: jax.block_until_ready(held[0])
 
     state = jax.tree.map(jnp.copy, (params, zeros, zeros, jnp.zeros(())))
-    yield "jax jit", timed(*runner(jax.jit(step, donate_argnums=0), state))
+    if jit:
+        yield "jax jit", timed(*runner(jax.jit(step, donate_argnums=0), state))
     many = jax.jit(
         lambda s: jax.lax.scan(lambda c, _: (step(c), None), s, None, length=100)[0],
         donate_argnums=0,
@@ -172,10 +177,37 @@ def jax_rows(config):
     yield "jax scan(100)", timed(*runner(many, state), 100, 10)
 
 
+def sweep(out):
+    """replay(100) in fp32 and tf32 beside JAX's scan of 100 steps, which multiplies in tf32."""
+    record = describe_device() | {"command": "python bench/peers_gpu.py --sweep", "rows": []}
+    for sizes, rows in SWEEP:
+        name = f"{'-'.join(map(str, sizes))} b{rows}"
+        CONFIGS[name] = (sizes, rows, "ce")
+        x, y = batch(name)
+        row = {"config": name}
+        for math in ("fp32", "tf32"):
+            step = graph_of(name).compile(device="cuda", math=math)
+            step(x=x, y=y)
+            row[math] = timed(lambda step=step: step.replay(100), step.synchronize, 100, 5)
+        *_, (_, row["jax scan"]) = jax_rows(name, jit=False)
+        row["ratio"] = {m: row["jax scan"]["us"] / row[m]["us"] for m in ("fp32", "tf32")}
+        record["rows"].append(row)
+    record["rows"].sort(key=lambda row: row["ratio"]["fp32"])
+    for row in record["rows"]:
+        times = "  ".join(f"{key} {row[key]['us']:.2f} us" for key in ("fp32", "tf32", "jax scan"))
+        ratios = "  ".join(f"{ratio:.2f}" for ratio in row["ratio"].values())
+        print(f"{row['config']:28} {times}  ratio {ratios}", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"sweep_steps_{record['short']}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="bench/results")
+    parser.add_argument("--sweep", action="store_true", help="widths and batches beside JAX's scan")
     args = parser.parse_args()
+    if args.sweep:
+        return sweep(Path(args.out))
     record = describe_device() | {"command": "python bench/peers_gpu.py", "rows": []}
     for config in CONFIGS:
         for part in (ours, torch_rows, jax_rows):

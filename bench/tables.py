@@ -226,6 +226,20 @@ def small_steps_gpu():
     return source(run) + "\n\n" + table(head, rows)
 
 
+def update_epilogues_gpu():
+    run = load("update_epilogues_gpu")
+    rows = []
+    for row in sorted(run["rows"], key=lambda row: row["us"]["without"] / row["us"]["with"]):
+        us, launches = row["us"], row["launches"]
+        net = f"{row['net']} b{row['rows']} {row['math']}"
+        rows.append(
+            (net, *(f"{us[form]:.1f} ({launches[form]})" for form in ("with", "without")),
+             f"{us['without'] / us['with']:.2f}")
+        )  # fmt: skip
+    head = ("µs a step (launches)", "updates as epilogues", "updates apart", "ratio")
+    return source(run) + "\n\n" + table(head, rows)
+
+
 def loops_h200():
     run = load("loops_h200")
     forms = ("block", "launches", "torch", "jax")
