@@ -1,4 +1,4 @@
-"""Small gradients cut along k, or along the rows that they sum: the update adds their cuts."""
+"""Small gradients that are cut along k, or along the rows that they sum, whose cuts an update adds."""
 
 import json
 
