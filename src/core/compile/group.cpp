@@ -39,8 +39,7 @@ bool updates_side_by_side(const LoweredOp& op) {
     for (size_t i = 0; i < op.body.size(); i++) {
         for (int number : op.body[i].inputs)
             if (made[number]) return false;
-        for (int number : op.body[i].outputs)
-            made[number] = op.body[i].def->optimizer && op.body[i].def->numbers > 0;
+        for (int number : op.body[i].outputs) made[number] = step_role(op, i) == StepRole::anchor;
     }
     return true;
 }

@@ -131,7 +131,6 @@ const std::vector<Pass>& all_passes() {
         {"block", true, nullptr, fuse_step},
         {"tails", true, nullptr, fuse_tails},  // of steps that are no sequence
         {"chains", true, nullptr, fuse_chains},
-        {"cuts", true, nullptr, leave_cuts},
         {"row_sums", true, nullptr, fuse_row_sums},
         {"update_epilogues", true, nullptr, fuse_update_epilogues},
         {"horizontal", true, nullptr, fuse_horizontally},
