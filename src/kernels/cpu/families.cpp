@@ -91,7 +91,7 @@ using Family = KernelFamily<Bound, Table>;
 constexpr Family kFamilies[] = {
     {"matmul",
      [](const LoweredOp& op, const Table&) {
-         return anchor(op).gemm && (alone(op) || !tail_region(op));
+         return anchor(op).gemm && (alone(op) || (!tail_region(op) && !updates_behind(op)));
      },
      [](const LoweredOp& op, const Table& table) {
          check_order(op);
@@ -100,7 +100,7 @@ constexpr Family kFamilies[] = {
      }},
     {"reduce with programs",
      [](const LoweredOp& op, const Table&) {
-         return !alone(op) && anchor(op).streams && reducer_of(anchor(op));
+         return !alone(op) && anchor(op).streams && reducer_of(anchor(op)) && !updates_behind(op);
      },
      [](const LoweredOp& op, const Table& table) {
          return with_programs(of_table(op, table, "fused_reduce"), build_reduction(table, op));

@@ -642,7 +642,8 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
     static_assert(Place::tiles * Parts < 1 << 30);
     extern __shared__ __align__(16) char shared[];
     A* const room = reinterpret_cast<A*>(shared);
-    Four* const total = reinterpret_cast<Four*>(room + 2 * Pairs::size) + threadIdx.x;
+    A* const sums = room + 2 * Pairs::size;
+    Four* const total = reinterpret_cast<Four*>(sums) + threadIdx.x;
 
     for (uint32_t u = grid.block; u < Place::tiles * Parts; u += grid.blocks) {
         const Place place(u);
@@ -690,13 +691,12 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
             add_chunks<threads>(acc, 1, [&](int) { return total; });
         }
         if constexpr (Put::updates) {
-            A* const tile = reinterpret_cast<A*>(total - threadIdx.x);
             __syncthreads();
 #pragma unroll
             for (int x = 0; x < TM; x++)
 #pragma unroll
                 for (int z = 0; z < TN; z++)
-                    tile[(Pairs::row() + x / 4 * 32 + x % 4) * BN + Pairs::col() + z / 4 * 16 +
+                    sums[(Pairs::row() + x / 4 * 32 + x % 4) * BN + Pairs::col() + z / 4 * 16 +
                          z % 4] = acc[x][z];
             __syncthreads();
             const int64_t rows = Shape::m - place.i0, cols = Shape::n - place.j0;
@@ -705,7 +705,7 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
                                            [=](int i, int j, A(&v)[4]) {
 #pragma unroll
                                                for (int y = 0; y < 4; y++)
-                                                   v[y] = tile[i * BN + j + y];
+                                                   v[y] = sums[i * BN + j + y];
                                            });
         } else {
             put_tile<Shape>(put, place.batch, place.i0 + Pairs::row(), place.j0 + Pairs::col(),

@@ -412,8 +412,7 @@ __device__ __forceinline__ void sort_positions(const Grid& grid, const Order<O>&
 template <class O>
 __device__ __forceinline__ void leave(const Grid& grid, const Order<O>& order) {
     __syncthreads();
-    const uint32_t blocks = O::once ? Order<O>::tasks : grid.blocks;
-    if (grid.thread() != 0 || add_acq_rel(order.counters + 1, 1u) != blocks - 1) return;
+    if (grid.thread() != 0 || add_acq_rel(order.counters + 1, 1u) != grid.blocks - 1) return;
     for (int k = 0; k < Order<O>::used; k++) clear_counter(order.counters + k);
 }
 
