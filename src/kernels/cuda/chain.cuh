@@ -137,16 +137,18 @@ __device__ __forceinline__ bool chain_link(const Grid& grid, const Put& put, con
     constexpr int steps = Tiles::steps, cut_steps = int(Shape::chunk) / BK;
     static_assert(Shape::chunk % BK == 0 && BM % 16 == 0 && Shape::m < (1 << 30));
     const int first = int(grid.block) * BM + int(threadIdx.x) / 32 * 16,
-              left = int(Shape::m) - first, rows = left < 0 ? 0 : left < 16 ? left : 16;
+              left = int(Shape::m) - first,
+              rows = left < 0    ? 0
+                     : left < 16 ? left
+                                 : 16;
     if (!held && rows > 0) {
         const E* const from = a + first * Shape::a_row;
         const bool aligned = aligned16(from);
 #pragma unroll 1
         for (int s = 0; s < steps; s++)
-            TileA::template fetch<32, Tiles::whole_a>(as + s * TileA::elements,
-                                                      from + s * BK * Shape::a_col,
-                                                      int(threadIdx.x) % 32, rows, Tiles::left(s),
-                                                      aligned);
+            TileA::template fetch<32, Tiles::whole_a>(
+                as + s * TileA::elements, from + s * BK * Shape::a_col, int(threadIdx.x) % 32, rows,
+                Tiles::left(s), aligned);
     }
     commit_copies();
     LinkCells<BN, int(Shape::n), Put> cells(put, first, rows);
@@ -158,9 +160,8 @@ __device__ __forceinline__ bool chain_link(const Grid& grid, const Put& put, con
     const auto add_steps = [&](int begin, int end) {
 #pragma unroll 1
         for (int s = begin; s < end; s++)
-            near_products<TileA, TileB, typename Shape::As, BK>(acc, as + s * TileA::elements,
-                                                                weights + s * TileB::elements, 0,
-                                                                0);
+            near_products<TileA, TileB, typename Shape::As, BK>(
+                acc, as + s * TileA::elements, weights + s * TileB::elements, 0, 0);
     };
     if constexpr (steps <= cut_steps) {
         add_steps(0, steps);
@@ -181,7 +182,8 @@ __device__ __forceinline__ bool chain_link(const Grid& grid, const Put& put, con
     return Put::keeps && put.packed();
 }
 
-/// A cast as a member: a warp's 16 of a block's BM rows, for the next one in tiles of BK terms, too.
+/// A cast as a member: a warp's 16 of a block's BM rows, for the next one in tiles of BK terms,
+/// too.
 template <int BM, int BK, int Rows, int Columns, int64_t Step, bool Keeps, class E, class Next>
 __device__ __forceinline__ bool chain_cast(const Grid& grid, const float* x, E* y, E* rows,
                                            const Next& next) {
@@ -207,8 +209,8 @@ __device__ __forceinline__ bool chain_cast(const Grid& grid, const float* x, E* 
             const int cell = from + 32 * lot, i = cell / line, j = cell % line * 8;
 #pragma unroll
             for (int half = 0; half < 2 && cell < left * line; half++)
-                read[lot][half] = *reinterpret_cast<const Pack<float, 4>*>(x + (first + i) * Step +
-                                                                           j + 4 * half);
+                read[lot][half] =
+                    *reinterpret_cast<const Pack<float, 4>*>(x + (first + i) * Step + j + 4 * half);
         }
 #pragma unroll
         for (int lot = 0; lot < lots; lot++) {
