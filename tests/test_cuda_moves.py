@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from aicf import _core
 from aicf.indexing import _emit
+from compare import assert_bits
 
 needs_compiler = pytest.mark.skipif(
     not _core.cuda_info()["nvrtc"], reason="NVRTC is not installed (aicf[cuda13])"
@@ -227,6 +228,25 @@ def test_bits_of_both_devices(what, dtype):
             if cpu.dtype.kind == "f":
                 same |= np.isnan(cpu) & np.isnan(cuda)
             assert same.all(), f"{name}: {(~same).sum()} of {same.size} differ"
+
+
+@pytest.mark.gpu
+def test_crowded_rows_in_a_group():
+    """A member of a group has its blocks' threads in more blocks, the last of which clears what
+    the blocks have counted; half of the positions are one row's."""
+    rng = np.random.default_rng(3)
+    g = aicf.Graph("group")
+    for k in range(2):
+        at = np.where(rng.random(1024) < 0.5, 7, rng.integers(0, 2048, 1024))
+        x = g.state(f"x{k}", (1024, 8), init=rng.standard_normal((1024, 8)).astype(np.float32))
+        keys = g.state(f"at{k}", (1024,), "int64", init=rng.permutation(at))
+        g.output(f"y{k}", _emit("TakeBwd", "t", x, keys, rows=2048))
+    steps = {d: g.compile(device=d, passes=("horizontal",)) for d in ("cpu", "cuda")}
+    assert [op["op"] for op in steps["cuda"].lowered] == ["group"]
+    for _ in range(3):
+        got = {device: step() for device, step in steps.items()}
+        for name in got["cpu"]:
+            assert_bits(got["cuda"][name].numpy(), got["cpu"][name].numpy(), name)
 
 
 @needs_compiler

@@ -94,6 +94,16 @@ def test_what_has_launches_of_its_own():
     assert with_updates(plan_of(graph_of(16, (2030, 2030, 10))[0])) != []  # below 4 Mi elements
 
 
+def test_deep_nets_take_several_launches_of_updates():
+    """An argument block has room for 14 of them; of more than 32 none is an epilogue."""
+    for layers, more in ((6, 0), (8, 1), (16, 2), (17, None)):
+        ops = plan_of(graph_of(128, (64,) * layers + (10,))[0])
+        if more is None:
+            assert with_updates(ops) == []
+        else:
+            assert len(ops) == 2 * layers - 1 + more and len(with_updates(ops)) == 2 * layers
+
+
 def test_scalars_of_updates_and_a_loss_join_a_product():
     """In the launch of the product back, or of the first forward where there is no other."""
 
@@ -172,6 +182,27 @@ def test_bits_of_every_kernel_of_a_gradient(math):
             want = got if want is None else want
             for part, value in want.items():
                 assert_bits(got[part], value, f"{part} by {name}")
+
+
+@pytest.mark.gpu
+def test_double_precision_and_a_file(tmp_path):
+    """Sixteen bytes are two elements there; a file holds what was fused."""
+    g = aicf.Graph("double")
+    x, t = g.input("x", (33, 40), "float64"), g.input("t", (33, 6), "float64")
+    w, b = (g.param(n, s, dtype="float64") for n, s in (("w", (36, 40)), ("b", (36,))))
+    v = g.param("v", (6, 36), dtype="float64")
+    loss = aicf.mse_loss(aicf.linear(aicf.tanh(aicf.linear(x, w, b)), v), t)
+    g.minimize(loss, aicf.optim.Adam(lr=1e-2))
+    g.output("loss", loss)
+    rng = np.random.default_rng(5)
+    feed = {"x": rng.standard_normal((33, 40)), "t": rng.standard_normal((33, 6))}
+    step = g.compile(device="cuda", seed=1)
+    step.export(tmp_path / "double.aicf")
+    want = bits(g.compile(device="cpu", seed=1), feed)
+    for one in (step, aicf.load_step(tmp_path / "double.aicf")):
+        got = bits(one, feed)
+        for name, value in want.items():
+            assert_bits(got[name], value, name)
 
 
 @pytest.mark.gpu

@@ -83,38 +83,51 @@ class UpdateEpilogues : Groups {
     }
 };
 
+/// The updates of a step one by one, by the op that holds them; nothing where one cannot be an
+/// epilogue, or all are too much.
+std::optional<std::map<size_t, std::vector<LoweredOp>>> all_updates(const Lowered& lowered,
+                                                                    const GroupLimits& limits) {
+    std::map<ValueId, std::pair<size_t, View>> made;
+    std::map<size_t, std::vector<LoweredOp>> found;
+    size_t count = 0;
+    int64_t elements = 0;
+    double flops = 0;
+    for (size_t at = 0; at < lowered.ops.size(); at++) {
+        const LoweredOp& op = lowered.ops[at];
+        for (const View& out : op.outputs) made[out.value] = {at, out};
+        if (!is_tensor_update(op)) continue;
+        std::vector<LoweredOp> updates = apart(op);
+        if (updates.empty()) return std::nullopt;
+        for (LoweredOp& update : updates) {
+            const auto from = made.find(update.inputs[kGradient].value);
+            if (from == made.end() || !take_layout(update, from->second.second))
+                return std::nullopt;
+            elements += element_count(from->second.second.shape);
+            flops += cost_of(lowered.ops[from->second.first]).flops;
+        }
+        count += updates.size();
+        found[at] = std::move(updates);
+        if (count > kMostUpdates || elements >= limits.epilogue_elements ||
+            flops > limits.epilogue_flops)
+            return std::nullopt;
+    }
+    return found;
+}
+
 }  // namespace
 
 void fuse_update_epilogues(Lowered& lowered, const Target& target) {
     if (!target.pace()) return;
-    const GroupLimits limits = target.group_limits();
-    std::map<ValueId, std::pair<View, double>> made;  // and the operations of its op
-    for (const LoweredOp& op : lowered.ops)
-        for (const View& out : op.outputs) made[out.value] = {out, cost_of(op).flops};
+    auto updates = all_updates(lowered, target.group_limits());
+    if (!updates || updates->empty()) return;
     Lowered trial = lowered;
     trial.ops.clear();
-    size_t count = 0;
-    int64_t elements = 0;
-    double flops = 0;
-    for (const LoweredOp& op : lowered.ops) {
-        if (!is_tensor_update(op)) {
-            trial.ops.push_back(op);
-            continue;
-        }
-        std::vector<LoweredOp> updates = apart(op);
-        if (updates.empty()) return;
-        for (LoweredOp& update : updates) {
-            const auto at = made.find(update.inputs[kGradient].value);
-            if (at == made.end() || !take_layout(update, at->second.first)) return;
-            elements += element_count(at->second.first.shape);
-            flops += at->second.second;
-            trial.ops.push_back(std::move(update));
-        }
-        count += updates.size();
-    }
-    if (count == 0 || count > kMostUpdates || elements >= limits.epilogue_elements ||
-        flops > limits.epilogue_flops || !UpdateEpilogues(trial, target).run())
-        return;
+    for (size_t at = 0; at < lowered.ops.size(); at++)
+        if (const auto own = updates->find(at); own != updates->end())
+            std::move(own->second.begin(), own->second.end(), std::back_inserter(trial.ops));
+        else
+            trial.ops.push_back(lowered.ops[at]);
+    if (!UpdateEpilogues(trial, target).run()) return;
     trial.param_grads.clear();  // they are never materialised
     lowered = std::move(trial);
 }
