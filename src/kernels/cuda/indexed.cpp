@@ -95,17 +95,18 @@ std::string order_struct(KernelText& text, const Sorted& sorted, const std::stri
     text.resident = 2;
     text.blocks = 2 * std::max(limits.processors, 1);
     if (own) text.blocks = std::min(text.blocks, ceil_div(rows, split));
+    // A group has more blocks, of fewer threads.
+    const bool once = own && text.blocks == ceil_div(rows, split) && limits.most_warps == 32;
     constexpr int64_t warps = kSortThreads / 32;
     text.shared = static_cast<uint32_t>(
         std::max(4 * (digits + warps) + 2 * (warps + 1) * digits + 2,
                  own ? 12 * kOwnPositions + 4 * (split + 2) : 4 * (kBoundRows + 1)));
-    return text_of +
-           cat(";\n    static constexpr int passes = ", passes, ", bits = ", bits,
-               ", warps = ", warps,
-               ";\n    static constexpr bool zero = ", sorted.zero ? "true" : "false",
-               ", once = ", own && text.blocks == ceil_div(rows, split) ? "true" : "false",
-               ";\n    __device__ __forceinline__ static int64_t index(int64_t p) { ", "return ",
-               index, "; }\n};\n");
+    return text_of + cat(";\n    static constexpr int passes = ", passes, ", bits = ", bits,
+                         ", warps = ", warps,
+                         ";\n    static constexpr bool zero = ", sorted.zero ? "true" : "false",
+                         ", once = ", once ? "true" : "false",
+                         ";\n    __device__ __forceinline__ static int64_t index(int64_t p) { ",
+                         "return ", index, "; }\n};\n");
 }
 
 std::string order_body(const BlockLayout& layout, const std::string& sums) {

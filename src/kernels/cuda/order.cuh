@@ -412,7 +412,8 @@ __device__ __forceinline__ void sort_positions(const Grid& grid, const Order<O>&
 template <class O>
 __device__ __forceinline__ void leave(const Grid& grid, const Order<O>& order) {
     __syncthreads();
-    if (grid.thread() != 0 || add_acq_rel(order.counters + 1, 1u) != grid.blocks - 1) return;
+    const uint32_t blocks = O::once ? Order<O>::tasks : grid.blocks;
+    if (grid.thread() != 0 || add_acq_rel(order.counters + 1, 1u) != blocks - 1) return;
     for (int k = 0; k < Order<O>::used; k++) clear_counter(order.counters + k);
 }
 
