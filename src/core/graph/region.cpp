@@ -103,12 +103,10 @@ size_t anchor_step(const LoweredOp& op) {
     const auto last = [&](bool (*anchors)(const RegionStep&)) {
         return std::find_if(op.body.rbegin(), op.body.rend(), anchors);
     };
-    const auto updates = [](const RegionStep& step) { return step.def->numbers > 0; };
-    auto at = op.body.rend();
-    if (std::count_if(op.body.begin(), op.body.end(), updates) <= 1)  // one may be an epilogue
-        at = last(
-            [](const RegionStep& step) { return !step.def->pointwise && !step.def->optimizer; });
-    if (at == op.body.rend()) at = last(updates);
+    auto at =
+        last([](const RegionStep& step) { return !step.def->pointwise && !step.def->optimizer; });
+    if (at == op.body.rend())  // updates, which behind another op are its epilogue
+        at = last([](const RegionStep& step) { return step.def->numbers > 0; });
     return at == op.body.rend() ? op.body.size() : static_cast<size_t>(op.body.rend() - at) - 1;
 }
 

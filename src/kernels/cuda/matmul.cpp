@@ -162,13 +162,12 @@ struct Gemm {
         if (tensor && limits.major == 9)
             std::erase_if(choices, [](const Choice& choice) { return !choice.groups; });
         for (Choice& choice : choices) {
-            const Tiling* t = choice.tiling;
-            const int64_t threads = choice.thin ? least : t->threads * std::max(choice.groups, 1),
+            if (choice.thin) continue;
+            const Tiling& t = *choice.tiling;
+            const int64_t threads = t.threads * std::max(choice.groups, 1),
                           beside = std::max(kUpdateThreads / std::max(threads, least), int64_t{1}),
                           rounds = ceil_div(choice.blocks, limits.processors * beside);
-            if (t)
-                choice.cycles +=
-                    element * static_cast<double>(rounds * ceil_div(t->m * t->n, threads));
+            choice.cycles += element * static_cast<double>(rounds * ceil_div(t.m * t.n, threads));
         }
     }
 
