@@ -166,7 +166,7 @@ struct Gemm {
             const Tiling& t = *choice.tiling;
             const int64_t threads = t.threads * std::max(choice.groups, 1),
                           beside = std::max(kUpdateThreads / std::max(threads, least), int64_t{1}),
-                          rounds = ceil_div(choice.blocks, limits.processors * beside);
+                          rounds = ceil_div(choice.blocks, std::max(limits.processors, 1) * beside);
             choice.cycles += element * static_cast<double>(rounds * ceil_div(t.m * t.n, threads));
         }
     }
