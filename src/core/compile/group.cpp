@@ -39,7 +39,8 @@ bool updates_side_by_side(const LoweredOp& op) {
     for (size_t i = 0; i < op.body.size(); i++) {
         for (int number : op.body[i].inputs)
             if (made[number]) return false;
-        for (int number : op.body[i].outputs) made[number] = step_role(op, i) == StepRole::anchor;
+        for (int number : op.body[i].outputs)
+            made[number] = op.body[i].def->optimizer && op.body[i].def->numbers > 0;
     }
     return true;
 }

@@ -133,6 +133,7 @@ const std::vector<Pass>& all_passes() {
         {"chains", true, nullptr, fuse_chains},
         {"row_sums", true, nullptr, fuse_row_sums},
         {"update_epilogues", true, nullptr, fuse_update_epilogues},
+        {"cuts", true, nullptr, leave_cuts},  // of updates that are no epilogues
         {"horizontal", true, nullptr, fuse_horizontally},
         {"scalars", true, nullptr, fuse_scalars},
         {"concats", true, nullptr, [](Lowered& lowered, const Target&) { elide_concats(lowered); }},

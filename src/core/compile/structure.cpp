@@ -422,31 +422,45 @@ class Structure {
                     fail(where, ": a result that is held has another shape");
     }
 
-    /// An optimizer region: tensor updates, upcasts and sums that make their gradients, and shared
-    /// scalar steps.
+    /// Whether a cast or a sum of two parts makes a gradient from operands; a cast, too, from a sum
+    /// of cuts, which it rounds to 16 bits, and from that.
+    static bool makes_gradient(const LoweredOp& op, const RegionStep& step,
+                               const std::set<int>& made, const std::set<int>& sums) {
+        const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
+        const bool cast = step.def->name == "cast";
+        const View& to = op.operand(step.outputs[0]);
+        const auto reads = [&](int number) {
+            const View& view = op.operand(number);
+            const bool there = number < outer || (cast ? sums : made).contains(number);
+            return there && (cast || !sums.contains(number)) &&
+                   is_contiguous(view.shape, view.strides) &&
+                   element_count(view.shape) == element_count(to.shape);
+        };
+        const bool narrow = is_16_bit(op.operand(step.inputs[0]).dtype),
+                   rounds = sums.contains(step.inputs[0]) && is_16_bit(to.dtype);
+        return step.outputs[0] >= outer && is_contiguous(to.shape, to.strides) &&
+               std::all_of(step.inputs.begin(), step.inputs.end(), reads) &&
+               (!cast || narrow != rounds);
+    }
+
+    /// An optimizer region: tensor updates, what makes their gradients (upcasts, sums of two parts,
+    /// or of cuts, which may be rounded to 16 bits), and shared scalar steps.
     void check_update(const LoweredOp& op, const std::string& where) const {
         const int outer = static_cast<int>(op.inputs.size() + op.outputs.size());
-        std::set<int> made;
-        const auto packed = [&](int number) {
-            const View& view = op.operand(number);
-            return is_contiguous(view.shape, view.strides);
-        };
+        std::set<int> made, sums;  // sums: of cuts, and what they are cast to
         for (const RegionStep& step : op.body) {
             const std::string at = cat(where, ": step ", step.def->name);
-            const bool cast = step.def->name == "cast";
-            if (cast || step.def->name == "add") {
-                const View& to = op.operand(step.outputs[0]);
-                const bool in =
-                    std::all_of(step.inputs.begin(), step.inputs.end(), [&](int number) {
-                        return packed(number) &&
-                               (number < outer || (!cast && made.contains(number))) &&
-                               element_count(op.operand(number).shape) == element_count(to.shape);
-                    });
-                if (step.outputs[0] < outer || !in || !packed(step.outputs[0]) ||
-                    (cast && !is_16_bit(op.operand(step.inputs[0]).dtype)) ||
+            const bool cuts = step.def->name == "reduce_sum", cast = step.def->name == "cast";
+            if (cuts || cast || step.def->name == "add") {
+                const int from = step.inputs[0];
+                if (!(cuts ? adds_cuts(op, step) : makes_gradient(op, step, made, sums)) ||
                     !made.insert(step.outputs[0]).second)
                     fail(at, " is beside updates; need one of a gradient",
-                         cast ? " in 16 bits" : "", ", in C order");
+                         cuts   ? "'s cuts [cuts, elements] in float32"
+                         : cast ? " in 16 bits"
+                                : "",
+                         ", in C order");
+                if (cuts || (cast && sums.contains(from))) sums.insert(step.outputs[0]);
                 continue;
             }
             if (!step.def->optimizer) fail(at, " is beside updates; need one of an optimizer");

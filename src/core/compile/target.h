@@ -79,6 +79,9 @@ class Target {
     /// of others that do; whether a product's launch can hold small ops beside it.
     virtual bool takes_update(const LoweredOp&) const { return false; }
     virtual bool takes_beside(const LoweredOp&) const { return false; }
+    /// Whether blocks add what others have left in memory of a product's cuts along k, each of
+    /// which could be a product by itself.
+    virtual bool joins_cuts(const LoweredOp&) const { return false; }
     /// Whether a norm takes rows of several axes where they lie here, faster than a copy of them.
     virtual bool spreads(const LoweredOp&) const { return false; }
     /// Whether a sequence or block_loop can run in one thread block here, faster than as separate

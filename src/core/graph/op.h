@@ -354,7 +354,7 @@ std::vector<std::pair<int, int>> inplace_of(const LoweredOp& op);
 //
 // A region is a fused op with a body of steps. Its anchor is the step that is not pointwise; a
 // pointwise region has none, one of optimizer updates several of one kind. Behind a product or a
-// reduction that makes its gradient an update is an epilogue.
+// reduction that makes its gradient a lone update is an epilogue; several may add cuts of theirs.
 
 // A sequence is a list of members run in order by one launch of one thread block. Its inputs and
 // outputs are whole values, each once; intermediates are inner values without storage. "carried":

@@ -243,6 +243,14 @@ std::vector<Type> infer_gemm(const InferContext& c) {
     return {{c.dtype(0), shape}};
 }
 
+/// The same of 16-bit operands, with its sums as they are.
+std::vector<Type> infer_gemm_f32(const InferContext& c) {
+    std::vector<Type> types = infer_gemm(c);
+    if (!is_16_bit(c.dtype(0))) c.dtype_error(c.describe_all(), "; need 16-bit operands");
+    types[0].dtype = DType::f32;
+    return types;
+}
+
 double gemm_flops(const LoweredOp& op) {
     const Dims& a = op.inputs[0].shape;
     return 2.0 * static_cast<double>(element_count(op.outputs[0].shape)) *
@@ -358,6 +366,14 @@ void define_matmul_ops() {
                       .attrs = {{"order", chain_order(), false, product_orders()},
                                 {"math", std::string("fp32"), false, kMathModes}},
                       .infer = infer_gemm,
+                      .gemm = true,
+                      .flops = gemm_flops});
+    define(LoweredDef{.name = "gemm_f32",
+                      .inputs = {"a", "b"},
+                      .outputs = {"c"},
+                      .attrs = {{"order", chain_order(), false, product_orders()},
+                                {"math", std::string("fp32"), false, kMathModes}},
+                      .infer = infer_gemm_f32,
                       .gemm = true,
                       .flops = gemm_flops});
 }

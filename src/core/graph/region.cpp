@@ -103,10 +103,12 @@ size_t anchor_step(const LoweredOp& op) {
     const auto last = [&](bool (*anchors)(const RegionStep&)) {
         return std::find_if(op.body.rbegin(), op.body.rend(), anchors);
     };
-    auto at =
-        last([](const RegionStep& step) { return !step.def->pointwise && !step.def->optimizer; });
-    if (at == op.body.rend())  // updates, which behind another op are its epilogue
-        at = last([](const RegionStep& step) { return step.def->numbers > 0; });
+    const auto updates = [](const RegionStep& step) { return step.def->numbers > 0; };
+    auto at = op.body.rend();
+    if (std::count_if(op.body.begin(), op.body.end(), updates) <= 1)  // one may be an epilogue
+        at = last(
+            [](const RegionStep& step) { return !step.def->pointwise && !step.def->optimizer; });
+    if (at == op.body.rend()) at = last(updates);
     return at == op.body.rend() ? op.body.size() : static_cast<size_t>(op.body.rend() - at) - 1;
 }
 
@@ -184,6 +186,19 @@ bool update_region(const LoweredOp& op) {
     for (size_t k = 0; k < update.inputs.size(); k++)
         if (k == kGradient ? update.inputs[k] != made : update.inputs[k] >= inputs) return false;
     return made >= inputs + static_cast<int>(op.outputs.size());
+}
+
+bool adds_cuts(const LoweredOp& op, const RegionStep& step) {
+    if (step.def->name != "reduce_sum" || step.inputs.size() != 1 || step.inputs[0] < 0 ||
+        step.inputs[0] >= static_cast<int>(op.inputs.size()) ||
+        step.outputs[0] < static_cast<int>(op.inputs.size() + op.outputs.size()))
+        return false;
+    const View &cuts = op.operand(step.inputs[0]), &sum = op.operand(step.outputs[0]);
+    return cuts.dtype == DType::f32 && cuts.shape.rank() == 2 && cuts.shape[0] >= 1 &&
+           cuts.shape[0] <= kChainChunk && is_contiguous(cuts.shape, cuts.strides) &&
+           sum.shape.rank() == 1 && is_contiguous(sum.shape, sum.strides) &&
+           step.attrs.ints("axes") == std::vector<int64_t>{0} && !step.attrs.flag("keepdims") &&
+           step.attrs.text("order") == chain_order();
 }
 
 bool numbers_region(const LoweredOp& op) {

@@ -17,6 +17,9 @@ bool updates_behind(const LoweredOp& op);
 /// A product with an epilogue, or a reduction, whose last step is an optimizer's update by what it
 /// makes, which nothing else reads.
 bool update_region(const LoweredOp& op);
+/// Whether a step of updates adds a gradient's cuts [cuts, elements], whole in memory, one after
+/// the other.
+bool adds_cuts(const LoweredOp& op, const RegionStep& step);
 /// Steps that make scalars of updates, alone.
 bool numbers_region(const LoweredOp& op);
 /// Cross entropy and its gradient on the same logits and labels; the gradient reads the row

@@ -267,6 +267,7 @@ int64_t terms_of(const LoweredOp& op);
 double gemm_cycles(const LoweredOp& op, const Limits& limits);
 /// Whether a product can be a member of a group, and has blocks for a quarter of the processors at
 /// most.
+bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits);
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits);
 /// Whether the kernel of a product by tiles can be a member's of a group.
 bool gemm_in_group(const LoweredOp& op, const Limits& limits);

@@ -28,10 +28,12 @@ bool updates_only(const LoweredOp& op) {
     const auto known = [&](const RegionStep& step) {
         if (is_update(*step.def)) return !is_16_bit(op.operand(step.outputs[0]).dtype);
         if (step.def->name == "add") return step.inputs[1] < inputs;  // to what may be cast
+        if (step.def->name == "reduce_sum") return adds_cuts(op, step);
         if (step.def->name != "cast") return is_scalar_update(*step.def);
-        const DType from = op.operand(step.inputs[0]).dtype;
-        if (narrow == DType::f32) narrow = from;
-        return is_16_bit(from) && from == narrow;
+        const DType from = op.operand(step.inputs[0]).dtype, to = op.operand(step.outputs[0]).dtype,
+                    own = is_16_bit(to) ? to : from;
+        if (narrow == DType::f32) narrow = own;
+        return is_16_bit(own) && own == narrow;
     };
     return !alone(op) && anchor(op).optimizer && std::all_of(op.body.begin(), op.body.end(), known);
 }

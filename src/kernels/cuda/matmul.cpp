@@ -245,6 +245,9 @@ struct Gemm {
         if (limits.most_warps < 32 || updates_behind(op))
             std::erase_if(found, [](const Choice& choice) { return !fits_group(choice); });
         sort();
+        // Sums of cuts are several products', which share a launch by blocks that a group can have.
+        if (op.def->name == "gemm_f32")
+            std::stable_partition(found.begin(), found.end(), fits_group);
         return found;
     }
 };
@@ -340,6 +343,14 @@ bool gemm_takes_update(const LoweredOp& op, const Limits& limits) {
     const bool tiles = !choices.empty();
     gemm.add_update(limits, choices);
     return !tiles || !choices.empty();
+}
+
+bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits) {
+    if (!op.members.empty() || !op.def->gemm) return false;
+    const Gemm gemm(op);
+    const std::vector<Choice> choices = gemm.choices(limits);
+    return gemm.tensor && !choices.empty() && choices[0].parts > 1 &&
+           gemm.m * gemm.n * gemm.chunk >= kTiledWork;
 }
 
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {

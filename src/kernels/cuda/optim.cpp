@@ -111,7 +111,11 @@ class UpdatesText {
         int64_t total = 0;
         for (const RegionStep& step : op.body) {
             if (is_update(*step.def)) total += element_count(op.operand(step.outputs[0]).shape);
-            if (step.def->name == "cast") wide_of_[step.outputs[0]] = step.inputs[0];
+            if (step.def->name == "reduce_sum") cuts_of_[step.outputs[0]] = step.inputs[0];
+            if (step.def->name == "cast") {
+                const bool narrows = is_16_bit(op.operand(step.outputs[0]).dtype);
+                (narrows ? rounded_of_ : wide_of_)[step.outputs[0]] = step.inputs[0];
+            }
             if (step.def->name != "add") continue;
             sum_of_[step.outputs[0]] = {step.inputs[0], step.inputs[1]};
             also_ |= !wide_of_.contains(step.inputs[0]);
@@ -126,7 +130,7 @@ class UpdatesText {
         declare_pointers();
         set_launch();
         text_.ahead = limits_.near && units_ <= limits_.team && width_ == 1 && wide_of_.empty() &&
-                      sum_of_.empty() && dtype_size(dtype_) >= 4;
+                      sum_of_.empty() && cuts_of_.empty() && dtype_size(dtype_) >= 4;
         if (text_.ahead)
             in_two_parts();
         else
@@ -166,9 +170,14 @@ class UpdatesText {
             return (wide_of_.contains(first) ? from(first, k) : cat("also = x", first, "; ")) +
                    from(second, k);
         }
+        if (const auto cuts = cuts_of_.find(number); cuts != cuts_of_.end())
+            return cat("cuts = x", cuts->second,
+                       "; count = ", op_.inputs[static_cast<size_t>(cuts->second)].shape[0], "; ");
         const auto narrow = wide_of_.find(number);
-        return narrow == wide_of_.end() ? cat("p", k, " = x", number, "; ")
-                                        : cat("narrow = x", narrow->second, "; ");
+        if (narrow == wide_of_.end()) return cat("p", k, " = x", number, "; ");
+        const auto rounded = rounded_of_.find(narrow->second);
+        return rounded == rounded_of_.end() ? cat("narrow = x", narrow->second, "; ")
+                                            : from(rounded->second, k) + "rounds = true; ";
     }
     static std::string one_by_one(const std::vector<Share>& shares) {
         std::string text;
@@ -202,6 +211,11 @@ class UpdatesText {
             pointers_ += cat("    const ", narrow_type(), "* narrow = nullptr;\n");
             if (width_ > 1) wide_ += " && aligned16(narrow)";
         }
+        if (!cuts_of_.empty()) {
+            pointers_ += "    const R* cuts = nullptr;\n    int count = 0;\n";
+            if (!rounded_of_.empty()) pointers_ += "    bool rounds = false;\n";
+            if (width_ > 1) wide_ += cat(" && aligned16(cuts) && (!cuts || n % ", width_, " == 0)");
+        }
         if (also_) {
             pointers_ += "    const R* also = nullptr;\n";
             if (width_ > 1) wide_ += " && aligned16(also)";
@@ -220,7 +234,9 @@ class UpdatesText {
     std::string load(const std::string& of) const {
         std::string text;
         for (int k = 0; k < tensors_; k++)
-            text += cat(k == kGradient && !wide_of_.empty() ? "        if (p1)\n    " : "",
+            text += cat(k == kGradient && (!wide_of_.empty() || !cuts_of_.empty())
+                            ? "        if (p1)\n    "
+                            : "",
                         "        load_dense<", width_, ", R>(a", k, ", p", k, ", ", of, ");\n");
         const auto first = [&](const char* type, const char* from, const char* made) {
             text += cat("        if (", from, ") {\n            Wide<", type, "> more[", width_,
@@ -233,7 +249,28 @@ class UpdatesText {
             first(narrow_type(), "narrow",
                   sum_of_.empty() ? "more[j]" : "p1 ? scalar::add(R(more[j]), a1[j]) : R(more[j])");
         if (also_) first("R", "also", sum);
-        return text;
+        return cuts_of_.empty() ? text : text + add_cuts(of);
+    }
+    /// Of cuts as many at a time as there are registers for.
+    std::string add_cuts(const std::string& of) const {
+        const int64_t lot = std::max<int64_t>(16 / width_, 1);
+        const std::string each = cat("#pragma unroll\n", "for (int j = 0; j < ", width_, "; j++) ");
+        return cat(
+            "        if (cuts) {\n", each,
+            "a1[j] = R(-0.0);\n#pragma unroll 1\n            for (int first = 0; first < count; "
+            "first += ",
+            lot, ") {\n                R more[", lot, "][", width_,
+            "];\n#pragma unroll\n                for (int k = 0; k < ", lot,
+            "; k++)\n                    if (first + k < count)\n                        "
+            "load_dense<",
+            width_, ", R>(more[k], cuts + int64_t(first + k) * n, ", of,
+            ");\n#pragma unroll\n                for (int k = 0; k < ", lot,
+            "; k++) {\n                    if (first + k >= count) continue;\n", each,
+            "a1[j] = scalar::add(a1[j], more[k][j]);\n                }\n            }\n",
+            rounded_of_.empty() ? ""
+                                : cat("            if (rounds) {\n", each, "a1[j] = rounded<",
+                                      narrow_type(), ">(a1[j]);\n            }\n"),
+            "        }\n");
     }
     std::string store(const std::string& of) const {
         std::string text;
@@ -343,6 +380,7 @@ class UpdatesText {
     const int inputs_, tensors_, results_;
     std::map<int, int> wide_of_;                 // by what a cast makes: what it is made of
     std::map<int, std::pair<int, int>> sum_of_;  // by what is added: the two
+    std::map<int, int> cuts_of_, rounded_of_;    // by a sum: its cuts; by what it is rounded to: it
     bool also_ = false;                          // the first of some two is as wide
     int64_t width_ = 1;
     bool blocks_ = false;  // a tensor's blocks, or else its warps

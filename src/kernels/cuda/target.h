@@ -44,6 +44,7 @@ class CudaTarget : public Target {
         return anchor(op).gemm ? gemm_takes_update(op, limits_) : is_reduction(anchor(op));
     }
     bool takes_beside(const LoweredOp& op) const override { return gemm_in_group(op, limits_); }
+    bool joins_cuts(const LoweredOp& op) const override { return gemm_joins_cuts(op, limits_); }
     bool spreads(const LoweredOp& op) const override { return spreads_rows(op, limits_); }
     bool fits_block(const LoweredOp& op) const override { return block_fits(op, limits_); }
     std::optional<size_t> block_bytes(const LoweredOp& op) const override;
