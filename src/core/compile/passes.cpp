@@ -131,6 +131,7 @@ const std::vector<Pass>& all_passes() {
         {"block", true, nullptr, fuse_step},
         {"tails", true, nullptr, fuse_tails},  // of steps that are no sequence
         {"chains", true, nullptr, fuse_chains},
+        {"losses", true, nullptr, fuse_losses},
         {"row_sums", true, nullptr, fuse_row_sums},
         {"update_epilogues", true, nullptr, fuse_update_epilogues},
         {"cuts", true, nullptr, leave_cuts},  // of updates that are no epilogues

@@ -87,6 +87,8 @@ void fuse_loops(Lowered& lowered, const Target& target);
 void fuse_step(Lowered& lowered, const Target& target);
 /// Products of the same rows, each of the one before it, become one launch (chains.cpp).
 void fuse_chains(Lowered& lowered, const Target& target);
+/// A chain adds the squares of a loss that is taken of its rows (losses.cpp).
+void fuse_losses(Lowered& lowered, const Target& target);
 /// What small gradients are cut into is added by the updates that read them (cuts.cpp).
 void leave_cuts(Lowered& lowered, const Target& target);
 /// Scalar prologue: the ops that compute an optimizer's scalars join its updates (group.cpp).

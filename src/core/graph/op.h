@@ -254,6 +254,8 @@ double rounded(DType dtype, double x);
 /// The largest number of the dtype below `high`, to which uniform numbers in [low, high) are
 /// clamped, since rounding could reach `high`.
 double last_below(DType dtype, double low, double high);
+/// Elements of a subtree of "tree" that a launch may leave for another one to join.
+constexpr int64_t kSubtree = 2 * kTreeLeaf;
 std::string chain_order(int64_t chunk = kChainChunk);  // "chain(256)"
 std::string limb_order();                              // "limbs(64)"
 /// The summation order of a product. A function of its shape, types and the tensor-core family

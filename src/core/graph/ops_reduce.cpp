@@ -410,10 +410,46 @@ void define_scans_and_norms() {
     }
 }
 
+// subtree_sums(x) -> sums of its elements in C order by kSubtree, as the tree adds them;
+// subtree_mean(sums) -> the mean of all these elements, by the rest of the tree. In f32.
+std::vector<Type> infer_subtree_sums(const InferContext& c) {
+    c.need_dtype(0, DType::f32);
+    const int64_t count = element_count(c.shape(0));
+    if (count == 0 || count % kSubtree != 0)
+        c.shape_error(c.describe(0), "; need a multiple of ", kSubtree, " elements");
+    return {{DType::f32, {count / kSubtree}}};
+}
+
+std::vector<Type> infer_subtree_mean(const InferContext& c) {
+    c.need_dtype(0, DType::f32);
+    if (c.shape(0).rank() != 1 || c.shape(0)[0] == 0)
+        c.shape_error(c.describe(0), "; need the sums of subtrees");
+    return {{DType::f32, {}}};
+}
+
+void define_subtrees() {
+    define(LoweredDef{.name = "subtree_sums",
+                      .inputs = {"x"},
+                      .outputs = {"sums"},
+                      .infer = infer_subtree_sums,
+                      .contiguous = {0, 1},
+                      .reduction = true,
+                      .portable = true});
+    define(LoweredDef{.name = "subtree_mean",
+                      .inputs = {"sums"},
+                      .outputs = {"mean"},
+                      .infer = infer_subtree_mean,
+                      .contiguous = {0},
+                      .reduction = true,
+                      .streams = true,
+                      .portable = true});
+}
+
 }  // namespace
 
 void define_reduce_ops() {
     define_scans_and_norms();
+    define_subtrees();
     reduction(
         "Sum", "sum", "reduce_sum", infer_reduce,
         [](GradContext& g) { g.set(0, spread(g, g.dy())); }, true);

@@ -221,6 +221,10 @@ bool product_region(const LoweredOp& op) {
     return true;
 }
 
+bool sums_squares(const LoweredOp& member) {
+    return member.body.empty() && member.members.empty() && member.def->name == "subtree_sums";
+}
+
 bool row_chain(const LoweredOp& op) {
     if (op.def != chain_def() || op.members.size() < 2) return false;
     const auto rows_of = [](const View& view) {
@@ -229,6 +233,10 @@ bool row_chain(const LoweredOp& op) {
     std::vector<View> made;
     const int64_t rows = rows_of(op.members[0].outputs[0]);
     for (const LoweredOp& member : op.members) {
+        if (&member == &op.members.back() && sums_squares(member)) {
+            if (find_view(made, member.inputs[0]) < 0) return false;
+            continue;
+        }
         const bool casts = member.body.empty() && member.def->name == "cast";
         if (!casts && (!anchor(member).gemm || (!member.body.empty() && !product_region(member))))
             return false;

@@ -27,6 +27,8 @@ bool numbers_region(const LoweredOp& op);
 /// of the gradient after.
 bool loss_region(const LoweredOp& op);
 
+/// Whether the last member of a chain adds what another one makes, by subtrees.
+bool sums_squares(const LoweredOp& member);
 /// Whether the members of a chain are products with epilogues, of the same rows, which read no
 /// other rows of each other's results.
 bool row_chain(const LoweredOp& op);

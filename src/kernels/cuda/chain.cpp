@@ -1,4 +1,6 @@
 // Products of narrow layers over many rows in one launch: a block takes its rows through all.
+#include <span>
+
 #include "core/graph/region.h"
 #include "kernels/cuda/block.h"
 #include "kernels/cuda/codegen.h"
@@ -8,6 +10,12 @@
 namespace aicf::cuda {
 
 namespace {
+
+/// Whether the last member adds the squares that another one makes, the last inner value, which lie
+/// where that one's sums do.
+bool has_squares(const LoweredOp& op) {
+    return !op.members.empty() && sums_squares(op.members.back());
+}
 
 /// A block's shared memory: its warps' rows, two members' weights, the sums that a warp takes
 /// through what follows its product, and its inner values.
@@ -22,8 +30,8 @@ struct ChainRoom {
             return;
         }
         for (const LoweredOp& member : op.members) add(member);
-        count = std::ssize(op.inner);
-        for (const View& view : op.inner)
+        count = std::ssize(op.inner) - (has_squares(op) ? 1 : 0);
+        for (const View& view : std::span(op.inner).first(static_cast<size_t>(count)))
             inner = std::max<int64_t>(inner, kChainTile.part_m * ceil_div(view.shape[1], 32) * 32 *
                                                  dtype_size(view.dtype));
     }
@@ -68,16 +76,26 @@ bool is_row_cast(const LoweredOp& op, const Limits& limits) {
            x.strides[1] == 1 && x.strides[0] >= x.shape[1] && is_contiguous(y.shape, y.strides);
 }
 
+/// Whether a warp has whole subtrees of the squares: of 64 columns its 16 rows are one.
+bool adds_squares(const LoweredOp& op, const LoweredOp& chain) {
+    if (!sums_squares(op) || &op != &chain.members.back() || chain.inner.empty()) return false;
+    const View& x = op.inputs[0];
+    return x.shape.rank() == 2 && x.shape[1] == kChainColumns &&
+           x.shape[0] % kChainTile.part_m == 0 && x.value == chain.inner.back().value;
+}
+
 /// Members one behind the other whose bodies are the same text: one for all.
 struct RepeatedLink {
     size_t first, count;
     int place, bytes;  // of the first one's argument block, of each
     std::string body;
-    int inner;     // the inner value that the first one writes or reads, -1: none
-    int step = 0;  // from one's to the next one's
+    int inner;          // the inner value that the first one writes or reads, -1: none
+    std::string parts;  // where the sums of its squares go
+    int step = 0;       // from one's inner value to the next one's
 
     bool goes_on(const RepeatedLink& next) {
-        if (next.body != body || next.bytes != bytes || (next.inner < 0) != (inner < 0))
+        if (next.body != body || next.bytes != bytes || (next.inner < 0) != (inner < 0) ||
+            !parts.empty() || !next.parts.empty())
             return false;
         if (count == 1) step = next.inner - inner;
         return next.inner == inner + step * static_cast<int>(count);
@@ -91,6 +109,7 @@ struct InnerOperand {
 };
 std::optional<InnerOperand> inner_operand(const LoweredOp& chain, const LoweredOp& member) {
     InnerOperand found;
+    if (sums_squares(member)) return found;
     const auto inputs = static_cast<int>(member.inputs.size());
     for (int k = 0; k < inputs + static_cast<int>(member.outputs.size()); k++) {
         const int value = find_view(chain.inner, member.operand(k));
@@ -149,6 +168,20 @@ KernelText cast_text(const LoweredOp& op, int kept) {
     return text;
 }
 
+/// Of the member that adds squares: where its result goes; its text, which is its neighbour's.
+std::string sums_of_squares(const LoweredOp& op, const BlockLayout& layout) {
+    const BlockLayout own(op.members.back());
+    return cat("block.part<", own.bytes, ">(", layout.parts.back(), ").ptr<float>(", own.operand[1],
+               ")");
+}
+KernelText squares_text(const KernelText& chain) {
+    KernelText text;
+    text.name = "squares_link";
+    text.threads = chain.threads;
+    text.blocks = chain.blocks;
+    return text;
+}
+
 /// The calls of members of one text, each of which asks for the weights of the one behind it.
 std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, const ChainRoom& room) {
     const auto weights = [&](const RepeatedLink& of, const std::string& place) {
@@ -160,8 +193,9 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
                    room.weights);
     };
     const std::string inner =
-        kind.inner < 0 ? "nullptr"
-                       : cat("inner + (", kind.inner, " + i * ", kind.step, ") * ", room.inner);
+        !kind.parts.empty() ? cat("reinterpret_cast<char*>(", kind.parts, ")")
+        : kind.inner < 0 ? "nullptr"
+                         : cat("inner + (", kind.inner, " + i * ", kind.step, ") * ", room.inner);
     std::string next = cat("            char* const to = ", weights_of(" + 1"),
                            ";\n            if (i + 1 < ", kind.count, ")\n                ",
                            weights(kind, cat(kind.place, " + (i + 1) * ", kind.bytes)));
@@ -181,7 +215,8 @@ bool chain_fits(const LoweredOp& op, const Limits& limits) {
     return std::ssize(op.members) <= kChainMembers && row_chain(op) &&
            std::all_of(op.members.begin(), op.members.end(),
                        [&](const LoweredOp& member) {
-                           return is_link(member, limits) || is_row_cast(member, limits);
+                           return is_link(member, limits) || is_row_cast(member, limits) ||
+                                  adds_squares(member, op);
                        }) &&
            std::count_if(op.members.begin(), op.members.end(),
                          [](const LoweredOp& member) { return anchor(member).gemm; }) > 1 &&
@@ -198,14 +233,16 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     std::vector<RepeatedLink> kinds;
     const ChainRoom room(op);
     uint32_t handed = 0;  // by member, whether the one before it hands its rows on
-    for (size_t k = 0; k < op.members.size(); k++) {
-        if (k + 1 < op.members.size())
+    const size_t links = op.members.size() - (has_squares(op) ? 1 : 0);
+    for (size_t k = 0; k < links; k++) {
+        if (k + 1 < links)
             own_limits.kept = handed_on(op.members[k], op.members[k + 1]);
         else if (!leaves_like(op.members[k], own_limits.kept))
             own_limits.kept = -1;
-        if (k + 1 < op.members.size() && own_limits.kept >= 0) handed |= 2u << k;
+        if (k + 1 < links && own_limits.kept >= 0) handed |= 2u << k;
         const InnerOperand inner = *inner_operand(op, op.members[k]);
         own_limits.inner = inner.operand;
+        own_limits.squares = links < op.members.size() && inner.value == std::ssize(op.inner) - 1;
         KernelText part = anchor(op.members[k]).gemm ? body_text(op.members[k], own_limits)
                                                      : cast_text(op.members[k], own_limits.kept);
         check(k == 0 || (part.blocks == text.blocks && part.threads == text.threads),
@@ -216,13 +253,15 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         text.resident = part.resident;
         const BlockLayout own(op.members[k]);
         const std::string body = block_type(own) + part.body;
-        RepeatedLink kind{k, 1, layout.parts[k], own.bytes, body, inner.value};
+        RepeatedLink kind{k, 1, layout.parts[k], own.bytes, body, inner.value, ""};
+        if (own_limits.squares) kind.parts = sums_of_squares(op, layout);
         if (!kinds.empty() && kinds.back().goes_on(kind))
             kinds.back().count++;
         else
             kinds.push_back(std::move(kind));
         text.parts.push_back(std::move(part));
     }
+    if (links < op.members.size()) text.parts.push_back(squares_text(text));
     text.shared = static_cast<uint32_t>(room.bytes());
     std::string calls;
     for (size_t k = 0; k < kinds.size(); k++) {

@@ -45,12 +45,43 @@ __device__ __forceinline__ uint32_t inner_place(uint32_t row, uint32_t col) {
     return ((col / 32 * 2 + row / 8 % 2) * 32 + row % 8 * 4 + col / 8 % 4) * 8;
 }
 
+/// Where a warp's 16 rows of 32 sums lie: the halves of 8 neighbours change places in every other
+/// row, which lies in the same banks.
+constexpr uint32_t kSumPitch = 40;
+__device__ __forceinline__ uint32_t sum_place(uint32_t row, uint32_t col) {
+    return row * kSumPitch + (col ^ row % 2 * 4);
+}
+/// 8 neighbours of what a warp adds, where their sums lay.
+template <int V>
+__device__ __forceinline__ void leave_squares(float* sums, int64_t row, int64_t col,
+                                              const float (&v)[V]) {
+    static_assert(V == 8);
+    const uint32_t own = sum_place(uint32_t(row) % 16, uint32_t(col) % 32);
+#pragma unroll
+    for (uint32_t y = 0; y < 8; y += 4)
+        *reinterpret_cast<Pack<float, 4>*>(sums +
+                                           (own ^ y)) = {{v[y], v[y + 1], v[y + 2], v[y + 3]}};
+}
+/// Of 8 of these rows the sums that a tree of 128 lanes has in a column and 64 lanes on: its leaf
+/// is 8 rows of 64 columns.
+__device__ __forceinline__ float column_sum(const float* sums, uint32_t first) {
+    float lanes[2];
+#pragma unroll
+    for (uint32_t odd = 0; odd < 2; odd++) {
+        lanes[odd] = sums[sum_place(first + odd, threadIdx.x % 32)];
+#pragma unroll
+        for (uint32_t j = 2; j < 8; j += 2)
+            lanes[odd] += sums[sum_place(first + odd + j, threadIdx.x % 32)];
+    }
+    return lanes[0] + lanes[1];
+}
+
 /// What follows a warp's 16 rows of sums: 8 neighbours a lane, 8 rows of 32 columns at a time, by
 /// way of shared memory. The text stands there once; what the next ones need is on its way
 /// meanwhile, of the first ones while k runs.
 template <int BN, int Columns, class Put>
 struct LinkCells {
-    static constexpr uint32_t pitch = 40, turns = (Columns + 31) / 32 * 2;
+    static constexpr uint32_t pitch = kSumPitch, turns = (Columns + 31) / 32 * 2;
     const Put& put;
     int row, rows;
     bool packed = false;
@@ -66,10 +97,6 @@ struct LinkCells {
     }
     __device__ __forceinline__ static int column_of(uint32_t turn) {
         return int(turn / 2 * 32 + threadIdx.x % 4 * 8);
-    }
-    /// The halves of 8 neighbours change places in every other row, which lies in the same banks.
-    __device__ __forceinline__ static uint32_t place(uint32_t i, uint32_t j) {
-        return i * pitch + (j ^ i % 2 * 4);
     }
     __device__ __forceinline__ void load(uint32_t turn) {
         if constexpr (Put::packs) {
@@ -89,16 +116,25 @@ struct LinkCells {
 #pragma unroll
                 for (uint32_t high = 0; high < 2; high++)
                     *reinterpret_cast<Pack<float, 2>*>(
-                        sums + place(8 * high + lane / 4, 8 * z + lane % 4 * 2)) = {
+                        sums + sum_place(8 * high + lane / 4, 8 * z + lane % 4 * 2)) = {
                         {acc[4 * of + z][2 * high], acc[4 * of + z][2 * high + 1]}};
         }
     }
-    __device__ __forceinline__ void finish(const float (&acc)[BN / 8][4], float* sums) {
-        const uint32_t own = place(threadIdx.x % 32 / 4, threadIdx.x % 4 * 8);
+    /// `parts`: where the sums of squares go.
+    __device__ __forceinline__ void finish(const float (&acc)[BN / 8][4], float* sums,
+                                           float* parts) {
+        float before[2] = {};  // of the first 32 columns' squares, in each 8 rows
+        const uint32_t own = sum_place(threadIdx.x % 32 / 4, threadIdx.x % 4 * 8);
 #pragma unroll 1
         for (uint32_t turn = 0; turn < turns; turn++) {
             if (turn % 2 == 0) {
                 __syncwarp();
+                if constexpr (Put::squares)
+                    if (turn == 2) {
+                        before[0] = column_sum(sums, 0);
+                        before[1] = column_sum(sums, 8);
+                        __syncwarp();
+                    }
                 leave(acc, turn / 2, sums);
                 __syncwarp();
             }
@@ -122,6 +158,22 @@ struct LinkCells {
             (void)now;
             put(0, row + i, j, v);
         }
+        if constexpr (Put::squares) add_squares(before, sums, parts);
+        (void)before;
+    }
+    /// The rest of two leaves of the tree, which joins them first.
+    __device__ __forceinline__ void add_squares(const float (&before)[2], const float* sums,
+                                                float* parts) const {
+        static_assert(Columns == 64);
+        __syncwarp();
+        float leaves[2];
+#pragma unroll
+        for (uint32_t k = 0; k < 2; k++) {
+            leaves[k] = before[k] + column_sum(sums, 8 * k);
+#pragma unroll
+            for (int d = 16; d > 0; d /= 2) leaves[k] += __shfl_xor_sync(0xffffffffu, leaves[k], d);
+        }
+        if (rows > 0 && threadIdx.x % 32 == 0) parts[row / 16] = leaves[0] + leaves[1];
     }
 };
 
@@ -130,7 +182,8 @@ struct LinkCells {
 /// the warp's own. next() asks for the next member's weights.
 template <int BM, int BN, int BK, class Shape, class Put, class Next, class E>
 __device__ __forceinline__ bool chain_link(const Grid& grid, const Put& put, const E* a, bool held,
-                                           E* as, const E* weights, float* sums, const Next& next) {
+                                           E* as, const E* weights, float* sums, const Next& next,
+                                           float* parts = nullptr) {
     typedef LinkTiles<16, BN, BK, Shape, E> Tiles;
     typedef typename Tiles::A TileA;
     typedef typename Tiles::B TileB;
@@ -177,7 +230,7 @@ __device__ __forceinline__ bool chain_link(const Grid& grid, const Put& put, con
 #pragma unroll
             for (int y = 0; y < 4; y++) acc[0][z][y] = total[0][z][y];
     }
-    cells.finish(acc[0], sums);
+    cells.finish(acc[0], sums, parts);
     __syncwarp();  // the next member reads what this one wrote, and writes where it read
     return Put::keeps && put.packed();
 }

@@ -72,6 +72,7 @@ struct Limits {
     /// The operand of such a member, outputs behind inputs, that lies in the warp's shared memory
     /// alone, 8 neighbours of a lane together; -1: none.
     int inner = -1;
+    bool squares = false;  // which a warp adds by subtrees instead
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
@@ -235,6 +236,7 @@ bool is_small(const LoweredDef& def);
 
 KernelText pointwise_text(const LoweredOp& op, const Limits& limits);
 KernelText reduce_text(const LoweredOp& op, const Limits& limits);
+KernelText subtree_mean_text(const LoweredOp& op, const Limits& limits);  // the rest of a tree
 KernelText row_text(const LoweredOp& op, const Limits& limits);  // softmax, cross entropy, norms
 KernelText gemm_text(const LoweredOp& op, const Limits& limits);
 /// A group of a row op's gradient and sums of columns of what it reads, in one kernel: whether
@@ -252,6 +254,8 @@ LinkRoom link_room(const LoweredOp& op);
 bool holds_rows(const LoweredOp& op);
 /// The address of a lane's 8 neighbours of an inner value of a chain.
 std::string inner_cell(const char* type, const char* how = "");
+/// Leaves such neighbours of an output where the warp adds them.
+std::string squares_store(size_t output);
 KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
 /// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
 /// the inputs that it reads, and @_Put{block}(column, total).

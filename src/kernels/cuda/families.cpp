@@ -7,6 +7,7 @@
 #include "core/graph/custom.h"
 #include "core/graph/region.h"
 #include "kernels/cuda/codegen.h"
+#include "kernels/cuda/thresholds.h"
 
 namespace aicf::cuda {
 
@@ -68,6 +69,12 @@ constexpr Family kFamilies[] = {
          return functions_around(op) && is_reduction(anchor(op));
      },
      reduce_text},
+    {"subtrees",
+     [](const LoweredOp& op, const Limits& limits) {
+         return op.def->name == "subtree_mean" && !limits.one_block &&
+                op.inputs[0].shape[0] <= kMostChainRows / 16;
+     },
+     subtree_mean_text},
     {"rows",
      [](const LoweredOp& op, const Limits&) {
          return functions_around(op) && is_row_op(anchor(op)) && (alone(op) || !tail_region(op));

@@ -408,6 +408,11 @@ std::string inner_cell(const char* type, const char* how) {
     return cat("reinterpret_cast<", how, type, "*>(this->inner) + inner_place(row, col)");
 }
 
+std::string squares_store(size_t output) {
+    return cat("        leave_squares(reinterpret_cast<float*>(this->inner), row, col, r", output,
+               ");\n");
+}
+
 /// Adds a member of a chain (chain.cuh): @_weights and @_body, which says whether it left its
 /// output `kept` for the next one.
 static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
@@ -427,7 +432,8 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
         "* room;\n    __device__ __forceinline__ @_Link(const ",
         "@_Block& block, char* room, char* inner) : @_Put{block", limits.inner < 0 ? "" : ", inner",
         "}, room(reinterpret_cast<", type, "*>(room)) {}\n    static constexpr bool keeps = ",
-        kept >= 0 && packs_eights(op) ? "true" : "false", ";\n    __device__ __forceinline__ ",
+        kept >= 0 && packs_eights(op) ? "true" : "false",
+        ", squares = ", limits.squares ? "true" : "false", ";\n    __device__ __forceinline__ ",
         type, "* kept(uint32_t row, uint32_t col) const {\n        return room + col / ", t.k,
         " * ", t.part_m * line, " + row % ", t.part_m, " * ", line, " + col % ", t.k, ";\n    }\n",
         packed_text(op, layout, false, limits), "};\n");
@@ -443,9 +449,11 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
         "Grid& grid, bool held, char* rows, const char* weights, float* sums, char* inner, "
         "const Next& next) {\n"
         "    return chain_link<",
-        tiles, t.k, ", @_Shape>(grid, @_Link(block, rows, inner), block.ptr<const ", element, ">(",
-        layout.operand[0], "), held, reinterpret_cast<", element,
-        "*>(rows), reinterpret_cast<const ", element, "*>(weights), sums, next);\n}\n");
+        tiles, t.k, ", @_Shape>(grid, @_Link(block, rows, ",
+        limits.squares ? "reinterpret_cast<char*>(sums)" : "inner", "), block.ptr<const ", element,
+        ">(", layout.operand[0], "), held, reinterpret_cast<", element,
+        "*>(rows), reinterpret_cast<const ", element, "*>(weights), sums, next",
+        limits.squares ? ", reinterpret_cast<float*>(inner)" : "", ");\n}\n");
 }
 
 KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
@@ -525,6 +533,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const View& view = op.outputs[y];
         const char* type = cuda_type(view.dtype);
         const bool inner = limits.inner == static_cast<int>(op.inputs.size() + y);
+        if (inner && limits.squares) {
+            load += cat("        float r", y, "[V];\n");
+            store += squares_store(y);
+            continue;
+        }
         load += cat("        auto* y", y, " = ",
                     inner ? inner_cell(type)
                           : cat("block.template ptr<", type, ">(",

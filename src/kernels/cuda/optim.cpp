@@ -251,9 +251,13 @@ class UpdatesText {
         if (also_) first("R", "also", sum);
         return cuts_of_.empty() ? text : text + add_cuts(of);
     }
-    /// Of cuts as many at a time as there are registers for.
+    /// Of cuts as many at a time as there are registers for: all of one element, if they can be.
     std::string add_cuts(const std::string& of) const {
-        const int64_t lot = std::max<int64_t>(16 / width_, 1);
+        int64_t most = 1;
+        for (const auto& [sum, cuts] : cuts_of_)
+            most = std::max(most, op_.inputs[static_cast<size_t>(cuts)].shape[0]);
+        const int64_t lot = width_ > 1 ? std::max<int64_t>(16 / width_, 1)
+                                       : std::min<int64_t>(most, 256 / dtype_size(dtype_));
         const std::string each = cat("#pragma unroll\n", "for (int j = 0; j < ", width_, "; j++) ");
         return cat(
             "        if (cuts) {\n", each,

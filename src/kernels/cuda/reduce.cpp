@@ -696,6 +696,18 @@ class ReduceText {
 
 }  // namespace
 
+KernelText subtree_mean_text(const LoweredOp& op, const Limits&) {
+    KernelText text;
+    const int64_t count = op.inputs[0].shape[0];
+    text.name = "subtree_mean_f32";
+    text.includes = {"reduce.cuh"};
+    text.blocks = 1;
+    text.shared = static_cast<uint32_t>(count * 4);
+    text.body = body_head(op, BlockLayout(op)) +
+                cat("    mean_of_subtrees<", count, ", ", kSubtree, ">(grid, y0, x0);\n}\n");
+    return text;
+}
+
 KernelText reduce_text(const LoweredOp& op, const Limits& limits) {
     return ReduceText(op, limits).text();
 }

@@ -495,6 +495,19 @@ __device__ __forceinline__ void reduce_split(const Grid& grid, A* parts, uint32_
     }
 }
 
+/// The mean of what subtrees of `Each` elements come to, which the first block joins.
+template <int Count, int Each>
+__device__ __forceinline__ void mean_of_subtrees(const Grid& grid, float* mean, const float* sums) {
+    extern __shared__ __align__(16) char shared[];
+    float* const held = reinterpret_cast<float*>(shared);
+    constexpr int64_t n = int64_t{Count} * Each;
+    if (grid.block != 0) return;
+    for (int i = threadIdx.x; i < Count; i += grid.threads) held[i] = sums[i];
+    join_shared<SumOf<float>>(held, Count, grid.threads);
+    if (threadIdx.x == 0)
+        *mean = (n & (n - 1)) == 0 ? held[0] * (1.0f / float(n)) : scalar::div(held[0], float(n));
+}
+
 /// total takes held[0], held[Width], ... in ascending order; `begins`: it is the first itself.
 template <class Op, int Width, int Most, class A>
 __device__ __forceinline__ void join_held(A& total, const A* held, int count, bool begins) {

@@ -162,7 +162,10 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
                           whole = words ? cat(", ", kEight, ", true") : "";
         if (step && !inner) aligned += cat(" && aligned16(", pointer, ")");
         const char* wide = wide_type(view.dtype);
-        if (output) {
+        if (output && inner && limits.squares) {
+            before += cat("        float r", k, "[V];\n");
+            stores += squares_store(k);
+        } else if (output) {
             before += cat("        ", wide, " r", k, "[V];\n");
             stores += words ? cat("        ", stored, "::of(r", k, ").store(")
                             : cat("        ", stored, " all", k, ";\n        all", k, ".narrowed(r",
