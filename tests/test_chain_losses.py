@@ -48,7 +48,7 @@ def adds_squares(g, math="mixed"):
 def test_a_loss_of_a_chain_is_no_launch():
     """Casts of params, the chain, products and sums for gradients, updates."""
     g, _ = graph_of(16384, (64,) * 5)
-    assert adds_squares(g)
+    assert adds_squares(g) and adds_squares(g, "tf32")
     assert len(launches(g, "mixed")) == 5
     assert len(launches(g, "mixed", WITHOUT)) == 6
 

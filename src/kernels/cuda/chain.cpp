@@ -122,7 +122,8 @@ std::optional<InnerOperand> inner_operand(const LoweredOp& chain, const LoweredO
 
 /// Whether shared memory has room for a chain; for two blocks, where it has inner values.
 bool has_room(const LoweredOp& op, const Limits& limits) {
-    return ChainRoom(op).bytes() <= (op.inner.empty() ? shared_bytes(limits) : kHalfShared) &&
+    const ChainRoom room(op);
+    return room.bytes() <= (room.count ? kHalfShared : shared_bytes(limits)) &&
            std::all_of(op.members.begin(), op.members.end(), [&](const LoweredOp& member) {
                return inner_operand(op, member).has_value();
            });
