@@ -12,12 +12,12 @@ ALL = _core.pass_names()
 WITHOUT = tuple(name for name in ALL if name != "losses")
 
 
-def graph_of(rows, widths, keep=False, swapped=False, apart=0, optimizer=None):
+def graph_of(rows, widths, keep=False, swapped=False, apart=0, bias=True, optimizer=None):
     rng = np.random.default_rng(rows)
     g = aicf.Graph("losses")
     h = g.input("x", (rows, widths[0]))
     for i, width in enumerate(widths[1:]):
-        h = g.dense(str(i), aicf.gelu(h) if i else h, width)
+        h = g.dense(str(i), aicf.gelu(h) if i else h, width, bias=bias)
     t = g.input("t", (rows, widths[-1] + 2 * apart))
     if apart:  # of the one before, so that 16 bytes do not lie together
         t = t[:, apart:-apart]
@@ -57,6 +57,8 @@ def test_which_losses_are_launches():
     assert adds_squares(graph_of(2048, (64, 64, 64))[0])
     assert adds_squares(graph_of(1040, (64, 32, 64), keep=True)[0])
     assert adds_squares(graph_of(2048, (64, 64, 64), apart=1)[0])
+    for math in ("mixed", "tf32", "bf16"):
+        assert adds_squares(graph_of(2048, (64, 64, 64), bias=False)[0], math)
     assert not adds_squares(graph_of(2048, (64, 64, 32))[0])  # no subtree in 16 rows
     assert not adds_squares(graph_of(2056, (64, 64, 64))[0])  # nor in the last 8
     assert not adds_squares(graph_of(512, (64, 64, 64))[0])  # no chain
@@ -72,6 +74,7 @@ def bits(step, feed):
 CASES = {
     "gelu": (1104, (64, 64, 64), {}),
     "kept": (1040, (64, 32, 64), {"keep": True}),
+    "product": (1024, (64, 64, 64), {"bias": False}),
     "apart": (1040, (64, 64, 64), {"apart": 1}),
     "swapped": (1024, (40, 64, 64), {"swapped": True, "optimizer": aicf.optim.SGD(lr=0.1)}),
 }

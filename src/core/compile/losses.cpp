@@ -123,11 +123,17 @@ class ChainLosses {
                 for (int& one : *numbers) one = number(one);
         member.inner.push_back(fresh(squares.shape, "difference"));
         const int difference = inputs + results + static_cast<int>(member.inner.size()) - 1;
-        std::vector<int> two = {number(inputs + found.prediction), found.target};
+        const int made = number(inputs + found.prediction);
+        std::vector<int> two = {made, found.target};
         if (found.swapped) std::swap(two[0], two[1]);
-        member.body.push_back({find_lowered("sub"), two, {difference}, {}, node});
-        member.body.push_back(
-            {find_lowered("mul"), {difference, difference}, {inputs + results - 1}, {}, node});
+        const RegionStep steps[] = {
+            {find_lowered("sub"), two, {difference}, {}, node},
+            {find_lowered("mul"), {difference, difference}, {inputs + results - 1}, {}, node}};
+        const auto maker =
+            std::find_if(member.body.begin(), member.body.end(), [&](const RegionStep& step) {
+                return std::count(step.outputs.begin(), step.outputs.end(), made) > 0;
+            });
+        member.body.insert(maker + 1, std::begin(steps), std::end(steps));
     }
 
     Lowered& lowered_;
