@@ -74,6 +74,24 @@ def test_updates_that_are_epilogues_add_no_cuts():
     assert cuts_of(graph_of(2048, (64, 64, 64))[0], "fp32", apart) == [8, 8]
 
 
+def test_scalars_of_such_updates_are_made_beside_products():
+    """As the updates wait for the cuts' products, which share a launch."""
+
+    def scalars(rows, widths, passes=ALL):
+        g, _ = graph_of(rows, widths)
+        ops = json.loads(_core.cuda_plan(g._core, passes, 132, "sm_90a", math="mixed"))["ops"]
+        return [
+            {m["op"] for m in op.get("members", [])}
+            for op in ops
+            if any(m["op"] == "bias_corr" for m in op.get("members", op.get("body", [])))
+        ]
+
+    assert scalars(16384, (64,) * 5) == [{"gemm_f32", "bias_corr"}]
+    assert scalars(16384, (64,) * 5, WITHOUT) == [set()]  # an update's
+    alone = tuple(name for name in ALL if name != "horizontal")
+    assert scalars(16384, (64,) * 5, alone) == [set()]
+
+
 def bits(step, feed):
     for _ in range(3):
         loss = step(**feed)["loss"].numpy()
@@ -85,9 +103,14 @@ def bits(step, feed):
 @pytest.mark.parametrize(
     "update", [aicf.optim.Adam(lr=1e-2), aicf.optim.SGD(lr=0.1)], ids=["adam", "sgd"]
 )
-@pytest.mark.parametrize("widths", [(64, 64, 64), (24, 72, 8), (128, 129, 60)], ids=str)
-def test_bits_are_those_of_sums_by_blocks(widths, update, math):
-    g, feed = graph_of(2048, widths, update)
+@pytest.mark.parametrize(
+    ("rows", "widths"),
+    [(2048, (64, 64, 64)), (2048, (24, 72, 8)), (2048, (128, 129, 60)), (4096, (16, 16, 16))],
+    ids=str,
+)
+def test_bits_are_those_of_sums_by_blocks(rows, widths, update, math):
+    g, feed = graph_of(rows, widths, update)
+    assert math != "mixed" or rows < 4096 or cuts_of(g, math) == [8, 8, 16, 16]
     want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
     for passes in (ALL, WITHOUT):
         got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)

@@ -379,8 +379,23 @@ class HorizontalFusion : Groups {
     /// What is over in a moment and on no path of a step that matters: scalars of updates, a loss.
     bool is_minor(int at) const {
         const LoweredOp& op = ops_[at];
-        return numbers_region(op) || (small(op, machine_.group_limits()) && anchor(op).streams &&
-                                      elements(op.outputs[0]) == 1 && successors_[at].empty());
+        return numbers_region(op) || waits_for_cuts(at) ||
+               (small(op, machine_.group_limits()) && anchor(op).streams &&
+                elements(op.outputs[0]) == 1 && successors_[at].empty());
+    }
+
+    /// A scalar of updates that wait for cuts anyhow, while it could be made; made of what others'
+    /// launches make.
+    bool waits_for_cuts(int at) const {
+        const auto adds = [&](int update) {
+            const LoweredOp& op = ops_[update];
+            return std::any_of(op.body.begin(), op.body.end(),
+                               [&](const RegionStep& step) { return adds_cuts(op, step); });
+        };
+        const auto shares = [&](int other) { return members_[group_[other]].size() > 1; };
+        return number_update(ops_[at]) && !successors_[at].empty() &&
+               std::all_of(successors_[at].begin(), successors_[at].end(), adds) &&
+               std::all_of(predecessors_[at].begin(), predecessors_[at].end(), shares);
     }
 
     /// A group of minor ops shares the launch of a product behind what they wait for, and before
@@ -398,7 +413,8 @@ class HorizontalFusion : Groups {
             size += bytes_in_group(ops_[member]);
         }
         for (int host = static_cast<int>(ops_.size()); host-- > 0;) {
-            if (level[host] < first || level[host] >= end || members_[host].empty() ||
+            if (level[host] < first || level[host] >= end ||
+                members_[host].size() < (number_update(ops_[own[0]]) ? 2 : 1) ||
                 group_[host] == at || !machine_.takes_beside(ops_[host]) ||
                 !std::all_of(
                     own.begin(), own.end(),
