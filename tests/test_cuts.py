@@ -10,6 +10,7 @@ from compare import assert_bits
 
 ALL = _core.pass_names()
 WITHOUT = tuple(name for name in ALL if name != "cuts")
+APART = tuple(name for name in ALL if name != "update_epilogues")
 
 
 def graph_of(rows, widths, update=None, keep=False):
@@ -51,7 +52,9 @@ def test_whose_cuts_updates_add():
     assert cuts_of(graph_of(16384, (64, 64, 64))[0], "mixed") == [16, 16, 64, 64]
     assert cuts_of(graph_of(16384, (64, 64, 64))[0], "mixed", WITHOUT) == []
     # In tf32 products go on through copies of their operands; sums are of float32.
-    assert cuts_of(graph_of(16384, (64, 64, 64))[0], "tf32") == [64, 64]
+    # Of no more than 16 each, where updates wait for cuts of no product.
+    assert cuts_of(graph_of(4096, (64, 64, 64))[0], "tf32", APART) == [16, 16]
+    assert cuts_of(graph_of(16384, (64, 64, 64))[0], "tf32", APART) == []
 
 
 def test_whose_cuts_stay_with_their_blocks():
@@ -70,8 +73,7 @@ def test_cuts_that_are_no_products_stay_with_their_blocks():
 
 def test_updates_that_are_epilogues_add_no_cuts():
     assert cuts_of(graph_of(2048, (64, 64, 64))[0], "fp32") == []
-    apart = tuple(name for name in ALL if name != "update_epilogues")
-    assert cuts_of(graph_of(2048, (64, 64, 64))[0], "fp32", apart) == [8, 8]
+    assert cuts_of(graph_of(2048, (64, 64, 64))[0], "fp32", APART) == [8, 8]
 
 
 def test_scalars_of_such_updates_are_made_beside_products():

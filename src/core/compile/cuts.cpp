@@ -10,8 +10,9 @@ namespace aicf {
 
 namespace {
 
-// Cuts at most, results of all of a product, columns of a sum.
-constexpr int64_t kMostCuts = 64, kProductResults = 1 << 18, kSumColumns = 128;
+// Cuts at most, those of sums for which an update alone waits; results of all of a product, columns
+// of a sum.
+constexpr int64_t kMostCuts = 64, kFewCuts = 16, kProductResults = 1 << 18, kSumColumns = 128;
 
 int64_t chunk_of(const std::string& order) {
     const size_t at = order.find('(');
@@ -53,10 +54,12 @@ class SumsOfCuts {
     }
 
     void run() {
-        for (LoweredOp& op : lowered_.ops)
-            if (several_updates(op))
-                for (size_t i = 0; i < op.body.size(); i++)
-                    if (op.body[i].def->optimizer && op.body[i].def->numbers > 0) i += take(op, i);
+        for (LoweredOp& op : lowered_.ops) {
+            if (!several_updates(op)) continue;
+            const bool waits = take_all(op, true) > 0;
+            most_of_sum_ = waits ? kMostCuts : kFewCuts;
+            take_all(op, false);
+        }
         // As where a gradient is never stored (fuse_updates).
         const auto& grads = lowered_.param_grads;
         if (std::any_of(grads.begin(), grads.end(),
@@ -70,10 +73,21 @@ class SumsOfCuts {
         return std::count_if(op.body.begin(), op.body.end(),
                              [](const RegionStep& step) { return step.def->numbers > 0; }) > 1;
     }
+    /// Of the updates in an op those whose gradients products make, or sums; how many took cuts.
+    int take_all(LoweredOp& op, bool products) {
+        int count = 0;
+        for (size_t i = 0; i < op.body.size(); i++) {
+            if (!op.body[i].def->optimizer || op.body[i].def->numbers <= 0) continue;
+            const size_t more = take(op, i, products);
+            count += more > 0;
+            i += more;
+        }
+        return count;
+    }
     static size_t at(ValueId id) { return static_cast<size_t>(id); }
 
     /// Lets an update add the cuts of its gradient; how many steps come before it.
-    size_t take(LoweredOp& update, size_t step) {
+    size_t take(LoweredOp& update, size_t step, bool products) {
         const int inputs = static_cast<int>(update.inputs.size());
         const auto uses = [&](int number) {
             return std::count_if(update.body.begin(), update.body.end(), [&](const RegionStep& s) {
@@ -98,7 +112,8 @@ class SumsOfCuts {
             !is_contiguous(maker.outputs[0].shape, maker.outputs[0].strides) ||
             element_count(maker.outputs[0].shape) != element_count(view.shape))
             return 0;
-        const std::optional<Cut> cut = anchor(maker).gemm ? product(maker) : sum(maker);
+        if (anchor(maker).gemm != products) return 0;
+        const std::optional<Cut> cut = products ? product(maker) : sum(maker);
         if (!cut || !target_.block_bytes(cut->op)) return 0;
         LoweredOp now = update;
         const size_t more = add(now, step, from, *cut);
@@ -152,7 +167,7 @@ class SumsOfCuts {
             !step.attrs.text("order").starts_with("chain("))
             return std::nullopt;
         const int64_t n = x.shape[0], chunk = chunk_of(step.attrs.text("order"));
-        if (chunk < 1 || n % chunk != 0 || n / chunk < 2 || n / chunk > kMostCuts ||
+        if (chunk < 1 || n % chunk != 0 || n / chunk < 2 || n / chunk > most_of_sum_ ||
             x.shape[1] > kSumColumns)
             return std::nullopt;
         const View& result = op.outputs[0];
@@ -242,7 +257,8 @@ class SumsOfCuts {
     Lowered& lowered_;
     const Target& target_;
     std::vector<int> producer_, reads_;  // by value
-    std::vector<char> kept_, gone_;      // by value; gone: gradients that are not stored now
+    int64_t most_of_sum_ = kFewCuts;
+    std::vector<char> kept_, gone_;  // by value; gone: gradients that are not stored now
 };
 
 }  // namespace
