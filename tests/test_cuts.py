@@ -67,8 +67,8 @@ def test_whose_cuts_stay_with_their_blocks():
 
 def test_cuts_that_are_no_products_stay_with_their_blocks():
     # Of 8 x 16 results one of 512 terms has less than the 2^17 multiplications of tensor cores.
-    assert cuts_of(graph_of(4096, (8, 16, 16))[0], "mixed") == [8, 16, 16]
-    assert cuts_of(graph_of(4096, (16, 16, 16))[0], "mixed") == [8, 8, 16, 16]
+    assert cuts_of(graph_of(4096, (8, 16, 16))[0], "mixed", APART) == [8, 16, 16]
+    assert cuts_of(graph_of(4096, (16, 16, 16))[0], "mixed", APART) == [8, 8, 16, 16]
 
 
 def test_updates_that_are_epilogues_add_no_cuts():
@@ -112,9 +112,9 @@ def bits(step, feed):
 )
 def test_bits_are_those_of_sums_by_blocks(rows, widths, update, math):
     g, feed = graph_of(rows, widths, update)
-    assert math != "mixed" or rows < 4096 or cuts_of(g, math) == [8, 8, 16, 16]
+    assert math != "mixed" or rows < 4096 or cuts_of(g, math, APART) == [8, 8, 16, 16]
     want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
-    for passes in (ALL, WITHOUT):
+    for passes in (ALL, APART, WITHOUT):
         got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
         for name, value in want.items():
             assert_bits(got[name], value, f"{name} of {passes}")
@@ -123,7 +123,7 @@ def test_bits_are_those_of_sums_by_blocks(rows, widths, update, math):
 @pytest.mark.parametrize("widths", [(64, 64, 64), (128, 129, 60)], ids=str)
 def test_the_update_compiles_without_spills(widths):
     g, _ = graph_of(2048, widths)
-    programs = _core.cuda_programs(g._core, ALL, arch="sm_90a", math="mixed")
+    programs = _core.cuda_programs(g._core, APART, arch="sm_90a", math="mixed")
     found = [text for text in programs if "R* cuts" in text]
     assert found
     for program in found:
@@ -134,8 +134,8 @@ def test_the_update_compiles_without_spills(widths):
 @pytest.mark.gpu
 def test_a_file_holds_updates_of_cuts(tmp_path):
     g, feed = graph_of(2048, (64, 64, 64))
-    assert cuts_of(g, "mixed")
-    step = g.compile(device="cuda", seed=1, math="mixed")
+    assert cuts_of(g, "mixed", APART)
+    step = g.compile(device="cuda", seed=1, math="mixed", passes=APART)
     step.export(tmp_path / "step.aicf")
     want = bits(step, feed)
     got = bits(aicf.load_step(tmp_path / "step.aicf"), feed)
@@ -153,8 +153,8 @@ def test_a_sum_of_negative_zeros_is_one():
         return g
 
     zeros = np.zeros((1024, 64), np.float32)
-    assert cuts_of(build(), "mixed") == [4, 4]
-    for device, passes in (("cpu", ALL), ("cuda", ALL), ("cuda", WITHOUT)):
+    assert cuts_of(build(), "mixed", APART) == [4, 4]
+    for device, passes in (("cpu", ALL), ("cuda", ALL), ("cuda", APART), ("cuda", WITHOUT)):
         cores = {"tensor_cores": "sm_90"} if device == "cpu" else {}
         step = build().compile(device=device, seed=1, math="mixed", passes=passes, **cores)
         for name in ("0.b", "1.b"):
