@@ -334,12 +334,17 @@ bool gemm_in_group(const LoweredOp& op, const Limits& limits) {
 }
 
 bool gemm_takes_update(const LoweredOp& op, const Limits& limits) {
-    if (!gemm_in_group(op, limits)) return false;
+    if (!is_one_product(op)) return false;
     const Gemm gemm(op);
     std::vector<Choice> choices = gemm.choices(limits);
-    const bool tiles = !choices.empty();
+    if (choices.empty()) return true;
+    // Of 16 bits small tiles always come behind those of warps with roles, which are too large for
+    // a group, but no product gains by these what a launch for its update costs.
+    const bool narrow = is_16_bit(gemm.a.dtype);
+    if (!narrow && (choices[0].thin || !fits_group(choices[0]))) return false;
     gemm.add_update(limits, choices);
-    return !tiles || !choices.empty();
+    std::erase_if(choices, [](const Choice& one) { return one.thin || !fits_group(one); });
+    return !choices.empty();
 }
 
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
