@@ -54,6 +54,7 @@ struct KernelText {
     /// In one block: the body takes an @_Ahead for its Grid, which `@_ahead(block, grid)` makes
     /// before the first step.
     bool ahead = false;
+    bool begins = false;  // the body says begin_kernel(), after what it reads before
 };
 
 /// What of a device the choice of a kernel rests on.

@@ -375,6 +375,7 @@ static void add_near_mma(KernelText& text, const LoweredOp& op, const BlockLayou
     const bool in_place = ceil_div(cuts, choice.groups) == 1;
     const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
     text.includes = {"near_mma.cuh"};
+    text.begins = true;
     text.threads = t.threads * choice.groups;
     text.blocks = choice.blocks;
     text.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
@@ -659,6 +660,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                       sums = choice.groups > 1 ? ceil_div(k, chunk) * t.m * t.n : 0;
         text.name = stem + name_of(choice);
         text.includes = {"near.cuh"};
+        text.begins = true;
         text.threads = t.threads * choice.groups;
         text.blocks = choice.blocks;
         text.shared = static_cast<uint32_t>(4 * (choice.groups * t.stages * stage + sums));

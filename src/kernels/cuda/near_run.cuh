@@ -114,12 +114,23 @@ struct NearRun {
     }
     /// Step s of both operands, by thread t of the group.
     __device__ __forceinline__ void fetch(E* to, int s, int t) const {
-        const int left = depth - s * BK < BK ? depth - s * BK : BK;
-        TileA::template fetch<Threads, k % BK == 0 && Shape::m % BM == 0>(
-            to, ap + s * BK * Shape::a_col, t, rows, left, a_aligned);
-        TileB::template fetch<Threads, k % BK == 0 && Shape::n % BN == 0>(
-            to + TileA::elements, bp + s * BK * Shape::b_row, t, cols, left, b_aligned);
+        fetch_a(to, s, t);
+        fetch_b(to, s, t);
     }
+    __device__ __forceinline__ int left(int s) const {
+        return depth - s * BK < BK ? depth - s * BK : BK;
+    }
+    __device__ __forceinline__ void fetch_a(E* to, int s, int t) const {
+        TileA::template fetch<Threads, k % BK == 0 && Shape::m % BM == 0>(
+            to, ap + s * BK * Shape::a_col, t, rows, left(s), a_aligned);
+    }
+    __device__ __forceinline__ void fetch_b(E* to, int s, int t) const {
+        TileB::template fetch<Threads, k % BK == 0 && Shape::n % BN == 0>(
+            to + TileA::elements, bp + s * BK * Shape::b_row, t, cols, left(s), b_aligned);
+    }
+    /// Whether B is read before what the kernel waits for is done: by copies past the first cache,
+    /// which may hold what was there before.
+    __device__ __forceinline__ bool early() const { return TileB::packs && b_aligned; }
 };
 
 }  // namespace aicf
