@@ -334,10 +334,21 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         calls += calls_of(kind);
     }
     if (limits.major == 9 && own_limits.most_warps < kGroupThreads / 32)
-        text.resident = static_cast<int>(std::max<int64_t>(1, kUpdateThreads / text.threads));
+        text.resident = static_cast<int>(std::max<int64_t>(
+            1, (text.includes.contains("near_mma.cuh") ? kTensorUpdateThreads : kUpdateThreads) /
+                   text.threads));
     text.begins = true;
     text.body += body_head() + "    const uint32_t b = grid.block;\n" + calls + "}\n";
     return text;
+}
+
+/// A kernel that gets ready while another runs would have two blocks on the processors that this
+/// leaves first, and none on the last. Where a block has so much shared memory that it is busy
+/// alone it gets more than half.
+void keep_apart(KernelText& text, const Limits& limits) {
+    constexpr uint32_t third = 75 << 10, half = 114 << 10;
+    if (text.blocks <= limits.processors && text.shared > third && text.shared < half)
+        text.shared = half;
 }
 
 }  // namespace
@@ -349,6 +360,7 @@ KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
                       : op.members.empty()         ? body_text(op, limits)
                       : sums_beside(op, limits)    ? row_sums_text(op, limits)
                                                    : group_text(op, limits);
+    if (text.begins && limits.major == 9) keep_apart(text, limits);
     text.body = block_type(BlockLayout(op)) + text.body;
     text.body +=
         cat("extern \"C\" __global__ void ",

@@ -72,20 +72,7 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[R][C] = {}, total[R][C] = {};
-        const bool early = at.early();
-        if (early)
-#pragma unroll 1
-            for (int s = 0; s < Stages - 1 && s < steps; s++)
-                at.fetch_b(own + s * Run::stage, s, t);
-        begin_kernel();
-#pragma unroll 1
-        for (int s = 0; s < Stages - 1; s++) {
-            if (s < steps) {
-                at.fetch_a(own + s * Run::stage, s, t);
-                if (!early) at.fetch_b(own + s * Run::stage, s, t);
-            }
-            commit_copies();
-        }
+        at.template begin<Stages - 1>(own, t);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<Stages - 2>();

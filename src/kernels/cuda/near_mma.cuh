@@ -116,19 +116,7 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[WM / 16][WN / 8][4] = {}, total[WM / 16][WN / 8][4] = {};
-        const bool early = at.early();
-        if (early)
-#pragma unroll 1
-            for (int s = 0; s < ahead && s < steps; s++) at.fetch_b(own + s * Run::stage, s, t);
-        begin_kernel();
-#pragma unroll 1
-        for (int s = 0; s < ahead; s++) {
-            if (s < steps) {
-                at.fetch_a(own + s * Run::stage, s, t);
-                if (!early) at.fetch_b(own + s * Run::stage, s, t);
-            }
-            commit_copies();
-        }
+        at.template begin<ahead>(own, t);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<ahead - 1>();
