@@ -243,8 +243,8 @@ else:
 
 
 def test_what_is_read_early_is_not_written_before(driver):
-    """Products read weights before the kernel before them is done: all of a net but the first, whose
-    weights the last kernel of the step before writes."""
+    """Products of a net read weights while the kernel before them runs, but for the first, whose
+    weights the last one of the step before writes."""
     subprocess.run(
         [sys.executable, "-c", WEIGHTS.format(compiles=True)],
         env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
