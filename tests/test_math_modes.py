@@ -6,8 +6,8 @@ import pytest
 from compare import assert_bits, product_operand
 
 MODES = ["tf32", "fp16", "bf16"]
-SHAPES = [((64, 8), (8, 8)), ((1, 700), (700, 33)), ((130, 300), (300, 65)), ((3, 7, 40), (40, 1))]
-LARGE = ((130, 300), (300, 65))  # enough multiplications for tensor cores in tf32
+SHAPES = [((64, 8), (8, 8)), ((1, 700), (700, 33)), ((130, 300), (300, 129)), ((3, 7, 40), (40, 1))]
+LARGE = ((130, 300), (300, 129))  # enough multiplications for tensor cores in tf32
 
 
 def product(device, a, b, math, turned=False, **options):
@@ -91,10 +91,10 @@ def test_training(device, math):
     ("shapes", "rounds"),
     [
         (((64, 64), (64, 64)), False),
-        (((128, 128), (128, 64)), True),  # 2^20 multiplications
-        (((128, 127), (127, 64)), False),
-        (((4, 64, 64), (64, 64)), True),  # in all batches
-        (((3, 64, 64), (64, 64)), False),
+        (((256, 128), (128, 128)), True),  # 2^22 multiplications
+        (((256, 127), (127, 128)), False),
+        (((16, 64, 64), (64, 64)), True),  # in all batches
+        (((15, 64, 64), (64, 64)), False),
         (((1024, 31), (31, 1024)), False),  # few terms
         (((1024, 32), (32, 8)), True),  # many rows
         (((1023, 32), (32, 8)), False),

@@ -168,7 +168,7 @@ def test_cuts(make_rng):
 
 def test_by_name(rng):
     """A CPU keeps chains unless asked; asked, small products still do."""
-    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((128, 96), (96, 128)))
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((256, 96), (96, 256)))
     g = aicf.Graph("product")
     g.output("y", aicf.matmul(g.input("a", a.shape), g.input("b", b.shape)))
     for math in ("tf32", "bf16", "fp16"):
@@ -184,7 +184,7 @@ def test_by_name(rng):
         np.testing.assert_allclose(asked, plain, atol=1e-4)
     with pytest.raises(aicf.GraphError, match=r'tensor_cores is "sm_80"|need "sm_90"'):
         g.compile(device="cpu", tensor_cores="sm_80")
-    y = np.empty((128, 128), np.float32)
+    y = np.empty((256, 256), np.float32)
     for order, error in [
         ("mma16(100)", "a multiple of 64"),
         ("mma16()", "need one of chain"),

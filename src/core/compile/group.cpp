@@ -315,13 +315,16 @@ bool small(const LoweredOp& op, const GroupLimits& limits) {
 }
 
 /// Small ops of one topological level, which are independent, share a launch. So do, of any size,
-/// casts of params, updates, sums read by updates and small ops alone, and products read by updates
-/// alone that leave room for each other: fused they take no longer than apart. Copies and the like
-/// that nothing waits for do so as far as updates would.
+/// casts of params, on a GPU of inputs too, updates, sums read by updates and small ops alone, and
+/// products read by updates alone that leave room for each other: fused they take no longer than
+/// apart. Copies and the like that nothing waits for do so as far as updates would.
 class HorizontalFusion : Groups {
   public:
     HorizontalFusion(Lowered& lowered, const Target& target) : Groups(lowered, target) {
-        for (const Value& value : lowered.values) is_param_.push_back(value.role == Role::param);
+        for (const Value& value : lowered.values) {
+            is_param_.push_back(value.role == Role::param);
+            is_leaf_.push_back(is_leaf(value));
+        }
     }
     void run() {
         constexpr size_t kTries = 4;
@@ -367,8 +370,10 @@ class HorizontalFusion : Groups {
         if (op.def == group_def() || op.def == chain_def()) return Kind::none;
         if (unread_[static_cast<size_t>(at)]) return Kind::sum;
         if (updates_behind(op)) return Kind::update;
+        const bool casts = op.def->name == "cast";
+        if (casts && machine_.pace() && is_leaf_[op.inputs[0].value]) return Kind::cast;
         if (small(op, machine_.group_limits())) return Kind::small;
-        if (op.def->name == "cast" && is_param_[op.inputs[0].value]) return Kind::cast;
+        if (casts && is_param_[op.inputs[0].value]) return Kind::cast;
         if (anchor(op).optimizer && !op.body.empty()) return Kind::update;
         if (anchor(op).gemm && weight_gradient(op) && machine_.leaves_room(op))
             return Kind::product;
@@ -379,9 +384,8 @@ class HorizontalFusion : Groups {
     /// What is over in a moment and on no path of a step that matters: scalars of updates, a loss.
     bool is_minor(int at) const {
         const LoweredOp& op = ops_[at];
-        return numbers_region(op) || waits_for_cuts(at) ||
-               (small(op, machine_.group_limits()) && anchor(op).streams &&
-                elements(op.outputs[0]) == 1 && successors_[at].empty());
+        return numbers_region(op) || (small(op, machine_.group_limits()) && anchor(op).streams &&
+                                      elements(op.outputs[0]) == 1 && successors_[at].empty());
     }
 
     /// A scalar of updates that wait for cuts anyhow, while it could be made; made of what others'
@@ -398,12 +402,19 @@ class HorizontalFusion : Groups {
                std::all_of(predecessors_[at].begin(), predecessors_[at].end(), shares);
     }
 
-    /// A group of minor ops shares the launch of a product behind what they wait for, and before
-    /// what waits for them: as a launch of their own they would be a branch.
+    /// A group of minor ops shares the launch of a product, or of casts, behind what they wait for,
+    /// and before what waits for them: as a launch of their own they would be a branch.
     void join_product(int at, const std::vector<int>& level, std::vector<size_t>& bytes) {
         const std::vector<int>& own = members_[at];
+        // A number alone is one of updates apart, which stand beside products anyhow.
+        const bool number =
+            own.size() == 1 && ops_[own[0]].body.empty() && ops_[own[0]].def->numbers == 0;
+        const auto minor = [&](int member) { return is_minor(member); };
+        const auto stands_beside = [&](int host) {
+            return !number || (members_[host].size() > 1 && waits_for_cuts(own[0]));
+        };
         if (!machine_.pace() || own.empty() ||
-            !std::all_of(own.begin(), own.end(), [&](int member) { return is_minor(member); }))
+            !(number || std::all_of(own.begin(), own.end(), minor)))
             return;
         int first = 0, end = INT_MAX;  // levels
         size_t size = 0;
@@ -413,9 +424,10 @@ class HorizontalFusion : Groups {
             size += bytes_in_group(ops_[member]);
         }
         for (int host = static_cast<int>(ops_.size()); host-- > 0;) {
-            if (level[host] < first || level[host] >= end ||
-                members_[host].size() < (number_update(ops_[own[0]]) ? 2 : 1) ||
-                group_[host] == at || !machine_.takes_beside(ops_[host]) ||
+            if (level[host] < first || level[host] >= end || members_[host].empty() ||
+                group_[host] == at ||
+                !(kind_of(host) == Kind::cast ||
+                  (stands_beside(host) && machine_.takes_beside(ops_[host]))) ||
                 !std::all_of(
                     own.begin(), own.end(),
                     [&](int member) { return apart(member, host) && together(member, host); }))
@@ -657,8 +669,8 @@ class HorizontalFusion : Groups {
         return group_of(ops_, members);
     }
 
-    std::vector<char> is_param_;  // by value
-    std::vector<char> unread_;    // by op: sums
+    std::vector<char> is_param_, is_leaf_;  // by value
+    std::vector<char> unread_;              // by op: sums
 };
 
 }  // namespace

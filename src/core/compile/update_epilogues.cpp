@@ -9,39 +9,40 @@ namespace {
 
 constexpr size_t kMostUpdates = 32;
 
-bool any_numbers(const LoweredOp&) { return true; }
+bool any_region(const LoweredOp&) { return true; }
 
-/// The updates of a multi-tensor op, one by one, of the shapes of their gradients; none where one
-/// of these is made in it.
+bool is_cast(const LoweredOp& op) { return op.body.empty() && op.def->name == "cast"; }
+
+/// The updates of a multi-tensor op and the casts of their gradients, one by one; none where it
+/// makes gradients otherwise.
 std::vector<LoweredOp> apart(const LoweredOp& op) {
     if (op.body.empty()) return {op};
-    std::vector<LoweredOp> updates;
+    std::vector<LoweredOp> parts;
     for (const RegionStep& step : op.body) {
-        if (step.def->numbers <= 0 || step.inputs[kGradient] >= static_cast<int>(op.inputs.size()))
-            return {};
-        LoweredOp update;
-        update.def = step.def;
-        update.attrs = step.attrs;
-        update.node = step.node;
-        for (int number : step.inputs) update.inputs.push_back(op.operand(number));
-        for (int number : step.outputs) update.outputs.push_back(op.operand(number));
-        updates.push_back(std::move(update));
+        if (step.def->numbers <= 0 && step.def->name != "cast") return {};
+        LoweredOp part;
+        part.def = step.def;
+        part.attrs = step.attrs;
+        part.node = step.node;
+        for (int number : step.inputs) part.inputs.push_back(op.operand(number));
+        for (int number : step.outputs) part.outputs.push_back(op.operand(number));
+        parts.push_back(std::move(part));
     }
-    return updates;
+    return parts;
 }
 
 bool is_tensor_update(const LoweredOp& op) {
     return anchor(op).optimizer && anchor(op).numbers > 0 && op.members.empty();
 }
 
-/// Gives the tensors of an update the layout that what makes its gradient writes: they are whole in
-/// memory, so their axes merge and part as they need.
-bool take_layout(LoweredOp& update, const View& made) {
-    const auto numbers = static_cast<size_t>(update.def->numbers);
-    for (auto* views : {&update.inputs, &update.outputs})
-        for (size_t k = 0; k < views->size() && (views == &update.outputs || k < numbers); k++) {
+/// Gives the tensors of an update, or of its gradient's cast, the layout that what makes the
+/// gradient writes: they are whole in memory, so their axes merge and part as they need.
+bool take_layout(LoweredOp& op, const View& made) {
+    const size_t tensors = is_cast(op) ? 1 : static_cast<size_t>(op.def->numbers);
+    for (auto* views : {&op.inputs, &op.outputs})
+        for (size_t k = 0; k < views->size() && (views == &op.outputs || k < tensors); k++) {
             View& view = (*views)[k];
-            if (view.dtype != made.dtype ||
+            if ((!is_cast(op) && view.dtype != made.dtype) ||
                 element_count(view.shape) != element_count(made.shape) ||
                 !is_contiguous(view.shape, view.strides) ||
                 !is_contiguous(made.shape, made.strides))
@@ -67,11 +68,24 @@ class UpdateEpilogues : Groups {
   private:
     bool joins(int at) {
         const View& grad = ops_[at].inputs[kGradient];
-        const int from = producer_[grad.value];
-        return from >= 0 && !is_16_bit(grad.dtype) && !kept_[grad.value] &&
-               readers_[grad.value].size() == 1 && members_[group_[from]].size() == 1 &&
-               same_layout(grad, ops_[from].outputs[0]) && machine_.takes_update(ops_[from]) &&
+        int from = alone(grad);
+        if (from < 0 || is_16_bit(grad.dtype)) return false;
+        if (is_cast(ops_[from])) {
+            const int made = alone(ops_[from].inputs[0]);
+            if (made < 0 || merge(group_[from], group_[at], any_region, INT_MAX) != Merge::done)
+                return false;
+            from = made;
+        }
+        return machine_.takes_update(ops_[from]) &&
                merge(group_[from], group_[at], update_region, INT_MAX) == Merge::done;
+    }
+    /// What makes an operand that one op alone reads, as it was written; -1: nothing does.
+    int alone(const View& view) const {
+        const int from = producer_[view.value];
+        const bool own = from >= 0 && !kept_[view.value] && readers_[view.value].size() == 1 &&
+                         members_[group_[from]].size() == 1 &&
+                         same_layout(view, ops_[from].outputs[0]);
+        return own ? from : -1;
     }
     /// What makes numbers of updates and what follows from them are one small op.
     void gather_numbers(int at) {
@@ -79,7 +93,7 @@ class UpdateEpilogues : Groups {
         for (const View& view : ops_[at].inputs)
             if (const int from = producer_[view.value];
                 from >= 0 && anchor(ops_[from]).numbers == 0 && group_[from] != group_[at])
-                merge(group_[from], group_[at], any_numbers, INT_MAX);
+                merge(group_[from], group_[at], any_region, INT_MAX);
     }
 };
 
@@ -96,17 +110,21 @@ std::optional<std::map<size_t, std::vector<LoweredOp>>> all_updates(const Lowere
         const LoweredOp& op = lowered.ops[at];
         for (const View& out : op.outputs) made[out.value] = {at, out};
         if (!is_tensor_update(op)) continue;
-        std::vector<LoweredOp> updates = apart(op);
-        if (updates.empty()) return std::nullopt;
-        for (LoweredOp& update : updates) {
-            const auto from = made.find(update.inputs[kGradient].value);
-            if (from == made.end() || !take_layout(update, from->second.second))
-                return std::nullopt;
+        std::vector<LoweredOp> parts = apart(op);
+        if (parts.empty()) return std::nullopt;
+        for (LoweredOp& part : parts) {
+            const bool casts = is_cast(part);
+            const auto from = made.find(part.inputs[casts ? 0 : kGradient].value);
+            if (from == made.end() || !take_layout(part, from->second.second)) return std::nullopt;
+            if (casts) {
+                made[part.outputs[0].value] = {from->second.first, part.outputs[0]};
+                continue;
+            }
             elements += element_count(from->second.second.shape);
             flops += cost_of(lowered.ops[from->second.first]).flops;
+            count++;
         }
-        count += updates.size();
-        found[at] = std::move(updates);
+        found[at] = std::move(parts);
         if (count > kMostUpdates || elements >= limits.epilogue_elements ||
             flops > limits.epilogue_flops)
             return std::nullopt;

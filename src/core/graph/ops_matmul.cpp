@@ -295,14 +295,20 @@ struct Sizes {
 };
 
 /// Whether a product is one of tensor cores. Below about 2^17 multiplications they are no faster
-/// than fma. In tf32 operands are rounded first, so it takes 2^20 over all batches (64 cubed took
-/// an H100 2.4 us, 2.2 by fma), or rows enough to share a launch with its neighbours (chains).
+/// than fma. In tf32 operands are rounded first, so it takes 2^22 over all batches (64 cubed took
+/// an H100 2.4 us, 2.2 by fma; a step with products of 128 cubed 20.0 us, 19.3), or rows enough to
+/// share a launch with its neighbours (chains).
 bool takes_tensor_cores(const Sizes& of, const std::string& math) {
-    constexpr int64_t least = 1 << 17, least_tf32 = 1 << 20, many_rows = 1024;
+    constexpr int64_t least = 1 << 17, least_tf32 = 1 << 22, many_rows = 1024;
     const int64_t work = of.m * of.n * of.k;
     return (math != "fp32" || !of.wide) && math != "fp32x" && of.k >= 32 && of.m * of.n >= 64 &&
            work >= least &&
            (math != "tf32" || of.m >= many_rows || of.batches * work >= least_tf32);
+}
+
+/// Whether results are so few that a GPU computes pieces of k side by side.
+bool has_short_pieces(const Sizes& of) {
+    return of.k > kShortChunk && of.k <= kShortTerms && of.batches * of.m * of.n <= kShortResults;
 }
 
 }  // namespace
@@ -314,12 +320,12 @@ std::string product_order(const LoweredOp& op, int tensor_cores) {
     if (math == "fp32x" && tensor_cores == 9 && gains_by_limbs(batches, m, n, k))
         return limb_order();
     if (tensor_cores < 8 || !takes_tensor_cores(of, math))
-        return chain_order(k > kShortChunk && k <= kShortTerms && batches * m * n <= kShortResults
-                               ? kShortChunk
-                               : kChainChunk);
+        return chain_order(has_short_pieces(of) ? kShortChunk : kChainChunk);
     const bool tf32 = math == "tf32";
-    return cat(tensor_order(tensor_cores, tf32), "(",
-               cut_of(std::max<int64_t>(batches, 1), m, n, k, tf32), ")");
+    const int64_t cut = tf32 && has_short_pieces(of)
+                            ? kShortChunk
+                            : cut_of(std::max<int64_t>(batches, 1), m, n, k, tf32);
+    return cat(tensor_order(tensor_cores, tf32), "(", cut, ")");
 }
 
 void set_product_order(LoweredOp& op, int tensor_cores) {

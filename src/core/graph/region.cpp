@@ -181,11 +181,17 @@ bool update_region(const LoweredOp& op) {
     const LoweredDef& kind = anchor(op);
     const size_t at = anchor_step(op);
     const RegionStep& update = op.body.back();
-    const int made = op.body[at].outputs[0], inputs = static_cast<int>(op.inputs.size());
-    if (at + 2 != op.body.size() || (kind.gemm ? !product_region(op) : !kind.streams)) return false;
+    const int inputs = static_cast<int>(op.inputs.size()),
+              inner = inputs + static_cast<int>(op.outputs.size());
+    int made = op.body[at].outputs[0];
+    if (kind.gemm ? !product_region(op) : !kind.streams) return false;
+    const bool casts = at + 3 == op.body.size() && op.body[at + 1].def->name == "cast" &&
+                       op.body[at + 1].inputs[0] == made;
+    if (at + (casts ? 3 : 2) != op.body.size() || made < inner) return false;
+    if (casts) made = op.body[at + 1].outputs[0];
     for (size_t k = 0; k < update.inputs.size(); k++)
         if (k == kGradient ? update.inputs[k] != made : update.inputs[k] >= inputs) return false;
-    return made >= inputs + static_cast<int>(op.outputs.size());
+    return made >= inner;
 }
 
 bool adds_cuts(const LoweredOp& op, const RegionStep& step) {
@@ -210,7 +216,7 @@ bool product_region(const LoweredOp& op) {
     const RegionStep& gemm = op.body[0];
     if (!gemm.def->gemm || gemm.inputs != std::vector<int>{0, 1}) return false;
     const int product = gemm.outputs[0], first = static_cast<int>(op.inputs.size());
-    if (op.outputs[0].dtype != op.operand(product).dtype) return false;
+    if (!updates_behind(op) && op.outputs[0].dtype != op.operand(product).dtype) return false;
     bool written = false;
     for (size_t i = 1; i < op.body.size(); i++) {
         const RegionStep& step = op.body[i];

@@ -10,12 +10,13 @@ bool plain_product(const View& a, const View& b, const Dims& result);
 
 /// A product with an epilogue: the first step is the only product, and no other step reads its
 /// operands. The product is accumulated in the storage of the first output, which must therefore
-/// have its dtype and be overwritten only after the last read of the product.
+/// have its dtype and be overwritten only after the last read of the product; behind updates, which
+/// are no function of it alone, it never lies in memory.
 bool product_region(const LoweredOp& op);
 /// Whether an update is the last step behind an anchor of another kind.
 bool updates_behind(const LoweredOp& op);
 /// A product with an epilogue, or a reduction, whose last step is an optimizer's update by what it
-/// makes, which nothing else reads.
+/// makes, or by a cast of that, which nothing else reads.
 bool update_region(const LoweredOp& op);
 /// Whether a step of updates adds a gradient's cuts [cuts, elements], whole in memory, one after
 /// the other.

@@ -205,10 +205,13 @@ std::string element_literal(DType dtype, double number) {
 
 namespace {
 
+constexpr const char* kBegin = "begin_kernel();\n        ";
+
 /// Members of a group whose bodies are the same text.
 struct Alike {
     std::string body;
     int bytes = 0, threads = 0;  // of the argument block, of a block
+    bool begins = false;         // the body says begin_kernel()
     struct Member {
         size_t number;
         int64_t first, blocks;  // of the group's blocks
@@ -228,15 +231,17 @@ std::string calls_of(const Alike& alike) {
     };
     const auto call = [&](const Alike::Member& one, const std::string& place,
                           const std::string& first, const std::string& blocks) {
-        return cat("        @_", one.number, "_body(block.part<", alike.bytes, ">(", place,
-                   "), Grid{b - ", first, ", ", blocks, ", ", alike.threads, "u});\n");
+        return cat("        ", alike.begins ? "" : kBegin, "@_", one.number, "_body(block.part<",
+                   alike.bytes, ">(", place, "), Grid{b - ", first, ", ", blocks, ", ",
+                   alike.threads, "u});\n");
     };
     std::string text;
     if (alike.members.size() < kManyAlike) {
         for (const Alike::Member& one : alike.members)
-            text += cat(
-                "    if (", within(one), " && threadIdx.x < ", alike.threads, ")\n",
-                call(one, std::to_string(one.place), cat(one.first, "u"), cat(one.blocks, "u")));
+            text +=
+                cat("    if (", within(one), " && threadIdx.x < ", alike.threads, ") {\n",
+                    call(one, std::to_string(one.place), cat(one.first, "u"), cat(one.blocks, "u")),
+                    "    }\n");
         return text;
     }
     // Which member's block b is, by halving.
@@ -251,8 +256,8 @@ std::string calls_of(const Alike& alike) {
     };
     return cat("    {\n        uint32_t first = 0, blocks = 0;\n        int place = 0;\n        ",
                find(find, 0, alike.members.size()), "\n        if (blocks > 0 && threadIdx.x < ",
-               alike.threads, ")\n    ", call(alike.members[0], "place", "first", "blocks"),
-               "    }\n");
+               alike.threads, ") {\n    ", call(alike.members[0], "place", "first", "blocks"),
+               "    }}\n");
 }
 
 /// Limits of the members of a group. Blocks of products with updates behind them are as small as
@@ -314,7 +319,7 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
             return one.body == part.body && one.bytes == bytes && one.threads == part.threads;
         });
         if (kind == kinds.end())
-            kind = kinds.insert(kind, Alike{part.body, bytes, part.threads, {}});
+            kind = kinds.insert(kind, Alike{part.body, bytes, part.threads, part.begins, {}});
         kind->members.push_back({k, text.blocks, part.blocks, layout.parts[k]});
         text.blocks += part.blocks;
         text.threads = std::max(text.threads, part.threads);
@@ -329,9 +334,21 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         calls += calls_of(kind);
     }
     if (limits.major == 9 && own_limits.most_warps < kGroupThreads / 32)
-        text.resident = static_cast<int>(std::max<int64_t>(1, kUpdateThreads / text.threads));
+        text.resident = static_cast<int>(std::max<int64_t>(
+            1, (text.includes.contains("near_mma.cuh") ? kTensorUpdateThreads : kUpdateThreads) /
+                   text.threads));
+    text.begins = true;
     text.body += body_head() + "    const uint32_t b = grid.block;\n" + calls + "}\n";
     return text;
+}
+
+/// A kernel that gets ready while another runs would have two blocks on the processors that this
+/// leaves first, and none on the last. Where a block has so much shared memory that it is busy
+/// alone it gets more than half.
+void keep_apart(KernelText& text, const Limits& limits) {
+    constexpr uint32_t third = 75 << 10, half = 114 << 10;
+    if (text.blocks <= limits.processors && text.shared > third && text.shared < half)
+        text.shared = half;
 }
 
 }  // namespace
@@ -343,14 +360,16 @@ KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
                       : op.members.empty()         ? body_text(op, limits)
                       : sums_beside(op, limits)    ? row_sums_text(op, limits)
                                                    : group_text(op, limits);
+    if (text.begins && limits.major == 9) keep_apart(text, limits);
     text.body = block_type(BlockLayout(op)) + text.body;
-    text.body += cat("extern \"C\" __global__ void ",
-                     text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",
-                     "__launch_bounds__(", text.bound ? text.bound : text.threads,
-                     text.resident > 1 || !text.maps.empty() ? cat(", ", text.resident) : "",
-                     ") @(const __grid_constant__ @_Block block) {\n    begin_kernel();\n    "
-                     "@_body(block, Grid{blockIdx.x, "
-                     "gridDim.x, blockDim.x});\n}\n");
+    text.body +=
+        cat("extern \"C\" __global__ void ",
+            text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",
+            "__launch_bounds__(", text.bound ? text.bound : text.threads,
+            text.resident > 1 || !text.maps.empty() ? cat(", ", text.resident) : "",
+            ") @(const __grid_constant__ @_Block block) {\n    ", text.begins ? "" : kBegin,
+            "@_body(block, Grid{blockIdx.x, "
+            "gridDim.x, blockDim.x});\n}\n");
     return text;
 }
 

@@ -31,6 +31,7 @@ constexpr int kGroupThreads = 256;  // of a group's blocks; the more, the fewer 
 
 /// Threads of a processor, of a launch with updates behind products: 168 registers each.
 constexpr int64_t kUpdateThreads = 384;
+constexpr int64_t kTensorUpdateThreads = 640;  // the same, where tensor cores make the gradients
 
 /// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The
 /// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks with no
@@ -54,6 +55,7 @@ struct KernelText {
     /// In one block: the body takes an @_Ahead for its Grid, which `@_ahead(block, grid)` makes
     /// before the first step.
     bool ahead = false;
+    bool begins = false;  // the body says begin_kernel(), after what it reads before
 };
 
 /// What of a device the choice of a kernel rests on.

@@ -59,6 +59,31 @@ const CudaKernel& kernel_of(const BoundOp& op) {
 }
 unsigned blocks_of(const BoundOp& op) { return kernel_of(op).blocks; }
 
+/// The bytes from an operand's first element to its last.
+std::pair<const char*, const char*> bytes_of(const Operand& operand) {
+    const auto size = dtype_size(static_cast<DType>(operand.dtype));
+    const auto* from = static_cast<const char*>(operand.ptr);
+    const char* to = from + size;
+    for (int d = 0; d < operand.rank; d++) {
+        if (operand.shape()[d] == 0) return {from, from};
+        const int64_t span =
+            (operand.shape()[d] - 1) * operand.strides()[d] * static_cast<int64_t>(size);
+        (span < 0 ? from : to) += span;
+    }
+    return {from, to};
+}
+/// Whether an op writes what the next may read before it is done.
+bool writes_early(const BoundOp& op, const BoundOp& next) {
+    for (int in : kernel_of(next).early) {
+        const auto [first, last] = bytes_of(next.args->in(in));
+        for (int out = 0; out < op.args->outputs; out++) {
+            const auto [from, to] = bytes_of(op.args->out(out));
+            if (from < last && first < to) return true;
+        }
+    }
+    return false;
+}
+
 }  // namespace
 
 // The gap between two launches is some 1 us longer than that between two nodes (H200).
@@ -88,8 +113,8 @@ CapturedGraph::~CapturedGraph() { destroy(); }
 
 /// Where ops run side by side, those on the way through the step that takes longest come first.
 /// From 9.0 on a kernel gets ready while the one that it waits for still runs (begin_kernel()), if
-/// neither waits or is waited for by others. Its blocks take room then: of what runs beside, at
-/// most half.
+/// neither waits or is waited for by others, and that one writes nothing that it reads before. Its
+/// blocks take room then: of what runs beside, at most half.
 void CapturedGraph::find_order() {
     std::vector<std::vector<int>> waits;
     std::vector<int64_t> takes;
@@ -109,12 +134,13 @@ void CapturedGraph::find_order() {
     size_t waiting = starts_.size() * ends_.size();
     for (const std::vector<size_t>& next : after) waiting += next.size();
     const bool row = waiting == ops_.size();
-    const auto room = static_cast<unsigned>(stream_->gpu().processors) / (row ? 1 : 2);
+    const auto room = static_cast<unsigned>(stream_->gpu().processors) / 2;
     for (size_t i = 0; i < ops_.size(); i++) {
         const bool end = after[i].empty();  // the starts of the next time wait for it
         const std::vector<size_t>& next = end ? starts_ : after[i];
         if (next.size() != 1 || (end ? ends_.size() : waits[next[0]].size()) != 1) continue;
-        if (blocks_of(ops_[i]) + blocks_of(ops_[next[0]]) <= room)
+        const unsigned blocks = blocks_of(ops_[i]) + blocks_of(ops_[next[0]]);
+        if ((row || blocks <= room) && !writes_early(ops_[i], ops_[next[0]]))
             early_[i] = static_cast<int>(next[0]);
     }
 }

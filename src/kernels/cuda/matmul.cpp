@@ -337,12 +337,17 @@ bool gemm_in_group(const LoweredOp& op, const Limits& limits) {
 }
 
 bool gemm_takes_update(const LoweredOp& op, const Limits& limits) {
-    if (!gemm_in_group(op, limits)) return false;
+    if (!is_one_product(op)) return false;
     const Gemm gemm(op);
     std::vector<Choice> choices = gemm.choices(limits);
-    const bool tiles = !choices.empty();
+    if (choices.empty()) return true;
+    // Of 16 bits small tiles always come behind those of warps with roles, which are too large for
+    // a group, but no product gains by these what a launch for its update costs.
+    const bool narrow = is_16_bit(gemm.a.dtype);
+    if (!narrow && (choices[0].thin || !fits_group(choices[0]))) return false;
     gemm.add_update(limits, choices);
-    return !tiles || !choices.empty();
+    std::erase_if(choices, [](const Choice& one) { return one.thin || !fits_group(one); });
+    return !choices.empty();
 }
 
 bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits) {
@@ -381,6 +386,7 @@ static void add_near_mma(KernelText& text, const LoweredOp& op, const BlockLayou
     const bool in_place = ceil_div(cuts, choice.groups) == 1;
     const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
     text.includes = {"near_mma.cuh"};
+    text.begins = true;
     text.threads = t.threads * choice.groups;
     text.blocks = choice.blocks;
     text.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
@@ -678,6 +684,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                       sums = choice.groups > 1 ? ceil_div(k, chunk) * t.m * t.n : 0;
         text.name = stem + name_of(choice);
         text.includes = {"near.cuh"};
+        text.begins = true;
         text.threads = t.threads * choice.groups;
         text.blocks = choice.blocks;
         text.shared = static_cast<uint32_t>(4 * (choice.groups * t.stages * stage + sums));

@@ -72,11 +72,7 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[R][C] = {}, total[R][C] = {};
-#pragma unroll 1
-        for (int s = 0; s < Stages - 1; s++) {
-            if (s < steps) fetch(s);
-            commit_copies();
-        }
+        at.template begin<Stages - 1>(own, t);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<Stages - 2>();

@@ -116,11 +116,7 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[WM / 16][WN / 8][4] = {}, total[WM / 16][WN / 8][4] = {};
-#pragma unroll 1
-        for (int s = 0; s < ahead; s++) {
-            if (s < steps) fetch(s);
-            commit_copies();
-        }
+        at.template begin<ahead>(own, t);
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<ahead - 1>();

@@ -114,11 +114,36 @@ struct NearRun {
     }
     /// Step s of both operands, by thread t of the group.
     __device__ __forceinline__ void fetch(E* to, int s, int t) const {
-        const int left = depth - s * BK < BK ? depth - s * BK : BK;
+        fetch_a(to, s, t);
+        fetch_b(to, s, t);
+    }
+    __device__ __forceinline__ int left(int s) const {
+        return depth - s * BK < BK ? depth - s * BK : BK;
+    }
+    __device__ __forceinline__ void fetch_a(E* to, int s, int t) const {
         TileA::template fetch<Threads, k % BK == 0 && Shape::m % BM == 0>(
-            to, ap + s * BK * Shape::a_col, t, rows, left, a_aligned);
+            to, ap + s * BK * Shape::a_col, t, rows, left(s), a_aligned);
+    }
+    __device__ __forceinline__ void fetch_b(E* to, int s, int t) const {
         TileB::template fetch<Threads, k % BK == 0 && Shape::n % BN == 0>(
-            to + TileA::elements, bp + s * BK * Shape::b_row, t, cols, left, b_aligned);
+            to + TileA::elements, bp + s * BK * Shape::b_row, t, cols, left(s), b_aligned);
+    }
+    /// The first steps, a group of copies each, by thread t: B before what the kernel waits for is
+    /// done where copies go past the first cache, which may hold what was there before. Text that
+    /// runs once a launch takes longer than its instructions, so there is one of each.
+    template <int Steps>
+    __device__ __forceinline__ void begin(E* to, int t) const {
+        const int early = TileB::packs && b_aligned ? 0 : 1;
+#pragma unroll 1
+        for (int turn = 0; turn < 2; turn++) {
+            if (turn) begin_kernel();
+#pragma unroll 1
+            for (int s = 0; s < Steps; s++) {
+                if (s < steps && turn) fetch_a(to + s * stage, s, t);
+                if (s < steps && turn == early) fetch_b(to + s * stage, s, t);
+                if (turn) commit_copies();
+            }
+        }
     }
 };
 

@@ -33,12 +33,14 @@ struct alignas(64) Block {
     }
 };
 
-/// In a graph with programmatic edges: those that wait for this kernel may get ready, and this one
-/// goes on when what it waits for is done. Elsewhere nothing.
+/// In a graph with programmatic edges: this kernel goes on when what it waits for is done, and then
+/// those that wait for it may get ready. All but this one is done when they begin: what it does not
+/// write they read before they say this, past the first cache, which may hold what was there
+/// before. Elsewhere nothing.
 __device__ __forceinline__ void begin_kernel() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 

@@ -85,6 +85,7 @@ class TailText {
     KernelText text() const {
         KernelText text;
         text.includes = {"tail.cuh"};
+        text.begins = true;
         text.name = cat("fused_gemm_cross_entropy", back_ ? "_gemm" : "", "_",
                         dtype_abbrev(op_.inputs[0].dtype), math() == "fp32" ? "" : "_" + math());
         text.threads = kTailThreads;

@@ -172,7 +172,11 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
     float* const sums = xs + Rows * pitch;
     float* const logits = sums + chunks * Rows * n;
     float* const grads = logits + Rows * n;
-    bring_lines<k, pitch, Tail::w_step, Threads>(ws, w, n);
+    // By copies past the first cache, which may hold what was there before.
+    const bool early = sizeof(E) == 4 && k % 4 == 0 && Tail::w_step % 4 == 0 && aligned16(w);
+    if (early) bring_lines<k, pitch, Tail::w_step, Threads>(ws, w, n);
+    begin_kernel();
+    if (!early) bring_lines<k, pitch, Tail::w_step, Threads>(ws, w, n);
     for (int64_t r0 = int64_t(grid.block) * Rows; r0 < Tail::m; r0 += int64_t(grid.blocks) * Rows) {
         const int rows = Tail::m - r0 < Rows ? int(Tail::m - r0) : Rows;
         const auto row_of = [=](int r) { return r0 + (r < rows ? r : rows - 1); };

@@ -34,6 +34,17 @@ void complete(CudaKernel& kernel, const LoweredOp& op) {
     kernel.tail_bytes = tail_bytes(op);
     kernel.block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
     if (op.def == sequence_def()) kernel.steps_at = steps_at(op);
+    // Products read their right operand early, where that is by whole 16 bytes.
+    const auto reads_early = [&](const LoweredOp& one) {
+        if (one.def != chain_def() && one.inputs.size() > 1 &&
+            (one.body.empty() ? one.def : one.body[0].def)->gemm)
+            if (const int at = find_view(op.inputs, one.inputs[1]); at >= 0)
+                kernel.early.push_back(at);
+    };
+    if (op.members.empty())
+        reads_early(op);
+    else if (op.def == group_def())
+        for (const LoweredOp& member : op.members) reads_early(member);
     for (const TensorMap& map : kernel.maps) {
         if (map.input < 0 || map.input >= static_cast<int>(op.inputs.size())) continue;
         kernel.align.resize(std::max<size_t>(kernel.align.size(), map.input + size_t{1}));

@@ -15,6 +15,7 @@ struct CudaKernel : Kernel {
     int64_t nanoseconds = 0;  // that it takes by the model, its launch included
     uint32_t steps_at = 0;    // byte of its block that holds how many steps a launch runs; 0: one
     std::vector<TensorMap> maps;
+    std::vector<int> early;  // inputs that it may read before what it waits for is done
 };
 
 class CudaTarget : public Target {
