@@ -129,20 +129,28 @@ struct NearRun {
             to + TileA::elements, bp + s * BK * Shape::b_row, t, cols, left(s), b_aligned);
     }
     /// The first steps, a group of copies each, by thread t: B before what the kernel waits for is
-    /// done where copies go past the first cache, which may hold what was there before. Text that
-    /// runs once a launch takes longer than its instructions, so there is one of each.
+    /// done where copies go past the first cache, which may hold what was there before.
     template <int Steps>
     __device__ __forceinline__ void begin(E* to, int t) const {
-        const int early = TileB::packs && b_aligned ? 0 : 1;
+        constexpr bool whole = k % BK == 0 && Shape::n % BN == 0;
+        bool early = false;
+#if __CUDA_ARCH__ >= 900
+        if constexpr (TileB::packs && whole) {
+            early = b_aligned;
+            if (early)
 #pragma unroll 1
-        for (int turn = 0; turn < 2; turn++) {
-            if (turn) begin_kernel();
+                for (int s = 0; s < Steps && s < steps; s++)
+                    TileB::template fetch<Threads, true>(to + s * stage + TileA::elements,
+                                                         bp + s * BK * Shape::b_row, t, BN, BK,
+                                                         true);
+        }
+#endif
+        begin_kernel();
 #pragma unroll 1
-            for (int s = 0; s < Steps; s++) {
-                if (s < steps && turn) fetch_a(to + s * stage, s, t);
-                if (s < steps && turn == early) fetch_b(to + s * stage, s, t);
-                if (turn) commit_copies();
-            }
+        for (int s = 0; s < Steps; s++) {
+            if (s < steps) fetch_a(to + s * stage, s, t);
+            if (s < steps && !early) fetch_b(to + s * stage, s, t);
+            commit_copies();
         }
     }
 };
