@@ -35,7 +35,7 @@ def product_operand(x, mode):
             return x.astype(np.float16).astype(np.float32)
     bits = np.ascontiguousarray(x).view(np.uint32)
     if mode == "tf32":
-        near = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+        near = (bits + np.uint32(0xFFF) + (bits >> 13 & 1)) & np.uint32(0xFFFFE000)
     else:
         assert mode in ("bfloat16", "bf16")
         near = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)

@@ -178,39 +178,58 @@ def test_a_cluster_shares_cuts(folder, order):
     assert done.stdout.split() == ["4", "True"], done.stderr
 
 
-RIGHT = """
+READINGS = """
 import aicf
 import numpy as np
 from aicf import _core
 
 rng = np.random.default_rng(0)
-found = []
-for m, n, k, turned, most in (
-    (160, 264, 200, False, 9), (136, 136, 4200, True, 9),
-    (72, 136, 1056, False, 2),  # the last cut has an odd number of steps
+found, ways = [], set()
+for m, n, k, left, right, most in (
+    (160, 264, 200, "N", "N", 9),
+    (160, 264, 200, "N", "T", 5),
+    (136, 136, 4200, "T", "N", 4),
+    (160, 264, 200, "T", "T", 3),
+    (136, 136, 4200, "N", "N", 3),
+    (72, 136, 1056, "N", "N", 2),  # the last cut has an odd number of steps
 ):
-    a = rng.standard_normal((k, m) if turned else (m, k)).astype(np.float32)
-    b = rng.standard_normal((k, n)).astype(np.float32)
-    g = aicf.Graph("product")
-    x = g.input("a", a.shape)
-    g.output("y", aicf.matmul(aicf.permute(x, (1, 0)) if turned else x, g.input("b", b.shape)))
-    want = g.compile(device="cpu", math="tf32", tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
+    a, b = (rng.standard_normal(x).astype(np.float32) for x in ((m, k), (k, n)))
+    beside = rng.standard_normal((m, n)).astype(np.float32)
+    g, feed, operands = aicf.Graph("product"), {"z": beside}, []
+    for name, x, side in (("a", a, left), ("b", b, right)):
+        feed[name] = np.ascontiguousarray(x if side == "N" else x.T)
+        value = g.input(name, feed[name].shape)
+        operands.append(value if side == "N" else aicf.permute(value, (1, 0)))
+    y = aicf.matmul(*operands)
+    g.output("y", y if most % 2 else aicf.tanh(y + g.input("z", beside.shape)))
+    if most % 2:
+        del feed["z"]
+    want = g.compile(device="cpu", math="tf32", tensor_cores="sm_90")(**feed)["y"].numpy()
     known = _core.cuda_candidates(g._core, _core.pass_names(), math="tf32", processors=4)
     ((signature, names),) = known.items()
-    for name in [name for name in names if "right" in name][:most]:
+    taken = {}
+    for name in (name for name in names if name.startswith("wgmma_")):
+        way = next((one for one in ("turned", "right", "copies") if one in name), "lying")
+        taken.setdefault(way, []).append(name)
+    for name in (name for way in taken.values() for name in way[:most]):
         step = g.compile(device="cuda", math="tf32", candidates={signature: name})
-        found.append(step(a=a, b=b)["y"].numpy().tobytes() == want.tobytes())
-print(len(found) >= 10, all(found))
+        found.append(step(**feed)["y"].numpy().tobytes() == want.tobytes())
+        if not found[-1]:
+            print(m, n, k, left, right, name)
+    ways |= {(left + right, way) for way in taken}
+print(len(found) >= 30, all(found), *sorted(a + way for a, way in ways))
 """
 
 
-def test_words_of_a_go_through_registers(folder):
-    """Rounded to tf32 there, from lines along k and from lines of rows; B alone is copied."""
+def test_readings_of_tf32(folder):
+    """Where they lie, as those of the transpose, copied: rounded by the copy engine all the same."""
     done = subprocess.run(
-        [sys.executable, "-c", RIGHT], env=emulate.environment(folder, major=9), text=True,
+        [sys.executable, "-c", READINGS], env=emulate.environment(folder, major=9), text=True,
         capture_output=True,
     )  # fmt: skip
-    assert done.stdout.split() == ["True", "True"], done.stderr
+    ways = ["NNcopies", "NNright", "NNturned", "NTlying", "TNcopies", "TNright"]
+    ways += ["TTcopies", "TTlying"]
+    assert done.stdout.split() == ["True", "True", *ways], done.stderr
 
 
 COLUMNS = """

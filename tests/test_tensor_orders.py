@@ -407,7 +407,7 @@ def test_few_rows(sizes, name, layout, make_rng):
 @pytest.mark.parametrize("math", ["tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
 def test_words_are_rounded_as_declared(layout, math, make_rng):
-    """Any bits of float32, whichever kernel: ties go away from 0 in tf32, to even in 16 bits."""
+    """Any bits of float32, whichever kernel: ties go to even."""
     size = 256
     rng = make_rng(15)
     bits = rng.integers(0, 2**32, (size, size), np.uint32)

@@ -52,6 +52,7 @@ struct Map {
     const char* from;
     u64 sizes[3], steps[2];
     u32 box[3], size;
+    bool rounds;  // f32 to tf32
 };
 
 }  // namespace emulated

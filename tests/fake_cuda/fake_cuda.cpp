@@ -572,7 +572,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                 CUtensorMapFloatOOBfill) {
     MAY_FAIL;
     const auto from = reinterpret_cast<uintptr_t>(at);
-    const cuuint64_t size = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+    const bool rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+    const cuuint64_t size = rounds ? 4 : 2;
     uintptr_t end = from + size * sizes[0];
     if (reinterpret_cast<uintptr_t>(map) % 64 != 0) broken("a tensor map at an odd place");
     if (from % 16 != 0 || rank != 3) return CUDA_ERROR_INVALID_VALUE;
@@ -588,7 +589,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
                                   {sizes[0], sizes[1], sizes[2]},
                                   {steps[0], steps[1]},
                                   {box[0], box[1], box[2]},
-                                  static_cast<unsigned>(size)};
+                                  static_cast<unsigned>(size),
+                                  rounds};
     std::memset(map, 0xa5, sizeof *map);
     std::memcpy(map, &described, sizeof described);
     return CUDA_SUCCESS;

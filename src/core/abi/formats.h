@@ -38,10 +38,11 @@ AICF_HD uint16_t f32_to_bfloat(float x) {
     return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? nan : r);
 }
 
-// Rounds an f32 to tf32, 10 bits of mantissa; ties away from 0.
+// Rounds an f32 to tf32, 10 bits of mantissa; ties to even, as copy engines of GPUs round.
 AICF_HD float f32_to_tf32(float x) {
     const uint32_t u = bits(x);
-    const uint32_t r = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : u + 0x1000u;
+    const uint32_t r =
+        (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : u + 0xfffu + ((u >> 13) & 1u);
     return from_bits(r & 0xffffe000u);
 }
 

@@ -59,7 +59,7 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     const cuuint32_t box[] = {line, static_cast<cuuint32_t>(map.box), 1}, each[] = {1, 1, 1};
     CUtensorMap encoded;
     AICF_CU(driver(), cuTensorMapEncodeTiled, &encoded,
-            map.dtype == DType::f32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+            map.dtype == DType::f32   ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32  // rounds
             : map.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             3, const_cast<void*>(from), sizes, steps, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,

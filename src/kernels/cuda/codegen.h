@@ -301,6 +301,7 @@ struct WgmmaLayout {
     int writers = 0;          // warpgroups of wgmma_writers.cuh
     int64_t run = 0;          // cuts of a block of wgmma_runs.cuh
     int64_t cluster = 0;      // blocks that share a tile's cuts, of wgmma_cluster.cuh
+    bool turned = false;      // operands and result are those of the transpose
     uint32_t shared() const;  // bytes
 };
 std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DType type);

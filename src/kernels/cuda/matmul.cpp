@@ -64,44 +64,73 @@ struct Gemm {
         for (int d = 0; d < rank - 2; d++) batches *= c.shape[d];
     }
 
-    typedef std::pair<MappedOperand, MappedOperand> Operands;
-    /// The operands as the copy engine reads them for a tiling; none where it cannot. `right`: A
-    /// where it lies, of f32 that are rounded to tf32 in registers, which narrow tiles do not have.
-    std::optional<Operands> mapped(const Tiling& t, bool right = false) const {
-        if (right && (!tf32 || t.own || t.writers || t.pair > 1 || t.n < 128)) return std::nullopt;
-        if (copied_as && !limbs && copied(right) > kRoundedBytes) return std::nullopt;
-        if (copied_as && !right) return copies(t);
-        const auto first = mapped_operand(op, 0, 1, t.m);
-        if (first && right) return copies(t, 0, first);
-        const auto second = mapped_operand(op, 1, 0, t.n / t.pair);
-        if (!first || !second) return std::nullopt;
-        return std::pair{*first, *second};
+    /// How wgmma reads the operands for a tiling. `words`: the first one goes through registers.
+    struct Reading {
+        Reads reads;
+        bool words;
+        MappedOperand first, second;
+        bool copies() const { return reads == Reads::right_copied || reads == Reads::copied; }
+    };
+    /// All ways in which it can. It takes tf32 along k alone, or through registers, which tiles
+    /// that are narrow, of one warpgroup each or of two blocks do not have; 16 bits of f32 are
+    /// copies.
+    std::vector<Reading> readings(const Tiling& t) const {
+        std::vector<Reading> found;
+        const bool registers = !t.own && !t.writers && t.pair <= 1 && t.n >= 128;
+        const auto a_there = mapped_operand(op, 0, 1, t.m),
+                   b_there = mapped_operand(op, 1, 0, t.n / t.pair);
+        const auto add = [&](Reads how, bool words, const MappedOperand& first,
+                             const MappedOperand& second) {
+            if (!words || registers) found.push_back({how, words, first, second});
+        };
+        const bool a_lies = a_there && (!copied_as || tf32),
+                   a_words = tf32 && a_lies && !a_there->along_k,
+                   b_lies = b_there && (!copied_as || (tf32 && b_there->along_k));
+        if (a_lies && b_lies) add(Reads::lying, a_words, *a_there, *b_there);
+        if (!copied_as || (a_lies && !a_words && b_lies) ||
+            (!limbs && copied(Reads::copied) > kRoundedBytes))
+            return found;
+        if (a_lies && b_there && !b_lies && !a_words)
+            add(Reads::turned, true, *mapped_operand(op, 1, 0, t.m),
+                *mapped_operand(op, 0, 1, t.n / t.pair));
+        const MappedOperand b_copy = copy(1, t);
+        if (a_lies && !b_lies) add(Reads::right_copied, a_words, *a_there, b_copy);
+        MappedOperand b_behind = b_copy;
+        const MappedOperand a_copy = copy(0, t);
+        b_behind.map.from = copy_bytes(a_copy.map);
+        add(Reads::copied, false, a_copy, b_behind);
+        return found;
     }
-    /// Their copies, rounded, in the workspace from byte `from` on; of B alone beside an A.
-    Operands copies(const Tiling& t, uint64_t from = 0,
-                    const std::optional<MappedOperand>& a_there = {}) const {
-        auto first = a_there ? *a_there : rounded_operand(op, 0, 1, t.m, *copied_as, planes());
-        auto second = rounded_operand(op, 1, 0, t.n / t.pair, *copied_as, planes());
-        if (!a_there) first.map.from = from;
-        second.map.from = a_there ? from : from + copy_bytes(first.map);
-        return {first, second};
+    Reading reading(const Tiling& t, Reads how) const {
+        const std::vector<Reading> all = readings(t);
+        const auto found = std::find_if(all.begin(), all.end(),
+                                        [&](const Reading& one) { return one.reads == how; });
+        check(found != all.end(), "cuda: a product reads its operands in no way that it can");
+        return *found;
+    }
+    /// A copy of an operand in the workspace, along k, in the type that wgmma takes.
+    MappedOperand copy(int input, const Tiling& t) const {
+        return rounded_operand(op, input, 1 - input, input ? t.n / t.pair : t.m, *copied_as,
+                               planes());
     }
     int planes() const { return limbs ? 3 : 1; }
     static uint64_t copy_bytes(const TensorMap& map) { return (map_bytes(map) + 255) / 256 * 256; }
     static uint64_t map_bytes(const TensorMap& map) {
         return static_cast<uint64_t>(map.batches * map.batch_step) * dtype_size(map.dtype);
     }
-    int64_t copied(bool right = false) const {
-        if (!copied_as) return 0;
-        const auto [first, second] = copies(kWgmma[0]);
-        return static_cast<int64_t>((right ? 0 : copy_bytes(first.map)) + copy_bytes(second.map));
+    int64_t copied(Reads how) const {
+        const bool none = !copied_as || how == Reads::lying || how == Reads::turned;
+        const auto of = [&](int input) {
+            return static_cast<int64_t>(copy_bytes(copy(input, kWgmma[0]).map));
+        };
+        return none ? 0 : of(1) + (how == Reads::copied ? of(0) : 0);
     }
     /// Bytes that copying them reads and writes.
-    int64_t moved(bool right = false) const {
-        if (!copied_as) return 0;
-        const auto size_of_one = static_cast<int64_t>(dtype_size(*copied_as)) * planes();
-        return copied(right) +
-               copied(right) / size_of_one * static_cast<int64_t>(dtype_size(a.dtype));
+    int64_t moved(Reads how) const {
+        const int64_t bytes = copied(how);
+        if (bytes == 0) return 0;
+        const auto each = static_cast<int64_t>(dtype_size(*copied_as)) * planes();
+        return bytes + bytes / each * static_cast<int64_t>(dtype_size(a.dtype));
     }
 
     /// Instructions for each result of what follows the product: those of the functions, and some
@@ -171,23 +200,31 @@ struct Gemm {
         }
     }
 
+    void add_wgmma(const Tiling& t, const Problem& problem, const Limits& limits,
+                   std::vector<Choice>& found) const {
+        for (const Reading& reading : readings(t)) {
+            Problem of = problem;
+            of.reads = reading.reads;
+            of.words = reading.words;
+            of.moved = moved(reading.reads);
+            if (reading.reads == Reads::turned) std::swap(of.m, of.n);
+            add_choices(t, of, limits, found);
+            if (copied_as) continue;
+            add_runs(t, of, limits, found);
+            add_clusters(t, of, limits, found);
+        }
+    }
+
     /// Empty where the kernel without tiles serves: asynchronous copies, and the large tiles they
     /// allow, begin with 8.0.
     std::vector<Choice> choices(const Limits& limits) const {
         std::vector<Choice> found;
-        const Problem problem{batches,
-                              m,
-                              n,
-                              k,
-                              chunk,
-                              tensor,
-                              size,
-                              moved(),
-                              tf32 ? kWgmmaTf32 : 1,
-                              after(),
-                              !op.body.empty() && !copied_as && size == 4 && packs_eights(op),
-                              copied_as && *copied_as != DType::f32,
-                              static_cast<int64_t>(dtype_size(a.dtype))};
+        Problem problem{batches, m, n, k, chunk, tensor, size};
+        problem.rate = tf32 ? kWgmmaTf32 : 1;
+        problem.after = after();
+        problem.hands_over = !op.body.empty() && !copied_as && size == 4 && packs_eights(op);
+        problem.narrows = copied_as && *copied_as != DType::f32;
+        problem.element = static_cast<int64_t>(dtype_size(a.dtype));
         const auto add = [&](const auto& tilings) {
             for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
         };
@@ -203,22 +240,16 @@ struct Gemm {
         } else if (limbs) {
             Problem whole = problem;
             whole.grain = k;  // its pieces are added in registers
+            whole.reads = Reads::copied;
+            whole.moved = moved(whole.reads);
             for (const Tiling& t : kLimbs)
                 if (limits.major == 9) add_choices(t, whole, limits, found);
         } else {
             tf32 ? add(kTf32) : add(kTensor);
             // What is small enough to be a member of a group is not worth them.
             const bool large = m * n * k >= kRolesWork && limits.major == 9;
-            Problem half = problem;
-            half.moved = moved(true);
-            for (const Tiling& t : kWgmma) {
-                if (large && mapped(t)) {
-                    add_choices(t, problem, limits, found);
-                    add_runs(t, problem, limits, found);
-                    add_clusters(t, problem, limits, found);
-                }
-                if (large && mapped(t, true)) add_choices(t, half, limits, found, true);
-            }
+            for (const Tiling& t : kWgmma)
+                if (large) add_wgmma(t, problem, limits, found);
             if (limits.major == 9 && chunk % 64 == 0) add_near_mma(problem, limits, found);
         }
         // No kernel is done before the operands are read; some cycles more but for one that only
@@ -706,21 +737,22 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
             text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
     if (t.pair) {
+        Gemm::Reading reading = gemm.reading(t, choice.reads);
+        MappedOperand &first = reading.first, &second = reading.second;
         // Copies lie behind the sums of parts.
         const uint64_t sums = (text.workspace + 255) / 256 * 256;
-        const auto mapped = choice.right ? gemm.copies(t, sums, mapped_operand(op, 0, 1, t.m))
-                            : copied_as  ? gemm.copies(t, sums)
-                                         : *gemm.mapped(t);
-        const auto& [first, second] = mapped;
+        for (TensorMap* map : {&first.map, &second.map})
+            if (map->input == TensorMap::workspace) map->from += sums;
         const DType type = second.map.dtype;
-        text.includes = {limbs            ? "limbs.cuh"
-                         : copied_as      ? "rounded.cuh"
-                         : t.writers      ? "wgmma_writers.cuh"
-                         : choice.run     ? "wgmma_runs.cuh"
-                         : choice.cluster ? "wgmma_cluster.cuh"
-                                          : "wgmma.cuh"};
+        text.includes = {limbs              ? "limbs.cuh"
+                         : reading.copies() ? "rounded.cuh"
+                         : t.writers        ? "wgmma_writers.cuh"
+                         : choice.run       ? "wgmma_runs.cuh"
+                         : choice.cluster   ? "wgmma_cluster.cuh"
+                                            : "wgmma.cuh"};
         text.cluster = choice.cluster ? static_cast<int>(choice.cluster) : t.pair;
         text.maps = {first.map, second.map};
+        const bool turned = reading.reads == Reads::turned;
         const WgmmaLayout roles{t.m,
                                 t.n,
                                 static_cast<int>(128 / dtype_size(type)),
@@ -729,21 +761,22 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                 choice.parts,
                                 choice.adders,
                                 choice.round,
-                                t.holds(ceil_div(k, chunk), choice.right),
+                                t.holds(ceil_div(k, chunk), reading.words),
                                 t.own,
-                                choice.right,
+                                reading.words,
                                 first.along_k,
                                 second.along_k,
                                 first.batched,
                                 second.batched,
                                 t.writers,
                                 choice.run,
-                                choice.cluster};
+                                choice.cluster,
+                                turned};
         text.shared = roles.shared();
         text.body += layout_struct("@_Layout", roles, type);
         // Results that the copy engine can store as they are, whole 16 bytes at a time.
         const auto whole = static_cast<int64_t>(16 / dtype_size(c.dtype));
-        bool lines = !fused && n % whole == 0 && c.strides[rank - 1] == 1;
+        bool lines = !fused && !turned && n % whole == 0 && c.strides[rank - 1] == 1;
         for (int d = 0; d < rank - 1; d++) lines = lines && c.strides[d] % whole == 0;
         text.body += cat("struct @_Lines : @_Put {\n    static constexpr bool lines = ",
                          lines ? "true" : "false", ";\n");
@@ -754,13 +787,13 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     "        return block.template ptr<", cuda_type(c.dtype), ">(",
                     layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
                     "    }\n");
-        text.body += packed_text(op, layout, lines && choice.parts == 1) + "};\n";
+        text.body += packed_text(op, layout, turned || (lines && choice.parts == 1)) + "};\n";
         std::string ready = "Present{}", copy;
-        if (copied_as) {
+        if (reading.copies()) {
+            const bool right = reading.reads == Reads::right_copied;
             const std::string as = rounded_type(math, a.dtype);
-            text.body += choice.right
-                             ? "typedef Uncopied @_CopyA;\n"
-                             : rounded_struct("@_CopyA", "@_A", as, first, gemm.planes(), a, 1);
+            text.body += right ? "typedef Uncopied @_CopyA;\n"
+                               : rounded_struct("@_CopyA", "@_A", as, first, gemm.planes(), a, 1);
             text.body += rounded_struct("@_CopyB", "@_B", as, second, gemm.planes(), b, 0);
             const int warps = t.threads / 32, processors = std::max(limits.processors, 1);
             const std::string pieces = cat("<@_CopyA, @_CopyB, ", warps, ", ", processors, ">");
@@ -776,7 +809,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             text.counters += 3;
             text.workspace = second.map.from + Gemm::map_bytes(second.map);
             copy = cat("    round_operands", pieces, "(", operand(0), ", ", operand(1), ", ",
-                       choice.right ? cat("(", as, "*)nullptr") : copy_at(first.map), ", ",
+                       right ? cat("(", as, "*)nullptr") : copy_at(first.map), ", ",
                        copy_at(second.map), ", ", counters, ");\n");
             ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
         }

@@ -14,11 +14,11 @@ struct Tf32 {
 };
 __device__ __forceinline__ float widen(Tf32 x) { return scalar::from_bits(x.bits); }
 
-/// scalar::f32_to_tf32 but for the 13 bits that tensor cores do not read. (The instruction for it,
-/// cvt.rna.tf32.f32, is slower and takes some NaN to infinity.)
+/// scalar::f32_to_tf32 but for the 13 bits that tensor cores do not read. (No instruction of 8.0
+/// rounds ties to even.)
 __device__ __forceinline__ void round_word(uint32_t& word) {
     const float x = scalar::from_bits(word);
-    word = x != x ? 0x7fffffffu : word + 0x1000u;
+    word = x != x ? 0x7fffffffu : word + 0xfffu + (word >> 13 & 1u);
 }
 
 template <class As, class E>

@@ -1,7 +1,7 @@
-// Products by wgmma of operands in f32, which it reads in another type: as words of tf32 that lie
-// along k, whose last 13 bits it drops, or in 16 bits. Blocks first copy both operands, rounded and
-// along k, to the workspace; of limbs a copy is three planes of bfloat16. Rounding a tile in shared
-// memory instead would cost more of its bandwidth than the products leave.
+// Products by wgmma of operands in f32 that it cannot read where they lie: as words of tf32 that do
+// not lie along k, or in 16 bits. Blocks first copy both operands, or B, along k, in 16 bits
+// rounded, to the workspace; of limbs a copy is three planes of bfloat16. Rounding or turning a
+// tile in shared memory instead would cost more of its bandwidth than the products leave.
 #pragma once
 
 #include "wgmma.cuh"
@@ -52,8 +52,7 @@ struct FourCopies {
     Pack<typename Planes<As>::Element, 4> plane[Planes<As>::count];
     __device__ __forceinline__ void set(int y, uint32_t word) {
         if constexpr (same_type<As, Tf32>) {
-            round_word(word);
-            plane[0].at[y] = Tf32{word};
+            plane[0].at[y] = Tf32{word};  // which the copy engine rounds
         } else if constexpr (same_type<As, scalar::Limbs>) {
             const scalar::Limbs limbs = scalar::f32_to_limbs(scalar::from_bits(word));
 #pragma unroll

@@ -32,7 +32,7 @@ static double in_waves(int64_t units, int64_t processors, int resident, double s
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
 /// joining them costs their bytes.
 void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
-                 std::vector<Choice>& choices, bool right) {
+                 std::vector<Choice>& choices) {
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
     // Where blocks take turns: for the turns, and of parts that the cache holds or does not hold.
@@ -63,16 +63,17 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const int64_t run = ceil_div(grains, wanted), parts = ceil_div(grains, run);
         if (parts == std::exchange(last, parts)) continue;
         Choice choice{&t, tiles, parts};
-        choice.right = right;
+        choice.reads = p.reads;
+        choice.words = p.words;
         const int64_t units = tiles * parts, room = processors * t.resident;
         // The sum of the cuts so far, in memory.
-        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains, right);
+        const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains, p.words);
         choice.blocks = t.pair ? std::min(units, std::max(room / high, int64_t{1}) * high)
                         : kept ? std::min(units, room)
                                : units;
         choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
         const auto depth = static_cast<double>(std::min(run * p.grain, p.k));
-        const double seams = t.pair && parts == 1 && !(t.holds(grains, right) && t.alternates())
+        const double seams = t.pair && parts == 1 && !(t.holds(grains, p.words) && t.alternates())
                                  ? static_cast<double>(grains - 1) * between_cuts
                                  : 0;
         const bool copies = t.pair && p.moved > 0;
@@ -110,11 +111,11 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                                            (choice.slots / tiles) * result) /
                                            join_bytes;
         if (copies) {
-            choice.cycles += rounding + (right ? words : 0) +
-                             static_cast<double>(p.moved / processors) /
-                                 (p.moved > cached ? rounded_far : rounded);
+            choice.cycles += rounding + static_cast<double>(p.moved / processors) /
+                                            (p.moved > cached ? rounded_far : rounded);
             choice.blocks = std::max(room / high, int64_t{1}) * high;  // all of them copy
         }
+        if (p.words) choice.cycles += words;
         if (kept)
             choice.cycles +=
                 static_cast<double>(ceil_div(tiles, processors) * (grains - 1) * 2 * result) /
@@ -152,7 +153,7 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr int64_t least_terms = 4096;  // of fewer, sums are handed on for too few steps
     const int64_t cuts = ceil_div(p.k, p.grain), processors = std::max(limits.processors, 1);
     if (p.k < least_terms || t.pair != 1 || t.n < 128 || t.own || t.writers || cuts == 1 ||
-        p.moved > 0 || !t.holds(cuts, false))
+        !t.holds(cuts, false))
         return;
     const int64_t rows = ceil_div(p.m, t.m), columns = ceil_div(p.n, t.n),
                   across = std::min(rows, columns), lines = p.batches * std::max(rows, columns),
@@ -183,9 +184,7 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double handing = 700, handed = 2500;
     const int64_t cuts = ceil_div(p.k, p.grain), processors = std::max(limits.processors, 1),
                   tiles = p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n);
-    if (t.pair != 1 || t.m != 128 || t.n != 128 || t.own || t.writers || p.moved > 0 ||
-        p.grain % t.k != 0)
-        return;
+    if (t.pair != 1 || t.m != 128 || t.n != 128 || t.own || t.writers || p.grain % t.k != 0) return;
     for (int64_t blocks = std::min(cuts, most_blocks); blocks > 1; blocks--) {
         const int64_t room = std::max<int64_t>(processors / neighbours, 1) *
                              (std::min(processors, neighbours) / blocks);
@@ -285,6 +284,7 @@ void put_near_behind(std::vector<Choice>& choices) {
 
 std::string name_of(const Choice& choice) {
     if (choice.thin) return "thin";
+    constexpr const char* reads[] = {"", "_turned", "_right", "_copies"};
     const Tiling& t = *choice.tiling;
     if (choice.groups)
         return cat("near_", t.m, "x", t.n,
@@ -294,8 +294,8 @@ std::string name_of(const Choice& choice) {
                t.own       ? "_own"
                : t.writers ? "_writers"
                            : "",
-               t.pair > 1 ? "_pair" : "", choice.right ? "_right" : "", choice.run ? "_runs" : "",
-               choice.cluster ? cat("_cluster_", choice.cluster) : "",
+               t.pair > 1 ? "_pair" : "", reads[static_cast<size_t>(choice.reads)],
+               choice.run ? "_runs" : "", choice.cluster ? cat("_cluster_", choice.cluster) : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 

@@ -21,9 +21,9 @@ struct Tiling {
     int writers = 0;      // of wgmma: warpgroups that take what follows the product
 
     /// Whether a block has registers for the sum of the cuts it has done; where A goes through
-    /// registers, too, 192 columns leave none.
-    bool holds(int64_t cuts, bool right) const {
-        return pair && (alternates() ? cuts <= 16 : n <= 192 && !right);
+    /// registers as words, too, 192 columns leave none.
+    bool holds(int64_t cuts, bool words) const {
+        return pair && (alternates() ? cuts <= 16 : n <= 192 && !words);
     }
     /// And for those of the next cut beside it; each cut is text of its own then.
     bool alternates() const { return n <= 128; }
@@ -81,13 +81,18 @@ inline constexpr int64_t kRoundedBytes = int64_t{1} << 30;
 inline constexpr Tiling kTf32[] = {{128, 128, 32, 4, 64, 32, 256, 1, 40, 44, 0, 3500},
                                    {64, 64, 32, 4, 32, 32, 128, 3, 16, 26, 0, 1800}};
 
+/// How wgmma reads operands: where they lie; where they lie, for the transpose of the product, so
+/// that what wgmma takes along k alone is A; B copied along k; both copied, in the type it takes.
+enum class Reads { lying, turned, right_copied, copied };
+
 /// A tiling with a cut of k, and what they take.
 struct Choice {
     const Tiling* tiling = nullptr;
     int64_t tiles = 0, parts = 1;
     int64_t blocks = 0, slots = 0;  // slots: results of tiles that the workspace holds
     bool thin = false;              // straight from memory
-    bool right = false;             // of operands that wgmma reads rounded, B alone is copied
+    Reads reads = Reads::lying;     // by wgmma
+    bool words = false;             // whose first operand goes through registers
     int groups = 0;                 // of threads, by near.cuh; 0: another kernel
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
@@ -99,10 +104,12 @@ struct Choice {
 /// What the model knows of a product.
 struct Problem {
     int64_t batches, m, n, k;
-    int64_t grain;            // k is cut at multiples of this
-    bool tensor;              // on tensor cores: a unit takes one cut of k, or all
-    int64_t size;             // bytes of a sum
-    int64_t moved = 0;        // bytes read and written where wgmma reads copies of operands
+    int64_t grain;      // k is cut at multiples of this
+    bool tensor;        // on tensor cores: a unit takes one cut of k, or all
+    int64_t size;       // bytes of a sum
+    int64_t moved = 0;  // bytes read and written where wgmma reads copies of operands
+    Reads reads = Reads::lying;
+    bool words = false;       // A goes through registers
     double rate = 1;          // of wgmma: a step's cycles, in those of 16-bit operands
     double after = 0;         // instructions for each result of what follows the product
     bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
@@ -110,10 +117,9 @@ struct Problem {
     int64_t element = 4;      // bytes of an operand's
 };
 
-/// Every cut of k that a tiling allows. `right`: where wgmma reads rounded operands, A is not
-/// copied.
+/// Every cut of k that a tiling allows.
 void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
-                 std::vector<Choice>& choices, bool right = false);
+                 std::vector<Choice>& choices);
 /// Runs of cuts by wgmma_runs.cuh, where whole tiles leave processors idle.
 void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
               std::vector<Choice>& choices);

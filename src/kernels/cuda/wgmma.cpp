@@ -101,7 +101,7 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
         ";\n    static constexpr bool holds = ", flag(layout.holds), ", own = ", flag(layout.own),
         ", words = ", flag(layout.words), ", a_along_k = ", flag(layout.a_along_k),
         ", b_along_k = ", flag(layout.b_along_k), ", a_batched = ", flag(layout.a_batched),
-        ", b_batched = ", flag(layout.b_batched),
+        ", b_batched = ", flag(layout.b_batched), ", turned = ", flag(layout.turned),
         ";\n    template <int From, int Count>\n    __device__ __forceinline__ static void "
         "step(float (&d)[Count], ",
         layout.words ? "const uint32_t (&a)[4]" : "uint64_t a",

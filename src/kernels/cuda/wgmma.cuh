@@ -3,8 +3,7 @@
 // host leaves in the argument block; warpgroups multiply them where they arrive.
 #pragma once
 
-#include "copy_engine.cuh"
-#include "matmul.cuh"
+#include "wgmma_results.cuh"
 
 namespace aicf {
 
@@ -34,207 +33,14 @@ __device__ __forceinline__ void hold(float (&sums)[Count]) {
     for (int x = 0; x < Count; x++) asm volatile("" : "+f"(sums[x])::"memory");
 }
 
-// ---- results ------------------------------------------------------------------------------------
-
-/// A warp's 16 rows of sums to lines in memory of which `rows` and `columns` exist, by way of
-/// shared memory: 16 bytes a lane, of which a whole number exist of a line. (The copy engine stores
-/// lines more slowly, and loads wait for it.)
-template <class E, int Count>
-__device__ __forceinline__ void store_lines(const float (&sums)[Count], uint32_t room, E* to,
-                                            int64_t step, int64_t rows, int64_t columns) {
-    constexpr int all = 2 * Count, most = 256 / int(sizeof(E)), per = 16 / int(sizeof(E));
-    constexpr int width = all / ((all + most - 1) / most);  // of one load of the room
-    constexpr int pitch = width * int(sizeof(E)) + 16, packs = 16 * width / per;
-    const int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
-#pragma unroll
-    for (int first = 0; first < all; first += width) {
-        if constexpr (sizeof(E) == 2) {
-#pragma unroll
-            for (int x = 0; x < width; x += 16) {
-                const float* const of = &sums[(first + x) / 2];
-                asm volatile(
-                    "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                        room + lane % 16 * pitch + (x + lane / 16 * 8) * 2),
-                    "r"(narrow_two<E>(of[0], of[1])), "r"(narrow_two<E>(of[2], of[3])),
-                    "r"(narrow_two<E>(of[4], of[5])), "r"(narrow_two<E>(of[6], of[7]))
-                    : "memory");
-            }
-        } else {
-#pragma unroll
-            for (int x = 0; x < width; x += 8)
-#pragma unroll
-                for (int high = 0; high < 2; high++)
-                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                                     room + (8 * high + lane / 4) * pitch + (x + lane % 4 * 2) * 4),
-                                 "f"(sums[(first + x) / 2 + 2 * high]),
-                                 "f"(sums[(first + x) / 2 + 2 * high + 1])
-                                 : "memory");
-        }
-        __syncwarp();
-#pragma unroll 4
-        for (int x = lane; x < packs; x += 32) {
-            constexpr int line = width / per;
-            const int row = x / line, column = x % line * per;
-            uint32_t word[4];
-            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                         : "r"(room + row * pitch + column * int(sizeof(E)))
-                         : "memory");
-            if (row < rows && first + column < columns)
-                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + row * step +
-                                                                              first + column),
-                             "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
-                             : "memory");
-        }
-        __syncwarp();
-    }
-}
-
-/// Where 16 rows of 64 sums lie on their way through put(), in cells of 16 bytes, the odd ones
-/// behind the even ones, that are permuted so that what lanes touch together meets no bank twice.
-__device__ __forceinline__ uint32_t cell_at(uint32_t room, int row, int cell) {
-    return room + row * 256 + cell % 2 * 128 + 16 * (cell / 2 ^ (row & 3) ^ cell % 2 * 4);
-}
-/// A lane's four sums of the x-th 8 columns, of rows lane / 4 and 8 below, to their cells.
-__device__ __forceinline__ void leave_sums(const float* four, uint32_t room, int x) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int high = 0; high < 2; high++)
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
-                         cell_at(room, 8 * high + lane / 4, 2 * x + lane % 4 / 2) + lane % 2 * 8),
-                     "f"(four[2 * high]), "f"(four[2 * high + 1])
-                     : "memory");
-}
-/// Of a warp's cells 4 Lots rows, 8 neighbours a lane: what put() reads beside the sums, and the
-/// sums through put().
-template <int Lots, class Shape, class Put>
-struct Rows {
-    typename Put::Operands operands[Lots];
-    int64_t batch, row, column;
-    __device__ __forceinline__ bool there(int x) const {
-        return row + 4 * x < Shape::m && column < Shape::n;
-    }
-    __device__ __forceinline__ Rows(const Put& put, int64_t in, int64_t row0, int64_t col0)
-        : batch(in), row(row0 + threadIdx.x % 32 / 8), column(col0 + threadIdx.x % 8 * 8) {
-#pragma unroll
-        for (int x = 0; x < Lots; x++)
-            if (there(x)) operands[x] = put.operands(batch, row + 4 * x, column);
-    }
-    /// `first`: which of the cells' rows is row0.
-    __device__ __forceinline__ void finish(const Put& put, uint32_t room, int first) const {
-        float sums[Lots][8];
-#pragma unroll
-        for (int x = 0; x < Lots; x++)
-#pragma unroll
-            for (int y = 0; y < 2; y++)
-                asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                             : "=f"(sums[x][4 * y]), "=f"(sums[x][4 * y + 1]),
-                               "=f"(sums[x][4 * y + 2]), "=f"(sums[x][4 * y + 3])
-                             : "r"(cell_at(room, first + 4 * x + int(threadIdx.x % 32 / 8),
-                                           int(threadIdx.x % 8 * 2) + y))
-                             : "memory");
-#pragma unroll
-        for (int x = 0; x < Lots; x++)
-            if (there(x)) put.finish(operands[x], batch, row + 4 * x, column, sums[x]);
-    }
-};
-
-/// Hands what lies in a warp's cells to put(), 4 neighbours at a time.
-template <class Shape, class Put>
-__device__ __forceinline__ void put_fours(uint32_t room, const Put& put, int64_t batch,
-                                          int64_t row0, int64_t col0) {
-    const int lane = threadIdx.x % 32;
-    __syncwarp();
-#pragma unroll(Put::packs ? 1 : 4)
-    for (int row = 0; row < 16; row += 2) {
-        float some[4];
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(some[0]), "=f"(some[1]), "=f"(some[2]), "=f"(some[3])
-                     : "r"(cell_at(room, row + lane / 16, lane % 16))
-                     : "memory");
-        const int64_t i = row0 + row + lane / 16, j = col0 + lane % 16 * 4;
-        if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
-    }
-    __syncwarp();
-}
-/// The same, 8 at a time where they lie together in all that it reads and writes (packed). Ahead:
-/// there are registers for the operands of 8 rows, and for those of the next 8.
-template <class Shape, bool Ahead, class Put>
-__device__ __forceinline__ void put_cells(uint32_t room, const Put& put, bool packed, int64_t batch,
-                                          int64_t row0, int64_t col0) {
-    if constexpr (Put::packs) {
-        if (packed) {
-            if constexpr (Ahead) {
-                const Rows<2, Shape, Put> upper(put, batch, row0, col0),
-                    lower(put, batch, row0 + 8, col0);
-                __syncwarp();
-                upper.finish(put, room, 0);
-                lower.finish(put, room, 8);
-            } else {
-                __syncwarp();
-#pragma unroll 1
-                for (int row = 0; row < 16; row += 4)
-                    Rows<1, Shape, Put>(put, batch, row0 + row, col0).finish(put, room, row);
-            }
-            __syncwarp();
-            return;
-        }
-    }
-    put_fours<Shape>(room, put, batch, row0, col0);
-}
-/// A warp's sums of 16 rows of `Columns` through put(), and of 16 rows each 64 below.
-template <class Shape, bool Ahead, int Columns, int Count, class Put>
-__device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t room, const Put& put,
-                                          bool packed, int64_t batch, int64_t row0, int64_t col0) {
-    asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
-    const auto leave = [&](int piece) {
-#pragma unroll
-        for (int of = 0; of < 2 * Count; of += 64) {  // registers have no index
-            if (of != piece) continue;
-#pragma unroll
-            for (int x = 0; x < 8; x++) leave_sums(&sums[(of / 8 + x) * 4], room, x);
-        }
-    };
-    const auto row_of = [&](int piece) { return row0 + piece / Columns * 64; };
-    const auto column_of = [&](int piece) { return col0 + piece % Columns; };
-    constexpr bool ahead = Ahead && Put::few;
-    if constexpr (Put::packs && ahead) {
-        if (packed) {  // the operands of 8 rows come while those before go through put()
-            Rows<2, Shape, Put> now(put, batch, row0, col0);
-#pragma unroll 1
-            for (int half = 0; half < 2 * Count / 32; half++) {
-                const int next = half + 1 < 2 * Count / 32 ? half + 1 : half;
-                if (half % 2 == 0) {
-                    leave(half * 32);
-                    __syncwarp();
-                }
-                const int piece = next / 2 * 64;
-                const Rows<2, Shape, Put> then(put, batch, row_of(piece) + next % 2 * 8,
-                                               column_of(piece));
-                now.finish(put, room, half % 2 * 8);
-                now = then;
-                if (half % 2) __syncwarp();
-            }
-            return;
-        }
-    }
-#pragma unroll 1
-    for (int piece = 0; piece < 2 * Count; piece += 64) {
-        leave(piece);
-        put_cells<Shape, false>(room, put, !ahead && packed, batch, row_of(piece),
-                                column_of(piece));
-    }
-}
-
 // ---- the kernel ---------------------------------------------------------------------------------
 
 /// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
 /// columns, depth, stages, how many blocks one above the other share the tile of B (pair), the
 /// parts of k that are units of their own, whether the sum of the cuts before stays in registers
 /// (holds), whether each warpgroup has tiles of its own (own), whether A is words of f32 that go
-/// through registers, rounded there (words), how the operands lie, the bytes it asks for, and by
-/// step() the instruction.
+/// through registers (words), whether operands and tiles are those of the transpose (turned), how
+/// the operands lie, the bytes it asks for, and by step() the instruction.
 template <class Layout>
 struct Ring {
     static constexpr int depth = Layout::depth;  // elements of a line of 128 bytes
@@ -271,10 +77,10 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, i
     }
 }
 
-/// A stage's words of A as a lane holds them for `Steps` of its four steps, rounded to tf32, from a
-/// warpgroup's 64 lines of k, or lines of 32 rows.
+/// A stage's words of A as a lane holds them for `Steps` of its four steps, from a warpgroup's 64
+/// lines of k, or lines of 32 rows.
 template <class Layout, int Steps>
-__device__ __forceinline__ void read_rounded(uint32_t (&a)[Steps][4], uint32_t tile, int begin) {
+__device__ __forceinline__ void read_words(uint32_t (&a)[Steps][4], uint32_t tile, int begin) {
     uint32_t thread = threadIdx.x;
     if constexpr (Steps < 4) asm volatile("" : "+r"(thread));  // no address is kept, but made anew
     const uint32_t lane = thread % 32, first = thread / 32 % 4 * 16;
@@ -300,8 +106,6 @@ __device__ __forceinline__ void read_rounded(uint32_t (&a)[Steps][4], uint32_t t
             }
         }
     }
-#pragma unroll
-    for (int x = 0; x < 4 * Steps; x++) round_word(a[x / 4][x % 4]);
 }
 
 /// Turn t of a kernel whose parts of k are units of their own: one part of one tile is multiplied,
@@ -345,6 +149,18 @@ struct Turn {
     }
 };
 
+/// The product that tiles are of: a Shape's, or its transpose.
+template <class Shape, bool Turned>
+struct Tiled {
+    typedef Shape Of;
+};
+template <class Shape>
+struct Tiled<Shape, true> {
+    struct Of : Shape {
+        static constexpr int64_t m = Shape::n, n = Shape::m;
+    };
+};
+
 /// Of operands that are there when a kernel begins.
 struct Present {
     __device__ __forceinline__ void operator()() const {}
@@ -362,7 +178,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     typedef Ring<Layout> R;
     constexpr int BM = Layout::rows, BN = Layout::columns, Stages = Layout::stages;
     constexpr int Pair = Layout::pair, Parts = Layout::parts;
-    typedef Piece<Shape, BM * Pair, BN, (Shape::n > Shape::m)> Place;
+    typedef typename Tiled<Shape, Layout::turned>::Of Sides;
+    typedef Piece<Sides, BM * Pair, BN, (Sides::n > Sides::m)> Place;
     typedef Pack<float, 4> Four;
     constexpr int depth = R::depth, heights = Layout::own ? BM / 64 : 1;
     constexpr int sums = heights * BN / 2, lots = sums / 4, threads = 128 * R::consumers;
@@ -483,7 +300,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
 #pragma unroll
                 for (int begin = 0; begin < 4; begin += R::word_steps) {
                     uint32_t a[R::word_steps][4];
-                    read_rounded<Layout>(a, as + group * 8192, begin);
+                    read_words<Layout>(a, as + group * 8192, begin);
                     begin_products();
 #pragma unroll
                     for (int y = 0; y < R::word_steps; y++) {
@@ -578,11 +395,15 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                     for (int part = 1; part < Parts; part++)
 #pragma unroll
                         for (int y = 0; y < 4; y++) from[0].at[y] += from[part].at[y];
-                    leave_sums(from[0].at, mine_room, lot);
+                    (Layout::turned ? leave_turned : leave_sums)(from[0].at, mine_room, lot);
                 }
                 const Place place(turn.tile);
-                put_cells<Shape, R::deals && Put::few>(mine_room, put, packed, place.batch,
-                                                       row_of(place, of), place.j0 + 64 * column);
+                const int64_t row0 = row_of(place, of), col0 = place.j0 + 64 * column;
+                if constexpr (Layout::turned)
+                    put_turned<Shape>(mine_room, put, place.batch, col0, row0);
+                else
+                    put_cells<Shape, R::deals && Put::few>(mine_room, put, packed, place.batch,
+                                                           row0, col0);
             }
             // The last block leaves all counters at 0.
             auto* const last = turns + 2;
@@ -638,8 +459,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                         continue;
                     }
                 }
-                put_lines<Shape, R::deals, BN>(acc, mine_room, put, packed, place.batch, row0,
-                                               place.j0);
+                put_lines<Shape, R::deals, BN, Layout::turned>(acc, mine_room, put, packed,
+                                                               place.batch, row0, place.j0);
             }
         } else {
             // A cut of many steps begins in other registers, each as text of its own: else the
@@ -767,8 +588,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                         continue;
                     }
                 }
-                put_lines<Shape, R::deals, BN>(acc, mine_room, put, packed, place.batch, row0,
-                                               place.j0);
+                put_lines<Shape, R::deals, BN, Layout::turned>(acc, mine_room, put, packed,
+                                                               place.batch, row0, place.j0);
             }
         }
     }
