@@ -143,6 +143,7 @@ cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_mult
         phases_at(barrier | (rank + 1) << 24).land(box_bytes(map));
     }
 }
+inline void ld_shared_v2_b32(u32& a, u32& b, u32 from) { load(from, a, b); }
 inline void ld_shared_v4_b32(u32& a, u32& b, u32& c, u32& d, u32 from) { load(from, a, b, c, d); }
 inline void st_shared_b32(u32 to, u32 a) { store(to, a); }
 template <class T>

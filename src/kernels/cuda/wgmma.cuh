@@ -78,7 +78,8 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, i
 }
 
 /// A stage's words of A as a lane holds them for `Steps` of its four steps, from a warpgroup's 64
-/// lines of k, or lines of 32 rows.
+/// lines of k, or lines of 32 rows. Of the transpose the rows of a warp are those of
+/// turned_row(), whose words meet no bank twice.
 template <class Layout, int Steps>
 __device__ __forceinline__ void read_words(uint32_t (&a)[Steps][4], uint32_t tile, int begin) {
     uint32_t thread = threadIdx.x;
@@ -93,6 +94,18 @@ __device__ __forceinline__ void read_words(uint32_t (&a)[Steps][4], uint32_t til
                          : "=r"(a[y][0]), "=r"(a[y][1]), "=r"(a[y][2]), "=r"(a[y][3])
                          : "r"(tile + i * 128 + (cell ^ i % 8) * 16)
                          : "memory");
+        } else if constexpr (Layout::turned) {
+            const uint32_t i =
+                turned_row(thread / 32 % 4) + lane / 4 % 2 * 2 + lane / 8 % 2 * 16 + lane / 16 * 4;
+#pragma unroll
+            for (uint32_t x = 0; x < 2; x++) {
+                const uint32_t k = step * 8 + x * 4 + lane % 4;
+                asm volatile(
+                    "ld.shared.v2.b32 {%0, %1}, [%2];"
+                    : "=r"(a[y][2 * x]), "=r"(a[y][2 * x + 1])
+                    : "r"(tile + i / 32 * 4096 + k * 128 + (i % 32 / 4 ^ k % 8) * 16 + i % 4 * 4)
+                    : "memory");
+            }
         } else {
 #pragma unroll
             for (uint32_t x = 0; x < 4; x++) {
@@ -337,7 +350,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             }
         };
         const auto row_of = [&](const Place& place, int of) {
-            return place.i0 + int64_t(high) * BM + of / 4 * 64 + of % 4 * 16;
+            const int64_t row = Layout::turned ? turned_row(of % 4) : of % 4 * 16;
+            return place.i0 + int64_t(high) * BM + of / 4 * 64 + row;
         };
         if constexpr (split) {
             constexpr int pieces = R::warps * (BN / 64),

@@ -111,27 +111,31 @@ struct Rows {
     }
 };
 
-/// Where 64 columns of a warp's 16 rows of a transposed tile lie on their way through put(), a
-/// column's four rows in 16 bytes: those of a column, or of two, meet no bank twice.
+/// The first of a warp's 16 rows of a transposed tile: 8 lie together, and 8 are 16 below. Of each
+/// 8 a lane's two rows are neighbours.
+__device__ __forceinline__ uint32_t turned_row(uint32_t warp) {
+    return warp / 2 * 32 + warp % 2 * 8;
+}
+/// Where 64 columns of such rows lie on their way through put(), four rows of one in 16 bytes.
 __device__ __forceinline__ uint32_t turned_at(uint32_t room, int column, int four) {
     return room + column * 64 + (four ^ column / 2 & 3) * 16;
 }
 /// A lane's four sums of the x-th 8 columns, as leave_sums().
 __device__ __forceinline__ void leave_turned(const float* four, uint32_t room, int x) {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, at = lane / 8 % 2 * 2 + lane / 16;
 #pragma unroll
-    for (int y = 0; y < 4; y++)
-        asm volatile("st.shared.f32 [%0], %1;" ::"r"(
-                         turned_at(room, 8 * x + lane % 4 * 2 + y % 2, y / 2 * 2 + lane / 16) +
-                         lane / 4 % 4 * 4),
-                     "f"(four[y])
+    for (int y = 0; y < 2; y++)
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(
+                         turned_at(room, 8 * x + lane % 4 * 2 + y, at) + lane / 4 % 2 * 8),
+                     "f"(four[y]), "f"(four[2 + y])
                      : "memory");
 }
-/// Hands them to put(), as rows from row0 of 16 columns from col0.
+/// Hands them to put(): rows from row0 of the product's, columns from col0.
 template <class Shape, class Put>
 __device__ __forceinline__ void put_turned(uint32_t room, const Put& put, int64_t batch,
                                            int64_t row0, int64_t col0) {
     const int lane = threadIdx.x % 32;
+    const int64_t j = col0 + lane % 4 / 2 * 16 + lane % 2 * 4;
     __syncwarp();
 #pragma unroll 4
     for (int row = lane / 4; row < 64; row += 8) {
@@ -140,8 +144,7 @@ __device__ __forceinline__ void put_turned(uint32_t room, const Put& put, int64_
                      : "=f"(some[0]), "=f"(some[1]), "=f"(some[2]), "=f"(some[3])
                      : "r"(turned_at(room, row, lane % 4))
                      : "memory");
-        const int64_t i = row0 + row, j = col0 + lane % 4 * 4;
-        if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
+        if (row0 + row < Shape::m && j < Shape::n) put(batch, row0 + row, j, some);
     }
     __syncwarp();
 }
