@@ -29,6 +29,19 @@ static double in_waves(int64_t units, int64_t processors, int resident, double s
     return static_cast<double>(waves) * full + std::max(last, alone);
 }
 
+/// Cycles of a unit by wgmma beside its steps. Those of tf32 store f32, for which large tiles wait
+/// unless the other warpgroup multiplies meanwhile; of a transpose in pieces of 32 bytes. (On H100s
+/// 2048 cubed took 51.4 us by tiles of 128x256, 50.4 by warpgroups of their own, 53.2 transposed;
+/// 16384x3072x768 289, 259 and 358.)
+static double start_of(const Tiling& t, const Problem& p) {
+    if (p.rate == 1 || !t.pair) return t.start;
+    constexpr double least = 1 << 14, stored = 4.5, turned = 3, beside = 1200;  // results; a cycle
+    const auto results = static_cast<double>(t.m * t.n);
+    if (t.own) return t.start - beside * t.pair;
+    return t.start + (results < least ? 0 : results / stored) +
+           (p.reads == Reads::turned ? results / turned : 0) + beside * (t.pair - 1);
+}
+
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
 /// joining them costs their bytes.
 void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
@@ -41,7 +54,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double between_cuts = 120;  // of a block that takes one after the other
     // Where operands are copied first: for the wait, and bytes read and written.
     constexpr double rounding = 4000, rounded = 24, rounded_far = 16;
-    constexpr double words = 1500;  // of A through registers, before the first products
+    constexpr double words = 500;  // of A through registers, before the first products
     // Of chains where few rows or columns read an operand so large that nothing of it lies near:
     // cycles of a k of tiles that ask for it one short step ahead. conv2d of (8, 32, 32, 32) by 32
     // kernels of 3x3 takes an H100 20.0 us by tiles of 32x32, 18.6 by near.cuh.
@@ -53,6 +66,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     const int64_t high = std::max(t.pair, 1);
     const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
     const int64_t result = t.m * t.n * p.size;
+    const double start = start_of(t, p);
     const bool passes = t.k == 8 && std::min(p.m, p.n) <= far_rows &&
                         p.batches * std::max(p.m, p.n) * p.k * p.size >= far_bytes;
     const int64_t most = p.tensor ? grains : std::min<int64_t>(grains, 64);
@@ -78,16 +92,20 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                  : 0;
         const bool copies = t.pair && p.moved > 0;
         constexpr double narrowing = 5;
-        const double rate = t.pair ? p.rate : p.narrows ? narrowing : 1;
+        // Two blocks of 64 rows take tf32 no faster together than each for itself.
+        constexpr double low_pair = 1.35;
+        const double rate = t.pair ? p.rate * (p.rate > 1 && t.pair > 1 && t.m == 64 ? low_pair : 1)
+                            : p.narrows ? narrowing
+                                        : 1;
         // What follows issues an instruction a cycle on each quarter of a processor, of one warp
         // alone on it three in four. Of warpgroups with tiles of their own the longer half counts.
         constexpr double lanes = 128, lone = 4.0 / 3;
         const double leave = static_cast<double>(t.m * t.n) * p.after / lanes;
         const auto of = [&](double share) {
             const double steps = depth * share * rate + seams;
-            if (t.writers) return std::max(steps + t.start, 2 * leave);
-            if (t.own && p.after > 0) return std::max(steps, (steps + t.start + leave * lone) / 2);
-            return steps + t.start + leave;
+            if (t.writers) return std::max(steps + start, 2 * leave);
+            if (t.own && p.after > 0) return std::max(steps, (steps + start + leave * lone) / 2);
+            return steps + start + leave;
         };
         if (parts > 1 && (choice.slots * result > most_bytes || t.pair > 1)) break;
         const bool queued = parts > 1 && t.pair;
@@ -97,7 +115,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         else
             choice.cycles = in_waves(units, processors, t.resident, of(t.share),
                                      of(t.alone + (passes && parts == 1 ? far : 0)), parts > 1);
-        if (t.own || t.writers) choice.cycles += t.start + leave * lone;  // of the last one
+        if (t.own || t.writers) choice.cycles += start + leave * lone;  // of the last one
         if (queued) {
             const int64_t warps = t.m / 16, pieces = warps * (t.n / 64);
             choice.round = std::min(tiles, std::max(choice.blocks / parts, int64_t{1}));
