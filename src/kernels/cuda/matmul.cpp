@@ -87,18 +87,18 @@ struct Gemm {
                    a_words = tf32 && a_lies && !a_there->along_k,
                    b_lies = b_there && (!copied_as || (tf32 && b_there->along_k));
         if (a_lies && b_lies) add(Reads::lying, a_words, *a_there, *b_there);
-        if (!copied_as || (a_lies && !a_words && b_lies) ||
-            (!limbs && copied(Reads::copied) > kRoundedBytes))
-            return found;
+        if (!copied_as || (a_lies && !a_words && b_lies)) return found;
+        const auto fits = [&](Reads how) { return limbs || copied(how) <= kRoundedBytes; };
         if (a_lies && b_there && !b_lies && !a_words)
             add(Reads::turned, true, *mapped_operand(op, 1, 0, t.m),
                 *mapped_operand(op, 0, 1, t.n / t.pair));
         const MappedOperand b_copy = copy(1, t);
-        if (a_lies && !b_lies) add(Reads::right_copied, a_words, *a_there, b_copy);
+        if (a_lies && !b_lies && fits(Reads::right_copied))
+            add(Reads::right_copied, a_words, *a_there, b_copy);
         MappedOperand b_behind = b_copy;
         const MappedOperand a_copy = copy(0, t);
         b_behind.map.from = copy_bytes(a_copy.map);
-        add(Reads::copied, false, a_copy, b_behind);
+        if (fits(Reads::copied)) add(Reads::copied, false, a_copy, b_behind);
         return found;
     }
     Reading reading(const Tiling& t, Reads how) const {

@@ -35,11 +35,23 @@ static double in_waves(int64_t units, int64_t processors, int resident, double s
 /// 16384x3072x768 289, 259 and 358.)
 static double start_of(const Tiling& t, const Problem& p) {
     if (p.rate == 1 || !t.pair) return t.start;
-    constexpr double least = 1 << 14, stored = 4.5, turned = 3, beside = 1200;  // results; a cycle
+    constexpr double least = 1 << 14, stored = 4.5, turned = 3;  // results; of them a cycle
+    constexpr double beside = 1200, paired = 3000;
     const auto results = static_cast<double>(t.m * t.n);
-    if (t.own) return t.start - beside * t.pair;
+    if (t.own) return t.start - (t.pair > 1 ? 0 : beside);
     return t.start + (results < least ? 0 : results / stored) +
-           (p.reads == Reads::turned ? results / turned : 0) + beside * (t.pair - 1);
+           (p.reads == Reads::turned ? results / turned : 0) + (t.pair > 1 ? paired : 0);
+}
+
+/// Cycles of a step of k by wgmma, in those that the tiling names. Two blocks of 64 rows take tf32
+/// no faster together than each for itself; warpgroups of their own take operands that the cache
+/// does not hold more slowly unless two blocks share them (4096 cubed 478 us, 404 so).
+static double rate_of(const Tiling& t, const Problem& p) {
+    constexpr double low_pair = 1.35, far = 1.12;
+    constexpr int64_t cached = 24 << 20;
+    if (p.rate == 1) return 1;
+    if (t.pair > 1) return t.m == 64 ? p.rate * low_pair : p.rate;
+    return t.own && p.batches * (p.m + p.n) * p.k * p.element > cached ? p.rate * far : p.rate;
 }
 
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
@@ -92,11 +104,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                  : 0;
         const bool copies = t.pair && p.moved > 0;
         constexpr double narrowing = 5;
-        // Two blocks of 64 rows take tf32 no faster together than each for itself.
-        constexpr double low_pair = 1.35;
-        const double rate = t.pair ? p.rate * (p.rate > 1 && t.pair > 1 && t.m == 64 ? low_pair : 1)
-                            : p.narrows ? narrowing
-                                        : 1;
+        const double rate = t.pair ? rate_of(t, p) : p.narrows ? narrowing : 1;
         // What follows issues an instruction a cycle on each quarter of a processor, of one warp
         // alone on it three in four. Of warpgroups with tiles of their own the longer half counts.
         constexpr double lanes = 128, lone = 4.0 / 3;
