@@ -265,7 +265,7 @@ struct Gemm {
         if (!tensor) sort();  // which is quicker where memory is what both wait for
         for (Choice& choice : found)
             choice.cycles = std::max(choice.cycles, reading + choice.tiling->start + start);
-        if (tensor && problem.element == 2) put_near_behind(found);
+        if (tensor) put_near_behind(problem, found);
         if (thin_side(limits)) {
             Choice choice;
             choice.thin = true;

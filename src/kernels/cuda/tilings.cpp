@@ -300,10 +300,13 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
         }
 }
 
-void put_near_behind(std::vector<Choice>& choices) {
+void put_near_behind(const Problem& p, std::vector<Choice>& choices) {
+    constexpr int64_t least_results = 1 << 18;  // of tf32
+    if (p.element > 2 && (p.rate == 1 || p.m * p.n < least_results)) return;
     double least = 0;
     for (const Choice& choice : choices)
-        if (choice.tiling->pair) least = least > 0 ? std::min(least, choice.cycles) : choice.cycles;
+        if (choice.tiling->pair && (choice.reads == Reads::lying || choice.reads == Reads::turned))
+            least = least > 0 ? std::min(least, choice.cycles) : choice.cycles;
     for (Choice& choice : choices)
         if (choice.groups) choice.cycles = std::max(choice.cycles, least);
 }
