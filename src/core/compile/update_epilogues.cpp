@@ -8,6 +8,9 @@ namespace aicf {
 namespace {
 
 constexpr size_t kMostUpdates = 32;
+// Longer sums of 16 bits are faster cut along k by kernels with warp roles: 128-128-128-128 with
+// 4,096 rows in mixed takes an H100 48.0 us with its updates behind them, 38.6 without.
+constexpr int64_t kMostNarrowTerms = 1024;
 
 bool any_region(const LoweredOp&) { return true; }
 
@@ -120,8 +123,12 @@ std::optional<std::map<size_t, std::vector<LoweredOp>>> all_updates(const Lowere
                 made[part.outputs[0].value] = {from->second.first, part.outputs[0]};
                 continue;
             }
+            const LoweredOp& maker = lowered.ops[from->second.first];
+            if (anchor(maker).gemm && is_16_bit(maker.inputs[0].dtype) &&
+                maker.inputs[0].shape[maker.inputs[0].shape.rank() - 1] > kMostNarrowTerms)
+                return std::nullopt;
             elements += element_count(from->second.second.shape);
-            flops += cost_of(lowered.ops[from->second.first]).flops;
+            flops += cost_of(maker).flops;
             count++;
         }
         found[at] = std::move(parts);
