@@ -214,7 +214,8 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part pa
     roles.block = forward ? 128 : 64;
     roles.boxes = static_cast<int>(d / 64);
     roles.ahead = d == 64;
-    roles.stages = !forward ? 5 - roles.boxes : roles.ahead ? 4 : 2;
+    // With scores ahead three blocks are held at a time, and one passed over between each two.
+    roles.stages = !forward ? (roles.ahead ? 5 : 3) : roles.ahead ? 4 : 2;
     const int of_q = of_keys ? roles.block : roles.rows(),
               of_k = of_keys ? roles.rows() : roles.block;
     const auto add = [&](int input, const char* name, int box) {
