@@ -357,7 +357,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             if constexpr (both) hold(next_s);
             release(barriers.empty(0, done));
             const float factors[2] = {scale, scale};
-            store_rows<typename Shape::Dq, width>(
+            store_rows<typename Shape::Dq, width, Shape::t % Room::rows == 0>(
                 acc, factors, dq + Shape::Dq::at(place.batch, place.head), row, int(Shape::t));
             if (!goes_on) return false;
             round++;
@@ -559,9 +559,10 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     const auto store = [&](const Place& place, int row, const float (&key_acc)[width / 2],
                            const float (&value_acc)[width / 2]) {
         const float scales[2] = {scale, scale}, ones[2] = {1.0f, 1.0f};
-        store_rows<typename Shape::Dk, width>(
+        constexpr bool full = Shape::s % Room::rows == 0;
+        store_rows<typename Shape::Dk, width, full>(
             key_acc, scales, dk + Shape::Dk::at(place.batch, place.group), row, int(Shape::s));
-        store_rows<typename Shape::Dv, width>(
+        store_rows<typename Shape::Dv, width, full>(
             value_acc, ones, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
     };
     const auto release_both = [&](int at) {

@@ -81,39 +81,45 @@ __device__ __forceinline__ void turn_words(uint32_t (&word)[4], int lane) {
     }
 }
 /// Sums of a warp's 16 rows from `row` on, of which `rows` exist, each row times a factor, as pairs
-/// of neighbours; where rows begin at 16 bytes, as so many at a time.
-template <class At, int Columns, class E, int Count>
+/// of neighbours; where rows begin at 16 bytes, as so many at a time. The exchanges between lanes
+/// come before all stores, that one need not wait for another. Full: all rows exist.
+template <class At, int Columns, bool Full, class E, int Count>
 __device__ __forceinline__ void store_rows(const float (&sums)[Count], const float (&factor)[2],
                                            E* to, int row, int rows) {
+    constexpr int fours = Columns / 32;
     uint32_t thread = threadIdx.x;
     asm volatile("" : "+r"(thread));  // nothing of this is kept while products need registers
-    const int lane = int(thread % 32);
-    const bool wide = At::row % 8 == 0 && aligned16(to);
+    const int lane = int(thread % 32), first = row + lane / 4;
+    uint32_t words[2 * fours][4];
 #pragma unroll
-    for (int high = 0; high < 2; high++) {
-        const int r = row + lane / 4 + 8 * high;
-        E* const line = to + r * int64_t(At::row);
+    for (int x = 0; x < 2 * fours; x++)
 #pragma unroll
-        for (int x = 0; x < Columns / 8; x += 4) {
-            uint32_t word[4];
+        for (int y = 0; y < 4; y++) {
+            const int high = x / fours;
+            const float* const two = &sums[4 * (x % fours * 4 + y) + 2 * high];
+            words[x][y] = narrow_two<E>(two[0] * factor[high], two[1] * factor[high]);
+        }
+    E* const line = to + first * int64_t(At::row);
+    if (At::row % 8 == 0 && aligned16(to)) {
 #pragma unroll
-            for (int y = 0; y < 4; y++) {
-                const float* const two = &sums[4 * (x + y) + 2 * high];
-                word[y] = narrow_two<E>(two[0] * factor[high], two[1] * factor[high]);
-            }
-            if (wide) {
-                turn_words(word, lane);
-                if (r < rows)
-                    asm volatile(
-                        "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(line + 8 * (x + lane % 4)),
-                        "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
-                        : "memory");
-            } else if (r < rows) {
+        for (int x = 0; x < 2 * fours; x++) turn_words(words[x], lane);
+        E* const at = line + lane % 4 * 8;
+#pragma unroll
+        for (int x = 0; x < 2 * fours; x++)
+            if (Full || first + 8 * (x / fours) < rows)
+                asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
+                                 at + x / fours * 8 * int64_t(At::row) + x % fours * 32),
+                             "r"(words[x][0]), "r"(words[x][1]), "r"(words[x][2]), "r"(words[x][3])
+                             : "memory");
+    } else {
+        E* const at = line + lane % 4 * 2;
+#pragma unroll
+        for (int x = 0; x < 2 * fours; x++)
+            if (Full || first + 8 * (x / fours) < rows)
 #pragma unroll
                 for (int y = 0; y < 4; y++)
-                    *reinterpret_cast<uint32_t*>(line + 8 * (x + y) + lane % 4 * 2) = word[y];
-            }
-        }
+                    *reinterpret_cast<uint32_t*>(at + x / fours * 8 * int64_t(At::row) +
+                                                 8 * (x % fours * 4 + y)) = words[x][y];
     }
 }
 
@@ -405,8 +411,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         kept_top(top);
         const float shares[2] = {scalar::weight_share(top[0], acc[columns - 4]),
                                  scalar::weight_share(top[1], acc[columns - 2])};
-        store_rows<typename Shape::O, width>(acc, shares, o + Shape::O::at(place.batch, place.head),
-                                             row, int(Shape::t));
+        store_rows<typename Shape::O, width, Shape::t % 64 == 0>(
+            acc, shares, o + Shape::O::at(place.batch, place.head), row, int(Shape::t));
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             const int64_t r = row + lane / 4 + 8 * high;
