@@ -463,6 +463,13 @@ def test_attention_is_neither_serialized_nor_spilled(size, causal):
         log = _core.cuda_log(program, "sm_90a")
         assert "serialized" not in log and "setmaxnreg" not in log, log
         assert not spilled(program), log
+        # Warps that ask for more registers than the block was given wait for good.
+        given, groups = (
+            int(re.search(r"Used (\d+) registers", log)[1]),
+            2 + ("groups = 3" in program),
+        )
+        asked = re.findall(r"producer_registers = (\d+), consumer_registers = (\d+)", program)
+        assert asked and all(int(n) + groups * int(m) <= (groups + 1) * given for n, m in asked)
         name = re.search(r"aicf_(attention\w*)_wgmma_bf16", program)[1]
         assert waits_for_products(program) == WAITS[name][size == 128], name
 

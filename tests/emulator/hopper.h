@@ -14,6 +14,7 @@ struct Rank {
 } inline cluster_ctarank;
 
 inline void mov_u32(u32& to, Rank) { to = self().rank; }
+inline void mov_u32(u32& to, u32 from) { to = from; }
 /// An address of another block: its rank in the highest bits.
 inline void mapa_shared__cluster_u32(u32& to, u32 at, u32 rank) { to = at | (rank + 1) << 24; }
 inline char* cluster_at(u32 address) {

@@ -411,7 +411,7 @@ class AttentionText {
                       value = roles.boxes * box + (roles.boxes == 1 ? 0 : ones);
         return 2 * roles.boxes * roles.rows() * 128 + roles.stages * (roles.boxes * box + value) +
                (roles.boxes == 1 ? ones : 0) + 8 * (4 + 4 * roles.stages) +
-               (roles.stages >= 4 ? 8 * 2 * roles.rows() : 0);
+               (roles.stages >= 4 ? 8 * 2 * roles.rows() : 0) + 4 * 16;
     }
     /// And as GradientRoom has them.
     static int64_t gradient_room(const Roles& roles) {
@@ -425,7 +425,8 @@ class AttentionText {
         std::string text =
             cat("struct @_Layout {\n    static constexpr int boxes = ", roles.boxes,
                 forward_ ? cat(", groups = ", roles.groups) : cat(", block = ", roles.block),
-                ", stages = ", roles.stages, ", producer_registers = ", forward_ ? 24 : 40,
+                ", stages = ", roles.stages,
+                ", producer_registers = ", forward_ ? (roles.groups == 3 ? 32 : 24) : 40,
                 ", consumer_registers = ",
                 !forward_           ? 232
                 : roles.groups == 3 ? 160

@@ -28,7 +28,9 @@ struct AttentionRoom {
     // three warpgroups have no registers for.
     static constexpr bool joint = Stages >= 4;
     static constexpr int lanes = barriers + 8 * (4 + 4 * Stages);
-    static constexpr int bytes = lanes + (joint ? 8 * 128 * Groups : 0);
+    // Where four units are: one that is being stored, two whose queries are here, and one to spare.
+    static constexpr int places = lanes + (joint ? 8 * 128 * Groups : 0);
+    static constexpr int bytes = places + 4 * 16;
 };
 
 /// The tiles of all heads in the order in which blocks take them: `Lot` heads after `Lot` heads, so
@@ -41,9 +43,10 @@ struct TileTurn {
         const auto block = uint32_t(grid.block), blocks = uint32_t(grid.blocks);
         unit = round * blocks + (round % 2 ? blocks - 1 - block : block);
         const uint32_t first = unit / (Tiles * Lot) * Lot, at = unit % (Tiles * Lot);
-        const uint32_t count = Heads % Lot == 0 || Heads - first >= Lot ? Lot : Heads - first;
-        tile = at / count;
-        head = first + at % count;
+        constexpr uint32_t rest = Heads % Lot ? Heads % Lot : Lot;  // heads of the last lot
+        const bool whole = rest == Lot || Heads - first >= Lot;
+        tile = whole ? at / Lot : at / rest;
+        head = first + at - tile * (whole ? Lot : rest);
     }
     __device__ __forceinline__ bool there() const { return unit < Tiles * Heads; }
 };
@@ -148,9 +151,15 @@ struct RowWeights {
             int seen = int(Shape::s) - key;
             if (Shape::causal && query + 8 * high + 1 - key < seen)
                 seen = query + 8 * high + 1 - key;
+            // And how many of its 16, two of every eight; bits become predicates seven at a time.
+            const int keys = seen < 0    ? 0
+                             : seen > 64 ? 64
+                                         : seen,
+                      own = keys / 8 * 2 + (keys % 8 < 2 ? keys % 8 : 2);
+            const uint32_t hidden = ~0u << own;
 #pragma unroll
             for (int x = 0; x < 16; x++)
-                if (x / 2 * 8 + x % 2 >= seen) s[x / 2 * 4 + 2 * high + x % 2] = value;
+                if (hidden & (1u << x)) s[x / 2 * 4 + 2 * high + x % 2] = value;
         }
     }
     __device__ __forceinline__ static int larger(int a, int b) { return a > b ? a : b; }
@@ -274,6 +283,19 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     struct Place {
         int head, batch, i0, blocks;
         bool there;
+        /// As the thread that loads has left it.
+        __device__ __forceinline__ explicit Place(uint32_t at) {
+            uint32_t told[4];
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(told[0]), "=r"(told[1]), "=r"(told[2]), "=r"(told[3])
+                         : "r"(at)
+                         : "memory");
+            head = int(told[0]);
+            batch = int(told[1]);
+            i0 = int(told[2]);
+            blocks = int(told[3]);
+            there = blocks > 0;
+        }
         __device__ __forceinline__ Place(const Grid& grid, uint32_t round) {
             const TileTurn<tiles, uint32_t(Shape::heads * Shape::batches), Layout::lot> turn(grid,
                                                                                              round);
@@ -294,6 +316,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             return first >= 0 && first < Shape::t ? blocks_of(first + 64) : 0;
         }
     };
+    const auto place_at = [&](uint32_t round) { return room + Room::places + round % 4 * 16; };
+    const auto place_of = [&](uint32_t round) { return Place(place_at(round)); };
     int stage = 0;
     uint32_t phase = 0;
     const auto next = [&] {
@@ -302,21 +326,37 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
         if (threadIdx.x == 0) {
-            for (uint32_t round = 0;; round++) {
-                const Place place(grid, round);
-                if (!place.there) break;
-                const auto copy = [&](uint32_t to, const char* map, int lot, int x, int y, int z,
-                                      uint32_t barrier) {
+            const auto copy = [&](uint32_t to, const char* map, int lot, int x, int y, int z,
+                                  uint32_t barrier) {
 #pragma unroll
-                    for (int b = 0; b < boxes; b++)
-                        copy_box<1>(to + b * lot, map, x + 64 * b, y, z, barrier);
-                };
+                for (int b = 0; b < boxes; b++)
+                    copy_box<1>(to + b * lot, map, x + 64 * b, y, z, barrier);
+            };
+            // Says where a unit is and loads its queries.
+            const auto ask = [&](uint32_t round) {
+                const Place place(grid, round);
                 const uint32_t q = round % 2;
                 wait_barrier(empty_q(q), round / 2 % 2 ^ 1);
-                arrive_expecting(full_q(q), Room::query_bytes);
-                copy(room + Room::queries + q * Room::query_bytes, map_q, rows * Room::line,
-                     Layout::q_x(place.head), place.i0, Layout::q_z(place.batch, place.head),
-                     full_q(q));
+                asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(place_at(round)),
+                             "r"(uint32_t(place.head)), "r"(uint32_t(place.batch)),
+                             "r"(uint32_t(place.i0)), "r"(uint32_t(place.there ? place.blocks : 0))
+                             : "memory");
+                if (place.there) {
+                    arrive_expecting(full_q(q), Room::query_bytes);
+                    copy(room + Room::queries + q * Room::query_bytes, map_q, rows * Room::line,
+                         Layout::q_x(place.head), place.i0, Layout::q_z(place.batch, place.head),
+                         full_q(q));
+                } else {
+                    arrive_at<1>(full_q(q), 0);
+                }
+                return place;
+            };
+            // Queries of the next unit are asked for as soon as those of the last are done with:
+            // of few stages the last keys of a unit are too late.
+            constexpr bool early = !joint;
+            Place place = ask(0);
+            for (uint32_t round = 1; place.there; round++) {
+                Place following = place;
                 const int group = place.head / int(Shape::share);
                 for (int j = 0; j < place.blocks; j++, next()) {
                     wait_barrier(empty_k(stage), phase ^ 1);
@@ -324,6 +364,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                     copy(room + Room::key_stages + stage * Room::key_bytes, map_k, Room::box,
                          Layout::k_x(group), j * Room::keys, Layout::k_z(place.batch, group),
                          full_k(stage));
+                    if (early && j == 1) following = ask(round);
                     if (!joint) {
                         wait_barrier(empty_v(stage), phase ^ 1);
                         arrive_expecting(full_v(stage), Room::key_bytes);
@@ -332,6 +373,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                          Layout::v_x(group), j * Room::keys, Layout::v_z(place.batch, group),
                          full_v(stage));
                 }
+                if (!early || place.blocks < 2) following = ask(round);
+                place = following;
             }
         }
         return;
@@ -435,10 +478,10 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         }
     };
     for (uint32_t round = 0;; round++) {
-        Place place(grid, round);
+        wait_barrier(full_q(round % 2), round / 2 % 2);
+        Place place = place_of(round);
         if (!place.there) break;
         int needed = place.needed(half_of(round)), j = 0, row = row_of(place, round);
-        wait_barrier(full_q(round % 2), round / 2 % 2);
         if (needed == 0) {
             __syncwarp();
             release(empty_q(round % 2));
@@ -467,10 +510,14 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             bool follows = goes_on;
             if (last) {
                 const uint32_t of = round + 1;
-                const Place after(grid, of);
-                follows = after.there && after.needed(half_of(of)) > 0 &&
-                          (needed == place.blocks || stages >= 4);
-                if (follows) wait_barrier(full_q(of % 2), of / 2 % 2);
+                // Of few stages the next unit's loads may wait for what this one has yet to
+                // release.
+                follows = needed == place.blocks || stages >= 4;
+                if (follows) {
+                    wait_barrier(full_q(of % 2), of / 2 % 2);
+                    const Place after = place_of(of);
+                    follows = after.there && after.needed(half_of(of)) > 0;
+                }
                 queries = queries_of(of);
             }
             const int j0 = j * Room::keys;
@@ -489,11 +536,22 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             int most_bits[2];
             rows_of.largest_bits(most_bits, low, high);
             rows_of.moves = false;
-            // Some weights are made beside the vote, again where it says that rows rise.
-            const bool keeps = rows_of.keeps(most_bits);
+            // Some weights are made beside the vote, again where it says that rows rise. At first
+            // they do; zeros, lest registers hold the weights of one turn until the next.
             constexpr int beside = 14;
             float weights[beside];
-            rows_of.template weights_of<0>(weights, low);
+            bool keeps = false;
+            if (j > 0) {
+                keeps = rows_of.keeps(most_bits);
+                rows_of.template weights_of<0>(weights, low);
+            } else {
+#pragma unroll
+                for (int x = 0; x < beside; x++) {
+                    uint32_t zero;
+                    asm volatile("mov.u32 %0, 0;" : "=r"(zero));
+                    weights[x] = scalar::from_bits(zero);
+                }
+            }
             if (!keeps) {
                 rows_of.rise(low, high);
                 rows_of.template weights_of<0>(weights, low);
@@ -509,7 +567,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             if (ended) {
                 release(empty_v(before));
                 const uint32_t of_ended = goes_on ? round - 1 : round;
-                const Place was(grid, of_ended);
+                const Place was = place_of(of_ended);
                 store(was, row_of(was, of_ended));
                 if (!goes_on) break;
                 ended = false;
@@ -549,7 +607,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 rows_of.begin();
                 if (follows) {
                     round++;
-                    place = Place(grid, round);
+                    place = place_of(round);
                     needed = place.needed(half_of(round));
                     row = row_of(place, round);
                     j = 0;
