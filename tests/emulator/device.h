@@ -155,6 +155,16 @@ inline u32 bfloat_of(float x) {
 inline void cvt_rn_f16x2_f32(u32& to, float high, float low) {
     to = half_of(high) << 16 | half_of(low);
 }
+/// As 9.0 rounds f32: 10 bits of mantissa, ties to even; one NaN for all.
+inline u32 to_tf32(u32 x) {
+    if ((x & 0x7fffffff) > 0x7f800000) return 0x7fffe000;
+    return (x + 0xfff + (x >> 13 & 1)) & 0xffffe000;
+}
+inline void cvt_rn_tf32_f32(u32& to, float from) {
+    u32 word;
+    __builtin_memcpy(&word, &from, 4);
+    to = to_tf32(word);
+}
 inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) {
     to = bfloat_of(high) << 16 | bfloat_of(low);
 }

@@ -93,12 +93,6 @@ inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v4_f32(u32 to,
 /// Where a byte of a tile of 128-byte lines lies: cells of 16 bytes change places within 8 lines.
 inline u32 permuted(u32 address) { return address ^ (address >> 7 & 7) << 4; }
 
-/// As a map of tf32 copies a number of f32: 10 bits of mantissa, ties to even; one NaN for all.
-inline u32 rounded(u32 x) {
-    if ((x & 0x7fffffff) > 0x7f800000) return 0x7fffe000;
-    return (x + 0xfff + (x >> 13 & 1)) & 0xffffe000;
-}
-
 inline void copy_box(char* to, u32 address, const void* described, int x, int y, int z) {
     const auto& map = *static_cast<const Map*>(described);
     const u32 line = map.box[0] * map.size;
@@ -121,7 +115,7 @@ inline void copy_box(char* to, u32 address, const void* described, int x, int y,
             if (map.rounds) {
                 u32 word;
                 __builtin_memcpy(&word, at, 4);
-                word = rounded(word);
+                word = to_tf32(word);
                 __builtin_memcpy(at, &word, 4);
             }
         }

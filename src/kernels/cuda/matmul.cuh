@@ -14,11 +14,15 @@ struct Tf32 {
 };
 __device__ __forceinline__ float widen(Tf32 x) { return scalar::from_bits(x.bits); }
 
-/// scalar::f32_to_tf32 but for the 13 bits that tensor cores do not read. (No instruction of 8.0
-/// rounds ties to even.)
+/// scalar::f32_to_tf32 but for the 13 bits that tensor cores do not read. (Before 9.0 no
+/// instruction rounds ties to even.)
 __device__ __forceinline__ void round_word(uint32_t& word) {
     const float x = scalar::from_bits(word);
+#if __CUDA_ARCH__ >= 900
+    asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(word) : "f"(x));
+#else
     word = x != x ? 0x7fffffffu : word + 0xfffu + (word >> 13 & 1u);
+#endif
 }
 
 template <class As, class E>

@@ -300,15 +300,23 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
         }
 }
 
-void put_near_behind(const Problem& p, std::vector<Choice>& choices) {
-    constexpr int64_t least_results = 1 << 18;  // of tf32
-    if (p.element > 2 && (p.rate == 1 || p.m * p.n < least_results)) return;
-    double least = 0;
+void rank_near(const Problem& p, std::vector<Choice>& choices) {
+    constexpr int64_t least_results = 1 << 18, least_rows = 17;
+    const auto in_place = [](const Choice& choice) {
+        return choice.tiling->pair &&
+               (choice.reads == Reads::lying || choice.reads == Reads::turned);
+    };
+    const bool tf32 = p.rate > 1, few = p.m * p.n < least_results;
+    if (!tf32 && (p.element > 2 || std::min(p.m, p.n) < least_rows)) return;
+    double roles = 0, near = 0;  // the least of each
     for (const Choice& choice : choices)
-        if (choice.tiling->pair && (choice.reads == Reads::lying || choice.reads == Reads::turned))
+        if (double& least = choice.groups ? near : roles; choice.groups || in_place(choice))
             least = least > 0 ? std::min(least, choice.cycles) : choice.cycles;
-    for (Choice& choice : choices)
-        if (choice.groups) choice.cycles = std::max(choice.cycles, least);
+    for (Choice& choice : choices) {
+        if (choice.groups && !(tf32 && few)) choice.cycles = std::max(choice.cycles, roles);
+        if (choice.tiling->pair && tf32 && few && near > 0)
+            choice.cycles = std::max(choice.cycles, near + 1);
+    }
 }
 
 std::string name_of(const Choice& choice) {

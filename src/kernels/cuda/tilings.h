@@ -129,11 +129,11 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
 /// Those of near.cuh and of near_mma.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
-/// Makes those of near_mma.cuh, which come last, no faster than wgmma's. Of 16 bits 128x256x256
-/// took an H200 2.1 us by wgmma, 3.2 by near_mma.cuh, 128x1024x1024 4.6 and 6.3, 512x512x128 2.2
-/// and 3.1. Of tf32 that it reads where it lies 512 cubed took an H100 6.5 us and 8.1; of fewer
-/// results near_mma.cuh keeps its place, whose tiles can be members of a group.
-void put_near_behind(const Problem& p, std::vector<Choice>& choices);
+/// Makes those of near_mma.cuh no faster than wgmma's. Of 16 bits 128x256x256 took an H200 2.1 us
+/// by wgmma, 3.2 by near_mma.cuh, 128x1024x1024 4.6 and 6.3, 512x512x128 2.2 and 3.1; of at most 16
+/// rows they keep their place. Of tf32 that lies along k 512 cubed took an H100 6.5 us and 8.1; of
+/// fewer results those of near_mma.cuh come first, whose tiles can be members of a group.
+void rank_near(const Problem& p, std::vector<Choice>& choices);
 /// Stages of near_mma.cuh's rings that shared memory has room for: more than four where a group's
 /// run of k, `depth`, is then on its way at once. `element`: bytes of an operand's.
 int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t depth, int64_t element);
