@@ -585,12 +585,9 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
     }
     if (size * box[0] > 128) return CUDA_ERROR_INVALID_VALUE;  // a line of the widest permutation
     if (!alive(from, end - from)) broken("a tensor map of memory that is not alive");
-    const emulated::Map described{static_cast<const char*>(at),
-                                  {sizes[0], sizes[1], sizes[2]},
-                                  {steps[0], steps[1]},
-                                  {box[0], box[1], box[2]},
-                                  static_cast<unsigned>(size),
-                                  rounds};
+    const emulated::Map described{static_cast<const char*>(at), {sizes[0], sizes[1], sizes[2]},
+                                  {steps[0], steps[1]},         {box[0], box[1], box[2]},
+                                  static_cast<unsigned>(size),  rounds};
     std::memset(map, 0xa5, sizeof *map);
     std::memcpy(map, &described, sizeof described);
     return CUDA_SUCCESS;
