@@ -222,7 +222,7 @@ print(len(found) >= 30, all(found), *sorted(a + way for a, way in ways))
 
 
 def test_readings_of_tf32(folder):
-    """Where they lie, as those of the transpose, copied: rounded by the copy engine all the same."""
+    """Where they lie, as those of the transpose, copied: the copy engine rounds all the same."""
     done = subprocess.run(
         [sys.executable, "-c", READINGS], env=emulate.environment(folder, major=9), text=True,
         capture_output=True,
