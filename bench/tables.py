@@ -240,6 +240,17 @@ def update_epilogues_gpu():
     return source(run) + "\n\n" + table(head, rows)
 
 
+def sweep_steps_gpu():
+    run = load("sweep_steps_gpu")
+    rows = [
+        (row["config"], *(f"{row[form]['us']:.1f}" for form in ("fp32", "tf32", "jax scan")),
+         *(f"{row['ratio'][math]:.2f}" for math in ("fp32", "tf32")))
+        for row in run["rows"]
+    ]  # fmt: skip
+    head = ("µs a step", "fp32", "tf32", "JAX `scan`", "ratio in fp32", "in tf32")
+    return source(run) + "\n\n" + table(head, rows)
+
+
 def loops_h200():
     run = load("loops_h200")
     forms = ("block", "launches", "torch", "jax")
@@ -284,6 +295,17 @@ def products_gpu():
     ]
     head = ("M×N×K, layouts, math", "aicf, µs", "TFLOP/s", "PyTorch", "PyTorch's time / aicf's")
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+
+
+def products_tf32_gpu():
+    run = load("products_tf32_gpu")
+    found = [(row["case"], row["first"], row["us"]) for row in run["rows"]]
+    rows = [
+        (case, name, f"{us[name]:.1f}", f"{us['torch']:.1f}", f"{us['torch'] / us[name]:.2f}")
+        for case, name, us in sorted(found, key=lambda row: row[2]["torch"] / row[2][row[1]])
+    ]
+    head = ("M×N×K, layouts", "kernel", "aicf, µs", "PyTorch, µs", "PyTorch's time / aicf's")
+    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows, "ll")
 
 
 def compile_h200():
