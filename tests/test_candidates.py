@@ -278,3 +278,14 @@ def test_few_rows(sizes, turned, rng):
     for name in names:
         step = g.compile(device="cuda", candidates={signature: name})
         assert_bits(step(**feed)["y"].numpy(), want, name)
+
+
+@pytest.mark.parametrize("sizes", [(384, 512, 4096), (256, 256, 4096), (128, 1024, 2048)], ids=str)
+def test_long_sums_of_tf32_have_warp_roles(sizes):
+    """Few results have tiles of mma.sync first only where these are about as fast."""
+    m, n, k = sizes
+    g = aicf.Graph("product")
+    y = aicf.matmul(g.input("a", (m, k)), aicf.transpose(g.input("b", (n, k)), 0, 1))
+    g.output("y", y)
+    ((_, names),) = known(g, math="tf32").items()
+    assert names[0].startswith("wgmma_") and not names[0].endswith("_copies"), names[:4]

@@ -74,7 +74,7 @@ struct Limits {
     /// The operand of such a member, outputs behind inputs, that lies in the warp's shared memory
     /// alone, 8 neighbours of a lane together; -1: none.
     int inner = -1;
-    bool squares = false;  // which a warp adds by subtrees instead
+    bool squares = false;  // of a loss, which such a member adds and stores in its place
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
@@ -271,9 +271,10 @@ double turn_cycles(const LoweredOp& op);
 int64_t terms_of(const LoweredOp& op);
 /// Cycles of a product in a launch, by its candidate or else the first; 0 where no tiles fit.
 double gemm_cycles(const LoweredOp& op, const Limits& limits);
+/// Whether each cut of a product along k is one for tensor cores by itself.
+bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits);
 /// Whether a product can be a member of a group, and has blocks for a quarter of the processors at
 /// most.
-bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits);
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits);
 /// Whether the kernel of a product by tiles can be a member's of a group.
 bool gemm_in_group(const LoweredOp& op, const Limits& limits);

@@ -113,8 +113,8 @@ CapturedGraph::~CapturedGraph() { destroy(); }
 
 /// Where ops run side by side, those on the way through the step that takes longest come first.
 /// From 9.0 on a kernel gets ready while the one that it waits for still runs (begin_kernel()), if
-/// neither waits or is waited for by others, and that one writes nothing that it reads before. Its
-/// blocks take room then: of what runs beside, at most half.
+/// neither waits or is waited for by others, and the one that it waits for writes nothing that this
+/// one reads early. Its blocks take room then: of what runs beside, at most half.
 void CapturedGraph::find_order() {
     std::vector<std::vector<int>> waits;
     std::vector<int64_t> takes;

@@ -37,9 +37,11 @@ void complete(CudaKernel& kernel, const LoweredOp& op) {
     // Products read their right operand early, where that is by whole 16 bytes.
     const auto reads_early = [&](const LoweredOp& one) {
         if (one.def != chain_def() && one.inputs.size() > 1 &&
-            (one.body.empty() ? one.def : one.body[0].def)->gemm)
-            if (const int at = find_view(op.inputs, one.inputs[1]); at >= 0)
-                kernel.early.push_back(at);
+            (one.body.empty() ? one.def : one.body[0].def)->gemm) {
+            const int at = find_view(op.inputs, one.inputs[1]);
+            check(at >= 0, "cuda: what a kernel reads early is no operand of its op");
+            kernel.early.push_back(at);
+        }
     };
     if (op.members.empty())
         reads_early(op);

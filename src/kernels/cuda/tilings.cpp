@@ -302,6 +302,7 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
 
 void rank_near(const Problem& p, std::vector<Choice>& choices) {
     constexpr int64_t least_results = 1 << 18, least_rows = 17;
+    constexpr double slower = 1.5;  // at most, for a place in a group
     const auto in_place = [](const Choice& choice) {
         return choice.tiling->pair &&
                (choice.reads == Reads::lying || choice.reads == Reads::turned);
@@ -312,10 +313,12 @@ void rank_near(const Problem& p, std::vector<Choice>& choices) {
     for (const Choice& choice : choices)
         if (double& least = choice.groups ? near : roles; choice.groups || in_place(choice))
             least = least > 0 ? std::min(least, choice.cycles) : choice.cycles;
+    if (roles == 0 || near == 0) return;
+    if (tf32 && few && (near < roles || near > slower * roles)) return;
     for (Choice& choice : choices) {
-        if (choice.groups && !(tf32 && few)) choice.cycles = std::max(choice.cycles, roles);
-        if (choice.tiling->pair && tf32 && few && near > 0)
-            choice.cycles = std::max(choice.cycles, near + 1);
+        if (!choice.groups) continue;
+        choice.cycles =
+            tf32 && few ? choice.cycles * (roles - 1) / near : std::max(choice.cycles, roles);
     }
 }
 
