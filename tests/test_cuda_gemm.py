@@ -83,7 +83,7 @@ def check_half(sizes, layout, dtype, rng, math="fp32"):
     step, arrays, _ = built(sizes, layout, dtype, rng.standard_normal, "cuda", math)
     given = arrays
     work = np.prod(sizes) * {"batch": 3, "spread": 2}.get(layout, 1)
-    rounds = math != "tf32" or work >= 1 << 20  # smaller ones stay as they are
+    rounds = math != "tf32" or work >= 1 << 22  # smaller ones stay as they are
     kind = dtype if math == "fp32" else math
     if rounds:
         arrays = {name: product_operand(x, kind) for name, x in arrays.items()}
