@@ -172,14 +172,16 @@ def test_updates(dtype, optimizer, sizes):
 
 @pytest.mark.parametrize("large", [False, True])
 def test_an_update_reads_gradients_in_16_bits(large):
-    """Of tensors that share an op with others, and of one alone; the cast is gone."""
+    """Of tensors that share an op with others, and of one alone; the cast is gone. (Small ones are
+    updated behind the products that make their gradients, by another pass.)"""
     g = aicf.Graph("mixed")
     sizes = (2049, 2049) if large else (60, 50, 40)
     h = g.input("x", (64, sizes[0]))
     for i, size in enumerate(sizes[1:]):
         h = g.dense(str(i), h, size)
     g.minimize(aicf.mse_loss(h, g.input("t", h.shape)), aicf.optim.Adam())
-    plan = json.loads(_core.cuda_plan(g._core, _core.pass_names(), math="mixed"))
+    passes = [name for name in _core.pass_names() if name != "update_epilogues"]
+    plan = json.loads(_core.cuda_plan(g._core, passes, math="mixed"))
     assert not any(op["op"] == "cast" and op["attrs"]["dtype"] == "float32" for op in plan["ops"])
     updates = [[step["op"] for step in op.get("body", [])] for op in plan["ops"]]
     assert sum(body.count("cast") for body in updates if "adam_step" in body) == len(sizes) - 1

@@ -21,8 +21,6 @@ bool fusable(const LoweredOp& op) {
 
 // ---- pointwise ----------------------------------------------------------------------------------
 
-bool any_region(const LoweredOp&) { return true; }
-
 /// An op joins its producers' groups where the iteration shapes are equal.
 class Pointwise : Groups {
   public:

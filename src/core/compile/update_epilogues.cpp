@@ -12,8 +12,6 @@ constexpr size_t kMostUpdates = 32;
 // 4,096 rows in mixed takes an H100 48.0 us with its updates behind them, 38.6 without.
 constexpr int64_t kMostNarrowTerms = 1024;
 
-bool any_region(const LoweredOp&) { return true; }
-
 bool is_cast(const LoweredOp& op) { return op.body.empty() && op.def->name == "cast"; }
 
 /// The updates of a multi-tensor op and the casts of their gradients, one by one; none where it

@@ -5,6 +5,9 @@
 
 namespace aicf {
 
+/// Where a pass asks nothing of a region.
+inline bool any_region(const LoweredOp&) { return true; }
+
 /// Whether a product's result has the shape of its rows and columns, not reshaped.
 bool plain_product(const View& a, const View& b, const Dims& result);
 
