@@ -119,6 +119,13 @@ def test_what_has_launches_of_its_own():
     assert with_updates(plan_of(graph_of(16, (2030, 2030, 10))[0])) != []  # below 4 Mi elements
 
 
+@pytest.mark.parametrize(("rows", "behind"), [(1016, True), (1024, True), (1032, False)])
+def test_sums_of_16_bits_have_at_most_1024_terms(rows, behind):
+    g, _ = graph_of(rows, (64, 96, 10))
+    assert bool(with_updates(plan_of(g, "mixed"))) == behind
+    assert with_updates(plan_of(g, "tf32")) != []
+
+
 def test_deep_nets_take_several_launches_of_updates():
     """An argument block has room for 14 of them; of more than 32 none is an epilogue."""
     for layers, more in ((6, 0), (8, 1), (16, 2), (17, None)):
