@@ -106,3 +106,13 @@ def assert_close(got, want, dtype, ulp=0.0, extra=0.0, zero_sign=True, what=""):
         assert np.array_equal(np.signbit(got[zeros]), np.signbit(want[zeros])), (
             f"{what}: sign of zero: {got!r}, need {want!r}"
         )
+
+
+def assert_bits_of_passes(bits, g, feed, math, several):
+    """What `bits(step, feed)` gives by name is the same on a GPU, by each list of passes, as on a
+    CPU that has its orders."""
+    want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
+    for passes in several:
+        got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
+        for name, value in want.items():
+            assert_bits(got[name], value, f"{name} of {passes}")

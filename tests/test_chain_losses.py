@@ -6,7 +6,7 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core
-from compare import assert_bits
+from compare import assert_bits, assert_bits_of_passes
 
 ALL = _core.pass_names()
 WITHOUT = tuple(name for name in ALL if name != "losses")
@@ -86,11 +86,7 @@ CASES = {
 def test_bits_are_those_of_a_launch(case, math):
     rows, widths, options = CASES[case]
     g, feed = graph_of(rows, widths, **options)
-    want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
-    for passes in (ALL, WITHOUT):
-        got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
-        for name, value in want.items():
-            assert_bits(got[name], value, f"{name} of {passes}")
+    assert_bits_of_passes(bits, g, feed, math, (ALL, WITHOUT))
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core
-from compare import assert_bits
+from compare import assert_bits, assert_bits_of_passes
 
 ALL = _core.pass_names()
 WITHOUT = tuple(name for name in ALL if name != "chains")
@@ -124,11 +124,7 @@ def bits(step, feed):
 def test_bits_are_those_of_launches_apart(sizes, options, math):
     g, feed = graph_of(*sizes, **options)
     assert chains(g, math)
-    want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
-    for passes in (ALL, WITHOUT):
-        got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
-        for name, value in want.items():
-            assert_bits(got[name], value, f"{name} of {passes}")
+    assert_bits_of_passes(bits, g, feed, math, (ALL, WITHOUT))
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core
-from compare import assert_bits
+from compare import assert_bits, assert_bits_of_passes
 
 ALL = _core.pass_names()
 WITHOUT = tuple(name for name in ALL if name != "cuts")
@@ -113,11 +113,7 @@ def bits(step, feed):
 def test_bits_are_those_of_sums_by_blocks(rows, widths, update, math):
     g, feed = graph_of(rows, widths, update)
     assert math != "mixed" or rows < 4096 or cuts_of(g, math, APART) == [8, 8, 16, 16]
-    want = bits(g.compile(device="cpu", seed=1, math=math, tensor_cores="sm_90"), feed)
-    for passes in (ALL, APART, WITHOUT):
-        got = bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
-        for name, value in want.items():
-            assert_bits(got[name], value, f"{name} of {passes}")
+    assert_bits_of_passes(bits, g, feed, math, (ALL, APART, WITHOUT))
 
 
 @pytest.mark.parametrize("widths", [(64, 64, 64), (128, 129, 60)], ids=str)
