@@ -6,7 +6,8 @@ A batch is rows x 1024 random tokens; our math is "mixed", PyTorch's is autocast
 float32 params, both with AdamW (PyTorch's fused) over the same first weights. The two take turns;
 milliseconds a step are medians of readings of three steps, launches and the peak of memory those
 of our plan, PyTorch's peak what its allocator gave out. --losses: both are first run so many steps
-on the same tokens, and the largest difference of their losses is printed.
+on the same tokens, with a rate that rises to AdamW's over them, and so is PyTorch in float32; how
+far the losses of both lie from those of float32 is printed.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from compile_cuda import gpt2
 from conftest import versions
 from rows_gpu import take_turns
 
-LENGTH, LETTERS, WIDTH, HEADS, LAYERS, STEPS = 1024, 50257, 768, 12, 12, 3
+LENGTH, LETTERS, WIDTH, HEADS, LAYERS, STEPS, RATE = 1024, 50257, 768, 12, 12, 3, 6e-4
 
 
 def loss_of(p, x, target):
@@ -56,7 +57,8 @@ class Peer:
         self.p = {name: value.cuda().requires_grad_() for name, value in params.items()}
         self.x = torch.from_numpy(tokens).cuda().long()
         self.target = torch.from_numpy(targets).cuda().long()
-        optimizer = torch.optim.AdamW(self.p.values(), lr=6e-4, fused=True, capturable=True)
+        self.rate = torch.tensor(RATE, device="cuda")
+        optimizer = torch.optim.AdamW(self.p.values(), lr=self.rate, fused=True, capturable=True)
         compiled = torch.compile(lambda x, target: loss_of(self.p, x, target))
         start = {name: value.detach().clone() for name, value in self.p.items()}
 
@@ -89,6 +91,43 @@ class Peer:
             self.graph.replay()
 
 
+def losses_in_float32(params, tokens, targets, rates):
+    """PyTorch's losses, op by op, with every product in float32."""
+    import torch
+
+    p = {name: value.cuda().requires_grad_() for name, value in params.items()}
+    x, target = (torch.from_numpy(array).cuda().long() for array in (tokens, targets))
+    optimizer = torch.optim.AdamW(p.values(), lr=RATE, fused=True)
+    losses = []
+    for rate in rates:
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        loss = loss_of(p, x, target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def compared_losses(step, peer, params, tokens, targets, count):
+    """Of each step ours, PyTorch's under autocast, PyTorch's in float32."""
+    rates = [RATE * (i + 1) / count for i in range(count)]
+    both = []
+    for rate in rates:
+        step.set("opt.lr", rate)
+        peer.rate.fill_(rate)
+        peer.graph.replay()
+        both.append((step(x=tokens, next=targets)["loss"].item(), peer.loss.item()))
+    exact = losses_in_float32(params, tokens, targets, rates)
+    losses = [(*two, one) for two, one in zip(both, exact, strict=True)]
+    for name, k in (("aicf", 0), ("PyTorch under autocast", 1)):
+        far = [abs(three[k] - three[2]) for three in losses]
+        print(f"{count} losses, from {losses[0][k]:.4f} to {losses[-1][k]:.4f}, of {name}: "
+              f"{statistics.fmean(far):.5f} from float32's in the mean, {max(far):.5f} at most",
+              flush=True)  # fmt: skip
+    return losses
+
+
 def measured(rows, rounds, losses, alone):
     step = gpt2(rows=rows, length=LENGTH).compile(device="cuda", math="mixed")
     rng = np.random.default_rng(0)
@@ -110,16 +149,8 @@ def measured(rows, rounds, losses, alone):
         peer = Peer(params, tokens, targets)
         row["peer_peak_bytes"] = torch.cuda.max_memory_allocated()
         calls["torch"] = (peer.replay, torch.cuda.synchronize)
-        apart = []
-        for _ in range(losses):
-            peer.graph.replay()
-            loss = step(x=tokens, next=targets)["loss"].item()
-            apart.append((loss, peer.loss.item()))
-        if apart:
-            row["losses"] = apart
-            worst = max(abs(a - b) for a, b in apart)
-            print(f"{losses} losses, from {apart[0][0]:.4f} to {apart[-1][0]:.4f}: "
-                  f"at most {worst:.4f} from PyTorch's", flush=True)  # fmt: skip
+        if losses:
+            row["losses"] = compared_losses(step, peer, params, tokens, targets, losses)
     step(x=tokens, next=targets)
     taken = take_turns(calls, rounds, most=STEPS)
     row["ms"] = {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()}
