@@ -32,17 +32,25 @@ if wanted test; then
     python3 -m pytest -m gpu -q -p no:benchmark ${PYTEST_OPTIONS:-} ${TESTS:-tests} >"$out/pytest.txt" 2>&1 || status=1
     tail -n 60 "$out/pytest.txt"
 fi
-if wanted sanitize; then  # graphs of every kind, shared out to processes
-    for tool in memcheck racecheck; do
+if wanted sanitize; then  # graphs and products of every kind, shared out to processes
+    watched() {  # NAME [TOOL ...]: the slice under a tool, its kernels in the cache already
+        name=$1
+        shift
         for part in 0 1 2 3 4 5 6 7; do
-            compute-sanitizer --tool $tool --error-exitcode 9 \
-                python3 tests/slice_gpu.py --part $part/8 --seconds "${SLICE_SECONDS:-600}" \
-                >"$out/$tool$part.txt" 2>&1 || touch "$out/failed" &
+            for what in "" --kernels; do
+                "$@" python3 tests/slice_gpu.py --part $part/8 $what $compile \
+                    --seconds "${SLICE_SECONDS:-600}" >"$out/$name$what$part.txt" 2>&1 ||
+                    touch "$out/failed" &
+            done
         done
+        wait
+        grep -hE "ERROR SUMMARY|RACECHECK SUMMARY|graphs$" "$out/$name"*[0-7].txt | sort | uniq -c
+    }
+    compile=--compile watched compile
+    compile=
+    for tool in ${TOOLS:-memcheck racecheck synccheck}; do
+        watched $tool compute-sanitizer --tool $tool --error-exitcode 9
     done
-    wait
     [ -e "$out/failed" ] && status=1
-    grep -hE "ERROR SUMMARY|RACECHECK SUMMARY|graphs$" "$out"/memcheck?.txt "$out"/racecheck?.txt |
-        sort | uniq -c
 fi
 exit $status

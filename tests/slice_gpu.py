@@ -1,17 +1,22 @@
 """Runs graphs of every kind on a device, each compiled once: what compute-sanitizer is to watch.
 
     compute-sanitizer --tool memcheck python tests/slice_gpu.py [--part 0/8] [--seconds S]
+                                                                [--kernels | --compile]
 
 pytest's own start and the many compilations of its tests would take most of a sanitizer's time.
 Prints how many of its part's graphs ran in the time given; results are other tests' business.
+--kernels: a product by each kernel that can compute it, for every layout and kind of operands;
+--compile: only fills the cache of kernels, for a run to come.
 """
 
 import argparse
+import itertools
+import re
 import time
 
 import aicf
 import numpy as np
-from aicf import verify
+from aicf import _core, verify
 from op_cases import CASES, SIZES
 from steps import batch_of, build_train, build_wide
 from test_ops import draw
@@ -106,25 +111,62 @@ def graphs():
     return [*whole, *rows, *sums, *products, *map(table, CASES)]
 
 
+KINDS = [  # dtype of operands, mode of the product
+    ("bfloat16", "fp32"),
+    ("float16", "fp32"),
+    ("float32", "bf16"),
+    ("float32", "tf32"),
+    ("float32", "fp32"),
+    ("float32", "fp32x"),
+]
+
+
+def products_by_kernel():
+    """One product for each kernel of each mode, whose layouts are dealt out to them: of a size that
+    fills no tile, and of one with many cuts for kernels that share or queue them."""
+    found = {}
+    for m, k, n in ((328, 1096, 264), (72, 4096, 136), (8, 1024, 2048)):
+        for (dtype, math), *turned in itertools.product(KINDS, (False, True), (False, True)):
+
+            def build(g, a, b, dtype=dtype, turned=turned):
+                x, y = (aicf.cast(v, dtype) for v in (a, b))
+                return [(x.T if turned[0] else x) @ (y.T if turned[1] else y)]
+
+            shapes = (k, m) if turned[0] else (m, k), (n, k) if turned[1] else (k, n)
+            g, *_ = of(build, *shapes)(np.random.default_rng(0))
+            known = _core.cuda_candidates(g._core, _core.pass_names(), math=math)
+            for signature, names in known.items():
+                for name in names:
+                    form = re.sub(r"_\d+$", "_cuts", name)
+                    found.setdefault((dtype, math, form), []).append(
+                        of(build, *shapes, math=math, candidates={signature: name})
+                    )
+    return [ways[i % len(ways)] for i, ways in enumerate(found.values())]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     stop = time.monotonic() + options.seconds
-    chosen, done = graphs()[part::parts], 0
+    chosen, done = (products_by_kernel() if options.kernels else graphs())[part::parts], 0
     for make in chosen:
         if time.monotonic() > stop:
             break
         g, feed, how = make(np.random.default_rng(done))
         step = g.compile(device=options.device, **how)
+        done += 1
+        if options.compile:
+            continue
         for _ in range(2):
             step(**feed)
         step.replay(3)
         step.synchronize()
-        done += 1
     print(f"part {options.part}: {done} of {len(chosen)} graphs")
 
 
