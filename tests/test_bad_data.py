@@ -7,6 +7,9 @@ import pytest
 from compare import assert_bits
 from conftest import outputs_of
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 ROWS = 7
 
 # (g, table [ROWS, 4], indices [5, 4] or [5]) -> a value that depends on the table

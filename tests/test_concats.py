@@ -10,6 +10,9 @@ from aicf import _core
 from compare import assert_bits
 from conftest import DEVICES
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 
 def graph_of(heads, length, size, layers=1, before=lambda x: x, order=(0, 1, 2)):
     """Self-attention whose queries, keys and values come of one product, with their gradients."""

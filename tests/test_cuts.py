@@ -8,6 +8,9 @@ import pytest
 from aicf import _core
 from compare import assert_bits, assert_bits_of_passes
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 ALL = _core.pass_names()
 WITHOUT = tuple(name for name in ALL if name != "cuts")
 APART = tuple(name for name in ALL if name != "update_epilogues")

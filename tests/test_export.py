@@ -18,6 +18,9 @@ from conftest import DEVICES
 from test_cuda_fake import driver  # noqa: F401
 from test_cuda_fake import run as run_fake
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 HERE = Path(__file__).parent
 MUTANTS = 3000
 INVALID_IMAGE = 200

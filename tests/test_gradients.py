@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from conftest import outputs_of
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 
 def graph_of(*shapes, dtype="float64"):
     g = aicf.Graph("gradients")

@@ -1,5 +1,7 @@
 """compile(math="mixed"): activations and gradients in bfloat16, all that a user sees in float32."""
 
+import json
+
 import aicf
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from compare import assert_bits
 from conftest import outputs_of
 from test_passes import OPTIMIZERS, Recast, assert_same, build_random, everything
 from test_random_graphs import random_program
+
+any_size = pytest.mark.usefixtures("any_size_narrows")
 
 
 def mixed_text(g):
@@ -35,6 +39,7 @@ def draw(rng, *shape):
     return rng.standard_normal(shape).astype(np.float32)
 
 
+@any_size
 def test_a_network_is_its_twin_with_casts(device, rng):
     """Products, biases and what follows them in 16 bits; sums and outputs in 32."""
 
@@ -48,6 +53,7 @@ def test_a_network_is_its_twin_with_casts(device, rng):
     both(build, {"x": draw(rng, 9, 7), "t": draw(rng, 9, 5)}, device)
 
 
+@any_size
 def test_a_number_of_more_digits_is_not_rounded(device, rng):
     """0.1 is no bfloat16: its product is computed wide and rounded once."""
 
@@ -59,6 +65,7 @@ def test_a_number_of_more_digits_is_not_rounded(device, rng):
     both(build, {"x": draw(rng, 8, 8)}, device)
 
 
+@any_size
 def test_what_only_wide_values_are_made_of_is_wide(device, rng):
     """Squares that a sum adds are not rounded first, nor is what only an output shows."""
 
@@ -70,6 +77,7 @@ def test_what_only_wide_values_are_made_of_is_wide(device, rng):
     both(build, {"x": draw(rng, 8, 8)}, device)
 
 
+@any_size
 def test_what_meets_a_wide_value_is_wide(device, rng):
     """An error against float32 targets keeps their digits."""
 
@@ -81,6 +89,7 @@ def test_what_meets_a_wide_value_is_wide(device, rng):
     both(build, {"x": draw(rng, 8, 8), "t": draw(rng, 8, 8)}, device)
 
 
+@any_size
 def test_params_go_along_in_any_shape(device, rng):
     """A convolution's bias is reshaped and broadcast before it is added."""
     g = aicf.Graph("conv")
@@ -96,6 +105,7 @@ def test_params_go_along_in_any_shape(device, rng):
     assert got.dtype == "float32"
 
 
+@any_size
 def test_states_keep_their_digits(device, rng):
     """A running mean and an update by hand are made in float32, whatever they are made of."""
 
@@ -122,6 +132,7 @@ def test_states_keep_their_digits(device, rng):
         assert_bits(np.asarray(array), np.asarray(ends[1][name]), name)
 
 
+@any_size
 @pytest.mark.parametrize("seeded", [False, True])
 def test_a_loss_that_is_a_product(seeded):
     """Its gradient's seed has its dtype."""
@@ -137,6 +148,7 @@ def test_a_loss_that_is_a_product(seeded):
     assert_bits(got, x.T * (2 if seeded else 1))
 
 
+@any_size
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training(name, device):
     """Close to "fp32"; params, moments and outputs are float32, and every run has the same bits."""
@@ -162,6 +174,7 @@ def test_training(name, device):
     assert losses["mixed"][-1] < losses["mixed"][0]
 
 
+@any_size
 @pytest.mark.parametrize("name", verify.CASES)
 def test_every_value_is_checked(name):
     """The rewritten graph passes the verifier, links of its gradients included, and is the dump's
@@ -171,6 +184,7 @@ def test_every_value_is_checked(name):
     assert "bf16[" in text and "Cast" in text and "bf16[" not in str(g)
 
 
+@any_size
 @pytest.mark.parametrize("group", range(8))
 def test_random_graphs(group, device):
     """Any graph compiles, and no pass changes a bit."""
@@ -191,6 +205,7 @@ def test_random_graphs(group, device):
             want = want or got
 
 
+@any_size
 def test_launches_know_the_nodes_of_the_graph_as_given():
     """The casts that "mixed" adds shift no layer and no line of a launch."""
     g = aicf.Graph("three layers")
@@ -208,3 +223,125 @@ def test_launches_know_the_nodes_of_the_graph_as_given():
     assert {name for op, name in found if op == "sgd_step"} == {"SgdStep"}
     gemms = [launch.layer for launch in step.profile(1).launches if "gemm" in launch.op]
     assert gemms[:3] == ["0", "1", "2"] and set(gemms) == {"0", "1", "2"}
+
+
+def layer(rows, k, n, kind="linear"):
+    """A product and both its gradients, whose loss is a sum."""
+    g = aicf.Graph("layer")
+    x, w = g.param("x", rows + (k,)), g.param("w", (n, k) if kind == "linear" else (k, n))
+    y = aicf.linear(x, w) if kind == "linear" else aicf.matmul(x, w)
+    g.output("y", y)
+    grads = g.backward(aicf.sum(y * g.input("t", rows + (n,))), wrt=[x, w])
+    g.output("dx", grads[x])
+    g.output("dw", grads[w])
+    return g
+
+
+SIZES = [
+    (((128,), 256, 255), False),
+    (((128,), 256, 256), True),  # 2^23 multiplications
+    (((127,), 256, 256), False),
+    (((129,), 256, 256), True),
+    (((4, 32), 256, 256), True),  # rows of all matrices
+    (((33,), 512, 512), True),
+    (((32,), 512, 512), False),  # few rows
+    (((32,), 1024, 1024), True),  # with 2^25 multiplications
+    (((31,), 1024, 1024), False),
+    (((4, 4), 1024, 1024), False),
+    (((16,), 1448, 1450), True),
+    (((16,), 4096, 4096), False),  # of weights that no cache holds
+    (((16,), 4096, 4095), True),
+    (((17,), 4096, 4096), True),
+    (((8192,), 64, 16), True),  # few columns
+    (((8192,), 63, 16), False),
+]
+
+
+@pytest.mark.parametrize("kind", ["linear", "matmul"])
+@pytest.mark.parametrize(("sizes", "narrow"), SIZES, ids=str)
+def test_small_products_and_those_of_few_rows_stay_wide(sizes, narrow, kind, rng):
+    """By the sizes of the layer alone, with both its gradients and without a cast."""
+    g, (rows, _, n) = layer(*sizes, kind), sizes
+    ops = [op for op in g.compile(device="cpu", math="mixed").lowered if op["op"] == "gemm"]
+    assert [op["inputs"][0]["dtype"] for op in ops] == ["bfloat16" if narrow else "float32"] * 3
+    assert ("Cast" in mixed_text(g)) == narrow
+    if not narrow:
+        feed = {"t": draw(rng, *rows, n)}
+        got, want = (
+            outputs_of(g.compile(device="cpu", math=math, seed=1)(**feed))
+            for math in ("mixed", "fp32")
+        )
+        for name, array in want.items():
+            assert_bits(got[name], array, name)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "narrow"),
+    [
+        ((16, 64, 16), (16, 16, 512), True),  # heads of 16
+        ((16, 63, 16), (16, 16, 512), False),
+        ((512, 16, 64), (512, 64, 16), True),  # few rows of each of many
+        ((64, 16), (16, 16, 512), True),
+    ],
+    ids=str,
+)
+def test_products_of_batches_count_all(a, b, narrow):
+    g = aicf.Graph("batches")
+    g.output("y", aicf.matmul(g.input("a", a), g.input("b", b)))
+    assert ("Cast" in mixed_text(g)) == narrow
+
+
+def test_small_products_beside_one_that_gains_are_of_16_bits():
+    """The last layer's operand is in 16 bits already."""
+    g = aicf.Graph("head")
+    h = aicf.relu(g.dense("0", g.input("x", (128, 256)), 256))
+    g.output("y", g.dense("1", h, 10))
+    lines = [line for line in mixed_text(g).splitlines() if "= Linear(" in line]
+    assert len(lines) == 2 and all(" bf16[" in line for line in lines)
+
+
+def test_small_products_of_16_bits_stay_so():
+    """Which the user has cast."""
+    g = aicf.Graph("cast")
+    x, w = (aicf.cast(g.input(name, (8, 8)), "bfloat16") for name in ("x", "w"))
+    g.output("y", aicf.matmul(x, w))
+    (line,) = [line for line in mixed_text(g).splitlines() if "= MatMul(" in line]
+    assert " bf16[" in line
+
+
+@pytest.mark.parametrize("sizes", [one[0] for one in SIZES[:9]], ids=str)
+def test_products_around_the_least(sizes, device, rng):
+    """With the bits of a CPU."""
+    g, feed = layer(*sizes), {"t": draw(rng, *sizes[0], sizes[2])}
+    got, want = (
+        outputs_of(g.compile(device=one, math="mixed", seed=1, tensor_cores=cores)(**feed))
+        for one, cores in ((device, None), ("cpu", "sm_90" if device == "cuda" else None))
+    )
+    for name, array in want.items():
+        assert_bits(got[name], array, name)
+
+
+@pytest.mark.parametrize(
+    ("widths", "rows", "casts"),
+    [
+        ((1024, 1024, 1024, 10), 16, 0),
+        ((128, 128, 128, 10), 128, 0),
+        ((512, 512, 512, 10), 32, 0),
+        ((256, 256, 256, 10), 127, 0),
+        ((256, 256, 256, 10), 128, 1),
+    ],
+    ids=str,
+)
+def test_small_steps_are_those_of_float32(widths, rows, casts):
+    """Launch by launch, without a cast."""
+    plans = {}
+    for math in ("fp32", "mixed"):
+        g = aicf.Graph("step")
+        h = g.input("x", (rows, widths[0]))
+        for i, width in enumerate(widths[1:]):
+            h = g.dense(str(i), aicf.relu(h) if i else h, width)
+        g.minimize(aicf.cross_entropy(h, g.input("t", (rows,), "int64")), aicf.optim.Adam(lr=1e-3))
+        plan = _core.cuda_plan(g._core, _core.pass_names(), 132, "sm_90a", math=math)
+        plans[math] = json.loads(plan)["ops"]
+    assert (plans["mixed"] == plans["fp32"]) == (not casts)
+    assert ("bf16" in str(plans["mixed"])) == bool(casts)

@@ -10,6 +10,9 @@ from aicf import _core
 from conftest import outputs_of
 from test_passes import check_passes, entries
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 CHOICES = (
     (),
     ("shapes",),

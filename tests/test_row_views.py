@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from aicf import _core
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 needs_compiler = pytest.mark.skipif(
     not _core.cuda_info()["nvrtc"], reason="NVRTC is not installed (aicf[cuda13])"
 )

@@ -17,6 +17,9 @@ from op_cases import BOOL, CASES, EFFECT, SIZES
 from op_cases_layers import INDEX, RANDOM
 from test_ops import differentiable, draw
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 BITS = ("And", "Or", "Xor", "LeftShift", "RightShift")
 # Ops that have no gradient, each with the sentence that says so. Every other op has one, of which
 # the rows below take another.

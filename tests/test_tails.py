@@ -10,6 +10,9 @@ from aicf import _core
 from compare import assert_bits
 from conftest import DEVICES
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 ALL = _core.pass_names()
 APART = tuple(name for name in ALL if name != "tails")
 WITHOUT_BLOCK = tuple(name for name in ALL if name != "block")

@@ -6,6 +6,9 @@ import pytest
 from aicf import _core, command, tuning
 from compare import assert_bits
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 needs_cuda = pytest.mark.skipif(not hasattr(_core, "cuda_info"), reason="no CUDA in this build")
 
 

@@ -9,6 +9,9 @@ import pytest
 from aicf import _core
 from compare import assert_bits
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 ALL = _core.pass_names()
 WITHOUT = tuple(name for name in ALL if name != "update_epilogues")
 OPTIMIZERS = {

@@ -9,6 +9,9 @@ from aicf import _core
 from compare import assert_bits
 from conftest import DEVICES
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 # Where updates have launches of their own.
 ALL = tuple(name for name in _core.pass_names() if name != "update_epilogues")
 APART = tuple(name for name in ALL if name != "optimizers")

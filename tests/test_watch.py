@@ -14,6 +14,9 @@ from compare import assert_bits
 from conftest import outputs_of
 from test_random_graphs import build_program, interpret, random_program
 
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
 BATCH, TOKENS, CLASSES = 6, 11, 4
 
 

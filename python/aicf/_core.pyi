@@ -198,6 +198,11 @@ def op_grad(arg: str, /) -> str:
 def pass_names() -> list[str]:
     """The default pass list, in order."""
 
+def narrow_any_size(any: bool) -> bool:
+    """
+    For tests: whether "mixed" takes products of any size in 16 bits, so that small ones reach these kernels. Returns what it was.
+    """
+
 def simplify_rules() -> list[tuple[str, str]]:
     """Name and reason of each rewrite of the pass simplify."""
 

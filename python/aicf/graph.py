@@ -675,7 +675,7 @@ class Graph:
                 of their own), in "tf32" where they are large enough to gain by it, else as
                 "fp32". "mixed" also stores activations and gradients as bfloat16; sums,
                 losses, norms, params, states, outputs and what is made for these alone stay
-                float32.
+                float32, as all does where no product is large enough to gain by it.
             deterministic: False also admits kernels whose results may differ from run to run.
             passes: names in order, "default", or () for none.
             capture: False leaves only `run`.

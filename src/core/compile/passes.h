@@ -41,6 +41,9 @@ std::vector<char> linked_values(const Graph& graph);
 /// Activations and gradients become bfloat16; changes bits, so compile's math asks for it
 /// (mixed.cpp).
 void store_in_16_bits(Graph& graph);
+/// For tests: whether it takes products of any size, so that small ones reach the kernels of 16
+/// bits. Returns what it was.
+bool narrow_any_size(bool any);
 /// Constant folding (fold.cpp).
 void fold_constants(Graph& graph);
 /// Evaluates a graph of constants: the bytes of its outputs, in order. Compiling cannot run ops, so

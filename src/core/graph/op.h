@@ -286,6 +286,11 @@ enum class Storage : uint8_t {
     product  // 16 bits
 };
 
+/// What a product multiplies: m x k by k x n.
+struct ProductSizes {
+    int64_t batches, m, n, k;
+};
+
 struct OpDef {
     std::string name;                 // "Linear"
     std::string fn;                   // the user's word for it, in errors: "linear"
@@ -300,8 +305,10 @@ struct OpDef {
     bool effect = false;       // its outputs are new states: each must be assigned or read
     Storage storage = Storage::wide;
     std::vector<int> wide = {};  // inputs that stay f32 under "mixed"
-    bool is_view = false;        // a view: its output is elements of its one input
-    bool detaches = false;       // stops gradients
+    /// Of a product of operands 0 and 1, or its gradient: what the product multiplies.
+    ProductSizes (*sizes)(const Dims& first, const Dims& second) = nullptr;
+    bool is_view = false;   // a view: its output is elements of its one input
+    bool detaches = false;  // stops gradients
     /// Of an indexing op: the operand that holds the indices, and their bound.
     int indices = -1;
     int64_t (*rows)(const Dims& first, const Attrs& attrs) = nullptr;  // first: operand 0's shape

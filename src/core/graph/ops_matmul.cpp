@@ -30,6 +30,12 @@ std::vector<Type> infer_linear(const InferContext& c) {
     return {{c.dtype(0), shape}};
 }
 
+ProductSizes linear_sizes(const Dims& x, const Dims& w) {
+    int64_t rows = 1;
+    for (int i = 0; i + 1 < x.rank(); i++) rows *= x[i];
+    return {1, rows, w[0], w[1]};
+}
+
 /// Flattens the leading axes of x; copies only if strides cannot express it.
 View as_matrix(LowerContext& c, const View& view) {
     const int rank = view.shape.rank();
@@ -114,6 +120,17 @@ std::vector<Type> infer_matmul(const InferContext& c) {
     if (!row) shape.push(m);
     if (!column) shape.push(n);
     return {{c.dtype(0), shape}};
+}
+
+/// One matrix b multiplies the rows of all matrices of a.
+ProductSizes matmul_sizes(const Dims& a, const Dims& b) {
+    const int of_a = a.rank(), of_b = b.rank();
+    ProductSizes sizes{1, of_a > 1 ? a[of_a - 2] : 1, of_b > 1 ? b[of_b - 1] : 1, a[of_a - 1]};
+    for (int i = 1; i <= std::max(of_a, of_b) - 2; i++) {
+        const int64_t own = i <= of_a - 2 ? a[of_a - 2 - i] : 1;
+        (of_b > 2 ? sizes.batches : sizes.m) *= std::max(own, i <= of_b - 2 ? b[of_b - 2 - i] : 1);
+    }
+    return sizes;
 }
 
 /// The operand with its batch axes broadcast to `batch`.
@@ -349,7 +366,8 @@ void define_matmul_ops() {
                          for (int i = 0; i < g.inputs(); i++) g.set(i, grads[i]);
                      },
                  .lower = lower_linear,
-                 .storage = Storage::product});
+                 .storage = Storage::product,
+                 .sizes = linear_sizes});
     define(OpDef{.name = "LinearBwd",
                  .fn = "linear_bwd",
                  .inputs = {"x", "W", "dy"},
@@ -357,7 +375,8 @@ void define_matmul_ops() {
                  .infer = infer_linear_bwd,
                  .grad = linear_bwd_grad,
                  .lower = lower_linear_bwd,
-                 .storage = Storage::product});
+                 .storage = Storage::product,
+                 .sizes = linear_sizes});
     define(OpDef{.name = "MatMul",
                  .fn = "matmul",
                  .inputs = {"a", "b"},
@@ -365,7 +384,8 @@ void define_matmul_ops() {
                  .infer = infer_matmul,
                  .grad = matmul_grad,
                  .lower = lower_matmul,
-                 .storage = Storage::product});
+                 .storage = Storage::product,
+                 .sizes = matmul_sizes});
     define(LoweredDef{.name = "gemm",
                       .inputs = {"a", "b"},
                       .outputs = {"c"},
