@@ -429,6 +429,7 @@ def main(argv=None):
     parser.add_argument("--most-faults", type=int, default=20)
     parser.add_argument("--pack", help="write them there for `harness files`, and run none")
     asked = parser.parse_args(argv)
+    aicf._core.narrow_any_size(True)  # of graphs as small as these
     known = {}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "mutant.aicf")

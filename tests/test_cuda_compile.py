@@ -170,6 +170,7 @@ def test_updates(dtype, optimizer, sizes):
     compiled(g, "sm_90a")
 
 
+@pytest.mark.usefixtures("any_size_narrows")
 @pytest.mark.parametrize("large", [False, True])
 def test_an_update_reads_gradients_in_16_bits(large):
     """Of tensors that share an op with others, and of one alone; the cast is gone. (Small ones are
