@@ -21,14 +21,15 @@ std::atomic<bool> any_size = false;
 /// Whether a product gains by 16 bits, whatever the device: a small one waits for its operands, one
 /// of few rows reads little but what would be cast, again where no cache holds it. Steps of three
 /// layers take an H100 in float32 and in 16 bits, us: 256 wide with 96 rows 19.0 and 20.4, with 128
-/// 20.0 and 18.8; 512 with 32 22.7 and 25.2; 1024 with 16 37.9 and 39.5, with 32 46.0 and 42.4; 2048
-/// with 16 166 and 138; 4096 with 16 495 and 510.
+/// 19.6 and 17.7; 384 with 64 21.2 and 21.9; 512 with 48 25.4 and 21.5; 1024 with 16 36.5 and 37.8,
+/// with 24 44.9 and 40.9; 1536 with 16 111 and 81; 4096 with 16 495 and 510.
 bool gains(const ProductSizes& of) {
-    constexpr int64_t least_work = 1 << 23, few_rows = 32, work_of_few = 1 << 25;
-    constexpr int64_t fewest_rows = 16, large_weights = 1 << 24;
+    constexpr int64_t many_rows = 128, least_of_many = 1 << 23, least = 3 << 22;
+    constexpr int64_t few_rows = 16, least_of_few = 1 << 25, large_weights = 1 << 24;
     const int64_t work = of.batches * of.m * of.n * of.k;
-    if (of.batches > 1 || of.m > few_rows) return work >= least_work;
-    return work >= work_of_few && (of.m > fewest_rows || of.n * of.k < large_weights);
+    if (of.batches > 1 || of.m >= many_rows) return work >= least_of_many;
+    if (of.m > few_rows) return work >= least;
+    return work >= least_of_few && of.n * of.k < large_weights;
 }
 
 /// Whether one of a graph's products does, by which the others have neighbours in 16 bits. Those of
