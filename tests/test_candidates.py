@@ -75,6 +75,32 @@ def test_small_products_have_one_kernel():
     assert known(build(8, 8, 8)) == {}
 
 
+@pytest.mark.parametrize(
+    ("case", "there"),
+    [
+        ("128x512x784 NT bfloat16", True),
+        ("128x512x784 NT float16", True),
+        ("128x512x784 NN bfloat16", False),  # lines across k
+        ("128x512x784 TT bfloat16", False),
+        ("128x512x784 NT float32", False),
+        ("128x512x780 NT bfloat16", False),  # lines that begin at no multiple of 16 bytes
+        ("128x128x256 NT bfloat16", True),  # 2^22 multiplications
+        ("128x128x248 NT bfloat16", False),
+        ("128x512x4096 NT bfloat16", False),  # more than a block has room for
+    ],
+)
+def test_what_the_copy_engine_brings_at_once(case, there):
+    sizes, kind, dtype = case.split()
+    m, n, k = (int(size) for size in sizes.split("x"))
+    g = aicf.Graph("product")
+    a = g.input("a", (k, m) if kind[0] == "T" else (m, k), dtype)
+    b = g.input("b", (n, k) if kind[1] == "T" else (k, n), dtype)
+    g.output("y", aicf.matmul(a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b))
+    for arch, any_there in (("sm_90a", there), ("sm_80", False)):
+        ((_, names),) = known(g, arch=arch).items()
+        assert any("_boxes" in name for name in names) == any_there, names
+
+
 # Times of candidates of products, in microseconds, on an H100 and an H200.
 MEASURED = {
     f"{case} {device}": times

@@ -28,7 +28,7 @@ std::optional<DType> read_as(const std::string& math) {
 bool fits_group(const Choice& choice) {
     if (choice.thin) return true;
     const Tiling& t = *choice.tiling;
-    return t.pair <= 1 && t.threads * std::max(choice.groups, 1) <= kGroupThreads;
+    return t.pair <= 1 && !choice.boxes && t.threads * std::max(choice.groups, 1) <= kGroupThreads;
 }
 
 Gemm::Gemm(const LoweredOp& of)
@@ -197,6 +197,12 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
     problem.hands_over = !op.body.empty() && !copied_as && size == 4 && packs_eights(op);
     problem.narrows = copied_as && *copied_as != DType::f32;
     problem.element = static_cast<int64_t>(dtype_size(a.dtype));
+    const auto along_k = [&](int input) {
+        const auto there = mapped_operand(op, input, 1 - input, 16);
+        return there && there->along_k;
+    };
+    problem.boxes = limits.major == 9 && is_16_bit(a.dtype) && m * n * k >= kRolesWork &&
+                    along_k(0) && along_k(1);
     const auto add = [&](const auto& tilings) {
         for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
     };

@@ -132,17 +132,13 @@ struct NearRun {
     /// done where copies go past the first cache, which may hold what was there before.
     template <int Steps>
     __device__ __forceinline__ void begin(E* to, int t) const {
-        constexpr bool whole = k % BK == 0 && Shape::n % BN == 0;
         bool early = false;
 #if __CUDA_ARCH__ >= 900
-        if constexpr (TileB::packs && whole) {
+        if constexpr (TileB::packs) {
             early = b_aligned;
             if (early)
 #pragma unroll 1
-                for (int s = 0; s < Steps && s < steps; s++)
-                    TileB::template fetch<Threads, true>(to + s * stage + TileA::elements,
-                                                         bp + s * BK * Shape::b_row, t, BN, BK,
-                                                         true);
+                for (int s = 0; s < Steps && s < steps; s++) fetch_b(to + s * stage, s, t);
         }
 #endif
         begin_kernel();

@@ -78,10 +78,9 @@ struct ThinStage {
 
     /// Starts the copies of [k, k + depth), of which what lies before `end` exists, for wide rows
     /// from w0 on. Rows that do not exist are some that do.
-    __device__ __forceinline__ static void fetch(uint32_t to, const E* wide, const E* thin,
-                                                 int64_t w0, int k, int end, bool packs,
-                                                 bool thin_packs) {
-        constexpr int cells = line / 16, thin_cells = thin_line / 16;
+    __device__ __forceinline__ static void fetch_wide(uint32_t to, const E* wide, int64_t w0, int k,
+                                                      int end, bool packs) {
+        constexpr int cells = line / 16;
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int p = 0; p < lines * cells / 32; p++) {
@@ -97,13 +96,17 @@ struct ThinStage {
                           Thin::wide - w);
             }
         }
+    }
+    __device__ __forceinline__ static void fetch_thin(uint32_t to, const E* thin, int k, int end,
+                                                      bool packs) {
+        constexpr int thin_cells = thin_line / 16;
 #pragma unroll
-        for (int x = lane; x < int(Thin::rows) * thin_cells; x += 32) {
+        for (int x = threadIdx.x % 32; x < int(Thin::rows) * thin_cells; x += 32) {
             const int t = x / thin_cells, c = x % thin_cells;
             if (k + c * per < end)
                 bring(to + thin_at(t, c),
                       thin + t * Thin::thin_row + (k + c * per) * Thin::thin_col, Thin::thin_col,
-                      thin_packs);
+                      packs);
         }
     }
 };
@@ -140,17 +143,32 @@ __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const
         const E* const wp = wide + Thin::wide_at(batch);
         const bool packs = Thin::packs && aligned16(wp);
         const bool thin_packs = Thin::thin_packs && aligned16(tp);
-        const auto fetch = [&](int s) {
-            if (s < all) {
-                const int mine = s / steps_of(cut) * Slices + slice, begin = mine * cut;
-                const int end = mine == cuts - 1 ? int(Shape::k) : begin + cut;
-                Stage::fetch(room + s % Stages * Stage::bytes, wp, tp, w0,
-                             begin + s % steps_of(cut) * Stage::depth, end, packs, thin_packs);
-            }
-            commit_copies();
+        // Of the wide operand, the thin one, or both.
+        const auto fetch = [&](int s, bool of_wide, bool of_thin) {
+            if (s >= all) return;
+            const int mine = s / steps_of(cut) * Slices + slice, begin = mine * cut;
+            const int end = mine == cuts - 1 ? int(Shape::k) : begin + cut;
+            const uint32_t to = room + s % Stages * Stage::bytes;
+            const int k = begin + s % steps_of(cut) * Stage::depth;
+            if (of_wide) Stage::fetch_wide(to, wp, w0, k, end, packs);
+            if (of_thin) Stage::fetch_thin(to, tp, k, end, thin_packs);
         };
         __syncwarp();
-        for (int s = 0; s < Stages - 1; s++) fetch(s);
+        // The first stages of a right operand come before what the kernel waits for is done: by
+        // copies that go past the first cache, which may hold what was there before.
+        const bool early = Thin::begins && packs && u == grid.block;
+        if (early) {
+            for (int s = 0; s < Stages - 1; s++) {
+                fetch(s, true, false);
+                commit_copies();
+            }
+        }
+        if (Thin::begins && u == grid.block) begin_kernel();
+        for (int s = 0; s < Stages - 1; s++) {
+            fetch(s, !early, true);
+            if (!early) commit_copies();
+        }
+        if (early) commit_copies();
         A total[Count];
         int s = 0;
         for (int round = 0; round < rounds; round++) {
@@ -158,9 +176,13 @@ __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const
             const int length = mine < cuts - 1 ? cut : mine == cuts - 1 ? last : 0;
             A sums[Count] = {};
             for (int k = 0; k < length; k += Stage::depth, s++) {
-                wait_copies<Stages - 2>();
+                if (early && s == 0)
+                    wait_copies<0>();
+                else
+                    wait_copies<Stages - 2>();
                 __syncwarp();
-                fetch(s + Stages - 1);
+                fetch(s + Stages - 1, true, true);
+                commit_copies();
                 const int left = length - k;
                 multiply(sums, room + s % Stages * Stage::bytes,
                          left < Stage::depth ? left : Stage::depth);

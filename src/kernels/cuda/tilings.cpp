@@ -268,6 +268,28 @@ int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t depth, in
     return static_cast<int>(std::min(wanted, (room - sums) / (groups * stage)));
 }
 
+constexpr int64_t kBoxRoom = 224 << 10;
+
+int64_t box_room(const Tiling& t, int64_t cuts, int64_t depth) {
+    constexpr int64_t terms = 64, line = 128, barrier = 8;
+    return cuts * ceil_div(depth, terms) * ((t.m + t.n) * line + barrier);
+}
+
+/// Cycles of blocks of near_boxes.cuh that read `bytes` each, whose warps take `depth` of k: what
+/// all read together takes longest, or what one does, or a warp's products. (On an H100 128x512x784
+/// took 2.24 us by tiles of 32x32, 2.50 by 16x32, 2.66 by 16x16; 128x1024x1024 3.40, 4.22 and 6.28;
+/// 256x1024x1024 6.53 by 32x32; 128x256x256, of one cut, 2.82, 2.13 and 1.84.)
+static double box_cycles(const Tiling& t, int64_t tiles, int64_t shared, int64_t processors,
+                         double bytes, double depth) {
+    constexpr double start = 1900, again = 1100, pace = 32, pace_of_one = 70;
+    const int64_t beside = kBoxRoom / shared,
+                  rounds = ceil_div(ceil_div(tiles, processors), std::max<int64_t>(beside, 1));
+    const double all = static_cast<double>(tiles) * bytes / static_cast<double>(processors) / pace,
+                 products = depth * (2 + static_cast<double>(t.m * t.n) / 120);
+    return start + static_cast<double>(rounds - 1) * again +
+           std::max({all, bytes / pace_of_one, products});
+}
+
 /// The same on tensor cores, each tile with as many groups as take a run of cuts each. Copies from
 /// the second cache take longest: `pace` bytes a cycle of a processor. What a ring does not hold at
 /// once is waited for. `issue`: cycles of a thread that asks for 16 bytes.
@@ -297,6 +319,13 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
                 depth * std::max(t.alone, t.share * each * static_cast<double>(groups)) +
                 std::max(0.0, depth - static_cast<double>(stages * t.k)) * refill;
             choices.push_back(choice);
+            if (!p.boxes || groups < cuts || t.threads > 32 || box_room(t, cuts, terms) > kBoxRoom)
+                continue;
+            choice.boxes = true;
+            choice.cycles =
+                box_cycles(t, choice.tiles, box_room(t, cuts, terms), processors, bytes, depth) +
+                leave;
+            choices.push_back(choice);
         }
 }
 
@@ -311,12 +340,13 @@ void rank_near(const Problem& p, std::vector<Choice>& choices) {
     if (!tf32 && (p.element > 2 || std::min(p.m, p.n) < least_rows)) return;
     double roles = 0, near = 0;  // the least of each
     for (const Choice& choice : choices)
-        if (double& least = choice.groups ? near : roles; choice.groups || in_place(choice))
+        if (double& least = choice.groups ? near : roles;
+            (choice.groups && !choice.boxes) || in_place(choice))
             least = least > 0 ? std::min(least, choice.cycles) : choice.cycles;
     if (roles == 0 || near == 0) return;
     if (tf32 && few && (near < roles || near > slower * roles)) return;
     for (Choice& choice : choices) {
-        if (!choice.groups) continue;
+        if (!choice.groups || choice.boxes) continue;
         choice.cycles =
             tf32 && few ? choice.cycles * (roles - 1) / near : std::max(choice.cycles, roles);
     }
@@ -329,7 +359,7 @@ std::string name_of(const Choice& choice) {
     if (choice.groups)
         return cat("near_", t.m, "x", t.n,
                    t.part_m == 4 || (t.part_m == 16 && t.m > 16) ? cat("_t", t.part_m) : "",
-                   choice.groups > 1 ? cat("_", choice.groups) : "");
+                   choice.boxes ? "_boxes" : "", choice.groups > 1 ? cat("_", choice.groups) : "");
     return cat(t.pair ? "wgmma_" : "", t.m, "x", t.n,
                t.own       ? "_own"
                : t.writers ? "_writers"

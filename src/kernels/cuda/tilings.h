@@ -94,6 +94,7 @@ struct Choice {
     Reads reads = Reads::lying;     // by wgmma
     bool words = false;             // whose first operand goes through registers
     int groups = 0;                 // of threads, by near.cuh; 0: another kernel
+    bool boxes = false;             // whose operands the copy engine brings, by near_boxes.cuh
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
     int64_t run = 0;      // cuts of a block, by wgmma_runs.cuh; 0: another kernel
@@ -115,6 +116,7 @@ struct Problem {
     bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
     bool narrows = false;     // f32 becomes 16 bits as mma.sync's tiles load it
     int64_t element = 4;      // bytes of an operand's
+    bool boxes = false;       // of 16 bits along k, which the copy engine can read
 };
 
 /// Every cut of k that a tiling allows.
@@ -126,7 +128,9 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
 /// Clusters that share the cuts of a tile by wgmma_cluster.cuh, where tiles are few.
 void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
                   std::vector<Choice>& choices);
-/// Those of near.cuh and of near_mma.cuh.
+/// Bytes of what a block of near_boxes.cuh reads, with a barrier for each box of 64 terms.
+int64_t box_room(const Tiling& t, int64_t cuts, int64_t depth);
+/// Those of near.cuh, and of near_mma.cuh and near_boxes.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 /// Makes those of near_mma.cuh no faster than wgmma's. Of 16 bits 128x256x256 took an H200 2.1 us
