@@ -239,19 +239,54 @@ else:
     before = early()
     step = g.compile(device="cuda")
     print(len(step.trace), early() - before)
+    groups = ["members" in op for op in step.plan.ops]
+    print(*(late(i, group) for i, group in enumerate(groups)), sep=", ")
+    spare = g.compile(device="cuda")
+    first = next(i for i in range(1000) if not block(i))
+    weight = spare.params["1.W"].__dlpack__(max_version=(1, 0), copy=True)
+    step.bind(**{{"1.W": CapsuleTensor(weight)}})
+    step.replay()
+    changed = [op for op in (1, 3, 4) for times in range(1 + 12)]
+    print(*(late(first + i, groups[op]) for i, op in enumerate(changed)), sep=", ")
+    assert not block(first + len(changed))
+"""
+LATE = """
+from tensors import CapsuleTensor
+driver = ctypes.CDLL("libcuda.so.1")
+def block(i):
+    driver.fake_cuda_block.restype = ctypes.c_void_p
+    return driver.fake_cuda_block(ctypes.c_size_t(i))
+def word(at):
+    return ctypes.c_uint32.from_address(at).value
+def late(i, group):
+    "What the i-th block that a node was given says, or each of its members' blocks."
+    whole = block(i)
+    at, end = whole + word(whole + 12), whole + word(whole)
+    if not group:
+        return [word(at + 8)]
+    found = []
+    while at < end:
+        found.append(word(at + word(at + 12) + 8))
+        at += word(at)
+    return found
 """
 
 
 def test_what_is_read_early_is_not_written_before(driver):
     """Products of a net read weights while the kernel before them runs, but for the first, whose
-    weights the last one of the step before writes."""
+    weights the last one of the step before writes; gradients what was made before that kernel."""
     subprocess.run(
         [sys.executable, "-c", WEIGHTS.format(compiles=True)],
         env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
         check=True,
     )
-    out, _ = run(driver, EARLY + WEIGHTS.format(compiles=False))
-    assert out.split() == ["5", str(4 + 4 * 12)]  # in the graphs of 1 and of 12 times
+    out, _ = run(driver, EARLY + LATE + WEIGHTS.format(compiles=False))
+    edges, blocks, again = out.splitlines()
+    assert edges.split() == ["5", str(4 + 5 * 12 - 1)]  # in the graphs of 1 and of 12 times
+    # Bits of A, B and what else is read: x W and its bias, h W, h of a tail, dh W, dh^T x.
+    said = ["[6]", "[1]", "[0]", "[1, 0]", "[0, 0, 0, 0, 1, 0]"]
+    assert blocks == ", ".join(said)
+    assert again == ", ".join(said[op] for op in (1, 3, 4) for times in range(1 + 12))
 
 
 def test_every_call_fails_once(driver):

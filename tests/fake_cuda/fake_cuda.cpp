@@ -102,6 +102,7 @@ bool fails(const char* name) {
 }
 
 int early = 0, urgent = 0;  // programmatic edges, and nodes of a priority
+std::vector<std::vector<char>> blocks;  // that nodes were given, in that order
 
 struct Report {
     ~Report() {
@@ -265,6 +266,11 @@ long fake_cuda_held() {
 int fake_cuda_early() {
     LOCK;
     return early;
+}
+/// The block that a node was given as the i-th one; null behind the last.
+const char* fake_cuda_block(size_t i) {
+    LOCK;
+    return i < blocks.size() ? blocks[i].data() : nullptr;
 }
 size_t fake_cuda_uploaded() {
     LOCK;
@@ -625,6 +631,7 @@ static void keep_block(Node* node, const CUDA_KERNEL_NODE_PARAMS* params) {
     std::memcpy(&bytes, block, 4);
     node->params = *params;
     node->block.assign(block, block + bytes);
+    blocks.push_back(node->block);
     check_block(block);
 }
 CUresult cuGraphAddKernelNode_v2(CUgraphNode* to, CUgraph graph, const CUgraphNode* waits,

@@ -260,6 +260,8 @@ std::string calls_of(const Alike& alike) {
                "    }}\n");
 }
 
+bool updates_product(const LoweredOp& op) { return updates_behind(op) && anchor(op).gemm; }
+
 /// Limits of the members of a group. Blocks of products with updates behind them are as small as
 /// the products allow: more threads were idle, and their registers in the way of other blocks.
 Limits member_limits(const LoweredOp& op, Limits limits) {
@@ -267,8 +269,7 @@ Limits member_limits(const LoweredOp& op, Limits limits) {
     limits.most_warps = kGroupThreads / 32;
     int most = 0;
     for (const LoweredOp& member : op.members)
-        if (updates_behind(member) && anchor(member).gemm)
-            most = std::max(most, body_text(member, limits).threads / 32);
+        if (updates_product(member)) most = std::max(most, body_text(member, limits).threads / 32);
     if (most > 0) limits.most_warps = std::max(most, kFewWarps);
     return limits;
 }
@@ -333,7 +334,7 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         }
         calls += calls_of(kind);
     }
-    if (limits.major == 9 && own_limits.most_warps < kGroupThreads / 32)
+    if (limits.major == 9 && std::any_of(op.members.begin(), op.members.end(), updates_product))
         text.resident = static_cast<int>(std::max<int64_t>(
             1, (text.includes.contains("near_mma.cuh") ? kTensorUpdateThreads : kUpdateThreads) /
                    text.threads));

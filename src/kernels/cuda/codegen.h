@@ -94,7 +94,10 @@ LoweredOp copy_op(DType dtype, const Dims& shape, const Dims& strides);
 
 // ---- what the families write with ---------------------------------------------------------------
 
-constexpr uint32_t kTailBytes = 64;  // holds the address of the counters, or a number of steps
+constexpr uint32_t kTailBytes = 64;  // holds the address of the counters, or a number of steps,
+constexpr uint32_t kLateAt = 8;      // and of a product what it must not read early (kLate...)
+// What the kernel before may write: the operands of a product, or another tensor that it reads.
+constexpr uint32_t kLateA = 1, kLateB = 2, kLateRest = 4;
 constexpr uint32_t kMapBytes = 128;
 constexpr uint32_t kAttentionMaps = 4;  // of queries, keys, values and the result's gradient
 /// The room an op's kernel has at the end of its block, of a product with two maps.

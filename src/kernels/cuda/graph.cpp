@@ -72,16 +72,52 @@ std::pair<const char*, const char*> bytes_of(const Operand& operand) {
     }
     return {from, to};
 }
-/// Whether an op writes what the next may read before it is done.
-bool writes_early(const BoundOp& op, const BoundOp& next) {
-    for (int in : kernel_of(next).early) {
-        const auto [first, last] = bytes_of(next.args->in(in));
-        for (int out = 0; out < op.args->outputs; out++) {
-            const auto [from, to] = bytes_of(op.args->out(out));
-            if (from < last && first < to) return true;
-        }
+bool writes(const BoundOp& op, const Operand& operand) {
+    const auto [first, last] = bytes_of(operand);
+    for (int out = 0; out < op.args->outputs; out++) {
+        const auto [from, to] = bytes_of(op.args->out(out));
+        if (from < last && first < to) return true;
     }
     return false;
+}
+/// Whether an op writes what the next reads before it is done, whatever its block says.
+bool writes_early(const BoundOp& op, const BoundOp& next) {
+    const std::vector<int>& early = kernel_of(next).early;
+    return std::any_of(early.begin(), early.end(),
+                       [&](int in) { return writes(op, next.args->in(in)); });
+}
+/// Whether a product's blocks would crowd where the updates of its weights are done first, and take
+/// so long that this costs more than the edge: of two waves 1024-1024-1024-10 with 128 rows in
+/// float32 took an H100 99 us a step for 86.
+bool crowds(const BoundOp& op, const BoundOp& next, int processors) {
+    constexpr int64_t least = 8000;  // nanoseconds
+    const CudaKernel& kernel = kernel_of(next);
+    return kernel.asks && kernel.blocks > static_cast<unsigned>(processors) &&
+           kernel.nanoseconds > least && next.args->inputs > 1 && writes(op, next.args->in(1));
+}
+
+/// The blocks of products that an op's block holds: its own, or those of the members of a group.
+std::vector<ArgBlock*> asking(const BoundOp& op, ArgBlock& args) {
+    const CudaKernel& kernel = kernel_of(op);
+    if (kernel.asks) return {&args};
+    std::vector<ArgBlock*> found;
+    for (const Kernel::Part& part : kernel.parts)
+        if (static_cast<const CudaKernel&>(*part.kernel).asks)
+            found.push_back(
+                reinterpret_cast<ArgBlock*>(reinterpret_cast<char*>(&args) + args.tail + part.at));
+    return found;
+}
+/// What each of them must not read before `op`, which runs before it, is done.
+std::vector<uint32_t> late_of(const BoundOp& op, const BoundOp& next) {
+    std::vector<uint32_t> late;
+    for (const ArgBlock* block : asking(next, *next.args)) {
+        uint32_t found = 0;
+        for (int in = 0; in < block->inputs; in++)  // numbers are read late anyhow
+            if (block->in(in).rank > 0 && writes(op, block->in(in)))
+                found |= in == 0 ? kLateA : in == 1 ? kLateB : kLateRest;
+        late.push_back(found);
+    }
+    return late;
 }
 
 }  // namespace
@@ -130,6 +166,7 @@ void CapturedGraph::find_order() {
     urgent_ = on_critical_path(waits, takes);
     if (!std::count(urgent_.begin(), urgent_.end(), false)) urgent_.clear();
     early_.assign(ops_.size(), -1);
+    late_.assign(ops_.size(), {});
     if (stream_->gpu().compute_major < 9) return;
     size_t waiting = starts_.size() * ends_.size();
     for (const std::vector<size_t>& next : after) waiting += next.size();
@@ -140,8 +177,10 @@ void CapturedGraph::find_order() {
         const std::vector<size_t>& next = end ? starts_ : after[i];
         if (next.size() != 1 || (end ? ends_.size() : waits[next[0]].size()) != 1) continue;
         const unsigned blocks = blocks_of(ops_[i]) + blocks_of(ops_[next[0]]);
-        if ((row || blocks <= room) && !writes_early(ops_[i], ops_[next[0]]))
+        if ((row || blocks <= room) && !writes_early(ops_[i], ops_[next[0]]) &&
+            !crowds(ops_[i], ops_[next[0]], stream_->gpu().processors))
             early_[i] = static_cast<int>(next[0]);
+        if (early_[i] >= 0) late_[next[0]] = late_of(ops_[i], ops_[next[0]]);
     }
 }
 
@@ -161,6 +200,7 @@ void CapturedGraph::build(Run& run) {
 void CapturedGraph::add(Run& run, size_t op) {
     const Driver& cu = driver();
     const std::string where = where_of(op);
+    write_late(op, *ops_[op].args);
     run.nodes.push_back(add_node(run.graph, ops_[op], where));
     if (!ops_[op].code || urgent_.empty() || !urgent_[op]) return;
     int least = 0, greatest = 0;
@@ -188,6 +228,15 @@ void CapturedGraph::join(Run& run) {
         }
         add_edge(run.graph, run.nodes[wait], run.nodes[node], edge, where_of(op));
     }
+}
+
+/// Says in an op's block what of its operands the one before may still write.
+void CapturedGraph::write_late(size_t op, ArgBlock& args) const {
+    if (late_[op].empty()) return;
+    const std::vector<ArgBlock*> blocks = asking(ops_[op], args);
+    for (size_t i = 0; i < blocks.size(); i++)
+        std::memcpy(reinterpret_cast<char*>(blocks[i]) + blocks[i]->tail + kLateAt, &late_[op][i],
+                    sizeof(uint32_t));
 }
 
 std::string CapturedGraph::where_of(size_t op) const {
@@ -257,6 +306,7 @@ void CapturedGraph::rebind(int op, const ArgBlock& args) {
     if (!bound.code) return;
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
+    write_late(static_cast<size_t>(op), const_cast<ArgBlock&>(args));
     void* parameters[] = {const_cast<ArgBlock*>(&args)};
     const CUDA_KERNEL_NODE_PARAMS params = node_params(bound, parameters);
     for (const Run* run : {&one_, &many_})

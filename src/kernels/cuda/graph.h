@@ -60,6 +60,7 @@ class CapturedGraph : public Captured {
     void build(Run& run);
     void add(Run& run, size_t op);
     void join(Run& run);
+    void write_late(size_t op, ArgBlock& args) const;
     std::string where_of(size_t op) const;
     void destroy();
 
@@ -67,7 +68,8 @@ class CapturedGraph : public Captured {
     std::vector<BoundOp> ops_;
     std::vector<size_t> starts_, ends_;  // the ops that wait for none, and those none waits for
     std::vector<int> early_;             // by op: the one that gets ready while it runs; -1: none
-    std::vector<bool> urgent_;           // by op: before what runs beside it; empty: all alike
+    std::vector<std::vector<uint32_t>> late_;  // by op: late_of() the one before it
+    std::vector<bool> urgent_;  // by op: before what runs beside it; empty: all alike
     Run one_, many_;
     bool loops_ = false;         // the plan is one launch that can run many steps
     std::vector<Chunk> looped_;  // the argument block of the last such launch

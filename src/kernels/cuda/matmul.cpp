@@ -301,9 +301,9 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             continue;
         }
         const std::string loaded =
-            cat("        load_row<V, ", view.strides[rank - 1], ", ", type, ", ", known(view), ">(",
-                updates ? "to." : "", "a", x, ", ", inner ? cat("x", x) : at_row(cat("x", x), view),
-                ", left);\n");
+            cat("        load_row", updates ? "_far" : "", "<V, ", view.strides[rank - 1], ", ",
+                type, updates ? "" : cat(", ", known(view)), ">(", updates ? "to." : "", "a", x,
+                ", ", inner ? cat("x", x) : at_row(cat("x", x), view), ", left);\n");
         if (updates) {
             read += pointer + loaded;
             read_members += declared;
@@ -337,6 +337,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     text.body += cat("struct @_Put {\n    const @_Block& block;\n",
                      limits.inner < 0 ? "" : "    char* inner;\n",
                      "    static constexpr bool updates = ", updates ? "true" : "false", ";\n");
+    if (!limits.one_block && !limits.chain)
+        for (const auto& [name, bit] : {std::pair{"a", kLateA}, {"b", kLateB}, {"rest", kLateRest}})
+            text.body +=
+                cat("    __device__ __forceinline__ bool ", name, "_is_late() const { return ",
+                    "block.word(", layout.tail + int(kLateAt), ") & ", bit, "; }\n");
     if (updates)
         text.body += cat(
             "    struct Numbers {\n", number_members, "    };\n    template <int V>\n",

@@ -504,13 +504,14 @@ __device__ __forceinline__ void put_tile(const Put& put, int64_t batch, int64_t 
 
 /// Hands a tile whose sums lie in shared memory to an update, whose many operands are read and
 /// written 16 bytes at a time in the order of memory: value(i, j, v) makes four of row i from
-/// column j on. What a thread reads of several such is under way before it stores any.
+/// column j on. What a thread reads of several such is under way before it stores any, and of the
+/// first before the kernel waits, unless the one before may write it.
 template <int BM, int BN, int Threads, class T, class Put, class Value>
 __device__ __forceinline__ void put_update(const Put& put, int64_t batch, int64_t row, int64_t col,
                                            int rows, int cols, const Value& value) {
     constexpr int V = 4, across = BN / V, all = BM * across, each = (all + Threads - 1) / Threads,
                   lot = each < 2 ? each : 2;
-    const auto numbers = put.numbers();
+    if (put.rest_is_late()) begin_kernel();
 #pragma unroll 1
     for (int first = threadIdx.x; first < all; first += lot * Threads) {
         typename Put::template Read<V> from[lot];
@@ -522,6 +523,8 @@ __device__ __forceinline__ void put_update(const Put& put, int64_t batch, int64_
         for (int x = 0; x < lot; x++)
             if (const int u = first + x * Threads; there(x))
                 put.read(from[x], batch, row + u / across, col + u % across * V);
+        begin_kernel();
+        const auto numbers = put.numbers();
 #pragma unroll
         for (int x = 0; x < lot; x++)
             if (const int u = first + x * Threads; there(x)) {

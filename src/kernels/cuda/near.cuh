@@ -72,7 +72,7 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[R][C] = {}, total[R][C] = {};
-        at.template begin<Stages - 1>(own, t);
+        at.template begin<Stages - 1>(own, t, put.a_is_late(), put.b_is_late());
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<Stages - 2>();
@@ -138,6 +138,7 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
                     acc[r][c] = 0.0f;
                 }
         }
+        if constexpr (!Put::updates) begin_kernel();  // before anything else is read, or stored
         if constexpr (Put::updates) {
             __syncthreads();
             float* const tile = Groups > 1 ? sums : reinterpret_cast<float*>(shared);

@@ -43,28 +43,32 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
               terms = k - begin < cut ? k - begin : cut, own_boxes = (terms + depth - 1) / depth;
     const uint32_t own = shared_address(room) + warp * ring,
                    barriers = shared_address(room) + cuts * ring + warp * (8 * boxes);
+    const auto ask_b = [&] {
+#pragma unroll
+        for (int s = 0; s < boxes; s++)
+            if (s < own_boxes)
+                copy_box<1>(own + s * box_bytes + BM * BoxLines::line, map_b, begin + s * depth,
+                            col, BatchedB ? int(batch) : 0, barriers + 8 * s);
+    };
+    const bool b_is_late = put.b_is_late();
     if (lane == 0) {
 #pragma unroll
         for (int s = 0; s < boxes; s++) init_barrier(barriers + 8 * s, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        // B before what the kernel waits for is done.
 #pragma unroll
-        for (int s = 0; s < boxes; s++) {
-            if (s >= own_boxes) break;
-            arrive_expecting(barriers + 8 * s, box_bytes);
-            copy_box<1>(own + s * box_bytes + BM * BoxLines::line, map_b, begin + s * depth, col,
-                        BatchedB ? int(batch) : 0, barriers + 8 * s);
-        }
+        for (int s = 0; s < boxes; s++)
+            if (s < own_boxes) arrive_expecting(barriers + 8 * s, box_bytes);
+        if (!b_is_late) ask_b();  // before what the kernel waits for is done
     }
     __syncwarp();
     begin_kernel();
     if (lane == 0) {
+        if (b_is_late) ask_b();
 #pragma unroll
-        for (int s = 0; s < boxes; s++) {
-            if (s >= own_boxes) break;
-            copy_box<1>(own + s * box_bytes, map_a, begin + s * depth, row,
-                        BatchedA ? int(batch) : 0, barriers + 8 * s);
-        }
+        for (int s = 0; s < boxes; s++)
+            if (s < own_boxes)
+                copy_box<1>(own + s * box_bytes, map_a, begin + s * depth, row,
+                            BatchedA ? int(batch) : 0, barriers + 8 * s);
     }
     __syncwarp();
     float acc[BM / 16][BN / 8][4] = {};

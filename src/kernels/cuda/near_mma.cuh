@@ -116,7 +116,7 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[WM / 16][WN / 8][4] = {}, total[WM / 16][WN / 8][4] = {};
-        at.template begin<ahead>(own, t);
+        at.template begin<ahead>(own, t, put.a_is_late(), put.b_is_late());
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<ahead - 1>();
@@ -142,6 +142,7 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
             }
             add_cut(total, acc, number == 0);
         }
+        if constexpr (!Put::updates) begin_kernel();  // before anything else is read, or stored
         if constexpr (Put::updates) {
             static_assert(BM * pitch * sizeof(float) <= ring * sizeof(E));
             __syncthreads();

@@ -128,24 +128,30 @@ struct NearRun {
         TileB::template fetch<Threads, k % BK == 0 && Shape::n % BN == 0>(
             to + TileA::elements, bp + s * BK * Shape::b_row, t, cols, left(s), b_aligned);
     }
-    /// The first steps, a group of copies each, by thread t: B before what the kernel waits for is
-    /// done where copies go past the first cache, which may hold what was there before.
+    /// The first steps, a group of copies each, by thread t. An operand that the kernel before does
+    /// not write is read before that is done, where copies go past the first cache, which may hold
+    /// what was there before.
     template <int Steps>
-    __device__ __forceinline__ void begin(E* to, int t) const {
-        bool early = false;
+    __device__ __forceinline__ void begin(E* to, int t, bool a_is_late, bool b_is_late) const {
+        bool a_early = false, b_early = false;
 #if __CUDA_ARCH__ >= 900
-        if constexpr (TileB::packs) {
-            early = b_aligned;
-            if (early)
-#pragma unroll 1
-                for (int s = 0; s < Steps && s < steps; s++) fetch_b(to + s * stage, s, t);
-        }
+        a_early = TileA::packs && a_aligned && !a_is_late;
+        b_early = TileB::packs && b_aligned && !b_is_late;
 #endif
+        const bool both = a_early && b_early;
+        if (a_early || b_early)
+#pragma unroll 1
+            for (int s = 0; s < Steps; s++) {
+                if (s < steps && a_early) fetch_a(to + s * stage, s, t);
+                if (s < steps && b_early) fetch_b(to + s * stage, s, t);
+                if (both) commit_copies();
+            }
+        if (both) return;
         begin_kernel();
 #pragma unroll 1
         for (int s = 0; s < Steps; s++) {
-            if (s < steps) fetch_a(to + s * stage, s, t);
-            if (s < steps && !early) fetch_b(to + s * stage, s, t);
+            if (s < steps && !a_early) fetch_a(to + s * stage, s, t);
+            if (s < steps && !b_early) fetch_b(to + s * stage, s, t);
             commit_copies();
         }
     }

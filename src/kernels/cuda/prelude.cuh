@@ -21,6 +21,9 @@ struct alignas(64) Block {
     __device__ __forceinline__ int64_t integer(int offset) const {
         return *reinterpret_cast<const int64_t*>(bytes + offset);
     }
+    __device__ __forceinline__ uint32_t word(int offset) const {
+        return *reinterpret_cast<const uint32_t*>(bytes + offset);
+    }
     __device__ __forceinline__ double number(int offset) const {
         return *reinterpret_cast<const double*>(bytes + offset);
     }
@@ -293,6 +296,42 @@ __device__ __forceinline__ void store_row(E* y, const C (&a)[V], int64_t left) {
 #pragma unroll
     for (int j = 0; j < V; j++)
         if (Known != Row::nothing || j < left) y[j * Step] = narrow<E>(a[j]);
+}
+/// An object of 2, 4, 8 or 16 bytes as it is past the first cache.
+template <class T>
+__device__ __forceinline__ T load_far(const T* x) {
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+    union {
+        uint32_t word[4];
+        T value;
+    };
+    if constexpr (sizeof(T) == 16) {
+        asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                     : "l"(x));
+    } else if constexpr (sizeof(T) == 8) {
+        asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(x));
+    } else if constexpr (sizeof(T) == 4) {
+        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(word[0]) : "l"(x));
+    } else {
+        asm volatile("ld.global.cg.u16 %0, [%1];" : "=r"(word[0]) : "l"(x));
+    }
+    return value;
+}
+/// load_row() past the first cache, which may hold what was there before this kernel waited.
+template <int V, int64_t Step, class E>
+__device__ __forceinline__ void load_row_far(Wide<E> (&a)[V], const E* x, int64_t left) {
+    constexpr int size = V * sizeof(E);
+    if constexpr (Step == 1 && V > 1 && size <= 16) {
+        if (left >= V && reinterpret_cast<uint64_t>(x) % size == 0) {
+            const auto pack = load_far(reinterpret_cast<const Pack<E, V>*>(x));
+#pragma unroll
+            for (int j = 0; j < V; j++) a[j] = widen(pack.at[j]);
+            return;
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < V; j++) a[j] = j < left ? widen(load_far(x + j * Step)) : Wide<E>{};
 }
 /// Elements i to i + V - 1 of a row whose elements lie as Elem says; all exist.
 template <int V, class Elem, class E>

@@ -34,19 +34,20 @@ void complete(CudaKernel& kernel, const LoweredOp& op) {
     kernel.tail_bytes = tail_bytes(op);
     kernel.block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
     if (op.def == sequence_def()) kernel.steps_at = steps_at(op);
-    // Products read their right operand early, where that is by whole 16 bytes.
-    const auto reads_early = [&](const LoweredOp& one) {
-        if (one.def != chain_def() && one.inputs.size() > 1 &&
-            (one.body.empty() ? one.def : one.body[0].def)->gemm) {
-            const int at = find_view(op.inputs, one.inputs[1]);
-            check(at >= 0, "cuda: what a kernel reads early is no operand of its op");
-            kernel.early.push_back(at);
-        }
+    // The end of a net reads its weights early, where that is by whole 16 bytes.
+    const auto is_tail = [](const LoweredOp& one) {
+        return one.members.empty() && !one.body.empty() && tail_region(one);
     };
-    if (op.members.empty())
-        reads_early(op);
-    else if (op.def == group_def())
+    const auto reads_early = [&](const LoweredOp& one) {
+        if (!is_tail(one)) return;
+        const int at = find_view(op.inputs, one.inputs[1]);
+        check(at >= 0, "cuda: what a kernel reads early is no operand of its op");
+        kernel.early.push_back(at);
+    };
+    reads_early(op);
+    if (op.def == group_def())
         for (const LoweredOp& member : op.members) reads_early(member);
+    kernel.asks = op.members.empty() && anchor(op).gemm && !is_tail(op);
     for (const TensorMap& map : kernel.maps) {
         if (map.input < 0 || map.input >= static_cast<int>(op.inputs.size())) continue;
         kernel.align.resize(std::max<size_t>(kernel.align.size(), map.input + size_t{1}));

@@ -117,7 +117,8 @@ struct ThinStage {
 template <class Thin, int Groups, int Slices, int Stages, int Count, class Shape, class A, class E,
           class Multiply, class Finish>
 __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const E* wide,
-                                          const Multiply& multiply, const Finish& finish) {
+                                          bool wide_is_late, const Multiply& multiply,
+                                          const Finish& finish) {
     typedef ThinStage<Thin, E> Stage;
     constexpr int64_t blocks_of = (Thin::wide + 32 * Groups - 1) / (32 * Groups);
     constexpr int cut = int(Shape::chunk < Shape::k ? Shape::chunk : Shape::k);
@@ -154,9 +155,10 @@ __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const
             if (of_thin) Stage::fetch_thin(to, tp, k, end, thin_packs);
         };
         __syncwarp();
-        // The first stages of a right operand come before what the kernel waits for is done: by
-        // copies that go past the first cache, which may hold what was there before.
-        const bool early = Thin::begins && packs && u == grid.block;
+        // The first stages of a right operand that the kernel before does not write come before
+        // that is done: by copies that go past the first cache, which may hold what was there
+        // before.
+        const bool early = Thin::begins && packs && !wide_is_late && u == grid.block;
         if (early) {
             for (int s = 0; s < Stages - 1; s++) {
                 fetch(s, true, false);
@@ -244,7 +246,8 @@ __device__ __forceinline__ void gemm_thin_mma(const Grid& grid, const Put& put, 
             if (w < Thin::wide && t < Thin::rows) Thin::put(put, batch, t, w, one);
         }
     };
-    each_thin<Thin, Groups, Slices, Stages, 8, Shape, float>(grid, thin, wide, multiply, finish);
+    each_thin<Thin, Groups, Slices, Stages, 8, Shape, float>(grid, thin, wide, put.b_is_late(),
+                                                             multiply, finish);
 }
 
 /// In the order chain(c), where k lies side by side: a lane takes one wide row.
@@ -282,7 +285,8 @@ __device__ __forceinline__ void gemm_thin_chain(const Grid& grid, const Put& put
             if (w0 + lane < Thin::wide) Thin::put(put, batch, t, w0 + lane, one);
         }
     };
-    each_thin<Thin, Groups, Slices, Stages, rows, Shape, float>(grid, thin, wide, multiply, finish);
+    each_thin<Thin, Groups, Slices, Stages, rows, Shape, float>(grid, thin, wide, put.b_is_late(),
+                                                                multiply, finish);
 }
 
 }  // namespace aicf
