@@ -53,13 +53,15 @@ def test_ops(case, sizes, dtype, make_rng):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_some_large_arguments(dtype, make_rng):
-    """Of a vector whose sines and cosines need a long reduction all elements are computed again."""
+    """Of a vector whose sines and cosines need a long reduction, or exponentials and sigmoids
+    bounds, all elements are computed again."""
     rng, count = make_rng(9), (1 << 15) + 3
     x = rng.standard_normal(count).astype(np.float32)
     x[::11] *= 1e6
     x[5:2000:3] = rng.integers(0, 2**31 - 2**23, 665, np.uint32).view(np.float32)
     x[-4:] = 65536.0, -65537.0, np.inf, -np.inf
     x[3000:3100], x[3200::77] = -0.0, np.nan
+    x[4000:6000] = np.linspace(-110, 110, 2000)
     step = {}
     for device in ("cpu", "cuda"):
         g = aicf.Graph("sines")
@@ -67,6 +69,8 @@ def test_some_large_arguments(dtype, make_rng):
         g.output("one", aicf.sin(v))
         y = aicf.tanh(aicf.sin(v * 1.7 + 0.3) * v + aicf.exp(-(v * v))) * aicf.sigmoid(v)
         g.output("chain", y + aicf.cos(y * 1e5) * aicf.sin(aicf.cos(v) + 2.0))
+        s = aicf.sigmoid(v) - aicf.sigmoid(-v) * aicf.exp(v * 0.5)
+        g.output("no sine", s * aicf.exp(v) - aicf.tanh(s))
         got = g.compile(device=device)(
             x=x.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
         )

@@ -49,7 +49,7 @@ AICF_HD float normal_from(const Philox4& words, int lane) {
     const int pair = lane & 2;
     const float radius = scalar::sqrt(-2.0f * scalar::log(open_uniform_from(words.word[pair])));
     const float angle = 6.2831853f * uniform_from(words.word[pair + 1]);
-    return radius * (lane & 1 ? scalar::sin(angle) : scalar::cos(angle));
+    return radius * scalar::sin_of(scalar::reduce_fast(angle), lane & 1 ? 0 : 1);
 }
 
 }  // namespace aicf

@@ -162,16 +162,17 @@ AICF_HD ExpReduced exp_reduce(float x) {
     return {fma(k, 0x1.05c61p-29f, fma(k, -0x1.62e43p-1f, x)), bits(big) << 23};
 }
 
+AICF_HD float exp_poly(float r) {  // (e^r - 1)/r
+    return horner(r, 1.0f, 0.5f, 0.166665331f, 0.0416672453f, 0.00836762041f, 0.00138634886f);
+}
+
 // e^(x + x_lo) = (hi + lo) * 2^(e >> 23) for |x| <= 120, x_lo far below x; hi in [0.7, 1.42].
 struct ExpParts {
     float hi, lo;
     uint32_t e;
 };
 AICF_HD ExpParts exp_parts(ExpReduced v, float x_lo) {
-    const float r = v.r - x_lo;
-    const float p =
-        horner(r, 1.0f, 0.5f, 0.166665331f, 0.0416672453f, 0.00836762041f, 0.00138634886f);
-    const float hi = fma(p, r, 1.0f);
+    const float r = v.r - x_lo, p = exp_poly(r), hi = fma(p, r, 1.0f);
     return {hi, fma(p, r, 1.0f - hi), v.e};
 }
 AICF_HD ExpParts exp_parts(float x, float x_lo) { return exp_parts(exp_reduce(x), x_lo); }
@@ -236,10 +237,14 @@ AICF_HD Tail sigmoid_tail(float a, float a_lo) {
     const float rem = fma(-q, d, e.hi) + fma(-q, d_lo, e.lo);
     return {fma(rem, inv, q), e.e};
 }
+// 1/(1 + z), z = e^-x. What 1 - z q differs from q by, q the rounded quotient, corrects q by what
+// the sum and the quotient were rounded by. z and 1 have a factor 2^-64 here, for results below
+// 2^-126.
 AICF_HD float sigmoid(float x) {
-    const Tail t = sigmoid_tail(abs(x), 0.0f);
-    const float s = scale_down(t.s, t.e);
-    return x > 0.0f ? 1.0f - s : s;
+    const ExpReduced v = exp_reduce(-at_most(at_least(x, -104.0f), 40.0f));
+    const float z = fma(exp_poly(v.r), v.r, 1.0f) * from_bits(v.e + 0x1f800000u);
+    const float q = reciprocal(z + 0x1p-64f);
+    return fma(fma(-q, 0x1p-64f, fma(-q, z, 1.0f)), q, q) * 0x1p-64f;
 }
 
 // x*sigmoid(v) = max(x, 0) - |x|*sigmoid(-|v|), v of x's sign: no cancellation, no overflow.
@@ -286,19 +291,16 @@ AICF_HD float gelu_erf(float x) {
     return (x < 0.0f ? -0.0f : x) - scale_down(a * t.s, t.e);
 }
 
+// n/(1 + n), n = (e^(2 a) - 1)/2, a = |x| = r + k log(2)/2: n = 2^k r + (2^k - 1)/2 + 2^k r^2 p(r).
+// The first two are exact where n is small; n - q is, too, so that 1 + n need not be.
 AICF_HD float tanh(float x) {
-    const float a = abs(x) > 9.5f ? 9.5f : abs(x), s = a * a;
-    const float p = horner(s, -0.333333313f, 0.133332223f, -0.053948462f, 0.0217087511f,
-                           -0.00819509756f, 0.00215765228f);
-    const float small = fma(a * s, p, a);
-    // e^(2 a) as exp_parts has it, of half of what it reduces: every coefficient by a power of two.
+    const float a = at_most(abs(x), 9.5f);
     const float magic = 0x1.8p23f, big = fma(a, 2.0f * 1.44269502f, magic), k = big - magic;
-    const float r = fma(k, 0x1.05c61p-30f, fma(k, -0x1.62e43p-2f, a));
-    const float q = horner(r, 2.0f, 2.0f, 8.0f * 0.166665331f, 16.0f * 0.0416672453f,
-                           32.0f * 0.00836762041f, 64.0f * 0.00138634886f);
-    const float power = from_bits((bits(big) << 23) + 0x3f800000u);
-    const float large = fma(-2.0f, reciprocal(fma(fma(q, r, 1.0f), power, 1.0f)), 1.0f);
-    return copysign(a < 0.6f ? small : large, x);
+    const float r = fma(k, -0x1.62e43p-2f, a), s = from_bits((bits(big) << 23) + 0x3f800000u);
+    const float p = horner(r, 1.00000012f, 0.666662574f, 0.333324224f, 0.133816704f, 0.0445771515f);
+    const float n = fma(s * (r * r), p, fma(s, r, fma(s, 0.5f, -0.5f)));
+    const float inv = reciprocal(n + 1.0f), q = n * inv;
+    return from_bits(bits(fma(fma(-q, n, n - q), inv, q)) | (bits(x) & 0x80000000u));
 }
 
 AICF_HD float erf(float x) {
@@ -445,14 +447,25 @@ AICF_HD float sin_of(Angle a, uint32_t quarter_shift) {
     return from_bits(bits(w2 != 0.0f ? cosine : sine) ^ (bits(w2) & 0x80000000u));
 }
 
-// sin and cos where |x| <= kSinFastLimit, a = reduce_fast(x).
-AICF_HD float sin_fast(float x, Angle a) {
-    const float y = sin_of(a, 0);
-    return abs(x) < 0x1p-12f ? x : y;
+// x = hi + k pi, and a sixth of what hi^2 is rounded by. k pi's first part is exact, and so is what
+// it leaves; its factors are positive, which keeps the sign of a zero.
+AICF_HD Angle reduce_half(float x) {
+    const float magic = 0x1.8p23f, big = fma(x, 0.318309886f, magic), k = big - magic;
+    const float t = fma(k, -0x1.921fb4p1f, x);
+    const float hi = fma(k, -0x1.84698ap-47f, fma(k, -0x1.4442d0p-23f, t));
+    return {hi, 0.166666667f * fma(-hi, hi, hi * hi), bits(big)};
+}
+
+// sin and cos where |x| <= kSinFastLimit, a = reduce_half(x) and reduce_fast(x).
+AICF_HD float sin_fast(float, Angle a) {
+    const float s = a.hi * a.hi;
+    const float p = horner(s, -0.166666672f, 0.00833335053f, -0.000198430935f, 2.76270612e-06f,
+                           -2.55032848e-08f);
+    return from_bits(bits(fma(fma(s, p, a.lo), a.hi, a.hi)) + (a.quarter << 31));
 }
 AICF_HD float cos_fast(float, Angle a) { return sin_of(a, 1); }
 AICF_HD float sin(float x) {
-    if (abs(x) <= kSinFastLimit) return sin_fast(x, reduce_fast(x));
+    if (abs(x) <= kSinFastLimit) return sin_fast(x, reduce_half(x));
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
     return sin_of(reduce_huge(x), 0);
 }
@@ -460,25 +473,6 @@ AICF_HD float cos(float x) {
     if (abs(x) <= kSinFastLimit) return cos_fast(x, reduce_fast(x));
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
     return sin_of(reduce_huge(x), 1);
-}
-
-// Of several numbers, without a branch for each: those that need no long reduction. `near` says
-// whether all were such ones; other types need none.
-template <class T>
-AICF_HD T sin_near(bool&, T x) {
-    return sin(x);
-}
-template <class T>
-AICF_HD T cos_near(bool&, T x) {
-    return cos(x);
-}
-AICF_HD float sin_near(bool& near, float x) {
-    near &= abs(x) <= kSinFastLimit;
-    return sin_fast(x, reduce_fast(x));
-}
-AICF_HD float cos_near(bool& near, float x) {
-    near &= abs(x) <= kSinFastLimit;
-    return cos_fast(x, reduce_fast(x));
 }
 
 // ---- pow ---------------------------------------------------------------------------------------

@@ -175,8 +175,8 @@ void map1<exp_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {
 }
 
 // Huge angles take a branch, which would keep the whole loop from vectorising.
-template <class T, class Reduced, class Fast, class Any>
-void map_angles(int64_t n, void* const* at, T limit, Fast fast, Any any) {
+template <class T, class Reduced, class Reduce, class Fast, class Any>
+void map_angles(int64_t n, void* const* at, T limit, Reduce reduce, Fast fast, Any any) {
     T* y = static_cast<T*>(at[0]);
     const T* x = static_cast<const T*>(at[1]);
     using U = scalar::BitsOf<T>;
@@ -188,7 +188,7 @@ void map_angles(int64_t n, void* const* at, T limit, Fast fast, Any any) {
         for (int64_t i = 0; i < m; i++) {
             const U size = scalar::bits(scalar::abs(x[i]));
             most = size > most ? size : most;
-            const Reduced a = scalar::reduce_fast(x[i]);
+            const Reduced a = reduce(x[i]);
             hi[i] = a.hi;
             lo[i] = a.lo;
             quarter[i] = a.quarter;
@@ -202,18 +202,19 @@ void map_angles(int64_t n, void* const* at, T limit, Fast fast, Any any) {
     }
 }
 
-#define AICF_ANGLE(fn, T, Reduced, limit)                                                         \
-    template <>                                                                                   \
-    void map1<fn##_fn, T, T, 0>(int64_t n, void* const* at, const Scalar*) {                      \
-        map_angles<T, scalar::Reduced>(                                                           \
-            n, at, scalar::limit, [](T x, scalar::Reduced a) { return scalar::fn##_fast(x, a); }, \
-            [](T x) { return scalar::fn(x); });                                                   \
+#define AICF_ANGLE(fn, T, Reduced, reduce, limit)                            \
+    template <>                                                              \
+    void map1<fn##_fn, T, T, 0>(int64_t n, void* const* at, const Scalar*) { \
+        map_angles<T, scalar::Reduced>(                                      \
+            n, at, scalar::limit, [](T x) { return scalar::reduce(x); },     \
+            [](T x, scalar::Reduced a) { return scalar::fn##_fast(x, a); },  \
+            [](T x) { return scalar::fn(x); });                              \
     }
-AICF_ANGLE(sin, float, Angle, kSinFastLimit)
-AICF_ANGLE(cos, float, Angle, kSinFastLimit)
-AICF_ANGLE(sin, double, Angle64, kSinFastLimit64)
-AICF_ANGLE(cos, double, Angle64, kSinFastLimit64)
-AICF_ANGLE(tan, double, Angle64, kSinFastLimit64)
+AICF_ANGLE(sin, float, Angle, reduce_half, kSinFastLimit)
+AICF_ANGLE(cos, float, Angle, reduce_fast, kSinFastLimit)
+AICF_ANGLE(sin, double, Angle64, reduce_fast, kSinFastLimit64)
+AICF_ANGLE(cos, double, Angle64, reduce_fast, kSinFastLimit64)
+AICF_ANGLE(tan, double, Angle64, reduce_fast, kSinFastLimit64)
 #undef AICF_ANGLE
 template <>
 void map1<tan_fn, float, float, 0>(int64_t n, void* const* at, const Scalar* s) {

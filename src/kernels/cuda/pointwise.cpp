@@ -367,12 +367,14 @@ class PointwiseText {
                 "    look_up<", kTableThreads, ", 4>(grid, &y0->bits, &x", k, "->bits, ", size(),
                 ", block.ptr<uint16_t>(16), block.ptr<uint32_t>(", layout_.tail, "), value);\n}\n");
     }
-    /// Of a sine or cosine of f32, what takes its argument to be one that needs no long reduction,
-    /// and says in `near` whether it was one; else nothing.
+    /// Of functions of f32 with forms in near.h, a text of those, which say in `near` whether they
+    /// hold; nothing where no function has one, or where memory takes longer than any form.
     std::string taken_near(std::string compute) const {
         if (wide_type(out_.dtype) != std::string("float")) return {};
+        std::vector<std::string> names = {"sin", "cos"};
+        if (op_.body.size() > 3) names.insert(names.end(), {"exp", "sigmoid"});
         const auto taken = compute.size();
-        for (const std::string name : {"sin", "cos"})
+        for (const std::string& name : names)
             for (size_t at = 0;
                  (at = compute.find(cat("scalar::", name, "("), at)) != std::string::npos;)
                 compute.replace(at, name.size() + 9, cat("scalar::", name, "_near(near, "));

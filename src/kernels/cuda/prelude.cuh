@@ -1,7 +1,7 @@
 // What every generated kernel stands on: the block it receives, element types, loads and stores.
 #pragma once
 
-#include "core/abi/scalar.h"
+#include "core/abi/near.h"
 
 namespace aicf {
 
