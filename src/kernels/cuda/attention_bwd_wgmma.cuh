@@ -526,15 +526,24 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                      : "r"(numbers(at) + lane % 4 * 8 + 4 * block * which + 32 * x)
                      : "memory");
     };
-    // Scores to weights, by the numbers of the queries.
+    // Read some time before they are needed: products leave shared memory little time for others.
+    constexpr int eights = block / 8, ahead = 4, means_ahead = boxes == 1 ? eights : ahead;
+    float starts[eights][2], means[eights][2];
+    const auto read_starts = [&](int at) {
+#pragma unroll
+        for (int x = 0; x < ahead; x++) two_numbers(starts[x], at, 0, x);
+    };
+    // Scores to weights, by the numbers of the queries; reads what slope() needs.
     const float by = scalar::weight_scale(factor);
     const auto weigh = [&](float (&p)[block / 2], int at, int i0, int row) {
 #pragma unroll
-        for (int x = 0; x < block / 8; x++) {
-            float start[2];
-            two_numbers(start, at, 0, x);
+        for (int x = 0; x < eights; x++) {
 #pragma unroll
-            for (int y = 0; y < 4; y++) p[4 * x + y] = weight_of<E>(p[4 * x + y], by, start[y % 2]);
+            for (int y = 0; y < 4; y++)
+                p[4 * x + y] = weight_of<E>(p[4 * x + y], by, starts[x][y % 2]);
+            if (x + ahead < eights) two_numbers(starts[x + ahead], at, 0, x + ahead);
+            if (x >= eights - means_ahead)
+                two_numbers(means[x - eights + means_ahead], at, 1, x - eights + means_ahead);
         }
         if (__any_sync(~0u, (Shape::causal && row + 15 > i0) || is_nan(factor))) {
 #pragma unroll
@@ -549,11 +558,12 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     };
     const auto slope = [&](float (&s)[block / 2], const float (&p)[block / 2], int at) {
 #pragma unroll
-        for (int x = 0; x < block / 8; x++) {
-            float mean[2];
-            two_numbers(mean, at, 1, x);
+        for (int x = 0; x < eights; x++) {
 #pragma unroll
-            for (int y = 0; y < 4; y++) s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - mean[y % 2]);
+            for (int y = 0; y < 4; y++)
+                s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - means[x][y % 2]);
+            if (x + means_ahead < eights)
+                two_numbers(means[x + means_ahead], at, 1, x + means_ahead);
         }
     };
     const auto store = [&](const Place& place, int row, const float (&key_acc)[width / 2],
@@ -617,6 +627,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 const bool last = turn + 1 == turns, ends = i0 + block >= blocks * block;
                 bool goes_on = true;
                 uint32_t of = round;
+                read_starts(at);
                 wait_barrier(barriers.full(1, at), at_phase, upstream_there);
                 hold(s);
                 hold(next_p);
@@ -692,6 +703,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                     i0 += skips * block;
                 }
                 wait_barrier(barriers.full(0, stage), phase);
+                read_starts(stage);
                 hold(p);
                 hold(s);
                 multiply_lines<Layout, own_box, other_box>(p, keys, tiles_of.lines(stage, 0));
