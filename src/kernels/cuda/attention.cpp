@@ -194,7 +194,7 @@ struct Roles {
     int rows() const { return 64 * groups; }
     int block;
     int boxes;                  // of 64 columns a row
-    int stages;                 // of the ring of blocks
+    int stages, seconds;        // of the rings: of keys or queries; of values or gradients
     bool ahead;                 // of gradients: registers hold the scores of the next block, too
     std::vector<HeadMap> maps;  // of queries, keys, values and the gradient of the result
 };
@@ -216,6 +216,10 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part pa
     roles.ahead = d == 64;
     // With scores ahead three blocks are held at a time, and one passed over between each two.
     roles.stages = !forward ? (roles.ahead ? 5 : 3) : roles.ahead ? 4 : 2;
+    // Keys are held for three blocks by the gradient of queries, values for one.
+    const bool uneven = part == Part::queries && !roles.ahead;
+    if (uneven) roles.stages = 4;
+    roles.seconds = uneven ? 2 : roles.stages;
     const int of_q = of_keys ? roles.block : roles.rows(),
               of_k = of_keys ? roles.rows() : roles.block;
     const auto add = [&](int input, const char* name, int box) {
@@ -242,7 +246,8 @@ Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& 
     // What does not fit is read once for all tiles of a head that are at work at a time: six are
     // enough. Causal, forward, TFLOP/s by lots on an H100 (2026-11-27): 16384 positions, 32 heads
     // of 64: 5 384, 8 385, 10 397, 20 403, 32 382; 16 heads of 128: 1 535, 16 551; 4096 positions,
-    // 128 heads of 64: 22 367, 32 358. Gradients were not timed so.
+    // 128 heads of 64: 22 367, 32 358. Gradients lose by it (2026-11-28): 16384 positions, 32 heads
+    // of 64: 3 338, 11 320, 22 307, 32 325; 16 heads of 128: 1 433, 5 365, 8 390, 16 417.
     const int64_t most =
         part == Part::forward ? std::clamp(limits.processors / sharing, fits, heads) : fits;
     return deal(tile_costs(op, roles.rows(), roles.block, of_keys), heads, fits, most,
@@ -416,8 +421,8 @@ class AttentionText {
     /// And as GradientRoom has them.
     static int64_t gradient_room(const Roles& roles) {
         return 4 * roles.boxes * roles.rows() * 128 +
-               roles.stages * (2 * roles.boxes * roles.block * 128 + 8 * roles.block) +
-               8 * (4 + 4 * roles.stages);
+               (roles.stages + roles.seconds) * roles.boxes * roles.block * 128 +
+               roles.stages * 8 * roles.block + 8 * (4 + 2 * (roles.stages + roles.seconds));
     }
 
     /// The struct @_Layout of a kernel with roles.
@@ -434,7 +439,8 @@ class AttentionText {
                 ";\n    static constexpr uint32_t lot = ", lot, ";\n");
         if (!forward_)
             text +=
-                cat("    static constexpr bool ahead = ", roles.ahead ? "true" : "false", ";\n");
+                cat("    static constexpr int seconds = ", roles.seconds,
+                    ";\n    static constexpr bool ahead = ", roles.ahead ? "true" : "false", ";\n");
         for (const HeadMap& one : roles.maps) text += one.places;
         const int columns = static_cast<int>(d_) + (forward_ ? 8 : 0);
         return text + step_text("scores", 64, type_, false, false) +

@@ -12,17 +12,17 @@ namespace aicf {
 /// assembler waits first.
 __device__ __forceinline__ bool is_nan(float factor) { return !(factor == factor); }
 
-/// Two operands of a unit's own rows, of the unit at work and the next, and a ring of two of the
-/// others' with numbers of their rows.
-template <int Boxes, int Block, int Stages>
+/// Two operands of a unit's own rows, of the unit at work and the next, and a ring of each of the
+/// others' two, the first with numbers of its rows.
+template <int Boxes, int Block, int First, int Second>
 struct GradientRoom {
-    static constexpr int rows = 128, line = 128, stages = Stages;
+    static constexpr int rows = 128, line = 128, first = First, second = Second;
     static constexpr int own_bytes = Boxes * rows * line, other_bytes = Boxes * Block * line;
     static constexpr int number_bytes = 8 * Block;
-    static constexpr int ring = 4 * own_bytes, stage_bytes = 2 * other_bytes;
-    static constexpr int numbers = ring + stages * stage_bytes;
-    static constexpr int barriers = numbers + stages * number_bytes;
-    static constexpr int bytes = barriers + 8 * (4 + 4 * stages);
+    static constexpr int ring = 4 * own_bytes;
+    static constexpr int numbers = ring + (first + second) * other_bytes;
+    static constexpr int barriers = numbers + first * number_bytes;
+    static constexpr int bytes = barriers + 8 * (4 + 2 * (first + second));
 };
 
 /// The barriers of such a room: of the own operands, and of each stage of the first and the second
@@ -33,10 +33,10 @@ struct GradientBarriers {
     __device__ __forceinline__ uint32_t full_own(uint32_t s) const { return at + 8 * s; }
     __device__ __forceinline__ uint32_t empty_own(uint32_t s) const { return at + 16 + 8 * s; }
     __device__ __forceinline__ uint32_t full(int which, int s) const {
-        return at + 32 + 8 * (which * Room::stages + s);
+        return at + 32 + 8 * (which * Room::first + s);
     }
     __device__ __forceinline__ uint32_t empty(int which, int s) const {
-        return at + 32 + 8 * ((2 + which) * Room::stages + s);
+        return full(which, s) + 8 * (Room::first + Room::second);
     }
     /// `writers`: threads that write numbers beside the copies of the second.
     __device__ __forceinline__ void init(int writers) const {
@@ -44,12 +44,11 @@ struct GradientBarriers {
             init_barrier(full_own(s), 1);
             init_barrier(empty_own(s), 8);
         }
-        for (int s = 0; s < Room::stages; s++) {
-            init_barrier(full(0, s), 1 + writers);
-            init_barrier(full(1, s), 1);
-            init_barrier(empty(0, s), 8);
-            init_barrier(empty(1, s), 8);
-        }
+        for (int which = 0; which < 2; which++)
+            for (int s = 0; s < (which ? Room::second : Room::first); s++) {
+                init_barrier(full(which, s), which ? 1 : 1 + writers);
+                init_barrier(empty(which, s), 8);
+            }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
 };
@@ -92,8 +91,7 @@ struct GradientTiles {
                (round % 2 * (Room::own_bytes / 8) + uint32_t(half) * (64 * Room::line / 16));
     }
     __device__ __forceinline__ uint64_t lines(int s, int which) const {
-        return ring_tiles +
-               (uint32_t(s) * (Room::stage_bytes / 16) + which * Room::other_bytes / 16);
+        return ring_tiles + uint32_t(which * Room::first + s) * (Room::other_bytes / 16);
     }
     __device__ __forceinline__ uint64_t across(int s, int which) const {
         constexpr uint64_t leading = (Block * Room::line / 16 - 1) << 16;
@@ -127,7 +125,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                                                    const char* map_v, const char* map_dy,
                                                    float factor, float scale) {
     constexpr int boxes = Layout::boxes, block = Layout::block, width = 64 * boxes;
-    typedef GradientRoom<boxes, block, Layout::stages> Room;
+    typedef GradientRoom<boxes, block, Layout::stages, Layout::seconds> Room;
     constexpr int own_box = Room::rows * Room::line, other_box = block * Room::line;
     constexpr auto tiles = uint32_t((Shape::t + Room::rows - 1) / Room::rows);
     extern __shared__ __align__(1024) char room_of_all[];
@@ -154,13 +152,18 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             blocks = (end + block - 1) / block;
         }
     };
-    int stage = 0;
-    uint32_t phase = 0;
+    // Of values, where these are asked for a block later than keys.
+    constexpr bool both = Layout::ahead;
+    int stage = 0, value_stage = 0;
+    uint32_t phase = 0, value_phase = 0;
     const auto next = [&] {
-        if (++stage == Room::stages) stage = 0, phase ^= 1;
+        if (++stage == Room::first) stage = 0, phase ^= 1;
+    };
+    const auto next_value = [&] {
+        if (++value_stage == Room::second) value_stage = 0, value_phase ^= 1;
     };
     const auto ring = [&](int s, int which) {
-        return room + Room::ring + s * Room::stage_bytes + which * Room::other_bytes;
+        return room + Room::ring + (which * Room::first + s) * Room::other_bytes;
     };
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
@@ -187,12 +190,13 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                         copy_box<1>(ring(stage, 0) + b * other_box, map_k,
                                     Layout::k_x(group) + 64 * b, j * block,
                                     Layout::k_z(place.batch, group), barriers.full(0, stage));
-                    wait_barrier(barriers.empty(1, stage), phase ^ 1);
-                    arrive_expecting(barriers.full(1, stage), Room::other_bytes);
+                    wait_barrier(barriers.empty(1, value_stage), value_phase ^ 1);
+                    arrive_expecting(barriers.full(1, value_stage), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(stage, 1) + b * other_box, map_v,
+                        copy_box<1>(ring(value_stage, 1) + b * other_box, map_v,
                                     Layout::v_x(group) + 64 * b, j * block,
-                                    Layout::v_z(place.batch, group), barriers.full(1, stage));
+                                    Layout::v_z(place.batch, group), barriers.full(1, value_stage));
+                    next_value();
                 }
             }
         }
@@ -213,8 +217,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
     // The blocks that the half sees, where there are stages enough to run ahead of the other.
     const auto seen_of = [&](const Place& of, uint32_t round) {
         const int end = of.i0 + 64 * half_of(round) + 64;
-        return Shape::causal && Room::stages > 3 && end < Shape::s ? (end + block - 1) / block
-                                                                   : of.blocks;
+        return Shape::causal && both && end < Shape::s ? (end + block - 1) / block : of.blocks;
     };
     const auto pass = [&](int count) {
 #pragma unroll 1
@@ -242,7 +245,6 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         multiply_lines<Layout, own_box, other_box>(s, queries + Room::own_bytes / 16,
                                                    tiles_of.lines(at, 1));
     };
-    constexpr bool both = Layout::ahead;
     for (uint32_t round = 0;; round++) {
         Place place(grid, round);
         if (!place.there) break;
@@ -261,7 +263,6 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         uint32_t keys_there = 0, values_there = 0;  // asked of the next turn's before it
         int j = 0, row = row_of(place, round), seen = seen_of(place, round), now = stage,
             done = stage;
-        uint32_t now_phase = phase;
         wait_barrier(barriers.full_own(round % 2), round / 2 % 2);
         wait_barrier(barriers.full(0, stage), phase);
         fresh(even_p);
@@ -280,14 +281,14 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         // next, are asked for before the slopes of this one are made. True at the last of a unit.
         const auto one_block = [&](float (&p)[block / 2], float (&s)[block / 2],
                                    float (&next_p)[block / 2], float (&next_s)[block / 2]) {
-            const int at = now;
+            const int at = now, value_at = both ? now : value_stage;
             fresh(next_p);
             if constexpr (both) {
                 fresh(next_s);
             } else {
-                wait_barrier(barriers.full(1, at), now_phase, values_there);
+                wait_barrier(barriers.full(1, value_stage), value_phase, values_there);
                 fresh(s);
-                upstream(s, queries, at);
+                upstream(s, queries, value_stage);
             }
             const bool last = j + 1 == seen;
             goes_on = true;
@@ -310,15 +311,15 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                 if constexpr (both) wait_barrier(barriers.full(1, stage), phase, values_there);
             }
             now = stage;
-            now_phase = phase;
             scores(next_p, queries, stage);  // where none follows, of what lies there
             if constexpr (both) upstream(next_s, queries, stage);
             wait_products<3>();
             hold(p);
             if (goes_on) next();
             keys_there = is_over(barriers.full(0, stage), phase);
+            if (!both) next_value();
             values_there = both ? is_over(barriers.full(1, stage), phase)
-                                : is_over(barriers.full(1, now), now_phase);
+                                : is_over(barriers.full(1, value_stage), value_phase);
             const int j0 = j * block;
 #pragma unroll
             for (int x = 0; x < block / 2; x++) p[x] = weight_of<E>(p[x], by, start[x % 4 / 2]);
@@ -338,7 +339,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
             wait_products<both ? 2 : 1>();
             hold(s);
             hold(acc);
-            release(barriers.empty(1, at));
+            release(barriers.empty(1, value_at));
             if (last) release(barriers.empty_own(round % 2));
 #pragma unroll
             for (int x = 0; x < block / 2; x++) s[x] = p[x] * (s[x] - mean[x % 4 / 2]);
@@ -388,7 +389,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                                                     const char* map_k, const char* map_v,
                                                     const char* map_dy, float factor, float scale) {
     constexpr int boxes = Layout::boxes, block = Layout::block, width = 64 * boxes;
-    typedef GradientRoom<boxes, block, Layout::stages> Room;
+    typedef GradientRoom<boxes, block, Layout::stages, Layout::seconds> Room;
     constexpr int own_box = Room::rows * Room::line, other_box = block * Room::line;
     constexpr auto tiles = uint32_t((Shape::s + Room::rows - 1) / Room::rows),
                    groups = uint32_t(Shape::heads / Shape::share);
@@ -428,10 +429,10 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     int stage = 0;
     uint32_t phase = 0;
     const auto next = [&] {
-        if (++stage == Room::stages) stage = 0, phase ^= 1;
+        if (++stage == Room::first) stage = 0, phase ^= 1;
     };
     const auto ring = [&](int s, int which) {
-        return room + Room::ring + s * Room::stage_bytes + which * Room::other_bytes;
+        return room + Room::ring + (which * Room::first + s) * Room::other_bytes;
     };
     const auto numbers = [&](int s) { return room + Room::numbers + s * Room::number_bytes; };
     if (warp < 4) {
@@ -526,15 +527,24 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                      : "r"(numbers(at) + lane % 4 * 8 + 4 * block * which + 32 * x)
                      : "memory");
     };
-    // Scores to weights, by the numbers of the queries.
+    // Read some time before they are needed: products leave shared memory little time for others.
+    constexpr int eights = block / 8, ahead = 4, means_ahead = boxes == 1 ? eights : ahead;
+    float starts[eights][2], means[eights][2];
+    const auto read_starts = [&](int at) {
+#pragma unroll
+        for (int x = 0; x < ahead; x++) two_numbers(starts[x], at, 0, x);
+    };
+    // Scores to weights, by the numbers of the queries; reads what slope() needs.
     const float by = scalar::weight_scale(factor);
     const auto weigh = [&](float (&p)[block / 2], int at, int i0, int row) {
 #pragma unroll
-        for (int x = 0; x < block / 8; x++) {
-            float start[2];
-            two_numbers(start, at, 0, x);
+        for (int x = 0; x < eights; x++) {
 #pragma unroll
-            for (int y = 0; y < 4; y++) p[4 * x + y] = weight_of<E>(p[4 * x + y], by, start[y % 2]);
+            for (int y = 0; y < 4; y++)
+                p[4 * x + y] = weight_of<E>(p[4 * x + y], by, starts[x][y % 2]);
+            if (x + ahead < eights) two_numbers(starts[x + ahead], at, 0, x + ahead);
+            if (x >= eights - means_ahead)
+                two_numbers(means[x - eights + means_ahead], at, 1, x - eights + means_ahead);
         }
         if (__any_sync(~0u, (Shape::causal && row + 15 > i0) || is_nan(factor))) {
 #pragma unroll
@@ -549,11 +559,12 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     };
     const auto slope = [&](float (&s)[block / 2], const float (&p)[block / 2], int at) {
 #pragma unroll
-        for (int x = 0; x < block / 8; x++) {
-            float mean[2];
-            two_numbers(mean, at, 1, x);
+        for (int x = 0; x < eights; x++) {
 #pragma unroll
-            for (int y = 0; y < 4; y++) s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - mean[y % 2]);
+            for (int y = 0; y < 4; y++)
+                s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - means[x][y % 2]);
+            if (x + means_ahead < eights)
+                two_numbers(means[x + means_ahead], at, 1, x + means_ahead);
         }
     };
     const auto store = [&](const Place& place, int row, const float (&key_acc)[width / 2],
@@ -617,6 +628,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 const bool last = turn + 1 == turns, ends = i0 + block >= blocks * block;
                 bool goes_on = true;
                 uint32_t of = round;
+                read_starts(at);
                 wait_barrier(barriers.full(1, at), at_phase, upstream_there);
                 hold(s);
                 hold(next_p);
@@ -692,6 +704,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                     i0 += skips * block;
                 }
                 wait_barrier(barriers.full(0, stage), phase);
+                read_starts(stage);
                 hold(p);
                 hold(s);
                 multiply_lines<Layout, own_box, other_box>(p, keys, tiles_of.lines(stage, 0));
