@@ -17,12 +17,12 @@ bool has_squares(const LoweredOp& op) {
     return !op.members.empty() && sums_squares(op.members.back());
 }
 
-/// A block's shared memory: its warps' rows, two members' weights, the sums that a warp takes
-/// through what follows its product, and its inner values.
+/// A block's shared memory: its rows by 16, which one warp has or two, two members' weights, the
+/// sums that a warp takes through what follows its product, and inner values.
 struct ChainRoom {
-    static constexpr int64_t warps = kChainTile.m / kChainTile.part_m,
-                             sums_bytes = kChainTile.part_m * 40 * 4;
-    int64_t rows = 0, weights = 0, inner = 0, count = 0;  // inner: each of a warp's `count` values
+    static constexpr int64_t teams = kChainTile.m / kChainTile.part_m,
+                             sums_bytes = kChainTile.part_m / 2 * 40 * 4;  // of a warp
+    int64_t rows = 0, weights = 0, inner = 0, count = 0;  // inner: each of 16 rows' `count` values
 
     explicit ChainRoom(const LoweredOp& op) {
         if (op.members.empty()) {
@@ -41,10 +41,10 @@ struct ChainRoom {
         rows = std::max(rows, one.rows);
         weights = std::max(weights, one.weights);
     }
-    int64_t weights_at(int64_t which) const { return warps * rows + which * weights; }
+    int64_t weights_at(int64_t which) const { return teams * rows + which * weights; }
     int64_t sums_at() const { return weights_at(2); }
-    int64_t inner_at() const { return sums_at() + warps * sums_bytes; }
-    int64_t bytes() const { return inner_at() + warps * count * inner; }
+    int64_t inner_at() const { return sums_at() + 2 * teams * sums_bytes; }
+    int64_t bytes() const { return inner_at() + teams * count * inner; }
 };
 
 /// Whether one tile has all columns, by tensor cores whose step takes its terms in any order.
@@ -155,17 +155,18 @@ KernelText cast_text(const LoweredOp& op, int kept) {
     KernelText text;
     text.name = "cast_link";
     text.includes = {"chain.cuh"};
-    text.threads = kChainTile.threads;
-    text.resident = kChainTile.resident;
-    text.blocks = ceil_div(y.shape[0], kChainTile.m);
+    const Tiling& t = chain_tile(y.shape[0]);
+    text.threads = t.threads;
+    text.resident = t.resident;
+    text.blocks = ceil_div(y.shape[0], t.m);
     text.body = cat(
         "__device__ __forceinline__ void @_weights(const @_Block&, char*) {}\ntemplate <class "
         "Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const Grid& grid, "
         "bool, char* rows, const char*, float*, char*, const Next& next) {\n    return chain_cast<",
-        kChainTile.m, ", ", kChainTile.k, ", ", y.shape[0], ", ", y.shape[1], ", ", x.strides[0],
-        ", ", kept >= 0 ? "true" : "false", ">(grid, block.ptr<const float>(", layout.operand[0],
-        "), block.ptr<", type, ">(", layout.operand[1], "), reinterpret_cast<", type,
-        "*>(rows), next);\n}\n");
+        t.m, ", ", t.k, ", ", t.n / t.part_n, ", ", y.shape[0], ", ", y.shape[1], ", ",
+        x.strides[0], ", ", kept >= 0 ? "true" : "false", ">(grid, block.ptr<const float>(",
+        layout.operand[0], "), block.ptr<", type, ">(", layout.operand[1], "), reinterpret_cast<",
+        type, "*>(rows), next);\n}\n");
     return text;
 }
 
@@ -210,6 +211,10 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
 }
 
 }  // namespace
+
+const Tiling& chain_tile(int64_t rows) {
+    return rows <= kPairRows ? kPairTile : kChainTile;
+}
 
 bool chain_fits(const LoweredOp& op, const Limits& limits) {
     if (op.def != chain_def()) return is_link(op, limits) || is_row_cast(op, limits);
@@ -271,11 +276,12 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     }
     text.body +=
         cat(body_head(),
-            "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32;\n"
-            "    char* const rows = room + warp * ",
+            "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32, "
+            "team = warp / ",
+            text.threads / (32 * ChainRoom::teams), ";\n    char* const rows = room + team * ",
             room.rows, ";\n    float* const sums = reinterpret_cast<float*>(room + ",
             room.sums_at(), " + warp * ", ChainRoom::sums_bytes, ");\n",
-            room.count ? cat("    char* const inner = room + ", room.inner_at(), " + warp * ",
+            room.count ? cat("    char* const inner = room + ", room.inner_at(), " + team * ",
                              room.count * room.inner, ";\n")
                        : "",
             "    constexpr uint32_t handed = ", handed,

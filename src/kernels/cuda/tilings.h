@@ -48,6 +48,9 @@ inline constexpr Tiling kNearMma[] = {
 // Of a member of a chain: a warp has all columns of its rows, so that warps need not wait for each
 // other.
 inline constexpr Tiling kChainTile = {64, 64, 32, 4, 16, 64, 128, 3, 11, 8};
+// Of chains of fewer rows, whose blocks leave a processor's warps waiting: two share 16 rows.
+inline constexpr Tiling kPairTile = {64, 64, 32, 4, 16, 32, 256, 2, 11, 8};
+const Tiling& chain_tile(int64_t rows);
 inline constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
 inline constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                                      {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
