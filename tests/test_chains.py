@@ -48,6 +48,8 @@ CASES = [
     ((2050, (63, 33, 33, 33)), {"act": aicf.tanh}),  # lines that begin anywhere
     ((1500, (200, 48, 48, 10)), {"loss": "labels"}),
     ((1100, (256, 64, 64)), {}),  # as much as shared memory has room for
+    ((1030, (64, 48, 64)), {"act": aicf.silu}),
+    ((1036, (64, 64, 32, 64)), {"act": lambda h: aicf.gelu(h, approximate="tanh")}),
     ((1040, (64,) * 6), {}),  # weight gradients whose cuts are blocks' share a launch, too
 ]
 
@@ -75,6 +77,24 @@ def test_what_has_no_storage():
     assert results((64,) * 5, aicf.gelu) == 1 + 3
     assert results((64,) * 5, aicf.relu) == 1  # whose gradient takes its result, as weights' does
     assert results((64,) * 5, aicf.gelu, "tf32") == 1  # there is no room for two blocks
+
+
+def chain_texts(g, math):
+    programs = _core.cuda_programs(g._core, ALL, arch="sm_90a", math=math)
+    return [text for text in programs if "chain_" in text and "unroll 1\n    for (int i" in text]
+
+
+def test_slopes_are_made_where_their_functions_are():
+    """A chain keeps what multiplies the gradient, where it has room for float32."""
+
+    def slopes(widths, math="mixed"):
+        (text,) = chain_texts(graph_of(16384, widths)[0], math)
+        return ["scalar::gelu_erf_slope" in text, "scalar::gelu_erf_bwd" in text]
+
+    assert slopes((64,) * 5) == [True, False]
+    assert slopes((64,) * 4, "tf32") == [True, False]
+    assert slopes((64,) * 5, "tf32") == [False, True]  # nothing stays in shared memory
+    assert slopes((64,) * 8) == [False, True]  # room for what went into each gelu, no more
 
 
 def test_weight_gradients_share_a_launch():
@@ -141,10 +161,7 @@ def test_a_file_has_the_same_bits(tmp_path):
 def test_the_kernel_compiles_without_spills(math):
     for sizes, options in CASES:
         g, _ = graph_of(*sizes, **options)
-        programs = _core.cuda_programs(g._core, ALL, arch="sm_90a", math=math)
-        found = [
-            text for text in programs if "chain_" in text and "unroll 1\n    for (int i" in text
-        ]
+        found = chain_texts(g, math)
         assert found
         for program in found:
             log = _core.cuda_log(program, "sm_90a")

@@ -212,9 +212,7 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
 
 }  // namespace
 
-const Tiling& chain_tile(int64_t rows) {
-    return rows <= kPairRows ? kPairTile : kChainTile;
-}
+const Tiling& chain_tile(int64_t rows) { return rows <= kPairRows ? kPairTile : kChainTile; }
 
 bool chain_fits(const LoweredOp& op, const Limits& limits) {
     if (op.def != chain_def()) return is_link(op, limits) || is_row_cast(op, limits);
@@ -229,8 +227,10 @@ bool chain_fits(const LoweredOp& op, const Limits& limits) {
            has_room(op, limits);
 }
 
-KernelText chain_text(const LoweredOp& op, const Limits& limits) {
-    check(chain_fits(op, limits), "cuda: a chain of other ops than its products");
+KernelText chain_text(const LoweredOp& chain, const Limits& limits) {
+    check(chain_fits(chain, limits), "cuda: a chain of other ops than its products");
+    LoweredOp op = with_slopes(chain);
+    if (ChainRoom(op).bytes() > kHalfShared) op = chain;
     const BlockLayout layout(op);
     Limits own_limits = limits;
     own_limits.chain = true;
@@ -249,7 +249,7 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         const InnerOperand inner = *inner_operand(op, op.members[k]);
         own_limits.inner = inner.operand;
         own_limits.squares = links < op.members.size() && inner.value == std::ssize(op.inner) - 1;
-        KernelText part = anchor(op.members[k]).gemm ? body_text(op.members[k], own_limits)
+        KernelText part = anchor(op.members[k]).gemm ? gemm_text(op.members[k], own_limits)
                                                      : cast_text(op.members[k], own_limits.kept);
         check(k == 0 || (part.blocks == text.blocks && part.threads == text.threads),
               "cuda: members of a chain of other blocks");

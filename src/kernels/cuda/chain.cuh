@@ -8,6 +8,15 @@
 
 namespace aicf {
 
+// What a gradient multiplies dy by.
+namespace scalar {
+__device__ __forceinline__ float silu_slope(float x) { return silu_bwd(x, 1.0f); }
+__device__ __forceinline__ float gelu_tanh_slope(float x) { return gelu_tanh_bwd(x, 1.0f); }
+__device__ __forceinline__ float gelu_tanh_slope_16(float x) { return gelu_tanh_bwd_16(x, 1.0f); }
+__device__ __forceinline__ float gelu_erf_slope(float x) { return gelu_erf_bwd(x, 1.0f); }
+__device__ __forceinline__ float gelu_erf_slope_16(float x) { return gelu_erf_bwd_16(x, 1.0f); }
+}  // namespace scalar
+
 /// A member's tiles, all of k at once.
 template <int BM, int BN, int BK, class Shape, class E>
 struct LinkTiles {
