@@ -50,6 +50,7 @@ CASES = [
     ((1100, (256, 64, 64)), {}),  # as much as shared memory has room for
     ((1030, (64, 48, 64)), {"act": aicf.silu}),
     ((1036, (64, 64, 32, 64)), {"act": lambda h: aicf.gelu(h, approximate="tanh")}),
+    ((4300, (64, 40, 64)), {}),  # rows that leave no processor without a block
     ((1040, (64,) * 6), {}),  # weight gradients whose cuts are blocks' share a launch, too
 ]
 
@@ -95,6 +96,21 @@ def test_slopes_are_made_where_their_functions_are():
     assert slopes((64,) * 4, "tf32") == [True, False]
     assert slopes((64,) * 5, "tf32") == [False, True]  # nothing stays in shared memory
     assert slopes((64,) * 8) == [False, True]  # room for what went into each gelu, no more
+
+
+def test_blocks_by_rows():
+    """Of 32 rows where each processor has one at most, then of 64; two warps have 16, but of many
+    rows in words."""
+    for rows, math, block, warps in (
+        (1024, "mixed", 32, 2),
+        (32 * 132, "tf32", 32, 2),
+        (32 * 132 + 1, "mixed", 64, 2),
+        (1 << 16, "mixed", 64, 2),
+        (1 << 15, "tf32", 64, 2),
+        ((1 << 15) + 1, "tf32", 64, 1),
+    ):
+        (text,) = chain_texts(graph_of(rows, (64,) * 4)[0], math)
+        assert f"chain_link<{block}, 64, 32, {warps}, " in text
 
 
 def test_weight_gradients_share_a_launch():
@@ -145,6 +161,14 @@ def test_bits_are_those_of_launches_apart(sizes, options, math):
     g, feed = graph_of(*sizes, **options)
     assert chains(g, math)
     assert_bits_of_passes(bits, g, feed, math, (ALL, WITHOUT))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_bits_of_many_rows_in_words():
+    g, feed = graph_of((1 << 15) + 1, (32, 32, 32))
+    assert chains(g, "tf32")
+    assert_bits_of_passes(bits, g, feed, "tf32", (ALL, WITHOUT))
 
 
 @pytest.mark.gpu

@@ -17,14 +17,15 @@ bool has_squares(const LoweredOp& op) {
     return !op.members.empty() && sums_squares(op.members.back());
 }
 
-/// A block's shared memory: its rows by 16, which one warp has or two, two members' weights, the
-/// sums that a warp takes through what follows its product, and inner values.
+/// A block's shared memory: rows by 16, which one warp has or two, two members' weights, the sums
+/// that a warp takes through what follows its product, and inner values.
 struct ChainRoom {
-    static constexpr int64_t teams = kChainTile.m / kChainTile.part_m,
-                             sums_bytes = kChainTile.part_m / 2 * 40 * 4;  // of a warp
-    int64_t rows = 0, weights = 0, inner = 0, count = 0;  // inner: each of 16 rows' `count` values
+    static constexpr int64_t sums_bytes = kChainTile.part_m / 2 * 40 * 4;  // of a warp
+    int64_t teams;                                                         // of 16 rows
+    int64_t rows = 0, weights = 0, inner = 0, count = 0;  // inner: each of a team's `count` values
 
-    explicit ChainRoom(const LoweredOp& op) {
+    explicit ChainRoom(const LoweredOp& op, const Tiling& tile = kChainTile)
+        : teams(tile.m / tile.part_m) {
         if (op.members.empty()) {
             add(op);
             return;
@@ -148,14 +149,13 @@ bool leaves_like(const LoweredOp& last, int kept) {
 }
 
 /// A cast as a member, with the functions that a product has (add_link in matmul.cpp).
-KernelText cast_text(const LoweredOp& op, int kept) {
+KernelText cast_text(const LoweredOp& op, int kept, const Tiling& t) {
     const BlockLayout layout(op);
     const View &x = op.inputs[0], &y = op.outputs[0];
     const char* type = cuda_type(y.dtype);
     KernelText text;
     text.name = "cast_link";
     text.includes = {"chain.cuh"};
-    const Tiling& t = chain_tile(y.shape[0]);
     text.threads = t.threads;
     text.resident = t.resident;
     text.blocks = ceil_div(y.shape[0], t.m);
@@ -210,9 +210,18 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
                ", sums, ", inner, ", next);\n    }\n");
 }
 
-}  // namespace
+/// What the blocks of a chain have.
+const Tiling& chain_tile(const LoweredOp& op, const Limits& limits) {
+    const auto words = [](const LoweredOp& member) {
+        return anchor(member).gemm && member.inputs[0].dtype == DType::f32;
+    };
+    const int64_t rows = op.members[0].outputs[0].shape[0];
+    if (ceil_div(rows, kShortChainTile.m) <= limits.processors) return kShortChainTile;
+    const bool alone = rows > kPairRows && std::any_of(op.members.begin(), op.members.end(), words);
+    return alone ? kLongChainTile : kChainTile;
+}
 
-const Tiling& chain_tile(int64_t rows) { return rows <= kPairRows ? kPairTile : kChainTile; }
+}  // namespace
 
 bool chain_fits(const LoweredOp& op, const Limits& limits) {
     if (op.def != chain_def()) return is_link(op, limits) || is_row_cast(op, limits);
@@ -233,11 +242,12 @@ KernelText chain_text(const LoweredOp& chain, const Limits& limits) {
     if (ChainRoom(op).bytes() > kHalfShared) op = chain;
     const BlockLayout layout(op);
     Limits own_limits = limits;
-    own_limits.chain = true;
+    own_limits.chain = &chain_tile(op, limits);
     KernelText text;
     text.name = cat("chain_", dtype_abbrev(op.members[0].outputs[0].dtype), "_", op.members.size());
     std::vector<RepeatedLink> kinds;
-    const ChainRoom room(op);
+    const Tiling& tile = *own_limits.chain;
+    const ChainRoom room(op, tile);
     uint32_t handed = 0;  // by member, whether the one before it hands its rows on
     const size_t links = op.members.size() - (has_squares(op) ? 1 : 0);
     for (size_t k = 0; k < links; k++) {
@@ -249,8 +259,9 @@ KernelText chain_text(const LoweredOp& chain, const Limits& limits) {
         const InnerOperand inner = *inner_operand(op, op.members[k]);
         own_limits.inner = inner.operand;
         own_limits.squares = links < op.members.size() && inner.value == std::ssize(op.inner) - 1;
-        KernelText part = anchor(op.members[k]).gemm ? gemm_text(op.members[k], own_limits)
-                                                     : cast_text(op.members[k], own_limits.kept);
+        KernelText part = anchor(op.members[k]).gemm
+                              ? gemm_text(op.members[k], own_limits)
+                              : cast_text(op.members[k], own_limits.kept, tile);
         check(k == 0 || (part.blocks == text.blocks && part.threads == text.threads),
               "cuda: members of a chain of other blocks");
         text.includes.insert(part.includes.begin(), part.includes.end());
@@ -278,9 +289,9 @@ KernelText chain_text(const LoweredOp& chain, const Limits& limits) {
         cat(body_head(),
             "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32, "
             "team = warp / ",
-            text.threads / (32 * ChainRoom::teams), ";\n    char* const rows = room + team * ",
-            room.rows, ";\n    float* const sums = reinterpret_cast<float*>(room + ",
-            room.sums_at(), " + warp * ", ChainRoom::sums_bytes, ");\n",
+            text.threads / (32 * room.teams), ";\n    char* const rows = room + team * ", room.rows,
+            ";\n    float* const sums = reinterpret_cast<float*>(room + ", room.sums_at(),
+            " + warp * ", ChainRoom::sums_bytes, ");\n",
             room.count ? cat("    char* const inner = room + ", room.inner_at(), " + team * ",
                              room.count * room.inner, ";\n")
                        : "",

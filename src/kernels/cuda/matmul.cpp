@@ -182,7 +182,7 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
                      const Limits& limits) {
     const Gemm gemm(op);
     const int kept = limits.kept;
-    const Tiling& t = chain_tile(gemm.m);
+    const Tiling& t = *limits.chain;
     text.includes = {"chain.cuh"};
     text.threads = t.threads;
     text.resident = t.resident;
