@@ -76,6 +76,7 @@ def bits(step, feed):
 
 CASES = {
     "gelu": (1104, (64, 64, 64), {}),
+    "many": (4304, (64, 64), {}),
     "kept": (1040, (64, 32, 64), {"keep": True}),
     "product": (1024, (64, 64, 64), {"bias": False}),
     "apart": (1040, (64, 64, 64), {"apart": 1}),

@@ -51,6 +51,9 @@ CASES = [
     ((2050, (63, 33, 33, 33)), {"act": aicf.tanh}),  # lines that begin anywhere
     ((1500, (200, 48, 48, 10)), {"loss": "labels"}),
     ((1100, (256, 64, 64)), {}),  # as much as shared memory has room for
+    ((1030, (64, 48, 64)), {"act": aicf.silu}),
+    ((1036, (64, 64, 32, 64)), {"act": lambda h: aicf.gelu(h, approximate="tanh")}),
+    ((4300, (64, 40, 64)), {}),  # rows that leave no processor without a block
     ((1040, (64,) * 6), {}),  # weight gradients whose cuts are blocks' share a launch, too
 ]
 
@@ -78,6 +81,39 @@ def test_what_has_no_storage():
     assert results((64,) * 5, aicf.gelu) == 1 + 3
     assert results((64,) * 5, aicf.relu) == 1  # whose gradient takes its result, as weights' does
     assert results((64,) * 5, aicf.gelu, "tf32") == 1  # there is no room for two blocks
+
+
+def chain_texts(g, math):
+    programs = _core.cuda_programs(g._core, ALL, arch="sm_90a", math=math)
+    return [text for text in programs if "chain_" in text and "unroll 1\n    for (int i" in text]
+
+
+def test_slopes_are_made_where_their_functions_are():
+    """A chain keeps what multiplies the gradient, where it has room for float32."""
+
+    def slopes(widths, math="mixed"):
+        (text,) = chain_texts(graph_of(16384, widths)[0], math)
+        return ["scalar::gelu_erf_slope" in text, "scalar::gelu_erf_bwd" in text]
+
+    assert slopes((64,) * 5) == [True, False]
+    assert slopes((64,) * 4, "tf32") == [True, False]
+    assert slopes((64,) * 5, "tf32") == [False, True]  # nothing stays in shared memory
+    assert slopes((64,) * 8) == [False, True]  # room for what went into each gelu, no more
+
+
+def test_blocks_by_rows():
+    """Of 32 rows where each processor has one at most, then of 64; two warps have 16, but of many
+    rows in words."""
+    for rows, math, block, warps in (
+        (1024, "mixed", 32, 2),
+        (32 * 132, "tf32", 32, 2),
+        (32 * 132 + 1, "mixed", 64, 2),
+        (1 << 16, "mixed", 64, 2),
+        (1 << 15, "tf32", 64, 2),
+        ((1 << 15) + 1, "tf32", 64, 1),
+    ):
+        (text,) = chain_texts(graph_of(rows, (64,) * 4)[0], math)
+        assert f"chain_link<{block}, 64, 32, {warps}, " in text
 
 
 def test_weight_gradients_share_a_launch():
@@ -131,6 +167,14 @@ def test_bits_are_those_of_launches_apart(sizes, options, math):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
+def test_bits_of_many_rows_in_words():
+    g, feed = graph_of((1 << 15) + 1, (32, 32, 32))
+    assert chains(g, "tf32")
+    assert_bits_of_passes(bits, g, feed, "tf32", (ALL, WITHOUT))
+
+
+@pytest.mark.gpu
 def test_a_file_has_the_same_bits(tmp_path):
     g, feed = graph_of(1100, (64,) * 5)
     step = g.compile(device="cuda", seed=1, math="mixed")
@@ -144,10 +188,7 @@ def test_a_file_has_the_same_bits(tmp_path):
 def test_the_kernel_compiles_without_spills(math):
     for sizes, options in CASES:
         g, _ = graph_of(*sizes, **options)
-        programs = _core.cuda_programs(g._core, ALL, arch="sm_90a", math=math)
-        found = [
-            text for text in programs if "chain_" in text and "unroll 1\n    for (int i" in text
-        ]
+        found = chain_texts(g, math)
         assert found
         for program in found:
             log = _core.cuda_log(program, "sm_90a")

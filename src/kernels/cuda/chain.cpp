@@ -17,14 +17,15 @@ bool has_squares(const LoweredOp& op) {
     return !op.members.empty() && sums_squares(op.members.back());
 }
 
-/// A block's shared memory: its warps' rows, two members' weights, the sums that a warp takes
-/// through what follows its product, and its inner values.
+/// A block's shared memory: rows by 16, which one warp has or two, two members' weights, the sums
+/// that a warp takes through what follows its product, and inner values.
 struct ChainRoom {
-    static constexpr int64_t warps = kChainTile.m / kChainTile.part_m,
-                             sums_bytes = kChainTile.part_m * 40 * 4;
-    int64_t rows = 0, weights = 0, inner = 0, count = 0;  // inner: each of a warp's `count` values
+    static constexpr int64_t sums_bytes = kChainTile.part_m / 2 * 40 * 4;  // of a warp
+    int64_t teams;                                                         // of 16 rows
+    int64_t rows = 0, weights = 0, inner = 0, count = 0;  // inner: each of a team's `count` values
 
-    explicit ChainRoom(const LoweredOp& op) {
+    explicit ChainRoom(const LoweredOp& op, const Tiling& tile = kChainTile)
+        : teams(tile.m / tile.part_m) {
         if (op.members.empty()) {
             add(op);
             return;
@@ -41,10 +42,10 @@ struct ChainRoom {
         rows = std::max(rows, one.rows);
         weights = std::max(weights, one.weights);
     }
-    int64_t weights_at(int64_t which) const { return warps * rows + which * weights; }
+    int64_t weights_at(int64_t which) const { return teams * rows + which * weights; }
     int64_t sums_at() const { return weights_at(2); }
-    int64_t inner_at() const { return sums_at() + warps * sums_bytes; }
-    int64_t bytes() const { return inner_at() + warps * count * inner; }
+    int64_t inner_at() const { return sums_at() + 2 * teams * sums_bytes; }
+    int64_t bytes() const { return inner_at() + teams * count * inner; }
 };
 
 /// Whether one tile has all columns, by tensor cores whose step takes its terms in any order.
@@ -148,24 +149,24 @@ bool leaves_like(const LoweredOp& last, int kept) {
 }
 
 /// A cast as a member, with the functions that a product has (add_link in matmul.cpp).
-KernelText cast_text(const LoweredOp& op, int kept) {
+KernelText cast_text(const LoweredOp& op, int kept, const Tiling& t) {
     const BlockLayout layout(op);
     const View &x = op.inputs[0], &y = op.outputs[0];
     const char* type = cuda_type(y.dtype);
     KernelText text;
     text.name = "cast_link";
     text.includes = {"chain.cuh"};
-    text.threads = kChainTile.threads;
-    text.resident = kChainTile.resident;
-    text.blocks = ceil_div(y.shape[0], kChainTile.m);
+    text.threads = t.threads;
+    text.resident = t.resident;
+    text.blocks = ceil_div(y.shape[0], t.m);
     text.body = cat(
         "__device__ __forceinline__ void @_weights(const @_Block&, char*) {}\ntemplate <class "
         "Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const Grid& grid, "
         "bool, char* rows, const char*, float*, char*, const Next& next) {\n    return chain_cast<",
-        kChainTile.m, ", ", kChainTile.k, ", ", y.shape[0], ", ", y.shape[1], ", ", x.strides[0],
-        ", ", kept >= 0 ? "true" : "false", ">(grid, block.ptr<const float>(", layout.operand[0],
-        "), block.ptr<", type, ">(", layout.operand[1], "), reinterpret_cast<", type,
-        "*>(rows), next);\n}\n");
+        t.m, ", ", t.k, ", ", t.n / t.part_n, ", ", y.shape[0], ", ", y.shape[1], ", ",
+        x.strides[0], ", ", kept >= 0 ? "true" : "false", ">(grid, block.ptr<const float>(",
+        layout.operand[0], "), block.ptr<", type, ">(", layout.operand[1], "), reinterpret_cast<",
+        type, "*>(rows), next);\n}\n");
     return text;
 }
 
@@ -209,6 +210,17 @@ std::string link_calls(const RepeatedLink& kind, const RepeatedLink* after, cons
                ", sums, ", inner, ", next);\n    }\n");
 }
 
+/// What the blocks of a chain have.
+const Tiling& chain_tile(const LoweredOp& op, const Limits& limits) {
+    const auto words = [](const LoweredOp& member) {
+        return anchor(member).gemm && member.inputs[0].dtype == DType::f32;
+    };
+    const int64_t rows = op.members[0].outputs[0].shape[0];
+    if (ceil_div(rows, kShortChainTile.m) <= limits.processors) return kShortChainTile;
+    const bool alone = rows > kPairRows && std::any_of(op.members.begin(), op.members.end(), words);
+    return alone ? kLongChainTile : kChainTile;
+}
+
 }  // namespace
 
 bool chain_fits(const LoweredOp& op, const Limits& limits) {
@@ -224,15 +236,18 @@ bool chain_fits(const LoweredOp& op, const Limits& limits) {
            has_room(op, limits);
 }
 
-KernelText chain_text(const LoweredOp& op, const Limits& limits) {
-    check(chain_fits(op, limits), "cuda: a chain of other ops than its products");
+KernelText chain_text(const LoweredOp& chain, const Limits& limits) {
+    check(chain_fits(chain, limits), "cuda: a chain of other ops than its products");
+    LoweredOp op = with_slopes(chain);
+    if (ChainRoom(op).bytes() > kHalfShared) op = chain;
     const BlockLayout layout(op);
     Limits own_limits = limits;
-    own_limits.chain = true;
+    own_limits.chain = &chain_tile(op, limits);
     KernelText text;
     text.name = cat("chain_", dtype_abbrev(op.members[0].outputs[0].dtype), "_", op.members.size());
     std::vector<RepeatedLink> kinds;
-    const ChainRoom room(op);
+    const Tiling& tile = *own_limits.chain;
+    const ChainRoom room(op, tile);
     uint32_t handed = 0;  // by member, whether the one before it hands its rows on
     const size_t links = op.members.size() - (has_squares(op) ? 1 : 0);
     for (size_t k = 0; k < links; k++) {
@@ -244,8 +259,9 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
         const InnerOperand inner = *inner_operand(op, op.members[k]);
         own_limits.inner = inner.operand;
         own_limits.squares = links < op.members.size() && inner.value == std::ssize(op.inner) - 1;
-        KernelText part = anchor(op.members[k]).gemm ? body_text(op.members[k], own_limits)
-                                                     : cast_text(op.members[k], own_limits.kept);
+        KernelText part = anchor(op.members[k]).gemm
+                              ? gemm_text(op.members[k], own_limits)
+                              : cast_text(op.members[k], own_limits.kept, tile);
         check(k == 0 || (part.blocks == text.blocks && part.threads == text.threads),
               "cuda: members of a chain of other blocks");
         text.includes.insert(part.includes.begin(), part.includes.end());
@@ -271,11 +287,12 @@ KernelText chain_text(const LoweredOp& op, const Limits& limits) {
     }
     text.body +=
         cat(body_head(),
-            "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32;\n"
-            "    char* const rows = room + warp * ",
-            room.rows, ";\n    float* const sums = reinterpret_cast<float*>(room + ",
-            room.sums_at(), " + warp * ", ChainRoom::sums_bytes, ");\n",
-            room.count ? cat("    char* const inner = room + ", room.inner_at(), " + warp * ",
+            "    char* const room = chain_room();\n    const int warp = int(threadIdx.x) / 32, "
+            "team = warp / ",
+            text.threads / (32 * room.teams), ";\n    char* const rows = room + team * ", room.rows,
+            ";\n    float* const sums = reinterpret_cast<float*>(room + ", room.sums_at(),
+            " + warp * ", ChainRoom::sums_bytes, ");\n",
+            room.count ? cat("    char* const inner = room + ", room.inner_at(), " + team * ",
                              room.count * room.inner, ";\n")
                        : "",
             "    constexpr uint32_t handed = ", handed,

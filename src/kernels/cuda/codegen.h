@@ -58,6 +58,8 @@ struct KernelText {
     bool begins = false;  // the body says begin_kernel(), after what it reads before
 };
 
+struct Tiling;
+
 /// What of a device the choice of a kernel rests on.
 struct Limits {
     int processors = 0, major = 0;  // of the compute capability
@@ -67,9 +69,9 @@ struct Limits {
     /// operands stay where they are in shared memory.
     int team = 0;
     bool near = false;
-    /// A product as a member of a chain: in tiles of all columns. `kept`: the output that it leaves
-    /// in shared memory for the next one; -1: none.
-    bool chain = false;
+    /// A product as a member of a chain: in tiles of all columns, these. `kept`: the output that it
+    /// leaves in shared memory for the next one; -1: none.
+    const Tiling* chain = nullptr;
     int kept = -1;
     /// The operand of such a member, outputs behind inputs, that lies in the warp's shared memory
     /// alone, 8 neighbours of a lane together; -1: none.
@@ -278,6 +280,9 @@ double gemm_cycles(const LoweredOp& op, const Limits& limits);
 bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits);
 /// Whether a product can be a member of a group, and has blocks for a quarter of the processors at
 /// most.
+/// A chain whose inner values that gradients alone read are what multiplies those: worked out once,
+/// where the value is made. The bits are the same.
+LoweredOp with_slopes(const LoweredOp& chain);
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits);
 /// Whether the kernel of a product by tiles can be a member's of a group.
 bool gemm_in_group(const LoweredOp& op, const Limits& limits);

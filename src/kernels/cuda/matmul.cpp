@@ -202,7 +202,7 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
                      const Limits& limits) {
     const Gemm gemm(op);
     const int kept = limits.kept;
-    const Tiling& t = kChainTile;
+    const Tiling& t = *limits.chain;
     text.includes = {"chain.cuh"};
     text.threads = t.threads;
     text.resident = t.resident;
@@ -232,7 +232,7 @@ static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& l
         "Grid& grid, bool held, char* rows, const char* weights, float* sums, char* inner, "
         "const Next& next) {\n"
         "    return chain_link<",
-        tiles, t.k, ", @_Shape>(grid, @_Link(block, rows, ",
+        tiles, t.k, ", ", t.n / t.part_n, ", @_Shape>(grid, @_Link(block, rows, ",
         limits.squares ? "reinterpret_cast<char*>(sums)" : "inner", "), block.ptr<const ", element,
         ">(", layout.operand[0], "), held, reinterpret_cast<", element,
         "*>(rows), reinterpret_cast<const ", element, "*>(weights), sums, next",

@@ -21,6 +21,7 @@ constexpr int64_t kTailClasses = 32, kTailRows = 2048, kTailFeatures = 1 << 19,
 constexpr int64_t kChainRows = 1024, kMostChainRows = 1 << 16, kChainTerms = 256,
                   kChainColumns = 64;
 constexpr int64_t kChainMembers = 16;
+constexpr int64_t kPairRows = 1 << 15;   // of a chain in words, up to which two warps share 16
 constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps may have roles
 
 constexpr int64_t kRolesRows = 64;     // of attention, from which on warps may have roles

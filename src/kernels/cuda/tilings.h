@@ -45,9 +45,11 @@ inline constexpr Tiling kNearMma[] = {
     {32, 32, 32, 8, 32, 32, 32, 4, 2, 8},   {32, 32, 32, 8, 16, 16, 128, 4, 4.3, 4},
     {32, 64, 32, 4, 32, 32, 64, 4, 4, 8},   {64, 32, 32, 4, 32, 32, 64, 4, 4, 8},
     {64, 64, 32, 4, 32, 32, 128, 2, 11, 8}, {64, 64, 32, 4, 16, 32, 256, 2, 20, 20}};
-// Of a member of a chain: a warp has all columns of its rows, so that warps need not wait for each
-// other.
-inline constexpr Tiling kChainTile = {64, 64, 32, 4, 16, 64, 128, 3, 11, 8};
+// Of a member of a chain: two warps have the columns of 16 rows, so that others need not wait; of
+// blocks that leave processors without one, fewer rows; of many rows of words, a warp has them all.
+inline constexpr Tiling kChainTile = {64, 64, 32, 4, 16, 32, 256, 2, 11, 8};
+inline constexpr Tiling kShortChainTile = {32, 64, 32, 4, 16, 32, 128, 4, 11, 8};
+inline constexpr Tiling kLongChainTile = {64, 64, 32, 4, 16, 64, 128, 3, 11, 8};
 inline constexpr Tiling kDouble[] = {{64, 64, 8, 2, 8, 4, 128, 2, 98, 120}};
 inline constexpr Tiling kTensor[] = {{128, 256, 32, 4, 64, 64, 256, 1, 38, 40, 0, 6000},
                                      {128, 128, 32, 4, 64, 64, 128, 2, 20, 22, 0, 4000},
