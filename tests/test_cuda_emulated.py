@@ -221,11 +221,13 @@ print(len(found) >= 30, all(found), *sorted(a + way for a, way in ways))
 """
 
 
-def test_readings_of_tf32(folder):
-    """Where they lie, as those of the transpose, copied: the copy engine rounds all the same."""
+@pytest.mark.parametrize("order", [0, 7])
+def test_readings_of_tf32(folder, order):
+    """Where they lie, as those of the transpose, copied: the copy engine rounds all the same. 7:
+    products are made late, when the words that they read have left their variables."""
     done = subprocess.run(
-        [sys.executable, "-c", READINGS], env=emulate.environment(folder, major=9), text=True,
-        capture_output=True,
+        [sys.executable, "-c", READINGS], env=emulate.environment(folder, major=9, order=order),
+        text=True, capture_output=True,
     )  # fmt: skip
     ways = ["NNcopies", "NNright", "NNturned", "NTlying", "TNcopies", "TNright"]
     ways += ["TTcopies", "TTlying"]

@@ -284,17 +284,18 @@ struct TileProduct : Product {
             adds, b_across);
     }
 };
-/// Of rows from registers, as mma has them.
+/// Of rows from registers, as mma has them: the assembler leaves those alone that a product reads,
+/// whatever becomes of the variables.
 template <int N, int Kind>
 struct HeldProduct : Product {
-    const u32* a[4];
+    u32 a[4];
     u64 b;
     bool adds, b_across;
     void make() override {
         struct Mine {
             u32 a[4];
         };
-        const char* all = exchange(~0u, Mine{{*a[0], *a[1], *a[2], *a[3]}});
+        const char* all = exchange(~0u, Mine{{a[0], a[1], a[2], a[3]}});
         add_products<N, Kind>(
             values,
             [&](u32 high, u32(&words)[8]) {
@@ -320,7 +321,7 @@ template <int N, int Kind>
 void products(float* const (&d)[N / 2], const u32* const (&a)[4], u64 b, bool adds, int, int,
               int b_across = 0) {
     auto* const product = new HeldProduct<N, Kind>;
-    for (u32 w = 0; w < 4; w++) product->a[w] = a[w];
+    for (u32 w = 0; w < 4; w++) product->a[w] = *a[w];
     product->b = b;
     product->adds = adds;
     product->b_across = b_across;

@@ -101,7 +101,7 @@ bool fails(const char* name) {
     return now || lost;
 }
 
-int early = 0, urgent = 0;  // programmatic edges, and nodes of a priority
+int early = 0, urgent = 0;              // programmatic edges, and nodes of a priority
 std::vector<std::vector<char>> blocks;  // that nodes were given, in that order
 
 struct Report {
