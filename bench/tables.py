@@ -286,6 +286,10 @@ def rows_h200():
     return rows(load("rows_h200"))
 
 
+def chains_gpu():
+    return rows(load("chains_gpu"))
+
+
 def products_gpu():
     run = load("products_gpu")
     rows = [
@@ -295,17 +299,6 @@ def products_gpu():
     ]
     head = ("M×N×K, layouts, math", "aicf, µs", "TFLOP/s", "PyTorch", "PyTorch's time / aicf's")
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
-
-
-def products_tf32_gpu():
-    run = load("products_tf32_gpu")
-    found = [(row["case"], row["first"], row["us"]) for row in run["rows"]]
-    rows = [
-        (case, name, f"{us[name]:.1f}", f"{us['torch']:.1f}", f"{us['torch'] / us[name]:.2f}")
-        for case, name, us in sorted(found, key=lambda row: row[2]["torch"] / row[2][row[1]])
-    ]
-    head = ("M×N×K, layouts", "kernel", "aicf, µs", "PyTorch, µs", "PyTorch's time / aicf's")
-    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows, "ll")
 
 
 def compile_h200():

@@ -205,6 +205,39 @@ early = ctypes.CDLL("libcuda.so.1").fake_cuda_early
 """
 
 
+CROWD = """
+import aicf
+from aicf import _core
+for rows, width in ((16, 512), (1024, 256), (1024, 1024)):
+    g = aicf.Graph("crowd")
+    y = g.input("x", (rows, width))
+    for i in range(2):
+        y = y @ g.param(f"w{{i}}", (width, width))
+    g.output("y", y)
+    if {compiles}:
+        _core.cuda_cubins(_core.cuda_programs(g._core, _core.pass_names()), "sm_90a")
+        continue
+    before = early()
+    step = g.compile(device="cuda")
+    print(rows, width, early() > before, *(size[0] > 132 for size in step._launch_sizes()))
+"""
+
+
+def test_products_of_more_blocks_than_processors_wait(driver):
+    """Of long ones: their blocks would lie where those of the one before end first."""
+    subprocess.run(
+        [sys.executable, "-c", CROWD.format(compiles=True)],
+        env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
+        check=True,
+    )
+    out, _ = run(driver, EARLY + CROWD.format(compiles=False), FAKE_CUDA_MAJOR=9)
+    assert out.splitlines() == [
+        "16 512 True False False",
+        "1024 256 True True True",
+        "1024 1024 False True True",
+    ]
+
+
 def test_the_room_of_a_kernel_that_gets_ready(driver):
     """In a row any number of blocks; beside others those of half the processors of a device."""
     rows = [33, 34, 67]

@@ -76,37 +76,38 @@ struct ThinStage {
                      : "memory");
     }
 
-    /// Starts the copies of [k, k + depth), of which what lies before `end` exists, for wide rows
-    /// from w0 on. Rows that do not exist are some that do.
-    __device__ __forceinline__ static void fetch_wide(uint32_t to, const E* wide, int64_t w0, int k,
-                                                      int end, bool packs) {
-        constexpr int cells = line / 16;
+    /// Starts the copies of [k, k + depth), of which what lies before `end` exists, of wide rows
+    /// from w0 on, thin ones, or both. Rows that do not exist are some that do.
+    __device__ __forceinline__ static void fetch(uint32_t to, const E* wide, const E* thin,
+                                                 int64_t w0, int k, int end, bool packs,
+                                                 bool thin_packs, bool of_wide, bool of_thin) {
+        constexpr int cells = line / 16, thin_cells = thin_line / 16;
         const int lane = threadIdx.x % 32;
+        if (of_wide) {
 #pragma unroll
-        for (int p = 0; p < lines * cells / 32; p++) {
-            const int c = lane % cells, i = lane / cells + p * (32 / cells);
-            if constexpr (Thin::along_k) {
-                const int64_t w = w0 + i < Thin::wide ? w0 + i : Thin::wide - 1;
-                if (k + c * per < end)
-                    bring(to + wide_at(i, c), wide + w * Thin::wide_step + k + c * per, 1, packs);
-            } else {
-                const int64_t w = w0 + c * per < Thin::wide ? w0 + c * per : 0;
-                if (k + i < end)
-                    bring(to + wide_at(i, c), wide + (k + i) * Thin::wide_step + w, 1, packs,
-                          Thin::wide - w);
+            for (int p = 0; p < lines * cells / 32; p++) {
+                const int c = lane % cells, i = lane / cells + p * (32 / cells);
+                if constexpr (Thin::along_k) {
+                    const int64_t w = w0 + i < Thin::wide ? w0 + i : Thin::wide - 1;
+                    if (k + c * per < end)
+                        bring(to + wide_at(i, c), wide + w * Thin::wide_step + k + c * per, 1,
+                              packs);
+                } else {
+                    const int64_t w = w0 + c * per < Thin::wide ? w0 + c * per : 0;
+                    if (k + i < end)
+                        bring(to + wide_at(i, c), wide + (k + i) * Thin::wide_step + w, 1, packs,
+                              Thin::wide - w);
+                }
             }
         }
-    }
-    __device__ __forceinline__ static void fetch_thin(uint32_t to, const E* thin, int k, int end,
-                                                      bool packs) {
-        constexpr int thin_cells = thin_line / 16;
+        if (!of_thin) return;
 #pragma unroll
-        for (int x = threadIdx.x % 32; x < int(Thin::rows) * thin_cells; x += 32) {
+        for (int x = lane; x < int(Thin::rows) * thin_cells; x += 32) {
             const int t = x / thin_cells, c = x % thin_cells;
             if (k + c * per < end)
                 bring(to + thin_at(t, c),
                       thin + t * Thin::thin_row + (k + c * per) * Thin::thin_col, Thin::thin_col,
-                      packs);
+                      thin_packs);
         }
     }
 };
@@ -149,10 +150,14 @@ __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const
             if (s >= all) return;
             const int mine = s / steps_of(cut) * Slices + slice, begin = mine * cut;
             const int end = mine == cuts - 1 ? int(Shape::k) : begin + cut;
-            const uint32_t to = room + s % Stages * Stage::bytes;
-            const int k = begin + s % steps_of(cut) * Stage::depth;
-            if (of_wide) Stage::fetch_wide(to, wp, w0, k, end, packs);
-            if (of_thin) Stage::fetch_thin(to, tp, k, end, thin_packs);
+            const auto bring = [&](bool wide_too, bool thin_too) {
+                Stage::fetch(room + s % Stages * Stage::bytes, wp, tp, w0,
+                             begin + s % steps_of(cut) * Stage::depth, end, packs, thin_packs,
+                             wide_too, thin_too);
+            };
+            if constexpr (!Thin::begins) return bring(true, true);
+            if (of_wide) bring(true, false);
+            if (of_thin) bring(false, true);
         };
         __syncwarp();
         // The first stages of a right operand that the kernel before does not write come before
