@@ -276,6 +276,18 @@ def test_small_products_and_those_of_few_rows_stay_wide(sizes, narrow, kind, rng
             assert_bits(got[name], array, name)
 
 
+@pytest.mark.parametrize("kind", ["linear", "matmul"])
+@pytest.mark.parametrize(("rows", "narrow"), [(16, False), (128, True)])
+def test_gradients_alone_count_as_their_product(rows, narrow, kind):
+    """Of which nothing is left where no result needs it."""
+    g = aicf.Graph("gradients")
+    x = g.input("x", (rows, 512))
+    w = g.param("w", (512, 512))
+    y = aicf.linear(x, w) if kind == "linear" else aicf.matmul(x, w)
+    g.output("dw", g.backward(aicf.sum(y * g.input("t", (rows, 512))), wrt=[w])[w])
+    assert ("Cast" in mixed_text(g)) == narrow
+
+
 @pytest.mark.parametrize(
     ("a", "b", "narrow"),
     [
@@ -312,11 +324,12 @@ def test_small_products_of_16_bits_stay_so():
 
 @pytest.mark.parametrize("sizes", [one[0] for one in SIZES[:10]], ids=str)
 def test_products_around_the_least(sizes, device, rng):
-    """With the bits of a CPU."""
+    """With the bits of a CPU without passes."""
     g, feed = layer(*sizes), {"t": draw(rng, *sizes[0], sizes[2])}
+    cores = "sm_90" if device == "cuda" else None
     got, want = (
-        outputs_of(g.compile(device=one, math="mixed", seed=1, tensor_cores=cores)(**feed))
-        for one, cores in ((device, None), ("cpu", "sm_90" if device == "cuda" else None))
+        outputs_of(g.compile(math="mixed", seed=1, **how)(**feed))
+        for how in ({"device": device}, {"device": "cpu", "passes": (), "tensor_cores": cores})
     )
     for name, array in want.items():
         assert_bits(got[name], array, name)

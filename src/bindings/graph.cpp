@@ -438,8 +438,7 @@ void bind_graph(nb::module_& m) {
         "The default pass list, in order.");
     m.def("narrow_any_size", &narrow_any_size, nb::arg("any"),
           "For tests: whether \"mixed\" takes products of any size in 16 bits, so that small ones "
-          "reach "
-          "these kernels. Returns what it was.");
+          "reach these kernels. Returns what it was.");
     m.def("simplify_rules", &simplify_rules,
           "Name and reason of each rewrite of the pass simplify.");
 }

@@ -33,16 +33,16 @@ bool gains(const ProductSizes& of) {
 }
 
 /// Whether one of a graph's products does, by which the others have neighbours in 16 bits. Those of
-/// a product's gradient are of its sizes.
+/// a product's gradient count as that product, whether or not a result needs it.
 bool gains_by_16_bits(const Graph& graph) {
     const std::vector<char> live = live_nodes(graph);
     return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
         if (!live[node.id] || node.op->storage != Storage::product) return false;
         if (!node.op->sizes) return true;
-        if (node.forward >= 0 && graph.nodes[node.forward].op->sizes) return false;
-        const auto shape = [&](int k) { return graph.value(node.inputs[k]).type.shape; };
-        return graph.value(node.inputs[0]).type.dtype == kWide &&
-               gains(node.op->sizes(shape(0), shape(1)));
+        const bool of_gradient = node.forward >= 0 && graph.nodes[node.forward].op->sizes;
+        const Node& product = of_gradient ? graph.nodes[node.forward] : node;
+        const auto type = [&](int k) { return graph.value(product.inputs[k]).type; };
+        return type(0).dtype == kWide && gains(product.op->sizes(type(0).shape, type(1).shape));
     });
 }
 

@@ -244,9 +244,9 @@ Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& 
                   bytes = std::max<int64_t>(4 * q.shape[3] * others, 1),
                   fits = std::clamp(cached / bytes, int64_t{1}, heads);
     // What does not fit is read once for all tiles of a head that are at work at a time: six are
-    // enough. Causal, forward, TFLOP/s by lots on an H100 (2026-11-27): 16384 positions, 32 heads
+    // enough. Causal, forward, TFLOP/s by lots on an H100: 16384 positions, 32 heads
     // of 64: 5 384, 8 385, 10 397, 20 403, 32 382; 16 heads of 128: 1 535, 16 551; 4096 positions,
-    // 128 heads of 64: 22 367, 32 358. Gradients lose by it (2026-11-28): 16384 positions, 32 heads
+    // 128 heads of 64: 22 367, 32 358. Gradients lose by it: 16384 positions, 32 heads
     // of 64: 3 338, 11 320, 22 307, 32 325; 16 heads of 128: 1 433, 5 365, 8 390, 16 417.
     const int64_t most =
         part == Part::forward ? std::clamp(limits.processors / sharing, fits, heads) : fits;

@@ -49,9 +49,11 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
         scratch ? static_cast<char*>(args.workspace) + map.from : args.in(map.input).ptr;
     if (reinterpret_cast<uintptr_t>(from) % kMapAlign != 0)  // of a cell that was bound before
         raise(ErrorKind::unsupported, "cuda: operand ", map.input,
-              " of a kernel with warp roles begins ", reinterpret_cast<uintptr_t>(from) % kMapAlign,
-              " bytes behind a multiple of ", kMapAlign,
-              "; need a tensor at such an address, or candidates= naming a kernel without wgmma");
+              " of a kernel that reads by the copy engine begins ",
+              reinterpret_cast<uintptr_t>(from) % kMapAlign, " bytes behind a multiple of ",
+              kMapAlign,
+              "; need a tensor at such an address, or candidates= naming a kernel without wgmma or "
+              "boxes");
     const auto wide = [](int64_t x) { return static_cast<cuuint64_t>(x); };
     const cuuint64_t sizes[] = {wide(map.inner), wide(map.outer), wide(map.batches)};
     const cuuint64_t steps[] = {wide(map.outer_step) * size, wide(map.batch_step) * size};

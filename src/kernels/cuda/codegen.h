@@ -278,11 +278,11 @@ int64_t terms_of(const LoweredOp& op);
 double gemm_cycles(const LoweredOp& op, const Limits& limits);
 /// Whether each cut of a product along k is one for tensor cores by itself.
 bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits);
-/// Whether a product can be a member of a group, and has blocks for a quarter of the processors at
-/// most.
 /// A chain whose inner values that gradients alone read are what multiplies those: worked out once,
 /// where the value is made. The bits are the same.
 LoweredOp with_slopes(const LoweredOp& chain);
+/// Whether a product can be a member of a group, and has blocks for a quarter of the processors at
+/// most.
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits);
 /// Whether the kernel of a product by tiles can be a member's of a group.
 bool gemm_in_group(const LoweredOp& op, const Limits& limits);

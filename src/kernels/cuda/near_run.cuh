@@ -130,7 +130,7 @@ struct NearRun {
     }
     /// The first steps, a group of copies each, by thread t. An operand that the kernel before does
     /// not write is read before that is done, where copies go past the first cache, which may hold
-    /// what was there before.
+    /// what was there before. Where both are, the kernel has not waited yet.
     template <int Steps>
     __device__ __forceinline__ void begin(E* to, int t, bool a_is_late, bool b_is_late) const {
         bool a_early = false, b_early = false;

@@ -1,4 +1,5 @@
 // What a chain keeps for gradients of its own functions.
+#include <algorithm>
 #include <array>
 
 #include "core/graph/region.h"

@@ -16,7 +16,7 @@ struct CudaKernel : Kernel {
     uint32_t steps_at = 0;    // byte of its block that holds how many steps a launch runs; 0: one
     std::vector<TensorMap> maps;
     std::vector<int> early;  // inputs that it may read before what it waits for is done
-    bool asks = false;       // it reads early what its block says that it may (kLateAt)
+    bool asks = false;       // it reads early, but for what its block says is late (kLateAt)
 };
 
 class CudaTarget : public Target {
