@@ -375,6 +375,28 @@ def test_small_tiles(sizes, layout, name, make_rng):
 
 
 @gpu
+@pytest.mark.hopper
+@pytest.mark.parametrize("several", ["both", "left", "right"])
+def test_small_tiles_of_batches(several, make_rng):
+    """What a block reads of batches, or of one matrix for all, by the copy engine at once."""
+    rng = make_rng(21)
+    left, right = ((3,) if several in ("both", side) else () for side in ("left", "right"))
+    a = rng.standard_normal((*left, 96, 400)).astype(np.float32)
+    b = rng.standard_normal((*right, 120, 400)).astype(np.float32)
+    g = aicf.Graph("batches")
+    x, w = (aicf.cast(g.input(k, v.shape), "bfloat16") for k, v in (("a", a), ("b", b)))
+    y = aicf.matmul(x, aicf.permute(w, (0, 2, 1) if right else (1, 0)))
+    g.output("y", aicf.cast(y, "float32"))
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names()).items()
+    tried = [one for one in names if "_boxes" in one]
+    assert tried, names
+    want = g.compile(device="cpu", tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
+    for one in tried:
+        got = g.compile(device="cuda", candidates={signature: one})(a=a, b=b)["y"].numpy()
+        assert_bits(got, want, one)
+
+
+@gpu
 @pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
 @pytest.mark.parametrize(
