@@ -251,3 +251,38 @@ def test_many_steps_in_one_launch_of_a_graph():
     many.replay(39)
     for name in one.state:
         assert_bits(many.state[name].numpy(), one.state[name].numpy(), name)
+
+
+def wide_layer(width):
+    g = aicf.Graph("layer")
+    y = g.dense("0", g.input("x", (128, 512)), width)
+    g.minimize(aicf.mse_loss(y, g.input("t", (128, width))), aicf.optim.Adam(lr=1e-3))
+    return g
+
+
+WIDTHS = [(504, "near_32x32"), (512, "near_64x64"), (520, "near_64x64")]  # 2^18 results
+
+
+@pytest.mark.parametrize(("width", "tile"), WIDTHS)
+def test_many_results_of_16_bits_have_large_tiles(width, tile):
+    g = wide_layer(width)
+    plan = json.loads(_core.cuda_plan(g._core, _core.pass_names(), 132, "sm_90a", math="mixed"))
+    assert tile in plan["ops"][-1]["kernel"]
+
+
+@pytest.mark.gpu
+@pytest.mark.hopper
+@pytest.mark.parametrize("width", [width for width, _ in WIDTHS])
+def test_updates_behind_large_tiles_have_the_bits_of_a_cpu(width, make_rng):
+    rng, g = make_rng(5), wide_layer(width)
+    feed = {k: rng.standard_normal((128, n)).astype("f") for k, n in (("x", 512), ("t", width))}
+    steps = [
+        g.compile(math="mixed", seed=1, **how)
+        for how in ({"device": "cuda"}, {"device": "cpu", "tensor_cores": "sm_90"})
+    ]
+    for step in steps:
+        for _ in range(2):
+            step(**feed)
+    for kind in ("params", "state"):
+        for name in getattr(steps[0], kind):
+            assert_bits(*(getattr(step, kind)[name].numpy() for step in steps), name)
