@@ -328,3 +328,45 @@ def test_sums_read_too_early_are_found(folder, tmp_path):
     whole, left = "left = static_cast<u32>(newest);", "left = static_cast<u32>(newest) + 1;"
     found = outcomes(folder, tmp_path, ATTENTION, "hopper.h", whole, left, major=9, order=5)
     assert found["whole"] == ["True"] and found["hurt"] != ["True"]
+
+
+LATE = """
+import aicf
+import ml_dtypes
+import numpy as np
+
+dtype = np.dtype({dtype!r} if {dtype!r} != "bfloat16" else ml_dtypes.bfloat16)
+rng, g, feed = np.random.default_rng(0), aicf.Graph("late"), {{}}
+for name, shape in {{"x": ({rows}, {width}), "v": (16, {width}), "w": (16, {width})}}.items():
+    feed[name] = rng.standard_normal(shape).astype(dtype)
+x, v, w = (g.input(name, one.shape, {dtype!r}) for name, one in feed.items())
+made = aicf.relu(v.T @ w)
+g.output("y", x @ (made.T if {turned} else made))
+found = []
+for options in ({{"device": "cpu", "tensor_cores": "sm_90"}}, {{"device": "cuda"}}):
+    step = g.compile(**options)
+    found.append(step(**feed)["y"].numpy().tobytes())
+print(step.lowered[-1]["kernel"], found[0] == found[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype", "turned", "kernel"),
+    [
+        (128, 512, "float32", False, "gemm_f32_near_16x32_t4_4"),
+        (128, 520, "bfloat16", True, "gemm_bf16_near_32x32_boxes_5"),
+        (2, 512, "float32", False, "gemm_f32_near_8x16_4"),
+        (2, 512, "bfloat16", True, "gemm_bf16_thin"),
+    ],
+)
+def test_products_that_read_too_early_are_found(folder, rows, width, dtype, turned, kernel):
+    """They begin beside the kernel that makes their right operand, which is NaN until they wait."""
+    script = LATE.format(rows=rows, width=width, dtype=dtype, turned=turned)
+    said = []
+    for fault in ({}, {"FAKE_CUDA_NOTHING_LATE": "gemm_"}):
+        environment = emulate.environment(folder, major=9, processors=132) | fault
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, text=True, capture_output=True
+        )
+        said.append(done.stdout.split())
+    assert said == [[kernel, "True"], [kernel, "False"]]

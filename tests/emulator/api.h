@@ -39,6 +39,8 @@ struct Api {
     void (*copy)(u32 to, const void* from, u32 room, u32 bytes);
     void (*commit)();
     void (*arrived)(u32 newest);
+    /// The kernel waits for the one before it, which had begun it early.
+    void (*settled)();
     /// A word was read, which others may be about to change.
     void (*looked)(const volatile u32* at, u32 seen);
     /// sum + a b over 8 words of two f16 (0), two bf16 (1) or a tf32 (2), as a tensor core adds.

@@ -133,7 +133,7 @@ namespace ptx {
 using namespace emulated;
 
 inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() {}
+inline void griddepcontrol_wait() { emulated_api.settled(); }
 inline void fence_proxy_async() {}
 inline void rcp_approx_ftz_f32(float& to, float x) { to = 1.0f / x; }
 inline void cvt_f32_f16(float& to, u16 x) {

@@ -121,6 +121,7 @@ struct Meeting {
 
 struct Cluster {
     std::vector<char*> shared;
+    std::vector<Block*> blocks;
     Barrier all;
     u32 threads = 0;
 };
@@ -213,20 +214,74 @@ void copy(u32 to, const void* from, u32 room, u32 bytes) {
         broken("a copy of " + std::to_string(room) + " bytes that is not aligned");
     current->copies.push_back({to, from, room, bytes});
 }
+void land(Fiber& fiber, std::vector<Copy>& copies) {
+    for (const Copy& one : std::exchange(copies, {})) {
+        std::memcpy(fiber.self.shared + one.to, one.from, one.bytes);
+        std::memset(fiber.self.shared + one.to + one.bytes, 0, one.room - one.bytes);
+    }
+}
 void commit() { current->groups.push_back(std::move(current->copies)), current->copies.clear(); }
 void arrived(u32 newest) {
     auto& groups = current->groups;
     for (size_t& at = current->landed; groups.size() > at + newest; at++)
-        for (const Copy& one : std::exchange(groups[at], {})) {
-            std::memcpy(current->self.shared + one.to, one.from, one.bytes);
-            std::memset(current->self.shared + one.to + one.bytes, 0, one.room - one.bytes);
-        }
+        land(*current, groups[at]);
 }
 
 void looked(const volatile u32* at, u32 seen) {
     if (current->looked_at == at && current->looked == seen) wait_for(at, seen);
     current->looked_at = at;
     current->looked = seen;
+}
+
+/// What the kernel before wrote, kept here while a cluster that has not waited for it finds NaN.
+class Unsettled {
+  public:
+    void begin(const std::vector<Bytes>& written) {
+        written_ = written;
+        size_t bytes = 0;
+        for (const Bytes& one : written) bytes += one.count;
+        kept_.resize(bytes);
+        left_ = bytes ? kMost / bytes : 0;
+    }
+    void hide() {
+        if (!left_) return;
+        left_--;
+        char* to = kept_.data();
+        for (const Bytes& one : written_) {
+            std::memcpy(to, one.from, one.count);
+            to += one.count;
+            std::memset(one.from, 0xff, one.count);
+        }
+        hidden_ = true;
+    }
+    void show() {
+        if (!std::exchange(hidden_, false)) return;
+        const char* from = kept_.data();
+        for (const Bytes& one : written_) {
+            std::memcpy(one.from, from, one.count);
+            from += one.count;
+        }
+    }
+    bool hidden() const { return hidden_; }
+
+  private:
+    static constexpr size_t kMost = 512 << 20;  // bytes that are kept in a launch, so that it ends
+    std::vector<Bytes> written_;
+    std::vector<char> kept_;
+    size_t left_ = 0;  // clusters
+    bool hidden_ = false;
+};
+auto& unsettled = *new Unsettled;
+/// Copies that were begun before may arrive before.
+void settled() {
+    if (unsettled.hidden())
+        for (Block* block : current->block->cluster->blocks)
+            for (Fiber& fiber : block->fibers) {
+                for (size_t at = fiber.landed; at < fiber.groups.size(); at++)
+                    land(fiber, fiber.groups[at]);
+                land(fiber, fiber.copies);
+            }
+    unsettled.show();
 }
 
 float mma(int kind, float sum, const u32* a, const u32* b) {
@@ -293,6 +348,7 @@ std::unique_ptr<Block> start_block(u32 index, const std::shared_ptr<Cluster>& cl
     block->left = threads;
     block->cluster = cluster;
     cluster->shared.push_back(block->shared);
+    cluster->blocks.push_back(block.get());
     for (u32 t = 0; t < threads; t++) {
         Fiber& fiber = block->fibers[t];
         fiber = {};
@@ -378,6 +434,7 @@ void* load(const void* image) {
         copy,
         commit,
         arrived,
+        settled,
         looked,
         mma,
         static_cast<u32>(std::strtoul(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10))};
@@ -398,7 +455,7 @@ Kernel kernel_of(void* library, const char* name) {
             reinterpret_cast<unsigned (*)()>(cluster)()};
 }
 
-void run(const Kernel& kernel, const void* block, Size size) {
+void run(const Kernel& kernel, const void* block, Size size, const std::vector<Bytes>& written) {
     void* const library = kernel.library;
     auto* api = static_cast<Api*>(dlsym(library, "emulated_api"));
     const auto* declared = static_cast<const u32*>(dlsym(library, "emulated_static_shared"));
@@ -408,6 +465,7 @@ void run(const Kernel& kernel, const void* block, Size size) {
     if (size.blocks % kernel.cluster) broken("blocks that are no whole clusters");
     const std::vector<size_t> order = order_of(size.blocks / kernel.cluster);
     std::vector<std::unique_ptr<Block>> running;
+    unsettled.begin(written);
     for (size_t next = 0; next < order.size() || !running.empty();) {
         bool any = false;
         for (auto& one : running) any |= advance(*one);
@@ -428,10 +486,13 @@ void run(const Kernel& kernel, const void* block, Size size) {
                 running.push_back(
                     start_block(static_cast<u32>(order[next]) * kernel.cluster + i, cluster));
             next++;
+            unsettled.show();
+            if (running.size() == kernel.cluster) unsettled.hide();  // others have waited
         } else if (!running.empty()) {
             broken("all threads wait: " + waits_of(*running[0]));
         }
     }
+    unsettled.show();
     if (*declared > kStatic) broken("more static shared memory than there is");
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 namespace emulated {
 
@@ -19,9 +20,15 @@ struct Kernel {
 void* load(const void* image);
 void unload(void* library);
 Kernel kernel_of(void* library, const char* name);
+struct Bytes {
+    char* from;
+    size_t count;
+};
 /// Runs a kernel to its end. Blocks run one after another, a block that waits for others beside
 /// them; threads of a block in turn, each until it waits. EMULATED_ORDER=n, not 0, shuffles both.
-void run(const Kernel& kernel, const void* block, Size size);
+/// `unsettled`: what a kernel wrote that may still run when this one begins. A cluster finds
+/// it there once one of its threads has waited for that kernel, and NaN before.
+void run(const Kernel& kernel, const void* block, Size size, const std::vector<Bytes>& unsettled);
 /// True for the images that load() takes, false for those of a GPU.
 bool is_host(const void* image);
 
