@@ -42,4 +42,11 @@ AICF_HD float sigmoid_near(bool& near, float x) {
     return fma(fma(-q, z, 1.0f) - q, q, q);
 }
 
+// Up to where |x| may lie for |x| scale + shift to stay below `most`, whatever the roundings; -1
+// where that is not known.
+AICF_HD float near_limit(float most, float scale, float shift) {
+    const float limit = (0.99f * most - shift) * 0.99f * reciprocal(scale);
+    return limit > 0.0f ? limit : -1.0f;
+}
+
 }  // namespace aicf::scalar

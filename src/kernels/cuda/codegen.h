@@ -224,6 +224,16 @@ struct Iteration {
 
 // Of each family: whether it has a kernel for what a definition means, and the kernel.
 
+/// Of the steps of a region whose functions have forms in near.h, those that hold where operands
+/// stay below limits of their own: fewer comparisons for each element.
+struct NearLimits {
+    std::vector<size_t> steps;
+    std::string limits, checks;  // for the head of a body; for each element, of `near`
+};
+/// `one`: which operands are one number for all elements.
+NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one);
+/// Instructions of an element of a pointwise op or region, about.
+double instructions_of(const LoweredOp& op);
 bool is_function(const LoweredDef& def);       // of scalar.h, or a copy or cast
 bool is_update(const LoweredDef& def);         // of a tensor
 bool is_scalar_update(const LoweredDef& def);  // of numbers

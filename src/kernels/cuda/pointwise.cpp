@@ -11,9 +11,8 @@ namespace aicf::cuda {
 
 namespace {
 
-// Where arithmetic bounds a kernel, more blocks than this only repeat what comes before the loop
-// (15 % of a sine's time); where memory does, each block's first loads are what keeps it busy.
-constexpr int64_t kBlocksAProcessor = 64;
+constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
+constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
 
 /// How the elements of an operand are reached in the merged iteration space.
 enum class Reach { uniform, dense, inner, along, each };
@@ -103,8 +102,6 @@ bool worth_table(const LoweredOp& op, const std::vector<Access>& access, const L
                                        [&](const RegionStep& step) { return function(step.def); }))
         return false;
     if (op.outputs.size() != 1 || !is_16_bit(op.outputs[0].dtype)) return false;
-    if (op.body.empty() && op.outputs[0].dtype == DType::bf16 && has_form_brain(*op.def))
-        return false;
     int varying = 0;
     for (size_t k = 0; k < op.inputs.size(); k++) {
         if (access[k].reach == Reach::uniform) continue;
@@ -113,7 +110,7 @@ bool worth_table(const LoweredOp& op, const std::vector<Access>& access, const L
     }
     const auto count = static_cast<double>(element_count(op.outputs[0].shape));
     return varying == 1 && access.back().reach == Reach::dense &&
-           cost_of(op).flops - kTableFlops * count > kTableWork;
+           (instructions_of(op) - kTableInstructions) * count > kTableWork;
 }
 
 }  // namespace
@@ -240,6 +237,8 @@ class PointwiseText {
         const std::string compute = formula(op_, layout_, before_);
         if (worth_table(op_, access_, limits_))
             look_up(compute);
+        else if (const int vectors = vectors_of_lot(); vectors > 0)
+            loop_of_lots(compute, vectors);
         else
             loop(compute);
         return text_;
@@ -272,10 +271,12 @@ class PointwiseText {
         text_.includes = {"prelude.cuh"};
         text_.threads = static_cast<int>(
             std::min<int64_t>(kThreads, std::max<int64_t>(ceil_div(count_, 32) * 32, 32)));
-        const Cost cost = cost_of(op_);
-        text_.blocks = std::min<int64_t>(
-            ceil_div(count_, int64_t{kThreads} * width_),
-            cost.flops > cost.bytes ? kBlocksAProcessor * limits_.processors : 1 << 30);
+        // Where memory bounds a kernel, each block's first loads are what keeps it busy; where
+        // arithmetic does, more blocks only repeat what comes before the loop.
+        const double bytes = cost_of(op_).bytes / static_cast<double>(std::max<int64_t>(count_, 1));
+        heavy_ = instructions_of(op_) > kHeavyWork * bytes;
+        text_.blocks = std::min<int64_t>(ceil_div(count_, int64_t{kThreads} * width_),
+                                         heavy_ ? kHeavyBlocks * limits_.processors : 1 << 30);
     }
 
     /// How operand k is reached. Results are stored where they are, never one for many.
@@ -308,6 +309,26 @@ class PointwiseText {
             store_ += store_text(how, index);
         else
             load_ += load_text(how, index, type(k));
+    }
+    /// The same of lots of `vectors` vectors, all of whose operands are dense or one number.
+    std::pair<std::string, std::string> lot_text(int vectors) const {
+        std::string loads, stores;
+        const std::string sizes = cat(width_, ", ", vectors, ", ", kThreads * width_);
+        for (size_t k = 0; k < views_.size(); k++) {
+            const bool output = k >= op_.inputs.size();
+            const size_t index = output ? k - op_.inputs.size() : k;
+            const std::string name = cat(output ? "r" : "a", index);
+            loads += cat("            Wide<", type(k), "> ", name, "[", width_ * vectors, "];\n");
+            if (output)
+                stores +=
+                    cat("            store_lots<", sizes, ">(y", index, " + i, ", name, ");\n");
+            else if (access_[k].reach == Reach::uniform)
+                loads += cat("            for (auto& a : ", name, ") a = u", index, ";\n");
+            else
+                loads += cat("            load_lots<", sizes, ", ", type(k), ">(", name, ", x",
+                             index, " + i);\n");
+        }
+        return {loads, stores};
     }
     std::string load_text(Access how, const std::string& k, const std::string& type) const {
         const std::string at = cat("x", k, " + @_x", k, "::at(i), ");
@@ -369,20 +390,78 @@ class PointwiseText {
     }
     /// Of functions of f32 with forms in near.h, a text of those, which say in `near` whether they
     /// hold; nothing where no function has one, or where memory takes longer than any form.
-    std::string taken_near(std::string compute) const {
+    std::string taken_near(std::string compute) {
         if (wide_type(out_.dtype) != std::string("float")) return {};
         std::vector<std::string> names = {"sin", "cos"};
         if (op_.body.size() > 3) names.insert(names.end(), {"exp", "sigmoid"});
         const auto taken = compute.size();
+        const NearLimits shared = op_.body.size() > 3 ? shared_limits() : NearLimits{};
+        for (size_t i : shared.steps) {
+            const std::string name = cat("scalar::", op_.body[i].def->name),
+                              operand = cat("(", operand_text(op_, op_.body[i].inputs[0]), ")");
+            compute = replaced(compute, name + operand, cat(name, "_near(within, ", operand, ")"));
+        }
         for (const std::string& name : names)
             for (size_t at = 0;
                  (at = compute.find(cat("scalar::", name, "("), at)) != std::string::npos;)
                 compute.replace(at, name.size() + 9, cat("scalar::", name, "_near(near, "));
-        return compute.size() > taken ? compute : std::string();
+        if (compute.size() == taken) return {};
+        text_.body += shared.limits;
+        return shared.steps.empty()
+                   ? compute
+                   : cat("bool within = true;\n            ", shared.checks, compute);
+    }
+    NearLimits shared_limits() const {
+        std::vector<bool> one;
+        for (size_t k = 0; k < op_.inputs.size(); k++)
+            one.push_back(access_[k].reach == Reach::uniform);
+        return near_limits(op_, one);
     }
     static std::string each_of(int width, const std::string& compute) {
         return cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
                    compute, "\n        }\n");
+    }
+    /// How many vectors a thread takes at a time where a loop's own instructions are worth sparing
+    /// and lots are worth a text of their own; else 0.
+    int vectors_of_lot() const {
+        if (!heavy_ || !flat_ || update_ || limits_.one_block || width_ == 1) return 0;
+        if (instructions_of(op_) > kLotInstructions) return 0;
+        int64_t largest = 1, dense = 0;
+        for (size_t k = 0; k < views_.size(); k++) {
+            largest = std::max(largest, dtype_size(views_[k]->dtype));
+            dense += access_[k].reach == Reach::dense;
+        }
+        const int vectors = width_ <= 4 && dense <= kLotOperands ? 2 : 1;
+        const int64_t lot = int64_t{kThreads} * width_ * vectors;
+        const int64_t least = kLotBlocks * limits_.processors * lot,
+                      most = int64_t{1} << 31;  // and what a turn of all blocks adds
+        return largest <= 4 && count_ >= least && count_ < most ? vectors : 0;
+    }
+    /// Vectors of a lot lie as far apart as the block's threads reach; what ends within one, or has
+    /// a large argument, is done vector by vector.
+    void loop_of_lots(const std::string& compute, int vectors) {
+        const int apart = kThreads * width_;
+        const auto [loads, stores] = lot_text(vectors);
+        text_.bound = kThreads;
+        text_.blocks =
+            std::min(ceil_div(count_, int64_t{apart} * vectors), kHeavyBlocks * limits_.processors);
+        text_.body += body_head(op_, layout_, raw_) + before_;
+        const std::string near = taken_near(compute);
+        const bool forms = !near.empty();
+        text_.body +=
+            cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
+                ";\n    const uint32_t whole = wide ? n - ", apart * (vectors - 1) + width_ - 1,
+                "u : 0u;\n    for (uint32_t i0 = grid.block * ", apart * vectors,
+                "u + grid.thread() * ", width_, "u; i0 < n; i0 += grid.blocks * ", apart * vectors,
+                "u) {\n        if (i0 < whole) {\n            const uint32_t i = i0;\n",
+                forms ? "            bool near = true;\n" : "", loads,
+                each_of(width_ * vectors, forms ? near : compute),
+                forms ? "            if (near) {\n" : "", stores, "            continue;\n",
+                forms ? "            }\n" : "", "        }\n");
+        text_.body += cat("#pragma unroll 1\n        for (int lot = 0; lot < ", vectors,
+                          "; lot++) {\n        const int64_t i = (i0 + lot * ", apart,
+                          ") * int64_t(hidden(1));\n        if (i >= n) break;\n", load_,
+                          each_of(width_, compute), store_, "        }\n    }\n}\n");
     }
     void loop(const std::string& compute) {
         text_.bound = kThreads;
@@ -421,7 +500,8 @@ class PointwiseText {
     const BlockLayout layout_;
     int width_ = 1;
     std::vector<Access> access_;
-    bool flat_ = true;  // no operand needs its strides
+    bool flat_ = true;    // no operand needs its strides
+    bool heavy_ = false;  // bound by arithmetic
     std::string wide_ = "true", load_, store_, before_;
     KernelText text_;
 };

@@ -375,6 +375,28 @@ __device__ __forceinline__ void store_dense(E* y, const C (&a)[V], int64_t i, in
             if (i + j < n) y[i + j] = narrow<E>(a[j]);
     }
 }
+/// `Lots` vectors of V elements that all exist and may move together, each `Apart` elements behind
+/// the one before.
+template <int V, int Lots, int Apart, class E>
+__device__ __forceinline__ void load_lots(Wide<E> (&a)[Lots * V], const E* x) {
+#pragma unroll
+    for (int k = 0; k < Lots; k++) {
+        Wide<E> some[V];
+        load_dense<V, E>(some, x + k * Apart, 0, V, true);
+#pragma unroll
+        for (int j = 0; j < V; j++) a[k * V + j] = some[j];
+    }
+}
+template <int V, int Lots, int Apart, class E, class C>
+__device__ __forceinline__ void store_lots(E* y, const C (&a)[Lots * V]) {
+#pragma unroll
+    for (int k = 0; k < Lots; k++) {
+        C some[V];
+#pragma unroll
+        for (int j = 0; j < V; j++) some[j] = a[k * V + j];
+        store_dense<V>(y + k * Apart, some, 0, V, true);
+    }
+}
 template <int V, class At, class E, class C>
 __device__ __forceinline__ void store_each(E* y, const C (&a)[V], int64_t i, int64_t n) {
 #pragma unroll

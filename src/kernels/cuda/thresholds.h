@@ -32,10 +32,15 @@ constexpr int64_t kSmall = 32768;       // elements below which one a thread spr
 constexpr int kThreads = 256;           // of a block of a program
 constexpr int64_t kMostThreads = 2048;  // of a processor
 
-// Of functions of 16 bits: operations of an element, about as many as a look into a table takes,
-// and of all elements those beyond that from which on the table is worth its making; a block's
-// threads.
-constexpr double kTableFlops = 8, kTableWork = 1 << 27;
+// Instructions of an element for each byte that it moves: from about 11 on an H100 waits for them,
+// and from here on they are worth a loop over as many blocks of a processor.
+constexpr double kHeavyWork = 6;
+constexpr int64_t kHeavyBlocks = 64;
+constexpr int64_t kLotBlocks = 16;  // of a processor, from which on they take lots of vectors
+// Of functions of 16 bits: instructions of an element, about as many as pass while it is moved, and
+// of all elements those beyond that from which on a table is worth its making (it took an H100
+// 7 us); a block's threads.
+constexpr double kTableInstructions = 28, kTableWork = 5 << 25;
 constexpr int kTableThreads = 1024;
 
 constexpr int64_t kWarp = 32;

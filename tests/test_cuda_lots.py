@@ -1,0 +1,163 @@
+"""Loops of heavy functions over many elements, two vectors a thread at a time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import aicf
+import emulate
+import ml_dtypes
+import numpy as np
+import pytest
+from aicf import _core
+
+BF16 = "bfloat16"
+
+
+def chain(x, k=1.7):
+    return aicf.tanh(aicf.sin(x * k + 0.3) * x + aicf.exp(-(x * x))) * aicf.sigmoid(x)
+
+
+def two(x, y):
+    return aicf.tanh(aicf.sin(x * y) * x + aicf.exp(-(x * x))) * aicf.sigmoid(y) / (x * x + 2.0)
+
+
+def launch(make, *shapes, dtype="float32"):
+    """The text of a graph's only launch."""
+    g = aicf.Graph("lots")
+    result = make(*(g.state(f"x{i}", shape, dtype) for i, shape in enumerate(shapes)))
+    for i, y in enumerate(result if isinstance(result, tuple) else (result,)):
+        g.output(f"y{i}", y)
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    return text
+
+
+LOTS = 16 * 132 * 256 * 8  # elements from which on an H100 takes lots
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "dtype", "lots"),
+    [
+        (chain, [(LOTS,)], "float32", "4, 2, 1024"),
+        (chain, [(LOTS - 1,)], "float32", None),
+        (lambda x: (chain(x), aicf.sin(x * 3.0)), [(LOTS,)], "float32", "4, 2, 1024"),
+        (two, [(LOTS,), (LOTS,)], BF16, "8, 1, 2048"),
+        (chain, [(LOTS,), (1,)], "float32", "4, 2, 1024"),
+        (chain, [(4096, LOTS // 4096), (LOTS // 4096,)], "float32", None),
+        (lambda x: aicf.tanh(x), [(LOTS,)], "float32", None),
+        (lambda x: aicf.relu(x), [(LOTS,)], "float32", None),
+        (chain, [(LOTS,)], "float64", None),
+    ],
+    ids=["chain", "few", "two results", "16 bits", "one number", "rows", "light", "copy", "f64"],
+)
+def test_what_takes_lots(make, shapes, dtype, lots):
+    text = launch(make, *shapes, dtype=dtype)
+    assert f"load_lots<{lots}," in text if lots else "load_lots" not in text
+
+
+def test_limits_of_operands():
+    """One comparison for an element where all functions have arguments that follow from it."""
+    text = launch(chain, (LOTS,))
+    (limit,) = (line for line in text.splitlines() if "const float most0" in line)
+    assert "near_limit(65536.0f, scalar::abs(u1), scalar::abs(u2)), 86.0f)" in limit
+    assert "_near(near" not in text and text.count("_near(within") == 3
+    text = launch(two, (LOTS,), (LOTS,))  # a product of both has a comparison of its own
+    assert "sin_near(near" in text and "exp_near(" in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", BF16, "float16"])
+def test_registers(dtype):
+    if not _core.cuda_info()["nvrtc"]:
+        pytest.skip("NVRTC is not installed (aicf[cuda13])")
+    for make, shapes in ((chain, 1), (two, 2), (MAKES["results"][0], 1)):
+        text = launch(make, *[(LOTS,)] * shapes, dtype=dtype)
+        assert " 0 bytes spill stores" in _core.cuda_log(text, "sm_90a")
+
+
+def processors():
+    (gpu, *_) = _core.cuda_info()["devices"]
+    return gpu["multiprocessors"]
+
+
+def numbers(count, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(count).astype(np.float32)
+    x[: count // 4 : 1117] *= 1e6
+    x[count // 4 : count // 2 : 97] *= 40
+    x[count // 2 : count // 2 + 600 : 3] = rng.integers(0, 2**32, 200, np.uint32).view(np.float32)
+    x[-5:] = 65536.0, -65537.0, np.inf, -np.inf, np.nan
+    return x
+
+
+def both(make, dtype, arrays, cut=0):
+    """What both devices make of arrays, of which `cut` elements are left out in front."""
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("lots")
+        operands = [g.state(f"x{i}", a.shape, dtype, init=a) for i, a in enumerate(arrays)]
+        result = make(*(x[cut:] if x.shape != (1,) else x for x in operands))
+        for i, y in enumerate(result if isinstance(result, tuple) else (result,)):
+            g.output(f"y{i}", y)
+        step = g.compile(device=device, checks="off")()
+        ends.append([step[name].numpy().astype(np.float32) for name in step])
+    return ends
+
+
+MAKES = {
+    "chain": (chain, 1),
+    "steep": (lambda x: chain(x, 1e4), 1),
+    "flat": (lambda x: chain(x, 0.0), 1),
+    "two": (two, 2),
+    "results": (lambda x: (chain(x), aicf.sin(x * 3.0)), 1),
+    "no forms": (lambda x: aicf.silu(aicf.gelu(aicf.softplus(x) * x) - aicf.erf(x)), 1),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", BF16])
+@pytest.mark.parametrize("name", MAKES)
+def test_bits(name, dtype):
+    """As a CPU makes them: whole lots, the rest behind, operands that begin anywhere."""
+    make, operands = MAKES[name]
+    wide = {"float32": np.float32, BF16: ml_dtypes.bfloat16}[dtype]
+    least = 16 * processors() * 2048
+    for count, cut in ((least, 0), (least + 1029, 0), (least + 7, 3)):
+        with np.errstate(invalid="ignore"):
+            arrays = [numbers(count + cut, seed).astype(wide) for seed in range(operands)]
+        for cpu, gpu in zip(*both(make, dtype, arrays, cut), strict=True):
+            known = ~np.isnan(cpu)
+            np.testing.assert_array_equal(known, ~np.isnan(gpu))
+            assert cpu[known].tobytes() == gpu[known].tobytes(), (count, cut)
+
+
+@pytest.mark.gpu
+def test_in_place():
+    """A state that becomes what is made of it."""
+    x = numbers(16 * processors() * 2048 + 1029, 3)
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("lots")
+        s = g.state("s", x.shape, "float32", init=x)
+        g.assign(s, chain(s))
+        step = g.compile(device=device, checks="off")
+        step()
+        step()
+        ends.append(step.state_dict()["s"])
+    known = ~np.isnan(ends[0])
+    assert ends[0][known].tobytes() == ends[1][known].tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(bool(emulate.missing()), reason=emulate.missing())
+@pytest.mark.parametrize("major", [8, 9])
+def test_emulated(tmp_path, major):
+    emulate.build(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
+         "-p", "no:xdist", "-p", "no:benchmark", __file__],
+        cwd=Path(__file__).parent.parent, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=emulate.environment(tmp_path, major=major, processors=1, order=major),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-20000:]
