@@ -112,6 +112,13 @@ def cases():
             lambda a, x: a.tanh(a.sin(x * 1.7 + 0.3) * x + a.exp(-(x * x))) * a.sigmoid(x),
             lambda t, f, x: t.tanh(t.sin(x * 1.7 + 0.3) * x + t.exp(-(x * x))) * t.sigmoid(x),
         )
+        yield Case(
+            "chains",
+            f"sin(1.7 x + 0.3), 2^26 {dtype}",
+            {"x": ((1 << 26,), dtype)},
+            lambda a, x: a.sin(x * 1.7 + 0.3),
+            lambda t, f, x: t.sin(x * 1.7 + 0.3),
+        )
         for fn in ("exp", "sin", "tanh", "sigmoid", "relu"):
             yield Case(
                 "chains",
