@@ -172,6 +172,7 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
     float* const sums = xs + Rows * pitch;
     float* const logits = sums + chunks * Rows * n;
     float* const grads = logits + Rows * n;
+    __shared__ int64_t labels[Rows];
     // By copies past the first cache, which may hold what was there before.
     const bool early = sizeof(E) == 4 && k % 4 == 0 && Tail::w_step % 4 == 0 && aligned16(w);
     if (early) bring_lines<k, pitch, Tail::w_step, Threads>(ws, w, n);
@@ -182,6 +183,11 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
         const auto row_of = [=](int r) { return r0 + (r < rows ? r : rows - 1); };
         bring_lines<k, pitch, Tail::x_step, Threads>(xs, x + r0 * Tail::x_step, rows);
         commit_copies();
+        // What else is read of memory is on its way meanwhile.
+        const int own = threadIdx.x < Rows * n ? int(threadIdx.x) : 0;
+        const typename Tail::OfLogit of_own = tail.of_logit(row_of(own / n), own % n);
+        const int64_t own_label = tail.label(row_of(threadIdx.x % Rows));
+        if (threadIdx.x < Rows) labels[threadIdx.x] = own_label;
         wait_copies<0>();
         __syncthreads();
         if constexpr (Tail::tensor)
@@ -193,7 +199,7 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
             float total = sums[u];
 #pragma unroll
             for (int c = 1; c < chunks; c++) total = total + sums[c * Rows * n + u];
-            logits[u] = tail.logit(row_of(u / n), u % n, total);
+            logits[u] = tail.logit(u == own ? of_own : tail.of_logit(row_of(u / n), u % n), total);
         }
         __syncthreads();
         if (threadIdx.x < 32) {
@@ -202,7 +208,7 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
                 return GradientHere<Tail>{tail, grads + r * n, row_of(int(r)), r < rows};
             };
             cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, TailShape<Rows, n>>(
-                Grid{0, 1, 32}, make, [&](int64_t r) { return tail.label(row_of(int(r))); },
+                Grid{0, 1, 32}, make, [&](int64_t r) { return labels[r]; },
                 [&](int64_t r, float v) {
                     if (r < rows) tail.loss(r0 + r, v);
                 },
@@ -229,8 +235,9 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
                     for (int c = 0; c < side; c++)
                         v[c] = scalar::fma(g, operand<BackAs>(b.at[c]), v[c]);
                 }
-                tail(0, r0 + r, col, v);
+                tail(r0 + r, col, v, xs + r * pitch + col);
             }
+            __syncthreads();  // the next rows lie where these did
         }
     }
 }
