@@ -295,6 +295,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     // follows a product in small tiles is read before it, too.
     const bool updates = updates_behind(op),
                reads = updates || (found != choices.end() && found->groups > 0);
+    // Beside tensor cores a thread has no registers to interleave elements of Adam, where
+    // 784-512-512 gains nothing by it; in fp32 its step with 128 rows takes an H100 35.6 us
+    // for 36.2.
+    constexpr int64_t enough = 1 << 14;
+    const bool interleaves = !gemm.tensor && m * n >= enough;
     std::string read, read_members, numbers, number_members, load, store;
     for (size_t x = 2; x < op.inputs.size(); x++) {
         const View& view = op.inputs[x];
@@ -369,10 +374,14 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             "    }\n    template <int V, class T>\n", inlined, "operator()", put,
             ") const {\n        Read<V> from;\n        read(from, batch, row, col);\n",
             "        (*this)(batch, row, col, v, from, numbers());\n    }\n");
-    text.body += cat("    template <int V, class T>\n", inlined, "operator()", put,
-                     reads ? ", const Read<V>& from, const Numbers& of" : "", ") const {\n", left,
-                     load, "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",
-                     body, "\n        }\n", store, "    }\n};\n");
+    text.body +=
+        cat("    template <int V, class T>\n", inlined, "operator()", put,
+            reads ? ", const Read<V>& from, const Numbers& of" : "", ") const {\n", left, load,
+            updates && interleaves
+                ? each_update("V", body)
+                : cat("#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", body,
+                      "\n        }\n"),
+            store, "    }\n};\n");
     const std::string stem =
         cat(kernel_stem(op), "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
     if (limits.one_block) {
