@@ -88,7 +88,8 @@ __device__ __forceinline__ void logits_by_chains(float* sums, const float* ws, c
     typedef typename Tail::As As;
     constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
                   chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch),
-                  at_once = Rows < 2 ? 1 : 2;  // rows of a thread, which share what it reads of w
+                  at_once = Rows < 2 ? 1 : 2,  // rows of a thread, which share what it reads of w
+        lot = 4 / at_once;                     // fours that are on their way while others are used
     static_assert(Rows % at_once == 0 && pitch % 4 == 0 && chunk % 4 == 0);
     for (int u = threadIdx.x; u < n * chunks * (Rows / at_once); u += Threads) {
         const int j = u % n, c = u / n % chunks, r = u / (n * chunks) * at_once;
@@ -96,6 +97,37 @@ __device__ __forceinline__ void logits_by_chains(float* sums, const float* ws, c
         const float *const wp = ws + j * pitch, *const xp = xs + r * pitch;
         float acc[at_once] = {};
         int p = c * chunk;
+        if constexpr (k % chunk == 0 && chunk % (8 * lot) == 0) {
+            Pack<float, 4> b[2][lot], a[2][lot][at_once];
+            const auto load = [&](int set, int from) {
+#pragma unroll
+                for (int l = 0; l < lot; l++) {
+                    b[set][l] = *reinterpret_cast<const Pack<float, 4>*>(wp + from + 4 * l);
+#pragma unroll
+                    for (int i = 0; i < at_once; i++)
+                        a[set][l][i] =
+                            *reinterpret_cast<const Pack<float, 4>*>(xp + i * pitch + from + 4 * l);
+                }
+            };
+            const auto multiply = [&](int set) {
+#pragma unroll
+                for (int l = 0; l < lot; l++)
+#pragma unroll
+                    for (int i = 0; i < at_once; i++)
+#pragma unroll
+                        for (int q = 0; q < 4; q++)
+                            acc[i] = scalar::fma(operand<As>(a[set][l][i].at[q]),
+                                                 operand<As>(b[set][l].at[q]), acc[i]);
+            };
+            load(0, p);
+#pragma unroll 1
+            for (; p < end; p += 8 * lot) {
+                load(1, p + 4 * lot);
+                multiply(0);
+                if (p + 8 * lot < end) load(0, p + 8 * lot);
+                multiply(1);
+            }
+        }
 #pragma unroll 8
         for (; p + 4 <= end; p += 4) {
             const auto b = *reinterpret_cast<const Pack<float, 4>*>(wp + p);
