@@ -136,6 +136,7 @@ inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() { emulated_api.settled(); }
 inline void fence_proxy_async() {}
 inline void rcp_approx_ftz_f32(float& to, float x) { to = 1.0f / x; }
+inline void rsqrt_approx_ftz_f32(float& to, float x) { to = 1.0f / __builtin_sqrtf(x); }
 inline void cvt_f32_f16(float& to, u16 x) {
     _Float16 half;
     __builtin_memcpy(&half, &x, 2);

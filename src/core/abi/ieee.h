@@ -30,6 +30,18 @@ AICF_HD float reciprocal(float d) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
     return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
 }
+// sqrt(x) for x = 0 and from 2^-101 on, and a/d for a = +0 and of 2^-96 to 2^60, d of 2^-64 to
+// 2^30: the steps of __fsqrt_rn and __fdiv_rn without theirs.
+AICF_HD float plain_sqrt(float x) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    const float y = x * r;
+    return x == 0.0f ? x : __fmaf_rn(__fmaf_rn(-y, y, x), 0.5f * r, y);
+}
+AICF_HD float plain_div(float a, float d) {
+    const float r = reciprocal(d), q = a * r;
+    return __fmaf_rn(r, __fmaf_rn(-d, q, a), q);
+}
 AICF_HD double div(double a, double b) { return __ddiv_rn(a, b); }
 #else
 AICF_HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -42,6 +54,8 @@ AICF_HD float round(float x) { return __builtin_rintf(x); }
 AICF_HD double round(double x) { return __builtin_rint(x); }
 AICF_HD float div(float a, float b) { return a / b; }
 AICF_HD float reciprocal(float d) { return 1.0f / d; }
+AICF_HD float plain_sqrt(float x) { return __builtin_sqrtf(x); }
+AICF_HD float plain_div(float a, float d) { return a / d; }
 AICF_HD double div(double a, double b) { return a / b; }
 #endif
 

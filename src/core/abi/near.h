@@ -41,6 +41,20 @@ AICF_HD float sigmoid_near(bool& near, float x) {
     const float z = exp_shifted(-x, 0.0f), q = reciprocal(z + 1.0f);
     return fma(fma(-q, z, 1.0f) - q, q, q);
 }
+// A step of Adam whose root and quotient need no branch.
+template <class T>
+AICF_HD T adam_p_near(bool&, T p, T m, T v, T bc1_inv, T bc2_inv, T lr, T eps) {
+    return adam_p(p, m, v, bc1_inv, bc2_inv, lr, eps);
+}
+AICF_HD float adam_p_near(bool& near, float p, float m, float v, float bc1_inv, float bc2_inv,
+                          float lr, float eps) {
+    const float a = m * bc1_inv, x = v * bc2_inv, d = plain_sqrt(x) + eps;
+    near &= bits(x) - 1u >= 0x0cffffffu;          // 0, or 2^-101 and above
+    near &= d >= 0x1p-64f && d <= 0x1p30f;        // so x was none below 0, and no NaN
+    near &= abs(a) >= 0x1p-96f || bits(a) == 0u;  // -0 over d is -0
+    near &= abs(a) <= 0x1p60f;
+    return fma(-lr, plain_div(a, d), p);
+}
 
 // Up to where |x| may lie for |x| scale + shift to stay below `most`, whatever the roundings; -1
 // where that is not known.

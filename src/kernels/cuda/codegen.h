@@ -180,6 +180,10 @@ std::string terms_text(const std::string& name, const LoweredOp& op, const Block
 int64_t alike(const View& view);
 /// The statement that updates one element: tensors a0, ... to r0, ..., numbers u<operand> as R.
 std::string update_formula(const LoweredDef& def);
+/// A loop over `width` elements j of a formula. Where it has a step of Adam that is without
+/// branches, so that the elements' chains interleave; the few whose numbers forbid that are done
+/// again.
+std::string each_update(const std::string& width, const std::string& formula);
 /// The same with operands and results spelled as given, computed in `type`.
 std::string update_formula(const LoweredDef& def, const std::string& type,
                            const std::vector<std::string>& in, const std::vector<std::string>& out);

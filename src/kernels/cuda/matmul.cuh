@@ -502,37 +502,83 @@ __device__ __forceinline__ void put_tile(const Put& put, int64_t batch, int64_t 
     }
 }
 
-/// Hands a tile whose sums lie in shared memory to an update, whose many operands are read and
-/// written 16 bytes at a time in the order of memory: value(i, j, v) makes four of row i from
-/// column j on. What a thread reads of several such is under way before it stores any, and of the
-/// first before the kernel waits, unless the one before may write it.
-template <int BM, int BN, int Threads, class T, class Put, class Value>
-__device__ __forceinline__ void put_update(const Put& put, int64_t batch, int64_t row, int64_t col,
-                                           int rows, int cols, const Value& value) {
-    constexpr int V = 4, across = BN / V, all = BM * across, each = (all + Threads - 1) / Threads,
-                  lot = each < 2 ? each : 2;
-    if (put.rest_is_late()) begin_kernel();
-#pragma unroll 1
-    for (int first = threadIdx.x; first < all; first += lot * Threads) {
-        typename Put::template Read<V> from[lot];
-        const auto there = [=](int x) {
-            const int u = first + x * Threads;
-            return u < all && u / across < rows && u % across * V < cols;
-        };
+/// Fours of a tile that a thread takes together, from number `first` on and Threads apart, with
+/// what is read of them: an update's operands are many.
+template <int BM, int BN, int Threads, class Put>
+struct TileLot {
+    static constexpr int V = 4, across = BN / V, all = BM * across,
+                         each = (all + Threads - 1) / Threads, most = Put::updates ? 2 : 4,
+                         size = each < most ? each : most, step = size * Threads;
+    typename Put::template Read<V> from[size];
+
+    __device__ __forceinline__ static bool there(int u, int rows, int cols) {
+        return u < all && u / across < rows && u % across * V < cols;
+    }
+    __device__ __forceinline__ void read(const Put& put, int first, int64_t batch, int64_t row,
+                                         int64_t col, int rows, int cols) {
 #pragma unroll
-        for (int x = 0; x < lot; x++)
-            if (const int u = first + x * Threads; there(x))
+        for (int x = 0; x < size; x++)
+            if (const int u = first + x * Threads; there(u, rows, cols))
                 put.read(from[x], batch, row + u / across, col + u % across * V);
-        begin_kernel();
-        const auto numbers = put.numbers();
+    }
+    /// Of value(i, j, v), which makes four of row i from column j on.
+    template <class T, class Value>
+    __device__ __forceinline__ void store(const Put& put, const typename Put::Numbers& numbers,
+                                          int first, int64_t batch, int64_t row, int64_t col,
+                                          int rows, int cols, const Value& value) const {
 #pragma unroll
-        for (int x = 0; x < lot; x++)
-            if (const int u = first + x * Threads; there(x)) {
+        for (int x = 0; x < size; x++)
+            if (const int u = first + x * Threads; there(u, rows, cols)) {
                 T v[V];
                 value(u / across, u % across * V, v);
                 put(batch, row + u / across, col + u % across * V, v, from[x], numbers);
             }
     }
+};
+
+/// Hands a tile whose sums lie in shared memory to `put`, whose operands are read and written 16
+/// bytes at a time in the order of memory: from the lot that begins at `first` on. What a thread
+/// reads of a lot is under way before it stores any, and of an update's first before the kernel
+/// waits, unless the one before may write it.
+template <int BM, int BN, int Threads, class T, class Put, class Value>
+__device__ __forceinline__ void put_sums(const Put& put, int first, int64_t batch, int64_t row,
+                                         int64_t col, int rows, int cols, const Value& value) {
+    typedef TileLot<BM, BN, Threads, Put> Lot;
+    if (!Put::updates || put.rest_is_late()) begin_kernel();
+#pragma unroll 1
+    for (; first < Lot::all; first += Lot::step) {
+        Lot lot;
+        lot.read(put, first, batch, row, col, rows, cols);
+        begin_kernel();
+        lot.template store<T>(put, put.numbers(), first, batch, row, col, rows, cols, value);
+    }
+}
+/// The same where the first lot's operands are on their way already.
+template <int BM, int BN, int Threads, class T, class Put, class Value>
+__device__ __forceinline__ void put_sums(const Put& put, const TileLot<BM, BN, Threads, Put>& lot,
+                                         int64_t batch, int64_t row, int64_t col, int rows,
+                                         int cols, const Value& value) {
+    typedef TileLot<BM, BN, Threads, Put> Lot;
+    lot.template store<T>(put, put.numbers(), threadIdx.x, batch, row, col, rows, cols, value);
+    if constexpr (Lot::each > Lot::size)
+        put_sums<BM, BN, Threads, T>(put, threadIdx.x + Lot::step, batch, row, col, rows, cols,
+                                     value);
+}
+
+/// Four neighbours of the sums of `Count` tiles, in ascending order; at(c) is where those of tile c
+/// lie.
+template <int Count, class At>
+__device__ __forceinline__ void add_fours(float (&v)[4], const At& at) {
+    const auto four = [=](int c) { return *reinterpret_cast<const Pack<float, 4>*>(at(c)); };
+    auto sum = four(0);
+#pragma unroll
+    for (int c = 1; c < Count; c++) {
+        const auto next = four(c);
+#pragma unroll
+        for (int y = 0; y < 4; y++) sum.at[y] = sum.at[y] + next.at[y];
+    }
+#pragma unroll
+    for (int y = 0; y < 4; y++) v[y] = sum.at[y];
 }
 
 /// The tiles of both operands from which a block computes BM x BN and a thread TM x TN of it: two
@@ -707,13 +753,13 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
                          z % 4] = acc[x][z];
             __syncthreads();
             const int64_t rows = Shape::m - place.i0, cols = Shape::n - place.j0;
-            put_update<BM, BN, threads, A>(put, place.batch, place.i0, place.j0,
-                                           rows < BM ? int(rows) : BM, cols < BN ? int(cols) : BN,
-                                           [=](int i, int j, A(&v)[4]) {
+            put_sums<BM, BN, threads, A>(put, threadIdx.x, place.batch, place.i0, place.j0,
+                                         rows < BM ? int(rows) : BM, cols < BN ? int(cols) : BN,
+                                         [=](int i, int j, A(&v)[4]) {
 #pragma unroll
-                                               for (int y = 0; y < 4; y++)
-                                                   v[y] = sums[i * BN + j + y];
-                                           });
+                                             for (int y = 0; y < 4; y++)
+                                                 v[y] = sums[i * BN + j + y];
+                                         });
         } else {
             put_tile<Shape>(put, place.batch, place.i0 + Pairs::row(), place.j0 + Pairs::col(),
                             acc);

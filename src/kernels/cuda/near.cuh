@@ -72,7 +72,13 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[R][C] = {}, total[R][C] = {};
-        at.template begin<Stages - 1>(own, t, put.a_is_late(), put.b_is_late());
+        // What updates read fills too many registers to be there while the product is made.
+        constexpr bool gathers = Put::updates || Groups > 1, early = gathers && !Put::updates;
+        [[maybe_unused]] TileLot<BM, BN, Groups * threads, Put> lot;
+        at.template begin<Stages - 1>(own, t, put, early, [&] {
+            if constexpr (early)
+                lot.read(put, threadIdx.x, at.batch, at.row, at.col, at.rows, at.cols);
+        });
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<Stages - 2>();
@@ -139,7 +145,7 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
                 }
         }
         if constexpr (!Put::updates) begin_kernel();  // before anything else is read, or stored
-        if constexpr (Put::updates) {
+        if constexpr (gathers) {
             __syncthreads();
             float* const tile = Groups > 1 ? sums : reinterpret_cast<float*>(shared);
             if constexpr (Groups == 1) {
@@ -150,26 +156,16 @@ __device__ __forceinline__ void gemm_near(const Grid& grid, const Put& put, cons
                         tile[(row + r) * BN + col + c * apart] = total[r][c];
                 __syncthreads();
             }
-            put_update<BM, BN, Groups * threads, float>(
-                put, at.batch, at.row, at.col, at.rows, at.cols, [=](int i, int j, float (&v)[4]) {
-#pragma unroll
-                    for (int y = 0; y < 4; y++) v[y] = tile[i * BN + j + y];
-#pragma unroll
-                    for (int c = 1; c < (Groups > 1 ? chunks : 1); c++)
-#pragma unroll
-                        for (int y = 0; y < 4; y++)
-                            v[y] = v[y] + tile[c * (BM * BN) + i * BN + j + y];
-                });
-        } else if constexpr (Groups > 1) {
-            __syncthreads();
-#pragma unroll 1
-            for (int e = threadIdx.x; e < BM * BN; e += Groups * threads) {
-                float v[1] = {sums[e]};
-#pragma unroll
-                for (int i = 1; i < chunks; i++) v[0] = v[0] + sums[i * (BM * BN) + e];
-                if (e / BN < at.rows && e % BN < at.cols)
-                    put(at.batch, at.row + e / BN, at.col + e % BN, v);
-            }
+            const auto value = [=](int i, int j, float (&v)[4]) {
+                add_fours<(Groups > 1 ? chunks : 1)>(
+                    v, [=](int c) { return tile + c * (BM * BN) + i * BN + j; });
+            };
+            if constexpr (early)
+                put_sums<BM, BN, Groups * threads, float>(put, lot, at.batch, at.row, at.col,
+                                                          at.rows, at.cols, value);
+            else
+                put_sums<BM, BN, Groups * threads, float>(put, threadIdx.x, at.batch, at.row,
+                                                          at.col, at.rows, at.cols, value);
         } else {
 #pragma unroll
             for (int r = 0; r < R; r++) {

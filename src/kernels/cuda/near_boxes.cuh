@@ -61,6 +61,11 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
         if (!b_is_late) ask_b();  // before what the kernel waits for is done
     }
     __syncwarp();
+    const int rows = Shape::m - row < BM ? int(Shape::m - row) : BM,
+              cols = Shape::n - col < BN ? int(Shape::n - col) : BN;
+    TileLot<BM, BN, 32 * cuts, Put> lot;
+    const bool rest_is_late = put.rest_is_late();
+    if (!rest_is_late) lot.read(put, threadIdx.x, batch, row, col, rows, cols);
     begin_kernel();
     if (lane == 0) {
         if (b_is_late) ask_b();
@@ -70,6 +75,7 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
                 copy_box<1>(own + s * box_bytes, map_a, begin + s * depth, row,
                             BatchedA ? int(batch) : 0, barriers + 8 * s);
     }
+    if (rest_is_late) lot.read(put, threadIdx.x, batch, row, col, rows, cols);
     __syncwarp();
     float acc[BM / 16][BN / 8][4] = {};
 #pragma unroll
@@ -104,20 +110,10 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
                 *reinterpret_cast<Pack<float, 2>*>(to + (16 * x + 8 * high) * pitch + 8 * z) = {
                     {acc[x][z][2 * high], acc[x][z][2 * high + 1]}};
     __syncthreads();
-    const int rows = Shape::m - row < BM ? int(Shape::m - row) : BM,
-              cols = Shape::n - col < BN ? int(Shape::n - col) : BN;
-#pragma unroll 1
-    for (int e = threadIdx.x; e < BM * BN / 2; e += 32 * cuts) {
-        const int i = e / (BN / 2), j = e % (BN / 2) * 2;
-        auto v = *reinterpret_cast<const Pack<float, 2>*>(sums_of(0) + i * pitch + j);
-#pragma unroll
-        for (int c = 1; c < cuts; c++) {
-            const auto next = *reinterpret_cast<const Pack<float, 2>*>(sums_of(c) + i * pitch + j);
-#pragma unroll
-            for (int y = 0; y < 2; y++) v.at[y] = v.at[y] + next.at[y];
-        }
-        if (i < rows && j < cols) put(batch, row + i, col + j, v.at);
-    }
+    put_sums<BM, BN, 32 * cuts, float>(
+        put, lot, batch, row, col, rows, cols, [=](int i, int j, float (&v)[4]) {
+            add_fours<cuts>(v, [=](int c) { return sums_of(c) + i * pitch + j; });
+        });
 }
 
 }  // namespace aicf

@@ -116,7 +116,8 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
         const int steps = at.steps;
         const auto fetch = [&](int s) { at.fetch(own + s % Stages * Run::stage, s, t); };
         float acc[WM / 16][WN / 8][4] = {}, total[WM / 16][WN / 8][4] = {};
-        at.template begin<ahead>(own, t, put.a_is_late(), put.b_is_late());
+        constexpr bool gathers = Put::updates || Groups > 1;  // sums go through shared memory
+        at.template begin<ahead>(own, t, put, false, [] {});
 #pragma unroll 1
         for (int s = 0; s < steps; s++) {
             wait_copies<ahead - 1>();
@@ -143,8 +144,8 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
             add_cut(total, acc, number == 0);
         }
         if constexpr (!Put::updates) begin_kernel();  // before anything else is read, or stored
-        if constexpr (Put::updates) {
-            static_assert(BM * pitch * sizeof(float) <= ring * sizeof(E));
+        if constexpr (gathers) {
+            static_assert(!Put::updates || BM * pitch * sizeof(float) <= ring * sizeof(E));
             __syncthreads();
             if constexpr (Groups == 1) {
 #pragma unroll
@@ -159,38 +160,14 @@ __device__ __forceinline__ void gemm_near_mma(const Grid& grid, const Put& put, 
                                 8 * z) = {{total[x][z][2 * high], total[x][z][2 * high + 1]}};
                 __syncthreads();
             }
-            put_update<BM, BN, Groups * threads, float>(
-                put, at.batch, at.row, at.col, at.rows, at.cols, [=](int i, int j, float (&v)[4]) {
-                    const auto four = [=](int c) {
-                        const float* const tile =
-                            Groups > 1 ? sums_of(c) : reinterpret_cast<float*>(room);
-                        return *reinterpret_cast<const Pack<float, 4>*>(tile + i * pitch + j);
-                    };
-                    auto sum = four(0);
-#pragma unroll
-                    for (int c = 1; c < (Groups > 1 ? cuts : 1); c++) {
-                        const auto next = four(c);
-#pragma unroll
-                        for (int y = 0; y < 4; y++) sum.at[y] = sum.at[y] + next.at[y];
-                    }
-#pragma unroll
-                    for (int y = 0; y < 4; y++) v[y] = sum.at[y];
+            put_sums<BM, BN, Groups * threads, float>(
+                put, threadIdx.x, at.batch, at.row, at.col, at.rows, at.cols,
+                [=](int i, int j, float (&v)[4]) {
+                    add_fours<(Groups > 1 ? cuts : 1)>(v, [=](int c) {
+                        return (Groups > 1 ? sums_of(c) : reinterpret_cast<float*>(room)) +
+                               i * pitch + j;
+                    });
                 });
-        } else if constexpr (Groups > 1) {
-            __syncthreads();
-#pragma unroll 1
-            for (int e = threadIdx.x; e < BM * BN / 2; e += Groups * threads) {
-                const int i = e / (BN / 2), j = e % (BN / 2) * 2;
-                auto v = *reinterpret_cast<const Pack<float, 2>*>(sums_of(0) + i * pitch + j);
-#pragma unroll
-                for (int c = 1; c < cuts; c++) {
-                    const auto next =
-                        *reinterpret_cast<const Pack<float, 2>*>(sums_of(c) + i * pitch + j);
-#pragma unroll
-                    for (int y = 0; y < 2; y++) v.at[y] = v.at[y] + next.at[y];
-                }
-                if (i < at.rows && j < at.cols) put(at.batch, at.row + i, at.col + j, v.at);
-            }
         } else {
 #pragma unroll
             for (int x = 0; x < WM / 16; x++)

@@ -130,15 +130,17 @@ struct NearRun {
     }
     /// The first steps, a group of copies each, by thread t. An operand that the kernel before does
     /// not write is read before that is done, where copies go past the first cache, which may hold
-    /// what was there before. Where both are, the kernel has not waited yet.
-    template <int Steps>
-    __device__ __forceinline__ void begin(E* to, int t, bool a_is_late, bool b_is_late) const {
+    /// what was there before; so is what read() reads, if it `reads`, and else before the product.
+    /// Where all are, the kernel has not waited yet.
+    template <int Steps, class Put, class Read>
+    __device__ __forceinline__ void begin(E* to, int t, const Put& put, bool reads,
+                                          const Read& read) const {
         bool a_early = false, b_early = false;
 #if __CUDA_ARCH__ >= 900
-        a_early = TileA::packs && a_aligned && !a_is_late;
-        b_early = TileB::packs && b_aligned && !b_is_late;
+        a_early = TileA::packs && a_aligned && !put.a_is_late();
+        b_early = TileB::packs && b_aligned && !put.b_is_late();
 #endif
-        const bool both = a_early && b_early;
+        const bool both = a_early && b_early, late = reads && put.rest_is_late();
         if (a_early || b_early)
 #pragma unroll 1
             for (int s = 0; s < Steps; s++) {
@@ -146,8 +148,11 @@ struct NearRun {
                 if (s < steps && b_early) fetch_b(to + s * stage, s, t);
                 if (both) commit_copies();
             }
-        if (both) return;
+        if (!late) read();
+        if (both && !late) return;
         begin_kernel();
+        if (late) read();
+        if (both) return;
 #pragma unroll 1
         for (int s = 0; s < Steps; s++) {
             if (s < steps && !a_early) fetch_a(to + s * stage, s, t);

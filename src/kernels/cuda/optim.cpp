@@ -49,6 +49,18 @@ std::string update_formula(const LoweredDef& def) {
     return update_formula(def, "R", in, out);
 }
 
+std::string each_update(const std::string& width, const std::string& formula) {
+    const std::string exact = "scalar::adam_p(",
+                      loop = cat("#pragma unroll\n        for (int j = 0; j < ", width,
+                                 "; j++) {\n            ");
+    const size_t at = formula.find(exact);
+    if (width == "1" || at == std::string::npos) return cat(loop, formula, "\n        }\n");
+    std::string near = formula;
+    near.replace(at, exact.size(), "scalar::adam_p_near(near, ");
+    return cat("        bool near = true;\n", loop, near, "\n        }\n        if (!near) {\n",
+               loop, formula, "\n        }\n        }\n");
+}
+
 namespace {
 
 /// The steps on numbers: every block makes them for itself in a form all its threads read. What
@@ -296,8 +308,7 @@ class UpdatesText {
         for (size_t k = static_cast<size_t>(tensors_); k < like_.inputs.size(); k++)
             text += cat("        const R u", k, " = ", ScalarPrologue::spell(op_, like_.inputs[k]),
                         ";\n");
-        return text + cat("#pragma unroll\n        for (int j = 0; j < ", width_,
-                          "; j++) {\n            ", update_formula(*like_.def), "\n        }\n");
+        return text + each_update(std::to_string(width_), update_formula(*like_.def));
     }
 
     /// Places before the first turn of a loop, each turn's update by them: of a thread's one

@@ -131,21 +131,26 @@ class TailText {
                rounded_type(math(), op_.inputs[0].dtype) + " As;\n    typedef " +
                rounded_type(back_math(), op_.inputs[0].dtype) + " BackAs;\n";
     }
-    /// An element of the logits, of the product's sum.
+    /// An element of the logits, of the product's sum and what else it is made of.
     std::string logit() const {
-        std::string load, before;
+        std::string members, read, load, before;
         for (int k : inputs_of(op_, steps_between(1, tail_.steps.loss))) {
             const View& view = op_.inputs[static_cast<size_t>(k)];
-            load += cat("        const Wide<", cuda_type(view.dtype), "> a", k, "[1] = {widen(",
-                        pointer(k), "[", place(view), "])};\n");
+            members += cat("        Wide<", cuda_type(view.dtype), "> a", k, ";\n");
+            read += cat("        of.a", k, " = widen(", pointer(k), "[", place(view), "]);\n");
+            load += cat("        const Wide<", cuda_type(view.dtype), "> a", k, "[1] = {of.a", k,
+                        "};\n");
         }
         const std::string formula =
             body_formula(op_, layout_, before, steps_between(0, tail_.steps.loss));
-        return function(
-            "float logit(int64_t row, int64_t col, float total) const",
-            cat("        const float v[1] = {total};\n        constexpr int j = 0;\n", before, load,
-                "            ", formula, "\n        (void)j;\n        return ",
-                operand_text(op_, loss().inputs[0]), ";\n"));
+        return cat("    struct OfLogit {\n", members, "    };\n") +
+               function("OfLogit of_logit(int64_t row, int64_t col) const",
+                        cat("        OfLogit of;\n", read, "        return of;\n")) +
+               function(
+                   "float logit(const OfLogit& of, float total) const",
+                   cat("        const float v[1] = {total};\n        constexpr int j = 0;\n",
+                       before, load, "            ", formula, "\n        (void)j;\n        return ",
+                       operand_text(op_, loss().inputs[0]), ";\n"));
     }
     std::string labels() const {
         const int at = loss().inputs[1];
@@ -186,6 +191,13 @@ class TailText {
         for (int k : inputs_of(op_, steps_between(first + 1, end))) {
             const View& view = op_.inputs[static_cast<size_t>(k)];
             const char* type = cuda_type(view.dtype);
+            if (k == 0) {  // which lies here
+                loads +=
+                    cat("        Wide<", type,
+                        "> a0[V];\n#pragma unroll\n        for (int c = 0; c < V; c++) a0[c] = "
+                        "here[c];\n");
+                continue;
+            }
             loads += cat("        Wide<", type, "> a", k, "[V];\n        load_row<V, ",
                          view.strides[1], ", ", type, ", Row::nothing>(a", k, ", ", pointer(k),
                          " + ", place(view), ", left);\n");
@@ -201,7 +213,8 @@ class TailText {
         const std::string formula = body_formula(op_, layout_, before, steps);
         return "    template <int V>\n" +
                function(
-                   "void operator()(int64_t, int64_t row, int64_t col, const float (&v)[V]) "
+                   "void operator()(int64_t row, int64_t col, const float (&v)[V], const float* "
+                   "here) "
                    "const",
                    cat("        const int64_t left = ", tail_.k, " - col;\n", before, loads,
                        "#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ",

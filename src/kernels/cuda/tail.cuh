@@ -88,7 +88,8 @@ __device__ __forceinline__ void logits_by_chains(float* sums, const float* ws, c
     typedef typename Tail::As As;
     constexpr int k = int(Tail::k), n = int(Tail::n), chunk = int(Tail::chunk),
                   chunks = (k + chunk - 1) / chunk, pitch = int(Tail::pitch),
-                  at_once = Rows < 2 ? 1 : 2;  // rows of a thread, which share what it reads of w
+                  at_once = Rows < 2 ? 1 : 2,  // rows of a thread, which share what it reads of w
+        lot = 4 / at_once;                     // fours that are on their way while others are used
     static_assert(Rows % at_once == 0 && pitch % 4 == 0 && chunk % 4 == 0);
     for (int u = threadIdx.x; u < n * chunks * (Rows / at_once); u += Threads) {
         const int j = u % n, c = u / n % chunks, r = u / (n * chunks) * at_once;
@@ -96,6 +97,37 @@ __device__ __forceinline__ void logits_by_chains(float* sums, const float* ws, c
         const float *const wp = ws + j * pitch, *const xp = xs + r * pitch;
         float acc[at_once] = {};
         int p = c * chunk;
+        if constexpr (k % chunk == 0 && chunk % (8 * lot) == 0) {
+            Pack<float, 4> b[2][lot], a[2][lot][at_once];
+            const auto load = [&](int set, int from) {
+#pragma unroll
+                for (int l = 0; l < lot; l++) {
+                    b[set][l] = *reinterpret_cast<const Pack<float, 4>*>(wp + from + 4 * l);
+#pragma unroll
+                    for (int i = 0; i < at_once; i++)
+                        a[set][l][i] =
+                            *reinterpret_cast<const Pack<float, 4>*>(xp + i * pitch + from + 4 * l);
+                }
+            };
+            const auto multiply = [&](int set) {
+#pragma unroll
+                for (int l = 0; l < lot; l++)
+#pragma unroll
+                    for (int i = 0; i < at_once; i++)
+#pragma unroll
+                        for (int q = 0; q < 4; q++)
+                            acc[i] = scalar::fma(operand<As>(a[set][l][i].at[q]),
+                                                 operand<As>(b[set][l].at[q]), acc[i]);
+            };
+            load(0, p);
+#pragma unroll 1
+            for (; p < end; p += 8 * lot) {
+                load(1, p + 4 * lot);
+                multiply(0);
+                if (p + 8 * lot < end) load(0, p + 8 * lot);
+                multiply(1);
+            }
+        }
 #pragma unroll 8
         for (; p + 4 <= end; p += 4) {
             const auto b = *reinterpret_cast<const Pack<float, 4>*>(wp + p);
@@ -172,6 +204,7 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
     float* const sums = xs + Rows * pitch;
     float* const logits = sums + chunks * Rows * n;
     float* const grads = logits + Rows * n;
+    __shared__ int64_t labels[Rows];
     // By copies past the first cache, which may hold what was there before.
     const bool early = sizeof(E) == 4 && k % 4 == 0 && Tail::w_step % 4 == 0 && aligned16(w);
     if (early) bring_lines<k, pitch, Tail::w_step, Threads>(ws, w, n);
@@ -182,6 +215,11 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
         const auto row_of = [=](int r) { return r0 + (r < rows ? r : rows - 1); };
         bring_lines<k, pitch, Tail::x_step, Threads>(xs, x + r0 * Tail::x_step, rows);
         commit_copies();
+        // What else is read of memory is on its way meanwhile.
+        const int own = threadIdx.x < Rows * n ? int(threadIdx.x) : 0;
+        const typename Tail::OfLogit of_own = tail.of_logit(row_of(own / n), own % n);
+        const int64_t own_label = tail.label(row_of(threadIdx.x % Rows));
+        if (threadIdx.x < Rows) labels[threadIdx.x] = own_label;
         wait_copies<0>();
         __syncthreads();
         if constexpr (Tail::tensor)
@@ -193,7 +231,7 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
             float total = sums[u];
 #pragma unroll
             for (int c = 1; c < chunks; c++) total = total + sums[c * Rows * n + u];
-            logits[u] = tail.logit(row_of(u / n), u % n, total);
+            logits[u] = tail.logit(u == own ? of_own : tail.of_logit(row_of(u / n), u % n), total);
         }
         __syncthreads();
         if (threadIdx.x < 32) {
@@ -202,7 +240,7 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
                 return GradientHere<Tail>{tail, grads + r * n, row_of(int(r)), r < rows};
             };
             cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, TailShape<Rows, n>>(
-                Grid{0, 1, 32}, make, [&](int64_t r) { return tail.label(row_of(int(r))); },
+                Grid{0, 1, 32}, make, [&](int64_t r) { return labels[r]; },
                 [&](int64_t r, float v) {
                     if (r < rows) tail.loss(r0 + r, v);
                 },
@@ -229,8 +267,9 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
                     for (int c = 0; c < side; c++)
                         v[c] = scalar::fma(g, operand<BackAs>(b.at[c]), v[c]);
                 }
-                tail(0, r0 + r, col, v);
+                tail(r0 + r, col, v, xs + r * pitch + col);
             }
+            __syncthreads();  // the next rows lie where these did
         }
     }
 }
