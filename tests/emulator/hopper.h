@@ -63,6 +63,7 @@ inline void mbarrier_arrive_shared__cta_b64(Nothing, u32 barrier) { phases_at(ba
 inline void mbarrier_arrive_shared__cluster_b64(Nothing, u32 barrier) {
     phases_at(barrier).arrive(0);
 }
+inline void elect_sync(Nothing, bool& one, u32) { one = lane() == 0; }
 inline void selp_u32(u32& to, u32 a, u32 b, bool first) { to = first ? a : b; }
 inline void mbarrier_test_wait_parity_shared__cta_b64(bool& done, u32 barrier, u32 parity) {
     done = *reinterpret_cast<const volatile u32*>(shared_at(barrier)) >> 31 != parity;

@@ -69,6 +69,22 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
             "r"(rank)
             : "memory");
 }
+/// Whether this lane is the one that acts for a whole warp. Of a branch on it the assembler knows that
+/// a single lane takes it; in any other it goes around for each lane at every copy that is asked for,
+/// which costs more than a small stage's products.
+__device__ __forceinline__ bool elected() {
+    uint32_t yes;
+    asm volatile(
+        "{\n.reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, one;\n}"
+        : "=r"(yes));
+    return yes;
+}
+/// Whether this thread asks for a block's copies, one of the first warp, all of whose lanes are here.
+__device__ __forceinline__ bool leads_copies(int warp) {
+    return __shfl_sync(~0u, warp, 0) == 0 && elected();
+}
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -126,7 +126,7 @@ __device__ __forceinline__ void gemm_limbs(const Grid& grid, const Put& put, con
     if (warp < 4) {
         if constexpr (R::deals)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(warp)) {
             ready();
             copy_limbs<Layout, Shape, CopyA, CopyB, Place>(grid, room, map_a, map_b);
         }

@@ -216,7 +216,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     const uint32_t high = Pair > 1 ? cluster_rank() : 0;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    uint32_t own = 0;
+    uint32_t own = 0;  // of the first warp
     if (threadIdx.x == 0) {
         if constexpr (split) own = atomicAdd(counters, 1u);
         fetch_map(map_a);
@@ -252,7 +252,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     if (warp < 4) {
         if constexpr (R::deals)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if constexpr (split) own = __shfl_sync(~0u, own, 0);
+        if (leads_copies(warp)) {
             const auto copy = [&](const Place& place, int begin, int steps) {
                 const int i0 = int(place.i0) + int(high) * BM, j0 = int(place.j0);
                 const int az = Layout::a_batched ? int(place.batch) : 0,

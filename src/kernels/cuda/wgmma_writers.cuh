@@ -207,7 +207,7 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
     const uint32_t first = grid.block / Pair, stride = grid.blocks / Pair;
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(warp)) {
             ready();
             copy_tiles<Layout, Shape, Place>(room, first, stride, high, map_a, map_b);
         }
