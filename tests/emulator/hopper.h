@@ -22,7 +22,9 @@ inline char* cluster_at(u32 address) {
     return rank ? self().cluster[rank - 1] + (address & 0xffffff) : shared_at(address);
 }
 inline void barrier_cluster_arrive_release_aligned() {}
+inline void barrier_cluster_arrive_relaxed_aligned() {}
 inline void barrier_cluster_wait_acquire_aligned() { emulated_api.cluster_barrier(); }
+inline void barrier_cluster_wait_aligned() { emulated_api.cluster_barrier(); }
 inline void bar_arrive(u32 id, u32 threads) { emulated_api.barrier(id, threads, false); }
 inline void setp_ne_b32(bool& to, u32 a, u32 b) { to = a != b; }
 inline void setp_ne_u32(bool& to, u32 a, u32 b) { to = a != b; }

@@ -101,6 +101,11 @@ __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
+/// The same, of which nothing is published: blocks that copy into each other begin, or leave.
+__device__ __forceinline__ void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
+                     : "memory");
+}
 /// A barrier of some threads of a block, of which id 0 is __syncthreads.
 template <int Id, int Threads>
 __device__ __forceinline__ void sync_some() {

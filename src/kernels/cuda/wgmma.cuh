@@ -232,7 +232,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if constexpr (Pair > 1)
-        sync_cluster();
+        meet_cluster();
     else
         __syncthreads();
 
@@ -608,7 +608,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             }
         }
     }
-    if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
+    if constexpr (Pair > 1) meet_cluster();  // no block leaves while another writes into it
 }
 
 }  // namespace aicf
