@@ -69,9 +69,9 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
             "r"(rank)
             : "memory");
 }
-/// Whether this lane is the one that acts for a whole warp. Of a branch on it the assembler knows that
-/// a single lane takes it; in any other it goes around for each lane at every copy that is asked for,
-/// which costs more than a small stage's products.
+/// Whether this lane is the one that acts for a whole warp. Of a branch on it the assembler knows
+/// that a single lane takes it; in any other it goes around for each lane at every copy that is
+/// asked for, which costs more than a small stage's products.
 __device__ __forceinline__ bool elected() {
     uint32_t yes;
     asm volatile(
@@ -81,7 +81,8 @@ __device__ __forceinline__ bool elected() {
         : "=r"(yes));
     return yes;
 }
-/// Whether this thread asks for a block's copies, one of the first warp, all of whose lanes are here.
+/// Whether this thread asks for a block's copies, one of the first warp, all of whose lanes are
+/// here.
 __device__ __forceinline__ bool leads_copies(int warp) {
     return __shfl_sync(~0u, warp, 0) == 0 && elected();
 }
@@ -139,6 +140,15 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void* map, int x, in
             ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
             "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t((1 << Cluster) - 1))
             : "memory");
+}
+/// The same, to shared memory of the blocks of a cluster whose bits are set.
+__device__ __forceinline__ void copy_box_among(uint32_t to, const void* map, int x, int y, int z,
+                                               uint32_t barrier, uint32_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t(blocks))
+        : "memory");
 }
 __device__ __forceinline__ void fetch_map(const void* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
